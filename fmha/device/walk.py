@@ -109,7 +109,9 @@ def hidden_steps(
     plan: AttentionPlan, work: Work, walk: Walk, scalars: Scalars, q_tile: Int32
 ) -> Int32:
     """Steps at the front of the walk whose keys no row of query tile `q_tile` of this CTA sees; one
-    step at least remains where there are any."""
+    step at least remains where there are any. None where a block is one tile."""
+    if cutlass.const_expr(plan.layout.block_tiles == 1):
+        return Int32(0)
     first = first_token(plan, own_tile(plan, work, q_tile))
     hidden = Int32(0)
     if cutlass.const_expr(plan.config.right):

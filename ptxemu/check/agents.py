@@ -80,7 +80,7 @@ class WarpClock:
         self.commits: set[int] = set()  # those steps of its tensor core that commit to a peer
         self.tensor_at: int | None = None  # for notes by the manual: a tcgen05 operation, a wait
         self.woken_at: int | None = None
-        # Lanes that have accessed, and written, memory since all met or arrived together.
+        # Lanes that have accessed, and written, memory since they met others or arrived.
         self.touched = self.stored = 0
         self.waited_loads = 0  # tcgen05.ld that a wait::ld has completed
         # tcgen05.ld whose columns are lost, by step: reported if a register is used all the same

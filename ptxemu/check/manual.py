@@ -142,13 +142,13 @@ class Manual:
         clock.stored = clock.stored | mask if filled else clock.stored
 
     def told_others(self, w: Warp) -> None:
-        """An arrival of any kind."""
-        clock = self._states.clocks[w]
-        others = w.live & ~w.frag.mask
+        """An arrival of any kind, by the lanes that are executing."""
+        clock, mask = self._states.clocks[w], w.frag.mask
+        others = w.live & ~mask
         if clock.touched & others:
             self._note("lanes written" if clock.stored & others else "lanes", w.at)
-        elif not others:
-            clock.touched = clock.stored = 0
+        clock.touched &= ~mask
+        clock.stored &= ~mask
         if clock.tensor_at is not None:
             self._note("before", w.at)
             clock.tensor_at = None  # one fence here would do for later signals, too

@@ -29,6 +29,7 @@ from ptxemu.syntax.tree import Instr
 _TELLING = ("learn", "know", "together", "together_some", "fence", "fence_tensor")
 # What order a warp is told by, and by nothing else than what it tells is it of use.
 _ORDERING = ("mbarrier.try_wait", "mbarrier.test_wait", "bar.", "barrier.", "cp.async.wait")
+_TOLD = "mbarrier.arrive"
 _SHOWN = 3  # pairs, of all
 
 UNREACHED = "orders no two accesses of this problem"
@@ -45,10 +46,16 @@ class Carried:
 
 def instead(kernel: Carried, mutant: Carried, changed: Instr) -> str:
     """What orders in the mutant what the changed instruction orders in the kernel, or UNREACHED; ''
-    where neither is known."""
-    if not changed.opcode.startswith(_ORDERING) or kernel.abroad or mutant.abroad:
+    where neither is known. What an arrival tells shows in the waits: other lines order pairs then,
+    or none does."""
+    if kernel.abroad or mutant.abroad:
         return ""
-    own = [pair for pair, lines in kernel.pairs.items() if changed.line in lines]
+    if changed.opcode.startswith(_ORDERING):
+        own = [pair for pair, lines in kernel.pairs.items() if changed.line in lines]
+    elif changed.opcode.startswith(_TOLD):
+        own = [pair for pair, lines in kernel.pairs.items() if mutant.pairs.get(pair) != lines]
+    else:
+        return ""
     others = [mutant.pairs.get(pair, {0}) for pair in own]
     if any(0 in lines for lines in others):
         return ""

@@ -20,6 +20,7 @@ from ptxemu.mutation.operators import (
     nothing,
     other_barrier,
     other_space,
+    own_vote,
     relaxed,
     relaxed_wait,
     remove,
@@ -35,6 +36,8 @@ ARRIVE = r"mbarrier\.arrive(?:_drop)?(?!\.expect_tx)"
 EXPECT = r"mbarrier\.arrive\.expect_tx"
 INIT = r"mbarrier\.init"
 BAR = r"(?:bar|barrier)(?:\.cta)?\.sync"
+BAR_RED = r"(?:bar|barrier)(?:\.cta)?\.red"
+MEETING = rf"{BAR}|{BAR_RED}"
 BAR_ARRIVE = r"(?:bar|barrier)(?:\.cta)?\.arrive"
 CLUSTER_ARRIVE = r"barrier\.cluster\.arrive"
 PROXY_FENCE = r"fence\.proxy\.async"
@@ -56,7 +59,8 @@ WGMMA = r"wgmma\.mma_async"
 WGMMA_COMMIT = r"wgmma\.commit_group"
 WGMMA_WAIT = r"wgmma\.wait_group"
 ATOMIC = r"(?:atom|red|ld|st)(?!\.async)"
-ACCESS = r"tcgen05\.(?:ld|st|mma)|ld\.shared|st\.shared|cp\.async\.bulk\.tensor"
+STORE = r"st\.shared|stmatrix"
+ACCESS = rf"tcgen05\.(?:ld|st|mma)|ld\.shared|{STORE}|cp\.async\.bulk\.tensor|{WGMMA}"
 
 _REMOVED = (
     ("mbarrier wait", "goes on at once", "mbarrier.try_wait", always_true(WAIT),
@@ -66,6 +70,8 @@ _REMOVED = (
     ("mbarrier.init", "the barrier is no barrier", "mbarrier.init", remove(INIT)),
     ("named barrier", "threads do not wait for each other", "bar.sync", remove(BAR)),
     ("named arrival", "a thread does not arrive", "bar.arrive", remove(BAR_ARRIVE)),
+    ("barrier vote", "threads neither wait for each other nor hear of each other", "bar.red",
+     own_vote(BAR_RED)),
     ("warp barrier", "lanes do not wait for each other", "bar.warp.sync",
      remove(r"bar\.warp\.sync"), same.ORDERS_ONLY_WRITES),
     ("cluster arrival", "a thread does not arrive", "barrier.cluster", remove(CLUSTER_ARRIVE)),
@@ -101,7 +107,7 @@ _REMOVED = (
     ("cp.async wait", "copies are not waited for", "cp.async.wait_group",
      remove(r"cp\.async\.wait_(?:group|all)"), same.COPIES_KNOWN),
     ("wgmma fence", "registers and memory are not ordered before MMAs", "wgmma.fence",
-     remove(r"wgmma\.fence")),
+     remove(r"wgmma\.fence"), same.REGISTERS_FENCED),
     ("wgmma commit_group", "MMAs belong to the next group", "wgmma.commit_group",
      remove(WGMMA_COMMIT)),
     ("wgmma wait", "MMAs are not waited for", "wgmma.wait_group", remove(WGMMA_WAIT)),
@@ -123,6 +129,9 @@ _WEAKENED = (
      unless(same.nothing_written_before, relaxed(EXPECT, "mbarrier.arrive.expect_tx"))),
     ("named barrier: arrival alone", "does not wait", "bar.sync",
      replaced(BAR, "sync", "arrive", operands=2)),
+    ("barrier vote: arrival alone", "does not wait", "bar.red", own_vote(BAR_RED, "bar.arrive")),
+    ("barrier vote: own vote", "waits, and does not hear of others", "bar.red",
+     own_vote(BAR_RED, "bar.sync")),
     ("cluster arrival: relaxed", "releases nothing", "barrier.cluster",
      replaced(CLUSTER_ARRIVE, ".arrive", ".arrive.relaxed", but=".relaxed")),
     ("scope: cluster to cta", "orders threads of the own CTA alone", "Scope",
@@ -160,9 +169,20 @@ _CHANGED = (
     ("expected bytes to 0", "announces nothing", "mbarrier.expect_tx", nothing(EXPECT, -1)),
     ("barrier threads -32", "completes without one warp", "bar.sync", count(BAR, 1, -32, least=32)),
     ("barrier threads +32", "waits for a warp that never comes", "bar.sync", count(BAR, 1, 32)),
-    ("barrier id", "meets other threads", "bar.sync", other_barrier(BAR, 0)),
-    ("commit mask to 1", "the second CTA is not told", "tcgen05.commit", masked(COMMIT, 1)),
-    ("commit mask to 2", "the first CTA is not told", "tcgen05.commit", masked(COMMIT, 2)),
+    ("vote threads -32", "completes without one warp", "bar.red",
+     count(BAR_RED, 2, -32, least=32, operands=4)),
+    ("vote threads +32", "waits for a warp that never comes", "bar.red",
+     count(BAR_RED, 2, 32, operands=4)),
+    ("vote: and", "all have to say so", "bar.red", word_replaced(BAR_RED, "or", "and")),
+    ("vote: or", "one may say so for all", "bar.red", word_replaced(BAR_RED, "and", "or")),
+    ("barrier id", "meets other threads", "bar.sync", other_barrier(MEETING)),
+    ("multicast mask to 1", "the second CTA gets nothing", "cp.async.bulk.tensor",
+     masked(TMA_LOAD, 3, 1)),
+    ("multicast mask to 2", "the first CTA gets nothing", "cp.async.bulk.tensor",
+     masked(TMA_LOAD, 3, 2)),
+    ("peer", "the other CTA is reached", "mapa", flipped(r"mapa", 2)),
+    ("commit mask to 1", "the second CTA is not told", "tcgen05.commit", masked(COMMIT, 1, 1)),
+    ("commit mask to 2", "the first CTA is not told", "tcgen05.commit", masked(COMMIT, 1, 2)),
     ("alloc columns", "half the tensor memory", "tcgen05.alloc", halve(r"tcgen05\.alloc", 1, 32)),
     ("dealloc columns", "half is freed", "tcgen05.dealloc", halve(r"tcgen05\.dealloc", 1, 32)),
 )  # fmt: skip
@@ -195,14 +215,16 @@ _ORDER = "Causality order"
 _MOVED = (
     ("wait behind access", "the first access that it guards comes first", "mbarrier.try_wait",
      late_wait(WAIT, ACCESS), same.WAITED_BEFORE),
+    ("wgmma behind commit_group", "it belongs to the next group", _ORDER,
+     late(WGMMA, WGMMA_COMMIT, early=True)),
     ("bulk store behind commit_group", "it belongs to no group", _ORDER,
      late(BULK_STORE, BULK_COMMIT), same.NOTHING_OVERWRITTEN),
     *(
         (name, "is executed behind what publishes it", _ORDER, late(earlier, release), same.UNHEARD)
         for name, earlier, release in (
-            ("st.shared behind arrival", r"st\.shared", ARRIVE),
-            ("st.shared behind barrier", r"st\.shared", BAR),
-            ("st.shared behind proxy fence", r"st\.shared", PROXY_FENCE),
+            ("st.shared behind arrival", STORE, ARRIVE),
+            ("st.shared behind barrier", STORE, MEETING),
+            ("st.shared behind proxy fence", STORE, PROXY_FENCE),
             ("ld.shared behind arrival", r"ld\.shared", ARRIVE),
             ("proxy fence behind arrival", PROXY_FENCE, ARRIVE),
             ("wait::st behind arrival", WAIT_STORES, ARRIVE),
@@ -210,7 +232,6 @@ _MOVED = (
             ("tcgen05.ld behind arrival", r"tcgen05\.ld", ARRIVE),
             ("mma behind commit", r"tcgen05\.mma", COMMIT),
             ("cp.async behind commit_group", COPY, COPY_COMMIT),
-            ("wgmma behind commit_group", WGMMA, WGMMA_COMMIT),
             ("init fence behind barrier", INIT_FENCE, BAR),
         )
     ),

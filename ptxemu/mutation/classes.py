@@ -55,6 +55,12 @@ class Mutant:
         """Why it means the same as the kernel; '' where it does not."""
         return self.kind.same.reason if self.kind.same.rule(self.text, self.change) else ""
 
+    @property
+    def executed(self) -> bool:
+        """As far as a run has shown, the kernel comes to the instruction."""
+        lines = self.text.observed.executed
+        return lines is None or self.instr.line in lines
+
 
 def mutants(text: Text, kinds: Iterable[MutationClass]) -> list[Mutant]:
     """All mutants of a module, class by class, in the order of the text."""

@@ -86,7 +86,11 @@ def _straight_on(text: Text, start: int) -> Iterator[Instr]:
 
 
 _WRITES = ("st", "red", "atom", "tcgen05.st", "tcgen05.mma", "mbarrier.init")
-_BARRIERS = ("bar.sync", "barrier.sync", "barrier.cluster.wait")
+_BARRIERS = (
+    *(f"{bar}.{does}" for bar in ("bar", "bar.cta", "barrier", "barrier.cta")
+      for does in ("sync", "red")),
+    "barrier.cluster.wait",
+)  # fmt: skip
 
 
 def nothing_written_before(text: Text, change: Change) -> bool:
@@ -97,7 +101,7 @@ def nothing_written_before(text: Text, change: Change) -> bool:
 
 
 # Where others may act on what the thread has done so far, and where the async proxy acts.
-_TENSOR_CORE = ("tcgen05.mma", "tcgen05.cp", "tcgen05.shift")
+_TENSOR_CORE = ("tcgen05.mma", "tcgen05.cp", "tcgen05.shift", "wgmma.mma_async")
 _CONSEQUENCES = (*_RELEASES, *_TENSOR_CORE, "cp.async.bulk", "st.async", "red.async")
 
 
@@ -110,7 +114,7 @@ def done_again(text: Text, change: Change) -> bool:
 
 
 _WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", *_BARRIERS)
-_LOADS = ("ld", "ldmatrix", "atom", "red")
+_LOADS = ("ld", "ldmatrix", "atom", "red", "wgmma")
 
 
 def waited_before(text: Text, change: Change) -> bool:
@@ -165,6 +169,28 @@ def orders_only_writes(text: Text, change: Change) -> bool:
     )
 
 
+def registers_fenced(text: Text, change: Change) -> bool:
+    """On every path the thread has fenced before, and touched since then no accumulator and no
+    registers of A of the products that come up to its next fence."""
+    place = text.places[change.instr.line]
+
+    def stop(item: Instr) -> bool:
+        return item.opcode.startswith("wgmma.fence")
+
+    of_products = {reg for item in after(text, place, stop) for reg in _fragments(item)}
+    return not any(
+        item is text.first or (item.root != "wgmma" and (written(item) | used(item)) & of_products)
+        for item in before(text, place, stop)
+    )
+
+
+def _fragments(item: Instr) -> set[Reg]:
+    """The registers of D and A of a wgmma; none of another instruction."""
+    product = item.opcode.startswith("wgmma.mma_async")
+    vectors = [each for each in item.operands[:2] * product if isinstance(each, Vec)]
+    return {reg for vector in vectors for reg in vector.items if isinstance(reg, Reg)}
+
+
 def no_store_waits(text: Text, change: Change) -> bool:
     """No tcgen05.st of the thread can be under way, or it waits for it again, see `done_again`."""
     place, opcode = text.places[change.instr.line], change.instr.opcode
@@ -182,8 +208,8 @@ _SHARED_WRITES = ("st", "red", "atom", "cp", "stmatrix", "mbarrier.arrive", "tcg
 
 def nothing_overwritten(text: Text, change: Change) -> bool:
     """On no path behind it, or nowhere in a run, is anything written that a copy may still have to
-    read."""
-    if change.instr.line in text.observed.last:
+    read; or in a run no copy is under way."""
+    if change.instr.line in text.observed.last | text.observed.implied:
         return True
     place = text.places[change.instr.line]
     to_come = after(text, place, lambda item: item.opcode.startswith("cp.async.bulk.wait_group"))
@@ -216,7 +242,8 @@ UNHEARD = Equivalence(
 NOTHING_OVERWRITTEN = Equivalence(
     nothing_overwritten,
     "nothing writes shared memory behind it, and copies under way when a CTA exits are completed: "
-    "NVIDIA's tutorial_tma waits for none (cp.async.bulk.wait_group)",
+    "NVIDIA's tutorial_tma waits for none (cp.async.bulk.wait_group); or in a run the waits before "
+    "have told of every copy",
 )
 ORDERS_ONLY_WRITES = Equivalence(
     orders_only_writes,
@@ -227,6 +254,11 @@ FENCED_AGAIN = Equivalence(
     done_again,
     "the thread fences once more before it signals anybody, and the async proxy does nothing for "
     "it in between (fence.proxy: all prior accesses of the thread)",
+)
+REGISTERS_FENCED = Equivalence(
+    registers_fenced,
+    "the thread has fenced before, and touched no register of these products since (wgmma.fence: "
+    "before the first wgmma.mma_async, and between other accesses of its registers and it)",
 )
 NO_STORE_WAITS = Equivalence(
     no_store_waits,

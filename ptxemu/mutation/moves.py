@@ -9,9 +9,10 @@ from ptxemu.mutation.text import Statement, Text, used, written
 from ptxemu.syntax.tree import Instr, Sym
 
 
-def late(earlier: str, release: str) -> Operator:
+def late(earlier: str, release: str, *, early: bool = False) -> Operator:
     """The last instruction that finds `earlier` before a `release`, with no other release between,
-    is executed behind it."""
+    is executed behind it. early: it stays, as it has registers of a scope of its own, and the
+    release comes in front of it."""
 
     def changes(text: Text) -> Iterator[Change]:
         candidates = [text.places[i.line] for i in text.find(earlier)]
@@ -22,11 +23,9 @@ def late(earlier: str, release: str) -> Operator:
             last_release = end
             if start is not None and can_sink(text, start, end):
                 moved = text.body[start]
-                lines = {
-                    moved.line: "",
-                    instr.line: f"{text.statement(instr)} {text.statement(moved)}",
-                }
-                yield Change(instr, lines)
+                both = f"{text.statement(instr)} {text.statement(moved)}"
+                first, last = (both, "") if early else ("", both)
+                yield Change(instr, {moved.line: first, instr.line: last})
 
     return changes
 

@@ -22,7 +22,7 @@ from ptxemu.mutation.text import Observed
 _ACTS = ("shared_access", "mbarrier_arrival", "barrier_arrival", "cluster_arrival", "issued")
 _HEARD = (
     "mbarrier_initialised mbarrier_arrival commit_arrival copies_arrival mbarrier_waited"
-    " mbarrier_tested copies_waited bulk_waited bulk_committed"
+    " mbarrier_tested copies_waited bulk_waited bulk_committed warp_ended"
 ).split()
 
 
@@ -36,6 +36,11 @@ class _Observer:
         self.bulk: set[int] = set()  # lines of wait_group and commit_group,
         self.followed: set[int] = set()  # and of those behind which their warp acts
         self.open: dict[Warp, set[int]] = {}  # warp -> those that it has executed
+        self.executed: set[int] = set()  # lines of all instructions
+
+    def warp_ended(self, _: Checker, w: Warp) -> None:
+        for block, times in zip(w.program.blocks, w.counts, strict=True):
+            self.executed.update(step.instr.line for step in block.steps if times)
 
     def mbarrier_initialised(self, checker: Checker, w: Warp, cta: Cta, barrier: MBarrier) -> None:
         self.inits.append((_line(checker, w), barrier))
@@ -75,12 +80,20 @@ class _Observer:
         if done and not clock.knows(clock.copied, done):
             self.telling.add(line)
 
-    def bulk_waited(self, checker: Checker, w: Warp, *_: object) -> None:
+    def bulk_waited(self, checker: Checker, w: Warp, allowed: int, read: bool) -> None:
+        line, clock = _line(checker, w), checker.states.clocks[w]
+        self.waits.add(line)
+        for kind in ("bulk read",) if read else ("bulk read", "bulk write"):
+            groups = clock.groups.get(kind, [])
+            done = groups[len(groups) - allowed - 1] if len(groups) > allowed else 0
+            if done and not clock.knows(clock.streams[kind], done):
+                self.telling.add(line)
+        self.bulk_committed(checker, w)
+
+    def bulk_committed(self, checker: Checker, w: Warp) -> None:
         line = _line(checker, w)
         self.bulk.add(line)
         self.open.setdefault(w, set()).add(line)
-
-    bulk_committed = bulk_waited
 
     def acts(self, w: Warp) -> None:
         self.followed |= self.open.pop(w, set())
@@ -94,6 +107,7 @@ class _Observer:
             frozenset(unheard),
             frozenset(self.bulk - self.followed),
             frozenset(self.waits - self.telling),
+            frozenset(self.executed),
         )
 
 

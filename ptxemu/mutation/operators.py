@@ -55,15 +55,22 @@ def always_true(pattern: str) -> Operator:
 
 
 def count(
-    pattern: str, index: int, by: int, *, least: int = 0, nothing_at_0: bool = False
+    pattern: str,
+    index: int,
+    by: int,
+    *,
+    least: int = 0,
+    nothing_at_0: bool = False,
+    operands: int = 0,
 ) -> Operator:
     """An operand that counts is changed by so much. No mutant where it would fall below `least`, or
-    is known to be 0 and this says that nothing is counted."""
+    is known to be 0 and this says that nothing is counted, or there are fewer operands."""
 
     def changes(text: Text) -> Iterator[Change]:
         for instr in text.find(pattern):
             old = text.statement(instr)
-            if not -len(old.operands) <= index < len(old.operands) or "[" in old.operands[index]:
+            there = -len(old.operands) <= index < len(old.operands) >= operands
+            if not there or "[" in old.operands[index]:
                 continue  # it counts one
             value = text.constant(text.places[instr.line], instr.operands[index])
             if value is not None and (value + by < least or (nothing_at_0 and value == 0)):
@@ -98,18 +105,43 @@ def halve(pattern: str, index: int, least: int) -> Operator:
     return changes
 
 
-def other_barrier(pattern: str, index: int) -> Operator:
+def other_barrier(pattern: str) -> Operator:
     """The named barrier is another one. No mutant where one instruction alone uses it, or all
     threads of the CTA meet there (no count): that changes a name, and nothing else."""
 
     def changes(text: Text) -> Iterator[Change]:
-        users = [(i, i.operands[index]) for i in text.find(pattern)]
-        for instr, barrier in users:
-            if len(instr.operands) > 1 and sum(other == barrier for _, other in users) > 1:
-                new = text.statement(instr).computed(index, "add", 1)
-                yield Change(instr, {instr.line: new})
+        users = [(i, _named(i)) for i in text.find(pattern)]
+        for instr, index in users:
+            barrier = instr.operands[index]
+            alike = sum(i.operands[at] == barrier for i, at in users)
+            counted = len(instr.operands) > 1 + 2 * index
+            if counted and alike > 1:
+                yield Change(instr, {instr.line: text.statement(instr).computed(index, "add", 1)})
 
     return changes
+
+
+def _named(instr: Instr) -> int:
+    """Which operand of bar.* is the barrier: bar.red has its result before it."""
+    return int("red" in instr.parts)
+
+
+def own_vote(pattern: str, meets: str = "") -> Operator:
+    """A thread's own predicate is the result of a vote. meets: the bar.* that is left of it, for
+    which the vote has to have a count of threads."""
+
+    def new(old: Statement) -> Statement | str | None:
+        result, *barrier, vote = old.operands
+        if meets and len(barrier) < 2:
+            return None
+        negated, predicate = vote.startswith("!"), vote.removeprefix("!")
+        own = Statement(old.guard, "not.pred" if negated else "mov.pred", (result, predicate))
+        if ".popc" in old.opcode:
+            chosen = ("0", "1") if negated else ("1", "0")
+            own = Statement(old.guard, "selp.u32", (result, *chosen, predicate))
+        return f"{Statement(old.guard, meets, tuple(barrier))} {own}" if meets else own
+
+    return rewrite(pattern, new)
 
 
 def unless(rule: Callable[[Text, Change], bool], operator: Operator) -> Operator:
@@ -166,12 +198,12 @@ def replaced(
     return rewrite(pattern, new)
 
 
-def masked(pattern: str, mask: int) -> Operator:
-    """The mask of a multicast, its last operand, has fewer bits."""
+def masked(pattern: str, index: int, mask: int) -> Operator:
+    """The mask of a multicast, an operand, has fewer bits."""
 
     def new(old: Statement) -> str | None:
         multicast = ".multicast" in old.opcode
-        return old.computed(len(old.operands) - 1, "and", mask, bits=16) if multicast else None
+        return old.computed(index, "and", mask, bits=16) if multicast else None
 
     return rewrite(pattern, new)
 

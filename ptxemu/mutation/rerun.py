@@ -166,6 +166,7 @@ def _seen(found: Baseline, *, observing: bool) -> Iterator[None]:
                     old.observed.unheard & shown.unheard,
                     old.observed.last & shown.last,
                     old.observed.implied & shown.implied,
+                    (old.observed.executed or frozenset()) | (shown.executed or frozenset()),
                 )
             found.kernels[key] = Kernel(spread_module.text, module.entry(entry).name, shown)
             return reports[0]

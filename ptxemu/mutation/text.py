@@ -82,12 +82,13 @@ class Observed:
     """Lines by what a run has shown of them. unheard: arrivals that are all in a phase of their
     mbarrier behind the last that any thread waits for, and inits of mbarriers without such a wait.
     last: bulk commit_group and wait_group, behind which the warp writes, signals and issues nothing
-    more. implied: waits for mbarriers or copies that never tell their warp what it does not
-    know."""
+    more. implied: waits for mbarriers, copies or bulk copies that never tell their warp what it
+    does not know. executed: everything that is, None where nobody looked."""
 
     unheard: frozenset[int] = frozenset()
     last: frozenset[int] = frozenset()
     implied: frozenset[int] = frozenset()
+    executed: frozenset[int] | None = None
 
 
 class Text:
@@ -193,8 +194,8 @@ def changed(ptx: str, lines: Mapping[int, str]) -> str:
 
 
 _READ_ONLY = re.compile(
-    r"st\.|red\.|bra|ret|exit|bar|fence|membar|prefetch|mbarrier\.init|mbarrier\.inval|cp\."
-    r"|tcgen05\.(?!ld)|setmaxnreg|griddepcontrol|stmatrix|mbarrier\.(?:expect|complete)_tx"
+    r"st\.|red\.|bra|ret|exit|bar(?!\S*\.red)|fence|membar|prefetch|mbarrier\.init|mbarrier\.inval"
+    r"|cp\.|tcgen05\.(?!ld)|setmaxnreg|griddepcontrol|stmatrix|mbarrier\.(?:expect|complete)_tx"
 )
 
 

@@ -12,6 +12,8 @@ from workbench.mutation.sample import assert_noticed
 
 SAMPLES = {  # kernel -> mutants
     "64 base": 9, "128 pingpong": 6, "256 pair": 4, "512 pair": 4, "64 dependent launch": 2,
+    "sm_90a 64 turns": 8, "sm_90a 512": 6, "sm_90a 256 multicast": 5, "sm_90a 64 pages": 6,
+    "sm_90a 64 dependent launch": 2,
 }  # fmt: skip
 PARAMETERS = [
     pytest.param(name, count, marks=pytest.mark.xdist_group(f"fmha-mutants-{name}"))

@@ -105,10 +105,17 @@ def test_records_are_kept_and_replaced(tmp_path):
 
 
 def test_a_crash_is_a_record(monkeypatch):
-    mutant = SimpleNamespace(instruction="wait;", equivalent="")
+    mutant = SimpleNamespace(instruction="wait;", equivalent="", executed=True)
     judge = SimpleNamespace(verdict=lambda *_: 1 / 0)
     key = ("kernel", "digest", "remove wait", 1)
     monkeypatch.setattr(campaign, "_prepared", lambda *_: (judge, {key: mutant}))
     found = campaign.judged(key, 1)
     assert found.by == BROKEN
     assert found.how.startswith("ZeroDivisionError")
+
+
+def test_what_is_not_executed_is_not_judged(monkeypatch):
+    mutant = SimpleNamespace(instruction="wait;", equivalent="", executed=False)
+    key = ("kernel", "digest", "remove wait", 1)
+    monkeypatch.setattr(campaign, "_prepared", lambda *_: (None, {key: mutant}))
+    assert campaign.judged(key, 1).unreached

@@ -24,10 +24,13 @@ KERNEL = write(
             {parts.BULK_STORE}
             cp.async.bulk.commit_group;
             cp.async.bulk.wait_group.read 0; //:followed
+            cp.async.bulk.wait_group.read 0; //:again
             {parts.FILL_FOR_ASYNC}
             {parts.BULK_STORE}
             cp.async.bulk.commit_group; //:commit
             cp.async.bulk.wait_group.read 0; //:wait
+            setp.ne.u32 %p2, %zero, 0;
+            @%p2 bar.sync 0; //:never
         """,
         bare=True,
     )
@@ -43,6 +46,10 @@ def test_what_a_run_shows():
 
     observed = observe(run)
     assert observed.unheard == {KERNEL.names["unheard"]}
+    assert observed.executed >= {KERNEL.names["heard"], KERNEL.names["wait"]}
+    assert KERNEL.names["never"] not in observed.executed
+    assert KERNEL.names["again"] in observed.implied
+    assert not {KERNEL.names["followed"], KERNEL.names["wait"]} & observed.implied
     assert observed.last == {KERNEL.names["commit"], KERNEL.names["wait"]}
     assert out.tolist() == list(range(32))
 
@@ -56,4 +63,8 @@ def test_what_else_orders_a_pair_is_told_by_line():
     assert instead(kernel, other, wait) == "lines 3 before 9 by 8"
     assert instead(kernel, none, wait) == ""
     assert instead(other, other, wait) == UNREACHED
+    arrival = SimpleNamespace(opcode="mbarrier.arrive.shared.b64", line=1)
+    assert instead(kernel, other, arrival) == "lines 3 before 9 by 8"
+    assert instead(kernel, none, arrival) == ""
+    assert instead(kernel, kernel, arrival) == UNREACHED
     assert instead(kernel, other, SimpleNamespace(opcode="fence.proxy.async", line=7)) == ""

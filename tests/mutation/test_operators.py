@@ -33,6 +33,16 @@ WAIT = """
 	DONE:
 	}
 """
+CAST = (
+    "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+    ".multicast::cluster [%r1], [%rd1,{%r2}], [%r3], %rs1;"
+)
+ACCUMULATOR = "{%r4,%r5,%r6,%r7}"
+MULTIPLY = (
+    f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {ACCUMULATOR}, "
+    "%rd1, %rd2, own, 1, 1, 0, 0;"
+)
+COMMIT = "wgmma.commit_group.sync.aligned;"
 
 
 def module(body: str) -> str:
@@ -103,6 +113,35 @@ def equivalent(body: str, kind: str) -> list[bool]:
         ("remove wgmma fence", "wgmma.fence.sync.aligned;", [""]),
         ("weaken wgmma wait: one more", "wgmma.wait_group.sync.aligned 0;",
          ["wgmma.wait_group.sync.aligned 1;"]),
+        ("remove barrier vote", "bar.red.or.pred %p1, 1, 64, %p2;", ["mov.pred %p1, %p2;"]),
+        ("remove barrier vote", "@%p3 barrier.cta.red.and.aligned.pred %p1, 1, !%p2;",
+         ["@%p3 not.pred %p1, %p2;"]),
+        ("remove barrier vote", "bar.red.popc.u32 %r1, 1, 64, !%p2;", ["selp.u32 %r1, 0, 1, %p2;"]),
+        ("weaken barrier vote: arrival alone", "bar.red.or.pred %p1, %r1, 64, %p2;",
+         ["bar.arrive %r1, 64; mov.pred %p1, %p2;"]),
+        ("weaken barrier vote: own vote", "bar.red.or.pred %p1, 1, 64, %p2;",
+         ["bar.sync 1, 64; mov.pred %p1, %p2;"]),
+        ("weaken barrier vote: own vote", "bar.red.or.pred %p1, 1, %p2;", []),
+        ("change vote threads -32", "bar.red.or.pred %p1, 1, 64, %p2;",
+         ["bar.red.or.pred %p1, 1, 32, %p2;"]),
+        ("change vote threads +32", "bar.red.or.pred %p1, 1, %p2;", []),
+        ("change vote: and", "bar.red.or.pred %p1, 1, 64, %p2;",
+         ["bar.red.and.pred %p1, 1, 64, %p2;"]),
+        ("change barrier id", "bar.sync 1, 64;\nbar.red.or.pred %p1, 1, 64, %p2;",
+         ["bar.sync 2, 64;", "bar.red.or.pred %p1, 2, 64, %p2;"]),
+        ("change barrier id", "bar.red.or.pred %p1, 1, %p2;\nbar.red.or.pred %p1, 1, %p2;", []),
+        ("change peer", "mapa.shared::cluster.u32 %r1, %r2, 0;",
+         ["mapa.shared::cluster.u32 %r1, %r2, 1;"]),
+        ("change multicast mask to 1", CAST,
+         ["{ .reg .b16 mutant; and.b16 mutant, %rs1, 1; "
+          + CAST.replace("%rs1", "mutant") + " }"]),
+        ("change multicast mask to 2", CAST.replace(".multicast::cluster", ""), []),
+        ("move wgmma behind commit_group", f"{{ .reg .pred own;\n{MULTIPLY}\n}}\n{COMMIT}",
+         [f"{COMMIT} {MULTIPLY} | "]),
+        ("move st.shared behind proxy fence",
+         "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1], {%r2};\nfence.proxy.async.shared::cta;",
+         [" | fence.proxy.async.shared::cta; "
+          "stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1], {%r2};"]),
         ("remove cp.async commit_group", "cp.async.commit_group;", [""]),
         ("remove tensormap fence",
          "fence.proxy.tensormap::generic.acquire.gpu [%rd1], 128;\nfence.proxy.async;", [""]),
@@ -280,6 +319,33 @@ def test_a_wait_behind_the_same_wait_under_the_same_condition(second, same):
 def test_a_warp_barrier_between_writes(before, after, same):
     body = f"{before}\nbar.warp.sync -1;\n{after}"
     assert equivalent(body, "remove warp barrier") == [same]
+
+
+WARPGROUP_FENCE = "wgmma.fence.sync.aligned;"
+OWN = MULTIPLY.replace("own", "%p1")
+
+
+@pytest.mark.parametrize(
+    ("between", "same"),
+    [
+        ("", True),
+        (OWN, True),  # by the tensor core
+        ("add.f32 %r8, %r8, %r9;", True),
+        ("add.f32 %r4, %r8, %r9;", False),
+        ("add.f32 %r8, %r4, %r9;", False),
+        ("@%p2 bra L;\nadd.f32 %r8, %r4, %r9;\nL:", False),
+        ("L:", False),  # from elsewhere without the first fence
+    ],
+)
+def test_a_warpgroup_fence_behind_another(between, same):
+    leave = "@%p3 bra L;\n" if between == "L:" else ""
+    body = f"{leave}{WARPGROUP_FENCE}\n{between}\n{WARPGROUP_FENCE}\n{OWN}"
+    assert equivalent(body, "remove wgmma fence")[-1] is same
+
+
+def test_a_proxy_fence_before_a_product_is_needed():
+    body = f"{FENCE}\n{OWN}\n{FENCE}\n{ARRIVE}"
+    assert not equivalent(body, "remove proxy fence")[0]
 
 
 def test_instructions_of_one_line_are_mutated_each_by_itself():

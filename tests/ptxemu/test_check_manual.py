@@ -183,6 +183,26 @@ def test_one_fence_is_missing_where_one_would_do():
         assert _noted(body, "second", _BEFORE) is noted
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_lanes_that_arrive_in_parts_tell_of_themselves(late):
+    """late: the others store once more before this half arrives, and tell nobody of it."""
+    again = "st.shared.b32 [%mine], %zero;" * late
+    body = f"""
+        warp 0:
+            setp.lt.u32 %p2, %lane, 16;
+            @%p2 bra LOW;
+            st.shared.b32 [%mine], %lane;
+            {_SIGNAL}
+            {again}
+            bra END;
+            LOW:
+            st.shared.b32 [%mine], %lane;
+            {_SIGNAL} //:second
+            END:
+    """
+    assert _noted(body, "second", "bar.warp.sync before the arrival") is late
+
+
 @pytest.mark.parametrize("missing", NOTES)
 def test_what_the_manual_asks_for_is_noted(missing):
     noted = findings(missing)

@@ -78,6 +78,11 @@ SINKS = {
         f"{READ} setp.ne.u32 %p0, %r10, 5; @%p0 st.global.b32 [%rd1], %r0;",
     ),
     "bar.sync": ("a barrier operand", f"{READ} add.u32 %r11, %r10, 1; bar.sync %r11;"),
+    "vote": (
+        "a barrier operand",
+        f"{READ} setp.ne.u32 %p0, %r10, 5; barrier.cta.red.or.aligned.pred %p1, 0, 32, !%p0;"
+        "vote.sync.any.pred %p1, %p1, -1; @%p1 bra D; st.global.b32 [%rd1], %r0; D:",
+    ),
     "parity": (
         "a barrier operand",
         f"{READ} add.u32 %r11, %r10, 1; mbarrier.init.shared.b64 [%r1+4096], 1024;"

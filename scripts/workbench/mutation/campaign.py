@@ -139,6 +139,9 @@ def judged(key: Key, schedules: int) -> Record:
     judge, mutants = _prepared(subject, schedules)
     mutant = mutants[key]
     equivalent, noted, instead = mutant.equivalent, False, ""
+    if not mutant.executed:
+        nothing = asdict(Verdict(UNNOTICED))
+        return Record(*key, mutant.instruction, equivalent, **nothing, instead=UNREACHED)
     try:
         verdict = judge.verdict(kernel, mutant)
         if verdict.by == UNNOTICED:

@@ -77,6 +77,12 @@ REASONS: tuple[Reason, ...] = (
         subject="index scores",
     ),
     Reason(
+        EDGE,
+        "the same threads fence their P behind it, before any product reads V",
+        "proxy fence",
+        subject="sm_90a 512",
+    ),
+    Reason(
         NAME,
         "all threads that meet there execute this instruction, and nobody stands at the other "
         "barrier then",

@@ -21,7 +21,7 @@ def assert_noticed(subject: Subject, count: int) -> None:
         assert verdict.by != BROKEN, (mutant.name, verdict.how)
         if mutant.equivalent and verdict.noticed:
             wrongly_excused.append((mutant.name, verdict.how))
-        elif not mutant.equivalent and not verdict.noticed:
+        elif mutant.executed and not mutant.equivalent and not verdict.noticed:
             unnoticed.append(mutant.name)
     assert len(unnoticed) <= UNNOTICED, unnoticed
     assert not wrongly_excused

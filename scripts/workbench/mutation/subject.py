@@ -113,6 +113,9 @@ class Judge:
         line = mutant.change.lines.get(mutant.instr.line, "")
         if str(mutant.text.statement(mutant.instr)) in line:  # what changes is another instruction
             return ""
+        arrival = mutant.instr.opcode.startswith("mbarrier.arrive")
+        if arrival and not mutant.kind.name.endswith("relaxed"):  # more than order changes
+            return ""
         if kernel not in self._carried:
             self._carried[kernel] = carried(self.subject.run, kernel, {})
         changed = carried(self.subject.run, kernel, mutant.change.lines)
