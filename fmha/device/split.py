@@ -1,0 +1,73 @@
+"""Numbers of bf16 as sums of two e4m3 times a power of two that their row shares (device code).
+
+A row times the power that brings its largest element to [128, 256) is rounded to e4m3, and so is
+what is left. An element of bf16 has 8 bits and each term 4: their sum is the element, unless it is
+below 2^-9 of the largest one, and then it is off by at most 2^-17 of that.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Uint32
+
+from kernelkit.words import float_of
+
+EXPONENT_AT = 7  # bit where the exponent of a bf16 begins
+NOT_FINITE = 255  # exponent of infinities and NaN
+LARGEST = 7  # log2 of what a row's largest element becomes, or more
+BIAS = 127  # of an exponent
+# Eight numbers in four words times a factor: two words of first terms, two of second ones. A
+# product is exact, in fp16 too but for those of which both terms are 0.
+_WIDEN = "".join(
+    f"shl.b32 b, {{$r{i}}}, 16; mov.b32 v{2 * i}, b; "
+    f"and.b32 b, {{$r{i}}}, 0xFFFF0000; mov.b32 v{2 * i + 1}, b; "
+    f"mul.rn.f32 v{2 * i}, v{2 * i}, {{$r4}}; mul.rn.f32 v{2 * i + 1}, v{2 * i + 1}, {{$r4}}; "
+    for i in range(4)
+)
+_ROUND = "".join(
+    f"cvt.rn.f16x2.f32 h, v{2 * i + 1}, v{2 * i}; cvt.rn.satfinite.e4m3x2.f16x2 c{i}, h; "
+    f"cvt.rn.f16x2.e4m3x2 n, c{i}; sub.rn.f16x2 h, h, n; cvt.rn.satfinite.e4m3x2.f16x2 d{i}, h; "
+    for i in range(4)
+)
+_TERMS = (
+    "{ .reg .b32 b, h, n; .reg .f32 v<8>; .reg .b16 c<4>, d<4>; " + _WIDEN + _ROUND
+    + "mov.b32 {$w0}, {c0, c1}; mov.b32 {$w1}, {c2, c3}; "
+    "mov.b32 {$w2}, {d0, d1}; mov.b32 {$w3}, {d2, d3}; }"
+)  # fmt: skip
+
+
+@cute.jit
+def largest_of(words: cute.Tensor) -> Uint32:
+    """Bits of the largest magnitude of bf16, two in a word; a NaN is larger than an infinity."""
+    top = Uint32(0)
+    for word in cutlass.range_constexpr(cute.size(words)):
+        top = larger(top, words[word] & Uint32(0x7FFF7FFF))
+    return cutlass.max(top >> 16, top & Uint32(0xFFFF))
+
+
+@cute.jit
+def larger(one: Uint32, other: Uint32) -> Uint32:
+    """In each half of a word."""
+    return cute.arch.inline_ptx(
+        "max.u16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[one, other]
+    )
+
+
+@cute.jit
+def power_of(largest: Uint32) -> tuple[Float32, Float32]:
+    """(what brings the largest bf16 of a row to [128, 256), its inverse), powers of two. The first
+    is a NaN where the row is not finite; rows below 2^-119 stay smaller."""
+    exponent = largest >> EXPONENT_AT
+    clamped = cutlass.max(exponent, Uint32(LARGEST + 1))  # so that both are normal numbers
+    factor = float_of((2 * BIAS + LARGEST - clamped) << 23)
+    if exponent == NOT_FINITE:
+        factor = Float32(float("nan"))
+    return factor, float_of((clamped - LARGEST) << 23)
+
+
+@cute.jit
+def two_terms(words: tuple[Uint32, ...], factor: Float32) -> tuple[Uint32, ...]:
+    """Eight bf16 in four words times `factor`: two words of their first terms in e4m3, then two of
+    their second ones."""
+    return cute.arch.inline_ptx(
+        _TERMS, write_only_types=[Uint32] * 4, read_only_args=[*words, factor]
+    )
