@@ -177,6 +177,7 @@ class Pipes:
     row: Ring | None = None
     out: Ring | None = None
     tail: Ring | None = None
+    terms: Event | None = None
 
 
 @dataclass(frozen=True)

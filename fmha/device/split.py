@@ -12,6 +12,7 @@ from cutlass import Float32, Uint32
 from kernelkit.words import float_of
 
 EXPONENT_AT = 7  # bit where the exponent of a bf16 begins
+MAGNITUDES = 0x7FFF7FFF  # bits of two of them without their signs
 NOT_FINITE = 255  # exponent of infinities and NaN
 LARGEST = 7  # log2 of what a row's largest element becomes, or more
 BIAS = 127  # of an exponent
@@ -38,9 +39,9 @@ _TERMS = (
 @cute.jit
 def largest_of(words: cute.Tensor) -> Uint32:
     """Bits of the largest magnitude of bf16, two in a word; a NaN is larger than an infinity."""
-    top = Uint32(0)
-    for word in cutlass.range_constexpr(cute.size(words)):
-        top = larger(top, words[word] & Uint32(0x7FFF7FFF))
+    top = words[0] & Uint32(MAGNITUDES)
+    for word in cutlass.range_constexpr(1, cute.size(words)):
+        top = larger(top, words[word] & Uint32(MAGNITUDES))
     return cutlass.max(top >> 16, top & Uint32(0xFFFF))
 
 

@@ -12,6 +12,7 @@ from cutlass import Float32, Int32
 
 from fmha.device.args import Scope, Walk, Work
 from fmha.device.order import count_rounds
+from fmha.device.scales import value_scale
 from fmha.device.types import IO_TYPES
 from fmha.device.walk import first_key, locate, plan_walk, stored_by_tma
 from fmha.sm100.args import Lane
@@ -71,6 +72,9 @@ class Correction:
                 factor = store_statistics(
                     plan, work, lane, row_max, row_sum, sinks[q_tile], scope.tensors
                 )
+                scale = value_scale(scope.tensors.tables, work)
+                if cutlass.const_expr(scale is not None):
+                    factor = factor * scale if cutlass.const_expr(plan.config.normalize) else scale
                 for piece in cutlass.range_constexpr(plan.layout.out_pieces):
                     if stored_by_tma(plan, work):
                         pipes.out.wait_free(out_state)
@@ -115,7 +119,7 @@ def clear_tail_rows(plan: Plan, walk: Walk, lane: Lane, first: Int32) -> None:
     the async proxy of the MMA.
     """
     valid = walk.seen_end - first_key(plan, walk, 0)
-    io, layout = IO_TYPES[plan.config.dtype], plan.layout
+    io, layout = IO_TYPES[plan.config.keys_dtype], plan.layout
     if lane.row.lane >= valid and lane.row.lane < layout.tile_n:
         line = layout.panel(layout.v_columns)
         panels = layout.v_columns // line

@@ -18,7 +18,7 @@ from fmha.sm100.args import Lane
 from fmha.sm100.lines import store_line
 from fmha.sm100.plan import Plan
 from fmha.sm100.roles.rope import rotate_back
-from fmha.sm100.roles.rows import o_column
+from fmha.sm100.roles.rows import max_log2, o_column
 from kernelkit import tmem
 from kernelkit.log2 import LN_2
 from kernelkit.online_softmax import finish_row
@@ -47,7 +47,7 @@ def store_piece(
                 if walk.tiles > 0:
                     tmem.order_before_signal()
                     pipes.o.release(lane.row.q_tile)
-        if cutlass.const_expr(plan.config.normalize):
+        if cutlass.const_expr(plan.config.normalize or plan.config.v_scale):
             values.store(values.load() * factor)
         v_piece, inside = divmod(column, layout.o_columns)
         first = v_piece * layout.o_tile + inside
@@ -87,20 +87,19 @@ def store_statistics(
 ) -> Float32:
     """Store LSE and row_max in natural log; returns what normalises the row of O.
 
-    row_max is in units of scores; row_sum is 0 where the row saw no key.
+    row_max is in units of scores, where K and V are e4m3 what `max_log2` makes of it; row_sum is 0
+    where the row saw no key.
     """
-    config, row = plan.config, lane.row
-    scale_log2 = lane.scalars.scale_log2
-    max_log2 = row_max * scale_log2
-    if cutlass.const_expr(config.softcap):
-        max_log2 += scale_log2 * 0.5  # the c that `softcap_scores` leaves out
-    factor, lse = finish_row(max_log2, row_sum, sink)
+    row, reference = lane.row, row_max
+    if cutlass.const_expr(not plan.config.is_fp8):
+        reference = max_log2(plan, lane, row_max)
+    factor, lse = finish_row(reference, row_sum, sink)
     # One of the two lanes of a row in a CTA pair speaks for it.
     if row.token < work.q_length and row.half == 0:
         place = (work.q_start + row.token, row.head, entry_of_q(plan, work))
         tensors.lse[place] = lse
         if cutlass.const_expr(tensors.row_max is not None):
-            tensors.row_max[place] = max_log2 * LN_2
+            tensors.row_max[place] = reference * LN_2
     return factor
 
 

@@ -14,7 +14,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from cutlass.pipeline import PipelineState
 
-from fmha.device.args import Scope
+from fmha.device.args import Pipes, Scope
 from fmha.device.order import count_rounds
 from fmha.device.walk import locate, plan_walk
 from fmha.sm100.plan import Plan
@@ -29,10 +29,8 @@ from fmha.sm100.products import (
     v_operand,
 )
 from kernelkit import tmem
-from kernelkit.pipelines import consumer_state, producer_state
+from kernelkit.pipelines import Event, consumer_state, producer_state
 from kernelkit.umma import accumulator, issue
-
-K_BLOCK = 16  # keys of one MMA
 
 
 class Mma:
@@ -64,7 +62,7 @@ class Mma:
                     if cutlass.const_expr(half % 2 == (layout.s_stages == 2)):
                         if turn < rounds:
                             if step == 0:
-                                pipes.q.wait(q_state, q_tile)
+                                own_q(pipes).wait(q_state, q_tile)
                             # Not unrolled: ptxas would keep each address in Q in registers.
                             for piece in cutlass.range(layout.k_pieces, unroll=1):
                                 pipes.k.wait(k_state)
@@ -115,10 +113,12 @@ class Mma:
         tS = accumulator(mma, qk_tile(self.plan), scope.buffers.tmem, column)
         # -> (MMA, MMA_N, MMA_K)
         tSrK = k_operand(self.plan, mma, scope.buffers.k)[None, None, None, k_stage]
-        q_piece = q_tile * self.plan.layout.k_pieces + piece
-        # -> (MMA, MMA_M, MMA_K)
-        tSrQ = q_operand(self.plan, mma, scope.buffers.q)[None, None, None, q_piece]
-        issue(mma, tS, tSrQ, tSrK, Boolean(piece > 0))
+        pieces, last = self.plan.layout.k_pieces, self.plan.config.q_terms - 1
+        for term in cutlass.range_constexpr(last, -1, -1):  # the small one first
+            q_piece = (q_tile * (last + 1) + term) * pieces + piece
+            # -> (MMA, MMA_M, MMA_K)
+            tSrQ = q_operand(self.plan, mma, scope.buffers.q)[None, None, None, q_piece]
+            issue(mma, tS, tSrQ, tSrK, Boolean(True) if term < last else Boolean(piece > 0))
 
     @cute.jit
     def add_pv(
@@ -144,12 +144,18 @@ class Mma:
         buffer = q_tile if self.plan.layout.p_in_smem else p_state.index
         tOrV = v_operand(self.plan, mma, scope.buffers.v)[None, None, None, v_stage]
         tOrP = tOrP[None, None, None, buffer]
-        first = self.plan.layout.p_columns[0] // K_BLOCK
+        first, mma_k = self.plan.layout.p_columns[0], self.plan.layout.mma_k
+        first = first // mma_k
         issue(mma, tO, tOrP, tOrV, accumulate, range(first))
         if cutlass.const_expr(scope.pipes.p_tail is not None):
             if cutlass.const_expr(piece == 0):
                 scope.pipes.p_tail.wait(p_state)
                 tmem.order_after_wait()
             issue(
-                mma, tO, tOrP, tOrV, Boolean(True), range(first, self.plan.layout.tile_n // K_BLOCK)
+                mma, tO, tOrP, tOrV, Boolean(True), range(first, self.plan.layout.tile_n // mma_k)
             )
+
+
+def own_q(pipes: Pipes) -> Event:
+    """Which edge says that a query tile is there: what TMA fetched, or the terms made of it."""
+    return pipes.q if pipes.terms is None else pipes.terms

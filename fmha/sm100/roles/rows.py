@@ -35,6 +35,18 @@ def o_column(plan: Plan, lane: Lane) -> Int32:
 
 
 @cute.jit
+def max_log2(plan: Plan, lane: Lane, row_max: Float32) -> Float32:
+    """In log2 units what has a weight of 1; row_max is in units of scores."""
+    scale_log2 = lane.scalars.scale_log2
+    reference = row_max * scale_log2
+    if cutlass.const_expr(plan.config.softcap):
+        reference += scale_log2 * 0.5  # the c that `softcap_scores` leaves out
+    if cutlass.const_expr(plan.config.bias_log2):
+        reference -= plan.config.bias_log2
+    return reference
+
+
+@cute.jit
 def publish(lane: Lane, values: tuple[Float32, ...]) -> None:
     """Tell the correction one or two numbers about this row, whose slots are free."""
     for number in cutlass.range_constexpr(len(values)):
