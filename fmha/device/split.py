@@ -17,23 +17,20 @@ NOT_FINITE = 255  # exponent of infinities and NaN
 LARGEST = 7  # log2 of what a row's largest element becomes, or more
 BIAS = 127  # of an exponent
 # Eight numbers in four words times a factor: two words of first terms, two of second ones. A
-# product is exact, in fp16 too but for those of which both terms are 0.
-_WIDEN = "".join(
-    f"shl.b32 b, {{$r{i}}}, 16; mov.b32 v{2 * i}, b; "
-    f"and.b32 b, {{$r{i}}}, 0xFFFF0000; mov.b32 v{2 * i + 1}, b; "
-    f"mul.rn.f32 v{2 * i}, v{2 * i}, {{$r4}}; mul.rn.f32 v{2 * i + 1}, v{2 * i + 1}, {{$r4}}; "
-    for i in range(4)
-)
-_ROUND = "".join(
-    f"cvt.rn.f16x2.f32 h, v{2 * i + 1}, v{2 * i}; cvt.rn.satfinite.e4m3x2.f16x2 c{i}, h; "
-    f"cvt.rn.f16x2.e4m3x2 n, c{i}; sub.rn.f16x2 h, h, n; cvt.rn.satfinite.e4m3x2.f16x2 d{i}, h; "
-    for i in range(4)
-)
+# product is exact, in fp16 too but for those of which both terms are 0. The factor comes first, in
+# bf16: what does not wait for it, ptxas would do for a whole row at once, in too many registers.
 _TERMS = (
-    "{ .reg .b32 b, h, n; .reg .f32 v<8>; .reg .b16 c<4>, d<4>; " + _WIDEN + _ROUND
+    "{ .reg .b32 b, h, n; .reg .f32 x, y; .reg .b16 c<4>, d<4>; "
+    + "".join(
+        f"mul.rn.bf16x2 b, {{$r{i}}}, {{$r4}}; shl.b32 n, b, 16; mov.b32 x, n; "
+        f"and.b32 n, b, 0xFFFF0000; mov.b32 y, n; cvt.rn.f16x2.f32 h, y, x; "
+        f"cvt.rn.satfinite.e4m3x2.f16x2 c{i}, h; cvt.rn.f16x2.e4m3x2 n, c{i}; "
+        f"sub.rn.f16x2 h, h, n; cvt.rn.satfinite.e4m3x2.f16x2 d{i}, h; "
+        for i in range(4)
+    )
     + "mov.b32 {$w0}, {c0, c1}; mov.b32 {$w1}, {c2, c3}; "
     "mov.b32 {$w2}, {d0, d1}; mov.b32 {$w3}, {d2, d3}; }"
-)  # fmt: skip
+)
 
 
 @cute.jit
@@ -54,19 +51,19 @@ def larger(one: Uint32, other: Uint32) -> Uint32:
 
 
 @cute.jit
-def power_of(largest: Uint32) -> tuple[Float32, Float32]:
-    """(what brings the largest bf16 of a row to [128, 256), its inverse), powers of two. The first
-    is a NaN where the row is not finite; rows below 2^-119 stay smaller."""
+def power_of(largest: Uint32) -> tuple[Uint32, Float32]:
+    """(what brings the largest bf16 of a row to [128, 256), twice in a word, its inverse), powers
+    of two. The first is a NaN where the row is not finite; rows below 2^-119 stay smaller."""
     exponent = largest >> EXPONENT_AT
     clamped = cutlass.max(exponent, Uint32(LARGEST + 1))  # so that both are normal numbers
-    factor = float_of((2 * BIAS + LARGEST - clamped) << 23)
+    factor = (2 * BIAS + LARGEST - clamped) * Uint32(1 << EXPONENT_AT | 1 << EXPONENT_AT + 16)
     if exponent == NOT_FINITE:
-        factor = Float32(float("nan"))
-    return factor, float_of((clamped - LARGEST) << 23)
+        factor = Uint32(MAGNITUDES)
+    return factor, float_of((clamped - LARGEST) << EXPONENT_AT + 16)
 
 
 @cute.jit
-def two_terms(words: tuple[Uint32, ...], factor: Float32) -> tuple[Uint32, ...]:
+def two_terms(words: tuple[Uint32, ...], factor: Uint32) -> tuple[Uint32, ...]:
     """Eight bf16 in four words times `factor`: two words of their first terms in e4m3, then two of
     their second ones."""
     return cute.arch.inline_ptx(

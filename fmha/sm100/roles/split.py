@@ -27,9 +27,10 @@ def split_row(plan: Plan, row: Row, buffer: cute.Pointer) -> Float32:
     multiplied by. Every thread of the query tile takes part."""
     layout, head_dim = plan.layout, plan.config.head_dim
     words = cute.make_rmem_tensor(head_dim // 2, Uint32)
-    words.fill(0)
-    if row.row < layout.q_rows:  # others hold anything
-        read_row(plan, row, buffer, words)
+    read_row(plan, row, buffer, words)
+    if cutlass.const_expr(layout.q_rows < layout.rows):
+        if row.row >= layout.q_rows:  # they hold anything
+            words.fill(0)
     factor, power = power_of(largest_of(words))
     cute.arch.barrier(
         barrier_id=SPLIT_BARRIER + row.q_tile, number_of_threads=layout.rows * layout.halves
