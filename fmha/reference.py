@@ -4,9 +4,10 @@
 kernel rounds (scores, softcap and sums in fp32, P in the dtype of K and V, O in the output dtype;
 where a sink leaves a subnormal share of a row, it is 0) and nowhere else; the distance between the
 two is what the kernel is allowed to be wrong by (`kernelkit.tolerance`). Neither knows of tiles, so
-neither can share a tiling bug. Where K and V are e4m3, a row of Q in 16 bits is two terms of it,
-and P has few bits and a small range: there each row of `rounded` refers to a maximum that lags by
-another share of what it may lag by.
+neither can share a tiling bug. Products are summed in fp32, as the emulator does it unless it is
+asked for aligned sums, or as a GPU does it (`kernelkit.aligned_sums`). Where K and V are e4m3, a
+row of Q is two terms of it, and P has few bits and a small range: there each row of `rounded`
+refers to a maximum that lags by another share of what it may lag by.
 
 Rows are computed some at a time, so that memory grows with a row and not with Sq x Skv: on a GPU,
 too, where the tensors of the problem may be.
@@ -27,11 +28,13 @@ from typing import Any
 import torch
 
 from fmha.config import FP8_RESCALE_LOG2, MAX_FP8_LOG2
+from kernelkit.aligned_sums import aligned_product
 
 E4M3 = torch.float8_e4m3fn
+FP8_KEYS = 128  # at most, whose P V is summed in few bits and added to O in fp32
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples modulo 1 are spread evenly
 Ints = Sequence[int] | torch.Tensor
-AT_ONCE = 1 << 25  # scores in memory, of all heads
+AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 28}  # scores in memory, of all heads
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Options:
     key. q_scale, k_scale, v_scale: fp32 [1] or one for each head. rope: (cos, sin), each
     [positions, rope_dim / 2]; positions outside are clamped. out_dtype: None is q.dtype, bf16 where
     that is e4m3, or fp32 for raw O (normalize False), whose sums leave the range of fp16: there
-    `rounded` has the infinities that a conversion to fp16 makes.
+    `rounded` has the infinities that a conversion to fp16 makes. aligned_sums: no argument of
+    attention; `rounded` sums both products as tensor cores do, for results of a GPU.
     """
 
     causal: bool = False
@@ -62,6 +66,7 @@ class Options:
     rope: tuple[torch.Tensor, torch.Tensor] | None = None
     normalize: bool = True
     out_dtype: torch.dtype | None = None
+    aligned_sums: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,8 +99,6 @@ def definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
 
 def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Attention:
     """The same with the rounding points of the kernel for inputs of these dtypes."""
-    if k.dtype == E4M3 != q.dtype:
-        q = _two_terms(q)
     return _attention(q, k, v, Options(**options), k.dtype)
 
 
@@ -185,7 +188,7 @@ def _one_entry(entry: Entry, options: Options, io: torch.dtype | None) -> tuple[
     wide = torch.float64 if io is None else torch.float32
     entry = Entry(entry.q.to(wide), entry.k.to(wide), entry.v.to(wide), entry.offset)
     (n_q, q_heads, _), n_k = entry.q.shape, entry.k.shape[0]
-    step = max(AT_ONCE // max(q_heads * n_k, 1), 1)
+    step = max(AT_ONCE[entry.q.device.type] // max(q_heads * n_k, 1), 1)
     parts = [
         _some_rows(entry, slice(first, first + step), options, io)
         for first in range(0, max(n_q, 1), step)
@@ -203,7 +206,7 @@ def _some_rows(
     (n_q, q_heads, head_dim), (kv_heads, n_k, v_dim) = q.shape, values.shape
     heads_rows = q_heads // kv_heads * n_q  # of a group, whose heads read the same keys
     queries = q.transpose(0, 1).reshape(kv_heads, heads_rows, head_dim)
-    scores = (queries @ entry.k.permute(1, 2, 0)).reshape(q_heads, n_q, n_k)
+    scores = _scores(queries, entry.k.permute(1, 2, 0), options, io).reshape(q_heads, n_q, n_k)
     scores = scores * _of_heads(scores, options.q_scale) * _of_heads(scores, options.k_scale)
     scores, unit = _units(scores, head_dim, options)
     visible = visible_keys(entry.q.shape[0], n_k, entry.offset, options, rows, q.device)
@@ -217,7 +220,8 @@ def _some_rows(
     total = weights.sum(dim=-1)
     if io is not None:
         weights = _rounded_weights(weights, io)
-    o = (weights.reshape(kv_heads, heads_rows, n_k) @ values).reshape(q_heads, n_q, v_dim)
+    weights = weights.reshape(kv_heads, heads_rows, n_k)
+    o = _weighed(weights, values, options, io).reshape(q_heads, n_q, v_dim)
     o = o * _of_heads(o, options.v_scale)
     row_max = top * unit
     if options.sinks is not None:
@@ -235,6 +239,35 @@ def _some_rows(
     return o, lse, row_max
 
 
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, options: Options, io: torch.dtype | None
+) -> torch.Tensor:
+    """Q K^T [Hkv, rows, keys] of q [Hkv, rows, D] and k [Hkv, D, keys], by terms of Q where K is
+    e4m3."""
+    if io != E4M3:
+        return _product(q, k, options, io)
+    terms, power = _two_terms(q)
+    return _product(torch.cat(terms, -1), torch.cat((k, k), -2), options, io) * power
+
+
+def _weighed(
+    p: torch.Tensor, v: torch.Tensor, options: Options, io: torch.dtype | None
+) -> torch.Tensor:
+    """P V [Hkv, rows, Dv] of p [Hkv, rows, keys] and v [Hkv, keys, Dv]."""
+    if io != E4M3 or not options.aligned_sums:
+        return _product(p, v, options, io)
+    parts = zip(p.split(FP8_KEYS, -1), v.split(FP8_KEYS, -2), strict=True)
+    zeros = p.new_zeros((*p.shape[:-1], v.shape[-1]))
+    return sum((_product(*part, options, io) for part in parts), zeros)
+
+
+def _product(
+    a: torch.Tensor, b: torch.Tensor, options: Options, io: torch.dtype | None
+) -> torch.Tensor:
+    """A B of numbers of `io`, summed in the dtype of A and B or as tensor cores do."""
+    return a @ b if io is None or not options.aligned_sums else aligned_product(a, b, io)
+
+
 def _of_heads(numbers: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor | float:
     """A scale, of all heads or of each, for `numbers` [Hq, ..]."""
     if scale is None:
@@ -243,19 +276,21 @@ def _of_heads(numbers: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor
     return each.repeat_interleave(numbers.shape[0] // len(each))[:, None, None]
 
 
-def _two_terms(q: torch.Tensor) -> torch.Tensor:
-    """Rows as sums of two e4m3 times a power of two, of which the largest is in [128, 256)."""
-    _, exponent = torch.frexp(q.float().abs().amax(dim=-1, keepdim=True))
-    x = torch.ldexp(q.float(), 8 - exponent)
-    first = x.to(E4M3).float()
-    return torch.ldexp(first + (x - first).to(E4M3).float(), exponent - 8)
+def _two_terms(q: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Rows as two terms of e4m3, the smaller one first, and the power of two that their sum is to
+    be multiplied by: the largest element is in [128, 256)."""
+    _, exponent = torch.frexp(q.abs().amax(dim=-1, keepdim=True))
+    x = torch.ldexp(q, 8 - exponent)
+    first = x.to(E4M3).to(q.dtype)
+    second = (x - first).to(E4M3).to(q.dtype)
+    return (second, first), torch.ldexp(torch.ones_like(x[..., :1]), exponent - 8)
 
 
 def _rounded_weights(weights: torch.Tensor, io: torch.dtype) -> torch.Tensor:
     """P [Hq, rows, keys] in `io`, back in the dtype that is computed in."""
     if io != E4M3:
         return weights.to(io).to(weights.dtype)
-    rows = torch.arange(weights[..., 0].numel(), device=weights.device)
+    rows = torch.arange(math.prod(weights.shape[:-1]), device=weights.device)
     lag = (rows * GOLDEN % 1).reshape(weights.shape[:-1])[..., None] * FP8_RESCALE_LOG2
     factor = torch.exp2(lag + (MAX_FP8_LOG2 - FP8_RESCALE_LOG2)).to(weights)
     return (weights * factor).to(io).to(weights.dtype) / factor

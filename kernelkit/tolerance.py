@@ -2,6 +2,8 @@
 
 error <= 2 E + 1 ulp of the io dtype at the row's max |O|, where E is the largest error that the
 reference with the kernel's rounding points makes on the same inputs. LSE: 2^-10 + 2 E.
+Sums belong to these points: of a GPU's results the reference sums as its tensor cores do, bit for
+bit (`kernelkit.aligned_sums`), since what they cut off adds up where fp32's roundings cancel.
 Infinities and NaNs have to agree, place by place, before any difference is taken.
 A constant here changes only with a note that names the rounding that was forgotten.
 """

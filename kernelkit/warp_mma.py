@@ -62,6 +62,30 @@ def pack(low: Float32, high: Float32, dtype: cutlass.Constexpr) -> Uint32:
 
 
 @cute.jit
+def pack_e4m3(
+    first: Float32, second: Float32, third: Float32 = 0.0, fourth: Float32 = 0.0
+) -> Uint32:
+    """Four numbers rounded to e4m3 in one word, the first lowest; too large ones become 448."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 low, high; "
+        "cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "
+        "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2}; "
+        "mov.b32 {$w0}, {low, high}; }",
+        write_only_types=[Uint32],
+        read_only_args=[first, second, Float32(third), Float32(fourth)],
+    )
+
+
+@cute.jit
+def store_fragment(address: Int32, words: tuple[Uint32, ...]) -> None:
+    """Four words of 8x8 matrices to the rows at the shared `address` of lanes 0-7, 8-15, ..."""
+    cute.arch.inline_ptx(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[address, *words],
+    )
+
+
+@cute.jit
 def widen(word: Uint32, dtype: cutlass.Constexpr) -> tuple[Uint32, Uint32]:
     """Four e4m3 as two words of `dtype`, exactly; the low two first."""
     low, high = cute.arch.inline_ptx(
@@ -82,6 +106,30 @@ def _bf16_of_fp16(word: Uint32) -> Uint32:
         "cvt.f32.f16 a, low; cvt.f32.f16 b, high; cvt.rn.bf16x2.f32 {$w0}, b, a; }",
         write_only_types=[Uint32],
         read_only_args=[word],
+    )
+
+
+@cute.jit
+def numbers_of(word: Uint32) -> tuple[Float32, ...]:
+    """Four e4m3 as fp32, exactly."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 low, high, a, b; .reg .b32 pair; mov.b32 {low, high}, {$r0}; "
+        "cvt.rn.f16x2.e4m3x2 pair, low; mov.b32 {a, b}, pair; "
+        "cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; "
+        "cvt.rn.f16x2.e4m3x2 pair, high; mov.b32 {a, b}, pair; "
+        "cvt.f32.f16 {$w2}, a; cvt.f32.f16 {$w3}, b; }",
+        write_only_types=[Float32] * 4,
+        read_only_args=[word],
+    )
+
+
+@cute.jit
+def pick(first: Uint32, second: Uint32, selector: Int32) -> Uint32:
+    """prmt of two words: byte k of the result is byte (selector >> 4 k) of the eight."""
+    return cute.arch.inline_ptx(
+        "prmt.b32 {$w0}, {$r0}, {$r1}, {$r2};",
+        write_only_types=[Uint32],
+        read_only_args=[first, second, selector],
     )
 
 

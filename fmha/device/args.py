@@ -161,6 +161,7 @@ class Buffers:
     p: cute.Pointer | None = None
     statistics: cute.Pointer | None = None  # fp32
     tmem: cute.Pointer | None = None  # fp32, start of the tensor memory allocation
+    vt: cute.Pointer | None = None  # V turned, panels of (column, keys) lines
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ class Pipes:
     out: Ring | None = None
     tail: Ring | None = None
     terms: Event | None = None
+    vt: Ring | None = None
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ below 2^-9 of the largest one, and then it is off by at most 2^-17 of that.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Uint32
+from cutlass import Float32, Int32, Uint32
 
+from kernelkit import hw
+from kernelkit.swizzle import turn
 from kernelkit.words import float_of
 
 EXPONENT_AT = 7  # bit where the exponent of a bf16 begins
@@ -69,3 +71,21 @@ def two_terms(words: tuple[Uint32, ...], factor: Uint32) -> tuple[Uint32, ...]:
     return cute.arch.inline_ptx(
         _TERMS, write_only_types=[Uint32] * 4, read_only_args=[*words, factor]
     )
+
+
+@cute.jit
+def anew(row: Int32) -> Int32:
+    """The same number, which LLVM takes for another one each time: places that follow from it are
+    computed for each block, and not kept in registers for all of them."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[row]
+    )
+
+
+@cute.jit
+def place_of(
+    line: cutlass.Constexpr, rows: cutlass.Constexpr, row: Int32, unit: cutlass.Constexpr
+) -> Int32:
+    """Byte of a tile where unit `unit` of a row begins, in panels of `line` bytes of each row."""
+    panel, inside = divmod(unit, line // hw.SMEM_UNIT_BYTES)
+    return panel * rows * line + row * line + (inside ^ turn(row, line)) * hw.SMEM_UNIT_BYTES

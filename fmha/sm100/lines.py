@@ -1,4 +1,4 @@
-"""Registers to swizzled lines of shared memory and back (device code)."""
+"""Registers to swizzled lines of shared memory (device code)."""
 
 import cutlass
 import cutlass.cute as cute
@@ -56,26 +56,4 @@ def store_line(
         cute.autovec_copy(
             tmem.columns_of(values, part * unit, unit),
             cute.make_tensor(target.align(hw.SMEM_UNIT_BYTES), layout),
-        )
-
-
-@cute.jit
-def load_line(
-    rows: cutlass.Constexpr,
-    box: Box,
-    buffer: cute.Pointer,
-    index: Int32,
-    row: Int32,
-    values: cute.Tensor,
-) -> None:
-    """A row of panel `index` of the buffer, as `store_line` puts it there, to registers."""
-    unit = hw.SMEM_UNIT_BYTES * 8 // values.element_type.width
-    line = buffer + (index * rows + row) * box.columns
-    moved = turn(row, box.columns // unit * hw.SMEM_UNIT_BYTES)
-    layout = cute.make_layout(unit)
-    for part in cutlass.range_constexpr(box.columns // unit):
-        source = line + (part ^ moved) * unit
-        cute.autovec_copy(
-            cute.make_tensor(source.align(hw.SMEM_UNIT_BYTES), layout),
-            tmem.columns_of(values, part * unit, unit),
         )

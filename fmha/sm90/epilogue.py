@@ -11,13 +11,14 @@ from cutlass.cute.nvgpu import warp
 
 from fmha.device.args import Scope, Work
 from fmha.device.boxes import o_box, panel_at
+from fmha.device.scales import value_scale
 from fmha.device.types import OUT_TYPES
 from fmha.device.walk import angle_row, box_row, entry_of_q, own_tile
 from fmha.sm90.barriers import THREADS, meet
 from fmha.sm90.plan import Plan90
-from fmha.sm90.products import K, make_pv_mma, panels
+from fmha.sm90.products import K, make_pv_mma, panels_of
 from fmha.sm90.rows import Lane
-from fmha.sm90.softmax import rescale
+from fmha.sm90.softmax import Reference, rescale, scale_of
 from kernelkit import hw
 from kernelkit.boxes import BoxPosition, copy_out
 from kernelkit.log2 import LN_2
@@ -38,20 +39,21 @@ def store_statistics(
     plan: Plan90,
     work: Work,
     lane: Lane,
-    row_max: cute.Tensor,
-    row_sum: cute.Tensor,
+    reference: Reference,
     sinks: tuple[Float32 | None, Float32 | None],
     scope: Scope,
 ) -> tuple[Float32, Float32]:
     """Store LSE and row_max in natural log; returns what normalises the rows of O."""
-    scale_log2, tensors = scope.scalars.scale_log2, scope.tensors
-    factors = []
+    tensors, factors = scope.tensors, []
     for half in cutlass.range_constexpr(2):
         row = lane.rows[half]
-        max_log2 = row_max[half] * scale_log2
+        scale_log2 = scale_of(plan, reference, scope.scalars, half)
+        max_log2 = reference.row_max[half] * scale_log2
         if cutlass.const_expr(plan.config.softcap):
             max_log2 += scale_log2 * 0.5  # the c that `softcap` leaves out
-        factor, lse = finish_row(max_log2, row_sum[half], sinks[half])
+        if cutlass.const_expr(plan.config.is_fp8):
+            max_log2 = max_log2 - plan.config.bias_log2  # whose weight is 1
+        factor, lse = finish_row(max_log2, reference.row_sum[half], sinks[half])
         if lane.real[half] and lane.column == 0 and lane.part == 0:
             place = (work.q_start + row.token, row.head, entry_of_q(plan, work))
             tensors.lse[place] = lse
@@ -75,6 +77,9 @@ def store_o(
     says. by_tma: where a box covers nothing else, and its place in shared memory is free."""
     if cutlass.const_expr(plan.config.normalize):
         rescale(o, factors)
+    scale = value_scale(scope.tensors.tables, work)
+    if cutlass.const_expr(scale is not None):
+        rescale(o, (scale, scale))
     if cutlass.const_expr(plan.config.rope_dim > 0):
         rotate_back(plan, work, lane, o, scope)
     rounded = cute.make_rmem_tensor(o.shape, OUT_TYPES[plan.config.o_dtype])
@@ -93,19 +98,20 @@ def store_by_tma(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, sco
     waits until that has been read where Q is to be loaded there."""
     layout, box = plan.layout, o_box(plan)
     bytes_apart = layout.q_bytes if layout.o_over_q else layout.o_bytes
-    place = lane.tile * (bytes_apart // plan.config.io_bytes)
+    place = lane.tile * (bytes_apart // plan.config.out_bytes)
     place += lane.part * (layout.rows * layout.o_columns)
     buffer = scope.buffers.o + place
     buffer = buffer.align(hw.SMEM_SWIZZLE_ALIGN)
     if lane.warp == 0:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
     meet(lane)
-    mma = make_pv_mma(plan)
+    mma = make_pv_mma(plan, layout.o_columns)
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), rounded.element_type)
     copy = cute.make_tiled_copy_C(atom, mma)
     thread, _, _ = cute.arch.thread_idx()
     part = copy.get_slice(thread % THREADS)
-    tile = shared(buffer, panels(plan, K, layout.rows, layout.o_columns, 1))[None, None, 0]
+    lines = panels_of(plan.config.o_dtype, K, layout.rows, layout.o_columns, layout.o_panel, 1)
+    tile = shared(buffer, lines)[None, None, 0]
     cute.copy(copy, part.retile(rounded), part.partition_D(tile))
     cute.arch.fence_proxy("async.shared", space="cta")
     meet(lane)

@@ -1,7 +1,8 @@
 """The attention forward kernel for Hopper: prologue, dispatch of the warps.
 
 Read `plan.py` first (who, who waits for whom), then this file, `fmha/device/walk.py` (which tiles),
-`fmha/device/load.py` and `math.py`, which has the softmax and the epilogue beside it.
+`fmha/device/load.py` and `math.py`, which has the softmax and the epilogue beside it; for K and V
+in e4m3 also `split.py` and `turn.py`.
 
 A CTA computes query blocks one after another (`fmha/device/order.py`).
 """
@@ -19,6 +20,7 @@ from fmha.device.signature import example_arguments
 from fmha.device.types import IO_TYPES, OUT_TYPES
 from fmha.sm90.math import Math
 from fmha.sm90.plan import Plan90, make_plan
+from fmha.sm90.turn import Turn
 from kernelkit import hw
 from kernelkit.buffers import buffer_at
 from kernelkit.pipelines import make_pipelines, publish_barriers
@@ -34,6 +36,8 @@ class AttentionSm90(Forward):
         super().__init__(make_plan(config))
         self.load_qk, self.load_v = LoadQK(self.plan), LoadV(self.plan)
         self.math = Math(self.plan)
+        if self.plan.config.is_fp8:
+            self.turn = Turn(self.plan)
 
     @cute.kernel
     def kernel(self, tma: TmaTensors, tensors: Globals, scalars: Scalars) -> None:
@@ -57,12 +61,16 @@ class AttentionSm90(Forward):
                 self.load_qk.run(scope)
             elif warp == self.load_v.role.first_warp:
                 self.load_v.run(scope)
+            elif cutlass.const_expr(plan.config.is_fp8):
+                self.turn.run(scope)
 
     def buffers(self, smem: cute.Pointer) -> Buffers:
         """All buffers that roles use."""
         plan, config = self.plan.smem, self.plan.config
-        io = IO_TYPES[config.dtype]
+        io = IO_TYPES[config.keys_dtype]
         q, k, v = (buffer_at(plan, smem, name, io) for name in ("sQ", "sK", "sV"))
+        vt = buffer_at(plan, smem, "sVt", io) if config.is_fp8 else None
+        q = cute.recast_ptr(q, dtype=IO_TYPES[config.dtype])
         own = not self.plan.layout.o_over_q and self.plan.layout.o_in_smem
         o = buffer_at(plan, smem, "sO" if own else "sQ", io)
         p, told = None, None
@@ -70,7 +78,7 @@ class AttentionSm90(Forward):
             p = buffer_at(plan, smem, "sP", io)
             told = buffer_at(plan, smem, "sTold", Float32)
         o = cute.recast_ptr(o, dtype=OUT_TYPES[config.o_dtype])
-        return Buffers(q, k, v, o, p, told)
+        return Buffers(q, k, v, o, p, told, vt=vt)
 
 
 def host_function(config: AttentionConfig, _arch: str) -> tuple:

@@ -5,6 +5,10 @@ registers. A block is two or three of them, for all of which K and V are loaded 
 64 rows is more than a warpgroup's registers hold, two warpgroups share a query tile: each computes
 S for half of the keys and O for half of the columns, and P goes through shared memory. Tiles lie
 there as panels: all rows, at most 128 bytes of each, swizzled inside every line.
+
+Products of e4m3 take both operands along their sum, so V is turned: the tiles that come are copied
+to tiles of [column, key]. And their sums keep 13 bits below the largest term, so those of P V are
+added to O in fp32 tile by tile, some columns at a time.
 """
 
 from __future__ import annotations
@@ -23,8 +27,11 @@ ROWS = 64  # M of wgmma
 WIDTHS = range(32, 193, 16)  # keys of a tile
 TOLD = 2  # numbers that such warpgroups tell each other: a maximum and a sum
 P_STAGES = 2  # P of a tile is written while others still read that of the one before
+VT_STAGES = 2  # a tile of V is turned while the one before is multiplied
+O_PART = 64  # columns of O, or fewer, that are added at a time where sums of products have few bits
 # Registers of a thread by warpgroups that compute: of theirs, and of those that load.
 REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}
+FP8_REGISTERS = {2: (232, 40), 3: (152, 56)}  # one of those who load turns V
 OTHER_REGISTERS = 28  # that the loop needs beside S, P and O
 MISC_BYTES = 1024  # barriers: what lies before the first aligned buffer
 
@@ -57,6 +64,13 @@ SHAPES = {
     256: Shape(2, 80, "base", pairs=(2, 64)),
     512: Shape(1, 64, "base", sharers=2, pairs=(2, 128)),
 }
+FP8_SHAPES = {
+    64: Shape(2, 128, "pingpong", early=4),
+    96: Shape(2, 128, "pingpong", early=4),
+    128: Shape(2, 128, "pingpong", early=4),
+    192: Shape(2, 128, "pingpong", early=4),
+    256: Shape(2, 64, "base", early=4),
+}
 
 
 @dataclass(frozen=True)
@@ -66,15 +80,24 @@ class Layout(Tiles):
     @property
     def shape(self) -> Shape:
         """What suits the head dim."""
-        return SHAPES[self.config.head_dim]
+        shapes = SHAPES | (FP8_SHAPES if self.config.is_fp8 else {})
+        return shapes[self.config.head_dim]
+
+    @property
+    def registers(self) -> dict[int, tuple[int, int]]:
+        """Those of a thread by warpgroups that compute: of theirs, and of those that load."""
+        return FP8_REGISTERS if self.config.is_fp8 else REGISTERS
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Keys of a tile that registers hold: S and P of one, and O."""
-        free = REGISTERS.get(self.teams, (0,))[0] - OTHER_REGISTERS - self.o_columns // 2
-        step = ROWS if self.sharers > 1 else 1  # P of shared tiles is one panel
+        """Keys of a tile that registers hold: S and P of one, O, and what is added to it."""
+        config = self.config
+        free = self.registers.get(self.teams, (0,))[0] - OTHER_REGISTERS - self.o_columns // 2
+        free -= self.o_part // 2 if config.is_fp8 else 0
+        step = ROWS if self.sharers > 1 or config.is_fp8 else 1  # P, or V turned, is whole panels
+        bits = 32 + 8 * config.io_bytes  # of an element of S and one of P
         return tuple(
-            keys for keys in WIDTHS if keys * 3 // 4 <= free * self.sharers and keys % step == 0
+            keys for keys in WIDTHS if keys * bits // 64 <= free * self.sharers and keys % step == 0
         )
 
     def variants(self) -> Iterator[AttentionConfig]:
@@ -157,6 +180,23 @@ class Layout(Tiles):
         return self.config.v_dim // self.sharers
 
     @property
+    def o_part(self) -> int:
+        """Columns of O that one product P V makes: of e4m3 at most so many as divide them."""
+        if not self.config.is_fp8:
+            return self.o_columns
+        return next(part for part in range(O_PART, 0, -16) if self.o_columns % part == 0)
+
+    @property
+    def o_parts(self) -> int:
+        """Products P V of a tile."""
+        return self.o_columns // self.o_part
+
+    @property
+    def vt_bytes(self) -> int:
+        """Bytes of a tile of V that is turned, 0 where V is multiplied as it lies."""
+        return self.v_bytes if self.config.is_fp8 else 0
+
+    @property
     def keys(self) -> int:
         """Of a tile those whose S one warpgroup computes."""
         return self.tile_n // self.sharers
@@ -180,17 +220,18 @@ class Layout(Tiles):
     def o_in_smem(self) -> bool:
         """O goes to shared memory and from there by TMA. In fp32 four lanes write whole sectors of
         global memory, and there is nothing to gain."""
-        return self.config.out_bytes == self.config.io_bytes
+        return self.config.out_bytes == ITEM_BYTES["bf16"]
 
     @property
     def o_over_q(self) -> bool:
         """O takes the place of Q, whose last product is done: where else there is no room."""
-        return self.o_in_smem and self._free < self.q_tiles * self.o_bytes
+        room = self.q_bytes >= self.o_bytes
+        return self.o_in_smem and room and self._free < self.q_tiles * self.o_bytes
 
     @property
     def o_bytes(self) -> int:
         """Bytes of O of one query tile in shared memory."""
-        return self.rows * self.config.v_dim * self.config.io_bytes if self.o_in_smem else 0
+        return self.rows * self.config.v_dim * self.config.out_bytes if self.o_in_smem else 0
 
     @property
     def least_bytes(self) -> int:
@@ -208,6 +249,7 @@ class Layout(Tiles):
         k, v = self._least_stages
         tile = self.q_bytes + P_STAGES * self.p_bytes + TOLD * self.told_bytes
         free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.q_tiles * tile
+        free -= VT_STAGES * self.vt_bytes
         return free - k * self.k_bytes - v * self.v_bytes
 
     @cached_property
@@ -225,6 +267,7 @@ class Layout(Tiles):
             SmemBuffer("sQ", self.q_bytes, self.q_tiles),
             SmemBuffer("sK", self.k_bytes, k_stages),
             SmemBuffer("sV", self.v_bytes, v_stages),
+            SmemBuffer("sVt", self.vt_bytes, VT_STAGES),
             SmemBuffer("sO", self.o_bytes, o_tiles),
             SmemBuffer("sP", self.p_bytes, P_STAGES * self.q_tiles),
             SmemBuffer("sTold", self.told_bytes, TOLD * self.q_tiles),
@@ -234,13 +277,15 @@ class Layout(Tiles):
     def check(self) -> None:
         """Raise NotImplementedError or ValueError for what the kernel does not do."""
         config = self.config
-        if config.is_fp8:
-            raise NotImplementedError("K and V in e4m3: not yet")
+        if config.is_fp8 and config.head_dim not in FP8_SHAPES:
+            raise NotImplementedError(
+                f"head_dim {config.head_dim} with K and V in e4m3: one of {tuple(FP8_SHAPES)}"
+            )
         if config.ctas not in (0, 1, 2):
             raise NotImplementedError(f"ctas {config.ctas}: 1 or 2, 0 chooses")
-        if config.tile_m % ROWS or self.teams not in REGISTERS:
+        if config.tile_m % ROWS or self.teams not in self.registers:
             heights = tuple(
-                ROWS * teams for teams in REGISTERS if teams * self.sharers in REGISTERS
+                ROWS * tiles for tiles in REGISTERS if tiles * self.sharers in self.registers
             )
             raise NotImplementedError(f"tile_m {config.tile_m}: one of {heights}, 0 chooses")
         if self.tile_n not in self.widths:

@@ -3,6 +3,9 @@
 The products of a step run under the softmax: S of a tile and P V of the one before are issued
 together; while S is exponentiated, P V still runs. In ping-pong the warpgroups issue in turn, so
 that the softmax of one has the products of the others beside it.
+
+Of e4m3 P V comes in parts, some columns of O each: a part runs under a piece of the softmax, and is
+added to O behind it.
 """
 
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from fmha.device.order import count_rounds
 from fmha.device.types import IO_TYPES
 from fmha.device.walk import first_key, hidden_steps, locate, plan_walk, stored_by_tma
 from fmha.sm90.epilogue import own_sinks, store_o, store_statistics
-from fmha.sm90.layout import P_STAGES
+from fmha.sm90.layout import P_STAGES, VT_STAGES
 from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
 from fmha.sm90.products import (
     accumulator,
@@ -58,6 +61,7 @@ from fmha.sm90.softmax import (
     tile_sums,
     too_large,
 )
+from fmha.sm90.split import split_q
 from kernelkit import hw
 from kernelkit.pipelines import consumer_state
 
@@ -68,10 +72,22 @@ class Tile:
 
     scores: cute.Tensor  # fp32: S, then its weights
     p: cute.Tensor  # weights, rounded
+    every_p: cute.Tensor  # P as the A operand
     o: cute.Tensor  # fp32
+    product: cute.Tensor  # what a product P V makes: O, or what is added to a part of it
     reference: Reference
-    q: cute.Tensor  # the A operand, (MMA, 1, head_dim / 16)
+    q: tuple[cute.Tensor, ...]  # terms as the A operand, (MMA, 1, head_dim / 16), the smaller first
     k: cute.Tensor  # the K ring as the B operand, (MMA, 1, head_dim / 16, stage)
+    v: tuple[cute.Tensor, ...]  # the V ring as the B operand, part by part of O
+
+
+def weighed_ends(plan: Plan90, every: int) -> list[int]:
+    """Where the pieces end of `every` scores of a thread: what is weighed before P V of the tile
+    before is waited for, and after each part of it."""
+    early = every * plan.layout.shape.early // 16
+    parts = plan.layout.o_parts
+    ends = (early + (every - early) * part // parts for part in range(parts + 1))
+    return [end // PIECE * PIECE for end in ends]
 
 
 class Math:
@@ -87,16 +103,12 @@ class Math:
         plan, layout, pipes, buffers = self.plan, self.plan.layout, scope.pipes, scope.buffers
         team = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // hw.WARPGROUP_WARPS
         q_tile, part = team // layout.sharers, team % layout.sharers
-        scores = accumulator(make_qk_mma(plan), layout.rows, layout.keys)
-        p = p_registers(plan, scores)
-        o = accumulator(make_pv_mma(plan), layout.rows, layout.o_columns)
-        q = q_operand(plan, make_qk_mma(plan), buffers.q)[None, None, None, q_tile]
-        k = k_operand(plan, make_qk_mma(plan), buffers.k, part)
-        v = v_operand(plan, make_pv_mma(plan), buffers.v, part)
-        reference = make_reference()
-        tile = Tile(scores, p, o, reference, q, k)
-        every_p, place = p_operand(plan, make_pv_mma(plan), p, buffers.p), Int32(0)
-        k_state, v_state = (consumer_state(stages) for stages in layout.stages)
+        tile, place = self.make_tile(scope, q_tile, part), Int32(0)
+        reference, o = tile.reference, tile.o
+        values, v_stages = pipes.v, layout.stages[1]
+        if cutlass.const_expr(plan.config.is_fp8):
+            values, v_stages = pipes.vt, VT_STAGES
+        k_state, v_state = consumer_state(layout.stages[0]), consumer_state(v_stages)
         q_state = consumer_state(1)
         self.open_turns(team)
         for turn in cutlass.range(count_rounds(plan, scope.tensors.order), unroll=1):
@@ -104,10 +116,10 @@ class Math:
             walk = plan_walk(plan, work, scope.scalars)
             lane = own_lane(plan, work, scope.scalars, team)
             sinks = own_sinks(plan, lane, scope.tensors)
-            begin_row(reference)
+            begin_row(plan, reference, lane, work, scope.tensors.tables)
             o.fill(0.0)
             if walk.tiles > 0:
-                if cutlass.const_expr(plan.config.ragged_keys):
+                if cutlass.const_expr(plan.config.ragged_keys and not plan.config.is_fp8):
                     self.clear_tail_rows(scope, walk, v_state)
                 hidden = hidden_steps(plan, work, walk, scope.scalars, q_tile)
                 for _ in cutlass.range(hidden, unroll=1):
@@ -117,10 +129,14 @@ class Math:
                     k_state.advance()
                     self.wait_turn(team)
                     self.pass_turn(team)
-                    pipes.v.wait(v_state)
-                    pipes.v.release(v_state.index)
+                    values.wait(v_state)
+                    values.release(v_state.index)
                     v_state.advance()
                 pipes.q.wait(q_state, q_tile)
+                if cutlass.const_expr(plan.config.q_terms == 2):
+                    powers = split_q(plan, lane, buffers.q)
+                    for half in cutlass.range_constexpr(2):
+                        reference.unit[half] = reference.unit[half] * powers[half]
                 pipes.k.wait(k_state)
                 place = P_STAGES - 1 - place
                 sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index, place)
@@ -130,16 +146,16 @@ class Math:
                 for step in cutlass.range(hidden + 1, walk.tiles, unroll=1):
                     pipes.k.wait(k_state)
                     self.wait_turn(team)
-                    issue_qk(plan, scores, q, k[None, None, None, k_state.index])
-                    pipes.v.wait(v_state)
-                    issue_pv(plan, o, at(plan, every_p, place), v[None, None, None, v_state.index])
+                    issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, k_state.index])
+                    values.wait(v_state)
+                    self.issue_part(tile, place, v_state.index, 0)
                     self.pass_turn(team)
                     warpgroup.wait_group(1)
-                    sums = self.weigh(scope, lane, walk, step, tile)
-                    pipes.v.release(v_state.index)
+                    sums = self.weigh(scope, lane, walk, step, tile, place, v_state.index)
+                    values.release(v_state.index)
                     v_state.advance()
                     place = P_STAGES - 1 - place
-                    share_p(plan, lane, p, buffers.p, place)
+                    share_p(plan, lane, tile.p, buffers.p, place)
                     if any_of_tile(plan, lane, too_large(lane, reference, sums)):
                         sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index, place)
                     take_up(reference, sums)
@@ -147,19 +163,19 @@ class Math:
                     k_state.advance()
                 if cutlass.const_expr(not layout.o_over_q):
                     pipes.q.release(q_tile)
-                pipes.v.wait(v_state)
-                issue_pv(plan, o, at(plan, every_p, place), v[None, None, None, v_state.index])
-                warpgroup.wait_group(0)
-                pipes.v.release(v_state.index)
+                values.wait(v_state)
+                for number in cutlass.range_constexpr(layout.o_parts):
+                    self.issue_part(tile, place, v_state.index, number)
+                    warpgroup.wait_group(0)
+                    self.add_part(tile, number)
+                values.release(v_state.index)
                 v_state.advance()
                 q_state.advance()
                 over_lanes(reference.row_sum)
                 own = (reference.row_sum[0], reference.row_sum[1])
                 every = of_all_parts(plan, lane, buffers.statistics, SUM, own)
                 reference.row_sum[0], reference.row_sum[1] = every
-            factors = store_statistics(
-                plan, work, lane, reference.row_max, reference.row_sum, sinks, scope
-            )
+            factors = store_statistics(plan, work, lane, reference, sinks, scope)
             # Without keys there is no Q, whose place O could take.
             by_tma = stored_by_tma(plan, work) and walk.tiles > 0
             store_o(plan, work, lane, o, factors, scope, by_tma)
@@ -169,6 +185,48 @@ class Math:
         self.close_turns(team)
         # Shared memory is there until the last copy has read it; who sent none waits for none.
         cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def make_tile(self, scope: Scope, q_tile: Int32, part: Int32) -> Tile:
+        """For the warpgroup's query tile; part: its keys and columns where others share it."""
+        plan, layout, buffers = self.plan, self.plan.layout, scope.buffers
+        scores = accumulator(make_qk_mma(plan), layout.rows, layout.keys)
+        p = p_registers(plan, scores)
+        o = accumulator(make_pv_mma(plan, layout.o_columns), layout.rows, layout.o_columns)
+        product, values = o, buffers.v
+        if cutlass.const_expr(plan.config.is_fp8):
+            product = accumulator(make_pv_mma(plan), layout.rows, layout.o_part)
+            values = buffers.vt
+        terms, q = plan.config.q_terms, q_operand(plan, make_qk_mma(plan), buffers.q)
+        return Tile(
+            scores,
+            p,
+            p_operand(plan, make_pv_mma(plan), p, buffers.p),
+            o,
+            product,
+            make_reference(plan),
+            tuple(q[None, None, None, q_tile * terms + term] for term in reversed(range(terms))),
+            k_operand(plan, make_qk_mma(plan), buffers.k, part),
+            tuple(
+                v_operand(plan, make_pv_mma(plan), values, part + number)
+                for number in range(layout.o_parts)
+            ),
+        )
+
+    @cute.jit
+    def issue_part(self, tile: Tile, place: Int32, stage: Int32, number: cutlass.Constexpr) -> None:
+        """Issue part `number` of P V. place: of P where it is shared; stage: of V."""
+        v = tile.v[number][None, None, None, stage]
+        issue_pv(self.plan, tile.product, at(self.plan, tile.every_p, place), v)
+
+    @cute.jit
+    def add_part(self, tile: Tile, number: cutlass.Constexpr) -> None:
+        """Add what that part has become to O, where it is not O itself."""
+        if cutlass.const_expr(self.plan.config.is_fp8):
+            size = cute.size(tile.product)
+            for index in cutlass.range_constexpr(size):
+                place = number * size + index
+                tile.o[place] = tile.o[place] + tile.product[index]
 
     @cute.jit
     def begin_anew(
@@ -190,36 +248,47 @@ class Math:
         plan, scalars = self.plan, scope.scalars
         issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, stage])
         warpgroup.wait_group(0)
-        self.prepare(scope, lane, walk, step, tile.scores, 0, cute.size(tile.scores))
+        self.prepare(scope, lane, walk, step, tile, 0, cute.size(tile.scores))
         tops = largest(tile.scores, tile.reference)
         tops = of_all_parts(plan, lane, scope.buffers.statistics, MAXIMUM, tops)
         factors = refer_to(plan, tops, tile.reference, scalars)
         rescale(tile.o, factors)
         every = cute.size(tile.scores)
-        exponentiate(plan, tile.scores, tile.reference, scalars.scale_log2, 0, every)
+        exponentiate(plan, tile.scores, tile.reference, scalars, 0, every)
         round_weights(plan, tile.scores, tile.p)
         share_p(plan, lane, tile.p, scope.buffers.p, place)
         meet_tile(plan)
-        return tile_sums(tile.scores)
+        return tile_sums(plan, tile.scores, tile.p)
 
     @cute.jit
     def weigh(
-        self, scope: Scope, lane: Lane, walk: Walk, step: Int32, tile: Tile
+        self,
+        scope: Scope,
+        lane: Lane,
+        walk: Walk,
+        step: Int32,
+        tile: Tile,
+        place: Int32,
+        stage: Int32,
     ) -> tuple[Float32, Float32]:
         """Weigh the tile with what there is to refer to; returns the sums of the weights. P V of
-        the tile before is waited for in the middle: P is in its registers."""
+        the tile before, whose first part is issued, is waited for part by part: P is in its
+        registers. place: of P where it is shared; stage: of V."""
         plan, scores = self.plan, tile.scores
-        every = cute.size(scores)
-        early = every * plan.layout.shape.early // 16 // PIECE * PIECE
-        for begin, end in ((0, early), (early, every)):
+        ends = weighed_ends(plan, cute.size(scores))
+        for number in cutlass.range_constexpr(len(ends)):
+            begin, end = ends[number - 1] if number else 0, ends[number]
             # The branch in it keeps ptxas from moving the wait in front of the first part.
             if cutlass.const_expr(end > begin):
-                self.prepare(scope, lane, walk, step, scores, begin, end)
-            if cutlass.const_expr(end == every):
+                self.prepare(scope, lane, walk, step, tile, begin, end)
+            if cutlass.const_expr(number > 0):
                 warpgroup.wait_group(0)
-            exponentiate(plan, scores, tile.reference, scope.scalars.scale_log2, begin, end)
+                self.add_part(tile, number - 1)
+            if cutlass.const_expr(0 < number < plan.layout.o_parts):
+                self.issue_part(tile, place, stage, number)
+            exponentiate(plan, scores, tile.reference, scope.scalars, begin, end)
         round_weights(plan, scores, tile.p)
-        return tile_sums(scores)
+        return tile_sums(plan, scores, tile.p)
 
     @cute.jit
     def prepare(
@@ -228,16 +297,17 @@ class Math:
         lane: Lane,
         walk: Walk,
         step: Int32,
-        scores: cute.Tensor,
+        tile: Tile,
         begin: cutlass.Constexpr,
         end: cutlass.Constexpr,
     ) -> None:
         """Elements [begin, end) of S as they are to be weighed."""
-        if cutlass.const_expr(self.plan.config.softcap):
-            softcap(scores, scope.scalars.softcap_log2, begin, end)
+        plan = self.plan
+        if cutlass.const_expr(plan.config.softcap):
+            softcap(plan, tile.scores, tile.reference, scope.scalars, begin, end)
         if step < walk.masked:
-            first = first_key(self.plan, walk, step) + lane.part * self.plan.layout.keys
-            mask(self.plan, scores, lane, first, begin, end)
+            first = first_key(plan, walk, step) + lane.part * plan.layout.keys
+            mask(plan, tile.scores, lane, first, begin, end)
 
     @cute.jit
     def clear_tail_rows(self, scope: Scope, walk: Walk, v_state: object) -> None:

@@ -1,7 +1,7 @@
 """AttentionConfig -> who works, and who waits for whom, in the Hopper kernel. Plain data.
 
 Two or three warpgroups compute, each a query tile of its own from S to O, or one tile together; one
-more loads for them.
+more loads for them, and turns tiles of V in e4m3.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from fmha.config import AttentionConfig
 from fmha.plan import AttentionPlan
-from fmha.sm90.layout import REGISTERS, Layout
+from fmha.sm90.layout import VT_STAGES, Layout
 from kernelkit.arrivals import Signal
 from kernelkit.edges import Edge, EdgePlan
 from kernelkit.warps import Role, RolePlan
@@ -49,14 +49,17 @@ def plan_unchecked(config: AttentionConfig) -> Plan90:
 
 def _roles(layout: Layout) -> RolePlan:
     teams = layout.teams
-    computes, loads = REGISTERS[teams]
+    computes, loads = layout.registers[teams]
     first = 4 * teams
+    last = Role("idle", first + 2, 2, "leaves its registers to those who compute", loads)
+    if layout.config.is_fp8:
+        last = Role("turn", first + 2, 2, "tiles of V: [key, column] to [column, key]", loads)
     return RolePlan(
         (
             Role("math", 0, first, "S = Q K^T, softmax, O += P V", computes, teams),
             Role("load_qk", first, 1, "Q and tiles of K by TMA", loads),
             Role("load_v", first + 1, 1, "tiles of V by TMA", loads),
-            Role("idle", first + 2, 2, "leaves its registers to those who compute", loads),
+            last,
         )
     )  # fmt: skip
 
@@ -65,11 +68,18 @@ def _edges(layout: Layout) -> tuple[Edge, ...]:
     """Who waits for whom."""
     k_stages, v_stages = layout.stages
     ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.WARPS}
+    turned: tuple[Edge, ...] = ()
+    if layout.config.is_fp8:
+        turned = (
+            Edge("vt", "turn", "math", VT_STAGES, Signal.THREADS, "V tile, turned",
+                 release=Signal.WARPS, every_team=True),
+        )  # fmt: skip
     return (
         Edge("q", "load_qk", "math", layout.q_tiles, payload="Q tile",
              tx_bytes=layout.q_box_bytes, every_team=layout.sharers > 1, **ring),
         Edge("k", "load_qk", "math", k_stages, payload="K tile", tx_bytes=layout.k_bytes,
              every_team=True, multicast=layout.multicast, **ring),
-        Edge("v", "load_v", "math", v_stages, payload="V tile", tx_bytes=layout.v_bytes,
-             every_team=True, multicast=layout.multicast, **ring),
+        Edge("v", "load_v", "turn" if turned else "math", v_stages, payload="V tile",
+             tx_bytes=layout.v_bytes, every_team=True, multicast=layout.multicast, **ring),
+        *turned,
     )  # fmt: skip

@@ -1,10 +1,15 @@
 """The two products of a warpgroup, and their operands (device code).
 
 S = Q K^T reads both operands from shared memory; O += P V reads P from registers, or from shared
-memory where warpgroups share a query tile. V is stored
-[key, d] with d contiguous, so as the B operand (N = d, K = key) it is MN-major. In an accumulator
-element c + 2 h + 4 j of a thread is column 8 j + 2 (lane % 4) + c of row lane / 4 + 8 h of its
-warp's sixteen; as the A operand of the next product the same elements stand in the same order.
+memory where warpgroups share a query tile. V is stored [key, d] with d contiguous, so as the B
+operand (N = d, K = key) it is MN-major. In an accumulator element c + 2 h + 4 j of a thread is
+column 8 j + 2 (lane % 4) + c of row lane / 4 + 8 h of its warp's sixteen; as the A operand of the
+next product the same elements stand in the same order.
+
+In e4m3 Q is one tile or two, whose products with K are added up, and V is K-major, since `turn.py`
+turned it. A word of the A operand is then four keys of a row, which are 4 (lane % 4) .. of sixteen
+for the tensor core; here they are keys 2 (lane % 4), + 1, + 8 and + 9, what a thread has of S. The
+order of keys means nothing to a sum, and V is turned with its keys in the same order.
 A TiledMma is built anew wherever it is used: passed through a loop it stops being a constant.
 """
 
@@ -14,8 +19,8 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.utils import hopper_helpers as sm90
 
-from fmha.device.types import IO_TYPES
-from fmha.sm90.layout import P_STAGES
+from fmha.device.types import IO_TYPES, OUT_TYPES
+from fmha.sm90.layout import P_STAGES, VT_STAGES
 from fmha.sm90.plan import Plan90
 from kernelkit.umma import shared
 
@@ -23,6 +28,7 @@ K, MN = OperandMajorMode.K, OperandMajorMode.MN
 ATOMS = {  # by the bytes of a line
     (128, K): warpgroup.SmemLayoutAtomKind.K_SW128,
     (64, K): warpgroup.SmemLayoutAtomKind.K_SW64,
+    (32, K): warpgroup.SmemLayoutAtomKind.K_SW32,
     (128, MN): warpgroup.SmemLayoutAtomKind.MN_SW128,
     (64, MN): warpgroup.SmemLayoutAtomKind.MN_SW64,
 }
@@ -30,16 +36,18 @@ ATOMS = {  # by the bytes of a line
 
 def make_qk_mma(plan: Plan90) -> cute.TiledMma:
     """Q and K K-major from shared memory."""
-    io, tile = IO_TYPES[plan.config.dtype], (plan.layout.rows, plan.layout.keys)
+    io, tile = IO_TYPES[plan.config.keys_dtype], (plan.layout.rows, plan.layout.keys)
     return sm90.make_trivial_tiled_mma(io, io, K, K, Float32, (1, 1, 1), tile)
 
 
-def make_pv_mma(plan: Plan90) -> cute.TiledMma:
-    """P from registers, or shared between warpgroups; V MN-major from shared memory."""
-    io, tile = IO_TYPES[plan.config.dtype], (plan.layout.rows, plan.layout.o_columns)
+def make_pv_mma(plan: Plan90, columns: int = 0) -> cute.TiledMma:
+    """P from registers, or shared between warpgroups; V MN-major from shared memory, or turned.
+    columns: of V and O, by default those of one product."""
+    io, tile = IO_TYPES[plan.config.keys_dtype], (plan.layout.rows, columns or plan.layout.o_part)
+    major = K if plan.config.is_fp8 else MN
     own, every = warpgroup.OperandSource.RMEM, warpgroup.OperandSource.SMEM
     source = own if plan.layout.sharers == 1 else every
-    return sm90.make_trivial_tiled_mma(io, io, K, MN, Float32, (1, 1, 1), tile, source)
+    return sm90.make_trivial_tiled_mma(io, io, K, major, Float32, (1, 1, 1), tile, source)
 
 
 def panels(
@@ -47,16 +55,27 @@ def panels(
 ) -> cute.ComposedLayout:
     """Tiles of `rows` lines in shared memory, panel by panel: as an operand (rows, columns, stage),
     or where lines are its K, (columns, rows, stage)."""
-    line = plan.layout.panel(columns) * plan.config.io_bytes
-    atom = warpgroup.make_smem_layout_atom(ATOMS[line, major], IO_TYPES[plan.config.dtype])
+    return panels_of(
+        plan.config.keys_dtype, major, rows, columns, plan.layout.panel(columns), stages
+    )
+
+
+def panels_of(
+    dtype: str, major: OperandMajorMode, rows: int, columns: int, panel: int, stages: int
+) -> cute.ComposedLayout:
+    """The same of any dtype, with lines of `panel` columns."""
+    element = OUT_TYPES[dtype]
+    atom = warpgroup.make_smem_layout_atom(ATOMS[panel * element.width // 8, major], element)
     if major == K:
         return cute.tile_to_shape(atom, (rows, columns, stages), (0, 1, 2))
     return cute.tile_to_shape(atom, (columns, rows, stages), (1, 0, 2))
 
 
 def q_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
-    """Q as the A operand, (MMA, 1, head_dim / 16, query tile)."""
-    layout = panels(plan, K, plan.layout.rows, plan.config.head_dim, plan.layout.q_tiles)
+    """Q as the A operand, (MMA, 1, head_dim / 16, terms of query tiles)."""
+    tiles = plan.layout.q_tiles * plan.config.q_terms
+    layout = panels(plan, K, plan.layout.rows, plan.config.head_dim, tiles)
+    pointer = cute.recast_ptr(pointer, dtype=IO_TYPES[plan.config.keys_dtype])
     return mma.make_fragment_A(mma.get_slice(0).partition_A(shared(pointer, layout)))
 
 
@@ -68,9 +87,13 @@ def k_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer, part: Int
 
 
 def v_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer, part: Int32) -> cute.Tensor:
-    """Columns of `part` in the V ring as the B operand, (MMA, 1, tile_n / 16, stage)."""
-    keys, columns = plan.layout.tile_n, plan.layout.o_columns
-    layout = panels(plan, MN, keys, plan.config.v_dim, plan.layout.stages[1])
+    """Columns of `part` in the V ring, or in that of V turned, as the B operand, (MMA, 1,
+    tile_n / 16, stage)."""
+    keys, columns = plan.layout.tile_n, plan.layout.o_part
+    if plan.config.is_fp8:
+        layout = panels(plan, K, plan.config.v_dim, keys, VT_STAGES)
+    else:
+        layout = panels(plan, MN, keys, plan.config.v_dim, plan.layout.stages[1])
     return b_operand(mma, shared(pointer, layout), (columns, keys), part)
 
 
@@ -93,7 +116,7 @@ def p_registers(plan: Plan90, scores: cute.Tensor) -> cute.Tensor:
     shape = scores.shape
     if plan.layout.sharers == 1:
         shape = make_pv_mma(plan).partition_shape_A((plan.layout.rows, plan.layout.tile_n))
-    return cute.make_rmem_tensor(shape, IO_TYPES[plan.config.dtype])
+    return cute.make_rmem_tensor(shape, IO_TYPES[plan.config.keys_dtype])
 
 
 def p_operand(
@@ -116,26 +139,27 @@ def at(plan: Plan90, p: cute.Tensor, place: Int32) -> cute.Tensor:
 def issue(
     mma: cute.TiledMma,
     d: cute.Tensor,
-    a: cute.Tensor,
+    terms: tuple[cute.Tensor, ...],
     b: cute.Tensor,
     accumulate: cutlass.Constexpr,
 ) -> None:
-    """Issue D = A B, or D += A B, as one group. The registers of D, and of A where it lies in them,
-    belong to the tensor core until the group has been waited for."""
+    """Issue D = A B, or D += A B, as one group, A the sum of terms. The registers of D, and of A
+    where it lies in them, belong to the tensor core until the group has been waited for."""
     warpgroup.fence()
-    for k_block in cutlass.range_constexpr(cute.size(b, mode=[2])):
-        mma.set(warpgroup.Field.ACCUMULATE, accumulate or k_block > 0)
-        cute.gemm(mma, d, a[None, None, k_block], b[None, None, k_block], d)
+    for number in cutlass.range_constexpr(len(terms)):
+        for k_block in cutlass.range_constexpr(cute.size(b, mode=[2])):
+            mma.set(warpgroup.Field.ACCUMULATE, accumulate or number + k_block > 0)
+            cute.gemm(mma, d, terms[number][None, None, k_block], b[None, None, k_block], d)
     warpgroup.commit_group()
 
 
 @cute.jit
-def issue_qk(plan: Plan90, scores: cute.Tensor, q: cute.Tensor, k: cute.Tensor) -> None:
-    """S = Q K^T of a query tile and a key tile, (MMA, 1, head_dim / 16)."""
+def issue_qk(plan: Plan90, scores: cute.Tensor, q: tuple[cute.Tensor, ...], k: cute.Tensor) -> None:
+    """S = Q K^T of a query tile, by its terms, and a key tile, (MMA, 1, head_dim / 16)."""
     issue(make_qk_mma(plan), scores, q, k, False)
 
 
 @cute.jit
 def issue_pv(plan: Plan90, o: cute.Tensor, p: cute.Tensor, v: cute.Tensor) -> None:
-    """O += P V of a query tile and a key tile, (MMA, 1, tile_n / 16)."""
-    issue(make_pv_mma(plan), o, p, v, True)
+    """O += P V of a query tile and a key tile, (MMA, 1, tile_n / 16); of e4m3 the product alone."""
+    issue(make_pv_mma(plan), o, (p,), v, not plan.config.is_fp8)

@@ -10,7 +10,6 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import warp
 
-from fmha.device.types import IO_TYPES
 from fmha.sm90.barriers import THREADS, any_of, any_of_threads
 from fmha.sm90.layout import P_STAGES
 from fmha.sm90.plan import SHARED_BARRIER, Plan90
@@ -25,7 +24,7 @@ MAXIMUM, SUM = 0, 1  # which of the numbers of a row
 def share_p(plan: Plan90, lane: Lane, p: cute.Tensor, buffer: cute.Pointer, place: Int32) -> None:
     """This warpgroup's columns of P into buffer `place`; others see them once all have met."""
     if cutlass.const_expr(plan.layout.sharers > 1):
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), IO_TYPES[plan.config.dtype])
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), p.element_type)
         copy = cute.make_tiled_copy_C(atom, make_qk_mma(plan))
         thread, _, _ = cute.arch.thread_idx()
         part = copy.get_slice(thread % THREADS)

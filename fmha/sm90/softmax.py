@@ -6,7 +6,8 @@ between them where it is found, its sum once at the end. `kernelkit.online_softm
 
 A maximum costs as many instructions as an exponential, and a row's moves in a few tiles only. So
 weights refer to the one that was found last, and it is found anew where they tell that it is too
-small: no weight may be above 2 ** rescale_log2, and none is where their sum is not.
+small: no weight may be above 2 ** rescale_log2, and none is where their sum is not. In e4m3 their
+sum may be above what one of them may be, and too small is what a weight tells that became 448.
 """
 
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
 from fmha.config import EXP2_PAIRS
-from fmha.device.args import Row, Scalars
+from fmha.device.args import Row, Scalars, Tables, Work
+from fmha.device.scales import score_scale
 from fmha.sm90.plan import Plan90
 from fmha.sm90.rows import Lane
+from kernelkit.limits import FLT_MAX
 from kernelkit.online_softmax import (
     EXP2_COEFFICIENTS,
     LEAST_EXPONENT,
@@ -27,11 +30,13 @@ from kernelkit.online_softmax import (
     lowest_bits,
     raised,
 )
-from kernelkit.warp_mma import pack
+from kernelkit.warp_mma import pack, pack_e4m3
 
 INFINITE_EXPONENT = 128.0  # 2 to that is inf in fp32
 CHUNK = 64  # elements of a thread whose 32 of a row share a word of bits
 PIECE = 8  # that are rounded at a time
+FULL_CARRIES = 0x02020202  # added to e4m3 without signs, carries into the sign of 448
+SIGNS = 0x80808080
 
 
 @dataclass(frozen=True)
@@ -42,17 +47,33 @@ class Reference:
     row_sum: cute.Tensor  # of this thread's weights
     shift: cute.Tensor  # what is added to a score in log2 units: -row_max, 0 where that is -inf
     limit: cute.Tensor  # of the sum of a tile's weights; 0 where row_max is -inf
+    unit: cute.Tensor | None  # of scores, where rows differ in it: part of the first factor on them
 
 
-def make_reference() -> Reference:
-    return Reference(*(cute.make_rmem_tensor(2, Float32) for _ in range(4)))
+def make_reference(plan: Plan90) -> Reference:
+    unit = cute.make_rmem_tensor(2, Float32) if plan.config.is_fp8 else None
+    return Reference(*(cute.make_rmem_tensor(2, Float32) for _ in range(4)), unit)
 
 
 @cute.jit
-def begin_row(reference: Reference) -> None:
+def begin_row(plan: Plan90, reference: Reference, lane: Lane, work: Work, tables: Tables) -> None:
     """No key has been seen."""
     reference.row_max.fill(-Float32.inf)
     reference.row_sum.fill(0.0)
+    if cutlass.const_expr(plan.config.is_fp8):
+        for half in cutlass.range_constexpr(2):
+            scale = score_scale(tables, work, lane.rows[half].head)
+            reference.unit[half] = Float32(1.0) if cutlass.const_expr(scale is None) else scale
+
+
+@cute.jit
+def scale_of(
+    plan: Plan90, reference: Reference, scalars: Scalars, half: cutlass.Constexpr
+) -> Float32:
+    """What a score of a row is multiplied by inside exp2."""
+    if cutlass.const_expr(plan.config.is_fp8 and not plan.config.softcap):
+        return scalars.scale_log2 * reference.unit[half]
+    return scalars.scale_log2
 
 
 @cute.jit
@@ -87,9 +108,14 @@ def columns_below(limit: Int32) -> Int32:
 
 
 @cute.jit
-def softcap(scores: cute.Tensor, softcap_log2: Float32, begin: int, end: int) -> None:
+def softcap(
+    plan: Plan90, scores: cute.Tensor, reference: Reference, scalars: Scalars, begin: int, end: int
+) -> None:
     """`kernelkit.online_softmax.softcap_scores` without arithmetic on pairs."""
     for number in cutlass.range_constexpr(begin, end):
+        softcap_log2 = scalars.softcap_log2
+        if cutlass.const_expr(plan.config.is_fp8):
+            softcap_log2 = softcap_log2 * reference.unit[number // 2 % 2]
         power = cute.math.exp2(scores[number] * softcap_log2, fastmath=True)
         scores[number] = cute.arch.rcp_approx(-1.0 - power)
 
@@ -118,8 +144,9 @@ def refer_to(
 ) -> tuple[Float32, Float32]:
     """row_max becomes `tops`, the largest scores so far, row_sum refers to it; returns by what O of
     each row is to be multiplied."""
-    scale_log2, factors = scalars.scale_log2, []
+    factors = []
     for half in cutlass.range_constexpr(2):
+        scale_log2 = scale_of(plan, reference, scalars, half)
         top = tops[half]
         base = finite(top)
         factor = cute.math.exp2((reference.row_max[half] - base) * scale_log2, fastmath=True)
@@ -127,6 +154,9 @@ def refer_to(
         reference.row_sum[half] = reference.row_sum[half] * factor
         reference.shift[half] = -base * scale_log2
         most = Float32(2.0**plan.config.lag_log2)
+        if cutlass.const_expr(plan.config.is_fp8):
+            reference.shift[half] = reference.shift[half] + plan.config.bias_log2
+            most = Float32(FLT_MAX)
         reference.limit[half] = Float32(0.0) if top == -Float32.inf else most
         factors.append(factor)
     return tuple(factors)
@@ -137,13 +167,14 @@ def exponentiate(
     plan: Plan90,
     scores: cute.Tensor,
     reference: Reference,
-    scale_log2: Float32,
+    scalars: Scalars,
     begin: int,
     end: int,
 ) -> None:
     """Elements [begin, end) in place: exp2 of a score in log2 units less what it refers to."""
     share = plan.layout.exp2_share
     for number in cutlass.range_constexpr(begin, end):
+        scale_log2 = scale_of(plan, reference, scalars, number // 2 % 2)
         power = scores[number] * scale_log2 + reference.shift[number // 2 % 2]
         if cutlass.const_expr((number // 2 + 1) * share % EXP2_PAIRS < share):
             scores[number] = exp2_polynomial(power)
@@ -167,16 +198,30 @@ def exp2_polynomial(exponent: Float32) -> Float32:
 
 
 @cute.jit
-def tile_sums(weights: cute.Tensor) -> tuple[Float32, Float32]:
-    """Of this thread's weights of each row."""
+def tile_sums(plan: Plan90, weights: cute.Tensor, p: cute.Tensor) -> tuple[Float32, Float32]:
+    """Of this thread's weights of each row; infinite where one is too large for P, their rounded
+    form."""
     sums = []
     for half in cutlass.range_constexpr(2):
         total, other = weights[2 * half], weights[2 * half + 1]
         for quad in cutlass.range_constexpr(4, cute.size(weights), 4):
             total = total + weights[quad + 2 * half]
             other = other + weights[quad + 2 * half + 1]
-        sums.append(total + other)
+        total = total + other
+        if cutlass.const_expr(plan.config.is_fp8):
+            total = Float32.inf if is_full(p, half) else total
+        sums.append(total)
     return tuple(sums)
+
+
+@cute.jit
+def is_full(p: cute.Tensor, half: cutlass.Constexpr) -> Boolean:
+    """Whether an e4m3 of the row is 448, what larger ones become, or NaN."""
+    words = cute.recast_tensor(p, Uint32)
+    found = Uint32(0)
+    for number in cutlass.range_constexpr(half, cute.size(words), 2):
+        found = found | (words[number] + FULL_CARRIES)
+    return found & SIGNS != 0
 
 
 @cute.jit
@@ -221,4 +266,9 @@ def round_weights(plan: Plan90, scores: cute.Tensor, p: cute.Tensor) -> None:
     """
     words = cute.recast_tensor(p, Uint32)
     for number in cutlass.range_constexpr(cute.size(words)):
-        words[number] = pack(scores[2 * number], scores[2 * number + 1], plan.config.dtype)
+        if cutlass.const_expr(plan.config.is_fp8):
+            first = number // 2 * 8 + number % 2 * 2  # of a row; the next two are 8 keys further
+            four = (scores[first + place] for place in (0, 1, 4, 5))
+            words[number] = pack_e4m3(*four)
+        else:
+            words[number] = pack(scores[2 * number], scores[2 * number + 1], plan.config.dtype)

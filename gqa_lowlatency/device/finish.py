@@ -15,9 +15,9 @@ from cutlass import BFloat16, Boolean, Float16, Float32, Int32
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device import mailbox
 from gqa_lowlatency.device.args import Place, Tables, Tensors
-from gqa_lowlatency.device.shared_words import load, store
 from kernelkit.log2 import LN_2, LOG2_E
 from kernelkit.online_softmax import finite
+from kernelkit.shared_words import load, store
 
 OUT_TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32}
 FLAG_OFFSET = 8  # behind the mailbox's mbarrier: how many parts had come before this one

@@ -18,8 +18,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.device.shared_words import load, load_below, operands, store
 from kernelkit.online_softmax import finite
+from kernelkit.shared_words import load, load_below, operands, store
 
 VECTOR = 4  # fp32 that one thread sends or adds at a time
 WORDS = 2  # of the statistics of a column: maximum and sum

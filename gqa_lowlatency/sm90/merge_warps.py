@@ -5,11 +5,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from gqa_lowlatency.device import mailbox
-from gqa_lowlatency.device.shared_words import load, store
 from gqa_lowlatency.sm90.plan import PAD, Plan90
 from gqa_lowlatency.sm90.products import dims_of
 from gqa_lowlatency.sm90.stream import Found
 from kernelkit.online_softmax import finite
+from kernelkit.shared_words import load, store
 
 
 @cute.jit

@@ -11,10 +11,10 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.device.shared_words import load
 from gqa_lowlatency.sm90.plan import Plan90
 from gqa_lowlatency.sm90.queries import Queries, query_address
 from kernelkit import hw, warp_mma
+from kernelkit.shared_words import load
 from kernelkit.swizzle import turn
 
 EVERY_OTHER = 0x3120  # of prmt: bytes 0, 2, then 1, 3

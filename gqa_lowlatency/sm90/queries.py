@@ -15,9 +15,9 @@ from cutlass import Boolean, Float32, Int32, Uint32
 
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
-from gqa_lowlatency.device.shared_words import store
 from gqa_lowlatency.sm90.plan import Plan90
 from kernelkit import warp_mma
+from kernelkit.shared_words import store
 from kernelkit.words import float_of
 
 BF16_MANTISSA, FP32_MANTISSA = 7, 23  # bits

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
 import torch
 
 from fmha import reference
+from kernelkit import aligned_sums, tolerance
 
 
 def inputs(batch=2, sq=19, skv=33, heads=(4, 2), dtype=torch.bfloat16, dims=(64, 64)):
@@ -116,7 +118,7 @@ def test_every_option_key_by_key(options):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_rows_may_be_computed_some_at_a_time(options, monkeypatch):
     whole = reference.definition(*inputs(), **options)
-    monkeypatch.setattr(reference, "AT_ONCE", 7 * 4 * 33)  # seven rows of 33 keys, and five behind
+    monkeypatch.setitem(reference.AT_ONCE, "cpu", 7 * 4 * 33)  # seven rows and five
     parts = reference.definition(*inputs(), **options)
     for name in ("o", "lse", "row_max"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=0, atol=1e-12)
@@ -201,6 +203,44 @@ def test_rounding_points_cost_what_the_dtype_costs(dtype):
     assert rounded.o.dtype == dtype
     assert 0 < error <= 2 * epsilon * v.double().abs().max().item()
     assert (rounded.lse - exact.lse).abs().max() < 1e-5
+
+
+def judged(found, exact, rounded):
+    """Whether O and LSE of fp16 inputs are within tolerance."""
+    o = tolerance.compare_output(found.o, exact.o, rounded.o, torch.float16)
+    return o.ok, tolerance.compare_lse(found.lse, exact.lse, rounded.lse).ok
+
+
+def test_sums_of_a_tensor_core_excuse_no_mistake(monkeypatch):
+    q, k, v = inputs(1, 8, 64, (1, 1), torch.float16, (512, 512))
+    q, k = 100 * q.abs(), k.abs()  # scores grow with every product, and so does what is cut off
+    exact = reference.definition(q, k, v)
+    right = reference.rounded(q, k, v, aligned_sums=True)
+    assert judged(right, exact, right) == (True, True)
+    assert judged(right, exact, reference.rounded(q, k, v)) == (True, False)
+    limit = tolerance.compare_lse(right.lse, exact.lse, right.lse).limit
+    assert judged(replace(right, lse=right.lse - 3 * limit), exact, right) == (True, False)
+    short = q.clone()
+    short[0, 3, 0, 16:32] = 0.0  # an MMA of one row is left out
+    wrong = reference.rounded(short, k, v, aligned_sums=True)
+    assert not judged(wrong, exact, right)[1]
+    fewer = aligned_sums.SUMS[torch.float16]._replace(bits=22)  # in place of 25
+    monkeypatch.setitem(aligned_sums.SUMS, torch.float16, fewer)
+    assert not judged(reference.rounded(q, k, v, aligned_sums=True), exact, right)[1]
+
+
+def test_sums_of_many_weights_are_cut_off_too(monkeypatch):
+    q, k, v = inputs(1, 1, 1 << 17, (1, 1), torch.float16, (16, 8))
+    options = {"out_dtype": torch.float32}
+    v = v.abs()
+    exact, near = reference.definition(q, k, v), reference.rounded(q, k, v, **options)
+    right = reference.rounded(q, k, v, **options, aligned_sums=True)
+    assert judged(right, exact, near) == (False, True)
+    assert judged(right, exact, right) == (True, True)
+    fewer = aligned_sums.SUMS[torch.float16]._replace(bits=22)
+    monkeypatch.setitem(aligned_sums.SUMS, torch.float16, fewer)
+    wrong = reference.rounded(q, k, v, **options, aligned_sums=True)
+    assert judged(wrong, exact, right) == (False, True)
 
 
 def test_what_a_sink_far_above_leaves_of_a_row_is_flushed():

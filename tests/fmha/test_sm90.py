@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from fmha import attention
 from fmha.api import fields_of
 from fmha.arguments import Arguments
 from fmha.choose import choose_config
@@ -14,6 +15,7 @@ from fmha.config import HEAD_DIMS, AttentionConfig
 from fmha.plan import make_plan
 from fmha.sm90 import kernel, math
 from fmha.sm90.layout import Layout
+from kernelkit.launch import emulation
 from ptxemu import Options, PtxEmuError
 from tests.fmha.space import MATRIX, PLAIN, QUICK, SWEPT
 from tests.fmha.test_kernel import EXACT, MOVING, by_group
@@ -79,6 +81,20 @@ def test_ctas_share_what_they_fetch(case):
 def test_weights_beyond_fp32_ask_for_the_maximum(polynomial):
     """By a polynomial, too: an exponent that runs over into the sign looks like a small weight."""
     check(dataclasses.replace(GROWING, amplitude=300.0, polynomial=polynomial), CHECKED)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_large_scores_are_as_exact_as_a_tensor_core(dtype):
+    """Its sums of positive products, of which every step cuts something off."""
+    case = Case(8, 64, (1, 1), dims=(512, 512), dtype=dtype, amplitude=400.0)
+    q, k, v = case.inputs()
+    inputs = q.abs(), k.abs(), v
+    with emulation(Options(limit=PATIENCE, accumulation="aligned"), arch=ARCH):
+        results = attention(*inputs, return_lse=True)
+    assert all(report.ok for report in cases.judge(case, results, inputs, aligned_sums=True))
+    o, lse = cases.judge(case, results, inputs)
+    assert o.ok
+    assert not lse.ok
 
 
 def test_rows_that_nobody_has_find_no_maximum():

@@ -19,6 +19,7 @@ import torch
 from fmha import reference
 from kernelkit import store
 from workbench.cases.attention_draws import SIZES, Draws
+from workbench.place import Place
 from workbench.problems.attention import Case, judge, references
 from workbench.soak.attention import compiled, perform, trial
 from workbench.soak.attention.record import FEATURES
@@ -248,6 +249,15 @@ def test_processes_hand_kernels_over(monkeypatch, tmp_path):
 def test_the_kernel_runs_in_the_emulator(printed):
     text = printed(f"soak.py fmha {PLACE} --configs 1 --problems 3 --compile")
     assert "3 problems of 1 kernels, 0 failed" in text
+
+
+@pytest.mark.parametrize("backend", ["cuda", "emulate"])
+def test_results_of_a_gpu_are_judged_by_its_sums(monkeypatch, backend):
+    judging = Mock(return_value=[])
+    monkeypatch.setattr(trial, "judge", judging)
+    one = Mock(place=Place(backend, "sm_90a", ""))
+    trial.Trial.reports(one)
+    assert judging.call_args.kwargs == {"aligned_sums": backend == "cuda"}
 
 
 def test_references_are_computed_where_the_inputs_are():

@@ -11,11 +11,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from gqa_lowlatency.device.shared_words import load, store
 from gqa_lowlatency.sm100.args import Buffers
 from gqa_lowlatency.sm100.plan import COLUMNS_BARRIER, ROLES
 from kernelkit import hw
 from kernelkit.online_softmax import finite
+from kernelkit.shared_words import load, store
 
 WARPS = ROLES["epilogue"].warps
 VECTOR = 4

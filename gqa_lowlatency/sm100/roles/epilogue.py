@@ -13,7 +13,6 @@ from cutlass.pipeline import PipelineState
 
 from gqa_lowlatency.device import mailbox
 from gqa_lowlatency.device.finish import finish, senders_of
-from gqa_lowlatency.device.shared_words import load
 from gqa_lowlatency.device.split import tile_start
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import DONE_BARRIER, ROLES, TILE, Plan100
@@ -25,6 +24,7 @@ from gqa_lowlatency.sm100.roles.quantise import pack_e4m3, store_bits
 from kernelkit import hw, tmem, warp_mma
 from kernelkit.online_softmax import softcap_scores
 from kernelkit.pipelines import consumer_state, producer_state
+from kernelkit.shared_words import load
 from kernelkit.swizzle import swizzled
 
 

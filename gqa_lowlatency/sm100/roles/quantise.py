@@ -4,12 +4,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
-from gqa_lowlatency.device.shared_words import store
 from gqa_lowlatency.device.signature import TYPES
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import Plan100
 from kernelkit import hw
+from kernelkit.shared_words import store
 from kernelkit.swizzle import swizzled
+from kernelkit.warp_mma import pack_e4m3
 
 LARGEST = 448.0  # e4m3
 SMALLEST = 2.0**-100  # of a row's maximum, below which the row counts as zeros
@@ -50,21 +51,6 @@ def quantise_row(
         if cutlass.const_expr(scope.tables.k_scale is not None):
             scale *= scope.tables.k_scale[scope.place.head]
         store(scope.buffers.row_scales + column * 4, Float32, (scale,))
-
-
-@cute.jit
-def pack_e4m3(
-    first: Float32, second: Float32, third: Float32 = 0.0, fourth: Float32 = 0.0
-) -> Uint32:
-    """Four numbers rounded to e4m3 in one word, the first lowest."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b16 low, high; "
-        "cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "
-        "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2}; "
-        "mov.b32 {$w0}, {low, high}; }",
-        write_only_types=[Uint32],
-        read_only_args=[first, second, Float32(third), Float32(fourth)],
-    )
 
 
 @cute.jit

@@ -43,14 +43,22 @@ def problems_of(options: argparse.Namespace) -> Iterator[tuple[str, Problem]]:
         for problem in ROWS[name]:
             if not options.head_dim or problem.head_dim in options.head_dim:
                 if problem.mask in options.mask:
-                    yield name, dataclasses.replace(problem, dtype=options.dtype)
+                    yield name, _typed(problem, options)
     for head_dim in options.head_dim or OWN_DIMS:
         dims = (head_dim, dict(HEAD_DIMS)[head_dim])
         for size in options.shape or ():
             for causal in (False, True):
-                problem = Problem(*size, *dims, options.dtype, causal)
+                problem = _typed(Problem(*size, *dims, causal=causal), options)
                 if problem.mask in options.mask and not (causal and problem.sq == 1):
                     yield "shape", problem  # a single row sees everything either way
+
+
+def _typed(problem: Problem, options: argparse.Namespace) -> Problem:
+    """The problem in the dtypes that the flags say, if they do."""
+    if not options.dtype and not options.kv_dtype:
+        return problem
+    dtype = options.dtype or problem.dtype
+    return dataclasses.replace(problem, dtype=dtype, kv_dtype=options.kv_dtype)
 
 
 def check(problem: Problem) -> None:
@@ -77,7 +85,7 @@ def launches_of(problem: Problem, rows: Sequence[dict]) -> dict[str, Launch]:
             launch = PEERS[name](problem, inputs)
             o = launch()
             first = first or (name, o)
-            row |= compared(o, first[1], problem.dtype, first[0])
+            row |= compared(o, first[1], problem.kv_dtype or problem.dtype, first[0])
         except ImportError as error:
             row["refused"] = f"not installed: {error}"
         except Exception as refusal:  # noqa: BLE001  foreign libraries raise what they like

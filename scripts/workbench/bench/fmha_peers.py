@@ -20,6 +20,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from fmha import attention
+from fmha.config import FP8
 from workbench.bench.fmha_rows import Problem
 from workbench.bench.gqa_peers import MAX_ERROR, WORKSPACE_BYTES, error_of
 from workbench.problems.attention import DTYPES
@@ -46,16 +47,18 @@ def inputs_of(problem: Problem, device: str = "cuda", seed: int = 0) -> Inputs:
     """Standard normal."""
     generator = torch.Generator(device).manual_seed(seed)
 
-    def normal(*size: int) -> torch.Tensor:
-        options = {"device": device, "dtype": DTYPES[problem.dtype]}
-        return torch.randn(size, generator=generator, **options)
+    def normal(dtype: str, *size: int) -> torch.Tensor:
+        drawn = torch.bfloat16 if dtype == FP8 else DTYPES[dtype]
+        numbers = torch.randn(size, generator=generator, device=device, dtype=drawn)
+        return numbers.to(DTYPES[dtype])
 
     keys = (problem.batch, problem.skv, problem.kv_heads)
+    kv_dtype = problem.kv_dtype or problem.dtype
     return Inputs(
-        normal(problem.batch, problem.sq, problem.q_heads, problem.head_dim),
-        normal(*keys, problem.head_dim),
-        normal(*keys, problem.v_dim),
-        normal(problem.q_heads).bfloat16() if problem.sinks else None,
+        normal(problem.dtype, problem.batch, problem.sq, problem.q_heads, problem.head_dim),
+        normal(kv_dtype, *keys, problem.head_dim),
+        normal(kv_dtype, *keys, problem.v_dim),
+        normal("bf16", problem.q_heads) if problem.sinks else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.flags.groups import spelt
 
@@ -14,8 +14,8 @@ TOKENS, COLUMNS = 16384, 2048  # of every row of the first set: batch x S, heads
 class Problem:
     """q [batch, sq, q_heads, head_dim], k and v [batch, skv, kv_heads, head_dim or v_dim].
 
-    causal is aligned bottom-right. window: keys seen before the own position, None for all.
-    sinks: a learned logit per query head joins the denominator.
+    kv_dtype: of k and v, '' for that of q. causal is aligned bottom-right. window: keys seen before
+    the own position, None for all. sinks: a learned logit per query head joins the denominator.
     """
 
     batch: int
@@ -29,11 +29,13 @@ class Problem:
     causal: bool = False
     window: int | None = None
     sinks: bool = False
+    kv_dtype: str = ""
 
     def __str__(self) -> str:
         lengths = spelt(self.sq) if self.sq == self.skv else f"{spelt(self.sq)}x{spelt(self.skv)}"
         sizes = f"{self.batch} x {lengths}, heads {self.q_heads}/{self.kv_heads} of {self.dims}"
-        return f"{sizes}, {self.dtype}, {self.sight}"
+        dtype = self.dtype + f".{self.kv_dtype}" * bool(self.kv_dtype)
+        return f"{sizes}, {dtype}, {self.sight}"
 
     @property
     def dims(self) -> str:
@@ -85,10 +87,21 @@ def _gpt_oss(s: int, window: int | None) -> Problem:
     return Problem(1, s, s, 64, 8, 64, 64, causal=True, window=window, sinks=True)
 
 
+def _fp8() -> tuple[Problem, ...]:
+    """K and V in e4m3, with queries in bf16 and in e4m3, beside bf16."""
+    problems = (problem for problem in _anchor() if problem.sq == 8192)
+    return tuple(
+        replace(problem, dtype=dtype, kv_dtype=kv_dtype)
+        for problem in problems
+        for dtype, kv_dtype in (("bf16", ""), ("bf16", "e4m3"), ("e4m3", ""))
+    )
+
+
 ROWS = {
     "anchor": _anchor(),
     "gpt-oss": (_gpt_oss(8192, 127), _gpt_oss(2048, 127), _gpt_oss(8192, None)),
     "gqa": (Problem(1, 8192, 8192, 64, 8, 128, 128, causal=True),),
     "mla": tuple(Problem(2, 8192, 8192, 16, 16, 192, 128, causal=c) for c in (False, True)),
+    "fp8": _fp8(),
     "hd512": (Problem(1, 8192, 8192, 64, 1, 512, 512, causal=True),),
 }

@@ -106,7 +106,7 @@ def draw(path: Path, rows: Sequence[dict], head: dict) -> None:
         for axis, (name, problems) in zip(axes.flat, panels.items(), strict=False):
             _bars(axis, problems, names)
             axis.set_title(name, fontsize=9)
-        gpu, dtypes = head.get("gpu", {}).get("name", "GPU"), {row["dtype"] for row in rows}
+        gpu, dtypes = head.get("gpu", {}).get("name", "GPU"), dict.fromkeys(map(_dtypes, rows))
         figure.suptitle(f"Attention forward on one {gpu}, {', '.join(dtypes)}, {head['date']}")
         bars = [Patch(color=COLOURS[name]) for name in names]
         figure.legend(bars, names, loc="outside lower center", ncols=max(1, len(names)))
@@ -116,12 +116,19 @@ def panels_of(rows: Sequence[dict]) -> dict[str, list[dict[str, dict]]]:
     """Title of a panel -> its problems, each as rows by peer; head dims beside each other."""
     found: dict[tuple[str, str, str], list[dict[str, dict]]] = {}
     for one, peers in by_problem(rows):
-        problem = Problem(**{name: one[name] for name in Problem.__dataclass_fields__})
+        fields = Problem.__dataclass_fields__.keys() & one.keys()
+        problem = Problem(**{name: one[name] for name in fields})
         heads = f"{problem.q_heads}/{problem.kv_heads} heads of {problem.dims}"
         found.setdefault((one["rows"], problem.sight, heads), []).append(peers)
     order = {key: [*dict.fromkeys(key[:2] for key in found)].index(key[:2]) for key in found}
     return {f"{name}: {heads}, {sight}": found[name, sight, heads]
             for name, sight, heads in sorted(found, key=order.__getitem__)}  # fmt: skip
+
+
+def _dtypes(row: dict) -> str:
+    """Of q, and of k and v where it is another."""
+    kv_dtype = row.get("kv_dtype")
+    return f"{row['dtype']} and {kv_dtype}" if kv_dtype else row["dtype"]
 
 
 def _bars(axis: Axes, problems: Sequence[dict[str, dict]], names: Sequence[str]) -> None:
@@ -135,6 +142,8 @@ def _bars(axis: Axes, problems: Sequence[dict[str, dict]], names: Sequence[str])
             axis.bar_label(bar, fmt="%.0f", fontsize=7, rotation=90, padding=2)
     sizes = [next(iter(found.values())) for found in problems]
     words = [f"{row['batch']} x {spelt(row['skv'])}" for row in sizes]
+    if len(set(map(_dtypes, sizes))) > 1:
+        words = [f"{word}\n{_dtypes(row)}" for word, row in zip(words, sizes, strict=True)]
     axis.set_xticks(range(len(problems)), words)
     axis.set(xlabel="entries x keys", ylabel="TFLOP/s", xlim=(-0.6, len(problems) - 0.4))
     axis.margins(y=0.2)

@@ -22,8 +22,8 @@ from workbench.problems.attention import Case, normalised
 
 # Flags that are fields of a Case by the same name.
 FIELDS = (
-    *("dtype", "causal", "window", "sink_tokens", "softcap", "sinks", "q_offset", "page_size"),
-    *("rope_dim", "out_dtype", "pack_heads", "pdl", *TUNABLE),
+    *("dtype", "kv_dtype", "out_dtype", "scales", "causal", "window", "sink_tokens", "softcap"),
+    *("sinks", "q_offset", "page_size", "rope_dim", "pack_heads", "pdl", *TUNABLE),
 )
 
 

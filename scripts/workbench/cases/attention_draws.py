@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fmha.config import HEAD_DIMS, IO_DTYPES, OUT_DTYPES, PAGE_SIZES, SCHEDULES, AttentionConfig
+from fmha.config import (
+    FP8,
+    HEAD_DIMS,
+    IO_DTYPES,
+    OUT_DTYPES,
+    PAGE_SIZES,
+    Q_DTYPES_OF_FP8,
+    SCHEDULES,
+    AttentionConfig,
+)
 from workbench.cases.attention import arguments_of, config_of, plan_of
 from workbench.problems.attention import Case
 
@@ -116,7 +125,7 @@ def drawn_kernel(pick: random.Random) -> Case:
     return Case(
         *(1, 1, (pick.choice(GROUPS), 1)),
         dims=dims,
-        dtype=pick.choice(IO_DTYPES),
+        **_dtypes(pick),
         out_dtype=pick.choice(("", "", *OUT_DTYPES)),
         normalize=normalize,
         causal=right == "causal",
@@ -134,6 +143,15 @@ def drawn_kernel(pick: random.Random) -> Case:
         pdl=pick.random() < 0.1,
         **(_tuning(pick) if tuned else {}),
     )
+
+
+def _dtypes(pick: random.Random) -> dict[str, Any]:
+    """Every third one with keys in e4m3."""
+    if pick.random() < 2 / 3:
+        return {"dtype": pick.choice(IO_DTYPES)}
+    dtype = pick.choice(Q_DTYPES_OF_FP8)
+    kv_dtype = "" if dtype == FP8 else FP8
+    return {"dtype": dtype, "kv_dtype": kv_dtype, "scales": pick.random() < 0.5}
 
 
 def _tuning(pick: random.Random) -> dict[str, Any]:

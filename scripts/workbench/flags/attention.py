@@ -8,6 +8,7 @@ import os
 
 from fmha.config import (
     EXP2_PAIRS,
+    FP8,
     HEAD_DIMS,
     IO_DTYPES,
     OUT_DTYPES,
@@ -78,7 +79,16 @@ def add_case(parser: argparse.ArgumentParser, sizes: dict[str, int] = PLAIN) -> 
     supported = " | ".join(f"{d}" if d == dv else f"{d},{dv}" for d, dv in HEAD_DIMS)
     dims = {"type": head_dims, "metavar": "D[,Dv]", "shown": "64"}
     add(group, "head-dim", f"columns of Q and K, and of V: {supported}", (64, 0), **dims)
-    groups.add_dtypes(group, IO_DTYPES, OUT_DTYPES, "q, k and v")
+    groups.add_dtypes(group, (*IO_DTYPES, FP8), OUT_DTYPES, "q, k and v")
+    add(
+        group,
+        "kv-dtype",
+        "of k and v alone, with q in bf16",
+        "",
+        shown="as --dtype",
+        choices=(FP8,),
+    )
+    switch(group, "scales", "of what is e4m3, one for each head")
     group = parser.add_argument_group("what a row sees")
     groups.add_visibility(group, causal=False)
     last = "the last query stands at the last key"

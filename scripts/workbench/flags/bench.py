@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fmha.config import HEAD_DIMS, IO_DTYPES, SCHEDULES
+from fmha.config import FP8, HEAD_DIMS, IO_DTYPES, SCHEDULES
 from gqa_lowlatency.config import KV_DTYPES, TUNABLE
 from workbench.bench.fmha_rows import ROWS
 from workbench.flags import attention, groups
@@ -64,7 +64,9 @@ def add_fmha(parser: argparse.ArgumentParser) -> None:
     add(group, "head-dim", words, (), shown=f"{' '.join(map(str, OWN_DIMS))}, and all", **some)
     some = {"choices": MASKS, "nargs": "+", "metavar": "MASK", "shown": "all"}
     add(group, "mask", f"of {', '.join(MASKS)}", (*MASKS,), **some)
-    add(group, "dtype", "of q, k and v", "bf16", choices=IO_DTYPES)
+    dtypes = {"choices": (*IO_DTYPES, FP8), "shown": "of the set, bf16 with --shape"}
+    add(group, "dtype", "of q, k and v", "", **dtypes)
+    add(group, "kv-dtype", "of k and v alone, with q in bf16", "", shown="none", choices=(FP8,))
     group = parser.add_argument_group("times, where there is a GPU")
     some = {"nargs": "+", "choices": FMHA_PEERS, "metavar": "NAME", "shown": "all"}
     add(group, "peers", f"of {', '.join(FMHA_PEERS)}", (), **some)

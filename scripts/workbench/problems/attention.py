@@ -45,8 +45,8 @@ class Case:
     large values move the row maximum from tile to tile. normalize False: the raw output is
     normalised here. out_dtype, schedule '': the default of the API. climb: keys grow by that factor
     and 1 up to the last, or down from the first where it is negative, and scores with them.
-    sink_value: of every other head, from the first on. tokens_first: in memory, not heads. scaled:
-    what is e4m3 has a scale for each head.
+    sink_value: of every other head, from the first on. tokens_first: in memory, not heads. scales:
+    of each head, of what is e4m3.
     """
 
     sq: int
@@ -84,7 +84,7 @@ class Case:
     sink_value: float | None = None
     tokens_first: bool = False
     kv_dtype: str = ""
-    scaled: bool = False
+    scales: bool = False
 
     def __str__(self) -> str:
         return "-".join(self.words())
@@ -95,7 +95,7 @@ class Case:
         parts += [self.schedule] * bool(self.schedule)
         parts += [self.dtype + f".{self.kv_dtype}" * bool(self.kv_dtype)]
         parts[-1] += f">{self.out_dtype}" * bool(self.out_dtype)
-        parts += ["scaled"] * self.scaled
+        parts += ["scales"] * self.scales
         parts += ["raw"] * (not self.normalize) + ["causal"] * self.causal
         if self.window != (None, None):
             parts += ["w{}.{}".format(*("-" if side is None else side for side in self.window))]
@@ -141,7 +141,7 @@ class Case:
             self.sink_tokens > 0, self.softcap > 0, self.sinks, self.q_offset is not None,
             self.q_lens is not None, self.k_lens is not None, self.kv_lens is not None,
             self.page_size, self.rope_dim, self.pack_heads, self.tile_m, self.tile_n,
-            self.ctas, self.polynomial, self.kv_dtype, self.scaled,
+            self.ctas, self.polynomial, self.kv_dtype, self.scales,
         )  # fmt: skip
         return f"{zlib.crc32(repr(static).encode()):08x}"
 
@@ -211,7 +211,11 @@ class Case:
         heads, columns = self.heads[min(side, 1)], self.dims[max(side - 1, 0)]
         tensor = memory.nan_view(self, side, (*shape, heads, columns))
         if memory.exists:
-            tensor.copy_(self._rows(memory, tensor.shape, side) * (1 if side else self.amplitude))
+            rows = self._rows(memory, tensor.shape, side) * (1 if side else self.amplitude)
+            if tensor.dtype == DTYPES[FP8]:  # torch makes NaN of what is too large
+                most = torch.finfo(tensor.dtype).max
+                rows = rows.clamp(-most, most)
+            tensor.copy_(rows)
         return tensor if lens is None else tensor[0]
 
     def _rows(self, memory: _Memory, shape: Sequence[int], side: int) -> torch.Tensor:
@@ -276,11 +280,11 @@ class Case:
                 options["sinks"][::2] = self.sink_value
         if self.rope_dim:
             options["rope"] = self._rope()
-        if self.scaled:
-            options |= self._scales()
+        if self.scales:
+            options |= self._scales_of_heads()
         return options
 
-    def _scales(self) -> dict[str, torch.Tensor]:
+    def _scales_of_heads(self) -> dict[str, torch.Tensor]:
         """One for each head of what is e4m3."""
         scales = {name: torch.linspace(0.5, 2.0, self.heads[1]) for name in ("k_scale", "v_scale")}
         if self.dtype == FP8:
@@ -366,20 +370,30 @@ def run_reported(
     return results, active.reports
 
 
-def references(case: Case, inputs: Inputs | None = None) -> tuple[Attention, Attention]:
+def references(
+    case: Case, inputs: Inputs | None = None, *, aligned_sums: bool = False
+) -> tuple[Attention, Attention]:
     """(fp64 definition, the same with the kernel's rounding points), both normalised. inputs: those
-    of the case, where they are at hand; the references are computed where they are."""
+    of the case, where they are at hand; the references are computed where they are. aligned_sums:
+    as a GPU makes them."""
     inputs, options = inputs or case.inputs(), case.options()
     exact = reference.definition(*inputs, **options)
-    return exact, reference.rounded(*inputs, **options, out_dtype=DTYPES[case.o_dtype])
+    rounded = reference.rounded(
+        *inputs, **options, out_dtype=DTYPES[case.o_dtype], aligned_sums=aligned_sums
+    )
+    return exact, rounded
 
 
 def judge(
-    case: Case, results: Sequence[torch.Tensor], inputs: Inputs | None = None
+    case: Case,
+    results: Sequence[torch.Tensor],
+    inputs: Inputs | None = None,
+    *,
+    aligned_sums: bool = False,
 ) -> list[tolerance.Report]:
-    """Verdicts on O and LSE, and on the identity that connects a raw output with them. inputs: see
-    `references`; the results are on the same device."""
-    exact, rounded = references(case, inputs)
+    """Verdicts on O and LSE, and on the identity that connects a raw output with them. inputs,
+    aligned_sums: see `references`; the results are on the same device."""
+    exact, rounded = references(case, inputs, aligned_sums=aligned_sums)
     o, lse = results[:2]
     reports = []
     if not case.normalize:

@@ -14,12 +14,12 @@ from rich.progress import TaskID
 from fmha.launch import ARCHS
 from ptxemu.host.command_line import checking
 from workbench import tables
-from workbench.accuracy import ERRORS, LIMIT, coarser, errors_of
+from workbench.accuracy import ERRORS, LIMIT, errors_of
 from workbench.cases.attention import attend, case_of, check, config_of, instructions_by_role
 from workbench.common import describe, finish, progress_bar, refuse
 from workbench.flags.attention import DEMO
 from workbench.place import Place, choose_place
-from workbench.problems.attention import DTYPES, Case, references
+from workbench.problems.attention import Case, references
 
 # Each asks for something else: ragged tails under causal; a window whose gap to the first keys is
 # skipped; decoding with packed heads from pages; packed sequences of a model with softcap.
@@ -31,11 +31,14 @@ DEMONSTRATION = (
 )
 
 
-def judge(case: Case, actual: tuple[torch.Tensor, torch.Tensor], slack: float) -> dict:
-    """The errors of (O, LSE), and what share of `slack` times the tolerance they take up."""
-    pairs = [(result.o, result.lse) for result in references(case)]
-    grain = coarser((case.io, DTYPES[case.out_dtype or case.dtype]))
-    return errors_of(actual, *pairs, grain, slack)
+def judge(
+    case: Case, actual: tuple[torch.Tensor, torch.Tensor], slack: float, device: str = "cpu"
+) -> dict:
+    """The errors of (O, LSE), and what share of `slack` times the tolerance they take up. device:
+    that they were computed on, where the references are, too."""
+    results = references(case, case.inputs(device), aligned_sums=device == "cuda")
+    pairs = [(result.o.cpu(), result.lse.cpu()) for result in results]
+    return errors_of(actual, *pairs, case.coarsest, slack)
 
 
 def measure(
@@ -50,7 +53,7 @@ def measure(
     start = time.perf_counter()
     actual, launches = attend(case, place, options, **more)
     seconds = time.perf_counter() - start
-    errors = {} if options.unjudged else judge(case, actual, options.tolerance)
+    errors = {} if options.unjudged else judge(case, actual, options.tolerance, place.device)
     return {
         "case": " ".join(case.words()),
         "config": describe(config_of(case, place.arch)),

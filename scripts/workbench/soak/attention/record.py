@@ -22,6 +22,8 @@ FEATURES: dict[str, Feature] = {
     },
     "bf16": lambda case: case.dtype == "bf16",
     "fp16": lambda case: case.dtype == "fp16",
+    "e4m3 keys, bf16 queries": lambda case: case.kv_dtype == "e4m3",
+    "e4m3": lambda case: case.dtype == "e4m3",
     "O of another dtype": lambda case: case.out_dtype not in ("", case.dtype),
     "raw O": lambda case: not case.normalize,
     "causal": lambda case: case.causal,

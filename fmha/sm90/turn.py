@@ -1,0 +1,115 @@
+"""Turn role: tiles of V in e4m3, [key, column] as they come, to [column, key] (device code).
+
+Products of e4m3 take both operands along their sum. A warp moves 32 keys of 16 columns at a time:
+ldmatrix, transposed, gives a lane two keys of two neighbouring columns in each word; bytes are
+picked so that a word has four keys of one column; stmatrix writes lines of a column. Of sixteen
+keys those stand together that the A operand has in one word, see `products.py`.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Uint32
+
+from fmha.device.args import Scope, Walk
+from fmha.device.order import count_rounds
+from fmha.device.walk import first_key, locate, plan_walk
+from fmha.sm90.layout import VT_STAGES
+from fmha.sm90.plan import Plan90
+from kernelkit.online_softmax import lowest_bits
+from kernelkit.pipelines import consumer_state, producer_state
+from kernelkit.swizzle import swizzled
+from kernelkit.warp_mma import load_fragment, pick, store_fragment
+
+KEYS, COLUMNS = 32, 16  # of a warp at a time: one row of a matrix is the 16 bytes of 16 columns
+EVEN, ODD = 0x6420, 0x7531  # bytes of one column, of two words
+
+
+class Turn:
+    """Copies every tile of the V ring to the ring of V turned."""
+
+    def __init__(self, plan: Plan90) -> None:
+        self.plan = plan
+        self.role = plan.roles["turn"]
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """Whole life of the warps."""
+        pipes, plan = scope.pipes, self.plan
+        v_state, vt_state = consumer_state(plan.layout.stages[1]), producer_state(VT_STAGES)
+        for turn in cutlass.range(count_rounds(plan, scope.tensors.order), unroll=1):
+            work = locate(plan, scope.tensors, turn)
+            walk = plan_walk(plan, work, scope.scalars)
+            for step in cutlass.range(walk.tiles, unroll=1):
+                pipes.v.wait(v_state)
+                pipes.vt.wait_free(vt_state)
+                self.turn_tile(scope, v_state.index, vt_state.index, self.valid_keys(walk, step))
+                cute.arch.fence_proxy("async.shared", space="cta")
+                cute.arch.sync_warp()
+                pipes.v.release(v_state.index)
+                pipes.vt.signal(vt_state.index)
+                v_state.advance()
+                vt_state.advance()
+
+    @cute.jit
+    def valid_keys(self, walk: Walk, step: Int32) -> Int32:
+        """Keys of the tile whose rows of V count. What a length or an offset excludes may be NaN,
+        and 0 * NaN is NaN; only the first tile of a block has such keys."""
+        valid = Int32(self.plan.layout.tile_n)
+        if cutlass.const_expr(self.plan.config.ragged_keys):
+            if step == 0:
+                valid = walk.seen_end - first_key(self.plan, walk, step)
+        return valid
+
+    @cute.jit
+    def turn_tile(self, scope: Scope, source: Int32, target: Int32, valid: Int32) -> None:
+        """Tile `source` of the V ring to tile `target` of the other; keys from `valid` on as 0."""
+        layout = self.plan.layout
+        tile_bytes = layout.vt_bytes
+        v = scope.buffers.v.toint() + source * tile_bytes
+        vt = scope.buffers.vt.toint() + target * tile_bytes
+        lane = cute.arch.lane_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - self.role.first_warp
+        # Rows of a matrix come from lanes 4 g ..; those of one parity are two lines apart, and to
+        # write rows 0 to 3 of one and 4 to 7 of the other meets every bank once.
+        upper = Boolean(lane // 4 >= 4)
+        first = Int32(ODD) if upper else Int32(EVEN)
+        second = Int32(EVEN) if upper else Int32(ODD)
+        row = lane % 8
+        column = row * 2 + (lane // 8 % 2 ^ row // 4)
+        for block in cutlass.range(
+            warp, self.plan.config.v_dim // COLUMNS, self.role.warps, unroll=1
+        ):
+            for keys in cutlass.range_constexpr(0, layout.tile_n, KEYS):
+                words = load_fragment(v + self.v_place(keys + lane, block), True)
+                if cutlass.const_expr(self.plan.config.ragged_keys):
+                    words = self.kept(words, valid - keys - lane % 4 * 2)
+                turned = (
+                    pick(words[0], words[1], first),
+                    pick(words[0], words[1], second),
+                    pick(words[2], words[3], first),
+                    pick(words[2], words[3], second),
+                )
+                place = self.vt_place(block * COLUMNS + column, keys + lane // 16 * 16)
+                store_fragment(vt + place, turned)
+
+    @cute.jit
+    def kept(self, words: tuple[Uint32, ...], valid: Int32) -> tuple[Uint32, ...]:
+        """Pairs of keys 0, 8, 16 and 24, of each those below `valid`."""
+        return tuple(
+            word & lowest_bits((valid - 8 * number) * 16) for number, word in enumerate(words)
+        )
+
+    def v_place(self, key: Int32, block: Int32) -> Int32:
+        """Byte of a tile where 16 columns of a key begin."""
+        layout = self.plan.layout
+        line = layout.panel(layout.v_columns)
+        offset = block * COLUMNS
+        place = offset // line * (layout.tile_n * line) + key * line + offset % line
+        return swizzled(place, line)
+
+    def vt_place(self, column: Int32, key: Int32) -> Int32:
+        """Byte of a turned tile where 16 keys of a column begin."""
+        line = self.plan.layout.panel(self.plan.layout.tile_n)
+        columns = self.plan.config.v_dim
+        place = key // line * (columns * line) + column * line + key % line
+        return swizzled(place, line)
