@@ -19,19 +19,24 @@ NOT_FINITE = 255  # exponent of infinities and NaN
 LARGEST = 7  # log2 of what a row's largest element becomes, or more
 BIAS = 127  # of an exponent
 # Eight numbers in four words times a factor: two words of first terms, two of second ones. A
-# product is exact, in fp16 too but for those of which both terms are 0. The factor comes first, in
-# bf16: what does not wait for it, ptxas would do for a whole row at once, in too many registers.
+# product is exact, in fp16 too but for those of which both terms are 0. What is as it is for the
+# sake of registers: the factor comes first, in bf16, since ptxas would do what does not wait for it
+# for a whole row at once; and no two bytes by themselves live long, since ptxas keeps them apart.
 _TERMS = (
-    "{ .reg .b32 b, h, n; .reg .f32 x, y; .reg .b16 c<4>, d<4>; "
+    "{ .reg .b32 b<2>, n; .reg .f32 v<4>; .reg .b16 c<2>; "
     + "".join(
-        f"mul.rn.bf16x2 b, {{$r{i}}}, {{$r4}}; shl.b32 n, b, 16; mov.b32 x, n; "
-        f"and.b32 n, b, 0xFFFF0000; mov.b32 y, n; cvt.rn.f16x2.f32 h, y, x; "
-        f"cvt.rn.satfinite.e4m3x2.f16x2 c{i}, h; cvt.rn.f16x2.e4m3x2 n, c{i}; "
-        f"sub.rn.f16x2 h, h, n; cvt.rn.satfinite.e4m3x2.f16x2 d{i}, h; "
-        for i in range(4)
+        f"mul.rn.bf16x2 b0, {{$r{2 * i}}}, {{$r4}}; mul.rn.bf16x2 b1, {{$r{2 * i + 1}}}, {{$r4}}; "
+        "shl.b32 n, b0, 16; mov.b32 v0, n; and.b32 n, b0, 0xFFFF0000; mov.b32 v1, n; "
+        "shl.b32 n, b1, 16; mov.b32 v2, n; and.b32 n, b1, 0xFFFF0000; mov.b32 v3, n; "
+        "cvt.rn.satfinite.e4m3x2.f32 c0, v1, v0; cvt.rn.satfinite.e4m3x2.f32 c1, v3, v2; "
+        f"mov.b32 {{$w{i}}}, {{c0, c1}}; "
+        "cvt.rn.f16x2.f32 b0, v1, v0; cvt.rn.f16x2.e4m3x2 n, c0; sub.rn.f16x2 b0, b0, n; "
+        "cvt.rn.f16x2.f32 b1, v3, v2; cvt.rn.f16x2.e4m3x2 n, c1; sub.rn.f16x2 b1, b1, n; "
+        "cvt.rn.satfinite.e4m3x2.f16x2 c0, b0; cvt.rn.satfinite.e4m3x2.f16x2 c1, b1; "
+        f"mov.b32 {{$w{i + 2}}}, {{c0, c1}}; "
+        for i in range(2)
     )
-    + "mov.b32 {$w0}, {c0, c1}; mov.b32 {$w1}, {c2, c3}; "
-    "mov.b32 {$w2}, {d0, d1}; mov.b32 {$w3}, {d2, d3}; }"
+    + "}"
 )
 
 
