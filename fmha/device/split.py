@@ -44,7 +44,7 @@ _TERMS = (
 def largest_of(words: cute.Tensor) -> Uint32:
     """Bits of the largest magnitude of bf16, two in a word; a NaN is larger than an infinity."""
     top = words[0] & Uint32(MAGNITUDES)
-    for word in cutlass.range_constexpr(1, cute.size(words)):
+    for word in cutlass.range(1, cute.size(words), unroll_full=True):
         top = larger(top, words[word] & Uint32(MAGNITUDES))
     return cutlass.max(top >> 16, top & Uint32(0xFFFF))
 

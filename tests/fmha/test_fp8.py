@@ -107,6 +107,25 @@ def test_hostile_numbers(arch, name, form):
     check(dataclasses.replace(HOSTILE[name], **FORMS[form]), arch, CHECKED, FRIENDLY)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"schedule": "base"},
+        {"schedule": "pingpong"},
+        {"dims": (256, 256)},
+    ],
+    ids=str,
+)
+@every_form
+def test_blocks_without_keys_hold_nobody_up(at_once, form, case):
+    """Several in turn, whose rows are told of while the next Q is there to be split."""
+    at_once(1)
+    lengths = (200, 0, 0, 0, 130, 0, 7)
+    check(
+        Case(70, 200, (1, 1), 7, kv_lens=lengths, **FORMS[form], **case), "sm_100a", *EVERY_POLICY
+    )
+
+
 @every_arch
 def test_rows_that_are_not_finite_spoil_no_others(arch):
     case = small("two terms")
@@ -178,10 +197,18 @@ TRAPS = {
         (mma, [kernel], "Mma"),
         ("for term in cutlass.range_constexpr(last, -1, -1):", "for term in (0,):"),
     ),
+    "adds the last P V before it waits": (
+        "two terms",
+        (mma, [kernel], "Mma"),
+        ("steps += layout.lag", "steps += 0"),
+    ),
     "scales rows by their power": (
         "two terms",
         (softmax, [kernel], "Softmax"),
-        ("factor = power if cutlass.const_expr(factor is None) else factor * power", "factor = power * 2.0"),
+        (
+            "factor = power if cutlass.const_expr(factor is None) else factor * power",
+            "factor = power * 2.0",
+        ),
     ),
 }
 

@@ -7,6 +7,10 @@ them that is free and Q K^T comes first; with two P lies in it, so P V comes fir
 executes the MMAs of one thread in order. P V waits in the order in which things are ready: V; O,
 whose owner has rescaled or read it; P, which also says that the softmax has read its S. In a CTA
 pair the leader issues for both.
+
+Where the softmax makes terms of Q, it does so after its last P of the block before: there the last
+products P V of a block come before its successor's first Q K^T. If they waited behind it, so would
+the correction, and with it a softmax with a block without keys in between, for ever.
 """
 
 import cutlass
@@ -56,11 +60,17 @@ class Mma:
             if turn < rounds:
                 work = locate(self.plan, scope.tensors, turn)
                 steps = plan_walk(self.plan, work, scope.scalars).tiles
+            tiles, multiplies = steps, turn < rounds
+            if cutlass.const_expr(self.plan.config.q_terms > 1):
+                if multiplies and tiles > 0:
+                    steps += layout.lag
             for step in cutlass.range(steps, unroll=1):
+                if cutlass.const_expr(self.plan.config.q_terms > 1):
+                    multiplies = turn < rounds and step < tiles
                 for half in cutlass.range_constexpr(2 * q_tiles):
                     q_tile = half // 2
                     if cutlass.const_expr(half % 2 == (layout.s_stages == 2)):
-                        if turn < rounds:
+                        if multiplies:
                             if step == 0:
                                 own_q(pipes).wait(q_state, q_tile)
                             # Not unrolled: ptxas would keep each address in Q in registers.
@@ -72,7 +82,7 @@ class Mma:
                                     k_state.advance()
                             pipes.s.signal(s_state.index)
                             s_state.advance()
-                            if step == steps - 1:
+                            if step == tiles - 1:
                                 pipes.q.release(q_tile)
                     elif begun >> (2 * layout.lag - 1) & 1 == 1:
                         adds = Boolean(begun >> (2 * layout.lag - 2) & 1)
@@ -91,7 +101,7 @@ class Mma:
                         if cutlass.const_expr(q_tile == q_tiles - 1):
                             o_state.advance()
                 begun = begun << 2
-                if turn < rounds:
+                if multiplies:
                     begun = begun | 2 | Int32(step > 0)
             if turn < rounds and steps > 0:
                 q_state.advance()

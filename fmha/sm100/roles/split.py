@@ -1,8 +1,9 @@
 """Q in bf16 as two tiles of e4m3, in its own place in shared memory: a row a thread (device code).
 
-The softmax warps of a query tile do it, at the beginning of a block. In the ping-pong schedule the
-MMA warp waits for their last P of the block before, anyway, and those of the other tile compute
-meanwhile; the power of two of a row is known where its scores are.
+The softmax warps of a query tile do it, at the beginning of a block: they have the registers, and
+the power of two of a row is known where its scores are. In the ping-pong schedule those of the other
+tile compute meanwhile. Four warps of their own would leave softmax warps of two query tiles 152
+registers, too few for 128 scores.
 """
 
 import cutlass
