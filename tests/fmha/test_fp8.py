@@ -217,7 +217,7 @@ TRAPS = {
 def test_a_kernel_without_its_cure_is_noticed(changed, trap):
     form, (module, users, name), replacement = TRAPS[trap]
     changed(module, users, name, replacement)
-    assert noticed(small(form))
+    assert noticed(small(form, causal=True))
 
 
 def noticed(case: Case) -> bool:
