@@ -12,7 +12,7 @@ from fmha.tiles import Tiles
 from kernelkit import hw
 from kernelkit.arch import written_for
 from kernelkit.attention import bounded
-from kernelkit.tensors import DTYPE_NAMES, INPUT_NAMES
+from kernelkit.tensors import DTYPE_NAMES, INPUT_NAMES, same_elements
 
 KEYS_OF_A_STEP = 32  # what a step costs beside its keys, in keys
 LEAST_GAIN = 0.1  # for which another kernel is worth compiling
@@ -69,6 +69,8 @@ def best_of(found: tuple[Candidate, ...], sizes: Sizes) -> AttentionConfig:
 def candidates(arguments: Arguments, arch: str = "sm_100a") -> tuple[Candidate, ...]:
     """What may be compiled for these arguments, whatever their sizes."""
     plain = plain_config(arguments)
+    if tiles_of(plain, arch).loads_once and same_elements(arguments.k, arguments.v):
+        plain = replace(plain, k_is_v=True)
     return tuple(_candidate(arguments, replace(plain, group=n), arch) for n in _groups(arguments))
 
 

@@ -54,10 +54,12 @@ class AttentionConfig:
     page_size: rows of a page of K and V, which a page table then names; 0: not paged.
     group: query heads of a KV head that share query tiles, all of them; 1: each has its own.
     rope_dim: last dims of O that are rotated back by the position of their query; 0: none.
+    k_is_v: K and V are one tensor, of which a tile is loaded once for both products; on Hopper.
     pdl: launch dependents early, and wait for the kernel before (programmatic dependent launch).
     tile_m*: on Hopper query rows of a block, 64 for each warpgroup that computes; 0 chooses.
     tile_n*: keys of a tile; 0 is 128 (`attention` chooses fewer where few are seen).
-    ctas*: on Hopper CTAs that share the keys which they fetch, 1 or 2; 0 chooses.
+    ctas*: on Hopper CTAs that share the keys which they fetch, 1 or 2, whatever a row sees and
+        however keys are stored; 0 chooses.
     k_stages*, v_stages*: pieces in the K ring and in the V ring; 0: as deep as is useful and fits.
     schedule*: 'base', twelve warps for one query tile, or 'pingpong', sixteen for two: one tile's
         softmax runs under the other's products; '' is 'base' (`attention` chooses). On
@@ -91,6 +93,7 @@ class AttentionConfig:
     page_size: int = 0
     group: int = 1
     rope_dim: int = 0
+    k_is_v: bool = False
     pdl: bool = False
     tile_m: int = 0
     tile_n: int = 0
@@ -229,6 +232,10 @@ class AttentionConfig:
             raise ValueError("pages and cu_seqlens_k: the page table already says where keys are")
         if self.rope_dim % 2 or not 0 <= self.rope_dim <= self.v_dim:
             raise ValueError(f"rope_dim {self.rope_dim}: even, from 0 to {self.v_dim}")
+        if self.k_is_v and self.is_fp8:
+            raise NotImplementedError("k_is_v with K and V in e4m3: V is turned, K is not")
+        if self.k_is_v and self.v_dim != self.head_dim:
+            raise ValueError(f"k_is_v with v_head_dim {self.v_dim}: {self.head_dim}, as K has")
         for name in ("k_stages", "v_stages"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} {getattr(self, name)}: 0 chooses, else at least 1")

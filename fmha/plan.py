@@ -39,7 +39,11 @@ class AttentionPlan:
 
 def make_plan(config: AttentionConfig, arch: str = "sm_100a") -> AttentionPlan:
     """The plan of `config` for the kernel of `arch`, checked."""
-    return _module(arch).make_plan(config)
+    config.check_values()
+    tiles_of(config, arch).check()
+    plan = plan_unchecked(config, arch)
+    plan.check()
+    return plan
 
 
 def plan_unchecked(config: AttentionConfig, arch: str = "sm_100a") -> AttentionPlan:

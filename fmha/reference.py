@@ -45,8 +45,9 @@ class Options:
     key. q_scale, k_scale, v_scale: fp32 [1] or one for each head. rope: (cos, sin), each
     [positions, rope_dim / 2]; positions outside are clamped. out_dtype: None is q.dtype, bf16 where
     that is e4m3, or fp32 for raw O (normalize False), whose sums leave the range of fp16: there
-    `rounded` has the infinities that a conversion to fp16 makes. aligned_sums: no argument of
-    attention; `rounded` sums both products as tensor cores do, for results of a GPU.
+    `rounded` has the infinities that a conversion to fp16 makes. aligned_sums, phase: no
+    arguments of attention. `rounded` sums both products as tensor cores do, for results of a GPU;
+    from 0 to 1, what the shares by which maxima lag are moved by.
     """
 
     causal: bool = False
@@ -67,6 +68,7 @@ class Options:
     normalize: bool = True
     out_dtype: torch.dtype | None = None
     aligned_sums: bool = False
+    phase: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ def _some_rows(
     weights = torch.exp2((scores - _finite(top)[..., None]) * (unit * math.log2(math.e)))
     total = weights.sum(dim=-1)
     if io is not None:
-        weights = _rounded_weights(weights, io)
+        weights = _rounded_weights(weights, io, options.phase)
     weights = weights.reshape(kv_heads, heads_rows, n_k)
     o = _weighed(weights, values, options, io).reshape(q_heads, n_q, v_dim)
     o = o * _of_heads(o, options.v_scale)
@@ -286,12 +288,12 @@ def _two_terms(q: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torc
     return (second, first), torch.ldexp(torch.ones_like(x[..., :1]), exponent - 8)
 
 
-def _rounded_weights(weights: torch.Tensor, io: torch.dtype) -> torch.Tensor:
+def _rounded_weights(weights: torch.Tensor, io: torch.dtype, phase: float) -> torch.Tensor:
     """P [Hq, rows, keys] in `io`, back in the dtype that is computed in."""
     if io != E4M3:
         return weights.to(io).to(weights.dtype)
     rows = torch.arange(math.prod(weights.shape[:-1]), device=weights.device)
-    lag = (rows * GOLDEN % 1).reshape(weights.shape[:-1])[..., None] * FP8_RESCALE_LOG2
+    lag = ((rows * GOLDEN + phase) % 1).reshape(weights.shape[:-1])[..., None] * FP8_RESCALE_LOG2
     factor = torch.exp2(lag + (MAX_FP8_LOG2 - FP8_RESCALE_LOG2)).to(weights)
     return (weights * factor).to(io).to(weights.dtype) / factor
 

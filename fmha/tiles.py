@@ -20,6 +20,10 @@ class Tiles(ABC):
 
     config: AttentionConfig
 
+    @abstractmethod
+    def check(self) -> None:
+        """Raise NotImplementedError or ValueError for what the kernel does not do."""
+
     @property
     @abstractmethod
     def tile_n(self) -> int:
@@ -58,6 +62,11 @@ class Tiles(ABC):
     def multicast(self) -> bool:
         """The CTAs of a pair hold the same K and V, of which each fetches half of the keys for
         both; otherwise each holds a part of its own."""
+        return False
+
+    @property
+    def loads_once(self) -> bool:
+        """K and V that are one tensor are loaded once (`AttentionConfig.k_is_v`)."""
         return False
 
     @property

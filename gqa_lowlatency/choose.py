@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gqa_lowlatency.arguments import Arguments
-from gqa_lowlatency.config import CLUSTERS, COLUMNS, TUNABLE, DecodeConfig
+from gqa_lowlatency.config import CLUSTERS, COLUMNS, STEPS, TUNABLE, DecodeConfig
 from kernelkit import hw
 from kernelkit.arch import written_for
 from kernelkit.launch import Target, clusters_at_once
@@ -27,6 +27,8 @@ MIN_KEYS_OF_16_WARPS = 512
 MIN_KEYS_OF_LONG_SHARES = 8192  # of which 8 warps read faster than 16
 MIN_KEYS_OF_DEEP_RINGS = 4096  # that are worth more than a second CTA where there are many
 MAX_ELEMENTS_OF_16_WARPS = 1024  # of O in the registers of a warp, of 128 a thread
+MIN_KEYS_OF_LONG_STEPS = 512
+MAX_ELEMENTS_OF_LONG_STEPS = 1024  # of O in the registers of one of 8 warps
 MIN_KEYS_TO_SPLIT = 8192  # from which the merge of several clusters costs less than it saves,
 MIN_TILES_OF_SPLIT = 2  # for each CTA,
 MAX_FILL_TO_SPLIT = 0.25  # where one cluster per KV head leaves the other SMs without work
@@ -119,16 +121,20 @@ def choose_warps(arch: str, keys: int, ctas: int, elements: int) -> int:
     return 16 if medium and ctas <= MACHINES[arch].sms else 0
 
 
-def choose_step(arch: str, keys: int, columns: int, head_dim: int, *, fp8: bool) -> int:
+def choose_step(
+    arch: str, keys: int, columns: int, head_dim: int, *, fp8: bool, warps: int = 0
+) -> int:
     """Keys that a warp of the Hopper kernel takes at a time, 0 for its default; keys: of a CTA;
     fp8: whether they are e4m3.
 
     Of those as many bytes as of 16 others are in flight, and instructions bound the loop: 225
     instead of 302 for 16 keys. For short shares a CTA would take too many at a time; with more
-    columns, or dims, registers do not hold the scores.
+    columns, or dims, or dims and warps, registers do not hold the scores.
     """
-    small = columns == COLUMNS[0] and columns * head_dim <= MAX_ELEMENTS_OF_16_WARPS
-    return 32 if arch == "sm_90a" and fp8 and small and keys >= MIN_KEYS_OF_16_WARPS else 0
+    elements = columns * head_dim * max(warps, 8) // 8
+    small = columns == COLUMNS[0] and elements <= MAX_ELEMENTS_OF_LONG_STEPS
+    long = small and fp8 and keys >= MIN_KEYS_OF_LONG_STEPS
+    return STEPS[-1] if arch == "sm_90a" and long else 0
 
 
 def one_to_an_sm(arch: str, keys: int, ctas: int, *, pdl: bool = False) -> bool:
@@ -236,8 +242,8 @@ def choose(
     keys = load.keys // sharing
     warps, columns, head_dim = wished.warps, wished.columns, wished.head_dim
     fp8 = wished.keys_dtype == "e4m3"
-    step = wished.step or choose_step(arch, keys, columns, head_dim, fp8=fp8)
-    if not warps and not step and not wished.pdl:
+    step = wished.step or choose_step(arch, keys, columns, head_dim, fp8=fp8, warps=warps)
+    if not warps and step != STEPS[-1] and not wished.pdl:
         warps = choose_warps(arch, keys, ctas, columns * head_dim)
     early = wished.kv_ready and arch == "sm_90a" and most_sms(arch, ctas)
     alone = one_to_an_sm(arch, keys, ctas, pdl=wished.pdl)

@@ -13,7 +13,7 @@ import zipfile
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = 1  # another one is not read
+FORMAT = 2  # another one is not read
 _MAGIC = b"BWKERNEL"
 _HEADER = len(_MAGIC) + hashlib.sha256().digest_size
 _MANIFEST, _HOST, _PTX = "manifest.json", "host.o", "kernel.ptx"

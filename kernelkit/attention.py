@@ -256,7 +256,8 @@ def spread_scales(fields: dict[str, Any], names: Mapping[str, str]) -> None:
             require_type(scaled, tensor, torch.Tensor)
             if not abs(scale) <= FLT_MAX:
                 raise ValueError(f"{name} {scale}: a finite number of fp32, {FLT_MAX:.4g} at most")
-            fields[name] = torch.full(tensor.shape[-2:-1], float(scale), device=tensor.device)
+            sizes, device = tensor.shape[-2:-1], tensor.device
+            fields[name] = torch.full(sizes, float(scale), dtype=torch.float32, device=device)
 
 
 def bounded(size: int | None) -> int:

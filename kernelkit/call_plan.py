@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from kernelkit.operator import Operator, by_name, guards_of, kind, layouts, require_all_memory
+from kernelkit.operator import (
+    Guards,
+    Operator,
+    by_name,
+    guards_of,
+    kind,
+    layouts,
+    never,
+    require_all_memory,
+)
 from kernelkit.tape import ADDRESS_UNIT, Results, Taping
 from kernelkit.tensors import require_apart, require_no_grad, require_no_tangents, require_type
 
@@ -54,10 +63,10 @@ class Plan:
         self._results, self._count = [*results[: len(made)]], len(self._moves)
         self._places = {name: n for n, name in enumerate((*self._moves, *self._results))}
         self._nothing = [None] * len(self._places)
-        self._layouts, self._guards = layouts(planned), guards_of(planned)
+        self._layouts, self._guards = layouts(planned), _guards_of(planned)
         may_be_given = made[: len(self._results)]
         self._places_of_results = [view.place for view in tape.results[: len(self._results)]]
-        self._made, self._guards_of_results = layouts(may_be_given), guards_of(may_be_given)
+        self._made, self._guards_of_results = layouts(may_be_given), _guards_of(may_be_given)
         self._replaceable = taping.replaceable()[: len(self._results)]
         self.made = () if results else made
 
@@ -110,6 +119,8 @@ class Plan:
         return slots if written else slots[: self._count]
 
     def _check_inputs(self, inputs: Sequence[torch.Tensor | None]) -> None:
+        if torch.jit.is_tracing():
+            raise NotImplementedError("a plan is not traced: call the function that it was made of")
         here = [tensor for tensor in inputs if tensor is not None]
         for name, tensor in zip(self._moves, inputs, strict=True):
             require_type(name, tensor, torch.Tensor, optional=True)
@@ -119,7 +130,7 @@ class Plan:
         require_all_memory(named)
         require_no_grad(**named)
         self._compare(self._moves, inputs, self._layouts)
-        self._guards = guards_of(here)  # know the next ones like these sooner
+        self._guards = _guards_of(here)  # know the next ones like these sooner
 
     def _compare(
         self, names: Sequence[str], tensors: Sequence[torch.Tensor | None], planned: tuple
@@ -175,6 +186,13 @@ class Plan:
 
 def _misaligned(name: str, tensor: torch.Tensor, unit: int) -> str:
     return f"{name} at {tensor.data_ptr():#x}: multiples of {unit} bytes"
+
+
+def _guards_of(tensors: Sequence[torch.Tensor]) -> Guards:
+    """`guards_of`, which do not look at whether autograd is on: of what requires grad none."""
+    if any(tensor.requires_grad for tensor in tensors):
+        return never
+    return guards_of(tensors)
 
 
 def _are_odd(tensors: Iterable[Any]) -> bool:

@@ -4,9 +4,9 @@ operator that tracers see whole, and the cheap repetition of an eager call.
 A family writes one dataclass and one function `run(arguments) -> results`, which checks, chooses,
 allocates and launches. On a GPU the first call of a layout is taken down on a tape
 (`kernelkit.tape`), and later calls of the same layouts and options repeat the tape: they skip what
-the first one checked, since nothing that it looked at has changed, and torch's dispatcher, where it
-would do nothing to them and nobody watches. On the CPU every call is checked, also what tensors
-hold.
+the first one checked, since nothing that it looked at has changed (what is written still lies apart
+from what is read), and torch's dispatcher, where it would do nothing to them and nobody watches. On
+the CPU every call is checked, also what tensors hold.
 """
 
 from __future__ import annotations
@@ -43,7 +43,14 @@ _is_profiled = torch._C._autograd._profiler_enabled
 # Keys that torch's dispatcher looks at in any call, beside those of tensors.
 _ORDINARY = DispatchKeySet(DispatchKey.BackendSelect).add(DispatchKey.ADInplaceOrView)
 Guards = Callable[..., bool]
-_NOTHING_KNOWN: tuple[Guards, Any] = (lambda *tensors: False), None
+
+
+def never(*tensors: torch.Tensor) -> bool:
+    """Guards that no tensors pass."""
+    return False
+
+
+_NOTHING_KNOWN: tuple[Guards, Any] = never, None
 
 
 def layouts(tensors: Sequence[torch.Tensor]) -> tuple:
@@ -71,7 +78,7 @@ class Operator:
         writes: tuple[str, ...] = (),
     ) -> None:
         self.name, self.schema, self._run = name, Schema(arguments), run
-        self._tapes = _Tapes()
+        self._tapes, self._writes = _Tapes(), ("out", *writes)
         self._splits: dict[tuple[str, ...], tuple[list[str], list[str], bool]] = {}
         names = [leaf.name for leaf in self.schema.tensors]
         self._needed = [leaf.name for leaf in self.schema.tensors if leaf.default is MISSING]
@@ -176,8 +183,10 @@ class Operator:
                 kept.move_to_end(key)
                 self._tapes.latest = [*map(id, present)], tape
                 return repeated
-        flat = by_name(names, tensors) | options
-        results, tape = Taping(present).run(lambda: self.run(flat))
+        given = by_name(names, tensors)
+        written = [n for n, name in enumerate(_one_by_one(given)) if name in self._writes]
+        flat = given | options
+        results, tape = Taping(present, written=written).run(lambda: self.run(flat))
         self._tapes.latest = None  # what is noted there is of operators within this one
         if tape is not None and not tape.reads:
             self._tapes.latest = [*map(id, present)], tape

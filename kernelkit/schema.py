@@ -123,8 +123,6 @@ class Schema:
         """
         found: dict[str, Any] = {}
         grad = torch.is_grad_enabled()
-        if forward_ad._current_level >= 0:
-            require_no_tangents(given)
         for field, value in given.items():
             plain = self._plain.get(field)
             if plain is None:
@@ -141,6 +139,9 @@ class Schema:
             elif value is default or value == default:
                 continue
             found[field] = value
+        if forward_ad._current_level >= 0:
+            for leaf in self.tensors:
+                require_no_tangents(_by_path(leaf, found.get(leaf.name)))
         return found
 
     def _flatten(self, field: str, value: Any, found: dict[str, Any], grad: bool) -> None:
@@ -207,9 +208,16 @@ def _split(hint: Any) -> tuple[tuple[type, ...], bool]:
 
 
 def _refuse_grad(leaf: Leaf, value: Any) -> None:
-    for number, item in enumerate(value if leaf.many else (value,)):
+    for item in value if leaf.many else (value,):
         if item is not None and item.requires_grad:
-            require_no_grad(**{f"{leaf.path}[{number}]" if leaf.many else leaf.path: item})
+            require_no_grad(**_by_path(leaf, value))
+
+
+def _by_path(leaf: Leaf, value: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a leaf as users name them, those of a sequence by their number."""
+    if not leaf.many:
+        return {} if value is None else {leaf.path: value}
+    return {f"{leaf.path}[{n}]": item for n, item in enumerate(value or ()) if item is not None}
 
 
 def _at(field: str, value: Any, path: Sequence[str]) -> Any:

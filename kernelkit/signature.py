@@ -206,7 +206,7 @@ def _words_of(position: int, argument: Argument, tensor: Any) -> list[int]:
 def signature_of(examples: Sequence[Any], function_type: str) -> Signature:
     """examples: the arguments that the function was compiled with. function_type: LLVM's, as the
     DSL prints it, which settles how each argument lies in memory."""
-    kinds = [_described(example) for example in leaves(examples)]
+    kinds = described(examples)
     types = iter(_parameters(function_type))
     arguments = []
     for argument in kinds:
@@ -223,8 +223,13 @@ def signature_of(examples: Sequence[Any], function_type: str) -> Signature:
     return Signature(arguments)
 
 
+def described(examples: Sequence[Any]) -> list[Argument]:
+    """Arguments of a function that is compiled with these, all but their types. Those that are None
+    leave no trace in its code."""
+    return [_described(example) for example in leaves(examples)]
+
+
 def _described(example: Any) -> Argument:
-    """All but the types."""
     name = type(example).__name__
     if example is None:
         return Argument(_NOTHING)

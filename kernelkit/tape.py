@@ -10,6 +10,7 @@ tensors by their storage. A tape keeps no tensor.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelkit.launch import PreparedLaunch, current_device, watching
 from kernelkit.signature import leaves
+from kernelkit.tensors import reach
 
 Results = tuple[torch.Tensor, ...]
 Action = Callable[[list[Any], list[int]], None]  # on tensors and their addresses
@@ -76,9 +78,11 @@ class Tape:
     made, made_at: what follows the inputs, and where it lies; None and 0 where an action makes it
     anew. masks: low bits that the address of an input must not have. empty: how many inputs have no
     elements, whose address is 0. aliases: (two inputs, bytes between them) of inputs that lay in
-    one storage, so that nobody knows whose memory a launch was given. gpu: of the inputs, None for
-    the CPU. launches: how many of the actions are. reads: whether the host looked at values, which
-    a repetition does not.
+    one storage, so that nobody knows whose memory a launch was given, or of which one is written
+    and reaches into the other. apart: (one that is written, one that is read, two distances in
+    bytes, between which one reaches into the other), where it does not. gpu: of the inputs, None
+    for the CPU. launches: how many of the actions are. reads: whether the host looked at values,
+    which a repetition does not.
     """
 
     def __init__(self) -> None:
@@ -90,6 +94,7 @@ class Tape:
         self.masks: list[int] = []
         self.empty = 0
         self.aliases: list[tuple[int, int, int]] = []
+        self.apart: list[tuple[int, int, int, int]] = []
         self.gpu: int | None = None
         self.launches = 0
         self.reads = False
@@ -133,6 +138,9 @@ class Tape:
             return False
         if addresses[: len(self.masks)].count(0) != self.empty:
             return False  # the memory of an input has been freed
+        for a, b, least, most in self.apart:
+            if least < addresses[b] - addresses[a] < most:
+                return False
         return all(addresses[b] - addresses[a] == apart for a, b, apart in self.aliases)
 
     def hold(self, memory: Mapping[int, torch.Tensor]) -> None:
@@ -162,10 +170,12 @@ class Taping(TorchDispatchMode):
         inputs: Sequence[torch.Tensor],
         *,
         kept: Sequence[torch.Tensor] = (),
+        written: Sequence[int] = (),
         dry: bool = False,
     ) -> None:
-        """kept: further inputs, which belong to the tape and are those of every repetition. dry:
-        operations of torch are done, launches are only described."""
+        """kept: further inputs, which belong to the tape and are those of every repetition.
+        written: places of inputs that the call writes to. dry: operations of torch are done,
+        launches are only described."""
         super().__init__()
         self._dry = dry
         self._tape, self._repeatable = Tape(), True
@@ -179,6 +189,7 @@ class Taping(TorchDispatchMode):
         self._tape.made, self._tape.made_at = [*kept], [*map(_address, kept)]
         self._tape.masks = [math.gcd(_address(t), ADDRESS_UNIT) - 1 for t in inputs]
         self._tape.empty = [*map(_address, inputs)].count(0)
+        self._keep_apart(inputs, written)
 
     def run(self, call: Callable[[], Results]) -> tuple[Results, Tape | None]:
         """The results of the call, and its tape; None where something cannot be repeated."""
@@ -274,6 +285,17 @@ class Taping(TorchDispatchMode):
             self._places.setdefault(storage, []).append(len(self._tensors))
         self._tensors.append(tensor)
 
+    def _keep_apart(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
+        """What is written lay apart from what is read, or somewhere in it that was checked."""
+        read = [place for place in range(len(inputs)) if place not in written]
+        for here, there in itertools.product(written, read):
+            one, other = inputs[here], inputs[there]
+            least, most = -reach(other), reach(one)
+            if least < _address(other) - _address(one) < most:
+                self._note_aliases((here, there))
+            else:
+                self._tape.apart.append((here, there, least, most))
+
     def _place(self, tensor: torch.Tensor) -> int | None:
         """The tensor in whose memory this one is: of several the one that begins where it does."""
         places = self._places.get(tensor.untyped_storage().data_ptr())
@@ -360,8 +382,9 @@ def _tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def _maker(tensor: torch.Tensor) -> Maker:
-    """Allocates one like `tensor`; on the current device, if that is a GPU."""
+    """Allocates one like `tensor`; on the current device, if that is a GPU. As torch does where it
+    is asked to fill what it allocates."""
     layout = tuple(tensor.shape), tensor.stride()
-    if tensor.device.type == "cuda":
+    if tensor.device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
         return partial(_empty_strided_cuda, *layout, tensor.dtype)
     return partial(torch.empty_strided, *layout, dtype=tensor.dtype, device=tensor.device)

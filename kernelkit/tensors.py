@@ -71,9 +71,8 @@ def require_memory(**tensors: torch.Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.device.type == "meta" or not tensor.numel():
             continue
-        sizes = zip(tensor.shape, tensor.stride(), strict=True)
-        last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in sizes)
-        needed, there = (last + 1) * tensor.itemsize, tensor.untyped_storage().nbytes()
+        needed = tensor.storage_offset() * tensor.itemsize + reach(tensor)
+        there = tensor.untyped_storage().nbytes()
         if there < needed:
             raise ValueError(
                 f"{name} reaches to byte {needed} of its storage, which has {there}: it was freed"
@@ -205,6 +204,14 @@ def device_of(device: object) -> torch.device:
         raise ValueError(f"device {device!r}: such as 'cpu', 'cuda' or 'cuda:1'") from error
 
 
+def reach(tensor: torch.Tensor) -> int:
+    """Bytes from the address of a tensor to the end of its last element."""
+    if not tensor.numel():
+        return 0
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in sizes)) * tensor.itemsize
+
+
 def share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether tensors that are in one piece lie in each other; no address is read, so that tensors
     without memory are asked as well."""
@@ -212,6 +219,12 @@ def share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     begins = [tensor.storage_offset() * tensor.itemsize for tensor in (one, other)]
     return begins[0] < begins[1] + other.nbytes and begins[1] < begins[0] + one.nbytes
+
+
+def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both are the same view of the same memory; no address is read."""
+    views = [(t.dtype, t.storage_offset(), t.shape, t.stride()) for t in (one, other)]
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata and views[0] == views[1]
 
 
 def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -13,13 +13,14 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from kernelkit.artifact import FORMAT, Artifact
-from kernelkit.signature import Signature, signature_of
+from kernelkit.signature import Signature, described, signature_of
 from kernelkit.sources import ROOT
 
 _DSL = tuple("nvidia-cutlass-dsl" + end for end in ("", "-libs-base", "-libs-cu12", "-libs-cu13"))
@@ -68,17 +69,15 @@ class Traced:
     look_up(key) -> what was compiled from the same code before, or None. Its `about` is of then.
     """
 
-    def __init__(
-        self, described: tuple, arch: str, look_up: Callable[[str], Artifact | None]
-    ) -> None:
+    def __init__(self, given: tuple, arch: str, look_up: Callable[[str], Artifact | None]) -> None:
         self.key = ""
         self.found = False
-        self._arch = arch
+        self._arch, self._examples = arch, given[1:]
         self._look_up = look_up
         enabled = gc.isenabled()
         gc.disable()  # a trace is hundreds of thousands of objects, which all stay until its end
         try:
-            self.artifact = self._compile(*described)
+            self.artifact = self._compile(*given)
         finally:
             if enabled:
                 gc.enable()
@@ -106,16 +105,18 @@ class Traced:
             return _artifact(compiled, self._arch, examples)
 
     def _after_trace(self, _dsl: Any, module: Any, _name: str) -> None:
-        self.key = _key_of(module, self._arch)
+        self.key = _key_of(module, self._arch, self._examples)
         known = self._look_up(self.key)
         if known is not None:
             raise _Known(known)
 
 
-def _key_of(module: Any, arch: str) -> str:
-    """Of all that the passes see: the traced code, the versions and settings of the compiler."""
+def _key_of(module: Any, arch: str, examples: tuple) -> str:
+    """Of all that the passes see, the traced code, versions and settings of the compiler; and of
+    the arguments, which may be others for the same code."""
     code = module.operation.get_asm(enable_debug_info=_LINES in os.environ)
-    others = json.dumps([FORMAT, arch, toolchain(), settings()], sort_keys=True)
+    arguments = [asdict(argument) for argument in described(examples)]
+    others = json.dumps([FORMAT, arch, toolchain(), settings(), arguments], sort_keys=True)
     return hashlib.sha256(f"{others}\n{code}".encode()).hexdigest()
 
 

@@ -17,11 +17,12 @@ class TmaTensors:
     """q and o: modes ((head of a group, row), column, group, batch entry).
 
     tail is v with another barrier: in a pair its bytes are counted in this CTA, not in the leader.
+    v is None where it is k.
     """
 
     q: TmaTensor
     k: TmaTensor
-    v: TmaTensor
+    v: TmaTensor | None
     tail: TmaTensor | None
     o: TmaTensor
 

@@ -76,11 +76,12 @@ class Forward:
         self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor
     ) -> TmaTensors:
         """TMA descriptions, which carry shapes and strides of this launch."""
-        has_tail, store = self.plan.edges.has("tail"), cpasync.CopyBulkTensorTileS2GOp()
+        store = cpasync.CopyBulkTensorTileS2GOp()
+        has_v, has_tail = (self.plan.edges.has(name) for name in ("v", "tail"))
         return TmaTensors(
             q=describe(self.fetch("q"), q, q_box(self.plan)),
             k=describe(self.fetch("k"), k, k_box(self.plan)),
-            v=describe(self.fetch("v"), v, v_box(self.plan)),
+            v=describe(self.fetch("v"), v, v_box(self.plan)) if has_v else None,
             tail=describe(self.fetch("tail"), v, v_box(self.plan)) if has_tail else None,
             o=describe(store, o, o_box(self.plan)),
         )

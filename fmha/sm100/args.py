@@ -5,29 +5,24 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from fmha.device.args import Buffers, Pipes, Scalars
+from fmha.device.args import Buffers, Pipes, Row, Scalars
 
 
 @dataclass(frozen=True)
-class Row:
+class OwnRow(Row):
     """What a softmax or correction thread owns: a query row, or half of one in a CTA pair."""
 
     lane: Int32  # of TMEM; the thread among the 128 of its query tile
     row: Int32  # in this CTA's part of the tile
     half: Int32  # 0; in a pair 1 for the second half of the columns
     q_tile: Int32  # which of the CTA's query tiles the row is in
-    token: Int32  # query of the entry; rows at and beyond q_length exist only on chip
-    head: Int32  # query head
-    begin: Int32  # the row sees keys [begin, end), and those of [0, sink_end) below end
-    end: Int32
-    sink_end: Int32
 
 
 @dataclass(frozen=True)
 class Lane:
     """What a thread that owns a row works with, the same for all tiles."""
 
-    row: Row
+    row: OwnRow
     scores: cute.Tensor | None  # fp32 registers: S, then its weights; correction has none
     scalars: Scalars
     buffers: Buffers

@@ -27,7 +27,8 @@ from fmha.device.host import Forward
 from fmha.device.load import LoadQK, LoadV
 from fmha.device.signature import example_arguments
 from fmha.device.types import IO_TYPES, OUT_TYPES
-from fmha.sm100.plan import FREE_BARRIER, Plan, make_plan
+from fmha.plan import make_plan
+from fmha.sm100.plan import FREE_BARRIER, Plan
 from fmha.sm100.roles.correction import Correction
 from fmha.sm100.roles.mma import Mma
 from fmha.sm100.roles.softmax import Softmax
@@ -50,7 +51,7 @@ class AttentionSm100(Forward):
     plan: Plan
 
     def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(make_plan(config))
+        super().__init__(make_plan(config, "sm_100a"))
         self.load_qk, self.load_v = LoadQK(self.plan), LoadV(self.plan)
         self.mma, self.store = Mma(self.plan), Store(self.plan)
         self.softmax, self.correction = Softmax(self.plan), Correction(self.plan)

@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from fmha.sm100.args import Row
+from fmha.sm100.args import OwnRow
 from kernelkit import hw, tmem
 from kernelkit.boxes import Box
 from kernelkit.swizzle import turn
@@ -14,7 +14,7 @@ from kernelkit.swizzle import turn
 def store_part(
     box: Box,
     buffer: cute.Pointer,
-    row: Row,
+    row: OwnRow,
     values: cute.Tensor,
     first: cutlass.Constexpr,
     part_columns: cutlass.Constexpr,

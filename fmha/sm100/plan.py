@@ -30,21 +30,12 @@ class Plan(AttentionPlan):
     tmem: TmemPlan
 
     def check(self) -> None:
-        self.layout.check()
         super().check()
         self.tmem.check()
 
 
-def make_plan(config: AttentionConfig) -> Plan:
-    """The plan of `config`, checked."""
-    config.check_values()
-    plan = plan_unchecked(config)
-    plan.check()
-    return plan
-
-
 def plan_unchecked(config: AttentionConfig) -> Plan:
-    """The same without a check."""
+    """The plan of `config`, see `fmha.plan`."""
     layout = Layout(config)
     roles = _roles(layout)
     edges = EdgePlan(roles, _edges(config, layout), layout.ctas)

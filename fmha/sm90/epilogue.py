@@ -1,17 +1,20 @@
 """O, its LSE and its maximum on their way to global memory (device code).
 
 A warpgroup puts its O into shared memory, whence TMA stores it; or, where a box of rows would cover
-what is not of this tile, or O is fp32, each thread stores its pairs of columns.
+what is not of this tile, or O is fp32, the threads store pieces of their rows.
 """
+
+from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32
+from cutlass import Boolean, Float32, Uint32
 from cutlass.cute.nvgpu import warp
 
 from fmha.device.args import Scope, Work
 from fmha.device.boxes import o_box, panel_at
 from fmha.device.scales import value_scale
+from fmha.device.statistics import finish, store_statistics
 from fmha.device.types import OUT_TYPES
 from fmha.device.walk import angle_row, box_row, entry_of_q, own_tile
 from fmha.sm90.barriers import THREADS, meet
@@ -21,44 +24,28 @@ from fmha.sm90.rows import Lane
 from fmha.sm90.softmax import Reference, rescale, scale_of
 from kernelkit import hw
 from kernelkit.boxes import BoxPosition, copy_out
-from kernelkit.log2 import LN_2
-from kernelkit.online_softmax import finish_row
+from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.umma import shared
 
 
 @cute.jit
-def own_sinks(plan: Plan90, lane: Lane, tensors: object) -> tuple[Float32 | None, Float32 | None]:
-    """The sinks of the rows' heads, fetched long before they are used; None without."""
-    if cutlass.const_expr(not plan.config.sinks):
-        return None, None
-    return tuple(tensors.tables.sinks[row.head] for row in lane.rows)
-
-
-@cute.jit
-def store_statistics(
+def finish_rows(
     plan: Plan90,
     work: Work,
     lane: Lane,
     reference: Reference,
-    sinks: tuple[Float32 | None, Float32 | None],
+    sinks: Sequence[Float32 | None],
     scope: Scope,
 ) -> tuple[Float32, Float32]:
-    """Store LSE and row_max in natural log; returns what normalises the rows of O."""
-    tensors, factors = scope.tensors, []
+    """Store what both rows leave beside O; returns what normalises it."""
+    factors = []
     for half in cutlass.range_constexpr(2):
-        row = lane.rows[half]
         scale_log2 = scale_of(plan, reference, scope.scalars, half)
-        max_log2 = reference.row_max[half] * scale_log2
-        if cutlass.const_expr(plan.config.softcap):
-            max_log2 += scale_log2 * 0.5  # the c that `softcap` leaves out
-        if cutlass.const_expr(plan.config.is_fp8):
-            max_log2 = max_log2 - plan.config.bias_log2  # whose weight is 1
-        factor, lse = finish_row(max_log2, reference.row_sum[half], sinks[half])
+        factor, lse, max_log2 = finish(
+            plan, scale_log2, reference.row_max[half], reference.row_sum[half], sinks[half]
+        )
         if lane.real[half] and lane.column == 0 and lane.part == 0:
-            place = (work.q_start + row.token, row.head, entry_of_q(plan, work))
-            tensors.lse[place] = lse
-            if cutlass.const_expr(tensors.row_max is not None):
-                tensors.row_max[place] = max_log2 * LN_2
+            store_statistics(plan, work, lane.rows[half], lse, max_log2, scope)
         factors.append(factor)
     return tuple(factors)
 
@@ -85,11 +72,11 @@ def store_o(
     rounded = cute.make_rmem_tensor(o.shape, OUT_TYPES[plan.config.o_dtype])
     rounded.store(o.load().to(rounded.element_type))
     if cutlass.const_expr(not plan.layout.o_in_smem):
-        store_pairs(plan, work, lane, rounded, scope)
+        store_pieces(plan, work, lane, rounded, scope)
     elif by_tma:
         store_by_tma(plan, work, lane, rounded, scope)
     else:
-        store_pairs(plan, work, lane, rounded, scope)
+        store_pieces(plan, work, lane, rounded, scope)
 
 
 @cute.jit
@@ -128,19 +115,46 @@ def store_by_tma(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, sco
 
 
 @cute.jit
-def store_pairs(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope) -> None:
-    """Each thread's pairs of columns, where the entry has the row."""
-    batch = entry_of_q(plan, work)
+def store_pieces(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope) -> None:
+    """Each thread's pieces of its rows, where the entry has them; four lanes fill whole sectors. Of
+    fp32 a piece is a pair of columns, of 16 bits it is eight, for which four lanes trade."""
+    words, batch = cute.recast_tensor(rounded, Uint32), entry_of_q(plan, work)
+    wide = plan.config.out_bytes == ITEM_BYTES["fp32"]
+    size = 2 if wide else 4  # words of a piece
+    if cutlass.const_expr(not wide):
+        trade(words)
+    piece = cute.make_rmem_tensor(size, Uint32)
     for half in cutlass.range_constexpr(2):
         row = lane.rows[half]
         if lane.real[half]:
             line = scope.tensors.o[work.q_start + row.token, None, row.head, batch]
-            first = (lane.part * plan.layout.o_columns + lane.column) // 2
-            for block in cutlass.range_constexpr(plan.layout.o_columns // 8):
-                start = rounded.iterator + 4 * block + 2 * half
-                pair = cute.make_tensor(start, cute.make_layout(2))
-                target = cute.local_tile(line, (2,), (first + block * 4,))
-                cute.autovec_copy(pair, target)
+            start = cute.recast_ptr(line.iterator + lane.part * plan.layout.o_columns, dtype=Uint32)
+            start = start + lane.column // 2 * size
+            for number in cutlass.range_constexpr(cute.size(words) // 2 // size):
+                for word in cutlass.range_constexpr(size):
+                    place = 4 * number + 2 * half + word
+                    if cutlass.const_expr(not wide):
+                        place = 8 * number + 2 * word + half
+                    piece[word] = words[place]
+                target = (start + number * 4 * size).align(4 * size)
+                cute.autovec_copy(piece, cute.make_tensor(target, cute.make_layout(size)))
+
+
+@cute.jit
+def trade(words: cute.Tensor) -> None:
+    """Of each row and each 32 columns a lane has four words, one of each eight columns; it gets the
+    four of its own eight: four lanes transpose a square of words."""
+    lane = cute.arch.lane_idx()
+    for step in cutlass.range_constexpr(2):
+        upper = Boolean(lane >> step & 1)
+        for number in cutlass.range_constexpr(cute.size(words)):
+            # Row, which of the four, 32 columns: bits of the number, from the lowest up.
+            other = number | 2 << step
+            if cutlass.const_expr(other != number):
+                sent = words[number] if upper else words[other]
+                found = cute.arch.shuffle_sync_bfly(sent, offset=1 << step)
+                words[number] = found if upper else words[number]
+                words[other] = words[other] if upper else found
 
 
 @cute.jit

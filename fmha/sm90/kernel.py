@@ -18,8 +18,9 @@ from fmha.device.host import Forward
 from fmha.device.load import LoadQK, LoadV
 from fmha.device.signature import example_arguments
 from fmha.device.types import IO_TYPES, OUT_TYPES
+from fmha.plan import make_plan
 from fmha.sm90.math import Math
-from fmha.sm90.plan import Plan90, make_plan
+from fmha.sm90.plan import Plan90
 from fmha.sm90.turn import Turn
 from kernelkit import hw
 from kernelkit.buffers import buffer_at
@@ -33,8 +34,9 @@ class AttentionSm90(Forward):
     plan: Plan90
 
     def __init__(self, config: AttentionConfig) -> None:
-        super().__init__(make_plan(config))
-        self.load_qk, self.load_v = LoadQK(self.plan), LoadV(self.plan)
+        super().__init__(make_plan(config, "sm_90a"))
+        self.load_qk = LoadQK(self.plan)
+        self.load_v = None if config.k_is_v else LoadV(self.plan)
         self.math = Math(self.plan)
         if self.plan.config.is_fp8:
             self.turn = Turn(self.plan)
@@ -46,7 +48,8 @@ class AttentionSm90(Forward):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
         barriers = buffer_at(plan.smem, smem, "barriers", Int64)
-        pipes = Pipes(**make_pipelines(plan.edges, barriers))
+        rings = make_pipelines(plan.edges, barriers)
+        pipes = Pipes(**rings, **({"v": rings["k"]} if plan.config.k_is_v else {}))
         publish_barriers(plan.edges)
         if cutlass.const_expr(plan.config.pdl):
             cute.arch.griddepcontrol_wait()
@@ -59,6 +62,8 @@ class AttentionSm90(Forward):
             set_registers(plan.roles, self.load_qk.role)
             if warp == self.load_qk.role.first_warp:
                 self.load_qk.run(scope)
+            elif cutlass.const_expr(plan.config.k_is_v):
+                pass  # nobody loads V by itself
             elif warp == self.load_v.role.first_warp:
                 self.load_v.run(scope)
             elif cutlass.const_expr(plan.config.is_fp8):
@@ -67,8 +72,8 @@ class AttentionSm90(Forward):
     def buffers(self, smem: cute.Pointer) -> Buffers:
         """All buffers that roles use."""
         plan, config = self.plan.smem, self.plan.config
-        io = IO_TYPES[config.keys_dtype]
-        q, k, v = (buffer_at(plan, smem, name, io) for name in ("sQ", "sK", "sV"))
+        io, v_name = IO_TYPES[config.keys_dtype], "sK" if config.k_is_v else "sV"
+        q, k, v = (buffer_at(plan, smem, name, io) for name in ("sQ", "sK", v_name))
         vt = buffer_at(plan, smem, "sVt", io) if config.is_fp8 else None
         q = cute.recast_ptr(q, dtype=IO_TYPES[config.dtype])
         own = not self.plan.layout.o_over_q and self.plan.layout.o_in_smem

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fmha.config import AttentionConfig
-from fmha.tiles import Tiles
+from fmha.tiles import DEPTH, Tiles
 from kernelkit import hw
 from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
@@ -44,7 +44,8 @@ class Shape:
     that are exponentiated before P V of the tile before is waited for. sharers: warpgroups of a
     query tile. pairs: blocks of a head from which CTAs that share what they fetch are faster,
     without a right edge and with one, 0 for never: they cost some cycles, and spare the power that
-    moving K and V twice takes.
+    moving K and V twice takes. packed: the same where heads share tiles, of which one has a token
+    or a few, so that neighbours see the same keys with any mask.
     """
 
     q_tiles: int
@@ -54,6 +55,7 @@ class Shape:
     early: int = 8
     sharers: int = 1
     pairs: tuple[int, int] = (0, 0)
+    packed: tuple[int, int] = (0, 0)
 
 
 SHAPES = {
@@ -112,13 +114,14 @@ class Layout(Tiles):
 
     def larger(self) -> AttentionConfig | None:
         config = self.config
-        apart = config.left or config.group > 1 or config.varlen_q or config.page_size
+        apart = config.group == 1 and (config.left or config.varlen_q or config.page_size)
         pays = self.larger_from and not apart and not config.ctas
         return replace(config, ctas=2) if pays else None
 
     @property
     def larger_from(self) -> int:
-        return self.shape.pairs[self.config.right]
+        shape = self.shape
+        return (shape.pairs if self.config.group == 1 else shape.packed)[self.config.right]
 
     @property
     def tile_n(self) -> int:
@@ -151,6 +154,12 @@ class Layout(Tiles):
         return self.ctas > 1
 
     @property
+    def loads_once(self) -> bool:
+        """Where rings are one tile deep otherwise, and nobody says how deep they are to be."""
+        config = self.config
+        return self.sharers > 1 and not (config.is_fp8 or config.k_stages or config.v_stages)
+
+    @property
     def ordered(self) -> bool:
         """Warpgroups issue their products in turn, and the softmax of one runs under those of
         others."""
@@ -169,6 +178,10 @@ class Layout(Tiles):
     @property
     def k_columns(self) -> int:
         return self.config.head_dim
+
+    @property
+    def v_bytes(self) -> int:
+        return 0 if self.config.k_is_v else super().v_bytes
 
     @property
     def o_tile(self) -> int:
@@ -240,12 +253,12 @@ class Layout(Tiles):
 
     @property
     def _least_stages(self) -> tuple[int, int]:
-        least = 2 if self.sharers == 1 else 1
+        least = 2 if self.sharers == 1 or self.config.k_is_v else 1
         return self.config.k_stages or least, self.config.v_stages or least
 
     @property
     def _free(self) -> int:
-        """Bytes that are left beside two tiles of K and of V, or what is configured."""
+        """Bytes that are left beside the least stages, or what is configured."""
         k, v = self._least_stages
         tile = self.q_bytes + P_STAGES * self.p_bytes + TOLD * self.told_bytes
         free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.q_tiles * tile
@@ -256,7 +269,11 @@ class Layout(Tiles):
     def stages(self) -> tuple[int, int]:
         """(tiles in the K ring, in the V ring): as configured, else as many as fit."""
         free = self._free - (0 if self.o_over_q else self.q_tiles * self.o_bytes)
-        return self.grown(*self._least_stages, free)
+        k, v = self._least_stages
+        if self.config.k_is_v:  # one ring, in which V of a tile stays when its S is done
+            k, _ = self.grown(k, DEPTH, free)
+            return k, k
+        return self.grown(k, v, free)
 
     def smem(self, barrier_bytes: int) -> SmemPlan:
         """Shared memory of a CTA, in the order of allocation."""
@@ -288,6 +305,11 @@ class Layout(Tiles):
                 ROWS * tiles for tiles in REGISTERS if tiles * self.sharers in self.registers
             )
             raise NotImplementedError(f"tile_m {config.tile_m}: one of {heights}, 0 chooses")
+        if config.k_is_v and (config.k_stages == 1 or config.v_stages):
+            raise ValueError(
+                f"k_stages {config.k_stages} and v_stages {config.v_stages} with k_is_v: one ring "
+                "has the tiles of both products, so k_stages is at least 2, or 0, and v_stages 0"
+            )
         if self.tile_n not in self.widths:
             raise NotImplementedError(
                 f"tile_n {self.tile_n} with {self.q_tiles * ROWS} query rows of head_dim "

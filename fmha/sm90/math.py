@@ -17,9 +17,10 @@ from cutlass.cute.nvgpu import warpgroup
 
 from fmha.device.args import Scope, Walk
 from fmha.device.order import count_rounds
+from fmha.device.statistics import own_sink
 from fmha.device.types import IO_TYPES
 from fmha.device.walk import first_key, hidden_steps, locate, plan_walk, stored_by_tma
-from fmha.sm90.epilogue import own_sinks, store_o, store_statistics
+from fmha.sm90.epilogue import finish_rows, store_o
 from fmha.sm90.layout import P_STAGES, VT_STAGES
 from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
 from fmha.sm90.products import (
@@ -115,7 +116,7 @@ class Math:
             work = locate(plan, scope.tensors, turn)
             walk = plan_walk(plan, work, scope.scalars)
             lane = own_lane(plan, work, scope.scalars, team)
-            sinks = own_sinks(plan, lane, scope.tensors)
+            sinks = [own_sink(plan, row.head, scope.tensors) for row in lane.rows]
             begin_row(plan, reference, lane, work, scope.tensors.tables)
             o.fill(0.0)
             if walk.tiles > 0:
@@ -125,7 +126,7 @@ class Math:
                 for _ in cutlass.range(hidden, unroll=1):
                     # A release of what is not there yet would count for the round before.
                     pipes.k.wait(k_state)
-                    pipes.k.release(k_state.index)
+                    self.release_k(scope, k_state.index)
                     k_state.advance()
                     self.wait_turn(team)
                     self.pass_turn(team)
@@ -141,25 +142,33 @@ class Math:
                 place = P_STAGES - 1 - place
                 sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index, place)
                 take_up(reference, sums)
-                pipes.k.release(k_state.index)
+                self.release_k(scope, k_state.index)
                 k_state.advance()
                 for step in cutlass.range(hidden + 1, walk.tiles, unroll=1):
+                    if cutlass.const_expr(plan.config.k_is_v):
+                        # First: to its stage comes the K of the next step.
+                        self.issue_part(tile, place, v_state.index, 0)
                     pipes.k.wait(k_state)
                     self.wait_turn(team)
                     issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, k_state.index])
-                    values.wait(v_state)
-                    self.issue_part(tile, place, v_state.index, 0)
+                    if cutlass.const_expr(not plan.config.k_is_v):
+                        values.wait(v_state)
+                        self.issue_part(tile, place, v_state.index, 0)
                     self.pass_turn(team)
                     warpgroup.wait_group(1)
+                    if cutlass.const_expr(plan.config.k_is_v):
+                        values.release(v_state.index)
+                        warpgroup.wait_group(0)
                     sums = self.weigh(scope, lane, walk, step, tile, place, v_state.index)
-                    values.release(v_state.index)
+                    if cutlass.const_expr(not plan.config.k_is_v):
+                        values.release(v_state.index)
                     v_state.advance()
                     place = P_STAGES - 1 - place
                     share_p(plan, lane, tile.p, buffers.p, place)
                     if any_of_tile(plan, lane, too_large(lane, reference, sums)):
                         sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index, place)
                     take_up(reference, sums)
-                    pipes.k.release(k_state.index)
+                    self.release_k(scope, k_state.index)
                     k_state.advance()
                 if cutlass.const_expr(not layout.o_over_q):
                     pipes.q.release(q_tile)
@@ -175,7 +184,7 @@ class Math:
                 own = (reference.row_sum[0], reference.row_sum[1])
                 every = of_all_parts(plan, lane, buffers.statistics, SUM, own)
                 reference.row_sum[0], reference.row_sum[1] = every
-            factors = store_statistics(plan, work, lane, reference, sinks, scope)
+            factors = finish_rows(plan, work, lane, reference, sinks, scope)
             # Without keys there is no Q, whose place O could take.
             by_tma = stored_by_tma(plan, work) and walk.tiles > 0
             store_o(plan, work, lane, o, factors, scope, by_tma)
@@ -308,6 +317,12 @@ class Math:
         if step < walk.masked:
             first = first_key(plan, walk, step) + lane.part * plan.layout.keys
             mask(plan, tile.scores, lane, first, begin, end)
+
+    @cute.jit
+    def release_k(self, scope: Scope, stage: Int32) -> None:
+        """S of the tile is done. Where V is K the tile is released as V."""
+        if cutlass.const_expr(not self.plan.config.k_is_v):
+            scope.pipes.k.release(stage)
 
     @cute.jit
     def clear_tail_rows(self, scope: Scope, walk: Walk, v_state: object) -> None:

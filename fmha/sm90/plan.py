@@ -30,17 +30,8 @@ class Plan90(AttentionPlan):
     layout: Layout
 
 
-def make_plan(config: AttentionConfig) -> Plan90:
-    """The plan of `config`, checked."""
-    config.check_values()
-    Layout(config).check()
-    plan = plan_unchecked(config)
-    plan.check()
-    return plan
-
-
 def plan_unchecked(config: AttentionConfig) -> Plan90:
-    """The same without a check."""
+    """The plan of `config`, see `fmha.plan`."""
     layout = Layout(config)
     roles = _roles(layout)
     edges = EdgePlan(roles, _edges(layout), layout.ctas)
@@ -51,15 +42,19 @@ def _roles(layout: Layout) -> RolePlan:
     teams = layout.teams
     computes, loads = layout.registers[teams]
     first = 4 * teams
-    last = Role("idle", first + 2, 2, "leaves its registers to those who compute", loads)
+    load_v = Role("load_v", first + 1, 1, "tiles of V by TMA", loads)
+    idle = "leaves its registers to those who compute"
+    others: tuple[Role, ...] = (load_v, Role("idle", first + 2, 2, idle, loads))
     if layout.config.is_fp8:
-        last = Role("turn", first + 2, 2, "tiles of V: [key, column] to [column, key]", loads)
+        turn = Role("turn", first + 2, 2, "tiles of V: [key, column] to [column, key]", loads)
+        others = (load_v, turn)
+    if layout.config.k_is_v:
+        others = (Role("idle", first + 1, 3, idle, loads),)
     return RolePlan(
         (
             Role("math", 0, first, "S = Q K^T, softmax, O += P V", computes, teams),
             Role("load_qk", first, 1, "Q and tiles of K by TMA", loads),
-            Role("load_v", first + 1, 1, "tiles of V by TMA", loads),
-            last,
+            *others,
         )
     )  # fmt: skip
 
@@ -74,7 +69,7 @@ def _edges(layout: Layout) -> tuple[Edge, ...]:
             Edge("vt", "turn", "math", VT_STAGES, Signal.THREADS, "V tile, turned",
                  release=Signal.WARPS, every_team=True),
         )  # fmt: skip
-    return (
+    edges = (
         Edge("q", "load_qk", "math", layout.q_tiles, payload="Q tile",
              tx_bytes=layout.q_box_bytes, every_team=layout.sharers > 1, **ring),
         Edge("k", "load_qk", "math", k_stages, payload="K tile", tx_bytes=layout.k_bytes,
@@ -83,3 +78,4 @@ def _edges(layout: Layout) -> tuple[Edge, ...]:
              tx_bytes=layout.v_bytes, every_team=True, multicast=layout.multicast, **ring),
         *turned,
     )  # fmt: skip
+    return edges[:2] if layout.config.k_is_v else edges

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from fmha.config import PAGE_SIZES
 from fmha.sparse.window import PAGE, chunk_pages, decodes
+from kernelkit.dtypes import BF16_BYTES, FP32_BYTES
 from kvcache.checks import require, whole
 from kvcache.layouts.layout import Layout, Ring
 from kvcache.layouts.records import BF16_512, Record
-from kvcache.planner.capacity import BF16_BYTES
 
 COLUMNS = 512
 ROW_BYTES = BF16_BYTES * COLUMNS
-FP32_BYTES = 4
 PARTS = 2  # the window and the past
 STATISTICS = 2  # LSE and row maximum
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from kernelkit.dtypes import FP32_BYTES
 from kvcache.checks import require, whole
 from kvcache.layouts.records import TMA_ALIGN, Record, round_up
 
 GUARD_BYTES = 64
-FP32_BYTES = 4
 # Far beyond any model; offsets are counted piece by piece, and more would take minutes and memory.
 MAX_COPIES = 1 << 16  # layers
 MAX_TOKENS = 1 << 20  # of a window, a block, a draft

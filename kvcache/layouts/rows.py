@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kernelkit.dtypes import FP32_BYTES
 from kernelkit.tensors import require_memory, require_rank, require_types
 from kvcache.checks import require, whole
-from kvcache.layouts.layout import FP32_BYTES, Tail
+from kvcache.layouts.layout import Tail
 from kvcache.layouts.records import TMA_ALIGN, Record
 
 NO_ENTRY = -1  # of a mapping: writes nothing, reads zeros

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from kernelkit.dtypes import BF16_BYTES
 from kvcache.books.manager import RESERVED, Sizes
 from kvcache.checks import require, share, whole
 from kvcache.layouts.layout import GUARD_BYTES, Layout, Tail
 
-BF16_BYTES = 2
 MAX_BYTES = 1 << 60  # of memory, and of anything that is counted in it
 # Elements of the entries that attention reads as BF16 from a workspace, where they are expanded
 # first. Keys of an indexer are scored as they are, plain keys and values are read in place.

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kernelkit.dtypes import FP32_BYTES
 from kvcache.checks import require, whole
-from kvcache.layouts.layout import FP32_BYTES, Layout, Ring, Stream, Tail
+from kvcache.layouts.layout import Layout, Ring, Stream, Tail
 
 Span = tuple[int, int]  # tokens of a request before and after a step
 

@@ -44,12 +44,17 @@ class Command:
         return made
 
     def perform(self, options: argparse.Namespace) -> int:
-        """What the flags ask for; returns the exit code, REFUSED where memory is not enough or a
-        file cannot be read or written."""
+        """What the flags ask for; returns the exit code, REFUSED where memory is not enough, a file
+        cannot be read or written, or that of --show holds something else."""
         try:
             return importlib.import_module(self.module).perform(options)
         except OSError as error:
             return refuse(error)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if getattr(options, "show", None) is None:
+                raise
+            words = f"{type(error).__name__}: {error}"
+            return refuse(f"{options.show}: not what this command writes with --json ({words})")
         except MemoryError as error:
             return refuse(f"not enough memory: {error or 'of this machine'}")
         except RuntimeError as error:  # of torch, on the CPU and on a GPU

@@ -132,7 +132,7 @@ TRAPS = {
     "waits for S": (GROWING, ("warpgroup.wait_group(1)", "pass")),
     "waits for P V": (
         GROWING,
-        ("if cutlass.const_expr(end == every):", "if cutlass.const_expr(end < 0):"),
+        ("if cutlass.const_expr(number > 0):", "if cutlass.const_expr(number < 0):"),
     ),
 }
 

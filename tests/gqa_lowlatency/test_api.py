@@ -60,6 +60,15 @@ def test_bad_input_is_refused(name, no_compile):
     attentions.check_refused(REFUSED[name], decode, decode_plan)
 
 
+def test_scales_are_fp32_whatever_the_default_dtype_is(no_compile):
+    torch.set_default_dtype(BF16)
+    try:
+        with pytest.raises(AssertionError, match="compiled"):
+            decode(*FP8, k_scale=2.0, v_scale=0.5)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_pages_that_no_token_sees_may_be_given_back(no_compile):
     """Behind the length, and in front of the window."""
     q, options = pages([-7, 9, 3, 5], lengths=(47,))

@@ -197,6 +197,24 @@ def test_long_shares_in_e4m3_take_steps_of_32_keys(keys, group, head_dim, fp8, s
     assert not (step and config.warps)
 
 
+def test_wishes_of_warps_and_steps_suit_each_other():
+    """Sixteen warps hold no scores of 32 keys beside 128 dims: 6 spills. Steps of 16, wished for,
+    are those that are there by default."""
+    target, given = Target("emulate", "sm_90a"), {}
+    for head_dim in (64, 128):
+        q = torch.zeros(1, 8, head_dim).bfloat16()
+        k = torch.zeros(1, 512 * 8, 1, head_dim, dtype=torch.float8_e4m3fn)
+        for name, wish in (("warps", 16), ("warps", 8), ("step", 16)):
+            config = choose_config(Arguments(q, k, k, **{name: wish}), target)
+            given[head_dim, name, wish] = config.warps, config.step
+    assert given == {
+        (64, "warps", 16): (16, 32),
+        (128, "warps", 16): (16, 0),
+        **{(dim, "warps", 8): (8, 32) for dim in (64, 128)},
+        **{(dim, "step", 16): (16, 16) for dim in (64, 128)},
+    }
+
+
 @pytest.mark.parametrize(
     ("keys", "ctas", "alone"),
     [(511, 64, False), (512, 132, True), (4095, 133, False), (4096, 512, True), (4096, 1024, True)],

@@ -9,7 +9,7 @@ import struct
 import pytest
 import torch
 
-from kernelkit.artifact import Artifact, ArtifactError, cubin_in
+from kernelkit.artifact import FORMAT, Artifact, ArtifactError, cubin_in
 from kernelkit.cuda import runtime_symbol
 from kernelkit.host_object import HostObject, LoadedObject, ObjectError
 from kernelkit.param_table import ParamTable
@@ -48,7 +48,7 @@ def test_every_damage_is_noticed(kernel):
 def test_another_format_is_refused(kernel, monkeypatch):
     data = kernel.artifact.to_bytes()
     monkeypatch.setattr("kernelkit.artifact.FORMAT", 99)
-    with pytest.raises(ArtifactError, match="of format 1, this version reads 99"):
+    with pytest.raises(ArtifactError, match=f"of format {FORMAT}, this version reads 99"):
         Artifact.from_bytes(data)
 
 

@@ -109,6 +109,13 @@ def test_a_plan_refuses_what_is_no_plain_tensor(kind, gpu):
             plan(*inputs, **given)
 
 
+def test_a_plan_refuses_to_be_traced():
+    """Where the launch would be lost."""
+    plan = plan_of(x=matrix(), factors=matrix())
+    with pytest.raises(NotImplementedError, match="a plan is not traced"):
+        torch.jit.trace(lambda *given: plan(*given)[0], (matrix(), matrix()), check_trace=False)
+
+
 def test_a_plan_refuses_what_torch_func_makes_of_tensors():
     plan = plan_of(x=matrix(), factors=matrix())
     x = matrix()
@@ -116,6 +123,23 @@ def test_a_plan_refuses_what_torch_func_makes_of_tensors():
         torch.func.vmap(lambda row: plan(row, x)[0])(x[None])
     with pytest.raises(NotImplementedError, match="factors has a tangent"):
         torch.func.jvp(lambda factors: plan(x, factors)[0], (x,), (x,))
+
+
+def test_a_plan_looks_at_grad_in_the_mode_of_each_call():
+    """Though it was made, or called last, where autograd was off."""
+
+    def leaf():
+        return matrix().requires_grad_()
+
+    with torch.no_grad():
+        plan = plan_of(x=leaf(), factors=matrix())
+    for _ in range(2):
+        for given in ((leaf(), matrix()), (matrix(), leaf())):
+            with pytest.raises(NotImplementedError, match="requires grad"):
+                plan(*given)
+            with torch.no_grad():
+                plan(*given)
+        plan(matrix(), matrix())
 
 
 def test_a_plan_refuses_tensors_that_were_one():

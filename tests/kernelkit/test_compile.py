@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from kernelkit import compile as kernel_compile
+from kernelkit import trace
 
 
 @pytest.fixture
@@ -55,3 +57,10 @@ def test_unknown_architectures_are_refused(compiles):
     with pytest.raises(ValueError, match="sm_80"):
         kernel_compile.compile_once("a", "sm_80", describe)
     assert not compiles
+
+
+def test_the_same_code_of_other_arguments_is_another_kernel():
+    """What is None leaves no trace in the code, but a launch is given it."""
+    module = SimpleNamespace(operation=SimpleNamespace(get_asm=lambda **_: "code"))
+    keys = [trace._key_of(module, "sm_90a", given) for given in ((None,), ((None, None),), (None,))]
+    assert keys[0] == keys[2] != keys[1]

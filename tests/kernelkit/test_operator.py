@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelkit import operator as module
 from kernelkit.launch import Target, launch
-from kernelkit.operator import Operator, layouts, named
+from kernelkit.operator import Operator, layouts
 from kernelkit.tape import zeros_that_stay
 from tests.kernelkit.scale_kernel import compile_scale
 from tests.kernelkit.test_tape import held_by, matrix, odd
@@ -359,6 +359,23 @@ def test_other_addresses_need_another_tape(runs, kept):
     assert len(runs) == 2
 
 
+def test_what_is_written_lies_apart_from_what_is_read(runs, dispatched):
+    """Or as far from it as in the call that was checked; all else is checked."""
+    memory = matrix(10, 8)
+    for (x, out), times in (
+        ((memory[:3], memory[6:9]), 1),
+        ((matrix(), matrix()), 1),
+        ((memory[3:6], memory[:3]), 1),
+        ((memory[:3], memory[2:5]), 2),
+        ((memory[4:7], memory[6:9]), 2),
+        ((memory[2:5], memory[:3]), 3),
+        ((memory[:3], memory[:3]), 4),
+        ((matrix(), matrix()), 5),
+    ):
+        SCALED({"x": x, "out": out})
+        assert len(runs) == len(dispatched) == times
+
+
 def test_nothing_of_an_earlier_call_is_left(runs):
     """Neither addresses nor contents."""
     for number in (1.0, 3.0, 0.5):
@@ -411,84 +428,3 @@ def test_sequences_of_tensors_are_part_of_a_call():
         assert len(kept) == number
     opcheck(SUMMED.default, ([x, x], [None, row]))
     SUMMED.forget()
-
-
-# ---- what callers and tracers see
-
-
-def test_results_come_in_the_promised_number():
-    given = {"x": matrix()}
-    for count in (1, 2, 3):
-        operator = Operator(
-            f"kernelkit_tests_{count}",
-            Arguments,
-            lambda given, count=count: run(given)[:count],
-            lambda given, count=count: empty(given)[:count],
-            results=count,
-        )
-        out, expected = matrix(), run(Arguments(**given))
-        for found in (operator(given), operator(given | {"out": out})):
-            found = [found] if count == 1 else found
-            assert len(found) == count
-            assert same(found, expected)
-        assert found[0] is out
-
-
-@pytest.mark.parametrize("given", [{}, {"factor": 3.0}, {"bias_row": torch.ones(8)}])
-def test_opcheck(given):
-    opcheck(SCALED.default, (matrix(),), given)
-    opcheck(SCALED.written, (matrix(),), {"out": matrix(), **given})
-
-
-def test_fake_tensors_know_shapes():
-    with FakeTensorMode():
-        for out in (None, torch.empty(3, 16)[:, :8]):
-            results = SCALED({"x": torch.empty(3, 8)} | ({} if out is None else {"out": out}))
-            assert [t.dtype for t in results] == [torch.float32, torch.int32, torch.float32]
-            assert [tuple(t.shape) for t in results] == [(3, 8), (3, 8), (0, 8)]
-        assert results[0] is out
-
-
-def test_fake_tensors_go_with_fake_ones():
-    fake = FakeTensorMode().from_tensor(matrix())
-    for given in ({"x": fake, "factors": matrix()}, {"x": matrix(), "out": fake}):
-        with pytest.raises(TypeError, match="is a FakeTensor: either all tensors are, or none is"):
-            SCALED(given)
-
-
-def test_compiled_code_calls_the_kernel():
-    def step(x, out):
-        return SCALED({"x": x + 1, "out": out})[1] + SCALED({"x": x})[1], out * 2
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    x = matrix()
-    assert same(compiled(x, matrix()), step(x, matrix()))
-
-
-def test_there_is_no_backward():
-    x = matrix().requires_grad_()
-    opcheck(SCALED.default, (x,), test_utils="test_autograd_registration")
-    with pytest.raises(NotImplementedError, match="x requires grad"):
-        SCALED({"x": x})
-    with pytest.raises(NotImplementedError, match="no backward"):
-        SCALED.default(x)[0].sum().backward()
-
-
-@named({"seq_lens": "lengths"})
-def public(x, *, lengths=None, window=None):
-    if x is None:
-        raise TypeError("x is None")
-    return x, lengths, window
-
-
-def test_a_wrong_name_is_answered_with_the_right_one():
-    assert public(1, lengths=2) == (1, 2, None)
-    for name, answer in {
-        "seq_lens": "no argument seq_lens; it is called lengths here",
-        "windows": "no argument windows; it is called window here",
-        "sinks": "public has no argument sinks",
-    }.items():
-        with pytest.raises(TypeError, match=f"{answer}$"):
-            public(1, **{name: 2})
-    with pytest.raises(TypeError, match="x is None"):
-        public(None, window=1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from kernelkit.schema import Schema
 
@@ -119,11 +120,28 @@ def test_values_of_other_types_are_refused_by_name(words):
     assert words in str(refused.value)
 
 
-@pytest.mark.parametrize("path", ["x", "h.blocks.each", "parts[1]"])
+PLACES = ("x", "h.blocks.each", "parts[1]")
+
+
+def with_one(tensor: torch.Tensor, path: str) -> dict:
+    """Arguments whose other tensors are plain."""
+    given = {"x": tensor, "h.blocks.each": Packed(X, Blocks(tensor)), "parts[1]": (X, tensor)}
+    return vars(PLAIN) | {path.partition(".")[0].removesuffix("[1]"): given[path]}
+
+
+@pytest.mark.parametrize("path", PLACES)
+def test_tangents_are_refused_by_name(path):
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.zeros(1), torch.ones(1))
+        with pytest.raises(NotImplementedError) as refused:
+            SCHEMA.flat(with_one(dual, path))
+        SCHEMA.flat(vars(PLAIN))
+    assert f"{path} has a tangent" in str(refused.value)
+
+
+@pytest.mark.parametrize("path", PLACES)
 def test_gradients_are_refused_by_name(path):
-    needy = torch.zeros(1, requires_grad=True)
-    given = {"x": needy, "h.blocks.each": Packed(X, Blocks(needy)), "parts[1]": (X, needy)}[path]
-    changed = vars(PLAIN) | {path.partition(".")[0].removesuffix("[1]"): given}
+    changed = with_one(torch.zeros(1, requires_grad=True), path)
     with pytest.raises(NotImplementedError) as refused:
         SCHEMA.flat(changed)
     assert f"{path} requires grad" in str(refused.value)

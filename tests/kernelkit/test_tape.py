@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from kernelkit.compile import collecting
 from kernelkit.launch import Target, launch
-from kernelkit.tape import Tape, Taping, zeros_that_stay
+from kernelkit.tape import Tape, Taping, _maker, zeros_that_stay
 from tests.kernelkit.scale_kernel import compile_scale
+from workbench.poison import poisoned_outputs
 
 SHAPE = (3, 8)
 
@@ -91,7 +92,7 @@ def odd(shape: tuple[int, ...], elements: int = 1) -> torch.Tensor:
     return torch.zeros(size + elements)[elements:].view(shape)
 
 
-def double(x):
+def double(x, *others):
     return (x * 2,)
 
 
@@ -100,6 +101,25 @@ def test_an_address_is_aligned_as_the_first_one_was(first, fitting):
     """Up to 16 bytes: who looked at it may have chosen a kernel by it."""
     _, tape = taped(double, odd(SHAPE, first))
     assert {n for n in (0, 1, 2, 4) if tape.repeat([odd(SHAPE, n)])} == fitting
+
+
+def test_what_is_written_stays_as_far_from_the_others():
+    """Where it reaches into one of them, and otherwise only apart."""
+
+    def into(x, y):
+        return (scaled(x, 2.0, y),)
+
+    line = torch.zeros(64)
+    x, beside, across = line[:24].view(3, 8), line[24:48].view(3, 8), line[20:44].view(3, 8)
+    _, tape = taped(into, x, beside, written=[1])
+    assert tape.repeat([beside, x])
+    assert tape.repeat([matrix(), matrix()])
+    assert tape.repeat([x, across]) is tape.repeat([across, x]) is tape.repeat([x, x]) is None
+    _, tape = taped(into, x, across, written=[1])
+    assert tape.repeat([line[4:28].view(3, 8), beside])
+    assert tape.repeat([x, beside]) is tape.repeat([across, x]) is None
+    _, tape = taped(double, matrix(0, 8), matrix(0, 8), written=[1])
+    assert tape.repeat([matrix(0, 8), matrix(0, 8)])
 
 
 def test_parts_of_one_storage_are_told_apart():
@@ -155,6 +175,19 @@ def test_a_dry_run_launches_nothing():
     assert not y.any()
     tape.repeat([x, y])
     assert torch.equal(y, 2.0 * x)
+
+
+def test_a_tape_of_poisoned_outputs_poisons_them_again(monkeypatch):
+    """Also on a GPU, where it allocates past torch otherwise."""
+    monkeypatch.setattr("kernelkit.tape._empty_strided_cuda", lambda *layout: "unfilled")
+    like = SimpleNamespace(shape=(2,), stride=lambda: (1,), dtype=torch.float32)
+    like.device = torch.device("cuda")
+    assert _maker(like)() == "unfilled"
+    with poisoned_outputs():
+        maker = _maker(like)
+        assert (maker.func, maker.keywords["device"]) == (torch.empty_strided, like.device)
+        _, tape = taped(lambda x: (x.new_empty(4),), matrix())
+        assert tape.repeat([matrix()])[0].isnan().all()
 
 
 def test_zeros_that_stay():

@@ -1,5 +1,5 @@
 """A planned product and a planned layer: the bits of a call, contents that change, an amax in
-place, scales that have to be known. What all plans share: tests/kernelkit/test_operator.py."""
+place, scales that have to be known. What all plans share: tests/kernelkit/test_call_plan.py."""
 
 from __future__ import annotations
 

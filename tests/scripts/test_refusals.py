@@ -16,6 +16,22 @@ REFUSED = [
     ("run.py fmha --batch 99999999999999999999", "within +-2147483647"),
     ("run.py gqa --tolerance nan", "nan is not a number above 0"),
     ("run.py fmha --k-stages 99", "limit 232448"),
+    ("bench.py fmha --shape 1,8,8,3,2", "3 query heads: a multiple of 2"),
+    ("bench.py fmha --shape 1,8,0,2,2", "sizes are at least 1"),
+    ("bench.py fmha --shape 1,8,8", "'1,8,8' is not B,Sq,Skv,Hq,Hkv"),
+    ("bench.py fmha --rounds 0", "'0': a number from 1 on"),
+    ("bench.py fmha --arch sm_80", "'sm_80'"),
+    ("bench.py fmha --markdown", "--markdown without --show"),
+    ("bench.py fmha --no-timing --no-static", "--no-timing with --no-static"),
+    ("bench.py fmha --head-dim 96 --mask full causal", "--head-dim 96 --mask full causal: no"),
+    ("bench.py fmha --show results/fmha_h200.json --head-dim 64", "--show with --head-dim"),
+    ("bench.py fmha --show results/none.json", "No such file or directory: 'results/none.json'"),
+    ("soak.py fmha --backend emulate --graphs", "want a GPU"),
+    ("soak.py fmha --backend emulate --streams", "want a GPU"),
+    ("soak.py fmha --backend emulate --configs 1 --json README.md/soak.json", "'README.md'"),
+    ("soak.py fmha --problem 3", "'3' is not K.N"),
+    ("soak.py fmha --small --long", "not allowed with"),
+    ("soak.py fmha --configs 0", "a number from 1 on"),
     # decode
     ("run.py gqa --head-dim 96", "head_dim 96"),
     ("run.py gqa --cluster 3", "cluster 3"),
@@ -101,3 +117,17 @@ def test_refusals_are_one_line_with_value_and_limit(run, command, words):
     *usage, reason = result.stderr.splitlines()
     assert words in reason
     assert not (usage and reason.startswith("refused: "))
+
+
+@pytest.mark.parametrize("command", [
+    "bench.py fmha", "bench.py gqa", "bench.py moe", "bench.py emulator", "bench.py kvcache-host",
+    "bench.py kvcache-tier", "bench.py units",
+])  # fmt: skip
+@pytest.mark.parametrize("text", ["", "no JSON", "[]", "[3]", '{"a": 1}', '[{}, {"kind": "time"}]'])
+def test_a_file_of_something_else_is_not_shown(run, tmp_path, command, text):
+    file = tmp_path / "file.json"
+    file.write_text(text, encoding="utf-8")
+    result = run(f"{command} --show", file)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"refused: {file}: no")
+    assert len(result.stderr.splitlines()) == 1

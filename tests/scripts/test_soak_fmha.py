@@ -169,19 +169,6 @@ def test_time_ends_a_run(printed, kernel):
     assert "0 problems of 1 kernels" in text
 
 
-@pytest.mark.parametrize(("flags", "words"), [
-    (f"{PLACE} --graphs", "want a GPU"),
-    (f"{PLACE} --streams", "want a GPU"),
-    ("--problem 3", "'3' is not K.N"),
-    ("--small --long", "not allowed with"),
-    ("--configs 0", "a number from 1 on"),
-])  # fmt: skip
-def test_what_it_refuses(run, flags, words):
-    done = run(f"soak.py fmha {flags}")
-    assert done.returncode == 2
-    assert words in done.stderr
-
-
 def test_a_problem_of_a_refused_kernel_is_refused(run):
     draws = Draws(0, "sm_90a", SMALL)
     number = next(n for n in range(100) if draws.kernel(n) is None)

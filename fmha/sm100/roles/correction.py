@@ -12,12 +12,16 @@ from cutlass import Float32, Int32
 
 from fmha.device.args import Scope, Walk, Work
 from fmha.device.order import count_rounds
+<<<<<<< HEAD
 from fmha.device.scales import value_scale
+=======
+from fmha.device.statistics import finish, own_sink, store_statistics
+>>>>>>> main
 from fmha.device.types import IO_TYPES
 from fmha.device.walk import first_key, locate, plan_walk, stored_by_tma
 from fmha.sm100.args import Lane
 from fmha.sm100.plan import Plan
-from fmha.sm100.roles.epilogue import own_sink, store_piece, store_statistics
+from fmha.sm100.roles.epilogue import store_piece
 from fmha.sm100.roles.rows import o_column, own_row, read_published
 from kernelkit import tmem
 from kernelkit.pipelines import consumer_state, producer_state
@@ -44,7 +48,7 @@ class Correction:
             work = locate(plan, scope.tensors, turn)
             walk = plan_walk(plan, work, scope.scalars)
             lanes = [self.own_lane(work, scope, q_tile) for q_tile in range(q_tiles)]
-            sinks = [own_sink(plan, lane, scope.tensors) for lane in lanes]
+            sinks = [own_sink(plan, lane.row.head, scope.tensors) for lane in lanes]
             if cutlass.const_expr(plan.config.ragged_keys):
                 if walk.tiles > 0:
                     pipes.tail.wait(tail_state)
@@ -69,12 +73,20 @@ class Correction:
                 row_sum, row_max = read_published(lane, row_state, 2)
                 if walk.tiles > 0:
                     pipes.o.wait(o_state, q_tile)
+<<<<<<< HEAD
                 factor = store_statistics(
                     plan, work, lane, row_max, row_sum, sinks[q_tile], scope.tensors
                 )
                 scale = value_scale(scope.tensors.tables, work)
                 if cutlass.const_expr(scale is not None):
                     factor = factor * scale if cutlass.const_expr(plan.config.normalize) else scale
+=======
+                scale_log2, sink = lane.scalars.scale_log2, sinks[q_tile]
+                factor, lse, max_log2 = finish(plan, scale_log2, row_max, row_sum, sink)
+                # One of the two lanes of a row in a CTA pair speaks for it.
+                if lane.row.token < work.q_length and lane.row.half == 0:
+                    store_statistics(plan, work, lane.row, lse, max_log2, scope)
+>>>>>>> main
                 for piece in cutlass.range_constexpr(plan.layout.out_pieces):
                     if stored_by_tma(plan, work):
                         pipes.out.wait_free(out_state)

@@ -1,5 +1,4 @@
-"""O, its LSE and its maximum on their way to global memory: the end of a block for the correction
-(device code).
+"""O on its way to global memory: the end of a block for the correction (device code).
 
 O leaves TMEM in chunks of columns, never as a whole row: 256 of them would not fit in registers.
 They go panel by panel into sO, for the store warp to send by TMA; or, where a box of rows would
@@ -20,8 +19,6 @@ from fmha.sm100.plan import Plan
 from fmha.sm100.roles.rope import rotate_back
 from fmha.sm100.roles.rows import max_log2, o_column
 from kernelkit import tmem
-from kernelkit.log2 import LN_2
-from kernelkit.online_softmax import finish_row
 
 
 @cute.jit
@@ -68,6 +65,7 @@ def store_piece(
 
 
 @cute.jit
+<<<<<<< HEAD
 def own_sink(plan: Plan, lane: Lane, tensors: Globals) -> Float32 | None:
     """The sink of the row's head, fetched long before it is used; None where there is none."""
     if cutlass.const_expr(not plan.config.sinks):
@@ -104,6 +102,8 @@ def store_statistics(
 
 
 @cute.jit
+=======
+>>>>>>> main
 def read_columns(plan: Plan, walk: Walk, lane: Lane, column: cutlass.Constexpr) -> cute.Tensor:
     """o_chunk of the lane's columns of O from `column` on, fp32; zeros where no P V wrote them."""
     values = cute.make_rmem_tensor(plan.layout.o_chunk, Float32)

@@ -12,7 +12,7 @@ from cutlass import Float32, Int32
 
 from fmha.device.args import Tables, Work
 from fmha.device.walk import angle_row
-from fmha.sm100.args import Row
+from fmha.sm100.args import OwnRow
 from fmha.sm100.plan import Plan
 
 VECTOR = 4  # fp32 angles of a 16-byte load
@@ -22,7 +22,7 @@ VECTOR = 4  # fp32 angles of a 16-byte load
 def rotate_back(
     plan: Plan,
     work: Work,
-    row: Row,
+    row: OwnRow,
     values: cute.Tensor,
     first: cutlass.Constexpr,
     tables: Tables,

@@ -11,21 +11,21 @@ from cutlass.pipeline import PipelineState
 
 from fmha.device.args import Scalars, Work
 from fmha.device.walk import row_of
-from fmha.sm100.args import Lane, Row
+from fmha.sm100.args import Lane, OwnRow
 from fmha.sm100.layout import STATISTICS
 from fmha.sm100.plan import HALVES_BARRIER, Plan
 from kernelkit import hw
 
 
 @cute.jit
-def own_row(plan: Plan, work: Work, scalars: Scalars, q_tile: Int32) -> Row:
+def own_row(plan: Plan, work: Work, scalars: Scalars, q_tile: Int32) -> OwnRow:
     """This thread's row of query tile `q_tile`, and which keys it sees."""
     rows = plan.layout.rows
     thread, _, _ = cute.arch.thread_idx()
     lane = thread % hw.TMEM_LANES
     row, half = lane % rows, lane // rows
     of = row_of(plan, work, scalars, q_tile, row)
-    return Row(lane, row, half, q_tile, of.token, of.head, of.begin, of.end, of.sink_end)
+    return OwnRow(of.token, of.head, of.begin, of.end, of.sink_end, lane, row, half, q_tile)
 
 
 @cute.jit

@@ -19,11 +19,11 @@ from fmha.sparse.compressor.params import (
     Weights,
 )
 from kernelkit.compile import compile_once
+from kernelkit.dtypes import FP32_BYTES
 from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import choose_target, launch
 from kernelkit.operator import Operator
 from kernelkit.param_table import ParamTable
-from kvcache.layouts.layout import FP32_BYTES
 from kvcache.movement.params import Angles, Entries
 
 ARCHS = ("sm_100a", "sm_90a")

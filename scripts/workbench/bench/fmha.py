@@ -72,6 +72,17 @@ def check(problem: Problem) -> None:
         )
 
 
+def check_wishes(options: argparse.Namespace, problems: Sequence[tuple[str, Problem]]) -> None:
+    """ValueError for flags that leave nothing to be done."""
+    if options.markdown:
+        raise ValueError("--markdown without --show: it is of the file of an earlier run")
+    if not options.timing and options.static is False:
+        raise ValueError("--no-timing with --no-static: nothing is left")
+    if options.timing and not problems and not options.static:
+        asked = f"--head-dim {' '.join(map(str, options.head_dim))} --mask {' '.join(options.mask)}"
+        raise ValueError(f"{asked}: no problem of these rows; --shape has sizes of its own")
+
+
 # -- times ----------------------------------------------------------------------------------------
 
 
@@ -156,6 +167,9 @@ def title_of(head: dict) -> str:
 
 def show_again(options: argparse.Namespace) -> int:
     """Tables of the file of an earlier run."""
+    others = sorted(options.given - {"show", "peers", "markdown", "plot"})
+    if others:
+        return refuse(f"--show with --{others[0].replace('_', '-')}: a file is shown as it is")
     head, *found = read_rows(options.show)
     rows = [row for row in found if row["kind"] == "time"]
     rows = [row for row in rows if not options.peers or row["peer"] in options.peers]
@@ -193,6 +207,7 @@ def perform(options: argparse.Namespace) -> int:
         return show_again(options)
     problems, peers = list(problems_of(options)), options.peers or [*PEERS]
     try:
+        check_wishes(options, problems)
         for _, problem in problems:
             check(problem)
     except ValueError as error:

@@ -54,10 +54,12 @@ def inputs_of(problem: Problem, device: str = "cuda", seed: int = 0) -> Inputs:
 
     keys = (problem.batch, problem.skv, problem.kv_heads)
     kv_dtype = problem.kv_dtype or problem.dtype
+    q = normal(problem.dtype, problem.batch, problem.sq, problem.q_heads, problem.head_dim)
+    k = normal(kv_dtype, *keys, problem.head_dim)
     return Inputs(
-        normal(problem.dtype, problem.batch, problem.sq, problem.q_heads, problem.head_dim),
-        normal(kv_dtype, *keys, problem.head_dim),
-        normal(kv_dtype, *keys, problem.v_dim),
+        q,
+        k,
+        k if problem.k_is_v else normal(kv_dtype, *keys, problem.v_dim),
         normal("bf16", problem.q_heads) if problem.sinks else None,
     )
 

@@ -16,6 +16,7 @@ class Problem:
 
     kv_dtype: of k and v, '' for that of q. causal is aligned bottom-right. window: keys seen before
     the own position, None for all. sinks: a learned logit per query head joins the denominator.
+    k_is_v: v is k, the same tensor.
     """
 
     batch: int
@@ -30,12 +31,13 @@ class Problem:
     window: int | None = None
     sinks: bool = False
     kv_dtype: str = ""
+    k_is_v: bool = False
 
     def __str__(self) -> str:
         lengths = spelt(self.sq) if self.sq == self.skv else f"{spelt(self.sq)}x{spelt(self.skv)}"
         sizes = f"{self.batch} x {lengths}, heads {self.q_heads}/{self.kv_heads} of {self.dims}"
         dtype = self.dtype + f".{self.kv_dtype}" * bool(self.kv_dtype)
-        return f"{sizes}, {dtype}, {self.sight}"
+        return f"{sizes}, {dtype}, {self.sight}" + ", K is V" * self.k_is_v
 
     @property
     def dims(self) -> str:
@@ -103,5 +105,7 @@ ROWS = {
     "gqa": (Problem(1, 8192, 8192, 64, 8, 128, 128, causal=True),),
     "mla": tuple(Problem(2, 8192, 8192, 16, 16, 192, 128, causal=c) for c in (False, True)),
     "fp8": _fp8(),
-    "hd512": (Problem(1, 8192, 8192, 64, 1, 512, 512, causal=True),),
+    "hd512": tuple(
+        Problem(1, 8192, 8192, 64, 1, 512, 512, causal=True, k_is_v=same) for same in (False, True)
+    ),
 }

@@ -23,7 +23,7 @@ from workbench.problems.attention import Case, normalised
 # Flags that are fields of a Case by the same name.
 FIELDS = (
     *("dtype", "kv_dtype", "out_dtype", "scales", "causal", "window", "sink_tokens", "softcap"),
-    *("sinks", "q_offset", "page_size", "rope_dim", "pack_heads", "pdl", *TUNABLE),
+    *("sinks", "q_offset", "page_size", "rope_dim", "k_is_v", "pack_heads", "pdl", *TUNABLE),
 )
 
 

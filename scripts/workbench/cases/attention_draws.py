@@ -141,6 +141,7 @@ def drawn_kernel(pick: random.Random) -> Case:
         rope_dim=pick.choice((2, 32, 64, dims[1])) if pick.random() < 0.25 else 0,
         pack_heads=pick.choice((None, False, True)),
         pdl=pick.random() < 0.1,
+        k_is_v=dims == (512, 512) and pick.random() < 0.5,
         **(_tuning(pick) if tuned else {}),
     )
 

@@ -106,6 +106,7 @@ def _add_storage(group: argparse._ArgumentGroup) -> None:
     add(group, "varlen", words, "", shown="none", **packed)
     sizes = ", ".join(map(str, PAGE_SIZES))
     add(group, "page-size", f"keys in pages of {sizes} rows; 0: no pages", 0, type=page_size)
+    switch(group, "k-is-v", "V is K, the same tensor")
     switch(group, "raw", "O as the kernel sums it up, divided here")
     add(group, "rope-dim", "last columns of O that are turned back", 0, type=even)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fmha.config import FP8, HEAD_DIMS, IO_DTYPES, SCHEDULES
 from gqa_lowlatency.config import KV_DTYPES, TUNABLE
+from kernelkit.arch import ARCHITECTURES
 from workbench.bench.fmha_rows import ROWS
 from workbench.flags import attention, groups
 from workbench.flags.groups import add, switch
@@ -80,7 +81,7 @@ def add_fmha(parser: argparse.ArgumentParser) -> None:
     wish = {"action": argparse.BooleanOptionalAction}
     group.add_argument("--static", help="print it; default: where nothing is timed", **wish)
     add(group, "schedule", "of the kernels", "", shown="base", choices=SCHEDULES)
-    add(group, "arch", "of the kernels", "sm_100a", type=str, metavar="ARCH")
+    add(group, "arch", "of the kernels", groups.ARCHS[0], choices=ARCHITECTURES)
     groups.add_report(parser.add_argument_group("output"), "TFLOP/s, or the static table")
 
 

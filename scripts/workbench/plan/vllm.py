@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvcache.layouts.layout import FP32_BYTES, Layout
+from kernelkit.dtypes import FP32_BYTES
+from kvcache.layouts.layout import Layout
 from kvcache.layouts.models import CSA, HCA, Options, deepseek_v4
 from kvcache.layouts.records import FP8_584, INDEXER_FP8, round_up
 from kvcache.planner.capacity import usage

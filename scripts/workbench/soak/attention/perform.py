@@ -149,6 +149,7 @@ def perform(options: argparse.Namespace) -> int:
     draws = Draws(options.seed, place.arch, SIZES[options.size or size])
     ends = time.monotonic() + 60 * options.minutes
     soak = Soak(options, place, draws, Record(), ends, [])
+    save(soak)  # what cannot be written is better known now
     print(f"{place} ({place.reason}), seed {options.seed}", flush=True)
     try:
         if options.problem:
@@ -208,7 +209,7 @@ def _ready(soak: Soak, kernels: Sequence[Kernel]) -> Iterator[tuple[Kernel, floa
 
 
 def finish(soak: Soak) -> int:
-    """The summary, and the figures as JSON; returns the exit code."""
+    """The summary, and the figures of --json; returns the exit code."""
     record, refused = soak.record, soak.draws.refused
     tables.show(*record.table())
     print(
@@ -219,13 +220,19 @@ def finish(soak: Soak) -> int:
     )
     if record.failures:
         print(f"failures: {FAILURES}")
+    save(soak)
+    return FAILED if record.failures else 0
+
+
+def save(soak: Soak) -> None:
+    """What --json asks for, as far as it is known."""
+    record = soak.record
     if soak.options.json:
         document = {
             "setting": setting(), "place": str(soak.place), "seed": soak.options.seed,
             "kernels": record.kernels, "seconds": record.seconds,
             "compile_seconds": record.compile_seconds,
-            "refused": refused, "features": record.rows(),
+            "refused": soak.draws.refused, "features": record.rows(),
             "failures": [asdict(failure) for failure in record.failures],
         }  # fmt: skip
         write_json(soak.options.json, document)
-    return FAILED if record.failures else 0

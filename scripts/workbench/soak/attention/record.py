@@ -55,6 +55,7 @@ FEATURES: dict[str, Feature] = {
     "a tuned polynomial": lambda case: case.polynomial >= 0,
     "a tuned lag": lambda case: case.rescale_log2 != Case.rescale_log2,
     "pdl": lambda case: case.pdl,
+    "K is V": lambda case: case.k_is_v,
 }  # fmt: skip
 COLUMNS = (
     ("problems with", "{feature}"), ("number", "{problems:,}"), ("failed", "{failed}"),

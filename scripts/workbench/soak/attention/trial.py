@@ -32,8 +32,7 @@ class Trial:
         self.first = self.results()
 
     def results(self, policy: str = POLICIES[0]) -> Results:
-        """A call. Outputs hold NaN before, but where a GPU repeats the tape of an earlier call,
-        which allocates by itself. policy: of the emulator."""
+        """A call, whose outputs hold NaN before. policy: of the emulator."""
         with emulation(Options(policy=policy, limit=None)), poisoned_outputs():
             return attention(*self.inputs, **self.arguments)
 
