@@ -264,15 +264,10 @@ class Layout(Tiles):
             raise NotImplementedError(f"tile_m {config.tile_m}: 0, a query tile has {TILE_M} rows")
         if config.ctas:
             raise NotImplementedError(f"ctas {config.ctas}: 0, here the head dim says it")
-<<<<<<< HEAD
-        if config.tile_n and config.tile_n not in self.tiles_n:
-            raise NotImplementedError(f"tile_n {config.tile_n}: one of {self.tiles_n}, 0 chooses")
-=======
         if config.k_is_v:
             raise NotImplementedError("k_is_v: False, here V is loaded by itself")
-        if config.tile_n and config.tile_n not in TILE_N:
-            raise NotImplementedError(f"tile_n {config.tile_n}: one of {tuple(TILE_N)}, 0 chooses")
->>>>>>> main
+        if config.tile_n and config.tile_n not in self.tiles_n:
+            raise NotImplementedError(f"tile_n {config.tile_n}: one of {self.tiles_n}, 0 chooses")
         if self.q_tiles == 2 and (self.ctas, self.k_pieces, self.v_pieces) != (1, 1, 1):
             raise ValueError(
                 f"schedule 'pingpong' at head_dim {config.head_dim}: two query tiles would take "
