@@ -17,7 +17,7 @@ from fmha.sm100.args import Lane
 from fmha.sm100.lines import store_line
 from fmha.sm100.plan import Plan
 from fmha.sm100.roles.rope import rotate_back
-from fmha.sm100.roles.rows import max_log2, o_column
+from fmha.sm100.roles.rows import o_column
 from kernelkit import tmem
 
 
@@ -65,45 +65,6 @@ def store_piece(
 
 
 @cute.jit
-<<<<<<< HEAD
-def own_sink(plan: Plan, lane: Lane, tensors: Globals) -> Float32 | None:
-    """The sink of the row's head, fetched long before it is used; None where there is none."""
-    if cutlass.const_expr(not plan.config.sinks):
-        return None
-    return tensors.tables.sinks[lane.row.head]
-
-
-@cute.jit
-def store_statistics(
-    plan: Plan,
-    work: Work,
-    lane: Lane,
-    row_max: Float32,
-    row_sum: Float32,
-    sink: Float32 | None,
-    tensors: Globals,
-) -> Float32:
-    """Store LSE and row_max in natural log; returns what normalises the row of O.
-
-    row_max is in units of scores, where K and V are e4m3 what `max_log2` makes of it; row_sum is 0
-    where the row saw no key.
-    """
-    row, reference = lane.row, row_max
-    if cutlass.const_expr(not plan.config.is_fp8):
-        reference = max_log2(plan, lane, row_max)
-    factor, lse = finish_row(reference, row_sum, sink)
-    # One of the two lanes of a row in a CTA pair speaks for it.
-    if row.token < work.q_length and row.half == 0:
-        place = (work.q_start + row.token, row.head, entry_of_q(plan, work))
-        tensors.lse[place] = lse
-        if cutlass.const_expr(tensors.row_max is not None):
-            tensors.row_max[place] = reference * LN_2
-    return factor
-
-
-@cute.jit
-=======
->>>>>>> main
 def read_columns(plan: Plan, walk: Walk, lane: Lane, column: cutlass.Constexpr) -> cute.Tensor:
     """o_chunk of the lane's columns of O from `column` on, fp32; zeros where no P V wrote them."""
     values = cute.make_rmem_tensor(plan.layout.o_chunk, Float32)

@@ -34,16 +34,10 @@ def o_column(plan: Plan, lane: Lane) -> Int32:
     return plan.tmem["O0"].begin + lane.row.q_tile * plan.tmem["O0"].columns
 
 
-@cute.jit
-def max_log2(plan: Plan, lane: Lane, row_max: Float32) -> Float32:
-    """In log2 units what has a weight of 1; row_max is in units of scores."""
-    scale_log2 = lane.scalars.scale_log2
-    reference = row_max * scale_log2
-    if cutlass.const_expr(plan.config.softcap):
-        reference += scale_log2 * 0.5  # the c that `softcap_scores` leaves out
-    if cutlass.const_expr(plan.config.bias_log2):
-        reference -= plan.config.bias_log2
-    return reference
+def told_in_log2(plan: Plan) -> bool:
+    """Whether a row's maximum is told in log2 units: where its scores have a scale of their own,
+    beyond that of the launch. With a softcap that scale comes before the scores."""
+    return plan.config.is_fp8 and not plan.config.softcap
 
 
 @cute.jit

@@ -20,7 +20,7 @@ from fmha.sm100.args import Lane, Row
 from fmha.sm100.layout import CHUNK
 from fmha.sm100.plan import Plan
 from fmha.sm100.roles.publish import store_p
-from fmha.sm100.roles.rows import from_other_half, max_log2, own_row, publish
+from fmha.sm100.roles.rows import from_other_half, own_row, publish, told_in_log2
 from fmha.sm100.roles.split import split_row
 from kernelkit import tmem
 from kernelkit.buffers import buffer_at
@@ -90,8 +90,8 @@ class Softmax:
                     row_sum += from_other_half(plan, lane, row_sum, Int32(2))
             if walk.tiles == 0:
                 lane.pipes.row.wait_free(row_state, q_tile)
-            if cutlass.const_expr(plan.config.is_fp8):
-                row_max = max_log2(plan, lane, row_max)
+            if cutlass.const_expr(told_in_log2(plan)):
+                row_max = row_max * scalars.scale_log2
             publish(lane, (row_sum, row_max))
             row_state.advance()
 
