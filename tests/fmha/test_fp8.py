@@ -187,10 +187,7 @@ TRAPS = {
     "reads before it writes": (
         "two terms",
         (split, [softmax], "split_row"),
-        (
-            "cute.arch.barrier(barrier_id=SPLIT_BARRIER + of.q_tile, number_of_threads=layout.rows)",
-            "pass",
-        ),
+        ("number_of_threads=layout.rows", "number_of_threads=32"),
     ),
     "adds both terms": (
         "two terms",

@@ -1,9 +1,9 @@
 """Q in bf16 as two tiles of e4m3, in its own place in shared memory: a row a thread (device code).
 
 The softmax warps of a query tile do it, at the beginning of a block: they have the registers, and
-the power of two of a row is known where its scores are. In the ping-pong schedule those of the other
-tile compute meanwhile. Four warps of their own would leave softmax warps of two query tiles 152
-registers, too few for 128 scores.
+the power of two of a row is known where its scores are. In the ping-pong schedule those of the
+other tile compute meanwhile. Four warps of their own would leave softmax warps of two query tiles
+152 registers, too few for 128 scores.
 """
 
 import cutlass
