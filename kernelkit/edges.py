@@ -23,6 +23,7 @@ class Edge:
     """One payload, from `producer` to `consumer`.
 
     tx_bytes: bytes per stage that TMA brings into one CTA (0 for other signals).
+    released_by: role whose signal `release` is, where that is not the consumer.
     freed_by: name of the edge that answers this one, 'exit' when a stage is filled once.
     leader_only: of a pair's CTAs the leader alone has it, whatever else its roles do in both.
     every_team: all teams of its roles take part in every stage; else stage t belongs to team t.
@@ -38,10 +39,16 @@ class Edge:
     payload: str
     tx_bytes: int = 0
     release: Signal | None = None
+    released_by: str = ""
     freed_by: str | None = None
     leader_only: bool = False
     every_team: bool = False
     multicast: bool = False
+
+    @property
+    def releaser(self) -> str:
+        """Role that says that a stage is free."""
+        return self.released_by or self.consumer
 
     @property
     def barriers(self) -> int:
@@ -86,7 +93,7 @@ class EdgePlan:
         """Whether `role` plays in the leader of the pair only: it issues the pair's MMAs."""
         return self.ctas == 2 and any(
             (edge.signal is Signal.UMMA and edge.producer == role)
-            or (edge.release is Signal.UMMA and edge.consumer == role)
+            or (edge.release is Signal.UMMA and edge.releaser == role)
             for edge in self.edges
         )
 
@@ -99,7 +106,7 @@ class EdgePlan:
         edge = self[name]
         if edge.release is None:
             raise ValueError(f"edge {name} has no empty barrier: it is freed by {edge.freed_by}")
-        return self._completion(edge, edge.release, edge.consumer, edge.producer)
+        return self._completion(edge, edge.release, edge.releaser, edge.producer)
 
     def _completion(
         self, edge: Edge, signal: Signal, signals: str, waits: str, tx_bytes: int = 0
@@ -160,7 +167,8 @@ class EdgePlan:
 
 
 def _check_answer(edge: Edge, answer: Edge) -> None:
-    if (answer.producer, answer.consumer) != (edge.consumer, edge.producer):
+    says_free = answer.releaser if answer.released_by else answer.producer
+    if (says_free, answer.consumer) != (edge.consumer, edge.producer):
         raise ValueError(
             f"edge {edge.name} ({edge.producer} -> {edge.consumer}) cannot be freed by "
             f"{answer.name} ({answer.producer} -> {answer.consumer})"

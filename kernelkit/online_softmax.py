@@ -112,8 +112,9 @@ def exponentiate(
     row_max: Float32,
     scale_log2: Float32,
     by_polynomial: cutlass.Constexpr = 0,
+    bias_log2: cutlass.Constexpr = 0.0,
 ) -> None:
-    """scores (N,) in place: exp2(scale_log2 * (s - row_max)), 0 where both are -inf.
+    """scores (N,) in place: exp2(scale_log2 * (s - row_max) + bias_log2), 0 where both are -inf.
 
     by_polynomial: of 16 pairs of scores so many go through `exp2_polynomial`, which leaves the MUFU
     to the others.
@@ -122,6 +123,8 @@ def exponentiate(
     if row_max == -Float32.inf:
         finite_max = Float32(0.0)
     shift = -finite_max * scale_log2
+    if cutlass.const_expr(bias_log2):
+        shift += bias_log2
     for first in cutlass.range_constexpr(0, cute.size(scores), CHUNK):
         for column in cutlass.range_constexpr(0, min(CHUNK, cute.size(scores) - first), 2):
             pair = first + column

@@ -179,6 +179,7 @@ class Pipes:
     row: Ring | None = None
     out: Ring | None = None
     tail: Ring | None = None
+    terms: Event | None = None
     vt: Ring | None = None
 
 

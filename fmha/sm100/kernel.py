@@ -69,8 +69,9 @@ class AttentionSm100(Forward):
         if warp == owner.first_warp:
             cute.arch.alloc_tmem(self.plan.tmem.allocated, tmem_base, is_two_cta=is_two)
             cute.arch.relinquish_tmem_alloc_permit(is_two_cta=is_two)
-        if warp <= self.softmax.role.last_warp:
-            self.softmax.clear_rows_left_over(smem)
+        if cutlass.const_expr(self.plan.config.q_terms == 1):
+            if warp <= self.softmax.role.last_warp:
+                self.softmax.clear_rows_left_over(smem)
         publish_barriers(self.plan.edges)
         if cutlass.const_expr(self.plan.config.pdl):
             cute.arch.griddepcontrol_wait()
@@ -111,8 +112,9 @@ class AttentionSm100(Forward):
     def buffers(self, smem: cute.Pointer) -> Buffers:
         """All buffers that roles use, None for those that the config does without."""
         plan, config = self.plan.smem, self.plan.config
-        io, out = IO_TYPES[config.dtype], OUT_TYPES[config.o_dtype]
-        types = {"sQ": io, "sK": io, "sV": io, "sO": out, "sP": io, "statistics": Float32}
+        q, io = IO_TYPES[config.dtype], IO_TYPES[config.keys_dtype]
+        out = OUT_TYPES[config.o_dtype]
+        types = {"sQ": q, "sK": io, "sV": io, "sO": out, "sP": io, "statistics": Float32}
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, buffer_at(plan, smem, "tmem_base", Int32))
         pointers = (
             buffer_at(plan, smem, name, dtype) if name in plan.offsets() else None

@@ -24,7 +24,7 @@ from kernelkit import hw
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.tmem_plan import TmemPlan, TmemRange
 
-TILE_N = range(64, 129, 16)  # keys of a tile: MMAs take 16 at a time
+TILE_N = range(64, 129, 16)  # keys of a tile: MMAs take 16 at a time, of e4m3 32
 TILE_M = 128  # query rows of a tile: one TMEM lane each, or two halves of a row in a pair
 CHUNK = 32  # scores of a row that are masked, rounded and moved at a time
 MMA_LAG = 2  # products Q K^T that are issued before the P V of the first of them
@@ -32,9 +32,10 @@ STATISTICS = 2  # numbers that softmax warps pass to the correction: acc_scale; 
 HALVES_SLOTS = 3  # halves of a row meet once per tile, in two slots in turn, and at the end
 OUT_STAGES = 2  # panels of O at most that wait for the store: one is written while one leaves
 MISC_BYTES = 1024  # barriers and the TMEM address: what lies before the first aligned buffer
+MMA_K_BYTES = 32  # of a row of A, or of B, that one MMA reads
 
-# Columns of a K piece and of a V piece by (head_dim, v_dim): whole tiles while they are small,
-# slices from 192 on, where whole tiles would leave room for one stage only.
+# Columns of a K piece and of a V piece by (head_dim, v_dim): whole tiles while they are small, as
+# those of e4m3 all are, slices from 192 on, where whole tiles would leave room for one stage only.
 K_PIECE = {64: 64, 96: 96, 128: 128, 192: 64, 256: 128, 512: 256}
 V_PIECE = {64: 64, 96: 96, 128: 128, 256: 256, 512: 256}
 
@@ -83,7 +84,17 @@ class Layout(Tiles):
     def variants(self) -> Iterator[AttentionConfig]:
         """With all widths of a key tile; of a pair each CTA has half of 128 keys."""
         if self.ctas == 1:
-            yield from (replace(self.config, tile_n=keys) for keys in TILE_N)
+            yield from (replace(self.config, tile_n=keys) for keys in self.tiles_n)
+
+    @property
+    def mma_k(self) -> int:
+        """What one MMA sums over: columns of Q, or keys."""
+        return MMA_K_BYTES // self.config.io_bytes
+
+    @property
+    def tiles_n(self) -> tuple[int, ...]:
+        """How many keys a tile may have."""
+        return tuple(keys for keys in TILE_N if keys % self.mma_k == 0)
 
     @property
     def tile_n(self) -> int:
@@ -121,7 +132,7 @@ class Layout(Tiles):
     @property
     def k_columns(self) -> int:
         """Columns of a K piece."""
-        return K_PIECE[self.config.head_dim]
+        return self.config.head_dim if self.config.is_fp8 else K_PIECE[self.config.head_dim]
 
     @property
     def o_tile(self) -> int:
@@ -232,7 +243,7 @@ class Layout(Tiles):
             if not self.p_in_smem:
                 # The softmax has S in registers when it writes P.
                 columns = self.tile_n * self.config.io_bytes // hw.TMEM_CELL_BYTES
-                payload = f"P, {self.config.dtype}, same tile"
+                payload = f"P, {self.config.keys_dtype}, same tile"
                 ranges.append(
                     TmemRange(f"P{stage}", begin + width - columns, columns, payload, f"S{stage}")
                 )
@@ -245,16 +256,18 @@ class Layout(Tiles):
     def check(self) -> None:
         """Raise ValueError with the arithmetic of what does not fit."""
         config = self.config
-        if config.is_fp8:
-            raise NotImplementedError("K and V in e4m3: not yet")
+        if config.is_fp8 and config.head_dim >= SHARED_TILE_HEAD_DIM:
+            raise NotImplementedError(
+                f"head_dim {config.head_dim} with K and V in e4m3: at most {PAIR_HEAD_DIM}"
+            )
         if config.tile_m:
             raise NotImplementedError(f"tile_m {config.tile_m}: 0, a query tile has {TILE_M} rows")
         if config.ctas:
             raise NotImplementedError(f"ctas {config.ctas}: 0, here the head dim says it")
         if config.k_is_v:
             raise NotImplementedError("k_is_v: False, here V is loaded by itself")
-        if config.tile_n and config.tile_n not in TILE_N:
-            raise NotImplementedError(f"tile_n {config.tile_n}: one of {tuple(TILE_N)}, 0 chooses")
+        if config.tile_n and config.tile_n not in self.tiles_n:
+            raise NotImplementedError(f"tile_n {config.tile_n}: one of {self.tiles_n}, 0 chooses")
         if self.q_tiles == 2 and (self.ctas, self.k_pieces, self.v_pieces) != (1, 1, 1):
             raise ValueError(
                 f"schedule 'pingpong' at head_dim {config.head_dim}: two query tiles would take "

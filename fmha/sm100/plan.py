@@ -19,6 +19,7 @@ from kernelkit.warps import Role, RolePlan
 # Named barriers; 0 is that of the whole CTA.
 FREE_BARRIER = 1  # who corrects O: all its rows have been read, tensor memory can be freed
 HALVES_BARRIER = 2  # and 3: in a CTA pair, two softmax warps with the two halves of 32 rows
+SPLIT_BARRIER = 2  # and 3: softmax warps of a query tile that have read what they are to write over
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
     ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.UMMA}
     told: dict[str, Any] = {"signal": Signal.THREADS, "release": Signal.THREADS}
     edges = [
-        Edge("q", "load_qk", "mma", q_tiles, payload="Q tile", tx_bytes=layout.q_box_bytes, **ring),
+        _q_edge(config, layout),
         Edge("k", "load_qk", "mma", k_stages, payload="K piece", tx_bytes=layout.k_bytes, **ring),
         Edge("v", "load_v", "mma", v_stages, payload="V piece", tx_bytes=layout.v_bytes, **ring),
         Edge("s", "mma", "softmax", layout.s_stages, Signal.UMMA, "S tile", freed_by="p"),
@@ -104,4 +105,17 @@ def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
                 release=Signal.THREADS,
             )
         )  # fmt: skip
+    if config.q_terms > 1:
+        edges.append(
+            Edge("terms", "softmax", "mma", q_tiles, Signal.THREADS, "terms of Q", freed_by="q")
+        )
     return tuple(edges)
+
+
+def _q_edge(config: AttentionConfig, layout: Layout) -> Edge:
+    """Q as TMA fetches it, to who multiplies it, or before that makes terms of it in its place."""
+    splits = config.q_terms > 1
+    return Edge(
+        "q", "load_qk", "softmax" if splits else "mma", layout.q_tiles, Signal.TMA, "Q tile",
+        layout.q_box_bytes, Signal.UMMA, released_by="mma" if splits else "",
+    )  # fmt: skip

@@ -28,7 +28,7 @@ def pv_tile(plan: Plan) -> tuple[int, int, int]:
 
 def make_qk_mma(plan: Plan) -> cute.TiledMma:
     """Q and K K-major from shared memory."""
-    io = IO_TYPES[plan.config.dtype]
+    io = IO_TYPES[plan.config.keys_dtype]
     major = (OperandMajorMode.K, OperandMajorMode.K)
     return sm100.make_trivial_tiled_mma(
         io, io, *major, Float32, cta_group(plan.edges), qk_tile(plan)[:2]
@@ -37,7 +37,7 @@ def make_qk_mma(plan: Plan) -> cute.TiledMma:
 
 def make_pv_mma(plan: Plan) -> cute.TiledMma:
     """P from where the config stages it, V MN-major from shared memory."""
-    io = IO_TYPES[plan.config.dtype]
+    io = IO_TYPES[plan.config.keys_dtype]
     major = (OperandMajorMode.K, OperandMajorMode.MN)
     in_smem = plan.layout.p_in_smem
     source = tcgen05.OperandSource.SMEM if in_smem else tcgen05.OperandSource.TMEM
@@ -47,24 +47,25 @@ def make_pv_mma(plan: Plan) -> cute.TiledMma:
 
 
 def q_operand(plan: Plan, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
-    """Q as the A operand, (MMA, 1, k_columns / 16, piece): its panels stand in piece order."""
-    io = IO_TYPES[plan.config.dtype]
-    layout = sm100.make_smem_layout_a(
-        mma, qk_tile(plan), io, plan.layout.q_tiles * plan.layout.k_pieces
-    )
+    """Q as the A operand, (MMA, 1, k_columns / mma_k, piece): its panels stand in the order of
+    query tiles, of the terms of each, and of their pieces."""
+    io, pieces = IO_TYPES[plan.config.keys_dtype], plan.layout.q_tiles * plan.layout.k_pieces
+    layout = sm100.make_smem_layout_a(mma, qk_tile(plan), io, pieces * plan.config.q_terms)
+    if plan.config.q_terms > 1:
+        pointer = cute.recast_ptr(pointer, dtype=io)
     return mma.make_fragment_A(shared(pointer, layout))
 
 
 def k_operand(plan: Plan, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
-    """The K ring as the B operand, (MMA, 1, k_columns / 16, stage)."""
-    io = IO_TYPES[plan.config.dtype]
+    """The K ring as the B operand, (MMA, 1, k_columns / mma_k, stage)."""
+    io = IO_TYPES[plan.config.keys_dtype]
     layout = sm100.make_smem_layout_b(mma, qk_tile(plan), io, plan.layout.stages[0])
     return mma.make_fragment_B(shared(pointer, layout))
 
 
 def v_operand(plan: Plan, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
-    """The V ring as the B operand, (MMA, 1, tile_n / 16, stage)."""
-    io = IO_TYPES[plan.config.dtype]
+    """The V ring as the B operand, (MMA, 1, tile_n / mma_k, stage)."""
+    io = IO_TYPES[plan.config.keys_dtype]
     layout = sm100.make_smem_layout_b(mma, pv_tile(plan), io, plan.layout.stages[1])
     return mma.make_fragment_B(shared(pointer, layout))
 
@@ -72,9 +73,9 @@ def v_operand(plan: Plan, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Ten
 def p_operand(
     plan: Plan, mma: cute.TiledMma, pointer: cute.Pointer, tmem: cute.Pointer
 ) -> cute.Tensor:
-    """P as the A operand, (MMA, 1, tile_n / 16, buffer): one per S buffer, in shared memory one
+    """P as the A operand, (MMA, 1, tile_n / mma_k, buffer): one per S buffer, in shared memory one
     per query tile."""
-    io = IO_TYPES[plan.config.dtype]
+    io = IO_TYPES[plan.config.keys_dtype]
     layout = sm100.make_smem_layout_a(mma, pv_tile(plan), io, plan.layout.q_tiles)
     if plan.layout.p_in_smem:
         return mma.make_fragment_A(shared(pointer, layout))

@@ -171,3 +171,20 @@ def test_no_config_spills(cubin, kernel, fields):
     """The stack is where registers spill to."""
     (usage,) = resources(cubin(config_of(kernel, fields)))
     assert usage.stack == 0
+
+
+FP8 = ({"dtype": "e4m3", "q_scale": True}, {"kv_dtype": "e4m3"})
+FP8_KERNELS = [kernel for kernel in (*KERNELS, ((192, 128), "pingpong")) if kernel[0][0] < 512]
+
+
+@pytest.mark.parametrize("form", FP8, ids=("e4m3", "two terms"))
+@pytest.mark.parametrize("kernel", FP8_KERNELS, ids=name)
+def test_products_of_e4m3(cubin, kernel, form):
+    """Neither the split of Q nor scales cost the softmax registers, or its loop instructions."""
+    config = config_of(kernel, {**ONE_SIDED, **form, "k_scale": True, "v_scale": True})
+    figures, layout = _softmax_sass.static(cubin(config)), Layout(config)
+    assert (figures.stack, figures.spills, figures.outside) == (0, 0, 0)
+    assert sorted(loop.masked for loop in figures.loops) == [False, True]
+    for loop in figures.loops:
+        assert loop.mufu_distance <= MUFU_DISTANCE
+        assert loop.total <= budget(layout, loop.masked)[0]

@@ -12,13 +12,14 @@ from cutlass import Float32, Int32
 
 from fmha.device.args import Scope, Walk, Work
 from fmha.device.order import count_rounds
+from fmha.device.scales import value_scale
 from fmha.device.statistics import finish, own_sink, store_statistics
 from fmha.device.types import IO_TYPES
 from fmha.device.walk import first_key, locate, plan_walk, stored_by_tma
 from fmha.sm100.args import Lane
 from fmha.sm100.plan import Plan
 from fmha.sm100.roles.epilogue import store_piece
-from fmha.sm100.roles.rows import o_column, own_row, read_published
+from fmha.sm100.roles.rows import o_column, own_row, read_published, told_in_log2
 from kernelkit import tmem
 from kernelkit.pipelines import consumer_state, producer_state
 
@@ -70,10 +71,15 @@ class Correction:
                 if walk.tiles > 0:
                     pipes.o.wait(o_state, q_tile)
                 scale_log2, sink = lane.scalars.scale_log2, sinks[q_tile]
+                if cutlass.const_expr(told_in_log2(plan)):
+                    scale_log2 = Float32(1.0)
                 factor, lse, max_log2 = finish(plan, scale_log2, row_max, row_sum, sink)
                 # One of the two lanes of a row in a CTA pair speaks for it.
                 if lane.row.token < work.q_length and lane.row.half == 0:
                     store_statistics(plan, work, lane.row, lse, max_log2, scope)
+                scale = value_scale(scope.tensors.tables, work)
+                if cutlass.const_expr(scale is not None):
+                    factor = factor * scale if cutlass.const_expr(plan.config.normalize) else scale
                 for piece in cutlass.range_constexpr(plan.layout.out_pieces):
                     if stored_by_tma(plan, work):
                         pipes.out.wait_free(out_state)
@@ -118,7 +124,7 @@ def clear_tail_rows(plan: Plan, walk: Walk, lane: Lane, first: Int32) -> None:
     the async proxy of the MMA.
     """
     valid = walk.seen_end - first_key(plan, walk, 0)
-    io, layout = IO_TYPES[plan.config.dtype], plan.layout
+    io, layout = IO_TYPES[plan.config.keys_dtype], plan.layout
     if lane.row.lane >= valid and lane.row.lane < layout.tile_n:
         line = layout.panel(layout.v_columns)
         panels = layout.v_columns // line

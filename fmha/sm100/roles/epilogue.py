@@ -44,7 +44,7 @@ def store_piece(
                 if walk.tiles > 0:
                     tmem.order_before_signal()
                     pipes.o.release(lane.row.q_tile)
-        if cutlass.const_expr(plan.config.normalize):
+        if cutlass.const_expr(plan.config.normalize or plan.config.v_scale):
             values.store(values.load() * factor)
         v_piece, inside = divmod(column, layout.o_columns)
         first = v_piece * layout.o_tile + inside

@@ -7,6 +7,10 @@ them that is free and Q K^T comes first; with two P lies in it, so P V comes fir
 executes the MMAs of one thread in order. P V waits in the order in which things are ready: V; O,
 whose owner has rescaled or read it; P, which also says that the softmax has read its S. In a CTA
 pair the leader issues for both.
+
+Where the softmax makes terms of Q, it does so after its last P of the block before: there the last
+products P V of a block come before its successor's first Q K^T. If they waited behind it, so would
+the correction, and with it a softmax with a block without keys in between, for ever.
 """
 
 import cutlass
@@ -14,7 +18,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from cutlass.pipeline import PipelineState
 
-from fmha.device.args import Scope
+from fmha.device.args import Pipes, Scope
 from fmha.device.order import count_rounds
 from fmha.device.walk import locate, plan_walk
 from fmha.sm100.plan import Plan
@@ -29,10 +33,8 @@ from fmha.sm100.products import (
     v_operand,
 )
 from kernelkit import tmem
-from kernelkit.pipelines import consumer_state, producer_state
+from kernelkit.pipelines import Event, consumer_state, producer_state
 from kernelkit.umma import accumulator, issue
-
-K_BLOCK = 16  # keys of one MMA
 
 
 class Mma:
@@ -58,13 +60,19 @@ class Mma:
             if turn < rounds:
                 work = locate(self.plan, scope.tensors, turn)
                 steps = plan_walk(self.plan, work, scope.scalars).tiles
+            tiles, multiplies = steps, turn < rounds
+            if cutlass.const_expr(self.plan.config.q_terms > 1):
+                if multiplies and tiles > 0:
+                    steps += layout.lag
             for step in cutlass.range(steps, unroll=1):
+                if cutlass.const_expr(self.plan.config.q_terms > 1):
+                    multiplies = turn < rounds and step < tiles
                 for half in cutlass.range_constexpr(2 * q_tiles):
                     q_tile = half // 2
                     if cutlass.const_expr(half % 2 == (layout.s_stages == 2)):
-                        if turn < rounds:
+                        if multiplies:
                             if step == 0:
-                                pipes.q.wait(q_state, q_tile)
+                                own_q(pipes).wait(q_state, q_tile)
                             # Not unrolled: ptxas would keep each address in Q in registers.
                             for piece in cutlass.range(layout.k_pieces, unroll=1):
                                 pipes.k.wait(k_state)
@@ -74,7 +82,7 @@ class Mma:
                                     k_state.advance()
                             pipes.s.signal(s_state.index)
                             s_state.advance()
-                            if step == steps - 1:
+                            if step == tiles - 1:
                                 pipes.q.release(q_tile)
                     elif begun >> (2 * layout.lag - 1) & 1 == 1:
                         adds = Boolean(begun >> (2 * layout.lag - 2) & 1)
@@ -93,7 +101,7 @@ class Mma:
                         if cutlass.const_expr(q_tile == q_tiles - 1):
                             o_state.advance()
                 begun = begun << 2
-                if turn < rounds:
+                if multiplies:
                     begun = begun | 2 | Int32(step > 0)
             if turn < rounds and steps > 0:
                 q_state.advance()
@@ -115,10 +123,12 @@ class Mma:
         tS = accumulator(mma, qk_tile(self.plan), scope.buffers.tmem, column)
         # -> (MMA, MMA_N, MMA_K)
         tSrK = k_operand(self.plan, mma, scope.buffers.k)[None, None, None, k_stage]
-        q_piece = q_tile * self.plan.layout.k_pieces + piece
-        # -> (MMA, MMA_M, MMA_K)
-        tSrQ = q_operand(self.plan, mma, scope.buffers.q)[None, None, None, q_piece]
-        issue(mma, tS, tSrQ, tSrK, Boolean(piece > 0))
+        pieces, last = self.plan.layout.k_pieces, self.plan.config.q_terms - 1
+        for term in cutlass.range_constexpr(last, -1, -1):  # the small one first
+            q_piece = (q_tile * (last + 1) + term) * pieces + piece
+            # -> (MMA, MMA_M, MMA_K)
+            tSrQ = q_operand(self.plan, mma, scope.buffers.q)[None, None, None, q_piece]
+            issue(mma, tS, tSrQ, tSrK, Boolean(True) if term < last else Boolean(piece > 0))
 
     @cute.jit
     def add_pv(
@@ -144,12 +154,18 @@ class Mma:
         buffer = q_tile if self.plan.layout.p_in_smem else p_state.index
         tOrV = v_operand(self.plan, mma, scope.buffers.v)[None, None, None, v_stage]
         tOrP = tOrP[None, None, None, buffer]
-        first = self.plan.layout.p_columns[0] // K_BLOCK
+        first, mma_k = self.plan.layout.p_columns[0], self.plan.layout.mma_k
+        first = first // mma_k
         issue(mma, tO, tOrP, tOrV, accumulate, range(first))
         if cutlass.const_expr(scope.pipes.p_tail is not None):
             if cutlass.const_expr(piece == 0):
                 scope.pipes.p_tail.wait(p_state)
                 tmem.order_after_wait()
             issue(
-                mma, tO, tOrP, tOrV, Boolean(True), range(first, self.plan.layout.tile_n // K_BLOCK)
+                mma, tO, tOrP, tOrV, Boolean(True), range(first, self.plan.layout.tile_n // mma_k)
             )
+
+
+def own_q(pipes: Pipes) -> Event:
+    """Which edge says that a query tile is there: what TMA fetched, or the terms made of it."""
+    return pipes.q if pipes.terms is None else pipes.terms

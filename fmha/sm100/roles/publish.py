@@ -32,7 +32,7 @@ def store_p(
     TMEM: complete after tcgen05.wait::st. Shared memory: its only buffer must be free; the stores
     are fenced for the tensor core, which reads through the async proxy.
     """
-    io = IO_TYPES[plan.config.dtype]
+    io = IO_TYPES[plan.config.keys_dtype]
     for column in cutlass.range_constexpr(begin, end, CHUNK):
         width = min(CHUNK, end - column)
         packed = cute.make_rmem_tensor(width * io.width // Float32.width, Float32)

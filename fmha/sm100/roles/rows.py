@@ -34,6 +34,12 @@ def o_column(plan: Plan, lane: Lane) -> Int32:
     return plan.tmem["O0"].begin + lane.row.q_tile * plan.tmem["O0"].columns
 
 
+def told_in_log2(plan: Plan) -> bool:
+    """Whether a row's maximum is told in log2 units: where its scores have a scale of their own,
+    beyond that of the launch. With a softcap that scale comes before the scores."""
+    return plan.config.is_fp8 and not plan.config.softcap
+
+
 @cute.jit
 def publish(lane: Lane, values: tuple[Float32, ...]) -> None:
     """Tell the correction one or two numbers about this row, whose slots are free."""

@@ -4,20 +4,24 @@ Per tile: read S, mask it in boundary tiles, tell the correction by how much O i
 exponentiate, write P, signal. The row sum comes after the signal: the MMA warp has no use for it.
 """
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.pipeline import PipelineState
 
-from fmha.device.args import Scope
+from fmha.device.args import Scalars, Scope, Work
 from fmha.device.order import count_rounds
+from fmha.device.scales import score_scale
 from fmha.device.types import IO_TYPES
 from fmha.device.walk import first_key, locate, plan_walk
-from fmha.sm100.args import Lane
+from fmha.sm100.args import Lane, Row
 from fmha.sm100.layout import CHUNK
 from fmha.sm100.plan import Plan
 from fmha.sm100.roles.publish import store_p
-from fmha.sm100.roles.rows import from_other_half, own_row, publish
+from fmha.sm100.roles.rows import from_other_half, own_row, publish, told_in_log2
+from fmha.sm100.roles.split import split_row
 from kernelkit import tmem
 from kernelkit.buffers import buffer_at
 from kernelkit.online_softmax import (
@@ -28,7 +32,7 @@ from kernelkit.online_softmax import (
     softcap_scores,
     top_score,
 )
-from kernelkit.pipelines import producer_state
+from kernelkit.pipelines import consumer_state, producer_state
 
 
 class Softmax:
@@ -45,13 +49,21 @@ class Softmax:
         scores = cute.make_rmem_tensor(plan.layout.lane_columns, Float32)
         q_tile = self.own_q_tile()
         s_state = PipelineState(plan.layout.s_stages, Int32(0), q_tile, Int32(0))
-        row_state = producer_state(1)
+        row_state, q_state = producer_state(1), consumer_state(1)
         o_state = producer_state(1)  # where P has one buffer, it is free like one of O
         for turn in cutlass.range(count_rounds(plan, scope.tensors.order), unroll=1):
             work = locate(plan, scope.tensors, turn)
             walk = plan_walk(plan, work, scope.scalars)
             row = own_row(plan, work, scope.scalars, q_tile)
-            lane = Lane(row, scores, scope.scalars, scope.buffers, scope.pipes)
+            power = Float32(1.0)
+            if cutlass.const_expr(plan.config.q_terms > 1):
+                if walk.tiles > 0:
+                    scope.pipes.q.wait(q_state, q_tile)
+                    power = split_row(plan, row, scope.buffers.q)
+                    scope.pipes.terms.signal(q_tile)
+                    q_state.advance()
+            scalars = self.own_scalars(scope, work, row, power)
+            lane = Lane(row, scores, scalars, scope.buffers, scope.pipes)
             row_max, row_sum = -Float32.inf, Float32(0.0)
             for step in cutlass.range(walk.masked, unroll=1):
                 key, first = first_key(plan, walk, step), step == 0
@@ -78,8 +90,23 @@ class Softmax:
                     row_sum += from_other_half(plan, lane, row_sum, Int32(2))
             if walk.tiles == 0:
                 lane.pipes.row.wait_free(row_state, q_tile)
+            if cutlass.const_expr(told_in_log2(plan)):
+                row_max = row_max * scalars.scale_log2
             publish(lane, (row_sum, row_max))
             row_state.advance()
+
+    @cute.jit
+    def own_scalars(self, scope: Scope, work: Work, row: Row, power: Float32) -> Scalars:
+        """The numbers of the launch, with what scores of this row are multiplied by. power: of two,
+        by which its terms are smaller than Q."""
+        scalars, config = scope.scalars, self.plan.config
+        factor = score_scale(scope.tensors.tables, work, row.head)
+        if cutlass.const_expr(config.q_terms > 1):
+            factor = power if cutlass.const_expr(factor is None) else factor * power
+        if cutlass.const_expr(factor is None):
+            return scalars
+        name = "softcap_log2" if config.softcap else "scale_log2"
+        return replace(scalars, **{name: getattr(scalars, name) * factor})
 
     @cute.jit
     def clear_rows_left_over(self, smem: cute.Pointer) -> None:
@@ -142,7 +169,9 @@ class Softmax:
         if not first:
             publish(lane, (acc_scale,))
         cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials
-        exponentiate(lane.scores, row_max, scale_log2, self.plan.layout.exp2_share)
+        exponentiate(
+            lane.scores, row_max, scale_log2, self.plan.layout.exp2_share, config.bias_log2
+        )
         if cutlass.const_expr(self.plan.layout.p_in_smem):
             lane.pipes.o.wait(o_state, q_tile)  # the P V before has read the one buffer of P
         first = self.plan.layout.p_columns[0] // self.plan.layout.halves

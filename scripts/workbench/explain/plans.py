@@ -117,7 +117,8 @@ def _full(plan: EdgePlan, edge: Edge) -> str:
 
 def _freed(plan: EdgePlan, edge: Edge) -> str:
     if edge.release:
-        return _arrivals(plan.empty(edge.name).arrivals, edge.release)
+        by = f", of {edge.released_by}" if edge.released_by else ""
+        return _arrivals(plan.empty(edge.name).arrivals, edge.release) + by
     return "never, filled once" if edge.freed_by == "exit" else f"edge {edge.freed_by} answers"
 
 
