@@ -110,20 +110,6 @@ def _bf16_of_fp16(word: Uint32) -> Uint32:
 
 
 @cute.jit
-def numbers_of(word: Uint32) -> tuple[Float32, ...]:
-    """Four e4m3 as fp32, exactly."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b16 low, high, a, b; .reg .b32 pair; mov.b32 {low, high}, {$r0}; "
-        "cvt.rn.f16x2.e4m3x2 pair, low; mov.b32 {a, b}, pair; "
-        "cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; "
-        "cvt.rn.f16x2.e4m3x2 pair, high; mov.b32 {a, b}, pair; "
-        "cvt.f32.f16 {$w2}, a; cvt.f32.f16 {$w3}, b; }",
-        write_only_types=[Float32] * 4,
-        read_only_args=[word],
-    )
-
-
-@cute.jit
 def pick(first: Uint32, second: Uint32, selector: Int32) -> Uint32:
     """prmt of two words: byte k of the result is byte (selector >> 4 k) of the eight."""
     return cute.arch.inline_ptx(
