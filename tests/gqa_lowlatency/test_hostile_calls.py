@@ -69,7 +69,7 @@ CALLS = [
     hostile(call(sinks=ONES[:3]), r"sinks is torch.float32 \(3,\)"),
     hostile(call(sinks=with_sink(math.inf)), "sinks inf of head 7: below \\+inf"),
     hostile(call(sinks=with_sink(math.nan)), "sinks nan of head 7"),
-    hostile(call(k_scale=2.0), "k_scale with torch.bfloat16 keys"),
+    hostile(call(k_scale=2.0), "k_scale with torch.bfloat16: only e4m3"),
     hostile(call(k=FP8, v=FP8, k_scale=math.nan), "k_scale .*finite"),
     hostile(call(k=FP8, v=FP8, v_scale=math.inf), "v_scale .*finite"),
     hostile(call(k=FP8, v=FP8, v_scale=True), "v_scale is True|v_scale is bool"),
