@@ -98,12 +98,13 @@ HOSTILE = {
 }
 
 
-@every_form
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    # e4m3 holds neither tiny nor huge numbers.
+    [(name, form) for name in HOSTILE for form in FORMS if "queries" not in name or form != "e4m3"],
+)
 @every_arch
 def test_hostile_numbers(arch, name, form):
-    if form == "e4m3" and "queries" in name:
-        pytest.skip("e4m3 holds no such numbers")
     check(dataclasses.replace(HOSTILE[name], **FORMS[form]), arch, CHECKED, FRIENDLY)
 
 
