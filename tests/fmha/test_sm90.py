@@ -13,7 +13,7 @@ from fmha.arguments import Arguments
 from fmha.choose import choose_config
 from fmha.config import HEAD_DIMS, AttentionConfig
 from fmha.plan import make_plan
-from fmha.sm90 import kernel, math
+from fmha.sm90 import kernel, math, softmax, split, turn
 from fmha.sm90.layout import Layout
 from kernelkit.launch import emulation
 from ptxemu import Options, PtxEmuError
@@ -142,6 +142,49 @@ def test_a_kernel_without_its_cure_is_noticed(changed, trap):
     case, replacement = TRAPS[trap]
     changed(math, [kernel], "Math", replacement)
     assert noticed(case)
+
+
+FP8 = Case(100, 400, (1, 1), dims=(128, 128), kv_lens=(350,), dtype="e4m3", causal=True)
+TERMS = dataclasses.replace(FP8, dtype="bf16", kv_dtype="e4m3")
+TURN, SPLIT = (turn, [kernel], "Turn"), (split, [math], "split_q")
+FENCE = 'cute.arch.fence_proxy("async.shared", space="cta")'
+FP8_TRAPS = {
+    "turns no rows past the keys": (
+        FP8, TURN, ("words = self.kept(words, valid - keys - lane % 4 * 2)", "pass"),
+    ),
+    "fences what it turned": (FP8, TURN, (FENCE, "pass")),
+    "waits for room": (FP8, TURN, ("pipes.vt.wait_free(vt_state)", "pass")),
+    "waits for V": (FP8, TURN, ("pipes.v.wait(v_state)", "pass")),
+    "adds every part": (
+        FP8, (math, [kernel], "Math"), ("self.add_part(tile, number - 1)", "pass"),
+    ),
+    "asks whether a weight was too large": (
+        dataclasses.replace(FP8, climb=6.0),
+        (softmax, [softmax], "is_full"),
+        ("return found & SIGNS != 0", "return found & SIGNS == 1"),
+    ),
+    "reads Q before it writes terms": (
+        TERMS, SPLIT, ("meet(lane)  # all of Q is in registers", "pass"),
+    ),
+    "fences terms": (TERMS, SPLIT, (FENCE, "pass")),
+    "scales rows by their power": (
+        TERMS,
+        (math, [kernel], "Math"),
+        ("reference.unit[half] = reference.unit[half] * powers[half]", "pass"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trap", FP8_TRAPS)
+def test_e4m3_without_its_cure_is_noticed(changed, trap):
+    case, (module, users, name), replacement = FP8_TRAPS[trap]
+    changed(module, users, name, replacement)
+    assert noticed(case)
+
+
+@pytest.mark.parametrize("case", [FP8, TERMS, dataclasses.replace(FP8, climb=6.0)], ids=str)
+def test_e4m3_with_all_cures_is_not(case):
+    assert not noticed(case)
 
 
 def noticed(case: Case) -> bool:
