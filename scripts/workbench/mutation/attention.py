@@ -90,6 +90,10 @@ SUBJECTS: dict[str, Subject] = {
     "sm_90a 512 multicast": _hopper(
         130, 300, heads=(3, 1), dims=(512, 512), ctas=2, **SHARED, **HOPPER
     ),
+    # V is turned from one ring to another, Q becomes two terms.
+    "sm_90a 64 e4m3": _hopper(
+        140, 300, heads=(3, 1), **{**HOPPER, "tile_n": 64, "kv_dtype": "e4m3"}
+    ),
     "sm_90a 64 pages": _hopper(
         0,
         300,
