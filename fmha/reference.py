@@ -101,7 +101,8 @@ def definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
 
 def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Attention:
     """The same with the rounding points of the kernel for inputs of these dtypes."""
-    return _attention(q, k, v, Options(**options), k.dtype)
+    io = E4M3 if k.dtype == E4M3 else q.dtype
+    return _attention(q, k, v, Options(**options), io)
 
 
 def visible_keys(

@@ -80,6 +80,8 @@ OPTIONS = tuple(
 @pytest.mark.parametrize("case", by_group(OPTIONS))
 @every_arch
 def test_every_option(arch, case):
+    if arch == "sm_90a":  # where V turned is whole panels
+        case = dataclasses.replace(case, tile_n=case.tile_n // 64 * 64)
     check(case, arch, CHECKED)
 
 

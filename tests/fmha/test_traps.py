@@ -10,9 +10,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fmha.device import load
+from fmha.device import load, statistics
 from fmha.sm100 import kernel
-from fmha.sm100.roles import correction, epilogue, mma, publish, softmax, store
+from fmha.sm100.roles import correction, mma, publish, softmax, store
 from kernelkit import online_softmax
 from ptxemu import Deadlock, Options, PtxEmuError
 from workbench.problems import attention as cases
@@ -209,5 +209,5 @@ def test_lse_is_in_natural_log(changed, normalize):
     case = Case(3, 70, normalize=normalize, schedule="base")
     assert not noticed(case)
     cure = ("    return factor, (max_log2 + ", "    LN_2 = 1.0\n    return factor, (max_log2 + ")
-    changed(online_softmax, [epilogue], "finish_row", cure)
+    changed(online_softmax, [statistics], "finish_row", cure)
     assert noticed(case)
