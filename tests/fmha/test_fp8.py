@@ -17,20 +17,19 @@ from fmha.sm100 import kernel
 from fmha.sm100.roles import correction, mma, softmax, split
 from kernelkit.launch import emulation
 from kernelkit.words import float_of
-from ptxemu import Options, PtxEmuError
+from ptxemu import Options
 from tests.fmha.space import MATRIX, QUICK
 from tests.fmha.test_kernel import EVERY_POLICY, by_group
+from tests.fmha.test_sm90 import CHECKED, FRIENDLY, noticed
 from tests.kernelkit.row_kernel import apply_to_rows
 from workbench.problems import attention as cases
-from workbench.problems.attention import PATIENCE, Case
+from workbench.problems.attention import Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 ARCHS = ("sm_100a", "sm_90a")
 FORMS = {"e4m3": {"dtype": "e4m3"}, "two terms": {"dtype": "bf16", "kv_dtype": "e4m3"}}
 DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
-CHECKED = Options(policy="adversarial", seed=2, check=True, limit=PATIENCE)
-FRIENDLY = Options(policy="round-robin", limit=PATIENCE)
 
 every_arch = pytest.mark.parametrize("arch", ARCHS)
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -217,20 +216,7 @@ TRAPS = {
 def test_a_kernel_without_its_cure_is_noticed(changed, trap):
     form, (module, users, name), replacement = TRAPS[trap]
     changed(module, users, name, replacement)
-    assert noticed(small(form, causal=True))
-
-
-def noticed(case: Case) -> bool:
-    for options in (FRIENDLY, CHECKED):
-        try:
-            results, reports = cases.run_reported(case, options)
-        except PtxEmuError:
-            return True
-        if any(report.findings for report in reports):
-            return True
-        if not all(report.ok for report in cases.judge(case, results)):
-            return True
-    return False
+    assert noticed(small(form, causal=True), "sm_100a")
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,10 @@ def test_e4m3_with_all_cures_is_not(case):
     assert not noticed(case)
 
 
-def noticed(case: Case) -> bool:
+def noticed(case: Case, arch: str = ARCH) -> bool:
     for options in (FRIENDLY, CHECKED):
         try:
-            results, reports = cases.run_reported(case, options, arch=ARCH)
+            results, reports = cases.run_reported(case, options, arch=arch)
         except PtxEmuError:
             return True
         if any(report.findings for report in reports):
