@@ -18,6 +18,7 @@ from fmha.sm100.roles import correction, mma, softmax, split
 from kernelkit.launch import emulation
 from kernelkit.words import float_of
 from ptxemu import Options
+from tests.fmha import test_kernel
 from tests.fmha.space import MATRIX, QUICK
 from tests.fmha.test_kernel import EVERY_POLICY, by_group
 from tests.fmha.test_sm90 import CHECKED, FRIENDLY, noticed
@@ -36,11 +37,7 @@ every_form = pytest.mark.parametrize("form", FORMS)
 
 
 def check(case: Case, arch: str, *schedules: Options) -> None:
-    results = [cases.run(case, options, arch=arch) for options in schedules]
-    for report in cases.judge(case, results[0]):
-        assert report.ok, str(report)
-    for other in results[1:]:
-        assert cases.same_bits(results[0], other), "a schedule changes bits"
+    test_kernel.check(case, schedules, arch)
 
 
 def small(form: str, dims: tuple[int, int] = (64, 64), **fields: object) -> Case:

@@ -39,8 +39,8 @@ def by_group(chosen: tuple[Case, ...]) -> list:
     ]
 
 
-def check(case: Case, schedules: tuple[Options, ...] = EVERY_POLICY) -> None:
-    results = [cases.run(case, options) for options in schedules]
+def check(case: Case, schedules: tuple[Options, ...] = EVERY_POLICY, arch: str = "sm_100a") -> None:
+    results = [cases.run(case, options, arch=arch) for options in schedules]
     for report in cases.judge(case, results[0]):
         assert report.ok, str(report)
     for schedule, other in zip(schedules[1:], results[1:], strict=True):

@@ -17,6 +17,7 @@ from fmha.sm90 import kernel, math, softmax, split, turn
 from fmha.sm90.layout import Layout
 from kernelkit.launch import emulation
 from ptxemu import Options, PtxEmuError
+from tests.fmha import test_kernel
 from tests.fmha.space import MATRIX, PLAIN, QUICK, SWEPT
 from tests.fmha.test_kernel import EXACT, MOVING, by_group
 from workbench.problems import attention as cases
@@ -30,11 +31,7 @@ FRIENDLY = Options(policy="round-robin", limit=PATIENCE)
 
 
 def check(case: Case, *schedules: Options) -> None:
-    results = [cases.run(case, options, arch=ARCH) for options in schedules]
-    for report in cases.judge(case, results[0]):
-        assert report.ok, str(report)
-    for other in results[1:]:
-        assert cases.same_bits(results[0], other), "a schedule changes bits"
+    test_kernel.check(case, schedules, ARCH)
 
 
 @pytest.mark.parametrize("case", by_group(PLAIN))
