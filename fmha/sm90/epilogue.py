@@ -16,7 +16,7 @@ from fmha.device.boxes import o_box, panel_at
 from fmha.device.scales import value_scale
 from fmha.device.statistics import finish, store_statistics
 from fmha.device.types import OUT_TYPES
-from fmha.device.walk import angle_row, box_row, entry_of_q, own_tile
+from fmha.device.walk import angle_row, box_row, entry_of_q, own_tile, stored_by_tma
 from fmha.sm90.barriers import THREADS, meet
 from fmha.sm90.plan import Plan90
 from fmha.sm90.products import K, make_pv_mma, panels_of
@@ -58,10 +58,9 @@ def store_o(
     o: cute.Tensor,
     factors: tuple[Float32, Float32],
     scope: Scope,
-    by_tma: Boolean,
 ) -> None:
     """O of the query tile to global memory, normalised, turned back and rounded as the config
-    says. by_tma: where a box covers nothing else, and its place in shared memory is free."""
+    says."""
     if cutlass.const_expr(plan.config.normalize):
         rescale(o, factors)
     scale = value_scale(scope.tensors.tables, work)
@@ -73,7 +72,7 @@ def store_o(
     rounded.store(o.load().to(rounded.element_type))
     if cutlass.const_expr(not plan.layout.o_in_smem):
         store_pieces(plan, work, lane, rounded, scope)
-    elif by_tma:
+    elif stored_by_tma(plan, work):
         store_by_tma(plan, work, lane, rounded, scope)
     else:
         store_pieces(plan, work, lane, rounded, scope)
@@ -81,11 +80,9 @@ def store_o(
 
 @cute.jit
 def store_by_tma(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope) -> None:
-    """Through the tile's place in shared memory. The first warp of the warpgroup sends it away, and
-    waits until that has been read where Q is to be loaded there."""
+    """Through the tile's place in shared memory. The first warp of the warpgroup sends it away."""
     layout, box = plan.layout, o_box(plan)
-    bytes_apart = layout.q_bytes if layout.o_over_q else layout.o_bytes
-    place = lane.tile * (bytes_apart // plan.config.out_bytes)
+    place = lane.tile * (layout.o_bytes // plan.config.out_bytes)
     place += lane.part * (layout.rows * layout.o_columns)
     buffer = scope.buffers.o + place
     buffer = buffer.align(hw.SMEM_SWIZZLE_ALIGN)
@@ -110,8 +107,6 @@ def store_by_tma(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, sco
             position = BoxPosition(row, column, work.head, entry)
             copy_out(scope.tma.o, box, position, panel_at(layout, box, buffer, panel))
         cute.arch.cp_async_bulk_commit_group()
-        if cutlass.const_expr(layout.o_over_q):
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 @cute.jit

@@ -76,13 +76,12 @@ class AttentionSm90(Forward):
         q, k, v = (buffer_at(plan, smem, name, io) for name in ("sQ", "sK", v_name))
         vt = buffer_at(plan, smem, "sVt", io) if config.is_fp8 else None
         q = cute.recast_ptr(q, dtype=IO_TYPES[config.dtype])
-        own = not self.plan.layout.o_over_q and self.plan.layout.o_in_smem
-        o = buffer_at(plan, smem, "sO" if own else "sQ", io)
-        p, told = None, None
+        o, p, told = None, None, None
+        if self.plan.layout.o_in_smem:
+            o = buffer_at(plan, smem, "sO", OUT_TYPES[config.o_dtype])
         if self.plan.layout.sharers > 1:
             p = buffer_at(plan, smem, "sP", io)
             told = buffer_at(plan, smem, "sTold", Float32)
-        o = cute.recast_ptr(o, dtype=OUT_TYPES[config.o_dtype])
         return Buffers(q, k, v, o, p, told, vt=vt)
 
 

@@ -45,7 +45,8 @@ class Shape:
     query tile. pairs: blocks of a head from which CTAs that share what they fetch are faster,
     without a right edge and with one, 0 for never: they cost some cycles, and spare the power that
     moving K and V twice takes. packed: the same where heads share tiles, of which one has a token
-    or a few, so that neighbours see the same keys with any mask.
+    or a few, so that neighbours see the same keys with any mask. alone_n: tile_n of single CTAs
+    with a right edge, of whose last tile much is masked; 0 for the same.
     """
 
     q_tiles: int
@@ -56,6 +57,7 @@ class Shape:
     sharers: int = 1
     pairs: tuple[int, int] = (0, 0)
     packed: tuple[int, int] = (0, 0)
+    alone_n: int = 0
 
 
 SHAPES = {
@@ -63,7 +65,7 @@ SHAPES = {
     96: Shape(2, 128, "pingpong"),
     128: Shape(2, 128, "pingpong"),
     192: Shape(2, 112, "pingpong", pairs=(2, 64)),
-    256: Shape(2, 80, "base", pairs=(2, 64)),
+    256: Shape(2, 80, "base", pairs=(32, 64), alone_n=64),
     512: Shape(1, 64, "base", sharers=2, pairs=(2, 128)),
 }
 FP8_SHAPES = {
@@ -125,7 +127,9 @@ class Layout(Tiles):
 
     @property
     def tile_n(self) -> int:
-        return self.config.tile_n or self.shape.tile_n
+        """Keys of a tile."""
+        alone = self.config.right and not self.multicast
+        return self.config.tile_n or (alone and self.shape.alone_n) or self.shape.tile_n
 
     @property
     def rows(self) -> int:
@@ -231,24 +235,24 @@ class Layout(Tiles):
 
     @property
     def o_in_smem(self) -> bool:
-        """O goes to shared memory and from there by TMA. In fp32 four lanes write whole sectors of
-        global memory, and there is nothing to gain."""
-        return self.config.out_bytes == ITEM_BYTES["bf16"]
+        """O goes to shared memory and from there by TMA, where there is room for it. In fp32 four
+        lanes write whole sectors of global memory, and there is nothing to gain."""
+        narrow = self.config.out_bytes == ITEM_BYTES["bf16"]
+        return narrow and self._free >= self.q_tiles * self._bytes_of_o
 
     @property
-    def o_over_q(self) -> bool:
-        """O takes the place of Q, whose last product is done: where else there is no room."""
-        room = self.q_bytes >= self.o_bytes
-        return self.o_in_smem and room and self._free < self.q_tiles * self.o_bytes
+    def _bytes_of_o(self) -> int:
+        """Bytes of O of one query tile."""
+        return self.rows * self.config.v_dim * self.config.out_bytes
 
     @property
     def o_bytes(self) -> int:
-        """Bytes of O of one query tile in shared memory."""
-        return self.rows * self.config.v_dim * self.config.out_bytes if self.o_in_smem else 0
+        """Those that it has in shared memory."""
+        return self._bytes_of_o if self.o_in_smem else 0
 
     @property
     def least_bytes(self) -> int:
-        """Of shared memory: with two tiles of K and of V, and O over Q."""
+        """Of shared memory: with two tiles of K and of V."""
         return hw.SMEM_BYTES_PER_CTA - self._free
 
     @property
@@ -268,7 +272,7 @@ class Layout(Tiles):
     @cached_property
     def stages(self) -> tuple[int, int]:
         """(tiles in the K ring, in the V ring): as configured, else as many as fit."""
-        free = self._free - (0 if self.o_over_q else self.q_tiles * self.o_bytes)
+        free = self._free - self.q_tiles * self.o_bytes
         k, v = self._least_stages
         if self.config.k_is_v:  # one ring, in which V of a tile stays when its S is done
             k, _ = self.grown(k, DEPTH, free)
@@ -278,14 +282,13 @@ class Layout(Tiles):
     def smem(self, barrier_bytes: int) -> SmemPlan:
         """Shared memory of a CTA, in the order of allocation."""
         k_stages, v_stages = self.stages
-        o_tiles = 0 if self.o_over_q else self.q_tiles
         buffers = [
             SmemBuffer("barriers", barrier_bytes, align=hw.MBARRIER_BYTES),
             SmemBuffer("sQ", self.q_bytes, self.q_tiles),
             SmemBuffer("sK", self.k_bytes, k_stages),
             SmemBuffer("sV", self.v_bytes, v_stages),
             SmemBuffer("sVt", self.vt_bytes, VT_STAGES),
-            SmemBuffer("sO", self.o_bytes, o_tiles),
+            SmemBuffer("sO", self.o_bytes, self.q_tiles),
             SmemBuffer("sP", self.p_bytes, P_STAGES * self.q_tiles),
             SmemBuffer("sTold", self.told_bytes, TOLD * self.q_tiles),
         ]

@@ -19,7 +19,7 @@ from fmha.device.args import Scope, Walk
 from fmha.device.order import count_rounds
 from fmha.device.statistics import own_sink
 from fmha.device.types import IO_TYPES
-from fmha.device.walk import first_key, hidden_steps, locate, plan_walk, stored_by_tma
+from fmha.device.walk import first_key, hidden_steps, locate, plan_walk
 from fmha.sm90.epilogue import finish_rows, store_o
 from fmha.sm90.layout import P_STAGES, VT_STAGES
 from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
@@ -170,8 +170,7 @@ class Math:
                     take_up(reference, sums)
                     self.release_k(scope, k_state.index)
                     k_state.advance()
-                if cutlass.const_expr(not layout.o_over_q):
-                    pipes.q.release(q_tile)
+                pipes.q.release(q_tile)
                 values.wait(v_state)
                 for number in cutlass.range_constexpr(layout.o_parts):
                     self.issue_part(tile, place, v_state.index, number)
@@ -185,12 +184,7 @@ class Math:
                 every = of_all_parts(plan, lane, buffers.statistics, SUM, own)
                 reference.row_sum[0], reference.row_sum[1] = every
             factors = finish_rows(plan, work, lane, reference, sinks, scope)
-            # Without keys there is no Q, whose place O could take.
-            by_tma = stored_by_tma(plan, work) and walk.tiles > 0
-            store_o(plan, work, lane, o, factors, scope, by_tma)
-            if cutlass.const_expr(layout.o_over_q):
-                if walk.tiles > 0:
-                    pipes.q.release(q_tile)
+            store_o(plan, work, lane, o, factors, scope)
         self.close_turns(team)
         # Shared memory is there until the last copy has read it; who sent none waits for none.
         cute.arch.cp_async_bulk_wait_group(0, read=True)
