@@ -37,7 +37,6 @@ SM = 64
 NEXT_AT, TURN, FIRST_WARP, WARP_COUNT, YIELDED = range(5)
 PIPE_FREE, PIPE_BUSY, TMEM_LOAD_FREE, TMEM_STORE_FREE = 8, 16, 24, 25
 PIPE_CAUSE = 26
-BESIDE_OWED = 34  # of FMA, ALU and SPECIAL: parts of cycles lost to wgmma, not yet taken
 WGMMA_FREE = 37  # when the last wgmma ends
 SCHEDULER_WORDS = 40
 SCHEDULER = SM + MOST_SMS * SM_WORDS

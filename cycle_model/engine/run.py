@@ -60,14 +60,12 @@ def first_touches(state: p_i64, warp: int, item: int) -> int:
 
 
 @routine
-def hindered(state: p_i64, scheduler: int, pipe: int, start: int, cycles: int) -> int:
+def hindered(state: p_i64, scheduler: int, pipe: int, start: int) -> int:
     """Cycles by which a pipe is busy longer with an instruction because of wgmma beside it."""
     if pipe >= L.UNIFORM or state[scheduler + L.WGMMA_FREE] <= start:
         return 0
-    owed = state[scheduler + L.BESIDE_OWED + pipe]
-    owed += cycles * p_i64(state[L.SETTINGS_AT])[P.WGMMA_BESIDE]
-    state[scheduler + L.BESIDE_OWED + pipe] = owed % L.PART
-    return owed // L.PART
+    settings = p_i64(state[L.SETTINGS_AT])
+    return settings[P.SPECIAL_BESIDE_WGMMA if pipe == L.SPECIAL else P.BESIDE_WGMMA]
 
 
 @routine
@@ -93,7 +91,7 @@ def issue(state: p_i64, number: int, item: int, scheduler: int) -> None:
         state[sm + L.LSU_BUSY] += code[item + L.OCCUPANCY]
     elif pipe != L.NO_PIPE:
         start = max(now, state[scheduler + L.PIPE_FREE + pipe])
-        longer = hindered(state, scheduler, pipe, start, code[item + L.OCCUPANCY])
+        longer = hindered(state, scheduler, pipe, start)
         state[scheduler + L.PIPE_FREE + pipe] = start + code[item + L.OCCUPANCY] + longer
         state[scheduler + L.PIPE_BUSY + pipe] += code[item + L.OCCUPANCY]
         state[scheduler + L.PIPE_CAUSE + pipe] = cause

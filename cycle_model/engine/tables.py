@@ -31,7 +31,7 @@ _RATES = {
     "dsmem_rate",
 }
 _RATES |= {"l2_bytes_per_cycle", "hbm_bytes_per_cycle", "hbm_bytes_written_per_cycle"}
-_RATES |= {"smem_bytes_per_cycle", "l2_bytes_written_in_all", "wgmma_beside"}
+_RATES |= {"smem_bytes_per_cycle", "l2_bytes_written_in_all"}
 LINE, LANES = 128, 32
 ACCESSES = 16  # that an SM typically has under way
 _SHORTEST_MMA = 18  # cycles, of what SA has measured

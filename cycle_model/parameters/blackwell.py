@@ -139,8 +139,10 @@ PARAMETERS = {
                             "as on Hopper"),
     "cta_interval_later": guessed(1.2, 1, 2.4, "cycles between CTAs, of later ones",
                                   "as on Hopper"),
-    "wgmma_beside": guessed(0, 0, 0, "cycles that FMA, ALU and MUFU lose for each while wgmma runs",
-                            "there is no wgmma"),
+    "beside_wgmma": guessed(0, 0, 0, "cycles that the FMA pipe or the ALU loses with an "
+                            "instruction while wgmma runs", "there is no wgmma"),
+    "special_beside_wgmma": guessed(0, 0, 0, "cycles that the MUFU loses with one",
+                                    "there is no wgmma"),
 }  # fmt: skip
 
 B200 = Gpu(

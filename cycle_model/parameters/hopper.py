@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cycle_model.parameters.blackwell import CYCLES, PARAMETERS, PER_WARP, guessed, published
+from cycle_model.parameters.blackwell import CYCLES, PARAMETERS, PER_WARP, published
 from cycle_model.parameters.parameter import MEASURED, Gpu, Parameter
 
 _H200, _H100 = "results/units_h200.json", "results/units_h100.json"
@@ -79,13 +79,21 @@ _CHANGED = {
     "wgmma_latency_registers": _measured(
         63, 61, 65, "cycles behind its turn", "wgmma_until_wait, A in registers"
     ),
-    "wgmma_beside": guessed(
-        0,
-        0,
+    "beside_wgmma": _measured(
         1,
-        "cycles that FMA, ALU and MUFU lose for each while wgmma runs",
-        "not measured: bench.py units, wgmma_beside. It reads and writes a register of each thread "
-        "in every cycle; with one port for all they lose a cycle for each",
+        0.9,
+        1.1,
+        "cycles that the FMA pipe or the ALU loses with an instruction while wgmma runs",
+        "wgmma_beside of fma, add and cvt",
+        _H100,
+    ),
+    "special_beside_wgmma": _measured(
+        2,
+        1.9,
+        3,
+        "cycles that the MUFU loses with one",
+        "wgmma_beside of ex2; 2.5 and 2.9 where others are among them",
+        _H100,
     ),
     "global_latency_l1": _measured(32, 32, 34, CYCLES, "global_latency_l1"),
     "global_latency_l2": _measured(280, 270, 290, CYCLES, "global_latency_l2"),

@@ -197,10 +197,10 @@ def test_a_group_that_may_be_left_is_not_waited_for():
     assert simulate(placed_wgmma(4, 256, allowed=1), Sharing(1)).cycles < 100
 
 
-@pytest.mark.parametrize(("share", "cycles"), [(0, 100), (0.5, 150), (1, 200)])
-def test_what_wgmma_takes_from_other_pipes(share, cycles):
+@pytest.mark.parametrize(("lost", "cycles"), [(0, 100), (1, 200), (2, 300)])
+def test_what_wgmma_takes_from_other_pipes(lost, cycles):
     """Of a hundred FFMA beside products that take 512 cycles; behind them nothing is lost."""
-    gpu = H100.changed(wgmma_beside=share)
+    gpu = H100.changed(beside_wgmma=lost)
     found = simulate(placed_wgmma(4, 256, allowed=1, beside=100, gpu=gpu), Sharing(1)).cycles
     assert found == pytest.approx(cycles, abs=12)
     alone = simulate(placed_wgmma(1, 16, allowed=1, beside=100, gpu=gpu), Sharing(1)).cycles

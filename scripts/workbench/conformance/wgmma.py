@@ -9,6 +9,7 @@ nothing of ptxemu is used here. PTX ISA: "Asynchronous warpgroup level matrix in
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,6 +44,11 @@ _FORMS: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...] = (
     (("satfinite.s32.s8.u8",), (16,)),
     (("s32.b1.b1.and.popc",), _INTEGER_N),
 )  # fmt: skip
+# Products of attention in e4m3: sizes that take turns above, in the layouts that it has them in.
+_E4M3_N, _E4M3_LAYOUTS = (
+    (48, 64, 96, 128, 256),
+    (("32B", "32B"), ("64B", "64B"), ("128B", "128B"), ("registers", "64B"), ("registers", "128B")),
+)
 _MOST = 3  # magnitude of the integers of floating-point types
 
 
@@ -338,10 +344,12 @@ def _operations(v: Variant, names: list[str], b_start: int) -> Iterator[str]:
 
 
 def variants() -> Iterator[Variant]:
-    """Each shape of each row of types once; what else there is takes turns."""
+    """Each shape of each row of types once, what else there is takes turns; those of attention."""
     for types, sizes in _FORMS:
         for number, n in enumerate(sizes):
             yield _variant(types[number % len(types)], n, number)
+    for n, (a, b) in itertools.product(_E4M3_N, _E4M3_LAYOUTS):
+        yield Variant("f32.e4m3.e4m3", n, a, b)
 
 
 def _variant(types: str, n: int, number: int) -> Variant:

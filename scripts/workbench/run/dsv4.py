@@ -301,6 +301,7 @@ def perform(options: argparse.Namespace) -> int:
     if options.plot:
         plot(rows, options.plot)
     console.print("every component is within its limit" if ok else "[red]OUT OF ITS LIMIT[/]")
-    words = {name: str(value) for name, value in vars(options).items()}
+    plain = (bool, int, str)
+    words = {name: value for name, value in vars(options).items() if isinstance(value, plain)}
     steps = [row.document() for row in rows]
     return finish(options, report, {"flags": words, "ok": ok, **found, "steps": steps}, ok=ok)
