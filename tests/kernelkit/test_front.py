@@ -134,6 +134,18 @@ def test_what_is_equal_is_not_the_same(one, other):
         assert ways == [1, 0], more
 
 
+def test_a_list_is_no_tuple():
+    ways = [whole_ways(lambda more=more: scaled(matrix(), more=more)) for more in ((1,), [1], (1,))]
+    assert ways == [1, 1, 0]
+
+
+def test_every_call_on_the_cpu_goes_the_whole_way(monkeypatch):
+    monkeypatch.setattr(module, "_on_gpu", lambda tensors: tensors[0].is_cuda)
+    for _ in range(2):
+        assert whole_ways(lambda: scaled(matrix())) == 1
+    assert not SCALED.tapes.known
+
+
 def test_a_type_is_refused_also_where_an_equal_value_is_known():
     for _ in range(100):
         scaled(matrix(), all_of_it=True)
@@ -306,8 +318,9 @@ def test_a_call_is_known_where_the_operator_was_given_what_the_function_was():
         return SCALED({"x": x})[0]
 
     def asks_twice(x):
+        first, *_ = SCALED({"x": x})
         SCALED({"x": x})
-        return SCALED({"x": x})[0]
+        return first
 
     def returns_another(x):
         return SCALED({"x": x})[0] + 1
