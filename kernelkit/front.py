@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from kernelkit.operator import Operator, is_watched, returned
 from kernelkit.tape import Tape
 
-# Types of which equal values mean the same to anybody; of 0.0, too, where it is written out.
+# Types of which two values that are equal are the same. Of floats 0.0 and -0.0 are not.
 _PLAIN = frozenset({bool, int, str, type(None), torch.dtype})
 _Noted = tuple[Tape, Sequence[torch.Tensor], Sequence[Any]]
 
@@ -73,11 +73,11 @@ def _spell(values: Iterable[Any], key: list[Any], tensors: list[torch.Tensor]) -
     compared."""
     for value in values:
         kind = type(value)
-        if isinstance(value, torch.Tensor):
+        if kind in _PLAIN:
+            key += kind, value
+        elif isinstance(value, torch.Tensor):
             key.append(torch.Tensor)
             tensors.append(value)
-        elif kind in _PLAIN:
-            key += kind, value
         elif kind is float:
             key.append(value.hex())
         elif kind is tuple or kind is list:

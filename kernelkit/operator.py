@@ -223,7 +223,7 @@ class _Tapes(threading.local):
         self.latest: tuple[list[int], Tape] | None = None
         self.noted: list[tuple[Tape, Sequence[torch.Tensor], Sequence[Any]]] | None = None
 
-    def repeat(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Results | None:
+    def repeat(self, key: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Results | None:
         """The results of a call like one that is known, or None."""
         try:
             known = self.known.get((*key, _is_deterministic(), *map(_shape, tensors)))
@@ -239,7 +239,7 @@ class _Tapes(threading.local):
             self.noted.append((tape, tensors, results))
         return results
 
-    def know(self, key: tuple, tensors: Sequence[torch.Tensor], results: Any) -> None:
+    def know(self, key: Sequence[Any], tensors: Sequence[torch.Tensor], results: Any) -> None:
         """The latest tape serves calls like this one, if it was given just what the call was: then
         the dispatcher had nothing to do."""
         latest, self.latest = self.latest, None
@@ -251,15 +251,19 @@ class _Tapes(threading.local):
             self.noted.append((latest[1], tensors, (*leaves(results),)))
 
     def learn(
-        self, key: tuple, tensors: Sequence[torch.Tensor], tape: Tape, order: Order | None = None
+        self,
+        key: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
+        tape: Tape,
+        order: Order | None = None,
     ) -> None:
         """The tape serves calls like this one."""
         try:
-            key = (*key, _is_deterministic(), *map(_shape, tensors))
-            self.known.pop(key, None)
+            whole = (*key, _is_deterministic(), *map(_shape, tensors))
+            self.known.pop(whole, None)
         except (RuntimeError, TypeError):
             return
-        self.known[key] = guards_of(tensors), tape, order
+        self.known[whole] = guards_of(tensors), tape, order
         if len(self.known) > 2 * TAPES:  # of the operator, and of a function in front of it
             del self.known[next(iter(self.known))]
 

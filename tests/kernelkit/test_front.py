@@ -272,6 +272,10 @@ def test_what_is_no_plain_tensor():
         graph = make_fx(lambda x: scaled(x), tracing_mode="symbolic")(x).graph
         assert SCALED.default in [node.target for node in graph.nodes]
 
+    def traced_by_jit():
+        graph = torch.jit.trace(lambda x: scaled(x), (x,), check_trace=False).graph
+        assert SCALED.default.name().partition(".")[0] in str(graph)
+
     def compiled():
         assert torch.equal(step(x), 2 * x)
 
@@ -282,9 +286,23 @@ def test_what_is_no_plain_tensor():
     def mapped():
         assert whole_ways(lambda: torch.func.vmap(lambda row: scaled(x) + row)(x)) == 1
 
-    for before in (plain, subclass, negated, fake, traced, compiled, nested, mapped):
-        for case in (before, plain, subclass, negated, fake, traced, compiled, nested, mapped):
+    cases = (plain, subclass, negated, fake, traced, traced_by_jit, compiled, nested, mapped)
+    for before in cases:
+        for case in (before, *cases):
             case()
+
+
+def test_calls_of_inference_and_of_other_modes_of_autograd():
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad, torch.inference_mode):
+        with mode():
+            for ways in (1, 0, 0):
+                x = matrix()
+                found = []
+                before = whole_ways(lambda x=x, found=found: found.append(scaled(x)))
+                assert before <= ways
+                assert torch.equal(found[0], 2 * x)
+                assert not found[0].requires_grad
+                assert found[0].is_inference() == torch.is_inference_mode_enabled()
 
 
 @contextmanager
