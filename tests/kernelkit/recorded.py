@@ -45,7 +45,8 @@ class Gpu:
         self.index, self.stream, self.entered = 0, 0, []
         patch.setattr(torch.cuda, "device", self._enter)
         patch.setattr(torch.cuda, "current_device", lambda: self.index)
-        patch.setattr("kernelkit.launch.current_device", lambda: self.index)
+        for name in ("launch", "tape"):
+            patch.setattr(f"kernelkit.{name}.current_device", lambda: self.index)
         patch.setattr("kernelkit.launch.current_stream", lambda index: self.stream)
 
     def _enter(self, device: torch.device | int) -> nullcontext:
