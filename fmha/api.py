@@ -18,12 +18,12 @@ from kernelkit.attention import (
     spread_scales,
 )
 from kernelkit.call_plan import Plan
+from kernelkit.front import fronted, require_names
 from kernelkit.limits import MAX_POSITION
-from kernelkit.operator import named, require_names
 from kernelkit.tensors import require_type
 
 
-@named(OTHER_NAMES)
+@fronted(ATTENTION, OTHER_NAMES)
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,

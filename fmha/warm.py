@@ -14,10 +14,10 @@ from fmha.config import AttentionConfig
 from fmha.launch import ARCHS, ATTENTION, KERNELS, check_config
 from kernelkit.arch import written_for
 from kernelkit.attention import OTHER_NAMES
+from kernelkit.front import require_names
 from kernelkit.hw import MAX_GRID_YZ
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
-from kernelkit.operator import require_names
 from kernelkit.warm import Progress, Warmed, counts, warm
 
 

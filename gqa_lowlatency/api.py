@@ -18,13 +18,14 @@ from kernelkit.attention import (
     spread_scales,
 )
 from kernelkit.call_plan import Plan
-from kernelkit.operator import Operator, named, require_names
+from kernelkit.front import fronted, require_names
+from kernelkit.operator import Operator
 from kernelkit.tape import Results
 
 SCALES = {"k_scale": "k", "v_scale": "k"}  # and whose heads they have
 
 
-@named(OTHER_NAMES)
+@fronted(DECODE, OTHER_NAMES)
 def decode(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -25,10 +25,10 @@ from gqa_lowlatency.config import CLUSTERS, DecodeConfig
 from gqa_lowlatency.launch import ARCHS, DECODE, KERNELS, check_config
 from kernelkit.arch import written_for
 from kernelkit.attention import OTHER_NAMES
+from kernelkit.front import require_names
 from kernelkit.hw import MAX_GRID_YZ
 from kernelkit.keys import KernelKey
 from kernelkit.launch import Target, choose_target
-from kernelkit.operator import require_names
 from kernelkit.warm import Progress, Warmed, counts, warm
 
 MANY = 1 << 30  # clusters at once

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from kernelkit.operator import (
 )
 from kernelkit.tape import ADDRESS_UNIT, Results, Taping
 from kernelkit.tensors import require_apart, require_no_grad, require_no_tangents, require_type
-
-_nested = attrgetter("is_nested")
 
 
 class Plan:
@@ -58,6 +55,7 @@ class Plan:
         made, tape = taping.run(lambda: self.first_call(operator, flat))
         if tape is None:
             raise ValueError(f"{operator.name}: a plan cannot repeat what this call computes")
+        self._replaceable = taping.replaceable()[: len(results)]
         tape.hold(taping.memory(results=not results))
         self._tape = tape
         self._results, self._count = [*results[: len(made)]], len(self._moves)
@@ -67,7 +65,6 @@ class Plan:
         may_be_given = made[: len(self._results)]
         self._places_of_results = [view.place for view in tape.results[: len(self._results)]]
         self._made, self._guards_of_results = layouts(may_be_given), _guards_of(may_be_given)
-        self._replaceable = taping.replaceable()[: len(self._results)]
         self.made = () if results else made
 
     def first_call(self, operator: Operator, flat: dict[str, Any]) -> Results:
@@ -198,6 +195,9 @@ def _guards_of(tensors: Sequence[torch.Tensor]) -> Guards:
 def _are_odd(tensors: Iterable[Any]) -> bool:
     """Whether guards cannot look at them: asked for a nested tensor, they end the process."""
     try:
-        return True in map(_nested, tensors)
+        for tensor in tensors:  # sooner done than any() or map()
+            if tensor.is_nested:
+                return True
     except AttributeError:  # no tensor
         return True
+    return False

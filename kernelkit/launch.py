@@ -23,6 +23,10 @@ from kernelkit.plan_names import naming
 from kernelkit.signature import Packed, addressed, leaves
 from kernelkit.tensors import require_type
 
+# What torch.cuda's functions of these names come to, in less than half of their time, once CUDA is
+# initialised: the device, and the handle of the stream of one. A torch without CUDA has neither.
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 EMULATED = ("sm_100a", "sm_90a")  # without a wish the first that a kernel is written for
 
 
@@ -191,25 +195,13 @@ def launch(
         prepared.launch(arguments)
 
 
-def current_stream(index: int) -> int:
-    """The handle of torch's current stream on CUDA device `index`.
-
-    torch.cuda.current_stream() would make a Stream object around it, at every launch.
-    """
-    return torch._C._cuda_getCurrentRawStream(index)
-
-
-def current_device() -> int:
-    """torch.cuda.current_device() where CUDA is known to be initialised, in half the time."""
-    return torch._C._cuda_getDevice()
-
-
 class PreparedLaunch:
     """A launch with its arguments laid out beforehand, a few microseconds of host work each time.
 
     words: hold the addresses of the tensors among the arguments, in the order of `addressed`; who
     changes them moves the launch to other tensors. launch(tensors): those are the launch's, which
-    the emulator would know by nothing else. No tensor is kept. One thread at a time.
+    the emulator would know by nothing else. launch_here: the same where the launch's device is the
+    current one. No tensor is kept. One thread at a time.
     """
 
     def __init__(
@@ -222,11 +214,13 @@ class PreparedLaunch:
         packed = compiled.signature.pack(arguments)
         self.words = packed.address_words
         self.launch: Callable[[Sequence[Any]], None]
+        self.launch_here: Callable[[Sequence[Any]], None]
         if _is_emulated(target):
-            self.launch = partial(_emulate, compiled, packed)
+            self.launch = self.launch_here = partial(_emulate, compiled, packed)
         else:
             with torch.cuda.device(device):
-                self.launch = _NativeCall(compiled, packed)
+                native = _NativeCall(compiled, packed)
+            self.launch, self.launch_here = native, native.here
 
 
 class _NativeCall:
@@ -240,9 +234,13 @@ class _NativeCall:
         self._kept = compiled, packed  # the code and what it reads
 
     def __call__(self, _tensors: Sequence[Any] = ()) -> None:
-        if current_device() != self._index:
-            with torch.cuda.device(self._index):
-                return self()
+        if current_device() == self._index:
+            return self.here()
+        with torch.cuda.device(self._index):
+            return self.here()
+
+    def here(self, _tensors: Sequence[Any] = ()) -> None:
+        """Where that device is current."""
         self._stream.value = current_stream(self._index)
         self._entry(self._pointers)
         if self._result.value:

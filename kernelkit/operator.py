@@ -11,9 +11,6 @@ the CPU every call is checked, also what tensors hold.
 
 from __future__ import annotations
 
-import difflib
-import functools
-import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,6 +25,7 @@ from torch._subclasses import FakeTensor
 from torch.overrides import has_torch_function
 
 from kernelkit.schema import Schema
+from kernelkit.signature import leaves
 from kernelkit.tape import Results, Tape, Taping
 from kernelkit.tensors import require_memory
 
@@ -42,15 +40,14 @@ _modes = torch._C._len_torch_dispatch_stack
 _is_profiled = torch._C._autograd._profiler_enabled
 # Keys that torch's dispatcher looks at in any call, beside those of tensors.
 _ORDINARY = DispatchKeySet(DispatchKey.BackendSelect).add(DispatchKey.ADInplaceOrView)
+_is_deterministic = torch._C._get_deterministic_algorithms  # then memory is filled that is made
 Guards = Callable[..., bool]
+Order = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 def never(*tensors: torch.Tensor) -> bool:
     """Guards that no tensors pass."""
     return False
-
-
-_NOTHING_KNOWN: tuple[Guards, Any] = never, None
 
 
 def layouts(tensors: Sequence[torch.Tensor]) -> tuple:
@@ -78,7 +75,7 @@ class Operator:
         writes: tuple[str, ...] = (),
     ) -> None:
         self.name, self.schema, self._run = name, Schema(arguments), run
-        self._tapes, self._writes = _Tapes(), ("out", *writes)
+        self.tapes, self._writes = _Tapes(), ("out", *writes)
         self._splits: dict[tuple[str, ...], tuple[list[str], list[str], bool]] = {}
         names = [leaf.name for leaf in self.schema.tensors]
         self._needed = [leaf.name for leaf in self.schema.tensors if leaf.default is MISSING]
@@ -103,21 +100,14 @@ class Operator:
         if torch.compiler.is_compiling():
             return self._dispatch(flat)
         key, tensors = self._split(flat)
-        if not tensors or not _on_gpu(tensors) or _is_watched(tensors):
+        if not tensors or not _on_gpu(tensors) or is_watched(tensors):
             return self._dispatch(flat)
-        tapes = self._tapes
-        try:
-            key += (*map(_shape, tensors),)
-            fit, tape = tapes.known.get(key, _NOTHING_KNOWN)
-        except (RuntimeError, TypeError):  # of nested tensors, of sizes that are symbols
-            return self._dispatch(flat)
-        if fit(*tensors):
-            results = tape.repeat(tensors)
-            if results is not None:
-                return results if len(results) > 1 else next(iter(results), None)
-        tapes.latest = None
+        results = self.tapes.repeat(key, tensors)
+        if results is not None:
+            return returned(results)
+        self.tapes.latest = None
         results = self._dispatch(flat)
-        tapes.know(key, tensors)
+        self.tapes.know(key, tensors, results)
         return results
 
     def _split(self, flat: dict[str, Any]) -> tuple[tuple, list[torch.Tensor]]:
@@ -174,22 +164,23 @@ class Operator:
         """
         here, present = _present(tensors)
         # By places among so many names: with and without `out` they mean other tensors.
-        key = len(names), here, layouts(present), tuple(options.items())
-        kept = self._tapes.kept
+        layout = layouts(present), _is_deterministic()
+        key = len(names), here, layout, tuple(options.items())
+        kept = self.tapes.kept
         tape = kept.get(key)
         if tape is not None:
             repeated = tape.repeat(present)
             if repeated is not None:
                 kept.move_to_end(key)
-                self._tapes.latest = [*map(id, present)], tape
+                self.tapes.latest = [*map(id, present)], tape
                 return repeated
         given = by_name(names, tensors)
         written = [n for n, name in enumerate(_one_by_one(given)) if name in self._writes]
         flat = given | options
         results, tape = Taping(present, written=written).run(lambda: self.run(flat))
-        self._tapes.latest = None  # what is noted there is of operators within this one
+        self.tapes.latest = None  # what is noted there is of operators within this one
         if tape is not None and not tape.reads:
-            self._tapes.latest = [*map(id, present)], tape
+            self.tapes.latest = [*map(id, present)], tape
             kept[key] = tape
             kept.move_to_end(key)
             if len(kept) > TAPES:
@@ -198,8 +189,8 @@ class Operator:
 
     def forget(self) -> None:
         """Drop the tapes of this thread."""
-        self._tapes.kept.clear()
-        self._tapes.known.clear()
+        self.tapes.kept.clear()
+        self.tapes.known.clear()
 
     def _register(self, name: str, text: str, call: _Call, functional: bool) -> Any:
         qualified = f"{NAMESPACE}::{name}"
@@ -220,25 +211,60 @@ class _Tapes(threading.local):
     """Tapes by what they depend on, the latest last. Each thread has its own: a tape serves one
     call at a time.
 
-    known: by what is compared soonest, with the guards of the rest: tapes that serve a call without
-    the dispatcher. latest: the tape that the last call came to, and the ids of its tensors.
+    known: by what is compared soonest, the tapes that serve a call without the dispatcher: with the
+    guards of the rest, and where the tape's tensors stand among the call's, None for one to one.
+    latest: the tape that the last call came to, and the ids of its tensors. noted: where there is a
+    list, each call that was served adds its tape, tensors and results.
     """
 
     def __init__(self) -> None:
         self.kept: OrderedDict[Hashable, Tape] = OrderedDict()
-        self.known: dict[Hashable, tuple[Guards, Tape]] = {}
+        self.known: dict[Hashable, tuple[Guards, Tape, Order | None]] = {}
         self.latest: tuple[list[int], Tape] | None = None
+        self.noted: list[tuple[Tape, Sequence[torch.Tensor], Sequence[Any]]] | None = None
 
-    def know(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> None:
+    def repeat(self, key: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Results | None:
+        """The results of a call like one that is known, or None."""
+        try:
+            known = self.known.get((*key, _is_deterministic(), *map(_shape, tensors)))
+        except (RuntimeError, TypeError):  # of nested tensors, of sizes that are symbols
+            return None
+        if known is None:
+            return None
+        fit, tape, order = known
+        if not fit(*tensors):
+            return None
+        results = tape.repeat(tensors if order is None else order(tensors))
+        if self.noted is not None and results is not None:
+            self.noted.append((tape, tensors, results))
+        return results
+
+    def know(self, key: Sequence[Any], tensors: Sequence[torch.Tensor], results: Any) -> None:
         """The latest tape serves calls like this one, if it was given just what the call was: then
         the dispatcher had nothing to do."""
         latest, self.latest = self.latest, None
         odd = torch._C._dispatch_tls_local_include_set() - _ORDINARY  # keys of transformations
         if latest is None or latest[0] != [*map(id, tensors)] or odd.raw_repr():
             return
-        self.known.pop(key, None)
-        self.known[key] = guards_of(tensors), latest[1]
-        if len(self.known) > TAPES:
+        self.learn(key, tensors, latest[1])
+        if self.noted is not None:
+            self.noted.append((latest[1], tensors, (*leaves(results),)))
+
+    def learn(
+        self,
+        key: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
+        tape: Tape,
+        order: Order | None = None,
+    ) -> None:
+        """The tape serves calls like this one."""
+        try:
+            whole = (*key, _is_deterministic(), *map(_shape, tensors))
+            self.known.pop(whole, None)
+        except (RuntimeError, TypeError):
+            return
+        self.known[whole] = guards_of(tensors), tape, order
+        if len(self.known) > 2 * TAPES:  # of the operator, and of a function in front of it
             del self.known[next(iter(self.known))]
 
 
@@ -320,7 +346,7 @@ def _require_int64(flat: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} {value}: within int64")
 
 
-def _is_watched(tensors: Sequence[torch.Tensor]) -> bool:
+def is_watched(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether torch shows operators of these to somebody: a subclass, a mode, a profiler."""
     return has_torch_function(tensors) or _modes() > 0 or _is_profiled()
 
@@ -328,6 +354,11 @@ def _is_watched(tensors: Sequence[torch.Tensor]) -> bool:
 def _on_gpu(tensors: Sequence[Any]) -> bool:
     first = tensors[0]
     return (first[0] if isinstance(first, list | tuple) else first).is_cuda
+
+
+def returned(results: Results) -> Any:
+    """As an operator returns results: one is no tuple, and none is None."""
+    return results if len(results) > 1 else next(iter(results), None)
 
 
 def by_name(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, Any]:
@@ -370,33 +401,3 @@ def guards_of(tensors: Sequence[torch.Tensor]) -> Guards:
         return check(*map(others.__getitem__, places))
 
     return guards
-
-
-def named(hints: Mapping[str, str]) -> Callable[[Callable], Callable]:
-    """A public function that answers a wrong name with the right one. hints: names that users of
-    other libraries will try -> the name here."""
-
-    def around(function: Callable) -> Callable:
-        @functools.wraps(function)
-        def call(*args: Any, **options: Any) -> Any:
-            try:
-                return function(*args, **options)
-            except TypeError:
-                require_names(function, options, hints)
-                raise
-
-        return call
-
-    return around
-
-
-def require_names(function: Callable, options: Mapping[str, Any], hints: Mapping[str, str]) -> None:
-    """TypeError for an option that is no argument of a function; hints: as for `named`."""
-    known = inspect.signature(function).parameters
-    for wrong in options:
-        if wrong in known:
-            continue
-        close = difflib.get_close_matches(wrong, known, 1)
-        right = hints.get(wrong) or (close[0] if close else "")
-        advice = f"; it is called {right} here" if right else ""
-        raise TypeError(f"{function.__name__} has no argument {wrong}{advice}")

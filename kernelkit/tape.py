@@ -14,9 +14,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -73,7 +75,8 @@ class Tape:
     """Actions on a list of tensors and the list of their addresses, the inputs first: each may put
     in its place what it makes.
 
-    makers: (place, what allocates the tensor there), all done before the actions.
+    makers: (place, what allocates the tensor there), all done before the actions. used: places that
+    actions look at. results: what a repetition returns.
 
     made, made_at: what follows the inputs, and where it lies; None and 0 where an action makes it
     anew. masks: low bits that the address of an input must not have. empty: how many inputs have no
@@ -88,6 +91,7 @@ class Tape:
     def __init__(self) -> None:
         self.makers: list[tuple[int, Maker]] = []
         self.actions: list[Action] = []
+        self.used: set[int] = set()
         self.results: tuple[View, ...] = ()
         self.made: list[torch.Tensor | None] = []
         self.made_at: list[int] = []
@@ -99,6 +103,7 @@ class Tape:
         self.launches = 0
         self.reads = False
         self._seen: list[int] = []
+        self._pick: Callable[[list[Any]], Results] | None = None
 
     def repeat(
         self, inputs: Sequence[torch.Tensor], given: Iterable[tuple[int, torch.Tensor | None]] = ()
@@ -129,9 +134,9 @@ class Tape:
                 addresses[place] = made.data_ptr()
         for act in self.actions:
             act(tensors, addresses)
-        return tuple([
-            tensors[view.place] if view.whole else view.of(tensors) for view in self.results
-        ])  # fmt: skip
+        if self._pick is not None:
+            return self._pick(tensors)
+        return tuple([view.of(tensors) for view in self.results])
 
     def _fit(self, addresses: list[int]) -> bool:
         if any(map(int.__and__, addresses, self.masks)):
@@ -142,6 +147,20 @@ class Tape:
             if least < addresses[b] - addresses[a] < most:
                 return False
         return all(addresses[b] - addresses[a] == apart for a, b, apart in self.aliases)
+
+    def give(self, results: Iterable[View]) -> None:
+        """A repetition returns these."""
+        self.results = tuple(results)
+        several = len(self.results) > 1 and all(view.whole for view in self.results)
+        self._pick = itemgetter(*[view.place for view in self.results]) if several else None
+
+    def giving(self, numbers: Iterable[int]) -> Tape:
+        """This tape, which returns those of the results alone: what nobody looks at is not made."""
+        other = copy(self)
+        other.give([self.results[number] for number in numbers])
+        needed = self.used.union(view.place for view in other.results)
+        other.makers = [(place, maker) for place, maker in self.makers if place in needed]
+        return other
 
     def hold(self, memory: Mapping[int, torch.Tensor]) -> None:
         """Allocate no more what `memory` has: place -> tensor."""
@@ -200,13 +219,15 @@ class Taping(TorchDispatchMode):
         finally:
             _active.reset(token)
         views = [self._view(tensor) for tensor in results]
-        self._tape.results = tuple(view for view in views if view is not None)
+        self._tape.give(view for view in views if view is not None)
         return results, self._tape if self._repeatable else None
 
     def memory(self, *, results: bool = False) -> dict[int, torch.Tensor]:
-        """What was allocated: place -> tensor, the results only if they are wished for."""
+        """What was allocated: place -> tensor. The results only if they are wished for, or where
+        nothing can be written to them: those that have no elements may be one for all calls."""
         kept = set() if results else {view.place for view in self._tape.results}
-        return {place: self._tensors[place] for place, _ in self._tape.makers if place not in kept}
+        made = {place: self._tensors[place] for place, _ in self._tape.makers}
+        return {n: tensor for n, tensor in made.items() if n not in kept or not tensor.numel()}
 
     def replaceable(self) -> list[bool]:
         """For each result whether it is just what was allocated: another may take its place."""
@@ -246,7 +267,7 @@ class Taping(TorchDispatchMode):
         if func._schema.name in _ALLOCATIONS:
             self._tape.makers.append((len(self._tensors), _maker(result)))
         else:
-            given = _mapped((args, kwargs), self._view_in_place)
+            given = _mapped((args, kwargs), self._view_in_use)
             place = len(self._tensors) if made else None
             self._tape.actions.append(partial(_compute, func, given, place))
         for tensor in made:
@@ -271,6 +292,7 @@ class Taping(TorchDispatchMode):
             places.append(place)
             offsets.append(address + offset - _address(self._tensors[place]))
             words.append(word)
+        self._tape.used.update(places)
         self._tape.actions.append(_Launch(prepared, places, offsets, words))
 
     def _add(self, tensor: torch.Tensor) -> None:
@@ -329,8 +351,12 @@ class Taping(TorchDispatchMode):
         offset = _bytes_in_front(tensor) - _bytes_in_front(known)
         return View(place, offset, *layout, whole and not offset)
 
-    def _view_in_place(self, value: Any) -> Any:
-        return self._view(value) if isinstance(value, torch.Tensor) else value
+    def _view_in_use(self, value: Any) -> Any:
+        view = self._view(value) if isinstance(value, torch.Tensor) else None
+        if view is None:
+            return value
+        self._tape.used.add(view.place)
+        return view
 
 
 class _Launch:
@@ -343,13 +369,17 @@ class _Launch:
         offsets: Sequence[int],
         words: Sequence[Any],
     ) -> None:
-        self._launch = prepared.launch
-        self._moves = list(zip(words, places, offsets, strict=True))
+        self._launch = prepared.launch_here
+        moves = [*zip(words, places, offsets, strict=True)]
+        self._moves = [(word, place) for word, place, offset in moves if not offset]
+        self._shifts = [move for move in moves if move[-1]]  # to add costs more than to write
         self._addresses: list[int] = []
 
     def __call__(self, tensors: list[Any], addresses: list[int]) -> None:
         if addresses != self._addresses:  # often they are those of the call before
-            for word, place, offset in self._moves:
+            for word, place in self._moves:
+                word.value = addresses[place]
+            for word, place, offset in self._shifts:
                 word.value = addresses[place] + offset
             self._addresses = [*addresses]
         self._launch(tensors)

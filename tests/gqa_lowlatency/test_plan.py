@@ -112,7 +112,7 @@ def test_repeated_steps_have_nothing_of_an_earlier_one():
                 given[name].fill_(number + change)
             found = DECODE.recall(names, [tensors.get(name) for name in names], ARCH)
             assert same(found, decode(q, k, v, return_lse=True, **given, **ARCH)), number
-    assert len(DECODE._tapes.kept) == 1
+    assert len(DECODE.tapes.kept) == 1
     DECODE.forget()
 
 

@@ -45,12 +45,9 @@ class Gpu:
         self.index, self.stream, self.entered = 0, 0, []
         patch.setattr(torch.cuda, "device", self._enter)
         patch.setattr(torch.cuda, "current_device", lambda: self.index)
-        raw = {
-            "_cuda_getDevice": lambda: self.index,
-            "_cuda_getCurrentRawStream": lambda index: self.stream,
-        }
-        for name, answer in raw.items():
-            patch.setattr(torch._C, name, answer, raising=False)
+        for name in ("launch", "tape"):
+            patch.setattr(f"kernelkit.{name}.current_device", lambda: self.index)
+        patch.setattr("kernelkit.launch.current_stream", lambda index: self.stream)
 
     def _enter(self, device: torch.device | int) -> nullcontext:
         self.index = device if isinstance(device, int) else device.index or 0

@@ -13,6 +13,7 @@ import fmha
 import gqa_lowlatency
 from kernelkit.attention import OTHER_NAMES
 from tests.attentions import BF16, problem, same
+from workbench.house.hops import as_on_a_gpu
 
 WINDOW = 9
 
@@ -109,6 +110,31 @@ def test_a_plan_serves_other_tensors(family):
         assert same((out, lse), expected)
     with pytest.raises(ValueError, match="planned with q, k, v, kv_lens, page_table, out, lse"):
         plan(*inputs, page_table=tables["page_table"])
+
+
+def test_repeated_calls_are_what_the_first_one_was(family):
+    """In results and in errors, however often a call like it was made."""
+    (q, k, v), tables = problem("lens")
+    options = given() | tables
+    expected = family.attend(q, k, v, **options)
+    out, wide = torch.empty_like(q), torch.empty(3, *q.shape[1:], dtype=q.dtype)
+    with as_on_a_gpu():
+        for other in (q, q.flip(0).contiguous(), q) * 2:
+            other = wide[:2].copy_(other)
+            o, lse = family.attend(other, k, v, **options)
+            assert family.attend(other, k, v, **options, out=out)[0] is out
+            assert torch.equal(family.attend(other, k, v, **options | {"return_lse": False}), o)
+            assert torch.equal(out, o)
+            for wrong, error, words in (
+                ({"causal": 1}, TypeError, "causal is 1, expected bool"),
+                ({"return_lse": 1}, TypeError, "return_lse is 1, expected bool"),
+                ({"window": (float(WINDOW), None)}, TypeError, "window_left is 9.0"),
+                ({"out": wide[1:]}, ValueError, "out shares memory with q"),
+                ({"sinks": options["sinks"].clone().requires_grad_()}, NotImplementedError, "grad"),
+            ):
+                with pytest.raises(error, match=words):
+                    family.attend(other, k, v, **options | wrong)
+        assert same((o, lse), expected)
 
 
 @pytest.mark.usefixtures("no_compile")

@@ -41,6 +41,7 @@ def test_what_stays_and_scratch_belong_to_the_plan():
     plan = plan_of(x=matrix())
     first, second = plan(matrix()), plan(matrix())
     assert first[0].data_ptr() != second[0].data_ptr()
+    assert first[2] is second[2]  # it has no elements
     (zeros,) = [tensor for tensor in held_by(plan._tape) if tensor.dtype == torch.int32]
     zeros += 1  # so that it is seen whose they are
     x = matrix()

@@ -21,6 +21,7 @@ from kernelkit.launch import (
     launch,
     watching,
 )
+from kernelkit.tape import Taping
 from ptxemu.host.allocations import LIVE
 from ptxemu.options import Options
 from tests.kernelkit.recorded import Gpu, Recorded
@@ -145,6 +146,28 @@ def test_a_prepared_launch_goes_to_its_device(monkeypatch):
     at(prepared, [0, 0])
     assert gpu.entered == [0]
     assert len(compiled.calls) == 2
+
+
+def test_a_tape_makes_its_gpu_the_current_one(monkeypatch):
+    """Once, for all of its launches."""
+    gpu, compiled, x = Gpu(monkeypatch), recorded(), matrix("cpu")
+
+    def call() -> tuple[torch.Tensor, ...]:
+        made = [torch.empty_like(x) for _ in range(2)]
+        for y in made:
+            launch(compiled, (x, y, 2.5), Target("cuda", "sm_90a"), torch.device("cuda", 1))
+        return tuple(made)
+
+    _, tape = Taping([x]).run(call)
+    tape.gpu = 1
+    for gpu.index, entered in ((1, []), (0, [1])):
+        gpu.entered.clear()
+        addresses = [y.data_ptr() for y in tape.repeat([x])]
+        assert gpu.entered == entered
+        assert gpu.index == 1
+        assert [called[:2] for called in compiled.calls[-2:]] == [
+            [x.data_ptr(), y] for y in addresses
+        ]
 
 
 def test_a_launch_that_fails_raises(monkeypatch):

@@ -88,7 +88,7 @@ def same(results, expected) -> bool:
 def kept():
     """The tapes of this thread; none of another test."""
     SCALED.forget()
-    yield SCALED._tapes.kept
+    yield SCALED.tapes.kept
     SCALED.forget()
 
 
@@ -416,7 +416,7 @@ SUMMED = Operator("kernelkit_tests_summed", Parts, run_sum, run_sum, results=1)
 
 def test_sequences_of_tensors_are_part_of_a_call():
     """How many there are, and which are missing."""
-    kept, x, row = SUMMED._tapes.kept, matrix(), torch.randn(8)
+    kept, x, row = SUMMED.tapes.kept, matrix(), torch.randn(8)
     lists = [([x], [None]), ([x] * 2, [None, row]), ([x] * 2, [row, None]), ([x] * 2, [row] * 2)]
     for number, (parts, weights) in enumerate(lists, 1):
         for _ in range(2):

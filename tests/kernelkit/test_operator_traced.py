@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from kernelkit.operator import Operator, named
+from kernelkit.operator import Operator
 from tests.kernelkit.test_operator import SCALED, Arguments, empty, run, same
 from tests.kernelkit.test_tape import matrix
 
@@ -68,23 +68,3 @@ def test_there_is_no_backward():
         SCALED({"x": x})
     with pytest.raises(NotImplementedError, match="no backward"):
         SCALED.default(x)[0].sum().backward()
-
-
-@named({"seq_lens": "lengths"})
-def public(x, *, lengths=None, window=None):
-    if x is None:
-        raise TypeError("x is None")
-    return x, lengths, window
-
-
-def test_a_wrong_name_is_answered_with_the_right_one():
-    assert public(1, lengths=2) == (1, 2, None)
-    for name, answer in {
-        "seq_lens": "no argument seq_lens; it is called lengths here",
-        "windows": "no argument windows; it is called window here",
-        "sinks": "public has no argument sinks",
-    }.items():
-        with pytest.raises(TypeError, match=f"{answer}$"):
-            public(1, **{name: 2})
-    with pytest.raises(TypeError, match="x is None"):
-        public(None, window=1)

@@ -84,6 +84,22 @@ def test_results_may_be_inputs_and_of_any_size():
     assert [tuple(tensor.shape) for tensor in empty] == [(0, 4), (0, 8)]
 
 
+def test_a_tape_that_gives_less_makes_what_it_gives_and_uses():
+    def call(x):
+        return scaled(x, 2.0), x + 1, scaled(x, 3.0), x.new_empty(0, 4), x.new_empty(3, 8)
+
+    _, tape = taped(call, matrix())
+    for numbers in ([2], [0, 1], [1, 0, 4], [3], []):
+        less, x = tape.giving(numbers), matrix()
+        assert len(less.makers) == 2 + len({3, 4} & {*numbers})
+        found, every = less.repeat([x]), call(x)
+        wanted = [every[number] for number in numbers]
+        assert [result.shape for result in found] == [result.shape for result in wanted]
+        computed = [n for n, number in enumerate(numbers) if number < 3]
+        assert all(torch.equal(found[n], wanted[n]) for n in computed)
+    assert [len(tape.makers), len(tape.repeat([x]))] == [4, 5]
+
+
 # ---- which addresses will do
 
 
