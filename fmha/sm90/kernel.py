@@ -21,6 +21,7 @@ from fmha.device.types import IO_TYPES, OUT_TYPES
 from fmha.plan import make_plan
 from fmha.sm90.math import Math
 from fmha.sm90.plan import Plan90
+from fmha.sm90.seesaw import Seesaw
 from fmha.sm90.turn import Turn
 from kernelkit import hw
 from kernelkit.buffers import buffer_at
@@ -37,7 +38,7 @@ class AttentionSm90(Forward):
         super().__init__(make_plan(config, "sm_90a"))
         self.load_qk = LoadQK(self.plan)
         self.load_v = None if config.k_is_v else LoadV(self.plan)
-        self.math = Math(self.plan)
+        self.math = (Seesaw if self.plan.layout.sharers > 1 else Math)(self.plan)
         if self.plan.config.is_fp8:
             self.turn = Turn(self.plan)
 
