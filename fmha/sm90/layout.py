@@ -299,10 +299,18 @@ class Layout(Tiles):
                 ROWS * tiles for tiles in REGISTERS if tiles * self.sharers in self.registers
             )
             raise NotImplementedError(f"tile_m {config.tile_m}: one of {heights}, 0 chooses")
-        if config.k_is_v and (config.k_stages == 1 or config.v_stages):
+        least = 2 * self.k_pieces  # of K that is V: one warpgroup's tile beside the other's
+        if config.k_is_v and (0 < config.k_stages < least or config.v_stages):
             raise ValueError(
                 f"k_stages {config.k_stages} and v_stages {config.v_stages} with k_is_v: one ring "
-                "has the tiles of both products, so k_stages is at least 2, or 0, and v_stages 0"
+                f"has the pieces of both products, so k_stages is at least {least}, or 0, and "
+                "v_stages 0"
+            )
+        if config.k_stages % self.k_pieces or config.v_stages % self.v_pieces:
+            raise ValueError(
+                f"k_stages {config.k_stages} and v_stages {config.v_stages}: multiples of "
+                f"{self.k_pieces} and {self.v_pieces}, the pieces of a tile, each of which stays "
+                "one warpgroup's, or 0"
             )
         if self.tile_n not in self.widths:
             raise NotImplementedError(

@@ -190,7 +190,7 @@ class Math:
             tuple(q[None, None, None, team * terms + term] for term in reversed(range(terms))),
             k_operand(plan, make_qk_mma(plan), buffers.k),
             tuple(
-                v_operand(plan, make_pv_mma(plan), values, number)
+                v_operand(plan, make_pv_mma(plan), values, Int32(number))
                 for number in range(layout.o_parts)
             ),
         )

@@ -84,7 +84,7 @@ def k_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.T
     return mma.make_fragment_B(mma.get_slice(0).partition_B(shared(pointer, layout)))
 
 
-def v_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer, part: int) -> cute.Tensor:
+def v_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer, part: Int32) -> cute.Tensor:
     """Pieces in the V ring as the B operand, (MMA, 1, tile_n / 16, stage); of V turned the columns
     of `part`."""
     keys, columns = plan.layout.tile_n, plan.layout.o_part

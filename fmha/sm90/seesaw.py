@@ -108,6 +108,7 @@ class Seesaw(Math):
             lane = own_lane(plan, work, scope.scalars, Int32(team))
             sinks = [own_sink(plan, row.head, scope.tensors) for row in lane.rows]
             begin_row(plan, reference, lane, work, scope.tensors.tables)
+            refer_to(plan, (-Float32.inf, -Float32.inf), reference, scope.scalars)
             o.fill(0.0)
             if walk.tiles > 0:
                 block = Block(scope, walk, lane, tile, tiles, weighed)
@@ -144,7 +145,7 @@ class Seesaw(Math):
             make_reference(plan),
             q_operand(plan, qk, buffers.q),
             k_operand(plan, qk, buffers.k),
-            v_operand(plan, pv, buffers.v, 0),
+            v_operand(plan, pv, buffers.v, Int32(0)),
             shared_p_operand(plan, buffers.p),
         )
 
