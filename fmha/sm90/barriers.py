@@ -1,6 +1,5 @@
 """Where the threads of a warpgroup meet (device code)."""
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 

@@ -1,8 +1,8 @@
 """The attention forward kernel for Hopper: prologue, dispatch of the warps.
 
 Read `plan.py` first (who, who waits for whom), then this file, `fmha/device/walk.py` (which tiles),
-`fmha/device/load.py` and `math.py`, which has the softmax and the epilogue beside it; for K and V
-in e4m3 also `split.py` and `turn.py`.
+`fmha/device/load.py` and `math.py`, which has the softmax and the epilogue beside it; for head dim
+512 also `seesaw.py` and `sharing.py`, for K and V in e4m3 `split.py` and `turn.py`.
 
 A CTA computes query blocks one after another (`fmha/device/order.py`).
 """

@@ -287,8 +287,8 @@ class Math:
     def clear_tail_rows(self, scope: Scope, walk: Walk, v_state: object) -> None:
         """Zero the rows of the block's first V tile past what any row sees: their weight is 0, but
         0 * NaN is NaN, and memory that a length or an offset excludes may hold anything. Rows past
-        the end of the tensor need no such care: TMA fills them with zeros. v_state: of the tile, or of
-        the piece that this warpgroup multiplies."""
+        the end of the tensor need no such care: TMA fills them with zeros. v_state: of the tile, or
+        of the piece that this warpgroup multiplies."""
         plan, layout = self.plan, self.plan.layout
         valid = walk.seen_end - first_key(plan, walk, Int32(0))
         if valid < layout.tile_n:

@@ -1,8 +1,8 @@
 """AttentionConfig -> who works, and who waits for whom, in the Hopper kernel. Plain data.
 
 Two or three warpgroups compute, each a query tile of its own from S to O, or one tile together, of
-which they take the key tiles in turn and tell each other P; one more loads for them, and turns tiles
-of V in e4m3.
+which they take the key tiles in turn and tell each other P; one more loads for them, and turns
+tiles of V in e4m3.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def make_qk_mma(plan: Plan90) -> cute.TiledMma:
 
 
 def make_pv_mma(plan: Plan90, columns: int = 0, from_smem: bool = False) -> cute.TiledMma:
-    """P from registers, or from shared memory; V MN-major from shared memory, or turned. columns: of
-    V and O, by default those of one product."""
+    """P from registers, or from shared memory; V MN-major from shared memory, or turned. columns:
+    of V and O, by default those of one product."""
     io, tile = IO_TYPES[plan.config.keys_dtype], (plan.layout.rows, columns or plan.layout.o_part)
     major = K if plan.config.is_fp8 else MN
     source = warpgroup.OperandSource.SMEM if from_smem else warpgroup.OperandSource.RMEM
@@ -93,8 +93,9 @@ def v_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer, part: Int
     else:
         layout = panels(plan, MN, keys, plan.layout.v_columns, plan.layout.stages[1])
     ring = shared(pointer, layout)
-    own = cute.local_tile(ring, (columns, keys), (part, 0, None)) if ring.shape[0] != columns else ring
-    return mma.make_fragment_B(mma.get_slice(0).partition_B(own))
+    if ring.shape[0] != columns:
+        ring = cute.local_tile(ring, (columns, keys), (part, 0, None))
+    return mma.make_fragment_B(mma.get_slice(0).partition_B(ring))
 
 
 def accumulator(mma: cute.TiledMma, rows: int, columns: int) -> cute.Tensor:

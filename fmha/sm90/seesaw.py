@@ -13,18 +13,16 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState
 
 from fmha.device.args import Scope, Walk
 from fmha.device.order import count_rounds
 from fmha.device.statistics import own_sink
-from fmha.device.types import IO_TYPES
 from fmha.device.walk import locate, plan_walk, stored_by_tma
 from fmha.sm90.epilogue import finish_rows, store_o
 from fmha.sm90.math import Math
-from fmha.sm90.plan import Plan90
 from fmha.sm90.products import (
     accumulator,
     issue,
@@ -231,7 +229,7 @@ class Seesaw(Math):
 
     @cute.jit
     def issue_other(self, block: Block, step: Int32, team: cutlass.Constexpr) -> None:
-        """P V of the other's tile of `step`, whose P is waited for. No product on O is in flight."""
+        """P V of the other's tile of `step`, whose P is waited for. Nothing is added to O yet."""
         plan, scope, tile = self.plan, block.scope, block.tile
         scope.pipes.p.wait(self.other_p(block, step), 1 - team)
         tops = told_by(plan, block.lane, scope.buffers.statistics, MAXIMUM, 1 - team)

@@ -10,11 +10,11 @@ import torch
 
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
-from fmha.sm90 import kernel, layout
+from fmha.sm90 import layout
 from kernelkit.tensors import same_elements
 from ptxemu import Options
 from tests.fmha.test_kernel import by_group
-from tests.fmha.test_sm90 import ARCH, CHECKED, FRIENDLY, check, noticed
+from tests.fmha.test_sm90 import ARCH, CHECKED, FRIENDLY, check
 from workbench.cases.attention import config_of
 from workbench.problems import attention as cases
 from workbench.problems.attention import Case
