@@ -9,7 +9,6 @@ import pytest
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
 from fmha.sm90 import kernel, seesaw, sharing
-from kernelkit import hw
 from ptxemu import Options
 from tests.fmha.test_kernel import by_group
 from tests.fmha.test_sm90 import ARCH, CHECKED, FRIENDLY, PATIENCE, check, noticed
@@ -121,17 +120,16 @@ def test_a_tile_shared_without_its_cure_is_noticed(changed, trap):
 
 
 @pytest.mark.parametrize(
-    ("config", "stages", "bytes_of_p"),
-    [({}, (2, 2), 16), ({"k_is_v": True}, (4, 4), 16), ({"ctas": 2}, (2, 2), 16)],
+    ("config", "stages"), [({}, (2, 2)), ({"k_is_v": True}, (4, 4)), ({"ctas": 2}, (2, 2))]
 )
-def test_pieces_are_half_of_the_columns(config, stages, bytes_of_p):
+def test_pieces_are_half_of_the_columns(config, stages):
     plan = make_plan(AttentionConfig(head_dim=512, **config), ARCH)
     layout = plan.layout
     assert (layout.k_pieces, layout.v_pieces, layout.stages) == (2, 2, stages)
     assert layout.k_bytes == 64 * 256 * 2
-    buffers = {buffer.name: buffer.bytes * buffer.stages for buffer in plan.smem.buffers}
-    assert buffers["sP"] == bytes_of_p * 1024
-    assert plan.smem.bytes <= hw.SMEM_BYTES_PER_CTA
+    start, end = plan.smem.offsets()["sP"]
+    assert end - start == 2 * 64 * 64 * 2
+    assert plan.edges.empty("k").arrivals == plan.edges.full("p").arrivals * layout.ctas
 
 
 @pytest.mark.parametrize("config", [{"k_stages": 3}, {"v_stages": 1}])
