@@ -67,6 +67,7 @@ def _edges(layout: Layout) -> tuple[Edge, ...]:
     # Of those who share a query tile one frees a piece: who computes S of its keys, or O of its
     # columns. So it is where the piece has both products, since P comes behind S.
     shares = layout.sharers > 1
+    part = "piece" if shares else "tile"
     keys: dict[str, Any] = {"every_team": not shares, "multicast": layout.multicast, **ring}
     others: tuple[Edge, ...] = ()
     if layout.config.is_fp8:
@@ -81,7 +82,7 @@ def _edges(layout: Layout) -> tuple[Edge, ...]:
         )  # fmt: skip
     q = Edge("q", "load_qk", "math", layout.q_tiles, payload="Q tile",
              tx_bytes=layout.q_box_bytes, every_team=shares, **ring)  # fmt: skip
-    k = Edge("k", "load_qk", "math", k_stages, payload="K piece", tx_bytes=layout.k_bytes, **keys)
+    k = Edge("k", "load_qk", "math", k_stages, payload=f"K {part}", tx_bytes=layout.k_bytes, **keys)
     v = Edge("v", "load_v", "turn" if layout.config.is_fp8 else "math", v_stages,
-             payload="V piece", tx_bytes=layout.v_bytes, **keys)  # fmt: skip
+             payload=f"V {part}", tx_bytes=layout.v_bytes, **keys)  # fmt: skip
     return (q, k, *others) if layout.config.k_is_v else (q, k, v, *others)
