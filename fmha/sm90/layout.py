@@ -160,7 +160,7 @@ class Layout(Tiles):
     @property
     def ordered(self) -> bool:
         """Warpgroups issue their products in turn, and the softmax of one runs under those of
-        others."""
+        others; who shares a query tile always does."""
         return self.sharers > 1 or (self.config.schedule or self.shape.schedule) == "pingpong"
 
     @property
