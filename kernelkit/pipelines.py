@@ -203,3 +203,13 @@ def producer_state(stages: int) -> PipelineState:
 def consumer_state(stages: int) -> PipelineState:
     """State of who waits for filled stages."""
     return make_pipeline_state(PipelineUserType.Consumer, stages)
+
+
+def consumer_state_at(stages: int, filling: Int32) -> PipelineState:
+    """The same, of who waits for filling number `filling` of the ring, counted from 0."""
+    return PipelineState(stages, filling, filling % stages, filling // stages % 2)
+
+
+def producer_state_at(stages: int, filling: Int32) -> PipelineState:
+    """State of who is to fill a stage of the ring for the time `filling`, counted from 0."""
+    return PipelineState(stages, filling, filling % stages, filling // stages % 2 ^ 1)

@@ -1,6 +1,5 @@
 """Where the threads of a warpgroup meet (device code)."""
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
@@ -20,17 +19,11 @@ def meet(lane: Lane) -> None:
 @cute.jit
 def any_of(lane: Lane, mine: Boolean) -> Boolean:
     """Whether it is so for any thread of the warpgroup; all of them meet."""
-    return any_of_threads(TILE_BARRIER + lane.team, THREADS, mine)
-
-
-@cute.jit
-def any_of_threads(barrier: Int32, threads: cutlass.Constexpr, mine: Boolean) -> Boolean:
-    """Whether it is so for any of so many threads, whole warps, that meet at `barrier`."""
     found = cute.arch.inline_ptx(
         "{ .reg .pred mine, any; setp.ne.s32 mine, {$r0}, 0; "
         "barrier.cta.red.or.aligned.pred any, {$r1}, {$r2}, mine; "
         "selp.s32 {$w0}, 1, 0, any; }",
         write_only_types=[Int32],
-        read_only_args=[Int32(mine), Int32(barrier), Int32(threads)],
+        read_only_args=[Int32(mine), Int32(TILE_BARRIER + lane.team), Int32(THREADS)],
     )
     return cute.arch.vote_any_sync(found != 0)  # as ptxas then knows, the same for all lanes

@@ -1,8 +1,8 @@
 """The attention forward kernel for Hopper: prologue, dispatch of the warps.
 
 Read `plan.py` first (who, who waits for whom), then this file, `fmha/device/walk.py` (which tiles),
-`fmha/device/load.py` and `math.py`, which has the softmax and the epilogue beside it; for K and V
-in e4m3 also `split.py` and `turn.py`.
+`fmha/device/load.py` and `math.py`, which has the softmax and the epilogue beside it; for head dim
+512 also `seesaw.py` and `sharing.py`, for K and V in e4m3 `split.py` and `turn.py`.
 
 A CTA computes query blocks one after another (`fmha/device/order.py`).
 """
@@ -21,6 +21,7 @@ from fmha.device.types import IO_TYPES, OUT_TYPES
 from fmha.plan import make_plan
 from fmha.sm90.math import Math
 from fmha.sm90.plan import Plan90
+from fmha.sm90.seesaw import Seesaw
 from fmha.sm90.turn import Turn
 from kernelkit import hw
 from kernelkit.buffers import buffer_at
@@ -37,7 +38,7 @@ class AttentionSm90(Forward):
         super().__init__(make_plan(config, "sm_90a"))
         self.load_qk = LoadQK(self.plan)
         self.load_v = None if config.k_is_v else LoadV(self.plan)
-        self.math = Math(self.plan)
+        self.math = (Seesaw if self.plan.layout.sharers > 1 else Math)(self.plan)
         if self.plan.config.is_fp8:
             self.turn = Turn(self.plan)
 

@@ -2,9 +2,10 @@
 
 A query tile is 64 rows, what one warpgroup multiplies by a tile of keys; S, P and O stay in its
 registers. A block is two or three of them, for all of which K and V are loaded once. Where the O of
-64 rows is more than a warpgroup's registers hold, two warpgroups share a query tile: each computes
-S for half of the keys and O for half of the columns, and P goes through shared memory. Tiles lie
-there as panels: all rows, at most 128 bytes of each, swizzled inside every line.
+64 rows is more than a warpgroup's registers hold, two warpgroups share a query tile: they take its
+key tiles in turn, each computes O for half of the columns, and P goes to the other through shared
+memory. Tiles of K and V then come in as many pieces, which are some of their columns. Tiles lie in
+shared memory as panels: all rows, at most 128 bytes of each, swizzled inside every line.
 
 Products of e4m3 take both operands along their sum, so V is turned: the tiles that come are copied
 to tiles of [column, key]. And their sums keep 13 bits below the largest term, so those of P V are
@@ -25,8 +26,7 @@ from kernelkit.smem_plan import SmemBuffer, SmemPlan
 
 ROWS = 64  # M of wgmma
 WIDTHS = range(32, 193, 16)  # keys of a tile
-TOLD = 2  # numbers that such warpgroups tell each other: a maximum and a sum
-P_STAGES = 2  # P of a tile is written while others still read that of the one before
+TOLD = 2  # numbers of a row that such warpgroups tell each other: a maximum and a sum
 VT_STAGES = 2  # a tile of V is turned while the one before is multiplied
 O_PART = 64  # columns of O, or fewer, that are added at a time where sums of products have few bits
 # Registers of a thread by warpgroups that compute: of theirs, and of those that load.
@@ -100,9 +100,7 @@ class Layout(Tiles):
         free -= self.o_part // 2 if config.is_fp8 else 0
         step = ROWS if self.sharers > 1 or config.is_fp8 else 1  # P, or V turned, is whole panels
         bits = 32 + 8 * config.io_bytes  # of an element of S and one of P
-        return tuple(
-            keys for keys in WIDTHS if keys * bits // 64 <= free * self.sharers and keys % step == 0
-        )
+        return tuple(keys for keys in WIDTHS if keys * bits // 64 <= free and keys % step == 0)
 
     def variants(self) -> Iterator[AttentionConfig]:
         """With all heights of a block and widths of a key tile that fit."""
@@ -166,8 +164,8 @@ class Layout(Tiles):
     @property
     def ordered(self) -> bool:
         """Warpgroups issue their products in turn, and the softmax of one runs under those of
-        others."""
-        return (self.config.schedule or self.shape.schedule) == "pingpong"
+        others; who shares a query tile always does."""
+        return self.sharers > 1 or (self.config.schedule or self.shape.schedule) == "pingpong"
 
     @property
     def exp2_share(self) -> int:
@@ -181,7 +179,7 @@ class Layout(Tiles):
 
     @property
     def k_columns(self) -> int:
-        return self.config.head_dim
+        return self.config.head_dim // self.sharers
 
     @property
     def v_bytes(self) -> int:
@@ -189,7 +187,7 @@ class Layout(Tiles):
 
     @property
     def o_tile(self) -> int:
-        return self.config.v_dim
+        return self.o_columns
 
     @property
     def o_columns(self) -> int:
@@ -214,13 +212,8 @@ class Layout(Tiles):
         return self.v_bytes if self.config.is_fp8 else 0
 
     @property
-    def keys(self) -> int:
-        """Of a tile those whose S one warpgroup computes."""
-        return self.tile_n // self.sharers
-
-    @property
     def p_bytes(self) -> int:
-        """Bytes of the P of one query tile in shared memory."""
+        """Bytes of the P of one key tile in shared memory."""
         return self.rows * self.tile_n * self.config.io_bytes if self.sharers > 1 else 0
 
     @property
@@ -252,30 +245,31 @@ class Layout(Tiles):
 
     @property
     def least_bytes(self) -> int:
-        """Of shared memory: with two tiles of K and of V."""
+        """Of shared memory: with the least stages."""
         return hw.SMEM_BYTES_PER_CTA - self._free
 
     @property
     def _least_stages(self) -> tuple[int, int]:
-        least = 2 if self.sharers == 1 or self.config.k_is_v else 1
-        return self.config.k_stages or least, self.config.v_stages or least
+        tiles = 2 if self.sharers == 1 or self.config.k_is_v else 1
+        least = tiles * self.k_pieces, tiles * self.v_pieces
+        return self.config.k_stages or least[0], self.config.v_stages or least[1]
 
     @property
     def _free(self) -> int:
         """Bytes that are left beside the least stages, or what is configured."""
         k, v = self._least_stages
-        tile = self.q_bytes + P_STAGES * self.p_bytes + TOLD * self.told_bytes
+        tile = self.q_bytes + self.sharers * self.p_bytes + TOLD * self.told_bytes
         free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.q_tiles * tile
         free -= VT_STAGES * self.vt_bytes
         return free - k * self.k_bytes - v * self.v_bytes
 
     @cached_property
     def stages(self) -> tuple[int, int]:
-        """(tiles in the K ring, in the V ring): as configured, else as many as fit."""
+        """(pieces in the K ring, in the V ring): as configured, else as many as fit."""
         free = self._free - self.q_tiles * self.o_bytes
         k, v = self._least_stages
         if self.config.k_is_v:  # one ring, in which V of a tile stays when its S is done
-            k, _ = self.grown(k, DEPTH, free)
+            k, _ = self.grown(k, DEPTH * self.v_pieces, free)
             return k, k
         return self.grown(k, v, free)
 
@@ -289,7 +283,7 @@ class Layout(Tiles):
             SmemBuffer("sV", self.v_bytes, v_stages),
             SmemBuffer("sVt", self.vt_bytes, VT_STAGES),
             SmemBuffer("sO", self.o_bytes, self.q_tiles),
-            SmemBuffer("sP", self.p_bytes, P_STAGES * self.q_tiles),
+            SmemBuffer("sP", self.p_bytes, self.teams),
             SmemBuffer("sTold", self.told_bytes, TOLD * self.q_tiles),
         ]
         return SmemPlan(tuple(buffer for buffer in buffers if buffer.bytes * buffer.stages))
@@ -308,10 +302,18 @@ class Layout(Tiles):
                 ROWS * tiles for tiles in REGISTERS if tiles * self.sharers in self.registers
             )
             raise NotImplementedError(f"tile_m {config.tile_m}: one of {heights}, 0 chooses")
-        if config.k_is_v and (config.k_stages == 1 or config.v_stages):
+        least = 2 * self.k_pieces  # of K that is V: one warpgroup's tile beside the other's
+        if config.k_is_v and (0 < config.k_stages < least or config.v_stages):
             raise ValueError(
                 f"k_stages {config.k_stages} and v_stages {config.v_stages} with k_is_v: one ring "
-                "has the tiles of both products, so k_stages is at least 2, or 0, and v_stages 0"
+                f"has the pieces of both products, so k_stages is at least {least}, or 0, and "
+                "v_stages 0"
+            )
+        if config.k_stages % self.k_pieces or config.v_stages % self.v_pieces:
+            raise ValueError(
+                f"k_stages {config.k_stages} and v_stages {config.v_stages}: multiples of "
+                f"{self.k_pieces} and {self.v_pieces}, the pieces of a tile, each of which stays "
+                "one warpgroup's, or 0"
             )
         if self.tile_n not in self.widths:
             raise NotImplementedError(

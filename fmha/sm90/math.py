@@ -20,31 +20,22 @@ from fmha.device.order import count_rounds
 from fmha.device.statistics import own_sink
 from fmha.device.types import IO_TYPES
 from fmha.device.walk import first_key, hidden_steps, locate, plan_walk
+from fmha.sm90.barriers import any_of
 from fmha.sm90.epilogue import finish_rows, store_o
-from fmha.sm90.layout import P_STAGES, VT_STAGES
+from fmha.sm90.layout import VT_STAGES
 from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
 from fmha.sm90.products import (
     accumulator,
-    at,
     issue_pv,
     issue_qk,
     k_operand,
     make_pv_mma,
     make_qk_mma,
-    p_operand,
     p_registers,
     q_operand,
     v_operand,
 )
 from fmha.sm90.rows import Lane, own_lane
-from fmha.sm90.sharing import (
-    MAXIMUM,
-    SUM,
-    any_of_tile,
-    meet_tile,
-    of_all_parts,
-    share_p,
-)
 from fmha.sm90.softmax import (
     PIECE,
     Reference,
@@ -72,8 +63,7 @@ class Tile:
     """What a warpgroup multiplies, and the registers of a thread for it."""
 
     scores: cute.Tensor  # fp32: S, then its weights
-    p: cute.Tensor  # weights, rounded
-    every_p: cute.Tensor  # P as the A operand
+    p: cute.Tensor  # weights, rounded, as the A operand
     o: cute.Tensor  # fp32
     product: cute.Tensor  # what a product P V makes: O, or what is added to a part of it
     reference: Reference
@@ -103,8 +93,7 @@ class Math:
         """Whole life of the warps."""
         plan, layout, pipes, buffers = self.plan, self.plan.layout, scope.pipes, scope.buffers
         team = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // hw.WARPGROUP_WARPS
-        q_tile, part = team // layout.sharers, team % layout.sharers
-        tile, place = self.make_tile(scope, q_tile, part), Int32(0)
+        tile = self.make_tile(scope, team)
         reference, o = tile.reference, tile.o
         values, v_stages = pipes.v, layout.stages[1]
         if cutlass.const_expr(plan.config.is_fp8):
@@ -122,67 +111,53 @@ class Math:
             if walk.tiles > 0:
                 if cutlass.const_expr(plan.config.ragged_keys and not plan.config.is_fp8):
                     self.clear_tail_rows(scope, walk, v_state)
-                hidden = hidden_steps(plan, work, walk, scope.scalars, q_tile)
+                hidden = hidden_steps(plan, work, walk, scope.scalars, team)
                 for _ in cutlass.range(hidden, unroll=1):
                     # A release of what is not there yet would count for the round before.
                     pipes.k.wait(k_state)
-                    self.release_k(scope, k_state.index)
+                    pipes.k.release(k_state.index)
                     k_state.advance()
                     self.wait_turn(team)
                     self.pass_turn(team)
                     values.wait(v_state)
                     values.release(v_state.index)
                     v_state.advance()
-                pipes.q.wait(q_state, q_tile)
+                pipes.q.wait(q_state, team)
                 if cutlass.const_expr(plan.config.q_terms == 2):
                     powers = split_q(plan, lane, buffers.q)
                     for half in cutlass.range_constexpr(2):
                         reference.unit[half] = reference.unit[half] * powers[half]
                 pipes.k.wait(k_state)
-                place = P_STAGES - 1 - place
-                sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index, place)
+                sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index)
                 take_up(reference, sums)
-                self.release_k(scope, k_state.index)
+                pipes.k.release(k_state.index)
                 k_state.advance()
                 for step in cutlass.range(hidden + 1, walk.tiles, unroll=1):
-                    if cutlass.const_expr(plan.config.k_is_v):
-                        # First: to its stage comes the K of the next step.
-                        self.issue_part(tile, place, v_state.index, 0)
                     pipes.k.wait(k_state)
                     self.wait_turn(team)
                     issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, k_state.index])
-                    if cutlass.const_expr(not plan.config.k_is_v):
-                        values.wait(v_state)
-                        self.issue_part(tile, place, v_state.index, 0)
+                    values.wait(v_state)
+                    self.issue_part(tile, v_state.index, 0)
                     self.pass_turn(team)
                     warpgroup.wait_group(1)
-                    if cutlass.const_expr(plan.config.k_is_v):
-                        values.release(v_state.index)
-                        warpgroup.wait_group(0)
-                    sums = self.weigh(scope, lane, walk, step, tile, place, v_state.index)
-                    if cutlass.const_expr(not plan.config.k_is_v):
-                        values.release(v_state.index)
+                    sums = self.weigh(scope, lane, walk, step, tile, v_state.index)
+                    values.release(v_state.index)
                     v_state.advance()
-                    place = P_STAGES - 1 - place
-                    share_p(plan, lane, tile.p, buffers.p, place)
-                    if any_of_tile(plan, lane, too_large(lane, reference, sums)):
-                        sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index, place)
+                    if any_of(lane, too_large(lane, reference, sums)):
+                        sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index)
                     take_up(reference, sums)
-                    self.release_k(scope, k_state.index)
+                    pipes.k.release(k_state.index)
                     k_state.advance()
-                pipes.q.release(q_tile)
+                pipes.q.release(team)
                 values.wait(v_state)
                 for number in cutlass.range_constexpr(layout.o_parts):
-                    self.issue_part(tile, place, v_state.index, number)
+                    self.issue_part(tile, v_state.index, number)
                     warpgroup.wait_group(0)
                     self.add_part(tile, number)
                 values.release(v_state.index)
                 v_state.advance()
                 q_state.advance()
                 over_lanes(reference.row_sum)
-                own = (reference.row_sum[0], reference.row_sum[1])
-                every = of_all_parts(plan, lane, buffers.statistics, SUM, own)
-                reference.row_sum[0], reference.row_sum[1] = every
             factors = finish_rows(plan, work, lane, reference, sinks, scope)
             store_o(plan, work, lane, o, factors, scope)
         self.close_turns(team)
@@ -190,11 +165,10 @@ class Math:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
-    def make_tile(self, scope: Scope, q_tile: Int32, part: Int32) -> Tile:
-        """For the warpgroup's query tile; part: its keys and columns where others share it."""
+    def make_tile(self, scope: Scope, team: Int32) -> Tile:
+        """For the warpgroup's query tile."""
         plan, layout, buffers = self.plan, self.plan.layout, scope.buffers
-        scores = accumulator(make_qk_mma(plan), layout.rows, layout.keys)
-        p = p_registers(plan, scores)
+        scores = accumulator(make_qk_mma(plan), layout.rows, layout.tile_n)
         o = accumulator(make_pv_mma(plan, layout.o_columns), layout.rows, layout.o_columns)
         product, values = o, buffers.v
         if cutlass.const_expr(plan.config.is_fp8):
@@ -203,24 +177,22 @@ class Math:
         terms, q = plan.config.q_terms, q_operand(plan, make_qk_mma(plan), buffers.q)
         return Tile(
             scores,
-            p,
-            p_operand(plan, make_pv_mma(plan), p, buffers.p),
+            p_registers(plan),
             o,
             product,
             make_reference(plan),
-            tuple(q[None, None, None, q_tile * terms + term] for term in reversed(range(terms))),
-            k_operand(plan, make_qk_mma(plan), buffers.k, part),
+            tuple(q[None, None, None, team * terms + term] for term in reversed(range(terms))),
+            k_operand(plan, make_qk_mma(plan), buffers.k),
             tuple(
-                v_operand(plan, make_pv_mma(plan), values, part + number)
+                v_operand(plan, make_pv_mma(plan), values, Int32(number))
                 for number in range(layout.o_parts)
             ),
         )
 
     @cute.jit
-    def issue_part(self, tile: Tile, place: Int32, stage: Int32, number: cutlass.Constexpr) -> None:
-        """Issue part `number` of P V. place: of P where it is shared; stage: of V."""
-        v = tile.v[number][None, None, None, stage]
-        issue_pv(self.plan, tile.product, at(self.plan, tile.every_p, place), v)
+    def issue_part(self, tile: Tile, stage: Int32, number: cutlass.Constexpr) -> None:
+        """Issue part `number` of P V. stage: of V."""
+        issue_pv(self.plan, tile.product, tile.p, tile.v[number][None, None, None, stage])
 
     @cute.jit
     def add_part(self, tile: Tile, number: cutlass.Constexpr) -> None:
@@ -240,10 +212,8 @@ class Math:
         step: Int32,
         tile: Tile,
         stage: Int32,
-        place: Int32,
     ) -> tuple[Float32, Float32]:
-        """Find what weights are to refer to, and weigh the tile; returns their sums. stage: of K;
-        place: where P goes that is shared.
+        """Find what weights are to refer to, and weigh the tile; returns their sums. stage: of K.
 
         No product may be in flight. The scores of the tile are computed for it: those that there
         may be are weights already.
@@ -253,14 +223,11 @@ class Math:
         warpgroup.wait_group(0)
         self.prepare(scope, lane, walk, step, tile, 0, cute.size(tile.scores))
         tops = largest(tile.scores, tile.reference)
-        tops = of_all_parts(plan, lane, scope.buffers.statistics, MAXIMUM, tops)
         factors = refer_to(plan, tops, tile.reference, scalars)
         rescale(tile.o, factors)
         every = cute.size(tile.scores)
         exponentiate(plan, tile.scores, tile.reference, scalars, 0, every)
         round_weights(plan, tile.scores, tile.p)
-        share_p(plan, lane, tile.p, scope.buffers.p, place)
-        meet_tile(plan)
         return tile_sums(plan, tile.scores, tile.p)
 
     @cute.jit
@@ -271,12 +238,11 @@ class Math:
         walk: Walk,
         step: Int32,
         tile: Tile,
-        place: Int32,
         stage: Int32,
     ) -> tuple[Float32, Float32]:
         """Weigh the tile with what there is to refer to; returns the sums of the weights. P V of
         the tile before, whose first part is issued, is waited for part by part: P is in its
-        registers. place: of P where it is shared; stage: of V."""
+        registers. stage: of V."""
         plan, scores = self.plan, tile.scores
         ends = weighed_ends(plan, cute.size(scores))
         for number in cutlass.range_constexpr(len(ends)):
@@ -288,7 +254,7 @@ class Math:
                 warpgroup.wait_group(0)
                 self.add_part(tile, number - 1)
             if cutlass.const_expr(0 < number < plan.layout.o_parts):
-                self.issue_part(tile, place, stage, number)
+                self.issue_part(tile, stage, number)
             exponentiate(plan, scores, tile.reference, scope.scalars, begin, end)
         round_weights(plan, scores, tile.p)
         return tile_sums(plan, scores, tile.p)
@@ -309,20 +275,14 @@ class Math:
         if cutlass.const_expr(plan.config.softcap):
             softcap(plan, tile.scores, tile.reference, scope.scalars, begin, end)
         if step < walk.masked:
-            first = first_key(plan, walk, step) + lane.part * plan.layout.keys
-            mask(plan, tile.scores, lane, first, begin, end)
-
-    @cute.jit
-    def release_k(self, scope: Scope, stage: Int32) -> None:
-        """S of the tile is done. Where V is K the tile is released as V."""
-        if cutlass.const_expr(not self.plan.config.k_is_v):
-            scope.pipes.k.release(stage)
+            mask(plan, tile.scores, lane, first_key(plan, walk, step), begin, end)
 
     @cute.jit
     def clear_tail_rows(self, scope: Scope, walk: Walk, v_state: object) -> None:
         """Zero the rows of the block's first V tile past what any row sees: their weight is 0, but
         0 * NaN is NaN, and memory that a length or an offset excludes may hold anything. Rows past
-        the end of the tensor need no such care: TMA fills them with zeros."""
+        the end of the tensor need no such care: TMA fills them with zeros. v_state: of the tile, or
+        of the piece that this warpgroup multiplies."""
         plan, layout = self.plan, self.plan.layout
         valid = walk.seen_end - first_key(plan, walk, Int32(0))
         if valid < layout.tile_n:
@@ -330,6 +290,9 @@ class Math:
             cute.arch.sync_warp()
             scope.pipes.v.wait(v_state)
             thread, _, _ = cute.arch.thread_idx()
+            threads = self.role.threads // layout.sharers
+            if cutlass.const_expr(layout.sharers > 1):
+                thread = thread % threads
             line = layout.panel(layout.v_columns)
             in_tile = layout.v_columns // line
             zeros = cute.make_rmem_tensor(line, IO_TYPES[plan.config.dtype])
@@ -341,7 +304,7 @@ class Math:
                     place = (v_state.index * in_tile + panel) * layout.tile_n + row
                     start = scope.buffers.v + place * line
                     cute.autovec_copy(zeros, cute.make_tensor(start, cute.make_layout(line)))
-                row += self.role.threads
+                row += threads
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.barrier(barrier_id=CLEAR_BARRIER, number_of_threads=self.role.threads)
 

@@ -1,7 +1,8 @@
 """AttentionConfig -> who works, and who waits for whom, in the Hopper kernel. Plain data.
 
-Two or three warpgroups compute, each a query tile of its own from S to O, or one tile together; one
-more loads for them, and turns tiles of V in e4m3.
+Two or three warpgroups compute, each a query tile of its own from S to O, or one tile together, of
+which they take the key tiles in turn and tell each other P; one more loads for them, and turns
+tiles of V in e4m3.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kernelkit.warps import Role, RolePlan
 # Named barriers; 0 is that of the whole CTA.
 TILE_BARRIER = 1  # and the next two: all of a warpgroup
 TURN_BARRIER = 4  # and the next two: it is this warpgroup's turn to issue products
-SHARED_BARRIER = 8  # all warpgroups of a query tile that they share
+SHARED_BARRIER = 8  # all warpgroups of a query tile that they share, at its end
 CLEAR_BARRIER = 7  # all who compute: rows of V past the last key are zero
 
 
@@ -63,19 +64,25 @@ def _edges(layout: Layout) -> tuple[Edge, ...]:
     """Who waits for whom."""
     k_stages, v_stages = layout.stages
     ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.WARPS}
-    turned: tuple[Edge, ...] = ()
+    # Of those who share a query tile one frees a piece: who computes S of its keys, or O of its
+    # columns. So it is where the piece has both products, since P comes behind S.
+    shares = layout.sharers > 1
+    part = "piece" if shares else "tile"
+    keys: dict[str, Any] = {"every_team": not shares, "multicast": layout.multicast, **ring}
+    others: tuple[Edge, ...] = ()
     if layout.config.is_fp8:
-        turned = (
+        others = (
             Edge("vt", "turn", "math", VT_STAGES, Signal.THREADS, "V tile, turned",
                  release=Signal.WARPS, every_team=True),
         )  # fmt: skip
-    edges = (
-        Edge("q", "load_qk", "math", layout.q_tiles, payload="Q tile",
-             tx_bytes=layout.q_box_bytes, every_team=layout.sharers > 1, **ring),
-        Edge("k", "load_qk", "math", k_stages, payload="K tile", tx_bytes=layout.k_bytes,
-             every_team=True, multicast=layout.multicast, **ring),
-        Edge("v", "load_v", "turn" if turned else "math", v_stages, payload="V tile",
-             tx_bytes=layout.v_bytes, every_team=True, multicast=layout.multicast, **ring),
-        *turned,
-    )  # fmt: skip
-    return edges[:2] if layout.config.k_is_v else edges
+    if shares:
+        others = (
+            Edge("p", "math", "math", layout.teams, Signal.WARPS, "P of a warpgroup's key tile",
+                 release=Signal.WARPS),
+        )  # fmt: skip
+    q = Edge("q", "load_qk", "math", layout.q_tiles, payload="Q tile",
+             tx_bytes=layout.q_box_bytes, every_team=shares, **ring)  # fmt: skip
+    k = Edge("k", "load_qk", "math", k_stages, payload=f"K {part}", tx_bytes=layout.k_bytes, **keys)
+    v = Edge("v", "load_v", "turn" if layout.config.is_fp8 else "math", v_stages,
+             payload=f"V {part}", tx_bytes=layout.v_bytes, **keys)  # fmt: skip
+    return (q, k, *others) if layout.config.k_is_v else (q, k, v, *others)

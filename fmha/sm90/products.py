@@ -1,7 +1,7 @@
 """The two products of a warpgroup, and their operands (device code).
 
 S = Q K^T reads both operands from shared memory; O += P V reads P from registers, or from shared
-memory where warpgroups share a query tile. V is stored [key, d] with d contiguous, so as the B
+memory where another warpgroup made it. V is stored [key, d] with d contiguous, so as the B
 operand (N = d, K = key) it is MN-major. In an accumulator element c + 2 h + 4 j of a thread is
 column 8 j + 2 (lane % 4) + c of row lane / 4 + 8 h of its warp's sixteen; as the A operand of the
 next product the same elements stand in the same order.
@@ -20,7 +20,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.utils import hopper_helpers as sm90
 
 from fmha.device.types import IO_TYPES, OUT_TYPES
-from fmha.sm90.layout import P_STAGES, VT_STAGES
+from fmha.sm90.layout import VT_STAGES
 from fmha.sm90.plan import Plan90
 from kernelkit.umma import shared
 
@@ -36,17 +36,16 @@ ATOMS = {  # by the bytes of a line
 
 def make_qk_mma(plan: Plan90) -> cute.TiledMma:
     """Q and K K-major from shared memory."""
-    io, tile = IO_TYPES[plan.config.keys_dtype], (plan.layout.rows, plan.layout.keys)
+    io, tile = IO_TYPES[plan.config.keys_dtype], (plan.layout.rows, plan.layout.tile_n)
     return sm90.make_trivial_tiled_mma(io, io, K, K, Float32, (1, 1, 1), tile)
 
 
-def make_pv_mma(plan: Plan90, columns: int = 0) -> cute.TiledMma:
-    """P from registers, or shared between warpgroups; V MN-major from shared memory, or turned.
-    columns: of V and O, by default those of one product."""
+def make_pv_mma(plan: Plan90, columns: int = 0, from_smem: bool = False) -> cute.TiledMma:
+    """P from registers, or from shared memory; V MN-major from shared memory, or turned. columns:
+    of V and O, by default those of one product."""
     io, tile = IO_TYPES[plan.config.keys_dtype], (plan.layout.rows, columns or plan.layout.o_part)
     major = K if plan.config.is_fp8 else MN
-    own, every = warpgroup.OperandSource.RMEM, warpgroup.OperandSource.SMEM
-    source = own if plan.layout.sharers == 1 else every
+    source = warpgroup.OperandSource.SMEM if from_smem else warpgroup.OperandSource.RMEM
     return sm90.make_trivial_tiled_mma(io, io, K, major, Float32, (1, 1, 1), tile, source)
 
 
@@ -72,37 +71,31 @@ def panels_of(
 
 
 def q_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
-    """Q as the A operand, (MMA, 1, head_dim / 16, terms of query tiles)."""
-    tiles = plan.layout.q_tiles * plan.config.q_terms
-    layout = panels(plan, K, plan.layout.rows, plan.config.head_dim, tiles)
+    """Q as the A operand, (MMA, 1, k_columns / 16, pieces of terms of query tiles)."""
+    pieces = plan.layout.q_tiles * plan.config.q_terms * plan.layout.k_pieces
+    layout = panels(plan, K, plan.layout.rows, plan.layout.k_columns, pieces)
     pointer = cute.recast_ptr(pointer, dtype=IO_TYPES[plan.config.keys_dtype])
     return mma.make_fragment_A(mma.get_slice(0).partition_A(shared(pointer, layout)))
 
 
-def k_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer, part: Int32) -> cute.Tensor:
-    """Keys of `part` in the K ring as the B operand, (MMA, 1, head_dim / 16, stage)."""
-    keys, columns = plan.layout.keys, plan.config.head_dim
-    layout = panels(plan, K, plan.layout.tile_n, columns, plan.layout.stages[0])
-    return b_operand(mma, shared(pointer, layout), (keys, columns), part)
+def k_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
+    """Pieces in the K ring as the B operand, (MMA, 1, k_columns / 16, stage)."""
+    layout = panels(plan, K, plan.layout.tile_n, plan.layout.k_columns, plan.layout.stages[0])
+    return mma.make_fragment_B(mma.get_slice(0).partition_B(shared(pointer, layout)))
 
 
 def v_operand(plan: Plan90, mma: cute.TiledMma, pointer: cute.Pointer, part: Int32) -> cute.Tensor:
-    """Columns of `part` in the V ring, or in that of V turned, as the B operand, (MMA, 1,
-    tile_n / 16, stage)."""
+    """Pieces in the V ring as the B operand, (MMA, 1, tile_n / 16, stage); of V turned the columns
+    of `part`."""
     keys, columns = plan.layout.tile_n, plan.layout.o_part
     if plan.config.is_fp8:
         layout = panels(plan, K, plan.config.v_dim, keys, VT_STAGES)
     else:
-        layout = panels(plan, MN, keys, plan.config.v_dim, plan.layout.stages[1])
-    return b_operand(mma, shared(pointer, layout), (columns, keys), part)
-
-
-def b_operand(
-    mma: cute.TiledMma, ring: cute.Tensor, shape: tuple[int, int], part: Int32
-) -> cute.Tensor:
-    """The B operand of so many (N, K) of each stage, of which `part` counts the N."""
-    own = cute.local_tile(ring, shape, (part, 0, None)) if ring.shape[0] != shape[0] else ring
-    return mma.make_fragment_B(mma.get_slice(0).partition_B(own))
+        layout = panels(plan, MN, keys, plan.layout.v_columns, plan.layout.stages[1])
+    ring = shared(pointer, layout)
+    if ring.shape[0] != columns:
+        ring = cute.local_tile(ring, (columns, keys), (part, 0, None))
+    return mma.make_fragment_B(mma.get_slice(0).partition_B(ring))
 
 
 def accumulator(mma: cute.TiledMma, rows: int, columns: int) -> cute.Tensor:
@@ -110,29 +103,22 @@ def accumulator(mma: cute.TiledMma, rows: int, columns: int) -> cute.Tensor:
     return cute.make_rmem_tensor(mma.partition_shape_C((rows, columns)), Float32)
 
 
-def p_registers(plan: Plan90, scores: cute.Tensor) -> cute.Tensor:
-    """Registers of a thread for its part of P: as the A operand, (MMA, 1, tile_n / 16), or like
-    `scores` where it is shared."""
-    shape = scores.shape
-    if plan.layout.sharers == 1:
-        shape = make_pv_mma(plan).partition_shape_A((plan.layout.rows, plan.layout.tile_n))
+def p_registers(plan: Plan90) -> cute.Tensor:
+    """Registers of a thread for its part of P as the A operand, (MMA, 1, tile_n / 16)."""
+    shape = make_pv_mma(plan).partition_shape_A((plan.layout.rows, plan.layout.tile_n))
     return cute.make_rmem_tensor(shape, IO_TYPES[plan.config.keys_dtype])
 
 
-def p_operand(
-    plan: Plan90, mma: cute.TiledMma, p: cute.Tensor, pointer: cute.Pointer | None
-) -> cute.Tensor:
-    """P as the A operand: a thread's registers, (MMA, 1, tile_n / 16), or what warpgroups share,
-    (MMA, 1, tile_n / 16, buffer)."""
-    if plan.layout.sharers == 1:
-        return p
-    layout = panels(plan, K, plan.layout.rows, plan.layout.tile_n, P_STAGES)
-    return mma.make_fragment_A(mma.get_slice(0).partition_A(shared(pointer, layout)))
+def shared_p(plan: Plan90, pointer: cute.Pointer) -> cute.Tensor:
+    """P in shared memory, (rows, tile_n, warpgroup that made it)."""
+    layout = panels(plan, K, plan.layout.rows, plan.layout.tile_n, plan.layout.teams)
+    return shared(pointer, layout)
 
 
-def at(plan: Plan90, p: cute.Tensor, place: Int32) -> cute.Tensor:
-    """Buffer `place` of `p_operand`, (MMA, 1, tile_n / 16)."""
-    return p if plan.layout.sharers == 1 else p[None, None, None, place]
+def shared_p_operand(plan: Plan90, pointer: cute.Pointer) -> cute.Tensor:
+    """The same as the A operand, (MMA, 1, tile_n / 16, warpgroup)."""
+    mma = make_pv_mma(plan, from_smem=True)
+    return mma.make_fragment_A(mma.get_slice(0).partition_A(shared_p(plan, pointer)))
 
 
 @cute.jit
@@ -160,6 +146,12 @@ def issue_qk(plan: Plan90, scores: cute.Tensor, q: tuple[cute.Tensor, ...], k: c
 
 
 @cute.jit
-def issue_pv(plan: Plan90, o: cute.Tensor, p: cute.Tensor, v: cute.Tensor) -> None:
+def issue_pv(
+    plan: Plan90,
+    o: cute.Tensor,
+    p: cute.Tensor,
+    v: cute.Tensor,
+    from_smem: cutlass.Constexpr = False,
+) -> None:
     """O += P V of a query tile and a key tile, (MMA, 1, tile_n / 16); of e4m3 the product alone."""
-    issue(make_pv_mma(plan), o, (p,), v, not plan.config.is_fp8)
+    issue(make_pv_mma(plan, from_smem=from_smem), o, (p,), v, not plan.config.is_fp8)

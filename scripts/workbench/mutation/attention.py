@@ -87,6 +87,9 @@ SUBJECTS: dict[str, Subject] = {
     "sm_90a 256 multicast": _hopper(260, 300, heads=(3, 1), dims=(256, 256), ctas=2, **HOPPER),
     # Two warpgroups share a query tile, and P.
     "sm_90a 512": _hopper(130, 300, heads=(2, 1), dims=(512, 512), **SHARED, **HOPPER),
+    "sm_90a 512 latent": _hopper(
+        130, 300, heads=(2, 1), dims=(512, 512), k_is_v=True, **SHARED, **HOPPER
+    ),
     "sm_90a 512 multicast": _hopper(
         130, 300, heads=(3, 1), dims=(512, 512), ctas=2, **SHARED, **HOPPER
     ),
