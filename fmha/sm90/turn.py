@@ -22,6 +22,7 @@ from kernelkit.warp_mma import load_fragment, pick, store_fragment
 
 KEYS, COLUMNS = 32, 16  # of a warp at a time: one row of a matrix is the 16 bytes of 16 columns
 EVEN, ODD = 0x6420, 0x7531  # bytes of one column, of two words
+AT_ONCE = 4  # loads in flight: registers for their words
 
 
 class Turn:
@@ -62,13 +63,13 @@ class Turn:
 
     @cute.jit
     def turn_tile(self, scope: Scope, source: Int32, target: Int32, valid: Int32) -> None:
-        """Tile `source` of the V ring to tile `target` of the other; keys from `valid` on as 0."""
-        layout = self.plan.layout
-        tile_bytes = layout.vt_bytes
-        v = scope.buffers.v.toint() + source * tile_bytes
-        vt = scope.buffers.vt.toint() + target * tile_bytes
-        lane = cute.arch.lane_idx()
+        """Tile `source` of the V ring to tile `target` of the other; keys from `valid` on as 0.
+        Warps take turns, 32 keys each."""
+        layout, lane = self.plan.layout, cute.arch.lane_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - self.role.first_warp
+        own = warp * KEYS
+        v = scope.buffers.v.toint() + source * layout.vt_bytes
+        vt = scope.buffers.vt.toint() + target * layout.vt_bytes
         # Rows of a matrix come from lanes 4 g ..; those of one parity are two lines apart, and to
         # write rows 0 to 3 of one and 4 to 7 of the other meets every bank once.
         upper = Boolean(lane // 4 >= 4)
@@ -76,21 +77,27 @@ class Turn:
         second = Int32(EVEN) if upper else Int32(ODD)
         row = lane % 8
         column = row * 2 + (lane // 8 % 2 ^ row // 4)
-        for block in cutlass.range(
-            warp, self.plan.config.v_dim // COLUMNS, self.role.warps, unroll=1
-        ):
-            for keys in cutlass.range_constexpr(0, layout.tile_n, KEYS):
-                words = load_fragment(v + self.v_place(keys + lane, block), True)
+        from_here, to_here = self.own_places(own, lane, column)
+        patches = [
+            (keys, block)
+            for block in range(self.plan.config.v_dim // COLUMNS)
+            for keys in range(0, layout.tile_n, self.role.warps * KEYS)
+        ]
+        for begin in cutlass.range_constexpr(0, len(patches), AT_ONCE):
+            some, loaded = patches[begin : begin + AT_ONCE], []
+            for keys, block in some:
+                words = load_fragment(v + self.v_place(from_here, keys, block), True)
                 if cutlass.const_expr(self.plan.config.ragged_keys):
-                    words = self.kept(words, valid - keys - lane % 4 * 2)
+                    words = self.kept(words, valid - own - keys - lane % 4 * 2)
+                loaded.append(words)
+            for (keys, block), words in zip(some, loaded, strict=True):
                 turned = (
                     pick(words[0], words[1], first),
                     pick(words[0], words[1], second),
                     pick(words[2], words[3], first),
                     pick(words[2], words[3], second),
                 )
-                place = self.vt_place(block * COLUMNS + column, keys + lane // 16 * 16)
-                store_fragment(vt + place, turned)
+                store_fragment(vt + self.vt_place(to_here, keys, block), turned)
 
     @cute.jit
     def kept(self, words: tuple[Uint32, ...], valid: Int32) -> tuple[Uint32, ...]:
@@ -99,17 +106,24 @@ class Turn:
             word & lowest_bits((valid - 8 * number) * 16) for number, word in enumerate(words)
         )
 
-    def v_place(self, key: Int32, block: Int32) -> Int32:
-        """Byte of a tile where 16 columns of a key begin."""
+    def own_places(self, first: Int32, lane: Int32, column: Int32) -> tuple[Int32, Int32]:
+        """A lane's bytes of a tile and of a turned one, in the first block of columns: those of a
+        key from `first` on, and 16 keys of `column`."""
+        layout = self.plan.layout
+        line, line_t = layout.panel(layout.v_columns), layout.panel(layout.tile_n)
+        place = column * line_t + first + lane // 16 * 16
+        return swizzled((first + lane) * line, line), swizzled(place, line_t)
+
+    def v_place(self, own: Int32, keys: int, block: int) -> Int32:
+        """`own`, so many keys and blocks of columns further. 32 lines are swizzled like the next
+        32, so that the place in a line is `own` but for some bits, and the rest is a number."""
         layout = self.plan.layout
         line = layout.panel(layout.v_columns)
-        offset = block * COLUMNS
-        place = offset // line * (layout.tile_n * line) + key * line + offset % line
-        return swizzled(place, line)
+        panel, inside = divmod(block * COLUMNS, line)
+        return (own ^ inside) + (panel * layout.tile_n + keys) * line
 
-    def vt_place(self, column: Int32, key: Int32) -> Int32:
-        """Byte of a turned tile where 16 keys of a column begin."""
+    def vt_place(self, own: Int32, keys: int, block: int) -> Int32:
+        """The same of a turned tile, in which 16 lines are swizzled like the next 16."""
         line = self.plan.layout.panel(self.plan.layout.tile_n)
-        columns = self.plan.config.v_dim
-        place = key // line * (columns * line) + column * line + key % line
-        return swizzled(place, line)
+        panel, inside = divmod(keys, line)
+        return (own ^ inside) + (panel * self.plan.config.v_dim + block * COLUMNS) * line

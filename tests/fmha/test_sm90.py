@@ -147,7 +147,7 @@ TURN, SPLIT = (turn, [kernel], "Turn"), (split, [math], "split_q")
 FENCE = 'cute.arch.fence_proxy("async.shared", space="cta")'
 FP8_TRAPS = {
     "turns no rows past the keys": (
-        FP8, TURN, ("words = self.kept(words, valid - keys - lane % 4 * 2)", "pass"),
+        FP8, TURN, ("words = self.kept(words, valid - own - keys - lane % 4 * 2)", "pass"),
     ),
     "fences what it turned": (FP8, TURN, (FENCE, "pass")),
     "waits for room": (FP8, TURN, ("pipes.vt.wait_free(vt_state)", "pass")),
