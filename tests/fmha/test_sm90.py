@@ -122,7 +122,7 @@ TRAPS = {
     # The weights tell when what they refer to is too small; who does not ask overflows.
     "asks": (
         LARGE,
-        ("if any_of_tile(plan, lane, too_large(lane, reference, sums)):", "if walk.tiles < 0:"),
+        ("if any_of(lane, too_large(lane, reference, sums)):", "if walk.tiles < 0:"),
     ),
     "clears": (LENGTHS, ("self.clear_tail_rows(scope, walk, v_state)", "pass")),
     "fences": (LENGTHS, ('cute.arch.fence_proxy("async.shared", space="cta")', "pass")),
