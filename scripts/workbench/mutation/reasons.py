@@ -78,7 +78,7 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         EDGE,
-        "the same threads fence their P behind it, before any product reads V",
+        "who meets behind it fences P before any product reads V: the first warpgroup for both",
         "proxy fence",
         subject="sm_90a 512",
     ),
