@@ -20,6 +20,7 @@ from fmha.device.signature import example_arguments
 from fmha.device.types import IO_TYPES, OUT_TYPES
 from fmha.plan import make_plan
 from fmha.sm90.math import Math
+from fmha.sm90.math_fp8 import MathFp8
 from fmha.sm90.plan import Plan90
 from fmha.sm90.turn import Turn
 from kernelkit import hw
@@ -37,7 +38,7 @@ class AttentionSm90(Forward):
         super().__init__(make_plan(config, "sm_90a"))
         self.load_qk = LoadQK(self.plan)
         self.load_v = None if config.k_is_v else LoadV(self.plan)
-        self.math = Math(self.plan)
+        self.math = MathFp8(self.plan) if config.is_fp8 else Math(self.plan)
         if self.plan.config.is_fp8:
             self.turn = Turn(self.plan)
 

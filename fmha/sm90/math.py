@@ -2,10 +2,8 @@
 
 The products of a step run under the softmax: S of a tile and P V of the one before are issued
 together; while S is exponentiated, P V still runs. In ping-pong the warpgroups issue in turn, so
-that the softmax of one has the products of the others beside it.
-
-Of e4m3 P V comes in parts, some columns of O each: a part runs under a piece of the softmax, and is
-added to O behind it.
+that the softmax of one has the products of the others beside it. In e4m3 the loop is another one,
+see `math_fp8.py`.
 """
 
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
+from cutlass.pipeline import PipelineState
 
 from fmha.device.args import Scope, Walk
 from fmha.device.order import count_rounds
@@ -30,6 +29,7 @@ from fmha.sm90.products import (
     issue_qk,
     k_operand,
     make_pv_mma,
+    make_products,
     make_qk_mma,
     p_operand,
     p_registers,
@@ -62,7 +62,6 @@ from fmha.sm90.softmax import (
     tile_sums,
     too_large,
 )
-from fmha.sm90.split import split_q
 from kernelkit import hw
 from kernelkit.pipelines import consumer_state
 
@@ -75,20 +74,11 @@ class Tile:
     p: cute.Tensor  # weights, rounded
     every_p: cute.Tensor  # P as the A operand
     o: cute.Tensor  # fp32
-    product: cute.Tensor  # what a product P V makes: O, or what is added to a part of it
+    products: tuple[cute.Tensor, ...]  # fp32, in e4m3: P V of some columns, to be added to O
     reference: Reference
     q: tuple[cute.Tensor, ...]  # terms as the A operand, (MMA, 1, head_dim / 16), the smaller first
     k: cute.Tensor  # the K ring as the B operand, (MMA, 1, head_dim / 16, stage)
     v: tuple[cute.Tensor, ...]  # the V ring as the B operand, part by part of O
-
-
-def weighed_ends(plan: Plan90, every: int) -> list[int]:
-    """Where the pieces end of `every` scores of a thread: what is weighed before P V of the tile
-    before is waited for, and after each part of it."""
-    early = every * plan.layout.shape.early // 16
-    parts = plan.layout.o_parts
-    ends = (early + (every - early) * part // parts for part in range(parts + 1))
-    return [end // PIECE * PIECE for end in ends]
 
 
 class Math:
@@ -134,51 +124,9 @@ class Math:
                     values.release(v_state.index)
                     v_state.advance()
                 pipes.q.wait(q_state, q_tile)
-                if cutlass.const_expr(plan.config.q_terms == 2):
-                    powers = split_q(plan, lane, buffers.q)
-                    for half in cutlass.range_constexpr(2):
-                        reference.unit[half] = reference.unit[half] * powers[half]
-                pipes.k.wait(k_state)
-                place = P_STAGES - 1 - place
-                sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index, place)
-                take_up(reference, sums)
-                self.release_k(scope, k_state.index)
-                k_state.advance()
-                for step in cutlass.range(hidden + 1, walk.tiles, unroll=1):
-                    if cutlass.const_expr(plan.config.k_is_v):
-                        # First: to its stage comes the K of the next step.
-                        self.issue_part(tile, place, v_state.index, 0)
-                    pipes.k.wait(k_state)
-                    self.wait_turn(team)
-                    issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, k_state.index])
-                    if cutlass.const_expr(not plan.config.k_is_v):
-                        values.wait(v_state)
-                        self.issue_part(tile, place, v_state.index, 0)
-                    self.pass_turn(team)
-                    warpgroup.wait_group(1)
-                    if cutlass.const_expr(plan.config.k_is_v):
-                        values.release(v_state.index)
-                        warpgroup.wait_group(0)
-                    sums = self.weigh(scope, lane, walk, step, tile, place, v_state.index)
-                    if cutlass.const_expr(not plan.config.k_is_v):
-                        values.release(v_state.index)
-                    v_state.advance()
-                    place = P_STAGES - 1 - place
-                    share_p(plan, lane, tile.p, buffers.p, place)
-                    if any_of_tile(plan, lane, too_large(lane, reference, sums)):
-                        sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index, place)
-                    take_up(reference, sums)
-                    self.release_k(scope, k_state.index)
-                    k_state.advance()
-                if cutlass.const_expr(not layout.o_over_q):
-                    pipes.q.release(q_tile)
-                values.wait(v_state)
-                for number in cutlass.range_constexpr(layout.o_parts):
-                    self.issue_part(tile, place, v_state.index, number)
-                    warpgroup.wait_group(0)
-                    self.add_part(tile, number)
-                values.release(v_state.index)
-                v_state.advance()
+                place, k_state, v_state = self.sweep(
+                    scope, lane, walk, hidden, tile, k_state, v_state, place
+                )
                 q_state.advance()
                 over_lanes(reference.row_sum)
                 own = (reference.row_sum[0], reference.row_sum[1])
@@ -196,23 +144,78 @@ class Math:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
+    def sweep(
+        self,
+        scope: Scope,
+        lane: Lane,
+        walk: Walk,
+        hidden: Int32,
+        tile: Tile,
+        k_state: PipelineState,
+        v_state: PipelineState,
+        place: Int32,
+    ) -> tuple[Int32, PipelineState, PipelineState]:
+        """All tiles from `hidden` on, of which there is one; returns the states behind them. place:
+        of P where it is shared, that of the tile before."""
+        plan, layout, pipes, reference = self.plan, self.plan.layout, scope.pipes, tile.reference
+        pipes.k.wait(k_state)
+        place = P_STAGES - 1 - place
+        sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index, place)
+        take_up(reference, sums)
+        self.release_k(scope, k_state.index)
+        k_state.advance()
+        for step in cutlass.range(hidden + 1, walk.tiles, unroll=1):
+            if cutlass.const_expr(plan.config.k_is_v):
+                # First: to its stage comes the K of the next step.
+                self.issue_pv(tile, place, v_state.index)
+            pipes.k.wait(k_state)
+            self.wait_turn(lane.team)
+            issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, k_state.index])
+            if cutlass.const_expr(not plan.config.k_is_v):
+                pipes.v.wait(v_state)
+                self.issue_pv(tile, place, v_state.index)
+            self.pass_turn(lane.team)
+            warpgroup.wait_group(1)
+            if cutlass.const_expr(plan.config.k_is_v):
+                pipes.v.release(v_state.index)
+                warpgroup.wait_group(0)
+            sums = self.weigh(scope, lane, walk, step, tile)
+            if cutlass.const_expr(not plan.config.k_is_v):
+                pipes.v.release(v_state.index)
+            v_state.advance()
+            place = P_STAGES - 1 - place
+            share_p(plan, lane, tile.p, scope.buffers.p, place)
+            if any_of_tile(plan, lane, too_large(lane, reference, sums)):
+                sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index, place)
+            take_up(reference, sums)
+            self.release_k(scope, k_state.index)
+            k_state.advance()
+        if cutlass.const_expr(not layout.o_over_q):
+            pipes.q.release(lane.tile)
+        pipes.v.wait(v_state)
+        self.issue_pv(tile, place, v_state.index)
+        warpgroup.wait_group(0)
+        pipes.v.release(v_state.index)
+        v_state.advance()
+        return place, k_state, v_state
+
+    @cute.jit
     def make_tile(self, scope: Scope, q_tile: Int32, part: Int32) -> Tile:
         """For the warpgroup's query tile; part: its keys and columns where others share it."""
         plan, layout, buffers = self.plan, self.plan.layout, scope.buffers
         scores = accumulator(make_qk_mma(plan), layout.rows, layout.keys)
         p = p_registers(plan, scores)
         o = accumulator(make_pv_mma(plan, layout.o_columns), layout.rows, layout.o_columns)
-        product, values = o, buffers.v
+        products, values = (), buffers.v
         if cutlass.const_expr(plan.config.is_fp8):
-            product = accumulator(make_pv_mma(plan), layout.rows, layout.o_part)
-            values = buffers.vt
+            products, values = make_products(plan, scores), buffers.vt
         terms, q = plan.config.q_terms, q_operand(plan, make_qk_mma(plan), buffers.q)
         return Tile(
             scores,
             p,
             p_operand(plan, make_pv_mma(plan), p, buffers.p),
             o,
-            product,
+            products,
             make_reference(plan),
             tuple(q[None, None, None, q_tile * terms + term] for term in reversed(range(terms))),
             k_operand(plan, make_qk_mma(plan), buffers.k, part),
@@ -223,19 +226,10 @@ class Math:
         )
 
     @cute.jit
-    def issue_part(self, tile: Tile, place: Int32, stage: Int32, number: cutlass.Constexpr) -> None:
-        """Issue part `number` of P V. place: of P where it is shared; stage: of V."""
-        v = tile.v[number][None, None, None, stage]
-        issue_pv(self.plan, tile.product, at(self.plan, tile.every_p, place), v)
-
-    @cute.jit
-    def add_part(self, tile: Tile, number: cutlass.Constexpr) -> None:
-        """Add what that part has become to O, where it is not O itself."""
-        if cutlass.const_expr(self.plan.config.is_fp8):
-            size = cute.size(tile.product)
-            for index in cutlass.range_constexpr(size):
-                place = number * size + index
-                tile.o[place] = tile.o[place] + tile.product[index]
+    def issue_pv(self, tile: Tile, place: Int32, stage: Int32) -> None:
+        """Issue O += P V. place: of P where it is shared; stage: of V."""
+        p = at(self.plan, tile.every_p, place)
+        issue_pv(self.plan, tile.o, p, tile.v[0][None, None, None, stage])
 
     @cute.jit
     def begin_anew(
@@ -271,31 +265,21 @@ class Math:
 
     @cute.jit
     def weigh(
-        self,
-        scope: Scope,
-        lane: Lane,
-        walk: Walk,
-        step: Int32,
-        tile: Tile,
-        place: Int32,
-        stage: Int32,
+        self, scope: Scope, lane: Lane, walk: Walk, step: Int32, tile: Tile
     ) -> tuple[Float32, Float32]:
         """Weigh the tile with what there is to refer to; returns the sums of the weights. P V of
-        the tile before, whose first part is issued, is waited for part by part: P is in its
-        registers. place: of P where it is shared; stage: of V."""
+        the tile before is waited for: P is in its registers."""
         plan, scores = self.plan, tile.scores
-        ends = weighed_ends(plan, cute.size(scores))
-        for number in cutlass.range_constexpr(len(ends)):
-            begin, end = ends[number - 1] if number else 0, ends[number]
-            # The branch in it keeps ptxas from moving the wait in front of the first part.
-            if cutlass.const_expr(end > begin):
-                self.prepare(scope, lane, walk, step, tile, begin, end)
-            if cutlass.const_expr(number > 0):
-                warpgroup.wait_group(0)
-                self.add_part(tile, number - 1)
-            if cutlass.const_expr(0 < number < plan.layout.o_parts):
-                self.issue_part(tile, place, stage, number)
-            exponentiate(plan, scores, tile.reference, scope.scalars, begin, end)
+        every = cute.size(scores)
+        early = every * plan.layout.shape.early // 16 // PIECE * PIECE
+        if cutlass.const_expr(early > 0):
+            self.prepare(scope, lane, walk, step, tile, 0, early)
+        exponentiate(plan, scores, tile.reference, scope.scalars, 0, early)
+        # The branch in it keeps ptxas from moving the wait in front of the first part.
+        if cutlass.const_expr(every > early):
+            self.prepare(scope, lane, walk, step, tile, early, every)
+        warpgroup.wait_group(0)
+        exponentiate(plan, scores, tile.reference, scope.scalars, early, every)
         round_weights(plan, scores, tile.p)
         return tile_sums(plan, scores, tile.p)
 
