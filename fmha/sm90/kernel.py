@@ -2,7 +2,7 @@
 
 Read `plan.py` first (who, who waits for whom), then this file, `fmha/device/walk.py` (which tiles),
 `fmha/device/load.py` and `math.py`, which has the softmax and the epilogue beside it; for head dim
-512 also `seesaw.py` and `sharing.py`, for K and V in e4m3 `split.py` and `turn.py`.
+512 also `seesaw.py` and `sharing.py`, for K and V in e4m3 `math_fp8.py`, `split.py` and `turn.py`.
 
 A CTA computes query blocks one after another (`fmha/device/order.py`).
 """
@@ -20,6 +20,7 @@ from fmha.device.signature import example_arguments
 from fmha.device.types import IO_TYPES, OUT_TYPES
 from fmha.plan import make_plan
 from fmha.sm90.math import Math
+from fmha.sm90.math_fp8 import MathFp8
 from fmha.sm90.plan import Plan90
 from fmha.sm90.seesaw import Seesaw
 from fmha.sm90.turn import Turn
@@ -38,7 +39,9 @@ class AttentionSm90(Forward):
         super().__init__(make_plan(config, "sm_90a"))
         self.load_qk = LoadQK(self.plan)
         self.load_v = None if config.k_is_v else LoadV(self.plan)
-        self.math = (Seesaw if self.plan.layout.sharers > 1 else Math)(self.plan)
+        shared = self.plan.layout.sharers > 1
+        math = MathFp8 if config.is_fp8 else Seesaw if shared else Math
+        self.math = math(self.plan)
         if self.plan.config.is_fp8:
             self.turn = Turn(self.plan)
 

@@ -28,11 +28,10 @@ ROWS = 64  # M of wgmma
 WIDTHS = range(32, 193, 16)  # keys of a tile
 TOLD = 2  # numbers of a row that such warpgroups tell each other: a maximum and a sum
 VT_STAGES = 2  # a tile of V is turned while the one before is multiplied
-O_PART = 64  # columns of O, or fewer, that are added at a time where sums of products have few bits
 # Registers of a thread by warpgroups that compute: of theirs, and of those that load.
 REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}
-FP8_REGISTERS = {2: (232, 40), 3: (152, 56)}  # one of those who load turns V
-OTHER_REGISTERS = 28  # that the loop needs beside S, P and O
+FP8_REGISTERS = {2: (232, 40), 3: (160, 32)}  # one of those who load turns V
+OTHER_REGISTERS = 24  # that the loop needs beside S, P and O
 MISC_BYTES = 1024  # barriers: what lies before the first aligned buffer
 
 
@@ -47,6 +46,11 @@ class Shape:
     moving K and V twice takes. packed: the same where heads share tiles, of which one has a token
     or a few, so that neighbours see the same keys with any mask. alone_n: tile_n of single CTAs
     with a right edge, of whose last tile much is masked; 0 for the same.
+
+    Where sums of products have few bits: o_part are the columns of O that a product P V makes,
+    which is added to O then. products: in flight; over_s: of them those that lie in the registers
+    of S. before_s: so many are added before S of the next tile is issued; all where P, too, lies
+    there.
     """
 
     q_tiles: int
@@ -58,6 +62,10 @@ class Shape:
     pairs: tuple[int, int] = (0, 0)
     packed: tuple[int, int] = (0, 0)
     alone_n: int = 0
+    o_part: int = 0
+    products: int = 0
+    over_s: int = 0
+    before_s: int = 0
 
 
 SHAPES = {
@@ -69,11 +77,11 @@ SHAPES = {
     512: Shape(1, 64, "base", sharers=2, pairs=(2, 128)),
 }
 FP8_SHAPES = {
-    64: Shape(2, 128, "pingpong", early=4),
-    96: Shape(2, 128, "pingpong", early=4),
-    128: Shape(2, 128, "pingpong", early=4),
-    192: Shape(2, 128, "pingpong", early=4),
-    256: Shape(2, 64, "base", early=4),
+    64: Shape(3, 128, "pingpong", o_part=64, products=1, before_s=1),
+    96: Shape(3, 128, "pingpong", o_part=96, products=1, over_s=1, before_s=1),
+    128: Shape(2, 128, "pingpong", o_part=128, products=1),
+    192: Shape(2, 128, "pingpong", o_part=128, products=1),
+    256: Shape(2, 64, "pingpong", o_part=64, products=2, over_s=1, before_s=3),
 }
 
 
@@ -95,12 +103,20 @@ class Layout(Tiles):
     @property
     def widths(self) -> tuple[int, ...]:
         """Keys of a tile that registers hold: S and P of one, O, and what is added to it."""
-        config = self.config
+        config, shape = self.config, self.shape
         free = self.registers.get(self.teams, (0,))[0] - OTHER_REGISTERS - self.o_columns // 2
-        free -= self.o_part // 2 if config.is_fp8 else 0
+        free -= (shape.products - shape.over_s) * shape.o_part // 2
         step = ROWS if self.sharers > 1 or config.is_fp8 else 1  # P, or V turned, is whole panels
-        bits = 32 + 8 * config.io_bytes  # of an element of S and one of P
-        return tuple(keys for keys in WIDTHS if keys * bits // 64 <= free and keys % step == 0)
+        bits = 32  # of an element of S, and of P one
+        if shape.over_s or shape.before_s < self.o_parts:
+            bits += 8 * config.io_bytes
+        return tuple(
+            keys
+            for keys in WIDTHS
+            if keys * bits // 64 <= free
+            and keys % step == 0
+            and keys >= shape.over_s * shape.o_part
+        )
 
     def variants(self) -> Iterator[AttentionConfig]:
         """With all heights of a block and widths of a key tile that fit."""
@@ -196,10 +212,8 @@ class Layout(Tiles):
 
     @property
     def o_part(self) -> int:
-        """Columns of O that one product P V makes: of e4m3 at most so many as divide them."""
-        if not self.config.is_fp8:
-            return self.o_columns
-        return next(part for part in range(O_PART, 0, -16) if self.o_columns % part == 0)
+        """Columns of O that one product P V makes."""
+        return self.shape.o_part or self.o_columns
 
     @property
     def o_parts(self) -> int:

@@ -2,10 +2,8 @@
 
 The products of a step run under the softmax: S of a tile and P V of the one before are issued
 together; while S is exponentiated, P V still runs. In ping-pong the warpgroups issue in turn, so
-that the softmax of one has the products of the others beside it.
-
-Of e4m3 P V comes in parts, some columns of O each: a part runs under a piece of the softmax, and is
-added to O behind it.
+that the softmax of one has the products of the others beside it. In e4m3 the loop is another one,
+see `math_fp8.py`.
 """
 
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
+from cutlass.pipeline import PipelineState
 
 from fmha.device.args import Scope, Walk
 from fmha.device.order import count_rounds
@@ -29,6 +28,7 @@ from fmha.sm90.products import (
     issue_pv,
     issue_qk,
     k_operand,
+    make_products,
     make_pv_mma,
     make_qk_mma,
     p_registers,
@@ -53,7 +53,6 @@ from fmha.sm90.softmax import (
     tile_sums,
     too_large,
 )
-from fmha.sm90.split import split_q
 from kernelkit import hw
 from kernelkit.pipelines import consumer_state
 
@@ -65,20 +64,11 @@ class Tile:
     scores: cute.Tensor  # fp32: S, then its weights
     p: cute.Tensor  # weights, rounded, as the A operand
     o: cute.Tensor  # fp32
-    product: cute.Tensor  # what a product P V makes: O, or what is added to a part of it
+    products: tuple[cute.Tensor, ...]  # fp32, in e4m3: P V of some columns, to be added to O
     reference: Reference
     q: tuple[cute.Tensor, ...]  # terms as the A operand, (MMA, 1, head_dim / 16), the smaller first
     k: cute.Tensor  # the K ring as the B operand, (MMA, 1, head_dim / 16, stage)
     v: tuple[cute.Tensor, ...]  # the V ring as the B operand, part by part of O
-
-
-def weighed_ends(plan: Plan90, every: int) -> list[int]:
-    """Where the pieces end of `every` scores of a thread: what is weighed before P V of the tile
-    before is waited for, and after each part of it."""
-    early = every * plan.layout.shape.early // 16
-    parts = plan.layout.o_parts
-    ends = (early + (every - early) * part // parts for part in range(parts + 1))
-    return [end // PIECE * PIECE for end in ends]
 
 
 class Math:
@@ -91,7 +81,7 @@ class Math:
     @cute.jit
     def run(self, scope: Scope) -> None:
         """Whole life of the warps."""
-        plan, layout, pipes, buffers = self.plan, self.plan.layout, scope.pipes, scope.buffers
+        plan, layout, pipes = self.plan, self.plan.layout, scope.pipes
         team = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // hw.WARPGROUP_WARPS
         tile = self.make_tile(scope, team)
         reference, o = tile.reference, tile.o
@@ -123,39 +113,7 @@ class Math:
                     values.release(v_state.index)
                     v_state.advance()
                 pipes.q.wait(q_state, team)
-                if cutlass.const_expr(plan.config.q_terms == 2):
-                    powers = split_q(plan, lane, buffers.q)
-                    for half in cutlass.range_constexpr(2):
-                        reference.unit[half] = reference.unit[half] * powers[half]
-                pipes.k.wait(k_state)
-                sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index)
-                take_up(reference, sums)
-                pipes.k.release(k_state.index)
-                k_state.advance()
-                for step in cutlass.range(hidden + 1, walk.tiles, unroll=1):
-                    pipes.k.wait(k_state)
-                    self.wait_turn(team)
-                    issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, k_state.index])
-                    values.wait(v_state)
-                    self.issue_part(tile, v_state.index, 0)
-                    self.pass_turn(team)
-                    warpgroup.wait_group(1)
-                    sums = self.weigh(scope, lane, walk, step, tile, v_state.index)
-                    values.release(v_state.index)
-                    v_state.advance()
-                    if any_of(lane, too_large(lane, reference, sums)):
-                        sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index)
-                    take_up(reference, sums)
-                    pipes.k.release(k_state.index)
-                    k_state.advance()
-                pipes.q.release(team)
-                values.wait(v_state)
-                for number in cutlass.range_constexpr(layout.o_parts):
-                    self.issue_part(tile, v_state.index, number)
-                    warpgroup.wait_group(0)
-                    self.add_part(tile, number)
-                values.release(v_state.index)
-                v_state.advance()
+                k_state, v_state = self.sweep(scope, lane, walk, hidden, tile, k_state, v_state)
                 q_state.advance()
                 over_lanes(reference.row_sum)
             factors = finish_rows(plan, work, lane, reference, sinks, scope)
@@ -165,21 +123,62 @@ class Math:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
+    def sweep(
+        self,
+        scope: Scope,
+        lane: Lane,
+        walk: Walk,
+        hidden: Int32,
+        tile: Tile,
+        k_state: PipelineState,
+        v_state: PipelineState,
+    ) -> tuple[PipelineState, PipelineState]:
+        """All tiles from `hidden` on, of which there is one; returns the states behind them."""
+        plan, pipes, reference = self.plan, scope.pipes, tile.reference
+        pipes.k.wait(k_state)
+        sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index)
+        take_up(reference, sums)
+        pipes.k.release(k_state.index)
+        k_state.advance()
+        for step in cutlass.range(hidden + 1, walk.tiles, unroll=1):
+            pipes.k.wait(k_state)
+            self.wait_turn(lane.team)
+            issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, k_state.index])
+            pipes.v.wait(v_state)
+            self.issue_pv(tile, v_state.index)
+            self.pass_turn(lane.team)
+            warpgroup.wait_group(1)
+            sums = self.weigh(scope, lane, walk, step, tile)
+            pipes.v.release(v_state.index)
+            v_state.advance()
+            if any_of(lane, too_large(lane, reference, sums)):
+                sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index)
+            take_up(reference, sums)
+            pipes.k.release(k_state.index)
+            k_state.advance()
+        pipes.q.release(lane.tile)
+        pipes.v.wait(v_state)
+        self.issue_pv(tile, v_state.index)
+        warpgroup.wait_group(0)
+        pipes.v.release(v_state.index)
+        v_state.advance()
+        return k_state, v_state
+
+    @cute.jit
     def make_tile(self, scope: Scope, team: Int32) -> Tile:
         """For the warpgroup's query tile."""
         plan, layout, buffers = self.plan, self.plan.layout, scope.buffers
         scores = accumulator(make_qk_mma(plan), layout.rows, layout.tile_n)
         o = accumulator(make_pv_mma(plan, layout.o_columns), layout.rows, layout.o_columns)
-        product, values = o, buffers.v
+        products, values = (), buffers.v
         if cutlass.const_expr(plan.config.is_fp8):
-            product = accumulator(make_pv_mma(plan), layout.rows, layout.o_part)
-            values = buffers.vt
+            products, values = make_products(plan, scores), buffers.vt
         terms, q = plan.config.q_terms, q_operand(plan, make_qk_mma(plan), buffers.q)
         return Tile(
             scores,
             p_registers(plan),
             o,
-            product,
+            products,
             make_reference(plan),
             tuple(q[None, None, None, team * terms + term] for term in reversed(range(terms))),
             k_operand(plan, make_qk_mma(plan), buffers.k),
@@ -190,18 +189,9 @@ class Math:
         )
 
     @cute.jit
-    def issue_part(self, tile: Tile, stage: Int32, number: cutlass.Constexpr) -> None:
-        """Issue part `number` of P V. stage: of V."""
-        issue_pv(self.plan, tile.product, tile.p, tile.v[number][None, None, None, stage])
-
-    @cute.jit
-    def add_part(self, tile: Tile, number: cutlass.Constexpr) -> None:
-        """Add what that part has become to O, where it is not O itself."""
-        if cutlass.const_expr(self.plan.config.is_fp8):
-            size = cute.size(tile.product)
-            for index in cutlass.range_constexpr(size):
-                place = number * size + index
-                tile.o[place] = tile.o[place] + tile.product[index]
+    def issue_pv(self, tile: Tile, stage: Int32) -> None:
+        """Issue O += P V. stage: of V."""
+        issue_pv(self.plan, tile.o, tile.p, tile.v[0][None, None, None, stage])
 
     @cute.jit
     def begin_anew(
@@ -232,30 +222,21 @@ class Math:
 
     @cute.jit
     def weigh(
-        self,
-        scope: Scope,
-        lane: Lane,
-        walk: Walk,
-        step: Int32,
-        tile: Tile,
-        stage: Int32,
+        self, scope: Scope, lane: Lane, walk: Walk, step: Int32, tile: Tile
     ) -> tuple[Float32, Float32]:
         """Weigh the tile with what there is to refer to; returns the sums of the weights. P V of
-        the tile before, whose first part is issued, is waited for part by part: P is in its
-        registers. stage: of V."""
+        the tile before is waited for: P is in its registers."""
         plan, scores = self.plan, tile.scores
-        ends = weighed_ends(plan, cute.size(scores))
-        for number in cutlass.range_constexpr(len(ends)):
-            begin, end = ends[number - 1] if number else 0, ends[number]
-            # The branch in it keeps ptxas from moving the wait in front of the first part.
-            if cutlass.const_expr(end > begin):
-                self.prepare(scope, lane, walk, step, tile, begin, end)
-            if cutlass.const_expr(number > 0):
-                warpgroup.wait_group(0)
-                self.add_part(tile, number - 1)
-            if cutlass.const_expr(0 < number < plan.layout.o_parts):
-                self.issue_part(tile, stage, number)
-            exponentiate(plan, scores, tile.reference, scope.scalars, begin, end)
+        every = cute.size(scores)
+        early = every * plan.layout.shape.early // 16 // PIECE * PIECE
+        if cutlass.const_expr(early > 0):
+            self.prepare(scope, lane, walk, step, tile, 0, early)
+        exponentiate(plan, scores, tile.reference, scope.scalars, 0, early)
+        # The branch in it keeps ptxas from moving the wait in front of the first part.
+        if cutlass.const_expr(every > early):
+            self.prepare(scope, lane, walk, step, tile, early, every)
+        warpgroup.wait_group(0)
+        exponentiate(plan, scores, tile.reference, scope.scalars, early, every)
         round_weights(plan, scores, tile.p)
         return tile_sums(plan, scores, tile.p)
 

@@ -103,6 +103,18 @@ def accumulator(mma: cute.TiledMma, rows: int, columns: int) -> cute.Tensor:
     return cute.make_rmem_tensor(mma.partition_shape_C((rows, columns)), Float32)
 
 
+def make_products(plan: Plan90, scores: cute.Tensor) -> tuple[cute.Tensor, ...]:
+    """Registers of a thread for what is added to O: the first in those of `scores`, as ptxas would
+    not do by itself."""
+    shape, mma = plan.layout.shape, make_pv_mma(plan)
+    own = [accumulator(mma, plan.layout.rows, plan.layout.o_part) for _ in range(shape.products)]
+    over = [
+        cute.make_tensor(scores.iterator + number * cute.size(product), product.layout)
+        for number, product in enumerate(own[: shape.over_s])
+    ]
+    return (*over, *own[len(over) :])
+
+
 def p_registers(plan: Plan90) -> cute.Tensor:
     """Registers of a thread for its part of P as the A operand, (MMA, 1, tile_n / 16)."""
     shape = make_pv_mma(plan).partition_shape_A((plan.layout.rows, plan.layout.tile_n))

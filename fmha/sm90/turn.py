@@ -22,7 +22,7 @@ from kernelkit.warp_mma import load_fragment, pick, store_fragment
 
 KEYS, COLUMNS = 32, 16  # of a warp at a time: one row of a matrix is the 16 bytes of 16 columns
 EVEN, ODD = 0x6420, 0x7531  # bytes of one column, of two words
-AT_ONCE = 4  # loads in flight: registers for their words
+AT_ONCE = 2  # loads in flight: registers for their words
 
 
 class Turn:

@@ -13,7 +13,7 @@ from fmha.arguments import Arguments
 from fmha.choose import choose_config
 from fmha.config import HEAD_DIMS, AttentionConfig
 from fmha.plan import make_plan
-from fmha.sm90 import kernel, math, softmax, split, turn
+from fmha.sm90 import kernel, math, math_fp8, softmax, split, turn
 from fmha.sm90.layout import Layout
 from kernelkit.launch import emulation
 from ptxemu import Options, PtxEmuError
@@ -129,7 +129,7 @@ TRAPS = {
     "waits for S": (GROWING, ("warpgroup.wait_group(1)", "pass")),
     "waits for P V": (
         GROWING,
-        ("if cutlass.const_expr(number > 0):", "if cutlass.const_expr(number < 0):"),
+        ("warpgroup.wait_group(0)\n        exponentiate(", "exponentiate("),
     ),
 }
 
@@ -142,8 +142,10 @@ def test_a_kernel_without_its_cure_is_noticed(changed, trap):
 
 
 FP8 = Case(100, 400, (1, 1), dims=(128, 128), kv_lens=(350,), dtype="e4m3", causal=True)
+NARROW, WIDE = (dataclasses.replace(FP8, dims=dims) for dims in ((64, 64), (256, 256)))
 TERMS = dataclasses.replace(FP8, dtype="bf16", kv_dtype="e4m3")
-TURN, SPLIT = (turn, [kernel], "Turn"), (split, [math], "split_q")
+TURN, SPLIT = (turn, [kernel], "Turn"), (split, [math_fp8], "split_q")
+MATH = (math_fp8, [kernel], "MathFp8")
 FENCE = 'cute.arch.fence_proxy("async.shared", space="cta")'
 FP8_TRAPS = {
     "turns no rows past the keys": (
@@ -152,8 +154,13 @@ FP8_TRAPS = {
     "fences what it turned": (FP8, TURN, (FENCE, "pass")),
     "waits for room": (FP8, TURN, ("pipes.vt.wait_free(vt_state)", "pass")),
     "waits for V": (FP8, TURN, ("pipes.v.wait(v_state)", "pass")),
-    "adds every part": (
-        FP8, (math, [kernel], "Math"), ("self.add_part(tile, number - 1)", "pass"),
+    "adds every part": (NARROW, MATH, ("self.add_part(tile, part)", "pass")),
+    "waits for the part": (NARROW, MATH, ("warpgroup.wait_group(waits[part])", "pass")),
+    "waits for some of all parts": (
+        WIDE, MATH, ("waits.append(behind + (following", "waits.append(behind + 1 + (following"),
+    ),
+    "waits for P V beside S": (
+        FP8, MATH, ("warpgroup.wait_group(0)\n            self.add_part", "self.add_part"),
     ),
     "asks whether a weight was too large": (
         dataclasses.replace(FP8, climb=6.0),
@@ -166,7 +173,7 @@ FP8_TRAPS = {
     "fences terms": (TERMS, SPLIT, (FENCE, "pass")),
     "scales rows by their power": (
         TERMS,
-        (math, [kernel], "Math"),
+        MATH,
         ("reference.unit[half] = reference.unit[half] * powers[half]", "pass"),
     ),
 }  # fmt: skip
