@@ -74,7 +74,7 @@ SHAPES = {
     128: Shape(2, 128, "pingpong"),
     192: Shape(2, 112, "pingpong", pairs=(2, 64)),
     256: Shape(2, 80, "base", pairs=(32, 64), alone_n=64),
-    512: Shape(1, 64, "base", sharers=2, pairs=(2, 128)),
+    512: Shape(1, 64, "base", sharers=2, pairs=(2, 8)),
 }
 FP8_SHAPES = {
     64: Shape(3, 128, "pingpong", o_part=64, products=1, before_s=1),
