@@ -2,7 +2,7 @@
 
 Read `plan.py` first (who, who waits for whom), then this file, `fmha/device/walk.py` (which tiles),
 `fmha/device/load.py` and `math.py`, which has the softmax and the epilogue beside it; for K and V
-in e4m3 also `split.py` and `turn.py`.
+in e4m3 also `math_fp8.py`, `split.py` and `turn.py`.
 
 A CTA computes query blocks one after another (`fmha/device/order.py`).
 """
