@@ -31,7 +31,7 @@ VT_STAGES = 2  # a tile of V is turned while the one before is multiplied
 # Registers of a thread by warpgroups that compute: of theirs, and of those that load.
 REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}
 FP8_REGISTERS = {2: (232, 40), 3: (160, 32)}  # one of those who load turns V
-OTHER_REGISTERS = 24  # that the loop needs beside S, P and O
+OTHER_REGISTERS, FP8_OTHER_REGISTERS = 28, 24  # that the loop needs beside S, P and O
 MISC_BYTES = 1024  # barriers: what lies before the first aligned buffer
 
 
@@ -48,9 +48,9 @@ class Shape:
     with a right edge, of whose last tile much is masked; 0 for the same.
 
     Where sums of products have few bits: o_part are the columns of O that a product P V makes,
-    which is added to O then. products: in flight; over_s: of them those that lie in the registers
-    of S. before_s: so many are added before S of the next tile is issued; all where P, too, lies
-    there.
+    which is added to O. products: in flight; over_s: of them those in the registers of S, where a
+    tile has as many keys. before_s: how many are added before S of the next tile is issued; where
+    it is all of them, and none of them lies there, P does.
     """
 
     q_tiles: int
@@ -104,19 +104,21 @@ class Layout(Tiles):
     def widths(self) -> tuple[int, ...]:
         """Keys of a tile that registers hold: S and P of one, O, and what is added to it."""
         config, shape = self.config, self.shape
-        free = self.registers.get(self.teams, (0,))[0] - OTHER_REGISTERS - self.o_columns // 2
-        free -= (shape.products - shape.over_s) * shape.o_part // 2
+        other = FP8_OTHER_REGISTERS if config.is_fp8 else OTHER_REGISTERS
+        free = self.registers.get(self.teams, (0,))[0] - other - self.o_columns // 2
         step = ROWS if self.sharers > 1 or config.is_fp8 else 1  # P, or V turned, is whole panels
-        bits = 32  # of an element of S, and of P one
-        if shape.over_s or shape.before_s < self.o_parts:
-            bits += 8 * config.io_bytes
+        p_over_s = config.is_fp8 and not shape.over_s and shape.before_s == self.o_parts
+        bits = 32 + (0 if p_over_s else 8 * config.io_bytes)  # of an element of S and one of P
         return tuple(
             keys
             for keys in WIDTHS
-            if keys * bits // 64 <= free
-            and keys % step == 0
-            and keys >= shape.over_s * shape.o_part
+            if keys * bits // 64 <= free - self.apart(keys) * self.o_part // 2 and keys % step == 0
         )
+
+    def apart(self, keys: int) -> int:
+        """Products P V in flight with registers of their own, where a tile has so many keys."""
+        shape = self.shape
+        return shape.products - (shape.over_s if keys >= shape.over_s * shape.o_part else 0)
 
     def variants(self) -> Iterator[AttentionConfig]:
         """With all heights of a block and widths of a key tile that fit."""

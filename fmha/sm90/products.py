@@ -106,11 +106,11 @@ def accumulator(mma: cute.TiledMma, rows: int, columns: int) -> cute.Tensor:
 def make_products(plan: Plan90, scores: cute.Tensor) -> tuple[cute.Tensor, ...]:
     """Registers of a thread for what is added to O: the first in those of `scores`, as ptxas would
     not do by itself."""
-    shape, mma = plan.layout.shape, make_pv_mma(plan)
-    own = [accumulator(mma, plan.layout.rows, plan.layout.o_part) for _ in range(shape.products)]
+    layout, count = plan.layout, plan.layout.shape.products
+    own = [accumulator(make_pv_mma(plan), layout.rows, layout.o_part) for _ in range(count)]
     over = [
         cute.make_tensor(scores.iterator + number * cute.size(product), product.layout)
-        for number, product in enumerate(own[: shape.over_s])
+        for number, product in enumerate(own[: count - layout.apart(layout.tile_n)])
     ]
     return (*over, *own[len(over) :])
 
