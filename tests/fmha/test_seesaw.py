@@ -105,7 +105,10 @@ TRAPS = {
         BLOCKS, MATH,
         ("self.clear_tail_rows(scope, walk, self.own_v(block, Int32(0), team))", "pass"),
     ),
-    "meets before O takes the place of Q": (
+    "tells for whole warps": (
+        BLOCKS, MATH, ("cute.arch.sync_warp()\n        scope.pipes.p", "scope.pipes.p"),
+    ),
+    "meets before it adds the sums of others": (
         BLOCKS, (sharing, [seesaw], "sums_of_all"),
         ("cute.arch.barrier(barrier_id=SHARED_BARRIER, number_of_threads=threads)", "pass"),
     ),
