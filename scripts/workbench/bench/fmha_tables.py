@@ -107,7 +107,7 @@ def draw(path: Path, rows: Sequence[dict], head: dict) -> None:
             _bars(axis, problems, names)
             axis.set_title(name, fontsize=9)
         gpu, dtypes = head.get("gpu", {}).get("name", "GPU"), dict.fromkeys(map(_dtypes, rows))
-        figure.suptitle(f"Attention forward on one {gpu}, {', '.join(dtypes)}, {head['date']}")
+        figure.suptitle(f"Attention forward on one {gpu}, {'; '.join(dtypes)}, {head['date']}")
         bars = [Patch(color=COLOURS[name]) for name in names]
         figure.legend(bars, names, loc="outside lower center", ncols=max(1, len(names)))
 
@@ -123,6 +123,10 @@ def panels_of(rows: Sequence[dict]) -> dict[str, list[dict[str, dict]]]:
     order = {key: [*dict.fromkeys(key[:2] for key in found)].index(key[:2]) for key in found}
     return {f"{name}: {heads}, {sight}": found[name, sight, heads]
             for name, sight, heads in sorted(found, key=order.__getitem__)}  # fmt: skip
+
+
+def _latent(row: dict) -> str:
+    return ", K is V" if row.get("k_is_v") else ""
 
 
 def _dtypes(row: dict) -> str:
@@ -141,7 +145,7 @@ def _bars(axis: Axes, problems: Sequence[dict[str, dict]], names: Sequence[str])
             bar = axis.bar(place, rate, 0.92 * width, color=COLOURS[name])
             axis.bar_label(bar, fmt="%.0f", fontsize=7, rotation=90, padding=2)
     sizes = [next(iter(found.values())) for found in problems]
-    words = [f"{row['batch']} x {spelt(row['skv'])}" for row in sizes]
+    words = [f"{row['batch']} x {spelt(row['skv'])}{_latent(row)}" for row in sizes]
     if len(set(map(_dtypes, sizes))) > 1:
         words = [f"{word}\n{_dtypes(row)}" for word, row in zip(words, sizes, strict=True)]
     axis.set_xticks(range(len(problems)), words)
