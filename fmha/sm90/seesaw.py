@@ -114,12 +114,13 @@ class Seesaw(Math):
                     self.clear_tail_rows(scope, walk, self.own_v(block, Int32(0), team))
                 pipes.q.wait(q_state)
                 self.take_tiles(block, team)
-                pipes.q.release(0)
                 q_state.advance()
                 over_lanes(reference.row_sum)
                 own = (reference.row_sum[0], reference.row_sum[1])
                 every = sums_of_all(plan, lane, scope.buffers.statistics, own)
                 reference.row_sum[0], reference.row_sum[1] = every
+                # Not before: the sums of the next block come to the same place.
+                pipes.q.release(0)
                 weighed += (walk.tiles + 1 - team) // 2
                 tiles += walk.tiles
             factors = finish_rows(plan, work, lane, reference, sinks, scope)

@@ -26,6 +26,8 @@ GROWING_LATENT = dataclasses.replace(GROWING, k_is_v=True)
 # Two blocks of a CTA in turn, the last tiles of which are of one warpgroup and of the other.
 BLOCKS = Case(128, 310, (2, 1), causal=True, kv_lens=(300,), pack_heads=False, **DIMS)
 BLOCKS_LATENT = dataclasses.replace(BLOCKS, k_is_v=True)
+# Blocks of one tile, in which nothing else keeps one warpgroup behind the other.
+SHORT = Case(640, 60, (2, 1), ctas=1, pack_heads=False, **DIMS)
 
 
 @pytest.mark.parametrize("keys", [1, 64, 65, 190, 256])
@@ -41,6 +43,7 @@ def test_any_number_of_tiles(keys, latent):
         dataclasses.replace(BLOCKS, ctas=2),
         dataclasses.replace(BLOCKS_LATENT, ctas=2),
         dataclasses.replace(GROWING, softcap=15.0),
+        SHORT,
     )),
 )  # fmt: skip
 def test_tiles_follow_each_other(case):
@@ -55,6 +58,13 @@ def test_no_product_is_made_twice_where_a_maximum_moves(case):
     assert report.counts["mma"] == tiles * (512 // 16 + 2 * 64 // 16)
 
 
+READS_SUMS = """\
+                every = sums_of_all(plan, lane, scope.buffers.statistics, own)
+                reference.row_sum[0], reference.row_sum[1] = every
+                # Not before: the sums of the next block come to the same place.
+                pipes.q.release(0)
+"""
+*SUMS, _, RELEASE = READS_SUMS.splitlines(keepends=True)
 WAITS_FOR_OTHER = (
     "            self.issue_other(block, step - 1, team)\n            warpgroup.wait_group(0)\n"
 )
@@ -108,6 +118,7 @@ TRAPS = {
     "tells for whole warps": (
         BLOCKS, MATH, ("cute.arch.sync_warp()\n        scope.pipes.p", "scope.pipes.p"),
     ),
+    "keeps Q until the sums are read": (SHORT, MATH, (READS_SUMS, RELEASE + "".join(SUMS))),
     "meets before it adds the sums of others": (
         BLOCKS, (sharing, [seesaw], "sums_of_all"),
         ("cute.arch.barrier(barrier_id=SHARED_BARRIER, number_of_threads=threads)", "pass"),
