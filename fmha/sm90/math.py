@@ -134,11 +134,9 @@ class Math:
         v_state: PipelineState,
     ) -> tuple[PipelineState, PipelineState]:
         """All tiles from `hidden` on, of which there is one; returns the states behind them."""
-        plan, pipes, reference = self.plan, scope.pipes, tile.reference
+        plan, pipes = self.plan, scope.pipes
         pipes.k.wait(k_state)
-        sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index)
-        take_up(reference, sums)
-        pipes.k.release(k_state.index)
+        self.take_first(scope, lane, walk, hidden, tile, k_state.index)
         k_state.advance()
         for step in cutlass.range(hidden + 1, walk.tiles, unroll=1):
             pipes.k.wait(k_state)
@@ -151,10 +149,7 @@ class Math:
             sums = self.weigh(scope, lane, walk, step, tile)
             pipes.v.release(v_state.index)
             v_state.advance()
-            if any_of(lane, too_large(lane, reference, sums)):
-                sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index)
-            take_up(reference, sums)
-            pipes.k.release(k_state.index)
+            self.settle(scope, lane, walk, step, tile, k_state.index, sums)
             k_state.advance()
         pipes.q.release(lane.tile)
         pipes.v.wait(v_state)
@@ -163,6 +158,34 @@ class Math:
         pipes.v.release(v_state.index)
         v_state.advance()
         return k_state, v_state
+
+    @cute.jit
+    def take_first(
+        self, scope: Scope, lane: Lane, walk: Walk, step: Int32, tile: Tile, stage: Int32
+    ) -> None:
+        """The first tile that is weighed, whose K is there: nothing is in flight, and there is
+        nothing to refer to. stage: of K."""
+        take_up(tile.reference, self.begin_anew(scope, lane, walk, step, tile, stage))
+        scope.pipes.k.release(stage)
+
+    @cute.jit
+    def settle(
+        self,
+        scope: Scope,
+        lane: Lane,
+        walk: Walk,
+        step: Int32,
+        tile: Tile,
+        stage: Int32,
+        sums: tuple[Float32, Float32],
+    ) -> None:
+        """Take up the sums of a tile, which is weighed anew where they tell that what they refer to
+        is too small. stage: of K."""
+        reference = tile.reference
+        if any_of(lane, too_large(lane, reference, sums)):
+            sums = self.begin_anew(scope, lane, walk, step, tile, stage)
+        take_up(reference, sums)
+        scope.pipes.k.release(stage)
 
     @cute.jit
     def make_tile(self, scope: Scope, team: Int32) -> Tile:

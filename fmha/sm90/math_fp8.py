@@ -13,12 +13,11 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState
 
 from fmha.device.args import Scope, Walk
-from fmha.sm90.barriers import any_of
 from fmha.sm90.layout import Layout
 from fmha.sm90.math import Math, Tile
 from fmha.sm90.products import issue_pv, issue_qk
 from fmha.sm90.rows import Lane
-from fmha.sm90.softmax import exponentiate, round_weights, take_up, tile_sums, too_large
+from fmha.sm90.softmax import exponentiate, round_weights, tile_sums
 from fmha.sm90.split import split_q
 
 
@@ -53,9 +52,7 @@ class MathFp8(Math):
             for half in cutlass.range_constexpr(2):
                 reference.unit[half] = reference.unit[half] * powers[half]
         pipes.k.wait(k_state)
-        sums = self.begin_anew(scope, lane, walk, hidden, tile, k_state.index)
-        take_up(reference, sums)
-        pipes.k.release(k_state.index)
+        self.take_first(scope, lane, walk, hidden, tile, k_state.index)
         k_state.advance()
         for step in cutlass.range(hidden + 1, walk.tiles, unroll=1):
             pipes.k.wait(k_state)
@@ -75,10 +72,7 @@ class MathFp8(Math):
             if cutlass.const_expr(self.s_first):
                 pipes.vt.release(v_state.index)
             v_state.advance()
-            if any_of(lane, too_large(lane, reference, sums)):
-                sums = self.begin_anew(scope, lane, walk, step, tile, k_state.index)
-            take_up(reference, sums)
-            pipes.k.release(k_state.index)
+            self.settle(scope, lane, walk, step, tile, k_state.index, sums)
             k_state.advance()
         pipes.q.release(lane.tile)
         pipes.vt.wait(v_state)
