@@ -225,7 +225,7 @@ def test_native_follows_the_current_stream(native):
     """The launch is ordered after what its stream did before, and leaves other streams alone."""
     (x, y, call), side = native, torch.cuda.Stream()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(500_000_000)  # longer than other tests keep this one from the CPU
         x.fill_(3.0)
         call()
         assert not side.query(), "the launch waited for its stream, or went to another"
@@ -261,7 +261,8 @@ def test_a_script_for_a_gpu_runs_in_the_emulator(tmp_path):
     script, report = tmp_path / "script.py", tmp_path / "report.json"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "ptxemu", "--report", report, script]
-    where = {**os.environ, "PYTHONPATH": str(ROOT)}
+    before = os.environ.get("PYTHONPATH")
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), before]))}
     done = subprocess.run(command, cwd=ROOT, env=where, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     entries = [launch["entry"] for launch in json.loads(report.read_text())["launches"]]
