@@ -69,6 +69,16 @@ class Barriers:
             self.array.arrive(stage, None)
 
     @cute.jit
+    def arrive_where(self, stage: Int32, condition: Boolean) -> None:
+        """One thread of the warp arrives in its own CTA, where the condition holds."""
+        cute.arch.inline_ptx(
+            "{ .reg .pred wanted, one; setp.ne.s32 wanted, {$r1}, 0; "
+            "elect.sync _|one, 0xffffffff; and.pred one, one, wanted; "
+            "@one mbarrier.arrive.shared::cta.b64 _, [{$r0}]; }",
+            read_only_args=[self.array.get_barrier(stage).toint(), Int32(condition)],
+        )
+
+    @cute.jit
     def arrive_without_bytes(self, stage: Int32) -> None:
         """The arrival of a TMA signal that announces nothing."""
         if cutlass.const_expr(self.reach is Reach.OWN):
@@ -130,6 +140,11 @@ class Ring(Event):
     def release(self, stage: Int32) -> None:
         """The consumer is done with `stage`; a UMMA consumer once its issued MMAs are done."""
         self.empty.arrive(stage)
+
+    def release_where(self, stage: Int32, condition: Boolean) -> None:
+        """The same where the condition, one for all of the warp, holds; of a release by warps, and
+        without a branch: beside one ptxas lets wgmmas run one after the other (C7513)."""
+        self.empty.arrive_where(stage, condition)
 
 
 def make_pipelines(plan: EdgePlan, storage: cute.Pointer) -> dict[str, Event]:

@@ -86,6 +86,17 @@ def store_fragment(address: Int32, words: tuple[Uint32, ...]) -> None:
 
 
 @cute.jit
+def store_transposed(address: Int32, words: tuple[Uint32, ...]) -> None:
+    """One, two or four words of 8x8 matrices, transposed, to the rows at the shared `address` of
+    lanes 0-7, 8-15, ..."""
+    names = ", ".join(f"{{$r{k + 1}}}" for k in range(len(words)))
+    cute.arch.inline_ptx(
+        f"stmatrix.sync.aligned.m8n8.x{len(words)}.trans.shared.b16 [{{$r0}}], {{{names}}};",
+        read_only_args=[address, *words],
+    )
+
+
+@cute.jit
 def widen(word: Uint32, dtype: cutlass.Constexpr) -> tuple[Uint32, Uint32]:
     """Four e4m3 as two words of `dtype`, exactly; the low two first."""
     low, high = cute.arch.inline_ptx(

@@ -1,0 +1,77 @@
+"""What a grouped GEMM is compiled for whose activations are numbers, and whose weights are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moe.formats import FORMATS, BlockFormat, format_of
+
+TILE_ROWS = (8, 16, 32, 64, 128, 256)
+TEAMS, PARTS = (1, 2, 3, 4, 5, 6), (1, 2)
+ROWS = 64  # of weights, that a warpgroup multiplies at a time
+WEIGHTS = ("nvfp4", "mxfp4")
+OUTPUTS = ("bf16", "fp16")
+# warpgroups -> columns of 64 rows of sums that registers hold
+MOST_SUMS = {1: 256, 2: 256, 3: 128, 4: 64, 5: 32, 6: 32}
+
+
+@dataclass(frozen=True)
+class MixedConfig:
+    """One compiled kernel: rows in bf16, sorted by expert, times the matrix of their expert.
+
+    fmt: of the weights. swiglu: pairs of columns become one; limit: which are clamped before it.
+    bias: is added to the products. out: dtype of the output.
+    tile_rows: rows of an expert in a tile, the N of the MMA.
+    teams: warpgroups that compute; parts: times 64 rows of weights that each of them multiplies.
+    pdl: programmatic dependent launch.
+    """
+
+    fmt: str = "mxfp4"
+    swiglu: bool = False
+    limit: bool = False
+    bias: bool = False
+    out: str = "bf16"
+    tile_rows: int = 64
+    teams: int = 2
+    parts: int = 1
+    pdl: bool = False
+
+    @property
+    def format(self) -> BlockFormat:
+        """Of the weights."""
+        return FORMATS[self.fmt]
+
+    @property
+    def ctas(self) -> int:
+        """That share a tile."""
+        return 1
+
+    @property
+    def tile_n(self) -> int:
+        """Columns of the product in a tile, which are rows of the weights."""
+        return ROWS * self.teams * self.parts
+
+    @property
+    def tile_outputs(self) -> int:
+        """Columns of the output that a tile gives."""
+        return self.tile_n // (2 if self.swiglu else 1)
+
+    def check_values(self) -> None:
+        """Raise ValueError or NotImplementedError, naming the value and what is possible."""
+        format_of(self.fmt)
+        named = {
+            "fmt": (self.fmt, WEIGHTS), "out": (self.out, OUTPUTS),
+            "tile_rows": (self.tile_rows, TILE_ROWS), "teams": (self.teams, TEAMS),
+            "parts": (self.parts, PARTS),
+        }  # fmt: skip
+        for name, (value, possible) in named.items():
+            if value not in possible:
+                raise NotImplementedError(f"{name} {value!r}: one of {possible}")
+        if self.limit and not self.swiglu:
+            raise ValueError("limit without an activation: nothing is clamped")
+        most = MOST_SUMS[self.teams] // self.parts
+        if self.tile_rows > most:
+            raise ValueError(
+                f"tile_rows {self.tile_rows} with {self.teams} warpgroups of {self.parts} x {ROWS} "
+                f"rows of weights: at most {most}, which registers hold"
+            )

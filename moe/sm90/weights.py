@@ -1,0 +1,176 @@
+"""Expert weights of four bits as the warpgroups of Hopper multiply them: laid out anew once, at load.
+
+No value changes. The weights are the A operand of wgmma, in registers, so what a thread needs lies
+together. A unit is 64 rows by 64 of K: every thread of a warpgroup has 16 bytes of elements in it,
+a word of eight for each 16 of K, and its rows' scale factors follow behind all elements. Units of
+the same rows follow each other along K, then come those of the next 64 rows.
+
+Thread 4 g + t of warp w has rows 16 w + g and 16 w + g + 8, and of 16 K those at 2 t, 2 t + 1,
+2 t + 8 and 2 t + 9: four pairs of neighbours along K, rows first. Where the four bits of an element
+stand in two neighbouring words, `places` says: so that few instructions make pairs of bf16 of them
+(`dequantise.py`).
+
+Rows of a product with SwiGLU alternate by eight, gate then up: a thread's two rows are a pair.
+A scale factor is one byte that becomes bf16 without a case distinction. ue8m0: its exponent, larger
+by 126 and so small that the largest of the expert is a number. e4m3: five bits of exponent and
+three of mantissa, no subnormals; what it multiplies is zero where it was zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from moe.formats import format_of
+from moe.mixed_config import ROWS
+from moe.packing import PackedExperts, interleaved_rows
+from moe.quantized import Quantized
+from moe.reference import unswizzle_scales
+
+DEPTH = 64  # K of a unit
+STEP = 16  # K of an MMA
+ELEMENT_BYTES = ROWS * DEPTH // 2
+THREADS = 128
+PAIR_ROWS = 8  # of gate, then of up
+# What brings a pair to where bf16 has its sign and the last two bits of its exponent and the first
+# one of its mantissa: how far its word is turned left. Of the last pairs of two words, which stand
+# in what the others leave, some bits are in the second word, two further left.
+TURNS = (0, 6, 28)
+LAST_TURNS = (26, 4)  # of the last pair of the first word and of the second, once they are joined
+JOINED = 0x60306030  # bits of the first word; others are those of the second, turned right by two
+JOINED_TURN = 2
+BF16_BITS = (6, 7, 8, 15)  # of the code's bits, from the lowest up
+# Of the factor by which elements, read as bf16 with their exponents as they are, are multiplied:
+# they are 2^-126 of what they mean.
+UE8M0_BIAS, UE8M0_LARGEST = 126, 254
+UE5M3_BIAS = 10  # of the exponent as it is stored
+GLOBAL_SHIFT = 8  # nvfp4: elements are smaller by this power of two, and the expert's factor larger
+
+
+def places(word: int, pair: int, second: int) -> list[tuple[int, int]]:
+    """(word, bit) of each bit of a code, from the lowest up: of the first or second element of a
+    pair of one of two words."""
+    wanted = [16 * second + bit for bit in BF16_BITS]
+    if pair < len(TURNS):
+        return [(word, (bit - TURNS[pair]) % 32) for bit in wanted]
+    joined = [(bit - LAST_TURNS[word]) % 32 for bit in wanted]
+    return [
+        (0, bit) if JOINED >> bit & 1 else (1, (bit + JOINED_TURN) % 32) for bit in joined
+    ]
+
+
+def unit_bytes(fmt: str) -> int:
+    """Bytes of a unit: its elements and scale factors."""
+    return ELEMENT_BYTES + ROWS * DEPTH // format_of(fmt).block
+
+
+@dataclass(frozen=True, eq=False)
+class Fragments:
+    """A weight [E, rows, K] as above. data: uint8 [E, bytes]. factor: fp32 [E], of every expert's
+    products. swiglu: rows are gate and up in turn, by eight."""
+
+    data: torch.Tensor
+    factor: torch.Tensor
+    rows: int
+    k: int
+    fmt: str
+    swiglu: bool
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return len(self.factor)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that is stored."""
+        return self.data.nbytes + self.factor.nbytes
+
+
+def units_of(size: int, unit: int) -> int:
+    """Units that hold so many rows, or so much of K."""
+    return -(-size // unit)
+
+
+def arrange(experts: PackedExperts) -> tuple[Fragments, Fragments]:
+    """w13 and w2 of a layer."""
+    rows = interleaved_rows(experts.intermediate, experts.granularity).argsort()
+    order = rows[interleaved_rows(experts.intermediate, PAIR_ROWS)]
+    return fragments(experts.w13, order), fragments(experts.w2)
+
+
+def fragments(w: Quantized, order: torch.Tensor | None = None) -> Fragments:
+    """w [E, N, K] in nvfp4 or mxfp4. order: int64 [N], which row of it each row is; those of gate
+    and up in turn, by eight."""
+    form = w.format
+    if form.element != "e2m1":
+        raise NotImplementedError(f"weights in {form.name}: on Hopper nvfp4 or mxfp4")
+    every = [*_experts(w, order)]
+    data = torch.stack([data for data, _ in every])
+    factor = torch.stack([factor for _, factor in every])
+    if w.decode_scale is not None:
+        factor = factor * w.decode_scale
+    return Fragments(data, factor, w.rows, w.k, w.fmt, order is not None)
+
+
+def _experts(
+    w: Quantized, order: torch.Tensor | None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(bytes, factor) of each."""
+    form = w.format
+    columns = form.columns(w.k)
+    rows = slice(None) if order is None else order.to(w.data.device)
+    encode = _of_ue8m0 if form.scale == "ue8m0" else _of_e4m3
+    for data, scales in zip(w.data, w.scales.reshape(len(w.data), -1), strict=True):
+        codes = data.view(torch.uint8)[rows]
+        codes = torch.stack((codes & 0xF, codes >> 4), dim=-1).flatten(-2)
+        scale = unswizzle_scales(scales, w.rows, columns).view(torch.uint8)[rows]
+        codes = codes.masked_fill(_spread(scale, form.block) == 0, 0) if form.has_global else codes
+        scale, factor = encode(scale)
+        yield _unit_data(_padded(codes, DEPTH), _padded(scale, DEPTH // form.block)), factor
+
+
+def _spread(scale: torch.Tensor, block: int) -> torch.Tensor:
+    return scale.repeat_interleave(block, dim=1)
+
+
+def _of_ue8m0(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Exponents of what elements are multiplied by, and what makes up for where they had to be
+    smaller."""
+    excess = (codes.amax().int() + UE8M0_BIAS - UE8M0_LARGEST).clamp(min=0)
+    moved = codes.int() + UE8M0_BIAS - excess
+    return moved.clamp(min=0).to(torch.uint8), torch.exp2(excess.float())
+
+
+def _of_e4m3(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Five bits of exponent, three of mantissa."""
+    mantissa, exponent = torch.frexp(codes.view(torch.float8_e4m3fn).float())
+    stored = (exponent - 1 + UE5M3_BIAS) * 8 + (mantissa * 16).int() - 8
+    stored = torch.where(codes == 0, 0, stored)
+    return stored.to(torch.uint8), torch.tensor(2.0**GLOBAL_SHIFT, device=codes.device)
+
+
+def _padded(values: torch.Tensor, columns: int) -> torch.Tensor:
+    """With zeros, to whole units."""
+    below = -len(values) % ROWS
+    return torch.nn.functional.pad(values, (0, -values.shape[1] % columns, 0, below))
+
+
+def _unit_data(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """uint8 codes [rows, K] and scale factors [rows, K / block], both whole units: bytes."""
+    tall, deep = len(codes) // ROWS, codes.shape[1] // DEPTH
+    # Row: unit, warp, half, g. K: unit, two steps, step of them, half, t, first or second.
+    parts = codes.view(tall, 4, 2, 8, deep, 2, 2, 2, 4, 2).int()
+    words = [parts.new_zeros(()), parts.new_zeros(())]
+    for word, pair, second in product(range(2), range(4), range(2)):
+        code = parts[:, :, pair % 2, :, :, :, word, pair // 2, :, second]
+        for number, (target, bit) in enumerate(places(word, pair, second)):
+            words[target] = words[target] | (code >> number & 1) << bit
+    # (unit, warp, g, unit, two steps, t, word) to (unit, unit, warp, g, t, two steps, word)
+    ordered = torch.stack(words, dim=-1).permute(0, 3, 1, 2, 5, 4, 6)
+    elements = ordered.contiguous().view(torch.uint8).reshape(tall, deep, ELEMENT_BYTES)
+    scale = scale.view(tall, 4, 2, 8, deep, -1).permute(0, 4, 1, 3, 2, 5)  # .., g, half, block
+    return torch.cat((elements, scale.reshape(tall, deep, -1)), dim=-1).flatten()
