@@ -39,26 +39,36 @@ def route(
     topk_group: int = 1,
     renormalize: bool = True,
     scale: float = 1.0,
+    logit_bias: torch.Tensor | None = None,
+    shared: int = 0,
+    shared_weight: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token and their weights: ids int32 [T, k], weights fp32 [T, k].
+    """The experts of each token and their weights: ids int32 and weights fp32 [T, k + shared].
 
-    logits [T, E] in any float dtype become scores in fp32. Experts are chosen by score plus bias
-    (fp32 [E]), the highest first and of equal ones that with the lower index. They come from the
-    topk_group best of n_group groups of E / n_group neighbours; a group is as good as its two best
-    experts together (DeepSeek-V3). Weights are the scores without bias, over their sum if
-    `renormalize` (over 1 if that is 0), times scale. Softmax over the chosen experts alone
-    (gpt-oss) is 'softmax' with renormalize. 'sqrtsoftplus' is sqrt(ln(1 + exp(x))) (DeepSeek-V4).
+    logits [T, E] in any float dtype, plus logit_bias (fp32 [E], of the router's linear layer),
+    become scores in fp32. Experts are chosen by score plus bias (fp32 [E]), the highest first and
+    of equal ones that with the lower index. They come from the topk_group best of n_group groups
+    of E / n_group neighbours; a group is as good as its two best experts together (DeepSeek-V3).
+    Weights are the scores without bias, over their sum if `renormalize` (over 1 if that is 0),
+    times scale. Softmax over the chosen experts alone (gpt-oss, Mixtral) is 'softmax' with
+    renormalize, up to rounding. 'sqrtsoftplus' is sqrt(ln(1 + exp(x))) (DeepSeek-V4).
+
+    Behind its choices every token has the experts E .. E + shared - 1, with shared_weight.
 
     A NaN counts as -inf, +inf as the largest number; a token of -inf alone has scores of 0.
     """
     _check_route(logits.shape[1], top_k, scoring, n_group, topk_group)
-    of_experts = scores(logits.float(), scoring)
+    logits = logits.float()
+    of_experts = scores(logits if logit_bias is None else logits + logit_bias, scoring)
     chosen_by = of_experts if bias is None else of_experts + bias.float()
     order = chosen_by.argsort(dim=-1, descending=True, stable=True)
     closed = _closed_groups(chosen_by, n_group, topk_group).gather(-1, order)
     order = order.gather(-1, closed.int().argsort(dim=-1, stable=True))
     ids = order[:, :top_k]
-    return ids.int(), weights_of(of_experts, ids, renormalize) * scale
+    weights = weights_of(of_experts, ids, renormalize) * scale
+    every = torch.arange(shared, device=ids.device).expand(len(ids), shared) + logits.shape[1]
+    fixed = weights.new_full(every.shape, shared_weight)
+    return torch.cat((ids, every), -1).int(), torch.cat((weights, fixed), -1)
 
 
 def scores(logits: torch.Tensor, scoring: str, exp: Exponential = torch.exp) -> torch.Tensor:

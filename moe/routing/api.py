@@ -26,6 +26,9 @@ def route(
     topk_group: int = 1,
     renormalize: bool = True,
     scale: float = 1.0,
+    logit_bias: torch.Tensor | None = None,
+    shared: int = 0,
+    shared_weight: float = 1.0,
     backend: str = "auto",
     arch: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,19 +48,27 @@ def route(
         n_group, topk_group: E experts are n_group (up to 32) groups of neighbours, and only those
             of the topk_group best groups are chosen; a group is as good as the sum of its two best.
         renormalize: weights are divided by their sum (0 stays 0).
+            Softmax over the chosen experts alone (gpt-oss, Mixtral) is 'softmax' with this, up to
+            rounding.
         scale: multiplies them afterwards, above 0 and finite.
+        logit_bias: fp32 [E], the bias of the router's linear layer, added to the logits before
+            they become scores.
+        shared: every token has these many experts more, E .. E + shared - 1, behind its choices;
+            up to 16 experts of a token and 512 in all.
+        shared_weight: of them, above 0 and finite.
 
     Returns:
-        (ids int32 [T, k], weights fp32 [T, k]). The best expert comes first; of equal ones, and of
-        equal groups, that with the lower index.
+        (ids int32, weights fp32), [T, k + shared]. The best expert comes first; of equal ones, and
+        of equal groups, that with the lower index.
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
     given = {
         "logits": logits, "bias": bias, "top_k": top_k, "scoring": scoring, "n_group": n_group,
-        "topk_group": topk_group, "renormalize": renormalize, "scale": scale, "backend": backend,
-        "arch": arch,
+        "topk_group": topk_group, "renormalize": renormalize, "scale": scale,
+        "logit_bias": logit_bias, "shared": shared, "shared_weight": shared_weight,
+        "backend": backend, "arch": arch,
     }  # fmt: skip
     return ROUTE(given)
 

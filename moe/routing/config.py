@@ -33,8 +33,8 @@ TOKENS_THAT_FILL = 2048
 class RouteConfig:
     """Static fields of the router; the number of tokens, strides and the scale are arguments.
 
-    vectors: rows of logits and the bias are aligned to VECTOR_BYTES, and no lane has fewer experts
-    than another.
+    shared: experts behind the `experts` of the logits that every token has, too. vectors: rows of
+    logits and the biases are aligned to VECTOR_BYTES, and no lane has fewer experts than another.
     """
 
     experts: int
@@ -46,6 +46,13 @@ class RouteConfig:
     topk_group: int
     renormalize: bool
     vectors: bool = False
+    logit_bias: bool = False
+    shared: int = 0
+
+    @property
+    def slots(self) -> int:
+        """Experts of a token."""
+        return self.top_k + self.shared
 
     @property
     def groups(self) -> int:
@@ -90,6 +97,7 @@ class RouteConfig:
             raise NotImplementedError(f"{self.experts} experts: from 1 to {MAX_EXPERTS}")
         if not 1 <= self.top_k <= MAX_TOP_K:
             raise NotImplementedError(f"top_k {self.top_k}: from 1 to {MAX_TOP_K}")
+        self._check_shared()
         if not 1 <= self.n_group <= MAX_GROUPS or self.experts % self.n_group:
             raise ValueError(
                 f"n_group {self.n_group}: from 1 to {MAX_GROUPS}, "
@@ -101,6 +109,18 @@ class RouteConfig:
             raise ValueError(
                 f"top_k {self.top_k} of {self.topk_group} groups "
                 f"with {self.experts // self.n_group} experts each"
+            )
+
+    def _check_shared(self) -> None:
+        if self.shared < 0:
+            raise ValueError(f"shared {self.shared}: at least 0")
+        if self.slots > MAX_TOP_K:
+            raise NotImplementedError(
+                f"shared {self.shared} beside top_k {self.top_k}: {MAX_TOP_K} experts of a token"
+            )
+        if self.experts + self.shared > MAX_EXPERTS:
+            raise NotImplementedError(
+                f"shared {self.shared} beside {self.experts} experts: {MAX_EXPERTS} together"
             )
 
 

@@ -6,6 +6,7 @@ Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -68,25 +69,27 @@ class Weighted:
 
 def run_route(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, weights); one launch."""
-    logits, bias = given.logits, given.bias
-    _check_logits(logits, bias)
-    static = ("top_k", "scoring", "n_group", "topk_group", "renormalize")
-    config = RouteConfig(
-        experts=logits.shape[1],
-        dtype=DTYPE_NAMES[logits.dtype],
-        bias=bias is not None,
-        **{name: getattr(given, name) for name in static},
-    )
+    logits, biases = given.logits, {"bias": given.bias, "logit_bias": given.logit_bias}
+    _check_logits(logits, {name: each for name, each in biases.items() if each is not None})
+    names = ("top_k", "scoring", "n_group", "topk_group", "renormalize", "shared")
+    static: dict[str, Any] = {name: getattr(given, name) for name in names}
+    static |= {name: each is not None for name, each in biases.items()}
+    config = RouteConfig(logits.shape[1], dtype=DTYPE_NAMES[logits.dtype], **static)
     config.check()
     check_factor("scale", given.scale)
-    bias = None if bias is None else _plain(bias)
+    shared_weight = given.shared_weight if given.shared else None
+    if shared_weight is not None:
+        check_factor("shared_weight", shared_weight)
+    bias, logit_bias = (None if each is None else _plain(each) for each in biases.values())
     logits = _plain(logits)
-    if config.is_even and _is_aligned(logits) and (bias is None or _is_aligned(bias)):
+    read = (each for each in (logits, bias, logit_bias) if each is not None)
+    if config.is_even and all(map(_is_aligned, read)):
         config = replace(config, vectors=True)
     target = choose_target(logits.device, given.backend, given.arch, ARCHS)
     ids, weights = empty_choices(given)
     if len(logits):
-        arguments = (logits, bias, (ids.view(-1), weights.view(-1)), given.scale)
+        outputs = ids.view(-1), weights.view(-1)
+        arguments = (logits, bias, logit_bias, outputs, given.scale, shared_weight)
         compiled = compile_once(config, target.arch, "moe.routing.topk_kernel")
         launch(compiled, arguments, target, logits.device)
     return ids, weights
@@ -94,7 +97,7 @@ def run_route(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
 
 def empty_choices(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and weights, not yet written."""
-    logits, shape = given.logits, (given.logits.shape[0], given.top_k)
+    logits, shape = given.logits, (given.logits.shape[0], given.slots)
     return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=torch.float32)
 
 
@@ -169,14 +172,14 @@ def _is_aligned(tensor: torch.Tensor) -> bool:
     return not any(begin % VECTOR_BYTES for begin in begins)
 
 
-def _check_logits(logits: torch.Tensor, bias: torch.Tensor | None) -> None:
-    require_tensors(logits=logits, **({} if bias is None else {"bias": bias}))
+def _check_logits(logits: torch.Tensor, biases: dict[str, torch.Tensor]) -> None:
+    require_tensors(logits=logits, **biases)
     require_rank("logits", logits, "[T, E]")
     if logits.dtype not in DTYPE_NAMES:
         raise NotImplementedError(f"logits is {logits.dtype}: supported are {tuple(DTYPE_NAMES)}")
     require_table("logits", logits, logits.dtype, (None, None))
-    if bias is not None:
-        require_table("bias", bias, torch.float32, (logits.shape[1],))
+    for name, bias in biases.items():
+        require_table(name, bias, torch.float32, (logits.shape[1],))
 
 
 def _check_combine(

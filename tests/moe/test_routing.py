@@ -15,7 +15,7 @@ from moe import reference_routing as reference
 from moe.routing import config, permutation, route
 from moe.routing.launch import ARCHS
 from ptxemu import Options
-from tests.moe.routing_cases import Case, check_permutation, check_route, emulated
+from tests.moe.routing_cases import Case, build, check_permutation, check_route, emulated
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -32,6 +32,8 @@ CASES = [
     Case(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), aligned=True),
     Case(21, 128, 4, "bf16", aligned=True),
     Case(33, 384, 6, "fp32", "sqrtsoftplus", bias=True, scale=2.5),
+    Case(21, 32, 4, "bf16", logit_bias=True, aligned=True),  # gpt-oss-20b
+    Case(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), shared=1, scale=2.5),
 ]
 MATRIX = [
     *(Case(33, 384, top_k, "bf16", bias=True, aligned=True) for top_k in (1, 4, 5, 16)),
@@ -51,6 +53,11 @@ MATRIX = [
         for k, dtype in ((1, "bf16"), (6, "fp16"))
     ),
     Case(40, 64, 8, "fp32", "sqrtsoftplus", groups=(8, 4), renormalize=False),
+    *(
+        Case(33, experts, top_k, "bf16", scoring, logit_bias=True, bias=bool(shared), shared=shared)
+        for experts, top_k, shared in ((8, 2, 0), (30, 1, 15), (257, 9, 2), (510, 14, 2))
+        for scoring in ("softmax", "sigmoid")
+    ),
 ]
 
 
@@ -130,6 +137,30 @@ def test_extremes(name, arch):
     assert torch.equal(ids, expected_ids)
     torch.testing.assert_close(weights, expected, rtol=60 * 2**-23, atol=0)
     assert torch.equal(weights == weights[:, :1], expected == expected[:, :1])
+
+
+def test_softmax_of_the_chosen_alone():
+    """What gpt-oss and Mixtral compute is softmax, divided by the sum over the chosen ones."""
+    logits, biases = build(Case(40, 128, 4, logit_bias=True, hostile=False))
+    ids, weights = emulated(lambda: route(logits, 4, **biases))
+    logits = logits + biases["logit_bias"]
+    chosen = logits.gather(-1, ids.long())
+    assert torch.equal(chosen, logits.topk(4, dim=-1).values)
+    alone = chosen.double().softmax(-1)
+    torch.testing.assert_close(weights.double(), alone, rtol=60 * 2**-23, atol=0)
+
+
+def test_a_logit_bias_decides_where_logits_do_not():
+    """It is added before scores: it may exclude an expert, and makes up for a logit."""
+    bias = torch.zeros(64)
+    bias[5], bias[6], bias[7] = 1.0, -math.inf, math.nan
+    logits = torch.zeros(2, 64, dtype=torch.bfloat16)
+    logits[1, 5], logits[1, [6, 7]] = -math.inf, 9.0
+    ids, weights = emulated(lambda: route(logits, 4, logit_bias=bias, renormalize=False))
+    expected_ids, expected = reference.route(logits, 4, logit_bias=bias, renormalize=False)
+    assert torch.equal(ids, expected_ids)
+    assert ids.tolist() == [[5, 0, 1, 2], [0, 1, 2, 3]]
+    torch.testing.assert_close(weights, expected, rtol=60 * 2**-23, atol=0)
 
 
 def random_ids(tokens: int, top_k: int, experts: int, kind: str = "any", seed: int = 0):
@@ -234,10 +265,12 @@ def test_plan_covers_the_slots(rows):
 
 def test_tracers_see_shapes():
     with FakeTensorMode():
+        shared, _ = route(torch.empty(5, 64, dtype=torch.bfloat16), 4, shared=2)
         ids, weights = route(torch.empty(5, 64, dtype=torch.bfloat16), 4)
         found = permutation(ids, 64)
     assert (ids.shape, ids.dtype) == ((5, 4), torch.int32)
     assert (weights.shape, weights.dtype) == ((5, 4), torch.float32)
+    assert shared.shape == (5, 6)
     sizes = [len(t) for t in (found.offsets, found.slot_of_row, found.row_of_slot)]
     assert sizes == [65, 20, 20]
 
@@ -261,6 +294,15 @@ REFUSED = [
     (LOGITS, {"bias": torch.zeros(7)}, ValueError, "bias is torch.float32"),
     (LOGITS, {"bias": torch.zeros(8).half()}, ValueError, "bias is torch.float16"),
     (LOGITS, {"bias": [0.0] * 8}, TypeError, "bias is list"),
+    (LOGITS, {"logit_bias": torch.zeros(9)}, ValueError, "logit_bias is torch.float32"),
+    (LOGITS, {"logit_bias": torch.zeros(8).half()}, ValueError, "logit_bias is torch.float16"),
+    (LOGITS, {"logit_bias": 0.5}, TypeError, "logit_bias is float"),
+    (LOGITS, {"shared": -1}, ValueError, "shared -1: at least 0"),
+    (LOGITS, {"shared": 15}, NotImplementedError, "shared 15 beside top_k 2: 16 experts"),
+    (torch.zeros(4, 512), {"shared": 1}, NotImplementedError, "shared 1 beside 512 experts: 512"),
+    (LOGITS, {"shared": 1.0}, TypeError, "shared is 1.0"),
+    (LOGITS, {"shared": 1, "shared_weight": 0.0}, ValueError, "shared_weight 0.0: above 0"),
+    (LOGITS, {"shared": 1, "shared_weight": math.nan}, ValueError, "shared_weight nan"),
     (LOGITS, {"backend": "cuda"}, ValueError, "needs CUDA tensors"),
     (LOGITS, {"arch": "sm_80"}, NotImplementedError, "arch 'sm_80'"),
     (torch.zeros(4, 8, requires_grad=True), {}, NotImplementedError, "requires grad"),

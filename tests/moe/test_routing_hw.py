@@ -34,10 +34,11 @@ def random_case(seed: int) -> Case:
     n_group = draw.choice((1, 1, 4, 8))
     experts = draw.choice((1, 2, 8, 64, 257, 384, 512) if n_group == 1 else (16, 64, 256, 384))
     topk_group = draw.randint(1, n_group)
+    top_k = draw.randint(1, min(16, experts // n_group * topk_group))
     return Case(
         tokens=draw.choice(TOKENS[:-1] if n_group == 1 else TOKENS[:6]),
         experts=experts,
-        top_k=draw.randint(1, min(16, experts // n_group * topk_group)),
+        top_k=top_k,
         dtype=draw.choice(sorted(DTYPES)),
         scoring=draw.choice(SCORINGS),
         bias=draw.random() < 0.5,
@@ -45,6 +46,8 @@ def random_case(seed: int) -> Case:
         renormalize=draw.random() < 0.5,
         scale=draw.choice((1.0, 2.5)),
         seed=seed,
+        logit_bias=draw.random() < 0.5,
+        shared=draw.choice((0, 1, 2)) if experts < 510 and top_k < 15 else 0,
     )
 
 
