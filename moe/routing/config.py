@@ -126,11 +126,13 @@ class RouteConfig:
 
 @dataclass(frozen=True)
 class PermutationConfig:
-    """chunked: several CTAs share the slots, and know from a first launch what each of them has."""
+    """chunked: several CTAs share the slots, and know from a first launch what each of them has.
+    partial: `experts` are a range of all, and slots of others have no row."""
 
     experts: int
     warps: int
     chunked: bool
+    partial: bool = False
 
     @property
     def threads(self) -> int:
@@ -139,7 +141,7 @@ class PermutationConfig:
 
     @property
     def bits(self) -> int:
-        """Of an expert, and of one more for slots that do not exist."""
+        """Of an expert, and of one more for slots without a row."""
         return self.experts.bit_length()
 
     @property
@@ -163,8 +165,8 @@ class PermutationPlan:
     turns: int
 
 
-def plan_permutation(rows: int, experts: int) -> PermutationPlan:
-    """How CTAs and warps share `rows` slots, at least one."""
+def plan_permutation(rows: int, experts: int, partial: bool = False) -> PermutationPlan:
+    """How CTAs and warps share `rows` slots, at least one; see PermutationConfig."""
     if not 1 <= experts <= MAX_EXPERTS:
         raise NotImplementedError(f"{experts} experts: from 1 to {MAX_EXPERTS}")
     if rows > MAX_ROWS:
@@ -174,17 +176,19 @@ def plan_permutation(rows: int, experts: int) -> PermutationPlan:
     threads = warps * WARP_THREADS
     turns = -(-rows // (threads * (MAX_CHUNKS if chunked else 1)))
     chunks = -(-rows // (threads * turns))
-    return PermutationPlan(PermutationConfig(experts, warps, chunked), chunks, turns)
+    return PermutationPlan(PermutationConfig(experts, warps, chunked, partial), chunks, turns)
 
 
 @dataclass(frozen=True)
 class CombineConfig:
-    """Static fields of the combination; tokens, hidden size and strides are arguments."""
+    """Static fields of the combination; tokens, hidden size and strides are arguments. partial:
+    slots may have no row."""
 
     top_k: int
     dtype: str
     out_dtype: str
     weighted: bool
+    partial: bool = False
 
     @property
     def vector(self) -> int:

@@ -23,7 +23,7 @@ from kernelkit.tensors import (
     without_broadcast,
 )
 from moe.arguments import Router
-from moe.indices import check_factor, check_range
+from moe.indices import check_expert_range, check_factor, check_range
 from moe.routing.config import (
     VECTOR_BYTES,
     CombineConfig,
@@ -47,12 +47,20 @@ class Choices(Router):
 
 @dataclass(frozen=True)
 class Slots:
-    """The arguments of `moe.permutation`."""
+    """The arguments of `moe.permutation`; end_expert: None for all experts."""
 
     ids: torch.Tensor
     num_experts: int
+    first_expert: int = 0
+    end_expert: int | None = None
     backend: str = "auto"
     arch: str | None = None
+
+    @property
+    def experts(self) -> int:
+        """That have rows."""
+        end = self.num_experts if self.end_expert is None else self.end_expert
+        return end - self.first_expert
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class Weighted:
     row_of_slot: torch.Tensor
     weights: torch.Tensor | None = None
     out_dtype: torch.dtype | None = None
+    partial: bool = False
     backend: str = "auto"
     arch: str | None = None
 
@@ -108,7 +117,10 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     require_rank("ids", ids, "[T, k]")
     if ids.dtype != torch.int32:
         raise NotImplementedError(f"ids is {ids.dtype}: supported is {torch.int32}")
-    plan = plan_permutation(max(ids.numel(), 1), experts)
+    partial = given.end_expert is not None
+    if partial:
+        check_expert_range(given.first_expert, given.first_expert + given.experts, experts)
+    plan = plan_permutation(max(ids.numel(), 1), given.experts, partial)
     target = choose_target(ids.device, given.backend, given.arch, ARCHS)
     check_range("ids", ids, experts, f"experts 0 to {experts - 1}")
     outputs = empty_permutation(given)
@@ -116,20 +128,20 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
         outputs[0].zero_()
         return outputs
     flat = ids.reshape(-1)  # in place where ids is in one piece
-    counts = None
+    counts, span = None, (given.first_expert, experts) if partial else None
     if plan.config.chunked:
         counts = ids.new_empty((plan.chunks, plan.config.columns))
         compiled = compile_once(plan.config, target.arch, f"{PERMUTING}:host_function_of_count")
-        launch(compiled, (flat, counts, plan.turns), target, ids.device)
+        launch(compiled, (flat, span, counts, plan.turns), target, ids.device)
     compiled = compile_once(plan.config, target.arch, f"{PERMUTING}:host_function_of_scatter")
-    launch(compiled, (flat, counts, outputs, plan.turns, plan.chunks), target, ids.device)
+    launch(compiled, (flat, span, counts, outputs, plan.turns, plan.chunks), target, ids.device)
     return outputs
 
 
 def empty_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The three tables, not yet written."""
     new, slots = given.ids.new_empty, given.ids.numel()
-    return new(given.num_experts + 1), new(slots), new(slots)
+    return new(given.experts + 1), new(slots), new(slots)
 
 
 def run_combine(given: Weighted) -> tuple[torch.Tensor]:
@@ -138,13 +150,15 @@ def run_combine(given: Weighted) -> tuple[torch.Tensor]:
     out_dtype = y.dtype if given.out_dtype is None else given.out_dtype
     _check_combine(y, weights, row_of_slot, out_dtype)
     (tokens, top_k), (rows, hidden) = row_of_slot.shape, y.shape
-    config = CombineConfig(top_k, DTYPE_NAMES[y.dtype], DTYPE_NAMES[out_dtype], weights is not None)
+    names = DTYPE_NAMES[y.dtype], DTYPE_NAMES[out_dtype]
+    config = CombineConfig(top_k, *names, weights is not None, given.partial)
     config.check()
     if hidden % config.vector:
         raise ValueError(f"hidden size {hidden}: a multiple of {config.vector} (16-byte accesses)")
     require_tma("y", y)
     target = choose_target(y.device, given.backend, given.arch, ARCHS)
-    check_range("row_of_slot", row_of_slot, rows, f"y has rows 0 to {rows - 1}")
+    begin = -1 if given.partial else 0
+    check_range("row_of_slot", row_of_slot, rows, f"y has rows 0 to {rows - 1}", begin=begin)
     (out,) = empty_combined(given)
     if out.numel():
         weights = None if weights is None else _plain(weights)

@@ -185,9 +185,10 @@ def test_opcheck_of_the_layer():
     Scales("token", "tensor", torch.zeros(1)), Scales(torch.ones(1)), Scales(h=torch.ones(1)),
 ], ids=["words", "x", "h"])  # fmt: skip
 def test_the_operator_gets_the_whole_layer(scales):
-    router = Router(1, "sigmoid", torch.ones(3), 3, 2, renormalize=False, scale=0.5)
+    bias, linear = torch.ones(3), torch.zeros(3)
+    router = Router(1, "sigmoid", bias, 3, 2, False, 0.5, linear, shared=2, shared_weight=0.25)
     tensors = torch.zeros(4, K).bfloat16(), torch.zeros(4, 3), weights("nvfp4")
-    rest = SwiGLU(1.5, 0.5, 3.0), scales, torch.ones(1), 16, "emulate", "sm_100a"
+    rest = SwiGLU(1.5, 0.5, 3.0), scales, torch.ones(1), 16, "emulate", "sm_100a", 1, 4
     given = Layer(*tensors, router, *rest)
     schema = FUSED.schema
     found = schema.build(schema.flat(vars(given)))

@@ -214,6 +214,29 @@ def test_two_launches(shape, arch, monkeypatch):
     check_permutation(random_ids(*shape), experts, arch)
 
 
+RANGES = {
+    "the first": (127, 8, 64, "any", (0, 9)),
+    "the last": (127, 8, 64, "any", (63, 64)),
+    "some": (33, 16, 257, "any", (100, 164)),
+    "all": (33, 8, 40, "any", (0, 40)),
+    "all are foreign": (40, 8, 16, "one", (0, 8)),
+    "none is foreign": (40, 8, 16, "one", (8, 9)),
+}
+
+
+@each_arch
+@pytest.mark.parametrize("name", RANGES)
+def test_rows_of_some_experts_alone(name, arch, monkeypatch):
+    """In one launch, and in two."""
+    *shape, expert_range = RANGES[name]
+    ids, experts = random_ids(*shape), shape[2]
+    check_permutation(ids, experts, arch, expert_range=expert_range)
+    monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 200)
+    monkeypatch.setattr(config, "MAX_CHUNKS", 3)
+    assert config.plan_permutation(ids.numel(), 1, partial=True).config.chunked
+    check_permutation(ids, experts, arch, expert_range=expert_range)
+
+
 @each_arch
 def test_long_runs(arch, monkeypatch):
     """Warps that take several turns, in one CTA and in three."""
@@ -230,6 +253,7 @@ def test_schedule_does_not_show():
     late = Options(policy="adversarial", seed=1, limit=None)
     for tokens in (40, 600):
         check_permutation(random_ids(tokens, 8, 16), 16, options=late)
+    check_permutation(random_ids(40, 8, 16), 16, options=late, expert_range=(3, 9))
 
 
 def test_ids_with_strides():
@@ -267,7 +291,8 @@ def test_tracers_see_shapes():
     with FakeTensorMode():
         shared, _ = route(torch.empty(5, 64, dtype=torch.bfloat16), 4, shared=2)
         ids, weights = route(torch.empty(5, 64, dtype=torch.bfloat16), 4)
-        found = permutation(ids, 64)
+        found, own = permutation(ids, 64), permutation(ids, 64, expert_range=(8, 16))
+    assert (own.offsets.shape, own.row_of_slot.shape) == ((9,), (20,))
     assert (ids.shape, ids.dtype) == ((5, 4), torch.int32)
     assert (weights.shape, weights.dtype) == ((5, 4), torch.float32)
     assert shared.shape == (5, 6)
@@ -334,6 +359,25 @@ def test_permutation_refuses(no_compile, ids, experts, error, words):
         permutation(ids, experts)
 
 
+@pytest.mark.parametrize(("expert_range", "error", "words"), [
+    ((3, 3), ValueError, r"expert_range \(3, 3\): at least one of the experts 0 to 7"),
+    ((4, 3), ValueError, r"expert_range \(4, 3\)"),
+    ((-1, 3), ValueError, r"expert_range \(-1, 3\)"),
+    ((3, 9), ValueError, r"expert_range \(3, 9\)"),
+    ((3,), TypeError, r"expert_range is \(3,\), expected \(first, end\)"),
+    ((0, 2.0), TypeError, r"expert_range\[1\] is 2.0"),
+    (range(3), TypeError, "expert_range is range"),
+])  # fmt: skip
+def test_ranges_that_are_refused(no_compile, expert_range, error, words):
+    with pytest.raises(error, match=words):
+        permutation(IDS, 8, expert_range=expert_range)
+
+
+def test_ids_out_of_range_are_refused_with_a_range(no_compile):
+    with pytest.raises(ValueError, match="ids has values from 8 to 8, but experts 0 to 7"):
+        permutation(IDS + 8, 8, expert_range=(0, 3))
+
+
 def test_broken_ids_stay_inside(monkeypatch):
     """Where nobody reads ids back, one out of range counts as the last expert."""
     monkeypatch.setattr("moe.routing.launch.check_range", lambda *_: None)
@@ -342,3 +386,9 @@ def test_broken_ids_stay_inside(monkeypatch):
     expected = reference.permutation(torch.tensor([[0, 3], [3, 3]]), 4)
     assert torch.equal(found.offsets, expected.offsets)
     assert torch.equal(found.slot_of_row, expected.slot_of_row)
+    own = emulated(lambda: permutation(ids, 4, expert_range=(2, 3)))
+    assert own.offsets.tolist() == [0, 0]
+    assert own.row_of_slot.tolist() == [-1] * 4
+    own = emulated(lambda: permutation(ids, 4, expert_range=(3, 4)))
+    assert own.offsets.tolist() == [0, 3]
+    assert own.row_of_slot.tolist() == [-1, 0, 1, 2]
