@@ -261,8 +261,8 @@ def fused_moe_plan(
             if not isinstance(scale, torch.Tensor):
                 raise ValueError(f"scales.{name} is {scale!r}: a plan takes one that is known")
         layer = replace(layer, h_decode_scale=scale.reciprocal())  # of h, the last
-    tables = {"router_logits": layer.router_logits, "bias": layer.router.bias}
-    tables["logit_bias"] = layer.router.logit_bias
+    biases = {name: getattr(layer.router, name) for name in ("bias", "logit_bias")}
+    tables = {"router_logits": layer.router_logits, **biases}
     for name, table in tables.items():
         if table is not None and is_broadcast(table):
             raise ValueError(f"{name} has strides {table.stride()}: a plan copies nothing")

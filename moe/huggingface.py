@@ -149,7 +149,7 @@ def pack_gpt_oss(
                 w13, w2, "mxfp4", granularity=granularity, order=order, biases=biases
             )
 
-        named = {f"expert {expert} of {prefix}": expert for expert in range(first, end)}
+        named = [(f"expert {expert} of {prefix}", expert) for expert in range(first, end)]
         return _one_by_one(named, packed, device, progress)
 
 
@@ -173,24 +173,22 @@ def pack_experts(
         TypeError, ValueError: naming the tensor that is missing, or the value and the limit; for
             global scales of gate and up that differ, too.
     """
-    if isinstance(experts, str) or not len(experts):
-        raise TypeError(f"experts is {experts!r}, expected a sequence of names, at least one")
     with Checkpoint(path) as checkpoint:
-        scheme, names = _scheme_of(checkpoint, experts[0])
+        scheme, names = _scheme_of(checkpoint, experts)
 
         def packed(expert: str) -> PackedExperts:
             gate, up, down = (_matrix(checkpoint, f"{expert}.{name}", scheme) for name in names)
             w13 = _beside(gate, up)
             return pack_quantised(w13, down, scheme.fmt, granularity=granularity)
 
-        return _one_by_one({name: name for name in experts}, packed, device, progress)
+        return _one_by_one([(name, name) for name in experts], packed, device, progress)
 
 
 def activation_scales(path: str | PathLike[str], experts: Sequence[str]) -> Scales:
     """The calibrated global scales of the activations of these experts in nvfp4, as `pack_experts`
     takes them: the smallest encode scale of all, with which none of them saturates."""
     with Checkpoint(path) as checkpoint:
-        scheme, names = _scheme_of(checkpoint, experts[0])
+        scheme, names = _scheme_of(checkpoint, experts)
         if not scheme.activations:
             raise ValueError(f"{experts[0]} is in {scheme.fmt}, whose activations have no scale")
 
@@ -218,15 +216,18 @@ def _of_gpt_oss(
     return CheckpointWeight(blocks.flatten(2), scales), bias
 
 
-def _scheme_of(checkpoint: Checkpoint, expert: str) -> tuple[Scheme, tuple[str, ...]]:
-    """How the matrices of an expert are stored, and what they are called."""
+def _scheme_of(checkpoint: Checkpoint, experts: Sequence[str]) -> tuple[Scheme, tuple[str, ...]]:
+    """How the matrices of experts are stored, and what they are called: as those of the first."""
+    if isinstance(experts, str) or not len(experts):
+        raise TypeError(f"experts is {experts!r}, expected a sequence of names, at least one")
+    expert = experts[0]
     for names in PROJECTIONS:
         for scheme in SCHEMES:
             if all(f"{expert}.{names[0]}.{name}" in checkpoint for name in scheme.names):
                 return scheme, names
-    tried = [f"{names[0]}.{' + '.join(scheme.names)}" for names in PROJECTIONS
-             for scheme in SCHEMES]  # fmt: skip
-    raise ValueError(f"{expert} in {checkpoint.path} has none of {', '.join(tried)}")
+    kinds = "; ".join(", ".join(scheme.names) for scheme in SCHEMES)
+    gates = " or ".join(names[0] for names in PROJECTIONS)
+    raise ValueError(f"{expert}.{gates} in {checkpoint.path}: tensors of one kind of {kinds}")
 
 
 def _matrix(checkpoint: Checkpoint, name: str, scheme: Scheme) -> CheckpointWeight:
@@ -255,12 +256,12 @@ def _beside(gate: CheckpointWeight, up: CheckpointWeight) -> CheckpointWeight:
 
 
 def _one_by_one(
-    experts: dict[str, Any],
+    experts: Sequence[tuple[str, Any]],
     packed: Callable[[Any], PackedExperts],
     device: str | torch.device,
     progress: bool,
 ) -> PackedExperts:
-    """The experts together, each packed alone. experts: what `packed` takes, by name."""
+    """The experts together, each packed alone. experts: names, and what `packed` takes."""
     layout, whole, where = {}, {}, device_of(device)
     for place, (name, expert) in enumerate(_tracked(experts, progress)):
         try:
@@ -282,12 +283,12 @@ def _one_by_one(
     return of_layout(layout, {field: each.flatten(0, 1) for field, each in whole.items()})
 
 
-def _tracked(experts: dict[str, Any], progress: bool) -> Iterable[tuple[str, Any]]:
-    """name, expert of all of them, with a bar that says how far it is."""
+def _tracked(experts: Sequence[tuple[str, Any]], progress: bool) -> Iterable[tuple[str, Any]]:
+    """All of them, with a bar that says how far it is."""
     if not progress:
-        return experts.items()
+        return experts
     try:
         from rich.progress import track
     except ImportError as error:
         raise ImportError("progress needs rich: pip install rich") from error
-    return track(experts.items(), description="packing experts", total=len(experts))
+    return track(experts, description="packing experts")

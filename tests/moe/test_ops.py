@@ -240,6 +240,19 @@ def test_the_host_never_waits_for_the_gpu(scale, count, launches):
     assert all(device.type == "cuda" for *_, device in launches)
 
 
+def test_the_host_never_waits_for_the_experts_of_a_rank(launches):
+    """How many rows they have stands on the GPU alone."""
+    x, router = torch.empty(700, K).bfloat16(), Router(2, shared=1)
+    real = Layer(x, torch.empty(700, 6), weights("nvfp4"), router, first_expert=2, end_expert=5)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = on_gpu(real)
+        with Watched() as watched:
+            (y,) = run_layer(given)
+    assert not watched.waits
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+    assert len(launches) == 10
+
+
 @pytest.mark.parametrize(("fmt", "top_k"), [("nvfp4", 2), ("mxfp8", 1)])
 def test_nothing_is_computed_between_the_launches(fmt, top_k, launches):
     """With scales that are known, and the inverse of that of h: a plan launches kernels alone."""

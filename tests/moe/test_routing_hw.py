@@ -66,6 +66,8 @@ def test_permutation(seed):
     if draw.random() < 0.3:
         ids.fill_(draw.randrange(experts))
     check_permutation(ids, experts)
+    first = draw.randrange(experts)
+    check_permutation(ids, experts, expert_range=(first, draw.randint(first + 1, experts)))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -76,6 +78,19 @@ def test_combine(seed):
     tokens = draw.choice(TOKENS[:6] if hidden > 1000 else TOKENS[:-1])
     case = Sum(tokens, draw.randint(1, 16), hidden, *dtypes, draw.random() < 0.8, seed)
     check_combine(case, device="cuda")
+
+
+@pytest.mark.parametrize("tokens", [1, 129, 5000])
+def test_slots_without_rows(tokens):
+    """What two ranks add is what one adds, choice by choice in fp32, where one of them has none."""
+    y, weights, rows = Sum(tokens, 8, 2880, "bf16", "fp32").inputs("cuda")
+    rows = rows.view(tokens, 8)
+    is_here = torch.rand(tokens, 8, device="cuda") < 0.4
+    for mine in (is_here, ~is_here, torch.zeros_like(is_here)):
+        own = rows.masked_fill(~mine, -1)
+        got = combine(y, weights, own, out_dtype=torch.float32, partial=True)
+        whole = combine(y, weights.masked_fill(~mine, 0.0), rows, out_dtype=torch.float32)
+        assert torch.equal(got, whole)
 
 
 def test_rows_behind_two_gigabytes():
