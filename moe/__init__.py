@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     )
     from moe.arguments import Activation, Router, Scales, SwiGLU
     from moe.formats import FORMATS, BlockFormat
-    from moe.packing import CheckpointWeight, PackedExperts, pack, pack_quantised, unpack
+    from moe.huggingface import activation_scales, pack_experts, pack_gpt_oss
+    from moe.module import ExpertWeights
+    from moe.packing import (
+        CheckpointWeight,
+        PackedExperts,
+        pack,
+        pack_quantised,
+        unpack,
+        unpack_biases,
+    )
     from moe.quantiser.api import quantise
     from moe.quantized import Quantized
     from moe.routing import Permutation, combine, permutation, route
@@ -25,12 +34,14 @@ __all__ = [
     "Activation",
     "BlockFormat",
     "CheckpointWeight",
+    "ExpertWeights",
     "PackedExperts",
     "Permutation",
     "Quantized",
     "Router",
     "Scales",
     "SwiGLU",
+    "activation_scales",
     "combine",
     "fused_moe",
     "fused_moe_plan",
@@ -38,11 +49,14 @@ __all__ = [
     "grouped_gemm_plan",
     "grouped_gemm_swiglu",
     "pack",
+    "pack_experts",
+    "pack_gpt_oss",
     "pack_quantised",
     "permutation",
     "quantise",
     "route",
     "unpack",
+    "unpack_biases",
     "warmup",
 ]
 
@@ -50,7 +64,9 @@ __getattr__, __dir__ = exports(__name__, {
     "moe.formats": "FORMATS BlockFormat",
     "moe.api": "fused_moe fused_moe_plan grouped_gemm grouped_gemm_plan grouped_gemm_swiglu",
     "moe.arguments": "Activation Router Scales SwiGLU",
-    "moe.packing": "CheckpointWeight PackedExperts pack pack_quantised unpack",
+    "moe.huggingface": "activation_scales pack_experts pack_gpt_oss",
+    "moe.module": "ExpertWeights",
+    "moe.packing": "CheckpointWeight PackedExperts pack pack_quantised unpack unpack_biases",
     "moe.quantiser.api": "quantise",
     "moe.quantized": "Quantized",
     "moe.routing": "Permutation combine permutation route",

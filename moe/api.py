@@ -16,7 +16,8 @@ from kernelkit.call_plan import Plan
 from kernelkit.tensors import is_broadcast, require_memory
 from moe.arguments import Activation, Router, Scales, SwiGLU, check_form, out_name
 from moe.config import DEFAULT_GRANULARITY
-from moe.fused import FUSED, Layer
+from moe.fused import FUSED, Layer, layer_fields
+from moe.indices import range_fields
 from moe.launch import GROUPED_GEMM, quantised_result
 from moe.packing import PackedExperts
 from moe.quantized import Quantized, laid_out
@@ -193,6 +194,7 @@ def fused_moe(
     *,
     activation: SwiGLU | None = None,
     scales: Scales | None = None,
+    expert_range: tuple[int, int] | None = None,
     tile_rows: int | None = None,
     backend: str = "auto",
     arch: str | None = None,
@@ -205,11 +207,15 @@ def fused_moe(
 
     Args:
         x: [T, H], bfloat16 or float16.
-        experts: packed by `moe.packing.pack`, at load.
+        experts: packed by `moe.packing.pack`, at load; shared ones (`Router.shared`) behind the E
+            that are chosen from.
         router_logits: [T, E], bfloat16, float16 or float32.
         router: how experts are chosen.
         activation: plain SwiGLU by default.
         scales: global scales of the activations, of a format that has any; found by default.
+        expert_range: (first, end): `experts` are those alone of all E + shared, the experts of a
+            rank. What they add is the result; the sum over ranks is the layer's. A global scale of
+            x is found from all tokens, one of h from the rows of these experts.
         tile_rows: of both products, see `grouped_gemm`; None: chosen by sizes.
         backend, arch: see `kernelkit.launch.choose_target`.
 
@@ -224,7 +230,7 @@ def fused_moe(
         "x": x, "router_logits": router_logits, "experts": experts, "router": router,
         "activation": SwiGLU() if activation is None else activation,
         "scales": Scales() if scales is None else scales,
-        "tile_rows": tile_rows, "backend": backend, "arch": arch,
+        "tile_rows": tile_rows, "backend": backend, "arch": arch, **range_fields(expert_range),
     })  # fmt: skip
 
 
@@ -247,7 +253,7 @@ def fused_moe_plan(
         TypeError, ValueError, NotImplementedError: as `fused_moe`, and ValueError for what a plan
             cannot repeat.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    given = layer_fields(options)
     layer = FUSED.arguments(vars(Layer(x, router_logits, experts, router, **given)))
     if layer.experts.w13.format.has_global:
         for name in ("x", "h"):
@@ -255,7 +261,8 @@ def fused_moe_plan(
             if not isinstance(scale, torch.Tensor):
                 raise ValueError(f"scales.{name} is {scale!r}: a plan takes one that is known")
         layer = replace(layer, h_decode_scale=scale.reciprocal())  # of h, the last
-    tables = {"router_logits": layer.router_logits, "bias": layer.router.bias}
+    biases = {name: getattr(layer.router, name) for name in ("bias", "logit_bias")}
+    tables = {"router_logits": layer.router_logits, **biases}
     for name, table in tables.items():
         if table is not None and is_broadcast(table):
             raise ValueError(f"{name} has strides {table.stride()}: a plan copies nothing")

@@ -44,7 +44,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Router:
-    """How experts are chosen, as `moe.route` takes it."""
+    """How experts are chosen, as `moe.route` takes it; `moe.models` has those of known models."""
 
     top_k: int
     scoring: str = "softmax"
@@ -53,6 +53,14 @@ class Router:
     topk_group: int = 1
     renormalize: bool = True
     scale: float = 1.0
+    logit_bias: torch.Tensor | None = None
+    shared: int = 0
+    shared_weight: float = 1.0
+
+    @property
+    def slots(self) -> int:
+        """Experts of a token, chosen and shared."""
+        return self.top_k + self.shared
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,17 @@
 """Packed experts as plain tensors: state dicts, and safetensors files that hold many layers.
 
 Of every packed layer there are, behind a prefix, `w13.data`, `w13.scales`, of a format with global
-scales `w13.encode_scale` and `w13.decode_scale` (fp32), the same of `w2`, and `layout`. Elements,
-scale factors and `layout`, a JSON text that says what the bytes are, are stored as uint8, which
-every version of torch and of safetensors can hold. What is loaded is packed already.
+scales `w13.encode_scale` and `w13.decode_scale` (fp32), the same of `w2`, `bias13` and `bias2`
+(fp32) where there are biases, and `layout`. Elements, scale factors and `layout`, a JSON text that
+says what the bytes are, are stored as uint8, which every version of torch and of safetensors can
+hold. What is loaded is packed already. Who knows of no biases refuses version 2, which has some.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from itertools import product
 from os import PathLike
 from types import ModuleType
@@ -22,34 +24,52 @@ from moe.formats import format_of
 from moe.packing import PackedExperts, require_kind
 from moe.quantized import Quantized, of_bytes
 
-VERSION = 1
+PLAIN, BIASED = 1, 2  # versions
 LAYOUT = "layout"
 WEIGHTS = ("w13", "w2")
 FIELDS = ("data", "scales", "encode_scale", "decode_scale")
+BIASES = ("bias13", "bias2")
+NUMBERS = ("encode_scale", "decode_scale", *BIASES)  # stored as fp32
+Layout = dict[str, Any]
 
 
 def state_dict(packed: PackedExperts, prefix: str = "") -> dict[str, torch.Tensor]:
     """Tensors by name, which share memory with `packed`."""
     require_kind("packed", packed, PackedExperts)
     require_kind("prefix", prefix, str)
-    layout = {"version": VERSION, "fmt": packed.fmt, "granularity": packed.granularity}
-    text = json.dumps(layout).encode()
+    text = json.dumps(layout_of(packed)).encode()
     tensors = {prefix + LAYOUT: torch.tensor(list(text), dtype=torch.uint8)}
     for name, field in product(WEIGHTS, FIELDS):
         tensor = getattr(getattr(packed, name), field)
         if tensor is not None:
             is_bytes = tensor.dtype != torch.float32
             tensors[f"{prefix}{name}.{field}"] = tensor.view(torch.uint8) if is_bytes else tensor
-    return tensors
+    biases = zip(BIASES, packed.biases, strict=True)
+    return tensors | {prefix + name: bias for name, bias in biases if bias is not None}
+
+
+def layout_of(packed: PackedExperts) -> Layout:
+    """What `layout` says of them."""
+    layout = {"version": PLAIN, "fmt": packed.fmt, "granularity": packed.granularity}
+    names = [name for name in BIASES if getattr(packed, name) is not None]
+    return layout | {"version": BIASED, "biases": names} if names else layout
 
 
 def from_state_dict(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> PackedExperts:
     """The inverse of `state_dict`; shares memory with the tensors. Other names are ignored."""
     require_kind("tensors", tensors, Mapping)
     require_kind("prefix", prefix, str)
-    layout = _layout(prefix + LAYOUT, _tensor(tensors, prefix + LAYOUT))
+    name = prefix + LAYOUT
+    return of_layout(read_layout(name, _tensor(tensors, name)), tensors, prefix)
+
+
+def of_layout(
+    layout: Layout, tensors: Mapping[str, torch.Tensor], prefix: str = ""
+) -> PackedExperts:
+    """`from_state_dict` of tensors whose layout is known: no tensor is read."""
     w13, w2 = (_weight(tensors, f"{prefix}{name}.", layout["fmt"]) for name in WEIGHTS)
-    return PackedExperts(w13, w2, layout["granularity"])
+    biases = {name: _tensor(tensors, prefix + name) for name in layout.get("biases", ())}
+    return PackedExperts(w13, w2, layout["granularity"], **biases)
 
 
 def save(path: str | PathLike[str], layers: Mapping[str, PackedExperts]) -> None:
@@ -58,12 +78,13 @@ def save(path: str | PathLike[str], layers: Mapping[str, PackedExperts]) -> None
     tensors: dict[str, torch.Tensor] = {}
     for name, packed in layers.items():
         tensors |= state_dict(packed, f"{name}.")
-    _safetensors().save_file(tensors, path)
+    safetensors_of("safetensors.torch").save_file(tensors, path)
 
 
 def load(path: str | PathLike[str], device: str | torch.device = "cpu") -> dict[str, PackedExperts]:
     """All layers of a safetensors file by name, on `device`."""
-    tensors = _safetensors().load_file(path, device=str(device_of(device)))
+    module = safetensors_of("safetensors.torch")
+    tensors = module.load_file(path, device=str(device_of(device)))
     ending = f".{LAYOUT}"
     names = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
     return {name: from_state_dict(tensors, f"{name}.") for name in names}
@@ -74,16 +95,18 @@ def _weight(tensors: Mapping[str, torch.Tensor], prefix: str, fmt: str) -> Quant
     return of_bytes(fmt=fmt, **{field: _tensor(tensors, prefix + field) for field in fields})
 
 
-def _layout(name: str, stored: torch.Tensor) -> dict[str, Any]:
+def read_layout(name: str, stored: torch.Tensor) -> Layout:
     """What the bytes of a `layout` say; ValueError for bytes that say something else."""
     try:
         layout = json.loads(bytes(stored.tolist()))
-        version, *rest = layout["version"], layout["fmt"], layout["granularity"]
+        version, names = layout["version"], ["version", "fmt", "granularity"]
+        names += ["biases"] if version == BIASED else []
+        found = {field: layout[field] for field in names}
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{name} is no JSON text of version, fmt and granularity") from error
-    if version != VERSION:
-        raise ValueError(f"{name} has version {version}, expected {VERSION}")
-    return {"fmt": rest[0], "granularity": rest[1]}
+    if version not in (PLAIN, BIASED):
+        raise ValueError(f"{name} has version {version}, expected {PLAIN} or {BIASED}")
+    return found
 
 
 def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
@@ -92,16 +115,15 @@ def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     tensor = tensors[name]
     require_kind(name, tensor, torch.Tensor)
     require_memory(**{name: tensor})
-    wanted = torch.float32 if name.endswith("_scale") else torch.uint8
+    wanted = torch.float32 if name.endswith(NUMBERS) else torch.uint8
     if tensor.dtype != wanted:
         raise ValueError(f"{name} is {tensor.dtype}, stored as {wanted}")
     return tensor
 
 
-def _safetensors() -> ModuleType:
-    """safetensors.torch, which nothing else needs."""
+def safetensors_of(module: str) -> ModuleType:
+    """A module of safetensors, which only files need."""
     try:
-        import safetensors.torch
+        return import_module(module)
     except ImportError as error:
         raise ImportError("files need safetensors: pip install safetensors") from error
-    return safetensors.torch

@@ -5,6 +5,7 @@ Nothing here waits for the device or reads from it, so that a CUDA graph can cap
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from kernelkit.tensors import DTYPE_NAMES, require_rank, require_tensors, share_
 from moe.arguments import Activation, Arguments, Router, Scales, SwiGLU, check_form
 from moe.choose import check_tile_rows
 from moe.config import GroupedConfig
+from moe.indices import check_expert_range, range_fields
 from moe.launch import forward
 from moe.packing import PackedExperts
 from moe.quantiser.launch import Tokens, quantise
@@ -26,7 +28,8 @@ PLAIN, FOUND = SwiGLU(), Scales()
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The arguments of `moe.fused_moe`. h_decode_scale: 1 / scales.h, if it is known as well."""
+    """The arguments of `moe.fused_moe`. h_decode_scale: 1 / scales.h, if it is known as well.
+    end_expert: None where all experts are here."""
 
     x: torch.Tensor
     router_logits: torch.Tensor
@@ -38,11 +41,28 @@ class Layer:
     tile_rows: int | None = None
     backend: str = "auto"
     arch: str | None = None
+    first_expert: int = 0
+    end_expert: int | None = None
 
     @property
     def where(self) -> dict[str, Any]:
         """Keywords of every step."""
         return {"backend": self.backend, "arch": self.arch}
+
+    @property
+    def total(self) -> int:
+        """Experts of the layer, here or elsewhere, shared ones among them."""
+        return self.router_logits.shape[1] + self.router.shared
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether slots may belong to experts elsewhere."""
+        return self.end_expert is not None
+
+    @property
+    def rows(self) -> int:
+        """That there is room for: a token chooses an expert once."""
+        return len(self.x) * min(self.router.slots, self.experts.experts)
 
     @property
     def tiles(self) -> dict[str, Any]:
@@ -63,12 +83,22 @@ class Layer:
         if self.tile_rows is not None:
             GroupedConfig(tile_rows=self.tile_rows).check_values()
             check_tile_rows(self.tile_rows, len(x))
-        wanted = (x.shape[0], experts.experts)
-        if tuple(logits.shape) != wanted or x.shape[1] != experts.hidden:
+        self._check_range()
+        routed = logits.shape[1] if self.is_partial else experts.experts - self.router.shared
+        if tuple(logits.shape) != (x.shape[0], routed) or x.shape[1] != experts.hidden:
             raise ValueError(
                 f"x {tuple(x.shape)} and router_logits {tuple(logits.shape)}: [T, "
-                f"{experts.hidden}] and [T, {experts.experts}] for these experts"
+                f"{experts.hidden}] and [T, {routed}] for these experts"
             )
+
+    def _check_range(self) -> None:
+        """ValueError for a range that is none, or not that of the packed experts."""
+        first, end = self.first_expert, self.end_expert
+        if end is None:
+            return
+        check_expert_range(first, end, self.total)
+        if end - first != self.experts.experts:
+            raise ValueError(f"expert_range ({first}, {end}): {self.experts.experts} are packed")
 
     def _check_amax(self) -> None:
         """ValueError where what is written is a scale that is read."""
@@ -85,16 +115,29 @@ def run_layer(layer: Layer) -> tuple[torch.Tensor]:
     x, experts, where = layer.x, layer.experts, layer.where
     choices = Choices(logits=layer.router_logits, **vars(layer.router), **where)
     ids, weights = run_route(choices)
-    offsets, slot_of_row, row_of_slot = run_permutation(Slots(ids, experts.experts, **where))
+    slots = Slots(ids, layer.total, layer.first_expert, layer.end_expert, **where)
+    offsets, slot_of_row, row_of_slot = run_permutation(slots)
     tokens = Tokens(
-        x, experts.fmt, layer.scales.x, slot_of_row, offsets, row_of_slot, layer.router.top_k,
-        **where,
+        x, experts.fmt, layer.scales.x, slot_of_row.narrow(0, 0, layer.rows), offsets, row_of_slot,
+        layer.router.slots, layer.is_partial, **where,
     )  # fmt: skip
     hidden = _first_product(quantise(tokens), offsets, layer)
     out = DTYPE_NAMES[x.dtype]
-    y, _ = forward(Arguments(hidden, experts.w2, offsets, out=out, **layer.tiles, **where))
-    slots = row_of_slot.view(weights.shape)
-    return run_combine(Weighted(y, slots, weights, out_dtype=x.dtype, **where))
+    given = {**_bias(experts.bias2), **layer.tiles, **where}
+    y, _ = forward(Arguments(hidden, experts.w2, offsets, out=out, **given))
+    rows = row_of_slot.view(weights.shape)
+    return run_combine(Weighted(y, rows, weights, x.dtype, layer.is_partial, **where))
+
+
+def _bias(bias: torch.Tensor | None) -> dict[str, Any]:
+    """The field of `Arguments`, where there is one."""
+    return {} if bias is None else {"bias": bias}
+
+
+def layer_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `moe.fused_moe` as fields of `Layer`, but for those that are None."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return range_fields(given.pop("expert_range", None)) | given
 
 
 def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Quantized:
@@ -102,8 +145,8 @@ def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Q
     experts, scales = layer.experts, layer.scales
     form = Activation(experts.granularity, **vars(layer.activation))
     first = Arguments(
-        operand, experts.w13, offsets, amax=scales.h_amax, activation=form, **layer.tiles,
-        **layer.where,
+        operand, experts.w13, offsets, amax=scales.h_amax, activation=form,
+        **_bias(experts.bias13), **layer.tiles, **layer.where,
     )  # fmt: skip
     if isinstance(scales.h, str) or (scales.h is None and experts.w2.format.has_global):
         h, _ = forward(replace(first, out=DTYPE_NAMES[layer.x.dtype]))

@@ -6,24 +6,46 @@ from __future__ import annotations
 import torch
 
 from kernelkit.limits import FLT_MAX, FLT_MIN
+from kernelkit.tensors import require_type
 
 
-def check_range(name: str, tensor: torch.Tensor, end: int, limit: str) -> None:
-    """ValueError for a value outside 0 .. end - 1; limit says what they are."""
+def check_range(name: str, tensor: torch.Tensor, end: int, limit: str, *, begin: int = 0) -> None:
+    """ValueError for a value outside begin .. end - 1; limit says what they are."""
     if tensor.device.type != "cpu" or tensor.numel() == 0:
         return
     low, high = (int(value) for value in tensor.aminmax())
-    if low < 0 or high >= end:
+    if low < begin or high >= end:
         raise ValueError(f"{name} has values from {low} to {high}, but {limit}")
 
 
 def check_offsets(offsets: torch.Tensor, rows: int) -> None:
-    """ValueError unless they ascend from 0 to the number of rows."""
+    """ValueError unless they ascend from 0 to the number of rows at most."""
     if offsets.device.type != "cpu":
         return
     values = offsets.tolist()
-    if values[0] != 0 or values[-1] != rows or values != sorted(values):
-        raise ValueError(f"offsets {values}: ascending from 0 to the {rows} rows of x")
+    if values[0] != 0 or values[-1] > rows or values != sorted(values):
+        raise ValueError(f"offsets {values}: ascending from 0, at most to the {rows} rows of x")
+
+
+def range_fields(expert_range: tuple[int, int] | None) -> dict[str, int]:
+    """The fields `first_expert` and `end_expert` that stand for a range of experts, none for all of
+    them; TypeError for what is no pair of ints."""
+    if expert_range is None:
+        return {}
+    if not isinstance(expert_range, tuple | list) or len(expert_range) != 2:
+        raise TypeError(f"expert_range is {expert_range!r}, expected (first, end) or None")
+    first, end = expert_range
+    require_type("expert_range[0]", first, int)
+    require_type("expert_range[1]", end, int)
+    return {"first_expert": first, "end_expert": end}
+
+
+def check_expert_range(first: int, end: int, experts: int) -> None:
+    """ValueError for a range without experts, or with some that there are not."""
+    if not 0 <= first < end <= experts:
+        raise ValueError(
+            f"expert_range ({first}, {end}): at least one of the experts 0 to {experts - 1}"
+        )
 
 
 def check_scale(name: str, scale: torch.Tensor) -> None:

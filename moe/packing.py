@@ -7,13 +7,15 @@ so that a tile of the first product holds gate and up of the same columns:
 
     [gate 0 .. g - 1, up 0 .. g - 1, gate g .. 2g - 1, ...]    g: the granularity
 
+Either product may have a bias in fp32 (gpt-oss), that of the first one in the order of these rows.
+
 `pack` takes bf16, fp16 or fp32, `pack_quantised` what a checkpoint holds in the same format. Both
 look at the values (on a GPU the host waits) and refuse what no kernel could multiply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,15 +37,21 @@ from moe.reference import NAN_CODE, dequantise, encode_scale, quantise_blocks, s
 
 # Rows of w13 as it is given: all of gate first, all of up first, or one of each in turn (gpt-oss).
 ORDERS = ("gate_up", "up_gate", "alternating")
+Biases = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
 class PackedExperts:
-    """w13 [E, 2I, H], its rows alternating by `granularity`; w2 [E, H, I]; one format for both."""
+    """w13 [E, 2I, H], its rows alternating by `granularity`; w2 [E, H, I]; one format for both.
+
+    bias13: fp32 [E, 2I], in the order of the packed rows; bias2: fp32 [E, H]; None for none.
+    """
 
     w13: Quantized
     w2: Quantized
     granularity: int = DEFAULT_GRANULARITY
+    bias13: torch.Tensor | None = None
+    bias2: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, w in {"w13": self.w13, "w2": self.w2}.items():
@@ -63,6 +71,19 @@ class PackedExperts:
             raise ValueError(
                 f"granularity {self.granularity}, but gate and up of w13 alternate by {packed} rows"
             )
+        self._check_biases()
+
+    def _check_biases(self) -> None:
+        for name, of in {"bias13": self.w13, "bias2": self.w2}.items():
+            bias = getattr(self, name)
+            if bias is not None:
+                require_tensors(**{"w13": self.w13.data, name: bias})
+                require_table(name, bias, torch.float32, tuple(of.data.shape[:2]))
+
+    @property
+    def biases(self) -> Biases:
+        """Of both products."""
+        return self.bias13, self.bias2
 
     @property
     def fmt(self) -> str:
@@ -86,8 +107,9 @@ class PackedExperts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both."""
-        return self.w13.nbytes + self.w2.nbytes
+        """Bytes of everything."""
+        biases = (bias.nbytes for bias in self.biases if bias is not None)
+        return self.w13.nbytes + self.w2.nbytes + sum(biases)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +138,7 @@ def pack(
     granularity: int = DEFAULT_GRANULARITY,
     order: str = "gate_up",
     encode_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    biases: Biases | None = None,
 ) -> PackedExperts:
     """w13 [E, 2I, H] and w2 [E, H, I] in bf16, fp16 or fp32, quantised expert by expert.
 
@@ -124,6 +147,8 @@ def pack(
         order: of the rows of w13, one of ORDERS.
         encode_scales: the global scales of w13 and of w2, fp32 [E]; by default each maps the
             largest magnitude of its expert to the largest number of the format.
+        biases: those of w13 [E, 2I], in the order of its rows, and of w2 [E, H], in bf16, fp16 or
+            fp32; None for none.
 
     Raises:
         TypeError, ValueError: naming the value and the limit, for sizes that no kernel takes and
@@ -139,11 +164,12 @@ def pack(
             raise ValueError(f"{name} is {w.dtype}, expected bf16, fp16 or fp32")
     _check_sizes(w13.shape, w2.shape, form)
     rows = interleaved_rows(w2.shape[2], granularity, order).to(w13.device)
-    encode13, encode2 = _two_scales(encode_scales)
+    encode13, encode2 = _pair("encode_scales", encode_scales)
     return PackedExperts(
         laid_out(quantise_experts("w13", w13, form, encode13, rows), granularity=granularity),
         quantise_experts("w2", w2, form, encode2),
         granularity,
+        *_packed_biases(biases, w13, w2, rows),
     )
 
 
@@ -154,11 +180,12 @@ def pack_quantised(
     *,
     granularity: int = DEFAULT_GRANULARITY,
     order: str = "gate_up",
+    biases: Biases | None = None,
 ) -> PackedExperts:
     """What a checkpoint holds in the format `fmt`, laid out anew: no value changes.
 
     Args:
-        granularity, order: as of `pack`.
+        granularity, order, biases: as of `pack`.
 
     Raises:
         TypeError, ValueError: naming the value and the limit, for sizes that no kernel takes and
@@ -175,6 +202,7 @@ def pack_quantised(
         laid_out(_laid_out("w13", w13, form, rows), granularity=granularity),
         _laid_out("w2", w2, form, slice(None)),
         granularity,
+        *_packed_biases(biases, w13.data, w2.data, rows),
     )
 
 
@@ -184,18 +212,35 @@ def require_kind(name: str, value: object, kind: type) -> None:
         raise TypeError(f"{name} is {type(value).__name__}, expected {kind.__name__}")
 
 
-def _two_scales(scales: object) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _pair(name: str, pair: object) -> Biases:
     """Those of w13 and of w2."""
-    if scales is None:
+    if pair is None:
         return None, None
-    if not isinstance(scales, tuple | list) or len(scales) != 2:
-        raise TypeError(f"encode_scales is {type(scales).__name__}, expected two tensors or None")
-    for place, scale in enumerate(scales):
-        require_type(f"encode_scales[{place}]", scale, torch.Tensor, optional=True)
-        if scale is not None:
-            require_memory(**{f"encode_scales[{place}]": scale})
-    first, second = (None if scale is None else scale.detach() for scale in scales)
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"{name} is {type(pair).__name__}, expected two tensors or None")
+    for place, each in enumerate(pair):
+        require_type(f"{name}[{place}]", each, torch.Tensor, optional=True)
+        if each is not None:
+            require_memory(**{f"{name}[{place}]": each})
+    first, second = (None if each is None else each.detach() for each in pair)
     return first, second
+
+
+def _packed_biases(
+    biases: object, w13: torch.Tensor, w2: torch.Tensor, rows: torch.Tensor
+) -> Iterator[torch.Tensor | None]:
+    """fp32, that of w13 in the order `rows`."""
+    for place, (bias, w) in enumerate(zip(_pair("biases", biases), (w13, w2), strict=True)):
+        name = f"biases[{place}]"
+        if bias is not None:
+            require_tensors(**{"w13": w13, name: bias})
+            if bias.dtype not in DTYPE_NAMES:
+                raise ValueError(f"{name} is {bias.dtype}, expected bf16, fp16 or fp32")
+            require_table(name, bias, bias.dtype, tuple(w.shape[:2]))
+            top = bias.abs().amax(1).float()
+            _require_each(name, "largest magnitude", top, top.isfinite(), "finite")
+            bias = (bias if place else bias[:, rows]).to(torch.float32, copy=True).contiguous()
+        yield bias
 
 
 def unpack(
@@ -209,6 +254,16 @@ def unpack(
     rows = interleaved_rows(packed.intermediate, packed.granularity)
     w13 = dequantise(packed.w13, dtype=dtype)
     return w13[:, rows.argsort().to(w13.device)], dequantise(packed.w2, dtype=dtype)
+
+
+def unpack_biases(packed: PackedExperts) -> Biases:
+    """Those of w13 [E, 2I], all of gate first, and of w2 [E, H]; None for none."""
+    require_kind("packed", packed, PackedExperts)
+    bias = packed.bias13
+    if bias is not None:
+        rows = interleaved_rows(packed.intermediate, packed.granularity).argsort()
+        bias = bias[:, rows.to(bias.device)]
+    return bias, packed.bias2
 
 
 def interleaved_rows(intermediate: int, granularity: int, order: str = "gate_up") -> torch.Tensor:

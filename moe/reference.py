@@ -165,11 +165,13 @@ def layer(
     fmt: str | None = None,
     x_scale: str | torch.Tensor | None = None,
     h_scale: str | torch.Tensor | None = None,
+    biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     **activation: Any,
 ) -> torch.Tensor:
     """A whole MoE layer, [T, H]: x [T, H], routed = (ids, weights) [T, k].
 
     w13 [E, 2I, H], gate rows first; w2 [E, H, I]; plain or dequantised, as the kernels see them.
+    biases: [E, 2I], gate first, and [E, H], added to the rows of both products, None for none.
     fmt None: the definition, in fp64. Otherwise rounded where the kernels round: x and h = swiglu
     (fp32) to fmt with global scales x_scale and h_scale (as `quantise` takes them), the rows of
     both products to fp32, those of the second to the dtype of x, and y after a sum in fp32.
@@ -183,11 +185,17 @@ def layer(
             return values
         return dequantise(quantise(values, fmt, global_scale=scale))
 
+    experts = torch.arange(len(w13), device=ids.device).repeat_interleave(rows.offsets.diff())
+
+    def product(values: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        sums = grouped_gemm(values, w, rows.offsets)
+        return sums if bias is None else sums + bias.double()[experts]
+
     values = rounded(x, x_scale)[rows.slot_of_row.long() // ids.shape[1]]
     inner = torch.float64 if fmt is None else torch.float32
-    gate, up = grouped_gemm(values, w13, rows.offsets).to(inner).chunk(2, dim=-1)
+    gate, up = product(values, w13, biases[0]).to(inner).chunk(2, dim=-1)
     h = rounded(swiglu(gate, up, **activation), h_scale)
-    y = grouped_gemm(h, w2, rows.offsets)
+    y = product(h, w2, biases[1])
     if fmt is None:
         return combine(y, weights, rows.row_of_slot, dtype=torch.float64)
     return combine(y.float().to(x.dtype), weights, rows.row_of_slot).to(x.dtype)

@@ -22,7 +22,10 @@ Exponential = Callable[[torch.Tensor], torch.Tensor]
 @dataclass(frozen=True, eq=False)
 class Permutation:
     """offsets: int32 [E + 1], expert e has rows offsets[e] .. offsets[e + 1] - 1.
-    slot_of_row, row_of_slot: int32 [R], inverse to each other."""
+    slot_of_row, row_of_slot: int32 [R], inverse to each other.
+
+    Of a range of experts: offsets are those of its experts, slots of others have the row -1, and
+    what slot_of_row has behind the last offset means nothing."""
 
     offsets: torch.Tensor
     slot_of_row: torch.Tensor
@@ -39,26 +42,36 @@ def route(
     topk_group: int = 1,
     renormalize: bool = True,
     scale: float = 1.0,
+    logit_bias: torch.Tensor | None = None,
+    shared: int = 0,
+    shared_weight: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token and their weights: ids int32 [T, k], weights fp32 [T, k].
+    """The experts of each token and their weights: ids int32 and weights fp32 [T, k + shared].
 
-    logits [T, E] in any float dtype become scores in fp32. Experts are chosen by score plus bias
-    (fp32 [E]), the highest first and of equal ones that with the lower index. They come from the
-    topk_group best of n_group groups of E / n_group neighbours; a group is as good as its two best
-    experts together (DeepSeek-V3). Weights are the scores without bias, over their sum if
-    `renormalize` (over 1 if that is 0), times scale. Softmax over the chosen experts alone
-    (gpt-oss) is 'softmax' with renormalize. 'sqrtsoftplus' is sqrt(ln(1 + exp(x))) (DeepSeek-V4).
+    logits [T, E] in any float dtype, plus logit_bias (fp32 [E], of the router's linear layer),
+    become scores in fp32. Experts are chosen by score plus bias (fp32 [E]), the highest first and
+    of equal ones that with the lower index. They come from the topk_group best of n_group groups
+    of E / n_group neighbours; a group is as good as its two best experts together (DeepSeek-V3).
+    Weights are the scores without bias, over their sum if `renormalize` (over 1 if that is 0),
+    times scale. Softmax over the chosen experts alone (gpt-oss, Mixtral) is 'softmax' with
+    renormalize, up to rounding. 'sqrtsoftplus' is sqrt(ln(1 + exp(x))) (DeepSeek-V4).
+
+    Behind its choices every token has the experts E .. E + shared - 1, with shared_weight.
 
     A NaN counts as -inf, +inf as the largest number; a token of -inf alone has scores of 0.
     """
     _check_route(logits.shape[1], top_k, scoring, n_group, topk_group)
-    of_experts = scores(logits.float(), scoring)
+    logits = logits.float()
+    of_experts = scores(logits if logit_bias is None else logits + logit_bias, scoring)
     chosen_by = of_experts if bias is None else of_experts + bias.float()
     order = chosen_by.argsort(dim=-1, descending=True, stable=True)
     closed = _closed_groups(chosen_by, n_group, topk_group).gather(-1, order)
     order = order.gather(-1, closed.int().argsort(dim=-1, stable=True))
     ids = order[:, :top_k]
-    return ids.int(), weights_of(of_experts, ids, renormalize) * scale
+    weights = weights_of(of_experts, ids, renormalize) * scale
+    every = torch.arange(shared, device=ids.device).expand(len(ids), shared) + logits.shape[1]
+    fixed = weights.new_full(every.shape, shared_weight)
+    return torch.cat((ids, every), -1).int(), torch.cat((weights, fixed), -1)
 
 
 def scores(logits: torch.Tensor, scoring: str, exp: Exponential = torch.exp) -> torch.Tensor:
@@ -84,14 +97,25 @@ def weights_of(scores: torch.Tensor, ids: torch.Tensor, renormalize: bool) -> to
     return weights / total.masked_fill(total == 0, 1.0)
 
 
-def permutation(ids: torch.Tensor, num_experts: int) -> Permutation:
-    """Rows sorted by expert, of ids int [T, k] within 0 .. num_experts - 1."""
-    expert = ids.flatten().long()
+def permutation(
+    ids: torch.Tensor, num_experts: int, *, expert_range: tuple[int, int] | None = None
+) -> Permutation:
+    """Rows sorted by expert, of ids int [T, k] within 0 .. num_experts - 1.
+
+    expert_range: (first, end), only those have rows, and offsets are theirs; slots of others have
+    the row -1, and rows that nobody has the slot -1.
+    """
+    first, end = expert_range or (0, num_experts)
+    expert = ids.flatten().long() - first
+    is_here = (expert >= 0) & (expert < end - first)
+    expert = torch.where(is_here, expert, end - first)
     slot_of_row = expert.argsort(stable=True)
     row_of_slot = torch.empty_like(slot_of_row)
     row_of_slot[slot_of_row] = torch.arange(len(expert), device=ids.device)
-    edges = torch.arange(num_experts + 1, device=ids.device)
+    edges = torch.arange(end - first + 1, device=ids.device)
     offsets = torch.searchsorted(expert[slot_of_row], edges)
+    slot_of_row = slot_of_row.masked_fill(~is_here[slot_of_row], -1)
+    row_of_slot = row_of_slot.masked_fill(~is_here, -1)
     return Permutation(offsets.int(), slot_of_row.int(), row_of_slot.int())
 
 
@@ -104,13 +128,15 @@ def combine(
 ) -> torch.Tensor:
     """sum over j of weights[t, j] y[row_of_slot[t, j]], [T, H]: j by j, rounded to `dtype`.
 
-    y [R, H]; weights [T, k], None for 1; row_of_slot int [T, k], or [T k] with weights.
+    y [R, H]; weights [T, k], None for 1; row_of_slot int [T, k], or [T k] with weights; a slot
+    without a row, -1, adds nothing.
     """
     row = row_of_slot.long().reshape((row_of_slot if weights is None else weights).shape)
     total = torch.zeros(len(row), y.shape[1], dtype=dtype, device=y.device)
     for j in range(row.shape[1]):
-        part = y[row[:, j]].to(dtype)
-        total = total + (part if weights is None else weights[:, j, None].to(dtype) * part)
+        part = y[row[:, j].clamp(min=0)].to(dtype)
+        part = part if weights is None else weights[:, j, None].to(dtype) * part
+        total = torch.where(row[:, j, None] < 0, total, total + part)
     return total
 
 

@@ -14,7 +14,7 @@ from kernelkit.launch import choose_target
 from kernelkit.tensors import as_meta
 from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
 from moe.arguments import Router
-from moe.fused import Layer, run_layer
+from moe.fused import Layer, layer_fields, run_layer
 from moe.launch import ARCHS
 from moe.packing import PackedExperts
 
@@ -60,7 +60,7 @@ def kernels_for(
 ) -> list[KernelKey]:
     """The kernels of `warmup`, each once."""
     target = choose_target(x.device, backend, arch, ARCHS)
-    given = {name: value for name, value in options.items() if value is not None}
+    given = layer_fields(options)
     layer = as_meta(Layer(x, router_logits, experts, router, arch=target.arch, **given))
 
     def kernels_at(count: int) -> list[KernelKey]:

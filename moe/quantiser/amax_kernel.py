@@ -25,14 +25,22 @@ class Amax:
         self.config = config
 
     @cute.jit
-    def __call__(self, x: cute.Tensor, amax: cute.Tensor, ctas: Int32, stream: CUstream) -> None:
-        """x: [T, K]. amax: the bits of fp32 as int32, [T], or [1] that is 0 before."""
-        self.kernel(x, amax).launch(
+    def __call__(
+        self,
+        x: cute.Tensor,
+        offsets: cute.Tensor | None,
+        amax: cute.Tensor,
+        ctas: Int32,
+        stream: CUstream,
+    ) -> None:
+        """x: [T, K]. offsets: int32 [E + 1], rows behind the last one are not read; None for all.
+        amax: the bits of fp32 as int32, [T], or [1] that is 0 before."""
+        self.kernel(x, offsets, amax).launch(
             grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
         )
 
     @cute.kernel
-    def kernel(self, x: cute.Tensor, amax: cute.Tensor) -> None:
+    def kernel(self, x: cute.Tensor, offsets: cute.Tensor | None, amax: cute.Tensor) -> None:
         """Rows cta, cta + ctas, ... of x; see `__call__`."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
@@ -41,8 +49,10 @@ class Amax:
         smem = SmemAllocator()
         warps = config.threads // hw.WARP_THREADS
         sTop = smem.allocate_tensor(Int32, cute.make_layout(warps))
-        top = Float32(0.0)
-        for row in cutlass.range(cta, x.shape[0], ctas, unroll=1):
+        top, rows = Float32(0.0), x.shape[0]
+        if cutlass.const_expr(config.bounded):
+            rows = offsets[cute.size(offsets) - 1]
+        for row in cutlass.range(cta, rows, ctas, unroll=1):
             top = self.of_row(x, row, thread, top)
         bits = cute.arch.warp_redux_sync(Int32(bits_of(top)), "max")
         if thread % hw.WARP_THREADS == 0:
@@ -80,4 +90,5 @@ def host_function(config: AmaxConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
     tokens, k, sizes = (cute.sym_int32() for _ in range(3))
     x = fake_tensor(TYPES[config.dtype], tokens, k, align=VECTOR_BYTES)
-    return Amax(config), x, fake_tensor(Int32, sizes), Int32(0), CUstream(0)
+    offsets = fake_tensor(Int32, cute.sym_int32()) if config.bounded else None
+    return Amax(config), x, offsets, fake_tensor(Int32, sizes), Int32(0), CUstream(0)

@@ -33,8 +33,9 @@ def quantise(
         rows: int32 [R], row r of the result is row rows[r] // choices of x, from 0 to T - 1;
             without it R = T.
         choices: of a token, where rows are slots (`Permutation.slot_of_row`).
-        offsets: int32 [E + 1], ascending from 0 to R. Rows offsets[e] .. offsets[e + 1] - 1 belong
-            to expert e, whose scale factors begin at a fresh block of 128 rows.
+        offsets: int32 [E + 1], ascending from 0 to R at most. Rows offsets[e] .. offsets[e + 1] - 1
+            belong to expert e, whose scale factors begin at a fresh block of 128 rows. Rows behind
+            offsets[E] are nobody's: neither read nor written.
         backend, arch: see `kernelkit.launch.choose_target`.
 
     Returns:

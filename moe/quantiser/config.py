@@ -30,8 +30,9 @@ class QuantiseConfig:
     for each of the result's ('given rows').
 
     scattered: every row of the input becomes `choices` rows of the result, whose places are given,
-    and its scale factors stand alone, CODE_WORDS words at least; `SpreadConfig` copies them. wide:
-    all that a thread has of a row is there, and is stored together.
+    and its scale factors stand alone, CODE_WORDS words at least; `SpreadConfig` copies them;
+    partial: some of these places are -1, for none. wide: all that a thread has of a row is there,
+    and is stored together.
     """
 
     fmt: str
@@ -41,6 +42,7 @@ class QuantiseConfig:
     scaling: str = ""
     choices: int = 1
     scattered: bool = False
+    partial: bool = False
     wide: bool = False
     threads: int = 128
 
@@ -101,11 +103,13 @@ class SpreadConfig:
 class AmaxConfig:
     """The kernel that finds the largest magnitude of a tensor or, per_token, of each of its rows.
 
-    unrolled: vectors that a thread has in flight. A row belongs to one CTA.
+    bounded: rows are sorted by expert, and those behind the last one are nobody's. unrolled:
+    vectors that a thread has in flight. A row belongs to one CTA.
     """
 
     dtype: str
     per_token: bool
+    bounded: bool = False
     threads: int = 128
     unrolled: int = 4
 

@@ -202,8 +202,12 @@ class Quantise:
         size = cute.size(words)
         flat = cute.make_tensor(words.iterator, cute.make_layout(size))
         for copy in cutlass.range_constexpr(cute.size(targets)):
-            gRow = data[targets[copy], None]
-            cute.autovec_copy(flat, cute.local_tile(gRow, (size,), (column,)))
+            exists = True
+            if cutlass.const_expr(self.config.partial):
+                exists = targets[copy] >= 0
+            if exists:
+                gRow = data[targets[copy], None]
+                cute.autovec_copy(flat, cute.local_tile(gRow, (size,), (column,)))
 
     @cute.jit
     def store_codes(

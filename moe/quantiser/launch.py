@@ -45,7 +45,8 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 class Tokens:
     """The arguments of `moe.quantise`, and row_of_slot: int32 [T * choices], the inverse of `rows`
     (`Permutation.row_of_slot`), with rows and offsets: x is read once, not once for each of its
-    rows; the same bits."""
+    rows; the same bits. partial: slots may have no row, -1, and there are no more rows than slots;
+    otherwise there are as many."""
 
     x: torch.Tensor
     fmt: str
@@ -54,6 +55,7 @@ class Tokens:
     offsets: torch.Tensor | None = None
     row_of_slot: torch.Tensor | None = None
     choices: int = 1
+    partial: bool = False
     backend: str = "auto"
     arch: str | None = None
 
@@ -89,7 +91,7 @@ def forward(given: Tokens) -> Results:
     target = choose_target(x.device, given.backend, given.arch, ARCHS)
     require_grid(**{"blocks of 128 rows": given.blocks})
     results = empty_results(given)
-    scaling, known = _given_scale(x, form, given.global_scale, target)
+    scaling, known = _given_scale(given, form, target)
     gathered, grouped = given.rows is not None, given.offsets is not None
     config = QuantiseConfig(given.fmt, DTYPES[x.dtype], gathered, grouped, scaling, given.choices)
     config = replace(config, wide=is_wide(x.shape[1]))
@@ -150,7 +152,7 @@ def _scatter(
     """As `_run`, every token read and quantised once, and written for each of its choices. Two
     launches."""
     x, (data, scales, *factors), (tokens, k) = given.x, results, given.x.shape
-    config = replace(config, gathered=False, grouped=False, scattered=True)
+    config = replace(config, gathered=False, grouped=False, scattered=True, partial=given.partial)
     atoms = scale_atoms(config.format.columns(k))
     once = x.new_empty((tokens, -(-atoms // CODE_WORDS) * CODE_WORDS), dtype=torch.int32)
     of_tokens = factors
@@ -171,31 +173,33 @@ def _scatter(
 
 
 def _given_scale(
-    x: torch.Tensor,
-    form: BlockFormat,
-    global_scale: str | torch.Tensor | None,
-    target: Target,
+    given: Tokens, form: BlockFormat, target: Target
 ) -> tuple[str, torch.Tensor | None]:
     """(`scaling` of the config, fp32 that it speaks of: amax or global scales)."""
+    global_scale = given.global_scale
     if not form.has_global:
         return "", None
     if isinstance(global_scale, torch.Tensor):
         return ("given" if len(global_scale) == 1 else "given rows"), global_scale
     per_token = global_scale == "token"
-    return global_scale or "tensor", _amax(x, per_token=per_token, target=target)
+    offsets = given.offsets if given.rows is None else None  # of the rows of x themselves
+    amax = _amax(given.x, offsets, per_token=per_token, target=target)
+    return global_scale or "tensor", amax
 
 
-def _amax(x: torch.Tensor, *, per_token: bool, target: Target) -> torch.Tensor:
+def _amax(
+    x: torch.Tensor, offsets: torch.Tensor | None, *, per_token: bool, target: Target
+) -> torch.Tensor:
     """fp32 [1], or [T] of each row."""
     tokens = len(x)
     bits = (
         x.new_empty(tokens, dtype=torch.int32) if per_token else x.new_zeros(1, dtype=torch.int32)
     )
     if tokens:
-        config = AmaxConfig(DTYPES[x.dtype], per_token)
+        config = AmaxConfig(DTYPES[x.dtype], per_token, offsets is not None)
         compiled = compile_once(config, target.arch, "moe.quantiser.amax_kernel")
         ctas = tokens if per_token else min(tokens, CTAS_OF_AMAX)
-        launch(compiled, (with_plain_strides(x), bits, ctas), target, x.device)
+        launch(compiled, (with_plain_strides(x), offsets, bits, ctas), target, x.device)
     return bits.view(torch.float32)
 
 
@@ -227,11 +231,14 @@ def _check_places(given: Tokens) -> None:
         raise ValueError(f"choices {choices}: at least 1, and 1 without rows")
     if max(slots, choices) > MAX_SLOTS:
         raise ValueError(f"choices {choices} of {len(given.x)} tokens: {MAX_SLOTS} slots at most")
-    if given.rows is not None:
+    rows, offsets = given.rows, given.offsets
+    if offsets is not None:
+        check_offsets(offsets, given.count)
+    if rows is not None:
         what = "rows" if choices == 1 else "slots"
-        check_range("rows", given.rows, slots, f"x has {what} 0 to {slots - 1}")
-    if given.offsets is not None:
-        check_offsets(given.offsets, given.count)
+        if offsets is not None and offsets.device.type == "cpu":
+            rows = rows[: int(offsets[-1])]  # behind them nobody looks
+        check_range("rows", rows, slots, f"x has {what} 0 to {slots - 1}")
 
 
 def _check_inverse(given: Tokens) -> None:
@@ -239,10 +246,13 @@ def _check_inverse(given: Tokens) -> None:
     if row_of_slot is None:
         return
     require_tensors(x=given.x, row_of_slot=row_of_slot)
-    if given.rows is None or given.offsets is None or len(given.rows) != slots:
+    rows = 0 if given.rows is None else len(given.rows)
+    enough = rows <= slots if given.partial else rows == slots
+    if given.rows is None or given.offsets is None or not enough:
         raise ValueError(f"row_of_slot: with offsets and rows of all {slots} slots")
     require_table("row_of_slot", row_of_slot, torch.int32, (slots,))
-    check_range("row_of_slot", row_of_slot, slots, f"rows are 0 to {slots - 1}")
+    begin = -1 if given.partial else 0
+    check_range("row_of_slot", row_of_slot, rows, f"rows are 0 to {rows - 1}", begin=begin)
 
 
 def _check_global_scale(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kernelkit.tensors import require_rank, require_types
+from moe.indices import range_fields
 from moe.reference_routing import Permutation
 from moe.routing.launch import COMBINE, PERMUTATION, ROUTE
 
@@ -26,6 +27,9 @@ def route(
     topk_group: int = 1,
     renormalize: bool = True,
     scale: float = 1.0,
+    logit_bias: torch.Tensor | None = None,
+    shared: int = 0,
+    shared_weight: float = 1.0,
     backend: str = "auto",
     arch: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,25 +49,38 @@ def route(
         n_group, topk_group: E experts are n_group (up to 32) groups of neighbours, and only those
             of the topk_group best groups are chosen; a group is as good as the sum of its two best.
         renormalize: weights are divided by their sum (0 stays 0).
+            Softmax over the chosen experts alone (gpt-oss, Mixtral) is 'softmax' with this, up to
+            rounding.
         scale: multiplies them afterwards, above 0 and finite.
+        logit_bias: fp32 [E], the bias of the router's linear layer, added to the logits before
+            they become scores.
+        shared: every token has these many experts more, E .. E + shared - 1, behind its choices;
+            up to 16 experts of a token and 512 in all.
+        shared_weight: of them, above 0 and finite.
 
     Returns:
-        (ids int32 [T, k], weights fp32 [T, k]). The best expert comes first; of equal ones, and of
-        equal groups, that with the lower index.
+        (ids int32, weights fp32), [T, k + shared]. The best expert comes first; of equal ones, and
+        of equal groups, that with the lower index.
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
     given = {
         "logits": logits, "bias": bias, "top_k": top_k, "scoring": scoring, "n_group": n_group,
-        "topk_group": topk_group, "renormalize": renormalize, "scale": scale, "backend": backend,
-        "arch": arch,
+        "topk_group": topk_group, "renormalize": renormalize, "scale": scale,
+        "logit_bias": logit_bias, "shared": shared, "shared_weight": shared_weight,
+        "backend": backend, "arch": arch,
     }  # fmt: skip
     return ROUTE(given)
 
 
 def permutation(
-    ids: torch.Tensor, num_experts: int, *, backend: str = "auto", arch: str | None = None
+    ids: torch.Tensor,
+    num_experts: int,
+    *,
+    expert_range: tuple[int, int] | None = None,
+    backend: str = "auto",
+    arch: str | None = None,
 ) -> Permutation:
     """Rows sorted by expert, those of an expert in the order of their slots; one launch up to 4096
     slots, two above.
@@ -72,15 +89,19 @@ def permutation(
         ids: int32 [T, k], experts of each token, 0 to num_experts - 1; copied if not contiguous.
             What is out of range counts as the last expert on a GPU.
         num_experts: up to 512.
+        expert_range: (first, end), experts first .. end - 1 alone have rows, those of a rank; all
+            of them by default.
 
     Returns:
-        offsets [E + 1], slot_of_row [T k] and row_of_slot [T k], int32, see `Permutation`.
+        offsets [E + 1], slot_of_row [T k] and row_of_slot [T k], int32, see `Permutation`. Of a
+        range E is end - first, offsets[E] says how many rows there are, slots of other experts have
+        row -1, and what is behind the last row of slot_of_row is not written.
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
     given = {"ids": ids, "num_experts": num_experts, "backend": backend, "arch": arch}
-    return Permutation(*PERMUTATION(given))
+    return Permutation(*PERMUTATION(given | range_fields(expert_range)))
 
 
 def combine(
@@ -89,6 +110,7 @@ def combine(
     row_of_slot: torch.Tensor,
     *,
     out_dtype: torch.dtype | None = None,
+    partial: bool = False,
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
@@ -102,6 +124,8 @@ def combine(
         weights: fp32 [T, k]; None adds the rows as they are, for those that are weighted already.
         row_of_slot: int32 [T * k] or [T, k], k up to 16; [T, k] where weights is None.
         out_dtype: of the result, by default that of y.
+        partial: whether slots may have no row, -1, which add nothing (those of experts outside of
+            `expert_range`); a token without any row gives zeros.
 
     Returns:
         [T, H].
@@ -122,5 +146,5 @@ def combine(
         if row_of_slot.ndim == 1 and not (weights.is_nested or row_of_slot.is_sparse):
             row_of_slot = row_of_slot.reshape(weights.shape)
     require_rank("row_of_slot", row_of_slot, "[T, k]")
-    given |= {"row_of_slot": row_of_slot, "backend": backend, "arch": arch}
+    given |= {"row_of_slot": row_of_slot, "partial": partial, "backend": backend, "arch": arch}
     return COMBINE(given | {"out_dtype": y.dtype if out_dtype is None else out_dtype})

@@ -53,13 +53,16 @@ class Combine:
         for choice in cutlass.range_constexpr(config.top_k):
             rows.append(row_of_slot[token, choice])
             if cutlass.const_expr(config.weighted):
-                shares.append(weights[token, choice])
+                share = weights[token, choice]
+                if cutlass.const_expr(config.partial):
+                    share = share if rows[choice] >= 0 else Float32(0.0)
+                shares.append(share)
         first = column * COMBINE_THREADS + thread
         step = columns * COMBINE_THREADS
         for vector in cutlass.range(first, hidden // config.vector, step, unroll=1):
             loaded = []
             for choice in cutlass.range_constexpr(config.top_k):
-                loaded.append(self.read(mY[rows[choice], None], vector))
+                loaded.append(self.read(mY, rows[choice], vector))
             acc = cute.make_rmem_tensor(config.vector, Float32)
             acc.fill(0.0)
             for choice in cutlass.range_constexpr(config.top_k):
@@ -76,12 +79,22 @@ class Combine:
             cute.autovec_copy(out, gOut)
 
     @cute.jit
-    def read(self, row: cute.Tensor, vector: Int32) -> cute.Tensor:
-        """A vector of a row of Y, in registers."""
-        gY = cute.local_tile(row, (self.config.vector,), (vector,))
-        registers = cute.make_rmem_tensor(self.config.vector, TYPES[self.config.dtype])
-        cute.autovec_copy(gY, registers)
+    def read(self, mY: cute.Tensor, row: Int32, vector: Int32) -> cute.Tensor:
+        """A vector of a row of Y, in registers; zeros where there is no row."""
+        config = self.config
+        registers = cute.make_rmem_tensor(config.vector, TYPES[config.dtype])
+        if cutlass.const_expr(config.partial):
+            registers.fill(0.0)
+            if row >= 0:
+                cute.autovec_copy(self.vector_of(mY, row, vector), registers)
+        else:
+            cute.autovec_copy(self.vector_of(mY, row, vector), registers)
         return registers
+
+    @cute.jit
+    def vector_of(self, mY: cute.Tensor, row: Int32, vector: Int32) -> cute.Tensor:
+        """A vector of a row of Y, in memory."""
+        return cute.local_tile(mY[row, None], (self.config.vector,), (vector,))
 
 
 def host_function(config: CombineConfig, _arch: str) -> tuple:

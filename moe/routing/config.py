@@ -33,8 +33,8 @@ TOKENS_THAT_FILL = 2048
 class RouteConfig:
     """Static fields of the router; the number of tokens, strides and the scale are arguments.
 
-    vectors: rows of logits and the bias are aligned to VECTOR_BYTES, and no lane has fewer experts
-    than another.
+    shared: experts behind the `experts` of the logits that every token has, too. vectors: rows of
+    logits and the biases are aligned to VECTOR_BYTES, and no lane has fewer experts than another.
     """
 
     experts: int
@@ -46,6 +46,13 @@ class RouteConfig:
     topk_group: int
     renormalize: bool
     vectors: bool = False
+    logit_bias: bool = False
+    shared: int = 0
+
+    @property
+    def slots(self) -> int:
+        """Experts of a token."""
+        return self.top_k + self.shared
 
     @property
     def groups(self) -> int:
@@ -90,6 +97,7 @@ class RouteConfig:
             raise NotImplementedError(f"{self.experts} experts: from 1 to {MAX_EXPERTS}")
         if not 1 <= self.top_k <= MAX_TOP_K:
             raise NotImplementedError(f"top_k {self.top_k}: from 1 to {MAX_TOP_K}")
+        self._check_shared()
         if not 1 <= self.n_group <= MAX_GROUPS or self.experts % self.n_group:
             raise ValueError(
                 f"n_group {self.n_group}: from 1 to {MAX_GROUPS}, "
@@ -103,14 +111,28 @@ class RouteConfig:
                 f"with {self.experts // self.n_group} experts each"
             )
 
+    def _check_shared(self) -> None:
+        if self.shared < 0:
+            raise ValueError(f"shared {self.shared}: at least 0")
+        if self.slots > MAX_TOP_K:
+            raise NotImplementedError(
+                f"shared {self.shared} beside top_k {self.top_k}: {MAX_TOP_K} experts of a token"
+            )
+        if self.experts + self.shared > MAX_EXPERTS:
+            raise NotImplementedError(
+                f"shared {self.shared} beside {self.experts} experts: {MAX_EXPERTS} together"
+            )
+
 
 @dataclass(frozen=True)
 class PermutationConfig:
-    """chunked: several CTAs share the slots, and know from a first launch what each of them has."""
+    """chunked: several CTAs share the slots, and know from a first launch what each of them has.
+    partial: `experts` are a range of all, and slots of others have no row."""
 
     experts: int
     warps: int
     chunked: bool
+    partial: bool = False
 
     @property
     def threads(self) -> int:
@@ -119,7 +141,7 @@ class PermutationConfig:
 
     @property
     def bits(self) -> int:
-        """Of an expert, and of one more for slots that do not exist."""
+        """Of an expert, and of one more for slots without a row."""
         return self.experts.bit_length()
 
     @property
@@ -143,8 +165,8 @@ class PermutationPlan:
     turns: int
 
 
-def plan_permutation(rows: int, experts: int) -> PermutationPlan:
-    """How CTAs and warps share `rows` slots, at least one."""
+def plan_permutation(rows: int, experts: int, partial: bool = False) -> PermutationPlan:
+    """How CTAs and warps share `rows` slots, at least one; see PermutationConfig."""
     if not 1 <= experts <= MAX_EXPERTS:
         raise NotImplementedError(f"{experts} experts: from 1 to {MAX_EXPERTS}")
     if rows > MAX_ROWS:
@@ -154,17 +176,19 @@ def plan_permutation(rows: int, experts: int) -> PermutationPlan:
     threads = warps * WARP_THREADS
     turns = -(-rows // (threads * (MAX_CHUNKS if chunked else 1)))
     chunks = -(-rows // (threads * turns))
-    return PermutationPlan(PermutationConfig(experts, warps, chunked), chunks, turns)
+    return PermutationPlan(PermutationConfig(experts, warps, chunked, partial), chunks, turns)
 
 
 @dataclass(frozen=True)
 class CombineConfig:
-    """Static fields of the combination; tokens, hidden size and strides are arguments."""
+    """Static fields of the combination; tokens, hidden size and strides are arguments. partial:
+    slots may have no row."""
 
     top_k: int
     dtype: str
     out_dtype: str
     weighted: bool
+    partial: bool = False
 
     @property
     def vector(self) -> int:

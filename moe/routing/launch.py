@@ -6,6 +6,7 @@ Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from kernelkit.tensors import (
     without_broadcast,
 )
 from moe.arguments import Router
-from moe.indices import check_factor, check_range
+from moe.indices import check_expert_range, check_factor, check_range
 from moe.routing.config import (
     VECTOR_BYTES,
     CombineConfig,
@@ -46,12 +47,20 @@ class Choices(Router):
 
 @dataclass(frozen=True)
 class Slots:
-    """The arguments of `moe.permutation`."""
+    """The arguments of `moe.permutation`; end_expert: None for all experts."""
 
     ids: torch.Tensor
     num_experts: int
+    first_expert: int = 0
+    end_expert: int | None = None
     backend: str = "auto"
     arch: str | None = None
+
+    @property
+    def experts(self) -> int:
+        """That have rows."""
+        end = self.num_experts if self.end_expert is None else self.end_expert
+        return end - self.first_expert
 
 
 @dataclass(frozen=True)
@@ -62,31 +71,34 @@ class Weighted:
     row_of_slot: torch.Tensor
     weights: torch.Tensor | None = None
     out_dtype: torch.dtype | None = None
+    partial: bool = False
     backend: str = "auto"
     arch: str | None = None
 
 
 def run_route(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, weights); one launch."""
-    logits, bias = given.logits, given.bias
-    _check_logits(logits, bias)
-    static = ("top_k", "scoring", "n_group", "topk_group", "renormalize")
-    config = RouteConfig(
-        experts=logits.shape[1],
-        dtype=DTYPE_NAMES[logits.dtype],
-        bias=bias is not None,
-        **{name: getattr(given, name) for name in static},
-    )
+    logits, biases = given.logits, {"bias": given.bias, "logit_bias": given.logit_bias}
+    _check_logits(logits, {name: each for name, each in biases.items() if each is not None})
+    names = ("top_k", "scoring", "n_group", "topk_group", "renormalize", "shared")
+    static: dict[str, Any] = {name: getattr(given, name) for name in names}
+    static |= {name: each is not None for name, each in biases.items()}
+    config = RouteConfig(logits.shape[1], dtype=DTYPE_NAMES[logits.dtype], **static)
     config.check()
     check_factor("scale", given.scale)
-    bias = None if bias is None else _plain(bias)
+    shared_weight = given.shared_weight if given.shared else None
+    if shared_weight is not None:
+        check_factor("shared_weight", shared_weight)
+    bias, logit_bias = (None if each is None else _plain(each) for each in biases.values())
     logits = _plain(logits)
-    if config.is_even and _is_aligned(logits) and (bias is None or _is_aligned(bias)):
+    read = (each for each in (logits, bias, logit_bias) if each is not None)
+    if config.is_even and all(map(_is_aligned, read)):
         config = replace(config, vectors=True)
     target = choose_target(logits.device, given.backend, given.arch, ARCHS)
     ids, weights = empty_choices(given)
     if len(logits):
-        arguments = (logits, bias, (ids.view(-1), weights.view(-1)), given.scale)
+        outputs = ids.view(-1), weights.view(-1)
+        arguments = (logits, bias, logit_bias, outputs, given.scale, shared_weight)
         compiled = compile_once(config, target.arch, "moe.routing.topk_kernel")
         launch(compiled, arguments, target, logits.device)
     return ids, weights
@@ -94,7 +106,7 @@ def run_route(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
 
 def empty_choices(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and weights, not yet written."""
-    logits, shape = given.logits, (given.logits.shape[0], given.top_k)
+    logits, shape = given.logits, (given.logits.shape[0], given.slots)
     return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=torch.float32)
 
 
@@ -105,7 +117,10 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     require_rank("ids", ids, "[T, k]")
     if ids.dtype != torch.int32:
         raise NotImplementedError(f"ids is {ids.dtype}: supported is {torch.int32}")
-    plan = plan_permutation(max(ids.numel(), 1), experts)
+    partial = given.end_expert is not None
+    if partial:
+        check_expert_range(given.first_expert, given.first_expert + given.experts, experts)
+    plan = plan_permutation(max(ids.numel(), 1), given.experts, partial)
     target = choose_target(ids.device, given.backend, given.arch, ARCHS)
     check_range("ids", ids, experts, f"experts 0 to {experts - 1}")
     outputs = empty_permutation(given)
@@ -113,20 +128,20 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
         outputs[0].zero_()
         return outputs
     flat = ids.reshape(-1)  # in place where ids is in one piece
-    counts = None
+    counts, span = None, (given.first_expert, experts) if partial else None
     if plan.config.chunked:
         counts = ids.new_empty((plan.chunks, plan.config.columns))
         compiled = compile_once(plan.config, target.arch, f"{PERMUTING}:host_function_of_count")
-        launch(compiled, (flat, counts, plan.turns), target, ids.device)
+        launch(compiled, (flat, span, counts, plan.turns), target, ids.device)
     compiled = compile_once(plan.config, target.arch, f"{PERMUTING}:host_function_of_scatter")
-    launch(compiled, (flat, counts, outputs, plan.turns, plan.chunks), target, ids.device)
+    launch(compiled, (flat, span, counts, outputs, plan.turns, plan.chunks), target, ids.device)
     return outputs
 
 
 def empty_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The three tables, not yet written."""
     new, slots = given.ids.new_empty, given.ids.numel()
-    return new(given.num_experts + 1), new(slots), new(slots)
+    return new(given.experts + 1), new(slots), new(slots)
 
 
 def run_combine(given: Weighted) -> tuple[torch.Tensor]:
@@ -135,13 +150,15 @@ def run_combine(given: Weighted) -> tuple[torch.Tensor]:
     out_dtype = y.dtype if given.out_dtype is None else given.out_dtype
     _check_combine(y, weights, row_of_slot, out_dtype)
     (tokens, top_k), (rows, hidden) = row_of_slot.shape, y.shape
-    config = CombineConfig(top_k, DTYPE_NAMES[y.dtype], DTYPE_NAMES[out_dtype], weights is not None)
+    names = DTYPE_NAMES[y.dtype], DTYPE_NAMES[out_dtype]
+    config = CombineConfig(top_k, *names, weights is not None, given.partial)
     config.check()
     if hidden % config.vector:
         raise ValueError(f"hidden size {hidden}: a multiple of {config.vector} (16-byte accesses)")
     require_tma("y", y)
     target = choose_target(y.device, given.backend, given.arch, ARCHS)
-    check_range("row_of_slot", row_of_slot, rows, f"y has rows 0 to {rows - 1}")
+    begin = -1 if given.partial else 0
+    check_range("row_of_slot", row_of_slot, rows, f"y has rows 0 to {rows - 1}", begin=begin)
     (out,) = empty_combined(given)
     if out.numel():
         weights = None if weights is None else _plain(weights)
@@ -169,14 +186,14 @@ def _is_aligned(tensor: torch.Tensor) -> bool:
     return not any(begin % VECTOR_BYTES for begin in begins)
 
 
-def _check_logits(logits: torch.Tensor, bias: torch.Tensor | None) -> None:
-    require_tensors(logits=logits, **({} if bias is None else {"bias": bias}))
+def _check_logits(logits: torch.Tensor, biases: dict[str, torch.Tensor]) -> None:
+    require_tensors(logits=logits, **biases)
     require_rank("logits", logits, "[T, E]")
     if logits.dtype not in DTYPE_NAMES:
         raise NotImplementedError(f"logits is {logits.dtype}: supported are {tuple(DTYPE_NAMES)}")
     require_table("logits", logits, logits.dtype, (None, None))
-    if bias is not None:
-        require_table("bias", bias, torch.float32, (logits.shape[1],))
+    for name, bias in biases.items():
+        require_table(name, bias, torch.float32, (logits.shape[1],))
 
 
 def _check_combine(

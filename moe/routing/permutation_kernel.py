@@ -5,10 +5,13 @@ A warp counts the experts of its run in a row of shared memory; the sum over the
 and over lower chunks is where its first slot of an expert goes. Within 32 slots votes say how many
 of the same expert stand before one. Nothing depends on the order in which warps run.
 
+Of a range of experts, slots of others have no row: they are neither counted nor scattered.
+
 One CTA does all in one launch. With several, `Count` writes the counts of every chunk first, and
 each CTA of `Scatter` adds up those it needs.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -26,14 +29,29 @@ from moe.routing.warp import is_first, lanes_alike, lanes_below
 LOADS_IN_FLIGHT = 8
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """ids (R,) int32, experts of slots. Of a range of experts: its first one, and how many there
+    are in all; None for all of them."""
+
+    ids: cute.Tensor
+    first: Int32 | None = None
+    total: Int32 | None = None
+
+
 @cute.jit
-def expert_of(config: PermutationConfig, ids: cute.Tensor, slot: Int32) -> Int32:
-    """Of a slot; one that does not exist has expert E. What is no expert counts as the last, so
-    that nothing outside of shared memory is touched."""
-    (rows,) = ids.shape
+def expert_of(config: PermutationConfig, chosen: Chosen, slot: Int32) -> Int32:
+    """Of a slot, from the first that has rows on; a slot without a row has expert E. What is no
+    expert counts as the last of all, so that nothing outside of shared memory is touched."""
+    (rows,) = chosen.ids.shape
     expert = Int32(config.experts)
     if slot < rows:
-        expert = Int32(cutlass.min(Uint32(ids[slot]), Uint32(config.experts - 1)))
+        if cutlass.const_expr(config.partial):
+            known = Int32(cutlass.min(Uint32(chosen.ids[slot]), Uint32(chosen.total - 1)))
+            local = Uint32(known - chosen.first)  # huge in front of the first one
+            expert = Int32(cutlass.min(local, Uint32(config.experts)))
+        else:
+            expert = Int32(cutlass.min(Uint32(chosen.ids[slot]), Uint32(config.experts - 1)))
     return expert
 
 
@@ -47,12 +65,12 @@ def first_slot(config: PermutationConfig, turns: Int32) -> Int32:
 
 
 @cute.jit
-def count_run(config: PermutationConfig, ids: cute.Tensor, turns: Int32, sRow: cute.Tensor) -> None:
+def count_run(config: PermutationConfig, chosen: Chosen, turns: Int32, sRow: cute.Tensor) -> None:
     """Experts of the run of this warp, added to its own row."""
     thread, _, _ = cute.arch.thread_idx()
     first = first_slot(config, turns)
     for turn in cutlass.range(turns, unroll=1):
-        expert = expert_of(config, ids, first + turn * WARP_THREADS)
+        expert = expert_of(config, chosen, first + turn * WARP_THREADS)
         alike = lanes_alike(expert, config.bits)
         if expert < config.experts and is_first(alike, thread % WARP_THREADS):
             sRow[expert] = sRow[expert] + cute.arch.popc(alike)
@@ -77,16 +95,22 @@ class Count:
 
     @cute.jit
     def __call__(
-        self, ids: cute.Tensor, counts: cute.Tensor, turns: Int32, stream: CUstream
+        self,
+        ids: cute.Tensor,
+        span: tuple[Int32, ...] | None,
+        counts: cute.Tensor,
+        turns: Int32,
+        stream: CUstream,
     ) -> None:
-        """ids (R,) int32; counts (chunks, columns) int32; turns: of a warp, 32 slots each."""
+        """ids, span: the fields of `Chosen`; counts (chunks, columns) int32; turns: of a warp, 32
+        slots each."""
         chunks, _ = counts.shape
-        self.kernel(ids, counts, turns).launch(
+        self.kernel(chosen_of(ids, span), counts, turns).launch(
             grid=(chunks, 1, 1), block=(self.config.threads, 1, 1), stream=stream
         )
 
     @cute.kernel
-    def kernel(self, ids: cute.Tensor, counts: cute.Tensor, turns: Int32) -> None:
+    def kernel(self, chosen: Chosen, counts: cute.Tensor, turns: Int32) -> None:
         """Grid (chunks,); see `__call__`."""
         config = self.config
         chunk, _, _ = cute.arch.block_idx()
@@ -96,7 +120,7 @@ class Count:
         cute.arch.sync_threads()
         first = first_slot(config, turns)
         for turn in cutlass.range(turns, unroll=LOADS_IN_FLIGHT):
-            expert = expert_of(config, ids, first + turn * WARP_THREADS)
+            expert = expert_of(config, chosen, first + turn * WARP_THREADS)
             if expert < config.experts:
                 # A sum of integers does not depend on the order.
                 cute.arch.atomic_add(
@@ -117,22 +141,23 @@ class Scatter:
     def __call__(
         self,
         ids: cute.Tensor,
+        span: tuple[Int32, ...] | None,
         counts: cute.Tensor | None,
         outputs: tuple[cute.Tensor, ...],
         turns: Int32,
         chunks: Int32,
         stream: CUstream,
     ) -> None:
-        """counts: of `Count`, None for one chunk; outputs: offsets (E + 1,), slot_of_row (R,),
-        row_of_slot (R,), all int32."""
-        self.kernel(ids, counts, *outputs, turns).launch(
+        """ids, span: the fields of `Chosen`; counts: of `Count`, None for one chunk; outputs:
+        offsets (E + 1,), slot_of_row (R,), row_of_slot (R,), all int32."""
+        self.kernel(chosen_of(ids, span), counts, *outputs, turns).launch(
             grid=(chunks, 1, 1), block=(self.config.threads, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(
         self,
-        ids: cute.Tensor,
+        chosen: Chosen,
         counts: cute.Tensor | None,
         gOffsets: cute.Tensor,
         gSlotOfRow: cute.Tensor,
@@ -160,28 +185,32 @@ class Scatter:
             self.add_chunks(counts, sParts)
         clear(config, sRuns)
         cute.arch.sync_threads()
-        count_run(config, ids, turns, sRuns[warp, None])
+        count_run(config, chosen, turns, sRuns[warp, None])
         cute.arch.sync_threads()
         self.sum_lower_warps(sRuns, sParts, sSums)
         cute.arch.sync_threads()
         if warp == 0:
-            self.sum_lower_experts(ids, gOffsets, sSums)
+            self.sum_lower_experts(gOffsets, sSums)
         cute.arch.sync_threads()
 
-        (rows,) = ids.shape
+        (rows,) = chosen.ids.shape
         first = first_slot(config, turns)
         for turn in cutlass.range(turns, unroll=1):
             slot = first + turn * WARP_THREADS
-            expert = expert_of(config, ids, slot)
+            expert = expert_of(config, chosen, slot)
             alike = lanes_alike(expert, config.bits)
-            before = Int32(0)
-            if slot < rows:
+            before, has_row = Int32(0), slot < rows
+            if cutlass.const_expr(config.partial):
+                if slot < rows and expert == config.experts:
+                    gRowOfSlot[slot] = Int32(-1)
+                has_row = expert < config.experts
+            if has_row:
                 before = sRuns[warp, expert]
                 row = sSums[1, expert] + before + cute.arch.popc(alike & lanes_below(lane))
                 gRowOfSlot[slot] = row
                 gSlotOfRow[row] = slot
             cute.arch.sync_warp()
-            if slot < rows and is_first(alike, lane):
+            if has_row and is_first(alike, lane):
                 sRuns[warp, expert] = before + cute.arch.popc(alike)
             cute.arch.sync_warp()
 
@@ -270,7 +299,7 @@ class Scatter:
             sSums[0, expert], sSums[1, expert] = total, before
 
     @cute.jit
-    def sum_lower_experts(self, ids: cute.Tensor, offsets: cute.Tensor, sSums: cute.Tensor) -> None:
+    def sum_lower_experts(self, offsets: cute.Tensor, sSums: cute.Tensor) -> None:
         """By one warp: where every expert begins, into `offsets` and in front of what stands in
         sSums[1]. A lane has neighbouring experts."""
         config = self.config
@@ -291,15 +320,14 @@ class Scatter:
                 if chunk == 0:
                     offsets[expert] = begin
                 begin += sSums[0, expert]
-        if chunk == 0 and lane == 0:
-            (rows,) = ids.shape
-            offsets[config.experts] = rows
+        if chunk == 0 and lane == WARP_THREADS - 1:
+            offsets[config.experts] = begin
 
 
 def host_function_of_count(config: PermutationConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
     ids = fake_tensor(Int32, cute.sym_int32())
-    return Count(config), ids, _counts(config), Int32(0), CUstream(0)
+    return Count(config), ids, _span(config), _counts(config), Int32(0), CUstream(0)
 
 
 def host_function_of_scatter(config: PermutationConfig, _arch: str) -> tuple:
@@ -308,7 +336,17 @@ def host_function_of_scatter(config: PermutationConfig, _arch: str) -> tuple:
     ids = fake_tensor(Int32, rows)
     outputs = tuple(fake_tensor(Int32, size) for size in (config.experts + 1, rows, rows))
     counts = _counts(config) if config.chunked else None
-    return Scatter(config), ids, counts, outputs, Int32(0), Int32(0), CUstream(0)
+    sizes = Int32(0), Int32(0)
+    return Scatter(config), ids, _span(config), counts, outputs, *sizes, CUstream(0)
+
+
+def chosen_of(ids: cute.Tensor, span: tuple | None) -> Chosen:
+    """Of the arguments of a host function."""
+    return Chosen(ids, *(() if span is None else span))
+
+
+def _span(config: PermutationConfig) -> tuple | None:
+    return (Int32(0), Int32(0)) if config.partial else None
 
 
 def _counts(config: PermutationConfig) -> Any:

@@ -1,4 +1,4 @@
-"""The router: scores of all experts, the k best of them and their weights (device code).
+"""The router: scores of all experts, the k best of them, shared ones, and weights (device code).
 
 A warp routes one token; a lane has neighbouring experts of one group, so that the order of lanes is
 that of experts. What is chosen by is kept as integers that compare like the numbers
@@ -52,13 +52,16 @@ class Route:
         self,
         logits: cute.Tensor,
         bias: cute.Tensor | None,
+        logit_bias: cute.Tensor | None,
         outputs: tuple[cute.Tensor, ...],
         scale: Float32,
+        shared_weight: Float32 | None,
         stream: CUstream,
     ) -> None:
-        """logits (T, E); bias (E,) fp32 or None; outputs: ids int32 and weights fp32, (T * k,)."""
+        """logits (T, E); biases (E,) fp32 or None; outputs: ids int32 and weights fp32,
+        (T * slots,); shared_weight: None where no experts are shared."""
         tokens, _ = logits.shape
-        self.kernel(logits, bias, *outputs, scale).launch(
+        self.kernel(logits, bias, logit_bias, *outputs, scale, shared_weight).launch(
             grid=((tokens + ROUTE_WARPS - 1) // ROUTE_WARPS, 1, 1),
             block=(ROUTE_WARPS * WARP_THREADS, 1, 1),
             stream=stream,
@@ -69,9 +72,11 @@ class Route:
         self,
         logits: cute.Tensor,
         bias: cute.Tensor | None,
+        logit_bias: cute.Tensor | None,
         ids: cute.Tensor,
         weights: cute.Tensor,
         scale: Float32,
+        shared_weight: Float32 | None,
     ) -> None:
         """Grid (tokens by ROUTE_WARPS,); see `__call__`."""
         config = self.config
@@ -87,6 +92,8 @@ class Route:
         tokens, _ = logits.shape
         if token < tokens:
             scores = self.read(logits[token, None], lane)
+            if cutlass.const_expr(logit_bias is not None):
+                scores.store(scores.load() + self.read(logit_bias, lane).load())
             if cutlass.const_expr(config.scoring == "softmax"):
                 self.softmax(scores)
             elif cutlass.const_expr(config.scoring == "sigmoid"):
@@ -107,9 +114,14 @@ class Route:
             if lane < config.top_k:
                 if cutlass.const_expr(config.renormalize):
                     weight = Float32(0.0) if total == 0.0 else weight / total
-                place = token * config.top_k + lane
+                place = token * config.slots + lane
                 ids[place] = expert
                 weights[place] = weight * scale
+            if cutlass.const_expr(config.shared > 0):
+                if lane >= config.top_k and lane < config.slots:
+                    place = token * config.slots + lane
+                    ids[place] = config.experts - config.top_k + lane
+                    weights[place] = shared_weight
 
     @cute.jit
     def first_expert(self, lane: Int32) -> Int32:
@@ -346,7 +358,12 @@ def host_function(config: RouteConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
     dtype, align = TYPES[config.dtype], VECTOR_BYTES if config.vectors else None
     logits = fake_tensor(dtype, cute.sym_int32(), config.experts, align=align)
-    bias = fake_tensor(Float32, config.experts, align=align) if config.bias else None
+    bias, logit_bias = (
+        fake_tensor(Float32, config.experts, align=align) if given else None
+        for given in (config.bias, config.logit_bias)
+    )
     slots = cute.sym_int32()
     outputs = fake_tensor(Int32, slots), fake_tensor(Float32, slots)
-    return Route(config), logits, bias, outputs, Float32(0.0), CUstream(0)
+    shared_weight = Float32(0.0) if config.shared else None
+    scales = Float32(0.0), shared_weight
+    return Route(config), logits, bias, logit_bias, outputs, *scales, CUstream(0)

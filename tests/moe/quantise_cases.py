@@ -116,7 +116,8 @@ def check(case: Case, device: str = "cpu", **launch_options: str) -> None:
 
 @dataclass(frozen=True)
 class Scattered:
-    """Rows of tokens x k, `choices` of each, sorted by expert; scaling as in Case."""
+    """Rows of tokens x k, `choices` of each, sorted by expert; scaling as in Case. expert_range:
+    only those have rows."""
 
     fmt: str
     tokens: int
@@ -124,10 +125,12 @@ class Scattered:
     k: int
     experts: int
     scaling: str = ""
+    expert_range: tuple[int, int] | None = None
 
     def __str__(self) -> str:
+        span = "" if self.expert_range is None else "-{}to{}".format(*self.expert_range)
         sizes = f"{self.tokens}x{self.choices}x{self.k}-{self.experts}"
-        return f"{self.fmt}-{sizes}{'-' * bool(self.scaling)}{self.scaling}"
+        return f"{self.fmt}-{sizes}{'-' * bool(self.scaling)}{self.scaling}{span}"
 
 
 def check_scattered(case: Scattered, device: str = "cpu", **launch_options: str) -> None:
@@ -136,15 +139,25 @@ def check_scattered(case: Scattered, device: str = "cpu", **launch_options: str)
     plain = Case(case.fmt, case.tokens, case.k)
     x = plain.build(device)[0]
     ids = torch.rand(case.tokens, case.experts, generator=generator).argsort(-1)
-    found = permutation(ids[:, : case.choices].to(device).int(), case.experts)
+    ids = ids[:, : case.choices].to(device).int()
+    found = permutation(ids, case.experts, expert_range=case.expert_range)
     rows = case.tokens * case.choices
     given = {"given": torch.full((1,), 3.0), "rows": torch.rand(rows, generator=generator) + 1}
     scale = given[case.scaling].to(device) if case.scaling in given else case.scaling or None
     options = {"global_scale": scale, "rows": found.slot_of_row, "choices": case.choices}
     options |= {"offsets": found.offsets, **launch_options}
-    got = run_quantise(Tokens(x, case.fmt, row_of_slot=found.row_of_slot, **options))
+    inverse = {"row_of_slot": found.row_of_slot, "partial": case.expert_range is not None}
+    got = run_quantise(Tokens(x, case.fmt, **inverse, **options))
     used = used_bytes(case.fmt, case.k, found.offsets.diff().tolist())
-    assert_equal(got, quantise(x, case.fmt, **options), used)
+    both, written = (got, quantise(x, case.fmt, **options)), int(found.offsets[-1])
+    assert_equal(*(cut(each, written) for each in both), used)
+
+
+def cut(quantized: Quantized, rows: int) -> Quantized:
+    """Its first rows; scale factors are all there."""
+    scales = (quantized.encode_scale, quantized.decode_scale)
+    scales = (s if s is None or len(s) == 1 else s[:rows] for s in scales)
+    return Quantized(quantized.data[:rows], quantized.scales, *scales, quantized.fmt)
 
 
 def used_bytes(fmt: str, k: int, counts: Iterable[int]) -> int:

@@ -42,18 +42,22 @@ class Case:
     hostile: bool = True
     seed: int = 0
     aligned: bool = False
+    logit_bias: bool = False
+    shared: int = 0
 
     def __str__(self) -> str:
         flags = "-bias" * self.bias + "-plain" * (not self.renormalize)
-        flags += "-aligned" * self.aligned
+        flags += "-aligned" * self.aligned + "-linear" * self.logit_bias
+        flags += f"-shared{self.shared}" * bool(self.shared)
         groups = "" if self.groups == (1, 1) else f"-groups{self.groups[1]}of{self.groups[0]}"
         sizes = f"{self.tokens}x{self.experts}-k{self.top_k}"
         return f"{sizes}-{self.dtype}-{self.scoring}{groups}{flags}"
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments but `bias`."""
+        """Keyword arguments that are no tensors."""
         n_group, topk_group = self.groups
         given = {"scoring": self.scoring, "renormalize": self.renormalize, "scale": self.scale}
+        given |= {"shared": self.shared, "shared_weight": 0.75}
         return given | {"n_group": n_group, "topk_group": topk_group}
 
 
@@ -63,12 +67,17 @@ def emulated(run: Any) -> Any:
         return run()
 
 
-def build(case: Case, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(logits amid NaN, bias)."""
+def build(case: Case, device: str = "cpu") -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(logits amid NaN, biases by name)."""
     generator = torch.Generator().manual_seed(case.seed)
-    bias = torch.rand(case.experts, generator=generator) / 4 if case.bias else None
+    biases = {}
+    if case.bias:
+        biases["bias"] = torch.rand(case.experts, generator=generator) / 4
+    if case.logit_bias:
+        steps = torch.randint(-64, 65, (case.experts,), generator=generator)
+        biases["logit_bias"] = steps * STEP
     logits = _draw(case, case.tokens, generator)
-    while len(close := (~_apart(case, logits, bias)).nonzero()[:, 0]):
+    while len(close := (~_apart(case, logits, biases)).nonzero()[:, 0]):
         logits[close] = _draw(case, len(close), generator)
     if case.hostile:
         _add_specials(logits)
@@ -76,26 +85,30 @@ def build(case: Case, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor |
     wide = torch.full((case.tokens, case.experts + beside), math.nan, dtype=logits.dtype)
     wide[:, before : before + case.experts] = logits
     wide = wide.to(device)
-    return wide[:, before : before + case.experts], None if bias is None else bias.to(device)
+    biases = {name: bias.to(device) for name, bias in biases.items()}
+    return wide[:, before : before + case.experts], biases
 
 
 def check_route(case: Case, arch: str | None = None, device: str = "cpu") -> None:
-    """Ids exactly, weights within the calibrated tolerance."""
-    logits, bias = build(case, device)
-    options = case.options() | {"bias": bias}
+    """Ids exactly, weights within the calibrated tolerance; shared experts exactly."""
+    logits, biases = build(case, device)
+    options = case.options() | biases
     with checked():
         ids, weights = route(logits, case.top_k, arch=arch, **options)
     assert (ids.dtype, weights.dtype) == (torch.int32, torch.float32)
     # Rounding errors are measured on more tokens: a single one may be exact by chance.
     more = _draw(case, CALIBRATING, torch.Generator().manual_seed(case.seed)).to(device)
     logits = torch.cat((logits, more))
-    chosen, _ = reference.route(logits, case.top_k, **options)
+    chosen, fixed = reference.route(logits, case.top_k, **options)
     assert torch.equal(ids, chosen[: case.tokens]), "ids"
+    assert torch.equal(weights[:, case.top_k :], fixed[: case.tokens, case.top_k :])
+    chosen, weights = chosen[:, : case.top_k], weights[:, : case.top_k]
+    logits = _biased(logits, biases)
     exact, rounded = (
         reference.weights_of(scores, chosen, case.renormalize) * case.scale
         for scores in (
             reference.scores(logits.double(), case.scoring),
-            reference.scores(logits.float(), case.scoring, _rounded_exp),
+            reference.scores(logits, case.scoring, _rounded_exp),
         )
     )
     weights = torch.cat((weights, rounded[case.tokens :]))
@@ -103,16 +116,28 @@ def check_route(case: Case, arch: str | None = None, device: str = "cpu") -> Non
     assert report.ok, str(report)
 
 
+def _biased(logits: torch.Tensor, biases: dict[str, torch.Tensor]) -> torch.Tensor:
+    """fp32, with the bias of the router's linear layer."""
+    return logits.float() + biases.get("logit_bias", 0.0)
+
+
 def check_permutation(
-    ids: torch.Tensor, experts: int, arch: str | None = None, options: Options = CHECKED
+    ids: torch.Tensor,
+    experts: int,
+    arch: str | None = None,
+    options: Options = CHECKED,
+    expert_range: tuple[int, int] | None = None,
 ) -> None:
-    """All three tensors exactly."""
+    """All three tensors exactly, as far as there are rows."""
     with checked(options):
-        got = permutation(ids, experts, arch=arch)
-    expected = reference.permutation(ids, experts)
+        got = permutation(ids, experts, expert_range=expert_range, arch=arch)
+    expected = reference.permutation(ids, experts, expert_range=expert_range)
     for name in ("offsets", "slot_of_row", "row_of_slot"):
-        assert getattr(got, name).dtype == torch.int32
-        assert torch.equal(getattr(got, name), getattr(expected, name)), name
+        mine, wanted = getattr(got, name), getattr(expected, name)
+        assert (mine.dtype, mine.shape) == (torch.int32, wanted.shape)
+        if name == "slot_of_row":
+            mine = torch.where(wanted < 0, wanted, mine)
+        assert torch.equal(mine, wanted), name
 
 
 @dataclass(frozen=True)
@@ -187,10 +212,10 @@ def _add_specials(logits: torch.Tensor) -> None:
         special(row)
 
 
-def _apart(case: Case, logits: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _apart(case: Case, logits: torch.Tensor, biases: dict[str, torch.Tensor]) -> torch.Tensor:
     """bool [T]: neither experts nor groups are almost equal, as far as it matters."""
-    chosen_by = reference.scores(logits.double(), case.scoring)
-    chosen_by = chosen_by if bias is None else chosen_by + bias.double()
+    chosen_by = reference.scores(_biased(logits, biases).double(), case.scoring)
+    chosen_by = chosen_by + biases.get("bias", torch.zeros(1)).double()
     if case.groups == (1, 1):
         return _distinct(chosen_by.topk(min(case.top_k + 1, case.experts), dim=-1).values)
     groups = chosen_by.unflatten(-1, (case.groups[0], -1))

@@ -10,10 +10,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernelkit.compile import compile_once
+from moe import reference_routing
 from moe.routing import combine
 from moe.routing.config import CombineConfig, combine_columns
 from moe.routing.launch import ARCHS
-from tests.moe.routing_cases import DTYPES, Sum, check_combine, emulated
+from tests.moe.routing_cases import DTYPES, Sum, check_combine, emulated, one_by_one
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -67,6 +68,22 @@ def test_a_row_may_be_asked_for_twice():
     rows = torch.tensor([1, 1, 0, 1], dtype=torch.int32)
     got = emulated(lambda: combine(y, torch.tensor([[1.0, 2.0], [0.5, 0.25]]), rows))
     assert torch.equal(got, torch.stack((3 * y[1], y[0] / 2 + y[1] / 4)))
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_slots_without_rows_add_nothing(weighted):
+    """Whatever their weight; a token without any row gives zeros."""
+    y, weights, rows = Sum(9, 5, 136, "bf16", "bf16", weighted).inputs()
+    rows = rows.view(9, 5).clone()
+    rows[torch.rand(9, 5, generator=torch.Generator().manual_seed(3)) < 0.6] = -1
+    rows[4] = -1
+    shares = (weights if weighted else torch.ones(9, 5)).masked_fill(rows < 0, 0.0)
+    weights = weights.masked_fill(rows < 0, math.nan) if weighted else None
+    got = emulated(lambda: combine(y, weights, rows, partial=True))
+    assert torch.equal(got, one_by_one(y, shares, rows.clamp(min=1)).bfloat16())
+    assert not got[4].any()
+    expected = reference_routing.combine(y, weights, rows).bfloat16()
+    torch.testing.assert_close(got, expected)
 
 
 def test_nan_and_inf_arrive():
@@ -129,6 +146,8 @@ REFUSED = [
     ((torch.zeros(8, 66)[:, :64], WEIGHTS, ROWS), {}, ValueError, "stride of 264 bytes"),
     ((Y[:7], WEIGHTS, ROWS), {}, ValueError, "values from 0 to 7, but y has rows 0 to 6"),
     ((Y, WEIGHTS, ROWS - 1), {}, ValueError, "values from -1 to 6"),
+    ((Y, WEIGHTS, ROWS - 2), {"partial": True}, ValueError, "values from -2 to 5"),
+    ((Y, WEIGHTS, ROWS), {"partial": 1}, TypeError, "partial is 1"),
     ((Y, WEIGHTS, ROWS), {"backend": "cuda"}, ValueError, "needs CUDA tensors"),
     ((Y, 1.0, ROWS), {}, TypeError, "weights is float"),
     ((Y.clone().requires_grad_(), WEIGHTS, ROWS), {}, NotImplementedError, "requires grad"),

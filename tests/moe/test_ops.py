@@ -185,9 +185,10 @@ def test_opcheck_of_the_layer():
     Scales("token", "tensor", torch.zeros(1)), Scales(torch.ones(1)), Scales(h=torch.ones(1)),
 ], ids=["words", "x", "h"])  # fmt: skip
 def test_the_operator_gets_the_whole_layer(scales):
-    router = Router(1, "sigmoid", torch.ones(3), 3, 2, renormalize=False, scale=0.5)
+    bias, linear = torch.ones(3), torch.zeros(3)
+    router = Router(1, "sigmoid", bias, 3, 2, False, 0.5, linear, shared=2, shared_weight=0.25)
     tensors = torch.zeros(4, K).bfloat16(), torch.zeros(4, 3), weights("nvfp4")
-    rest = SwiGLU(1.5, 0.5, 3.0), scales, torch.ones(1), 16, "emulate", "sm_100a"
+    rest = SwiGLU(1.5, 0.5, 3.0), scales, torch.ones(1), 16, "emulate", "sm_100a", 1, 4
     given = Layer(*tensors, router, *rest)
     schema = FUSED.schema
     found = schema.build(schema.flat(vars(given)))
@@ -237,6 +238,19 @@ def test_the_host_never_waits_for_the_gpu(scale, count, launches):
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
     assert len(launches) == count
     assert all(device.type == "cuda" for *_, device in launches)
+
+
+def test_the_host_never_waits_for_the_experts_of_a_rank(launches):
+    """How many rows they have stands on the GPU alone."""
+    x, router = torch.empty(700, K).bfloat16(), Router(2, shared=1)
+    real = Layer(x, torch.empty(700, 6), weights("nvfp4"), router, first_expert=2, end_expert=5)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = on_gpu(real)
+        with Watched() as watched:
+            (y,) = run_layer(given)
+    assert not watched.waits
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+    assert len(launches) == 10
 
 
 @pytest.mark.parametrize(("fmt", "top_k"), [("nvfp4", 2), ("mxfp8", 1)])

@@ -12,7 +12,15 @@ import torch
 from moe import checkpoint
 from moe.config import GRANULARITIES
 from moe.formats import FORMATS, row_blocks, scale_bytes
-from moe.packing import CheckpointWeight, interleaved_rows, pack, pack_quantised, unpack
+from moe.packing import (
+    ORDERS,
+    CheckpointWeight,
+    interleaved_rows,
+    pack,
+    pack_quantised,
+    unpack,
+    unpack_biases,
+)
 from moe.quantized import Quantized
 from moe.reference import dequantise, encode_scale, quantise, quantise_blocks, swizzle_scales
 from tests.moe.quantise_cases import assert_equal
@@ -287,7 +295,7 @@ def test_state_dicts_that_are_refused():
     with pytest.raises(ValueError, match=r"no tensor 'w2\.decode_scale'"):
         checkpoint.from_state_dict({k: t for k, t in tensors.items() if k != "w2.decode_scale"})
     text = bytes(tensors["layout"].tolist()).replace(b'"version": 1', b'"version": 9')
-    with pytest.raises(ValueError, match="layout has version 9, expected 1"):
+    with pytest.raises(ValueError, match="layout has version 9, expected 1 or 2"):
         checkpoint.from_state_dict(tensors | {"layout": torch.tensor(list(text)).byte()})
 
 
@@ -302,6 +310,68 @@ def test_safetensors_round_trip(tmp_path):
     assert loaded.keys() == layers.keys()
     for name, packed in layers.items():
         assert_same_experts(loaded[name], packed)
+
+
+B13 = torch.randn(EXPERTS, 2 * INTERMEDIATE, generator=torch.Generator().manual_seed(5)).bfloat16()
+B2 = torch.randn(EXPERTS, HIDDEN, generator=torch.Generator().manual_seed(6))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("granularity", [8, 32])
+def test_a_bias_has_the_order_of_its_rows(order, granularity):
+    """That of w13 as its columns: packed as a column of weights would be."""
+    packed = pack(W13, W2, "mxfp8", granularity=granularity, order=order, biases=(B13, B2))
+    rows = interleaved_rows(INTERMEDIATE, granularity, order)
+    assert (packed.bias13.dtype, packed.bias2.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(packed.bias13, B13.float()[:, rows])
+    b13, b2 = unpack_biases(packed)
+    gate, up = (B13[:, ::2], B13[:, 1::2]) if order == "alternating" else B13.chunk(2, dim=1)
+    gate, up = (up, gate) if order == "up_gate" else (gate, up)
+    assert torch.equal(b13, torch.cat((gate, up), dim=1).float())
+    assert torch.equal(b2, B2)
+    assert b2.data_ptr() != B2.data_ptr()
+
+
+@pytest.mark.parametrize("biases", [(B13, B2), (B13, None), (None, B2)], ids=["both", "13", "2"])
+def test_biases_are_saved(biases, tmp_path):
+    packed = pack(W13, W2, "mxfp4", biases=biases)
+    checkpoint.save(tmp_path / "experts.safetensors", {"a": packed})
+    loaded = checkpoint.load(tmp_path / "experts.safetensors")["a"]
+    assert_same_experts(loaded, packed)
+    for mine, other, given in zip(loaded.biases, packed.biases, biases, strict=True):
+        assert (mine is None) == (other is None) == (given is None)
+        assert mine is None or torch.equal(mine, other)
+    plain = pack(W13, W2, "mxfp4")
+    assert packed.nbytes - plain.nbytes == 4 * sum(b.numel() for b in biases if b is not None)
+    tensors = checkpoint.state_dict(packed)
+    gone = next(name for name in ("bias13", "bias2") if name in tensors)
+    with pytest.raises(ValueError, match=f"no tensor '{gone}'"):
+        checkpoint.from_state_dict({k: t for k, t in tensors.items() if k != gone})
+
+
+def test_layouts_without_biases_are_what_they_were():
+    """So that older files and readers know them; biases are of a version of their own."""
+    plain, biased = (checkpoint.layout_of(pack(W13, W2, biases=b)) for b in (None, (B13, B2)))
+    assert plain == {"version": 1, "fmt": "nvfp4", "granularity": 32}
+    assert biased == plain | {"version": 2, "biases": ["bias13", "bias2"]}
+
+
+@pytest.mark.parametrize(("biases", "error", "words"), [
+    ((B13[:, 1:], B2), ValueError, r"biases\[0\] is torch.bfloat16"),
+    ((B13, B2[:1]), ValueError, r"biases\[1\] is torch.float32 \(1, "),
+    ((B13.int(), B2), ValueError, r"biases\[0\] is torch.int32, expected bf16"),
+    ((B13, B2 / 0), ValueError, r"biases\[1\], expert 0: largest magnitude inf, not finite"),
+    (B13, TypeError, "biases is Tensor, expected two tensors or None"),
+    ((B13, 1.0), TypeError, r"biases\[1\] is float"),
+])  # fmt: skip
+def test_biases_that_are_refused(biases, error, words):
+    with pytest.raises(error, match=words):
+        pack(W13, W2, biases=biases)
+    packed = pack(W13, W2)
+    with pytest.raises(ValueError, match=r"bias13 is torch\.float32"):
+        dataclasses.replace(packed, bias13=B2)
+    with pytest.raises(ValueError, match=r"bias2 is torch\.bfloat16"):
+        dataclasses.replace(packed, bias2=B2.bfloat16())
 
 
 def test_files_without_safetensors(monkeypatch, tmp_path):

@@ -102,6 +102,10 @@ def test_a_planned_layer_gives_the_bits_of_a_call_whenever_contents_change(fmt):
     ({"scales": None}, ValueError, "scales.x is None: a plan takes one that is known"),
     ({"scales": Scales(torch.ones(1), "token")}, ValueError, "scales.h is 'token'"),
     ({"logits": torch.zeros(3, 1).expand(3, 3)}, ValueError, "router_logits has strides"),
+    ({"router": Router(2, logit_bias=torch.zeros(1).expand(3))}, ValueError,
+     "logit_bias has strides"),
+    ({"expert_range": (1, 2)}, ValueError, r"expert_range \(1, 2\): 3 are packed"),
+    ({"expert_range": 3}, TypeError, "expert_range is 3"),
     ({"x": None}, TypeError, "x is NoneType"),
     ({"tile_rows": 2}, NotImplementedError, "tile_rows 2"),
     ({"scales": {"h": 1.0}}, TypeError, "scales is dict"),
@@ -109,7 +113,7 @@ def test_a_planned_layer_gives_the_bits_of_a_call_whenever_contents_change(fmt):
 ])  # fmt: skip
 def test_a_planned_layer_refuses_by_name(no_compile, changes, error, words):
     x, experts, logits, router, options = layer("nvfp4")
-    given = {"x": x, "logits": logits} | options | changes
-    x, logits = given.pop("x"), given.pop("logits")
+    given = {"x": x, "logits": logits, "router": router} | options | changes
+    x, logits, router = (given.pop(name) for name in ("x", "logits", "router"))
     with pytest.raises(error, match=words):
         fused_moe_plan(x, experts, logits, router, **given)

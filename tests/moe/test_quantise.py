@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import cutlass.cute as cute
 import numpy as np
@@ -29,6 +30,7 @@ from tests.moe.quantise_cases import (
     assert_equal,
     check,
     check_scattered,
+    cut,
     random_case,
     used_bytes,
 )
@@ -113,6 +115,11 @@ MORE_SCATTERED = [
     Scattered("nvfp4", 7, 2, 64, 3, "rows"),
     Scattered("mxfp8", 2, 2, 1056, 3),
 ]
+OF_A_RANK = [
+    Scattered("nvfp4", 9, 3, 64, 8, "token", expert_range=(2, 5)),
+    Scattered("mxfp8", 20, 2, 96, 6, expert_range=(5, 6)),
+    Scattered("nvfp4", 7, 2, 64, 3, "rows", expert_range=(0, 2)),
+]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +131,36 @@ def test_every_token_is_read_once(arch, case):
     """The inverse of the rows changes no bit."""
     with checked():
         check_scattered(case, arch=arch)
+
+
+@pytest.mark.parametrize("case", OF_A_RANK, ids=str)
+def test_slots_without_rows_are_not_written(case):
+    with checked():
+        check_scattered(case)
+
+
+@pytest.mark.parametrize("inverse", [True, False])
+def test_rows_of_nobody_are_neither_read_nor_written(inverse):
+    """No row at all: every slot is foreign."""
+    x = torch.randn(3, 64).bfloat16()
+    nothing, foreign = torch.zeros(3, dtype=torch.int32), torch.full((6,), -1, dtype=torch.int32)
+    given = {"row_of_slot": foreign, "partial": True} if inverse else {}
+    tokens = Tokens(x, "nvfp4", "token", foreign, nothing, choices=2, **given)
+    with checked():
+        got = run_quantise(tokens)
+    assert (got.data.view(torch.uint8) == 255).all()
+    assert (got.scales.view(torch.uint8) == 255).all()
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "token"])
+def test_an_amax_is_that_of_rows_that_somebody_has(scaling):
+    x, offsets = torch.randn(300, 64).bfloat16(), torch.tensor([0, 2, 2, 7]).int()
+    x[7:] = math.nan
+    with checked():
+        got = quantise(x, "nvfp4", global_scale=scaling, offsets=offsets)
+    expected = reference.quantise(x[:7], "nvfp4", global_scale=scaling, offsets=offsets)
+    used = used_bytes("nvfp4", 64, (2, 0, 5))
+    assert_equal(*(replace(each, scales=each.scales[:used]) for each in (cut(got, 7), expected)))
 
 
 @pytest.mark.usefixtures("no_compile")
@@ -140,6 +177,10 @@ def test_an_inverse_needs_what_it_inverts():
         run_quantise(Tokens(x, "mxfp4", **places | {"row_of_slot": slots.long()}))
     with pytest.raises(ValueError, match="row_of_slot has values from 1 to 8"):
         run_quantise(Tokens(x, "mxfp4", **places | {"row_of_slot": slots + 1}))
+    with pytest.raises(ValueError, match="row_of_slot has values from -1 to 6"):
+        run_quantise(Tokens(x, "mxfp4", **places | {"row_of_slot": slots - 1}))
+    with pytest.raises(ValueError, match="row_of_slot has values from -2 to 5, but rows are 0 to"):
+        run_quantise(Tokens(x, "mxfp4", **places | {"row_of_slot": slots - 2}, partial=True))
 
 
 @pytest.mark.usefixtures("no_compile")

@@ -50,6 +50,20 @@ def test_scattered(tokens, choices, k, experts, scaling):
     check_scattered(Scattered("nvfp4", tokens, choices, k, experts, scaling), "cuda")
 
 
+@pytest.mark.parametrize("expert_range", [(0, 1), (32, 64), (0, 128)], ids=str)
+@pytest.mark.parametrize("scaling", ["token", "rows"])
+def test_scattered_to_some_experts(scaling, expert_range):
+    check_scattered(Scattered("nvfp4", 700, 8, 2880, 128, scaling, expert_range), "cuda")
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "token"])
+def test_rows_of_nobody_have_no_amax(scaling):
+    x, offsets = torch.randn(3000, 2880, device="cuda").bfloat16(), torch.tensor([0, 500, 1000])
+    x[1000:] = torch.nan
+    got = quantise(x, "nvfp4", global_scale=scaling, offsets=offsets.int().cuda())
+    assert got.decode_scale[:1000].isfinite().all()
+
+
 @pytest.mark.parametrize("fmt", ["mxfp4", "mxfp8"])
 def test_scattered_without_a_scale(fmt):
     check_scattered(Scattered(fmt, 3000, 8, 7168, 256), "cuda")

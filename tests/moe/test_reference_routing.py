@@ -15,6 +15,8 @@ LARGEST = torch.finfo(torch.float32).max
 
 def by_expert(logits, top_k, options):
     """(ids, weights) of one token: scores in fp32 as numbers, everything else in plain Python."""
+    linear = options.get("logit_bias", torch.zeros(len(logits))).tolist()
+    logits = [x + b for x, b in zip(logits, linear, strict=True)]
     clean = [-INF if math.isnan(x) else min(x, LARGEST) for x in logits]
     if options.get("scoring") == "sigmoid":
         scores = torch.sigmoid(torch.tensor(clean)).tolist()
@@ -36,7 +38,9 @@ def by_expert(logits, top_k, options):
     ids = sorted(eligible, key=lambda e: -chosen_by[e])[:top_k]
     weights = [scores[e] for e in ids]
     total = (sum(weights) or 1.0) if options.get("renormalize", True) else 1.0
-    return ids, [w / total * options.get("scale", 1.0) for w in weights]
+    weights = [w / total * options.get("scale", 1.0) for w in weights]
+    shared = range(len(scores), len(scores) + options.get("shared", 0))
+    return [*ids, *shared], weights + [options.get("shared_weight", 1.0)] * len(shared)
 
 
 BIAS = torch.linspace(-0.3, 0.3, 16).flip(0)
@@ -47,9 +51,12 @@ OPTIONS = {
     "bias": {"scoring": "sigmoid", "bias": BIAS},
     "DeepSeek-V4": {"scoring": "sqrtsoftplus", "bias": BIAS, "scale": 1.5},
     "groups": {"n_group": 4, "topk_group": 2, "scoring": "sigmoid"},
+    "gpt-oss": {"logit_bias": 4 * BIAS},
+    "shared": {"logit_bias": BIAS, "bias": BIAS, "scale": 2.5, "shared": 3, "shared_weight": 0.5},
     "groups of one": {"n_group": 16, "topk_group": 5},
     "DeepSeek-V3": {
         "scoring": "sigmoid", "bias": BIAS, "n_group": 8, "topk_group": 4, "scale": 2.5,
+        "shared": 1,
     },
 }  # fmt: skip
 
@@ -73,6 +80,16 @@ def test_every_option_expert_by_expert(options, top_k):
         expected = by_expert(row, top_k, options)
         assert ids[token].tolist() == expected[0], row
         assert weights[token].tolist() == pytest.approx(expected[1], rel=1e-5, abs=1e-30)
+
+
+def test_softmax_of_the_chosen_alone():
+    """gpt-oss and Mixtral: the sum over all experts cancels, but for its rounding."""
+    logits = 4 * torch.randn(60, 32, generator=torch.Generator().manual_seed(1))
+    _, weights = route(logits, 4)
+    alone = logits.topk(4, dim=-1).values.double().softmax(-1)
+    torch.testing.assert_close(weights.double(), alone, rtol=1e-6, atol=0)
+    _, plain = route(logits, 4, renormalize=False)
+    assert (plain.sum(-1) < 1 - 1e-3).any()
 
 
 def test_of_equal_experts_the_lower_ones_come_first():

@@ -15,7 +15,7 @@ from moe import reference_routing as reference
 from moe.routing import config, permutation, route
 from moe.routing.launch import ARCHS
 from ptxemu import Options
-from tests.moe.routing_cases import Case, check_permutation, check_route, emulated
+from tests.moe.routing_cases import Case, build, check_permutation, check_route, emulated
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -32,6 +32,8 @@ CASES = [
     Case(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), aligned=True),
     Case(21, 128, 4, "bf16", aligned=True),
     Case(33, 384, 6, "fp32", "sqrtsoftplus", bias=True, scale=2.5),
+    Case(21, 32, 4, "bf16", logit_bias=True, aligned=True),  # gpt-oss-20b
+    Case(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), shared=1, scale=2.5),
 ]
 MATRIX = [
     *(Case(33, 384, top_k, "bf16", bias=True, aligned=True) for top_k in (1, 4, 5, 16)),
@@ -51,6 +53,11 @@ MATRIX = [
         for k, dtype in ((1, "bf16"), (6, "fp16"))
     ),
     Case(40, 64, 8, "fp32", "sqrtsoftplus", groups=(8, 4), renormalize=False),
+    *(
+        Case(33, experts, top_k, "bf16", scoring, logit_bias=True, bias=bool(shared), shared=shared)
+        for experts, top_k, shared in ((8, 2, 0), (30, 1, 15), (257, 9, 2), (510, 14, 2))
+        for scoring in ("softmax", "sigmoid")
+    ),
 ]
 
 
@@ -132,6 +139,30 @@ def test_extremes(name, arch):
     assert torch.equal(weights == weights[:, :1], expected == expected[:, :1])
 
 
+def test_softmax_of_the_chosen_alone():
+    """What gpt-oss and Mixtral compute is softmax, divided by the sum over the chosen ones."""
+    logits, biases = build(Case(40, 128, 4, logit_bias=True, hostile=False))
+    ids, weights = emulated(lambda: route(logits, 4, **biases))
+    logits = logits + biases["logit_bias"]
+    chosen = logits.gather(-1, ids.long())
+    assert torch.equal(chosen, logits.topk(4, dim=-1).values)
+    alone = chosen.double().softmax(-1)
+    torch.testing.assert_close(weights.double(), alone, rtol=60 * 2**-23, atol=0)
+
+
+def test_a_logit_bias_decides_where_logits_do_not():
+    """It is added before scores: it may exclude an expert, and makes up for a logit."""
+    bias = torch.zeros(64)
+    bias[5], bias[6], bias[7] = 1.0, -math.inf, math.nan
+    logits = torch.zeros(2, 64, dtype=torch.bfloat16)
+    logits[1, 5], logits[1, [6, 7]] = -math.inf, 9.0
+    ids, weights = emulated(lambda: route(logits, 4, logit_bias=bias, renormalize=False))
+    expected_ids, expected = reference.route(logits, 4, logit_bias=bias, renormalize=False)
+    assert torch.equal(ids, expected_ids)
+    assert ids.tolist() == [[5, 0, 1, 2], [0, 1, 2, 3]]
+    torch.testing.assert_close(weights, expected, rtol=60 * 2**-23, atol=0)
+
+
 def random_ids(tokens: int, top_k: int, experts: int, kind: str = "any", seed: int = 0):
     """kind: 'any', 'one' (all of them on one expert), 'last', 'few' (of many experts)."""
     draw = torch.Generator().manual_seed(seed)
@@ -183,6 +214,29 @@ def test_two_launches(shape, arch, monkeypatch):
     check_permutation(random_ids(*shape), experts, arch)
 
 
+RANGES = {
+    "the first": (127, 8, 64, "any", (0, 9)),
+    "the last": (127, 8, 64, "any", (63, 64)),
+    "some": (33, 16, 257, "any", (100, 164)),
+    "all": (33, 8, 40, "any", (0, 40)),
+    "all are foreign": (40, 8, 16, "one", (0, 8)),
+    "none is foreign": (40, 8, 16, "one", (8, 9)),
+}
+
+
+@each_arch
+@pytest.mark.parametrize("name", RANGES)
+def test_rows_of_some_experts_alone(name, arch, monkeypatch):
+    """In one launch, and in two."""
+    *shape, expert_range = RANGES[name]
+    ids, experts = random_ids(*shape), shape[2]
+    check_permutation(ids, experts, arch, expert_range=expert_range)
+    monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 200)
+    monkeypatch.setattr(config, "MAX_CHUNKS", 3)
+    assert config.plan_permutation(ids.numel(), 1, partial=True).config.chunked
+    check_permutation(ids, experts, arch, expert_range=expert_range)
+
+
 @each_arch
 def test_long_runs(arch, monkeypatch):
     """Warps that take several turns, in one CTA and in three."""
@@ -199,6 +253,7 @@ def test_schedule_does_not_show():
     late = Options(policy="adversarial", seed=1, limit=None)
     for tokens in (40, 600):
         check_permutation(random_ids(tokens, 8, 16), 16, options=late)
+    check_permutation(random_ids(40, 8, 16), 16, options=late, expert_range=(3, 9))
 
 
 def test_ids_with_strides():
@@ -234,10 +289,13 @@ def test_plan_covers_the_slots(rows):
 
 def test_tracers_see_shapes():
     with FakeTensorMode():
+        shared, _ = route(torch.empty(5, 64, dtype=torch.bfloat16), 4, shared=2)
         ids, weights = route(torch.empty(5, 64, dtype=torch.bfloat16), 4)
-        found = permutation(ids, 64)
+        found, own = permutation(ids, 64), permutation(ids, 64, expert_range=(8, 16))
+    assert (own.offsets.shape, own.row_of_slot.shape) == ((9,), (20,))
     assert (ids.shape, ids.dtype) == ((5, 4), torch.int32)
     assert (weights.shape, weights.dtype) == ((5, 4), torch.float32)
+    assert shared.shape == (5, 6)
     sizes = [len(t) for t in (found.offsets, found.slot_of_row, found.row_of_slot)]
     assert sizes == [65, 20, 20]
 
@@ -261,6 +319,15 @@ REFUSED = [
     (LOGITS, {"bias": torch.zeros(7)}, ValueError, "bias is torch.float32"),
     (LOGITS, {"bias": torch.zeros(8).half()}, ValueError, "bias is torch.float16"),
     (LOGITS, {"bias": [0.0] * 8}, TypeError, "bias is list"),
+    (LOGITS, {"logit_bias": torch.zeros(9)}, ValueError, "logit_bias is torch.float32"),
+    (LOGITS, {"logit_bias": torch.zeros(8).half()}, ValueError, "logit_bias is torch.float16"),
+    (LOGITS, {"logit_bias": 0.5}, TypeError, "logit_bias is float"),
+    (LOGITS, {"shared": -1}, ValueError, "shared -1: at least 0"),
+    (LOGITS, {"shared": 15}, NotImplementedError, "shared 15 beside top_k 2: 16 experts"),
+    (torch.zeros(4, 512), {"shared": 1}, NotImplementedError, "shared 1 beside 512 experts: 512"),
+    (LOGITS, {"shared": 1.0}, TypeError, "shared is 1.0"),
+    (LOGITS, {"shared": 1, "shared_weight": 0.0}, ValueError, "shared_weight 0.0: above 0"),
+    (LOGITS, {"shared": 1, "shared_weight": math.nan}, ValueError, "shared_weight nan"),
     (LOGITS, {"backend": "cuda"}, ValueError, "needs CUDA tensors"),
     (LOGITS, {"arch": "sm_80"}, NotImplementedError, "arch 'sm_80'"),
     (torch.zeros(4, 8, requires_grad=True), {}, NotImplementedError, "requires grad"),
@@ -292,6 +359,25 @@ def test_permutation_refuses(no_compile, ids, experts, error, words):
         permutation(ids, experts)
 
 
+@pytest.mark.parametrize(("expert_range", "error", "words"), [
+    ((3, 3), ValueError, r"expert_range \(3, 3\): at least one of the experts 0 to 7"),
+    ((4, 3), ValueError, r"expert_range \(4, 3\)"),
+    ((-1, 3), ValueError, r"expert_range \(-1, 3\)"),
+    ((3, 9), ValueError, r"expert_range \(3, 9\)"),
+    ((3,), TypeError, r"expert_range is \(3,\), expected \(first, end\)"),
+    ((0, 2.0), TypeError, r"expert_range\[1\] is 2.0"),
+    (range(3), TypeError, "expert_range is range"),
+])  # fmt: skip
+def test_ranges_that_are_refused(no_compile, expert_range, error, words):
+    with pytest.raises(error, match=words):
+        permutation(IDS, 8, expert_range=expert_range)
+
+
+def test_ids_out_of_range_are_refused_with_a_range(no_compile):
+    with pytest.raises(ValueError, match="ids has values from 8 to 8, but experts 0 to 7"):
+        permutation(IDS + 8, 8, expert_range=(0, 3))
+
+
 def test_broken_ids_stay_inside(monkeypatch):
     """Where nobody reads ids back, one out of range counts as the last expert."""
     monkeypatch.setattr("moe.routing.launch.check_range", lambda *_: None)
@@ -300,3 +386,9 @@ def test_broken_ids_stay_inside(monkeypatch):
     expected = reference.permutation(torch.tensor([[0, 3], [3, 3]]), 4)
     assert torch.equal(found.offsets, expected.offsets)
     assert torch.equal(found.slot_of_row, expected.slot_of_row)
+    own = emulated(lambda: permutation(ids, 4, expert_range=(2, 3)))
+    assert own.offsets.tolist() == [0, 0]
+    assert own.row_of_slot.tolist() == [-1] * 4
+    own = emulated(lambda: permutation(ids, 4, expert_range=(3, 4)))
+    assert own.offsets.tolist() == [0, 3]
+    assert own.row_of_slot.tolist() == [-1, 0, 1, 2]

@@ -34,10 +34,11 @@ def random_case(seed: int) -> Case:
     n_group = draw.choice((1, 1, 4, 8))
     experts = draw.choice((1, 2, 8, 64, 257, 384, 512) if n_group == 1 else (16, 64, 256, 384))
     topk_group = draw.randint(1, n_group)
+    top_k = draw.randint(1, min(16, experts // n_group * topk_group))
     return Case(
         tokens=draw.choice(TOKENS[:-1] if n_group == 1 else TOKENS[:6]),
         experts=experts,
-        top_k=draw.randint(1, min(16, experts // n_group * topk_group)),
+        top_k=top_k,
         dtype=draw.choice(sorted(DTYPES)),
         scoring=draw.choice(SCORINGS),
         bias=draw.random() < 0.5,
@@ -45,6 +46,8 @@ def random_case(seed: int) -> Case:
         renormalize=draw.random() < 0.5,
         scale=draw.choice((1.0, 2.5)),
         seed=seed,
+        logit_bias=draw.random() < 0.5,
+        shared=draw.choice((0, 1, 2)) if experts < 510 and top_k < 15 else 0,
     )
 
 
@@ -63,6 +66,8 @@ def test_permutation(seed):
     if draw.random() < 0.3:
         ids.fill_(draw.randrange(experts))
     check_permutation(ids, experts)
+    first = draw.randrange(experts)
+    check_permutation(ids, experts, expert_range=(first, draw.randint(first + 1, experts)))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -73,6 +78,19 @@ def test_combine(seed):
     tokens = draw.choice(TOKENS[:6] if hidden > 1000 else TOKENS[:-1])
     case = Sum(tokens, draw.randint(1, 16), hidden, *dtypes, draw.random() < 0.8, seed)
     check_combine(case, device="cuda")
+
+
+@pytest.mark.parametrize("tokens", [1, 129, 5000])
+def test_slots_without_rows(tokens):
+    """What two ranks add is what one adds, choice by choice in fp32, where one of them has none."""
+    y, weights, rows = Sum(tokens, 8, 2880, "bf16", "fp32").inputs("cuda")
+    rows = rows.view(tokens, 8)
+    is_here = torch.rand(tokens, 8, device="cuda") < 0.4
+    for mine in (is_here, ~is_here, torch.zeros_like(is_here)):
+        own = rows.masked_fill(~mine, -1)
+        got = combine(y, weights, own, out_dtype=torch.float32, partial=True)
+        whole = combine(y, weights.masked_fill(~mine, 0.0), rows, out_dtype=torch.float32)
+        assert torch.equal(got, whole)
 
 
 def test_rows_behind_two_gigabytes():

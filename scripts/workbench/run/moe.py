@@ -93,7 +93,7 @@ def _experts_to(device: str, experts: PackedExperts) -> PackedExperts:
         Quantized(**{name: _to(device, getattr(w, name)) for name in FIELDS})
         for w in (experts.w13, experts.w2)
     )
-    return PackedExperts(w13, w2, experts.granularity)
+    return dataclasses.replace(experts, w13=w13, w2=w2)
 
 
 def judged(

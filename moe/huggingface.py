@@ -1,0 +1,294 @@
+"""Experts packed from checkpoints as Hugging Face's hub has them: no value changes.
+
+`pack_gpt_oss` takes the MXFP4 of openai/gpt-oss-*, all experts of a layer in one tensor;
+`pack_experts` those that have tensors of their own, of which `SCHEMES` has the names: NVFP4 as
+ModelOpt and as compressed-tensors write it, MXFP4 as compressed-tensors and as DeepSeek-V4 do. Both
+read one expert at a time, so that besides the packed layer there is one more expert in memory, and
+only the experts of a rank where they are told to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelkit.tensors import device_of
+from moe.arguments import Scales
+from moe.checkpoint import LAYOUT, of_layout, read_layout, safetensors_of, state_dict
+from moe.config import DEFAULT_GRANULARITY
+from moe.indices import check_expert_range, range_fields
+from moe.packing import CheckpointWeight, PackedExperts, pack_quantised
+
+INDEX = "model.safetensors.index.json"
+PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))  # gate, up, down
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What the tensors of a quantised matrix are called behind its name. encode, decode: its global
+    scale, as values were multiplied by it or are; activations: the same of what it is multiplied
+    with."""
+
+    fmt: str
+    data: str
+    scales: str
+    encode: str = ""
+    decode: str = ""
+    activations: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all tensors that a matrix has."""
+        return tuple(name for name in (self.data, self.scales, self.encode, self.decode) if name)
+
+
+SCHEMES = (  # the first one of which a matrix has all tensors
+    Scheme("nvfp4", "weight", "weight_scale", decode="weight_scale_2", activations="input_scale"),
+    Scheme("nvfp4", "weight_packed", "weight_scale", encode="weight_global_scale",
+           activations="input_global_scale"),
+    Scheme("mxfp4", "weight_packed", "weight_scale"),
+    Scheme("mxfp4", "weight", "scale"),
+)  # fmt: skip
+
+
+class Checkpoint:
+    """The tensors of one safetensors file, or of a folder of them, by name; read when asked for."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path, self._open = Path(path), safetensors_of("safetensors").safe_open
+        self._stack = ExitStack()
+        self._files: dict[Path, Any] = {}
+        folder = self.path if self.path.is_dir() else self.path.parent
+        if (index := folder / INDEX).is_file() and self.path.is_dir():
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            self._places = {name: folder / file for name, file in names.items()}
+            return
+        files = sorted(folder.glob("*.safetensors")) if self.path.is_dir() else [self.path]
+        if not files:
+            raise ValueError(f"{self.path} has no safetensors files")
+        self._places = {name: file for file in files for name in [*self._file(file).keys()]}
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, which is not read."""
+        return tuple(self._slices(name).get_shape())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """All of it."""
+        self._slices(name)
+        return self._file(self._places[name]).get_tensor(name)
+
+    def one(self, name: str, place: int) -> torch.Tensor:
+        """[1, ...]: of the first dimension this one alone, which alone is read."""
+        return self._slices(name)[place : place + 1]
+
+    def _slices(self, name: str) -> Any:
+        if name not in self._places:
+            raise ValueError(f"no tensor {name!r} in {self.path}")
+        return self._file(self._places[name]).get_slice(name)
+
+    def _file(self, path: Path) -> Any:
+        if path not in self._files:
+            if not path.is_file():
+                raise ValueError(f"no file {path}")
+            self._files[path] = self._stack.enter_context(self._open(path, framework="pt"))
+        return self._files[path]
+
+
+def pack_gpt_oss(
+    path: str | PathLike[str],
+    prefix: str,
+    *,
+    expert_range: tuple[int, int] | None = None,
+    granularity: int = DEFAULT_GRANULARITY,
+    device: str | torch.device = "cpu",
+    progress: bool = False,
+) -> PackedExperts:
+    """The experts of a layer of gpt-oss, in mxfp4, with their biases.
+
+    Args:
+        path: a safetensors file, or the folder of a checkpoint.
+        prefix: of the tensors, such as 'model.layers.3.mlp.experts': gate_up_proj_blocks
+            [E, 2I, H / 32, 16] and _scales [E, 2I, H / 32] in uint8, _bias [E, 2I] in bf16, rows of
+            gate and up in turn; down_proj_blocks, _scales and _bias [E, H, ...].
+        expert_range: (first, end), these alone are read; all by default.
+        granularity: of the packed rows, as of `moe.pack`.
+        device: where the packed experts go.
+        progress: draw a bar, by rich.
+
+    Raises:
+        TypeError, ValueError: naming the tensor that is missing, or the value and the limit.
+    """
+    with Checkpoint(path) as checkpoint:
+        count = checkpoint.shape(f"{prefix}.gate_up_proj_blocks")[0]
+        first, end = range_fields(expert_range).values() if expert_range else (0, count)
+        check_expert_range(first, end, count)
+
+        def packed(expert: int) -> PackedExperts:
+            (w13, bias13), (w2, bias2) = (
+                _of_gpt_oss(checkpoint, f"{prefix}.{name}", expert)
+                for name in ("gate_up_proj", "down_proj")
+            )
+            biases, order = (bias13, bias2), "alternating"
+            return pack_quantised(
+                w13, w2, "mxfp4", granularity=granularity, order=order, biases=biases
+            )
+
+        named = [(f"expert {expert} of {prefix}", expert) for expert in range(first, end)]
+        return _one_by_one(named, packed, device, progress)
+
+
+def pack_experts(
+    path: str | PathLike[str],
+    experts: Sequence[str],
+    *,
+    granularity: int = DEFAULT_GRANULARITY,
+    device: str | torch.device = "cpu",
+    progress: bool = False,
+) -> PackedExperts:
+    """Experts that have tensors of their own, in the format that they are stored in.
+
+    Args:
+        path, granularity, device, progress: as of `pack_gpt_oss`.
+        experts: what stands in front of gate_proj, up_proj and down_proj, or of w1, w3 and w2, in
+            the order of the packed experts: [f'model.layers.3.mlp.experts.{e}' for e in range(E)],
+            those of a rank alone, or 'model.layers.3.mlp.shared_experts' behind them.
+
+    Raises:
+        TypeError, ValueError: naming the tensor that is missing, or the value and the limit; for
+            global scales of gate and up that differ, too.
+    """
+    with Checkpoint(path) as checkpoint:
+        scheme, names = _scheme_of(checkpoint, experts)
+
+        def packed(expert: str) -> PackedExperts:
+            gate, up, down = (_matrix(checkpoint, f"{expert}.{name}", scheme) for name in names)
+            w13 = _beside(gate, up)
+            return pack_quantised(w13, down, scheme.fmt, granularity=granularity)
+
+        return _one_by_one([(name, name) for name in experts], packed, device, progress)
+
+
+def activation_scales(path: str | PathLike[str], experts: Sequence[str]) -> Scales:
+    """The calibrated global scales of the activations of these experts in nvfp4, as `pack_experts`
+    takes them: the smallest encode scale of all, with which none of them saturates."""
+    with Checkpoint(path) as checkpoint:
+        scheme, names = _scheme_of(checkpoint, experts)
+        if not scheme.activations:
+            raise ValueError(f"{experts[0]} is in {scheme.fmt}, whose activations have no scale")
+
+        def smallest(projections: Iterable[str]) -> torch.Tensor:
+            found = [
+                checkpoint.tensor(f"{expert}.{name}.{scheme.activations}").float().reshape(1)
+                for expert in experts
+                for name in projections
+            ]
+            scales = torch.cat(found)
+            return (scales.reciprocal() if scheme.decode else scales).amin().reshape(1)
+
+        return Scales(smallest(names[:2]), smallest(names[2:]))
+
+
+def _of_gpt_oss(
+    checkpoint: Checkpoint, name: str, expert: int
+) -> tuple[CheckpointWeight, torch.Tensor]:
+    """A matrix of one expert, and its bias."""
+    blocks, scales, bias = (
+        checkpoint.one(f"{name}_{field}", expert) for field in ("blocks", "scales", "bias")
+    )
+    if blocks.ndim != 4:
+        raise ValueError(f"{name}_blocks has shape {tuple(blocks.shape)} of one expert, 4 numbers")
+    return CheckpointWeight(blocks.flatten(2), scales), bias
+
+
+def _scheme_of(checkpoint: Checkpoint, experts: Sequence[str]) -> tuple[Scheme, tuple[str, ...]]:
+    """How the matrices of experts are stored, and what they are called: as those of the first."""
+    if isinstance(experts, str) or not len(experts):
+        raise TypeError(f"experts is {experts!r}, expected a sequence of names, at least one")
+    expert = experts[0]
+    for names in PROJECTIONS:
+        for scheme in SCHEMES:
+            if all(f"{expert}.{names[0]}.{name}" in checkpoint for name in scheme.names):
+                return scheme, names
+    kinds = "; ".join(", ".join(scheme.names) for scheme in SCHEMES)
+    gates = " or ".join(names[0] for names in PROJECTIONS)
+    raise ValueError(f"{expert}.{gates} in {checkpoint.path}: tensors of one kind of {kinds}")
+
+
+def _matrix(checkpoint: Checkpoint, name: str, scheme: Scheme) -> CheckpointWeight:
+    """Of one expert, [1, ...]."""
+
+    def scale(field: str) -> torch.Tensor | None:
+        return checkpoint.tensor(f"{name}.{field}").reshape(1) if field else None
+
+    data, scales = (checkpoint.tensor(f"{name}.{each}") for each in (scheme.data, scheme.scales))
+    data = data.view(torch.uint8) if data.dtype == torch.int8 else data
+    encode, decode = scale(scheme.encode), scale(scheme.decode)
+    return CheckpointWeight(data[None], scales[None], encode, decode)
+
+
+def _beside(gate: CheckpointWeight, up: CheckpointWeight) -> CheckpointWeight:
+    """w13: the rows of gate, then those of up; the global scales of both."""
+    data, scales = torch.cat((gate.data, up.data), 1), torch.cat((gate.scales, up.scales), 1)
+    encode, decode = (
+        None if first is None or second is None else torch.stack((first, second), 1)
+        for first, second in (
+            (gate.encode_scale, up.encode_scale),
+            (gate.decode_scale, up.decode_scale),
+        )
+    )
+    return CheckpointWeight(data, scales, encode, decode)
+
+
+def _one_by_one(
+    experts: Sequence[tuple[str, Any]],
+    packed: Callable[[Any], PackedExperts],
+    device: str | torch.device,
+    progress: bool,
+) -> PackedExperts:
+    """The experts together, each packed alone. experts: names, and what `packed` takes."""
+    layout, whole, where = {}, {}, device_of(device)
+    for place, (name, expert) in enumerate(_tracked(experts, progress)):
+        try:
+            tensors = state_dict(packed(expert))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        stored = tensors.pop(LAYOUT)
+        if not place:
+            layout = read_layout(LAYOUT, stored)
+            whole = {
+                field: each.new_empty((len(experts), *each.shape), device=where)
+                for field, each in tensors.items()
+            }
+        for field, each in tensors.items():
+            if each.shape != whole[field].shape[1:]:
+                wanted = tuple(whole[field].shape[1:])
+                raise ValueError(f"{name}: {field} has shape {tuple(each.shape)}, others {wanted}")
+            whole[field][place].copy_(each)
+    return of_layout(layout, {field: each.flatten(0, 1) for field, each in whole.items()})
+
+
+def _tracked(experts: Sequence[tuple[str, Any]], progress: bool) -> Iterable[tuple[str, Any]]:
+    """All of them, with a bar that says how far it is."""
+    if not progress:
+        return experts
+    try:
+        from rich.progress import track
+    except ImportError as error:
+        raise ImportError("progress needs rich: pip install rich") from error
+    return track(experts, description="packing experts")

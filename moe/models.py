@@ -1,0 +1,152 @@
+"""Layers of known models: sizes, routers and activations, from the fields of their config.json.
+
+`of_model("gpt-oss-120b")`, or `from_config(json.load(file))` for any model of these families.
+
+Not in any config.json, but in the models' code: softmax and the constants 1.702 and 1 of gpt-oss,
+softmax of Mixtral and Qwen3; that choices of DeepSeek and Kimi are steered by
+`e_score_correction_bias`. Public code disagrees on whether the shared expert of DeepSeek-V4 has the
+limit of the others; as one of `Router.shared` it has. In the first `num_hash_layers` layers of
+DeepSeek-V4 a table of tokens chooses, for which there is no router here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from moe.arguments import Router, SwiGLU
+
+Config = Mapping[str, Any]
+GPT_OSS_ALPHA, GPT_OSS_BETA = 1.702, 1.0
+
+
+@dataclass(frozen=True)
+class ModelLayer:
+    """One MoE layer of a model.
+
+    hidden, intermediate: H and I of an expert; experts: E that are chosen from, without shared
+    ones. router: but for its tensors; `router_tensors` names those that the model has. biases:
+    whether experts have some.
+    """
+
+    hidden: int
+    intermediate: int
+    experts: int
+    router: Router
+    activation: SwiGLU
+    router_tensors: tuple[str, ...] = ()
+    biases: bool = False
+
+
+def _gpt_oss(config: Config) -> ModelLayer:
+    return ModelLayer(
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["num_local_experts"],
+        Router(config["num_experts_per_tok"]),
+        SwiGLU(GPT_OSS_ALPHA, GPT_OSS_BETA, config["swiglu_limit"]),
+        ("logit_bias",),
+        biases=True,
+    )
+
+
+def _deepseek(config: Config) -> ModelLayer:
+    """V3, V4 and Kimi-K2, which has V3's architecture. V4 has no groups, and a limit."""
+    router = Router(
+        config["num_experts_per_tok"],
+        config["scoring_func"],
+        n_group=config.get("n_group", 1),
+        topk_group=config.get("topk_group", 1),
+        renormalize=config["norm_topk_prob"],
+        scale=config["routed_scaling_factor"],
+        shared=config["n_shared_experts"],
+    )
+    activation = SwiGLU(limit=config.get("swiglu_limit"))
+    sizes = config["hidden_size"], config["moe_intermediate_size"], config["n_routed_experts"]
+    return ModelLayer(*sizes, router, activation, ("bias",))
+
+
+def _qwen3_moe(config: Config) -> ModelLayer:
+    router = Router(config["num_experts_per_tok"], renormalize=config["norm_topk_prob"])
+    sizes = config["hidden_size"], config["moe_intermediate_size"], config["num_experts"]
+    return ModelLayer(*sizes, router, SwiGLU())
+
+
+def _mixtral(config: Config) -> ModelLayer:
+    sizes = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    return ModelLayer(*sizes, Router(config["num_experts_per_tok"]), SwiGLU())
+
+
+READERS: MappingProxyType[str, Callable[[Config], ModelLayer]] = MappingProxyType({
+    "gpt_oss": _gpt_oss,
+    "deepseek_v3": _deepseek,
+    "deepseek_v4": _deepseek,
+    "kimi_k2": _deepseek,
+    "qwen3_moe": _qwen3_moe,
+    "mixtral": _mixtral,
+})  # fmt: skip
+
+_GPT_OSS = {
+    "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
+    "num_experts_per_tok": 4, "swiglu_limit": 7.0,
+}  # fmt: skip
+_DEEPSEEK = {"n_shared_experts": 1, "norm_topk_prob": True}
+_V4 = {
+    **_DEEPSEEK, "model_type": "deepseek_v4", "num_experts_per_tok": 6,
+    "scoring_func": "sqrtsoftplus", "swiglu_limit": 10.0,
+}  # fmt: skip
+_QWEN3 = {
+    "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}  # fmt: skip
+_MIXTRAL = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+
+# Keys as in the config.json of openai/gpt-oss-*, deepseek-ai/DeepSeek-*, moonshotai/Kimi-K2-*,
+# Qwen/Qwen3-* and mistralai/Mixtral-*; what a layer of experts does not depend on is left out.
+CONFIGS: MappingProxyType[str, Config] = MappingProxyType({
+    "gpt-oss-120b": {**_GPT_OSS, "num_local_experts": 128},
+    "gpt-oss-20b": {**_GPT_OSS, "num_local_experts": 32},
+    "deepseek-v3": {
+        **_DEEPSEEK, "model_type": "deepseek_v3", "hidden_size": 7168,
+        "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8,
+        "scoring_func": "sigmoid", "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5,
+    },
+    "deepseek-v4-pro": {
+        **_V4, "hidden_size": 7168, "moe_intermediate_size": 3072, "n_routed_experts": 384,
+        "routed_scaling_factor": 2.5,
+    },
+    "deepseek-v4-flash": {
+        **_V4, "hidden_size": 4096, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+        "routed_scaling_factor": 1.5,
+    },
+    "kimi-k2": {
+        **_DEEPSEEK, "model_type": "kimi_k2", "hidden_size": 7168, "moe_intermediate_size": 2048,
+        "n_routed_experts": 384, "num_experts_per_tok": 8, "scoring_func": "sigmoid",
+        "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827,
+    },
+    "qwen3-235b-a22b": {**_QWEN3, "hidden_size": 4096, "moe_intermediate_size": 1536},
+    "qwen3-30b-a3b": {**_QWEN3, "hidden_size": 2048, "moe_intermediate_size": 768},
+    "mixtral-8x7b": {**_MIXTRAL, "hidden_size": 4096, "intermediate_size": 14336},
+    "mixtral-8x22b": {**_MIXTRAL, "hidden_size": 6144, "intermediate_size": 16384},
+})  # fmt: skip
+
+
+def of_model(name: str) -> ModelLayer:
+    """The layer of a model by its name; ValueError for another name."""
+    if name not in CONFIGS:
+        raise ValueError(f"{name!r}: models are {', '.join(CONFIGS)}")
+    return from_config(CONFIGS[name])
+
+
+def from_config(config: Config) -> ModelLayer:
+    """The layer that a config.json describes; ValueError for a family that is not known here, and
+    for a field that is missing."""
+    family = str(config.get("model_type"))
+    if family not in READERS:
+        raise ValueError(f"model_type {family!r}: one of {', '.join(READERS)}")
+    try:
+        return READERS[family](config)
+    except KeyError as error:
+        raise ValueError(f"a config of {family} without {error}") from error

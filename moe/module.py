@@ -1,0 +1,123 @@
+"""Packed experts as a module of torch: its buffers move, are saved and loaded with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+
+from moe.api import fused_moe
+from moe.arguments import Router
+from moe.checkpoint import LAYOUT, WEIGHTS, Layout, layout_of, of_layout, read_layout, state_dict
+from moe.config import DEFAULT_GRANULARITY
+from moe.formats import format_of, row_blocks, scale_bytes
+from moe.packing import PackedExperts, require_kind
+from moe.quantized import Quantized, of_bytes
+
+
+class ExpertWeights(nn.Module):
+    """`PackedExperts` in buffers; `state_dict()` has the tensors of `moe.checkpoint.state_dict`, so
+    that files of either can be loaded as the other.
+
+    A change of dtype, such as `model.bfloat16()`, leaves them as they are. Of a state dict only
+    experts of the same sizes, format, granularity and biases can be loaded.
+    """
+
+    def __init__(self, packed: PackedExperts) -> None:
+        """Shares memory with `packed`."""
+        require_kind("packed", packed, PackedExperts)
+        super().__init__()
+        self._layout: Layout = layout_of(packed)
+        self.w13, self.w2 = nn.Module(), nn.Module()
+        for name, tensor in state_dict(packed).items():
+            owner, _, field = name.rpartition(".")
+            self.get_submodule(owner).register_buffer(field, tensor)
+        self._made: tuple[list[torch.Tensor], PackedExperts] = self._tensors(), packed
+
+    @classmethod
+    def empty(
+        cls,
+        sizes: tuple[int, int, int],
+        fmt: str = "nvfp4",
+        *,
+        granularity: int = DEFAULT_GRANULARITY,
+        biases: bool = False,
+        device: str | torch.device | None = None,
+    ) -> ExpertWeights:
+        """Without contents, for `load_state_dict`. sizes: E, H and I; biases: whether both products
+        have some."""
+        experts, hidden, intermediate = sizes
+
+        def bias(rows: int) -> torch.Tensor | None:
+            return torch.empty(experts, rows, device=device) if biases else None
+
+        return cls(
+            PackedExperts(
+                _empty((experts, 2 * intermediate, hidden), fmt, device),
+                _empty((experts, hidden, intermediate), fmt, device),
+                granularity,
+                bias(2 * intermediate),
+                bias(hidden),
+            )
+        )
+
+    @property
+    def packed(self) -> PackedExperts:
+        """What `moe.fused_moe` takes; shares memory with the buffers."""
+        made, packed = self._made
+        tensors = self._tensors()
+        if not all(map(is_, made, tensors)):  # moved, or assigned
+            packed = of_layout(self._layout, dict(self.named_buffers()))
+            self._made = tensors, packed
+        return packed
+
+    def forward(
+        self, x: torch.Tensor, router_logits: torch.Tensor, router: Router, **options: Any
+    ) -> torch.Tensor:
+        """`moe.fused_moe` with these experts."""
+        return fused_moe(x, self.packed, router_logits, router, **options)
+
+    def extra_repr(self) -> str:
+        """Sizes and format."""
+        packed = self.packed
+        sizes = f"E={packed.experts}, H={packed.hidden}, I={packed.intermediate}"
+        return f"{sizes}, {packed.fmt}, granularity={packed.granularity}"
+
+    def _tensors(self) -> list[torch.Tensor]:
+        owners = (self, *(getattr(self, name) for name in WEIGHTS))
+        return [tensor for owner in owners for tensor in owner._buffers.values()]
+
+    def _apply(
+        self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+    ) -> ExpertWeights:
+        """What `to`, `cuda`, `half` and others do: nothing but to move."""
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            other = fn(tensor)
+            return other if other.dtype == tensor.dtype else tensor.to(other.device)
+
+        for owner in (self, *(getattr(self, name) for name in WEIGHTS)):
+            nn.Module._apply(owner, moved, recurse=False)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Names what is packed otherwise."""
+        name, errors = prefix + LAYOUT, args[-1]
+        if name in state_dict:
+            found = read_layout(name, state_dict[name])
+            if found != self._layout:
+                errors.append(f"{name} is {found}, these experts are {self._layout}")
+                return
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _empty(shape: tuple[int, int, int], fmt: str, device: str | torch.device | None) -> Quantized:
+    (experts, rows, k), form = shape, format_of(fmt)
+    room = experts * scale_bytes(row_blocks(rows), form.columns(k))
+    data = torch.empty(experts, rows, k // form.per_byte, dtype=torch.uint8, device=device)
+    scales = torch.empty(room, dtype=torch.uint8, device=device)
+    factors = (torch.empty(experts, device=device) for _ in range(2 * form.has_global))
+    return of_bytes(data, scales, fmt, *factors)
