@@ -22,6 +22,7 @@ class MixedConfig:
     fmt: of the weights. swiglu: pairs of columns become one; limit: which are clamped before it.
     bias: is added to the products. out: dtype of the output.
     tile_rows: rows of an expert in a tile, the N of the MMA.
+    gather: rows of x are where the tokens are, and are fetched from there.
     teams: warpgroups that compute; parts: times 64 rows of weights that each of them multiplies.
     pdl: programmatic dependent launch.
     """
@@ -31,6 +32,7 @@ class MixedConfig:
     limit: bool = False
     bias: bool = False
     out: str = "bf16"
+    gather: bool = False
     tile_rows: int = 64
     teams: int = 2
     parts: int = 1

@@ -13,23 +13,27 @@ from moe.sm100.args import Numbers
 @dataclass(frozen=True)
 class Tensors:
     """weights: uint8 [E, bytes], as `weights.py` has them. factor: fp32 [E], of the products of an
-    expert. offsets: int32 [E + 1]. out: [rows, columns]. bias: fp32 [E, rows of weights]."""
+    expert. offsets: int32 [E + 1]. out: [rows, columns]. bias: fp32 [E, rows of weights].
+    rows: int32 [rows], the slot that each row is of, where x is gathered."""
 
     weights: cute.Tensor
     factor: cute.Tensor
     offsets: cute.Tensor
     out: cute.Tensor
     bias: cute.Tensor | None = None
+    rows: cute.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """units: of K; tall: 64 rows of weights of an expert; experts; n_tiles of an expert."""
+    """units: of K; tall: 64 rows of weights of an expert; experts; n_tiles of an expert; slots: of a
+    token."""
 
     units: Int32
     tall: Int32
     experts: Int32
     n_tiles: Int32
+    slots: Int32
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Buffers:
     x: cute.Pointer
     w: cute.Pointer
     out: cute.Pointer
+    table: cute.Tensor | None = None  # int32, tokens of the rows of a tile
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,15 @@ class Pipes:
     tile_load: Ring
     tile_math: Ring
     ab: Ring
+    tile_gather: Ring | None = None
+    x: Ring | None = None
 
 
 @dataclass(frozen=True)
 class Scope:
     """What every role of a CTA may reach."""
 
-    x: TmaTensor
+    x: TmaTensor | cute.Tensor  # [tokens, K] where it is gathered
     tensors: Tensors
     numbers: Numbers
     sizes: Sizes

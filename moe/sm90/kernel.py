@@ -4,6 +4,8 @@ Persistent CTAs take tiles from a queue that their scheduler warp fills. Reading
 plan.py, load.py, dequantise.py, math.py, epilogue.py.
 """
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -12,13 +14,14 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from kernelkit import hw
-from kernelkit.boxes import ROWS_FIRST, TmaTensor, describe, reorder
+from kernelkit.boxes import ROWS_FIRST, describe, reorder
 from kernelkit.buffers import buffer_at
 from kernelkit.fake import fake_tensor
 from kernelkit.pipelines import make_pipelines, publish_barriers
 from kernelkit.registers import set_registers
 from moe.mixed_config import MixedConfig
 from moe.sm90.args import Buffers, Pipes, Scope, Sizes, Tensors
+from moe.sm90.gather import Gather
 from moe.sm90.load import Load, x_box
 from moe.sm90.math import Math
 from moe.sm90.plan import TILE_STAGES, TILE_WORDS, make_plan
@@ -35,6 +38,8 @@ class MixedGemm:
         self.config, self.plan = config, make_plan(config)
         self.scheduler, self.load = Scheduler(self.plan), Load(self.plan)
         self.math = Math(self.plan)
+        if config.gather:
+            self.gather = Gather(self.plan)
 
     @cute.jit
     def __call__(
@@ -46,11 +51,12 @@ class MixedGemm:
         ctas: Int32,
         stream: CUstream,
     ) -> None:
-        """x: [1, rows, 1, K]. tensors, numbers, sizes: fields of `Tensors`, `Numbers`, `Sizes`.
+        """x: [1, rows, 1, K], or [tokens, K] where it is gathered. tensors, numbers, sizes: fields of `Tensors`, `Numbers`, `Sizes`.
         ctas: of the grid."""
-        fetch = cpasync.CopyBulkTensorTileG2SOp()
-        moved = describe(fetch, reorder(x, ROWS_FIRST), x_box(self.plan))
-        self.kernel(moved, Tensors(*tensors), Numbers(*numbers), Sizes(*sizes)).launch(
+        if cutlass.const_expr(not self.config.gather):
+            fetch = cpasync.CopyBulkTensorTileG2SOp()
+            x = describe(fetch, reorder(x, ROWS_FIRST), x_box(self.plan))
+        self.kernel(x, Tensors(*tensors), Numbers(*numbers), Sizes(*sizes)).launch(
             grid=(ctas, 1, 1),
             block=(self.plan.roles.threads, 1, 1),
             stream=stream,
@@ -59,14 +65,15 @@ class MixedGemm:
         )
 
     @cute.kernel
-    def kernel(self, x: TmaTensor, tensors: Tensors, numbers: Numbers, sizes: Sizes) -> None:
+    def kernel(self, x: Any, tensors: Tensors, numbers: Numbers, sizes: Sizes) -> None:
         """Grid (CTAs, 1, 1): as many as there are SMs, or tiles."""
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
         pipes = Pipes(**make_pipelines(plan.edges, buffer_at(plan.smem, smem, "barriers", Int64)))
-        if warp == self.load.role.first_warp:
-            cpasync.prefetch_descriptor(x.atom)
+        if cutlass.const_expr(not self.config.gather):
+            if warp == self.load.role.first_warp:
+                cpasync.prefetch_descriptor(x.atom)
         publish_barriers(plan.edges)
         if cutlass.const_expr(self.config.pdl):
             cute.arch.griddepcontrol_wait()
@@ -81,6 +88,8 @@ class MixedGemm:
                 self.load.run(scope)
             elif warp == self.scheduler.role.first_warp:
                 self.scheduler.run(scope)
+            elif cutlass.const_expr(self.config.gather):
+                self.gather.run(scope)
 
     def buffers(self, smem: cute.Pointer) -> Buffers:
         """All buffers that roles use."""
@@ -89,11 +98,14 @@ class MixedGemm:
         tiles = cute.make_tensor(buffer_at(plan, smem, "tiles", Int32), layout)
         x = buffer_at(plan, smem, "x", BFloat16)
         w, out = (buffer_at(plan, smem, name, Uint8) for name in ("w", "out"))
-        return Buffers(tiles, x, w, out)
+        table = buffer_at(plan, smem, "table", Int32)
+        rows = cute.make_layout(self.config.tile_rows)
+        return Buffers(tiles, x, w, out, cute.make_tensor(table, rows))
 
 
 def example_arguments(config: MixedConfig) -> tuple:
     """(x, tensors, numbers, sizes, ctas, stream), as `MixedGemm.__call__` takes them."""
+    numbers = (Float32(1.0), Float32(0.0), Float32(0.0))
     rows, experts, one = (cute.sym_int32() for _ in range(3))
     align = hw.TMA_ALIGN_BYTES
     bias = fake_tensor(Float32, experts, cute.sym_int32()) if config.bias else None
@@ -103,10 +115,13 @@ def example_arguments(config: MixedConfig) -> tuple:
         fake_tensor(Int32, cute.sym_int32()),
         fake_tensor(OUT_TYPES[config.out], rows, cute.sym_int32(), align=align),
         bias,
+        fake_tensor(Int32, cute.sym_int32()) if config.gather else None,
     )
+    if config.gather:
+        x = fake_tensor(BFloat16, cute.sym_int32(), cute.sym_int32(), align=align)
+        return x, tensors, numbers, (Int32(1),) * 5, Int32(1), CUstream(0)
     x = fake_tensor(BFloat16, one, rows, one, cute.sym_int32(), align=align)
-    numbers = (Float32(1.0), Float32(0.0), Float32(0.0))
-    return x, tensors, numbers, (Int32(1),) * 4, Int32(1), CUstream(0)
+    return x, tensors, numbers, (Int32(1),) * 5, Int32(1), CUstream(0)
 
 
 def host_function(config: MixedConfig, _arch: str) -> tuple:

@@ -59,7 +59,7 @@ class Load:
                 place = (stage * plan.tall + part) * UNITS + unit
                 target = buffers.w.toint() + place * plan.unit_bytes
                 copy_bytes(source, target, plan.unit_bytes, barrier)
-        for unit in cutlass.range_constexpr(UNITS):
+        for unit in cutlass.range_constexpr(0 if plan.config.gather else UNITS):
             place = BoxPosition(tile.first, (step * UNITS + unit) * DEPTH, 0, 0)
             copy_in(scope.x, box, place, box.at(buffers.x, stage * UNITS + unit), barrier)
 

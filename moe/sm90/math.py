@@ -7,7 +7,7 @@ while others multiply.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Uint32
+from cutlass import BFloat16, Boolean, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.pipeline import PipelineState
 from cutlass.utils import hopper_helpers as sm90
@@ -76,7 +76,7 @@ class Math:
         self, scope: Scope, team: Int32, sums: list[cute.Tensor], state: PipelineState
     ) -> PipelineState:
         """All of K; returns the state behind it."""
-        plan, ring = self.plan, scope.pipes.ab
+        plan = self.plan
         mma = make_mma(plan)
         shape = mma.partition_shape_A((ROWS, DEPTH))
         weights = [
@@ -86,26 +86,40 @@ class Math:
         x = x_operand(plan, scope.buffers.x)
         before = state.index
         for step in cutlass.range(scope.sizes.units // UNITS, unroll=1):
-            ring.wait(state)
+            self.wait(scope, state)
             for unit in cutlass.range_constexpr(UNITS):
                 warpgroup.wait_group(UNITS - 1)
                 if cutlass.const_expr(unit == UNITS - 1):
-                    ring.release_where(before, step > 0)
+                    self.release(scope, before, step > 0)
                     before = state.index
                 self.make_weights(scope, team, state.index, unit, weights[unit])
                 place = state.index * UNITS + unit
                 self.issue(sums, weights[unit], x[None, None, None, place])
             state.advance()
         warpgroup.wait_group(0)
-        ring.release_where(before, scope.sizes.units >= UNITS)
+        self.release(scope, before, scope.sizes.units >= UNITS)
         if scope.sizes.units % UNITS > 0:
-            ring.wait(state)
+            self.wait(scope, state)
             self.make_weights(scope, team, state.index, 0, weights[0])
             self.issue(sums, weights[0], x[None, None, None, state.index * UNITS])
             warpgroup.wait_group(0)
-            ring.release(state.index)
+            self.release(scope, state.index, Boolean(True))
             state.advance()
         return state
+
+    @cute.jit
+    def wait(self, scope: Scope, state: PipelineState) -> None:
+        """Until the stage of `state` is full."""
+        scope.pipes.ab.wait(state)
+        if cutlass.const_expr(self.plan.config.gather):
+            scope.pipes.x.wait(state)
+
+    @cute.jit
+    def release(self, scope: Scope, stage: Int32, condition: Boolean) -> None:
+        """The warp is done with a stage, where the condition holds."""
+        scope.pipes.ab.release_where(stage, condition)
+        if cutlass.const_expr(self.plan.config.gather):
+            scope.pipes.x.release_where(stage, condition)
 
     @cute.jit
     def issue(self, sums: list[cute.Tensor], weights: list[cute.Tensor], x: cute.Tensor) -> None:

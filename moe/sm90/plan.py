@@ -23,11 +23,12 @@ UNITS = 2  # of K in a stage
 TILE_STAGES = 2
 TILE_WORDS = 8  # int32 of a slot of the tile queue
 MAX_STAGES = 16
-BARRIER_BYTES = 512
+BARRIER_BYTES = 1024
+MAX_AHEAD = 4
 CHUNK = 32  # rows of the output that a warpgroup has in shared memory at a time
 # Of a thread by warpgroups that compute: of theirs, and of those who load.
 REGISTERS = {
-    1: (240, 40), 2: (240, 24), 3: (160, 32), 4: (112, 32), 5: (88, 40), 6: (80, 24),
+    1: (240, 64), 2: (216, 72), 3: (152, 56), 4: (104, 64), 5: (80, 80), 6: (72, 72),
 }  # fmt: skip
 STORE_BARRIER = 1  # and the next ones: threads of a warpgroup whose outputs meet
 
@@ -44,12 +45,15 @@ class MixedPlan:
         teams = self.config.teams
         computes, loads = REGISTERS[teams]
         first = 4 * teams
+        last = ("idle", "leaves its registers to those who compute")
+        if self.config.gather:
+            last = ("gather", "rows of x from where the tokens are")
         return RolePlan(
             (
                 Role("math", 0, first, "weights to bf16, products, SwiGLU, output", computes, teams),
-                Role("load", first, 1, "x by TMA, weights as they lie", loads),
+                Role("load", first, 1, "weights as they lie, x by TMA", loads),
                 Role("scheduler", first + 1, 1, "the walk over tiles, from offsets", loads),
-                Role("idle", first + 2, 2, "leaves its registers to those who compute", loads),
+                Role(last[0], first + 2, 2, last[1], loads),
             )
         )  # fmt: skip
 
@@ -87,8 +91,13 @@ class MixedPlan:
     def stages(self) -> int:
         """Of the ring: what shared memory holds."""
         room = hw.SMEM_BYTES_PER_CTA - BARRIER_BYTES - 2 * hw.SMEM_SWIZZLE_ALIGN
-        room -= 2 * self.config.teams * self.out_bytes
+        room -= 2 * self.config.teams * self.out_bytes + 4 * self.config.tile_rows
         return min(MAX_STAGES, room // (UNITS * self.x_bytes + self.w_bytes))
+
+    @property
+    def ahead(self) -> int:
+        """Stages of gathered rows in flight."""
+        return min(MAX_AHEAD, self.stages - 1)
 
     @cached_property
     def smem(self) -> SmemPlan:
@@ -100,6 +109,7 @@ class MixedPlan:
                 SmemBuffer("x", self.x_bytes, UNITS * self.stages),
                 SmemBuffer("w", self.w_bytes, self.stages, align=128),
                 SmemBuffer("out", self.out_bytes, 2 * self.config.teams, align=128),
+                SmemBuffer("table", 4 * self.config.tile_rows, align=16),
             )
         )
 
@@ -109,12 +119,15 @@ class MixedPlan:
         tiles = tuple(
             Edge(f"tile_{role}", "scheduler", role, TILE_STAGES, Signal.THREADS, "tile",
                  release=Signal.THREADS, every_team=True)
-            for role in ("load", "math")
+            for role in ("load", "math", *(("gather",) if self.config.gather else ()))
         )  # fmt: skip
-        ring = Edge("ab", "load", "math", self.stages, Signal.TMA, "stage of x and w",
-                    tx_bytes=UNITS * self.x_bytes + self.w_bytes, release=Signal.WARPS,
+        x_bytes = 0 if self.config.gather else UNITS * self.x_bytes
+        ring = Edge("ab", "load", "math", self.stages, Signal.TMA, "stage of w and x",
+                    tx_bytes=x_bytes + self.w_bytes, release=Signal.WARPS,
                     every_team=True)  # fmt: skip
-        return EdgePlan(self.roles, (*tiles, ring))
+        gathered = Edge("x", "gather", "math", self.stages, Signal.THREADS, "stage of x",
+                        release=Signal.WARPS, every_team=True)  # fmt: skip
+        return EdgePlan(self.roles, (*tiles, ring, *((gathered,) if self.config.gather else ())))
 
     def check(self) -> None:
         """Raise ValueError for what no CTA can hold."""

@@ -1,5 +1,6 @@
 """Scheduler role: that of Blackwell, with the edges of this plan."""
 
+import cutlass
 import cutlass.cute as cute
 from cutlass.pipeline import PipelineState
 
@@ -23,7 +24,11 @@ class Scheduler(Walk):
         pipes = scope.pipes
         pipes.tile_load.wait_free(state)
         pipes.tile_math.wait_free(state)
+        if cutlass.const_expr(self.plan.config.gather):
+            pipes.tile_gather.wait_free(state)
         if cute.arch.lane_idx() == 0:
             write_tile(scope, state.index, tile)
         pipes.tile_load.signal(state.index)
         pipes.tile_math.signal(state.index)
+        if cutlass.const_expr(self.plan.config.gather):
+            pipes.tile_gather.signal(state.index)

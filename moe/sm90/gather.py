@@ -1,0 +1,107 @@
+"""Gather role: two warps fetch the rows of x from where the tokens are, swizzled as TMA would.
+
+A warp has half of the rows of a tile; eight lanes fetch the 128 bytes of a row and unit of K. Some
+stages are in flight: the one that is told to be full is that many behind the one that was begun.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64
+
+from kernelkit import hw
+from kernelkit.pipelines import consumer_state, producer_state
+from kernelkit.warp_mma import CHUNK_BYTES, copy_chunk
+from moe.sm90.args import Scope
+from moe.sm90.plan import TILE_STAGES, UNITS, MixedPlan
+from moe.sm90.weights import DEPTH
+from moe.sm100.args import Tile
+from moe.sm100.roles.scheduler import read_tile
+
+LANES = hw.SMEM_LINE_BYTES // CHUNK_BYTES  # that fetch a row
+AT_ONCE = hw.WARP_THREADS // LANES  # rows of a warp
+NO_ROW = -1
+
+
+class Gather:
+    """Fills the ring of x; rows that the expert does not have, and K behind its end, are zeros."""
+
+    def __init__(self, plan: MixedPlan) -> None:
+        self.plan = plan
+        self.role = plan.roles["gather"]
+        self.own = -(-plan.config.tile_rows // self.role.warps)  # rows of a warp
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """Whole life of the warps."""
+        pipes, plan = scope.pipes, self.plan
+        tiles, state = consumer_state(TILE_STAGES), producer_state(plan.stages)
+        begun = Int32(0)
+        going = Int32(1)
+        while going > 0:
+            pipes.tile_gather.wait(tiles)
+            tile = read_tile(scope, tiles.index)
+            pipes.tile_gather.release(tiles.index)
+            tiles.advance()
+            going = tile.valid
+            if going > 0:
+                self.find_rows(scope, tile)
+                for step in cutlass.range((scope.sizes.units + UNITS - 1) // UNITS, unroll=1):
+                    pipes.x.wait_free(state)
+                    self.fetch(scope, step, state.index)
+                    cute.arch.cp_async_commit_group()
+                    if begun >= plan.ahead:
+                        cute.arch.cp_async_wait_group(plan.ahead)
+                        self.tell(scope, begun - plan.ahead)
+                    begun += 1
+                    state.advance()
+        cute.arch.cp_async_wait_group(0)
+        for behind in cutlass.range_constexpr(plan.ahead, 0, -1):
+            if begun >= behind:
+                self.tell(scope, begun - behind)
+
+    @cute.jit
+    def tell(self, scope: Scope, filling: Int32) -> None:
+        """The stage of this filling of the ring is full."""
+        cute.arch.fence_proxy("async.shared", space="cta")
+        scope.pipes.x.signal(filling % self.plan.stages)
+
+    @cute.jit
+    def find_rows(self, scope: Scope, tile: Tile) -> None:
+        """The tokens of this warp's rows to its half of the table."""
+        lane, warp, table = cute.arch.lane_idx(), self.warp(), scope.buffers.table
+        cute.arch.sync_warp()
+        for first in cutlass.range_constexpr(0, self.own, hw.WARP_THREADS):
+            place = first + lane
+            row = warp * self.own + place
+            token = Int32(NO_ROW)
+            if row < tile.rows:
+                token = scope.tensors.rows[tile.first + row] // scope.sizes.slots
+            if place < self.own:
+                table[row] = token
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def fetch(self, scope: Scope, step: Int32, stage: Int32) -> None:
+        """Begin to copy this warp's rows of a stage."""
+        lane, plan, x = cute.arch.lane_idx(), self.plan, scope.x
+        table = scope.buffers.table
+        own_row, chunk = lane // LANES, lane % LANES
+        width = cute.size(x, mode=[1])
+        first = scope.buffers.x.toint() + stage * (UNITS * plan.x_bytes)
+        columns = [(step * UNITS + unit) * DEPTH + chunk * 8 for unit in range(UNITS)]
+        for begin in cutlass.range_constexpr(0, self.own, AT_ONCE):
+            row = self.warp() * self.own + begin + own_row
+            exists = Boolean(begin + own_row < self.own)
+            token = table[row] if exists else Int32(NO_ROW)
+            source = x[cutlass.max(token, 0), None].iterator.toint()
+            place = first + row * hw.SMEM_LINE_BYTES + (chunk ^ row % 8) * CHUNK_BYTES
+            if exists:
+                for unit in cutlass.range_constexpr(UNITS):
+                    valid = (token >= 0) & (columns[unit] < width)
+                    column = columns[unit] if valid else Int32(0)
+                    target = place + unit * plan.x_bytes
+                    copy_chunk(target, source + Int64(column) * 2, valid)
+
+    def warp(self) -> Int32:
+        """Of the role."""
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx()) - self.role.first_warp
