@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from moe.arguments import Activation, Router, Scales, SwiGLU
     from moe.formats import FORMATS, BlockFormat
     from moe.huggingface import activation_scales, pack_experts, pack_gpt_oss
+    from moe.mixed.api import mixed_gemm
+    from moe.mixed.fragments import ArrangedExperts, Fragments, arrange
     from moe.module import ExpertWeights
     from moe.packing import (
         CheckpointWeight,
@@ -32,9 +34,11 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMATS",
     "Activation",
+    "ArrangedExperts",
     "BlockFormat",
     "CheckpointWeight",
     "ExpertWeights",
+    "Fragments",
     "PackedExperts",
     "Permutation",
     "Quantized",
@@ -42,12 +46,14 @@ __all__ = [
     "Scales",
     "SwiGLU",
     "activation_scales",
+    "arrange",
     "combine",
     "fused_moe",
     "fused_moe_plan",
     "grouped_gemm",
     "grouped_gemm_plan",
     "grouped_gemm_swiglu",
+    "mixed_gemm",
     "pack",
     "pack_experts",
     "pack_gpt_oss",
@@ -65,6 +71,8 @@ __getattr__, __dir__ = exports(__name__, {
     "moe.api": "fused_moe fused_moe_plan grouped_gemm grouped_gemm_plan grouped_gemm_swiglu",
     "moe.arguments": "Activation Router Scales SwiGLU",
     "moe.huggingface": "activation_scales pack_experts pack_gpt_oss",
+    "moe.mixed.api": "mixed_gemm",
+    "moe.mixed.fragments": "ArrangedExperts Fragments arrange",
     "moe.module": "ExpertWeights",
     "moe.packing": "CheckpointWeight PackedExperts pack pack_quantised unpack unpack_biases",
     "moe.quantiser.api": "quantise",

@@ -19,6 +19,8 @@ from moe.config import DEFAULT_GRANULARITY
 from moe.fused import FUSED, Layer, layer_fields
 from moe.indices import range_fields
 from moe.launch import GROUPED_GEMM, quantised_result
+from moe.mixed.fragments import ArrangedExperts
+from moe.mixed.layer import FUSED_MIXED, MixedLayer
 from moe.packing import PackedExperts
 from moe.quantized import Quantized, laid_out
 
@@ -188,7 +190,7 @@ def _check_offsets(x: Quantized, offsets: torch.Tensor) -> None:
 
 def fused_moe(
     x: torch.Tensor,
-    experts: PackedExperts,
+    experts: PackedExperts | ArrangedExperts,
     router_logits: torch.Tensor,
     router: Router,
     *,
@@ -226,7 +228,8 @@ def fused_moe(
         TypeError, ValueError, NotImplementedError: naming the value and the limit; for what a later
             step refuses, when the steps before it have been launched.
     """
-    return FUSED({
+    operator = FUSED_MIXED if isinstance(experts, ArrangedExperts) else FUSED
+    return operator({
         "x": x, "router_logits": router_logits, "experts": experts, "router": router,
         "activation": SwiGLU() if activation is None else activation,
         "scales": Scales() if scales is None else scales,
@@ -236,7 +239,7 @@ def fused_moe(
 
 def fused_moe_plan(
     x: torch.Tensor,
-    experts: PackedExperts,
+    experts: PackedExperts | ArrangedExperts,
     router_logits: torch.Tensor,
     router: Router,
     **options: Any,
@@ -254,8 +257,10 @@ def fused_moe_plan(
             cannot repeat.
     """
     given = layer_fields(options)
-    layer = FUSED.arguments(vars(Layer(x, router_logits, experts, router, **given)))
-    if layer.experts.w13.format.has_global:
+    arranged = isinstance(experts, ArrangedExperts)
+    operator, kind = (FUSED_MIXED, MixedLayer) if arranged else (FUSED, Layer)
+    layer = operator.arguments(vars(kind(x, router_logits, experts, router, **given)))
+    if not arranged and layer.experts.w13.format.has_global:
         for name in ("x", "h"):
             scale = getattr(layer.scales, name)
             if not isinstance(scale, torch.Tensor):
@@ -267,5 +272,5 @@ def fused_moe_plan(
         if table is not None and is_broadcast(table):
             raise ValueError(f"{name} has strides {table.stride()}: a plan copies nothing")
     # Without a GPU each step looks at what the one before it wrote.
-    plan = Plan(FUSED, vars(layer), dry=layer.x.is_cuda)
+    plan = Plan(operator, vars(layer), dry=layer.x.is_cuda)
     return InPlacePlan(plan, *plan.made)

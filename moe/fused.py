@@ -79,10 +79,7 @@ class Layer:
         if x.dtype not in DTYPE_NAMES or x.dtype == torch.float32:
             raise NotImplementedError(f"x is {x.dtype}: bfloat16 or float16")
         check_form(self.activation)
-        self._check_amax()
-        if self.tile_rows is not None:
-            GroupedConfig(tile_rows=self.tile_rows).check_values()
-            check_tile_rows(self.tile_rows, len(x))
+        self._check_own()
         self._check_range()
         routed = logits.shape[1] if self.is_partial else experts.experts - self.router.shared
         if tuple(logits.shape) != (x.shape[0], routed) or x.shape[1] != experts.hidden:
@@ -90,6 +87,13 @@ class Layer:
                 f"x {tuple(x.shape)} and router_logits {tuple(logits.shape)}: [T, "
                 f"{experts.hidden}] and [T, {routed}] for these experts"
             )
+
+    def _check_own(self) -> None:
+        """What the products of this kind of experts refuse, or cannot be asked for."""
+        self._check_amax()
+        if self.tile_rows is not None:
+            GroupedConfig(tile_rows=self.tile_rows).check_values()
+            check_tile_rows(self.tile_rows, len(self.x))
 
     def _check_range(self) -> None:
         """ValueError for a range that is none, or not that of the packed experts."""

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
 
+from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
 from moe.routing.config import COMBINE_THREADS, VECTOR_BYTES, CombineConfig
 
@@ -32,7 +33,8 @@ class Combine:
         columns: CTAs that share a token."""
         tokens, _ = row_of_slot.shape
         self.kernel(*tensors, weights, row_of_slot).launch(
-            grid=(tokens, columns, 1), block=(COMBINE_THREADS, 1, 1), stream=stream
+            grid=(tokens, columns, 1), block=(COMBINE_THREADS, 1, 1), stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
@@ -44,6 +46,7 @@ class Combine:
         row_of_slot: cute.Tensor,
     ) -> None:
         """Grid (tokens, CTAs of a token); see `__call__`."""
+        follow()
         config = self.config
         token, column, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()

@@ -20,6 +20,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32, Uint32
 from cutlass.memory import SmemAllocator
 
+from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
 from kernelkit.hw import WARP_THREADS
 from kernelkit.lanes import sum_below
@@ -106,12 +107,14 @@ class Count:
         slots each."""
         chunks, _ = counts.shape
         self.kernel(chosen_of(ids, span), counts, turns).launch(
-            grid=(chunks, 1, 1), block=(self.config.threads, 1, 1), stream=stream
+            grid=(chunks, 1, 1), block=(self.config.threads, 1, 1), stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
     def kernel(self, chosen: Chosen, counts: cute.Tensor, turns: Int32) -> None:
         """Grid (chunks,); see `__call__`."""
+        follow()
         config = self.config
         chunk, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
@@ -151,7 +154,8 @@ class Scatter:
         """ids, span: the fields of `Chosen`; counts: of `Count`, None for one chunk; outputs:
         offsets (E + 1,), slot_of_row (R,), row_of_slot (R,), all int32."""
         self.kernel(chosen_of(ids, span), counts, *outputs, turns).launch(
-            grid=(chunks, 1, 1), block=(self.config.threads, 1, 1), stream=stream
+            grid=(chunks, 1, 1), block=(self.config.threads, 1, 1), stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
@@ -165,6 +169,7 @@ class Scatter:
         turns: Int32,
     ) -> None:
         """Grid (chunks,); see `__call__`."""
+        follow()
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         warp, lane = thread // WARP_THREADS, thread % WARP_THREADS

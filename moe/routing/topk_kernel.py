@@ -18,6 +18,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32
 from cutlass.memory import SmemAllocator
 
+from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
 from kernelkit.hw import WARP_THREADS
 from kernelkit.log2 import LOG2_E
@@ -65,6 +66,7 @@ class Route:
             grid=((tokens + ROUTE_WARPS - 1) // ROUTE_WARPS, 1, 1),
             block=(ROUTE_WARPS * WARP_THREADS, 1, 1),
             stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
@@ -79,6 +81,7 @@ class Route:
         shared_weight: Float32 | None,
     ) -> None:
         """Grid (tokens by ROUTE_WARPS,); see `__call__`."""
+        follow()
         config = self.config
         block, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()

@@ -11,8 +11,8 @@ from cutlass import Int32, Uint32
 
 from kernelkit.shared_words import load
 from kernelkit.warp_mma import pick
-from moe.mixed_config import MixedConfig
-from moe.sm90.weights import ELEMENT_BYTES, JOINED, JOINED_TURN, LAST_TURNS, TURNS
+from moe.mixed.config import MixedConfig
+from moe.mixed.fragments import ELEMENT_BYTES, JOINED, JOINED_TURN, LAST_TURNS, TURNS
 
 MASK = 0x81C081C0  # of bf16: sign, two bits of exponent, one of mantissa; twice
 WORDS = 4  # of a thread in a unit: one for each 16 of K

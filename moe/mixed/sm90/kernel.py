@@ -19,13 +19,13 @@ from kernelkit.buffers import buffer_at
 from kernelkit.fake import fake_tensor
 from kernelkit.pipelines import make_pipelines, publish_barriers
 from kernelkit.registers import set_registers
-from moe.mixed_config import MixedConfig
-from moe.sm90.args import Buffers, Pipes, Scope, Sizes, Tensors
-from moe.sm90.gather import Gather
-from moe.sm90.load import Load, x_box
-from moe.sm90.math import Math
-from moe.sm90.plan import TILE_STAGES, TILE_WORDS, make_plan
-from moe.sm90.scheduler import Scheduler
+from moe.mixed.config import MixedConfig
+from moe.mixed.sm90.args import Buffers, Pipes, Scope, Sizes, Tensors
+from moe.mixed.sm90.gather import Gather
+from moe.mixed.sm90.load import Load, x_box
+from moe.mixed.sm90.math import Math
+from moe.mixed.sm90.plan import TILE_STAGES, TILE_WORDS, make_plan
+from moe.mixed.sm90.scheduler import Scheduler
 from moe.sm100.args import Numbers
 
 OUT_TYPES = {"bf16": BFloat16, "fp16": Float16}

@@ -8,7 +8,7 @@ the same rows follow each other along K, then come those of the next 64 rows.
 Thread 4 g + t of warp w has rows 16 w + g and 16 w + g + 8, and of 16 K those at 2 t, 2 t + 1,
 2 t + 8 and 2 t + 9: four pairs of neighbours along K, rows first. Where the four bits of an element
 stand in two neighbouring words, `places` says: so that few instructions make pairs of bf16 of them
-(`dequantise.py`).
+(`sm90/dequantise.py`).
 
 Rows of a product with SwiGLU alternate by eight, gate then up: a thread's two rows are a pair.
 A scale factor is one byte that becomes bf16 without a case distinction. ue8m0: its exponent, larger
@@ -25,8 +25,8 @@ from itertools import product
 import torch
 
 from moe.formats import format_of
-from moe.mixed_config import ROWS
-from moe.packing import PackedExperts, interleaved_rows
+from moe.mixed.config import ROWS
+from moe.packing import PackedExperts, interleaved_rows, require_kind
 from moe.quantized import Quantized
 from moe.reference import unswizzle_scales
 
@@ -95,11 +95,56 @@ def units_of(size: int, unit: int) -> int:
     return -(-size // unit)
 
 
-def arrange(experts: PackedExperts) -> tuple[Fragments, Fragments]:
-    """w13 and w2 of a layer."""
+@dataclass(frozen=True, eq=False)
+class ArrangedExperts:
+    """A layer's weights for Hopper, made by `arrange`; bias13, bias2: fp32 [E, rows], those of w13
+    in the order of its rows."""
+
+    w13: Fragments
+    w2: Fragments
+    bias13: torch.Tensor | None = None
+    bias2: torch.Tensor | None = None
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return self.w2.experts
+
+    @property
+    def hidden(self) -> int:
+        """H."""
+        return self.w13.k
+
+    @property
+    def intermediate(self) -> int:
+        """I."""
+        return self.w2.k
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and biases."""
+        biases = (each for each in (self.bias13, self.bias2) if each is not None)
+        return self.w13.nbytes + self.w2.nbytes + sum(each.nbytes for each in biases)
+
+
+def arrange(experts: PackedExperts) -> ArrangedExperts:
+    """The weights of a layer in nvfp4 or mxfp4 as Hopper multiplies them: the same bytes in another
+    order, made once at load, expert by expert.
+
+    Raises:
+        TypeError, NotImplementedError, ValueError: naming the value and the limit.
+    """
+    require_kind("experts", experts, PackedExperts)
+    if experts.intermediate % PAIR_ROWS:
+        raise ValueError(f"I = {experts.intermediate}: a multiple of {PAIR_ROWS}")
     rows = interleaved_rows(experts.intermediate, experts.granularity).argsort()
     order = rows[interleaved_rows(experts.intermediate, PAIR_ROWS)]
-    return fragments(experts.w13, order), fragments(experts.w2)
+    bias13 = experts.bias13
+    if bias13 is not None:
+        bias13 = bias13[:, order.to(bias13.device)].contiguous()
+    return ArrangedExperts(
+        fragments(experts.w13, order), fragments(experts.w2), bias13, experts.bias2
+    )
 
 
 def fragments(w: Quantized, order: torch.Tensor | None = None) -> Fragments:

@@ -16,12 +16,12 @@ from kernelkit import hw
 from kernelkit.pipelines import consumer_state
 from kernelkit.shared_words import load
 from kernelkit.umma import shared
-from moe.mixed_config import ROWS
-from moe.sm90.args import Scope
-from moe.sm90.dequantise import WORDS, dequantise, factors_of, own_places
-from moe.sm90.epilogue import store
-from moe.sm90.plan import TILE_STAGES, UNITS, MixedPlan
-from moe.sm90.weights import DEPTH, THREADS
+from moe.mixed.config import ROWS
+from moe.mixed.sm90.args import Scope
+from moe.mixed.sm90.dequantise import WORDS, dequantise, factors_of, own_places
+from moe.mixed.sm90.epilogue import store
+from moe.mixed.sm90.plan import TILE_STAGES, UNITS, MixedPlan
+from moe.mixed.fragments import DEPTH, THREADS
 from moe.sm100.roles.scheduler import read_tile
 
 K = OperandMajorMode.K

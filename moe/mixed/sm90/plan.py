@@ -16,8 +16,8 @@ from kernelkit.arrivals import Signal
 from kernelkit.edges import Edge, EdgePlan
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.warps import Role, RolePlan
-from moe.mixed_config import ROWS, MixedConfig
-from moe.sm90.weights import DEPTH, unit_bytes
+from moe.mixed.config import ROWS, MixedConfig
+from moe.mixed.fragments import DEPTH, unit_bytes
 
 UNITS = 2  # of K in a stage
 TILE_STAGES = 2
@@ -96,8 +96,9 @@ class MixedPlan:
 
     @property
     def ahead(self) -> int:
-        """Stages of gathered rows in flight."""
-        return min(MAX_AHEAD, self.stages - 1)
+        """Stages of gathered rows in flight. Who computes frees a stage when it has the next one:
+        with one more in flight nobody would go on."""
+        return min(MAX_AHEAD, self.stages - 2)
 
     @cached_property
     def smem(self) -> SmemPlan:
@@ -132,8 +133,9 @@ class MixedPlan:
     def check(self) -> None:
         """Raise ValueError for what no CTA can hold."""
         self.roles.check()
-        if self.stages < 2:
-            raise ValueError(f"{self.stages} stages of {self.config}: at least 2")
+        least = 3 if self.config.gather else 2
+        if self.stages < least:
+            raise ValueError(f"{self.stages} stages of {self.config}: at least {least}")
         self.edges.check()
         self.smem.check()
         if self.edges.barrier_bytes > BARRIER_BYTES:

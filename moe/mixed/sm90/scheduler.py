@@ -4,8 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.pipeline import PipelineState
 
-from moe.sm90.args import Scope
-from moe.sm90.plan import MixedPlan
+from moe.mixed.sm90.args import Scope
+from moe.mixed.sm90.plan import MixedPlan
 from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import Scheduler as Walk
 from moe.sm100.roles.scheduler import write_tile

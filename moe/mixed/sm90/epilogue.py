@@ -13,10 +13,10 @@ from kernelkit import hw
 from kernelkit.shared_words import load
 from kernelkit.warp_mma import pack, store_transposed
 from moe.device.swiglu import gate_weight, weighted_up
-from moe.mixed_config import ROWS
-from moe.sm90.args import Scope
-from moe.sm90.plan import CHUNK, STORE_BARRIER, MixedPlan
-from moe.sm90.weights import THREADS
+from moe.mixed.config import ROWS
+from moe.mixed.sm90.args import Scope
+from moe.mixed.sm90.plan import CHUNK, STORE_BARRIER, MixedPlan
+from moe.mixed.fragments import THREADS
 from moe.sm100.args import Tile
 
 UNIT = hw.SMEM_UNIT_BYTES

@@ -1,0 +1,11 @@
+"""Programmatic dependent launch, where a kernel reads and writes nothing before it (device code)."""
+
+import cutlass.cute as cute
+
+
+@cute.jit
+def follow() -> None:
+    """All threads, first of all: wait until the kernel in front on the stream is done, and let the
+    one behind begin, which waits in turn. What a launch costs then passes under other kernels."""
+    cute.arch.griddepcontrol_wait()
+    cute.arch.griddepcontrol_launch_dependents()

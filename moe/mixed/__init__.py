@@ -1,0 +1,1 @@
+"""Experts whose activations stay numbers and whose weights of four bits become such in registers."""

@@ -1,0 +1,63 @@
+"""`mixed_gemm`: the grouped product of numbers in bf16 and weights of four bits, on Hopper.
+
+Everything is checked before it compiles; nothing waits for the device or reads from it, so that a
+CUDA graph captures every call. torch.compile sees `blackwell_kernels::moe_mixed_gemm`. Forward
+only.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from moe.arguments import SwiGLU, out_name
+from moe.mixed.fragments import Fragments
+from moe.mixed.launch import MIXED_GEMM
+
+
+def mixed_gemm(
+    x: torch.Tensor,
+    w: Fragments,
+    offsets: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: SwiGLU | None = None,
+    rows: torch.Tensor | None = None,
+    slots: int = 1,
+    out: torch.dtype = torch.bfloat16,
+    tile_rows: int | None = None,
+    teams: int | None = None,
+    parts: int | None = None,
+    most_rows: int | None = None,
+    pdl: bool = False,
+    backend: str = "auto",
+    arch: str | None = None,
+) -> torch.Tensor:
+    """Y_e = X_e W_e^T + b_e for every expert e, in one launch, and SwiGLU of gate and up behind it,
+    as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them. Weights become bf16 in
+    registers, exactly; sums are fp32, and rounded once.
+
+    Args:
+        x: bfloat16 [R, K], contiguous, rows sorted by expert; or [T, K] with `rows`.
+        w: of `moe.arrange`: w13 with an activation, w2 without.
+        offsets: int32 [E + 1], ascending from 0 to R at most; experts may have no rows.
+        bias: fp32 [E, N] in the order of the rows of w, as `moe.arrange` has it.
+        activation: None for the plain product.
+        rows: int32 [R], row r of the product is row rows[r] // slots of x: the slots of tokens,
+            as `moe.permutation` sorts them. What rows behind the last offset hold does not matter.
+        out: bfloat16 or float16.
+        tile_rows, teams, parts: of a tile, see `moe.mixed.config.MixedConfig`; None: chosen by
+            sizes (`moe.mixed.choose`). Results have the same bits for any of them.
+        most_rows: no expert has more rows than this, R by default.
+        pdl, backend, arch: as of `moe.grouped_gemm`.
+
+    Returns:
+        [R, N], with an activation [R, N / 2]; rows behind the last offset are not written.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit.
+    """
+    return MIXED_GEMM({
+        "x": x, "w": w, "offsets": offsets, "bias": bias, "activation": activation, "rows": rows,
+        "slots": slots, "out": out_name(out), "tile_rows": tile_rows, "teams": teams,
+        "parts": parts, "most_rows": most_rows, "pdl": pdl, "backend": backend, "arch": arch,
+    })  # fmt: skip

@@ -1,0 +1,33 @@
+"""Tiles of Hopper's grouped GEMM: chosen by what the host knows."""
+
+from __future__ import annotations
+
+from kernelkit import hw
+from moe.mixed.config import MOST_SUMS, ROWS, TILE_ROWS
+
+# (warpgroups, times 64 rows of weights of each) -> how fast weights are read, where that is what
+# takes the time, measured on an H200 with gpt-oss-120b
+READS = {(2, 1): 0.80, (3, 1): 0.93, (3, 2): 0.97, (4, 2): 1.0}
+MANY = 64  # rows of a tile from which products take the time
+LARGEST = 128  # rows of a tile: more are read from shared memory no less often
+
+
+def choose_tile_rows(rows: int, experts: int) -> int:
+    """For `rows` rows sorted by expert: about as many as an expert has on average."""
+    average = -(-rows // experts)
+    return next((n for n in TILE_ROWS if n >= average), LARGEST) if average < LARGEST else LARGEST
+
+
+def choose_teams(rows: int, experts: int, columns: int, tile_rows: int) -> tuple[int, int]:
+    """(warpgroups, times 64 rows of weights): of `columns` rows of weights."""
+    if tile_rows >= MANY:
+        return 3, 1
+    tiles = min(rows, experts) * max(1, rows // (experts * tile_rows))
+
+    def cost(teams: tuple[int, int]) -> float:
+        tall = teams[0] * teams[1]
+        waves = -(-tiles * -(-columns // (ROWS * tall)) // hw.SMS_OF["sm_90a"])
+        return waves * tall / READS[teams]
+
+    fitting = (teams for teams in READS if tile_rows * teams[1] <= MOST_SUMS[teams[0]])
+    return min(fitting, key=cost)

@@ -1,0 +1,160 @@
+"""The operator `blackwell_kernels::moe_mixed_gemm`: check, allocate, describe the launch.
+
+Nothing here waits for the device or reads from it, so that a CUDA graph can capture it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from kernelkit import hw
+from kernelkit.compile import compile_once
+from kernelkit.launch import choose_target, launch, sms_of
+from kernelkit.operator import Operator
+from kernelkit.tensors import (
+    DTYPE_NAMES,
+    require_table,
+    require_tensors,
+    require_tma,
+    with_plain_strides,
+)
+from moe.arguments import SwiGLU, check_form
+from moe.choose import row_tiles
+from moe.indices import check_offsets, check_range
+from moe.mixed.choose import choose_teams, choose_tile_rows
+from moe.mixed.config import OUTPUTS, ROWS, MixedConfig
+from moe.mixed.fragments import DEPTH, Fragments, units_of
+
+ARCHS = ("sm_90a",)
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class MixedArguments:
+    """As `moe.mixed_gemm` describes them. rows, slots: of gathered rows; out: name of a dtype."""
+
+    x: torch.Tensor
+    w: Fragments
+    offsets: torch.Tensor
+    bias: torch.Tensor | None = None
+    activation: SwiGLU | None = None
+    rows: torch.Tensor | None = None
+    slots: int = 1
+    out: str = "bf16"
+    tile_rows: int | None = None
+    teams: int | None = None
+    parts: int | None = None
+    most_rows: int | None = None
+    pdl: bool = False
+    backend: str = "auto"
+    arch: str | None = None
+
+    @property
+    def count(self) -> int:
+        """Rows that there is room for."""
+        return len(self.x if self.rows is None else self.rows)
+
+    @property
+    def columns(self) -> int:
+        """Of the output."""
+        return self.w.rows // (1 if self.activation is None else 2)
+
+    @cached_property
+    def config(self) -> MixedConfig:
+        """What is compiled."""
+        tile_rows = self.tile_rows
+        if tile_rows is None:
+            tile_rows = choose_tile_rows(self.count, self.w.experts)
+        teams, parts = self.teams, self.parts
+        if teams is None:
+            teams, parts = choose_teams(self.count, self.w.experts, self.w.rows, tile_rows)
+        return MixedConfig(
+            fmt=self.w.fmt,
+            swiglu=self.activation is not None,
+            limit=self.activation is not None and self.activation.limit is not None,
+            bias=self.bias is not None,
+            out=self.out,
+            gather=self.rows is not None,
+            tile_rows=tile_rows,
+            teams=teams,
+            parts=parts or 1,
+            pdl=self.pdl,
+        )
+
+    def check(self) -> None:
+        """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
+        x, w = self.x, self.w
+        check_form(self.activation)
+        require_tensors(x=x, w=w.data, factor=w.factor, offsets=self.offsets)
+        if x.dtype != torch.bfloat16:
+            raise NotImplementedError(f"x is {x.dtype}: bfloat16")
+        if self.out not in OUTPUTS:
+            raise NotImplementedError(f"out {self.out}: one of {OUTPUTS}")
+        require_table("x", x, torch.bfloat16, (None, w.k))
+        if not x.is_contiguous():
+            raise ValueError(f"x has strides {x.stride()}: it has to be contiguous")
+        require_tma("x", x)
+        if w.swiglu != (self.activation is not None):
+            rows = "gate and up in turn" if w.swiglu else "no gates"
+            raise ValueError(f"activation {self.activation}, but the rows of w are {rows}")
+        require_table("offsets", self.offsets, torch.int32, (w.experts + 1,))
+        check_offsets(self.offsets, self.count)
+        if self.bias is not None:
+            require_tensors(x=x, bias=self.bias)
+            require_table("bias", self.bias, torch.float32, (w.experts, w.rows))
+        if self.rows is not None:
+            require_tensors(x=x, rows=self.rows)
+            require_table("rows", self.rows, torch.int32, (None,))
+            self._check_slots(self.rows)
+        unit = hw.TMA_ALIGN_BYTES // 2
+        if self.columns % unit:
+            raise NotImplementedError(f"{self.columns} columns of output: a multiple of {unit}")
+        self.config.check_values()
+
+    def _check_slots(self, rows: torch.Tensor) -> None:
+        """What rows that exist say is looked at on the CPU alone."""
+        if self.slots < 1:
+            raise ValueError(f"slots {self.slots}: at least one of a token")
+        if rows.device.type == "cpu":
+            every = len(self.x) * self.slots
+            check_range("rows", rows[: int(self.offsets[-1])], every, f"x has {every} slots")
+
+
+def forward(arguments: MixedArguments) -> tuple[torch.Tensor]:
+    """[rows, columns]; one launch."""
+    arguments.check()
+    device = arguments.x.device
+    target = choose_target(device, arguments.backend, arguments.arch, ARCHS)
+    (out,) = empty_result(arguments)
+    if out.numel():
+        compiled = compile_once(arguments.config, target.arch, "moe.mixed.sm90.kernel")
+        launch(compiled, kernel_arguments(arguments, out), target, device)
+    return (out,)
+
+
+def empty_result(arguments: MixedArguments) -> tuple[torch.Tensor]:
+    """Not yet written."""
+    shape = arguments.count, arguments.columns
+    return (arguments.x.new_empty(shape, dtype=DTYPES[arguments.out]),)
+
+
+def kernel_arguments(arguments: MixedArguments, out: torch.Tensor) -> list:
+    """As `moe.mixed.sm90.kernel.MixedGemm` takes them, but for the stream."""
+    x, w, config = arguments.x, arguments.w, arguments.config
+    if arguments.rows is None:
+        x = x[None, :, None]
+    tables = arguments.offsets, out, arguments.bias, arguments.rows
+    tensors = (w.data, w.factor, *(None if t is None else with_plain_strides(t) for t in tables))
+    form = arguments.activation or SwiGLU()
+    numbers = float(form.alpha), float(form.beta), float(form.limit or 0.0)
+    n_tiles = units_of(w.rows, config.tile_n)
+    sizes = units_of(w.k, DEPTH), units_of(w.rows, ROWS), w.experts, n_tiles, arguments.slots
+    most = arguments.count if arguments.most_rows is None else arguments.most_rows
+    tiles = row_tiles(arguments.count, w.experts, config.tile_rows, most) * n_tiles
+    return [with_plain_strides(x), tensors, numbers, sizes, min(tiles, sms_of(x.device))]
+
+
+MIXED_GEMM = Operator("moe_mixed_gemm", MixedArguments, forward, empty_result, results=1)

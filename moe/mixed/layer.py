@@ -1,0 +1,67 @@
+"""The operator `blackwell_kernels::moe_fused_mixed`: a layer whose activations stay numbers.
+
+Top-k, permutation, both products, combination: five launches, each of which begins while the one
+before it ends. The first product fetches its rows from where the tokens are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernelkit.operator import Operator
+from kernelkit.tensors import DTYPE_NAMES
+from moe.fused import Layer
+from moe.mixed.fragments import ArrangedExperts
+from moe.mixed.launch import MixedArguments, forward
+from moe.routing.launch import Choices, Slots, Weighted, run_combine, run_permutation, run_route
+
+
+@dataclass(frozen=True, eq=False)
+class MixedLayer(Layer):
+    """The arguments of `moe.fused_moe` with arranged experts."""
+
+    experts: ArrangedExperts
+
+    @property
+    def tiles(self) -> dict[str, Any]:
+        """Keywords of both products."""
+        return {**super().tiles, "pdl": True}
+
+    def _check_own(self) -> None:
+        """ValueError or NotImplementedError for scales, which nothing has here, and for other
+        numbers than bf16."""
+        if self.x.dtype != torch.bfloat16:
+            raise NotImplementedError(f"x is {self.x.dtype}: bfloat16, with arranged experts")
+        if any(value is not None for value in vars(self.scales).values()):
+            raise ValueError("scales with arranged experts: activations are not quantised")
+
+
+def run_layer(layer: MixedLayer) -> tuple[torch.Tensor]:
+    """[T, H] in the dtype of x."""
+    layer.check()
+    x, experts, where = layer.x, layer.experts, layer.where
+    ids, weights = run_route(Choices(logits=layer.router_logits, **vars(layer.router), **where))
+    slots = Slots(ids, layer.total, layer.first_expert, layer.end_expert, **where)
+    offsets, slot_of_row, row_of_slot = run_permutation(slots)
+    given = {"out": DTYPE_NAMES[x.dtype], **layer.tiles, **where}
+    gathered = {"rows": slot_of_row.narrow(0, 0, layer.rows), "slots": layer.router.slots}
+    (h,) = forward(
+        MixedArguments(
+            x, experts.w13, offsets, experts.bias13, layer.activation, **gathered, **given
+        )
+    )
+    (y,) = forward(MixedArguments(h, experts.w2, offsets, experts.bias2, **given))
+    rows = row_of_slot.view(weights.shape)
+    return run_combine(Weighted(y, rows, weights, x.dtype, layer.is_partial, **where))
+
+
+FUSED_MIXED = Operator(
+    "moe_fused_mixed",
+    MixedLayer,
+    run_layer,
+    lambda layer: (layer.x.new_empty(layer.x.shape),),
+    results=1,
+)
