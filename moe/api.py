@@ -30,6 +30,7 @@ def grouped_gemm(
     offsets: torch.Tensor,
     *,
     activation: Activation | None = None,
+    bias: torch.Tensor | None = None,
     out: torch.dtype | str = torch.bfloat16,
     encode_scale: torch.Tensor | None = None,
     amax: torch.Tensor | None = None,
@@ -41,25 +42,24 @@ def grouped_gemm(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor | Quantized:
-    """Y_e = X_e W_e^T for every expert e, in one launch, and the activation of pairs of columns, as
-    `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them.
+    """Y_e = X_e W_e^T + b_e for every expert e, in one launch, and the activation of pairs of
+    columns, as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them.
 
     Args:
-        x: data [R, K], rows sorted by expert, scale factors of each expert from a fresh 128 rows on
-            (`quantise(..., offsets=offsets)`).
+        x: data [R, K], rows sorted by expert: `quantise(..., offsets=offsets)`.
         w: data [E, N, K], in the same format; with an activation N = 2 I, packed as it says
             (`moe.packing`).
         offsets: int32 [E + 1], ascending from 0 to R; experts may have no rows. Those that x was
             quantised with, which is compared on the CPU.
         activation: None for the plain product.
+        bias: fp32 [E, N], added before the activation; numbers stand as the rows of w do.
         out: dtype of the result (bfloat16, float16, float32), or the format that it is quantised to
             in the same kernel.
         encode_scale: fp32 [1], the global scale of an output in nvfp4, and of no other; positive
             and finite, which is looked at on the CPU.
         amax: fp32 [1], becomes max(amax, the largest magnitude of the output), what calibrates the
             next encode_scale; no memory of another argument.
-        tile_rows: rows of an expert that a tile has, one of `moe.config.TILE_ROWS`; None: chosen by
-            R, E and most_rows (`moe.choose`).
+        tile_rows: of an expert, one of `moe.config.TILE_ROWS`; None: chosen (`moe.choose`).
         most_rows: no expert has more rows than this, R by default: what the host knows, since
             counts stand on the device. Tiles of 8, 16 and 32 rows need it.
         tile_n: columns of a tile, 128 or 256; None: chosen by sizes.
@@ -77,9 +77,9 @@ def grouped_gemm(
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
     options = {
-        "activation": activation, "out": out, "encode_scale": encode_scale, "amax": amax,
-        "tile_rows": tile_rows, "most_rows": most_rows, "tile_n": tile_n, "carry": carry,
-        "pdl": pdl, "backend": backend, "arch": arch,
+        "activation": activation, "bias": bias, "out": out, "encode_scale": encode_scale,
+        "amax": amax, "tile_rows": tile_rows, "most_rows": most_rows, "tile_n": tile_n,
+        "carry": carry, "pdl": pdl, "backend": backend, "arch": arch,
     }  # fmt: skip
     fields = _fields(x, w, offsets, options)
     result = quantised_result(fields["out"], encode_scale, *GROUPED_GEMM(fields))

@@ -89,6 +89,7 @@ class Arguments:
     amax: torch.Tensor | None = None
     activation: Activation | None = None
     out: str = "bf16"
+    bias: torch.Tensor | None = None
     tile_rows: int | None = None
     most_rows: int | None = None
     tile_n: int | None = None
@@ -137,6 +138,7 @@ class Arguments:
             limit=activation is not None and activation.limit is not None,
             out=self.out,
             amax=self.amax is not None,
+            bias=self.bias is not None,
             tile_rows=tile_rows,
             tile_n=tile_n,
             carry=self.carry,
@@ -151,6 +153,7 @@ class Arguments:
         self._check_columns()
         self._check_rows()
         self._check_scalars()
+        self._check_bias()
 
     def _check_operands(self) -> None:
         x, w = self.x, self.w
@@ -232,9 +235,15 @@ class Arguments:
         if self.amax is not None:
             self._check_amax(self.amax)
 
+    def _check_bias(self) -> None:
+        if self.bias is not None:
+            require_tensors(x=self.x.data, bias=self.bias)
+            require_table("bias", self.bias, torch.float32, (self.experts, self.w.rows))
+            require_tma("bias", self.bias)  # what threads load is aligned as for TMA
+
     def _check_amax(self, amax: torch.Tensor) -> None:
         """It is written: ValueError where it is also read as something else."""
-        read = {"encode_scale": self.encode_scale, "offsets": self.offsets}
+        read = {"encode_scale": self.encode_scale, "offsets": self.offsets, "bias": self.bias}
         for name in ("x", "w"):
             operand = getattr(self, name)
             read |= {f"{name}.{field}": getattr(operand, field) for field in SCALES}

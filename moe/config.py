@@ -27,6 +27,7 @@ class GroupedConfig:
         the plain product. limit: gate and up are clamped before it.
     out: dtype of the output, or a format that it is quantised to. amax: the largest magnitude of
         the output is found, too.
+    bias: each column of an expert's product has a number added to it, before the activation.
     carry: the epilogue takes 8 columns at a time, and carries what became of gate to the next 8.
     tile_rows: rows of an expert in a tile. 128 are the M of the MMA; 256 that of a pair of CTAs,
         each with half of the columns in shared memory; up to 64 are its N, the weights its M.
@@ -41,6 +42,7 @@ class GroupedConfig:
     limit: bool = False
     out: str = "bf16"
     amax: bool = False
+    bias: bool = False
     carry: bool = False
     tile_rows: int = 128
     tile_n: int = 128

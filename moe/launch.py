@@ -74,7 +74,8 @@ def kernel_arguments(arguments: Arguments, results: Results) -> list:
         _atoms(w.scales, arguments.experts, row_blocks(w.rows), w),
     )
     codes = None if arguments.config.out_format is None else scales
-    ends = (codes, arguments.encode_scale, arguments.amax)
+    bias = None if arguments.bias is None else with_plain_strides(arguments.bias)
+    ends = (codes, arguments.encode_scale, arguments.amax, bias)
     tensors = (arguments.offsets, data, x.decode_scale, w.decode_scale, *ends)
     act = arguments.activation or Activation(0)
     numbers = (float(act.alpha), float(act.beta), float(act.limit or 0.0))

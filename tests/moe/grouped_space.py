@@ -49,7 +49,9 @@ COUNTS = {
     "none": (0, 0, 0),
 }
 
-EDGES = Case(COUNTS["edges"], 256, 160, "nvfp4", 8, FORMS["deepseek"], "nvfp4", amax=True)
+EDGES = Case(
+    COUNTS["edges"], 256, 160, "nvfp4", 8, FORMS["deepseek"], "nvfp4", amax=True, bias=True
+)
 QUICK = (
     replace(EDGES, tile_rows=128),
     replace(
@@ -59,6 +61,7 @@ QUICK = (
         Case((5, 0, 3), 2880, 64, "nvfp4", 32, FORMS["gpt-oss"], "bf16", per_token=True),
         tile_rows=8,
         amplitude=8.0,
+        bias=True,
     ),
     Case((130,), 320, 96, "mxfp4", 16, FORMS["tight"], "mxfp4"),
     Case((2, 129), 352, 64, "mxfp8", 64, FORMS["swiglu"], "mxfp8", amax=True, tile_rows=64),
@@ -102,6 +105,7 @@ FACTORS = {
     "out": ("bf16", "fp16", "fp32", "nvfp4", "mxfp4", "mxfp8"),
     "per_token": (False, True),
     "amax": (False, True),
+    "bias": (False, True),
     "amplitude": (1.0, 64.0),
     "x_like": tuple(hostile.KINDS),
     "w_like": tuple(hostile.KINDS),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from moe.api import grouped_gemm, grouped_gemm_swiglu
 from moe.arguments import Activation, SwiGLU
+from moe.formats import SCALE_COLUMNS
 from moe.packing import pack
+from moe.quantized import Quantized
+from moe.reference import unswizzle_scales
+from moe.sm100.roles import affine, epilogue
 from ptxemu import Options
 from tests.moe.grouped_space import FORMS, MATRIX, QUICK, random_case
 from workbench.problems import grouped_gemm as cases
@@ -102,3 +108,55 @@ def test_a_limit_is_never_dropped():
     free, _ = cases.run(case, activation=Activation(32))
     assert (limited - free).abs().max() > 1.0
     assert limited.abs().max() <= 0.25 * 0.2785  # |up| <= L, and gate sigmoid(gate) >= -0.2785
+
+
+# Of 160 columns quantised in nvfp4 ten scale factors: two of their last atom belong to no column.
+BIASED = Case((3, 130), 128, 160, "nvfp4", 8, FORMS["gpt-oss"], "nvfp4", bias=True)
+PLAIN_BIASED = Case((3, 9), 128, 72, "mxfp8", 0, None, "fp32", bias=True)
+
+
+@pytest.mark.parametrize("case", [BIASED, PLAIN_BIASED], ids=str)
+def test_a_bias_is_never_dropped_nor_moved(case):
+    """The judge of all cases notices one of no columns, of their neighbours, and of experts beside
+    each other."""
+    other = case.added()
+    for wrong in (None, other.roll(1, 1), other.roll(4, 1), other.flip(0)):
+        result, _ = cases.run(case, bias=wrong)
+        with contextlib.suppress(AssertionError):  # of bytes that differ
+            assert not cases.judge(case, result).ok
+            continue
+        assert isinstance(result, Quantized)
+
+
+@pytest.mark.parametrize("change", [
+    ("column + first", "column"),  # the first four columns for all
+    ("@exists ld", "ld"),  # behind the last column, too
+    ("(bias[index], bias[index + 1])", "(bias[0], bias[1])"),
+    ("{$r1}, {$r2}; ", "{$r2}, {$r1}; "),
+], ids="".join)  # fmt: skip
+def test_a_wrong_load_of_the_bias_is_noticed(change, changed):
+    changed(affine, [epilogue], "apply", change)
+    with pytest.raises(AssertionError):  # of the judge, or findings of the checker
+        check(BIASED)
+
+
+@pytest.mark.parametrize("tile_rows", [16, 128, 256])
+def test_scale_factors_of_no_column_are_0(tile_rows):
+    """Behind N there is no bias, and what is there belongs to the next expert."""
+    case = replace(BIASED, counts=(3, 16), tile_rows=tile_rows)
+    result, _ = cases.run(case, bias=case.added() + 100.0)
+    columns = result.format.columns(result.k)
+    assert columns % SCALE_COLUMNS == 2
+    codes = unswizzle_scales(result.scales, result.rows, columns + 2, case.offsets)
+    codes = codes.view(torch.uint8)
+    assert codes[:, :columns].all()
+    assert not codes[:, columns:].any()
+
+
+def test_a_bias_in_rows_of_a_larger_tensor():
+    """Its rows need not follow each other."""
+    case = PLAIN_BIASED
+    expected, _ = cases.run(case)
+    wide = torch.full((2, 80), float("nan"))[:, 4:76]
+    wide.copy_(case.added())
+    assert torch.equal(cases.run(case, bias=wide)[0], expected)

@@ -94,6 +94,7 @@ PRODUCT = {"x": PX, "w": PW, "offsets": PROBLEM.offsets, "activation": PROBLEM.a
 PLAIN_PW = Case((3, 0, 2), 128, 72, form=None).inputs()[1]
 LINES = Case((3, 0, 2), 112, 64, form=None).inputs()  # of 56 bytes
 SINGLE = Case((3,), 128, 64).inputs()
+BIAS = torch.zeros(3, 128)
 
 
 def form(**changes: Any) -> Activation:
@@ -147,6 +148,18 @@ NO_PRODUCT = [
     no("amax is torch.float64", amax=torch.zeros(1).double()),
     no(r"amax is torch.float32 \(\)", amax=torch.tensor(0.0)),
     no("amax requires grad", NotImplementedError, amax=torch.zeros(1, requires_grad=True)),
+    no("bias is torch.float16", bias=BIAS.half()),
+    no(r"bias is torch.float32 \(3, 64\), expected torch.float32 \(3, 128\)", bias=BIAS[:, :64]),
+    no(r"bias is torch.float32 \(128,\)", bias=BIAS[0]),
+    no(r"bias is torch.float32 \(2, 128\)", bias=BIAS[:2]),
+    no("bias has last stride 3", bias=BIAS.T.contiguous().T),
+    no("bias has a stride of 0 bytes", bias=BIAS[:1].expand(3, 128)),
+    no("bias has a stride of 516 bytes", bias=torch.zeros(3, 129)[:, :128]),
+    no("bias starts at address", bias=torch.zeros(3 * 128 + 1)[1:].view(3, 128)),
+    no("different devices", bias=BIAS.to("meta")),
+    no("bias requires grad", NotImplementedError, bias=BIAS.clone().requires_grad_()),
+    no("bias is list", TypeError, bias=[0.0]),
+    no("amax is the memory of bias", bias=BIAS, amax=BIAS[1, 3:4]),
     no("x is Tensor", TypeError, x=PX.data),
     no("w is NoneType", TypeError, w=None),
     no("x .* and w", x=PW),

@@ -36,7 +36,7 @@ SHAPES = [{"tile_rows": rows, "tile_n": columns} for rows, columns in TILES]
 QUICK = (
     GroupedConfig(limit=True, amax=True, out="nvfp4", granularity=8),
     GroupedConfig(limit=True, amax=True, out="nvfp4", tile_rows=8),
-    GroupedConfig(granularity=64, out="fp32", tile_rows=256),
+    GroupedConfig(granularity=64, out="fp32", tile_rows=256, bias=True),
 )
 OUTPUTS = ("bf16", "nvfp4", "mxfp8")
 GRID = [
@@ -45,14 +45,18 @@ GRID = [
 ]
 # Of each tile what has most in registers: numbers of a row or of an expert, whole blocks, the amax.
 OF_TILES = [
-    GroupedConfig(fmt, fmt == "nvfp4", granularity, granularity > 0, out, amax=True, **shape)
+    GroupedConfig(
+        fmt, fmt == "nvfp4", granularity, granularity > 0, out, amax=True, bias=bias, **shape
+    )
+    for bias in (False, True)
     for shape in SHAPES
     for fmt, granularity, out in (
         ("nvfp4", 8, "nvfp4"), ("nvfp4", 64, "fp32"), ("mxfp8", 16, "mxfp8"), ("mxfp4", 0, "bf16"),
     )
 ]  # fmt: skip
 CARRYING = [
-    GroupedConfig(granularity=8, limit=True, out=out, amax=True, carry=True, **shape)
+    GroupedConfig(granularity=8, limit=True, out=out, amax=True, bias=bias, carry=True, **shape)
+    for bias in (False, True)
     for shape in SHAPES
     if shape["tile_rows"] >= 128
     for out in OUTPUTS

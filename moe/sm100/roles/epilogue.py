@@ -1,4 +1,4 @@
-"""Epilogue role: four warps, a row of the tile per thread: global scale, SwiGLU, output.
+"""Epilogue role: four warps, a row of the tile per thread: global scale, bias, SwiGLU, output.
 
 One way: tensor memory to registers to global memory. A subtile holds whole pairs of gate and up and
 whole blocks of a quantised output, so that nothing is carried from one to the next (unless
@@ -17,11 +17,13 @@ from moe.device.quantise import largest_magnitude
 from moe.device.swiglu import gate_weight, swiglu, weighted_up
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import LANES, PIECE_BYTES, ROLES, TILE_STAGES, GroupedPlan
+from moe.sm100.roles.affine import Affine, apply
 from moe.sm100.roles.outputs import (
     Encoded,
     Place,
     first_byte,
     hand_over,
+    part_of,
     quantised,
     reduce_amax,
     rounded,
@@ -31,6 +33,7 @@ from moe.sm100.roles.outputs import (
 from moe.sm100.roles.scheduler import rank_in_tile, read_tile
 
 TRANSPOSED_BARRIER = 1
+BIAS_COLUMNS = 64  # that a thread adds a bias to at a time
 READ_COLUMNS = 32  # of a swapped accumulator, that a thread has in registers at a time
 
 
@@ -80,14 +83,14 @@ class Epilogue:
             thread,
             tile.n * config.tile_outputs,
         )
-        factor = self.factor(scope, tile, place)
+        affine = self.affine(scope, tile, place)
         top = Float32(0.0)
         for index in cutlass.range_constexpr(plan.parts):
             # Columns that both accumulators have come first.
             part = index if half == 1 else plan.parts - 1 - index
             column, frees = half * plan.second + part * PART, index == self.frees
             outputs = place.moved(part * (PART // config.inputs_of_output))
-            found = self.do_part(scope, outputs, column, stage, frees, factor)
+            found = self.do_part(scope, outputs, column, stage, frees, affine)
             top = cute.arch.fmax(top, found, nan=True)
         return top
 
@@ -104,7 +107,7 @@ class Epilogue:
         column: Int32,
         stage: Int32,
         frees: cutlass.Constexpr[bool],
-        factor: Float32,
+        affine: Affine,
     ) -> Float32:
         """Columns of a thread's row, from `column` of the accumulator on. frees: whether `stage`
         of the accumulator is free behind them."""
@@ -113,10 +116,12 @@ class Epilogue:
         top = Float32(0.0)
         for subtile in cutlass.range_constexpr(count):
             begin = column + subtile * config.subtile
+            packed = place.column * config.inputs_of_output + subtile * config.subtile
             if cutlass.const_expr(config.carry):
-                values = self.carried(scope, begin, factor)
+                values = self.carried(scope, begin, affine, packed)
             else:
-                values = self.activated(scope, self.columns(scope, begin, config.subtile), factor)
+                values = self.decoded(scope, begin, config.subtile, affine, packed)
+                values = self.activated(scope, values)
             if cutlass.const_expr(frees and subtile == count - 1):
                 tmem.order_before_signal()
                 scope.pipes.acc.release(stage)
@@ -149,7 +154,9 @@ class Epilogue:
             values = cute.make_rmem_tensor(config.subtile, Float32)
             source = scope.buffers.transposed[row, None].iterator + part * config.subtile
             cute.autovec_copy(cute.make_tensor(source.align(16), values.layout), values)
-            values = self.activated(scope, values, self.factor(scope, tile, place))
+            packed = place.column * config.inputs_of_output
+            apply(self.affine(scope, tile, place), values, packed)
+            values = self.activated(scope, values)
             top = cute.arch.fmax(top, self.magnitude(place, values), nan=True)
             room = self.room(config.subtile)
             self.encode(scope, values, room)
@@ -183,26 +190,46 @@ class Epilogue:
         return values
 
     @cute.jit
-    def activated(self, scope: Scope, values: cute.Tensor, factor: Float32) -> cute.Tensor:
-        """The output that sums of products become."""
-        values.store(values.load() * factor)
+    def decoded(
+        self,
+        scope: Scope,
+        first: Int32,
+        count: cutlass.Constexpr,
+        affine: Affine,
+        packed: Int32,
+    ) -> cute.Tensor:
+        """The same with the global scale and the bias, which begins at column `packed`. With a bias
+        a few columns at a time, or all of it would be in registers."""
+        turn = min(count, BIAS_COLUMNS) if self.plan.config.bias else count
+        values = cute.make_rmem_tensor(count, Float32)
+        for begin in cutlass.range_constexpr(0, count, turn):
+            part = part_of(values, begin, turn)
+            part.store(self.columns(scope, first + begin, turn).load())
+            apply(affine, part, packed + begin)
+        return values
+
+    @cute.jit
+    def activated(self, scope: Scope, values: cute.Tensor) -> cute.Tensor:
+        """The output that they become."""
         if cutlass.const_expr(self.plan.config.swiglu):
             values = swiglu(self.plan.config, scope.numbers, values)
         return values
 
     @cute.jit
-    def carried(self, scope: Scope, first: Int32, factor: Float32) -> cute.Tensor:
+    def carried(self, scope: Scope, first: Int32, affine: Affine, packed: Int32) -> cute.Tensor:
         """The output of a subtile, 8 columns of it at a time: up finds what gate left behind."""
         config, numbers = self.plan.config, scope.numbers
         weights = cute.make_rmem_tensor(CARRIED, Float32)
         result = cute.make_rmem_tensor(config.subtile_outputs, Float32)
         for pair in cutlass.range_constexpr(config.subtile_outputs // CARRIED):
-            gate = self.columns(scope, first + 2 * pair * CARRIED, CARRIED)
+            at = 2 * pair * CARRIED
+            gate = self.decoded(scope, first + at, CARRIED, affine, packed + at)
             for index in cutlass.range_constexpr(CARRIED):
-                weights[index] = gate_weight(config, numbers, gate[index] * factor)
-            up = self.columns(scope, first + (2 * pair + 1) * CARRIED, CARRIED)
+                weights[index] = gate_weight(config, numbers, gate[index])
+            at += CARRIED
+            up = self.decoded(scope, first + at, CARRIED, affine, packed + at)
             for index in cutlass.range_constexpr(CARRIED):
-                value = weighted_up(config, numbers, up[index] * factor, weights[index])
+                value = weighted_up(config, numbers, up[index], weights[index])
                 result[pair * CARRIED + index] = value
         return result
 
@@ -240,13 +267,15 @@ class Epilogue:
         return top
 
     @cute.jit
-    def factor(self, scope: Scope, tile: Tile, place: Place) -> Float32:
-        """What products of the row are times: before anything that is not linear."""
+    def affine(self, scope: Scope, tile: Tile, place: Place) -> Affine:
+        """What becomes of products of the row, before anything that is not linear."""
         tensors, config = scope.tensors, self.plan.config
-        factor = Float32(1.0)
+        factor, bias = Float32(1.0), None
         if cutlass.const_expr(config.format.has_global):
             index = Int32(0)
             if cutlass.const_expr(config.row_scale):
                 index = place.row if place.exists else Int32(0)
             factor = tensors.x_scale[index] * tensors.w_scale[tile.expert]
-        return factor
+        if cutlass.const_expr(config.bias):
+            bias = tensors.bias[tile.expert, None]
+        return Affine(factor, bias)
