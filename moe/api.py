@@ -47,8 +47,8 @@ def grouped_gemm(
 
     Args:
         x: data [R, K], rows sorted by expert: `quantise(..., offsets=offsets)`.
-        w: data [E, N, K], in the same format; with an activation N = 2 I, packed as it says
-            (`moe.packing`).
+        w: data [E, N, K], in the same format, or in mxfp4 with x in mxfp8; with an activation
+            N = 2 I, packed as it says (`moe.packing`).
         offsets: int32 [E + 1], ascending from 0 to R; experts may have no rows. Those that x was
             quantised with, which is compared on the CPU.
         activation: None for the plain product.

@@ -20,7 +20,7 @@ from cutlass import (
 
 from kernelkit import hw
 from kernelkit.fake import fake_tensor
-from moe.config import GroupedConfig
+from moe.config import WINDOW, WINDOW_ALIGN_BYTES, GroupedConfig
 
 OUT_TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32}
 ELEMENTS = {"e2m1": Float4E2M1FN, "e4m3": Float8E4M3FN}
@@ -36,7 +36,7 @@ def example_arguments(config: GroupedConfig) -> tuple:
     # What TMA moves: [experts, lines, blocks or 1, bytes or words].
     operands = (
         moved(Uint8, one, rows, one, line),
-        moved(Uint8, experts, n, one, line),
+        _windows(experts, n) if config.x_fmt else moved(Uint8, experts, n, one, line),
         moved(Uint16, one, atoms, cute.sym_int32(), words),
         moved(Uint16, experts, atoms, cute.sym_int32(), words),
     )
@@ -52,6 +52,12 @@ def example_arguments(config: GroupedConfig) -> tuple:
     )
     numbers = (Float32(1.0), Float32(0.0), Float32(0.0))
     return operands, tensors, numbers, Int32(0), Int32(1), CUstream(0)
+
+
+def _windows(experts: cute.SymInt, n: cute.SymInt) -> Any:
+    """[experts, lines, windows, bytes of one]; what is padded is in units of 32 bytes."""
+    shape = experts, n, cute.sym_int32(), WINDOW // 2
+    return fake_tensor(Uint8, *shape, align=WINDOW_ALIGN_BYTES)
 
 
 def _array(dtype: type[cutlass.Numeric], wanted: bool = True, align: int | None = None) -> Any:

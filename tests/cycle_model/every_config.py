@@ -68,6 +68,7 @@ def grouped_case(config: GroupedConfig) -> GroupedCase:
         per_token=config.row_scale,
         amax=config.amax,
         bias=config.bias,
+        x_fmt=config.x_fmt,
         tile_rows=config.tile_rows,
         tile_n=config.tile_n,
         carry=config.carry,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from moe.choose import FEW
-from moe.config import CARRIED, TILE_ROWS
+from moe.config import CARRIED, TILE_ROWS, WINDOW, WINDOW_STEP
 from moe.formats import format_of
 from tests.fmha.pairwise import Rule, Space, covering, random_row
 from workbench.problems import hostile
@@ -66,6 +66,19 @@ QUICK = (
     Case((130,), 320, 96, "mxfp4", 16, FORMS["tight"], "mxfp4"),
     Case((2, 129), 352, 64, "mxfp8", 64, FORMS["swiglu"], "mxfp8", amax=True, tile_rows=64),
     Case((9, 1), 64, 200, "nvfp4", 0, None, "fp32", amplitude=100.0, tile_rows=16),
+    Case(  # an odd number of steps of K
+        (3, 0, 9),
+        2880,
+        96,
+        "mxfp4",
+        16,
+        FORMS["gpt-oss"],
+        "mxfp8",
+        bias=True,
+        x_fmt="mxfp8",
+        tile_rows=16,
+    ),
+    Case((130,), 192, 160, "mxfp4", 0, None, "bf16", bias=True, x_fmt="mxfp8", tile_rows=128),
     Case(COUNTS["beyond a warp"], 128, 64, "mxfp8", 8, FORMS["swiglu"], "fp16"),
     Case(COUNTS["none"], 128, 64),
 )
@@ -106,6 +119,7 @@ FACTORS = {
     "per_token": (False, True),
     "amax": (False, True),
     "bias": (False, True),
+    "x_fmt": ("", "mxfp8"),
     "amplitude": (1.0, 64.0),
     "x_like": tuple(hostile.KINDS),
     "w_like": tuple(hostile.KINDS),
@@ -113,6 +127,8 @@ FACTORS = {
 RULES = (
     Rule(("fmt", "per_token"), lambda fmt, per_token: fmt == "nvfp4" or not per_token),
     Rule(("counts", "tile"), lambda counts, tile: max(COUNTS[counts]) <= most_rows(tile)),
+    Rule(("fmt", "x_fmt"), lambda fmt, x_fmt: fmt == "mxfp4" or not x_fmt),
+    Rule(("k", "x_fmt"), lambda k, x_fmt: k >= WINDOW or not x_fmt),
     # What the emulator has to do: experts that have rows, by K or by N.
     Rule(("counts", "k"), lambda counts, k: used(counts) * k <= 6 * 2880),
     Rule(("counts", "columns"), lambda counts, columns: used(counts) * columns <= 40 * 192),
@@ -157,6 +173,8 @@ def random_case(seed: int) -> Case:
         sizes += (tile - 1, tile, tile + 1)[: draw.randrange(3)]
     counts = random_counts(seed, sizes)
     k = 32 * draw.randrange(1, 24)
+    if case.x_fmt:
+        k = max(WINDOW, k - k % WINDOW_STEP)
     # They are packed as the K of a second product, too.
     unit = max(case.granularity, format_of(case.fmt).block, 8 if case.out in DTYPES else 32)
     most = WORK // (k * max(1, sum(count > 0 for count in counts)))

@@ -9,13 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernelkit import e2m1
 from moe.api import grouped_gemm, grouped_gemm_swiglu
 from moe.arguments import Activation, SwiGLU
 from moe.formats import SCALE_COLUMNS
 from moe.packing import pack
-from moe.quantized import Quantized
+from moe.quantized import Quantized, of_bytes
 from moe.reference import unswizzle_scales
-from moe.sm100.roles import affine, epilogue
+from moe.sm100 import kernel
+from moe.sm100.roles import affine, epilogue, mma
 from ptxemu import Options
 from tests.moe.grouped_space import FORMS, MATRIX, QUICK, random_case
 from workbench.problems import grouped_gemm as cases
@@ -160,3 +162,34 @@ def test_a_bias_in_rows_of_a_larger_tensor():
     wide = torch.full((2, 80), float("nan"))[:, 4:76]
     wide.copy_(case.added())
     assert torch.equal(cases.run(case, bias=wide)[0], expected)
+
+
+W4A8 = Case((3, 0, 130), 320, 96, "mxfp4", 16, FORMS["gpt-oss"], "fp32", x_fmt="mxfp8")
+
+
+@pytest.mark.parametrize("k", [128, 192, 256, 448, 2880])
+@pytest.mark.parametrize("tile", [16, 128, 256])
+def test_mixed_formats_have_windows_up_to_the_end_of_k(tile, k):
+    """Of K in odd steps of 64 the last window begins a step early; bytes behind w are no memory."""
+    check(replace(W4A8, k=k, counts=(3, 0, 16), tile_rows=tile))
+
+
+def test_mixed_formats_are_those_of_x_and_w():
+    """E2M1 is among E4M3, and both have the scales: weights in mxfp8 of the same values give the
+    same bits."""
+    x, w = W4A8.inputs()
+    elements = e2m1.unpacked(w.data.view(torch.uint8)).to(torch.float8_e4m3fn)
+    wide = of_bytes(elements, w.scales, "mxfp8")
+    with cases.checked():
+        mixed, one = (grouped_gemm(x, each, W4A8.offsets, **W4A8.options()) for each in (w, wide))
+    assert torch.equal(mixed, one)
+
+
+@pytest.mark.parametrize("change", [
+    ("in_w = block, block + (K_BLOCKS - count) * plan.pads_w", "in_w = block, block"),
+    ("(in_w, in_x) if", "(in_x, in_w) if"),
+], ids=str)  # fmt: skip
+def test_a_wrong_end_of_a_window_is_noticed(change, changed):
+    changed(mma, [kernel], "Mma", change)
+    with pytest.raises(AssertionError):
+        check(replace(W4A8, counts=(3, 0, 16), tile_rows=16))

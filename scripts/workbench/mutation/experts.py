@@ -97,6 +97,7 @@ SUBJECTS: dict[str, Subject] = {
     "moe swapped": product(Case((65, 0, 64, 5), 320, 192, tile_rows=64, **QUANTISED)),
     "moe bias": product(Case((130, 0, 129, 5), 320, 160, granularity=8, bias=True, **BIASED)),
     "moe swapped bias": product(Case((65, 0, 64, 5), 320, 136, form=None, bias=True, tile_rows=64)),
+    "moe mixed": product(Case((65, 0, 64), 2880, 96, "mxfp4", x_fmt="mxfp8", tile_rows=128)),
     "moe dependent launch": Subject(_dependent, "depend"),
     "moe permutation": Subject(lambda: _permutation(700)),
     "moe permutation in two": Subject(lambda: _permutation(1100)),

@@ -38,8 +38,8 @@ LARGEST_FP16 = 65_519.0  # what is rounded to less than infinity
 class Case:
     """counts: rows of each expert. k; columns: of the output. form: (alpha, beta, limit) of SwiGLU,
     None for the plain product. amplitude: of x. x_like, w_like: kinds of numbers, of
-    `workbench.problems.hostile`. bias: whether there is one, of the amplitude of x. tile_rows,
-    tile_n, carry, pdl: as `grouped_gemm` takes them."""
+    `workbench.problems.hostile`. bias: whether there is one, of the amplitude of x. x_fmt: that of
+    x, '' for fmt. tile_rows, tile_n, carry, pdl: as `grouped_gemm` takes them."""
 
     counts: tuple[int, ...]
     k: int = 256
@@ -51,6 +51,7 @@ class Case:
     per_token: bool = False
     amax: bool = False
     bias: bool = False
+    x_fmt: str = ""
     amplitude: float = 1.0
     x_like: str = "normal"
     w_like: str = "normal"
@@ -70,7 +71,7 @@ class Case:
         parts = [self.fmt, f"{len(self.counts)}x{counts}", f"k{self.k}", f"n{self.columns}"]
         parts += [f"g{self.granularity}-{self.form}"] if self.form else ["plain"]
         parts += [self.out] + ["token"] * self.per_token + ["amax"] * self.amax
-        parts += ["bias"] * self.bias
+        parts += ["bias"] * self.bias + [f"x.{self.x_fmt}"] * bool(self.x_fmt)
         likes = (("x", self.x_like), ("w", self.w_like))
         parts += [f"{name}.{like.replace(' ', '.')}" for name, like in likes if like != "normal"]
         return "-".join(parts).replace(" ", "")
@@ -89,6 +90,10 @@ class Case:
         return Activation(self.granularity, *self.form) if self.form else None
 
     @property
+    def format_of_x(self) -> str:
+        return self.x_fmt or self.fmt
+
+    @property
     def packed_columns(self) -> int:
         """N."""
         return self.columns * (2 if self.form else 1)
@@ -102,7 +107,8 @@ class Case:
         x = torch.randn(self.rows, self.k, generator=generator) * self.amplitude
         of_w = len(self.counts), self.packed_columns, self.k
         w = torch.randn(of_w, generator=generator) * self.k**-0.5
-        return hostile.values(self.x_like, x, self.fmt), hostile.values(self.w_like, w, self.fmt)
+        w = hostile.values(self.w_like, w, self.fmt)
+        return hostile.values(self.x_like, x, self.format_of_x), w
 
     def added(self) -> torch.Tensor | None:
         """The bias, fp32 [E, N], in packed columns as the rows of w."""
@@ -113,13 +119,13 @@ class Case:
     def scale_of_x(self, x: torch.Tensor) -> torch.Tensor | None:
         """Its global scale as `quantise` takes it."""
         rows = x if self.per_token else x.flatten()[None]
-        return hostile.encode_scale(self.x_like, rows, self.fmt)
+        return hostile.encode_scale(self.x_like, rows, self.format_of_x)
 
     def inputs(self) -> tuple[Quantized, Quantized]:
         """x and w, quantised."""
         x, w = self.values()
-        scale = self.scale_of_x(x)
-        quantised = reference.quantise(x, self.fmt, global_scale=scale, offsets=self.offsets)
+        scale, fmt = self.scale_of_x(x), self.format_of_x
+        quantised = reference.quantise(x, fmt, global_scale=scale, offsets=self.offsets)
         return quantised, self._weights(w)
 
     def _weights(self, w: torch.Tensor) -> Quantized:
