@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -117,6 +116,14 @@ BIASED = Case((3, 130), 128, 160, "nvfp4", 8, FORMS["gpt-oss"], "nvfp4", bias=Tr
 PLAIN_BIASED = Case((3, 9), 128, 72, "mxfp8", 0, None, "fp32", bias=True)
 
 
+def is_right(case: Case, result: torch.Tensor | Quantized) -> bool:
+    """Whether the judge finds nothing, neither in values nor in bytes."""
+    try:
+        return cases.judge(case, result).ok
+    except AssertionError:
+        return False
+
+
 @pytest.mark.parametrize("case", [BIASED, PLAIN_BIASED], ids=str)
 def test_a_bias_is_never_dropped_nor_moved(case):
     """The judge of all cases notices one of no columns, of their neighbours, and of experts beside
@@ -124,17 +131,15 @@ def test_a_bias_is_never_dropped_nor_moved(case):
     other = case.added()
     for wrong in (None, other.roll(1, 1), other.roll(4, 1), other.flip(0)):
         result, _ = cases.run(case, bias=wrong)
-        with contextlib.suppress(AssertionError):  # of bytes that differ
-            assert not cases.judge(case, result).ok
-            continue
-        assert isinstance(result, Quantized)
+        assert not is_right(case, result)
+    assert is_right(case, cases.run(case)[0])
 
 
 @pytest.mark.parametrize("change", [
-    ("column + first", "column"),  # the first four columns for all
+    ("first + begin", "begin"),  # of the first subtile for all
     ("@exists ld", "ld"),  # behind the last column, too
     ("(bias[index], bias[index + 1])", "(bias[0], bias[1])"),
-    ("{$r1}, {$r2}; ", "{$r2}, {$r1}; "),
+    ("setp.gt", "setp.le"),
 ], ids="".join)  # fmt: skip
 def test_a_wrong_load_of_the_bias_is_noticed(change, changed):
     changed(affine, [epilogue], "apply", change)

@@ -5,38 +5,53 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 
-VECTOR = 4  # columns of bias that are loaded together; N is a multiple of it
+BIAS_BYTES = 4
+VECTOR = 4  # columns whose biases are loaded together; N is a multiple of it
 
 
 @dataclass(frozen=True)
 class Affine:
-    """factor: of a row. bias: fp32 [N], of its expert, None where there is none."""
+    """factor: of a row. biases: address of those of neighbouring columns, left: how many there are
+    to the last column, or fewer than one; None where there is no bias."""
 
     factor: Float32
-    bias: cute.Tensor | None
+    biases: Int64 | None = None
+    left: Int32 | None = None
+
+    def moved(self, columns: Int32) -> "Affine":
+        """So many columns on."""
+        if self.biases is None:
+            return self
+        return Affine(self.factor, self.biases + BIAS_BYTES * columns, self.left - columns)
 
 
 @cute.jit
-def apply(affine: Affine, values: cute.Tensor, column: Int32) -> None:
-    """values: fp32 of neighbouring packed columns from `column` on, a multiple of 4; in place."""
-    if cutlass.const_expr(affine.bias is None):
+def affine_at(factor: Float32, bias: cute.Tensor, column: Int32) -> Affine:
+    """From a packed column on. bias: fp32 [N], of an expert."""
+    return Affine(factor, bias.iterator.toint(), cute.size(bias)).moved(column)
+
+
+@cute.jit
+def apply(affine: Affine, values: cute.Tensor, first: cutlass.Constexpr[int]) -> None:
+    """values: fp32 of neighbouring columns, from the `first` one of `affine` on; in place."""
+    if cutlass.const_expr(affine.biases is None):
         values.store(values.load() * affine.factor)
     else:
         factors = affine.factor, affine.factor
-        for first in cutlass.range_constexpr(0, cute.size(values), VECTOR):
-            bias = bias_at(affine.bias, column + first)
+        for begin in cutlass.range_constexpr(0, cute.size(values), VECTOR):
+            bias = bias_at(affine, first + begin)
             for index in cutlass.range_constexpr(0, VECTOR, 2):
-                at = first + index
+                at = begin + index
                 values[at], values[at + 1] = cute.arch.fma_packed_f32x2(
                     (values[at], values[at + 1]), factors, (bias[index], bias[index + 1])
                 )
 
 
 @cute.jit
-def bias_at(bias: cute.Tensor, column: Int32) -> tuple[Float32, ...]:
-    """Four neighbours, 0 behind the last column: those come from sums that are 0, and stay 0.
+def bias_at(affine: Affine, first: cutlass.Constexpr[int]) -> tuple[Float32, ...]:
+    """Of four neighbours, 0 behind the last column: sums are 0 there, and stay it.
 
     A predicate instead of a branch, so that many of these are in flight at a time.
     """
@@ -44,8 +59,8 @@ def bias_at(bias: cute.Tensor, column: Int32) -> tuple[Float32, ...]:
     end = " ".join(f"mov.f32 {{$w{index}}}, b{index};" for index in range(VECTOR))
     return cute.arch.inline_ptx(
         f"{{ .reg .pred exists; .reg .f32 b<{VECTOR}>; {begin} "
-        "setp.lt.s32 exists, {$r1}, {$r2}; "
-        f"@exists ld.global.nc.v4.f32 {{b0, b1, b2, b3}}, [{{$r0}}]; {end} }}",
+        f"setp.gt.s32 exists, {{$r1}}, {first}; @exists ld.global.v4.f32 {{b0, b1, b2, b3}}, "
+        f"[{{$r0}}+{BIAS_BYTES * first}]; {end} }}",
         write_only_types=[Float32] * VECTOR,
-        read_only_args=[(bias.iterator + column).toint(), column, cute.size(bias)],
+        read_only_args=[affine.biases, affine.left],
     )

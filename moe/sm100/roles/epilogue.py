@@ -17,13 +17,12 @@ from moe.device.quantise import largest_magnitude
 from moe.device.swiglu import gate_weight, swiglu, weighted_up
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import LANES, PIECE_BYTES, ROLES, TILE_STAGES, GroupedPlan
-from moe.sm100.roles.affine import Affine, apply
+from moe.sm100.roles.affine import Affine, affine_at, apply
 from moe.sm100.roles.outputs import (
     Encoded,
     Place,
     first_byte,
     hand_over,
-    part_of,
     quantised,
     reduce_amax,
     rounded,
@@ -33,7 +32,8 @@ from moe.sm100.roles.outputs import (
 from moe.sm100.roles.scheduler import rank_in_tile, read_tile
 
 TRANSPOSED_BARRIER = 1
-BIAS_COLUMNS = 64  # that a thread adds a bias to at a time
+BIASED = 16  # columns of gate, then of up, at most, where biases are in registers as well
+AT_ONCE = 32  # outputs that a thread stores then: a block of any format
 READ_COLUMNS = 32  # of a swapped accumulator, that a thread has in registers at a time
 
 
@@ -90,7 +90,7 @@ class Epilogue:
             part = index if half == 1 else plan.parts - 1 - index
             column, frees = half * plan.second + part * PART, index == self.frees
             outputs = place.moved(part * (PART // config.inputs_of_output))
-            found = self.do_part(scope, outputs, column, stage, frees, affine)
+            found = self.do_part(scope, outputs, column, stage, frees, affine.moved(part * PART))
             top = cute.arch.fmax(top, found, nan=True)
         return top
 
@@ -112,15 +112,14 @@ class Epilogue:
         """Columns of a thread's row, from `column` of the accumulator on. frees: whether `stage`
         of the accumulator is free behind them."""
         config = self.plan.config
-        row, count = self.room(PART), PART // config.subtile
+        row, count = self.room(PART), PART // config.inputs_of_output // self.outputs
         top = Float32(0.0)
         for subtile in cutlass.range_constexpr(count):
-            begin = column + subtile * config.subtile
-            packed = place.column * config.inputs_of_output + subtile * config.subtile
-            if cutlass.const_expr(config.carry):
-                values = self.carried(scope, begin, affine, packed)
+            if cutlass.const_expr(self.turn > 0):
+                values = self.carried(scope, column, subtile * self.outputs, affine)
             else:
-                values = self.decoded(scope, begin, config.subtile, affine, packed)
+                first = subtile * config.subtile
+                values = self.decoded(scope, column, first, config.subtile, affine)
                 values = self.activated(scope, values)
             if cutlass.const_expr(frees and subtile == count - 1):
                 tmem.order_before_signal()
@@ -154,8 +153,7 @@ class Epilogue:
             values = cute.make_rmem_tensor(config.subtile, Float32)
             source = scope.buffers.transposed[row, None].iterator + part * config.subtile
             cute.autovec_copy(cute.make_tensor(source.align(16), values.layout), values)
-            packed = place.column * config.inputs_of_output
-            apply(self.affine(scope, tile, place), values, packed)
+            apply(self.affine(scope, tile, place), values, 0)
             values = self.activated(scope, values)
             top = cute.arch.fmax(top, self.magnitude(place, values), nan=True)
             room = self.room(config.subtile)
@@ -193,19 +191,14 @@ class Epilogue:
     def decoded(
         self,
         scope: Scope,
-        first: Int32,
+        column: Int32,
+        first: cutlass.Constexpr,
         count: cutlass.Constexpr,
         affine: Affine,
-        packed: Int32,
     ) -> cute.Tensor:
-        """The same with the global scale and the bias, which begins at column `packed`. With a bias
-        a few columns at a time, or all of it would be in registers."""
-        turn = min(count, BIAS_COLUMNS) if self.plan.config.bias else count
-        values = cute.make_rmem_tensor(count, Float32)
-        for begin in cutlass.range_constexpr(0, count, turn):
-            part = part_of(values, begin, turn)
-            part.store(self.columns(scope, first + begin, turn).load())
-            apply(affine, part, packed + begin)
+        """The same with the global scale and the bias. first: beyond `column` and `affine`."""
+        values = self.columns(scope, column + first, count)
+        apply(affine, values, first)
         return values
 
     @cute.jit
@@ -215,22 +208,37 @@ class Epilogue:
             values = swiglu(self.plan.config, scope.numbers, values)
         return values
 
+    @property
+    def turn(self) -> int:
+        """Columns of gate, then of up, that `carried` takes at a time; 0: a whole subtile."""
+        config = self.plan.config
+        if config.carry:
+            return CARRIED
+        return BIASED if config.bias and config.granularity > BIASED else 0
+
+    @property
+    def outputs(self) -> int:
+        """Of a thread, that it stores at a time: whole blocks."""
+        outputs = self.plan.config.subtile_outputs
+        return min(outputs, AT_ONCE) if self.turn else outputs
+
     @cute.jit
-    def carried(self, scope: Scope, first: Int32, affine: Affine, packed: Int32) -> cute.Tensor:
-        """The output of a subtile, 8 columns of it at a time: up finds what gate left behind."""
-        config, numbers = self.plan.config, scope.numbers
-        weights = cute.make_rmem_tensor(CARRIED, Float32)
-        result = cute.make_rmem_tensor(config.subtile_outputs, Float32)
-        for pair in cutlass.range_constexpr(config.subtile_outputs // CARRIED):
-            at = 2 * pair * CARRIED
-            gate = self.decoded(scope, first + at, CARRIED, affine, packed + at)
-            for index in cutlass.range_constexpr(CARRIED):
+    def carried(
+        self, scope: Scope, column: Int32, first: cutlass.Constexpr, affine: Affine
+    ) -> cute.Tensor:
+        """Outputs from the `first` one on, few at a time: up finds what gate left behind."""
+        config, numbers, turn = self.plan.config, scope.numbers, self.turn
+        weights = cute.make_rmem_tensor(turn, Float32)
+        result = cute.make_rmem_tensor(self.outputs, Float32)
+        for begin in cutlass.range_constexpr(0, self.outputs, turn):
+            at = (first + begin) // config.granularity * config.granularity + first + begin
+            gate = self.decoded(scope, column, at, turn, affine)
+            for index in cutlass.range_constexpr(turn):
                 weights[index] = gate_weight(config, numbers, gate[index])
-            at += CARRIED
-            up = self.decoded(scope, first + at, CARRIED, affine, packed + at)
-            for index in cutlass.range_constexpr(CARRIED):
+            up = self.decoded(scope, column, at + config.granularity, turn, affine)
+            for index in cutlass.range_constexpr(turn):
                 value = weighted_up(config, numbers, up[index], weights[index])
-                result[pair * CARRIED + index] = value
+                result[begin + index] = value
         return result
 
     def room(self, columns: int) -> Encoded:
@@ -270,12 +278,13 @@ class Epilogue:
     def affine(self, scope: Scope, tile: Tile, place: Place) -> Affine:
         """What becomes of products of the row, before anything that is not linear."""
         tensors, config = scope.tensors, self.plan.config
-        factor, bias = Float32(1.0), None
+        factor = Float32(1.0)
         if cutlass.const_expr(config.format.has_global):
             index = Int32(0)
             if cutlass.const_expr(config.row_scale):
                 index = place.row if place.exists else Int32(0)
             factor = tensors.x_scale[index] * tensors.w_scale[tile.expert]
-        if cutlass.const_expr(config.bias):
-            bias = tensors.bias[tile.expert, None]
-        return Affine(factor, bias)
+        if cutlass.const_expr(not config.bias):
+            return Affine(factor)
+        column = place.column * config.inputs_of_output
+        return affine_at(factor, tensors.bias[tile.expert, None], column)
