@@ -53,7 +53,8 @@ def apply(affine: Affine, values: cute.Tensor, first: cutlass.Constexpr[int]) ->
 def bias_at(affine: Affine, first: cutlass.Constexpr[int]) -> tuple[Float32, ...]:
     """Of four neighbours, 0 behind the last column: sums are 0 there, and stay it.
 
-    A predicate instead of a branch, so that many of these are in flight at a time.
+    A predicate instead of a branch, so that many of these are in flight at a time. Not `.nc`: of
+    read-only memory ptxas moves all loads of a tile to the front, and spills what they bring.
     """
     begin = " ".join(f"mov.f32 b{index}, 0f00000000;" for index in range(VECTOR))
     end = " ".join(f"mov.f32 {{$w{index}}}, b{index};" for index in range(VECTOR))

@@ -1,9 +1,9 @@
 """Epilogue role: four warps, a row of the tile per thread: global scale, bias, SwiGLU, output.
 
 One way: tensor memory to registers to global memory. A subtile holds whole pairs of gate and up and
-whole blocks of a quantised output, so that nothing is carried from one to the next (unless
-`config.carry`). Of a swapped tile a lane of tensor memory is a column of the product: it goes
-through shared memory first, and a thread then takes subtiles of rows, as otherwise.
+whole blocks of a quantised output, so that nothing is carried from one to the next (unless few
+columns are taken at a `turn`). Of a swapped tile a lane of tensor memory is a column of the
+product: it goes through shared memory, and a thread then takes subtiles of rows, as otherwise.
 """
 
 import cutlass
