@@ -175,8 +175,9 @@ def random_case(seed: int) -> Case:
     k = 32 * draw.randrange(1, 24)
     if case.x_fmt:
         k = max(WINDOW, k - k % WINDOW_STEP)
-    # They are packed as the K of a second product, too.
-    unit = max(case.granularity, format_of(case.fmt).block, 8 if case.out in DTYPES else 32)
+    # They are packed as the K of a second product, too: whole blocks, and rows of 16 bytes.
+    form = format_of(case.fmt)
+    unit = max(case.granularity, form.block, 16 * form.per_byte, 8 if case.out in DTYPES else 32)
     most = WORK // (k * max(1, sum(count > 0 for count in counts)))
     columns = unit * draw.randrange(1, 2 + min(most, 500) // unit)
     return replace(case, counts=counts, k=k, columns=columns)
