@@ -127,15 +127,10 @@ def run_layer(layer: Layer) -> tuple[torch.Tensor]:
     )  # fmt: skip
     hidden = _first_product(quantise(tokens), offsets, layer)
     out = DTYPE_NAMES[x.dtype]
-    given = {**_bias(experts.bias2), **layer.tiles, **where}
+    given = {"bias": experts.bias2, **layer.tiles, **where}
     y, _ = forward(Arguments(hidden, experts.w2, offsets, out=out, **given))
     rows = row_of_slot.view(weights.shape)
     return run_combine(Weighted(y, rows, weights, x.dtype, layer.is_partial, **where))
-
-
-def _bias(bias: torch.Tensor | None) -> dict[str, Any]:
-    """The field of `Arguments`, where there is one."""
-    return {} if bias is None else {"bias": bias}
 
 
 def layer_fields(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,7 +145,7 @@ def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Q
     form = Activation(experts.granularity, **vars(layer.activation))
     first = Arguments(
         operand, experts.w13, offsets, amax=scales.h_amax, activation=form,
-        **_bias(experts.bias13), **layer.tiles, **layer.where,
+        bias=experts.bias13, **layer.tiles, **layer.where,
     )  # fmt: skip
     if isinstance(scales.h, str) or (scales.h is None and experts.w2.format.has_global):
         h, _ = forward(replace(first, out=DTYPE_NAMES[layer.x.dtype]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pytest
@@ -20,7 +19,6 @@ from moe import (
     unpack,
     unpack_biases,
 )
-from moe.arguments import Arguments
 from moe.reference_routing import route
 from tests.moe.hub_files import (
     E2M1,
@@ -109,10 +107,6 @@ def test_the_limit_of_gpt_oss_is_met():
     assert (both[:, 1::2] < -7).any()
 
 
-@pytest.mark.skipif(
-    "bias" not in {field.name for field in dataclasses.fields(Arguments)},
-    reason="the product has no bias yet",
-)
 @pytest.mark.usefixtures("poisoned_outputs", "three_ctas")
 def test_gpt_oss_in_the_kernels(gpt_oss_folder):
     x, logits, router = tokens()

@@ -11,9 +11,9 @@ from cutlass import Boolean, Int32, Int64
 from kernelkit import hw
 from kernelkit.pipelines import consumer_state, producer_state
 from kernelkit.warp_mma import CHUNK_BYTES, copy_chunk
+from moe.mixed.fragments import DEPTH
 from moe.mixed.sm90.args import Scope
 from moe.mixed.sm90.plan import TILE_STAGES, MixedPlan
-from moe.mixed.fragments import DEPTH
 from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import read_tile
 

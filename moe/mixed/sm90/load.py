@@ -6,9 +6,9 @@ from cutlass import BFloat16, Int32, Int64
 
 from kernelkit.boxes import Box, BoxPosition, copy_in
 from kernelkit.pipelines import consumer_state, producer_state
+from moe.mixed.fragments import DEPTH
 from moe.mixed.sm90.args import Scope
 from moe.mixed.sm90.plan import TILE_STAGES, MixedPlan
-from moe.mixed.fragments import DEPTH
 from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import read_tile
 

@@ -1,8 +1,8 @@
 """Math role: each warpgroup makes bf16 of its rows of the weights and multiplies them by x.
 
 While the tensor core works on one unit of K, whose weights it reads in registers, the next unit
-becomes bf16 in others. Products are as wide as the expert has rows in the tile, by halves. Warpgroups wait for nobody but the ring, so that one may store its outputs
-while others multiply.
+becomes bf16 in others. Products are as wide as the expert has rows in the tile, by halves.
+Warpgroups wait for nobody but the ring, so that one may store its outputs while others multiply.
 """
 
 import cutlass
@@ -17,11 +17,11 @@ from kernelkit.pipelines import consumer_state
 from kernelkit.shared_words import load
 from kernelkit.umma import shared
 from moe.mixed.config import ROWS
+from moe.mixed.fragments import DEPTH, THREADS
 from moe.mixed.sm90.args import Scope
 from moe.mixed.sm90.dequantise import WORDS, dequantise, factors_of, own_places
 from moe.mixed.sm90.epilogue import store
 from moe.mixed.sm90.plan import PAIR, TILE_STAGES, MixedPlan
-from moe.mixed.fragments import DEPTH, THREADS
 from moe.sm100.roles.scheduler import read_tile
 
 K = OperandMajorMode.K

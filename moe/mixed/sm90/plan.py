@@ -2,8 +2,8 @@
 
 A tile is tile_rows rows of one expert by tile_n rows of its matrix. A warpgroup multiplies 64 rows
 of the matrix at a time, or twice 64, which it has in registers as bf16, by all rows of the expert,
-which are in shared memory: the result is transposed. A stage of the ring has one unit of K, of both, or
-two; one warp fetches them, another one walks over the tiles.
+which are in shared memory: the result is transposed. A stage of the ring has one unit of K, of
+both, or two; one warp fetches them, another one walks over the tiles.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MixedPlan:
             last = ("gather", "rows of x from where the tokens are")
         return RolePlan(
             (
-                Role("math", 0, first, "weights to bf16, products, SwiGLU, output", computes, teams),
+                Role("math", 0, first, "weights to bf16, products, output", computes, teams),
                 Role("load", first, 1, "weights as they lie, x by TMA", loads),
                 Role("scheduler", first + 1, 1, "the walk over tiles, from offsets", loads),
                 Role(last[0], first + 2, 2, last[1], loads),
