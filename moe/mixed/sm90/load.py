@@ -2,20 +2,21 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Int32, Int64
+from cutlass import Int32, Int64
 
 from kernelkit.boxes import Box, BoxPosition, copy_in
 from kernelkit.pipelines import consumer_state, producer_state
 from moe.mixed.fragments import DEPTH
 from moe.mixed.sm90.args import Scope
 from moe.mixed.sm90.plan import TILE_STAGES, MixedPlan
+from moe.mixed.sm90.types import X_TYPES
 from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import read_tile
 
 
 def x_box(plan: MixedPlan) -> Box:
     """One unit of K."""
-    return Box(plan.config.tile_rows, DEPTH, BFloat16)
+    return Box(plan.config.tile_rows, DEPTH, X_TYPES[plan.config.x])
 
 
 class Load:
