@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelkit import hw
-from moe.mixed.config import MOST_SUMS, ROWS, TILE_ROWS
+from moe.mixed.config import REGISTERS, ROWS, TILE_ROWS, MixedConfig
 
 # (warpgroups, times 64 rows of weights of each) -> how fast weights are read, where that is what
 # takes the time, measured on an H200 with gpt-oss-120b
@@ -30,5 +30,8 @@ def choose_teams(rows: int, experts: int, columns: int, tile_rows: int) -> tuple
         waves = -(-tiles * -(-columns // (ROWS * tall)) // hw.SMS_OF["sm_90a"])
         return waves * tall / READS[teams]
 
-    fitting = (teams for teams in READS if tile_rows * teams[1] <= MOST_SUMS[teams[0]])
-    return min(fitting, key=cost)
+    def fits(teams: tuple[int, int]) -> bool:
+        config = MixedConfig(tile_rows=tile_rows, teams=teams[0], parts=teams[1])
+        return config.registers(1) <= REGISTERS[teams[0]][0]
+
+    return min(filter(fits, READS), key=cost)

@@ -8,14 +8,19 @@ from moe.formats import FORMATS, BlockFormat, format_of
 
 TILE_ROWS = (8, 16, 32, 64, 128, 256)
 TEAMS, PARTS = (1, 2, 3, 4, 5, 6), (1, 2)
+TWICE = (3, 4)  # warpgroups that may take two times 64 rows each; others spill words
 ROWS = 64  # of weights, that a warpgroup multiplies at a time
 BITS = {"bf16": 16, "fp16": 16, "e4m3": 8}
 WEIGHTS = ("nvfp4", "mxfp4")
 OUTPUTS = ("bf16", "fp16", "e4m3")
 ACTIVATIONS = {"bf16": WEIGHTS, "e4m3": ("mxfp4",)}  # and the weights that they go with
 ROW_THREADS, ROW_VECTOR = 128, 16  # of the kernel that rounds rows: elements that a thread takes
-# warpgroups -> columns of 64 rows of sums that registers hold
-MOST_SUMS = {1: 256, 2: 256, 3: 128, 4: 64, 5: 32, 6: 32}
+# Of a thread by warpgroups that compute: of theirs, and of those who load.
+REGISTERS = {
+    1: (240, 64), 2: (224, 56), 3: (152, 56), 4: (104, 64), 5: (80, 80), 6: (72, 72),
+}  # fmt: skip
+OTHERS = 28  # beside sums and weights; with fewer ptxas lets no two wgmmas overlap (C7512)
+UNIT_WORDS = 32  # of a thread, for weights in bf16 of two units of K
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,12 @@ class MixedConfig:
         """Columns of the product in a tile, which are rows of the weights."""
         return ROWS * self.teams * self.parts
 
+    def registers(self, widths: int) -> int:
+        """Of a thread that computes, where products have so many widths: weights of each are in
+        registers of their own."""
+        weights = UNIT_WORDS * self.x_bits // 16 * self.parts * widths
+        return self.tile_rows * self.parts // 2 + weights + OTHERS
+
     @property
     def tile_outputs(self) -> int:
         """Columns of the output that a tile gives."""
@@ -86,13 +97,17 @@ class MixedConfig:
         for name, (value, possible) in named.items():
             if value not in possible:
                 raise NotImplementedError(f"{name} {value!r}: one of {possible}")
+        if self.parts > 1 and self.teams not in TWICE:
+            raise NotImplementedError(
+                f"parts {self.parts} with {self.teams} warpgroups: 1, or 2 with one of {TWICE}"
+            )
         if self.limit and not self.swiglu:
             raise ValueError("limit without an activation: nothing is clamped")
-        most = MOST_SUMS[self.teams] // self.parts
-        if self.tile_rows > most:
+        least, most = self.registers(1), REGISTERS[self.teams][0]
+        if least > most:
             raise ValueError(
                 f"tile_rows {self.tile_rows} with {self.teams} warpgroups of {self.parts} x {ROWS} "
-                f"rows of weights: at most {most}, which registers hold"
+                f"rows of weights in {self.x}: {least} registers of a thread, limit {most}"
             )
 
 

@@ -125,19 +125,23 @@ class Math:
         x = x_operand(plan, width, scope.buffers.x)
         held = [state.index, state.index]  # stages of the two units before
         for step in cutlass.range(units // PAIR, unroll=1):
+            # Both units first: a wait between a product in flight and the registers of the next
+            # one's weights would be a branch there, and ptxas let no two products overlap (C7513).
+            stages = []
             for unit in cutlass.range_constexpr(PAIR):
-                inside = unit % plan.units
-                if cutlass.const_expr(inside == 0):
+                if cutlass.const_expr(unit % plan.units == 0):
                     self.wait(scope, state)
+                    stages.append(state.index)
+                    state.advance()
+            for unit in cutlass.range_constexpr(PAIR):
+                stage, inside = stages[unit // plan.units], unit % plan.units
                 warpgroup.wait_group(PAIR - 1)
                 if cutlass.const_expr(inside == plan.units - 1):
                     self.release(scope, held[unit], step > 0)
-                    held[unit] = state.index
-                self.make_weights(scope, team, state.index, inside, weights[unit])
-                place = state.index * plan.units + inside
+                    held[unit] = stage
+                self.make_weights(scope, team, stage, inside, weights[unit])
+                place = stage * plan.units + inside
                 self.issue(width, sums, weights[unit], x[None, None, None, place])
-                if cutlass.const_expr(inside == plan.units - 1):
-                    state.advance()
         warpgroup.wait_group(0)
         for unit in cutlass.range_constexpr(plan.units - 1, PAIR):
             self.release(scope, held[unit], units >= PAIR)

@@ -16,7 +16,7 @@ from kernelkit.arrivals import Signal
 from kernelkit.edges import Edge, EdgePlan
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.warps import Role, RolePlan
-from moe.mixed.config import BITS, ROWS, MixedConfig
+from moe.mixed.config import BITS, REGISTERS, ROWS, MixedConfig
 from moe.mixed.fragments import DEPTH, unit_bytes
 
 PAIR = 2  # units of K, of which one becomes bf16 while the other is multiplied
@@ -26,11 +26,8 @@ MAX_STAGES = 16
 BARRIER_BYTES = 1024
 MAX_AHEAD = 5
 SMALL, LEAST = 32, 8  # rows of a tile
+MOST_WIDTHS = 3
 CHUNK = 32  # rows of the output that a warpgroup has in shared memory at a time
-# Of a thread by warpgroups that compute: of theirs, and of those who load.
-REGISTERS = {
-    1: (240, 64), 2: (216, 72), 3: (152, 56), 4: (104, 64), 5: (80, 80), 6: (72, 72),
-}  # fmt: skip
 STORE_BARRIER = 1  # and the next ones: threads of a warpgroup whose outputs meet
 
 
@@ -65,9 +62,16 @@ class MixedPlan:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Columns of products, which are rows of x: all of a tile, or as many as it really has."""
-        rows = self.config.tile_rows
-        return tuple(rows >> n for n in range(3) if rows >> n >= LEAST)
+        """Columns of products, which are rows of x: all of a tile, or half of them where it has no
+        more, and so on as far as registers go."""
+        config = self.config
+        most = REGISTERS[config.teams][0]
+        halves = (config.tile_rows >> n for n in range(MOST_WIDTHS))
+        return tuple(
+            width
+            for n, width in enumerate(halves)
+            if width >= LEAST and config.registers(n + 1) <= most
+        )
 
     @property
     def unit_bytes(self) -> int:
@@ -124,14 +128,14 @@ class MixedPlan:
 
     @property
     def ahead(self) -> int:
-        """Stages of gathered rows in flight. Who computes frees a stage when it has the one behind
-        the next: with more in flight nobody would go on."""
+        """Stages of gathered rows in flight: with more nobody would go on, see `lag`."""
         return min(MAX_AHEAD, self.stages - self.lag - 1)
 
     @property
     def lag(self) -> int:
-        """Stages that are full behind one when it is freed."""
-        return PAIR // self.units
+        """Stages that have to be full, beside one, before it is free: two units of K are waited for
+        at a time, while the two before are still multiplied."""
+        return 3 if self.units == 1 else 1
 
     @cached_property
     def smem(self) -> SmemPlan:
