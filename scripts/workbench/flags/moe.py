@@ -11,9 +11,13 @@ from workbench.flags import groups
 from workbench.flags.groups import add, switch
 
 ARCHS = ("sm_100a",)
+# what the products take of a token -> what their kernels are written for
+ARCHS_OF = {"quantised": ARCHS, "bf16": ("sm_90a",)}
+ACTIVATION_DTYPES = (*ARCHS_OF,)
 DTYPES = ("bf16", "fp16")
 FOUND = ("tensor", "token")  # what a global scale may be found from
 PRODUCTS = ("w13", "w2")
+TUNED = ("teams", "parts")
 # name -> arguments of SwiGLU
 ACTIVATIONS: dict[str, dict[str, float]] = {
     "swiglu": {},
@@ -67,7 +71,11 @@ def add_layer(parser: argparse.ArgumentParser) -> None:
     add(group, "activation", "of an expert", choices=ACTIVATIONS, shown=PLAIN["activation"])
     add(group, "scoring", "of the router", choices=SCORINGS, shown=PLAIN["scoring"])
     add(group, "dtype", "of x and the output", "bf16", choices=DTYPES)
-    add(group, "format", "of both operands of the products", "nvfp4", choices=FORMATS)
+    words = "the products take: in --format, on Blackwell, or as they are, on Hopper"
+    add(group, "activations", f"what {words}", "quantised", choices=ACTIVATION_DTYPES)
+    words = "of both operands of the products, of the weights alone with --activations bf16"
+    add(group, "format", words, "nvfp4", choices=FORMATS)
+    switch(group, "bias", "both products have one, as those of gpt-oss")
     words = "rows of gate in w13 before as many of up"
     add(group, "granularity", words, DEFAULT_GRANULARITY, type=int, choices=GRANULARITIES)
     found = {"type": scale, "metavar": "S"}
@@ -86,6 +94,9 @@ def add_product(parser: argparse.ArgumentParser) -> None:
     add(group, "product", "which of the layer's two", PRODUCTS[0], choices=PRODUCTS)
     add(group, "tile-n", f"columns of a tile, one of {TILE_N}", shown="by sizes")
     switch(group, "carry", "quantise 8 columns at a time; needs --granularity 8")
+    words = "with --activations bf16: warpgroups that compute, and times 64 rows of weights of each"
+    for name in TUNED:
+        add(group, name, words, shown="by sizes")
 
 
 def add_dump(parser: argparse.ArgumentParser) -> None:
@@ -97,4 +108,4 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py moe`."""
     add_layer(parser)
-    groups.add_tolerance(groups.add_run(parser, ARCHS))
+    groups.add_tolerance(groups.add_run(parser, sum(ARCHS_OF.values(), ())))
