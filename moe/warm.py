@@ -65,7 +65,7 @@ def kernels_for(
     **options: Any,
 ) -> list[KernelKey]:
     """The kernels of `warmup`, each once."""
-    kind: type[Layer] = Layer
+    kind: Any = Layer
     run: Callable[[Any], Any]
     run, archs = run_layer, ARCHS
     if isinstance(experts, ArrangedExperts):
