@@ -1,4 +1,4 @@
-"""Programmatic dependent launch, where a kernel reads and writes nothing before it (device code)."""
+"""Programmatic dependent launch of kernels that wait before all else (device code)."""
 
 import cutlass.cute as cute
 

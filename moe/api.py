@@ -16,11 +16,12 @@ from kernelkit.call_plan import Plan
 from kernelkit.tensors import is_broadcast, require_memory
 from moe.arguments import Activation, Router, Scales, SwiGLU, check_form, out_name
 from moe.config import DEFAULT_GRANULARITY
-from moe.fused import FUSED, Layer, layer_fields
+from moe.formats import format_of
+from moe.fused import FUSED, layer_fields
 from moe.indices import range_fields
 from moe.launch import GROUPED_GEMM, quantised_result
 from moe.mixed.fragments import ArrangedExperts
-from moe.mixed.layer import FUSED_MIXED, MixedLayer
+from moe.mixed.layer import FUSED_MIXED
 from moe.packing import PackedExperts
 from moe.quantized import Quantized, laid_out
 
@@ -33,6 +34,7 @@ def grouped_gemm(
     offsets: torch.Tensor,
     *,
     activation: Activation | None = None,
+    bias: torch.Tensor | None = None,
     out: torch.dtype | str = torch.bfloat16,
     encode_scale: torch.Tensor | None = None,
     amax: torch.Tensor | None = None,
@@ -44,25 +46,24 @@ def grouped_gemm(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor | Quantized:
-    """Y_e = X_e W_e^T for every expert e, in one launch, and the activation of pairs of columns, as
-    `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them.
+    """Y_e = X_e W_e^T + b_e for every expert e, in one launch, and the activation of pairs of
+    columns, as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them.
 
     Args:
-        x: data [R, K], rows sorted by expert, scale factors of each expert from a fresh 128 rows on
-            (`quantise(..., offsets=offsets)`).
-        w: data [E, N, K], in the same format; with an activation N = 2 I, packed as it says
-            (`moe.packing`).
+        x: data [R, K], rows sorted by expert: `quantise(..., offsets=offsets)`.
+        w: data [E, N, K], in the same format, or in mxfp4 with x in mxfp8; with an activation
+            N = 2 I, packed as it says (`moe.packing`).
         offsets: int32 [E + 1], ascending from 0 to R; experts may have no rows. Those that x was
             quantised with, which is compared on the CPU.
         activation: None for the plain product.
+        bias: fp32 [E, N], added before the activation; numbers stand as the rows of w do.
         out: dtype of the result (bfloat16, float16, float32), or the format that it is quantised to
             in the same kernel.
         encode_scale: fp32 [1], the global scale of an output in nvfp4, and of no other; positive
             and finite, which is looked at on the CPU.
         amax: fp32 [1], becomes max(amax, the largest magnitude of the output), what calibrates the
             next encode_scale; no memory of another argument.
-        tile_rows: rows of an expert that a tile has, one of `moe.config.TILE_ROWS`; None: chosen by
-            R, E and most_rows (`moe.choose`).
+        tile_rows: of an expert, one of `moe.config.TILE_ROWS`; None: chosen (`moe.choose`).
         most_rows: no expert has more rows than this, R by default: what the host knows, since
             counts stand on the device. Tiles of 8, 16 and 32 rows need it.
         tile_n: columns of a tile, 128 or 256; None: chosen by sizes.
@@ -80,9 +81,9 @@ def grouped_gemm(
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
     options = {
-        "activation": activation, "out": out, "encode_scale": encode_scale, "amax": amax,
-        "tile_rows": tile_rows, "most_rows": most_rows, "tile_n": tile_n, "carry": carry,
-        "pdl": pdl, "backend": backend, "arch": arch,
+        "activation": activation, "bias": bias, "out": out, "encode_scale": encode_scale,
+        "amax": amax, "tile_rows": tile_rows, "most_rows": most_rows, "tile_n": tile_n,
+        "carry": carry, "pdl": pdl, "backend": backend, "arch": arch,
     }  # fmt: skip
     fields = _fields(x, w, offsets, options)
     result = quantised_result(fields["out"], encode_scale, *GROUPED_GEMM(fields))
@@ -196,6 +197,7 @@ def fused_moe(
     *,
     activation: SwiGLU | None = None,
     scales: Scales | None = None,
+    activations: str | None = None,
     expert_range: tuple[int, int] | None = None,
     tile_rows: int | None = None,
     backend: str = "auto",
@@ -218,6 +220,8 @@ def fused_moe(
         expert_range: (first, end): `experts` are those alone of all E + shared, the experts of a
             rank. What they add is the result; the sum over ranks is the layer's. A global scale of
             x is found from all tokens, one of h from the rows of these experts.
+        activations: the format of x and h in the products, None for that of the weights: 'mxfp8'
+            with weights in mxfp4, whose error is a fifth of that of mxfp4 with mxfp4.
         tile_rows: of both products, see `grouped_gemm`; None: chosen by sizes.
         backend, arch: see `kernelkit.launch.choose_target`.
 
@@ -229,12 +233,13 @@ def fused_moe(
             step refuses, when the steps before it have been launched.
     """
     operator = FUSED_MIXED if isinstance(experts, ArrangedExperts) else FUSED
-    return operator({
+    given = {
         "x": x, "router_logits": router_logits, "experts": experts, "router": router,
         "activation": SwiGLU() if activation is None else activation,
         "scales": Scales() if scales is None else scales,
-        "tile_rows": tile_rows, "backend": backend, "arch": arch, **range_fields(expert_range),
-    })  # fmt: skip
+        "activations": activations, "tile_rows": tile_rows, "backend": backend, "arch": arch,
+    }  # fmt: skip
+    return operator(given if expert_range is None else given | range_fields(expert_range))
 
 
 def fused_moe_plan(
@@ -258,9 +263,10 @@ def fused_moe_plan(
     """
     given = layer_fields(options)
     arranged = isinstance(experts, ArrangedExperts)
-    operator, kind = (FUSED_MIXED, MixedLayer) if arranged else (FUSED, Layer)
-    layer = operator.arguments(vars(kind(x, router_logits, experts, router, **given)))
-    if not arranged and layer.experts.w13.format.has_global:
+    operator = FUSED_MIXED if arranged else FUSED
+    tokens = {"x": x, "router_logits": router_logits, "experts": experts, "router": router}
+    layer = operator.arguments(tokens | given)
+    if not arranged and format_of(layer.fmt).has_global:
         for name in ("x", "h"):
             scale = getattr(layer.scales, name)
             if not isinstance(scale, torch.Tensor):

@@ -20,7 +20,14 @@ from kernelkit.tensors import (
     share_bytes,
 )
 from moe.choose import check_tile_rows, choose_tile_n, choose_tile_rows
-from moe.config import GRANULARITIES, GroupedConfig
+from moe.config import (
+    GRANULARITIES,
+    MIXED,
+    WINDOW,
+    WINDOW_ALIGN_BYTES,
+    WINDOW_STEP,
+    GroupedConfig,
+)
 from moe.formats import FORMATS, scale_blocks, scale_bytes
 from moe.indices import check_offsets, check_scale
 from moe.quantized import Quantized
@@ -97,6 +104,7 @@ class Arguments:
     amax: torch.Tensor | None = None
     activation: Activation | None = None
     out: str = "bf16"
+    bias: torch.Tensor | None = None
     tile_rows: int | None = None
     most_rows: int | None = None
     tile_n: int | None = None
@@ -126,6 +134,11 @@ class Arguments:
         return scale_blocks(self.x.rows, self.experts)
 
     @property
+    def mixed(self) -> bool:
+        """Whether x and w differ in format."""
+        return self.x.fmt != self.w.fmt
+
+    @property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of one, chosen where nobody says."""
         rows, n = self.tile_rows, self.tile_n
@@ -139,12 +152,14 @@ class Arguments:
         activation, decode = self.activation, self.x.decode_scale
         tile_rows, tile_n = self.tile
         return GroupedConfig(
-            fmt=self.x.fmt,
+            fmt=self.w.fmt,
+            x_fmt=self.x.fmt if self.mixed else "",
             row_scale=decode is not None and len(decode) > 1,
             granularity=0 if activation is None else activation.granularity,
             limit=activation is not None and activation.limit is not None,
             out=self.out,
             amax=self.amax is not None,
+            bias=self.bias is not None,
             tile_rows=tile_rows,
             tile_n=tile_n,
             carry=self.carry,
@@ -159,6 +174,7 @@ class Arguments:
         self._check_columns()
         self._check_rows()
         self._check_scalars()
+        self._check_bias()
 
     def _check_operands(self) -> None:
         x, w = self.x, self.w
@@ -166,15 +182,17 @@ class Arguments:
         if w.data.ndim != 3 or x.data.ndim != 2:
             shapes = tuple(x.data.shape), tuple(w.data.shape)
             raise ValueError(f"x {shapes[0]} and w {shapes[1]}: [R, K] and [E, N, K]")
-        if (x.fmt, x.k) != (w.fmt, w.k):
+        if x.k != w.k or (self.mixed and (x.fmt, w.fmt) != MIXED):
             raise ValueError(
                 f"x is {x.fmt} with K = {x.k}, w is {w.fmt} with K = {w.k}: one format and one K "
-                "for both"
+                f"for both, or {MIXED}"
             )
         require_table("offsets", self.offsets, torch.int32, (self.experts + 1,))
         if x.data.shape[-1] % hw.TMA_ALIGN_BYTES:
             unit = hw.TMA_ALIGN_BYTES * x.format.per_byte
             raise NotImplementedError(f"K = {x.k} in {x.fmt}: a multiple of {unit}, for TMA")
+        if self.mixed:
+            self._check_windows()
         for name, tensor in (("x", x.data), ("w", w.data)):
             if not tensor.is_contiguous():
                 raise ValueError(
@@ -194,6 +212,20 @@ class Arguments:
         if w.decode_scale is not None and len(w.decode_scale) != self.experts:
             raise ValueError(
                 f"w has {len(w.decode_scale)} global scales for {self.experts} experts"
+            )
+
+    def _check_windows(self) -> None:
+        """What TMA asks for of elements that it pads."""
+        k, start = self.w.k, self.w.data.data_ptr()
+        if k % WINDOW_STEP or k < WINDOW:
+            raise NotImplementedError(
+                f"K = {k} of w in {self.w.fmt} with x in {self.x.fmt}: a multiple of "
+                f"{WINDOW_STEP}, at least {WINDOW}"
+            )
+        if start % WINDOW_ALIGN_BYTES:
+            raise ValueError(
+                f"w.data starts at address {start:#x}, not a multiple of {WINDOW_ALIGN_BYTES} "
+                f"bytes, with x in {self.x.fmt}"
             )
 
     def _check_columns(self) -> None:
@@ -240,9 +272,15 @@ class Arguments:
         if self.amax is not None:
             self._check_amax(self.amax)
 
+    def _check_bias(self) -> None:
+        if self.bias is not None:
+            require_tensors(x=self.x.data, bias=self.bias)
+            require_table("bias", self.bias, torch.float32, (self.experts, self.w.rows))
+            require_tma("bias", self.bias)  # what threads load is aligned as for TMA
+
     def _check_amax(self, amax: torch.Tensor) -> None:
         """It is written: ValueError where it is also read as something else."""
-        read = {"encode_scale": self.encode_scale, "offsets": self.offsets}
+        read = {"encode_scale": self.encode_scale, "offsets": self.offsets, "bias": self.bias}
         for name in ("x", "w"):
             operand = getattr(self, name)
             read |= {f"{name}.{field}": getattr(operand, field) for field in SCALES}

@@ -9,6 +9,12 @@ from moe.formats import FORMATS, BlockFormat
 GRANULARITIES = (8, 16, 32, 64)
 DEFAULT_GRANULARITY = 32
 OUT_BITS = {"bf16": 16, "fp16": 16, "fp32": 32}
+MIXED = ("mxfp8", "mxfp4")  # formats of x and of w that may differ
+# Of e2m1 beside e4m3 TMA pads 16 elements to 16 bytes (CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B):
+# those of whole windows alone, which begin at multiples of 32 bytes. There is one at every
+# WINDOW_STEP elements, so that the last one can end with K, which need not be a multiple of WINDOW.
+WINDOW, WINDOW_STEP = 128, 64
+WINDOW_ALIGN_BYTES = WINDOW_STEP // 2
 SWAPPED_ROWS = (8, 16, 32, 64)  # of a tile of few rows: they are the N of the MMA
 TILE_ROWS = (*SWAPPED_ROWS, 128, 256)
 TILE_N = (128, 256)
@@ -21,12 +27,13 @@ LEAST_SUBTILE = 32  # columns of fp32 that a thread has in registers at a time
 class GroupedConfig:
     """One compiled kernel: rows sorted by expert times the matrix of their expert.
 
-    fmt: of both operands, a name of moe.formats.FORMATS.
+    fmt: of the weights, a name of moe.formats.FORMATS. x_fmt: that of the rows, '' for the same.
     row_scale: the rows of A have a global scale each instead of one for all.
     granularity: rows of gate, then of up, that alternate in the packed weights; 0: no activation,
         the plain product. limit: gate and up are clamped before it.
     out: dtype of the output, or a format that it is quantised to. amax: the largest magnitude of
         the output is found, too.
+    bias: each column of an expert's product has a number added to it, before the activation.
     carry: the epilogue takes 8 columns at a time, and carries what became of gate to the next 8.
     tile_rows: rows of an expert in a tile. 128 are the M of the MMA; 256 that of a pair of CTAs,
         each with half of the columns in shared memory; up to 64 are its N, the weights its M.
@@ -41,6 +48,8 @@ class GroupedConfig:
     limit: bool = False
     out: str = "bf16"
     amax: bool = False
+    bias: bool = False
+    x_fmt: str = ""
     carry: bool = False
     tile_rows: int = 128
     tile_n: int = 128
@@ -58,8 +67,13 @@ class GroupedConfig:
 
     @property
     def format(self) -> BlockFormat:
-        """Of both operands."""
+        """Of the weights."""
         return FORMATS[self.fmt]
+
+    @property
+    def x_format(self) -> BlockFormat:
+        """Of the rows."""
+        return FORMATS[self.x_fmt or self.fmt]
 
     @property
     def out_format(self) -> BlockFormat | None:
@@ -106,6 +120,10 @@ class GroupedConfig:
         _one_of("out", self.out, (*OUT_BITS, *FORMATS))
         _one_of("tile_rows", self.tile_rows, TILE_ROWS)
         _one_of("tile_n", self.tile_n, TILE_N)
+        if self.x_fmt and (self.x_fmt, self.fmt) != MIXED:
+            raise NotImplementedError(
+                f"x_fmt {self.x_fmt!r} with fmt {self.fmt!r}: '' for one format, or {MIXED}"
+            )
         if self.limit and not self.swiglu:
             raise ValueError("limit without an activation: nothing is clamped")
         if self.row_scale and not self.format.has_global:

@@ -16,6 +16,7 @@ from kernelkit.tensors import DTYPE_NAMES, require_rank, require_tensors, share_
 from moe.arguments import Activation, Arguments, Router, Scales, SwiGLU, check_form
 from moe.choose import check_tile_rows
 from moe.config import GroupedConfig
+from moe.formats import format_of
 from moe.indices import check_expert_range, range_fields
 from moe.launch import forward
 from moe.packing import PackedExperts
@@ -23,13 +24,15 @@ from moe.quantiser.launch import Tokens, quantise
 from moe.quantized import Quantized, of_bytes
 from moe.routing.launch import Choices, Slots, Weighted, run_combine, run_permutation, run_route
 
+MIXED = (("mxfp8", "mxfp4"),)  # formats of activations and of weights that go together
 PLAIN, FOUND = SwiGLU(), Scales()
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
     """The arguments of `moe.fused_moe`. h_decode_scale: 1 / scales.h, if it is known as well.
-    end_expert: None where all experts are here."""
+    end_expert: None where all experts are here. activations: the format of x and h, None for that
+    of the weights."""
 
     x: torch.Tensor
     router_logits: torch.Tensor
@@ -43,11 +46,17 @@ class Layer:
     arch: str | None = None
     first_expert: int = 0
     end_expert: int | None = None
+    activations: str | None = None
 
     @property
     def where(self) -> dict[str, Any]:
         """Keywords of every step."""
         return {"backend": self.backend, "arch": self.arch}
+
+    @property
+    def fmt(self) -> str:
+        """Of x and h as they are multiplied."""
+        return self.activations or self.experts.fmt
 
     @property
     def total(self) -> int:
@@ -91,6 +100,11 @@ class Layer:
     def _check_own(self) -> None:
         """What the products of this kind of experts refuse, or cannot be asked for."""
         self._check_amax()
+        if self.fmt != self.experts.fmt and (self.fmt, self.experts.fmt) not in MIXED:
+            raise NotImplementedError(
+                f"activations {self.activations!r} with weights in {self.experts.fmt}: None for "
+                f"the same, or one of (activations, weights) {MIXED}"
+            )
         if self.tile_rows is not None:
             GroupedConfig(tile_rows=self.tile_rows).check_values()
             check_tile_rows(self.tile_rows, len(self.x))
@@ -122,20 +136,15 @@ def run_layer(layer: Layer) -> tuple[torch.Tensor]:
     slots = Slots(ids, layer.total, layer.first_expert, layer.end_expert, **where)
     offsets, slot_of_row, row_of_slot = run_permutation(slots)
     tokens = Tokens(
-        x, experts.fmt, layer.scales.x, slot_of_row.narrow(0, 0, layer.rows), offsets, row_of_slot,
+        x, layer.fmt, layer.scales.x, slot_of_row.narrow(0, 0, layer.rows), offsets, row_of_slot,
         layer.router.slots, layer.is_partial, **where,
     )  # fmt: skip
     hidden = _first_product(quantise(tokens), offsets, layer)
     out = DTYPE_NAMES[x.dtype]
-    given = {**_bias(experts.bias2), **layer.tiles, **where}
+    given = {"bias": experts.bias2, **layer.tiles, **where}
     y, _ = forward(Arguments(hidden, experts.w2, offsets, out=out, **given))
     rows = row_of_slot.view(weights.shape)
     return run_combine(Weighted(y, rows, weights, x.dtype, layer.is_partial, **where))
-
-
-def _bias(bias: torch.Tensor | None) -> dict[str, Any]:
-    """The field of `Arguments`, where there is one."""
-    return {} if bias is None else {"bias": bias}
 
 
 def layer_fields(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,18 +154,19 @@ def layer_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Quantized:
-    """swiglu(x w13) in the format of w2: in one kernel, unless the global scale is to be found."""
+    """swiglu(x w13) in the format that w2 is multiplied by: in one kernel, unless its global scale
+    is to be found."""
     experts, scales = layer.experts, layer.scales
     form = Activation(experts.granularity, **vars(layer.activation))
     first = Arguments(
         operand, experts.w13, offsets, amax=scales.h_amax, activation=form,
-        **_bias(experts.bias13), **layer.tiles, **layer.where,
+        bias=experts.bias13, **layer.tiles, **layer.where,
     )  # fmt: skip
-    if isinstance(scales.h, str) or (scales.h is None and experts.w2.format.has_global):
+    if isinstance(scales.h, str) or (scales.h is None and format_of(layer.fmt).has_global):
         h, _ = forward(replace(first, out=DTYPE_NAMES[layer.x.dtype]))
-        return quantise(Tokens(h, experts.fmt, scales.h, offsets=offsets, **layer.where))
-    results = forward(replace(first, out=experts.fmt, encode_scale=scales.h))
-    return of_bytes(*results, experts.fmt, scales.h, layer.h_decode_scale)
+        return quantise(Tokens(h, layer.fmt, scales.h, offsets=offsets, **layer.where))
+    results = forward(replace(first, out=layer.fmt, encode_scale=scales.h))
+    return of_bytes(*results, layer.fmt, scales.h, layer.h_decode_scale)
 
 
 FUSED = Operator(

@@ -16,7 +16,7 @@ from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES, with_plain_strides
 from moe.arguments import Activation, Arguments
 from moe.choose import row_tiles
-from moe.config import GroupedConfig
+from moe.config import WINDOW, WINDOW_STEP, GroupedConfig
 from moe.formats import FORMATS, SCALE_ATOM_BYTES, row_blocks, scale_atoms, scale_bytes
 from moe.quantized import Quantized, of_bytes
 
@@ -69,12 +69,13 @@ def kernel_arguments(arguments: Arguments, results: Results) -> list:
     x, w, (data, scales) = arguments.x, arguments.w, results
     moved = (
         _lines(x.data.unsqueeze(0)),
-        _lines(w.data),
+        _windows(w.data) if arguments.config.x_fmt else _lines(w.data),
         _atoms(x.scales, 1, arguments.blocks, x),
         _atoms(w.scales, arguments.experts, row_blocks(w.rows), w),
     )
     codes = None if arguments.config.out_format is None else scales
-    ends = (codes, arguments.encode_scale, arguments.amax)
+    bias = None if arguments.bias is None else with_plain_strides(arguments.bias)
+    ends = (codes, arguments.encode_scale, arguments.amax, bias)
     tensors = (arguments.offsets, data, x.decode_scale, w.decode_scale, *ends)
     act = arguments.activation or Activation(0)
     numbers = (float(act.alpha), float(act.beta), float(act.limit or 0.0))
@@ -93,6 +94,12 @@ def grid(arguments: Arguments) -> int:
 def _lines(data: torch.Tensor) -> torch.Tensor:
     """uint8 [experts, rows, 1, bytes of K]."""
     return with_plain_strides(data.view(torch.uint8).unsqueeze(2))
+
+
+def _windows(data: torch.Tensor) -> torch.Tensor:
+    """uint8 [experts, rows, windows, bytes of one]: they overlap, as `moe.config` says."""
+    windows = data.view(torch.uint8).unfold(-1, WINDOW // 2, WINDOW_STEP // 2)
+    return with_plain_strides(windows)
 
 
 def _atoms(scales: torch.Tensor, experts: int, blocks: int, of: Quantized) -> torch.Tensor:

@@ -144,16 +144,21 @@ def swiglu(
 
 
 def grouped_gemm(
-    x: torch.Tensor | Quantized, w: torch.Tensor | Quantized, offsets: torch.Tensor
+    x: torch.Tensor | Quantized,
+    w: torch.Tensor | Quantized,
+    offsets: torch.Tensor,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """fp64 [R, N]: rows x [R, K], sorted by expert, times the transposed matrix of w [E, N, K].
+    """fp64 [R, N]: rows x [R, K], sorted by expert, times the transposed matrix of w [E, N, K], and
+    the expert's row of bias [E, N] added.
 
     offsets: int [E + 1], read on the host. Experts may have no rows.
     """
     x = dequantise(x, offsets=offsets) if isinstance(x, Quantized) else x.double()
     w = dequantise(w) if isinstance(w, Quantized) else w.double()
+    added = w.new_zeros(w.shape[:2]) if bias is None else bias.double()
     starts = offsets.tolist()
-    return torch.cat([x[a:b] @ w[e].T for e, (a, b) in enumerate(pairwise(starts))])
+    return torch.cat([x[a:b] @ w[e].T + added[e] for e, (a, b) in enumerate(pairwise(starts))])
 
 
 def layer(

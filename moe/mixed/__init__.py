@@ -1,1 +1,1 @@
-"""Experts whose activations stay numbers and whose weights of four bits become such in registers."""
+"""Experts whose activations stay bf16, and whose weights of four bits become it in registers."""

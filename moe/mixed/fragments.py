@@ -1,4 +1,4 @@
-"""Expert weights of four bits as the warpgroups of Hopper multiply them: laid out anew once, at load.
+"""Expert weights of four bits as the warpgroups of Hopper multiply them, laid out at load.
 
 No value changes. The weights are the A operand of wgmma, in registers, so what a thread needs lies
 together. A unit is 64 rows by 64 of K: every thread of a warpgroup has 16 bytes of elements in it,
@@ -57,9 +57,7 @@ def places(word: int, pair: int, second: int) -> list[tuple[int, int]]:
     if pair < len(TURNS):
         return [(word, (bit - TURNS[pair]) % 32) for bit in wanted]
     joined = [(bit - LAST_TURNS[word]) % 32 for bit in wanted]
-    return [
-        (0, bit) if JOINED >> bit & 1 else (1, (bit + JOINED_TURN) % 32) for bit in joined
-    ]
+    return [(0, bit) if JOINED >> bit & 1 else (1, (bit + JOINED_TURN) % 32) for bit in joined]
 
 
 def unit_bytes(fmt: str) -> int:

@@ -35,6 +35,10 @@ class MixedLayer(Layer):
         numbers than bf16."""
         if self.x.dtype != torch.bfloat16:
             raise NotImplementedError(f"x is {self.x.dtype}: bfloat16, with arranged experts")
+        if self.activations is not None:
+            raise NotImplementedError(
+                f"activations {self.activations!r} with arranged experts: None, which is bfloat16"
+            )
         if any(value is not None for value in vars(self.scales).values()):
             raise ValueError("scales with arranged experts: activations are not quantised")
 

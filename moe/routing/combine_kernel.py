@@ -33,7 +33,9 @@ class Combine:
         columns: CTAs that share a token."""
         tokens, _ = row_of_slot.shape
         self.kernel(*tensors, weights, row_of_slot).launch(
-            grid=(tokens, columns, 1), block=(COMBINE_THREADS, 1, 1), stream=stream,
+            grid=(tokens, columns, 1),
+            block=(COMBINE_THREADS, 1, 1),
+            stream=stream,
             use_pdl=True,
         )
 

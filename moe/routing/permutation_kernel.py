@@ -107,7 +107,9 @@ class Count:
         slots each."""
         chunks, _ = counts.shape
         self.kernel(chosen_of(ids, span), counts, turns).launch(
-            grid=(chunks, 1, 1), block=(self.config.threads, 1, 1), stream=stream,
+            grid=(chunks, 1, 1),
+            block=(self.config.threads, 1, 1),
+            stream=stream,
             use_pdl=True,
         )
 
@@ -154,7 +156,9 @@ class Scatter:
         """ids, span: the fields of `Chosen`; counts: of `Count`, None for one chunk; outputs:
         offsets (E + 1,), slot_of_row (R,), row_of_slot (R,), all int32."""
         self.kernel(chosen_of(ids, span), counts, *outputs, turns).launch(
-            grid=(chunks, 1, 1), block=(self.config.threads, 1, 1), stream=stream,
+            grid=(chunks, 1, 1),
+            block=(self.config.threads, 1, 1),
+            stream=stream,
             use_pdl=True,
         )
 

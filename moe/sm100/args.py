@@ -29,7 +29,8 @@ class Tensors:
 
     x_scale, w_scale: fp32 [1] or [rows] and [E], what decodes x and w, in a format with global
     scales. out_scales, encode_scale: scale factors of a quantised output, 1-D, and fp32 [1]. amax:
-    fp32 [1], the largest magnitude of the output, where it is asked for.
+    fp32 [1], the largest magnitude of the output, where it is asked for. bias: fp32 [E, N], in the
+    order of the rows of w.
     """
 
     offsets: cute.Tensor
@@ -39,6 +40,7 @@ class Tensors:
     out_scales: cute.Tensor | None = None
     encode_scale: cute.Tensor | None = None
     amax: cute.Tensor | None = None
+    bias: cute.Tensor | None = None
 
 
 @dataclass(frozen=True)

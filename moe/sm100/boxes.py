@@ -3,10 +3,12 @@ factors as they are."""
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint8, Uint16
+from cutlass import Float4E2M1FN, Int32, Uint8, Uint16
+from cutlass.cute.nvgpu import cpasync
 
-from kernelkit.boxes import Box
+from kernelkit.boxes import ROWS_FIRST, Box, TmaTensor, describe, reorder
 from moe.formats import SCALE_ATOM_BYTES
 from moe.sm100.plan import LINE, GroupedPlan
 
@@ -39,3 +41,19 @@ def w_box(plan: GroupedPlan) -> Box:
 def scale_box(plan: GroupedPlan) -> PlainBox:
     """The atoms of a stage for 128 rows, in 16-bit words: a line of a box has at most 256."""
     return PlainBox(plan.atoms, ATOM_WORDS, Uint16)
+
+
+@cute.jit
+def describe_w(operation: object, tensor: cute.Tensor, plan: GroupedPlan) -> TmaTensor:
+    """The copy of boxes of w, as lines of bytes or as windows (`moe.config`) that are padded."""
+    moved, box = reorder(tensor, ROWS_FIRST), w_box(plan)
+    if cutlass.const_expr(not plan.pads_w):
+        return describe(operation, moved, box)
+    atom, coordinates = cpasync.make_tiled_tma_atom(
+        operation,
+        cute.recast_tensor(moved, Float4E2M1FN),
+        box.layout(),
+        (box.rows, box.columns),
+        internal_type=Uint8,
+    )
+    return TmaTensor(atom, coordinates)

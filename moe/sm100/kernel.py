@@ -23,7 +23,7 @@ from kernelkit.pipelines import (
 )
 from moe.config import GroupedConfig
 from moe.sm100.args import Buffers, Numbers, Operands, Pipes, Scope, Sizes, Tensors
-from moe.sm100.boxes import scale_box, w_box, x_box
+from moe.sm100.boxes import describe_w, scale_box, x_box
 from moe.sm100.plan import LANES, PAD, ROLES, TILE_STAGES, TILE_WORDS, make_plan
 from moe.sm100.roles.epilogue import Epilogue
 from moe.sm100.roles.load import Load
@@ -54,12 +54,12 @@ class GroupedGemm:
         """operands: x, w and their scale factors as `signature.example_arguments` describes them;
         tensors, numbers: fields of `Tensors`, `Numbers`. k: elements of K. ctas: of the grid, a
         multiple of those that share a tile."""
-        plan, (_, w, *_) = self.plan, operands
+        plan, (x, w, *scales) = self.plan, operands
         fetch = cpasync.CopyBulkTensorTileG2SOp(tma_group(plan.edges, "ab"))
-        boxes = (x_box(plan), w_box(plan), scale_box(plan), scale_box(plan))
         moved = (
-            describe(fetch, reorder(tensor, ROWS_FIRST), box)
-            for tensor, box in zip(operands, boxes, strict=True)
+            describe(fetch, reorder(x, ROWS_FIRST), x_box(plan)),
+            describe_w(fetch, w, plan),
+            *(describe(fetch, reorder(each, ROWS_FIRST), scale_box(plan)) for each in scales),
         )
         sizes = Sizes(k, w.shape[0], -(-w.shape[1] // self.config.tile_n))
         self.kernel(Operands(*moved), Tensors(*tensors), Numbers(*numbers), sizes).launch(
@@ -116,7 +116,7 @@ class GroupedGemm:
         """All buffers that roles use."""
         layout = cute.make_layout((TILE_STAGES, TILE_WORDS), stride=(TILE_WORDS, 1))
         tiles = cute.make_tensor(self.buffer(smem, "tiles", Int32), layout)
-        element = ELEMENTS[self.config.format.element]
+        element = ELEMENTS[self.config.x_format.element]  # of w the same: what pads it, if not it
         data = (self.buffer(smem, name, element) for name in ("x", "w"))
         scales = (self.buffer(smem, name, cutlass.Uint16) for name in ("x_scales", "w_scales"))
         passed = {}

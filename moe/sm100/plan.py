@@ -18,7 +18,7 @@ from kernelkit.edges import Edge, EdgePlan
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.tmem_plan import TmemPlan, TmemRange
 from kernelkit.warps import Role, RolePlan
-from moe.config import PART, GroupedConfig
+from moe.config import PART, WINDOW_STEP, GroupedConfig
 from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS, SCALE_ROWS
 
 LANES = 128  # of a CTA: rows of an accumulator, and threads of the epilogue
@@ -54,8 +54,15 @@ class GroupedPlan:
 
     @property
     def element_bits(self) -> int:
-        """Of x and w."""
-        return 4 if self.config.format.element == "e2m1" else 8
+        """Of x and w in shared memory: beside e4m3 the MMA finds e2m1 in bytes as well."""
+        return 4 if self.config.x_format.element == "e2m1" else 8
+
+    @property
+    def tails(self) -> tuple[int, ...]:
+        """MMAs that the last stage of K may have, if not all."""
+        if self.pads_w:
+            return (WINDOW_STEP // self.k_block,)
+        return (*range(1, K_BLOCKS),)
 
     @property
     def k_block(self) -> int:
@@ -109,8 +116,18 @@ class GroupedPlan:
 
     @property
     def stage_bytes(self) -> int:
-        """That TMA brings for one stage, into one CTA."""
+        """Of a stage, in one CTA."""
         return (self.x_rows + self.w_rows) * LINE + self.x_scale_bytes + self.w_scale_bytes
+
+    @property
+    def pads_w(self) -> bool:
+        """Whether 16 elements of w, 8 bytes, are padded to 16 in shared memory."""
+        return bool(self.config.x_fmt)
+
+    @property
+    def moved_bytes(self) -> int:
+        """That TMA counts for one stage, in one CTA: padding is not among them."""
+        return self.stage_bytes - self.w_rows * LINE // 2 * self.pads_w
 
     @property
     def passed(self) -> SmemBuffer:
@@ -195,7 +212,7 @@ class GroupedPlan:
             for role in ("load", "mma", "epilogue")
         )  # fmt: skip
         ring = Edge("ab", "load", "mma", self.stages, Signal.TMA, "stage of x, w and scales",
-                    tx_bytes=self.stage_bytes, release=Signal.UMMA)  # fmt: skip
+                    tx_bytes=self.moved_bytes, release=Signal.UMMA)  # fmt: skip
         accumulator = Edge("acc", "mma", "epilogue", self.acc_stages, Signal.UMMA, "accumulator",
                            release=Signal.THREADS)  # fmt: skip
         return EdgePlan(ROLES, (*tiles, ring, accumulator), self.config.ctas)

@@ -67,6 +67,8 @@ def grouped_case(config: GroupedConfig) -> GroupedCase:
         out=config.out,
         per_token=config.row_scale,
         amax=config.amax,
+        bias=config.bias,
+        x_fmt=config.x_fmt,
         tile_rows=config.tile_rows,
         tile_n=config.tile_n,
         carry=config.carry,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from moe.choose import FEW
-from moe.config import CARRIED, TILE_ROWS
+from moe.config import CARRIED, TILE_ROWS, WINDOW, WINDOW_STEP
 from moe.formats import format_of
 from tests.fmha.pairwise import Rule, Space, covering, random_row
 from workbench.problems import hostile
@@ -49,7 +49,9 @@ COUNTS = {
     "none": (0, 0, 0),
 }
 
-EDGES = Case(COUNTS["edges"], 256, 160, "nvfp4", 8, FORMS["deepseek"], "nvfp4", amax=True)
+EDGES = Case(
+    COUNTS["edges"], 256, 160, "nvfp4", 8, FORMS["deepseek"], "nvfp4", amax=True, bias=True
+)
 QUICK = (
     replace(EDGES, tile_rows=128),
     replace(
@@ -59,10 +61,24 @@ QUICK = (
         Case((5, 0, 3), 2880, 64, "nvfp4", 32, FORMS["gpt-oss"], "bf16", per_token=True),
         tile_rows=8,
         amplitude=8.0,
+        bias=True,
     ),
     Case((130,), 320, 96, "mxfp4", 16, FORMS["tight"], "mxfp4"),
     Case((2, 129), 352, 64, "mxfp8", 64, FORMS["swiglu"], "mxfp8", amax=True, tile_rows=64),
     Case((9, 1), 64, 200, "nvfp4", 0, None, "fp32", amplitude=100.0, tile_rows=16),
+    Case(  # an odd number of steps of K
+        (3, 0, 9),
+        2880,
+        96,
+        "mxfp4",
+        16,
+        FORMS["gpt-oss"],
+        "mxfp8",
+        bias=True,
+        x_fmt="mxfp8",
+        tile_rows=16,
+    ),
+    Case((130,), 192, 160, "mxfp4", 0, None, "bf16", bias=True, x_fmt="mxfp8", tile_rows=128),
     Case(COUNTS["beyond a warp"], 128, 64, "mxfp8", 8, FORMS["swiglu"], "fp16"),
     Case(COUNTS["none"], 128, 64),
 )
@@ -102,6 +118,8 @@ FACTORS = {
     "out": ("bf16", "fp16", "fp32", "nvfp4", "mxfp4", "mxfp8"),
     "per_token": (False, True),
     "amax": (False, True),
+    "bias": (False, True),
+    "x_fmt": ("", "mxfp8"),
     "amplitude": (1.0, 64.0),
     "x_like": tuple(hostile.KINDS),
     "w_like": tuple(hostile.KINDS),
@@ -109,6 +127,8 @@ FACTORS = {
 RULES = (
     Rule(("fmt", "per_token"), lambda fmt, per_token: fmt == "nvfp4" or not per_token),
     Rule(("counts", "tile"), lambda counts, tile: max(COUNTS[counts]) <= most_rows(tile)),
+    Rule(("fmt", "x_fmt"), lambda fmt, x_fmt: fmt == "mxfp4" or not x_fmt),
+    Rule(("k", "x_fmt"), lambda k, x_fmt: k >= WINDOW or not x_fmt),
     # What the emulator has to do: experts that have rows, by K or by N.
     Rule(("counts", "k"), lambda counts, k: used(counts) * k <= 6 * 2880),
     Rule(("counts", "columns"), lambda counts, columns: used(counts) * columns <= 40 * 192),
@@ -153,8 +173,11 @@ def random_case(seed: int) -> Case:
         sizes += (tile - 1, tile, tile + 1)[: draw.randrange(3)]
     counts = random_counts(seed, sizes)
     k = 32 * draw.randrange(1, 24)
-    # They are packed as the K of a second product, too.
-    unit = max(case.granularity, format_of(case.fmt).block, 8 if case.out in DTYPES else 32)
+    if case.x_fmt:
+        k = max(WINDOW, k - k % WINDOW_STEP)
+    # They are packed as the K of a second product, too: whole blocks, and rows of 16 bytes.
+    form = format_of(case.fmt)
+    unit = max(case.granularity, form.block, 16 * form.per_byte, 8 if case.out in DTYPES else 32)
     most = WORK // (k * max(1, sum(count > 0 for count in counts)))
     columns = unit * draw.randrange(1, 2 + min(most, 500) // unit)
     return replace(case, counts=counts, k=k, columns=columns)

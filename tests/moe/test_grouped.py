@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import torch
 
+from kernelkit import e2m1
 from moe.api import grouped_gemm, grouped_gemm_swiglu
 from moe.arguments import Activation, SwiGLU
+from moe.formats import SCALE_COLUMNS
 from moe.packing import pack
+from moe.quantized import Quantized, of_bytes
+from moe.reference import unswizzle_scales
+from moe.sm100 import kernel
+from moe.sm100.roles import affine, epilogue, mma
 from ptxemu import Options
 from tests.moe.grouped_space import FORMS, MATRIX, QUICK, random_case
 from workbench.problems import grouped_gemm as cases
@@ -102,3 +109,92 @@ def test_a_limit_is_never_dropped():
     free, _ = cases.run(case, activation=Activation(32))
     assert (limited - free).abs().max() > 1.0
     assert limited.abs().max() <= 0.25 * 0.2785  # |up| <= L, and gate sigmoid(gate) >= -0.2785
+
+
+# Of 160 columns quantised in nvfp4 ten scale factors: two of their last atom belong to no column.
+BIASED = Case((3, 130), 128, 160, "nvfp4", 8, FORMS["gpt-oss"], "nvfp4", bias=True)
+PLAIN_BIASED = Case((3, 9), 128, 72, "mxfp8", 0, None, "fp32", bias=True)
+
+
+def is_right(case: Case, result: torch.Tensor | Quantized) -> bool:
+    """Whether the judge finds nothing, neither in values nor in bytes."""
+    try:
+        return cases.judge(case, result).ok
+    except AssertionError:
+        return False
+
+
+@pytest.mark.parametrize("case", [BIASED, PLAIN_BIASED], ids=str)
+def test_a_bias_is_never_dropped_nor_moved(case):
+    """The judge of all cases notices one of no columns, of their neighbours, and of experts beside
+    each other."""
+    other = case.added()
+    for wrong in (None, other.roll(1, 1), other.roll(4, 1), other.flip(0)):
+        result, _ = cases.run(case, bias=wrong)
+        assert not is_right(case, result)
+    assert is_right(case, cases.run(case)[0])
+
+
+@pytest.mark.parametrize("change", [
+    ("first + begin", "begin"),  # of the first subtile for all
+    ("@exists ld", "ld"),  # behind the last column, too
+    ("(bias[index], bias[index + 1])", "(bias[0], bias[1])"),
+    ("setp.gt", "setp.le"),
+], ids="".join)  # fmt: skip
+def test_a_wrong_load_of_the_bias_is_noticed(change, changed):
+    changed(affine, [epilogue], "apply", change)
+    with pytest.raises(AssertionError):  # of the judge, or findings of the checker
+        check(BIASED)
+
+
+@pytest.mark.parametrize("tile_rows", [16, 128, 256])
+def test_scale_factors_of_no_column_are_0(tile_rows):
+    """Behind N there is no bias, and what is there belongs to the next expert."""
+    case = replace(BIASED, counts=(3, 16), tile_rows=tile_rows)
+    result, _ = cases.run(case, bias=case.added() + 100.0)
+    columns = result.format.columns(result.k)
+    assert columns % SCALE_COLUMNS == 2
+    codes = unswizzle_scales(result.scales, result.rows, columns + 2, case.offsets)
+    codes = codes.view(torch.uint8)
+    assert codes[:, :columns].all()
+    assert not codes[:, columns:].any()
+
+
+def test_a_bias_in_rows_of_a_larger_tensor():
+    """Its rows need not follow each other."""
+    case = PLAIN_BIASED
+    expected, _ = cases.run(case)
+    wide = torch.full((2, 80), float("nan"))[:, 4:76]
+    wide.copy_(case.added())
+    assert torch.equal(cases.run(case, bias=wide)[0], expected)
+
+
+W4A8 = Case((3, 0, 130), 320, 96, "mxfp4", 16, FORMS["gpt-oss"], "fp32", x_fmt="mxfp8")
+
+
+@pytest.mark.parametrize("k", [128, 192, 256, 448, 2880])
+@pytest.mark.parametrize("tile", [16, 128, 256])
+def test_mixed_formats_have_windows_up_to_the_end_of_k(tile, k):
+    """Of K in odd steps of 64 the last window begins a step early; bytes behind w are no memory."""
+    check(replace(W4A8, k=k, counts=(3, 0, 16), tile_rows=tile))
+
+
+def test_mixed_formats_are_those_of_x_and_w():
+    """E2M1 is among E4M3, and both have the scales: weights in mxfp8 of the same values give the
+    same bits."""
+    x, w = W4A8.inputs()
+    elements = e2m1.unpacked(w.data.view(torch.uint8)).to(torch.float8_e4m3fn)
+    wide = of_bytes(elements, w.scales, "mxfp8")
+    with cases.checked():
+        mixed, one = (grouped_gemm(x, each, W4A8.offsets, **W4A8.options()) for each in (w, wide))
+    assert torch.equal(mixed, one)
+
+
+@pytest.mark.parametrize("change", [
+    ("in_w = block, block + (K_BLOCKS - count) * plan.pads_w", "in_w = block, block"),
+    ("(in_w, in_x) if", "(in_x, in_w) if"),
+], ids=str)  # fmt: skip
+def test_a_wrong_end_of_a_window_is_noticed(change, changed):
+    changed(mma, [kernel], "Mma", change)
+    with pytest.raises(AssertionError):
+        check(replace(W4A8, counts=(3, 0, 16), tile_rows=16))

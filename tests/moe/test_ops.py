@@ -54,8 +54,9 @@ def weights(fmt: str) -> PackedExperts:
 MXFP8 = weights("mxfp8")
 
 
-def problem(fmt: str, out: str, *, amax: bool = False) -> Arguments:
-    case = Case(COUNTS, K, COLUMNS, fmt, form=(1.0, 0.0, 10.0), out=out, amax=amax)
+def problem(fmt: str, out: str, *, amax: bool = False, x_fmt: str = "") -> Arguments:
+    given = {"amax": amax, "bias": amax, "x_fmt": x_fmt}
+    case = Case(COUNTS, K, COLUMNS, fmt, form=(1.0, 0.0, 10.0), out=out, **given)
     options = case.options() | {"out": out, "most_rows": 3}
     return Arguments(*case.inputs(), case.offsets, **options)
 
@@ -71,11 +72,12 @@ def check(operator: Operator, arguments: Any, *tests: str) -> None:
 VALUES = "test_aot_dispatch_dynamic"
 
 
-@pytest.mark.parametrize(("fmt", "out", "tests"), [
-    ("nvfp4", "nvfp4", ()), ("mxfp8", "bf16", (VALUES,)),
+@pytest.mark.parametrize(("fmt", "out", "x_fmt", "tests"), [
+    ("nvfp4", "nvfp4", "", ()), ("mxfp8", "bf16", "", (VALUES,)),
+    ("mxfp4", "fp16", "mxfp8", (VALUES,)),
 ])  # fmt: skip
-def test_opcheck_of_a_product(fmt, out, tests):
-    check(GROUPED_GEMM, problem(fmt, out, amax=True), *tests)
+def test_opcheck_of_a_product(fmt, out, x_fmt, tests):
+    check(GROUPED_GEMM, problem(fmt, out, amax=True, x_fmt=x_fmt), *tests)
 
 
 @pytest.mark.parametrize("out", ["bf16", "fp32", *FORMATS])
@@ -136,13 +138,14 @@ def test_compiled_code_runs_every_step():
     """Quantised tensors go from one operator to the next."""
     experts, encode, amax = weights("nvfp4"), torch.tensor([300.0]), torch.zeros(1)
     offsets = torch.tensor([0, *COUNTS]).cumsum(0).int()
+    first, second = torch.randn(3, 2 * COLUMNS), torch.randn(3, K)
 
     def step(x):
         operand = quantise(x + 1, "nvfp4", offsets=offsets)
         form = Activation(32)
         given = {"activation": form, "out": "nvfp4", "encode_scale": encode, "amax": amax}
-        h = grouped_gemm(operand, experts.w13, offsets, **given)
-        return grouped_gemm(h, experts.w2, offsets, most_rows=len(x)) * 2
+        h = grouped_gemm(operand, experts.w13, offsets, bias=first * 2, **given)
+        return grouped_gemm(h, experts.w2, offsets, bias=second, most_rows=len(x)) * 2
 
     x = torch.randn(sum(COUNTS), K).bfloat16()
     wanted, top = step(x), amax.clone()

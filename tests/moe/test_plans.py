@@ -11,7 +11,8 @@ from moe.arguments import Activation, Router, Scales
 from moe.packing import pack
 from workbench.problems.grouped_gemm import Case, checked
 
-QUANTISED = Case((3, 0, 2), 128, 64, out="nvfp4", amax=True)
+QUANTISED = Case((3, 0, 2), 128, 64, out="nvfp4", amax=True, bias=True)
+MIXED = Case((2, 1), 192, 64, "mxfp4", out="fp32", amax=True, x_fmt="mxfp8")
 PLAIN = Case((2, 1), 64, 64, "mxfp8", 0, None, "fp32", amax=True)
 
 
@@ -25,7 +26,7 @@ def parts(result) -> list[torch.Tensor]:
     return [result.data.view(torch.uint8), result.encode_scale, result.decode_scale]
 
 
-@pytest.mark.parametrize("case", [QUANTISED, PLAIN], ids=str)
+@pytest.mark.parametrize("case", [QUANTISED, MIXED, PLAIN], ids=str)
 def test_a_plan_gives_the_bits_of_a_call_whenever_contents_change(case):
     (x, w), offsets, options = case.inputs(), case.offsets, case.options()
     amax = options["amax"]
@@ -43,9 +44,13 @@ def test_a_plan_gives_the_bits_of_a_call_whenever_contents_change(case):
 
     with checked():
         first = planned()
-        x.data.view(torch.uint8).bitwise_xor_(1)
+        x.data.view(torch.uint8).bitwise_xor_(0x80)  # the signs of some
         offsets[1] -= 1
-        assert not torch.equal(first[0], planned()[0])
+        second = planned()
+        assert not torch.equal(first[0], second[0])
+        if options["bias"] is not None:
+            options["bias"] += 1.0
+            assert not torch.equal(second[0], planned()[0])
         amax.fill_(1e30)
         plan()
         assert amax == 1e30

@@ -296,12 +296,14 @@ def test_grouped_gemm_row_by_row():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(sum(COUNTS), 64, generator=generator)
     w = torch.randn(len(COUNTS), 24, 64, generator=generator)
+    bias = torch.randn(len(COUNTS), 24, generator=generator)
     offsets = starts(COUNTS)
-    y = grouped_gemm(x, w, offsets)
-    assert y.dtype == torch.float64
+    y, biased = grouped_gemm(x, w, offsets), grouped_gemm(x, w, offsets, bias)
+    assert y.dtype == biased.dtype == torch.float64
     expert_of = [e for e, count in enumerate(COUNTS) for _ in range(count)]
     for row, expert in enumerate(expert_of):
         assert torch.allclose(y[row], w[expert].double() @ x[row].double(), rtol=1e-12)
+        assert torch.equal(biased[row], y[row] + bias[expert].double())
 
 
 def test_grouped_gemm_of_quantised_operands():

@@ -16,6 +16,7 @@ from moe.api import grouped_gemm
 from moe.arguments import Activation, Arguments
 from moe.quantiser.launch import Tokens
 from moe.quantiser.launch import quantise as run_quantise
+from moe.quantized import Quantized
 from workbench.problems.grouped_gemm import Case, checked
 
 INF, NAN = math.inf, math.nan
@@ -88,12 +89,22 @@ def test_quantise(error, words, changes):
 
 # --- grouped_gemm
 
-PROBLEM = Case((3, 0, 2), 128, 64)
+COUNTS = (3, 0, 2)
+PROBLEM = Case(COUNTS, 128, 64)
+MX4, MX8 = (Case(COUNTS, 128, 64, fmt).inputs() for fmt in ("mxfp4", "mxfp8"))
 PX, PW = PROBLEM.inputs()
 PRODUCT = {"x": PX, "w": PW, "offsets": PROBLEM.offsets, "activation": PROBLEM.activation}
 PLAIN_PW = Case((3, 0, 2), 128, 72, form=None).inputs()[1]
 LINES = Case((3, 0, 2), 112, 64, form=None).inputs()  # of 56 bytes
 SINGLE = Case((3,), 128, 64).inputs()
+BIAS = torch.zeros(3, 128)
+
+
+def at_odd_address(w: Quantized) -> Quantized:
+    """The same 16 bytes behind a multiple of 32."""
+    memory = torch.zeros(w.data.nbytes + 48, dtype=torch.uint8)
+    memory = memory[16 + -memory.data_ptr() % 32 :][: w.data.nbytes].view(w.data.dtype)
+    return replace(w, data=memory.view(w.data.shape))
 
 
 def form(**changes: Any) -> Activation:
@@ -147,6 +158,25 @@ NO_PRODUCT = [
     no("amax is torch.float64", amax=torch.zeros(1).double()),
     no(r"amax is torch.float32 \(\)", amax=torch.tensor(0.0)),
     no("amax requires grad", NotImplementedError, amax=torch.zeros(1, requires_grad=True)),
+    no("bias is torch.float16", bias=BIAS.half()),
+    no(r"bias is torch.float32 \(3, 64\), expected torch.float32 \(3, 128\)", bias=BIAS[:, :64]),
+    no(r"bias is torch.float32 \(128,\)", bias=BIAS[0]),
+    no(r"bias is torch.float32 \(2, 128\)", bias=BIAS[:2]),
+    no("bias has last stride 3", bias=BIAS.T.contiguous().T),
+    no("bias has a stride of 0 bytes", bias=BIAS[:1].expand(3, 128)),
+    no("bias has a stride of 516 bytes", bias=torch.zeros(3, 129)[:, :128]),
+    no("bias starts at address", bias=torch.zeros(3 * 128 + 1)[1:].view(3, 128)),
+    no("different devices", bias=BIAS.to("meta")),
+    no("bias requires grad", NotImplementedError, bias=BIAS.clone().requires_grad_()),
+    no("bias is list", TypeError, bias=[0.0]),
+    no("amax is the memory of bias", bias=BIAS, amax=BIAS[1, 3:4]),
+    no("x is mxfp4 with K = 128, w is mxfp8 .* or .'mxfp8', 'mxfp4'.", x=MX4[0], w=MX8[1]),
+    no("x is mxfp8 .*, w is nvfp4", x=MX8[0]),
+    no("K = 64 of w in mxfp4 with x in mxfp8: a multiple of 64, at least 128", NotImplementedError,
+       x=Case(COUNTS, 64, 64, "mxfp8").inputs()[0], w=Case(COUNTS, 64, 64, "mxfp4").inputs()[1]),
+    no("K = 160 of w in mxfp4 with x in mxfp8: a multiple of 64", NotImplementedError,
+       x=Case(COUNTS, 160, 64, "mxfp8").inputs()[0], w=Case(COUNTS, 160, 64, "mxfp4").inputs()[1]),
+    no("not a multiple of 32 bytes, with x in mxfp8", x=MX8[0], w=at_odd_address(MX4[1])),
     no("x is Tensor", TypeError, x=PX.data),
     no("w is NoneType", TypeError, w=None),
     no("x .* and w", x=PW),

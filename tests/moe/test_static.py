@@ -36,7 +36,8 @@ SHAPES = [{"tile_rows": rows, "tile_n": columns} for rows, columns in TILES]
 QUICK = (
     GroupedConfig(limit=True, amax=True, out="nvfp4", granularity=8),
     GroupedConfig(limit=True, amax=True, out="nvfp4", tile_rows=8),
-    GroupedConfig(granularity=64, out="fp32", tile_rows=256),
+    GroupedConfig(granularity=64, out="fp32", tile_rows=256, bias=True),
+    GroupedConfig("mxfp4", x_fmt="mxfp8", limit=True, bias=True, out="mxfp8", tile_rows=64),
 )
 OUTPUTS = ("bf16", "nvfp4", "mxfp8")
 GRID = [
@@ -45,14 +46,22 @@ GRID = [
 ]
 # Of each tile what has most in registers: numbers of a row or of an expert, whole blocks, the amax.
 OF_TILES = [
-    GroupedConfig(fmt, fmt == "nvfp4", granularity, granularity > 0, out, amax=True, **shape)
+    GroupedConfig(
+        fmt, fmt == "nvfp4", granularity, granularity > 0, out, amax=True, bias=bias, **shape
+    )
+    for bias in (False, True)
     for shape in SHAPES
     for fmt, granularity, out in (
         ("nvfp4", 8, "nvfp4"), ("nvfp4", 64, "fp32"), ("mxfp8", 16, "mxfp8"), ("mxfp4", 0, "bf16"),
     )
 ]  # fmt: skip
+OF_TILES += [
+    GroupedConfig("mxfp4", x_fmt="mxfp8", limit=True, bias=True, amax=True, out="mxfp8", **shape)
+    for shape in SHAPES
+]
 CARRYING = [
-    GroupedConfig(granularity=8, limit=True, out=out, amax=True, carry=True, **shape)
+    GroupedConfig(granularity=8, limit=True, out=out, amax=True, bias=bias, carry=True, **shape)
+    for bias in (False, True)
     for shape in SHAPES
     if shape["tile_rows"] >= 128
     for out in OUTPUTS
@@ -94,3 +103,19 @@ def test_shared_and_tensor_memory(tile, fmt):
         assert plan.smem.bytes <= hw.SMEM_BYTES_PER_CTA == 232_448
         assert plan.k_block * 4 == plan.k_stage
         assert plan.k_stage * plan.element_bits == 128 * 8
+        assert plan.moved_bytes == stage_bytes
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_memory_of_mixed_formats(tile):
+    """That of mxfp8: e2m1 has a byte for each element there. TMA counts half of them."""
+    shape = {"tile_rows": tile[0], "tile_n": tile[1]}
+    plan, other = (
+        make_plan(GroupedConfig(**formats, **shape))
+        for formats in ({"fmt": "mxfp4", "x_fmt": "mxfp8"}, {"fmt": "mxfp8"})
+    )
+    for name in ("stages", "stage_bytes", "k_stage", "k_block", "atoms", "smem", "tmem"):
+        assert getattr(plan, name) == getattr(other, name)
+    padding = plan.w_rows * 128 // 2
+    assert plan.moved_bytes == plan.stage_bytes - padding
+    assert plan.edges["ab"].tx_bytes == other.edges["ab"].tx_bytes - padding

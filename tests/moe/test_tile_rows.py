@@ -19,7 +19,7 @@ OTHERS = [tile_rows for tile_rows in TILE_ROWS if tile_rows != 128]
 LARGER = [tile_rows for tile_rows in OTHERS if tile_rows not in FEW]
 
 # No expert has more than 8 rows: what every tile can have.
-SMALL = Case((8, 0, 1, 7), 192, 160, "nvfp4", 32, FORMS["deepseek"], "fp32", amax=True)
+SMALL = Case((8, 0, 1, 7), 192, 160, "nvfp4", 32, FORMS["deepseek"], "fp32", amax=True, bias=True)
 # More rows than a tile has, whatever it has; a K tail of a stage.
 LARGE = Case((33, 0, 257, 64, 1), 352, 96, "nvfp4", 16, FORMS["gpt-oss"], "bf16", per_token=True)
 PLAIN = replace(LARGE, form=None, granularity=0, columns=200)

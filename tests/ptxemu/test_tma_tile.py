@@ -141,6 +141,26 @@ def test_unpacked_chunks_have_padding_up_to_16_bytes(dtype, nbytes):
         store_tile(tm, (0, 0), image.reshape(-1), FlatMemory(data))
 
 
+def test_unpacked_chunks_of_windows_that_overlap():
+    """Rows of 192 elements, not a multiple of the 128 that a box has: a second dimension steps by
+    32 bytes, the least that the manual allows, and every box lies within its row."""
+    rows = np.random.default_rng(0).integers(0, 256, (5, 96), dtype=np.uint8)
+    dims, strides, box = (128, 5, 2), (96, 32), (128, 2, 1)
+    tm = decode(encode(BASE, dims, strides, box, "16u4_align16b"))
+    for row, window in itertools.product(range(5), range(2)):
+        image = load_tile(tm, (0, row, window), FlatMemory(rows.reshape(-1)))
+        expected = np.zeros((2, 64), np.uint8)
+        taken = rows[row : row + 2, 32 * window : 32 * window + 64]
+        expected[: len(taken)] = taken
+        chunks = image.reshape(2, 8, 16)
+        np.testing.assert_array_equal(chunks[:, :, :8].reshape(2, 64), expected)
+        assert not chunks[:, :, 8:].any()
+    with pytest.raises(HardwareRefusal, match="stride of dimension 2 is 16 bytes"):
+        encode(BASE, dims, (96, 16), box, "16u4_align16b")
+    with pytest.raises(HardwareRefusal, match="of dimension 192, must be 128 of a multiple of 128"):
+        encode(BASE, (192, 5), (96,), box[:2], "16u4_align16b")
+
+
 def test_packed_fp4_coordinates_count_elements():
     data = np.arange(256, dtype=np.uint8)  # 4 rows of 128 elements
     tm = decode(encode(BASE, (128, 4), (64,), (32, 2), "16u4_align8b", "none"))

@@ -26,8 +26,8 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Sizes:
-    """units: of K; tall: 64 rows of weights of an expert; experts; n_tiles of an expert; slots: of a
-    token."""
+    """units: of K; tall: times 64 rows of weights of an expert; experts; n_tiles of an expert;
+    slots: of a token."""
 
     units: Int32
     tall: Int32

@@ -1,8 +1,8 @@
 """Elements of four bits to bf16, as wgmma has them in registers (device code).
 
-Two words have sixteen elements, see `weights.py`. Sign, exponent and mantissa of an e2m1, moved to where
-bf16 has its sign, its last two bits of exponent and its first of mantissa, are 2^-126 of it,
-subnormals too; one multiplication by the scale factor, which is as much larger, is exact.
+Two words have sixteen elements, see `fragments.py`. Sign, exponent and mantissa of an e2m1, moved
+to where bf16 has its sign, its last two bits of exponent and its first of mantissa, are 2^-126 of
+it, subnormals too; one multiplication by the scale factor, which is as much larger, is exact.
 """
 
 import cutlass

@@ -14,9 +14,9 @@ from kernelkit.shared_words import load
 from kernelkit.warp_mma import pack, store_transposed
 from moe.device.swiglu import gate_weight, weighted_up
 from moe.mixed.config import ROWS
+from moe.mixed.fragments import THREADS
 from moe.mixed.sm90.args import Scope
 from moe.mixed.sm90.plan import CHUNK, STORE_BARRIER, MixedPlan
-from moe.mixed.fragments import THREADS
 from moe.sm100.args import Tile
 
 UNIT = hw.SMEM_UNIT_BYTES

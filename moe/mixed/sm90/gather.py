@@ -11,9 +11,9 @@ from cutlass import Boolean, Int32, Int64
 from kernelkit import hw
 from kernelkit.pipelines import consumer_state, producer_state
 from kernelkit.warp_mma import CHUNK_BYTES, copy_chunk
-from moe.mixed.sm90.args import Scope
-from moe.mixed.sm90.plan import TILE_STAGES, UNITS, MixedPlan
 from moe.mixed.fragments import DEPTH
+from moe.mixed.sm90.args import Scope
+from moe.mixed.sm90.plan import TILE_STAGES, MixedPlan
 from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import read_tile
 
@@ -35,6 +35,7 @@ class Gather:
         """Whole life of the warps."""
         pipes, plan = scope.pipes, self.plan
         tiles, state = consumer_state(TILE_STAGES), producer_state(plan.stages)
+        steps = (scope.sizes.units + plan.units - 1) // plan.units
         begun = Int32(0)
         going = Int32(1)
         while going > 0:
@@ -45,7 +46,7 @@ class Gather:
             going = tile.valid
             if going > 0:
                 self.find_rows(scope, tile)
-                for step in cutlass.range((scope.sizes.units + UNITS - 1) // UNITS, unroll=1):
+                for step in cutlass.range(steps, unroll=1):
                     pipes.x.wait_free(state)
                     self.fetch(scope, step, state.index)
                     cute.arch.cp_async_commit_group()
@@ -87,8 +88,8 @@ class Gather:
         table = scope.buffers.table
         own_row, chunk = lane // LANES, lane % LANES
         width = cute.size(x, mode=[1])
-        first = scope.buffers.x.toint() + stage * (UNITS * plan.x_bytes)
-        columns = [(step * UNITS + unit) * DEPTH + chunk * 8 for unit in range(UNITS)]
+        first = scope.buffers.x.toint() + stage * (plan.units * plan.x_bytes)
+        columns = [(step * plan.units + k) * DEPTH + chunk * 8 for k in range(plan.units)]
         for begin in cutlass.range_constexpr(0, self.own, AT_ONCE):
             row = self.warp() * self.own + begin + own_row
             exists = Boolean(begin + own_row < self.own)
@@ -96,7 +97,7 @@ class Gather:
             source = x[cutlass.max(token, 0), None].iterator.toint()
             place = first + row * hw.SMEM_LINE_BYTES + (chunk ^ row % 8) * CHUNK_BYTES
             if exists:
-                for unit in cutlass.range_constexpr(UNITS):
+                for unit in cutlass.range_constexpr(plan.units):
                     valid = (token >= 0) & (columns[unit] < width)
                     column = columns[unit] if valid else Int32(0)
                     target = place + unit * plan.x_bytes

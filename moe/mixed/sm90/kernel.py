@@ -1,7 +1,7 @@
-"""The grouped GEMM of Hopper: weights of four bits, rows in bf16 sorted by expert, SwiGLU behind it.
+"""The grouped GEMM of Hopper: weights of four bits, rows in bf16 by expert, SwiGLU behind it.
 
-Persistent CTAs take tiles from a queue that their scheduler warp fills. Reading order: weights.py,
-plan.py, load.py, dequantise.py, math.py, epilogue.py.
+Persistent CTAs take tiles from a queue that their scheduler warp fills. Reading order:
+fragments.py, plan.py, load.py, gather.py, dequantise.py, math.py, epilogue.py.
 """
 
 from typing import Any
@@ -51,8 +51,8 @@ class MixedGemm:
         ctas: Int32,
         stream: CUstream,
     ) -> None:
-        """x: [1, rows, 1, K], or [tokens, K] where it is gathered. tensors, numbers, sizes: fields of `Tensors`, `Numbers`, `Sizes`.
-        ctas: of the grid."""
+        """x: [1, rows, 1, K], or [tokens, K] where it is gathered. tensors, numbers, sizes: fields
+        of `Tensors`, `Numbers`, `Sizes`. ctas: of the grid."""
         if cutlass.const_expr(not self.config.gather):
             fetch = cpasync.CopyBulkTensorTileG2SOp()
             x = describe(fetch, reorder(x, ROWS_FIRST), x_box(self.plan))

@@ -1,4 +1,4 @@
-"""Load role: one warp fetches x by TMA and the weights as they lie, two units of K at a time."""
+"""Load role: one warp fetches x by TMA and the weights as they lie, a stage of K at a time."""
 
 import cutlass
 import cutlass.cute as cute
@@ -6,9 +6,9 @@ from cutlass import BFloat16, Int32, Int64
 
 from kernelkit.boxes import Box, BoxPosition, copy_in
 from kernelkit.pipelines import consumer_state, producer_state
-from moe.mixed.sm90.args import Scope
-from moe.mixed.sm90.plan import TILE_STAGES, UNITS, MixedPlan
 from moe.mixed.fragments import DEPTH
+from moe.mixed.sm90.args import Scope
+from moe.mixed.sm90.plan import TILE_STAGES, MixedPlan
 from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import read_tile
 
@@ -31,7 +31,8 @@ class Load:
         """Whole life of the warp."""
         pipes = scope.pipes
         tiles, state = consumer_state(TILE_STAGES), producer_state(self.plan.stages)
-        steps = (scope.sizes.units + UNITS - 1) // UNITS
+        units = self.plan.units
+        steps = (scope.sizes.units + units - 1) // units
         going = Int32(1)
         while going > 0:
             pipes.tile_load.wait(tiles)
@@ -53,15 +54,15 @@ class Load:
         every = scope.tensors.weights[tile.expert, None].iterator.toint()
         for part in cutlass.range_constexpr(plan.tall):
             row = cutlass.min(tile.n * plan.tall + part, sizes.tall - 1)
-            for unit in cutlass.range_constexpr(UNITS):
-                number = row * sizes.units + cutlass.min(step * UNITS + unit, sizes.units - 1)
+            for unit in cutlass.range_constexpr(plan.units):
+                number = row * sizes.units + cutlass.min(step * plan.units + unit, sizes.units - 1)
                 source = every + Int64(number) * plan.unit_bytes
-                place = (stage * plan.tall + part) * UNITS + unit
+                place = (stage * plan.tall + part) * plan.units + unit
                 target = buffers.w.toint() + place * plan.unit_bytes
                 copy_bytes(source, target, plan.unit_bytes, barrier)
-        for unit in cutlass.range_constexpr(0 if plan.config.gather else UNITS):
-            place = BoxPosition(tile.first, (step * UNITS + unit) * DEPTH, 0, 0)
-            copy_in(scope.x, box, place, box.at(buffers.x, stage * UNITS + unit), barrier)
+        for unit in cutlass.range_constexpr(0 if plan.config.gather else plan.units):
+            place = BoxPosition(tile.first, (step * plan.units + unit) * DEPTH, 0, 0)
+            copy_in(scope.x, box, place, box.at(buffers.x, stage * plan.units + unit), barrier)
 
 
 @cute.jit

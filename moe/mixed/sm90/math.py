@@ -1,8 +1,8 @@
 """Math role: each warpgroup makes bf16 of its rows of the weights and multiplies them by x.
 
 While the tensor core works on one unit of K, whose weights it reads in registers, the next unit
-becomes bf16 in others. Warpgroups wait for nobody but the ring, so that one may store its outputs
-while others multiply.
+becomes bf16 in others. Products are as wide as the expert has rows in the tile, by halves.
+Warpgroups wait for nobody but the ring, so that one may store its outputs while others multiply.
 """
 
 import cutlass
@@ -17,28 +17,30 @@ from kernelkit.pipelines import consumer_state
 from kernelkit.shared_words import load
 from kernelkit.umma import shared
 from moe.mixed.config import ROWS
+from moe.mixed.fragments import DEPTH, THREADS
 from moe.mixed.sm90.args import Scope
 from moe.mixed.sm90.dequantise import WORDS, dequantise, factors_of, own_places
 from moe.mixed.sm90.epilogue import store
-from moe.mixed.sm90.plan import TILE_STAGES, UNITS, MixedPlan
-from moe.mixed.fragments import DEPTH, THREADS
+from moe.mixed.sm90.plan import PAIR, TILE_STAGES, MixedPlan
 from moe.sm100.roles.scheduler import read_tile
 
 K = OperandMajorMode.K
 
 
-def make_mma(plan: MixedPlan) -> cute.TiledMma:
-    """Weights from registers, x K-major from shared memory."""
-    tile, source = (ROWS, plan.config.tile_rows), warpgroup.OperandSource.RMEM
+def make_mma(width: int) -> cute.TiledMma:
+    """64 rows of weights from registers, `width` rows of x K-major from shared memory."""
+    tile, source = (ROWS, width), warpgroup.OperandSource.RMEM
     return sm90.make_trivial_tiled_mma(BFloat16, BFloat16, K, K, Float32, (1, 1, 1), tile, source)
 
 
-def x_operand(plan: MixedPlan, pointer: cute.Pointer) -> cute.Tensor:
-    """The ring of x as the B operand, (MMA, 1, MMAs of a unit, unit)."""
+def x_operand(plan: MixedPlan, width: int, pointer: cute.Pointer) -> cute.Tensor:
+    """The first rows of the ring of x as the B operand, (MMA, 1, MMAs of a unit, unit)."""
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, BFloat16)
-    shape = (plan.config.tile_rows, DEPTH, UNITS * plan.stages)
+    shape = (plan.config.tile_rows, DEPTH, plan.units * plan.stages)
     ring = shared(pointer, cute.tile_to_shape(atom, shape, (0, 1, 2)))
-    mma = make_mma(plan)
+    if width != plan.config.tile_rows:
+        ring = cute.local_tile(ring, (width, DEPTH), (0, 0, None))
+    mma = make_mma(width)
     return mma.make_fragment_B(mma.get_slice(0).partition_B(ring))
 
 
@@ -55,8 +57,8 @@ class Math:
         plan, pipes = self.plan, scope.pipes
         team = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // hw.WARPGROUP_WARPS
         tiles, state = consumer_state(TILE_STAGES), consumer_state(plan.stages)
-        mma, parts = make_mma(plan), plan.config.parts
-        shape = mma.partition_shape_C((ROWS, plan.config.tile_rows))
+        parts = plan.config.parts
+        shape = make_mma(plan.config.tile_rows).partition_shape_C((ROWS, plan.config.tile_rows))
         sums = [cute.make_rmem_tensor(shape, Float32) for _ in range(parts)]
         going = Int32(1)
         while going > 0:
@@ -68,40 +70,71 @@ class Math:
             if going > 0:
                 for part in cutlass.range_constexpr(parts):
                     sums[part].fill(0.0)
-                state = self.multiply(scope, team, sums, state)
+                state = self.fitting(scope, team, tile.rows, 0, sums, state)
                 store(plan, scope, tile, team, sums)
 
     @cute.jit
+    def fitting(
+        self,
+        scope: Scope,
+        team: Int32,
+        rows: Int32,
+        number: cutlass.Constexpr[int],
+        sums: list[cute.Tensor],
+        state: PipelineState,
+    ) -> PipelineState:
+        """`multiply` by the least of the plan's widths from `number` on that has all rows."""
+        widths = self.plan.widths
+        if cutlass.const_expr(number + 1 == len(widths)):
+            return self.multiply(scope, team, widths[number], sums, state)
+        if rows > widths[number + 1]:
+            state = self.multiply(scope, team, widths[number], sums, state)
+        else:
+            state = self.fitting(scope, team, rows, number + 1, sums, state)
+        return state
+
+    @cute.jit
     def multiply(
-        self, scope: Scope, team: Int32, sums: list[cute.Tensor], state: PipelineState
+        self,
+        scope: Scope,
+        team: Int32,
+        width: cutlass.Constexpr[int],
+        sums: list[cute.Tensor],
+        state: PipelineState,
     ) -> PipelineState:
         """All of K; returns the state behind it."""
-        plan = self.plan
-        mma = make_mma(plan)
+        plan, mma, units = self.plan, make_mma(width), scope.sizes.units
+        kept = cute.make_layout(mma.partition_shape_C((ROWS, width)))
+        sums = [cute.make_tensor(each.iterator, kept) for each in sums]
         shape = mma.partition_shape_A((ROWS, DEPTH))
         weights = [
             [cute.make_rmem_tensor(shape, BFloat16) for _ in range(plan.config.parts)]
-            for _ in range(UNITS)
+            for _ in range(PAIR)
         ]
-        x = x_operand(plan, scope.buffers.x)
-        before = state.index
-        for step in cutlass.range(scope.sizes.units // UNITS, unroll=1):
-            self.wait(scope, state)
-            for unit in cutlass.range_constexpr(UNITS):
-                warpgroup.wait_group(UNITS - 1)
-                if cutlass.const_expr(unit == UNITS - 1):
-                    self.release(scope, before, step > 0)
-                    before = state.index
-                self.make_weights(scope, team, state.index, unit, weights[unit])
-                place = state.index * UNITS + unit
-                self.issue(sums, weights[unit], x[None, None, None, place])
-            state.advance()
+        x = x_operand(plan, width, scope.buffers.x)
+        held = [state.index, state.index]  # stages of the two units before
+        for step in cutlass.range(units // PAIR, unroll=1):
+            for unit in cutlass.range_constexpr(PAIR):
+                inside = unit % plan.units
+                if cutlass.const_expr(inside == 0):
+                    self.wait(scope, state)
+                warpgroup.wait_group(PAIR - 1)
+                if cutlass.const_expr(inside == plan.units - 1):
+                    self.release(scope, held[unit], step > 0)
+                    held[unit] = state.index
+                self.make_weights(scope, team, state.index, inside, weights[unit])
+                place = state.index * plan.units + inside
+                self.issue(width, sums, weights[unit], x[None, None, None, place])
+                if cutlass.const_expr(inside == plan.units - 1):
+                    state.advance()
         warpgroup.wait_group(0)
-        self.release(scope, before, scope.sizes.units >= UNITS)
-        if scope.sizes.units % UNITS > 0:
+        for unit in cutlass.range_constexpr(plan.units - 1, PAIR):
+            self.release(scope, held[unit], units >= PAIR)
+        if units % PAIR > 0:
             self.wait(scope, state)
             self.make_weights(scope, team, state.index, 0, weights[0])
-            self.issue(sums, weights[0], x[None, None, None, state.index * UNITS])
+            place = state.index * plan.units
+            self.issue(width, sums, weights[0], x[None, None, None, place])
             warpgroup.wait_group(0)
             self.release(scope, state.index, Boolean(True))
             state.advance()
@@ -122,12 +155,18 @@ class Math:
             scope.pipes.x.release_where(stage, condition)
 
     @cute.jit
-    def issue(self, sums: list[cute.Tensor], weights: list[cute.Tensor], x: cute.Tensor) -> None:
+    def issue(
+        self,
+        width: cutlass.Constexpr[int],
+        sums: list[cute.Tensor],
+        weights: list[cute.Tensor],
+        x: cute.Tensor,
+    ) -> None:
         """Issue the products of a unit of K as one group. x: (MMA, 1, MMAs of a unit)."""
         warpgroup.fence()
         for block in cutlass.range_constexpr(WORDS):
             for part in cutlass.range_constexpr(self.plan.config.parts):
-                mma = make_mma(self.plan)
+                mma = make_mma(width)
                 mma.set(warpgroup.Field.ACCUMULATE, True)
                 a, b = weights[part][None, None, block], x[None, None, block]
                 cute.gemm(mma, sums[part], a, b, sums[part])
@@ -149,7 +188,7 @@ class Math:
         first = scope.buffers.w.toint() + stage * plan.w_bytes
         for part in cutlass.range_constexpr(plan.config.parts):
             tall = team * plan.config.parts + part
-            start = first + (tall * UNITS + unit) * plan.unit_bytes
+            start = first + (tall * plan.units + unit) * plan.unit_bytes
             factors = factors_of(plan.config, start + scales)
             words = load(start + elements, Uint32, WORDS)
             dequantise(words, factors, cute.recast_tensor(weights[part], Uint32))

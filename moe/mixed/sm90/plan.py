@@ -2,8 +2,8 @@
 
 A tile is tile_rows rows of one expert by tile_n rows of its matrix. A warpgroup multiplies 64 rows
 of the matrix at a time, or twice 64, which it has in registers as bf16, by all rows of the expert,
-which are in shared memory: the result is transposed. A stage of the ring has two units of K, of
-both; one warp fetches them, another one walks over the tiles.
+which are in shared memory: the result is transposed. A stage of the ring has one unit of K, of
+both, or two; one warp fetches them, another one walks over the tiles.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from kernelkit.warps import Role, RolePlan
 from moe.mixed.config import ROWS, MixedConfig
 from moe.mixed.fragments import DEPTH, unit_bytes
 
-UNITS = 2  # of K in a stage
+PAIR = 2  # units of K, of which one becomes bf16 while the other is multiplied
 TILE_STAGES = 2
 TILE_WORDS = 8  # int32 of a slot of the tile queue
 MAX_STAGES = 16
 BARRIER_BYTES = 1024
-MAX_AHEAD = 4
+MAX_AHEAD = 5
+SMALL, LEAST = 32, 8  # rows of a tile
 CHUNK = 32  # rows of the output that a warpgroup has in shared memory at a time
 # Of a thread by warpgroups that compute: of theirs, and of those who load.
 REGISTERS = {
@@ -50,12 +51,23 @@ class MixedPlan:
             last = ("gather", "rows of x from where the tokens are")
         return RolePlan(
             (
-                Role("math", 0, first, "weights to bf16, products, SwiGLU, output", computes, teams),
+                Role("math", 0, first, "weights to bf16, products, output", computes, teams),
                 Role("load", first, 1, "weights as they lie, x by TMA", loads),
                 Role("scheduler", first + 1, 1, "the walk over tiles, from offsets", loads),
                 Role(last[0], first + 2, 2, last[1], loads),
             )
         )  # fmt: skip
+
+    @property
+    def units(self) -> int:
+        """Of K in a stage: one where it is large anyway."""
+        return PAIR if self.config.tile_rows <= SMALL else 1
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Columns of products, which are rows of x: all of a tile, or as many as it really has."""
+        rows = self.config.tile_rows
+        return tuple(rows >> n for n in range(3) if rows >> n >= LEAST)
 
     @property
     def unit_bytes(self) -> int:
@@ -70,7 +82,7 @@ class MixedPlan:
     @property
     def w_bytes(self) -> int:
         """Of a stage."""
-        return self.tall * UNITS * self.unit_bytes
+        return self.tall * self.units * self.unit_bytes
 
     @property
     def x_bytes(self) -> int:
@@ -92,13 +104,18 @@ class MixedPlan:
         """Of the ring: what shared memory holds."""
         room = hw.SMEM_BYTES_PER_CTA - BARRIER_BYTES - 2 * hw.SMEM_SWIZZLE_ALIGN
         room -= 2 * self.config.teams * self.out_bytes + 4 * self.config.tile_rows
-        return min(MAX_STAGES, room // (UNITS * self.x_bytes + self.w_bytes))
+        return min(MAX_STAGES, room // (self.units * self.x_bytes + self.w_bytes))
 
     @property
     def ahead(self) -> int:
-        """Stages of gathered rows in flight. Who computes frees a stage when it has the next one:
-        with one more in flight nobody would go on."""
-        return min(MAX_AHEAD, self.stages - 2)
+        """Stages of gathered rows in flight. Who computes frees a stage when it has the one behind
+        the next: with more in flight nobody would go on."""
+        return min(MAX_AHEAD, self.stages - self.lag - 1)
+
+    @property
+    def lag(self) -> int:
+        """Stages that are full behind one when it is freed."""
+        return PAIR // self.units
 
     @cached_property
     def smem(self) -> SmemPlan:
@@ -107,7 +124,7 @@ class MixedPlan:
             (
                 SmemBuffer("barriers", BARRIER_BYTES, align=hw.MBARRIER_BYTES),
                 SmemBuffer("tiles", 4 * TILE_WORDS, TILE_STAGES, align=16),
-                SmemBuffer("x", self.x_bytes, UNITS * self.stages),
+                SmemBuffer("x", self.x_bytes, self.units * self.stages),
                 SmemBuffer("w", self.w_bytes, self.stages, align=128),
                 SmemBuffer("out", self.out_bytes, 2 * self.config.teams, align=128),
                 SmemBuffer("table", 4 * self.config.tile_rows, align=16),
@@ -122,7 +139,7 @@ class MixedPlan:
                  release=Signal.THREADS, every_team=True)
             for role in ("load", "math", *(("gather",) if self.config.gather else ()))
         )  # fmt: skip
-        x_bytes = 0 if self.config.gather else UNITS * self.x_bytes
+        x_bytes = 0 if self.config.gather else self.units * self.x_bytes
         ring = Edge("ab", "load", "math", self.stages, Signal.TMA, "stage of w and x",
                     tx_bytes=x_bytes + self.w_bytes, release=Signal.WARPS,
                     every_team=True)  # fmt: skip
@@ -133,7 +150,7 @@ class MixedPlan:
     def check(self) -> None:
         """Raise ValueError for what no CTA can hold."""
         self.roles.check()
-        least = 3 if self.config.gather else 2
+        least = self.lag + (2 if self.config.gather else 1)
         if self.stages < least:
             raise ValueError(f"{self.stages} stages of {self.config}: at least {least}")
         self.edges.check()

@@ -1,9 +1,9 @@
-"""Epilogue role: four warps, a row of the tile per thread: global scale, SwiGLU, output.
+"""Epilogue role: four warps, a row of the tile per thread: global scale, bias, SwiGLU, output.
 
 One way: tensor memory to registers to global memory. A subtile holds whole pairs of gate and up and
-whole blocks of a quantised output, so that nothing is carried from one to the next (unless
-`config.carry`). Of a swapped tile a lane of tensor memory is a column of the product: it goes
-through shared memory first, and a thread then takes subtiles of rows, as otherwise.
+whole blocks of a quantised output, so that nothing is carried from one to the next (unless few
+columns are taken at a `turn`). Of a swapped tile a lane of tensor memory is a column of the
+product: it goes through shared memory, and a thread then takes subtiles of rows, as otherwise.
 """
 
 import cutlass
@@ -17,6 +17,7 @@ from moe.device.quantise import largest_magnitude
 from moe.device.swiglu import gate_weight, swiglu, weighted_up
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import LANES, PIECE_BYTES, ROLES, TILE_STAGES, GroupedPlan
+from moe.sm100.roles.affine import Affine, affine_at, apply
 from moe.sm100.roles.outputs import (
     Encoded,
     Place,
@@ -31,6 +32,8 @@ from moe.sm100.roles.outputs import (
 from moe.sm100.roles.scheduler import rank_in_tile, read_tile
 
 TRANSPOSED_BARRIER = 1
+BIASED = 16  # columns of gate, then of up, at most, where biases are in registers as well
+AT_ONCE = 32  # outputs that a thread stores then: a block of any format
 READ_COLUMNS = 32  # of a swapped accumulator, that a thread has in registers at a time
 
 
@@ -80,14 +83,14 @@ class Epilogue:
             thread,
             tile.n * config.tile_outputs,
         )
-        factor = self.factor(scope, tile, place)
+        affine = self.affine(scope, tile, place)
         top = Float32(0.0)
         for index in cutlass.range_constexpr(plan.parts):
             # Columns that both accumulators have come first.
             part = index if half == 1 else plan.parts - 1 - index
             column, frees = half * plan.second + part * PART, index == self.frees
             outputs = place.moved(part * (PART // config.inputs_of_output))
-            found = self.do_part(scope, outputs, column, stage, frees, factor)
+            found = self.do_part(scope, outputs, column, stage, frees, affine.moved(part * PART))
             top = cute.arch.fmax(top, found, nan=True)
         return top
 
@@ -104,19 +107,20 @@ class Epilogue:
         column: Int32,
         stage: Int32,
         frees: cutlass.Constexpr[bool],
-        factor: Float32,
+        affine: Affine,
     ) -> Float32:
         """Columns of a thread's row, from `column` of the accumulator on. frees: whether `stage`
         of the accumulator is free behind them."""
         config = self.plan.config
-        row, count = self.room(PART), PART // config.subtile
+        row, count = self.room(PART), PART // config.inputs_of_output // self.outputs
         top = Float32(0.0)
         for subtile in cutlass.range_constexpr(count):
-            begin = column + subtile * config.subtile
-            if cutlass.const_expr(config.carry):
-                values = self.carried(scope, begin, factor)
+            if cutlass.const_expr(self.turn > 0):
+                values = self.carried(scope, column, subtile * self.outputs, affine)
             else:
-                values = self.activated(scope, self.columns(scope, begin, config.subtile), factor)
+                first = subtile * config.subtile
+                values = self.decoded(scope, column, first, config.subtile, affine)
+                values = self.activated(scope, values)
             if cutlass.const_expr(frees and subtile == count - 1):
                 tmem.order_before_signal()
                 scope.pipes.acc.release(stage)
@@ -149,7 +153,8 @@ class Epilogue:
             values = cute.make_rmem_tensor(config.subtile, Float32)
             source = scope.buffers.transposed[row, None].iterator + part * config.subtile
             cute.autovec_copy(cute.make_tensor(source.align(16), values.layout), values)
-            values = self.activated(scope, values, self.factor(scope, tile, place))
+            apply(self.affine(scope, tile, place), values, 0)
+            values = self.activated(scope, values)
             top = cute.arch.fmax(top, self.magnitude(place, values), nan=True)
             room = self.room(config.subtile)
             self.encode(scope, values, room)
@@ -183,27 +188,57 @@ class Epilogue:
         return values
 
     @cute.jit
-    def activated(self, scope: Scope, values: cute.Tensor, factor: Float32) -> cute.Tensor:
-        """The output that sums of products become."""
-        values.store(values.load() * factor)
+    def decoded(
+        self,
+        scope: Scope,
+        column: Int32,
+        first: cutlass.Constexpr,
+        count: cutlass.Constexpr,
+        affine: Affine,
+    ) -> cute.Tensor:
+        """The same with the global scale and the bias. first: beyond `column` and `affine`."""
+        values = self.columns(scope, column + first, count)
+        apply(affine, values, first)
+        return values
+
+    @cute.jit
+    def activated(self, scope: Scope, values: cute.Tensor) -> cute.Tensor:
+        """The output that they become."""
         if cutlass.const_expr(self.plan.config.swiglu):
             values = swiglu(self.plan.config, scope.numbers, values)
         return values
 
+    @property
+    def turn(self) -> int:
+        """Columns of gate, then of up, that `carried` takes at a time; 0: a whole subtile."""
+        config = self.plan.config
+        if config.carry:
+            return CARRIED
+        return BIASED if config.bias and config.granularity > BIASED else 0
+
+    @property
+    def outputs(self) -> int:
+        """Of a thread, that it stores at a time: whole blocks."""
+        outputs = self.plan.config.subtile_outputs
+        return min(outputs, AT_ONCE) if self.turn else outputs
+
     @cute.jit
-    def carried(self, scope: Scope, first: Int32, factor: Float32) -> cute.Tensor:
-        """The output of a subtile, 8 columns of it at a time: up finds what gate left behind."""
-        config, numbers = self.plan.config, scope.numbers
-        weights = cute.make_rmem_tensor(CARRIED, Float32)
-        result = cute.make_rmem_tensor(config.subtile_outputs, Float32)
-        for pair in cutlass.range_constexpr(config.subtile_outputs // CARRIED):
-            gate = self.columns(scope, first + 2 * pair * CARRIED, CARRIED)
-            for index in cutlass.range_constexpr(CARRIED):
-                weights[index] = gate_weight(config, numbers, gate[index] * factor)
-            up = self.columns(scope, first + (2 * pair + 1) * CARRIED, CARRIED)
-            for index in cutlass.range_constexpr(CARRIED):
-                value = weighted_up(config, numbers, up[index] * factor, weights[index])
-                result[pair * CARRIED + index] = value
+    def carried(
+        self, scope: Scope, column: Int32, first: cutlass.Constexpr, affine: Affine
+    ) -> cute.Tensor:
+        """Outputs from the `first` one on, few at a time: up finds what gate left behind."""
+        config, numbers, turn = self.plan.config, scope.numbers, self.turn
+        weights = cute.make_rmem_tensor(turn, Float32)
+        result = cute.make_rmem_tensor(self.outputs, Float32)
+        for begin in cutlass.range_constexpr(0, self.outputs, turn):
+            at = (first + begin) // config.granularity * config.granularity + first + begin
+            gate = self.decoded(scope, column, at, turn, affine)
+            for index in cutlass.range_constexpr(turn):
+                weights[index] = gate_weight(config, numbers, gate[index])
+            up = self.decoded(scope, column, at + config.granularity, turn, affine)
+            for index in cutlass.range_constexpr(turn):
+                value = weighted_up(config, numbers, up[index], weights[index])
+                result[begin + index] = value
         return result
 
     def room(self, columns: int) -> Encoded:
@@ -240,8 +275,8 @@ class Epilogue:
         return top
 
     @cute.jit
-    def factor(self, scope: Scope, tile: Tile, place: Place) -> Float32:
-        """What products of the row are times: before anything that is not linear."""
+    def affine(self, scope: Scope, tile: Tile, place: Place) -> Affine:
+        """What becomes of products of the row, before anything that is not linear."""
         tensors, config = scope.tensors, self.plan.config
         factor = Float32(1.0)
         if cutlass.const_expr(config.format.has_global):
@@ -249,4 +284,7 @@ class Epilogue:
             if cutlass.const_expr(config.row_scale):
                 index = place.row if place.exists else Int32(0)
             factor = tensors.x_scale[index] * tensors.w_scale[tile.expert]
-        return factor
+        if cutlass.const_expr(not config.bias):
+            return Affine(factor)
+        column = place.column * config.inputs_of_output
+        return affine_at(factor, tensors.bias[tile.expert, None], column)

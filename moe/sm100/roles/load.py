@@ -9,6 +9,7 @@ from cutlass import Int32, Uint8
 
 from kernelkit.boxes import BoxPosition, copy_in
 from kernelkit.pipelines import consumer_state, producer_state
+from moe.config import WINDOW, WINDOW_STEP
 from moe.formats import SCALE_ROWS
 from moe.sm100.args import Scope, Tile
 from moe.sm100.boxes import scale_box, w_box, x_box
@@ -55,8 +56,11 @@ class Load:
         box = x_box(plan)
         place = BoxPosition(tile.first + rank * plan.x_rows, column, 0, 0)
         copy_in(operands.x, box, place, box.at(in_bytes(buffers.x), stage), barrier)
-        box = w_box(plan)
-        place = BoxPosition(n + rank * plan.w_rows, column, 0, tile.expert)
+        box, window = w_box(plan), Int32(0)
+        if cutlass.const_expr(plan.pads_w):  # the last one ends with the row
+            column, steps = Int32(0), scope.sizes.k // WINDOW_STEP
+            window = cutlass.min(step * (WINDOW // WINDOW_STEP), steps - WINDOW // WINDOW_STEP)
+        place = BoxPosition(n + rank * plan.w_rows, column, window, tile.expert)
         copy_in(operands.w, box, place, box.at(in_bytes(buffers.w), stage), barrier)
         box, atom = scale_box(plan), step * plan.atoms
         place = BoxPosition(atom, 0, tile.block + rank, 0)

@@ -53,7 +53,7 @@ class Mma:
                     pipes.ab.wait(state)
                     left = blocks - step * K_BLOCKS
                     stage, column = state.index, half * plan.second
-                    for count in cutlass.range_constexpr(1, K_BLOCKS):
+                    for count in plan.tails:
                         if left == count:
                             self.add(scope, stage, column, tile.quarter, step, count)
                     if left >= K_BLOCKS:
@@ -74,8 +74,9 @@ class Mma:
         step: Int32,
         count: cutlass.Constexpr,
     ) -> None:
-        """D (+)= A B over a stage of the ring: count MMAs, to the end of K. column: of D. quarter:
-        of a block, at which the scale factors of x begin."""
+        """D (+)= A B over a stage of the ring: count MMAs, to the end of K, which of a window of w
+        are the last ones. column: of D. quarter: of a block, at which the scale factors of x begin.
+        """
         plan, buffers = self.plan, scope.buffers
         mma, tile = make_mma(plan), (plan.m, plan.n, plan.k_stage)
         self.bring_scales(scope, stage)
@@ -97,7 +98,9 @@ class Mma:
             mma.set(tcgen05.Field.ACCUMULATE, step > 0 if block == 0 else True)
             mma.set(tcgen05.Field.SFA, sfa)
             mma.set(tcgen05.Field.SFB, sfb)
-            cute.gemm(mma, d, a[None, None, block], b[None, None, block], d)
+            in_x, in_w = block, block + (K_BLOCKS - count) * plan.pads_w
+            in_a, in_b = (in_w, in_x) if plan.config.swapped else (in_x, in_w)
+            cute.gemm(mma, d, a[None, None, in_a], b[None, None, in_b], d)
 
     @cute.jit
     def bring_scales(self, scope: Scope, stage: Int32) -> None:
@@ -128,11 +131,10 @@ class Mma:
 
 def make_mma(plan: GroupedPlan) -> cute.TiledMma:
     """Built anew wherever it is used: passed through a loop it stops being a constant."""
-    form = plan.config.format
-    element, scale = ELEMENTS[form.element], SCALES[form.scale]
+    config, form = plan.config, plan.config.format
+    x, w, scale = ELEMENTS[config.x_format.element], ELEMENTS[form.element], SCALES[form.scale]
     return sm100.make_blockscaled_trivial_tiled_mma(
-        element,
-        element,
+        *((w, x) if config.swapped else (x, w)),
         OperandMajorMode.K,
         OperandMajorMode.K,
         scale,

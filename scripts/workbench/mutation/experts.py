@@ -81,6 +81,7 @@ def _combine() -> Results:
 
 
 QUANTISED = {"out": "nvfp4", "amax": True}
+BIASED = {"tile_rows": 128, "out": "nvfp4"}  # and columns behind the last one
 SUBJECTS: dict[str, Subject] = {
     "moe 128": product(Case((130, 0, 129, 5), 320, 192, tile_rows=128)),
     "moe 128 quantised": product(Case((130, 0, 129, 5), 320, 192, tile_rows=128, **QUANTISED)),
@@ -94,6 +95,9 @@ SUBJECTS: dict[str, Subject] = {
     "moe pair": product(Case((260, 0, 129, 5), 320, 256, tile_rows=256, **QUANTISED)),
     "moe pair x 256": product(Case((260, 0, 129, 5), 320, 512, tile_rows=256, tile_n=256)),
     "moe swapped": product(Case((65, 0, 64, 5), 320, 192, tile_rows=64, **QUANTISED)),
+    "moe bias": product(Case((130, 0, 129, 5), 320, 160, granularity=8, bias=True, **BIASED)),
+    "moe swapped bias": product(Case((65, 0, 64, 5), 320, 136, form=None, bias=True, tile_rows=64)),
+    "moe mixed": product(Case((65, 0, 64), 2880, 96, "mxfp4", x_fmt="mxfp8", tile_rows=128)),
     "moe dependent launch": Subject(_dependent, "depend"),
     "moe permutation": Subject(lambda: _permutation(700)),
     "moe permutation in two": Subject(lambda: _permutation(1100)),

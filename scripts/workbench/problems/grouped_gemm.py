@@ -38,8 +38,8 @@ LARGEST_FP16 = 65_519.0  # what is rounded to less than infinity
 class Case:
     """counts: rows of each expert. k; columns: of the output. form: (alpha, beta, limit) of SwiGLU,
     None for the plain product. amplitude: of x. x_like, w_like: kinds of numbers, of
-    `workbench.problems.hostile`. tile_rows, tile_n, carry, pdl: as `grouped_gemm`
-    takes them."""
+    `workbench.problems.hostile`. bias: whether there is one, of the amplitude of x. x_fmt: that of
+    x, '' for fmt. tile_rows, tile_n, carry, pdl: as `grouped_gemm` takes them."""
 
     counts: tuple[int, ...]
     k: int = 256
@@ -50,6 +50,8 @@ class Case:
     out: str = "bf16"
     per_token: bool = False
     amax: bool = False
+    bias: bool = False
+    x_fmt: str = ""
     amplitude: float = 1.0
     x_like: str = "normal"
     w_like: str = "normal"
@@ -69,6 +71,7 @@ class Case:
         parts = [self.fmt, f"{len(self.counts)}x{counts}", f"k{self.k}", f"n{self.columns}"]
         parts += [f"g{self.granularity}-{self.form}"] if self.form else ["plain"]
         parts += [self.out] + ["token"] * self.per_token + ["amax"] * self.amax
+        parts += ["bias"] * self.bias + [f"x.{self.x_fmt}"] * bool(self.x_fmt)
         likes = (("x", self.x_like), ("w", self.w_like))
         parts += [f"{name}.{like.replace(' ', '.')}" for name, like in likes if like != "normal"]
         return "-".join(parts).replace(" ", "")
@@ -86,24 +89,43 @@ class Case:
     def activation(self) -> Activation | None:
         return Activation(self.granularity, *self.form) if self.form else None
 
+    @property
+    def format_of_x(self) -> str:
+        return self.x_fmt or self.fmt
+
+    @property
+    def packed_columns(self) -> int:
+        """N."""
+        return self.columns * (2 if self.form else 1)
+
+    def _generator(self, of: int = 0) -> torch.Generator:
+        return torch.Generator().manual_seed(zlib.crc32(self.problem.encode()) + of)
+
     def values(self) -> tuple[torch.Tensor, torch.Tensor]:
         """bf16 x [R, K] and w [E, N, K], the same for every schedule."""
-        generator = torch.Generator().manual_seed(zlib.crc32(self.problem.encode()))
+        generator = self._generator()
         x = torch.randn(self.rows, self.k, generator=generator) * self.amplitude
-        n = self.columns * (2 if self.form else 1)
-        w = torch.randn(len(self.counts), n, self.k, generator=generator) * self.k**-0.5
-        return hostile.values(self.x_like, x, self.fmt), hostile.values(self.w_like, w, self.fmt)
+        of_w = len(self.counts), self.packed_columns, self.k
+        w = torch.randn(of_w, generator=generator) * self.k**-0.5
+        w = hostile.values(self.w_like, w, self.fmt)
+        return hostile.values(self.x_like, x, self.format_of_x), w
+
+    def added(self) -> torch.Tensor | None:
+        """The bias, fp32 [E, N], in packed columns as the rows of w."""
+        shape = len(self.counts), self.packed_columns
+        values = torch.randn(shape, generator=self._generator(1)) * self.amplitude
+        return values if self.bias else None
 
     def scale_of_x(self, x: torch.Tensor) -> torch.Tensor | None:
         """Its global scale as `quantise` takes it."""
         rows = x if self.per_token else x.flatten()[None]
-        return hostile.encode_scale(self.x_like, rows, self.fmt)
+        return hostile.encode_scale(self.x_like, rows, self.format_of_x)
 
     def inputs(self) -> tuple[Quantized, Quantized]:
         """x and w, quantised."""
         x, w = self.values()
-        scale = self.scale_of_x(x)
-        quantised = reference.quantise(x, self.fmt, global_scale=scale, offsets=self.offsets)
+        scale, fmt = self.scale_of_x(x), self.format_of_x
+        quantised = reference.quantise(x, fmt, global_scale=scale, offsets=self.offsets)
         return quantised, self._weights(w)
 
     def _weights(self, w: torch.Tensor) -> Quantized:
@@ -124,6 +146,7 @@ class Case:
         """Further arguments of `grouped_gemm`."""
         given = {
             "activation": self.activation,
+            "bias": self.added(),
             "amax": torch.zeros(1) if self.amax else None,
             "encode_scale": self.encode_scale(),
             "out": DTYPES.get(self.out, self.out),
@@ -173,7 +196,7 @@ def definition(case: Case, dtype: torch.dtype) -> torch.Tensor:
     """[R, columns] in fp64, or with what the kernel computes in fp32: sums, block by block of K,
     and SwiGLU."""
     x, w = case.inputs()
-    product = reference.grouped_gemm(x, w, case.offsets)
+    product = reference.grouped_gemm(x, w, case.offsets, case.added())
     if dtype == torch.float32:
         product = _summed(
             reference.dequantise(x, offsets=case.offsets), reference.dequantise(w), case
@@ -187,15 +210,16 @@ def definition(case: Case, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _summed(x: torch.Tensor, w: torch.Tensor, case: Case) -> torch.Tensor:
-    """fp32 [R, N]: an MMA adds up products of K_BLOCK elements, and adds those to what is there."""
-    starts, rows = case.offsets.tolist(), []
+    """fp32 [R, N]: an MMA adds up products of K_BLOCK elements, and adds those to what is there.
+    The bias comes last."""
+    starts, rows, added = case.offsets.tolist(), [], case.added()
     for expert, (begin, end) in enumerate(pairwise(starts)):
         total = torch.zeros(end - begin, w.shape[1])
         for own, other in zip(
             x[begin:end].split(K_BLOCK, 1), w[expert].split(K_BLOCK, 1), strict=True
         ):
             total += own.float() @ other.float().T
-        rows.append(total)
+        rows.append(total if added is None else total + added[expert])
     return torch.cat(rows)
 
 

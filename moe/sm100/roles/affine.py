@@ -1,0 +1,67 @@
+"""What sums of products become before anything that is not linear: times the global scale, plus the
+bias of their column (device code)."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+BIAS_BYTES = 4
+VECTOR = 4  # columns whose biases are loaded together; N is a multiple of it
+
+
+@dataclass(frozen=True)
+class Affine:
+    """factor: of a row. biases: address of those of neighbouring columns, left: how many there are
+    to the last column, or fewer than one; None where there is no bias."""
+
+    factor: Float32
+    biases: Int64 | None = None
+    left: Int32 | None = None
+
+    def moved(self, columns: Int32) -> "Affine":
+        """So many columns on."""
+        if self.biases is None:
+            return self
+        return Affine(self.factor, self.biases + BIAS_BYTES * columns, self.left - columns)
+
+
+@cute.jit
+def affine_at(factor: Float32, bias: cute.Tensor, column: Int32) -> Affine:
+    """From a packed column on. bias: fp32 [N], of an expert."""
+    return Affine(factor, bias.iterator.toint(), cute.size(bias)).moved(column)
+
+
+@cute.jit
+def apply(affine: Affine, values: cute.Tensor, first: cutlass.Constexpr[int]) -> None:
+    """values: fp32 of neighbouring columns, from the `first` one of `affine` on; in place."""
+    if cutlass.const_expr(affine.biases is None):
+        values.store(values.load() * affine.factor)
+    else:
+        factors = affine.factor, affine.factor
+        for begin in cutlass.range_constexpr(0, cute.size(values), VECTOR):
+            bias = bias_at(affine, first + begin)
+            for index in cutlass.range_constexpr(0, VECTOR, 2):
+                at = begin + index
+                values[at], values[at + 1] = cute.arch.fma_packed_f32x2(
+                    (values[at], values[at + 1]), factors, (bias[index], bias[index + 1])
+                )
+
+
+@cute.jit
+def bias_at(affine: Affine, first: cutlass.Constexpr[int]) -> tuple[Float32, ...]:
+    """Of four neighbours, 0 behind the last column: sums are 0 there, and stay it.
+
+    A predicate instead of a branch, so that many of these are in flight at a time. Not `.nc`: of
+    read-only memory ptxas moves all loads of a tile to the front, and spills what they bring.
+    """
+    begin = " ".join(f"mov.f32 b{index}, 0f00000000;" for index in range(VECTOR))
+    end = " ".join(f"mov.f32 {{$w{index}}}, b{index};" for index in range(VECTOR))
+    return cute.arch.inline_ptx(
+        f"{{ .reg .pred exists; .reg .f32 b<{VECTOR}>; {begin} "
+        f"setp.gt.s32 exists, {{$r1}}, {first}; @exists ld.global.v4.f32 {{b0, b1, b2, b3}}, "
+        f"[{{$r0}}+{BIAS_BYTES * first}]; {end} }}",
+        write_only_types=[Float32] * VECTOR,
+        read_only_args=[affine.biases, affine.left],
+    )
