@@ -187,9 +187,7 @@ class Torch:
         fixed = weights.new_full(every.shape, weight)
         return torch.cat((ids, every), -1), torch.cat((weights, fixed), -1)
 
-    def _of_rows(
-        self, ids: torch.Tensor, slots: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _of_rows(self, ids: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(token, expert) of each row."""
         return slots // ids.shape[1], ids.flatten()[slots].long()
 

@@ -26,7 +26,7 @@ from moe.arguments import Activation, Arguments
 from moe.config import DEFAULT_GRANULARITY
 from moe.formats import FORMATS, row_blocks, scale_blocks, scale_bytes
 from moe.mixed.config import ROWS, WEIGHTS
-from moe.mixed.fragments import DEPTH, unit_bytes, units_of
+from moe.mixed.fragments import DEPTH, PAIR_ROWS, unit_bytes, units_of
 from moe.mixed.launch import MixedArguments
 from moe.quantized import Quantized, of_bytes
 from moe.reference_routing import route
@@ -149,7 +149,7 @@ class Layer:
             Fragments(data, _empty(self.experts), n, k, self.format, swiglu=first),
             _empty(self.experts + 1, torch.int32),
             _empty((self.experts, n)) if self.bias else None,
-            self.form if first else None,
+            Activation(PAIR_ROWS, **vars(self.form)) if first else None,
             _empty(rows, torch.int32) if first else None,
             self.top_k if first else 1,
             tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, **tuning,

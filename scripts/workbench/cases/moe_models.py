@@ -7,7 +7,7 @@ CPU would pack one in minutes. Products of numbers that are standard normal are 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -168,8 +168,3 @@ def tokens_of(model: Model, count: int, routing: str, seed: int = 1) -> Tokens:
     x = normal(count, layer.hidden)
     h = normal(count * layer.router.slots, layer.intermediate) / 2
     return Tokens(model, routing, x, h, logits_of(routing, count, layer, str(device), seed + 1))
-
-
-def smaller(layer: ModelLayer, hidden: int, intermediate: int, experts: int) -> ModelLayer:
-    """The same router and activation over fewer and smaller experts."""
-    return replace(layer, hidden=hidden, intermediate=intermediate, experts=experts)

@@ -12,7 +12,7 @@ from moe.mixed.choose import LARGEST, MANY, READS, choose_teams, choose_tile_row
 from moe.mixed.config import ROWS
 from moe.mixed.fragments import DEPTH
 from moe.mixed.launch import ARCHS, MixedArguments
-from moe.mixed.sm90.plan import UNITS, MixedPlan, make_plan
+from moe.mixed.sm90.plan import MixedPlan, make_plan
 from workbench.common import describe
 from workbench.explain.plans import Section, lines_of, parts_of, plural
 
@@ -44,8 +44,8 @@ def walk(arguments: MixedArguments, plan: MixedPlan) -> Section:
         ("tiles", tiles(arguments)),
         ("grid", grid(arguments)),
         ("K", f"{plural(units, 'unit')} of {DEPTH}, {DEPTH // MMA_K} MMAs each; "
-              f"{UNITS} units a stage"),
-        ("ring", f"{plan.stages} stages of {plan.w_bytes + UNITS * plan.x_bytes:,} bytes"),
+              f"{plural(plan.units, 'unit')} a stage"),
+        ("ring", f"{plan.stages} stages of {plan.w_bytes + plan.units * plan.x_bytes:,} bytes"),
     ]  # fmt: skip
     return "The walk over tiles", rows
 
@@ -56,7 +56,7 @@ def output(arguments: MixedArguments) -> str:
     words = f"[{arguments.count}, {arguments.columns}] in {config.out}" + ", a bias" * config.bias
     if form is None:
         return words
-    words += ", SwiGLU of pairs: 8 rows of gate, then of up"
+    words += f", SwiGLU of pairs: {form.granularity} rows of gate, then of up"
     return words + (f", clamped at {form.limit:g}" if config.limit else "")
 
 

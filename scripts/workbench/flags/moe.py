@@ -39,6 +39,15 @@ PLAIN = {
     "tokens": 9, "hidden": 256, "intermediate": 128, "experts": 6, "top_k": 2,
     "activation": "swiglu", "scoring": "softmax",
 }  # fmt: skip
+# of moe.models.CONFIGS, and workbench.bench.moe_peers, which import torch
+MODEL_NAMES = (
+    *("gpt-oss-120b", "gpt-oss-20b", "deepseek-v3", "deepseek-v4-pro", "deepseek-v4-flash"),
+    *("kimi-k2", "qwen3-235b-a22b", "qwen3-30b-a3b", "mixtral-8x7b", "mixtral-8x22b"),
+)
+PARTS, PEERS = ("layer", "w13", "w2"), ("moe", "triton", "triton-plain", "torch")
+ROUTINGS = ("balanced", "random", "power-law")
+MODEL_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+OF_MODELS = ("routing", "format", "parts", "peers", "rounds", "flush")  # flags with --model alone
 SIZES = {
     "tokens": "tokens of the layer",
     "hidden": "hidden size, the width of a token",
@@ -109,3 +118,21 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py moe`."""
     add_layer(parser)
     groups.add_tolerance(groups.add_run(parser, sum(ARCHS_OF.values(), ())))
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench.py moe --model`."""
+    group = parser.add_argument_group("layers of models, on Hopper, beside peers")
+    some = {"nargs": "+", "metavar": "NAME"}
+    words = f"a layer of these, in place of the steps: {', '.join(MODEL_NAMES)}"
+    add(group, "model", words, (), choices=MODEL_NAMES, shown="none", **some)
+    words = f"how tokens choose experts, of {', '.join(ROUTINGS)}"
+    add(group, "routing", words, ROUTINGS[1:2], choices=ROUTINGS, shown=ROUTINGS[1], **some)
+    add(group, "format", "of the weights", "mxfp4", choices=("mxfp4", "nvfp4"))
+    words = f"of {', '.join(PARTS)}: the whole layer, and its products"
+    add(group, "parts", words, PARTS, choices=PARTS, shown="all", **some)
+    add(group, "peers", f"of {', '.join(PEERS)}", (), choices=PEERS, shown="all", **some)
+    add(group, "rounds", "turns of each", 10, type=groups.positive_count)
+    wish = {"action": argparse.BooleanOptionalAction, "default": True}
+    words = "overwrite L2 in front of each call; default: yes"
+    group.add_argument("--flush", help=words, **wish)
