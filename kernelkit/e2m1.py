@@ -25,10 +25,14 @@ def packed(codes: torch.Tensor) -> torch.Tensor:
     return (codes[..., ::2] | codes[..., 1::2] << 4).contiguous()
 
 
+def values_of(codes: torch.Tensor) -> torch.Tensor:
+    """fp32 values of codes."""
+    return _values(codes.device)[codes.long()]
+
+
 def unpacked(data: torch.Tensor) -> torch.Tensor:
     """fp32 values [..., K] of `packed` ones."""
-    codes = torch.stack((data & 0xF, data >> 4), dim=-1).flatten(-2)
-    return _values(data.device)[codes.long()]
+    return values_of(torch.stack((data & 0xF, data >> 4), dim=-1).flatten(-2))
 
 
 # Made once for a device, so that a graph which captures the second use copies nothing.

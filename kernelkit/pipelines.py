@@ -129,6 +129,11 @@ class Ring(Event):
         self.wait_free(state)
         self.signal(state.index)
 
+    def acquire_bytes(self, state: PipelineState, size: Int32) -> None:
+        """The same with so many bytes, which may be fewer than those of the plan."""
+        self.wait_free(state)
+        self.full.array.arrive_and_expect_tx(state.index, size)
+
     def wait_free(self, state: PipelineState, first: Int32 = 0) -> None:
         """Block until the stage of `state`, as in `wait`, may be filled, and announce nothing.
 

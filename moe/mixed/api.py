@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import torch
 
-from moe.arguments import SwiGLU, out_name
+from kernelkit.tensors import DTYPE_NAMES
+from moe.arguments import SwiGLU
 from moe.mixed.fragments import Fragments
 from moe.mixed.launch import MIXED_GEMM
+
+NAMES = DTYPE_NAMES | {torch.float8_e4m3fn: "e4m3"}
 
 
 def mixed_gemm(
@@ -22,6 +25,8 @@ def mixed_gemm(
     bias: torch.Tensor | None = None,
     activation: SwiGLU | None = None,
     rows: torch.Tensor | None = None,
+    x_scale: torch.Tensor | None = None,
+    out_scale: torch.Tensor | None = None,
     slots: int = 1,
     out: torch.dtype = torch.bfloat16,
     tile_rows: int | None = None,
@@ -37,14 +42,17 @@ def mixed_gemm(
     registers, exactly; sums are fp32, and rounded once.
 
     Args:
-        x: bfloat16 [R, K], contiguous, rows sorted by expert; or [T, K] with `rows`.
+        x: bfloat16 [R, K], contiguous, rows sorted by expert; or [T, K] with `rows`. float8_e4m3fn
+            where w is arranged for it.
         w: of `moe.arrange`: w13 with an activation, w2 without.
         offsets: int32 [E + 1], ascending from 0 to R at most; experts may have no rows.
         bias: fp32 [E, N] in the order of the rows of w, as `moe.arrange` has it.
         activation: None for the plain product.
         rows: int32 [R], row r of the product is row rows[r] // slots of x: the slots of tokens,
             as `moe.permutation` sorts them. What rows behind the last offset hold does not matter.
-        out: bfloat16 or float16.
+        x_scale: fp32 [1] or one of each row of x, what decodes x in e4m3.
+        out_scale: fp32 [1], what the output is multiplied by before it is rounded to e4m3.
+        out: bfloat16, float16 or float8_e4m3fn.
         tile_rows, teams, parts: of a tile, see `moe.mixed.config.MixedConfig`; None: chosen by
             sizes (`moe.mixed.choose`). Results have the same bits for any of them.
         most_rows: no expert has more rows than this, R by default.
@@ -56,8 +64,11 @@ def mixed_gemm(
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
+    if out not in NAMES:
+        raise NotImplementedError(f"out {out}: supported are {tuple(NAMES)}")
     return MIXED_GEMM({
         "x": x, "w": w, "offsets": offsets, "bias": bias, "activation": activation, "rows": rows,
-        "slots": slots, "out": out_name(out), "tile_rows": tile_rows, "teams": teams,
-        "parts": parts, "most_rows": most_rows, "pdl": pdl, "backend": backend, "arch": arch,
+        "x_scale": x_scale, "out_scale": out_scale, "slots": slots, "out": NAMES[out],
+        "tile_rows": tile_rows, "teams": teams, "parts": parts, "most_rows": most_rows, "pdl": pdl,
+        "backend": backend, "arch": arch,
     })  # fmt: skip

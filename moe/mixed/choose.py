@@ -8,14 +8,15 @@ from moe.mixed.config import MOST_SUMS, ROWS, TILE_ROWS
 # (warpgroups, times 64 rows of weights of each) -> how fast weights are read, where that is what
 # takes the time, measured on an H200 with gpt-oss-120b
 READS = {(2, 1): 0.80, (3, 1): 0.93, (3, 2): 0.97, (4, 2): 1.0}
-MANY = 64  # rows of a tile from which products take the time
+MANY = 128  # rows of a tile from which products take the time
 LARGEST = 128  # rows of a tile: more are read from shared memory no less often
 
 
 def choose_tile_rows(rows: int, experts: int) -> int:
-    """For `rows` rows sorted by expert: about as many as an expert has on average."""
-    average = -(-rows // experts)
-    return next((n for n in TILE_ROWS if n >= average), LARGEST) if average < LARGEST else LARGEST
+    """For `rows` rows sorted by expert: twice as many as an expert has on average, since a second
+    tile reads the weights again, and a tile with fewer rows costs what these do."""
+    twice = min(-(-2 * rows // experts), LARGEST)
+    return next(n for n in TILE_ROWS if n >= twice)
 
 
 def choose_teams(rows: int, experts: int, columns: int, tile_rows: int) -> tuple[int, int]:

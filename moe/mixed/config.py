@@ -9,17 +9,21 @@ from moe.formats import FORMATS, BlockFormat, format_of
 TILE_ROWS = (8, 16, 32, 64, 128, 256)
 TEAMS, PARTS = (1, 2, 3, 4, 5, 6), (1, 2)
 ROWS = 64  # of weights, that a warpgroup multiplies at a time
+BITS = {"bf16": 16, "fp16": 16, "e4m3": 8}
 WEIGHTS = ("nvfp4", "mxfp4")
-OUTPUTS = ("bf16", "fp16")
+OUTPUTS = ("bf16", "fp16", "e4m3")
+ACTIVATIONS = {"bf16": WEIGHTS, "e4m3": ("mxfp4",)}  # and the weights that they go with
+ROW_THREADS, ROW_VECTOR = 128, 16  # of the kernel that rounds rows: elements that a thread takes
 # warpgroups -> columns of 64 rows of sums that registers hold
 MOST_SUMS = {1: 256, 2: 256, 3: 128, 4: 64, 5: 32, 6: 32}
 
 
 @dataclass(frozen=True)
 class MixedConfig:
-    """One compiled kernel: rows in bf16, sorted by expert, times the matrix of their expert.
+    """One compiled kernel: rows of numbers, sorted by expert, times the matrix of their expert.
 
-    fmt: of the weights. swiglu: pairs of columns become one; limit: which are clamped before it.
+    fmt: of the weights. x: dtype of the rows; row_scale: in e4m3 each has a scale of its own.
+    swiglu: pairs of columns become one; limit: which are clamped before it.
     bias: is added to the products. out: dtype of the output.
     tile_rows: rows of an expert in a tile, the N of the MMA.
     gather: rows of x are where the tokens are, and are fetched from there.
@@ -28,6 +32,8 @@ class MixedConfig:
     """
 
     fmt: str = "mxfp4"
+    x: str = "bf16"
+    row_scale: bool = False
     swiglu: bool = False
     limit: bool = False
     bias: bool = False
@@ -42,6 +48,16 @@ class MixedConfig:
     def format(self) -> BlockFormat:
         """Of the weights."""
         return FORMATS[self.fmt]
+
+    @property
+    def x_bits(self) -> int:
+        """Of an element of the rows, and of the weights as they are multiplied."""
+        return BITS[self.x]
+
+    @property
+    def step(self) -> int:
+        """K of an MMA."""
+        return 256 // self.x_bits
 
     @property
     def ctas(self) -> int:
@@ -62,7 +78,8 @@ class MixedConfig:
         """Raise ValueError or NotImplementedError, naming the value and what is possible."""
         format_of(self.fmt)
         named = {
-            "fmt": (self.fmt, WEIGHTS), "out": (self.out, OUTPUTS),
+            "x": (self.x, tuple(ACTIVATIONS)), "out": (self.out, OUTPUTS),
+            "fmt": (self.fmt, ACTIVATIONS.get(self.x, WEIGHTS)),
             "tile_rows": (self.tile_rows, TILE_ROWS), "teams": (self.teams, TEAMS),
             "parts": (self.parts, PARTS),
         }  # fmt: skip
@@ -77,3 +94,8 @@ class MixedConfig:
                 f"tile_rows {self.tile_rows} with {self.teams} warpgroups of {self.parts} x {ROWS} "
                 f"rows of weights: at most {most}, which registers hold"
             )
+
+
+@dataclass(frozen=True)
+class RowsConfig:
+    """The kernel that rounds rows of bf16 to e4m3, of which there is one."""

@@ -24,16 +24,18 @@ from itertools import product
 
 import torch
 
+from kernelkit import e2m1
 from moe.formats import format_of
-from moe.mixed.config import ROWS
+from moe.indices import check_factor
+from moe.mixed.config import ACTIVATIONS, ROWS
 from moe.packing import PackedExperts, interleaved_rows, require_kind
 from moe.quantized import Quantized
 from moe.reference import unswizzle_scales
 
 DEPTH = 64  # K of a unit
-STEP = 16  # K of an MMA
 ELEMENT_BYTES = ROWS * DEPTH // 2
 THREADS = 128
+WORDS = 4  # of a thread in a unit
 PAIR_ROWS = 8  # of gate, then of up
 # What brings a pair to where bf16 has its sign and the last two bits of its exponent and the first
 # one of its mantissa: how far its word is turned left. Of the last pairs of two words, which stand
@@ -47,6 +49,7 @@ BF16_BITS = (6, 7, 8, 15)  # of the code's bits, from the lowest up
 # they are 2^-126 of what they mean.
 UE8M0_BIAS, UE8M0_LARGEST = 126, 254
 UE5M3_BIAS = 10  # of the exponent as it is stored
+MOST_BELOW = 11  # powers of two of a scale factor below its row's, where x is e4m3
 GLOBAL_SHIFT = 8  # nvfp4: elements are smaller by this power of two, and the expert's factor larger
 
 
@@ -68,7 +71,8 @@ def unit_bytes(fmt: str) -> int:
 @dataclass(frozen=True, eq=False)
 class Fragments:
     """A weight [E, rows, K] as above. data: uint8 [E, bytes]. factor: fp32 [E], of every expert's
-    products. swiglu: rows are gate and up in turn, by eight."""
+    products; for x in e4m3 [E, rows], of those of every row. swiglu: rows are gate and up in turn,
+    by eight. x: dtype of the activations that they are laid out for."""
 
     data: torch.Tensor
     factor: torch.Tensor
@@ -76,6 +80,7 @@ class Fragments:
     k: int
     fmt: str
     swiglu: bool
+    x: str = "bf16"
 
     @property
     def experts(self) -> int:
@@ -96,12 +101,20 @@ def units_of(size: int, unit: int) -> int:
 @dataclass(frozen=True, eq=False)
 class ArrangedExperts:
     """A layer's weights for Hopper, made by `arrange`; bias13, bias2: fp32 [E, rows], those of w13
-    in the order of its rows."""
+    in the order of its rows. h_scale, h_decode_scale: fp32 [1] where activations are e4m3: what h
+    is multiplied by before it is rounded, and 1 over it."""
 
     w13: Fragments
     w2: Fragments
     bias13: torch.Tensor | None = None
     bias2: torch.Tensor | None = None
+    h_scale: torch.Tensor | None = None
+    h_decode_scale: torch.Tensor | None = None
+
+    @property
+    def x(self) -> str:
+        """dtype of activations as they are multiplied."""
+        return self.w13.x
 
     @property
     def experts(self) -> int:
@@ -125,9 +138,18 @@ class ArrangedExperts:
         return self.w13.nbytes + self.w2.nbytes + sum(each.nbytes for each in biases)
 
 
-def arrange(experts: PackedExperts) -> ArrangedExperts:
+def arrange(
+    experts: PackedExperts, activations: str = "bf16", *, h_scale: float = 1.0
+) -> ArrangedExperts:
     """The weights of a layer in nvfp4 or mxfp4 as Hopper multiplies them: the same bytes in another
     order, made once at load, expert by expert.
+
+    activations: 'bf16', or for weights in mxfp4 'e4m3', which is faster where there are many rows
+    and less exact. Weights are exact with both, but for what e4m3 loses where the scale factors of
+    a row are further apart than 2^11: elements that are that much smaller than the row's largest
+    are rounded to multiples of 2^-12 of its scale.
+    h_scale: in e4m3, what the output of SwiGLU is multiplied by before it is rounded; what exceeds
+    448 then saturates. With a limit it is at most limit (limit + beta), 56 of gpt-oss.
 
     Raises:
         TypeError, NotImplementedError, ValueError: naming the value and the limit.
@@ -140,27 +162,37 @@ def arrange(experts: PackedExperts) -> ArrangedExperts:
     bias13 = experts.bias13
     if bias13 is not None:
         bias13 = bias13[:, order.to(bias13.device)].contiguous()
+    scales: list[torch.Tensor | None] = [None, None]
+    if activations == "e4m3":
+        check_factor("h_scale", h_scale)
+        device = experts.w2.data.device
+        scales = [torch.tensor([s], device=device) for s in (h_scale, 1 / h_scale)]
     return ArrangedExperts(
-        fragments(experts.w13, order), fragments(experts.w2), bias13, experts.bias2
+        fragments(experts.w13, order, activations),
+        fragments(experts.w2, None, activations),
+        bias13,
+        experts.bias2,
+        *scales,
     )
 
 
-def fragments(w: Quantized, order: torch.Tensor | None = None) -> Fragments:
-    """w [E, N, K] in nvfp4 or mxfp4. order: int64 [N], which row of it each row is; those of gate
-    and up in turn, by eight."""
-    form = w.format
-    if form.element != "e2m1":
-        raise NotImplementedError(f"weights in {form.name}: on Hopper nvfp4 or mxfp4")
-    every = [*_experts(w, order)]
+def fragments(w: Quantized, order: torch.Tensor | None = None, x: str = "bf16") -> Fragments:
+    """w [E, N, K] in nvfp4 or mxfp4, to be multiplied by x. order: int64 [N], which row of it each
+    row is; those of gate and up in turn, by eight."""
+    if x not in ACTIVATIONS:
+        raise NotImplementedError(f"activations {x!r}: one of {tuple(ACTIVATIONS)}")
+    if w.fmt not in ACTIVATIONS[x]:
+        raise NotImplementedError(f"weights in {w.fmt} with {x}: one of {ACTIVATIONS[x]}")
+    every = [*_experts(w, order, x)]
     data = torch.stack([data for data, _ in every])
     factor = torch.stack([factor for _, factor in every])
     if w.decode_scale is not None:
         factor = factor * w.decode_scale
-    return Fragments(data, factor, w.rows, w.k, w.fmt, order is not None)
+    return Fragments(data, factor, w.rows, w.k, w.fmt, order is not None, x)
 
 
 def _experts(
-    w: Quantized, order: torch.Tensor | None
+    w: Quantized, order: torch.Tensor | None, x: str
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """(bytes, factor) of each."""
     form = w.format
@@ -172,8 +204,13 @@ def _experts(
         codes = torch.stack((codes & 0xF, codes >> 4), dim=-1).flatten(-2)
         scale = unswizzle_scales(scales, w.rows, columns).view(torch.uint8)[rows]
         codes = codes.masked_fill(_spread(scale, form.block) == 0, 0) if form.has_global else codes
-        scale, factor = encode(scale)
-        yield _unit_data(_padded(codes, DEPTH), _padded(scale, DEPTH // form.block)), factor
+        if x == "e4m3":
+            codes, scale, factor = _below_largest(codes, scale)
+            words = _words_of_e4m3(_padded(codes, DEPTH))
+        else:
+            scale, factor = encode(scale)
+            words = _words_of_bf16(_padded(codes, DEPTH))
+        yield _unit_data(words, _padded(scale, DEPTH // form.block)), factor
 
 
 def _spread(scale: torch.Tensor, block: int) -> torch.Tensor:
@@ -202,8 +239,23 @@ def _padded(values: torch.Tensor, columns: int) -> torch.Tensor:
     return torch.nn.functional.pad(values, (0, -values.shape[1] % columns, 0, below))
 
 
-def _unit_data(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """uint8 codes [rows, K] and scale factors [rows, K / block], both whole units: bytes."""
+def _below_largest(
+    codes: torch.Tensor, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes [rows, K], powers of two by which the scale factor of a block is below the largest of
+    its row, [rows, K / 32], and what elements with that one are multiplied by, fp32 [rows]."""
+    largest = scale.amax(1)
+    below = largest[:, None].int() - scale.int()
+    factor = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), largest.int() - 127 - 6)
+    lost = (below - MOST_BELOW).clamp(min=0)
+    block = codes.shape[1] // scale.shape[1]
+    smaller = e2m1.values_of(codes) * torch.exp2(-_spread(lost, block).float())
+    rounded = torch.where(_spread(lost, block) > 0, e2m1.codes_of(smaller), codes)
+    return rounded, below.clamp(max=MOST_BELOW).to(torch.uint8), factor.float()
+
+
+def _words_of_bf16(codes: torch.Tensor) -> torch.Tensor:
+    """int32 [unit of rows, warp, g, unit of K, t, word] of uint8 codes [rows, K], whole units."""
     tall, deep = len(codes) // ROWS, codes.shape[1] // DEPTH
     # Row: unit, warp, half, g. K: unit, two steps, step of them, half, t, first or second.
     parts = codes.view(tall, 4, 2, 8, deep, 2, 2, 2, 4, 2).int()
@@ -212,8 +264,30 @@ def _unit_data(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         code = parts[:, :, pair % 2, :, :, :, word, pair // 2, :, second]
         for number, (target, bit) in enumerate(places(word, pair, second)):
             words[target] = words[target] | (code >> number & 1) << bit
-    # (unit, warp, g, unit, two steps, t, word) to (unit, unit, warp, g, t, two steps, word)
-    ordered = torch.stack(words, dim=-1).permute(0, 3, 1, 2, 5, 4, 6)
-    elements = ordered.contiguous().view(torch.uint8).reshape(tall, deep, ELEMENT_BYTES)
+    # (unit, warp, g, unit, two steps, t, word) to (.., t, two steps, word)
+    return torch.stack(words, dim=-1).transpose(4, 5).flatten(-2)
+
+
+def _words_of_e4m3(codes: torch.Tensor) -> torch.Tensor:
+    """The same for x in e4m3: a word has a row's elements of 32 of K, 4 t .. and 16 + 4 t ..; of
+    each step of 32 comes that of row g, then of row g + 8. Magnitudes are nibbles in order, and
+    above them the signs: of the second four in even nibbles, of the first four in odd ones."""
+    tall, deep = len(codes) // ROWS, codes.shape[1] // DEPTH
+    # Row: unit, warp, half, g. K: unit, step, half, t, which of four.
+    parts = codes.view(tall, 4, 2, 8, deep, 2, 2, 4, 4).int()
+    words = parts.new_zeros(())
+    for half, which in product(range(2), range(4)):
+        code = parts[..., half, :, which]
+        sign = 8 * which + (3 if half else 7)
+        words = words | (code & 7) << 4 * (4 * half + which) | (code >> 3) << sign
+    # (unit, warp, half, g, unit, step, t) to (unit, warp, g, unit, t, step, half)
+    return words.permute(0, 1, 3, 4, 6, 5, 2).flatten(-2)
+
+
+def _unit_data(words: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Words as above and scale factors [rows, K / block], both whole units: bytes."""
+    tall, deep = words.shape[0], words.shape[3]
+    ordered = words.permute(0, 3, 1, 2, 4, 5).contiguous()  # unit, unit, warp, g, t, word
+    elements = ordered.view(torch.uint8).reshape(tall, deep, ELEMENT_BYTES)
     scale = scale.view(tall, 4, 2, 8, deep, -1).permute(0, 4, 1, 3, 2, 5)  # .., g, half, block
     return torch.cat((elements, scale.reshape(tall, deep, -1)), dim=-1).flatten()

@@ -25,11 +25,13 @@ from moe.arguments import SwiGLU, check_form
 from moe.choose import row_tiles
 from moe.indices import check_offsets, check_range
 from moe.mixed.choose import choose_teams, choose_tile_rows
-from moe.mixed.config import OUTPUTS, ROWS, MixedConfig
+from moe.mixed.config import BITS, OUTPUTS, ROW_VECTOR, ROWS, MixedConfig, RowsConfig
 from moe.mixed.fragments import DEPTH, Fragments, units_of
 
 ARCHS = ("sm_90a",)
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"e4m3": torch.float8_e4m3fn}
+FP32 = torch.float32
+X_DTYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +44,8 @@ class MixedArguments:
     bias: torch.Tensor | None = None
     activation: SwiGLU | None = None
     rows: torch.Tensor | None = None
+    x_scale: torch.Tensor | None = None
+    out_scale: torch.Tensor | None = None
     slots: int = 1
     out: str = "bf16"
     tile_rows: int | None = None
@@ -73,6 +77,8 @@ class MixedArguments:
             teams, parts = choose_teams(self.count, self.w.experts, self.w.rows, tile_rows)
         return MixedConfig(
             fmt=self.w.fmt,
+            x=self.w.x,
+            row_scale=self.x_scale is not None and len(self.x_scale) > 1,
             swiglu=self.activation is not None,
             limit=self.activation is not None and self.activation.limit is not None,
             bias=self.bias is not None,
@@ -89,17 +95,19 @@ class MixedArguments:
         x, w = self.x, self.w
         check_form(self.activation)
         require_tensors(x=x, w=w.data, factor=w.factor, offsets=self.offsets)
-        if x.dtype != torch.bfloat16:
-            raise NotImplementedError(f"x is {x.dtype}: bfloat16")
+        dtype = X_DTYPES[w.x]
+        if x.dtype != dtype:
+            raise NotImplementedError(f"x is {x.dtype}: {dtype}, for which w is laid out")
         if self.out not in OUTPUTS:
             raise NotImplementedError(f"out {self.out}: one of {OUTPUTS}")
-        require_table("x", x, torch.bfloat16, (None, w.k))
+        require_table("x", x, dtype, (None, w.k))
         if not x.is_contiguous():
             raise ValueError(f"x has strides {x.stride()}: it has to be contiguous")
         require_tma("x", x)
         if w.swiglu != (self.activation is not None):
             rows = "gate and up in turn" if w.swiglu else "no gates"
             raise ValueError(f"activation {self.activation}, but the rows of w are {rows}")
+        self._check_scales()
         require_table("offsets", self.offsets, torch.int32, (w.experts + 1,))
         check_offsets(self.offsets, self.count)
         if self.bias is not None:
@@ -109,10 +117,24 @@ class MixedArguments:
             require_tensors(x=x, rows=self.rows)
             require_table("rows", self.rows, torch.int32, (None,))
             self._check_slots(self.rows)
-        unit = hw.TMA_ALIGN_BYTES // 2
+        unit = hw.TMA_ALIGN_BYTES * 8 // BITS[self.out]
         if self.columns % unit:
             raise NotImplementedError(f"{self.columns} columns of output: a multiple of {unit}")
         self.config.check_values()
+
+    def _check_scales(self) -> None:
+        """Of x and of the output, one where they are e4m3, and none elsewhere."""
+        wanted = {"x_scale": self.w.x == "e4m3", "out_scale": self.out == "e4m3"}
+        for name, want in wanted.items():
+            scale = getattr(self, name)
+            if (scale is not None) != want:
+                raise ValueError(f"{name} is {scale}: {'one' if want else 'none'} for these dtypes")
+            if scale is not None:
+                require_tensors(x=self.x, **{name: scale})
+                require_table(name, scale, torch.float32, (None,))
+                sizes = (1, len(self.x)) if name == "x_scale" else (1,)
+                if len(scale) not in sizes:
+                    raise ValueError(f"{name} has {len(scale)} scales: one of {sizes}")
 
     def _check_slots(self, rows: torch.Tensor) -> None:
         """What rows that exist say is looked at on the CPU alone."""
@@ -146,7 +168,8 @@ def kernel_arguments(arguments: MixedArguments, out: torch.Tensor) -> list:
     x, w, config = arguments.x, arguments.w, arguments.config
     if arguments.rows is None:
         x = x[None, :, None]
-    tables = arguments.offsets, out, arguments.bias, arguments.rows
+    scales = arguments.x_scale, arguments.out_scale
+    tables = arguments.offsets, out, arguments.bias, arguments.rows, *scales
     tensors = (w.data, w.factor, *(None if t is None else with_plain_strides(t) for t in tables))
     form = arguments.activation or SwiGLU()
     numbers = float(form.alpha), float(form.beta), float(form.limit or 0.0)
@@ -155,6 +178,21 @@ def kernel_arguments(arguments: MixedArguments, out: torch.Tensor) -> list:
     most = arguments.count if arguments.most_rows is None else arguments.most_rows
     tiles = row_tiles(arguments.count, w.experts, config.tile_rows, most) * n_tiles
     return [with_plain_strides(x), tensors, numbers, sizes, min(tiles, sms_of(x.device))]
+
+
+def quantise_rows(
+    x: torch.Tensor, backend: str, arch: str | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, K] in bf16 as (e4m3 [T, K], fp32 [T] of what decodes it): each row's largest magnitude
+    becomes 448; one launch."""
+    if x.shape[1] % ROW_VECTOR:
+        raise NotImplementedError(f"{x.shape[1]} columns in e4m3: a multiple of {ROW_VECTOR}")
+    target = choose_target(x.device, backend, arch, ARCHS)
+    out, scale = x.new_empty(x.shape, dtype=torch.float8_e4m3fn), x.new_empty(len(x), dtype=FP32)
+    if len(x):
+        compiled = compile_once(RowsConfig(), target.arch, "moe.mixed.rows_kernel")
+        launch(compiled, [with_plain_strides(x), with_plain_strides(out), scale], target, x.device)
+    return out, scale
 
 
 MIXED_GEMM = Operator("moe_mixed_gemm", MixedArguments, forward, empty_result, results=1)

@@ -1,12 +1,13 @@
 """The operator `blackwell_kernels::moe_fused_mixed`: a layer whose activations stay numbers.
 
 Top-k, permutation, both products, combination: five launches, each of which begins while the one
-before it ends. The first product fetches its rows from where the tokens are.
+before it ends. The first product fetches its rows from where the tokens are. Where activations are
+multiplied in e4m3, a sixth one rounds the tokens before, and the first product its output.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES
 from moe.fused import Layer
 from moe.mixed.fragments import ArrangedExperts
-from moe.mixed.launch import MixedArguments, forward
+from moe.mixed.launch import MixedArguments, forward, quantise_rows
 from moe.routing.launch import Choices, Slots, Weighted, run_combine, run_permutation, run_route
 
 
@@ -50,14 +51,21 @@ def run_layer(layer: MixedLayer) -> tuple[torch.Tensor]:
     ids, weights = run_route(Choices(logits=layer.router_logits, **vars(layer.router), **where))
     slots = Slots(ids, layer.total, layer.first_expert, layer.end_expert, **where)
     offsets, slot_of_row, row_of_slot = run_permutation(slots)
-    given = {"out": DTYPE_NAMES[x.dtype], **layer.tiles, **where}
+    given = {**layer.tiles, **where}
     gathered = {"rows": slot_of_row.narrow(0, 0, layer.rows), "slots": layer.router.slots}
-    (h,) = forward(
-        MixedArguments(
-            x, experts.w13, offsets, experts.bias13, layer.activation, **gathered, **given
-        )
+    first = MixedArguments(
+        x, experts.w13, offsets, experts.bias13, layer.activation, **gathered, **given
     )
-    (y,) = forward(MixedArguments(h, experts.w2, offsets, experts.bias2, **given))
+    second = {"bias": experts.bias2, "out": DTYPE_NAMES[x.dtype], **given}
+    if experts.x == "e4m3":
+        codes, scale = quantise_rows(x, **where)
+        (h,) = forward(
+            replace(first, x=codes, x_scale=scale, out="e4m3", out_scale=experts.h_scale)
+        )
+        second["x_scale"] = experts.h_decode_scale
+    else:
+        (h,) = forward(first)
+    (y,) = forward(MixedArguments(h, experts.w2, offsets, **second))
     rows = row_of_slot.view(weights.shape)
     return run_combine(Weighted(y, rows, weights, x.dtype, layer.is_partial, **where))
 

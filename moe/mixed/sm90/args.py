@@ -12,9 +12,11 @@ from moe.sm100.args import Numbers
 
 @dataclass(frozen=True)
 class Tensors:
-    """weights: uint8 [E, bytes], as `weights.py` has them. factor: fp32 [E], of the products of an
-    expert. offsets: int32 [E + 1]. out: [rows, columns]. bias: fp32 [E, rows of weights].
-    rows: int32 [rows], the slot that each row is of, where x is gathered."""
+    """weights: uint8 [E, bytes], as `fragments.py` has them. factor: fp32, of the products of an
+    expert [E], or of each of its rows of weights, [E, rows]. offsets: int32 [E + 1]. out: [rows,
+    columns]. bias: fp32 [E, rows of weights]. rows: int32 [rows], the slot that each row is of,
+    where x is gathered. x_scale: fp32, of all rows of x or of each; out_scale: fp32 [1], what
+    outputs are multiplied by before they are rounded to e4m3."""
 
     weights: cute.Tensor
     factor: cute.Tensor
@@ -22,6 +24,8 @@ class Tensors:
     out: cute.Tensor
     bias: cute.Tensor | None = None
     rows: cute.Tensor | None = None
+    x_scale: cute.Tensor | None = None
+    out_scale: cute.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Buffers:
     w: cute.Pointer
     out: cute.Pointer
     table: cute.Tensor | None = None  # int32, tokens of the rows of a tile
+    scales: cute.Pointer | None = None  # fp32, of those rows, of each warpgroup
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,15 @@ from cutlass import Int32, Uint32
 from kernelkit.shared_words import load
 from kernelkit.warp_mma import pick
 from moe.mixed.config import MixedConfig
-from moe.mixed.fragments import ELEMENT_BYTES, JOINED, JOINED_TURN, LAST_TURNS, TURNS
+from moe.mixed.fragments import (
+    JOINED,
+    JOINED_TURN,
+    LAST_TURNS,
+    TURNS,
+    WORDS,
+)
 
 MASK = 0x81C081C0  # of bf16: sign, two bits of exponent, one of mantissa; twice
-WORDS = 4  # of a thread in a unit: one for each 16 of K
 TWICE = 0x4040  # selector of prmt: a byte to both halves of a word
 UE5M3_BASE = (235 << 7) * 0x00010001  # exponents of factors: 127 + 126 - 10 - 8
 
@@ -98,7 +103,9 @@ def times(first: Uint32, second: Uint32) -> Uint32:
 
 
 @cute.jit
-def own_places(config: cutlass.Constexpr[MixedConfig], thread: Int32) -> tuple[Int32, Int32]:
-    """Where a thread of a warpgroup finds its elements and its scale factors in a unit."""
-    pair_bytes = 2 * 64 // config.format.block
-    return thread * 16, ELEMENT_BYTES + thread // 4 * pair_bytes
+def make_words(
+    config: cutlass.Constexpr[MixedConfig], address: Int32, scales: Int32, result: cute.Tensor
+) -> None:
+    """A unit's words at the shared `address`, and scale factors at `scales`, to the A operand of
+    its four MMAs."""
+    dequantise(load(address, Uint32, WORDS), factors_of(config, scales), result)

@@ -1,6 +1,6 @@
 """Gather role: two warps fetch the rows of x from where the tokens are, swizzled as TMA would.
 
-A warp has half of the rows of a tile; eight lanes fetch the 128 bytes of a row and unit of K. Some
+A warp has half of the rows of a tile; eight lanes, or four, fetch a row and unit of K. Some
 stages are in flight: the one that is told to be full is that many behind the one that was begun.
 """
 
@@ -10,6 +10,7 @@ from cutlass import Boolean, Int32, Int64
 
 from kernelkit import hw
 from kernelkit.pipelines import consumer_state, producer_state
+from kernelkit.swizzle import swizzled
 from kernelkit.warp_mma import CHUNK_BYTES, copy_chunk
 from moe.mixed.fragments import DEPTH
 from moe.mixed.sm90.args import Scope
@@ -17,8 +18,6 @@ from moe.mixed.sm90.plan import TILE_STAGES, MixedPlan
 from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import read_tile
 
-LANES = hw.SMEM_LINE_BYTES // CHUNK_BYTES  # that fetch a row
-AT_ONCE = hw.WARP_THREADS // LANES  # rows of a warp
 NO_ROW = -1
 
 
@@ -29,6 +28,8 @@ class Gather:
         self.plan = plan
         self.role = plan.roles["gather"]
         self.own = -(-plan.config.tile_rows // self.role.warps)  # rows of a warp
+        self.lanes = plan.line // CHUNK_BYTES  # that fetch a row
+        self.at_once = hw.WARP_THREADS // self.lanes  # rows of a warp
 
     @cute.jit
     def run(self, scope: Scope) -> None:
@@ -86,22 +87,24 @@ class Gather:
         """Begin to copy this warp's rows of a stage."""
         lane, plan, x = cute.arch.lane_idx(), self.plan, scope.x
         table = scope.buffers.table
-        own_row, chunk = lane // LANES, lane % LANES
+        own_row, chunk = lane // self.lanes, lane % self.lanes
+        size = plan.config.x_bits // 8
         width = cute.size(x, mode=[1])
         first = scope.buffers.x.toint() + stage * (plan.units * plan.x_bytes)
-        columns = [(step * plan.units + k) * DEPTH + chunk * 8 for k in range(plan.units)]
-        for begin in cutlass.range_constexpr(0, self.own, AT_ONCE):
+        column = step * plan.units * DEPTH + chunk * (CHUNK_BYTES // size)
+        columns = [column + unit * DEPTH for unit in range(plan.units)]
+        for begin in cutlass.range_constexpr(0, self.own, self.at_once):
             row = self.warp() * self.own + begin + own_row
             exists = Boolean(begin + own_row < self.own)
             token = table[row] if exists else Int32(NO_ROW)
             source = x[cutlass.max(token, 0), None].iterator.toint()
-            place = first + row * hw.SMEM_LINE_BYTES + (chunk ^ row % 8) * CHUNK_BYTES
+            place = first + swizzled(row * plan.line + chunk * CHUNK_BYTES, plan.line)
             if exists:
                 for unit in cutlass.range_constexpr(plan.units):
                     valid = (token >= 0) & (columns[unit] < width)
                     column = columns[unit] if valid else Int32(0)
                     target = place + unit * plan.x_bytes
-                    copy_chunk(target, source + Int64(column) * 2, valid)
+                    copy_chunk(target, source + Int64(column) * size, valid)
 
     def warp(self) -> Int32:
         """Of the role."""

@@ -9,7 +9,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import BFloat16, Float16, Float32, Int32, Int64, Uint8
+from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
@@ -26,9 +26,8 @@ from moe.mixed.sm90.load import Load, x_box
 from moe.mixed.sm90.math import Math
 from moe.mixed.sm90.plan import TILE_STAGES, TILE_WORDS, make_plan
 from moe.mixed.sm90.scheduler import Scheduler
+from moe.mixed.sm90.types import OUT_TYPES, X_TYPES
 from moe.sm100.args import Numbers
-
-OUT_TYPES = {"bf16": BFloat16, "fp16": Float16}
 
 
 class MixedGemm:
@@ -96,11 +95,12 @@ class MixedGemm:
         plan = self.plan.smem
         layout = cute.make_layout((TILE_STAGES, TILE_WORDS), stride=(TILE_WORDS, 1))
         tiles = cute.make_tensor(buffer_at(plan, smem, "tiles", Int32), layout)
-        x = buffer_at(plan, smem, "x", BFloat16)
+        x = buffer_at(plan, smem, "x", X_TYPES[self.config.x])
         w, out = (buffer_at(plan, smem, name, Uint8) for name in ("w", "out"))
         table = buffer_at(plan, smem, "table", Int32)
         rows = cute.make_layout(self.config.tile_rows)
-        return Buffers(tiles, x, w, out, cute.make_tensor(table, rows))
+        scales = buffer_at(plan, smem, "scales", Float32)
+        return Buffers(tiles, x, w, out, cute.make_tensor(table, rows), scales)
 
 
 def example_arguments(config: MixedConfig) -> tuple:
@@ -109,18 +109,23 @@ def example_arguments(config: MixedConfig) -> tuple:
     rows, experts, one = (cute.sym_int32() for _ in range(3))
     align = hw.TMA_ALIGN_BYTES
     bias = fake_tensor(Float32, experts, cute.sym_int32()) if config.bias else None
+    is_fp8 = config.x == "e4m3"
+    factor = (experts, cute.sym_int32()) if is_fp8 else (cute.sym_int32(),)
     tensors = (
         fake_tensor(Uint8, experts, cute.sym_int32(), align=align),
-        fake_tensor(Float32, cute.sym_int32()),
+        fake_tensor(Float32, *factor),
         fake_tensor(Int32, cute.sym_int32()),
         fake_tensor(OUT_TYPES[config.out], rows, cute.sym_int32(), align=align),
         bias,
         fake_tensor(Int32, cute.sym_int32()) if config.gather else None,
+        fake_tensor(Float32, cute.sym_int32()) if is_fp8 else None,
+        fake_tensor(Float32, cute.sym_int32()) if config.out == "e4m3" else None,
     )
+    element = X_TYPES[config.x]
     if config.gather:
-        x = fake_tensor(BFloat16, cute.sym_int32(), cute.sym_int32(), align=align)
+        x = fake_tensor(element, cute.sym_int32(), cute.sym_int32(), align=align)
         return x, tensors, numbers, (Int32(1),) * 5, Int32(1), CUstream(0)
-    x = fake_tensor(BFloat16, one, rows, one, cute.sym_int32(), align=align)
+    x = fake_tensor(element, one, rows, one, cute.sym_int32(), align=align)
     return x, tensors, numbers, (Int32(1),) * 5, Int32(1), CUstream(0)
 
 

@@ -2,20 +2,21 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Int32, Int64
+from cutlass import Boolean, Int32, Int64
 
 from kernelkit.boxes import Box, BoxPosition, copy_in
 from kernelkit.pipelines import consumer_state, producer_state
 from moe.mixed.fragments import DEPTH
 from moe.mixed.sm90.args import Scope
 from moe.mixed.sm90.plan import TILE_STAGES, MixedPlan
+from moe.mixed.sm90.types import X_TYPES
 from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import read_tile
 
 
 def x_box(plan: MixedPlan) -> Box:
-    """One unit of K."""
-    return Box(plan.config.tile_rows, DEPTH, BFloat16)
+    """One unit of K of the fewest rows that are multiplied."""
+    return Box(plan.widths[-1], DEPTH, X_TYPES[plan.config.x])
 
 
 class Load:
@@ -41,16 +42,37 @@ class Load:
             tiles.advance()
             going = tile.valid
             if going > 0:
+                size = self.stage_bytes(tile.rows)
                 for step in cutlass.range(steps, unroll=1):
-                    pipes.ab.acquire(state)
+                    pipes.ab.acquire_bytes(state, size)
                     self.fetch(scope, tile, step, state.index)
                     state.advance()
+
+    @cute.jit
+    def stage_bytes(self, rows: Int32) -> Int32:
+        """Bytes of a stage of a tile that has so many rows."""
+        plan = self.plan
+        size = Int32(plan.w_bytes)
+        for number in cutlass.range_constexpr(self.boxes):
+            if self.is_needed(number, rows):
+                size += plan.units * plan.widths[-1] * plan.line
+        return size
+
+    @property
+    def boxes(self) -> int:
+        """Of rows of a tile, that TMA fetches."""
+        return 0 if self.plan.config.gather else self.plan.config.tile_rows // self.plan.widths[-1]
+
+    def is_needed(self, number: int, rows: Int32) -> Boolean:
+        """Whether box `number` has rows that are multiplied: twice as many as one, or all."""
+        behind = self.plan.widths[-1] << number.bit_length() - 1 if number else 0
+        return rows > behind
 
     @cute.jit
     def fetch(self, scope: Scope, tile: Tile, step: Int32, stage: Int32) -> None:
         """One stage of a tile."""
         plan, sizes, buffers = self.plan, scope.sizes, scope.buffers
-        barrier, box = scope.pipes.ab.barrier(stage), x_box(plan)
+        barrier = scope.pipes.ab.barrier(stage)
         every = scope.tensors.weights[tile.expert, None].iterator.toint()
         for part in cutlass.range_constexpr(plan.tall):
             row = cutlass.min(tile.n * plan.tall + part, sizes.tall - 1)
@@ -60,9 +82,22 @@ class Load:
                 place = (stage * plan.tall + part) * plan.units + unit
                 target = buffers.w.toint() + place * plan.unit_bytes
                 copy_bytes(source, target, plan.unit_bytes, barrier)
-        for unit in cutlass.range_constexpr(0 if plan.config.gather else plan.units):
-            place = BoxPosition(tile.first, (step * plan.units + unit) * DEPTH, 0, 0)
-            copy_in(scope.x, box, place, box.at(buffers.x, stage * plan.units + unit), barrier)
+        for number in cutlass.range_constexpr(self.boxes):
+            if self.is_needed(number, tile.rows):
+                self.fetch_box(scope, tile, step, stage, number)
+
+    @cute.jit
+    def fetch_box(
+        self, scope: Scope, tile: Tile, step: Int32, stage: Int32, number: cutlass.Constexpr
+    ) -> None:
+        """Rows of x of a stage."""
+        plan, box = self.plan, x_box(self.plan)
+        barrier = scope.pipes.ab.barrier(stage)
+        for unit in cutlass.range_constexpr(plan.units):
+            row, column = tile.first + number * box.rows, step * plan.units + unit
+            position = BoxPosition(row, column * DEPTH, 0, 0)
+            target = (stage * plan.units + unit) * self.boxes + number
+            copy_in(scope.x, box, position, box.at(scope.buffers.x, target), barrier)
 
 
 @cute.jit

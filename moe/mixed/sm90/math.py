@@ -1,46 +1,53 @@
-"""Math role: each warpgroup makes bf16 of its rows of the weights and multiplies them by x.
+"""Math role: each warpgroup makes numbers of its rows of the weights and multiplies them by x.
 
 While the tensor core works on one unit of K, whose weights it reads in registers, the next unit
-becomes bf16 in others. Products are as wide as the expert has rows in the tile, by halves.
+is made in others. Products are as wide as the expert has rows in the tile, by halves.
 Warpgroups wait for nobody but the ring, so that one may store its outputs while others multiply.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.pipeline import PipelineState
 from cutlass.utils import hopper_helpers as sm90
 
 from kernelkit import hw
 from kernelkit.pipelines import consumer_state
-from kernelkit.shared_words import load
 from kernelkit.umma import shared
 from moe.mixed.config import ROWS
-from moe.mixed.fragments import DEPTH, THREADS
+from moe.mixed.fragments import DEPTH, ELEMENT_BYTES, THREADS, WORDS
+from moe.mixed.sm90 import dequantise, dequantise_fp8
 from moe.mixed.sm90.args import Scope
-from moe.mixed.sm90.dequantise import WORDS, dequantise, factors_of, own_places
-from moe.mixed.sm90.epilogue import store
+from moe.mixed.sm90.epilogue import fetch_scales, store
 from moe.mixed.sm90.plan import PAIR, TILE_STAGES, MixedPlan
+from moe.mixed.sm90.types import X_TYPES
 from moe.sm100.roles.scheduler import read_tile
 
 K = OperandMajorMode.K
+WORD_BYTES = 4 * WORDS
+ATOMS = {  # by the bytes of a line
+    128: warpgroup.SmemLayoutAtomKind.K_SW128,
+    64: warpgroup.SmemLayoutAtomKind.K_SW64,
+}
 
 
-def make_mma(width: int) -> cute.TiledMma:
+def make_mma(plan: MixedPlan, width: int) -> cute.TiledMma:
     """64 rows of weights from registers, `width` rows of x K-major from shared memory."""
-    tile, source = (ROWS, width), warpgroup.OperandSource.RMEM
-    return sm90.make_trivial_tiled_mma(BFloat16, BFloat16, K, K, Float32, (1, 1, 1), tile, source)
+    element, source = X_TYPES[plan.config.x], warpgroup.OperandSource.RMEM
+    return sm90.make_trivial_tiled_mma(
+        element, element, K, K, Float32, (1, 1, 1), (ROWS, width), source
+    )
 
 
 def x_operand(plan: MixedPlan, width: int, pointer: cute.Pointer) -> cute.Tensor:
     """The first rows of the ring of x as the B operand, (MMA, 1, MMAs of a unit, unit)."""
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, BFloat16)
+    atom = warpgroup.make_smem_layout_atom(ATOMS[plan.line], X_TYPES[plan.config.x])
     shape = (plan.config.tile_rows, DEPTH, plan.units * plan.stages)
     ring = shared(pointer, cute.tile_to_shape(atom, shape, (0, 1, 2)))
     if width != plan.config.tile_rows:
         ring = cute.local_tile(ring, (width, DEPTH), (0, 0, None))
-    mma = make_mma(width)
+    mma = make_mma(plan, width)
     return mma.make_fragment_B(mma.get_slice(0).partition_B(ring))
 
 
@@ -58,7 +65,9 @@ class Math:
         team = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // hw.WARPGROUP_WARPS
         tiles, state = consumer_state(TILE_STAGES), consumer_state(plan.stages)
         parts = plan.config.parts
-        shape = make_mma(plan.config.tile_rows).partition_shape_C((ROWS, plan.config.tile_rows))
+        shape = make_mma(plan, plan.config.tile_rows).partition_shape_C(
+            (ROWS, plan.config.tile_rows)
+        )
         sums = [cute.make_rmem_tensor(shape, Float32) for _ in range(parts)]
         going = Int32(1)
         while going > 0:
@@ -68,6 +77,7 @@ class Math:
             tiles.advance()
             going = tile.valid
             if going > 0:
+                fetch_scales(plan, scope, tile, team)
                 for part in cutlass.range_constexpr(parts):
                     sums[part].fill(0.0)
                 state = self.fitting(scope, team, tile.rows, 0, sums, state)
@@ -103,12 +113,13 @@ class Math:
         state: PipelineState,
     ) -> PipelineState:
         """All of K; returns the state behind it."""
-        plan, mma, units = self.plan, make_mma(width), scope.sizes.units
+        plan, units = self.plan, scope.sizes.units
+        mma = make_mma(plan, width)
         kept = cute.make_layout(mma.partition_shape_C((ROWS, width)))
         sums = [cute.make_tensor(each.iterator, kept) for each in sums]
         shape = mma.partition_shape_A((ROWS, DEPTH))
         weights = [
-            [cute.make_rmem_tensor(shape, BFloat16) for _ in range(plan.config.parts)]
+            [cute.make_rmem_tensor(shape, X_TYPES[plan.config.x]) for _ in range(plan.config.parts)]
             for _ in range(PAIR)
         ]
         x = x_operand(plan, width, scope.buffers.x)
@@ -164,9 +175,9 @@ class Math:
     ) -> None:
         """Issue the products of a unit of K as one group. x: (MMA, 1, MMAs of a unit)."""
         warpgroup.fence()
-        for block in cutlass.range_constexpr(WORDS):
+        for block in cutlass.range_constexpr(DEPTH // self.plan.config.step):
             for part in cutlass.range_constexpr(self.plan.config.parts):
-                mma = make_mma(width)
+                mma = make_mma(self.plan, width)
                 mma.set(warpgroup.Field.ACCUMULATE, True)
                 a, b = weights[part][None, None, block], x[None, None, block]
                 cute.gemm(mma, sums[part], a, b, sums[part])
@@ -181,14 +192,18 @@ class Math:
         unit: cutlass.Constexpr,
         weights: list[cute.Tensor],
     ) -> None:
-        """bf16 of a unit of the warpgroup's rows."""
+        """A unit of the warpgroup's rows as they are multiplied."""
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
-        elements, scales = own_places(plan.config, thread % THREADS)
+        thread = thread % THREADS
         first = scope.buffers.w.toint() + stage * plan.w_bytes
+        pair_bytes = 2 * DEPTH // plan.config.format.block  # scale factors of two rows
         for part in cutlass.range_constexpr(plan.config.parts):
             tall = team * plan.config.parts + part
             start = first + (tall * plan.units + unit) * plan.unit_bytes
-            factors = factors_of(plan.config, start + scales)
-            words = load(start + elements, Uint32, WORDS)
-            dequantise(words, factors, cute.recast_tensor(weights[part], Uint32))
+            scales = start + ELEMENT_BYTES + thread // 4 * pair_bytes
+            words = cute.recast_tensor(weights[part], Uint32)
+            if cutlass.const_expr(plan.config.x == "e4m3"):
+                dequantise_fp8.make_words(start + thread * WORD_BYTES, scales, words)
+            else:
+                dequantise.make_words(plan.config, start + thread * WORD_BYTES, scales, words)

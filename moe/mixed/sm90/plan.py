@@ -16,7 +16,7 @@ from kernelkit.arrivals import Signal
 from kernelkit.edges import Edge, EdgePlan
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.warps import Role, RolePlan
-from moe.mixed.config import ROWS, MixedConfig
+from moe.mixed.config import BITS, ROWS, MixedConfig
 from moe.mixed.fragments import DEPTH, unit_bytes
 
 PAIR = 2  # units of K, of which one becomes bf16 while the other is multiplied
@@ -87,7 +87,12 @@ class MixedPlan:
     @property
     def x_bytes(self) -> int:
         """Of one unit of K of a stage."""
-        return self.config.tile_rows * DEPTH * 2
+        return self.config.tile_rows * self.line
+
+    @property
+    def line(self) -> int:
+        """Bytes of a row of x in a unit of K."""
+        return DEPTH * self.config.x_bits // 8
 
     @property
     def outputs(self) -> int:
@@ -97,13 +102,24 @@ class MixedPlan:
     @property
     def out_bytes(self) -> int:
         """What a warpgroup has in shared memory of them."""
-        return min(CHUNK, self.config.tile_rows) * self.outputs * 2
+        return min(CHUNK, self.config.tile_rows) * self.out_line
+
+    @property
+    def out_line(self) -> int:
+        """Bytes of a row of the output in a tile, of a warpgroup."""
+        return self.outputs * BITS[self.config.out] // 8
+
+    @property
+    def scale_bytes(self) -> int:
+        """What a warpgroup has of the scales of rows."""
+        return 4 * self.config.tile_rows if self.config.x == "e4m3" else 0
 
     @cached_property
     def stages(self) -> int:
         """Of the ring: what shared memory holds."""
         room = hw.SMEM_BYTES_PER_CTA - BARRIER_BYTES - 2 * hw.SMEM_SWIZZLE_ALIGN
-        room -= 2 * self.config.teams * self.out_bytes + 4 * self.config.tile_rows
+        room -= self.config.teams * (2 * self.out_bytes + self.scale_bytes)
+        room -= 4 * self.config.tile_rows
         return min(MAX_STAGES, room // (self.units * self.x_bytes + self.w_bytes))
 
     @property
@@ -128,6 +144,7 @@ class MixedPlan:
                 SmemBuffer("w", self.w_bytes, self.stages, align=128),
                 SmemBuffer("out", self.out_bytes, 2 * self.config.teams, align=128),
                 SmemBuffer("table", 4 * self.config.tile_rows, align=16),
+                SmemBuffer("scales", self.scale_bytes, self.config.teams, align=16),  # or nothing
             )
         )
 
