@@ -94,7 +94,8 @@ def test_figures_by_hand(printed):
     assert rows["product"] == "128 x [5760, 2880] in mxfp4 by [256, 2880] in bf16"
     assert rows["output"].startswith("[256, 2880] in bf16, a bias, SwiGLU of pairs: 8 rows of gate")
     assert rows["output"].endswith("clamped at 7")
-    assert rows["tile"].startswith(f"{config.tile_n} rows of the matrix of an expert x 8 of its")
+    words = f"{config.tile_n} rows of the matrix of an expert x {config.tile_rows} of its rows ("
+    assert rows["tile"].startswith(words)
     assert "2 rows of an expert on average" in rows["tile"]
     assert rows["K"].startswith("45 units of 64, 4 MMAs each")
     assert rows["ring"].startswith(f"{plan.stages} stages of ")
@@ -113,7 +114,7 @@ def test_what_is_chosen_and_what_would_be(printed):
     assert "would choose" not in chosen["tile"] + chosen["warpgroups"]
     assert second["output"] == "[256, 2880] in bf16, a bias"
     assert second["rows of x"] == "as they lie"
-    asked = walk("--tile-rows 16 --teams 2 --parts 1")
+    asked = walk("--tile-rows 32 --teams 2 --parts 1")
     assert "which would choose 8" in asked["tile"]
     assert asked["warpgroups"].startswith("2, each 1 x 64 rows of the matrix (sizes would choose")
     assert "products take the time" in walk("--tokens 8192 --tile-rows 128")["warpgroups"]

@@ -144,15 +144,14 @@ class Layer:
         units = units_of(n, ROWS) * units_of(k, DEPTH)
         data = _empty((self.experts, units * unit_bytes(self.format)), torch.uint8)
         x = _empty((self.tokens if first else rows, k), DTYPES[self.dtype])
+        gathered = {"rows": _empty(rows, torch.int32), "slots": self.top_k} if first else {}
         arguments = MixedArguments(
             x,
             Fragments(data, _empty(self.experts), n, k, self.format, swiglu=first),
             _empty(self.experts + 1, torch.int32),
             _empty((self.experts, n)) if self.bias else None,
             Activation(PAIR_ROWS, **vars(self.form)) if first else None,
-            _empty(rows, torch.int32) if first else None,
-            self.top_k if first else 1,
-            tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, **tuning,
+            tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, **gathered, **tuning,
         )  # fmt: skip
         arguments.check()
         return arguments

@@ -63,7 +63,7 @@ FIGURES = (
     ("config", lambda row: describe(MixedConfig(**row["config"]))), ("stages", "{stages}"),
     ("registers", "{registers}"), ("stack", "{stack}"), ("spills", "{spills}"),
     ("SMEM bytes", "{smem_bytes:,}"), ("SASS", "{instructions}"),
-    ("of 16 of K", lambda row: f"{sum(row['loop'].values()):.1f}"),
+    ("an MMA", lambda row: f"{sum(row['loop'].values()):.1f}"),
     ("compiled in", "{compile_seconds:.1f} s"),
 )  # fmt: skip
 

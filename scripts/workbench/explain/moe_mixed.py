@@ -16,8 +16,6 @@ from moe.mixed.sm90.plan import MixedPlan, make_plan
 from workbench.common import describe
 from workbench.explain.plans import Section, lines_of, parts_of, plural
 
-MMA_K = 16
-
 
 def explain(arguments: MixedArguments, product: str) -> Iterator[str]:
     """The whole plan, line by line."""
@@ -43,7 +41,7 @@ def walk(arguments: MixedArguments, plan: MixedPlan) -> Section:
         ("warpgroups", teams(arguments)),
         ("tiles", tiles(arguments)),
         ("grid", grid(arguments)),
-        ("K", f"{plural(units, 'unit')} of {DEPTH}, {DEPTH // MMA_K} MMAs each; "
+        ("K", f"{plural(units, 'unit')} of {DEPTH}, {DEPTH // config.step} MMAs each; "
               f"{plural(plan.units, 'unit')} a stage"),
         ("ring", f"{plan.stages} stages of {plan.w_bytes + plan.units * plan.x_bytes:,} bytes"),
     ]  # fmt: skip

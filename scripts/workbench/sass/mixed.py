@@ -1,5 +1,5 @@
 """The main loop in the SASS of Hopper's product of numbers and weights of four bits: its work by
-kind, of a warp that computes, for 16 of K.
+kind, of a warp that computes, for the K of an MMA.
 
 The loop is the innermost one that multiplies. Cold blocks, such as repeated waits, are counted
 once.
@@ -16,7 +16,6 @@ from cycle_model.sass.listing import read
 from moe.mixed.config import ROWS, MixedConfig
 
 MARK = "HGMMA"
-STEP = 16  # of K, that an HGMMA takes
 LOOP_KINDS: Kinds = {
     "HGMMA": (MARK,),
     "bf16 products": ("HMUL2", "HFMA2"),
@@ -40,7 +39,7 @@ def figures(cubin: Path, config: MixedConfig) -> dict[str, Any]:
     loop multiplies, or several do.
     """
     found, function = read(cubin)
-    unit = f"{STEP} of K, {config.parts} x {ROWS} rows of weights"
+    unit = f"{config.step} of K, {config.parts} x {ROWS} rows of weights"
     return found | {"unit": unit, **loop_of(function, config)}
 
 
@@ -52,4 +51,4 @@ def loop_of(function: Function, config: MixedConfig) -> dict[str, Any]:
     counts = kinds_of(function.code(function.loops[inner[0]]), LOOP_KINDS)
     steps = counts[MARK] / config.parts
     loop = {kind: count / steps for kind, count in counts.items()}
-    return {"loop": loop, "turn": round(steps * STEP)}
+    return {"loop": loop, "turn": round(steps * config.step)}
