@@ -3,6 +3,7 @@ every time, rates by hand, tables and files. The kernels run in the emulator."""
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -102,7 +103,7 @@ def test_ours_is_the_definition(gpt_oss):
 
 
 @pytest.fixture
-def triton(monkeypatch):
+def triton(monkeypatch, tmp_path):
     """`triton_kernels`, as much of it as a peer asks for, in torch: its routing, its gather and
     scatter over weights [E, K, N], and SwiGLU of columns in turn."""
 
@@ -151,7 +152,7 @@ def triton(monkeypatch):
 
     found = {
         "matmul_ogs": {
-            "matmul_ogs": matmul_ogs, "FlexCtx": record(), "PrecisionConfig": record(),
+            "__file__": str(tmp_path / "matmul_ogs.py"), "matmul_ogs": matmul_ogs, "FlexCtx": record(), "PrecisionConfig": record(),
             "FnSpecs": record("name", "fn", "names"),
             "FusedActivation": record("specs", "fn_args", "reduction_n"),
         },
@@ -175,6 +176,7 @@ def triton(monkeypatch):
 def test_triton_is_asked_for_the_same_layer(gpt_oss, triton):
     tokens, ours = tokens_of(gpt_oss, 4, "random"), Ours(gpt_oss, "auto")
     peer = Triton(gpt_oss)
+    assert re.fullmatch("[0-9a-f]{12}", peer.sources)
     assert {name for name, _ in triton} == {"w", "w_scale"}
     assert ("w_scale", {"mx_axis": 1, "num_warps": 8}) in triton
     for part in PARTS:
@@ -216,7 +218,7 @@ def test_rates_by_hand(gpt_oss):
 def timed(monkeypatch, gpt_oss):
     """Rows of a part by peers whose launches are given, with times of a simulated GPU."""
     monkeypatch.setattr(moe, "graph_of", lambda launch: launch)
-    monkeypatch.setattr(moe, "calls", lambda launch: lambda: 7.0)
+    monkeypatch.setattr(moe, "host_us", lambda launch: 7.0)
     monkeypatch.setattr(moe, "Contestant", lambda launch, _: lambda: Turn(launch.us, {"watts": 9}))
 
     def run(part: str = "layer", **peers) -> list[dict]:
@@ -267,6 +269,12 @@ def test_a_slow_host_is_said(timed, monkeypatch):
     assert {row["refused"] for row in rows} == {
         "RuntimeError: 5 calls take the host longer than the GPU"
     }
+
+
+def test_the_host_is_timed_alone(gpt_oss):
+    made = []
+    assert moe.host_us(lambda: made.append(0)) > 0
+    assert len(made) == moe.HOST_SAMPLES * moe.HOST_CALLS
 
 
 def test_peers_are_made_once_and_say_what_is_not_there(gpt_oss, monkeypatch):

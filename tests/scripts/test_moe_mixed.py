@@ -65,7 +65,7 @@ def test_what_is_tolerated(monkeypatch, run, share, code):
     ("run.py moe --activations bf16 --amax", "--amax True: with --activations bf16 nothing"),
     ("run.py moe --activations bf16 --h-scale 3", "--h-scale 3.0: with --activations bf16"),
     ("run.py moe --activations bf16 --arch sm_100a", "--arch sm_100a: sm_90a with --activations"),
-    ("run.py moe --activations bf16 --dtype fp16", "x is torch.float16: bfloat16"),
+    ("run.py moe --activations bf16 --dtype fp16", "x is torch.float16: "),
     ("run.py moe --activations bf16 --tile-rows 100", "tile_rows 100: one of (8, 16, 32"),
     ("explain.py moe --activations bf16 --tile-n 128", "--tile-n 128: with --activations bf16"),
     ("explain.py moe --teams 2", "--teams 2: needs --activations bf16"),
