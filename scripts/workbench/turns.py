@@ -76,8 +76,8 @@ class Contestant:
         self()  # until the head start is enough for so many
 
     def __call__(self) -> Turn:
-        """One turn. RuntimeError where the host is so slow that no head start is enough, even for the
-        fewest calls."""
+        """One turn; of fewer calls where the host is so slow that no head start is enough for them.
+        RuntimeError where even the fewest are too many."""
         pairs = self.enqueue()
         while pairs is None:
             if 2 * self.head_start <= MAX_HEAD_START:

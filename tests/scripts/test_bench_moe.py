@@ -152,7 +152,8 @@ def triton(monkeypatch, tmp_path):
 
     found = {
         "matmul_ogs": {
-            "__file__": str(tmp_path / "matmul_ogs.py"), "matmul_ogs": matmul_ogs, "FlexCtx": record(), "PrecisionConfig": record(),
+            "__file__": str(tmp_path / "matmul_ogs.py"), "matmul_ogs": matmul_ogs,
+            "FlexCtx": record(), "PrecisionConfig": record(),
             "FnSpecs": record("name", "fn", "names"),
             "FusedActivation": record("specs", "fn_args", "reduction_n"),
         },
