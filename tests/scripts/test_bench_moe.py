@@ -102,38 +102,41 @@ def test_ours_is_the_definition(gpt_oss):
     assert error_of(y, exact.float()) < 0.01
 
 
+def routing(logits, top_k):
+    """Experts of a token in ascending order, rows by expert."""
+    ids = logits.topk(top_k)[1].sort(-1)[0]
+    experts = ids.flatten()
+    slots = experts.argsort(stable=True)
+    scales = logits.gather(1, ids).softmax(-1).flatten()[slots]
+    index = SimpleNamespace(src_indx=slots, top_k=top_k)
+    return SimpleNamespace(gate_scal=scales, experts=experts[slots]), index, index
+
+
+def matmul_ogs(x, w, bias, routed, *, precision_config, gather_indx=None, scatter_indx=None,
+               gammas=None, fused_activation=None):  # fmt: skip
+    """Over weights [E, K, N], with gather, scatter, and SwiGLU of columns in turn."""
+    assert w.data.stride(-2) == precision_config.weight_scale.data.stride(-2) == 1
+    if gather_indx:
+        x = x[gather_indx.src_indx // gather_indx.top_k]
+    plain = values(SimpleNamespace(data=w.data.mT, scales=precision_config.weight_scale.data.mT,
+                                   decode_scale=None), "mxfp4")  # fmt: skip
+    y = torch.einsum("rk,rnk->rn", x.float(), plain.float()[routed.experts])
+    y = y + bias[routed.experts]
+    if fused_activation:
+        alpha, limit = fused_activation.fn_args
+        gate, up = y[:, ::2].clamp(max=limit), y[:, 1::2].clamp(-limit, limit)
+        y = gate * torch.sigmoid(alpha * gate) * (up + 1)
+    y = y if gammas is None else y * gammas[:, None]
+    if scatter_indx:
+        tokens = scatter_indx.src_indx // scatter_indx.top_k
+        rows = len(y) // scatter_indx.top_k
+        y = torch.zeros(rows, y.shape[1]).index_add_(0, tokens, y)
+    return y.bfloat16()
+
+
 @pytest.fixture
 def triton(monkeypatch, tmp_path):
-    """`triton_kernels`, as much of it as a peer asks for, in torch: its routing, its gather and
-    scatter over weights [E, K, N], and SwiGLU of columns in turn."""
-
-    def routing(logits, top_k):
-        ids = logits.topk(top_k)[1].sort(-1)[0]
-        experts = ids.flatten()
-        slots = experts.argsort(stable=True)
-        scales = logits.gather(1, ids).softmax(-1).flatten()[slots]
-        index = SimpleNamespace(src_indx=slots, top_k=top_k)
-        return SimpleNamespace(gate_scal=scales, experts=experts[slots]), index, index
-
-    def matmul_ogs(x, w, bias, routed, *, precision_config, gather_indx=None, scatter_indx=None,
-                   gammas=None, fused_activation=None):  # fmt: skip
-        assert w.data.stride(-2) == precision_config.weight_scale.data.stride(-2) == 1
-        if gather_indx:
-            x = x[gather_indx.src_indx // gather_indx.top_k]
-        plain = values(SimpleNamespace(data=w.data.mT, scales=precision_config.weight_scale.data.mT,
-                                       decode_scale=None), "mxfp4")  # fmt: skip
-        y = torch.einsum("rk,rnk->rn", x.float(), plain.float()[routed.experts])
-        y = y + bias[routed.experts]
-        if fused_activation:
-            alpha, limit = fused_activation.fn_args
-            gate, up = y[:, ::2].clamp(max=limit), y[:, 1::2].clamp(-limit, limit)
-            y = gate * torch.sigmoid(alpha * gate) * (up + 1)
-        y = y if gammas is None else y * gammas[:, None]
-        if scatter_indx:
-            tokens = scatter_indx.src_indx // scatter_indx.top_k
-            rows = len(y) // scatter_indx.top_k
-            y = torch.zeros(rows, y.shape[1]).index_add_(0, tokens, y)
-        return y.bfloat16()
+    """`triton_kernels`, as much of it as a peer asks for, in torch; layouts that were asked for."""
 
     def record(*names):
         return lambda *values, **named: SimpleNamespace(**dict(zip(names, values)), **named)  # noqa: B905
