@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +17,17 @@ from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
 from moe.arguments import Router
 from moe.fused import Layer, layer_fields, run_layer
 from moe.launch import ARCHS
+from moe.mixed.choose import MANY
+from moe.mixed.fragments import ArrangedExperts
+from moe.mixed.launch import ARCHS as MIXED_ARCHS
+from moe.mixed.layer import MixedLayer
+from moe.mixed.layer import run_layer as run_mixed
 from moe.packing import PackedExperts
 
 
 def warmup(
     x: torch.Tensor,
-    experts: PackedExperts,
+    experts: PackedExperts | ArrangedExperts,
     router_logits: torch.Tensor,
     router: Router,
     *,
@@ -49,7 +55,7 @@ def warmup(
 
 def kernels_for(
     x: torch.Tensor,
-    experts: PackedExperts,
+    experts: PackedExperts | ArrangedExperts,
     router_logits: torch.Tensor,
     router: Router,
     tokens: Sequence[int],
@@ -59,17 +65,26 @@ def kernels_for(
     **options: Any,
 ) -> list[KernelKey]:
     """The kernels of `warmup`, each once."""
-    target = choose_target(x.device, backend, arch, ARCHS)
+    kind: Any = Layer
+    run: Callable[[Any], Any]
+    run, archs = run_layer, ARCHS
+    if isinstance(experts, ArrangedExperts):
+        kind, run, archs = MixedLayer, run_mixed, MIXED_ARCHS
+    target = choose_target(x.device, backend, arch, archs)
     given = layer_fields(options)
-    layer = as_meta(Layer(x, router_logits, experts, router, arch=target.arch, **given))
+    layer = as_meta(kind(x, router_logits, experts, router, arch=target.arch, **given))
 
     def kernels_at(count: int) -> list[KernelKey]:
         with collecting() as keys:
             rows = {"x": _rows(x, count), "router_logits": _rows(router_logits, count)}
-            run_layer(replace(layer, **rows))
+            run(replace(layer, **rows))
         return keys
 
-    return kernels_over([count for count in tokens if count > 0], kernels_at)
+    wanted = sorted({count for count in tokens if count > 0})
+    # Tiles of arranged experts are chosen by full waves of CTAs, for which there are no thresholds.
+    alone = bisect_left(wanted, MANY * experts.experts // router.slots) if kind is MixedLayer else 0
+    each = [key for count in wanted[:alone] for key in kernels_at(count)]
+    return list(dict.fromkeys(each + kernels_over(wanted[alone:], kernels_at)))
 
 
 def _rows(like: torch.Tensor, count: int) -> torch.Tensor:

@@ -312,6 +312,11 @@ def _steps(family: str, what: str, example: str) -> Command:
     return Command("workbench.bench.steps", add, about, example)
 
 
+def _moe_bench(parser: argparse.ArgumentParser) -> None:
+    steps.add_bench("moe", parser)
+    moe.add_models(parser)
+
+
 BENCH = {
     "fmha": Command(
         "workbench.bench.fmha",
@@ -347,10 +352,24 @@ which is measured first.""",
         '--batch 1 8 64 --kv-len 1k 8k 64k --peers decode "torch cudnn"',
     ),
     "merge": _steps("merge", "The merge of attention results", "--rows 128 8k --names stack"),
-    "moe": _steps(
-        "moe",
-        "The steps around the grouped products of a MoE layer",
-        "--rows 1 64 4k --steps quantise route",
+    "moe": Command(
+        "workbench.bench.moe",
+        _moe_bench,
+        f"""The steps around a MoE layer's products beside torch; with --model whole layers.
+
+{OF_ROWS}
+
+With --model: a layer of experts and its two products, activations in bf16 and weights in four bits,
+as Hopper computes them, at the sizes of models. --tokens is --rows. Peers are Triton's own kernels
+(triton_kernels: matmul_ogs and its routing, weights in the layout it has for the GPU, or as they
+lie) and torch's grouped product of dequantised bf16. Weights are random codes and scale factors,
+the same for all; what laying them out took is a table of its own. All peers take turns, as a CUDA
+graph (of a plan, where a peer has plans) and as a call: a time is that between CUDA events behind a
+flush of L2, without the host, whose own time for a call is beside it. What a peer computes is
+compared with moe's first. The bound is what a large read and torch's product of bf16 square
+matrices take on this GPU for as many bytes and FLOP; a weight has four bits and its share of a
+scale factor, whatever a peer reads.""",
+        "--model gpt-oss-120b --tokens 1 64 4k --routing random power-law",
     ),
     "kvcache": _steps(
         "kvcache", "What the KV cache moves", "--rows 1 128 2k 8k 32k --steps append gather"

@@ -43,7 +43,8 @@ SECTIONS = (
 
 
 # name of run.py -> regular expression that finds its kernel among all that are launched
-KERNELS = {"fmha": "AttentionSm", "gqa": "Decode", "moe": "Grouped", "merge": "[Mm]erge"}
+KERNELS = {"fmha": "AttentionSm", "gqa": "Decode", "moe": "Grouped|MixedGemm",
+           "merge": "[Mm]erge"}  # fmt: skip
 EVERY = "."  # kernel of a name that is not there
 
 

@@ -76,11 +76,15 @@ class Contestant:
         self()  # until the head start is enough for so many
 
     def __call__(self) -> Turn:
-        """One turn. RuntimeError where the host is so slow that no head start is enough."""
+        """One turn; of fewer calls where the host is so slow that no head start is enough for them.
+        RuntimeError where even the fewest are too many."""
         pairs = self.enqueue()
         while pairs is None:
-            self.head_start *= 2
-            if self.head_start > MAX_HEAD_START:
+            if 2 * self.head_start <= MAX_HEAD_START:
+                self.head_start *= 2
+            elif self.calls > CALLS[0]:
+                self.calls = max(CALLS[0], self.calls // 2)
+            else:
                 raise RuntimeError(f"{self.calls} calls take the host longer than the GPU")
             pairs = self.enqueue()
         pairs[len(pairs) // 4][0].synchronize()

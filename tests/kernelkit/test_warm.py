@@ -17,8 +17,10 @@ from kernelkit.keys import KernelKey
 from kernelkit.launch import Target, launch
 from kernelkit.warm import kernels_over, warm
 from kvcache import gqa, preset
-from moe import Router, pack
+from moe import ArrangedExperts, Router, pack
 from tests.kernelkit.scale_kernel import compile_scale
+from workbench.cases.moe import layer_of
+from workbench.commands import EXPLAIN
 
 SAMPLES = 300
 
@@ -89,6 +91,28 @@ def test_a_layer_of_experts_chooses_no_other(fmt):
     for _ in range(SAMPLES // 10):
         assert set(kernels(chance.randint(1, chance.choice((40, 600, 4999))))) <= known
     assert len(known) > len(kernels(1))
+
+
+@pytest.mark.parametrize(("flags", "tokens"), [
+    ("--experts 257 --top-k 9 --hidden 7168 --intermediate 2048", 3000),
+    ("--model gpt-oss-120b --experts 128 --top-k 4 --bias", 5000),
+])  # fmt: skip
+def test_arranged_experts_choose_no_other(flags, tokens):
+    """Their tiles fill waves of CTAs: neighbours may differ, and both sides of them agree."""
+    asked = EXPLAIN["moe"].parser("").parse_args(f"--activations bf16 {flags}".split())
+    layer = layer_of(asked)
+    w13, w2 = (layer.mixed_product(name) for name in ("w13", "w2"))
+    experts = ArrangedExperts(w13.w, w2.w, w13.bias, w2.bias)
+    x, logits = on_meta(1, layer.hidden), on_meta(1, layer.experts)
+
+    def kernels(*counts: int) -> list[KernelKey]:
+        given = x, experts, logits, layer.router
+        return moe.warm.kernels_for(*given, counts, arch="sm_90a", activation=layer.form)
+
+    known = set(kernels(*range(1, tokens)))
+    for count in (*range(1, 64), *random.Random(1).sample(range(64, tokens), SAMPLES)):
+        assert set(kernels(count)) <= known
+    assert {key.config.pdl for key in known if hasattr(key.config, "teams")} == {True}
 
 
 @pytest.mark.parametrize("layout", [gqa(2, 8, 128), preset("deepseek-v4-flash")], ids=["gqa", "v4"])

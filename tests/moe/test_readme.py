@@ -9,8 +9,9 @@ import sys
 
 import torch
 
-from moe import reference, reference_routing
+from moe import Router, pack_gpt_oss, reference, reference_routing, unpack, unpack_biases
 from moe.config import TILE_ROWS
+from tests.moe.hub_files import gpt_oss, write
 from workbench.house.source import ROOT
 
 README = (ROOT / "moe" / "README.md").read_text(encoding="utf-8")
@@ -26,6 +27,25 @@ def test_the_example_runs_and_is_right():
     exact = reference.layer(names["x"], *weights, routed, limit=10.0)
     error = (names["y"].double() - exact).norm() / exact.norm()
     assert error < 0.3  # of random numbers in four bits; the definition with them has 0.24
+
+
+def test_the_example_of_hopper_runs_and_is_right(tmp_path):
+    """From files of a checkpoint of the same names, with smaller experts."""
+    page = (ROOT / "docs" / "moe_hopper.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    tensors = gpt_oss(6, 192, 128)
+    folder, names = write(tmp_path, tensors), {}
+    exec(program.replace('"gpt-oss-20b", "model', f'"{folder}", "model'), names)
+    packed = pack_gpt_oss(folder, f"{names['layer']}.experts")
+    routed = reference_routing.route(names["logits"].cpu(), **on_cpu(names["router"]))
+    given = {"biases": unpack_biases(packed), **vars(names["model"].activation)}
+    exact = reference.layer(names["x"].cpu(), *unpack(packed), routed, **given)
+    assert (names["y"].cpu().double() - exact).norm() / exact.norm() < 0.01
+
+
+def on_cpu(router: Router) -> dict:
+    """Keywords of `route`."""
+    return {**vars(router), "logit_bias": router.logit_bias.cpu()}
 
 
 def test_files_that_it_names_exist():

@@ -333,6 +333,13 @@ def test_a_reading_behind_the_turn_is_none(gpu):
     assert contestant().state == {}
 
 
+@pytest.mark.parametrize(("host_us", "calls"), [(1000, 50), (5000, 6)])
+def test_a_turn_of_a_slow_host_has_fewer_calls(gpu, host_us, calls):
+    contestant = Contestant(lambda: gpu.enqueue(host_us, 50), gpu)
+    assert contestant().us == pytest.approx(50)
+    assert contestant.calls == calls
+
+
 def test_a_peer_that_waits_for_the_gpu_is_not_timed(gpu):
     with pytest.raises(RuntimeError, match="take the host longer"):
         Contestant(lambda: (gpu.enqueue(10, 50), gpu.synchronize()), gpu)

@@ -9,13 +9,28 @@ from typing import Any
 
 import torch
 
-from moe import PackedExperts, Router, Scales, SwiGLU, reference, unpack
+from moe import (
+    ArrangedExperts,
+    Fragments,
+    PackedExperts,
+    Router,
+    Scales,
+    SwiGLU,
+    arrange,
+    pack,
+    reference,
+    unpack,
+    unpack_biases,
+)
 from moe.arguments import Activation, Arguments
 from moe.config import DEFAULT_GRANULARITY
 from moe.formats import FORMATS, row_blocks, scale_blocks, scale_bytes
+from moe.mixed.config import ROWS, WEIGHTS
+from moe.mixed.fragments import DEPTH, PAIR_ROWS, unit_bytes, units_of
+from moe.mixed.launch import MixedArguments
 from moe.quantized import Quantized, of_bytes
 from moe.reference_routing import route
-from workbench.flags.moe import ACTIVATIONS, MODELS, OF_A_MODEL, PLAIN
+from workbench.flags.moe import ACTIVATIONS, ARCHS_OF, MODELS, OF_A_MODEL, PLAIN, TUNED
 
 SEED = 0
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -44,6 +59,8 @@ class Layer:
     h_scale: str | float | None
     amax: bool
     tile_rows: int | None
+    activations: str = "quantised"
+    bias: bool = False
 
     def __str__(self) -> str:
         words = [f"T{self.tokens} H{self.hidden} I{self.intermediate} E{self.experts}"]
@@ -51,7 +68,18 @@ class Layer:
         words += [f"granularity({self.granularity})"] * (self.granularity != DEFAULT_GRANULARITY)
         words += [f"{n}({s})" for n, s in (("x", self.x_scale), ("h", self.h_scale)) if s]
         words += ["amax"] * self.amax + [f"tile_rows({self.tile_rows})"] * bool(self.tile_rows)
+        words += [f"activations({self.activations})"] * self.mixed + ["bias"] * self.bias
         return " ".join(words)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the products take tokens as they are."""
+        return self.activations == "bf16"
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        """What the products are written for."""
+        return ARCHS_OF[self.activations]
 
     @property
     def router(self) -> Router:
@@ -85,17 +113,59 @@ class Layer:
         w13, w2 = w13 * self.hidden**-0.5, w2 * self.intermediate**-0.5
         return x.to(dtype), w13.to(dtype), w2.to(dtype), logits
 
+    @cached_property
+    def biases(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Of w13 and w2, standard normal."""
+        if not self.bias:
+            return None, None
+        generator = torch.Generator().manual_seed(SEED + 1)
+        rows = 2 * self.intermediate, self.hidden
+        first, second = (torch.randn((self.experts, n), generator=generator) for n in rows)
+        return first, second
+
+    def packed(self) -> PackedExperts:
+        """The weights in the format of the layer."""
+        _, w13, w2, _ = self.tensors
+        return pack(w13, w2, self.format, granularity=self.granularity, biases=self.biases)
+
+    def weights(self, packed: PackedExperts) -> PackedExperts | ArrangedExperts:
+        """Those weights as `fused_moe` takes them for such activations."""
+        return arrange(packed) if self.mixed else packed
+
+    def sizes(self, name: str) -> tuple[int, int]:
+        """Rows and columns of a matrix of w13 or w2."""
+        sizes = {"w13": (2 * self.intermediate, self.hidden),
+                 "w2": (self.hidden, self.intermediate)}  # fmt: skip
+        return sizes[name]
+
+    def mixed_product(self, name: str, **tuning: Any) -> MixedArguments:
+        """What mixed_gemm gets for w13 or w2 inside a layer, tensors without contents; checked."""
+        rows, (n, k), first = self.tokens * self.top_k, self.sizes(name), name == "w13"
+        units = units_of(n, ROWS) * units_of(k, DEPTH)
+        data = _empty((self.experts, units * unit_bytes(self.format)), torch.uint8)
+        x = _empty((self.tokens if first else rows, k), DTYPES[self.dtype])
+        gathered = {"rows": _empty(rows, torch.int32), "slots": self.top_k} if first else {}
+        arguments = MixedArguments(
+            x,
+            Fragments(data, _empty(self.experts), n, k, self.format, swiglu=first),
+            _empty(self.experts + 1, torch.int32),
+            _empty((self.experts, n)) if self.bias else None,
+            Activation(PAIR_ROWS, **vars(self.form)) if first else None,
+            tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, **gathered, **tuning,
+        )  # fmt: skip
+        arguments.check()
+        return arguments
+
     def product(self, name: str, **tuning: Any) -> Arguments:
         """What grouped_gemm gets for w13 or w2, tensors without contents; checked."""
-        rows, form = self.tokens * self.top_k, FORMATS[self.format]
-        n, k = (2 * self.intermediate, self.hidden)
-        if name == "w2":
-            n, k = self.hidden, self.intermediate
+        rows, form, (n, k) = self.tokens * self.top_k, FORMATS[self.format], self.sizes(name)
         of_rows = self.h_scale if name == "w2" else self.x_scale
         x = _without_memory((rows, k), self, rows if of_rows == "token" else 1)
         w = _without_memory((self.experts, n, k), self, self.experts)
         offsets = _empty(self.experts + 1, torch.int32)
         tiles = {"tile_rows": self.tile_rows, "most_rows": self.tokens, **tuning}
+        if self.bias:
+            tiles["bias"] = _empty((self.experts, n))
         if name == "w2":
             arguments = Arguments(x, w, offsets, out=self.dtype, **tiles)
         else:
@@ -110,13 +180,14 @@ class Layer:
 
 
 def errors_of(layer: Layer, experts: PackedExperts, y: torch.Tensor) -> dict[str, float]:
-    """Of y, relative to the definition with plain weights, to torch that quantises where the
-    kernels do, and its own."""
+    """Of y, relative to the definition with plain weights, to torch that quantises what the kernels
+    do, and its own."""
     x, w13, w2, logits = layer.tensors
     scales, form, y = layer.scales, vars(layer.form), y.double()
     routed = route(logits, **vars(layer.router))
-    exact = reference.layer(x, w13, w2, routed, **form)
+    exact = reference.layer(x, w13, w2, routed, biases=layer.biases, **form)
     given = {"fmt": layer.format, "x_scale": scales.x, "h_scale": scales.h}
+    given = {"biases": unpack_biases(experts), **({} if layer.mixed else given)}
     rounded = reference.layer(x, *unpack(experts), routed, **given, **form).double()
     norm = exact.norm().clamp_min(torch.finfo(torch.float64).tiny)
     return {
@@ -147,8 +218,26 @@ def _without_memory(shape: tuple[int, ...], layer: Layer, scales: int) -> Quanti
 
 def product_of(arguments: argparse.Namespace) -> Arguments:
     """The product that the flags spell."""
+    _without(arguments, "needs --activations bf16", *TUNED)
     layer = layer_of(arguments)
     return layer.product(arguments.product, tile_n=arguments.tile_n, carry=arguments.carry)
+
+
+def mixed_product_of(arguments: argparse.Namespace) -> MixedArguments:
+    """The same of a layer whose activations stay as they are."""
+    _without(arguments, NOT_MIXED, "tile_n", "carry")
+    tuning = {name: getattr(arguments, name) for name in TUNED}
+    return layer_of(arguments).mixed_product(arguments.product, **tuning)
+
+
+NOT_MIXED = "with --activations bf16 nothing is quantised but weights"
+
+
+def _without(arguments: argparse.Namespace, reason: str, *names: str) -> None:
+    """ValueError for one of these flags."""
+    for name in names:
+        if (value := getattr(arguments, name)) not in (None, False):
+            raise ValueError(f"--{name.replace('_', '-')} {value}: {reason}")
 
 
 def layer_of(arguments: argparse.Namespace) -> Layer:
@@ -163,13 +252,28 @@ def layer_of(arguments: argparse.Namespace) -> Layer:
         raise ValueError(f"--tokens {fields['tokens']}: at least 0")
     if fields["top_k"] > fields["experts"]:
         raise ValueError(f"--top-k {fields['top_k']}: {fields['experts']} experts")
-    for name in ("dtype", "format", "granularity", "x_scale", "h_scale", "amax", "tile_rows"):
+    own = ("dtype", "format", "granularity", "x_scale", "h_scale", "amax", "tile_rows",
+           "activations", "bias")  # fmt: skip
+    for name in own:
         fields[name] = getattr(arguments, name)
     layer = Layer(**fields)
+    if layer.mixed:
+        return _mixed(layer, arguments)
     if FORMATS[layer.format].has_global:
         return replace(layer, h_scale=300.0 if layer.h_scale is None else layer.h_scale)
     for name in ("x_scale", "h_scale"):
         if fields[name] is not None:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} {fields[name]}: {layer.format} has no global scale")
+    return layer
+
+
+def _mixed(layer: Layer, arguments: argparse.Namespace) -> Layer:
+    """It, or ValueError for flags of what it does not have."""
+    _without(arguments, NOT_MIXED, "x_scale", "h_scale", "amax")
+    if layer.format not in WEIGHTS:
+        formats = " or ".join(WEIGHTS)
+        raise ValueError(f"--format {layer.format}: {formats} with --activations bf16")
+    if getattr(arguments, "arch", None) not in (None, *layer.archs):
+        raise ValueError(f"--arch {arguments.arch}: {layer.archs[0]} with --activations bf16")
     return layer

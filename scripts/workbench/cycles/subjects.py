@@ -45,12 +45,11 @@ def gqa(options: argparse.Namespace) -> Call:
 
 def moe(options: argparse.Namespace) -> Call:
     """Of the layer that the flags spell, from router logits to its output."""
-    from moe import fused_moe, pack
+    from moe import fused_moe
     from workbench.cases.moe import layer_of
 
     layer = layer_of(options)
-    x, w13, w2, logits = layer.tensors
-    experts = pack(w13, w2, layer.format, granularity=layer.granularity)
+    (x, _, _, logits), experts = layer.tensors, layer.weights(layer.packed())
     given = {"activation": layer.form, "scales": layer.scales, "tile_rows": layer.tile_rows}
     return partial(fused_moe, x, experts, logits, layer.router, **given, **_place(options))
 

@@ -31,7 +31,7 @@ PTX_KINDS: Kinds = {
     "integer and moves": ("",),
 }
 SASS_KINDS: Kinds = {
-    "tensor core": ("UTCHMMA", "UTCQMMA", "UTCOMMA", "UTCIMMA", "UTCMMA", "UTCCP"),
+    "tensor core": ("UTCHMMA", "UTCQMMA", "UTCOMMA", "UTCIMMA", "UTCMMA", "UTCCP", "HGMMA"),
     "tensor memory": ("LDTM", "STTM", "UTCATOMSWS", "UTCBAR", "UTC"),
     "HMMA": ("HMMA",),
     "LDSM": ("LDSM",),

@@ -13,6 +13,7 @@ from moe.launch import ARCHS, compile_for
 from moe.sm100.plan import ROLES, make_plan
 from workbench.cases.moe import layer_of, product_of
 from workbench.common import changed, describe, refuse
+from workbench.dump import moe_mixed
 from workbench.dump.files import print_kinds
 from workbench.dump.kernel import Cell, Subject, dump_all, dump_grid
 from workbench.sass import epilogue
@@ -72,10 +73,13 @@ FIGURES = (
 
 
 def perform(options: argparse.Namespace) -> int:
-    if options.grid:
-        return dump_grid(options, map(cell_of, GRID), FIGURES)
     try:
-        named = {"layer": str(layer_of(options)), "product": options.product}
+        layer = layer_of(options)
     except ValueError as refusal:
         return refuse(refusal)
+    if layer.mixed:
+        return moe_mixed.perform(options)
+    if options.grid:
+        return dump_grid(options, map(cell_of, GRID), FIGURES)
+    named = {"layer": str(layer), "product": options.product}
     return dump_all(options, lambda: [subject_of(product_of(options).config)], **named)

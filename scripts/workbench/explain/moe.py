@@ -12,8 +12,9 @@ from moe.choose import choose_tile_rows, row_tiles
 from moe.formats import SCALE_ATOM_BYTES, SCALE_ROWS, row_blocks, scale_atoms
 from moe.launch import ARCHS, grid
 from moe.sm100.plan import LINE, ROLES, GroupedPlan, make_plan
-from workbench.cases.moe import layer_of, product_of
+from workbench.cases.moe import layer_of, mixed_product_of, product_of
 from workbench.common import describe
+from workbench.explain import moe_mixed
 from workbench.explain.plans import Rows, Section, lines_of, parts_of, plural, print_plan
 
 
@@ -125,7 +126,10 @@ def scale_factors(arguments: Arguments, plan: GroupedPlan) -> Section:
 
 def perform(options: argparse.Namespace) -> int:
     def lines() -> Iterator[str]:
-        words = f"with {options.product} of {layer_of(options)}"
+        layer = layer_of(options)
+        words = f"with {options.product} of {layer}"
+        if layer.mixed:
+            return moe_mixed.explain(mixed_product_of(options), words)
         return explain(product_of(options), words)
 
     return print_plan(lines)

@@ -11,9 +11,13 @@ from workbench.flags import groups
 from workbench.flags.groups import add, switch
 
 ARCHS = ("sm_100a",)
+# what the products take of a token -> what their kernels are written for
+ARCHS_OF = {"quantised": ARCHS, "bf16": ("sm_90a",)}
+ACTIVATION_DTYPES = (*ARCHS_OF,)
 DTYPES = ("bf16", "fp16")
 FOUND = ("tensor", "token")  # what a global scale may be found from
 PRODUCTS = ("w13", "w2")
+TUNED = ("teams", "parts")
 # name -> arguments of SwiGLU
 ACTIVATIONS: dict[str, dict[str, float]] = {
     "swiglu": {},
@@ -35,6 +39,15 @@ PLAIN = {
     "tokens": 9, "hidden": 256, "intermediate": 128, "experts": 6, "top_k": 2,
     "activation": "swiglu", "scoring": "softmax",
 }  # fmt: skip
+# of moe.models.CONFIGS, and workbench.bench.moe_peers, which import torch
+MODEL_NAMES = (
+    *("gpt-oss-120b", "gpt-oss-20b", "deepseek-v3", "deepseek-v4-pro", "deepseek-v4-flash"),
+    *("kimi-k2", "qwen3-235b-a22b", "qwen3-30b-a3b", "mixtral-8x7b", "mixtral-8x22b"),
+)
+PARTS, PEERS = ("layer", "w13", "w2"), ("moe", "triton", "triton-plain", "torch")
+ROUTINGS = ("balanced", "random", "power-law")
+MODEL_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+OF_MODELS = ("routing", "format", "parts", "peers", "rounds", "flush")  # flags with --model alone
 SIZES = {
     "tokens": "tokens of the layer",
     "hidden": "hidden size, the width of a token",
@@ -67,7 +80,11 @@ def add_layer(parser: argparse.ArgumentParser) -> None:
     add(group, "activation", "of an expert", choices=ACTIVATIONS, shown=PLAIN["activation"])
     add(group, "scoring", "of the router", choices=SCORINGS, shown=PLAIN["scoring"])
     add(group, "dtype", "of x and the output", "bf16", choices=DTYPES)
-    add(group, "format", "of both operands of the products", "nvfp4", choices=FORMATS)
+    words = "the products take: in --format, on Blackwell, or as they are, on Hopper"
+    add(group, "activations", f"what {words}", "quantised", choices=ACTIVATION_DTYPES)
+    words = "of both operands of the products, of the weights alone with --activations bf16"
+    add(group, "format", words, "nvfp4", choices=FORMATS)
+    switch(group, "bias", "both products have one, as those of gpt-oss")
     words = "rows of gate in w13 before as many of up"
     add(group, "granularity", words, DEFAULT_GRANULARITY, type=int, choices=GRANULARITIES)
     found = {"type": scale, "metavar": "S"}
@@ -86,6 +103,9 @@ def add_product(parser: argparse.ArgumentParser) -> None:
     add(group, "product", "which of the layer's two", PRODUCTS[0], choices=PRODUCTS)
     add(group, "tile-n", f"columns of a tile, one of {TILE_N}", shown="by sizes")
     switch(group, "carry", "quantise 8 columns at a time; needs --granularity 8")
+    words = "with --activations bf16: warpgroups that compute, and times 64 rows of weights of each"
+    for name in TUNED:
+        add(group, name, words, shown="by sizes")
 
 
 def add_dump(parser: argparse.ArgumentParser) -> None:
@@ -97,4 +117,22 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py moe`."""
     add_layer(parser)
-    groups.add_tolerance(groups.add_run(parser, ARCHS))
+    groups.add_tolerance(groups.add_run(parser, sum(ARCHS_OF.values(), ())))
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench.py moe --model`."""
+    group = parser.add_argument_group("layers of models, on Hopper, beside peers")
+    some = {"nargs": "+", "metavar": "NAME"}
+    words = f"a layer of these, in place of the steps: {', '.join(MODEL_NAMES)}"
+    add(group, "model", words, (), choices=MODEL_NAMES, shown="none", **some)
+    words = f"how tokens choose experts, of {', '.join(ROUTINGS)}"
+    add(group, "routing", words, ROUTINGS[1:2], choices=ROUTINGS, shown=ROUTINGS[1], **some)
+    add(group, "format", "of the weights", "mxfp4", choices=("mxfp4", "nvfp4"))
+    words = f"of {', '.join(PARTS)}: the whole layer, and its products"
+    add(group, "parts", words, PARTS, choices=PARTS, shown="all", **some)
+    add(group, "peers", f"of {', '.join(PEERS)}", (), choices=PEERS, shown="all", **some)
+    add(group, "rounds", "turns of each", 10, type=groups.positive_count)
+    wish = {"action": argparse.BooleanOptionalAction, "default": True}
+    words = "overwrite L2 in front of each call; default: yes"
+    group.add_argument("--flush", help=words, **wish)

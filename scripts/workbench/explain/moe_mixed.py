@@ -1,0 +1,115 @@
+"""What `explain.py moe --activations bf16` says: Hopper's product of numbers and weights of four
+bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from kernelkit import hw
+from moe.choose import row_tiles
+from moe.mixed.choose import LARGEST, MANY, READS, choose_teams, choose_tile_rows
+from moe.mixed.config import ROWS
+from moe.mixed.fragments import DEPTH
+from moe.mixed.launch import ARCHS, MixedArguments
+from moe.mixed.sm90.plan import MixedPlan, make_plan
+from workbench.common import describe
+from workbench.explain.plans import Section, lines_of, parts_of, plural
+
+
+def explain(arguments: MixedArguments, product: str) -> Iterator[str]:
+    """The whole plan, line by line."""
+    plan = make_plan(arguments.config)
+    yield f"moe mixed GEMM for {ARCHS[0]}: {describe(arguments.config)}"
+    yield f"product {product}"
+    if not arguments.count:
+        yield "\nNo rows: no launch."
+        return
+    yield from lines_of((walk(arguments, plan), weights(arguments, plan), *parts_of(plan)))
+
+
+def walk(arguments: MixedArguments, plan: MixedPlan) -> Section:
+    """Which tiles there are, and who takes them."""
+    w, config, count = arguments.w, arguments.config, arguments.count
+    units = math.ceil(w.k / DEPTH)
+    origin = "fetched from where the tokens are" if config.gather else "as they lie"
+    rows = [
+        ("product", f"{w.experts} x [{w.rows}, {w.k}] in {w.fmt} by [{count}, {w.k}] in bf16"),
+        ("output", output(arguments)),
+        ("rows of x", origin),
+        ("tile", tile(arguments)),
+        ("warpgroups", teams(arguments)),
+        ("tiles", tiles(arguments)),
+        ("grid", grid(arguments)),
+        ("K", f"{plural(units, 'unit')} of {DEPTH}, {DEPTH // config.step} MMAs each; "
+              f"{plural(plan.units, 'unit')} a stage"),
+        ("ring", f"{plan.stages} stages of {plan.w_bytes + plan.units * plan.x_bytes:,} bytes"),
+    ]  # fmt: skip
+    return "The walk over tiles", rows
+
+
+def output(arguments: MixedArguments) -> str:
+    """What becomes of a tile."""
+    config, form = arguments.config, arguments.activation
+    words = f"[{arguments.count}, {arguments.columns}] in {config.out}" + ", a bias" * config.bias
+    if form is None:
+        return words
+    words += f", SwiGLU of pairs: {form.granularity} rows of gate, then of up"
+    return words + (f", clamped at {form.limit:g}" if config.limit else "")
+
+
+def tile(arguments: MixedArguments) -> str:
+    """Its sizes, and why."""
+    config, rows, experts = arguments.config, arguments.count, arguments.w.experts
+    words = f"{config.tile_n} rows of the matrix of an expert x {config.tile_rows} of its rows"
+    chosen = choose_tile_rows(rows, experts)
+    why = f"{rows / experts:.3g} rows of an expert on average; {LARGEST} at most are chosen"
+    why += f", which would choose {chosen}" * (config.tile_rows != chosen)
+    return f"{words} ({why})"
+
+
+def teams(arguments: MixedArguments) -> str:
+    """Who shares a tile, and why."""
+    config, w = arguments.config, arguments.w
+    words = f"{config.teams}, each {config.parts} x {ROWS} rows of the matrix"
+    chosen = choose_teams(arguments.count, w.experts, w.rows, config.tile_rows)
+    if (config.teams, config.parts) != chosen:
+        return f"{words} (sizes would choose {chosen[0]} of {chosen[1]} x {ROWS})"
+    if config.tile_rows >= MANY:
+        return f"{words} (products take the time)"
+    return f"{words} (reading takes the time: waves of CTAs, and {READS[chosen]:.2f} of the speed)"
+
+
+def most_tiles(arguments: MixedArguments) -> tuple[int, int]:
+    """(of rows, of columns): the most that there can be."""
+    config, count = arguments.config, arguments.count
+    most = count if arguments.most_rows is None else arguments.most_rows
+    of_rows = row_tiles(count, arguments.w.experts, config.tile_rows, most)
+    return of_rows, math.ceil(arguments.w.rows / config.tile_n)
+
+
+def tiles(arguments: MixedArguments) -> str:
+    of_rows, of_columns = most_tiles(arguments)
+    least = math.ceil(arguments.count / arguments.config.tile_rows)
+    return (
+        f"{of_columns} of the matrix x {of_rows} of rows at most, whatever the counts; "
+        f"at least {least} of rows"
+    )
+
+
+def grid(arguments: MixedArguments) -> str:
+    sms, every = hw.SMS_OF[ARCHS[0]], math.prod(most_tiles(arguments))
+    return f"{plural(min(sms, every), 'CTA')} on {sms} SMs, tiles dealt in turns of as many"
+
+
+def weights(arguments: MixedArguments, plan: MixedPlan) -> Section:
+    """How they lie, and what has to be read."""
+    w, form = arguments.w, arguments.config.format
+    used, one = min(arguments.count, w.experts), w.nbytes // w.experts
+    rows = [
+        ("a unit", f"{ROWS} rows x {DEPTH} of K, {plan.unit_bytes:,} bytes: 16 of each thread, "
+                   f"then factors in {form.scale}, of {form.block} elements each"),
+        ("of an expert", f"{one:,} bytes, {used * one:,} if {used} have rows"),
+        ("of a value", f"{8 * w.data.nbytes / (w.experts * w.rows * w.k):.3g} bits as stored"),
+    ]  # fmt: skip
+    return "Weights", rows

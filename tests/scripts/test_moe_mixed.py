@@ -1,0 +1,164 @@
+"""run.py, explain.py, dump.py and nsight.py moe of layers whose activations stay bf16."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
+from moe import reference, unpack, unpack_biases
+from moe.mixed.config import MixedConfig
+from moe.mixed.sm90.plan import make_plan
+from moe.reference_routing import route
+from workbench.cases.moe import layer_of
+from workbench.commands import EXPLAIN
+from workbench.dump import moe_mixed
+from workbench.nsight import KERNELS
+from workbench.run import moe as run_moe
+
+MIXED = "moe --activations bf16 --format mxfp4"
+SMALL = f"{MIXED} --tokens 2 --hidden 128 --intermediate 64 --experts 3 --top-k 2"
+GPT_OSS = f"{MIXED} --model gpt-oss-120b --experts 128 --top-k 4 --tokens 64 --bias"
+needs_tools = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
+
+
+def layer(flags: str):
+    return layer_of(EXPLAIN["moe"].parser("").parse_args(flags.split()[1:]))
+
+
+# -- run ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", ["--bias --activation gpt-oss", "--format nvfp4"])
+def test_a_layer_runs_and_is_judged(written, more):
+    out, found = written(f"run.py {SMALL} {more} --check")
+    assert "within tolerance" in out
+    assert run_moe.MIXED in out
+    assert found["checks"]["errors"] == 0
+    row = found["row"]
+    assert row["case"].endswith("activations(bf16)" + " bias" * ("--bias" in more))
+    assert (row["arch"], row["launches"]) == ("sm_90a", 5)
+    assert 0.05 < row["reference"] < 0.3  # of random numbers in four bits
+    assert 0 < row["apart"] < torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize(("share", "code"), [(1.0, 0), (1.01, 1), (float("nan"), 1)])
+def test_what_is_tolerated(monkeypatch, run, share, code):
+    """A hundredth is far less than the error of four bits, and out of tolerance all the same."""
+    wanted = layer(SMALL)
+    packed = wanted.packed()
+
+    def fused(x, experts, logits, router, *, activation, **options):
+        routed = route(logits, **vars(router))
+        given = {"biases": unpack_biases(packed), **vars(activation)}
+        return reference.layer(x, *unpack(packed), routed, **given).bfloat16() * share
+
+    monkeypatch.setattr(run_moe, "fused_moe", fused)
+    result = run(f"run.py {SMALL}")
+    assert result.returncode == code, result.stdout
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    ("run.py moe --activations bf16 --format mxfp8", "--format mxfp8: nvfp4 or mxfp4 with"),
+    ("run.py moe --activations bf16 --amax", "--amax True: with --activations bf16 nothing"),
+    ("run.py moe --activations bf16 --h-scale 3", "--h-scale 3.0: with --activations bf16"),
+    ("run.py moe --activations bf16 --arch sm_100a", "--arch sm_100a: sm_90a with --activations"),
+    ("run.py moe --activations bf16 --dtype fp16", "x is torch.float16: "),
+    ("run.py moe --activations bf16 --tile-rows 100", "tile_rows 100: one of (8, 16, 32"),
+    ("explain.py moe --activations bf16 --tile-n 128", "--tile-n 128: with --activations bf16"),
+    ("explain.py moe --teams 2", "--teams 2: needs --activations bf16"),
+    ("dump.py moe --activations bf16 --teams 4 --tile-rows 128", "tile_rows 128 with 4 warpgroups"),
+])  # fmt: skip
+def test_refused(run, flags, words):
+    result = run(flags)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"refused: {words}")
+
+
+# -- explain --------------------------------------------------------------------------------------
+
+
+def rows_of(text: str, title: str) -> dict[str, str]:
+    """Name -> words of a section."""
+    section = text.partition(f"\n{title}\n")[2].partition("\n\n")[0]
+    return dict(re.split(r"  +", line.strip(), maxsplit=1) for line in section.splitlines())
+
+
+def test_figures_by_hand(printed):
+    """256 rows of 128 experts, 5760 packed rows of 2880: 45 units of 64."""
+    text, config = printed(f"explain.py {GPT_OSS}"), layer(GPT_OSS).mixed_product("w13").config
+    assert text.startswith("moe mixed GEMM for sm_90a: mxfp4, swiglu, limit, bias, gather, ")
+    rows, plan = rows_of(text, "The walk over tiles"), make_plan(config)
+    assert rows["product"] == "128 x [5760, 2880] in mxfp4 by [256, 2880] in bf16"
+    assert rows["output"].startswith("[256, 2880] in bf16, a bias, SwiGLU of pairs: 8 rows of gate")
+    assert rows["output"].endswith("clamped at 7")
+    words = f"{config.tile_n} rows of the matrix of an expert x {config.tile_rows} of its rows ("
+    assert rows["tile"].startswith(words)
+    assert "2 rows of an expert on average" in rows["tile"]
+    assert rows["K"].startswith("45 units of 64, 4 MMAs each")
+    assert rows["ring"].startswith(f"{plan.stages} stages of ")
+    assert rows["grid"].startswith("132 CTAs on 132 SMs")
+    assert rows_of(text, "Weights")["of a value"] == "4.25 bits as stored"
+    assert all(f"  {role.name} " in text for role in plan.roles.roles)
+    assert all(f"  {edge.name} " in text for edge in plan.edges.edges)
+    assert f"Shared memory: {plan.smem.bytes:,} of" in text
+
+
+def test_what_is_chosen_and_what_would_be(printed):
+    def walk(more: str) -> dict[str, str]:
+        return rows_of(printed(f"explain.py {GPT_OSS} {more}"), "The walk over tiles")
+
+    chosen, second = walk(""), walk("--product w2")
+    assert "would choose" not in chosen["tile"] + chosen["warpgroups"]
+    assert second["output"] == "[256, 2880] in bf16, a bias"
+    assert second["rows of x"] == "as they lie"
+    asked = walk("--tile-rows 32 --teams 2 --parts 1")
+    assert "which would choose 8" in asked["tile"]
+    assert asked["warpgroups"].startswith("2, each 1 x 64 rows of the matrix (sizes would choose")
+    assert "products take the time" in walk("--tokens 8192 --tile-rows 128")["warpgroups"]
+    assert "No rows: no launch." in printed(f"explain.py {MIXED} --tokens 0")
+
+
+# -- dump -----------------------------------------------------------------------------------------
+
+
+@needs_tools
+@pytest.mark.usefixtures("whole_ptxas")
+def test_figures_of_the_main_loop(written, tmp_path):
+    """Eight elements of each thread for 16 of K and 64 rows are four products of pairs."""
+    out, found = written(f"dump.py {GPT_OSS} --teams 2 --parts 1", "--out", tmp_path / "files")
+    assert (found["product"], found["config"]["teams"], found["spills"]) == ("w13", 2, 0)
+    assert found["loop"]["HGMMA"] == 1
+    assert found["loop"]["bf16 products"] == 4
+    assert found["loop"]["spills"] == 0
+    assert found["turn"] == 128
+    assert found["sass"]["tensor core"] >= found["turn"] / 16
+    assert found["smem_bytes"] == make_plan(MixedConfig(**found["config"])).smem.bytes
+    assert "Main loop, per warp and 16 of K, 1 x 64 rows of weights: " in out
+
+
+def test_the_grid_covers_every_tile():
+    assert len(set(moe_mixed.GRID)) == len(moe_mixed.GRID)
+    for config in moe_mixed.GRID:
+        make_plan(config)
+    assert {config.tile_rows for config in moe_mixed.GRID} == {8, 16, 32, 64, 128, 256}
+    assert {config.fmt for config in moe_mixed.GRID} == {"mxfp4", "nvfp4"}
+
+
+@needs_tools
+@pytest.mark.usefixtures("whole_ptxas")
+def test_a_grid_is_a_table(monkeypatch, written, tmp_path):
+    monkeypatch.setattr(moe_mixed, "GRID", (MixedConfig(tile_rows=8),))
+    table, (_, row) = written(f"dump.py {MIXED} --grid", "--out", tmp_path)
+    assert row["config"] == {"tile_rows": 8}
+    assert f" {sum(row['loop'].values()):.1f} " in table
+
+
+# -- nsight ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["moemixedsm90kernelMixedGemm_", "moesm100kernelGroupedGemm_"])
+def test_a_profiler_finds_both_products(name):
+    assert re.search(KERNELS["moe"], f"kernel_cutlass_kernel_{name}object_at_")
