@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from moe.arguments import SwiGLU, out_name
-from moe.mixed.fragments import Fragments
+from kernelkit.tensors import require_type
+from moe.arguments import Activation, SwiGLU, out_name
+from moe.mixed.fragments import PAIR_ROWS, Fragments
 from moe.mixed.launch import MIXED_GEMM
 
 
@@ -56,8 +57,10 @@ def mixed_gemm(
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
+    require_type("activation", activation, SwiGLU, optional=True)
+    form = None if activation is None else Activation(PAIR_ROWS, **vars(activation))
     return MIXED_GEMM({
-        "x": x, "w": w, "offsets": offsets, "bias": bias, "activation": activation, "rows": rows,
+        "x": x, "w": w, "offsets": offsets, "bias": bias, "activation": form, "rows": rows,
         "slots": slots, "out": out_name(out), "tile_rows": tile_rows, "teams": teams,
         "parts": parts, "most_rows": most_rows, "pdl": pdl, "backend": backend, "arch": arch,
     })  # fmt: skip

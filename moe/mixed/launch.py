@@ -21,7 +21,7 @@ from kernelkit.tensors import (
     require_tma,
     with_plain_strides,
 )
-from moe.arguments import SwiGLU, check_form
+from moe.arguments import Activation, SwiGLU, check_form
 from moe.choose import row_tiles
 from moe.indices import check_offsets, check_range
 from moe.mixed.choose import choose_teams, choose_tile_rows
@@ -34,13 +34,14 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 @dataclass(frozen=True, eq=False)
 class MixedArguments:
-    """As `moe.mixed_gemm` describes them. rows, slots: of gathered rows; out: name of a dtype."""
+    """As `moe.mixed_gemm` describes them. activation: with its rows in turn, which the operator
+    tells from None by; rows, slots: of gathered rows; out: name of a dtype."""
 
     x: torch.Tensor
     w: Fragments
     offsets: torch.Tensor
     bias: torch.Tensor | None = None
-    activation: SwiGLU | None = None
+    activation: Activation | None = None
     rows: torch.Tensor | None = None
     slots: int = 1
     out: str = "bf16"
@@ -105,19 +106,33 @@ class MixedArguments:
         if self.bias is not None:
             require_tensors(x=x, bias=self.bias)
             require_table("bias", self.bias, torch.float32, (w.experts, w.rows))
+        if self.slots < 1 or (self.slots > 1 and self.rows is None):
+            limit = "1, as no rows are gathered" if self.rows is None else "at least one of a token"
+            raise ValueError(f"slots {self.slots}: {limit}")
         if self.rows is not None:
             require_tensors(x=x, rows=self.rows)
             require_table("rows", self.rows, torch.int32, (None,))
             self._check_slots(self.rows)
+        self._check_hints()
         unit = hw.TMA_ALIGN_BYTES // 2
         if self.columns % unit:
             raise NotImplementedError(f"{self.columns} columns of output: a multiple of {unit}")
         self.config.check_values()
 
+    def _check_hints(self) -> None:
+        """What tiles are chosen by."""
+        if self.parts is not None and self.teams is None:
+            raise ValueError(f"parts {self.parts} without teams: both, or none of them")
+        if self.most_rows is None or not self.count:
+            return
+        least = 1
+        if self.offsets.device.type == "cpu":
+            least = max(int(self.offsets.diff().max()), least)
+        if self.most_rows < least:
+            raise ValueError(f"most_rows {self.most_rows}: at least {least} of an expert")
+
     def _check_slots(self, rows: torch.Tensor) -> None:
         """What rows that exist say is looked at on the CPU alone."""
-        if self.slots < 1:
-            raise ValueError(f"slots {self.slots}: at least one of a token")
         if rows.device.type == "cpu":
             every = len(self.x) * self.slots
             check_range("rows", rows[: int(self.offsets[-1])], every, f"x has {every} slots")

@@ -13,8 +13,9 @@ import torch
 
 from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES
+from moe.arguments import Activation
 from moe.fused import Layer
-from moe.mixed.fragments import ArrangedExperts
+from moe.mixed.fragments import PAIR_ROWS, ArrangedExperts
 from moe.mixed.launch import MixedArguments, forward
 from moe.routing.launch import Choices, Slots, Weighted, run_combine, run_permutation, run_route
 
@@ -48,10 +49,9 @@ def run_layer(layer: MixedLayer) -> tuple[torch.Tensor]:
     offsets, slot_of_row, row_of_slot = run_permutation(slots)
     given = {"out": DTYPE_NAMES[x.dtype], **layer.tiles, **where}
     gathered = {"rows": slot_of_row.narrow(0, 0, layer.rows), "slots": layer.router.slots}
+    form = Activation(PAIR_ROWS, **vars(layer.activation))
     (h,) = forward(
-        MixedArguments(
-            x, experts.w13, offsets, experts.bias13, layer.activation, **gathered, **given
-        )
+        MixedArguments(x, experts.w13, offsets, experts.bias13, form, **gathered, **given)
     )
     (y,) = forward(MixedArguments(h, experts.w2, offsets, experts.bias2, **given))
     rows = row_of_slot.view(weights.shape)

@@ -35,7 +35,8 @@ class Gather:
         """Whole life of the warps."""
         pipes, plan = scope.pipes, self.plan
         tiles, state = consumer_state(TILE_STAGES), producer_state(plan.stages)
-        begun = Int32(0)
+        steps = (scope.sizes.units + UNITS - 1) // UNITS
+        begun, flying = Int32(0), Int32(0)
         going = Int32(1)
         while going > 0:
             pipes.tile_gather.wait(tiles)
@@ -45,18 +46,28 @@ class Gather:
             going = tile.valid
             if going > 0:
                 self.find_rows(scope, tile)
-                for step in cutlass.range((scope.sizes.units + UNITS - 1) // UNITS, unroll=1):
+                for step in cutlass.range(steps, unroll=1):
                     pipes.x.wait_free(state)
                     self.fetch(scope, step, state.index)
                     cute.arch.cp_async_commit_group()
-                    if begun >= plan.ahead:
-                        cute.arch.cp_async_wait_group(plan.ahead)
-                        self.tell(scope, begun - plan.ahead)
                     begun += 1
+                    flying += 1
+                    if flying > plan.ahead:
+                        cute.arch.cp_async_wait_group(plan.ahead)
+                        self.tell(scope, begun - flying)
+                        flying -= 1
                     state.advance()
+            # The queue has too few tiles of so few steps for one to be told when others begin.
+            if (going == 0) | (steps * TILE_STAGES < plan.ahead):
+                self.land(scope, begun, flying)
+                flying = Int32(0)
+
+    @cute.jit
+    def land(self, scope: Scope, begun: Int32, flying: Int32) -> None:
+        """Tell of all stages that are in flight."""
         cute.arch.cp_async_wait_group(0)
-        for behind in cutlass.range_constexpr(plan.ahead, 0, -1):
-            if begun >= behind:
+        for behind in cutlass.range_constexpr(self.plan.ahead, 0, -1):
+            if flying >= behind:
                 self.tell(scope, begun - behind)
 
     @cute.jit

@@ -18,9 +18,9 @@ from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.warps import Role, RolePlan
 from moe.mixed.config import ROWS, MixedConfig
 from moe.mixed.fragments import DEPTH, unit_bytes
+from moe.sm100.plan import TILE_STAGES  # of the same scheduler
 
 UNITS = 2  # of K in a stage
-TILE_STAGES = 2
 TILE_WORDS = 8  # int32 of a slot of the tile queue
 MAX_STAGES = 16
 BARRIER_BYTES = 1024
