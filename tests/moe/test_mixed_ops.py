@@ -1,5 +1,5 @@
-"""`mixed_gemm` as torch sees it: the operator, its fake, compiled code; and what it refuses, by value
-and limit, before anything is compiled."""
+"""`mixed_gemm` as torch sees it: operator, fake, compiled code; and what it refuses, by value and
+limit, before anything is compiled."""
 
 from __future__ import annotations
 

@@ -106,21 +106,19 @@ class Case:
         w = torch.randn(shape, generator=generator) * self.k**-0.5
         w = hostile.values(self.w_like, w, self.fmt)
         scale = hostile.encode_scale(self.w_like, w.flatten(1), self.fmt)
-        quantised = quantise_experts("w", w, format_of(self.fmt), scale)
-        order = interleaved_rows(self.columns, PAIR_ROWS) if self.form else None
-        arranged = fragments(quantised, order)
-        bias = torch.randn(shape[:2], generator=generator) if self.bias else None
-        own = None if bias is None else _poisoned(bias if order is None else bias[:, order], device)
+        quantised = quantise_experts(
+            "w", w.to(device), format_of(self.fmt), None if scale is None else scale.to(device)
+        )
+        order = interleaved_rows(self.columns, PAIR_ROWS) if self.form else slice(None)
+        arranged = fragments(quantised, order if self.form else None)
+        bias = torch.randn(shape[:2], generator=generator).to(device) if self.bias else None
+        tensors = {name: _poisoned(getattr(arranged, name)) for name in ("data", "factor")}
         return Inputs(
-            _poisoned(x, device),
-            replace(
-                arranged,
-                data=_poisoned(arranged.data, device),
-                factor=_poisoned(arranged.factor, device),
-            ),
-            _poisoned(torch.tensor([0, *self.counts]).cumsum(0).int(), device),
-            own,
-            None if rows is None else _poisoned(rows, device),
+            _poisoned(x.to(device)),
+            replace(arranged, **tensors),
+            _poisoned(torch.tensor([0, *self.counts]).cumsum(0).int().to(device)),
+            None if bias is None else _poisoned(bias[:, order]),
+            None if rows is None else _poisoned(rows.to(device)),
             quantised,
             bias,
         )
@@ -153,8 +151,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What `mixed_gemm` takes; and weights and biases as they are meant, all of gate first, on the
-    CPU."""
+    """What `mixed_gemm` takes; and weights and biases as they are meant, all of gate first."""
 
     x: torch.Tensor
     w: Fragments
@@ -171,48 +168,49 @@ class Inputs:
         return {name: getattr(self, name) for name in given}
 
 
+def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """Without memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def empty_fragments(experts: int, rows: int, k: int, fmt: str, *, swiglu: bool) -> Fragments:
+    """Weights without memory."""
+    size = units_of(rows, ROWS) * units_of(k, DEPTH) * unit_bytes(fmt)
+    data, factor = empty(experts, size, dtype=torch.uint8), empty(experts, dtype=torch.float32)
+    return Fragments(data, factor, rows, k, fmt, swiglu)
+
+
 def arguments_of(case: Case) -> MixedArguments:
     """Of tensors without memory: what says which kernel is compiled."""
-    experts, count = len(case.counts), case.rows + case.room
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    sizes = units_of(case.rows_of_w, ROWS), units_of(case.k, DEPTH), unit_bytes(case.fmt)
-    w = Fragments(
-        empty(experts, math.prod(sizes), dtype=torch.uint8),
-        empty(experts, dtype=torch.float32),
-        *(case.rows_of_w, case.k, case.fmt, case.form is not None),
-    )
+    experts, count, rows = len(case.counts), case.rows + case.room, case.rows_of_w
     form = None if case.form is None else Activation(PAIR_ROWS, *case.form)
     return MixedArguments(
         empty(count, case.k, dtype=torch.bfloat16),
-        w,
+        empty_fragments(experts, rows, case.k, case.fmt, swiglu=case.form is not None),
         empty(experts + 1),
-        empty(experts, case.rows_of_w, dtype=torch.float32) if case.bias else None,
+        empty(experts, rows, dtype=torch.float32) if case.bias else None,
         rows=empty(count) if case.slots else None,
         **case.options() | {"activation": form, "out": case.out},
     )
 
 
-def _poisoned(tensor: torch.Tensor, device: str) -> torch.Tensor:
+def _poisoned(tensor: torch.Tensor) -> torch.Tensor:
     """The same numbers with poison around them: NaN, or the largest integer."""
     poison = math.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
     size = tensor.numel()
-    whole = torch.full((size + 2 * AROUND,), poison, dtype=tensor.dtype, device=device)
+    whole = tensor.new_full((size + 2 * AROUND,), poison)
     inner = whole[AROUND : AROUND + size].view(tensor.shape)
     return inner.copy_(tensor)
 
 
 def call(case: Case, inputs: Inputs, **changes: Any) -> torch.Tensor:
-    """The result on the device of the inputs, whose memory held NaN before."""
-    with poisoned_outputs():
-        return mixed_gemm(**inputs.tensors | case.options() | changes)
+    """The result, on the device of the inputs."""
+    return mixed_gemm(**inputs.tensors | case.options() | changes)
 
 
 def run(case: Case, options: Options = CHECKED, **changes: Any) -> torch.Tensor:
-    """The result of the kernel in the emulator, where nothing is found."""
-    with checked(options):
+    """The result of the kernel in the emulator, where nothing is found; its memory held NaN."""
+    with checked(options), poisoned_outputs():
         return call(case, case.inputs(), **changes)
 
 
@@ -222,22 +220,22 @@ def definition(
     """[rows, columns] on the device of the inputs, in fp64, or with what the kernel computes in
     fp32: sums along K, in steps or as a tensor core makes them, times the global scale, plus the
     bias, SwiGLU."""
-    x, w, device = inputs.x, inputs.quantised, inputs.x.device
+    x, w = inputs.x, inputs.quantised
     rows = slice(case.rows) if inputs.rows is None else inputs.rows[: case.rows] // case.slots
     x = x[rows]
     factor = torch.ones(len(case.counts)) if w.decode_scale is None else w.decode_scale
     if w.decode_scale is not None:
         one = torch.ones_like(w.decode_scale)
         w = replace(w, encode_scale=one, decode_scale=one)
-    matrices = reference.dequantise(w).to(device)
-    starts, sums = inputs.offsets.tolist(), []
+    matrices = reference.dequantise(w)
+    starts, rows_of = inputs.offsets.tolist(), []
     for expert, (begin, end) in enumerate(pairwise(starts)):
         both = x[begin:end], matrices[expert].T
-        found = _sums(both, dtype, aligned_sums=aligned_sums) * factor[expert].to(dtype).item()
+        found = sums(both, dtype, aligned_sums=aligned_sums) * factor[expert].to(dtype).item()
         if inputs.plain_bias is not None:
-            found = found + inputs.plain_bias[expert].to(device, dtype)
-        sums.append(found)
-    product = torch.cat(sums)
+            found = found + inputs.plain_bias[expert].to(dtype)
+        rows_of.append(found)
+    product = torch.cat(rows_of)
     if case.form is None:
         return product
     alpha, beta, limit = case.form
@@ -245,7 +243,7 @@ def definition(
     return reference.swiglu(gate, up, alpha=alpha, beta=beta, limit=limit)
 
 
-def _sums(
+def sums(
     both: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype, *, aligned_sums: bool
 ) -> torch.Tensor:
     """[rows, N] of x [rows, K] and w^T fp64 [K, N]."""
