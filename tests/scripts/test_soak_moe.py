@@ -191,7 +191,7 @@ def test_other_contents_of_the_same_tensors():
             assert not torch.equal(getattr(one.given, name), tensor)
 
 
-@pytest.mark.parametrize("seed", [2, 1], ids=["product", "layer"])
+@pytest.mark.parametrize("seed", [6, 1], ids=["product", "layer"])
 def test_the_kernels_run_in_the_emulator(printed, seed):
     kernel = next(Draws(seed, "sm_90a", SMALL).kernels())
     assert isinstance(kernel.case, Layer) == (seed == 1)
