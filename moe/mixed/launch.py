@@ -160,7 +160,7 @@ def kernel_arguments(arguments: MixedArguments, out: torch.Tensor) -> list:
     """As `moe.mixed.sm90.kernel.MixedGemm` takes them, but for the stream."""
     x, w, config = arguments.x, arguments.w, arguments.config
     if arguments.rows is None:
-        x = x[None, :, None]
+        x = x.view(1, len(x), 1, w.k)
     tables = arguments.offsets, out, arguments.bias, arguments.rows
     tensors = (w.data, w.factor, *(None if t is None else with_plain_strides(t) for t in tables))
     form = arguments.activation or SwiGLU()

@@ -16,7 +16,7 @@ from moe.mixed.launch import MIXED_GEMM
 from tests.moe.mixed_space import CTAS, FIRST, MATRIX, QUICK, TILES
 from workbench.place import Place, why_not_here
 from workbench.problems.attention import same_bits
-from workbench.problems.mixed_gemm import Case
+from workbench.problems.mixed_gemm import Case, call
 from workbench.problems.mixed_layer import Layer
 from workbench.soak.campaign.trial import replays
 from workbench.soak.moe.trial import Trial
@@ -72,7 +72,7 @@ def test_few_ctas_have_many_tiles(case, ctas, monkeypatch):
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: "x".join(map(str, tile.values())))
 def test_every_tile_gives_the_same_bits(tile):
-    case = replace(GPT_OSS, k=1440, slots=0)
+    case = replace(GPT_OSS, k=1440, columns=720, slots=0)
     assert same_bits(Trial(case, HERE).first, Trial(replace(case, **tile), HERE).first)
 
 
@@ -87,6 +87,44 @@ def test_what_is_captured_follows_its_tensors():
     before = trial.first
     assert replays(trial)
     assert not torch.equal(before[0], trial.first[0])
+
+
+FEW = Case((9,), 4096, 2048, form=None)
+
+
+def test_weights_behind_two_gigabytes():
+    """Bytes that 32 bits do not count: the last of many experts has all rows."""
+    inputs, experts = FEW.inputs("cuda"), 560
+    data = torch.zeros(experts, inputs.w.data.shape[1], dtype=torch.uint8, device="cuda")
+    factor, offsets = torch.ones(experts, device="cuda"), torch.zeros(experts + 1, device="cuda")
+    data[-1], factor[-1], offsets[-1] = inputs.w.data[0], inputs.w.factor[0], FEW.rows
+    assert data.nbytes > 1 << 31
+    w = replace(inputs.w, data=data, factor=factor)
+    found = call(FEW, inputs, w=w, offsets=offsets.int())
+    assert torch.equal(found, call(FEW, inputs))
+
+
+def test_tokens_behind_two_gigabytes():
+    """Elements of x: the last tokens have all rows."""
+    inputs, tokens = FEW.inputs("cuda"), 530_000
+    x = torch.zeros(tokens, FEW.k, dtype=torch.bfloat16, device="cuda")
+    x[-FEW.rows :] = inputs.x
+    assert x.numel() > 1 << 31
+    rows = torch.arange(tokens - FEW.rows, tokens, device="cuda").int()
+    assert torch.equal(call(FEW, inputs, x=x, rows=rows), call(FEW, inputs))
+
+
+def test_outputs_behind_two_gigabytes():
+    """Elements of the result, and rows that TMA fetches."""
+    case = Case((9,), 64, 2048, form=None)
+    inputs, rows = case.inputs("cuda"), 1_100_000
+    x = torch.zeros(rows, case.k, dtype=torch.bfloat16, device="cuda")
+    x[-case.rows :] = inputs.x
+    offsets = torch.tensor([0, rows], device="cuda").int()
+    found = call(case, inputs, x=x, offsets=offsets)
+    assert found.numel() > 1 << 31
+    assert torch.equal(found[-case.rows :], call(case, inputs))
+    assert not found[: -case.rows].any()
 
 
 @pytest.mark.parametrize("seed", range(2))

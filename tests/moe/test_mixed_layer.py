@@ -6,10 +6,13 @@ What they add to the weights' own error is bf16: of h, of the rows of the second
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
+from torch.utils._pytree import tree_map_only
 
 from kernelkit.launch import watching
 from moe import (
@@ -26,10 +29,11 @@ from moe import (
     unpack_biases,
 )
 from moe.mixed.fragments import ArrangedExperts
-from moe.mixed.layer import FUSED_MIXED, MixedLayer
+from moe.mixed.layer import FUSED_MIXED, MixedLayer, run_layer
 from moe.packing import PackedExperts
 from moe.reference_routing import route
 from ptxemu import Options
+from tests.attentions import Watched
 from workbench.problems.grouped_gemm import CHECKED, PATIENCE, checked
 
 TOKENS, HIDDEN, INTERMEDIATE, EXPERTS = 7, 160, 96, 5
@@ -97,6 +101,23 @@ def test_five_launches():
     with watching(lambda prepared, _: seen.append(prepared)):
         run(arrange(packed()))
     assert len(seen) == 5
+
+
+def test_the_host_never_waits_nor_computes(launches):
+    """Of a rank, too: how many rows it has stands on the GPU alone."""
+    there = partial(torch.empty_like, device="cuda")
+    for rank in ({}, {"first_expert": 1, "end_expert": 6}):
+        logits = torch.empty(700, EXPERTS + 3 * bool(rank))
+        layer = MixedLayer(X.repeat(100, 1), logits, arrange(packed()), PLAIN, GPT_OSS, **rank)
+        flat = FUSED_MIXED.schema.flat(vars(layer))
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            given = FUSED_MIXED.schema.build(tree_map_only(torch.Tensor, there, flat))
+            with Watched() as watched:
+                (y,) = run_layer(given)
+        assert not watched.waits
+        assert all("empty" in name for name in watched.made)
+        assert (y.shape, y.dtype) == ((700, HIDDEN), torch.bfloat16)
+    assert len(launches) == 2 * 5
 
 
 @pytest.mark.parametrize("seed", [0, 1])
