@@ -53,7 +53,7 @@ class Gather:
                     begun += 1
                     flying += 1
                     if flying > plan.ahead:
-                        cute.arch.cp_async_wait_group(plan.ahead)
+                        self.wait(plan.ahead)
                         self.tell(scope, begun - flying)
                         flying -= 1
                     state.advance()
@@ -65,15 +65,20 @@ class Gather:
     @cute.jit
     def land(self, scope: Scope, begun: Int32, flying: Int32) -> None:
         """Tell of all stages that are in flight."""
-        cute.arch.cp_async_wait_group(0)
+        self.wait(0)
         for behind in cutlass.range_constexpr(self.plan.ahead, 0, -1):
             if flying >= behind:
                 self.tell(scope, begun - behind)
 
     @cute.jit
+    def wait(self, flying: cutlass.Constexpr[int]) -> None:
+        """Until all stages but so many are there, for the tensor core, too."""
+        cute.arch.cp_async_wait_group(flying)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
     def tell(self, scope: Scope, filling: Int32) -> None:
         """The stage of this filling of the ring is full."""
-        cute.arch.fence_proxy("async.shared", space="cta")
         scope.pipes.x.signal(filling % self.plan.stages)
 
     @cute.jit

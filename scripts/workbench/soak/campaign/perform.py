@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from kernelkit.arch import written_for
 from workbench import tables
 from workbench.common import describe, refuse, write_json
 from workbench.place import Place, choose_place
@@ -149,6 +150,8 @@ def perform(family: Family, options: argparse.Namespace) -> int:
         place = choose_place(options, family.archs)
     except ValueError as refused:
         return refuse(refused)
+    if written_for(place.arch) not in family.archs:
+        return refuse(f"--arch {place.arch}: these kernels are written for {family.archs}")
     if place.backend != "cuda" and (options.graphs or options.streams):
         return refuse(f"--graphs and --streams want a GPU: {place.reason}")
     size, count, problems = DEFAULTS[place.backend]
