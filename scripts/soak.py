@@ -2,6 +2,7 @@
 
     python scripts/soak.py kvcache --operations 50k --layout sparse --seed 7
     python scripts/soak.py fmha --minutes 8 --json out/soak.json
+    python scripts/soak.py moe --minutes 8 --graphs
 
 Flags without a name are those of kvcache. Exit code 0: nothing failed; 1: something did; 2:
 refused."""

@@ -17,6 +17,7 @@ from tests.fmha import space as fmha
 from tests.fmha.pairwise import Space
 from tests.gqa_lowlatency import space as gqa
 from tests.moe import grouped_space as moe
+from tests.moe import mixed_space as mixed
 from workbench.house.tiers import TIERS
 
 Row = Mapping[str, Any]
@@ -63,6 +64,7 @@ def by_hand(name: str, *tests: str) -> Family:
 FAMILIES = (
     of_space("fmha", "fmha", fmha),
     of_space("grouped GEMM", "moe", moe),
+    of_space("grouped GEMM of Hopper", "moe", mixed),
     of_space("gqa_lowlatency", "gqa_lowlatency", gqa),
     by_hand("router and permutation", "moe/test_routing.py::test_route",
             "moe/test_routing.py::test_permutation"),

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from kernelkit.tensors import DTYPE_NAMES
-from moe.arguments import SwiGLU
-from moe.mixed.fragments import Fragments
+from kernelkit.tensors import DTYPE_NAMES, require_type
+from moe.arguments import Activation, SwiGLU
+from moe.mixed.fragments import PAIR_ROWS, Fragments
 from moe.mixed.launch import MIXED_GEMM
 
 NAMES = DTYPE_NAMES | {torch.float8_e4m3fn: "e4m3"}
@@ -64,10 +64,12 @@ def mixed_gemm(
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
+    require_type("activation", activation, SwiGLU, optional=True)
     if out not in NAMES:
         raise NotImplementedError(f"out {out}: supported are {tuple(NAMES)}")
+    form = None if activation is None else Activation(PAIR_ROWS, **vars(activation))
     return MIXED_GEMM({
-        "x": x, "w": w, "offsets": offsets, "bias": bias, "activation": activation, "rows": rows,
+        "x": x, "w": w, "offsets": offsets, "bias": bias, "activation": form, "rows": rows,
         "x_scale": x_scale, "out_scale": out_scale, "slots": slots, "out": NAMES[out],
         "tile_rows": tile_rows, "teams": teams, "parts": parts, "most_rows": most_rows, "pdl": pdl,
         "backend": backend, "arch": arch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelkit import hw
-from moe.mixed.config import REGISTERS, ROWS, TILE_ROWS, MixedConfig
+from moe.mixed.config import ROWS, TILE_ROWS, fits
 
 # (warpgroups, times 64 rows of weights of each) -> how fast weights are read, where that is what
 # takes the time, measured on an H200 with gpt-oss-120b
@@ -30,8 +30,4 @@ def choose_teams(rows: int, experts: int, columns: int, tile_rows: int) -> tuple
         waves = -(-tiles * -(-columns // (ROWS * tall)) // hw.SMS_OF["sm_90a"])
         return waves * tall / READS[teams]
 
-    def fits(teams: tuple[int, int]) -> bool:
-        config = MixedConfig(tile_rows=tile_rows, teams=teams[0], parts=teams[1])
-        return config.registers(1) <= REGISTERS[teams[0]][0]
-
-    return min(filter(fits, READS), key=cost)
+    return min((teams for teams in READS if fits(tile_rows, *teams)), key=cost)

@@ -12,7 +12,8 @@ TWICE = (3, 4)  # warpgroups that may take two times 64 rows each; others spill 
 ROWS = 64  # of weights, that a warpgroup multiplies at a time
 BITS = {"bf16": 16, "fp16": 16, "e4m3": 8}
 WEIGHTS = ("nvfp4", "mxfp4")
-OUTPUTS = ("bf16", "fp16", "e4m3")
+NUMBERS = ("bf16", "fp16")  # of outputs that have no scale
+OUTPUTS = (*NUMBERS, "e4m3")
 ACTIVATIONS = {"bf16": WEIGHTS, "e4m3": ("mxfp4",)}  # and the weights that they go with
 ROW_THREADS, ROW_VECTOR = 128, 16  # of the kernel that rounds rows: elements that a thread takes
 # Of a thread by warpgroups that compute: of theirs, and of those who load.
@@ -109,6 +110,13 @@ class MixedConfig:
                 f"tile_rows {self.tile_rows} with {self.teams} warpgroups of {self.parts} x {ROWS} "
                 f"rows of weights in {self.x}: {least} registers of a thread, limit {most}"
             )
+
+
+def fits(tile_rows: int, teams: int, parts: int) -> bool:
+    """Whether there are such tiles of rows in bf16."""
+    config = MixedConfig(tile_rows=tile_rows, teams=teams, parts=parts)
+    few = parts == 1 or teams in TWICE
+    return few and config.registers(1) <= REGISTERS[teams][0]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from kernelkit.tensors import (
     require_tma,
     with_plain_strides,
 )
-from moe.arguments import SwiGLU, check_form
+from moe.arguments import Activation, SwiGLU, check_form
 from moe.choose import row_tiles
 from moe.indices import check_offsets, check_range
 from moe.mixed.choose import choose_teams, choose_tile_rows
@@ -36,13 +36,14 @@ X_DTYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
 
 @dataclass(frozen=True, eq=False)
 class MixedArguments:
-    """As `moe.mixed_gemm` describes them. rows, slots: of gathered rows; out: name of a dtype."""
+    """As `moe.mixed_gemm` describes them. activation: with its rows in turn, which the operator
+    tells from None by; rows, slots: of gathered rows; out: name of a dtype."""
 
     x: torch.Tensor
     w: Fragments
     offsets: torch.Tensor
     bias: torch.Tensor | None = None
-    activation: SwiGLU | None = None
+    activation: Activation | None = None
     rows: torch.Tensor | None = None
     x_scale: torch.Tensor | None = None
     out_scale: torch.Tensor | None = None
@@ -113,10 +114,14 @@ class MixedArguments:
         if self.bias is not None:
             require_tensors(x=x, bias=self.bias)
             require_table("bias", self.bias, torch.float32, (w.experts, w.rows))
+        if self.slots < 1 or (self.slots > 1 and self.rows is None):
+            limit = "1, as no rows are gathered" if self.rows is None else "at least one of a token"
+            raise ValueError(f"slots {self.slots}: {limit}")
         if self.rows is not None:
             require_tensors(x=x, rows=self.rows)
             require_table("rows", self.rows, torch.int32, (None,))
             self._check_slots(self.rows)
+        self._check_hints()
         unit = hw.TMA_ALIGN_BYTES * 8 // BITS[self.out]
         if self.columns % unit:
             raise NotImplementedError(f"{self.columns} columns of output: a multiple of {unit}")
@@ -136,10 +141,20 @@ class MixedArguments:
                 if len(scale) not in sizes:
                     raise ValueError(f"{name} has {len(scale)} scales: one of {sizes}")
 
+    def _check_hints(self) -> None:
+        """What tiles are chosen by."""
+        if self.parts is not None and self.teams is None:
+            raise ValueError(f"parts {self.parts} without teams: both, or none of them")
+        if self.most_rows is None or not self.count:
+            return
+        least = 1
+        if self.offsets.device.type == "cpu":
+            least = max(int(self.offsets.diff().max()), least)
+        if self.most_rows < least:
+            raise ValueError(f"most_rows {self.most_rows}: at least {least} of an expert")
+
     def _check_slots(self, rows: torch.Tensor) -> None:
         """What rows that exist say is looked at on the CPU alone."""
-        if self.slots < 1:
-            raise ValueError(f"slots {self.slots}: at least one of a token")
         if rows.device.type == "cpu":
             every = len(self.x) * self.slots
             check_range("rows", rows[: int(self.offsets[-1])], every, f"x has {every} slots")
@@ -167,7 +182,7 @@ def kernel_arguments(arguments: MixedArguments, out: torch.Tensor) -> list:
     """As `moe.mixed.sm90.kernel.MixedGemm` takes them, but for the stream."""
     x, w, config = arguments.x, arguments.w, arguments.config
     if arguments.rows is None:
-        x = x[None, :, None]
+        x = x.view(1, len(x), 1, w.k)
     scales = arguments.x_scale, arguments.out_scale
     tables = arguments.offsets, out, arguments.bias, arguments.rows, *scales
     tensors = (w.data, w.factor, *(None if t is None else with_plain_strides(t) for t in tables))

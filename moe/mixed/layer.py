@@ -14,8 +14,9 @@ import torch
 
 from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES
+from moe.arguments import Activation
 from moe.fused import Layer
-from moe.mixed.fragments import ArrangedExperts
+from moe.mixed.fragments import PAIR_ROWS, ArrangedExperts
 from moe.mixed.launch import MixedArguments, forward, quantise_rows
 from moe.routing.launch import Choices, Slots, Weighted, run_combine, run_permutation, run_route
 
@@ -53,9 +54,8 @@ def run_layer(layer: MixedLayer) -> tuple[torch.Tensor]:
     offsets, slot_of_row, row_of_slot = run_permutation(slots)
     given = {**layer.tiles, **where}
     gathered = {"rows": slot_of_row.narrow(0, 0, layer.rows), "slots": layer.router.slots}
-    first = MixedArguments(
-        x, experts.w13, offsets, experts.bias13, layer.activation, **gathered, **given
-    )
+    form = Activation(PAIR_ROWS, **vars(layer.activation))
+    first = MixedArguments(x, experts.w13, offsets, experts.bias13, form, **gathered, **given)
     second = {"bias": experts.bias2, "out": DTYPE_NAMES[x.dtype], **given}
     if experts.x == "e4m3":
         codes, scale = quantise_rows(x, **where)

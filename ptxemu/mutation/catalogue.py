@@ -200,7 +200,7 @@ _MISDIRECTED = (
     *(
         (f"{name}{way}", f"the {other} gets {what}", section, astray(pattern, index, nbytes))
         for name, what, section, pattern, index in (
-            ("arrival", "it", "mbarrier.arrive", ARRIVE, -2),
+            ("arrival", "it", "mbarrier.arrive", ARRIVE, 1),
             ("arrival with bytes", "it", "mbarrier.arrive", EXPECT, -2),
             ("commit", "it", "tcgen05.commit", COMMIT, 0),
             ("TMA load", "its bytes", "cp.async.bulk.tensor", TMA_LOAD, 2),

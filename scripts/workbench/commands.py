@@ -8,7 +8,18 @@ from functools import partial
 
 from ptxemu.host.command_line import add_check_arguments
 from workbench.command import Command
-from workbench.flags import attention, bench, cycles, decode, dsv4, groups, kvcache, moe, steps
+from workbench.flags import (
+    attention,
+    bench,
+    cycles,
+    decode,
+    dsv4,
+    groups,
+    kvcache,
+    moe,
+    soak,
+    steps,
+)
 from workbench.units.flags import add_units
 
 FLAGS = {"fmha": attention, "gqa": decode, "moe": moe, "kvcache": kvcache, "dsv4": dsv4}
@@ -466,7 +477,7 @@ operations are made as few as still fail, and stored. Exit code 0: nothing faile
     ),
     "fmha": Command(
         "workbench.soak.attention.perform",
-        attention.add_soak,
+        partial(soak.add_campaign, soak.OF_ATTENTION),
         """Random attention problems on the GPU at hand, each twice, against fp64 on the same GPU.
 
 Kernels are drawn from the whole space of options and tunable fields; what the plan refuses is left
@@ -480,5 +491,23 @@ small ones run, the second time under an adversarial schedule. Exit code 0: noth
 something did; 2: refused.
 """,
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_fmha.json",
+    ),
+    "moe": Command(
+        "workbench.soak.moe.perform",
+        partial(soak.add_campaign, soak.OF_EXPERTS),
+        """Random products and layers of experts in four bits, on the Hopper GPU at hand.
+
+Each problem runs twice, against fp64 on the same GPU. Two of three kernels are those of
+`mixed_gemm`: any tile, format, activation, bias, rows that are gathered; the others are whole
+layers by `fused_moe`: routers, shared experts, experts of a rank, tokens that all choose one
+expert or none that is here. Processes compile them, and as soon as one is there, its problems run:
+experts without rows, rows at the edges of tiles, NaN around every tensor, in rows that nobody has
+and in tokens that no slot names. The bits have to be equal from run to run, and errors within the
+tolerance of kernelkit/tolerance.py. All is drawn by --seed: a problem keeps its number whatever the
+other flags are, but --small and --large. What fails prints the command that repeats it, and goes to
+out/soak_moe_failures.json. In the emulator a few small ones run, the second time under an
+adversarial schedule. Exit code 0: nothing failed; 1: something did; 2: refused.
+""",
+        "--configs 60 --problems 3000 --minutes 8 --json out/soak_moe.json",
     ),
 }

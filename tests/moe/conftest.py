@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+
+import moe.mixed.launch
+import moe.quantiser.launch
+import moe.routing.launch
+from kernelkit import compile as kernel_compile
+from kernelkit.launch import Target, launch
+from tests.moe.mixed_space import CTAS
 
 
 @pytest.fixture
 def three_ctas(monkeypatch):
     """Of the grouped GEMM: each takes several tiles, of several experts."""
     monkeypatch.setattr("moe.launch.sms_of", lambda device: 3)
+
+
+@pytest.fixture
+def two_ctas(monkeypatch):
+    """Of Hopper's grouped GEMM with weights of four bits: each takes many tiles."""
+    monkeypatch.setattr("moe.mixed.launch.sms_of", lambda device: CTAS)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Arguments of what would have been launched on a GPU of compute capability 10.0."""
+    seen = []
+    monkeypatch.setattr(kernel_compile, "_compiled", {})
+    monkeypatch.setattr(kernel_compile, "_make", lambda config, arch, source: source)
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith("moe.") and getattr(module, "launch", None) is launch:
+            monkeypatch.setattr(module, "launch", lambda *launched: seen.append(launched))
+        if name.startswith("moe.") and hasattr(module, "choose_target"):
+            monkeypatch.setattr(module, "choose_target", lambda *_: Target("cuda", "sm_100a"))
+    for module in (moe.mixed.launch, moe.quantiser.launch, moe.routing.launch):
+        # A fake tensor has no address.
+        monkeypatch.setattr(module, "require_tma", lambda name, tensor: None)
+    return seen

@@ -140,6 +140,17 @@ def test_gpt_oss_in_the_kernels(gpt_oss_folder):
     assert (y - expected.double()).norm() < 0.02 * expected.double().norm()
 
 
+@pytest.mark.usefixtures("poisoned_outputs", "two_ctas")
+def test_gpt_oss_on_hopper(gpt_oss_folder):
+    """Weights are exact, activations bf16: beside the model's own definition."""
+    x, logits, router = tokens()
+    arranged = arrange(pack_gpt_oss(gpt_oss_folder, PREFIX))
+    with emulation():
+        y = fused_moe(x, arranged, logits, router, activation=FORM).double()
+    wanted = layer_of_gpt_oss(x)
+    assert (y - wanted).norm() < 4e-3 * wanted.norm()
+
+
 def test_the_experts_of_a_rank(gpt_oss_folder):
     """Their bytes are those of the whole layer; they alone are read."""
     whole = pack_gpt_oss(gpt_oss_folder, PREFIX, granularity=8)

@@ -6,7 +6,6 @@ would break it, a host that waits for the device, shows on fake CUDA tensors all
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -19,10 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 import moe.launch
-import moe.quantiser.launch
-import moe.routing.launch
-from kernelkit import compile as kernel_compile
-from kernelkit.launch import Target, launch
 from kernelkit.operator import Operator
 from moe.api import fused_moe, grouped_gemm
 from moe.arguments import Activation, Arguments, Router, Scales, SwiGLU
@@ -198,23 +193,6 @@ def test_the_operator_gets_the_whole_layer(scales):
     for leaf in (*schema.tensors, *schema.others):
         get = attrgetter(leaf.path)
         assert get(found) is get(given) or get(found) == get(given), leaf.path
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    """Arguments of what would have been launched on a GPU of compute capability 10.0."""
-    seen = []
-    monkeypatch.setattr(kernel_compile, "_compiled", {})
-    monkeypatch.setattr(kernel_compile, "_make", lambda config, arch, source: source)
-    for name, module in tuple(sys.modules.items()):
-        if name.startswith("moe.") and getattr(module, "launch", None) is launch:
-            monkeypatch.setattr(module, "launch", lambda *launched: seen.append(launched))
-        if name.startswith("moe.") and hasattr(module, "choose_target"):
-            monkeypatch.setattr(module, "choose_target", lambda *_: Target("cuda", "sm_100a"))
-    for module in (moe.quantiser.launch, moe.routing.launch):
-        # A fake tensor has no address.
-        monkeypatch.setattr(module, "require_tma", lambda name, tensor: None)
-    return seen
 
 
 def on_gpu(layer: Layer) -> Layer:

@@ -21,8 +21,10 @@ from kernelkit import store
 from workbench.cases.attention_draws import SIZES, Draws
 from workbench.place import Place
 from workbench.problems.attention import Case, judge, references
-from workbench.soak.attention import compiled, perform, trial
-from workbench.soak.attention.record import FEATURES
+from workbench.soak.attention import trial
+from workbench.soak.attention.features import FEATURES
+from workbench.soak.campaign import compiled, perform
+from workbench.soak.campaign.trial import replays, run_together
 
 PLACE = "--backend emulate --arch sm_90a"
 SMALL = SIZES["small"]
@@ -31,7 +33,7 @@ SMALL = SIZES["small"]
 @pytest.fixture
 def kernel(monkeypatch, tmp_path):
     """kernel(fault): attention is the reference with the kernel's roundings, and then fault(O)."""
-    monkeypatch.setattr(perform, "FAILURES", tmp_path / "failures.json")
+    monkeypatch.setattr(perform, "OUT", tmp_path)
 
     def replace(fault=lambda o: None):
         def attention(q, k, v, **options):
@@ -118,7 +120,8 @@ def test_a_failure_is_repeated_by_the_command_that_it_prints(run, kernel):
     kernel(lambda o: o.mul_(1.05))
     first = run(f"soak.py fmha {PLACE} --seed 5 --configs 2 --problems 4 --small")
     assert first.returncode == 1
-    failures = json.loads(perform.FAILURES.read_text(encoding="utf-8"))
+    path = perform.OUT / "soak_fmha_failures.json"
+    failures = json.loads(path.read_text(encoding="utf-8"))
     assert failures
     assert "O: OUT OF TOLERANCE" in failures[0]["wrong"][0]
     command = failures[0]["command"]
@@ -180,6 +183,8 @@ def test_a_problem_of_a_refused_kernel_is_refused(run):
 class Stub:
     """A trial on the CPU that computes something else."""
 
+    change = trial.Trial.change
+
     def __init__(self):
         self.case = Case(4, 4, kv_lens=(4,))
         self.inputs = tuple(torch.arange(1.0, 5.0) for _ in range(3))
@@ -204,7 +209,7 @@ def test_a_replay_has_to_follow_the_contents(monkeypatch, follows):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", nullcontext)
     before = one.first[0]
-    assert trial.replays(one) == follows
+    assert replays(one) == follows
     assert not torch.equal(one.first[0], before)
 
 
@@ -214,23 +219,25 @@ def test_who_differs_beside_others_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     right, wrong = Stub(), Stub()
     wrong.first = (wrong.first[0] + 1,)
-    assert trial.run_together([right, wrong, Stub()]) == [True, False, True]
+    assert run_together([right, wrong, Stub()]) == [True, False, True]
 
 
 def test_processes_need_a_cache_between_them(monkeypatch):
     monkeypatch.setenv(store.VARIABLE, "off")
     with pytest.raises(ValueError, match="--jobs 1"):
-        next(compiled.compiled([], "sm_90a", 2, 1.0))
+        next(compiled.compiled([], 2, 1.0))
 
 
 def test_processes_hand_kernels_over(monkeypatch, tmp_path):
     monkeypatch.setenv(store.VARIABLE, str(tmp_path / "cache"))
-    kernels = [*islice(Draws(0, "sm_90a", SMALL).kernels(), 2)]
-    found = [*compiled.compiled(kernels, "sm_90a", 2, 600.0)]
+    draws = Draws(0, "sm_90a", SMALL)
+    kernels = [*islice(draws.kernels(), 2)]
+    keyed = [(one, draws.keys(one, range(2))) for one in kernels]
+    found = [*compiled.compiled(keyed, 2, 600.0)]
     assert {one.number for one, _, _ in found} == {one.number for one in kernels}
     assert all(seconds > 0 and not wrong for _, seconds, wrong in found)
     assert len(store.from_environment().listed()) == 2
-    assert not [*compiled.compiled(kernels, "sm_90a", 1, 0.0)]
+    assert not [*compiled.compiled(keyed, 1, 0.0)]
 
 
 def test_the_kernel_runs_in_the_emulator(printed):
@@ -242,8 +249,9 @@ def test_the_kernel_runs_in_the_emulator(printed):
 def test_results_of_a_gpu_are_judged_by_its_sums(monkeypatch, backend):
     judging = Mock(return_value=[])
     monkeypatch.setattr(trial, "judge", judging)
-    one = Mock(place=Place(backend, "sm_90a", ""))
-    trial.Trial.reports(one)
+    one = object.__new__(trial.Trial)
+    one.place, one.case, one.first, one.inputs = Place(backend, "sm_90a", ""), None, (), ()
+    one.reports()
     assert judging.call_args.kwargs == {"aligned_sums": backend == "cuda"}
 
 

@@ -37,7 +37,7 @@ class Gather:
         pipes, plan = scope.pipes, self.plan
         tiles, state = consumer_state(TILE_STAGES), producer_state(plan.stages)
         steps = (scope.sizes.units + plan.units - 1) // plan.units
-        begun = Int32(0)
+        begun, flying = Int32(0), Int32(0)
         going = Int32(1)
         while going > 0:
             pipes.tile_gather.wait(tiles)
@@ -51,20 +51,35 @@ class Gather:
                     pipes.x.wait_free(state)
                     self.fetch(scope, step, state.index)
                     cute.arch.cp_async_commit_group()
-                    if begun >= plan.ahead:
-                        cute.arch.cp_async_wait_group(plan.ahead)
-                        self.tell(scope, begun - plan.ahead)
                     begun += 1
+                    flying += 1
+                    if flying > plan.ahead:
+                        self.wait(plan.ahead)
+                        self.tell(scope, begun - flying)
+                        flying -= 1
                     state.advance()
-        cute.arch.cp_async_wait_group(0)
-        for behind in cutlass.range_constexpr(plan.ahead, 0, -1):
-            if begun >= behind:
+            # The queue has too few tiles of so few steps for one to be told when others begin.
+            if (going == 0) | (steps * TILE_STAGES < plan.ahead):
+                self.land(scope, begun, flying)
+                flying = Int32(0)
+
+    @cute.jit
+    def land(self, scope: Scope, begun: Int32, flying: Int32) -> None:
+        """Tell of all stages that are in flight."""
+        self.wait(0)
+        for behind in cutlass.range_constexpr(self.plan.ahead, 0, -1):
+            if flying >= behind:
                 self.tell(scope, begun - behind)
+
+    @cute.jit
+    def wait(self, flying: cutlass.Constexpr[int]) -> None:
+        """Until all stages but so many are there, for the tensor core, too."""
+        cute.arch.cp_async_wait_group(flying)
+        cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
     def tell(self, scope: Scope, filling: Int32) -> None:
         """The stage of this filling of the ring is full."""
-        cute.arch.fence_proxy("async.shared", space="cta")
         scope.pipes.x.signal(filling % self.plan.stages)
 
     @cute.jit

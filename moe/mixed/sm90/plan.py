@@ -18,9 +18,9 @@ from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.warps import Role, RolePlan
 from moe.mixed.config import BITS, REGISTERS, ROWS, MixedConfig
 from moe.mixed.fragments import DEPTH, unit_bytes
+from moe.sm100.plan import TILE_STAGES  # of the same scheduler
 
 PAIR = 2  # units of K, of which one becomes bf16 while the other is multiplied
-TILE_STAGES = 2
 TILE_WORDS = 8  # int32 of a slot of the tile queue
 MAX_STAGES = 16
 BARRIER_BYTES = 1024

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fmha.config import (
@@ -21,8 +19,13 @@ from fmha.config import (
     SCHEDULES,
     AttentionConfig,
 )
+from fmha.launch import KERNELS
+from kernelkit.arch import written_for
+from kernelkit.keys import KernelKey
 from workbench.cases.attention import arguments_of, config_of, plan_of
 from workbench.problems.attention import Case
+from workbench.soak.campaign import draws
+from workbench.soak.campaign.draws import Kernel
 
 GROUPS = (1, 1, 2, 3, 4, 5, 8, 16, 40, 128)  # query heads of a KV head
 EDGES = (0, 48, 64, 80, 112, 128, 192, 256, 384)  # of tiles
@@ -63,49 +66,27 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """number: of the draw; case: what is drawn of every problem; config: compiled for it."""
+class Draws(draws.Draws):
+    """Of attention."""
 
-    number: int
-    case: Case
-    config: AttentionConfig
-
-
-@dataclass
-class Draws:
-    """All that a seed gives for an architecture. refused: reasons why a kernel was not drawn."""
-
-    seed: int
-    arch: str
     sizes: Sizes
-    refused: Counter[str] = field(default_factory=Counter)
 
-    def kernels(self) -> Iterator[Kernel]:
-        """Without an end; what the plan of the architecture refuses is left out."""
-        for number in itertools.count():
-            kernel = self.kernel(number)
-            if kernel is not None:
-                yield kernel
+    def kind(self, pick: random.Random) -> Case:
+        return drawn_kernel(pick)
 
-    def kernel(self, number: int) -> Kernel | None:
-        pick = random.Random(f"{self.seed}.{number}")
-        kind = drawn_kernel(pick)
+    def config(self, kind: Case, pick: random.Random) -> AttentionConfig:
         case = self._drawn(kind, pick)
-        try:
-            arguments_of(case, "meta").check()
-            return Kernel(number, kind, plan_of(case, self.arch).config)
-        except (ValueError, NotImplementedError) as reason:
-            self.refused[str(reason)] += 1
-            return None
+        arguments_of(case, "meta").check()
+        return plan_of(case, self.arch).config
 
-    def problem(self, kernel: Kernel, number: int) -> Case:
-        """One that the kernel runs."""
-        pick = random.Random(f"{self.seed}.{kernel.number}.{number}")
+    def drawn(self, kernel: Kernel, pick: random.Random) -> Case:
         while True:
             case = self._drawn(kernel.case, pick)
             if config_of(case, self.arch) == kernel.config:
                 return case
+
+    def keys(self, kernel: Kernel, numbers: Sequence[int]) -> list[KernelKey]:
+        return [KernelKey(KERNELS[written_for(self.arch)], kernel.config, self.arch)]
 
     def _drawn(self, kind: Case, pick: random.Random) -> Case:
         while True:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kernelkit.compile import compile_once
 from moe.mixed.choose import LARGEST, MANY, READS
-from moe.mixed.config import MOST_SUMS, TILE_ROWS, MixedConfig
+from moe.mixed.config import TILE_ROWS, MixedConfig, fits
 from moe.mixed.launch import ARCHS
 from moe.mixed.sm90.plan import make_plan
 from workbench.cases.moe import layer_of, mixed_product_of
@@ -29,7 +29,7 @@ GRID = tuple(
     for kind in KINDS
     for rows in TILE_ROWS
     for teams, parts in (READS if rows < MANY else MANY_ROWS)
-    if rows * parts <= MOST_SUMS[teams] and (rows <= LARGEST or not kind.gather)
+    if fits(rows, teams, parts) and (rows <= LARGEST or not kind.gather)
 )
 
 

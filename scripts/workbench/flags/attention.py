@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
-import os
 
 from fmha.config import (
     EXP2_PAIRS,
@@ -139,42 +137,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     groups.add_tolerance(group)
     switch(group, "unjudged", "compare nothing, for profilers: a large reference takes long")
     switch(group, "line-info", "compile with source lines, for profilers")
-
-
-def problem(text: str) -> tuple[int, int]:
-    """Argument type: 'K.N', problem N of kernel K."""
-    kernel, dot, number = text.partition(".")
-    if not (dot and kernel.isdigit() and number.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not K.N, a kernel and a problem of it")
-    return int(kernel), int(number)
-
-
-def add_soak(parser: argparse.ArgumentParser) -> None:
-    """Flags of `soak.py fmha`."""
-    group = parser.add_argument_group("problems")
-    add(group, "seed", "of all that is drawn", 0)
-    many = {"type": groups.positive_count}
-    add(group, "configs", "kernels that are compiled", shown="60, emulated 4", **many)
-    add(group, "problems", "for all kernels together", shown="3000, emulated 8", **many)
-    some = {"type": problem, "nargs": "+", "metavar": "K.N", "shown": "none"}
-    add(group, "problem", "only these, as a failure names them", (), **some)
-    sizes = group.add_mutually_exclusive_group()
-    for size, words in (("small", "a few tiles"), ("long", "up to 4,096 queries and 131,072 keys")):
-        how = {"action": "store_const", "const": size, "dest": "size"}
-        sizes.add_argument(f"--{size}", help=f"{words} of an entry", **how)
-    group = parser.add_argument_group("ways to run each problem again, with equal bits")
-    switch(group, "graphs", "in a CUDA graph, replayed with other contents, too")
-    switch(group, "streams", "beside other problems, each on a stream of its own")
-    switch(group, "compile", "through torch.compile")
-    group = parser.add_argument_group("run")
-    groups.add_backend(group)
-    words = "processes that compile; 1: none beside this one"
-    add(group, "jobs", words, os.cpu_count() or 1, type=groups.positive_count, shown="as many CPUs")
-    words = "after which it ends, with what it has"
-    minutes = {"type": groups.positive, "metavar": "MINUTES", "shown": "none"}
-    add(group, "minutes", words, math.inf, **minutes)
-    groups.add_json(group, "what was done")
-    parser.set_defaults(check=False, strict=False, check_json=None)
 
 
 def add_static(parser: argparse.ArgumentParser) -> None:

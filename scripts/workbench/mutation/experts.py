@@ -14,6 +14,7 @@ from moe.quantiser.api import quantise
 from moe.quantized import Quantized
 from moe.routing import combine, permutation, route
 from workbench.mutation.subject import Results, Subject
+from workbench.problems import mixed_gemm
 from workbench.problems.grouped_gemm import Case
 
 CTAS = 2  # of the grouped GEMM, or a pair
@@ -39,6 +40,31 @@ def _dependent() -> Results:
     experts = torch.arange(3).repeat_interleave(torch.tensor(case.counts))
     offsets = permutation(experts[:, None].int(), 3, arch="sm_100a").offsets
     return (grouped_gemm(*case.inputs(), offsets, **case.options()),)
+
+
+def _mixed(stages: int, case: mixed_gemm.Case) -> Subject:
+    """Hopper's, in one CTA, with a ring so short that it comes round in every tile."""
+    inputs = functools.cache(case.inputs)  # not yet
+
+    def launched() -> Results:
+        with (
+            mock.patch("moe.mixed.launch.sms_of", return_value=1),
+            mock.patch("moe.mixed.sm90.plan.MAX_STAGES", stages),
+        ):
+            return (mixed_gemm.call(case, inputs()),)
+
+    return Subject(launched)
+
+
+def _dependent_mixed() -> Results:
+    """The launch before writes the offsets and the rows."""
+    case = mixed_gemm.Case((9, 0, 5), 320, 64, slots=1, tile_rows=8, teams=1, pdl=True)
+    experts = torch.arange(3).repeat_interleave(torch.tensor(case.counts))
+    given = case.inputs()
+    sorted_by = permutation(experts[:, None].int(), 3, arch="sm_90a")
+    x = given.x[1:-1].nan_to_num().contiguous()
+    offsets, rows = sorted_by.offsets, sorted_by.slot_of_row
+    return (mixed_gemm.call(case, given, x=x, offsets=offsets, rows=rows),)
 
 
 def _bytes(result: Quantized) -> Results:
@@ -97,8 +123,28 @@ SUBJECTS: dict[str, Subject] = {
     "moe swapped": product(Case((65, 0, 64, 5), 320, 192, tile_rows=64, **QUANTISED)),
     "moe bias": product(Case((130, 0, 129, 5), 320, 160, granularity=8, bias=True, **BIASED)),
     "moe swapped bias": product(Case((65, 0, 64, 5), 320, 136, form=None, bias=True, tile_rows=64)),
-    "moe mixed": product(Case((65, 0, 64), 2880, 96, "mxfp4", x_fmt="mxfp8", tile_rows=128)),
+    "moe mxfp8 by mxfp4": product(
+        Case((65, 0, 64), 2880, 96, "mxfp4", x_fmt="mxfp8", tile_rows=128)
+    ),
     "moe dependent launch": Subject(_dependent, "depend"),
+    # Narrow tiles have fewest instructions; the last step of K has one unit.
+    "moe mixed": _mixed(
+        3,
+        mixed_gemm.Case((9, 0, 17), 704, 136, form=None, bias=True, room=3, tile_rows=8, teams=2),
+    ),
+    "moe mixed gathered": _mixed(
+        4, mixed_gemm.Case((9, 0, 17), 704, 72, "nvfp4", slots=2, tile_rows=8, teams=2)
+    ),
+    "moe mixed, a stage in flight": _mixed(
+        3,
+        mixed_gemm.Case(
+            (34, 0, 5), 512, 40, form=(1.702, 1.0, 7.0), slots=2, tile_rows=64, teams=1, parts=2
+        ),
+    ),
+    "moe mixed, one step": _mixed(
+        5, mixed_gemm.Case((9, 9, 9, 9, 9), 96, 24, slots=2, tile_rows=8, teams=1)
+    ),
+    "moe mixed dependent launch": Subject(_dependent_mixed, "depend"),
     "moe permutation": Subject(lambda: _permutation(700)),
     "moe permutation in two": Subject(lambda: _permutation(1100)),
     "moe route softmax": Subject(lambda: _route("softmax")),

@@ -100,6 +100,14 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         EDGE,
+        "tiles have one step, and the queue holds fewer of them than the ring has stages: the tile "
+        "that fills a stage again was published when all warps were done with the one before it",
+        "change init count -1",
+        "mbarrier.init",
+        subject="moe mixed, one step",
+    ),
+    Reason(
+        EDGE,
         "the relaxed cluster barrier orders the allocation, by which its address is known (as "
         "NVIDIA's fmha_bwd.py has it), and mbarriers have a fence of their own",
         "remove named barrier",

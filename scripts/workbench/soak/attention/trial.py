@@ -1,101 +1,38 @@
-"""One problem on its device: run, held against fp64, and run again in other ways, whose bits have
-to be the same."""
+"""One attention problem on its device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from fmha import attention
 from kernelkit import tolerance
-from kernelkit.launch import emulation
-from ptxemu import Options
 from workbench.cases.attention import moved
-from workbench.place import Place
-from workbench.poison import poisoned_outputs
-from workbench.problems.attention import POLICIES, Case, judge, same_bits
-
-ROUNDS = 3  # of launches on several streams
-HEAD_START = 20_000_000  # cycles in which the host hands these launches over
-
-Results = tuple[torch.Tensor, ...]
+from workbench.problems.attention import Case, judge
+from workbench.soak.campaign import trial
+from workbench.soak.campaign.trial import Results
 
 
-class Trial:
-    """A problem, its tensors, and the results of the first call."""
+class Trial(trial.Trial):
+    """Against fp64 on the same device."""
 
-    def __init__(self, case: Case, place: Place) -> None:
-        self.case, self.place = case, place
-        self.inputs = case.inputs(place.device)
-        self.arguments = moved(case.arguments(), place.device) | place.given
-        self.first = self.results()
+    case: Case
 
-    def results(self, policy: str = POLICIES[0]) -> Results:
-        """A call, whose outputs hold NaN before. policy: of the emulator."""
-        with emulation(Options(policy=policy, limit=None)), poisoned_outputs():
-            return attention(*self.inputs, **self.arguments)
+    def prepare(self) -> Results:
+        device = self.place.device
+        self.arguments = moved(self.case.arguments(), device) | self.place.given
+        return self.case.inputs(device)
 
-    def reports(self) -> list[tolerance.Report]:
-        """The first results beside the definition."""
-        native = self.place.backend == "cuda"
-        return judge(self.case, self.first, self.inputs, aligned_sums=native)
+    def step(self, *inputs: torch.Tensor) -> Results:
+        return attention(*inputs, **self.arguments)
 
-    def repeats(self) -> bool:
-        """Whether another call gives the same bits, in the emulator under another schedule."""
-        return same_bits(self.first, self.results(POLICIES[-1]))
+    def reports(self) -> Sequence[tolerance.Report]:
+        return judge(self.case, self.first, self.inputs, aligned_sums=self.is_native)
 
-
-def compiles(trial: Trial) -> bool:
-    """Whether torch.compile gives the same bits."""
-    torch._dynamo.reset()
-
-    def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Results:
-        return attention(q, k, v, **trial.arguments)
-
-    backend = "inductor" if trial.place.backend == "cuda" else "aot_eager"
-    compiled = torch.compile(step, fullgraph=True, backend=backend)
-    return same_bits(trial.first, compiled(*trial.inputs))
-
-
-def replays(trial: Trial) -> bool:
-    """Whether a CUDA graph gives the same bits, also with other contents of the same tensors: these
-    and their results the trial has from here on."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = trial.results()
-    graph.replay()
-    same = same_bits(trial.first, results)
-    q, _, v = trial.inputs
-    for tensor, factor in ((q, -1.0), (v, 0.5)):
-        tensor.copy_(tensor.float() * factor)  # torch does not multiply in e4m3
-    if trial.case.kv_lens is not None:
-        trial.arguments["kv_lens"].floor_divide_(2)
-    trial.first = trial.results()
-    graph.replay()
-    return same and same_bits(trial.first, results)
-
-
-# Ways to run a trial once more, by flag; the last one changes its tensors.
-WAYS: dict[str, tuple[Callable[[Trial], bool], str]] = {
-    "compile": (compiles, "bits differ through torch.compile"),
-    "graphs": (replays, "bits differ in a CUDA graph"),
-}
-
-
-def run_together(trials: Sequence[Trial]) -> list[bool]:
-    """Which of the trials give the same bits beside each other, each on a stream of its own."""
-    streams = [torch.cuda.Stream() for _ in trials]
-    same, start = [True] * len(trials), torch.cuda.Event()
-    for _ in range(ROUNDS):
-        torch.cuda._sleep(HEAD_START)
-        start.record()
-        results = []
-        for stream, trial in zip(streams, trials, strict=True):
-            stream.wait_event(start)
-            with torch.cuda.stream(stream):
-                results.append(trial.results())
-        torch.cuda.synchronize()
-        for number, trial in enumerate(trials):
-            same[number] &= same_bits(trial.first, results[number])
-    return same
+    def change(self) -> None:
+        q, _, v = self.inputs
+        for tensor, factor in ((q, -1.0), (v, 0.5)):
+            tensor.copy_(tensor.float() * factor)  # torch does not multiply in e4m3
+        if self.case.kv_lens is not None:
+            self.arguments["kv_lens"].floor_divide_(2)

@@ -8,25 +8,25 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 
-from fmha.launch import KERNELS
 from kernelkit import store
-from kernelkit.arch import written_for
 from kernelkit.keys import KernelKey
 from kernelkit.warm import ready
-from workbench.cases.attention_draws import Kernel
+from workbench.soak.campaign.draws import Kernel
 
 Compiled = tuple[Kernel, float, str]  # seconds; what was wrong, '' for nothing
 
 
-def compiled(kernels: Sequence[Kernel], arch: str, jobs: int, seconds: float) -> Iterator[Compiled]:
-    """Each kernel as soon as it is there, as far as they come within `seconds`.
+def compiled(
+    kernels: Sequence[tuple[Kernel, Sequence[KernelKey]]], jobs: int, seconds: float
+) -> Iterator[Compiled]:
+    """Each kernel as soon as all of its keys are there, as far as they come within `seconds`.
 
     ValueError where there is no cache through which processes could hand kernels over.
     """
     if store.from_environment() is None:
         raise ValueError(f"{store.VARIABLE} switches the cache off: --jobs 1 compiles without one")
-    source, ends = KERNELS[written_for(arch)], time.monotonic() + seconds
-    keys = [(n, KernelKey(source, kernel.config, arch)) for n, kernel in enumerate(kernels)]
+    ends = time.monotonic() + seconds
+    keys = [(number, keys) for number, (_, keys) in enumerate(kernels)]
     with multiprocessing.get_context("spawn").Pool(jobs, _leave_interrupts) as pool:
         results = pool.imap_unordered(_compile, keys)
         for _ in keys:
@@ -35,7 +35,7 @@ def compiled(kernels: Sequence[Kernel], arch: str, jobs: int, seconds: float) ->
                 number, *found = results.next(timeout=None if left == math.inf else left)
             except multiprocessing.TimeoutError:
                 return
-            yield kernels[number], *found
+            yield kernels[number][0], *found
 
 
 def _leave_interrupts() -> None:
@@ -43,11 +43,12 @@ def _leave_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _compile(numbered: tuple[int, KernelKey]) -> tuple[int, float, str]:
-    number, key = numbered
+def _compile(numbered: tuple[int, Sequence[KernelKey]]) -> tuple[int, float, str]:
+    number, keys = numbered
     began, wrong = time.monotonic(), ""
     try:
-        ready(key)
+        for key in keys:
+            ready(key)
     except Exception as error:  # noqa: BLE001 - of one kernel, whatever it is
         wrong = f"{type(error).__name__} while compiling: {error}"
     return number, time.monotonic() - began, wrong

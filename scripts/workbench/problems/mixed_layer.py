@@ -1,0 +1,167 @@
+"""Problems of whole layers of arranged experts: inputs of `fused_moe`, and what it has to give.
+
+Experts and weights of the router are those that the kernel `route` gives, which is held against its
+definition elsewhere: a choice between two that are nearly equal is no error of the layer.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from kernelkit import tolerance
+from moe import (
+    ArrangedExperts,
+    PackedExperts,
+    Router,
+    SwiGLU,
+    arrange,
+    pack,
+    reference,
+    route,
+    unpack,
+    unpack_biases,
+)
+from workbench.problems.mixed_gemm import sums
+
+ARCH = "sm_90a"
+FAR = 50.0  # between logits of experts that are chosen and others
+
+
+@dataclass(frozen=True)
+class Layer:
+    """shared: experts beside those that are chosen from. rank: (first, end) of all of them, None
+    for the whole layer. routing: 'any'; 'one', an expert for all tokens; 'elsewhere', none of the
+    rank. form: of SwiGLU. amplitude: of x. tile_rows: as `fused_moe` takes them."""
+
+    tokens: int
+    hidden: int = 160
+    intermediate: int = 96
+    experts: int = 5
+    top_k: int = 2
+    fmt: str = "mxfp4"
+    scoring: str = "softmax"
+    shared: int = 0
+    rank: tuple[int, int] | None = None
+    routing: str = "any"
+    form: tuple[float, float, float | None] = (1.702, 1.0, 7.0)
+    bias: bool = True
+    amplitude: float = 1.0
+    tile_rows: int | None = None
+
+    def __str__(self) -> str:
+        words = (f"{each.name}={getattr(self, each.name)}" for each in fields(self))
+        return "-".join(words).replace(" ", "")
+
+    @property
+    def total(self) -> int:
+        """Experts, here or elsewhere."""
+        return self.experts + self.shared
+
+    @property
+    def here(self) -> tuple[int, int]:
+        """Which are."""
+        return self.rank or (0, self.total)
+
+    @property
+    def router(self) -> Router:
+        return Router(self.top_k, self.scoring, shared=self.shared)
+
+    @property
+    def activation(self) -> SwiGLU:
+        return SwiGLU(*self.form)
+
+    def options(self) -> dict[str, Any]:
+        """Further arguments of `fused_moe`."""
+        return {
+            "router": self.router,
+            "activation": self.activation,
+            "expert_range": self.rank,
+            "tile_rows": self.tile_rows,
+        }
+
+    def inputs(self, device: str = "cpu") -> Inputs:
+        """The same numbers on every device."""
+        generator = torch.Generator().manual_seed(zlib.crc32(str(self).encode()))
+        first, end = self.here
+        count = end - first
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator)
+
+        x = (normal(self.tokens, self.hidden) * self.amplitude).bfloat16()
+        logits = normal(self.tokens, self.experts)
+        if self.routing == "one":
+            logits[:, first % self.experts] += FAR
+        elif self.routing == "elsewhere":
+            logits[:, first:end] -= FAR
+        w13 = normal(count, 2 * self.intermediate, self.hidden) * self.hidden**-0.5
+        w2 = normal(count, self.hidden, self.intermediate) * self.intermediate**-0.5
+        biases = normal(count, 2 * self.intermediate), normal(count, self.hidden)
+        packed = pack(
+            *(w.bfloat16().to(device) for w in (w13, w2)),
+            self.fmt,
+            granularity=8,
+            biases=tuple(bias.to(device) for bias in biases) if self.bias else None,
+        )
+        return Inputs(x.to(device), packed, arrange(packed), logits.to(device))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What `fused_moe` takes, and the experts before they were arranged."""
+
+    x: torch.Tensor
+    packed: PackedExperts
+    experts: ArrangedExperts
+    logits: torch.Tensor
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """Keywords of `fused_moe`."""
+        return {"x": self.x, "experts": self.experts, "router_logits": self.logits}
+
+
+def definition(
+    case: Layer, inputs: Inputs, dtype: torch.dtype, *, aligned_sums: bool = False
+) -> torch.Tensor:
+    """[T, H] on the device of the inputs, in fp64, or rounded where the kernels round: sums to
+    fp32, rows of both products to bf16."""
+    x = inputs.x
+    ids, weights = route(inputs.logits, **vars(case.router), arch=ARCH)
+    matrices, biases = unpack(inputs.packed), unpack_biases(inputs.packed)
+    alpha, beta, limit = case.form
+    first, end = case.here
+
+    def rounded(values: torch.Tensor) -> torch.Tensor:
+        return values if dtype == torch.float64 else values.bfloat16().to(dtype)
+
+    def product(values: torch.Tensor, which: int, expert: int) -> torch.Tensor:
+        both = values, matrices[which][expert].T
+        found = sums(both, dtype, aligned_sums=aligned_sums)
+        bias = biases[which]
+        return found if bias is None else found + bias[expert].to(dtype)
+
+    y = torch.zeros(*ids.shape, case.hidden, dtype=dtype, device=x.device)
+    for expert in range(end - first):
+        token, slot = (ids == first + expert).nonzero(as_tuple=True)
+        gate, up = product(x[token], 0, expert).chunk(2, dim=-1)
+        h = rounded(reference.swiglu(gate, up, alpha=alpha, beta=beta, limit=limit))
+        y[token, slot] = rounded(product(h, 1, expert))
+    total = torch.zeros(len(x), case.hidden, dtype=dtype, device=x.device)
+    for slot in range(ids.shape[1]):
+        total += y[:, slot] * weights[:, slot, None].to(dtype)
+    return total
+
+
+def judge(
+    case: Layer, result: torch.Tensor, inputs: Inputs, *, aligned_sums: bool = False
+) -> Sequence[tolerance.Report]:
+    """aligned_sums: as a GPU makes them."""
+    exact = definition(case, inputs, torch.float64)
+    rounded = definition(case, inputs, torch.float32, aligned_sums=aligned_sums)
+    return (tolerance.compare_output(result, exact, rounded.to(result.dtype), result.dtype),)

@@ -1,0 +1,26 @@
+"""What a campaign has to know of a family of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.place import Place
+from workbench.soak.campaign.draws import Draws
+from workbench.soak.campaign.record import Feature
+from workbench.soak.campaign.trial import Trial
+
+
+@dataclass(frozen=True)
+class Family:
+    """name: as `soak.py` has it. draws: of a seed, an architecture, and a size by its name. trial:
+    of a problem. features: of which problems are counted. errors: reports of a trial whose shares
+    of their limits are shown, and what they are called."""
+
+    name: str
+    archs: Sequence[str]
+    draws: Callable[[int, str, str], Draws]
+    trial: Callable[[Any, Place], Trial]
+    features: Mapping[str, Feature]
+    errors: Mapping[str, str]

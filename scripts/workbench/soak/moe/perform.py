@@ -1,0 +1,22 @@
+"""What `soak.py moe` does."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from moe.mixed.launch import ARCHS
+from workbench.soak.campaign import perform as campaign
+from workbench.soak.campaign.family import Family
+from workbench.soak.moe.draws import SIZES, Draws
+from workbench.soak.moe.features import FEATURES
+from workbench.soak.moe.trial import Trial
+
+FAMILY = Family(
+    "moe",
+    ARCHS,
+    lambda seed, arch, size: Draws(seed, arch, SIZES[size]),
+    Trial,
+    FEATURES,
+    {"O": "output"},
+)
+perform = partial(campaign.perform, FAMILY)

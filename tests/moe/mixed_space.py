@@ -1,0 +1,111 @@
+"""Which problems of Hopper's grouped GEMM with weights of four bits are tried: a few for every run,
+every pair of values of two factors, and any at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from moe.formats import format_of
+from moe.mixed.config import NUMBERS, PARTS, TEAMS, TILE_ROWS, WEIGHTS, fits
+from tests.fmha.pairwise import Rule, Space, covering, random_row
+from tests.moe.grouped_space import FORMS, random_counts
+from workbench.problems.mixed_gemm import Case
+
+CTAS = 2  # in the emulator: each has several tiles, of several experts
+WORK = 1_500_000  # products of numbers of x and of w, about, in a problem at random
+
+COUNTS = {
+    "one": (77,),
+    "edges": (0, 1, 15, 16, 17, 0, 33),
+    "edges of 64": (63, 0, 65, 64),
+    "edges of 256": (0, 255, 0, 257),
+    "a row": (0, 0, 1),
+    "beyond a warp": (*(0 for _ in range(31)), 3, 0, 19, 1),
+    "beyond two warps": random_counts(3, (0, 0, 0, 1, 2, 9), 70),
+    "beyond the queue": (9, 9, 9, 1, 2, 1, 7, 33),
+    "none": (0, 0, 0),
+}
+
+
+TILES = [
+    {"tile_rows": rows, "teams": teams, "parts": parts}
+    for rows in TILE_ROWS
+    for teams in TEAMS
+    for parts in PARTS
+    if fits(rows, teams, parts)
+]
+
+FACTORS = {
+    "tile_rows": TILE_ROWS,
+    "teams": TEAMS,
+    "parts": PARTS,
+    "fmt": WEIGHTS,
+    "counts": tuple(COUNTS),
+    # A unit of K is 64 and a stage has two of them: no whole unit, one, odd numbers, tails, many.
+    "k": (32, 64, 96, 128, 192, 320, 416, 1440),
+    "columns": (8, 40, 96, 136, 200),
+    "form": tuple(FORMS),
+    "bias": (False, True),
+    "slots": (0, 1, 3),
+    "room": (0, 5),
+    "out": NUMBERS,
+    "amplitude": (1.0, 16.0),
+    "w_like": ("normal", "zero blocks", "one hot", "far apart", "saturated", "subnormal"),
+    "pdl": (False, True),
+}
+RULES = (
+    Rule(("tile_rows", "teams", "parts"), fits),
+    # Two stages, too few for rows that are gathered.
+    Rule(("tile_rows", "teams", "slots"), lambda *tile: tile[:2] != (256, 2) or not tile[2]),
+    # What the emulator has to do.
+    Rule(("counts", "k"), lambda counts, k: k < 1440 or sum(COUNTS[counts]) < 100),
+)
+SPACE = Space(FACTORS, RULES)
+
+
+def case_of(row: Mapping[str, Any]) -> Case:
+    """The problem that a row of the space names."""
+    return Case(**{**row, "counts": COUNTS[row["counts"]], "form": FORMS[row["form"]]})
+
+
+def rows_of(case: Case) -> list[dict[str, Any]]:
+    """The values of factors that a case has, others left out."""
+    counts = (name for name, counts in COUNTS.items() if counts == case.counts)
+    forms = (name for name, form in FORMS.items() if form == case.form)
+    values = {**vars(case), "counts": next(counts, None), "form": next(forms, None)}
+    return [{name: values[name] for name in FACTORS if values[name] in FACTORS[name]}]
+
+
+# Two kernels, and problems that meet the edges of each.
+FIRST = Case(
+    COUNTS["beyond a warp"], 288, 72, "nvfp4", FORMS["gpt-oss"], bias=True, slots=3, room=5,
+    amplitude=4.0, tile_rows=16, teams=3, parts=2,
+)  # fmt: skip
+SECOND = Case(
+    (0, 1, 33, 0, 8), 224, 200, "mxfp4", None, room=5, out="fp16", w_like="far apart", tile_rows=32,
+    teams=3, parts=1,
+)  # fmt: skip
+QUICK = (
+    FIRST,
+    replace(FIRST, counts=COUNTS["beyond the queue"], k=32, slots=1),
+    replace(FIRST, counts=COUNTS["none"]),
+    SECOND,
+    replace(SECOND, counts=COUNTS["a row"], k=64, columns=8, room=0, w_like="zero blocks"),
+    replace(SECOND, counts=COUNTS["beyond two warps"], k=96, columns=40, w_like="one hot"),
+)
+MATRIX = tuple(dict.fromkeys(case_of(row) for row in covering(SPACE)))
+
+
+def random_case(seed: int) -> Case:
+    """Any of the space, with other counts and sizes."""
+    draw = random.Random(seed)
+    case = case_of(random_row(SPACE, draw))
+    sizes = (0, 0, 1, 2, 7, 8, 9, draw.randint(1, 70), case.tile_rows - 1, case.tile_rows + 1)
+    counts = random_counts(seed, sizes)
+    k = format_of(case.fmt).block * draw.randint(1, 40)
+    most = WORK // (max(sum(counts), 1) * k)
+    columns = 8 * draw.randint(1, max(min(most // 8, 50), 1))
+    return replace(case, counts=counts, k=k, columns=columns)

@@ -1,0 +1,172 @@
+"""Hopper's grouped GEMM with weights of four bits, in the emulator: values under the checker, bits
+under every schedule and with every tile, and the two ways in which it once stood still."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernelkit import compile as kernel_compile
+from kernelkit import store
+from moe.mixed.sm90 import gather, kernel
+from moe.mixed.sm90.plan import MixedPlan, make_plan
+from ptxemu import Deadlock, Options
+from tests.moe.mixed_space import FIRST, MATRIX, QUICK, SECOND, TILES, random_case
+from workbench.problems import mixed_gemm as cases
+from workbench.problems.grouped_gemm import CHECKED, PATIENCE
+from workbench.problems.mixed_gemm import Case
+
+pytestmark = pytest.mark.usefixtures("two_ctas")
+
+GROUPS = 4
+SEEDS = 100  # of the sweep
+# Rows that no tile divides, and more of them than the largest has.
+MANY_TILES = replace(FIRST, counts=(33, 0, 257, 1), k=96, slots=0)
+
+
+def in_groups(given: Iterable) -> list:
+    """Kernels of a matrix are hardly shared, so that workers may share the cases."""
+    marks = [pytest.mark.xdist_group(f"moe-mixed-{number}") for number in range(GROUPS)]
+    return [pytest.param(each, marks=marks[i % GROUPS]) for i, each in enumerate(given)]
+
+
+def check(case: Case, options: Options = CHECKED) -> torch.Tensor:
+    inputs = case.inputs()
+    result = cases.run(case, options)
+    for report in cases.judge(case, result, inputs):
+        assert report.ok, f"{case}: {report}"
+    return result
+
+
+@functools.cache
+def expected(case: Case) -> torch.Tensor:
+    """What the kernel gives under a friendly schedule."""
+    return cases.run(case, Options(limit=PATIENCE))
+
+
+def same_bits(case: Case, other: Case, options: Options = CHECKED) -> bool:
+    """Rows that nobody has are NaN in both."""
+    result = cases.run(other, options)
+    return torch.equal(expected(case).view(torch.int16), result.view(torch.int16))
+
+
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_quick(case):
+    check(case)
+
+
+@pytest.mark.parametrize("case", in_groups(MATRIX), ids=str)
+def test_matrix(case):
+    check(case)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS), ids="seed-{}".format)
+def test_any(seed):
+    """A problem of the whole space at random, in two orders of events."""
+    case = random_case(seed)
+    check(case)
+    late = Options("adversarial" if seed % 4 == 0 else "random", seed, limit=PATIENCE)
+    assert same_bits(case, case, late), case
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("case", [FIRST, SECOND], ids=["first", "second"])
+def test_an_adversarial_schedule_gives_the_same_bits(case, seed):
+    assert same_bits(case, case, Options("adversarial", seed, limit=PATIENCE))
+
+
+@pytest.mark.parametrize("ctas", [1, 5, 132])
+def test_any_number_of_ctas_gives_the_same_bits(ctas, monkeypatch):
+    wanted = expected(FIRST)
+    monkeypatch.setattr("moe.mixed.launch.sms_of", lambda device: ctas)
+    result = cases.run(FIRST)
+    assert torch.equal(wanted.view(torch.int16), result.view(torch.int16))
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: "x".join(map(str, tile.values())))
+def test_every_tile_gives_the_same_bits(tile):
+    """K is added up in the same order, and the same is done with every sum."""
+    other = replace(MANY_TILES, **tile)
+    assert same_bits(MANY_TILES, other, Options(limit=PATIENCE))
+
+
+@pytest.mark.parametrize("changes", [{"pdl": True}, {"slots": 0}, {"tile_rows": None}], ids=str)
+def test_other_ways_to_the_same_bits(changes):
+    """A dependent launch, and tiles that are chosen; rows by TMA are those that are gathered."""
+    if "slots" not in changes:
+        assert same_bits(FIRST, replace(FIRST, **changes, teams=None, parts=None))
+        return
+    inputs = FIRST.inputs()
+    gathered = expected(FIRST)[: FIRST.rows]
+    slots = inputs.rows[: FIRST.rows].long()
+    x = inputs.x[slots // FIRST.slots].contiguous()
+    by_tma = cases.run(FIRST, x=x, rows=None, slots=1)
+    assert torch.equal(gathered, by_tma)
+
+
+@pytest.mark.parametrize("case", [FIRST, SECOND], ids=["first", "second"])
+def test_nan_and_infinities_of_a_token_stay_in_its_row(case):
+    inputs = case.inputs()
+    sound = expected(case)[: case.rows]
+    x, broken = inputs.x.clone(), {1: math.nan, 4: math.inf, case.rows - 1: -math.inf}
+    places = [row if inputs.rows is None else int(inputs.rows[row]) // case.slots for row in broken]
+    for place, value in zip(places, broken.values(), strict=True):
+        x[place, place % case.k] = value
+    result = cases.run(case, x=x)[: case.rows]
+    tokens = torch.arange(case.rows) if inputs.rows is None else inputs.rows[: case.rows]
+    mine = torch.isin(tokens // max(case.slots, 1), torch.tensor(places))
+    assert torch.equal(result[~mine], sound[~mine])
+    assert not result[mine].isfinite().all(1).any()
+
+
+def test_rows_of_two_products_meet_in_no_row():
+    """Experts without rows, whatever the weights of others are, change nothing."""
+    case = replace(FIRST, counts=(3, 0, 2), room=0)
+    grown = replace(case, counts=(0, 3, 0, 0, 2, 0))
+    inputs, others = case.inputs(), grown.inputs()
+    data, factor, bias = others.w.data.clone(), others.w.factor.clone(), others.bias.clone()
+    for here, there in ((0, 1), (2, 4)):
+        data[there], factor[there] = inputs.w.data[here], inputs.w.factor[here]
+        bias[there] = inputs.bias[here]
+    w = replace(others.w, data=data, factor=factor)
+    given = {"x": inputs.x, "rows": inputs.rows, "w": w, "bias": bias}
+    assert torch.equal(cases.run(grown, **given), expected(case))
+
+
+# -- where nobody went on -------------------------------------------------------------------------
+
+GATHERED = replace(FIRST, k=1472, columns=8, tile_rows=128, room=0, form=None)  # five stages
+
+
+def stands_still(case: Case) -> bool:
+    try:
+        cases.run(case, Options(limit=PATIENCE))
+    except Deadlock as error:
+        return "(gather)" in str(error)
+    return False
+
+
+def test_who_computes_frees_a_stage_when_it_has_the_next_one(monkeypatch):
+    """So two stages of the ring are never in flight."""
+    plan = make_plan(cases.arguments_of(GATHERED).config)
+    assert plan.stages < 23 / 2
+    assert plan.ahead == plan.stages - plan.lag - 1
+    assert not stands_still(GATHERED)
+    monkeypatch.setattr(MixedPlan, "ahead", property(lambda plan: plan.stages - 1))
+    monkeypatch.setattr(kernel_compile, "_compiled", {})
+    monkeypatch.setenv(store.VARIABLE, "off")
+    assert stands_still(GATHERED)
+
+
+def test_tiles_of_one_step_are_told_before_others_begin(changed):
+    """The queue has two tiles: there are never more than three steps of theirs in flight."""
+    case = replace(FIRST, counts=(9,) * 8, k=96)
+    assert not stands_still(case)
+    both = "(going == 0) | (steps * TILE_STAGES < plan.ahead)"
+    changed(gather, [kernel], "Gather", (both, "going == 0"))
+    assert stands_still(case)
