@@ -140,7 +140,9 @@ def test_rows_of_two_products_meet_in_no_row():
 
 # -- where nobody went on -------------------------------------------------------------------------
 
-GATHERED = replace(FIRST, k=1472, columns=8, tile_rows=128, room=0, form=None)  # five stages
+GATHERED = replace(
+    FIRST, k=1472, columns=8, tile_rows=128, teams=3, parts=1, room=0, form=None
+)  # fmt: skip
 
 
 def stands_still(case: Case) -> bool:

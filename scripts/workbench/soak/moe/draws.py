@@ -12,7 +12,7 @@ from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from moe.formats import format_of
 from moe.indices import range_fields
-from moe.mixed.config import NUMBERS, PARTS, TEAMS, TILE_ROWS, WEIGHTS, MixedConfig, fits
+from moe.mixed.config import NUMBERS, PARTS, TEAMS, TILE_ROWS, WEIGHTS, MixedConfig
 from moe.mixed.fragments import ArrangedExperts
 from moe.mixed.layer import MixedLayer, run_layer
 from moe.mixed.sm90.plan import make_plan
@@ -96,10 +96,6 @@ def arguments_of(case: Layer, arch: str) -> MixedLayer:
 
 def _product(pick: random.Random) -> Case:
     """Counts, sizes and hostile numbers come with the problem."""
-    tiles = {"tile_rows": pick.choice(TILE_ROWS), "teams": 1, "parts": 1}
-    chosen = {"teams": pick.choice(TEAMS), "parts": pick.choice(PARTS)}
-    if fits(**tiles | chosen):
-        tiles |= chosen
     return Case(
         (1,),
         fmt=pick.choice(WEIGHTS),
@@ -107,8 +103,10 @@ def _product(pick: random.Random) -> Case:
         bias=pick.random() < 0.5,
         slots=int(pick.random() < 0.5),
         out=pick.choice(NUMBERS),
+        tile_rows=pick.choice(TILE_ROWS),
+        teams=pick.choice(TEAMS),
+        parts=pick.choice(PARTS),
         pdl=pick.random() < 0.25,
-        **tiles,
     )
 
 
