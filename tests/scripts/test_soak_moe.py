@@ -78,7 +78,7 @@ def test_what_the_plan_refuses_is_counted():
     draws = Draws(0, "sm_90a", SMALL)
     drawn = [*islice(draws.kernels(), 60)]
     assert drawn[-1].number == len(drawn) - 1 + draws.refused.total() > 60
-    assert any("which registers hold" in words for words in draws.refused)
+    assert any("registers of a thread, limit" in words for words in draws.refused)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -191,7 +191,7 @@ def test_other_contents_of_the_same_tensors():
             assert not torch.equal(getattr(one.given, name), tensor)
 
 
-@pytest.mark.parametrize("seed", [6, 1], ids=["product", "layer"])
+@pytest.mark.parametrize("seed", [2, 1], ids=["product", "layer"])
 def test_the_kernels_run_in_the_emulator(printed, seed):
     kernel = next(Draws(seed, "sm_90a", SMALL).kernels())
     assert isinstance(kernel.case, Layer) == (seed == 1)
