@@ -1,17 +1,19 @@
 """Expert weights of four bits as the warpgroups of Hopper multiply them, laid out at load.
 
-No value changes. The weights are the A operand of wgmma, in registers, so what a thread needs lies
-together. A unit is 64 rows by 64 of K: every thread of a warpgroup has 16 bytes of elements in it,
-a word of eight for each 16 of K, and its rows' scale factors follow behind all elements. Units of
-the same rows follow each other along K, then come those of the next 64 rows.
+Values stay as they are, but where an expert's ue8m0 codes reach beyond 128: all of it is then made
+smaller, and what is 2^-134 of the largest scale factor is lost. The weights are the A operand of
+wgmma, in registers, so what a thread needs lies together. A unit is 64 rows by 64 of K: every
+thread of a warpgroup has 16 bytes of elements in it, a word of eight for each 16 of K, and its
+rows' scale factors follow behind all elements. Units of the same rows follow each other along K,
+then come those of the next 64 rows.
 
-Thread 4 g + t of warp w has rows 16 w + g and 16 w + g + 8, and of 16 K those at 2 t, 2 t + 1,
-2 t + 8 and 2 t + 9: four pairs of neighbours along K, rows first. Where the four bits of an element
+Thread 4 g + t of warp w has rows 16 w + g and 16 w + g + 8, and of 16 K those at 2 t, 2 t + 1, 2 t
++ 8 and 2 t + 9: four pairs of neighbours along K, rows first. Where the four bits of an element
 stand in two neighbouring words, `places` says: so that few instructions make pairs of bf16 of them
 (`sm90/dequantise.py`).
 
-Rows of a product with SwiGLU alternate by eight, gate then up: a thread's two rows are a pair.
-A scale factor is one byte that becomes bf16 without a case distinction. ue8m0: its exponent, larger
+Rows of a product with SwiGLU alternate by eight, gate then up: a thread's two rows are a pair. A
+scale factor is one byte that becomes bf16 without a case distinction. ue8m0: its exponent, larger
 by 126 and so small that the largest of the expert is a number. e4m3: five bits of exponent and
 three of mantissa, no subnormals; what it multiplies is zero where it was zero.
 """
