@@ -13,7 +13,7 @@ import sys
 from functools import partial
 
 from workbench.command import main_of
-from workbench.commands import SOAK
+from workbench.soak_commands import SOAK
 
 main = partial(main_of, SOAK, __doc__, default="kvcache")
 
