@@ -40,8 +40,43 @@ ORDERS = ("gate_up", "up_gate", "alternating")
 Biases = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
+class LayerWeights:
+    """Sizes of a layer's weights, however they lie: w13 of [E, 2I, H], w2 of [E, H, I]."""
+
+    w13: Any
+    w2: Any
+    bias13: torch.Tensor | None
+    bias2: torch.Tensor | None
+
+    @property
+    def biases(self) -> Biases:
+        """Of both products."""
+        return self.bias13, self.bias2
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return self.w2.data.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        """H."""
+        return self.w13.k
+
+    @property
+    def intermediate(self) -> int:
+        """I."""
+        return self.w2.k
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything."""
+        biases = (bias.nbytes for bias in self.biases if bias is not None)
+        return self.w13.nbytes + self.w2.nbytes + sum(biases)
+
+
 @dataclass(frozen=True, eq=False)
-class PackedExperts:
+class PackedExperts(LayerWeights):
     """w13 [E, 2I, H], its rows alternating by `granularity`; w2 [E, H, I]; one format for both.
 
     bias13: fp32 [E, 2I], in the order of the packed rows; bias2: fp32 [E, H]; None for none.
@@ -81,35 +116,9 @@ class PackedExperts:
                 require_table(name, bias, torch.float32, tuple(of.data.shape[:2]))
 
     @property
-    def biases(self) -> Biases:
-        """Of both products."""
-        return self.bias13, self.bias2
-
-    @property
     def fmt(self) -> str:
         """The format of both."""
         return self.w13.fmt
-
-    @property
-    def experts(self) -> int:
-        """E."""
-        return self.w2.data.shape[0]
-
-    @property
-    def hidden(self) -> int:
-        """H."""
-        return self.w13.k
-
-    @property
-    def intermediate(self) -> int:
-        """I."""
-        return self.w2.k
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of everything."""
-        biases = (bias.nbytes for bias in self.biases if bias is not None)
-        return self.w13.nbytes + self.w2.nbytes + sum(biases)
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,6 +35,7 @@ from fmha.sm100.roles.softmax import Softmax
 from fmha.sm100.roles.store import Store
 from kernelkit import hw
 from kernelkit.buffers import buffer_at
+from kernelkit.dependent import follow
 from kernelkit.pipelines import (
     in_leader,
     make_pipelines,
@@ -74,8 +75,7 @@ class AttentionSm100(Forward):
                 self.softmax.clear_rows_left_over(smem)
         publish_barriers(self.plan.edges)
         if cutlass.const_expr(self.plan.config.pdl):
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
+            follow()
         prologue = Prologue(smem, tma, tensors, scalars, pipes)
 
         if warp <= self.softmax.role.last_warp:

@@ -26,6 +26,7 @@ from fmha.sm90.seesaw import Seesaw
 from fmha.sm90.turn import Turn
 from kernelkit import hw
 from kernelkit.buffers import buffer_at
+from kernelkit.dependent import follow
 from kernelkit.pipelines import make_pipelines, publish_barriers
 from kernelkit.registers import set_registers
 
@@ -56,8 +57,7 @@ class AttentionSm90(Forward):
         pipes = Pipes(**rings, **({"v": rings["k"]} if plan.config.k_is_v else {}))
         publish_barriers(plan.edges)
         if cutlass.const_expr(plan.config.pdl):
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
+            follow()
         scope = Scope(tma, tensors, scalars, self.buffers(smem), pipes)
         if warp <= self.math.role.last_warp:
             set_registers(plan.roles, self.math.role)

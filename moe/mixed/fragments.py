@@ -30,7 +30,7 @@ from kernelkit import e2m1
 from moe.formats import format_of
 from moe.indices import check_factor
 from moe.mixed.config import ACTIVATIONS, ROWS
-from moe.packing import PackedExperts, interleaved_rows, require_kind
+from moe.packing import LayerWeights, PackedExperts, interleaved_rows, require_kind
 from moe.quantized import Quantized
 from moe.reference import unswizzle_scales
 
@@ -101,7 +101,7 @@ def units_of(size: int, unit: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class ArrangedExperts:
+class ArrangedExperts(LayerWeights):
     """A layer's weights for Hopper, made by `arrange`; bias13, bias2: fp32 [E, rows], those of w13
     in the order of its rows. h_scale, h_decode_scale: fp32 [1] where activations are e4m3: what h
     is multiplied by before it is rounded, and 1 over it."""
@@ -117,27 +117,6 @@ class ArrangedExperts:
     def x(self) -> str:
         """dtype of activations as they are multiplied."""
         return self.w13.x
-
-    @property
-    def experts(self) -> int:
-        """E."""
-        return self.w2.experts
-
-    @property
-    def hidden(self) -> int:
-        """H."""
-        return self.w13.k
-
-    @property
-    def intermediate(self) -> int:
-        """I."""
-        return self.w2.k
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights and biases."""
-        biases = (each for each in (self.bias13, self.bias2) if each is not None)
-        return self.w13.nbytes + self.w2.nbytes + sum(each.nbytes for each in biases)
 
 
 def arrange(

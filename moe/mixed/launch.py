@@ -28,7 +28,7 @@ from moe.mixed.choose import choose_teams, choose_tile_rows
 from moe.mixed.config import BITS, OUTPUTS, ROW_VECTOR, ROWS, MixedConfig, RowsConfig
 from moe.mixed.fragments import DEPTH, Fragments, units_of
 
-ARCHS = ("sm_90a",)
+ARCHS, KERNEL = ("sm_90a",), "moe.mixed.sm90.kernel"
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"e4m3": torch.float8_e4m3fn}
 FP32 = torch.float32
 X_DTYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
@@ -167,7 +167,7 @@ def forward(arguments: MixedArguments) -> tuple[torch.Tensor]:
     target = choose_target(device, arguments.backend, arguments.arch, ARCHS)
     (out,) = empty_result(arguments)
     if out.numel():
-        compiled = compile_once(arguments.config, target.arch, "moe.mixed.sm90.kernel")
+        compiled = compile_once(arguments.config, target.arch, KERNEL)
         launch(compiled, kernel_arguments(arguments, out), target, device)
     return (out,)
 

@@ -14,6 +14,7 @@ from cutlass.memory import SmemAllocator
 from kernelkit import hw
 from kernelkit.boxes import ROWS_FIRST, describe, reorder
 from kernelkit.buffers import buffer_at
+from kernelkit.dependent import follow
 from kernelkit.pipelines import (
     in_leader,
     make_pipelines,
@@ -87,8 +88,7 @@ class GroupedGemm:
                 cpasync.prefetch_descriptor(tensor.atom)
         publish_barriers(plan.edges)
         if cutlass.const_expr(self.config.pdl):
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
+            follow()
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
         scope = Scope(operands, tensors, numbers, sizes, self.buffers(smem, tmem), pipes)
 

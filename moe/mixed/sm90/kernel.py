@@ -16,6 +16,7 @@ from cutlass.memory import SmemAllocator
 from kernelkit import hw
 from kernelkit.boxes import ROWS_FIRST, describe, reorder
 from kernelkit.buffers import buffer_at
+from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
 from kernelkit.pipelines import make_pipelines, publish_barriers
 from kernelkit.registers import set_registers
@@ -75,8 +76,7 @@ class MixedGemm:
                 cpasync.prefetch_descriptor(x.atom)
         publish_barriers(plan.edges)
         if cutlass.const_expr(self.config.pdl):
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
+            follow()
         scope = Scope(x, tensors, numbers, sizes, self.buffers(smem), pipes)
         if warp <= self.math.role.last_warp:
             set_registers(plan.roles, self.math.role)

@@ -1,7 +1,8 @@
 """Math role: each warpgroup makes numbers of its rows of the weights and multiplies them by x.
 
 While the tensor core works on one unit of K, whose weights it reads in registers, the next unit
-is made in others. Products are as wide as the expert has rows in the tile, by halves.
+is made in others. Products are half as wide where the expert has no more rows in the tile, as far
+as registers go.
 Warpgroups wait for nobody but the ring, so that one may store its outputs while others multiply.
 """
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from cycle_model.sass.listing import read
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from kernelkit.kernel import CompiledKernel
-from workbench.common import describe, progress_bar, refuse, save_rows, write_json
+from workbench.common import changed, describe, progress_bar, refuse, save_rows, write_json
 from workbench.dump.files import print_ptx, print_sass, write_to
 from workbench.tables import Column, show, table
 from workbench.timing import heading
@@ -86,6 +86,17 @@ def dump_all(options: argparse.Namespace, subjects: Callable[[], Iterable[Subjec
 
 # What names a kernel of a grid, and what compiles it into a folder: figures, or a refusal.
 Cell = tuple[dict[str, Any], Callable[[Path], dict[str, Any]]]
+
+
+def timed_cell(subject_of: Callable[[Any], Subject], config: Any, arch: str) -> Cell:
+    """The kernel of a config, and how long it takes to compile."""
+
+    def figures(folder: Path) -> dict[str, Any]:
+        subject = subject_of(config)
+        _, cubin, seconds = subject.write(folder)
+        return {"compile_seconds": round(seconds, 2)} | subject.figures(cubin)
+
+    return {"arch": arch, "config": changed(config)}, figures
 
 
 def rows_of(cells: Iterable[Cell], console: Console) -> list[dict]:

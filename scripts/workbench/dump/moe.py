@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from moe.config import TILE_ROWS, GroupedConfig
 from moe.launch import ARCHS, compile_for
 from moe.sm100.plan import ROLES, make_plan
 from workbench.cases.moe import layer_of, product_of
-from workbench.common import changed, describe, refuse
+from workbench.common import describe, refuse
 from workbench.dump import moe_mixed
 from workbench.dump.files import print_kinds
-from workbench.dump.kernel import Cell, Subject, dump_all, dump_grid
+from workbench.dump.kernel import Subject, dump_all, dump_grid, timed_cell
 from workbench.sass import epilogue
 
 FIRST = GroupedConfig(limit=True, amax=True)  # of two products, that with SwiGLU
@@ -54,15 +53,6 @@ def print_epilogue(found: dict[str, Any]) -> None:
 # -- the grid -------------------------------------------------------------------------------------
 
 
-def cell_of(config: GroupedConfig) -> Cell:
-    def figures(folder: Path) -> dict[str, Any]:
-        subject = subject_of(config)
-        _, cubin, seconds = subject.write(folder)
-        return {"compile_seconds": round(seconds, 2)} | subject.figures(cubin)
-
-    return {"arch": ARCHS[0], "config": changed(config)}, figures
-
-
 FIGURES = (
     ("config", lambda row: describe(GroupedConfig(**row["config"]))), ("stages", "{stages}"),
     ("registers", "{registers}"), ("stack", "{stack}"), ("spills", "{spills}"),
@@ -80,6 +70,8 @@ def perform(options: argparse.Namespace) -> int:
     if layer.mixed:
         return moe_mixed.perform(options)
     if options.grid:
-        return dump_grid(options, map(cell_of, GRID), FIGURES)
+        return dump_grid(
+            options, (timed_cell(subject_of, config, ARCHS[0]) for config in GRID), FIGURES
+        )
     named = {"layer": str(layer), "product": options.product}
     return dump_all(options, lambda: [subject_of(product_of(options).config)], **named)

@@ -6,21 +6,19 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from kernelkit.compile import compile_once
 from moe.mixed.choose import LARGEST, MANY, READS
 from moe.mixed.config import TILE_ROWS, MixedConfig, fits
-from moe.mixed.launch import ARCHS
+from moe.mixed.launch import ARCHS, KERNEL
 from moe.mixed.sm90.plan import make_plan
 from workbench.cases.moe import layer_of, mixed_product_of
-from workbench.common import changed, describe
+from workbench.common import describe
 from workbench.dump.files import print_kinds
-from workbench.dump.kernel import Cell, Subject, dump_all, dump_grid
+from workbench.dump.kernel import Subject, dump_all, dump_grid, timed_cell
 from workbench.sass import mixed
 
-KERNEL = "moe.mixed.sm90.kernel"
 FIRST = MixedConfig(swiglu=True, limit=True, bias=True, gather=True, pdl=True)
 KINDS = (FIRST, MixedConfig(bias=True, pdl=True), replace(FIRST, fmt="nvfp4", bias=False))
 MANY_ROWS = ((3, 1), (2, 1))  # warpgroups, times 64 rows of weights: where products take the time
@@ -50,15 +48,6 @@ def print_loop(found: dict[str, Any]) -> None:
     print(f"{found['turn']} of K a turn")
 
 
-def cell_of(config: MixedConfig) -> Cell:
-    def figures(folder: Path) -> dict[str, Any]:
-        subject = subject_of(config)
-        _, cubin, seconds = subject.write(folder)
-        return {"compile_seconds": round(seconds, 2)} | subject.figures(cubin)
-
-    return {"arch": ARCHS[0], "config": changed(config)}, figures
-
-
 FIGURES = (
     ("config", lambda row: describe(MixedConfig(**row["config"]))), ("stages", "{stages}"),
     ("registers", "{registers}"), ("stack", "{stack}"), ("spills", "{spills}"),
@@ -71,6 +60,8 @@ FIGURES = (
 def perform(options: argparse.Namespace) -> int:
     """Of a layer whose activations stay as they are."""
     if options.grid:
-        return dump_grid(options, map(cell_of, GRID), FIGURES)
+        return dump_grid(
+            options, (timed_cell(subject_of, config, ARCHS[0]) for config in GRID), FIGURES
+        )
     named = {"layer": str(layer_of(options)), "product": options.product}
     return dump_all(options, lambda: [subject_of(mixed_product_of(options).config)], **named)

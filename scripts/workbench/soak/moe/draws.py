@@ -14,6 +14,7 @@ from moe.formats import format_of
 from moe.indices import range_fields
 from moe.mixed.config import NUMBERS, PARTS, TEAMS, TILE_ROWS, WEIGHTS, MixedConfig
 from moe.mixed.fragments import ArrangedExperts
+from moe.mixed.launch import KERNEL
 from moe.mixed.layer import MixedLayer, run_layer
 from moe.mixed.sm90.plan import make_plan
 from workbench.problems import hostile, mixed_gemm
@@ -22,7 +23,6 @@ from workbench.problems.mixed_layer import Layer
 from workbench.soak.campaign import draws
 from workbench.soak.campaign.draws import Kernel
 
-KERNEL = "moe.mixed.sm90.kernel"
 FORMS = ((1.0, 0.0, None), (1.0, 0.0, 10.0), (1.702, 1.0, 7.0), (1.702, 1.0, 0.25))
 SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 PRODUCTS = 2 / 3  # of what is drawn; the rest are layers
