@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from workbench import commands
+from workbench import commands, soak_commands
 from workbench.flags import bench, groups, steps
 from workbench.house.source import ROOT
 
@@ -51,7 +51,7 @@ def subcommands() -> list[tuple[str, str]]:
     """(script, name) of every script that takes a name."""
     named = {"run.py": commands.RUN, "bench.py": commands.BENCH, "dump.py": commands.DUMP,
              "explain.py": commands.EXPLAIN, "emulate.py": commands.EMULATE,
-             "soak.py": commands.SOAK}  # fmt: skip
+             "soak.py": soak_commands.SOAK}  # fmt: skip
     return [
         (script, name)
         for script, names in named.items()
