@@ -127,24 +127,50 @@ class Layer:
                 raise ValueError(f"scales.h_amax is memory of scales.{name}: it is written")
 
 
+@dataclass(frozen=True, eq=False)
+class Routed:
+    """Where tokens go. weights: [T, slots]; offsets: int32 [E + 1], where the rows of each expert
+    begin; slot_of_row, row_of_slot: int32, the order by expert and its inverse."""
+
+    weights: torch.Tensor
+    offsets: torch.Tensor
+    slot_of_row: torch.Tensor
+    row_of_slot: torch.Tensor
+
+
 def run_layer(layer: Layer) -> tuple[torch.Tensor]:
     """[T, H] in the dtype of x."""
     layer.check()
-    x, experts, where = layer.x, layer.experts, layer.where
-    choices = Choices(logits=layer.router_logits, **vars(layer.router), **where)
+    return run_experts(layer, run_routing(layer))
+
+
+def run_routing(layer: Layer) -> Routed:
+    """Of the tokens of a layer."""
+    choices = Choices(logits=layer.router_logits, **vars(layer.router), **layer.where)
     ids, weights = run_route(choices)
-    slots = Slots(ids, layer.total, layer.first_expert, layer.end_expert, **where)
-    offsets, slot_of_row, row_of_slot = run_permutation(slots)
+    slots = Slots(ids, layer.total, layer.first_expert, layer.end_expert, **layer.where)
+    return Routed(weights, *run_permutation(slots))
+
+
+def run_experts(layer: Layer, routed: Routed) -> tuple[torch.Tensor]:
+    """[T, H] in the dtype of x: what is behind the routing."""
+    x, experts, where, offsets = layer.x, layer.experts, layer.where, routed.offsets
     tokens = Tokens(
-        x, layer.fmt, layer.scales.x, slot_of_row.narrow(0, 0, layer.rows), offsets, row_of_slot,
-        layer.router.slots, layer.is_partial, **where,
+        x, layer.fmt, layer.scales.x, routed.slot_of_row.narrow(0, 0, layer.rows), offsets,
+        routed.row_of_slot, layer.router.slots, layer.is_partial, **where,
     )  # fmt: skip
     hidden = _first_product(quantise(tokens), offsets, layer)
     out = DTYPE_NAMES[x.dtype]
     given = {"bias": experts.bias2, **layer.tiles, **where}
     y, _ = forward(Arguments(hidden, experts.w2, offsets, out=out, **given))
-    rows = row_of_slot.view(weights.shape)
-    return run_combine(Weighted(y, rows, weights, x.dtype, layer.is_partial, **where))
+    return combined(layer, routed, y)
+
+
+def combined(layer: Layer, routed: Routed, y: torch.Tensor) -> tuple[torch.Tensor]:
+    """The weighted sum of each token's rows of y."""
+    rows = routed.row_of_slot.view(routed.weights.shape)
+    given = routed.weights, layer.x.dtype, layer.is_partial
+    return run_combine(Weighted(y, rows, *given, **layer.where))
 
 
 def layer_fields(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,9 @@ import torch
 from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES
 from moe.arguments import Activation
-from moe.fused import Layer
+from moe.fused import Layer, Routed, combined, run_routing
 from moe.mixed.fragments import PAIR_ROWS, ArrangedExperts
 from moe.mixed.launch import MixedArguments, forward, quantise_rows
-from moe.routing.launch import Choices, Slots, Weighted, run_combine, run_permutation, run_route
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +47,15 @@ class MixedLayer(Layer):
 def run_layer(layer: MixedLayer) -> tuple[torch.Tensor]:
     """[T, H] in the dtype of x."""
     layer.check()
-    x, experts, where = layer.x, layer.experts, layer.where
-    ids, weights = run_route(Choices(logits=layer.router_logits, **vars(layer.router), **where))
-    slots = Slots(ids, layer.total, layer.first_expert, layer.end_expert, **where)
-    offsets, slot_of_row, row_of_slot = run_permutation(slots)
+    return run_experts(layer, run_routing(layer))
+
+
+def run_experts(layer: MixedLayer, routed: Routed) -> tuple[torch.Tensor]:
+    """[T, H] in the dtype of x: what is behind the routing."""
+    x, experts, where, offsets = layer.x, layer.experts, layer.where, routed.offsets
     given = {**layer.tiles, **where}
-    gathered = {"rows": slot_of_row.narrow(0, 0, layer.rows), "slots": layer.router.slots}
+    rows = routed.slot_of_row.narrow(0, 0, layer.rows)
+    gathered = {"rows": rows, "slots": layer.router.slots}
     form = Activation(PAIR_ROWS, **vars(layer.activation))
     first = MixedArguments(x, experts.w13, offsets, experts.bias13, form, **gathered, **given)
     second = {"bias": experts.bias2, "out": DTYPE_NAMES[x.dtype], **given}
@@ -66,8 +68,7 @@ def run_layer(layer: MixedLayer) -> tuple[torch.Tensor]:
     else:
         (h,) = forward(first)
     (y,) = forward(MixedArguments(h, experts.w2, offsets, **second))
-    rows = row_of_slot.view(weights.shape)
-    return run_combine(Weighted(y, rows, weights, x.dtype, layer.is_partial, **where))
+    return combined(layer, routed, y)
 
 
 FUSED_MIXED = Operator(

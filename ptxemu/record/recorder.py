@@ -249,7 +249,8 @@ class Recorder(Listener):
         self, work: Work, source: Rows, places: list[Place], nbytes: int, signals: Signals
     ) -> None:
         starts, of_row = source
-        each = nbytes * len(places) // len(signals)
+        # what mbarriers count: the box in shared memory may be padded, which they do not
+        each = work.size * len(places) // len(signals)
         told = tuple((self._barriers[signal], each) for signal in signals)
         first, second = (int(starts[k]) if len(starts) > k else 0 for k in (0, 1))
         apart = second - first if second else 0

@@ -242,6 +242,15 @@ CYCLES = {
         for step in OF_STEPS
         if step not in steps.NATIVE_ONLY
     },
+    "layers": Command(
+        "workbench.cycles.layers",
+        cycles.add_layers,
+        "MoE layers of models at their true sizes, beside what is published of others.\n\n"
+        "Every kernel of moe.fused_moe runs in the emulator, of large grids some clusters, and is "
+        "modelled as\none launch of a stream; weights come from memory. Nothing here is measured: "
+        "docs/cycle_model.md says\nhow far to trust it.",
+        "--model gpt-oss-120b --tokens 1 64 4k",
+    ),
     "beside": Command(
         "workbench.cycles.beside",
         cycles.add_beside,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from workbench.flags import groups
+from workbench.flags import groups, moe
 from workbench.flags.groups import add
 
 GPUS = ("B200", "GB200", "GB300", "H100", "H200")
 MEMORY = ("cold", "warm")
 PERTURBED = 12
 BOOST = 1.965  # GHz of a B200 that is not at its limit: cycles over ns of its published latencies
+OF_LAYERS = 3
 OF_PUBLISHED = 32  # clusters: 12 misjudge causal grids by up to 28 %, 32 by 2 %
 
 
@@ -93,6 +94,34 @@ def add_published(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--fit", default=[], help=words, **how)
     group = parser.add_argument_group("output")
     groups.add_plot(group, "modelled over published times")
+    groups.add_json(group)
+
+
+def add_layers(parser: argparse.ArgumentParser) -> None:
+    """Which layers of experts are modelled."""
+    group = parser.add_argument_group("layers")
+    some = {"nargs": "+", "metavar": "NAME"}
+    default = ("gpt-oss-120b", "deepseek-v4-pro")
+    words = f"of these models: {', '.join(moe.MODEL_NAMES)}"
+    add(group, "model", words, default, choices=moe.MODEL_NAMES, shown=" ".join(default), **some)
+    how = {"type": groups.positive_count, "nargs": "+", "metavar": "N"}
+    add(group, "tokens", "of a layer", moe.MODEL_TOKENS, shown="1 to 16k", **how)
+    words = f"how tokens choose experts, of {', '.join(moe.ROUTINGS)}"
+    add(group, "routing", words, moe.ROUTINGS[:1], choices=moe.ROUTINGS, shown="balanced", **some)
+    formats = ("nvfp4", "mxfp4", "mxfp8")
+    add(group, "format", "of the weights", choices=formats, shown="as rivals have the model")
+    words = "format of what the products take of a token"
+    add(group, "activations", words, choices=formats, shown="mxfp8 with mxfp4, else as the weights")
+    how = {"type": groups.positive_count, "metavar": "N"}
+    add(group, "tile-rows", "of both products", shown="by sizes", **how)
+    group = parser.add_argument_group("model")
+    add(group, "gpu", "parameters of which GPU", "B200", choices=("B200", "GB200", "GB300"))
+    words = "of each launch behind the routing, to run and model"
+    add(group, "clusters", words, OF_LAYERS, **how)
+    how = {"type": groups.count, "metavar": "N"}
+    add(group, "perturbed", "sets of parameters within their ranges", OF_LAYERS, **how)
+    group = parser.add_argument_group("output")
+    groups.add_plot(group, "modelled and published times")
     groups.add_json(group)
 
 
