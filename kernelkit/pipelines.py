@@ -87,6 +87,14 @@ class Barriers:
             self.array.arrive_and_expect_tx(stage, 0)
 
     @cute.jit
+    def arrive_with_bytes(self, stage: Int32, size: Int32) -> None:
+        """The arrival of a TMA signal that announces so many bytes in each CTA."""
+        if cutlass.const_expr(self.reach is Reach.OWN):
+            self.array.arrive_and_expect_tx(stage, size)
+        elif in_leader():
+            self.array.arrive_and_expect_tx(stage, 2 * size)
+
+    @cute.jit
     def _commit(self, stage: Int32) -> None:
         if cutlass.const_expr(self.pair):
             mask = PAIR_MASK if self.reach is Reach.BOTH else 1 << LEADER
@@ -104,6 +112,10 @@ class Event:
     def signal(self, stage: Int32) -> None:
         """Stage is full: announce TMA bytes, commit the issued MMAs, or arrive as a thread."""
         self.full.arrive(stage)
+
+    def signal_bytes(self, stage: Int32, size: Int32) -> None:
+        """TMA edges: announce so many bytes in each CTA, which may be fewer than the plan's."""
+        self.full.arrive_with_bytes(stage, size)
 
     def signal_without_bytes(self, stage: Int32) -> None:
         """TMA edges: another edge tells when the stage is full, this one only counts the round."""
@@ -130,9 +142,9 @@ class Ring(Event):
         self.signal(state.index)
 
     def acquire_bytes(self, state: PipelineState, size: Int32) -> None:
-        """The same with so many bytes, which may be fewer than those of the plan."""
+        """The same with so many bytes, as `signal_bytes`."""
         self.wait_free(state)
-        self.full.array.arrive_and_expect_tx(state.index, size)
+        self.signal_bytes(state.index, size)
 
     def wait_free(self, state: PipelineState, first: Int32 = 0) -> None:
         """Block until the stage of `state`, as in `wait`, may be filled, and announce nothing.

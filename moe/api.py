@@ -43,6 +43,7 @@ def grouped_gemm(
     tile_n: int | None = None,
     carry: bool = False,
     pdl: bool = False,
+    w_ready: bool = False,
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor | Quantized:
@@ -71,6 +72,8 @@ def grouped_gemm(
             has 128 rows or more; same bits.
         pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
             the stream has ended, and waits for it before it reads anything.
+        w_ready: with pdl: offsets, w and bias are older than the kernel in front, so
+            that only x and its scales wait for it.
         backend, arch: see `kernelkit.launch.choose_target`.
 
     Returns:
@@ -83,7 +86,7 @@ def grouped_gemm(
     options = {
         "activation": activation, "bias": bias, "out": out, "encode_scale": encode_scale,
         "amax": amax, "tile_rows": tile_rows, "most_rows": most_rows, "tile_n": tile_n,
-        "carry": carry, "pdl": pdl, "backend": backend, "arch": arch,
+        "carry": carry, "pdl": pdl, "w_ready": w_ready, "backend": backend, "arch": arch,
     }  # fmt: skip
     fields = _fields(x, w, offsets, options)
     result = quantised_result(fields["out"], encode_scale, *GROUPED_GEMM(fields))

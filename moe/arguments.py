@@ -110,6 +110,7 @@ class Arguments:
     tile_n: int | None = None
     carry: bool = False
     pdl: bool = False
+    w_ready: bool = False
     backend: str = "auto"
     arch: str | None = None
 
@@ -164,6 +165,7 @@ class Arguments:
             tile_n=tile_n,
             carry=self.carry,
             pdl=self.pdl,
+            w_ready=self.w_ready,
         )
 
     def check(self) -> None:

@@ -40,6 +40,8 @@ class GroupedConfig:
     tile_n: packed columns of a tile.
     pdl: programmatic dependent launch: it may begin before the kernel in front of it has ended, and
         lets the one behind it do so.
+    w_ready: with pdl: offsets, weights and biases are older than the kernel in front, and are
+        fetched before it has ended.
     """
 
     fmt: str = "nvfp4"
@@ -54,6 +56,7 @@ class GroupedConfig:
     tile_rows: int = 128
     tile_n: int = 128
     pdl: bool = False
+    w_ready: bool = False
 
     @property
     def swapped(self) -> bool:
@@ -124,6 +127,8 @@ class GroupedConfig:
             raise NotImplementedError(
                 f"x_fmt {self.x_fmt!r} with fmt {self.fmt!r}: '' for one format, or {MIXED}"
             )
+        if self.w_ready and not self.pdl:
+            raise ValueError("w_ready without pdl: nothing is waited for")
         if self.limit and not self.swiglu:
             raise ValueError("limit without an activation: nothing is clamped")
         if self.row_scale and not self.format.has_global:

@@ -75,8 +75,8 @@ class Layer:
 
     @property
     def tiles(self) -> dict[str, Any]:
-        """Keywords of both products: a token chooses an expert once."""
-        return {"tile_rows": self.tile_rows, "most_rows": len(self.x)}
+        """Keywords of products: a token chooses an expert once."""
+        return {"tile_rows": self.tile_rows, "most_rows": len(self.x), "pdl": True}
 
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError for tokens that are not the
@@ -161,7 +161,7 @@ def run_experts(layer: Layer, routed: Routed) -> tuple[torch.Tensor]:
     )  # fmt: skip
     hidden = _first_product(quantise(tokens), offsets, layer)
     out = DTYPE_NAMES[x.dtype]
-    given = {"bias": experts.bias2, **layer.tiles, **where}
+    given = {"bias": experts.bias2, "w_ready": True, **layer.tiles, **where}
     y, _ = forward(Arguments(hidden, experts.w2, offsets, out=out, **given))
     return combined(layer, routed, y)
 
@@ -181,12 +181,15 @@ def layer_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Quantized:
     """swiglu(x w13) in the format that w2 is multiplied by: in one kernel, unless its global scale
-    is to be found."""
+    is to be found.
+
+    Offsets and weights are older than the kernel in front: that one, as each here, waited for those
+    before it before it let the next one begin."""
     experts, scales = layer.experts, layer.scales
     form = Activation(experts.granularity, **vars(layer.activation))
     first = Arguments(
         operand, experts.w13, offsets, amax=scales.h_amax, activation=form,
-        bias=experts.bias13, **layer.tiles, **layer.where,
+        bias=experts.bias13, w_ready=True, **layer.tiles, **layer.where,
     )  # fmt: skip
     if isinstance(scales.h, str) or (scales.h is None and format_of(layer.fmt).has_global):
         h, _ = forward(replace(first, out=DTYPE_NAMES[layer.x.dtype]))

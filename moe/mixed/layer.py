@@ -8,7 +8,6 @@ multiplied in e4m3, a sixth one rounds the tokens before, and the first product 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -25,11 +24,6 @@ class MixedLayer(Layer):
     """The arguments of `moe.fused_moe` with arranged experts."""
 
     experts: ArrangedExperts
-
-    @property
-    def tiles(self) -> dict[str, Any]:
-        """Keywords of both products."""
-        return {**super().tiles, "pdl": True}
 
     def _check_own(self) -> None:
         """ValueError or NotImplementedError for scales, which nothing has here, and for other

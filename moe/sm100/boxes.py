@@ -39,8 +39,9 @@ def w_box(plan: GroupedPlan) -> Box:
 
 
 def scale_box(plan: GroupedPlan) -> PlainBox:
-    """The atoms of a stage for 128 rows, in 16-bit words: a line of a box has at most 256."""
-    return PlainBox(plan.atoms, ATOM_WORDS, Uint16)
+    """The atoms of a group of stages for 128 rows, in 16-bit words: a line of a box has at most
+    256."""
+    return PlainBox(plan.group * plan.atoms, ATOM_WORDS, Uint16)
 
 
 @cute.jit

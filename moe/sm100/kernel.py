@@ -87,7 +87,7 @@ class GroupedGemm:
             for tensor in vars(operands).values():
                 cpasync.prefetch_descriptor(tensor.atom)
         publish_barriers(plan.edges)
-        if cutlass.const_expr(self.config.pdl):
+        if cutlass.const_expr(self.config.pdl and not self.config.w_ready):
             follow()
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
         scope = Scope(operands, tensors, numbers, sizes, self.buffers(smem, tmem), pipes)

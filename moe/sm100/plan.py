@@ -2,9 +2,11 @@
 
 A tile is tile_rows rows of one expert by tile_n rows of its matrix. Which of the two is the M of
 the MMA and which its N, `config.swapped` says; M is 128 in every CTA. A stage of the ring holds 128
-bytes of K of both, and the scale factors that belong to them, in atoms: 128 rows by four scale
+bytes of K of both. The scale factors that belong to them come in atoms: 128 rows by four scale
 factors, 512 bytes, as they lie in global memory, go to tensor memory, and are read there by the
-MMA. Of a pair each CTA holds half of the rows of both, its own scale factors of x, and all of w's.
+MMA. Those of a few stages are fetched together, into a ring of their own, since every instruction
+of TMA takes its time. Of a pair each CTA holds half of the rows of both, its own scale factors of
+x, and all of w's.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ K_BLOCKS = 4  # MMAs of a stage, 32 bytes of K each
 TILE_STAGES = 2
 TILE_WORDS = 8  # int32 of a slot of the tile queue
 MAX_STAGES = 8
+GROUP_ATOMS = 4
 BARRIER_BYTES = 512
 PIECE_BYTES = 64  # of a row of the output, that a warp stores together
 PAD = 4  # fp32 behind a row of the transposed accumulator, so that its columns are in all banks
@@ -126,8 +129,13 @@ class GroupedPlan:
 
     @property
     def moved_bytes(self) -> int:
-        """That TMA counts for one stage, in one CTA: padding is not among them."""
-        return self.stage_bytes - self.w_rows * LINE // 2 * self.pads_w
+        """That TMA counts for x and w of one stage, in one CTA: padding is not among them."""
+        return (self.x_rows + self.w_rows) * LINE - self.w_rows * LINE // 2 * self.pads_w
+
+    @property
+    def group_bytes(self) -> int:
+        """Of scale factors that are fetched together."""
+        return self.group * (self.x_scale_bytes + self.w_scale_bytes)
 
     @property
     def passed(self) -> SmemBuffer:
@@ -140,8 +148,31 @@ class GroupedPlan:
     @cached_property
     def stages(self) -> int:
         """Of the ring: what shared memory holds."""
-        room = hw.SMEM_BYTES_PER_CTA - BARRIER_BYTES - 2 * hw.SMEM_SWIZZLE_ALIGN
-        return min(MAX_STAGES, (room - self.passed.bytes) // self.stage_bytes)
+        return min(MAX_STAGES, self.room // self.stage_bytes)
+
+    @property
+    def room(self) -> int:
+        """Bytes of shared memory for the rings."""
+        fixed = BARRIER_BYTES + 2 * hw.SMEM_SWIZZLE_ALIGN + self.passed.bytes
+        return hw.SMEM_BYTES_PER_CTA - fixed
+
+    @cached_property
+    def group(self) -> int:
+        """Stages whose scale factors are fetched together: those of four atoms, or what there is
+        room for."""
+        lines = (self.x_rows + self.w_rows) * LINE * self.stages
+        scales = self.x_scale_bytes + self.w_scale_bytes
+        most = max(GROUP_ATOMS // self.atoms, 1)
+        sizes = (most, *(size for size in (2,) if size < most))
+        fits = (size for size in sizes if lines + (self.stages + 1) * size * scales <= self.room)
+        return next(fits, 1)
+
+    @property
+    def groups(self) -> int:
+        """Places for scale factors. A tile begins with a group of its own, so that each stage may
+        be of another group; one more, as the last stages of the group that is overwritten may still
+        be multiplied when its first one is free."""
+        return self.stages + (self.group > 1)
 
     @cached_property
     def smem(self) -> SmemPlan:
@@ -153,8 +184,8 @@ class GroupedPlan:
                 SmemBuffer("tiles", 4 * TILE_WORDS, TILE_STAGES, align=16),
                 SmemBuffer("x", self.x_rows * LINE, self.stages),
                 SmemBuffer("w", self.w_rows * LINE, self.stages),
-                SmemBuffer("x_scales", self.x_scale_bytes, self.stages, align=128),
-                SmemBuffer("w_scales", self.w_scale_bytes, self.stages, align=128),
+                SmemBuffer("x_scales", self.group * self.x_scale_bytes, self.groups, align=128),
+                SmemBuffer("w_scales", self.group * self.w_scale_bytes, self.groups, align=128),
                 self.passed,
             )
         )
@@ -212,7 +243,7 @@ class GroupedPlan:
             for role in ("load", "mma", "epilogue")
         )  # fmt: skip
         ring = Edge("ab", "load", "mma", self.stages, Signal.TMA, "stage of x, w and scales",
-                    tx_bytes=self.moved_bytes, release=Signal.UMMA)  # fmt: skip
+                    tx_bytes=self.moved_bytes + self.group_bytes, release=Signal.UMMA)  # fmt: skip
         accumulator = Edge("acc", "mma", "epilogue", self.acc_stages, Signal.UMMA, "accumulator",
                            release=Signal.THREADS)  # fmt: skip
         return EdgePlan(ROLES, (*tiles, ring, accumulator), self.config.ctas)

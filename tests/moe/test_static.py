@@ -103,7 +103,11 @@ def test_shared_and_tensor_memory(tile, fmt):
         assert plan.smem.bytes <= hw.SMEM_BYTES_PER_CTA == 232_448
         assert plan.k_block * 4 == plan.k_stage
         assert plan.k_stage * plan.element_bits == 128 * 8
-        assert plan.moved_bytes == stage_bytes
+        scales = plan.x_scale_bytes + plan.w_scale_bytes
+        assert plan.moved_bytes == stage_bytes - scales
+        assert plan.group_bytes == plan.group * scales
+        assert plan.group in (1, 2, 4)
+        assert plan.group * plan.atoms <= 4
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -117,5 +121,5 @@ def test_memory_of_mixed_formats(tile):
     for name in ("stages", "stage_bytes", "k_stage", "k_block", "atoms", "smem", "tmem"):
         assert getattr(plan, name) == getattr(other, name)
     padding = plan.w_rows * 128 // 2
-    assert plan.moved_bytes == plan.stage_bytes - padding
+    assert plan.moved_bytes == other.moved_bytes - padding
     assert plan.edges["ab"].tx_bytes == other.edges["ab"].tx_bytes - padding

@@ -61,3 +61,10 @@ def test_wide_tiles_and_the_carrying_path_give_the_same_bits(tile_rows, out):
 def test_a_dependent_launch_gives_the_same_bits(tile_rows):
     case = replace(LARGE, out="nvfp4", tile_rows=tile_rows)
     assert_same(case, replace(case, pdl=True))
+
+
+@pytest.mark.parametrize("tile_rows", [64, 256])
+def test_weights_that_are_fetched_early_give_the_same_bits(tile_rows):
+    """More stages of K than the ring has, several tiles to a CTA, biases."""
+    case = replace(LARGE, out="nvfp4", tile_rows=tile_rows, bias=True, k=2048)
+    assert_same(case, replace(case, pdl=True, w_ready=True))

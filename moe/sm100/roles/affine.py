@@ -27,6 +27,14 @@ class Affine:
         return Affine(self.factor, self.biases + BIAS_BYTES * columns, self.left - columns)
 
 
+@dataclass(frozen=True)
+class OfColumn:
+    """factor, bias: of a thread's column of the product, whose rows share the factor."""
+
+    factor: Float32
+    bias: Float32
+
+
 @cute.jit
 def affine_at(factor: Float32, bias: cute.Tensor, column: Int32) -> Affine:
     """From a packed column on. bias: fp32 [N], of an expert."""

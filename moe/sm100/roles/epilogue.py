@@ -11,13 +11,14 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from kernelkit import hw, tmem
+from kernelkit.dependent import follow
 from kernelkit.pipelines import consumer_state
 from moe.config import CARRIED, PART
 from moe.device.quantise import largest_magnitude
 from moe.device.swiglu import gate_weight, swiglu, weighted_up
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import LANES, PIECE_BYTES, ROLES, TILE_STAGES, GroupedPlan
-from moe.sm100.roles.affine import Affine, affine_at, apply
+from moe.sm100.roles.affine import Affine, OfColumn, affine_at, apply
 from moe.sm100.roles.outputs import (
     Encoded,
     Place,
@@ -48,6 +49,8 @@ class Epilogue:
     def run(self, scope: Scope) -> None:
         """Whole life of the warps."""
         pipes, plan = scope.pipes, self.plan
+        if cutlass.const_expr(plan.config.w_ready):
+            follow()  # who writes over what the kernel in front has read waits as well
         tiles, acc = consumer_state(TILE_STAGES), consumer_state(plan.acc_stages)
         half, top = Int32(0), Float32(0.0)  # of the accumulators; largest magnitude
         going = Int32(1)
@@ -58,10 +61,11 @@ class Epilogue:
             tiles.advance()
             going = tile.valid
             if going > 0:
+                of_column = self.of_column(scope, tile)  # meanwhile, what comes from far
                 pipes.acc.wait(acc)
                 tmem.order_after_wait()
                 if cutlass.const_expr(plan.config.swapped):
-                    found = self.do_swapped(scope, tile, half, acc.index)
+                    found = self.do_swapped(scope, tile, half, acc.index, of_column)
                 else:
                     found = self.do_tile(scope, tile, half, acc.index)
                 top = cute.arch.fmax(top, found, nan=True)
@@ -133,10 +137,12 @@ class Epilogue:
         return top
 
     @cute.jit
-    def do_swapped(self, scope: Scope, tile: Tile, half: Int32, stage: Int32) -> Float32:
+    def do_swapped(
+        self, scope: Scope, tile: Tile, half: Int32, stage: Int32, of_column: OfColumn
+    ) -> Float32:
         """A subtile of a row a thread, or several."""
         plan, config = self.plan, self.plan.config
-        self.transpose(scope, half * plan.second, stage)
+        self.transpose(scope, half * plan.second, stage, of_column)
         thread, _, _ = cute.arch.thread_idx()
         parts = config.tile_n // config.subtile
         top = Float32(0.0)
@@ -153,7 +159,8 @@ class Epilogue:
             values = cute.make_rmem_tensor(config.subtile, Float32)
             source = scope.buffers.transposed[row, None].iterator + part * config.subtile
             cute.autovec_copy(cute.make_tensor(source.align(16), values.layout), values)
-            apply(self.affine(scope, tile, place), values, 0)
+            if cutlass.const_expr(not self.by_column):
+                apply(self.affine(scope, tile, place), values, 0)
             values = self.activated(scope, values)
             top = cute.arch.fmax(top, self.magnitude(place, values), nan=True)
             room = self.room(config.subtile)
@@ -164,7 +171,7 @@ class Epilogue:
         return top
 
     @cute.jit
-    def transpose(self, scope: Scope, column: Int32, stage: Int32) -> None:
+    def transpose(self, scope: Scope, column: Int32, stage: Int32, of_column: OfColumn) -> None:
         """The accumulator to shared memory, whose reader of the tile before is done."""
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
@@ -173,7 +180,10 @@ class Epilogue:
         for first in cutlass.range_constexpr(0, plan.n, count):
             values = self.columns(scope, column + first, count)
             for index in cutlass.range_constexpr(count):
-                scope.buffers.transposed[first + index, thread] = values[index]
+                value = values[index]
+                if cutlass.const_expr(self.by_column):
+                    value = value * of_column.factor + of_column.bias
+                scope.buffers.transposed[first + index, thread] = value
         tmem.order_before_signal()
         scope.pipes.acc.release(stage)
         cute.arch.barrier(barrier_id=TRANSPOSED_BARRIER, number_of_threads=self.role.threads)
@@ -273,6 +283,25 @@ class Epilogue:
         if cutlass.const_expr(self.plan.config.amax):
             top = largest_magnitude(values) if place.exists else top
         return top
+
+    @property
+    def by_column(self) -> bool:
+        """Whether a thread has the factor and the bias of its column of a swapped tile."""
+        return self.plan.config.swapped and not self.plan.config.row_scale
+
+    @cute.jit
+    def of_column(self, scope: Scope, tile: Tile) -> OfColumn:
+        """Of the thread's column of a swapped tile."""
+        tensors, config = scope.tensors, self.plan.config
+        factor, bias = Float32(1.0), Float32(0.0)
+        if cutlass.const_expr(self.by_column and config.format.has_global):
+            factor = tensors.x_scale[0] * tensors.w_scale[tile.expert]
+        if cutlass.const_expr(self.by_column and config.bias):
+            thread, _, _ = cute.arch.thread_idx()
+            column = tile.n * config.tile_n + thread
+            if column < cute.size(tensors.bias, mode=[1]):
+                bias = tensors.bias[tile.expert, column]
+        return OfColumn(factor, bias)
 
     @cute.jit
     def affine(self, scope: Scope, tile: Tile, place: Place) -> Affine:

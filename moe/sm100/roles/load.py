@@ -1,11 +1,12 @@
 """Load role: one warp fetches x, w and their scale factors by TMA, a stage of K at a time.
 
-Of a pair each CTA fetches its half of the rows of both, and all scale factors of w.
+Of a pair each CTA fetches its half of the rows of both, and all scale factors of w. Where weights
+are older than the kernel in front, those of the first stages are fetched before it has ended.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint8
+from cutlass import Boolean, Int32, Uint8
 
 from kernelkit.boxes import BoxPosition, copy_in
 from kernelkit.pipelines import consumer_state, producer_state
@@ -27,10 +28,10 @@ class Load:
     @cute.jit
     def run(self, scope: Scope) -> None:
         """Whole life of the warp."""
-        pipes = scope.pipes
-        tiles, state = consumer_state(TILE_STAGES), producer_state(self.plan.stages)
-        k_stages = -(-scope.sizes.k // self.plan.k_stage)
-        going = Int32(1)
+        pipes, plan = scope.pipes, self.plan
+        tiles, state = consumer_state(TILE_STAGES), producer_state(plan.stages)
+        k_stages = -(-scope.sizes.k // plan.k_stage)
+        going, waits, group = Int32(1), Int32(1), Int32(-1)
         while going > 0:
             pipes.tile_load.wait(tiles)
             tile = read_tile(scope, tiles.index)
@@ -38,39 +39,95 @@ class Load:
             tiles.advance()
             going = tile.valid
             if going > 0:
+                begun = Int32(0)
+                if cutlass.const_expr(plan.config.w_ready):
+                    if waits > 0:
+                        begun = self.begin(scope, tile, k_stages)
+                        waits = Int32(0)
                 for step in cutlass.range(k_stages, unroll=1):
-                    pipes.ab.acquire(state)
-                    self.fetch(scope, tile, step, state.index)
+                    group = group_of(plan, group, step)
+                    if cutlass.const_expr(plan.config.w_ready):
+                        if step >= begun:
+                            pipes.ab.acquire_bytes(state, self.announced(step))
+                            self.fetch_w(scope, tile, step, state.index, group)
+                    else:
+                        pipes.ab.acquire_bytes(state, self.announced(step))
+                        self.fetch_w(scope, tile, step, state.index, group)
+                    self.fetch_x(scope, tile, step, state.index, group)
                     state.advance()
-        if cutlass.const_expr(self.plan.config.ctas == 2):
-            for _ in cutlass.range(self.plan.stages, unroll=1):
+        if cutlass.const_expr(plan.config.ctas == 2):
+            for _ in cutlass.range(plan.stages, unroll=1):
                 pipes.ab.wait_free(state)
                 state.advance()
 
     @cute.jit
-    def fetch(self, scope: Scope, tile: Tile, step: Int32, stage: Int32) -> None:
-        """One stage of a tile."""
+    def begin(self, scope: Scope, tile: Tile, k_stages: Int32) -> Int32:
+        """Of the first stages, which nobody has used, the weights; then wait for the kernel in
+        front. Returns how many there are."""
+        count, group = cutlass.min(k_stages, self.plan.stages), Int32(-1)
+        for step in cutlass.range(count, unroll=1):
+            group = group_of(self.plan, group, step)
+            scope.pipes.ab.signal_bytes(step, self.announced(step))
+            self.fetch_w(scope, tile, step, step, group)
+        cute.arch.griddepcontrol_wait()
+        return count
+
+    @cute.jit
+    def announced(self, step: Int32) -> Int32:
+        """Bytes that come for a stage."""
+        plan = self.plan
+        scales = Int32(plan.group_bytes) if begins_group(plan, step) else Int32(0)
+        return plan.moved_bytes + scales
+
+    @cute.jit
+    def fetch_x(self, scope: Scope, tile: Tile, step: Int32, stage: Int32, group: Int32) -> None:
+        """Rows of x of a stage, and the scale factors of a group of them."""
         plan, operands, buffers = self.plan, scope.operands, scope.buffers
         barrier, rank = scope.pipes.ab.barrier(stage), rank_in_tile(plan)
-        column, n = step * LINE, tile.n * plan.config.tile_n
         box = x_box(plan)
-        place = BoxPosition(tile.first + rank * plan.x_rows, column, 0, 0)
+        place = BoxPosition(tile.first + rank * plan.x_rows, step * LINE, 0, 0)
         copy_in(operands.x, box, place, box.at(in_bytes(buffers.x), stage), barrier)
-        box, window = w_box(plan), Int32(0)
+        if begins_group(plan, step):
+            scales = scale_box(plan)
+            first = BoxPosition(step * plan.atoms, 0, tile.block + rank, 0)
+            copy_in(operands.x_scales, scales, first, scales.at(buffers.x_scales, group), barrier)
+
+    @cute.jit
+    def fetch_w(self, scope: Scope, tile: Tile, step: Int32, stage: Int32, group: Int32) -> None:
+        """The same of w."""
+        plan, operands, buffers = self.plan, scope.operands, scope.buffers
+        barrier, rank = scope.pipes.ab.barrier(stage), rank_in_tile(plan)
+        n = tile.n * plan.config.tile_n
+        box, column, window = w_box(plan), step * LINE, Int32(0)
         if cutlass.const_expr(plan.pads_w):  # the last one ends with the row
             column, steps = Int32(0), scope.sizes.k // WINDOW_STEP
             window = cutlass.min(step * (WINDOW // WINDOW_STEP), steps - WINDOW // WINDOW_STEP)
         place = BoxPosition(n + rank * plan.w_rows, column, window, tile.expert)
         copy_in(operands.w, box, place, box.at(in_bytes(buffers.w), stage), barrier)
-        box, atom = scale_box(plan), step * plan.atoms
-        place = BoxPosition(atom, 0, tile.block + rank, 0)
-        copy_in(operands.x_scales, box, place, box.at(buffers.x_scales, stage), barrier)
-        for block in cutlass.range_constexpr(plan.w_blocks):
-            place = BoxPosition(atom, 0, n // SCALE_ROWS + block, tile.expert)
-            target = box.at(buffers.w_scales, stage * plan.w_blocks + block)
-            copy_in(operands.w_scales, box, place, target, barrier)
+        if begins_group(plan, step):
+            scales = scale_box(plan)
+            for block in cutlass.range_constexpr(plan.w_blocks):
+                first = BoxPosition(step * plan.atoms, 0, n // SCALE_ROWS + block, tile.expert)
+                target = scales.at(buffers.w_scales, group * plan.w_blocks + block)
+                copy_in(operands.w_scales, scales, first, target, barrier)
 
 
 def in_bytes(buffer: cute.Pointer) -> cute.Pointer:
     """As TMA sees it."""
     return cute.recast_ptr(buffer, dtype=Uint8)
+
+
+def begins_group(plan: GroupedPlan, step: Int32) -> Boolean:
+    """Whether scale factors of this stage of a tile, and of those behind it, are fetched."""
+    return step % plan.group == 0
+
+
+def group_of(plan: GroupedPlan, before: Int32, step: Int32) -> Int32:
+    """The place of a stage's scale factors; before: that of the stage before it, -1 at first."""
+    return _place_of(before, begins_group(plan, step), plan.groups)
+
+
+@cute.jit
+def _place_of(before: Int32, begins: Boolean, places: cutlass.Constexpr[int]) -> Int32:
+    further = before + 1 if before + 1 < places else Int32(0)
+    return further if begins else before

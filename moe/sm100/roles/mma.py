@@ -4,6 +4,8 @@ Both are done in the order in which they are issued, so one place in tensor memo
 factors of all stages.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
@@ -17,10 +19,23 @@ from kernelkit.umma import accumulator, shared
 from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS
 from moe.sm100.args import Scope
 from moe.sm100.plan import K_BLOCKS, ROLES, TILE_STAGES, GroupedPlan
+from moe.sm100.roles.load import group_of
 from moe.sm100.roles.scheduler import read_tile
 from moe.sm100.signature import ELEMENTS, SCALES
 
 BYTES_OF_COLUMN = 4  # scale factors of a row in a column of tensor memory
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Stage `step` of a tile. index: in the ring; group: of scale factors; column: of D; quarter:
+    of a block of 128 rows, at which the scale factors of x begin."""
+
+    step: Int32
+    index: Int32
+    group: Int32
+    column: Int32
+    quarter: Int32
 
 
 class Mma:
@@ -36,7 +51,7 @@ class Mma:
         plan, pipes = self.plan, scope.pipes
         tiles, acc = consumer_state(TILE_STAGES), producer_state(plan.acc_stages)
         state = consumer_state(plan.stages)
-        half = Int32(0)  # of the accumulators
+        half, group = Int32(0), Int32(-1)  # of the accumulators; of scale factors
         blocks = -(-scope.sizes.k // plan.k_block)
         k_stages = -(-blocks // K_BLOCKS)
         going = Int32(1)
@@ -52,12 +67,13 @@ class Mma:
                 for step in cutlass.range(k_stages, unroll=1):
                     pipes.ab.wait(state)
                     left = blocks - step * K_BLOCKS
-                    stage, column = state.index, half * plan.second
+                    group = group_of(plan, group, step)
+                    place = Stage(step, state.index, group, half * plan.second, tile.quarter)
                     for count in plan.tails:
                         if left == count:
-                            self.add(scope, stage, column, tile.quarter, step, count)
+                            self.add(scope, place, count)
                     if left >= K_BLOCKS:
-                        self.add(scope, stage, column, tile.quarter, step, K_BLOCKS)
+                        self.add(scope, place, K_BLOCKS)
                     pipes.ab.release(state.index)
                     state.advance()
                 pipes.acc.signal(acc.index)
@@ -65,23 +81,14 @@ class Mma:
                 half = 1 - half
 
     @cute.jit
-    def add(
-        self,
-        scope: Scope,
-        stage: Int32,
-        column: Int32,
-        quarter: Int32,
-        step: Int32,
-        count: cutlass.Constexpr,
-    ) -> None:
+    def add(self, scope: Scope, place: Stage, count: cutlass.Constexpr) -> None:
         """D (+)= A B over a stage of the ring: count MMAs, to the end of K, which of a window of w
-        are the last ones. column: of D. quarter: of a block, at which the scale factors of x begin.
-        """
-        plan, buffers = self.plan, scope.buffers
+        are the last ones."""
+        plan, buffers, stage = self.plan, scope.buffers, place.index
         mma, tile = make_mma(plan), (plan.m, plan.n, plan.k_stage)
-        self.bring_scales(scope, stage)
+        self.bring_scales(scope, place)
         # -> (MMA, MMA_M, MMA_N)
-        d = accumulator(mma, tile, buffers.tmem, column)
+        d = accumulator(mma, tile, buffers.tmem, place.column)
         rows, columns = (buffers.x, buffers.w)[:: -1 if plan.config.swapped else 1]
         layout = sm100.make_smem_layout_a(mma, tile, rows.value_type, plan.stages)
         # -> (MMA, MMA_M, MMA_K)
@@ -94,8 +101,8 @@ class Mma:
             w_scales = self.scales(scope, "w_scales", plan.w_blocks, block)
             sfa, sfb = x_scales, w_scales
             if cutlass.const_expr(plan.config.swapped):
-                sfa, sfb = w_scales, x_scales + quarter * BYTES_OF_COLUMN
-            mma.set(tcgen05.Field.ACCUMULATE, step > 0 if block == 0 else True)
+                sfa, sfb = w_scales, x_scales + place.quarter * BYTES_OF_COLUMN
+            mma.set(tcgen05.Field.ACCUMULATE, place.step > 0 if block == 0 else True)
             mma.set(tcgen05.Field.SFA, sfa)
             mma.set(tcgen05.Field.SFB, sfb)
             in_x, in_w = block, block + (K_BLOCKS - count) * plan.pads_w
@@ -103,18 +110,20 @@ class Mma:
             cute.gemm(mma, d, a[None, None, in_a], b[None, None, in_b], d)
 
     @cute.jit
-    def bring_scales(self, scope: Scope, stage: Int32) -> None:
+    def bring_scales(self, scope: Scope, place: Stage) -> None:
         """Atoms of tensor memory: along K first, inside of that the blocks of 128 rows."""
         plan, buffers, group = self.plan, scope.buffers, cta_group(self.plan.edges)
+        atoms, first = plan.group * plan.atoms, place.step % plan.group * plan.atoms
         for atom in cutlass.range_constexpr(plan.atoms):
             column = plan.tmem["x_scales"].begin + atom * SCALE_COLUMNS
-            source = buffers.x_scales + (stage * plan.atoms + atom) * (SCALE_ATOM_BYTES // 2)
+            index = place.group * atoms + first + atom
+            source = buffers.x_scales + index * (SCALE_ATOM_BYTES // 2)
             copy_atom(group, buffers.tmem + column, source)
             for block in cutlass.range_constexpr(plan.w_blocks):
                 index = atom * plan.w_blocks + block
                 column = plan.tmem["w_scales"].begin + index * SCALE_COLUMNS
-                place = (stage * plan.w_blocks + block) * plan.atoms + atom
-                source = buffers.w_scales + place * (SCALE_ATOM_BYTES // 2)
+                index = (place.group * plan.w_blocks + block) * atoms + first + atom
+                source = buffers.w_scales + index * (SCALE_ATOM_BYTES // 2)
                 copy_atom(group, buffers.tmem + column, source)
 
     @cute.jit

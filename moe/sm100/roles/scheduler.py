@@ -1,9 +1,10 @@
 """Scheduler role: one warp walks over the tiles of all experts and tells them to the others.
 
 Tiles are numbered expert by expert, inside an expert row tiles first: neighbouring CTAs then read
-the same weights. How many rows an expert has stands on the device, so lane l looks at expert
-32 c + l and a scan over the warp finds whose tile a number is. An expert's scale factors of x begin
-at a fresh block of 128 rows: another scan, unless tiles are as long. In a pair both CTAs walk.
+the same weights. How many rows an expert has stands on the device, so a lane looks at four experts
+at a time, and a scan over the warp finds whose tile a number is: experts without rows are passed
+128 at a time. An expert's scale factors of x begin at a fresh block of 128 rows: another scan,
+unless tiles are as long. In a pair both CTAs walk.
 """
 
 import dataclasses
@@ -21,15 +22,27 @@ from moe.formats import SCALE_ROWS
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import ROLES, TILE_STAGES, GroupedPlan
 
+OF_LANE = 4  # experts that a lane looks at
+CHUNK = OF_LANE * hw.WARP_THREADS
 TILE_FIELDS = len(dataclasses.fields(Tile))
 QUARTER = SCALE_ROWS // 4  # rows whose scale factors are a column of tensor memory
 
 
 @dataclass(frozen=True)
 class Experts:
-    """32 of them, one a lane. first, rows: of x; tiles, blocks: row tiles and blocks of scale
-    factors of this expert and all before it in the chunk."""
+    """Those of a lane. starts: their first rows of x, and that behind the last one; tiles, blocks:
+    row tiles and blocks of scale factors of all experts before them in the chunk."""
 
+    starts: tuple[Int32, ...]
+    tiles: Int32
+    blocks: Int32
+
+
+@dataclass(frozen=True)
+class Expert:
+    """One of a chunk. number: in the chunk; first, rows: of x; tiles, blocks: as in `Experts`."""
+
+    number: Int32
     first: Int32
     rows: Int32
     tiles: Int32
@@ -55,71 +68,96 @@ class Scheduler:
         # Of the chunks of experts before this one, and of this one.
         chunk, tiles_before, blocks_before = Int32(-1), Int32(0), Int32(0)
         tiles, blocks = Int32(0), Int32(0)
-        experts = Experts(Int32(0), Int32(0), Int32(0), Int32(0))
+        experts = Experts((Int32(0),) * (OF_LANE + 1), Int32(0), Int32(0))
         going = Int32(1)
         while going > 0:
             while (number >= (tiles_before + tiles) * sizes.n_tiles) & (
-                (chunk + 1) * hw.WARP_THREADS < sizes.experts
+                (chunk + 1) * CHUNK < sizes.experts
             ):
                 chunk += 1
                 tiles_before += tiles
                 blocks_before += blocks
-                experts = self.look(scope, chunk * hw.WARP_THREADS + lane)
-                tiles = cute.arch.shuffle_sync(experts.tiles, hw.WARP_THREADS - 1)
-                blocks = cute.arch.shuffle_sync(experts.blocks, hw.WARP_THREADS - 1)
+                experts, tiles, blocks = self.look(scope, chunk * CHUNK, lane)
             inside = number - tiles_before * sizes.n_tiles
             going = Int32(1) if inside < tiles * sizes.n_tiles else Int32(0)
-            behind = cute.arch.vote_ballot_sync(experts.tiles * sizes.n_tiles <= inside)
-            owner = cutlass.min(cute.arch.popc(behind), hw.WARP_THREADS - 1)
-            owned = Experts(*(cute.arch.shuffle_sync(each, owner) for each in fields(experts)))
-            expert = chunk * hw.WARP_THREADS + owner
-            tile = self.tile_of(owned, inside, sizes.n_tiles, going, expert, blocks_before)
+            # Of all lanes whose tiles begin at or before this one, the last.
+            begun = cute.arch.vote_ballot_sync(experts.tiles * sizes.n_tiles <= inside)
+            owner = cutlass.max(cute.arch.popc(begun) - 1, 0)
+            nearest = self.nearest(experts, lane, inside, sizes.n_tiles)
+            owned = Expert(*(cute.arch.shuffle_sync(each, owner) for each in fields(nearest)))
+            tile = self.tile_of(owned, inside, sizes.n_tiles, going, chunk * CHUNK, blocks_before)
             self.publish(scope, state, tile)
             state.advance()
             number += step
 
     @cute.jit
-    def look(self, scope: Scope, expert: Int32) -> Experts:
-        """One a lane; behind the last one they have no rows."""
-        lane = cute.arch.lane_idx()
-        first, rows = Int32(0), Int32(0)
-        if expert < scope.sizes.experts:
-            first = scope.tensors.offsets[expert]
-            rows = scope.tensors.offsets[expert + 1] - first
-        tiles = self.tiles_of(rows)
-        tiles += sum_below(tiles, lane)
-        blocks = tiles
-        if cutlass.const_expr(self.plan.config.tile_rows != SCALE_ROWS):
-            blocks = blocks_of(rows)
-            blocks += sum_below(blocks, lane)
-        return Experts(first, rows, tiles, blocks)
+    def look(self, scope: Scope, first: Int32, lane: Int32) -> tuple[Experts, Int32, Int32]:
+        """The lane's experts of the chunk that begins with `first`, and all tiles and blocks of the
+        chunk; experts behind the last one have no rows."""
+        mine, last = first + lane * OF_LANE, scope.sizes.experts
+        starts = tuple(
+            scope.tensors.offsets[cutlass.min(mine + number, last)] for number in range(OF_LANE + 1)
+        )
+        counts = [starts[number + 1] - starts[number] for number in range(OF_LANE)]
+        own = self.tiles_of(counts[0])
+        for count in counts[1:]:
+            own += self.tiles_of(count)
+        tiles = sum_below(own, lane)
+        all_tiles = cute.arch.shuffle_sync(tiles + own, hw.WARP_THREADS - 1)
+        if cutlass.const_expr(self.plan.config.tile_rows == SCALE_ROWS):
+            return Experts(starts, tiles, tiles), all_tiles, all_tiles
+        own = blocks_of(counts[0])
+        for count in counts[1:]:
+            own += blocks_of(count)
+        blocks = sum_below(own, lane)
+        all_blocks = cute.arch.shuffle_sync(blocks + own, hw.WARP_THREADS - 1)
+        return Experts(starts, tiles, blocks), all_tiles, all_blocks
 
     def tiles_of(self, rows: Int32) -> Int32:
         """Row tiles that hold so many rows."""
         return -(-rows // self.plan.config.tile_rows)
 
     @cute.jit
+    def nearest(self, experts: Experts, lane: Int32, inside: Int32, n_tiles: Int32) -> Expert:
+        """Of the lane's experts the last one whose tiles begin at or before `inside`."""
+        starts, tiles, blocks = experts.starts, experts.tiles, experts.blocks
+        found = Expert(lane * OF_LANE, starts[0], starts[1] - starts[0], tiles, blocks)
+        for number in cutlass.range_constexpr(1, OF_LANE):
+            before = starts[number] - starts[number - 1]
+            tiles += self.tiles_of(before)
+            blocks += blocks_of(before)
+            rows = starts[number + 1] - starts[number]
+            other = Expert(lane * OF_LANE + number, starts[number], rows, tiles, blocks)
+            begun = tiles * n_tiles <= inside
+            found = Expert(
+                *(
+                    new if begun else old
+                    for new, old in zip(fields(other), fields(found), strict=True)
+                )
+            )
+        return found
+
+    @cute.jit
     def tile_of(
         self,
-        owned: Experts,
+        owned: Expert,
         inside: Int32,
         n_tiles: Int32,
         valid: Int32,
-        expert: Int32,
+        chunk: Int32,
         blocks_before: Int32,
     ) -> Tile:
         """Of an expert. inside: its number in the chunk. valid: whether there is such a tile.
-        blocks_before: blocks of scale factors before the chunk."""
-        own_tiles = self.tiles_of(owned.rows)
-        local = inside - (owned.tiles - own_tiles) * n_tiles
-        count = cutlass.max(own_tiles, 1)
+        chunk: its first expert; blocks_before: blocks of scale factors before the chunk."""
+        local = inside - owned.tiles * n_tiles
+        count = cutlass.max(self.tiles_of(owned.rows), 1)
         row = local % count * self.plan.config.tile_rows
         return Tile(
             valid,
-            expert,
+            chunk + owned.number,
             owned.first + row,
             owned.rows - row,
-            blocks_before + owned.blocks - blocks_of(owned.rows) + row // SCALE_ROWS,
+            blocks_before + owned.blocks + row // SCALE_ROWS,
             row % SCALE_ROWS // QUARTER,
             local // count,
         )

@@ -59,10 +59,17 @@ class Case:
     tile_n: int | None = None
     carry: bool = False
     pdl: bool = False
+    w_ready: bool = False
 
     def __str__(self) -> str:
         tile = f"-m{self.tile_rows}" * bool(self.tile_rows) + f"-{self.tile_n}" * bool(self.tile_n)
-        return self.problem + tile + "-carry" * self.carry + "-pdl" * self.pdl
+        return (
+            self.problem
+            + tile
+            + "-carry" * self.carry
+            + "-pdl" * self.pdl
+            + "-ready" * self.w_ready
+        )
 
     @property
     def problem(self) -> str:
@@ -153,6 +160,7 @@ class Case:
             "tile_n": self.tile_n,
             "carry": self.carry,
             "pdl": self.pdl,
+            "w_ready": self.w_ready,
         }
         if self.tile_rows:
             given |= {"tile_rows": self.tile_rows, "most_rows": max(self.counts)}
