@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from kernelkit import e2m1
+from kernelkit.launch import emulation
 from moe.api import grouped_gemm, grouped_gemm_swiglu
 from moe.arguments import Activation, SwiGLU
 from moe.formats import SCALE_COLUMNS
@@ -18,6 +20,7 @@ from moe.reference import unswizzle_scales
 from moe.sm100 import kernel
 from moe.sm100.roles import affine, epilogue, mma
 from ptxemu import Options
+from ptxemu.record.recording import EXPECT, LOAD
 from tests.moe.grouped_space import FORMS, MATRIX, QUICK, random_case
 from workbench.problems import grouped_gemm as cases
 from workbench.problems.grouped_gemm import CHECKED, PATIENCE, Case
@@ -188,6 +191,21 @@ def test_mixed_formats_are_those_of_x_and_w():
     with cases.checked():
         mixed, one = (grouped_gemm(x, each, W4A8.offsets, **W4A8.options()) for each in (w, wide))
     assert torch.equal(mixed, one)
+
+
+def test_recorded_copies_bring_the_bytes_that_barriers_expect():
+    """Padding is not among them: a model of time would wait for ever."""
+    with emulation(Options(record=True)) as run:
+        grouped_gemm(*W4A8.inputs(), W4A8.offsets, **W4A8.options())
+    expected: Counter = Counter()
+    brought: Counter = Counter()
+    for report in run.reports:
+        for warp in report.launches[0].recording.warps:
+            for event in warp.events:
+                if event.what in (EXPECT, LOAD):
+                    (expected if event.what == EXPECT else brought).update(dict(event.signals))
+    assert brought == expected
+    assert brought.total() > 0
 
 
 @pytest.mark.parametrize("change", [

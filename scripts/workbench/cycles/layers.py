@@ -105,12 +105,13 @@ class Problem:
         return PackedExperts(w13, w2, **biases)
 
 
-def zeros(experts: int, rows: int, columns: int, fmt: str) -> Quantized:
-    """Matrices of all experts, of memory that nobody has touched."""
-    form = FORMATS[fmt]
-    data = torch.zeros(experts, rows, columns // form.per_byte, dtype=torch.uint8)
-    codes = scale_bytes(experts * row_blocks(rows), form.columns(columns))
-    scale = torch.ones(experts) if form.has_global else None
+def zeros(count: int, rows: int, columns: int, fmt: str, blocks: int = 0) -> Quantized:
+    """Matrices of so many experts, of memory that nobody has touched; or a single one of rows of
+    all experts, [rows, columns], with so many blocks of scale factors."""
+    form, outer = FORMATS[fmt], (rows,) if blocks else (count, rows)
+    data = torch.zeros(*outer, columns // form.per_byte, dtype=torch.uint8)
+    codes = scale_bytes(blocks or count * row_blocks(rows), form.columns(columns))
+    scale = torch.ones(1 if blocks else count) if form.has_global else None
     return of_bytes(data, torch.zeros(codes, dtype=torch.uint8), fmt, scale, scale)
 
 
