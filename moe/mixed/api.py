@@ -32,6 +32,7 @@ def mixed_gemm(
     tile_rows: int | None = None,
     teams: int | None = None,
     parts: int | None = None,
+    split: int | None = None,
     most_rows: int | None = None,
     pdl: bool = False,
     backend: str = "auto",
@@ -71,6 +72,6 @@ def mixed_gemm(
     return MIXED_GEMM({
         "x": x, "w": w, "offsets": offsets, "bias": bias, "activation": form, "rows": rows,
         "x_scale": x_scale, "out_scale": out_scale, "slots": slots, "out": NAMES[out],
-        "tile_rows": tile_rows, "teams": teams, "parts": parts, "most_rows": most_rows, "pdl": pdl,
-        "backend": backend, "arch": arch,
+        "tile_rows": tile_rows, "teams": teams, "parts": parts, "split": split,
+        "most_rows": most_rows, "pdl": pdl, "backend": backend, "arch": arch,
     })  # fmt: skip

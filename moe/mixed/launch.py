@@ -52,6 +52,7 @@ class MixedArguments:
     tile_rows: int | None = None
     teams: int | None = None
     parts: int | None = None
+    split: int | None = None
     most_rows: int | None = None
     pdl: bool = False
     backend: str = "auto"
@@ -88,6 +89,7 @@ class MixedArguments:
             tile_rows=tile_rows,
             teams=teams,
             parts=parts or 1,
+            split=self.split or 1,
             pdl=self.pdl,
         )
 
@@ -192,7 +194,8 @@ def kernel_arguments(arguments: MixedArguments, out: torch.Tensor) -> list:
     sizes = units_of(w.k, DEPTH), units_of(w.rows, ROWS), w.experts, n_tiles, arguments.slots
     most = arguments.count if arguments.most_rows is None else arguments.most_rows
     tiles = row_tiles(arguments.count, w.experts, config.tile_rows, most) * n_tiles
-    return [with_plain_strides(x), tensors, numbers, sizes, min(tiles, sms_of(x.device))]
+    clusters = min(tiles, max(sms_of(x.device) // config.split, 1))
+    return [with_plain_strides(x), tensors, numbers, sizes, clusters * config.split]
 
 
 def quantise_rows(
