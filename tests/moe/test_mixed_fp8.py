@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernelkit.launch import emulation
 from moe import Router, SwiGLU, arrange, fused_moe, pack, reference, unpack, unpack_biases
 from moe.mixed.fragments import MOST_BELOW
 from moe.mixed.launch import MixedArguments, forward, quantise_rows
 from moe.packing import PackedExperts
 from moe.reference_routing import combine, permutation, route
 from ptxemu import Options
+from workbench.problems.grouped_gemm import checked
 
 E4M3, LARGEST = torch.float8_e4m3fn, 448.0
 FORM = SwiGLU(1.702, 1.0, 7.0)
@@ -67,7 +67,7 @@ def test_a_layer_beside_torch_that_rounds_alike(h_scale):
     experts = arrange(packed, "e4m3", h_scale=h_scale)
     results = []
     for options in SCHEDULES:
-        with emulation(options, arch="sm_90a"):
+        with checked(options):
             results.append(fused_moe(x, experts, logits, Router(TOP_K), activation=FORM))
     assert torch.equal(*results)
     routed = route(logits, TOP_K)
