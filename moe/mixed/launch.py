@@ -24,7 +24,7 @@ from kernelkit.tensors import (
 from moe.arguments import Activation, SwiGLU, check_form
 from moe.choose import row_tiles
 from moe.indices import check_offsets, check_range
-from moe.mixed.choose import choose_teams, choose_tile_rows
+from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
 from moe.mixed.config import BITS, OUTPUTS, ROW_VECTOR, ROWS, MixedConfig, RowsConfig
 from moe.mixed.fragments import DEPTH, Fragments, units_of
 
@@ -74,9 +74,13 @@ class MixedArguments:
         tile_rows = self.tile_rows
         if tile_rows is None:
             tile_rows = choose_tile_rows(self.count, self.w.experts)
-        teams, parts = self.teams, self.parts
+        sizes = self.count, self.w.experts, self.w.rows, tile_rows
+        teams, parts, split = self.teams, self.parts, self.split
         if teams is None:
-            teams, parts = choose_teams(self.count, self.w.experts, self.w.rows, tile_rows)
+            teams, parts = choose_teams(*sizes)
+            if split is None:
+                tiles = tiles_of(*sizes, teams * parts)
+                split = choose_split(tiles, tile_rows, units_of(self.w.k, DEPTH))
         return MixedConfig(
             fmt=self.w.fmt,
             x=self.w.x,
@@ -89,7 +93,7 @@ class MixedArguments:
             tile_rows=tile_rows,
             teams=teams,
             parts=parts or 1,
-            split=self.split or 1,
+            split=1 if split is None else split,
             pdl=self.pdl,
         )
 

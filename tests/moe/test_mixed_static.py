@@ -14,8 +14,8 @@ from kernelkit import compile as kernel_compile
 from kernelkit import hw, store
 from kernelkit.compile import compile_once
 from moe.mixed import config as limits
-from moe.mixed.choose import choose_teams, choose_tile_rows
-from moe.mixed.config import PARTS, TEAMS, TILE_ROWS, MixedConfig
+from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
+from moe.mixed.config import PARTS, SPLITS, TEAMS, TILE_ROWS, MixedConfig
 from moe.mixed.launch import KERNEL
 from moe.mixed.sm90 import kernel, math
 from moe.mixed.sm90.plan import make_plan
@@ -34,19 +34,23 @@ KINDS = (FIRST, FP8, NVFP4, SECOND, FP8_SECOND)
 EXPERTS = (1, 2, 8, 32, 128, 256, 384)
 COLUMNS = (1024, 1536, 2880, 4096, 5760, 7168, 14336, 28672)  # rows of weights, of models
 ROWS = [n << power for n in (1, 3) for power in range(15)]
+UNITS = (6, 45, 224)  # of K
 
 
-def chosen() -> list[tuple[int, int, int]]:
-    """(rows of a tile, warpgroups, times 64 rows of weights of each), all that sizes choose."""
+def chosen() -> list[tuple[int, int, int, int]]:
+    """(rows of a tile, warpgroups, times 64 rows of weights of each, CTAs that share K), all that
+    sizes choose."""
     found = set()
     for rows, experts, columns in itertools.product(ROWS, EXPERTS, COLUMNS):
         tile_rows = choose_tile_rows(rows, experts)
-        found.add((tile_rows, *choose_teams(rows, experts, columns, tile_rows)))
+        teams, parts = choose_teams(rows, experts, columns, tile_rows)
+        tiles = tiles_of(rows, experts, columns, tile_rows, teams * parts)
+        found |= {(tile_rows, teams, parts, choose_split(tiles, tile_rows, n)) for n in UNITS}
     return sorted(found)
 
 
-def with_tile(kind: MixedConfig, tile: tuple[int, int, int]) -> MixedConfig:
-    return replace(kind, **dict(zip(("tile_rows", "teams", "parts"), tile, strict=True)))
+def with_tile(kind: MixedConfig, tile: tuple[int, int, int, int]) -> MixedConfig:
+    return replace(kind, **dict(zip(("tile_rows", "teams", "parts", "split"), tile, strict=True)))
 
 
 def is_possible(config: MixedConfig) -> bool:
@@ -62,14 +66,14 @@ TILES = chosen()
 QUICK = [with_tile(KINDS[n % len(KINDS)], tile) for n, tile in enumerate(TILES)]
 MATRIX = [config for tile in TILES for kind in KINDS
           if (config := with_tile(kind, tile)) not in QUICK]  # fmt: skip
-SWEEP = [config for tile in itertools.product(TILE_ROWS, TEAMS, PARTS) for kind in KINDS
+SWEEP = [config for tile in itertools.product(TILE_ROWS, TEAMS, PARTS, SPLITS) for kind in KINDS
          if tile not in TILES and is_possible(config := with_tile(kind, tile))]  # fmt: skip
 
 
 def in_groups(configs: list[MixedConfig]) -> list:
     """Kernels are not shared, so that workers may share the configs."""
     marks = [pytest.mark.xdist_group(f"moe-mixed-static-{number}") for number in range(GROUPS)]
-    named = ("fmt", "x", "swiglu", "tile_rows", "teams", "parts")
+    named = ("fmt", "x", "swiglu", "tile_rows", "teams", "parts", "split")
     return [
         pytest.param(each, marks=marks[n % GROUPS],
                      id="-".join(str(getattr(each, name)) for name in named))
@@ -120,7 +124,7 @@ def _nothing_known(monkeypatch):
 @pytest.mark.usefixtures("_nothing_known")
 def test_too_few_registers_serialise(monkeypatch, tmp_path):
     """Of two widths each has registers for weights: what `OTHERS` keeps free is not too much."""
-    config = with_tile(FIRST, (128, 3, 1))
+    config = with_tile(FIRST, (128, 3, 1, 1))
     assert len(make_plan(config).widths) == 1
     monkeypatch.setattr(limits, "OTHERS", limits.OTHERS - 4)
     assert len(make_plan(config).widths) == 2
@@ -134,4 +138,4 @@ def test_a_branch_in_front_of_registers_of_weights_serialises(changed, tmp_path)
     begin, call = " " * 20, "self.release(scope, held[unit], "
     branch = f"{begin}if step > 0:\n{begin}    {call}Boolean(True))\n"
     changed(math, [kernel], "Math", (f"{begin}{call}step > 0)\n", branch))
-    assert figures(with_tile(FIRST, (16, 3, 1)), tmp_path)["serialised"]
+    assert figures(with_tile(FIRST, (16, 3, 1, 1)), tmp_path)["serialised"]

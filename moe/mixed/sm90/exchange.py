@@ -63,7 +63,7 @@ def exchange(
     turn: Int32,
     sums: list[cute.Tensor],
 ) -> None:
-    """Sums of all of K where this CTA finishes them, which are `sums` then. rows: of the tile; turn:
+    """Sums of all of K where this CTA finishes them: `sums` then. rows: of the tile; turn:
     how many tiles there were before."""
     if finishes(plan, scope, team):
         add(plan, scope, team, rows, turn, sums)
@@ -148,9 +148,7 @@ def add(
 
 
 @cute.jit
-def place_of(
-    plan: cutlass.Constexpr[MixedPlan], scope: Scope, team: Int32, cta: Int32
-) -> Int32:
+def place_of(plan: cutlass.Constexpr[MixedPlan], scope: Scope, team: Int32, cta: Int32) -> Int32:
     """Where a thread's sums lie that CTA `cta` sends. Who finishes has no place of its own: what is
     said of it is another one's."""
     split = plan.config.split

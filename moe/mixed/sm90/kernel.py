@@ -22,8 +22,8 @@ from kernelkit.fake import fake_tensor
 from kernelkit.pipelines import make_pipelines, publish_barriers
 from kernelkit.registers import set_registers
 from moe.mixed.config import MixedConfig
-from moe.mixed.sm90 import exchange
 from moe.mixed.sm90.args import Buffers, Pipes, Scope, Sizes, Tensors
+from moe.mixed.sm90.exchange import open_mail, share_of
 from moe.mixed.sm90.gather import Gather
 from moe.mixed.sm90.load import Load, x_box
 from moe.mixed.sm90.math import Math
@@ -78,13 +78,13 @@ class MixedGemm:
             if warp == self.load.role.first_warp:
                 cpasync.prefetch_descriptor(x.atom)
         if cutlass.const_expr(plan.config.split > 1):
-            exchange.open_mail(plan, buffer_at(plan.smem, smem, "mail_barriers", Int64))
+            open_mail(plan, buffer_at(plan.smem, smem, "mail_barriers", Int64))
         publish_barriers(plan.edges)
         if cutlass.const_expr(plan.config.split > 1):
             cute.arch.cluster_wait()
         if cutlass.const_expr(self.config.pdl):
             follow()
-        share = exchange.share_of(plan, sizes)
+        share = share_of(plan, sizes)
         scope = Scope(x, tensors, numbers, sizes, share, self.buffers(smem), pipes)
         if warp <= self.math.role.last_warp:
             set_registers(plan.roles, self.math.role)

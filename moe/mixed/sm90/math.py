@@ -18,9 +18,10 @@ from kernelkit.pipelines import consumer_state
 from kernelkit.umma import shared
 from moe.mixed.config import ROWS
 from moe.mixed.fragments import DEPTH, ELEMENT_BYTES, THREADS, WORDS
-from moe.mixed.sm90 import dequantise, dequantise_fp8, exchange
+from moe.mixed.sm90 import dequantise, dequantise_fp8
 from moe.mixed.sm90.args import Scope
 from moe.mixed.sm90.epilogue import fetch_scales, store
+from moe.mixed.sm90.exchange import exchange, finishes, leave
 from moe.mixed.sm90.plan import PAIR, TILE_STAGES, MixedPlan
 from moe.mixed.sm90.types import X_TYPES
 from moe.sm100.roles.scheduler import read_tile
@@ -85,12 +86,12 @@ class Math:
                 if cutlass.const_expr(plan.config.split == 1):
                     store(plan, scope, tile, team, sums)
                 else:
-                    exchange.exchange(plan, scope, team, tile.rows, turn, sums)
+                    exchange(plan, scope, team, tile.rows, turn, sums)
                     turn += 1
-                    if exchange.finishes(plan, scope, team):
+                    if finishes(plan, scope, team):
                         store(plan, scope, tile, team, sums)
         if cutlass.const_expr(plan.config.split > 1):
-            exchange.leave(plan, scope, team, turn)
+            leave(plan, scope, team, turn)
 
     @cute.jit
     def fitting(

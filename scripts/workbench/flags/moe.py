@@ -17,7 +17,7 @@ ACTIVATION_DTYPES = (*ARCHS_OF,)
 DTYPES = ("bf16", "fp16")
 FOUND = ("tensor", "token")  # what a global scale may be found from
 PRODUCTS = ("w13", "w2")
-TUNED = ("teams", "parts")
+TUNED = ("teams", "parts", "split")
 # name -> arguments of SwiGLU
 ACTIVATIONS: dict[str, dict[str, float]] = {
     "swiglu": {},
@@ -103,9 +103,11 @@ def add_product(parser: argparse.ArgumentParser) -> None:
     add(group, "product", "which of the layer's two", PRODUCTS[0], choices=PRODUCTS)
     add(group, "tile-n", f"columns of a tile, one of {TILE_N}", shown="by sizes")
     switch(group, "carry", "quantise 8 columns at a time; needs --granularity 8")
-    words = "with --activations bf16: warpgroups that compute, and times 64 rows of weights of each"
-    for name in TUNED:
-        add(group, name, words, shown="by sizes")
+    for name, words in {
+        "teams": "warpgroups that compute", "parts": "times 64 rows of weights of each of them",
+        "split": "CTAs that share a tile along K",
+    }.items():  # fmt: skip
+        add(group, name, f"on Hopper: {words}", shown="by sizes")
 
 
 def add_dump(parser: argparse.ArgumentParser) -> None:
