@@ -44,12 +44,13 @@ class MixedPlan:
         teams = self.config.teams
         computes, loads = REGISTERS[teams]
         first = 4 * teams
+        duty = f"weights to {self.config.x}, products, output"
         last = ("idle", "leaves its registers to those who compute")
         if self.config.gather:
             last = ("gather", "rows of x from where the tokens are")
         return RolePlan(
             (
-                Role("math", 0, first, "weights to bf16, products, output", computes, teams),
+                Role("math", 0, first, duty, computes, teams),
                 Role("load", first, 1, "weights as they lie, x by TMA", loads),
                 Role("scheduler", first + 1, 1, "the walk over tiles, from offsets", loads),
                 Role(last[0], first + 2, 2, last[1], loads),

@@ -1,5 +1,4 @@
-"""What `explain.py moe --activations bf16` says: Hopper's product of numbers and weights of four
-bits."""
+"""What `explain.py moe` says of Hopper's product of numbers and weights of four bits."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def walk(arguments: MixedArguments, plan: MixedPlan) -> Section:
     units = math.ceil(w.k / DEPTH)
     origin = "fetched from where the tokens are" if config.gather else "as they lie"
     rows = [
-        ("product", f"{w.experts} x [{w.rows}, {w.k}] in {w.fmt} by [{count}, {w.k}] in bf16"),
+        ("product", f"{w.experts} x [{w.rows}, {w.k}] in {w.fmt} by [{count}, {w.k}] in {w.x}"),
         ("output", output(arguments)),
         ("rows of x", origin),
         ("tile", tile(arguments)),

@@ -12,7 +12,7 @@ from workbench.flags.groups import add, switch
 
 ARCHS = ("sm_100a",)
 # what the products take of a token -> what their kernels are written for
-ARCHS_OF = {"quantised": ARCHS, "bf16": ("sm_90a",)}
+ARCHS_OF = {"quantised": ARCHS, "bf16": ("sm_90a",), "e4m3": ("sm_90a",)}
 ACTIVATION_DTYPES = (*ARCHS_OF,)
 DTYPES = ("bf16", "fp16")
 FOUND = ("tensor", "token")  # what a global scale may be found from
@@ -80,9 +80,9 @@ def add_layer(parser: argparse.ArgumentParser) -> None:
     add(group, "activation", "of an expert", choices=ACTIVATIONS, shown=PLAIN["activation"])
     add(group, "scoring", "of the router", choices=SCORINGS, shown=PLAIN["scoring"])
     add(group, "dtype", "of x and the output", "bf16", choices=DTYPES)
-    words = "the products take: in --format, on Blackwell, or as they are, on Hopper"
+    words = "the products take: in --format, on Blackwell; bf16 as they are or e4m3, on Hopper"
     add(group, "activations", f"what {words}", "quantised", choices=ACTIVATION_DTYPES)
-    words = "of both operands of the products, of the weights alone with --activations bf16"
+    words = "of both operands of the products, of the weights alone with --activations bf16 or e4m3"
     add(group, "format", words, "nvfp4", choices=FORMATS)
     switch(group, "bias", "both products have one, as those of gpt-oss")
     words = "rows of gate in w13 before as many of up"
@@ -90,7 +90,8 @@ def add_layer(parser: argparse.ArgumentParser) -> None:
     found = {"type": scale, "metavar": "S"}
     words = "global scale of x in nvfp4: a known number, or found from each tensor or token"
     add(group, "x-scale", words, shown="tensor", **found)
-    add(group, "h-scale", "the same of what SwiGLU gives", shown="300", **found)
+    words = "the same of what SwiGLU gives; 1 with --activations e4m3"
+    add(group, "h-scale", words, shown="300", **found)
     switch(group, "amax", "find the largest |h|, too")
     add(group, "tile-rows", f"rows of a tile, one of {TILE_ROWS}", shown="by sizes")
 
