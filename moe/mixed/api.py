@@ -56,9 +56,8 @@ def mixed_gemm(
         out: bfloat16, float16 or float8_e4m3fn.
         tile_rows, teams, parts: of a tile, see `moe.mixed.config.MixedConfig`; None: chosen by
             sizes (`moe.mixed.choose`). Results have the same bits for any of them.
-        split: CTAs that share a tile along K, 1, 2 or 4; None: chosen by sizes, so that few tiles
-            keep more SMs busy, and 1 where teams are given. Sums of another split are added in
-            another order; those of one have the same bits in every run.
+        split: CTAs that share a tile along K, 1, 2 or 4; None: by sizes, more where there are few
+            tiles, and 1 where teams are given. Another split adds sums up in another order.
         most_rows: no expert has more rows than this, R by default.
         pdl, backend, arch: as of `moe.grouped_gemm`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from moe.config import DEFAULT_GRANULARITY, GRANULARITIES, TILE_N, TILE_ROWS
 from moe.formats import FORMATS
@@ -43,6 +44,11 @@ PLAIN = {
 MODEL_NAMES = (
     *("gpt-oss-120b", "gpt-oss-20b", "deepseek-v3", "deepseek-v4-pro", "deepseek-v4-flash"),
     *("kimi-k2", "qwen3-235b-a22b", "qwen3-30b-a3b", "mixtral-8x7b", "mixtral-8x22b"),
+)
+# one of each family whose layers differ, and both DeepSeeks
+ONE_OF_EACH = (
+    *("gpt-oss-120b", "deepseek-v3", "deepseek-v4-pro", "kimi-k2", "qwen3-235b-a22b"),
+    "mixtral-8x7b",
 )
 PARTS, PEERS = ("layer", "w13", "w2"), ("moe", "triton", "triton-plain", "torch")
 ROUTINGS = ("balanced", "random", "power-law")
@@ -139,3 +145,15 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     wish = {"action": argparse.BooleanOptionalAction, "default": True}
     words = "overwrite L2 in front of each call; default: yes"
     group.add_argument("--flush", help=words, **wish)
+
+
+def add_errors(parser: argparse.ArgumentParser) -> None:
+    """Flags of `run.py models`."""
+    group = parser.add_argument_group("layers of models")
+    words = f"of {', '.join(MODEL_NAMES)}"
+    some = {"nargs": "+", "metavar": "NAME", "choices": MODEL_NAMES}
+    add(group, "model", words, (), shown="one of each family", **some)
+    switch(group, "markdown", "print the table for a page")
+    words = "print the table of such a file instead, for a page"
+    group.add_argument("--show", type=Path, metavar="FILE", help=words)
+    group.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
