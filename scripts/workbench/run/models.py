@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
+from kernelkit.launch import emulation
 from moe import Router, Scales, arrange, fused_moe, pack, reference, unpack, unpack_biases
 from moe.models import ModelLayer, of_model
 from moe.reference_routing import route
+from ptxemu import Options
 from ptxemu.host.command_line import checking
 from workbench.common import finish, read_rows, refuse, save_rows, tracked
 from workbench.flags.moe import ONE_OF_EACH
@@ -21,7 +23,7 @@ from workbench.run.moe import EXTRA
 from workbench.tables import markdown, show
 from workbench.timing import heading
 
-HIDDEN, INTERMEDIATE, TOKENS = 256, 128, 12
+HIDDEN, INTERMEDIATE, TOKENS = 192, 128, 6
 LEAST_EXPERTS = 2  # times those that a token chooses, and of each group
 H_SCALE = 300.0  # of nvfp4: magnitudes of h up to 9
 STEERS = 0.1  # standard deviation of what is added to logits or to scores of experts
@@ -151,7 +153,7 @@ def perform(options: argparse.Namespace) -> int:
         print(markdown(heads, lines))
         return 0
     try:
-        with checking(options) as report:
+        with checking(options) as report, emulation(Options(limit=None)):
             rows = rows_of(options.model or ONE_OF_EACH)
     except (ValueError, NotImplementedError) as refused:
         return refuse(refused)
