@@ -209,9 +209,11 @@ def layer(
     return combine(y.float().to(x.dtype), weights, rows.row_of_slot).to(x.dtype)
 
 
-def in_e4m3(x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+def in_e4m3(x: torch.Tensor, scale: str | torch.Tensor | None = None) -> torch.Tensor:
     """fp64 of x [rows, K] multiplied by scale [1], or by 448 over the largest magnitude of each
-    row, rounded to e4m3 with saturation, and divided again."""
+    row, rounded to e4m3 with saturation, and divided again. ValueError for a scale in words."""
+    if isinstance(scale, str):
+        raise ValueError(f"scale {scale!r} in e4m3: None for one of each row, or a tensor")
     if scale is None:
         amax = x.float().abs().amax(-1, keepdim=True)
         scale = torch.where(amax > 0, E4M3_LARGEST / amax, 1.0)
