@@ -179,7 +179,8 @@ def layer(
     biases: [E, 2I], gate first, and [E, H], added to the rows of both products, None for none.
     fmt None: the definition, in fp64. Otherwise rounded where the kernels round: x and h = swiglu
     (fp32) to fmt with global scales x_scale and h_scale (as `quantise` takes them), the rows of
-    both products to fp32, those of the second to the dtype of x, and y after a sum in fp32.
+    both products to fp32, those of the second to the dtype of x, and y after a sum in fp32. fmt
+    'e4m3', as Hopper multiplies it by 4-bit weights: x and h by `in_e4m3`, with their scales.
     activation: keywords of `swiglu`.
     """
     ids, weights = routed
@@ -188,6 +189,8 @@ def layer(
     def rounded(values: torch.Tensor, scale: str | torch.Tensor | None) -> torch.Tensor:
         if fmt is None:
             return values
+        if fmt == "e4m3":
+            return in_e4m3(values, scale)
         return dequantise(quantise(values, fmt, global_scale=scale))
 
     experts = torch.arange(len(w13), device=ids.device).repeat_interleave(rows.offsets.diff())
@@ -204,6 +207,17 @@ def layer(
     if fmt is None:
         return combine(y, weights, rows.row_of_slot, dtype=torch.float64)
     return combine(y.float().to(x.dtype), weights, rows.row_of_slot).to(x.dtype)
+
+
+def in_e4m3(x: torch.Tensor, scale: str | torch.Tensor | None = None) -> torch.Tensor:
+    """fp64 of x [rows, K] multiplied by scale [1], or by 448 over the largest magnitude of each
+    row, rounded to e4m3 with saturation, and divided again. ValueError for a scale in words."""
+    if isinstance(scale, str):
+        raise ValueError(f"scale {scale!r} in e4m3: None for one of each row, or a tensor")
+    if scale is None:
+        amax = x.float().abs().amax(-1, keepdim=True)
+        scale = torch.where(amax > 0, E4M3_LARGEST / amax, 1.0)
+    return _to_e4m3(x.float() * scale).double() / scale.double()
 
 
 def swizzle_scales(codes: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:

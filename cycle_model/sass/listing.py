@@ -10,6 +10,7 @@ from typing import Any
 from cycle_model.sass.flow import Function
 from cycle_model.sass.instruction import SPILLS, Control, Instruction, kinds_of
 from cycle_model.sass.tools import disassemble, ptxas_version, resources
+from cycle_model.sass.wgmma import is_serialised
 
 SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)")
 LABEL = re.compile(r"^(\.L_\w+|\$?[\w$]+):$")
@@ -43,10 +44,11 @@ def read(cubin: Path) -> tuple[dict[str, Any], Function]:
     """(what can be said of every kernel, its code) of a file with one kernel.
 
     registers and stack of a thread; spills: instructions that move registers to local memory or
-    back; instructions: all of them; ptxas: its version. Raises FileNotFoundError without the tools,
-    ValueError for more kernels than one.
+    back; instructions: all of them; serialised: see `is_serialised`; ptxas: its version. Raises
+    FileNotFoundError without the tools, ValueError for more kernels than one.
     """
     (usage,), (function,) = resources(cubin), parse(disassemble(cubin))
     spills = kinds_of(function.instructions, {"spills": SPILLS, "": ("",)})["spills"]
     counts = {"spills": spills, "instructions": len(function.instructions)}
-    return vars(usage) | counts | {"ptxas": ptxas_version(cubin)}, function
+    said = {"serialised": is_serialised(function), "ptxas": ptxas_version(cubin)}
+    return vars(usage) | counts | said, function

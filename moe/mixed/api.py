@@ -32,6 +32,7 @@ def mixed_gemm(
     tile_rows: int | None = None,
     teams: int | None = None,
     parts: int | None = None,
+    split: int | None = None,
     most_rows: int | None = None,
     pdl: bool = False,
     backend: str = "auto",
@@ -55,6 +56,8 @@ def mixed_gemm(
         out: bfloat16, float16 or float8_e4m3fn.
         tile_rows, teams, parts: of a tile, see `moe.mixed.config.MixedConfig`; None: chosen by
             sizes (`moe.mixed.choose`). Results have the same bits for any of them.
+        split: CTAs that share a tile along K, 1, 2 or 4; None: by sizes, more where there are few
+            tiles, and 1 where teams are given. Another split adds sums up in another order.
         most_rows: no expert has more rows than this, R by default.
         pdl, backend, arch: as of `moe.grouped_gemm`.
 
@@ -71,6 +74,6 @@ def mixed_gemm(
     return MIXED_GEMM({
         "x": x, "w": w, "offsets": offsets, "bias": bias, "activation": form, "rows": rows,
         "x_scale": x_scale, "out_scale": out_scale, "slots": slots, "out": NAMES[out],
-        "tile_rows": tile_rows, "teams": teams, "parts": parts, "most_rows": most_rows, "pdl": pdl,
-        "backend": backend, "arch": arch,
+        "tile_rows": tile_rows, "teams": teams, "parts": parts, "split": split,
+        "most_rows": most_rows, "pdl": pdl, "backend": backend, "arch": arch,
     })  # fmt: skip

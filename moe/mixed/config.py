@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from moe.formats import FORMATS, BlockFormat, format_of
 
 TILE_ROWS = (8, 16, 32, 64, 128, 256)
-TEAMS, PARTS = (1, 2, 3, 4, 5, 6), (1, 2)
+TEAMS, PARTS, SPLITS = (1, 2, 3, 4, 5, 6), (1, 2), (1, 2, 4)
+SPLIT_ROWS = 64  # of a tile that CTAs may share: sums of more would leave too little for the ring
 TWICE = (3, 4)  # warpgroups that may take two times 64 rows each; others spill words
 ROWS = 64  # of weights, that a warpgroup multiplies at a time
 BITS = {"bf16": 16, "fp16": 16, "e4m3": 8}
@@ -34,6 +35,7 @@ class MixedConfig:
     tile_rows: rows of an expert in a tile, the N of the MMA.
     gather: rows of x are where the tokens are, and are fetched from there.
     teams: warpgroups that compute; parts: times 64 rows of weights that each of them multiplies.
+    split: CTAs of a cluster that share a tile: each multiplies its part of K.
     pdl: programmatic dependent launch.
     """
 
@@ -48,6 +50,7 @@ class MixedConfig:
     tile_rows: int = 64
     teams: int = 2
     parts: int = 1
+    split: int = 1
     pdl: bool = False
 
     @property
@@ -68,7 +71,7 @@ class MixedConfig:
     @property
     def ctas(self) -> int:
         """That share a tile."""
-        return 1
+        return self.split
 
     @property
     def tile_n(self) -> int:
@@ -93,7 +96,7 @@ class MixedConfig:
             "x": (self.x, tuple(ACTIVATIONS)), "out": (self.out, OUTPUTS),
             "fmt": (self.fmt, ACTIVATIONS.get(self.x, WEIGHTS)),
             "tile_rows": (self.tile_rows, TILE_ROWS), "teams": (self.teams, TEAMS),
-            "parts": (self.parts, PARTS),
+            "parts": (self.parts, PARTS), "split": (self.split, SPLITS),
         }  # fmt: skip
         for name, (value, possible) in named.items():
             if value not in possible:
@@ -101,6 +104,10 @@ class MixedConfig:
         if self.parts > 1 and self.teams not in TWICE:
             raise NotImplementedError(
                 f"parts {self.parts} with {self.teams} warpgroups: 1, or 2 with one of {TWICE}"
+            )
+        if self.split > 1 and self.tile_rows > SPLIT_ROWS:
+            raise NotImplementedError(
+                f"split {self.split} with tile_rows {self.tile_rows}: 1 beyond {SPLIT_ROWS} rows"
             )
         if self.limit and not self.swiglu:
             raise ValueError("limit without an activation: nothing is clamped")

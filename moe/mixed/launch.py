@@ -24,7 +24,7 @@ from kernelkit.tensors import (
 from moe.arguments import Activation, SwiGLU, check_form
 from moe.choose import row_tiles
 from moe.indices import check_offsets, check_range
-from moe.mixed.choose import choose_teams, choose_tile_rows
+from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
 from moe.mixed.config import BITS, OUTPUTS, ROW_VECTOR, ROWS, MixedConfig, RowsConfig
 from moe.mixed.fragments import DEPTH, Fragments, units_of
 
@@ -52,6 +52,7 @@ class MixedArguments:
     tile_rows: int | None = None
     teams: int | None = None
     parts: int | None = None
+    split: int | None = None
     most_rows: int | None = None
     pdl: bool = False
     backend: str = "auto"
@@ -73,9 +74,13 @@ class MixedArguments:
         tile_rows = self.tile_rows
         if tile_rows is None:
             tile_rows = choose_tile_rows(self.count, self.w.experts)
-        teams, parts = self.teams, self.parts
+        sizes = self.count, self.w.experts, self.w.rows, tile_rows
+        teams, parts, split = self.teams, self.parts, self.split
         if teams is None:
-            teams, parts = choose_teams(self.count, self.w.experts, self.w.rows, tile_rows)
+            teams, parts = choose_teams(*sizes)
+            if split is None:
+                tiles = tiles_of(*sizes, teams * parts)
+                split = choose_split(tiles, tile_rows, units_of(self.w.k, DEPTH))
         return MixedConfig(
             fmt=self.w.fmt,
             x=self.w.x,
@@ -88,6 +93,7 @@ class MixedArguments:
             tile_rows=tile_rows,
             teams=teams,
             parts=parts or 1,
+            split=1 if split is None else split,
             pdl=self.pdl,
         )
 
@@ -192,7 +198,8 @@ def kernel_arguments(arguments: MixedArguments, out: torch.Tensor) -> list:
     sizes = units_of(w.k, DEPTH), units_of(w.rows, ROWS), w.experts, n_tiles, arguments.slots
     most = arguments.count if arguments.most_rows is None else arguments.most_rows
     tiles = row_tiles(arguments.count, w.experts, config.tile_rows, most) * n_tiles
-    return [with_plain_strides(x), tensors, numbers, sizes, min(tiles, sms_of(x.device))]
+    clusters = min(tiles, max(sms_of(x.device) // config.split, 1))
+    return [with_plain_strides(x), tensors, numbers, sizes, clusters * config.split]
 
 
 def quantise_rows(

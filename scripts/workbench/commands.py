@@ -66,6 +66,16 @@ RUN = {
         f"\n\n{EXACT}",
         "--tokens 9 --hidden 256 --intermediate 128 --experts 6 --top-k 2",
     ),
+    "models": Command(
+        "workbench.run.models",
+        partial(_checked, moe.add_errors),
+        """Runs layers of experts of models in the emulator, and prints how exact each form is.
+
+Routers, shared experts, biases and activations are the models' own, sizes are reduced. Errors are
+beside the definition with the same weights, in percent of the norm. Exit code 1: more than torch
+has that rounds where the kernels do, or the checker found an error; 2: refused.""",
+        "--model gpt-oss-120b",
+    ),
     "kvcache": _run(
         "kvcache",
         """Runs a KV cache through the life of some requests and says what happened at every step.

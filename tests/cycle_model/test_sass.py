@@ -6,6 +6,7 @@ import pytest
 
 from cycle_model.sass.instruction import Control
 from cycle_model.sass.listing import parse
+from cycle_model.sass.wgmma import is_serialised
 
 # From a listing of nvdisasm: an instruction and the upper half of its encoding.
 LISTING = """\
@@ -44,3 +45,28 @@ def test_decoding_inverts_encoding(stall, writes, reads, waits):
 def test_registers_are_those_that_are_named():
     (function,) = parse(LISTING)
     assert function.registers == 5
+
+
+GROUP = """
+        /*0000*/                   WARPGROUP.ARRIVE ;
+        /*0010*/                   HGMMA.64x16x16.F32.BF16 R24, R40, gdesc[UR12], R24 ;
+        /*0020*/                   HGMMA.64x16x16.F32.BF16 R24, R44, gdesc[UR20], R24, gsb0 ;
+        /*0030*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+"""
+ALONE = """
+        /*0000*/                   WARPGROUP.ARRIVE ;
+        /*0010*/                   QGMMA.64x16x32.F32.E4M3.E4M3 R24, R40, gdesc[UR12], R24, gsb0 ;
+        /*0020*/                   MOV R1, R2 ;
+        /*0030*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+"""
+LATER = ALONE.replace("0x0 ;", "0x1 ;")
+
+
+@pytest.mark.parametrize(("code", "serialised"), [
+    (GROUP, False), (ALONE, True), (ALONE + ALONE, True), (ALONE + GROUP, False), (LATER, False),
+    (ALONE.partition("/*0020*/")[0], False), ("\t/*0000*/ EXIT ;\n", None),
+])  # fmt: skip
+def test_products_that_wait_for_each_other(code, serialised):
+    """Every one of a kernel, as ptxas serialises all or none."""
+    (function,) = parse(f'\t.section\t.text.kernel,"ax",@progbits\n{code}')
+    assert is_serialised(function) is serialised

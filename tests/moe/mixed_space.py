@@ -9,7 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from moe.formats import format_of
-from moe.mixed.config import NUMBERS, PARTS, TEAMS, TILE_ROWS, WEIGHTS, fits
+from moe.mixed.config import (
+    NUMBERS,
+    PARTS,
+    SPLIT_ROWS,
+    SPLITS,
+    TEAMS,
+    TILE_ROWS,
+    WEIGHTS,
+    fits,
+)
 from tests.fmha.pairwise import Rule, Space, covering, random_row
 from tests.moe.grouped_space import FORMS, random_counts
 from workbench.problems.mixed_gemm import Case
@@ -42,6 +51,7 @@ FACTORS = {
     "tile_rows": TILE_ROWS,
     "teams": TEAMS,
     "parts": PARTS,
+    "split": SPLITS,
     "fmt": WEIGHTS,
     "counts": tuple(COUNTS),
     # A unit of K is 64 and a stage has two of them: no whole unit, one, odd numbers, tails, many.
@@ -58,6 +68,7 @@ FACTORS = {
 }
 RULES = (
     Rule(("tile_rows", "teams", "parts"), fits),
+    Rule(("tile_rows", "split"), lambda rows, split: split == 1 or rows <= SPLIT_ROWS),
     # Two stages, too few for rows that are gathered.
     Rule(("tile_rows", "teams", "slots"), lambda *tile: tile[:2] != (256, 2) or not tile[2]),
     # What the emulator has to do.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernelkit.launch import emulation
 from moe import Router, SwiGLU, arrange, fused_moe, pack, reference, unpack, unpack_biases
 from moe.mixed.fragments import MOST_BELOW
 from moe.mixed.launch import MixedArguments, forward, quantise_rows
 from moe.packing import PackedExperts
-from moe.reference_routing import combine, permutation, route
+from moe.reference_routing import route
 from ptxemu import Options
+from workbench.problems.grouped_gemm import checked
 
-E4M3, LARGEST = torch.float8_e4m3fn, 448.0
+E4M3 = torch.float8_e4m3fn
 FORM = SwiGLU(1.702, 1.0, 7.0)
 EXPERTS, HIDDEN, INTERMEDIATE, TOP_K = 5, 352, 160, 2
 SCHEDULES = [Options(check=True), Options("adversarial", 1, check=True)]
@@ -35,29 +35,6 @@ def packed_experts() -> PackedExperts:
     return pack(w13.bfloat16(), w2.bfloat16(), "mxfp4", biases=tuple(biases))
 
 
-def rounded(values: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
-    """fp64 of values in e4m3, multiplied by `scale` before."""
-    codes = (values.float() * scale).clamp(-LARGEST, LARGEST).to(E4M3)
-    return codes.double() / scale
-
-
-def plain_layer(
-    x: torch.Tensor, packed: PackedExperts, routed: tuple[torch.Tensor, torch.Tensor], scale: float
-) -> torch.Tensor:
-    """The same in torch, rounded where the kernels round."""
-    ids, weights = routed
-    (w13, w2), (bias13, bias2) = unpack(packed), unpack_biases(packed)
-    rows = permutation(ids, EXPERTS)
-    counts = rows.offsets.diff()
-    expert = torch.repeat_interleave(torch.arange(EXPERTS), counts)
-    tokens = rounded(x, LARGEST / x.float().abs().amax(1, keepdim=True))
-    both = reference.grouped_gemm(tokens[rows.slot_of_row.long() // TOP_K], w13, rows.offsets)
-    gate, up = (both + bias13[expert]).chunk(2, dim=-1)
-    h = rounded(reference.swiglu(gate, up, **vars(FORM)), scale)
-    y = reference.grouped_gemm(h, w2, rows.offsets) + bias2[expert]
-    return combine(y.bfloat16(), weights, rows.row_of_slot).double()
-
-
 @pytest.mark.parametrize("h_scale", [1.0, 8.0])
 def test_a_layer_beside_torch_that_rounds_alike(h_scale):
     packed = packed_experts()
@@ -67,16 +44,16 @@ def test_a_layer_beside_torch_that_rounds_alike(h_scale):
     experts = arrange(packed, "e4m3", h_scale=h_scale)
     results = []
     for options in SCHEDULES:
-        with emulation(options, arch="sm_90a"):
+        with checked(options):
             results.append(fused_moe(x, experts, logits, Router(TOP_K), activation=FORM))
     assert torch.equal(*results)
     routed = route(logits, TOP_K)
-    wanted = plain_layer(x, packed, routed, h_scale)
+    given = {"biases": unpack_biases(packed), **vars(FORM)}
+    rounding = {"fmt": "e4m3", "h_scale": torch.tensor([h_scale])}
+    wanted = reference.layer(x, *unpack(packed), routed, **given, **rounding).double()
     # A code of h that is between two may be the other one; what bf16 and sums lose is less.
     assert (results[0].double() - wanted).norm() < 0.01 * wanted.norm()
-    exact = reference.layer(
-        x, *unpack(packed), routed, biases=unpack_biases(packed), **vars(FORM)
-    )  # fmt: skip
+    exact = reference.layer(x, *unpack(packed), routed, **given)
     assert 0.01 < (results[0].double() - exact).norm() / exact.norm() < 0.05
 
 

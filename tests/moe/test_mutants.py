@@ -13,7 +13,11 @@ from workbench.mutation.sample import assert_noticed
 SAMPLES = {"moe 128 quantised": 5, "moe pair x 256": 5, "moe swapped": 5, "moe permutation": 7}
 SAMPLES |= {"moe dependent launch": 2, "moe bias": 5, "moe mxfp8 by mxfp4": 5}
 SAMPLES |= {"moe mixed": 5, "moe mixed gathered": 5}
-SAMPLES |= {"moe mixed, a stage in flight": 3, "moe mixed, one step": 3}
+SAMPLES |= {
+    "moe mixed, a stage in flight": 3,
+    "moe mixed, one step": 3,
+    "moe mixed, shares of K": 3,
+}
 
 
 @pytest.mark.parametrize(("name", "count"), SAMPLES.items(), ids=str)

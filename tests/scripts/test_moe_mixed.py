@@ -1,4 +1,5 @@
-"""run.py, explain.py, dump.py and nsight.py moe of layers whose activations stay bf16."""
+"""run.py, explain.py, dump.py and nsight.py moe of layers whose activations are numbers: bf16, or
+e4m3."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from workbench.run import moe as run_moe
 
 MIXED = "moe --activations bf16 --format mxfp4"
 SMALL = f"{MIXED} --tokens 2 --hidden 128 --intermediate 64 --experts 3 --top-k 2"
+FP8 = "moe --activations e4m3 --format mxfp4"
 GPT_OSS = f"{MIXED} --model gpt-oss-120b --experts 128 --top-k 4 --tokens 64 --bias"
 needs_tools = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
 
@@ -44,6 +46,20 @@ def test_a_layer_runs_and_is_judged(written, more):
     assert 0 < row["apart"] < torch.finfo(torch.bfloat16).eps
 
 
+def test_a_layer_in_e4m3(written):
+    """Sixth launch: tokens are rounded. h is, too, with the scale that is told."""
+    flags = SMALL.replace("bf16", "e4m3")
+    out, found = written(f"run.py {flags} --bias --h-scale 8 --check")
+    assert "within tolerance" in out
+    assert found["checks"]["errors"] == 0
+    row = found["row"]
+    assert " h(8.0) activations(e4m3) bias" in row["case"]
+    assert (row["arch"], row["launches"]) == ("sm_90a", 6)
+    assert row["apart"] < 0.01 < row["reference"]
+    words = run_moe.FP8
+    assert words in " ".join(out.split())
+
+
 @pytest.mark.parametrize(("share", "code"), [(1.0, 0), (1.01, 1), (float("nan"), 1)])
 def test_what_is_tolerated(monkeypatch, run, share, code):
     """A hundredth is far less than the error of four bits, and out of tolerance all the same."""
@@ -64,6 +80,12 @@ def test_what_is_tolerated(monkeypatch, run, share, code):
     ("run.py moe --activations bf16 --format mxfp8", "--format mxfp8: nvfp4 or mxfp4 with"),
     ("run.py moe --activations bf16 --amax", "--amax True: with --activations bf16 nothing"),
     ("run.py moe --activations bf16 --h-scale 3", "--h-scale 3.0: with --activations bf16"),
+    ("run.py moe --activations e4m3", "--format nvfp4: mxfp4 with --activations e4m3"),
+    (f"run.py {FP8} --h-scale token", "--h-scale token: with --activations e4m3 each token has"),
+    (f"run.py {FP8} --x-scale 2", "--x-scale 2.0: with --activations e4m3 each token has a scale"),
+    (f"dump.py {FP8} --carry", "--carry True: with --activations e4m3 each token"),
+    (f"explain.py {FP8} --split 3", "split 3: one of (1, 2, 4)"),
+    (f"explain.py {FP8} --split 2 --tile-rows 128", "split 2 with tile_rows 128: 1 beyond 64"),
     ("run.py moe --activations bf16 --arch sm_100a", "--arch sm_100a: sm_90a with --activations"),
     ("run.py moe --activations bf16 --dtype fp16", "x is torch.float16: "),
     ("run.py moe --activations bf16 --tile-rows 100", "tile_rows 100: one of (8, 16, 32"),
@@ -121,6 +143,20 @@ def test_what_is_chosen_and_what_would_be(printed):
     assert "No rows: no launch." in printed(f"explain.py {MIXED} --tokens 0")
 
 
+def test_in_e4m3_and_with_shares_of_k(printed):
+    """A token of one expert: 23 tiles of 128 rows, 45 units of K."""
+    text = printed(f"explain.py {FP8} --model gpt-oss-120b --experts 1 --top-k 1 --tokens 1")
+    rows = rows_of(text, "The walk over tiles")
+    assert rows["product"] == "1 x [5760, 2880] in mxfp4 by [1, 2880] in e4m3"
+    assert rows["output"].startswith("[1, 2880] in e4m3, SwiGLU")
+    assert rows["K"].startswith("45 units of 64, 2 MMAs each")
+    assert rows["split"].startswith("2 CTAs for a tile (45 tiles by sizes, ")
+    assert rows["grid"].startswith("90 CTAs on 132 SMs, 2 to a tile, ")
+    text = printed(f"explain.py {FP8} --model gpt-oss-120b --split 1 --experts 1 --top-k 1")
+    assert "sizes would choose 2" in rows_of(text, "The walk over tiles")["split"]
+    assert "weights to e4m3, products" in text
+
+
 # -- dump -----------------------------------------------------------------------------------------
 
 
@@ -134,9 +170,23 @@ def test_figures_of_the_main_loop(written, tmp_path):
     assert found["loop"]["bf16 products"] == 4
     assert found["loop"]["spills"] == 0
     assert found["turn"] == 128
+    assert found["serialised"] is False
+    assert "wgmma serialised: no" in out
     assert found["sass"]["tensor core"] >= found["turn"] / 16
     assert found["smem_bytes"] == make_plan(MixedConfig(**found["config"])).smem.bytes
     assert "Main loop, per warp and 16 of K, 1 x 64 rows of weights: " in out
+
+
+@needs_tools
+@pytest.mark.usefixtures("whole_ptxas")
+def test_figures_of_the_main_loop_in_e4m3(written, tmp_path):
+    """A word of eight elements is a row's for 32 of K: two of magnitudes, by one PRMT each."""
+    flags = f"dump.py {FP8} --product w2 --tile-rows 8 --teams 2 --parts 1"
+    out, found = written(flags, "--out", tmp_path / "files")
+    assert found["loop"]["QGMMA"] == 1
+    assert (found["loop"]["HGMMA"], found["loop"]["spills"], found["turn"]) == (0, 0, 128)
+    assert found["serialised"] is False
+    assert "Main loop, per warp and 32 of K, 1 x 64 rows of weights: " in out
 
 
 def test_the_grid_covers_every_tile():
@@ -145,6 +195,7 @@ def test_the_grid_covers_every_tile():
         make_plan(config)
     assert {config.tile_rows for config in moe_mixed.GRID} == {8, 16, 32, 64, 128, 256}
     assert {config.fmt for config in moe_mixed.GRID} == {"mxfp4", "nvfp4"}
+    assert {config.x for config in moe_mixed.GRID} == {"bf16", "e4m3"}
 
 
 @needs_tools

@@ -41,6 +41,16 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class Share:
+    """Of K, that a CTA multiplies. rank: of the CTA among those that share a tile; first, units: of
+    its units of K."""
+
+    rank: Int32
+    first: Int32
+    units: Int32
+
+
+@dataclass(frozen=True)
 class Buffers:
     """On-chip memory of the CTA."""
 
@@ -50,6 +60,8 @@ class Buffers:
     out: cute.Pointer
     table: cute.Tensor | None = None  # int32, tokens of the rows of a tile
     scales: cute.Pointer | None = None  # fp32, of those rows, of each warpgroup
+    mail: cute.Pointer | None = None  # fp32, sums of other CTAs, see `exchange`
+    mail_barriers: cute.Pointer | None = None  # two of each warpgroup
 
 
 @dataclass(frozen=True)
@@ -71,5 +83,6 @@ class Scope:
     tensors: Tensors
     numbers: Numbers
     sizes: Sizes
+    share: Share
     buffers: Buffers
     pipes: Pipes

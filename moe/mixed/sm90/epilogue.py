@@ -48,22 +48,25 @@ def store(
 
 @cute.jit
 def fetch_scales(plan: cutlass.Constexpr[MixedPlan], scope: Scope, tile: Tile, team: Int32) -> None:
-    """The scales of the rows of a tile to shared memory, where each has one. The warpgroup has read
-    those of the tile before, since it has met behind that."""
+    """The scales of the rows of a tile to shared memory, where each has one, and 0 behind the last
+    one, which shares registers with a row before it. The warpgroup has read those of the tile
+    before, since it has met behind that."""
     if cutlass.const_expr(plan.config.row_scale):
         tensors = scope.tensors
         thread, _, _ = cute.arch.thread_idx()
         thread = thread % THREADS
         for first in cutlass.range_constexpr(0, plan.config.tile_rows, THREADS):
             place = first + thread
-            if (place < plan.config.tile_rows) & (place < tile.rows):
-                row = tile.first + place
-                if cutlass.const_expr(plan.config.gather):
-                    row = tensors.rows[row] // scope.sizes.slots
+            if place < plan.config.tile_rows:
+                scale = Float32(0.0)
+                if place < tile.rows:
+                    row = tile.first + place
+                    if cutlass.const_expr(plan.config.gather):
+                        row = tensors.rows[row] // scope.sizes.slots
+                    scale = tensors.x_scale[row]
                 scales = team * plan.config.tile_rows + place
-                store_words(
-                    scope.buffers.scales.toint() + 4 * scales, Float32, (tensors.x_scale[row],)
-                )
+                store_words(scope.buffers.scales.toint() + 4 * scales, Float32, (scale,))
+        cute.arch.sync_warp()  # one lane of the warp frees stages of the ring from here on
 
 
 @cute.jit

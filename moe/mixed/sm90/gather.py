@@ -36,7 +36,7 @@ class Gather:
         """Whole life of the warps."""
         pipes, plan = scope.pipes, self.plan
         tiles, state = consumer_state(TILE_STAGES), producer_state(plan.stages)
-        steps = (scope.sizes.units + plan.units - 1) // plan.units
+        steps = (scope.share.units + plan.units - 1) // plan.units
         begun, flying = Int32(0), Int32(0)
         going = Int32(1)
         while going > 0:
@@ -106,7 +106,7 @@ class Gather:
         size = plan.config.x_bits // 8
         width = cute.size(x, mode=[1])
         first = scope.buffers.x.toint() + stage * (plan.units * plan.x_bytes)
-        column = step * plan.units * DEPTH + chunk * (CHUNK_BYTES // size)
+        column = (scope.share.first + step * plan.units) * DEPTH + chunk * (CHUNK_BYTES // size)
         columns = [column + unit * DEPTH for unit in range(plan.units)]
         for begin in cutlass.range_constexpr(0, self.own, self.at_once):
             row = self.warp() * self.own + begin + own_row

@@ -1,9 +1,10 @@
 """The grouped GEMM of Hopper: weights of four bits, rows in bf16 by expert, SwiGLU behind it.
 
 Persistent CTAs take tiles from a queue that their scheduler warp fills. Reading order:
-fragments.py, plan.py, load.py, gather.py, dequantise.py, math.py, epilogue.py.
+fragments.py, plan.py, load.py, gather.py, dequantise.py, math.py, exchange.py, epilogue.py.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import cutlass
@@ -22,6 +23,7 @@ from kernelkit.pipelines import make_pipelines, publish_barriers
 from kernelkit.registers import set_registers
 from moe.mixed.config import MixedConfig
 from moe.mixed.sm90.args import Buffers, Pipes, Scope, Sizes, Tensors
+from moe.mixed.sm90.exchange import open_mail, share_of
 from moe.mixed.sm90.gather import Gather
 from moe.mixed.sm90.load import Load, x_box
 from moe.mixed.sm90.math import Math
@@ -61,6 +63,7 @@ class MixedGemm:
             block=(self.plan.roles.threads, 1, 1),
             stream=stream,
             use_pdl=self.config.pdl,
+            cluster=(self.config.split, 1, 1) if self.config.split > 1 else None,
             min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg
         )
 
@@ -74,10 +77,15 @@ class MixedGemm:
         if cutlass.const_expr(not self.config.gather):
             if warp == self.load.role.first_warp:
                 cpasync.prefetch_descriptor(x.atom)
+        if cutlass.const_expr(plan.config.split > 1):
+            open_mail(plan, buffer_at(plan.smem, smem, "mail_barriers", Int64))
         publish_barriers(plan.edges)
+        if cutlass.const_expr(plan.config.split > 1):
+            cute.arch.cluster_wait()
         if cutlass.const_expr(self.config.pdl):
             follow()
-        scope = Scope(x, tensors, numbers, sizes, self.buffers(smem), pipes)
+        share = share_of(plan, sizes)
+        scope = Scope(x, tensors, numbers, sizes, share, self.buffers(smem), pipes)
         if warp <= self.math.role.last_warp:
             set_registers(plan.roles, self.math.role)
             self.math.run(scope)
@@ -100,7 +108,12 @@ class MixedGemm:
         table = buffer_at(plan, smem, "table", Int32)
         rows = cute.make_layout(self.config.tile_rows)
         scales = buffer_at(plan, smem, "scales", Float32)
-        return Buffers(tiles, x, w, out, cute.make_tensor(table, rows), scales)
+        result = Buffers(tiles, x, w, out, cute.make_tensor(table, rows), scales)
+        if self.config.split == 1:
+            return result
+        mail = buffer_at(plan, smem, "mail", Float32)
+        barriers = buffer_at(plan, smem, "mail_barriers", Int64)
+        return replace(result, mail=mail, mail_barriers=barriers)
 
 
 def example_arguments(config: MixedConfig) -> tuple:

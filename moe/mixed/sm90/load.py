@@ -33,7 +33,7 @@ class Load:
         pipes = scope.pipes
         tiles, state = consumer_state(TILE_STAGES), producer_state(self.plan.stages)
         units = self.plan.units
-        steps = (scope.sizes.units + units - 1) // units
+        steps = (scope.share.units + units - 1) // units
         going = Int32(1)
         while going > 0:
             pipes.tile_load.wait(tiles)
@@ -77,7 +77,8 @@ class Load:
         for part in cutlass.range_constexpr(plan.tall):
             row = cutlass.min(tile.n * plan.tall + part, sizes.tall - 1)
             for unit in cutlass.range_constexpr(plan.units):
-                number = row * sizes.units + cutlass.min(step * plan.units + unit, sizes.units - 1)
+                own = scope.share.first + step * plan.units + unit
+                number = row * sizes.units + cutlass.min(own, sizes.units - 1)
                 source = every + Int64(number) * plan.unit_bytes
                 place = (stage * plan.tall + part) * plan.units + unit
                 target = buffers.w.toint() + place * plan.unit_bytes
@@ -94,7 +95,8 @@ class Load:
         plan, box = self.plan, x_box(self.plan)
         barrier = scope.pipes.ab.barrier(stage)
         for unit in cutlass.range_constexpr(plan.units):
-            row, column = tile.first + number * box.rows, step * plan.units + unit
+            row = tile.first + number * box.rows
+            column = scope.share.first + step * plan.units + unit
             position = BoxPosition(row, column * DEPTH, 0, 0)
             target = (stage * plan.units + unit) * self.boxes + number
             copy_in(scope.x, box, position, box.at(scope.buffers.x, target), barrier)

@@ -21,6 +21,7 @@ from moe.mixed.fragments import DEPTH, ELEMENT_BYTES, THREADS, WORDS
 from moe.mixed.sm90 import dequantise, dequantise_fp8
 from moe.mixed.sm90.args import Scope
 from moe.mixed.sm90.epilogue import fetch_scales, store
+from moe.mixed.sm90.exchange import exchange, finishes, leave
 from moe.mixed.sm90.plan import PAIR, TILE_STAGES, MixedPlan
 from moe.mixed.sm90.types import X_TYPES
 from moe.sm100.roles.scheduler import read_tile
@@ -70,7 +71,7 @@ class Math:
             (ROWS, plan.config.tile_rows)
         )
         sums = [cute.make_rmem_tensor(shape, Float32) for _ in range(parts)]
-        going = Int32(1)
+        going, turn = Int32(1), Int32(0)
         while going > 0:
             pipes.tile_math.wait(tiles)
             tile = read_tile(scope, tiles.index)
@@ -82,7 +83,15 @@ class Math:
                 for part in cutlass.range_constexpr(parts):
                     sums[part].fill(0.0)
                 state = self.fitting(scope, team, tile.rows, 0, sums, state)
-                store(plan, scope, tile, team, sums)
+                if cutlass.const_expr(plan.config.split == 1):
+                    store(plan, scope, tile, team, sums)
+                else:
+                    exchange(plan, scope, team, tile.rows, turn, sums)
+                    turn += 1
+                    if finishes(plan, scope, team):
+                        store(plan, scope, tile, team, sums)
+        if cutlass.const_expr(plan.config.split > 1):
+            leave(plan, scope, team, turn)
 
     @cute.jit
     def fitting(
@@ -113,8 +122,8 @@ class Math:
         sums: list[cute.Tensor],
         state: PipelineState,
     ) -> PipelineState:
-        """All of K; returns the state behind it."""
-        plan, units = self.plan, scope.sizes.units
+        """All of the CTA's K; returns the state behind it."""
+        plan, units = self.plan, scope.share.units
         mma = make_mma(plan, width)
         kept = cute.make_layout(mma.partition_shape_C((ROWS, width)))
         sums = [cute.make_tensor(each.iterator, kept) for each in sums]

@@ -3,7 +3,8 @@
 A tile is tile_rows rows of one expert by tile_n rows of its matrix. A warpgroup multiplies 64 rows
 of the matrix at a time, or twice 64, which it has in registers as bf16, by all rows of the expert,
 which are in shared memory: the result is transposed. A stage of the ring has one unit of K, of
-both, or two; one warp fetches them, another one walks over the tiles.
+both, or two; one warp fetches them, another one walks over the tiles. Where a cluster shares a
+tile, each of its CTAs does all that with a part of K.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ class MixedPlan:
         teams = self.config.teams
         computes, loads = REGISTERS[teams]
         first = 4 * teams
+        duty = f"weights to {self.config.x}, products, output"
         last = ("idle", "leaves its registers to those who compute")
         if self.config.gather:
             last = ("gather", "rows of x from where the tokens are")
         return RolePlan(
             (
-                Role("math", 0, first, "weights to bf16, products, output", computes, teams),
+                Role("math", 0, first, duty, computes, teams),
                 Role("load", first, 1, "weights as they lie, x by TMA", loads),
                 Role("scheduler", first + 1, 1, "the walk over tiles, from offsets", loads),
                 Role(last[0], first + 2, 2, last[1], loads),
@@ -118,12 +120,28 @@ class MixedPlan:
         """What a warpgroup has of the scales of rows."""
         return 4 * self.config.tile_rows if self.config.x == "e4m3" else 0
 
+    @property
+    def blocks(self) -> int:
+        """Of eight rows of x, of which a thread has four sums for each 64 rows of weights."""
+        return self.config.tile_rows // 8
+
+    @property
+    def mail_bytes(self) -> int:
+        """Of a warpgroup's sums, where another CTA may finish them."""
+        return 4 * ROWS * self.config.parts * self.config.tile_rows
+
+    @property
+    def mails(self) -> int:
+        """Sums of other CTAs that a CTA has room for: it finishes some of its warpgroups'."""
+        split = self.config.split
+        return -(-self.config.teams // split) * (split - 1)
+
     @cached_property
     def stages(self) -> int:
         """Of the ring: what shared memory holds."""
         room = hw.SMEM_BYTES_PER_CTA - BARRIER_BYTES - 2 * hw.SMEM_SWIZZLE_ALIGN
         room -= self.config.teams * (2 * self.out_bytes + self.scale_bytes)
-        room -= 4 * self.config.tile_rows
+        room -= 4 * self.config.tile_rows + self.mails * self.mail_bytes
         return min(MAX_STAGES, room // (self.units * self.x_bytes + self.w_bytes))
 
     @property
@@ -149,7 +167,19 @@ class MixedPlan:
                 SmemBuffer("out", self.out_bytes, 2 * self.config.teams, align=128),
                 SmemBuffer("table", 4 * self.config.tile_rows, align=16),
                 SmemBuffer("scales", self.scale_bytes, self.config.teams, align=16),  # or nothing
+                *self._mail_buffers,
             )
+        )
+
+    @property
+    def _mail_buffers(self) -> tuple[SmemBuffer, ...]:
+        """What CTAs that share a tile send each other, with mbarriers of each warpgroup: sums have
+        come, and their place is free."""
+        if not self.mails:
+            return ()
+        return (
+            SmemBuffer("mail", self.mail_bytes, self.mails, align=128),
+            SmemBuffer("mail_barriers", 2 * hw.MBARRIER_BYTES, self.config.teams, align=16),
         )
 
     @cached_property

@@ -25,9 +25,10 @@ from moe import (
 from moe.arguments import Activation, Arguments
 from moe.config import DEFAULT_GRANULARITY
 from moe.formats import FORMATS, row_blocks, scale_blocks, scale_bytes
-from moe.mixed.config import ROWS, WEIGHTS
+from moe.mixed.config import ACTIVATIONS as MIXED
+from moe.mixed.config import ROWS
 from moe.mixed.fragments import DEPTH, PAIR_ROWS, unit_bytes, units_of
-from moe.mixed.launch import MixedArguments
+from moe.mixed.launch import X_DTYPES, MixedArguments
 from moe.quantized import Quantized, of_bytes
 from moe.reference_routing import route
 from workbench.flags.moe import ACTIVATIONS, ARCHS_OF, MODELS, OF_A_MODEL, PLAIN, TUNED
@@ -73,8 +74,8 @@ class Layer:
 
     @property
     def mixed(self) -> bool:
-        """Whether the products take tokens as they are."""
-        return self.activations == "bf16"
+        """Whether the products take numbers, as Hopper's do."""
+        return self.activations in MIXED
 
     @property
     def archs(self) -> tuple[str, ...]:
@@ -91,7 +92,9 @@ class Layer:
 
     @property
     def scales(self) -> Scales:
-        """Numbers as tensors."""
+        """Numbers as tensors; Hopper's products have none."""
+        if self.mixed:
+            return Scales()
         x, h = (
             torch.tensor([scale]) if isinstance(scale, float) else scale
             for scale in (self.x_scale, self.h_scale)
@@ -130,7 +133,14 @@ class Layer:
 
     def weights(self, packed: PackedExperts) -> PackedExperts | ArrangedExperts:
         """Those weights as `fused_moe` takes them for such activations."""
-        return arrange(packed) if self.mixed else packed
+        if not self.mixed:
+            return packed
+        return arrange(packed, self.activations, h_scale=self.h_number)
+
+    @property
+    def h_number(self) -> float:
+        """What the output of SwiGLU is multiplied by before it is rounded to e4m3."""
+        return self.h_scale if isinstance(self.h_scale, float) else 1.0
 
     def sizes(self, name: str) -> tuple[int, int]:
         """Rows and columns of a matrix of w13 or w2."""
@@ -144,14 +154,19 @@ class Layer:
         units = units_of(n, ROWS) * units_of(k, DEPTH)
         data = _empty((self.experts, units * unit_bytes(self.format)), torch.uint8)
         x = _empty((self.tokens if first else rows, k), DTYPES[self.dtype])
-        gathered = {"rows": _empty(rows, torch.int32), "slots": self.top_k} if first else {}
+        given = {"rows": _empty(rows, torch.int32), "slots": self.top_k} if first else {}
+        fp8, factor = self.activations == "e4m3", _empty(self.experts)
+        if fp8:
+            x, factor = x.to(X_DTYPES["e4m3"]), _empty((self.experts, n))
+            given["x_scale"] = _empty(len(x) if first else 1)
+            given |= {"out": "e4m3", "out_scale": _empty(1)} if first else {}
         arguments = MixedArguments(
             x,
-            Fragments(data, _empty(self.experts), n, k, self.format, swiglu=first),
+            Fragments(data, factor, n, k, self.format, first, self.activations),
             _empty(self.experts + 1, torch.int32),
             _empty((self.experts, n)) if self.bias else None,
             Activation(PAIR_ROWS, **vars(self.form)) if first else None,
-            tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, **gathered, **tuning,
+            tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, **given, **tuning,
         )  # fmt: skip
         arguments.check()
         return arguments
@@ -187,7 +202,10 @@ def errors_of(layer: Layer, experts: PackedExperts, y: torch.Tensor) -> dict[str
     routed = route(logits, **vars(layer.router))
     exact = reference.layer(x, w13, w2, routed, biases=layer.biases, **form)
     given = {"fmt": layer.format, "x_scale": scales.x, "h_scale": scales.h}
-    given = {"biases": unpack_biases(experts), **({} if layer.mixed else given)}
+    if layer.mixed:
+        h_scale = torch.tensor([layer.h_number])
+        given = {"fmt": "e4m3", "h_scale": h_scale} if layer.activations == "e4m3" else {}
+    given["biases"] = unpack_biases(experts)
     rounded = reference.layer(x, *unpack(experts), routed, **given, **form).double()
     norm = exact.norm().clamp_min(torch.finfo(torch.float64).tiny)
     return {
@@ -218,19 +236,22 @@ def _without_memory(shape: tuple[int, ...], layer: Layer, scales: int) -> Quanti
 
 def product_of(arguments: argparse.Namespace) -> Arguments:
     """The product that the flags spell."""
-    _without(arguments, "needs --activations bf16", *TUNED)
+    _without(arguments, "needs --activations bf16 or e4m3", *TUNED)
     layer = layer_of(arguments)
     return layer.product(arguments.product, tile_n=arguments.tile_n, carry=arguments.carry)
 
 
 def mixed_product_of(arguments: argparse.Namespace) -> MixedArguments:
-    """The same of a layer whose activations stay as they are."""
-    _without(arguments, NOT_MIXED, "tile_n", "carry")
+    """The same of a layer whose activations are numbers."""
+    _without(arguments, NOT_MIXED[arguments.activations], "tile_n", "carry")
     tuning = {name: getattr(arguments, name) for name in TUNED}
     return layer_of(arguments).mixed_product(arguments.product, **tuning)
 
 
-NOT_MIXED = "with --activations bf16 nothing is quantised but weights"
+NOT_MIXED = {
+    "bf16": "with --activations bf16 nothing is quantised but weights",
+    "e4m3": "with --activations e4m3 each token has a scale, and h one that is known",
+}
 
 
 def _without(arguments: argparse.Namespace, reason: str, *names: str) -> None:
@@ -270,10 +291,12 @@ def layer_of(arguments: argparse.Namespace) -> Layer:
 
 def _mixed(layer: Layer, arguments: argparse.Namespace) -> Layer:
     """It, or ValueError for flags of what it does not have."""
-    _without(arguments, NOT_MIXED, "x_scale", "h_scale", "amax")
-    if layer.format not in WEIGHTS:
-        formats = " or ".join(WEIGHTS)
-        raise ValueError(f"--format {layer.format}: {formats} with --activations bf16")
+    which = layer.activations
+    known = which == "e4m3" and isinstance(layer.h_scale, float)
+    _without(arguments, NOT_MIXED[which], "x_scale", "amax", *(() if known else ("h_scale",)))
+    if layer.format not in MIXED[which]:
+        formats = " or ".join(MIXED[which])
+        raise ValueError(f"--format {layer.format}: {formats} with --activations {which}")
     if getattr(arguments, "arch", None) not in (None, *layer.archs):
-        raise ValueError(f"--arch {arguments.arch}: {layer.archs[0]} with --activations bf16")
+        raise ValueError(f"--arch {arguments.arch}: {layer.archs[0]} with --activations {which}")
     return layer

@@ -31,7 +31,16 @@ PTX_KINDS: Kinds = {
     "integer and moves": ("",),
 }
 SASS_KINDS: Kinds = {
-    "tensor core": ("UTCHMMA", "UTCQMMA", "UTCOMMA", "UTCIMMA", "UTCMMA", "UTCCP", "HGMMA"),
+    "tensor core": (
+        "UTCHMMA",
+        "UTCQMMA",
+        "UTCOMMA",
+        "UTCIMMA",
+        "UTCMMA",
+        "UTCCP",
+        "HGMMA",
+        "QGMMA",
+    ),
     "tensor memory": ("LDTM", "STTM", "UTCATOMSWS", "UTCBAR", "UTC"),
     "HMMA": ("HMMA",),
     "LDSM": ("LDSM",),

@@ -67,6 +67,8 @@ def dump(subject: Subject, folder: Path) -> dict[str, Any]:
         f"\n{figures['registers']} registers, {figures['stack']} bytes of stack, "
         f"{figures['spills']} spills{memory}"
     )
+    if figures.get("serialised") is not None:
+        print(f"wgmma serialised: {'yes' if figures['serialised'] else 'no'}")
     subject.show(figures)
     return found | figures
 

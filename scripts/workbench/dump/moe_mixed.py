@@ -1,5 +1,4 @@
-"""What `dump.py moe --activations bf16` says beside resources: the main loop of Hopper's product,
-or of a grid of them."""
+"""What `dump.py moe` says of Hopper's product of numbers and weights of four bits, or of a grid."""
 
 from __future__ import annotations
 
@@ -20,7 +19,12 @@ from workbench.dump.kernel import Subject, dump_all, dump_grid, timed_cell
 from workbench.sass import mixed
 
 FIRST = MixedConfig(swiglu=True, limit=True, bias=True, gather=True, pdl=True)
-KINDS = (FIRST, MixedConfig(bias=True, pdl=True), replace(FIRST, fmt="nvfp4", bias=False))
+KINDS = (
+    FIRST,
+    MixedConfig(bias=True, pdl=True),
+    replace(FIRST, fmt="nvfp4", bias=False),
+    replace(FIRST, x="e4m3", row_scale=True, out="e4m3"),
+)
 MANY_ROWS = ((3, 1), (2, 1))  # warpgroups, times 64 rows of weights: where products take the time
 GRID = tuple(
     replace(kind, tile_rows=rows, teams=teams, parts=parts)
@@ -58,7 +62,7 @@ FIGURES = (
 
 
 def perform(options: argparse.Namespace) -> int:
-    """Of a layer whose activations stay as they are."""
+    """Of a layer whose activations are numbers."""
     if options.grid:
         return dump_grid(
             options, (timed_cell(subject_of, config, ARCHS[0]) for config in GRID), FIGURES

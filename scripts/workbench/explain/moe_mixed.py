@@ -1,5 +1,4 @@
-"""What `explain.py moe --activations bf16` says: Hopper's product of numbers and weights of four
-bits."""
+"""What `explain.py moe` says of Hopper's product of numbers and weights of four bits."""
 
 from __future__ import annotations
 
@@ -8,7 +7,16 @@ from collections.abc import Iterator
 
 from kernelkit import hw
 from moe.choose import row_tiles
-from moe.mixed.choose import LARGEST, MANY, READS, choose_teams, choose_tile_rows
+from moe.mixed.choose import (
+    LARGEST,
+    LEAST_UNITS,
+    MANY,
+    READS,
+    choose_split,
+    choose_teams,
+    choose_tile_rows,
+    tiles_of,
+)
 from moe.mixed.config import ROWS
 from moe.mixed.fragments import DEPTH
 from moe.mixed.launch import ARCHS, MixedArguments
@@ -34,7 +42,7 @@ def walk(arguments: MixedArguments, plan: MixedPlan) -> Section:
     units = math.ceil(w.k / DEPTH)
     origin = "fetched from where the tokens are" if config.gather else "as they lie"
     rows = [
-        ("product", f"{w.experts} x [{w.rows}, {w.k}] in {w.fmt} by [{count}, {w.k}] in bf16"),
+        ("product", f"{w.experts} x [{w.rows}, {w.k}] in {w.fmt} by [{count}, {w.k}] in {w.x}"),
         ("output", output(arguments)),
         ("rows of x", origin),
         ("tile", tile(arguments)),
@@ -43,6 +51,7 @@ def walk(arguments: MixedArguments, plan: MixedPlan) -> Section:
         ("grid", grid(arguments)),
         ("K", f"{plural(units, 'unit')} of {DEPTH}, {DEPTH // config.step} MMAs each; "
               f"{plural(plan.units, 'unit')} a stage"),
+        ("split", split(arguments, units)),
         ("ring", f"{plan.stages} stages of {plan.w_bytes + plan.units * plan.x_bytes:,} bytes"),
     ]  # fmt: skip
     return "The walk over tiles", rows
@@ -80,6 +89,17 @@ def teams(arguments: MixedArguments) -> str:
     return f"{words} (reading takes the time: waves of CTAs, and {READS[chosen]:.2f} of the speed)"
 
 
+def split(arguments: MixedArguments, units: int) -> str:
+    """Who shares the K of a tile, and why."""
+    config, w = arguments.config, arguments.w
+    sizes = arguments.count, w.experts, w.rows, config.tile_rows, config.teams * config.parts
+    tiles = tiles_of(*sizes)
+    words = f"{plural(config.split, 'CTA')} for a tile"
+    chosen = choose_split(tiles, config.tile_rows, units)
+    why = f"{tiles} tiles by sizes, an SM for each of their CTAs, {LEAST_UNITS} units of K at least"
+    return f"{words} ({why}" + f": sizes would choose {chosen}" * (config.split != chosen) + ")"
+
+
 def most_tiles(arguments: MixedArguments) -> tuple[int, int]:
     """(of rows, of columns): the most that there can be."""
     config, count = arguments.config, arguments.count
@@ -99,7 +119,12 @@ def tiles(arguments: MixedArguments) -> str:
 
 def grid(arguments: MixedArguments) -> str:
     sms, every = hw.SMS_OF[ARCHS[0]], math.prod(most_tiles(arguments))
-    return f"{plural(min(sms, every), 'CTA')} on {sms} SMs, tiles dealt in turns of as many"
+    split = arguments.config.split
+    clusters = min(sms // split, every)
+    if split == 1:
+        return f"{plural(clusters, 'CTA')} on {sms} SMs, tiles dealt in turns of as many"
+    ctas = plural(clusters * split, "CTA")
+    return f"{ctas} on {sms} SMs, {split} to a tile, tiles dealt in turns of {clusters}"
 
 
 def weights(arguments: MixedArguments, plan: MixedPlan) -> Section:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from moe.config import DEFAULT_GRANULARITY, GRANULARITIES, TILE_N, TILE_ROWS
 from moe.formats import FORMATS
@@ -12,12 +13,12 @@ from workbench.flags.groups import add, switch
 
 ARCHS = ("sm_100a",)
 # what the products take of a token -> what their kernels are written for
-ARCHS_OF = {"quantised": ARCHS, "bf16": ("sm_90a",)}
+ARCHS_OF = {"quantised": ARCHS, "bf16": ("sm_90a",), "e4m3": ("sm_90a",)}
 ACTIVATION_DTYPES = (*ARCHS_OF,)
 DTYPES = ("bf16", "fp16")
 FOUND = ("tensor", "token")  # what a global scale may be found from
 PRODUCTS = ("w13", "w2")
-TUNED = ("teams", "parts")
+TUNED = ("teams", "parts", "split")
 # name -> arguments of SwiGLU
 ACTIVATIONS: dict[str, dict[str, float]] = {
     "swiglu": {},
@@ -43,6 +44,11 @@ PLAIN = {
 MODEL_NAMES = (
     *("gpt-oss-120b", "gpt-oss-20b", "deepseek-v3", "deepseek-v4-pro", "deepseek-v4-flash"),
     *("kimi-k2", "qwen3-235b-a22b", "qwen3-30b-a3b", "mixtral-8x7b", "mixtral-8x22b"),
+)
+# one of each family whose layers differ, and both DeepSeeks
+ONE_OF_EACH = (
+    *("gpt-oss-120b", "deepseek-v3", "deepseek-v4-pro", "kimi-k2", "qwen3-235b-a22b"),
+    "mixtral-8x7b",
 )
 PARTS, PEERS = ("layer", "w13", "w2"), ("moe", "triton", "triton-plain", "torch")
 ROUTINGS = ("balanced", "random", "power-law")
@@ -80,9 +86,9 @@ def add_layer(parser: argparse.ArgumentParser) -> None:
     add(group, "activation", "of an expert", choices=ACTIVATIONS, shown=PLAIN["activation"])
     add(group, "scoring", "of the router", choices=SCORINGS, shown=PLAIN["scoring"])
     add(group, "dtype", "of x and the output", "bf16", choices=DTYPES)
-    words = "the products take: in --format, on Blackwell, or as they are, on Hopper"
+    words = "the products take: in --format, on Blackwell; bf16 as they are or e4m3, on Hopper"
     add(group, "activations", f"what {words}", "quantised", choices=ACTIVATION_DTYPES)
-    words = "of both operands of the products, of the weights alone with --activations bf16"
+    words = "of both operands of the products, of the weights alone with --activations bf16 or e4m3"
     add(group, "format", words, "nvfp4", choices=FORMATS)
     switch(group, "bias", "both products have one, as those of gpt-oss")
     words = "rows of gate in w13 before as many of up"
@@ -90,7 +96,8 @@ def add_layer(parser: argparse.ArgumentParser) -> None:
     found = {"type": scale, "metavar": "S"}
     words = "global scale of x in nvfp4: a known number, or found from each tensor or token"
     add(group, "x-scale", words, shown="tensor", **found)
-    add(group, "h-scale", "the same of what SwiGLU gives", shown="300", **found)
+    words = "the same of what SwiGLU gives; 1 with --activations e4m3"
+    add(group, "h-scale", words, shown="300", **found)
     switch(group, "amax", "find the largest |h|, too")
     add(group, "tile-rows", f"rows of a tile, one of {TILE_ROWS}", shown="by sizes")
 
@@ -103,9 +110,11 @@ def add_product(parser: argparse.ArgumentParser) -> None:
     add(group, "product", "which of the layer's two", PRODUCTS[0], choices=PRODUCTS)
     add(group, "tile-n", f"columns of a tile, one of {TILE_N}", shown="by sizes")
     switch(group, "carry", "quantise 8 columns at a time; needs --granularity 8")
-    words = "with --activations bf16: warpgroups that compute, and times 64 rows of weights of each"
-    for name in TUNED:
-        add(group, name, words, shown="by sizes")
+    for name, words in {
+        "teams": "warpgroups that compute", "parts": "times 64 rows of weights of each of them",
+        "split": "CTAs that share a tile along K",
+    }.items():  # fmt: skip
+        add(group, name, f"on Hopper: {words}", shown="by sizes")
 
 
 def add_dump(parser: argparse.ArgumentParser) -> None:
@@ -136,3 +145,15 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     wish = {"action": argparse.BooleanOptionalAction, "default": True}
     words = "overwrite L2 in front of each call; default: yes"
     group.add_argument("--flush", help=words, **wish)
+
+
+def add_errors(parser: argparse.ArgumentParser) -> None:
+    """Flags of `run.py models`."""
+    group = parser.add_argument_group("layers of models")
+    words = f"of {', '.join(MODEL_NAMES)}"
+    some = {"nargs": "+", "metavar": "NAME", "choices": MODEL_NAMES}
+    add(group, "model", words, (), shown="one of each family", **some)
+    switch(group, "markdown", "print the table for a page")
+    words = "print the table of such a file instead, for a page"
+    group.add_argument("--show", type=Path, metavar="FILE", help=words)
+    group.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")

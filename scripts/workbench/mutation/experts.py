@@ -43,7 +43,7 @@ def _dependent() -> Results:
 
 
 def _mixed(stages: int, case: mixed_gemm.Case) -> Subject:
-    """Hopper's, in one CTA, with a ring so short that it comes round in every tile."""
+    """Hopper's, in one CTA or cluster, with a ring so short that it comes round in every tile."""
     inputs = functools.cache(case.inputs)  # not yet
 
     def launched() -> Results:
@@ -143,6 +143,12 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "moe mixed, one step": _mixed(
         5, mixed_gemm.Case((9, 9, 9, 9, 9), 96, 24, slots=2, tile_rows=8, teams=1)
+    ),
+    "moe mixed, shares of K": _mixed(
+        3,
+        mixed_gemm.Case(
+            (9, 0, 17), 704, 136, form=None, room=3, tile_rows=8, teams=3, parts=1, split=2
+        ),
     ),
     "moe mixed dependent launch": Subject(_dependent_mixed, "depend"),
     "moe permutation": Subject(lambda: _permutation(700)),

@@ -42,7 +42,7 @@ from workbench.problems.grouped_gemm import CHECKED, DTYPES, LARGEST_FP16, check
 STEP = MixedConfig().step  # K of an MMA
 AROUND = 64  # elements of poison on either side of a tensor
 NO_INDEX = torch.iinfo(torch.int32).max
-TUNING = ("tile_rows", "teams", "parts", "pdl")
+TUNING = ("tile_rows", "teams", "parts", "split", "pdl")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Case:
     """counts: rows of each expert; room: rows behind them that nobody has. k; columns: of the
     output. form: (alpha, beta, limit) of SwiGLU, None for the plain product. slots: of a token,
     where rows are gathered; 0: they are not. amplitude: of x; w_like: a kind of numbers of
-    `workbench.problems.hostile`. tile_rows, teams, parts, pdl: as `mixed_gemm` takes them."""
+    `workbench.problems.hostile`. tile_rows, teams, parts, split, pdl: as `mixed_gemm` takes
+    them."""
 
     counts: tuple[int, ...]
     k: int = 192
@@ -66,10 +67,11 @@ class Case:
     tile_rows: int | None = None
     teams: int | None = None
     parts: int | None = None
+    split: int | None = None
     pdl: bool = False
 
     def __str__(self) -> str:
-        names = {"tile_rows": "m", "teams": "t", "parts": "p"}
+        names = {"tile_rows": "m", "teams": "t", "parts": "p", "split": "s"}
         tile = [f"{text}{value}" for name, text in names.items() if (value := getattr(self, name))]
         return "-".join([self.problem, *tile, *["pdl"] * self.pdl])
 

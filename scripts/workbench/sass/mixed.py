@@ -15,9 +15,9 @@ from cycle_model.sass.instruction import BARRIERS, SELECTION, SPILLS, Kinds, kin
 from cycle_model.sass.listing import read
 from moe.mixed.config import ROWS, MixedConfig
 
-MARK = "HGMMA"
+MARKS = {"bf16": "HGMMA", "e4m3": "QGMMA"}  # by what rows of x are in
 LOOP_KINDS: Kinds = {
-    "HGMMA": (MARK,),
+    **{mark: (mark,) for mark in MARKS.values()},
     "bf16 products": ("HMUL2", "HFMA2"),
     "LOP3": ("LOP3", "PLOP3"),
     "shifts": ("SHF", "USHF"),
@@ -45,10 +45,10 @@ def figures(cubin: Path, config: MixedConfig) -> dict[str, Any]:
 
 def loop_of(function: Function, config: MixedConfig) -> dict[str, Any]:
     """What `figures` says of the innermost loop with the mark."""
-    inner = function.innermost(function.loops_with(MARK))
+    inner = function.innermost(function.loops_with(MARKS[config.x]))
     if len(inner) != 1:
         return {"loop": {}, "turn": 0}
     counts = kinds_of(function.code(function.loops[inner[0]]), LOOP_KINDS)
-    steps = counts[MARK] / config.parts
+    steps = counts[MARKS[config.x]] / config.parts
     loop = {kind: count / steps for kind, count in counts.items()}
     return {"loop": loop, "turn": round(steps * config.step)}

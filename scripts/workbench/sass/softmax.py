@@ -16,6 +16,7 @@ from cycle_model.sass.flow import Function
 from cycle_model.sass.instruction import SPILLS, Instruction, Kinds, kinds_of
 from cycle_model.sass.listing import parse
 from cycle_model.sass.tools import disassemble, resources
+from cycle_model.sass.wgmma import is_serialised
 
 SOFTMAX_EX2 = 32  # exponentials in a body from which on it is a softmax loop
 TILE_COLUMNS = 128
@@ -147,7 +148,7 @@ class Static:
 
     spills: instructions that move registers to local memory or back; parked: those that keep
     uniform registers in others. others: see `other_loops`. outside: exponentials in no loop, see
-    `exponentials_outside`.
+    `exponentials_outside`. serialised: products of Hopper's tensor core, see `is_serialised`.
     """
 
     registers: int
@@ -157,6 +158,7 @@ class Static:
     loops: tuple[SoftmaxLoop, ...]
     others: dict[int, dict[str, int]]
     outside: int
+    serialised: bool | None
 
     def as_dict(self) -> dict:
         """For JSON: the fields, and of every loop what its properties say."""
@@ -167,7 +169,7 @@ class Static:
             | {"publishes": asdict(loop.publishes())}
             for loop in self.loops
         ]
-        names = ("registers", "stack", "spills", "parked", "outside")
+        names = ("registers", "stack", "spills", "parked", "outside", "serialised")
         others = {f"{address:#x}": words for address, words in self.others.items()}
         return {name: getattr(self, name) for name in names} | {"loops": loops, "others": others}
 
@@ -200,6 +202,7 @@ def static(cubin: Path) -> Static:
         loops=tuple(softmax_loops(function)),
         others=other_loops(function),
         outside=exponentials_outside(function),
+        serialised=is_serialised(function),
     )
 
 

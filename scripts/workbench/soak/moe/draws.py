@@ -12,7 +12,16 @@ from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from moe.formats import format_of
 from moe.indices import range_fields
-from moe.mixed.config import NUMBERS, PARTS, TEAMS, TILE_ROWS, WEIGHTS, MixedConfig
+from moe.mixed.config import (
+    NUMBERS,
+    PARTS,
+    SPLIT_ROWS,
+    SPLITS,
+    TEAMS,
+    TILE_ROWS,
+    WEIGHTS,
+    MixedConfig,
+)
 from moe.mixed.fragments import ArrangedExperts
 from moe.mixed.launch import KERNEL
 from moe.mixed.layer import MixedLayer, run_layer
@@ -96,7 +105,7 @@ def arguments_of(case: Layer, arch: str) -> MixedLayer:
 
 def _product(pick: random.Random) -> Case:
     """Counts, sizes and hostile numbers come with the problem."""
-    return Case(
+    case = Case(
         (1,),
         fmt=pick.choice(WEIGHTS),
         form=pick.choice((None, None, *FORMS)),
@@ -108,6 +117,8 @@ def _product(pick: random.Random) -> Case:
         parts=pick.choice(PARTS),
         pdl=pick.random() < 0.25,
     )
+    may_split = case.tile_rows is not None and case.tile_rows <= SPLIT_ROWS
+    return replace(case, split=pick.choice(SPLITS) if may_split else 1)
 
 
 def _of_product(kind: Case, pick: random.Random, sizes: Sizes) -> Case:

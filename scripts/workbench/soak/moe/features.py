@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moe.mixed.config import NUMBERS, PARTS, TEAMS, TILE_ROWS, WEIGHTS
+from moe.mixed.config import NUMBERS, PARTS, SPLITS, TEAMS, TILE_ROWS, WEIGHTS
 from workbench.problems.mixed_gemm import Case
 from workbench.problems.mixed_layer import Layer
 from workbench.soak.campaign.record import Feature
@@ -21,6 +21,7 @@ PRODUCTS: dict[str, Feature] = {
     **{f"tiles of {n} rows": lambda case, n=n: case.tile_rows == n for n in TILE_ROWS},
     **{f"warpgroups: {n}": lambda case, n=n: case.teams == n for n in TEAMS},
     **{f"times 64 rows of weights: {n}": lambda case, n=n: case.parts == n for n in PARTS},
+    **{f"CTAs that share a tile: {n}": lambda case, n=n: case.split == n for n in SPLITS},
     **{f"output in {out}": lambda case, out=out: case.out == out for out in NUMBERS},
     "no activation": lambda case: case.form is None,
     "rows of x in order": lambda case: not case.slots,

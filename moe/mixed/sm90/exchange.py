@@ -1,0 +1,185 @@
+"""The sums of CTAs that share a tile along K, from who has a share to who finishes (device code).
+
+Warpgroup t of each of them has sums of the same 64 rows of weights, or of twice as many, over its
+own units of K. CTA t % split of the cluster finishes them. The others send it theirs by st.async,
+each to a place of its own, where an mbarrier counts the bytes; it adds them up in the order of
+CTAs, its own in their midst, and says that the places are free. So bits follow from the share of K
+alone, whoever comes first and whatever a tile is.
+
+    mail: fp32 [warpgroup that the CTA finishes][sender][part][8 rows of x][thread][4]
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+
+from kernelkit import hw
+from kernelkit.shared_words import load, operands
+from moe.mixed.fragments import THREADS
+from moe.mixed.sm90.args import Scope, Share, Sizes
+from moe.mixed.sm90.plan import PAIR, MixedPlan
+
+VECTOR = 4  # sums of a thread of eight rows of x
+
+
+@cute.jit
+def share_of(plan: cutlass.Constexpr[MixedPlan], sizes: Sizes) -> Share:
+    """This CTA's, in pairs of units as they are multiplied, so that it is the same for any tile;
+    nothing where there are fewer pairs than CTAs."""
+    if cutlass.const_expr(plan.config.split == 1):
+        return Share(Int32(0), Int32(0), sizes.units)
+    split = plan.config.split
+    rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+    pairs = (sizes.units + PAIR - 1) // PAIR
+    first = pairs * rank // split * PAIR
+    end = cutlass.min(pairs * (rank + 1) // split * PAIR, sizes.units)
+    return Share(rank, first, end - first)
+
+
+@cute.jit
+def open_mail(plan: cutlass.Constexpr[MixedPlan], barriers: cute.Pointer) -> None:
+    """By all threads: mbarriers, which peers may use behind the cluster's barrier."""
+    thread, _, _ = cute.arch.thread_idx()
+    if thread == 0:
+        for team in cutlass.range_constexpr(plan.config.teams):
+            cute.arch.mbarrier_init(barriers + 2 * team, 1)
+            cute.arch.mbarrier_init(barriers + 2 * team + 1, hw.WARPGROUP_WARPS)
+        cute.arch.mbarrier_init_fence()
+    cute.arch.cluster_arrive_relaxed()
+
+
+@cute.jit
+def finishes(plan: cutlass.Constexpr[MixedPlan], scope: Scope, team: Int32) -> Boolean:
+    """Whether this CTA stores the outputs of a warpgroup."""
+    return scope.share.rank == team % plan.config.split
+
+
+@cute.jit
+def exchange(
+    plan: cutlass.Constexpr[MixedPlan],
+    scope: Scope,
+    team: Int32,
+    rows: Int32,
+    turn: Int32,
+    sums: list[cute.Tensor],
+) -> None:
+    """Sums of all of K where this CTA finishes them: `sums` then. rows: of the tile; turn:
+    how many tiles there were before."""
+    if finishes(plan, scope, team):
+        add(plan, scope, team, rows, turn, sums)
+    else:
+        send(plan, scope, team, rows, turn, sums)
+
+
+@cute.jit
+def leave(plan: cutlass.Constexpr[MixedPlan], scope: Scope, team: Int32, turn: Int32) -> None:
+    """Behind the last of `turn` tiles: who finished it reaches into this CTA once more."""
+    if not finishes(plan, scope, team):
+        wait(freed(scope, team), turn % 2 ^ 1)
+
+
+@cute.jit
+def send(
+    plan: cutlass.Constexpr[MixedPlan],
+    scope: Scope,
+    team: Int32,
+    rows: Int32,
+    turn: Int32,
+    sums: list[cute.Tensor],
+) -> None:
+    """A thread's sums, once those of the tile before have been read there."""
+    wait(freed(scope, team), turn % 2 ^ 1)
+    owner = team % plan.config.split
+    place, box = place_of(plan, scope, team, scope.share.rank), arrived(scope, team)
+    vector, words = operands("r", 1, VECTOR)
+    for part in cutlass.range_constexpr(plan.config.parts):
+        for block in cutlass.range_constexpr(plan.blocks):
+            if 8 * block < rows:
+                values = [sums[part][VECTOR * block + k] for k in range(VECTOR)]
+                cute.arch.inline_ptx(
+                    "{ .reg .b32 to, box; mapa.shared::cluster.u32 to, {$r0}, {$r6}; "
+                    "mapa.shared::cluster.u32 box, {$r5}, {$r6}; "
+                    "st.async.shared::cluster.mbarrier::complete_tx::bytes"
+                    f"{vector}.f32 [to], {words}, [box]; }}",
+                    read_only_args=[place + offset(plan, part, block), *values, box, owner],
+                )
+
+
+@cute.jit
+def add(
+    plan: cutlass.Constexpr[MixedPlan],
+    scope: Scope,
+    team: Int32,
+    rows: Int32,
+    turn: Int32,
+    sums: list[cute.Tensor],
+) -> None:
+    """All shares in the order of CTAs, and word to the others that they may send again."""
+    split, rank = plan.config.split, scope.share.rank
+    thread, _, _ = cute.arch.thread_idx()
+    if thread % THREADS == 0:
+        blocks = cutlass.min((rows + 7) // 8, plan.blocks)
+        size = blocks * ((split - 1) * plan.config.parts * VECTOR * 4 * THREADS)
+        cute.arch.inline_ptx(
+            "mbarrier.arrive.expect_tx.relaxed.cta.shared.b64 _, [{$r0}], {$r1};",
+            read_only_args=[arrived(scope, team), size],
+        )
+    wait(arrived(scope, team), turn % 2)
+    for part in cutlass.range_constexpr(plan.config.parts):
+        for block in cutlass.range_constexpr(plan.blocks):
+            if 8 * block < rows:
+                own = [sums[part][VECTOR * block + k] for k in range(VECTOR)]
+                totals = [Float32(0.0)] * VECTOR
+                for cta in cutlass.range_constexpr(split):
+                    place = place_of(plan, scope, team, Int32(cta)) + offset(plan, part, block)
+                    sent = load(place, Float32, VECTOR)
+                    for k in cutlass.range_constexpr(VECTOR):
+                        totals[k] += own[k] if rank == cta else sent[k]
+                for k in cutlass.range_constexpr(VECTOR):
+                    sums[part][VECTOR * block + k] = totals[k]
+    cute.arch.sync_warp()
+    for behind in cutlass.range_constexpr(1, split):
+        with cute.arch.elect_one():
+            cute.arch.inline_ptx(
+                "{ .reg .b32 box; mapa.shared::cluster.u32 box, {$r0}, {$r1}; "
+                "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [box]; }",
+                read_only_args=[freed(scope, team), (rank + behind) % split],
+            )
+
+
+@cute.jit
+def place_of(plan: cutlass.Constexpr[MixedPlan], scope: Scope, team: Int32, cta: Int32) -> Int32:
+    """Where a thread's sums lie that CTA `cta` sends. Who finishes has no place of its own: what is
+    said of it is another one's."""
+    split = plan.config.split
+    owner = team % split
+    sender = cutlass.min(cta - Int32(cta > owner), split - 2)
+    thread, _, _ = cute.arch.thread_idx()
+    number = team // split * (split - 1) + sender
+    return scope.buffers.mail.toint() + number * plan.mail_bytes + thread % THREADS * (4 * VECTOR)
+
+
+def offset(plan: MixedPlan, part: int, block: int) -> int:
+    """Bytes from a thread's first sums on."""
+    return (part * plan.blocks + block) * THREADS * 4 * VECTOR
+
+
+def arrived(scope: Scope, team: Int32) -> Int32:
+    """The mbarrier that counts what comes of a warpgroup's sums."""
+    return scope.buffers.mail_barriers.toint() + team * (2 * hw.MBARRIER_BYTES)
+
+
+def freed(scope: Scope, team: Int32) -> Int32:
+    """The one on which their places are told to be free."""
+    return arrived(scope, team) + hw.MBARRIER_BYTES
+
+
+@cute.jit
+def wait(barrier: Int32, parity: Int32) -> None:
+    """For what peers did: an acquire of the cluster."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred done; "
+        "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1}; "
+        "@done bra DONE; bra WAIT; DONE: }",
+        read_only_args=[barrier, parity],
+    )

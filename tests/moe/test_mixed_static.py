@@ -1,0 +1,141 @@
+"""What ptxas made of Hopper's grouped GEMM: products overlap, and nothing spills."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cycle_model.sass.listing import read
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
+from kernelkit import compile as kernel_compile
+from kernelkit import hw, store
+from kernelkit.compile import compile_once
+from moe.mixed import config as limits
+from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
+from moe.mixed.config import PARTS, SPLITS, TEAMS, TILE_ROWS, MixedConfig
+from moe.mixed.launch import KERNEL
+from moe.mixed.sm90 import kernel, math
+from moe.mixed.sm90.plan import make_plan
+
+pytestmark = pytest.mark.usefixtures("whole_ptxas")
+needs_tools = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
+
+GROUPS = 4
+# Both products of a layer, the first with all that an epilogue may do.
+FIRST = MixedConfig(swiglu=True, limit=True, bias=True, gather=True, pdl=True)
+SECOND = MixedConfig(bias=True, pdl=True)
+NVFP4 = replace(FIRST, fmt="nvfp4", bias=False)
+FP8 = replace(FIRST, x="e4m3", row_scale=True, out="e4m3")
+FP8_SECOND = replace(SECOND, x="e4m3")
+KINDS = (FIRST, FP8, NVFP4, SECOND, FP8_SECOND)
+EXPERTS = (1, 2, 8, 32, 128, 256, 384)
+COLUMNS = (1024, 1536, 2880, 4096, 5760, 7168, 14336, 28672)  # rows of weights, of models
+ROWS = [n << power for n in (1, 3) for power in range(15)]
+UNITS = (6, 45, 224)  # of K
+
+
+def chosen() -> list[tuple[int, int, int, int]]:
+    """(rows of a tile, warpgroups, times 64 rows of weights of each, CTAs that share K), all that
+    sizes choose."""
+    found = set()
+    for rows, experts, columns in itertools.product(ROWS, EXPERTS, COLUMNS):
+        tile_rows = choose_tile_rows(rows, experts)
+        teams, parts = choose_teams(rows, experts, columns, tile_rows)
+        tiles = tiles_of(rows, experts, columns, tile_rows, teams * parts)
+        found |= {(tile_rows, teams, parts, choose_split(tiles, tile_rows, n)) for n in UNITS}
+    return sorted(found)
+
+
+def with_tile(kind: MixedConfig, tile: tuple[int, int, int, int]) -> MixedConfig:
+    return replace(kind, **dict(zip(("tile_rows", "teams", "parts", "split"), tile, strict=True)))
+
+
+def is_possible(config: MixedConfig) -> bool:
+    try:
+        make_plan(config)
+    except (ValueError, NotImplementedError):
+        return False
+    return True
+
+
+# Each tile with one kind, in turn; then every kind of it; then every tile that there is.
+TILES = chosen()
+QUICK = [with_tile(KINDS[n % len(KINDS)], tile) for n, tile in enumerate(TILES)]
+MATRIX = [config for tile in TILES for kind in KINDS
+          if (config := with_tile(kind, tile)) not in QUICK]  # fmt: skip
+SWEEP = [config for tile in itertools.product(TILE_ROWS, TEAMS, PARTS, SPLITS) for kind in KINDS
+         if tile not in TILES and is_possible(config := with_tile(kind, tile))]  # fmt: skip
+
+
+def in_groups(configs: list[MixedConfig]) -> list:
+    """Kernels are not shared, so that workers may share the configs."""
+    marks = [pytest.mark.xdist_group(f"moe-mixed-static-{number}") for number in range(GROUPS)]
+    named = ("fmt", "x", "swiglu", "tile_rows", "teams", "parts", "split")
+    return [
+        pytest.param(each, marks=marks[n % GROUPS],
+                     id="-".join(str(getattr(each, name)) for name in named))
+        for n, each in enumerate(configs)
+    ]  # fmt: skip
+
+
+def figures(config: MixedConfig, folder: Path) -> dict:
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(compile_once(config, "sm_90a", KERNEL).cubin)
+    return read(cubin)[0]
+
+
+def check(config: MixedConfig, folder: Path) -> None:
+    found = figures(config, folder)
+    assert (found["serialised"], found["stack"], found["spills"]) == (False, 0, 0)
+    assert found["registers"] * make_plan(config).roles.threads <= hw.REGISTERS_PER_SM
+
+
+@needs_tools
+@pytest.mark.parametrize("config", in_groups(QUICK))
+def test_every_tile_that_is_chosen(config, tmp_path):
+    check(config, tmp_path)
+
+
+@needs_tools
+@pytest.mark.parametrize("config", in_groups(MATRIX))
+def test_every_kind_of_it(config, tmp_path):
+    check(config, tmp_path)
+
+
+@needs_tools
+@pytest.mark.parametrize("config", in_groups(SWEEP))
+def test_every_other_tile(config, tmp_path):
+    check(config, tmp_path)
+
+
+# -- what makes ptxas serialise -------------------------------------------------------------------
+
+
+@pytest.fixture
+def _nothing_known(monkeypatch):
+    monkeypatch.setattr(kernel_compile, "_compiled", {})
+    monkeypatch.setenv(store.VARIABLE, "off")
+
+
+@needs_tools
+@pytest.mark.usefixtures("_nothing_known")
+def test_too_few_registers_serialise(monkeypatch, tmp_path):
+    """Of two widths each has registers for weights: what `OTHERS` keeps free is not too much."""
+    config = with_tile(FIRST, (128, 3, 1, 1))
+    assert len(make_plan(config).widths) == 1
+    monkeypatch.setattr(limits, "OTHERS", limits.OTHERS - 4)
+    assert len(make_plan(config).widths) == 2
+    assert figures(config, tmp_path)["serialised"]
+
+
+@needs_tools
+@pytest.mark.usefixtures("_nothing_known")
+def test_a_branch_in_front_of_registers_of_weights_serialises(changed, tmp_path):
+    """A stage is freed between a product in flight and the registers of the next one."""
+    begin, call = " " * 20, "self.release(scope, held[unit], "
+    branch = f"{begin}if step > 0:\n{begin}    {call}Boolean(True))\n"
+    changed(math, [kernel], "Math", (f"{begin}{call}step > 0)\n", branch))
+    assert figures(with_tile(FIRST, (16, 3, 1, 1)), tmp_path)["serialised"]
