@@ -29,7 +29,7 @@ from workbench.cycles.layers import zeros
 from workbench.tables import show, table
 
 EXPERTS, K, N, TOP_K = 128, 2880, 5760, 4
-AVERAGES = (16, 32, 48, 64, 96, 128, 192, 256, 512)
+AVERAGES = (16, 48, 64, 96, 128, 192, 256, 512)
 TILES = ((64, 128), (128, 128), (128, 256), (256, 128), (256, 256))
 FORMATS = (("mxfp8", "mxfp4"), ("nvfp4", "nvfp4"))
 CLUSTERS = 3
