@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.hw import WARP_THREADS
@@ -20,7 +21,7 @@ WARPS = 16  # of a CTA: a thread for each of MAX_EXPERTS, and room for two CTAs 
 ROWS_OF_ONE_CTA = 2048
 MAX_TURNS = 4  # of a round
 MAX_CHUNKS = 128  # a CTA each, all at once on an H100 (132 SMs) and on a B200 (148)
-COUNT_WORDS = 2  # of the table of counts, that a thread reads at a time
+WORDS_IN_FLIGHT = 40  # of the table of counts, of a thread
 PACKED_LIMIT = 1 << 16  # counts of two experts stand in a word while no sum of them reaches it
 
 VECTOR_BYTES = 16
@@ -160,13 +161,24 @@ class PermutationConfig:
     @property
     def words(self) -> int:
         """Of a chunk in the table of counts, to a multiple of a vector."""
-        return -(-self.experts // (self.per_word * COUNT_WORDS)) * COUNT_WORDS
+        unit = self.per_word * VECTOR_BYTES // 4
+        return -(-self.experts // unit) * VECTOR_BYTES // 4
+
+    @property
+    def vector(self) -> int:
+        """Words that a thread reads at a time: few, so that there are more parts."""
+        return 2 if self.words <= self.threads // 4 else 4
 
     @property
     def parts(self) -> int:
-        """Parts of the chunks whose counts threads add up side by side: a thread per vector of
-        words and part."""
-        return min(self.threads // (self.words // COUNT_WORDS), self.warps)
+        """Parts of the chunks whose counts threads add up side by side, at least four: a thread per
+        vector of words and part."""
+        return min(self.threads // (self.words // self.vector), self.warps)
+
+    def chunks_of_part(self, chunks: Any) -> Any:
+        """At most. Part p has chunks p * these ... in front of a CTA's own chunk; from that on,
+        chunks (p - 1) * these ...: one of all is cut in two."""
+        return (chunks + self.parts - 2) // (self.parts - 1)
 
 
 @dataclass(frozen=True)
@@ -192,7 +204,7 @@ def plan_permutation(rows: int, experts: int, partial: bool = False) -> Permutat
     config = PermutationConfig(experts, min(turns, MAX_TURNS), True, True, partial)
     rounds = -(-rows // (config.slots * MAX_CHUNKS))
     chunks = -(-rows // (config.slots * rounds))
-    most = -(-chunks // config.parts) * config.slots * rounds  # of one expert in a part
+    most = config.chunks_of_part(chunks) * config.slots * rounds  # of one expert in a part
     return PermutationPlan(replace(config, packed=most < PACKED_LIMIT), chunks, rounds)
 
 

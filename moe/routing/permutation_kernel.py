@@ -25,10 +25,9 @@ from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
 from kernelkit.hw import WARP_THREADS
 from kernelkit.lanes import sum_below
-from moe.routing.config import COUNT_WORDS, VECTOR_BYTES, PermutationConfig
+from moe.routing.config import VECTOR_BYTES, WORDS_IN_FLIGHT, PermutationConfig
 from moe.routing.warp import is_first, lanes_alike, lanes_below
 
-LOADS_IN_FLIGHT = 16  # of words of counts
 VECTOR = VECTOR_BYTES // 4
 HALF = 16  # bits of a packed count, and what lies below an expert in a word of sSorted
 
@@ -107,7 +106,8 @@ class Count:
         rounds: Int32,
         stream: CUstream,
     ) -> None:
-        """ids, span: the fields of `Chosen`; counts: int32, `words` of a chunk; rounds: of a chunk."""
+        """ids, span: the fields of `Chosen`; counts: int32, `words` of each chunk; rounds: of a
+        chunk."""
         chunks = cute.size(counts) // self.config.words
         self.kernel(chosen_of(ids, span), counts, rounds).launch(
             grid=(chunks, 1, 1),
@@ -203,10 +203,9 @@ class Scatter:
             self.scatter(chosen, run, sRuns, None, gSlotOfRow, gRowOfSlot)
         else:
             sSorted = smem.allocate_tensor(Int32, cute.make_layout(config.slots))
-            # Of every expert: from places in the sorted round to rows. Behind them: how many there are.
+            # Of every expert: from places in the sorted round to rows; and how many places are used.
             sDeltas = smem.allocate_tensor(Int32, cute.make_layout(config.experts + 1))
-            shape = (2, config.parts, config.words)
-            layout = cute.make_ordered_layout(shape, order=(2, 1, 0))
+            layout = cute.make_ordered_layout((config.parts, config.words), order=(1, 0))
             sParts = smem.allocate_tensor(Int32, layout, VECTOR_BYTES)
             base = Int32(0)  # of thread e: the next row of expert e for a slot of this chunk
             for turn in cutlass.range(rounds, unroll=1):
@@ -321,17 +320,20 @@ class Scatter:
     ) -> Int32:
         """Of thread e: the row of the first slot of expert e in this chunk."""
         config = self.config
+        own, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
+        each = config.chunks_of_part(cute.size(counts) // config.words)
         self.add_chunks(counts, sParts)
         cute.arch.sync_threads()
         total, before = Int32(0), Int32(0)
         if thread < config.experts:
             word, shift = thread // config.per_word, thread % config.per_word * HALF
             for part in cutlass.range_constexpr(config.parts):
-                pair = sParts[0, part, word], sParts[1, part, word]
+                count = sParts[part, word]
                 if cutlass.const_expr(config.packed):
-                    pair = tuple((each >> shift) & ((1 << HALF) - 1) for each in pair)
-                total, before = total + pair[0], before + pair[1]
+                    count = (count >> shift) & ((1 << HALF) - 1)
+                total += count
+                before += count if part * each <= own else Int32(0)
         return self.sum_lower_experts(total, sTotals, gOffsets) + before
 
     @cute.jit
@@ -381,53 +383,50 @@ class Scatter:
 
     @cute.jit
     def add_chunks(self, counts: cute.Tensor, sParts: cute.Tensor) -> None:
-        """Sums over a part of the chunks, and over those of it that lie in front of this one.
-
-        Of packed counts as well: no half of a sum reaches PACKED_LIMIT."""
+        """Sums over a part of the chunks, which are all in front of this one or none of them. Of
+        packed counts as well: see `plan_permutation`."""
         config = self.config
         own, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        chunks = cute.size(counts) // config.words
-        vectors = config.words // COUNT_WORDS
+        vectors, chunks = config.words // config.vector, cute.size(counts) // config.words
         part, vector = thread // vectors, thread % vectors
+        each = config.chunks_of_part(chunks)
+        first, end = part * each, cutlass.min((part + 1) * each, own)
+        if first > own:
+            first, end = cutlass.max(first - each, own), cutlass.min(first, chunks)
+        if part >= config.parts:
+            end = first
+        total = cute.make_rmem_tensor(config.vector, Int32)
+        total.fill(0)
+        loads = WORDS_IN_FLIGHT // config.vector
+        for step in cutlass.range(0, each, loads, unroll=1):
+            loaded = self.read_counts(counts, first + step, end, vector)
+            for k in cutlass.range_constexpr(config.vector):
+                total[k] += (
+                    loaded[k, None]
+                    .load()
+                    .reduce(cute.ReductionOp.ADD, Int32(0), reduction_profile=0)
+                )
         if part < config.parts:
-            total, before = (cute.make_rmem_tensor(COUNT_WORDS, Int32) for _ in range(2))
-            total.fill(0)
-            before.fill(0)
-            each = (chunks + config.parts - 1) // config.parts
-            begin = part * each
-            end = cutlass.min(begin + each, chunks)
-            for first in cutlass.range(begin, end, LOADS_IN_FLIGHT, unroll=1):
-                loaded = self.read_counts(counts, first, end, vector)
-                for index in cutlass.range_constexpr(LOADS_IN_FLIGHT):
-                    for k in cutlass.range_constexpr(COUNT_WORDS):
-                        total[k] += loaded[k, index]
-                if begin < own and own < end:  # in one part of all
-                    for index in cutlass.range_constexpr(LOADS_IN_FLIGHT):
-                        for k in cutlass.range_constexpr(COUNT_WORDS):
-                            before[k] += loaded[k, index] if first + index < own else Int32(0)
-            if end <= own:
-                before.store(total.load())
-            for kind, sums in enumerate((total, before)):
-                sPart = sParts[kind, part, None]
-                cute.autovec_copy(sums, cute.local_tile(sPart, (COUNT_WORDS,), (vector,)))
+            sPart = cute.local_tile(sParts[part, None], (config.vector,), (vector,))
+            cute.autovec_copy(total, sPart)
 
     @cute.jit
     def read_counts(
         self, counts: cute.Tensor, first: Int32, end: Int32, vector: Int32
     ) -> cute.Tensor:
-        """Of LOADS_IN_FLIGHT chunks, zeros from `end` on."""
-        words = self.config.words
-        shape = (COUNT_WORDS, LOADS_IN_FLIGHT)
+        """Of chunks from `first` on, zeros from `end` on; all loads are in flight together."""
+        config = self.config
+        shape = (config.vector, WORDS_IN_FLIGHT // config.vector)
         loaded = cute.make_rmem_tensor(shape, Int32)
         loaded.fill(0)
-        begin = counts.iterator + (first * words + vector * COUNT_WORDS)
-        layout = cute.make_layout(shape, stride=(1, words))
-        gCounts = cute.make_tensor(begin.align(4 * COUNT_WORDS), layout)
-        left = end - first
-        for index in cutlass.range_constexpr(LOADS_IN_FLIGHT):
-            if index < left:
+        begin = counts.iterator + (first * config.words + vector * config.vector)
+        layout = cute.make_layout(shape, stride=(1, config.words))
+        gCounts = cute.make_tensor(begin.align(4 * config.vector), layout)
+        for index in cutlass.range_constexpr(shape[1]):
+            if first + index < end:
                 cute.autovec_copy(gCounts[None, index], loaded[None, index])
+        cute.arch.sync_warp()  # else ptxas puts loads between additions
         return loaded
 
 
