@@ -203,7 +203,7 @@ class Scatter:
             self.scatter(chosen, run, sRuns, None, gSlotOfRow, gRowOfSlot)
         else:
             sSorted = smem.allocate_tensor(Int32, cute.make_layout(config.slots))
-            # Of every expert: from places in the sorted round to rows; and how many places are used.
+            # Of every expert: from places in the sorted round to rows; and how many are used.
             sDeltas = smem.allocate_tensor(Int32, cute.make_layout(config.experts + 1))
             layout = cute.make_ordered_layout((config.parts, config.words), order=(1, 0))
             sParts = smem.allocate_tensor(Int32, layout, VECTOR_BYTES)
