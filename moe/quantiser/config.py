@@ -136,7 +136,7 @@ class AmaxConfig:
 
     dtype: str
     bounded: bool = False
-    threads: int = 512
+    threads: int = 256
     unrolled: int = 4
 
     @property
@@ -145,8 +145,10 @@ class AmaxConfig:
         return VECTOR_BYTES // 2
 
 
-CTAS_OF_AMAX = 256  # at most, which every CTA that quantises looks at
+AMAX_CTAS_OF_SM = 4  # at most, which every CTA that quantises looks at
+CTAS_OF_AMAX = AMAX_CTAS_OF_SM * max(hw.SMS_OF.values())
 CTAS = hw.SMS * 64  # that quantise, or more: fewer find out seldomer which rows are theirs
+CTAS_THAT_LOOK = hw.SMS * 16  # of those that look at all amaxes first
 CTAS_THAT_SPREAD = hw.SMS * 16
 
 
@@ -154,7 +156,8 @@ def ctas_of_block(config: QuantiseConfig, k: int, blocks: int) -> int:
     """CTAs that take turns at the tiles of a block, of k columns."""
     if config.whole:
         return 1
-    return min(config.tiles(k), -(-CTAS // (blocks * config.parts)))
+    ctas = CTAS_THAT_LOOK if config.scaling == "tensor" else CTAS
+    return min(config.tiles(k), -(-ctas // (blocks * config.parts)))
 
 
 def with_whole_rows(config: QuantiseConfig, rows: int, k: int) -> QuantiseConfig:

@@ -5,7 +5,6 @@ or column. See moe.quantiser.config for who does what; no tensor cores, any arch
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -29,7 +28,7 @@ from moe.quantiser.blocks import (
     row_of_thread,
     rows_of_block,
 )
-from moe.quantiser.config import CODE_WORDS, MAX_WHOLE, VECTOR_BYTES, QuantiseConfig
+from moe.quantiser.config import CODE_WORDS, CTAS_OF_AMAX, MAX_WHOLE, VECTOR_BYTES, QuantiseConfig
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 
@@ -141,9 +140,7 @@ class Quantise:
                 if cutlass.const_expr(config.whole):
                     self.quantise_whole(x, outputs, scaling, sTops, place)
                 else:
-                    g = self.global_scale(scaling, sTops, place)
-                    self.note(scaling, g, cta == 0 and neighbour == 0, place)
-                    self.quantise_tiles(x, outputs, g, neighbour, place)
+                    self.quantise_tiles(x, outputs, scaling, sTops, place)
             elif cutlass.const_expr(not config.scattered):
                 atoms = ceil_div(x.shape[1], config.format.block * SCALE_COLUMNS)
                 scales, parts = outputs.scales, config.parts
@@ -158,17 +155,30 @@ class Quantise:
 
     @cute.jit
     def quantise_tiles(
-        self, x: cute.Tensor, outputs: Outputs, g: Float32 | None, neighbour: Int32, row: Row
+        self,
+        x: cute.Tensor,
+        outputs: Outputs,
+        scaling: Scaling | None,
+        sTops: cute.Tensor | None,
+        row: Row,
     ) -> None:
-        """The tiles of this CTA."""
+        """The tiles of this CTA; the first one is on its way while the global scale is found."""
         config = self.config
+        thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
+        neighbour, step = thread % config.neighbours, ctas * config.neighbours
         tiles = ceil_div(x.shape[1], config.format.block * config.columns)
+        loaded = self.empty_part()
+        self.load_part(x, cta * config.neighbours + neighbour, row, loaded)
+        g = self.global_scale(scaling, sTops, row)
+        self.note(scaling, g, cta == 0 and neighbour == 0, row)
         if cute.arch.vote_any_sync(row.exists):
             for tile in cutlass.range(cta, tiles, ctas, unroll=1):
                 mine = tile * config.neighbours + neighbour
-                self.quantise_part(x, outputs, g, mine, self.load_part(x, mine, row), row)
+                self.quantise_part(x, outputs, g, mine, loaded, row)
+                if tile + ctas < tiles:
+                    self.load_part(x, mine + step, row, loaded)
         else:
             for atom in cutlass.range(cta, tiles * config.unrolled, ctas, unroll=1):
                 self.store_codes(outputs.scales, x.shape[1], Uint32(0), atom, neighbour == 0, row)
@@ -190,14 +200,16 @@ class Quantise:
         first = warp * config.neighbours + neighbour
         end = ceil_div(x.shape[1], config.format.block * config.columns) * config.neighbours
         for index in cutlass.range_constexpr(config.kept):
-            kept.append(self.load_part(x, first + index * step, row))
+            kept.append(self.empty_part())
+            self.load_part(x, first + index * step, row, kept[index])
         for index in cutlass.range_constexpr(config.kept):
             for block in cutlass.range_constexpr(config.unrolled):
-                top = cutlass.max(top, largest_half(kept[index][block]))
+                top = cutlass.max(top, largest_half(kept[index][None, block]))
         for mine in cutlass.range(first + config.kept * step, end, step, unroll=1):
-            loaded = self.load_part(x, mine, row)
+            loaded = self.empty_part()
+            self.load_part(x, mine, row, loaded)
             for block in cutlass.range_constexpr(config.unrolled):
-                top = cutlass.max(top, largest_half(loaded[block]))
+                top = cutlass.max(top, largest_half(loaded[None, block]))
         for shift in (1, 2, 4, 8, 16)[: 5 - config.whole // 2]:
             top = cutlass.max(top, cute.arch.shuffle_sync_bfly(top, shift))
         mine = thread % hw.WARP_THREADS // config.neighbours
@@ -212,7 +224,9 @@ class Quantise:
         for index in cutlass.range_constexpr(config.kept):
             self.quantise_part(x, outputs, g, first + index * step, kept[index], row)
         for mine in cutlass.range(first + config.kept * step, end, step, unroll=1):
-            self.quantise_part(x, outputs, g, mine, self.load_part(x, mine, row), row)
+            loaded = self.empty_part()
+            self.load_part(x, mine, row, loaded)
+            self.quantise_part(x, outputs, g, mine, loaded, row)
 
     @cute.jit
     def encode_scale(self, bits: Int32) -> Float32:
@@ -243,15 +257,23 @@ class Quantise:
         return begin
 
     @cute.jit
-    def load_part(self, x: cute.Tensor, mine: Int32, row: Row) -> list:
-        """A part of a row in registers, block by block; zeros where there is none."""
+    def empty_part(self) -> cute.Tensor:
+        """Registers for a thread's part of a row in a tile: elements by blocks."""
         config = self.config
-        columns, loaded = x.shape[1] // config.format.block, []
-        for index in cutlass.range_constexpr(config.unrolled):
-            here = mine * config.unrolled + index
-            loaded.append(self.load(x, row.source, here, row.exists and here < columns))
+        shape = (config.format.block, config.unrolled)
+        return cute.make_rmem_tensor(shape, TYPES[config.dtype])
+
+    @cute.jit
+    def load_part(self, x: cute.Tensor, mine: Int32, row: Row, loaded: cute.Tensor) -> None:
+        """A part of a row into registers, zeros where there is none."""
+        block, unrolled = self.config.format.block, self.config.unrolled
+        loaded.fill(0.0)
+        for index in cutlass.range_constexpr(unrolled):
+            here = mine * unrolled + index
+            if row.exists and here < x.shape[1] // block:
+                source = cute.local_tile(x[row.source, None], (block,), (here,))
+                cute.autovec_copy(source, loaded[None, index])
         cute.arch.sync_warp()  # else ptxas puts loads between what is done with others
-        return loaded
 
     @cute.jit
     def quantise_part(
@@ -260,7 +282,7 @@ class Quantise:
         outputs: Outputs,
         g: Float32 | None,
         mine: Int32,
-        loaded: list,
+        loaded: cute.Tensor,
         row: Row,
     ) -> None:
         """A part of a row, and the words of scale factors that it is in.
@@ -273,8 +295,8 @@ class Quantise:
         words, codes = cute.make_rmem_tensor((config.words, config.unrolled), Uint32), Uint32(0)
         for index in cutlass.range_constexpr(config.unrolled):
             values = cute.make_rmem_tensor(config.format.block, Float32)
-            values.store(loaded[index].load().to(Float32))
-            amax = float_of_half(largest_half(loaded[index]), TYPES[config.dtype])
+            values.store(loaded[None, index].load().to(Float32))
+            amax = float_of_half(largest_half(loaded[None, index]), TYPES[config.dtype])
             found, code = quantise_block(values, g, config.format, self.arch, amax)
             for word in cutlass.range_constexpr(config.words):
                 words[word, index] = found[word]
@@ -321,16 +343,6 @@ class Quantise:
             scales[row.codes + Int64(atom) * step] = Int32(codes)
 
     @cute.jit
-    def load(self, x: cute.Tensor, row: Int32, column: Int32, valid: Boolean) -> Any:
-        """Block `column` of a row of x in registers, zeros where it is not valid."""
-        block = self.config.format.block
-        values = cute.make_rmem_tensor(block, TYPES[self.config.dtype])
-        values.fill(0.0)
-        if valid:
-            cute.autovec_copy(cute.local_tile(x[row, None], (block,), (column,)), values)
-        return values
-
-    @cute.jit
     def global_scale(
         self, scaling: Scaling | None, sTops: cute.Tensor | None, row: Row
     ) -> Float32 | None:
@@ -340,9 +352,15 @@ class Quantise:
             return None
         if cutlass.const_expr(config.scaling == "tensor"):
             thread, _, _ = cute.arch.thread_idx()
-            bits, parts = Int32(0), scaling.given
-            for part in cutlass.range(thread, cute.size(parts), config.threads, unroll=1):
-                bits = cutlass.max(bits, parts[part])
+            parts = scaling.given
+            tops = cute.make_rmem_tensor(-(-CTAS_OF_AMAX // config.threads), Int32)
+            tops.fill(0)
+            for index in cutlass.range_constexpr(cute.size(tops)):
+                if thread + index * config.threads < cute.size(parts):
+                    tops[index] = parts[thread + index * config.threads]
+            bits = tops[0]
+            for index in cutlass.range_constexpr(1, cute.size(tops)):
+                bits = cutlass.max(bits, tops[index])
             bits = cute.arch.warp_redux_sync(bits, "max")
             if thread % hw.WARP_THREADS == 0:
                 sTops[0, thread // hw.WARP_THREADS] = bits

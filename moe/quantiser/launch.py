@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernelkit import hw
 from kernelkit.compile import compile_once
 from kernelkit.launch import Target, choose_target, launch
 from kernelkit.operator import Operator
@@ -23,8 +24,8 @@ from kernelkit.tensors import (
 from moe.formats import BlockFormat, format_of, row_blocks, scale_atoms, scale_blocks, scale_bytes
 from moe.indices import check_offsets, check_range, check_scale
 from moe.quantiser.config import (
+    AMAX_CTAS_OF_SM,
     CODE_WORDS,
-    CTAS_OF_AMAX,
     AmaxConfig,
     QuantiseConfig,
     SpreadConfig,
@@ -192,7 +193,7 @@ def _given_scale(
 
 def _amaxes(x: torch.Tensor, offsets: torch.Tensor | None, target: Target) -> torch.Tensor:
     """int32, the bits of fp32: those of parts of x."""
-    ctas = min(len(x), CTAS_OF_AMAX)
+    ctas = min(len(x), AMAX_CTAS_OF_SM * hw.SMS_OF[target.arch])
     bits = x.new_empty(ctas, dtype=torch.int32)
     if ctas:
         config = AmaxConfig(DTYPES[x.dtype], offsets is not None)
