@@ -53,8 +53,8 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Scaling:
-    """given: fp32 [1] or [R], a global scale; or int32 [parts], the bits of the amax of each part of
-    x; or None. encode, decode: where the global scale and its inverse go, [1] or [R]."""
+    """given: fp32 [1] or [R], a global scale; or int32 [parts], the bits of the amax of each part
+    of x; or None. encode, decode: where the global scale and its inverse go, [1] or [R]."""
 
     given: cute.Tensor | None
     encode: cute.Tensor

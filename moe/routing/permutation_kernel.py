@@ -401,12 +401,10 @@ class Scatter:
         loads = WORDS_IN_FLIGHT // config.vector
         for step in cutlass.range(0, each, loads, unroll=1):
             loaded = self.read_counts(counts, first + step, end, vector)
-            for k in cutlass.range_constexpr(config.vector):
-                total[k] += (
-                    loaded[k, None]
-                    .load()
-                    .reduce(cute.ReductionOp.ADD, Int32(0), reduction_profile=0)
-                )
+            # The last one first: by then all are on their way, which ptxas else sees to differently.
+            for index in cutlass.range_constexpr(loads - 1, -1, -1):
+                for k in cutlass.range_constexpr(config.vector):
+                    total[k] += loaded[k, index]
         if part < config.parts:
             sPart = cute.local_tile(sParts[part, None], (config.vector,), (vector,))
             cute.autovec_copy(total, sPart)
@@ -426,7 +424,6 @@ class Scatter:
         for index in cutlass.range_constexpr(shape[1]):
             if first + index < end:
                 cute.autovec_copy(gCounts[None, index], loaded[None, index])
-        cute.arch.sync_warp()  # else ptxas puts loads between additions
         return loaded
 
 
