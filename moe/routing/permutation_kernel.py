@@ -401,7 +401,7 @@ class Scatter:
         loads = WORDS_IN_FLIGHT // config.vector
         for step in cutlass.range(0, each, loads, unroll=1):
             loaded = self.read_counts(counts, first + step, end, vector)
-            # The last one first: by then all are on their way, which ptxas else sees to differently.
+            # The last one first: by then all of them are on their way.
             for index in cutlass.range_constexpr(loads - 1, -1, -1):
                 for k in cutlass.range_constexpr(config.vector):
                     total[k] += loaded[k, index]
