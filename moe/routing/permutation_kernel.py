@@ -198,7 +198,7 @@ class Scatter:
         if cutlass.const_expr(not config.chunked):
             follow()
             run = self.rank(chosen, chunk, sRuns)
-            begin, _ = self.place_runs(sRuns, sTotals, gOffsets)
+            self.place_runs(sRuns, sTotals, gOffsets)
             cute.arch.sync_threads()
             self.scatter(chosen, run, sRuns, None, gSlotOfRow, gRowOfSlot)
         else:
