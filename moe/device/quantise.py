@@ -32,13 +32,17 @@ def quantise_block(
     encode_scale: Float32 | None,
     form: cutlass.Constexpr[BlockFormat],
     arch: cutlass.Constexpr[str],
+    amax: Float32 | None = None,
 ) -> tuple[cute.Tensor, Uint32]:
     """(elements packed in a register tensor of Uint32, the code of their scale factor as Uint32).
 
-    values: register tensor of form.block Float32. encode_scale: g, None in a format without. The
-    words are those of `data` in memory, lowest first: 2 of nvfp4, 4 of mxfp4, 8 of mxfp8.
+    values: register tensor of form.block Float32. encode_scale: g, None in a format without. amax:
+    theirs, where it is known. The words are those of `data` in memory, lowest first: 2 of nvfp4, 4
+    of mxfp4, 8 of mxfp8.
     """
-    code, inverse = block_scale(largest_magnitude(values), encode_scale, form)
+    if cutlass.const_expr(amax is None):
+        amax = largest_magnitude(values)
+    code, inverse = block_scale(amax, encode_scale, form)
     return packed_elements(values, inverse, form.element, arch), code
 
 
@@ -56,6 +60,33 @@ def magnitude(value: Float32) -> Float32:
     """|value|."""
     return cute.arch.inline_ptx(
         "abs.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
+    )
+
+
+@cute.jit
+def largest_half(values: cute.Tensor) -> Uint32:
+    """The bits of the amax of a register tensor of 16-bit floats, two of them at a time: without
+    the sign they are in the order of the numbers, NaN last."""
+    words, pair = cute.recast_tensor(values, Uint32), Uint32(0)
+    for index in cutlass.range_constexpr(cute.size(words)):
+        pair = cute.arch.inline_ptx(
+            "{ .reg .b32 word, top; and.b32 word, {$r0}, 0x7fff7fff; mov.b32 top, {$r1}; "
+            "max.u16x2 top, top, word; mov.b32 {$w0}, top; }",
+            write_only_types=[Uint32],
+            read_only_args=[words[index], pair],
+        )
+    return cutlass.max(pair & 0xFFFF, pair >> 16)
+
+
+@cute.jit
+def float_of_half(bits: Uint32, dtype: cutlass.Constexpr) -> Float32:
+    """fp32 of the bits of a bf16 or fp16."""
+    if cutlass.const_expr(dtype is cutlass.BFloat16):
+        return float_of(bits << 16)
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 half, unused; mov.b32 {half, unused}, {$r0}; cvt.f32.f16 {$w0}, half; }",
+        write_only_types=[Float32],
+        read_only_args=[bits],
     )
 
 

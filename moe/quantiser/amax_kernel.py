@@ -1,19 +1,20 @@
-"""The largest magnitude of a tensor or of each of its rows, NaN where there is one (device code).
+"""The largest magnitudes of parts of a tensor, NaN where there is one (device code).
 
-The maximum does not depend on the order, and the bits of fp32 numbers that are not negative are in
-the order of the numbers, NaN last: CTAs that share a tensor meet in an atomic maximum of integers.
+The maximum does not depend on the order, and the bits of 16-bit floats without their sign are in
+the order of the numbers, NaN last: integers are compared. Who quantises takes the maximum over all
+parts, so that there is no word that would have to be 0 before.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32
+from cutlass import Int32, Uint32
 from cutlass.memory import SmemAllocator
 
 from kernelkit import hw
+from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
-from kernelkit.words import bits_of
-from moe.device.quantise import largest_magnitude
+from moe.device.quantise import largest_half
 from moe.quantiser.config import VECTOR_BYTES, AmaxConfig
 from moe.quantiser.kernel import TYPES
 
@@ -34,14 +35,15 @@ class Amax:
         stream: CUstream,
     ) -> None:
         """x: [T, K]. offsets: int32 [E + 1], rows behind the last one are not read; None for all.
-        amax: the bits of fp32 as int32, [T], or [1] that is 0 before."""
+        amax: the bits of 16-bit floats as int32, [ctas]."""
         self.kernel(x, offsets, amax).launch(
-            grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream
+            grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream, use_pdl=True
         )
 
     @cute.kernel
     def kernel(self, x: cute.Tensor, offsets: cute.Tensor | None, amax: cute.Tensor) -> None:
         """Rows cta, cta + ctas, ... of x; see `__call__`."""
+        follow()
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
@@ -49,25 +51,22 @@ class Amax:
         smem = SmemAllocator()
         warps = config.threads // hw.WARP_THREADS
         sTop = smem.allocate_tensor(Int32, cute.make_layout(warps))
-        top, rows = Float32(0.0), x.shape[0]
+        top, rows = Uint32(0), x.shape[0]
         if cutlass.const_expr(config.bounded):
             rows = offsets[cute.size(offsets) - 1]
         for row in cutlass.range(cta, rows, ctas, unroll=1):
             top = self.of_row(x, row, thread, top)
-        bits = cute.arch.warp_redux_sync(Int32(bits_of(top)), "max")
+        bits = cute.arch.warp_redux_sync(Int32(top), "max")
         if thread % hw.WARP_THREADS == 0:
             sTop[thread // hw.WARP_THREADS] = bits
         cute.arch.sync_threads()
         if thread == 0:
             for warp in cutlass.range_constexpr(1, warps):
                 bits = cutlass.max(bits, sTop[warp])
-            if cutlass.const_expr(config.per_token):
-                amax[cta] = bits
-            else:
-                cute.arch.atomic_max(amax.iterator, bits, sem="relaxed", scope="gpu")
+            amax[cta] = bits
 
     @cute.jit
-    def of_row(self, x: cute.Tensor, row: Int32, thread: Int32, top: Float32) -> Float32:
+    def of_row(self, x: cute.Tensor, row: Int32, thread: Int32, top: Uint32) -> Uint32:
         """The largest of `top` and the vectors of a thread."""
         config = self.config
         vectors = x.shape[1] // config.vector
@@ -80,9 +79,7 @@ class Amax:
                 if here < vectors:
                     source = cute.local_tile(x[row, None], (config.vector,), (here,))
                     cute.autovec_copy(source, values[None, index])
-            numbers = cute.make_rmem_tensor(cute.size(values), Float32)
-            numbers.store(values.load().to(Float32).reshape(numbers.shape))
-            top = cute.arch.fmax(top, largest_magnitude(numbers), nan=True)
+            top = cutlass.max(top, largest_half(values))
         return top
 
 

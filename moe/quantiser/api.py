@@ -21,7 +21,7 @@ def quantise(
     arch: str | None = None,
 ) -> Quantized:
     """x in the format `fmt`, bit for bit as `moe.reference.quantise` defines it; one launch,
-    another and a fill for a scale that is computed.
+    another in front for the scale of the tensor.
 
     Args:
         x: [T, K], bfloat16 or float16, K a multiple of the format's block; the last dimension is

@@ -6,7 +6,6 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
-from cutlass.memory import SmemAllocator
 
 from kernelkit import hw
 from kernelkit.lanes import sum_below
@@ -29,6 +28,15 @@ def row_of_thread(part: Int32, parts: cutlass.Constexpr[int], thread: Int32) -> 
     quarter = lane // SCALE_COLUMNS % QUARTERS
     inside = part * (ROWS_OF_QUARTER // parts) + warp * 2
     inside += lane // (SCALE_COLUMNS * QUARTERS)
+    return quarter * ROWS_OF_QUARTER + inside, inside * QUARTERS + quarter
+
+
+@cute.jit
+def row_of_lane(part: Int32, whole: cutlass.Constexpr[int], thread: Int32) -> tuple[Int32, Int32]:
+    """`row_of_thread` of a CTA that has `whole` rows, of neighbouring quarters."""
+    groups = QUARTERS // whole
+    quarter = part % groups * whole + thread % hw.WARP_THREADS // (hw.WARP_THREADS // whole)
+    inside = part // groups
     return quarter * ROWS_OF_QUARTER + inside, inside * QUARTERS + quarter
 
 
@@ -56,12 +64,13 @@ def clear_part(
 
 
 @cute.jit
-def rows_of_block(offsets: cute.Tensor, block: Int32, thread: Int32) -> tuple[Int32, Int32]:
+def rows_of_block(
+    offsets: cute.Tensor, block: Int32, thread: Int32, sRows: cute.Tensor
+) -> tuple[Int32, Int32]:
     """(first row, end of its expert's rows) of a block; NO_ROWS behind the last one.
 
-    One warp finds them for all threads of the CTA.
+    One warp finds them for all threads of the CTA. sRows: int32 [2], for nothing else.
     """
-    sRows = SmemAllocator().allocate_tensor(Int32, cute.make_layout(2))
     if thread < hw.WARP_THREADS:
         first, last = find_rows(offsets, block)
         if thread == 0:

@@ -4,11 +4,16 @@ The quantising kernel works on tiles of 128 rows and as many columns as `unrolle
 factors have (see moe.formats). Four threads share a row, and a thread has `unrolled` neighbouring
 scale factors with their elements. A warp has 8 rows, two neighbours in each quarter of the tile:
 the words of an atom that it gathers are 32 consecutive bytes. `parts` CTAs share a tile.
+
+Where the scale of each token has to be found, a CTA has one or two whole rows instead, to read them
+once: two are of two quarters, since their words lie side by side. A warp shares its lanes among the
+rows, the warps take turns at the tiles, and what they have read stays in registers while they find
+the largest. Few rows to a CTA, since while it waits others compute.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernelkit import hw
 from moe.formats import FORMATS, SCALE_COLUMNS, SCALE_ROWS, BlockFormat
@@ -17,6 +22,9 @@ VECTOR_BYTES = 16  # of a load: what rows are aligned to
 ELEMENTS = 32  # of a thread
 QUARTERS = 4  # of the rows of a tile
 CODE_WORDS = VECTOR_BYTES // 4  # of scale factors, that a thread reads at a time
+MAX_KEPT = 4  # tiles that a warp keeps in registers, 16 of them each; it reads the others again
+MAX_WHOLE, MAX_WARPS = 2, 4  # of a CTA that has whole rows
+MAX_WARPS_OF_ONE = 16  # where rows are so few that a CTA has one
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,8 @@ class QuantiseConfig:
     scattered: every row of the input becomes `choices` rows of the result, whose places are given,
     and its scale factors stand alone, CODE_WORDS words at least; `SpreadConfig` copies them;
     partial: some of these places are -1, for none. wide: all that a thread has of a row is there,
-    and is stored together.
+    and is stored together. whole: rows of a CTA that has whole ones, else 0; kept: tiles of such a
+    row that stay in a warp's registers.
     """
 
     fmt: str
@@ -44,7 +53,19 @@ class QuantiseConfig:
     scattered: bool = False
     partial: bool = False
     wide: bool = False
+    whole: int = 0
+    kept: int = 0
     threads: int = 128
+
+    @property
+    def warps(self) -> int:
+        """Of a CTA."""
+        return self.threads // hw.WARP_THREADS
+
+    @property
+    def neighbours(self) -> int:
+        """Threads that share a row in a tile."""
+        return hw.WARP_THREADS // self.whole if self.whole else SCALE_COLUMNS
 
     @property
     def unrolled(self) -> int:
@@ -68,13 +89,19 @@ class QuantiseConfig:
 
     @property
     def parts(self) -> int:
-        """CTAs that share a tile."""
+        """CTAs that share a tile, or the rows of a block."""
+        if self.whole:
+            return SCALE_ROWS // self.whole
         return SCALE_ROWS * SCALE_COLUMNS // self.threads
 
     @property
     def columns(self) -> int:
         """Scale factors of a row in a tile."""
-        return SCALE_COLUMNS * self.unrolled
+        return self.neighbours * self.unrolled
+
+    def tiles(self, k: int) -> int:
+        """Of a row of k elements."""
+        return -(-k // (self.format.block * self.columns))
 
     @property
     def of_rows(self) -> bool:
@@ -101,16 +128,15 @@ class SpreadConfig:
 
 @dataclass(frozen=True)
 class AmaxConfig:
-    """The kernel that finds the largest magnitude of a tensor or, per_token, of each of its rows.
+    """The kernel that finds the largest magnitudes of parts of a tensor, one of each CTA.
 
     bounded: rows are sorted by expert, and those behind the last one are nobody's. unrolled:
     vectors that a thread has in flight. A row belongs to one CTA.
     """
 
     dtype: str
-    per_token: bool
     bounded: bool = False
-    threads: int = 128
+    threads: int = 256
     unrolled: int = 4
 
     @property
@@ -119,15 +145,29 @@ class AmaxConfig:
         return VECTOR_BYTES // 2
 
 
-CTAS_OF_AMAX = hw.SMS * 16  # of a tensor: each ends in one atomic on the same word
+AMAX_CTAS_OF_SM = 4  # at most, which every CTA that quantises looks at
+CTAS_OF_AMAX = AMAX_CTAS_OF_SM * max(hw.SMS_OF.values())
 CTAS = hw.SMS * 64  # that quantise, or more: fewer find out seldomer which rows are theirs
+CTAS_THAT_LOOK = hw.SMS * 16  # of those that look at all amaxes first
 CTAS_THAT_SPREAD = hw.SMS * 16
 
 
 def ctas_of_block(config: QuantiseConfig, k: int, blocks: int) -> int:
     """CTAs that take turns at the tiles of a block, of k columns."""
-    tiles = -(-k // (config.format.block * config.columns))
-    return min(tiles, -(-CTAS // (blocks * config.parts)))
+    if config.whole:
+        return 1
+    ctas = CTAS_THAT_LOOK if config.scaling == "tensor" else CTAS
+    return min(config.tiles(k), -(-ctas // (blocks * config.parts)))
+
+
+def with_whole_rows(config: QuantiseConfig, rows: int, k: int) -> QuantiseConfig:
+    """So that a CTA finds the scales of its rows: of `rows`, of k elements."""
+    few = rows <= hw.SMS
+    config = replace(config, whole=1 if few else MAX_WHOLE)
+    tiles, most = config.tiles(k), MAX_WARPS_OF_ONE if few else MAX_WARPS
+    warps = min(1 << (tiles - 1).bit_length(), most)
+    kept = min(-(-tiles // warps), MAX_KEPT)
+    return replace(config, kept=kept, threads=warps * hw.WARP_THREADS)
 
 
 def is_wide(k: int) -> bool:

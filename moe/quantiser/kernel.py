@@ -5,27 +5,30 @@ or column. See moe.quantiser.config for who does what; no tensor cores, any arch
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_tensor
+from cutlass.memory import SmemAllocator
 
+from kernelkit import hw
 from kernelkit.arch import written_for
+from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
-from moe.device.quantise import encode_scale_of, quantise_block
+from moe.device.quantise import encode_scale_of, float_of_half, largest_half, quantise_block
 from moe.formats import SCALE_COLUMNS, SCALE_ROWS
 from moe.quantiser.blocks import (
     NO_ROWS,
     ROWS_OF_QUARTER,
     ceil_div,
     clear_part,
+    row_of_lane,
     row_of_thread,
     rows_of_block,
 )
-from moe.quantiser.config import CODE_WORDS, VECTOR_BYTES, QuantiseConfig
+from moe.quantiser.config import CODE_WORDS, CTAS_OF_AMAX, MAX_WHOLE, VECTOR_BYTES, QuantiseConfig
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 
@@ -50,10 +53,10 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Scaling:
-    """given: fp32 [1], [T] or [R], an amax or a global scale; encode, decode: where the global
-    scale and its inverse go, [1] or [R]."""
+    """given: fp32 [1] or [R], a global scale; or int32 [parts], the bits of the amax of each part
+    of x; or None. encode, decode: where the global scale and its inverse go, [1] or [R]."""
 
-    given: cute.Tensor
+    given: cute.Tensor | None
     encode: cute.Tensor
     decode: cute.Tensor
 
@@ -62,6 +65,7 @@ class Scaling:
 class Row:
     """A row that a thread has a part of."""
 
+    number: Int32  # of the result; of x where that is scattered
     source: Int32  # of x
     exists: Boolean
     targets: cute.Tensor  # the rows of the result that it becomes, in registers
@@ -90,47 +94,145 @@ class Quantise:
         if cutlass.const_expr(scaling is not None):
             factors = Scaling(*scaling)
         self.kernel(Inputs(*inputs), Outputs(*outputs), factors).launch(
-            grid=(ctas, config.parts, blocks), block=(config.threads, 1, 1), stream=stream
+            grid=(ctas, config.parts, blocks),
+            block=(config.threads, 1, 1),
+            stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
     def kernel(self, inputs: Inputs, outputs: Outputs, scaling: Scaling | None) -> None:
         """Grid (CTAs that share tiles, parts of a tile, blocks); see `__call__`."""
+        follow()
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         cta, part, block = cute.arch.block_idx()
-        ctas, _, _ = cute.arch.grid_dim()
-        x, rows = inputs.x, inputs.rows
+        ctas, _, blocks = cute.arch.grid_dim()
+        x, rows, smem = inputs.x, inputs.rows, SmemAllocator()
+        if cutlass.const_expr(config.scaling == "tensor"):
+            block = blocks - 1 - block  # L2 still has what the amax was found of last
         first, end = block * SCALE_ROWS, outputs.data.shape[0]
         if cutlass.const_expr(config.scattered):
             end = x.shape[0]
         if cutlass.const_expr(config.grouped):
-            first, end = rows_of_block(inputs.offsets, block, thread)
-        inside, word = row_of_thread(part, config.parts, thread)
-        row, neighbour = first + inside, thread % SCALE_COLUMNS
+            sRows = smem.allocate_tensor(Int32, cute.make_layout(2))
+            first, end = rows_of_block(inputs.offsets, block, thread, sRows)
+        sTops = None
+        if cutlass.const_expr(config.scaling in ("tensor", "token")):
+            sTops = smem.allocate_tensor(Int32, cute.make_layout((MAX_WHOLE, config.warps)))
+        if cutlass.const_expr(config.whole):
+            inside, word = row_of_lane(part, config.whole, thread)
+            first_inside = row_of_lane(part, config.whole, Int32(0))[0]
+        else:
+            inside, word = row_of_thread(part, config.parts, thread)
+            first_inside = part * (ROWS_OF_QUARTER // config.parts)
+        row, neighbour = first + inside, thread % config.neighbours
         if first != NO_ROWS:
             # The first of a part's rows; of a few rows most parts have none.
-            if first + part * (ROWS_OF_QUARTER // config.parts) < end:
+            if first + first_inside < end:
                 is_row = row < end
                 source = row
                 if cutlass.const_expr(config.gathered):
                     source = rows[row] // config.choices if is_row else Int32(0)
-                g = self.global_scale(scaling, row, source, is_row, cta == 0 and neighbour == 0)
-                tiles = ceil_div(x.shape[1], config.format.block * config.columns)
                 targets = self.targets(rows, row, is_row)
-                place = Row(source, is_row, targets, self.place_of_codes(x, row, block, word))
-                if cute.arch.vote_any_sync(is_row):
-                    for tile in cutlass.range(cta, tiles, ctas, unroll=1):
-                        self.quantise_row(x, outputs, g, tile, neighbour, place)
+                codes = self.place_of_codes(x, row, block, word)
+                place = Row(row, source, is_row, targets, codes)
+                if cutlass.const_expr(config.whole):
+                    self.quantise_whole(x, outputs, scaling, sTops, place)
                 else:
-                    for atom in cutlass.range(cta, tiles * config.unrolled, ctas, unroll=1):
-                        writes, k = neighbour == 0, x.shape[1]
-                        self.store_codes(outputs.scales, k, Uint32(0), atom, writes, place)
-            else:
+                    self.quantise_tiles(x, outputs, scaling, sTops, place)
+            elif cutlass.const_expr(not config.scattered):
                 atoms = ceil_div(x.shape[1], config.format.block * SCALE_COLUMNS)
-                if cutlass.const_expr(not config.scattered):
-                    parts = config.parts
-                    clear_part(outputs.scales, atoms, block, part, parts, cta, ctas, thread)
+                scales, parts = outputs.scales, config.parts
+                if cutlass.const_expr(config.whole):
+                    begin = self.place_of_codes(x, row, block, word)
+                    step = config.threads // config.whole
+                    mine = thread // hw.WARP_THREADS * config.neighbours + neighbour
+                    for atom in cutlass.range(mine, atoms, step, unroll=1):
+                        scales[begin + Int64(atom) * SCALE_ROWS] = Int32(0)
+                else:
+                    clear_part(scales, atoms, block, part, parts, cta, ctas, thread)
+
+    @cute.jit
+    def quantise_tiles(
+        self,
+        x: cute.Tensor,
+        outputs: Outputs,
+        scaling: Scaling | None,
+        sTops: cute.Tensor | None,
+        row: Row,
+    ) -> None:
+        """The tiles of this CTA; the first one is on its way while the global scale is found."""
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        ctas, _, _ = cute.arch.grid_dim()
+        neighbour, step = thread % config.neighbours, ctas * config.neighbours
+        tiles = ceil_div(x.shape[1], config.format.block * config.columns)
+        loaded = self.empty_part()
+        self.load_part(x, cta * config.neighbours + neighbour, row, loaded)
+        g = self.global_scale(scaling, sTops, row)
+        self.note(scaling, g, cta == 0 and neighbour == 0, row)
+        if cute.arch.vote_any_sync(row.exists):
+            for tile in cutlass.range(cta, tiles, ctas, unroll=1):
+                mine = tile * config.neighbours + neighbour
+                self.quantise_part(x, outputs, g, mine, loaded, row)
+                if tile + ctas < tiles:
+                    self.load_part(x, mine + step, row, loaded)
+        else:
+            for atom in cutlass.range(cta, tiles * config.unrolled, ctas, unroll=1):
+                self.store_codes(outputs.scales, x.shape[1], Uint32(0), atom, neighbour == 0, row)
+
+    @cute.jit
+    def quantise_whole(
+        self,
+        x: cute.Tensor,
+        outputs: Outputs,
+        scaling: Scaling,
+        sTops: cute.Tensor,
+        row: Row,
+    ) -> None:
+        """Whole rows: their amax first, of tiles that stay in registers, and of others."""
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        warp, neighbour = thread // hw.WARP_THREADS, thread % config.neighbours
+        step, kept, top = config.threads // config.whole, [], Uint32(0)
+        first = warp * config.neighbours + neighbour
+        end = ceil_div(x.shape[1], config.format.block * config.columns) * config.neighbours
+        for index in cutlass.range_constexpr(config.kept):
+            kept.append(self.empty_part())
+            self.load_part(x, first + index * step, row, kept[index])
+        for index in cutlass.range_constexpr(config.kept):
+            for block in cutlass.range_constexpr(config.unrolled):
+                top = cutlass.max(top, largest_half(kept[index][None, block]))
+        for mine in cutlass.range(first + config.kept * step, end, step, unroll=1):
+            loaded = self.empty_part()
+            self.load_part(x, mine, row, loaded)
+            for block in cutlass.range_constexpr(config.unrolled):
+                top = cutlass.max(top, largest_half(loaded[None, block]))
+        for shift in (1, 2, 4, 8, 16)[: 5 - config.whole // 2]:
+            top = cutlass.max(top, cute.arch.shuffle_sync_bfly(top, shift))
+        mine = thread % hw.WARP_THREADS // config.neighbours
+        if neighbour == 0:
+            sTops[mine, warp] = Int32(top)
+        cute.arch.sync_threads()
+        bits = sTops[mine, 0]
+        for other in cutlass.range_constexpr(1, config.warps):
+            bits = cutlass.max(bits, sTops[mine, other])
+        g = self.encode_scale(bits)
+        self.note(scaling, g, warp == 0 and neighbour == 0, row)
+        for index in cutlass.range_constexpr(config.kept):
+            self.quantise_part(x, outputs, g, first + index * step, kept[index], row)
+        for mine in cutlass.range(first + config.kept * step, end, step, unroll=1):
+            loaded = self.empty_part()
+            self.load_part(x, mine, row, loaded)
+            self.quantise_part(x, outputs, g, mine, loaded, row)
+
+    @cute.jit
+    def encode_scale(self, bits: Int32) -> Float32:
+        """The global scale from the bits of an amax."""
+        amax = float_of_half(Uint32(bits), TYPES[self.config.dtype])
+        return encode_scale_of(amax, self.config.format)
 
     @cute.jit
     def targets(self, rows: cute.Tensor | None, row: Int32, is_row: Boolean) -> cute.Tensor:
@@ -155,31 +257,47 @@ class Quantise:
         return begin
 
     @cute.jit
-    def quantise_row(
+    def empty_part(self) -> cute.Tensor:
+        """Registers for a thread's part of a row in a tile: elements by blocks."""
+        config = self.config
+        shape = (config.format.block, config.unrolled)
+        return cute.make_rmem_tensor(shape, TYPES[config.dtype])
+
+    @cute.jit
+    def load_part(self, x: cute.Tensor, mine: Int32, row: Row, loaded: cute.Tensor) -> None:
+        """A part of a row into registers, zeros where there is none."""
+        block, unrolled = self.config.format.block, self.config.unrolled
+        loaded.fill(0.0)
+        for index in cutlass.range_constexpr(unrolled):
+            here = mine * unrolled + index
+            if row.exists and here < x.shape[1] // block:
+                source = cute.local_tile(x[row.source, None], (block,), (here,))
+                cute.autovec_copy(source, loaded[None, index])
+        cute.arch.sync_warp()  # else ptxas puts loads between what is done with others
+
+    @cute.jit
+    def quantise_part(
         self,
         x: cute.Tensor,
         outputs: Outputs,
         g: Float32 | None,
-        tile: Int32,
-        neighbour: Int32,
+        mine: Int32,
+        loaded: cute.Tensor,
         row: Row,
     ) -> None:
-        """A thread's part of a row in one tile, and the words of scale factors that it is in.
+        """A part of a row, and the words of scale factors that it is in.
 
-        g: the global scale. neighbour: which of the 4 threads that share the row.
+        g: the global scale. mine: which part, `unrolled` scale factors each; neighbouring threads
+        have neighbouring ones.
         """
         config, is_row = self.config, row.exists
-        columns = x.shape[1] // config.format.block
-        mine = tile * SCALE_COLUMNS + neighbour
-        loaded, first = [], mine * config.unrolled
-        for index in cutlass.range_constexpr(config.unrolled):
-            here = first + index
-            loaded.append(self.load(x, row.source, here, is_row and here < columns))
+        columns, first = x.shape[1] // config.format.block, mine * config.unrolled
         words, codes = cute.make_rmem_tensor((config.words, config.unrolled), Uint32), Uint32(0)
         for index in cutlass.range_constexpr(config.unrolled):
             values = cute.make_rmem_tensor(config.format.block, Float32)
-            values.store(loaded[index].load().to(Float32))
-            found, code = quantise_block(values, g, config.format, self.arch)
+            values.store(loaded[None, index].load().to(Float32))
+            amax = float_of_half(largest_half(loaded[None, index]), TYPES[config.dtype])
+            found, code = quantise_block(values, g, config.format, self.arch, amax)
             for word in cutlass.range_constexpr(config.words):
                 words[word, index] = found[word]
             if is_row and first + index < columns:
@@ -190,9 +308,8 @@ class Quantise:
             if is_row and first < columns:
                 self.store(outputs.data, row.targets, words, mine)
         lanes = SCALE_COLUMNS // config.unrolled  # that share a word of scale factors
-        codes = gathered(codes << Uint32(8 * config.unrolled * (neighbour % lanes)), lanes)
-        atom = tile * config.unrolled + neighbour // lanes
-        self.store_codes(outputs.scales, x.shape[1], codes, atom, neighbour % lanes == 0, row)
+        codes = gathered(codes << Uint32(8 * config.unrolled * (mine % lanes)), lanes)
+        self.store_codes(outputs.scales, x.shape[1], codes, mine // lanes, mine % lanes == 0, row)
 
     @cute.jit
     def store(
@@ -226,39 +343,45 @@ class Quantise:
             scales[row.codes + Int64(atom) * step] = Int32(codes)
 
     @cute.jit
-    def load(self, x: cute.Tensor, row: Int32, column: Int32, valid: Boolean) -> Any:
-        """Block `column` of a row of x in registers, zeros where it is not valid."""
-        block = self.config.format.block
-        values = cute.make_rmem_tensor(block, TYPES[self.config.dtype])
-        values.fill(0.0)
-        if valid:
-            cute.autovec_copy(cute.local_tile(x[row, None], (block,), (column,)), values)
-        return values
-
-    @cute.jit
     def global_scale(
-        self, scaling: Scaling | None, row: Int32, source: Int32, is_row: Boolean, is_first: Boolean
+        self, scaling: Scaling | None, sTops: cute.Tensor | None, row: Row
     ) -> Float32 | None:
-        """The global scale of a row, None in a format without; its first thread writes it down.
-
-        row: of the result; source: of x.
-        """
+        """The global scale of a row, by all threads of the CTA; None in a format without."""
         config = self.config
         if cutlass.const_expr(scaling is None):
             return None
+        if cutlass.const_expr(config.scaling == "tensor"):
+            thread, _, _ = cute.arch.thread_idx()
+            parts = scaling.given
+            tops = cute.make_rmem_tensor(-(-CTAS_OF_AMAX // config.threads), Int32)
+            tops.fill(0)
+            for index in cutlass.range_constexpr(cute.size(tops)):
+                if thread + index * config.threads < cute.size(parts):
+                    tops[index] = parts[thread + index * config.threads]
+            bits = tops[0]
+            for index in cutlass.range_constexpr(1, cute.size(tops)):
+                bits = cutlass.max(bits, tops[index])
+            bits = cute.arch.warp_redux_sync(bits, "max")
+            if thread % hw.WARP_THREADS == 0:
+                sTops[0, thread // hw.WARP_THREADS] = bits
+            cute.arch.sync_threads()
+            for warp in cutlass.range_constexpr(config.warps):
+                bits = cutlass.max(bits, sTops[0, warp])
+            return self.encode_scale(bits)
         index = Int32(0)
         if cutlass.const_expr(config.of_rows):
-            index = row if config.scaling == "given rows" else source
-            index = index if is_row else Int32(0)
-        g = scaling.given[index]
-        if cutlass.const_expr(config.scaling in ("tensor", "token")):
-            g = encode_scale_of(g, config.format)
-        writes = is_row and is_first
-        if cutlass.const_expr(not config.of_rows):
-            writes = writes and row == 0
-        if writes:
-            scaling.encode[row], scaling.decode[row] = g, Float32(1.0) / g
-        return g
+            index = row.number if row.exists else Int32(0)
+        return scaling.given[index]
+
+    @cute.jit
+    def note(self, scaling: Scaling | None, g: Float32 | None, is_first: Boolean, row: Row) -> None:
+        """The global scale of a row and its inverse, by its first thread."""
+        if cutlass.const_expr(scaling is not None):
+            writes = row.exists and is_first
+            if cutlass.const_expr(not self.config.of_rows):
+                writes = writes and row.number == 0
+            if writes:
+                scaling.encode[row.number], scaling.decode[row.number] = g, Float32(1.0) / g
 
 
 @cute.jit
@@ -283,6 +406,9 @@ def host_function(config: QuantiseConfig, arch: str) -> tuple:
     offsets = fake_tensor(Int32, sizes) if config.grouped else None
     scaling = None
     if config.scaling:
-        scaling = tuple(fake_tensor(Float32, cute.sym_int32()) for _ in range(3))
+        given = None
+        if config.scaling != "token":
+            given = fake_tensor(Int32 if config.scaling == "tensor" else Float32, cute.sym_int32())
+        scaling = given, *(fake_tensor(Float32, cute.sym_int32()) for _ in range(2))
     inputs, grid = (x, table, offsets), (Int32(0), Int32(0))
     return Quantise(config, arch), inputs, (data, scales), scaling, grid, CUstream(0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernelkit import hw
 from kernelkit.compile import compile_once
 from kernelkit.launch import Target, choose_target, launch
 from kernelkit.operator import Operator
@@ -23,14 +24,15 @@ from kernelkit.tensors import (
 from moe.formats import BlockFormat, format_of, row_blocks, scale_atoms, scale_blocks, scale_bytes
 from moe.indices import check_offsets, check_range, check_scale
 from moe.quantiser.config import (
+    AMAX_CTAS_OF_SM,
     CODE_WORDS,
-    CTAS_OF_AMAX,
     AmaxConfig,
     QuantiseConfig,
     SpreadConfig,
     ctas_of_block,
     ctas_that_spread,
     is_wide,
+    with_whole_rows,
 )
 from moe.quantized import Quantized, of_bytes
 
@@ -79,7 +81,7 @@ def quantise(given: Tokens) -> Quantized:
 
 def forward(given: Tokens) -> Results:
     """x in the format `fmt`, as `empty_results` makes it: one launch, another with row_of_slot,
-    another and a fill for a scale that is computed.
+    another in front for the scale of the tensor.
 
     Raises TypeError, ValueError or NotImplementedError before it compiles. On a GPU rows, offsets
     and row_of_slot are not looked at: no wait.
@@ -95,6 +97,8 @@ def forward(given: Tokens) -> Results:
     gathered, grouped = given.rows is not None, given.offsets is not None
     config = QuantiseConfig(given.fmt, DTYPES[x.dtype], gathered, grouped, scaling, given.choices)
     config = replace(config, wide=is_wide(x.shape[1]))
+    if scaling == "token":
+        config = with_whole_rows(config, given.count, x.shape[1])
     if given.count and given.row_of_slot is not None and scaling != "given rows":
         _scatter(given, config, known, results, target)
     else:
@@ -175,32 +179,27 @@ def _scatter(
 def _given_scale(
     given: Tokens, form: BlockFormat, target: Target
 ) -> tuple[str, torch.Tensor | None]:
-    """(`scaling` of the config, fp32 that it speaks of: amax or global scales)."""
+    """(`scaling` of the config, what it speaks of: global scales, or bits of amaxes)."""
     global_scale = given.global_scale
     if not form.has_global:
         return "", None
     if isinstance(global_scale, torch.Tensor):
         return ("given" if len(global_scale) == 1 else "given rows"), global_scale
-    per_token = global_scale == "token"
+    if global_scale == "token":  # each CTA finds those of its rows
+        return "token", None
     offsets = given.offsets if given.rows is None else None  # of the rows of x themselves
-    amax = _amax(given.x, offsets, per_token=per_token, target=target)
-    return global_scale or "tensor", amax
+    return "tensor", _amaxes(given.x, offsets, target)
 
 
-def _amax(
-    x: torch.Tensor, offsets: torch.Tensor | None, *, per_token: bool, target: Target
-) -> torch.Tensor:
-    """fp32 [1], or [T] of each row."""
-    tokens = len(x)
-    bits = (
-        x.new_empty(tokens, dtype=torch.int32) if per_token else x.new_zeros(1, dtype=torch.int32)
-    )
-    if tokens:
-        config = AmaxConfig(DTYPES[x.dtype], per_token, offsets is not None)
+def _amaxes(x: torch.Tensor, offsets: torch.Tensor | None, target: Target) -> torch.Tensor:
+    """int32, the bits of fp32: those of parts of x."""
+    ctas = min(len(x), AMAX_CTAS_OF_SM * hw.SMS_OF[target.arch])
+    bits = x.new_empty(ctas, dtype=torch.int32)
+    if ctas:
+        config = AmaxConfig(DTYPES[x.dtype], offsets is not None)
         compiled = compile_once(config, target.arch, "moe.quantiser.amax_kernel")
-        ctas = tokens if per_token else min(tokens, CTAS_OF_AMAX)
         launch(compiled, (with_plain_strides(x), offsets, bits, ctas), target, x.device)
-    return bits.view(torch.float32)
+    return bits
 
 
 def _check(given: Tokens, form: BlockFormat) -> None:

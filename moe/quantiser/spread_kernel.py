@@ -11,7 +11,9 @@ import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64
+from cutlass.memory import SmemAllocator
 
+from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
 from moe.formats import SCALE_COLUMNS, SCALE_ROWS
 from moe.quantiser.blocks import (
@@ -59,7 +61,10 @@ class Spread:
         """
         config, (ctas, blocks, atoms) = self.config, grid
         self.kernel(Factors(*inputs), Factors(*outputs), *tables, atoms).launch(
-            grid=(ctas, config.parts, blocks), block=(config.threads, 1, 1), stream=stream
+            grid=(ctas, config.parts, blocks),
+            block=(config.threads, 1, 1),
+            stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
@@ -76,7 +81,9 @@ class Spread:
         thread, _, _ = cute.arch.thread_idx()
         cta, part, block = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
-        first, end = rows_of_block(offsets, block, thread)
+        follow()
+        sRows = SmemAllocator().allocate_tensor(Int32, cute.make_layout(2))
+        first, end = rows_of_block(offsets, block, thread, sRows)
         inside, word = row_of_thread(part, config.parts, thread)
         row, neighbour = first + inside, thread % SCALE_COLUMNS
         if first != NO_ROWS:

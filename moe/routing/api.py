@@ -82,7 +82,7 @@ def permutation(
     backend: str = "auto",
     arch: str | None = None,
 ) -> Permutation:
-    """Rows sorted by expert, those of an expert in the order of their slots; one launch up to 4096
+    """Rows sorted by expert, those of an expert in the order of their slots; one launch up to 2048
     slots, two above.
 
     Args:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.hw import WARP_THREADS
@@ -15,15 +16,15 @@ SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 ROUTE_WARPS = 4  # of a CTA; a warp routes one token
 
 MAX_ROWS = 1 << 30  # slots are counted in 32 bits, behind the last one too
-FEW_ROWS = 256  # up to here a CTA of FEW_WARPS takes one slot per thread
-FEW_WARPS = 8
-MANY_WARPS = 32
+WARPS = 16  # of a CTA: a thread for each of MAX_EXPERTS, and room for two CTAs of an SM
 # Up to here one CTA is faster than a second launch; above, CTAs share the slots.
-ROWS_OF_ONE_CTA = 4096
+ROWS_OF_ONE_CTA = 2048
+MAX_TURNS = 4  # of a round
 MAX_CHUNKS = 128  # a CTA each, all at once on an H100 (132 SMs) and on a B200 (148)
+WORDS_IN_FLIGHT = 40  # of the table of counts, of a thread
+PACKED_LIMIT = 1 << 16  # counts of two experts stand in a word while no sum of them reaches it
 
 VECTOR_BYTES = 16
-COUNTS = VECTOR_BYTES // 4  # that a thread reads at a time
 COMBINE_THREADS = 128
 # With this many tokens a CTA per token fills the GPU, and loads what it knows of a token once.
 TOKENS_THAT_FILL = 2048
@@ -126,18 +127,26 @@ class RouteConfig:
 
 @dataclass(frozen=True)
 class PermutationConfig:
-    """chunked: several CTAs share the slots, and know from a first launch what each of them has.
-    partial: `experts` are a range of all, and slots of others have no row."""
+    """turns: of a warp in a round, 32 slots each. chunked: several CTAs share the slots, and know
+    from a first launch what each of them has. packed: two counts in a word. partial: `experts` are
+    a range of all, and slots of others have no row."""
 
     experts: int
-    warps: int
+    turns: int
     chunked: bool
+    packed: bool = False
     partial: bool = False
+    warps: int = WARPS
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Of a CTA; thread e adds up what there is of expert e."""
         return self.warps * WARP_THREADS
+
+    @property
+    def slots(self) -> int:
+        """Of a CTA in a round."""
+        return self.threads * self.turns
 
     @property
     def bits(self) -> int:
@@ -145,24 +154,40 @@ class PermutationConfig:
         return self.experts.bit_length()
 
     @property
-    def columns(self) -> int:
-        """Of a table of counts: experts, to a multiple of a vector of int32."""
-        return -(-self.experts // COUNTS) * COUNTS
+    def per_word(self) -> int:
+        """Counts in a word of the table."""
+        return 2 if self.packed else 1
+
+    @property
+    def words(self) -> int:
+        """Of a chunk in the table of counts, to a multiple of a vector."""
+        unit = self.per_word * VECTOR_BYTES // 4
+        return -(-self.experts // unit) * VECTOR_BYTES // 4
+
+    @property
+    def vector(self) -> int:
+        """Words that a thread reads at a time: few, so that there are more parts."""
+        return 2 if self.words <= self.threads // 4 else 4
 
     @property
     def parts(self) -> int:
-        """Parts of the chunks whose counts threads add up side by side: a thread per vector of
-        counts and part, at least eight parts with 32 warps."""
-        return min(self.threads // (self.columns // COUNTS), self.warps)
+        """Parts of the chunks whose counts threads add up side by side, at least four: a thread per
+        vector of words and part."""
+        return min(self.threads // (self.words // self.vector), self.warps)
+
+    def chunks_of_part(self, chunks: Any) -> Any:
+        """At most. Part p has chunks p * these ... in front of a CTA's own chunk; from that on,
+        chunks (p - 1) * these ...: one of all is cut in two."""
+        return (chunks + self.parts - 2) // (self.parts - 1)
 
 
 @dataclass(frozen=True)
 class PermutationPlan:
-    """Chunk c is slots c * slots ... of CTA c, and each of its warps has `turns` * 32 of them."""
+    """CTA c has the slots from c * slots * rounds on, `slots` of its config in each round."""
 
     config: PermutationConfig
     chunks: int
-    turns: int
+    rounds: int
 
 
 def plan_permutation(rows: int, experts: int, partial: bool = False) -> PermutationPlan:
@@ -172,11 +197,15 @@ def plan_permutation(rows: int, experts: int, partial: bool = False) -> Permutat
     if rows > MAX_ROWS:
         raise ValueError(f"{rows} slots, limit {MAX_ROWS}")
     chunked = rows > ROWS_OF_ONE_CTA
-    warps = FEW_WARPS if rows <= FEW_ROWS else MANY_WARPS
-    threads = warps * WARP_THREADS
-    turns = -(-rows // (threads * (MAX_CHUNKS if chunked else 1)))
-    chunks = -(-rows // (threads * turns))
-    return PermutationPlan(PermutationConfig(experts, warps, chunked, partial), chunks, turns)
+    shared = WARPS * WARP_THREADS * (MAX_CHUNKS if chunked else 1)
+    turns = 1 << (-(-rows // shared) - 1).bit_length()
+    if not chunked:
+        return PermutationPlan(PermutationConfig(experts, turns, False, partial=partial), 1, 1)
+    config = PermutationConfig(experts, min(turns, MAX_TURNS), True, True, partial)
+    rounds = -(-rows // (config.slots * MAX_CHUNKS))
+    chunks = -(-rows // (config.slots * rounds))
+    most = config.chunks_of_part(chunks) * config.slots * rounds  # of one expert in a part
+    return PermutationPlan(replace(config, packed=most < PACKED_LIMIT), chunks, rounds)
 
 
 @dataclass(frozen=True)

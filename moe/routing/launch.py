@@ -130,11 +130,11 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     flat = ids.reshape(-1)  # in place where ids is in one piece
     counts, span = None, (given.first_expert, experts) if partial else None
     if plan.config.chunked:
-        counts = ids.new_empty((plan.chunks, plan.config.columns))
+        counts = ids.new_empty(plan.chunks * plan.config.words)
         compiled = compile_once(plan.config, target.arch, f"{PERMUTING}:host_function_of_count")
-        launch(compiled, (flat, span, counts, plan.turns), target, ids.device)
+        launch(compiled, (flat, span, counts, plan.rounds), target, ids.device)
     compiled = compile_once(plan.config, target.arch, f"{PERMUTING}:host_function_of_scatter")
-    launch(compiled, (flat, span, counts, outputs, plan.turns, plan.chunks), target, ids.device)
+    launch(compiled, (flat, span, counts, outputs, plan.rounds, plan.chunks), target, ids.device)
     return outputs
 
 

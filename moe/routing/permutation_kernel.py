@@ -1,14 +1,15 @@
-"""Rows sorted by expert, stable: counts, a scan, a scatter by ranks (device code).
+"""Rows sorted by expert, stable: ranks, a scan, a scatter (device code).
 
-Slots are cut into chunks, one per CTA, and a chunk into runs of neighbouring slots, one per warp.
-A warp counts the experts of its run in a row of shared memory; the sum over the rows of lower warps
-and over lower chunks is where its first slot of an expert goes. Within 32 slots votes say how many
-of the same expert stand before one. Nothing depends on the order in which warps run.
+Slots are cut into chunks, one per CTA, a chunk into rounds, and a round into runs of neighbouring
+slots, one per warp. Within 32 slots votes say how many of the same expert stand before one; a row
+of shared memory per warp knows how many stood in its 32s before. The sum over lower warps, lower
+experts and lower chunks is where a slot goes. Nothing depends on the order in which warps run.
 
-Of a range of experts, slots of others have no row: they are neither counted nor scattered.
+Of a range of experts, slots of others have no row: they are neither ranked nor scattered.
 
-One CTA does all in one launch. With several, `Count` writes the counts of every chunk first, and
-each CTA of `Scatter` adds up those it needs.
+One CTA does all in one launch. With several, `Count` writes the counts of every chunk first. While
+it runs, each CTA of `Scatter` sorts its first round in shared memory; then it adds up the counts
+that it needs, and writes runs of neighbouring rows.
 """
 
 from dataclasses import dataclass
@@ -24,10 +25,11 @@ from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
 from kernelkit.hw import WARP_THREADS
 from kernelkit.lanes import sum_below
-from moe.routing.config import COUNTS, VECTOR_BYTES, PermutationConfig
+from moe.routing.config import VECTOR_BYTES, WORDS_IN_FLIGHT, PermutationConfig
 from moe.routing.warp import is_first, lanes_alike, lanes_below
 
-LOADS_IN_FLIGHT = 8
+VECTOR = VECTOR_BYTES // 4
+HALF = 16  # bits of a packed count, and what lies below an expert in a word of sSorted
 
 
 @dataclass(frozen=True)
@@ -40,52 +42,53 @@ class Chosen:
     total: Int32 | None = None
 
 
+@dataclass(frozen=True)
+class Run:
+    """Of a warp in a round: the slot of its first lane, and that slot counted from the first of the
+    CTA's round; of this lane's slots, by turn, experts and how many slots of the same expert the
+    run has before it."""
+
+    first: Int32
+    inside: Int32
+    experts: cute.Tensor
+    ranks: cute.Tensor
+
+
 @cute.jit
-def expert_of(config: PermutationConfig, chosen: Chosen, slot: Int32) -> Int32:
-    """Of a slot, from the first that has rows on; a slot without a row has expert E. What is no
-    expert counts as the last of all, so that nothing outside of shared memory is touched."""
+def experts_of(
+    config: PermutationConfig, chosen: Chosen, first: Int32, step: cutlass.Constexpr[int]
+) -> cute.Tensor:
+    """Of a lane's slots in a round, `step` apart, from the first expert that has rows on; a slot
+    without a row has expert E. What is no expert counts as the last of all, so that nothing outside
+    of shared memory is touched. All loads are in flight together."""
     (rows,) = chosen.ids.shape
-    expert = Int32(config.experts)
-    if slot < rows:
+    ids, experts = (cute.make_rmem_tensor(config.turns, Int32) for _ in range(2))
+    ids.fill(0)
+    for turn in cutlass.range_constexpr(config.turns):
+        if first + turn * step < rows:
+            ids[turn] = chosen.ids[first + turn * step]
+    for turn in cutlass.range_constexpr(config.turns):
         if cutlass.const_expr(config.partial):
-            known = Int32(cutlass.min(Uint32(chosen.ids[slot]), Uint32(chosen.total - 1)))
+            known = Int32(cutlass.min(Uint32(ids[turn]), Uint32(chosen.total - 1)))
             local = Uint32(known - chosen.first)  # huge in front of the first one
             expert = Int32(cutlass.min(local, Uint32(config.experts)))
         else:
-            expert = Int32(cutlass.min(Uint32(chosen.ids[slot]), Uint32(config.experts - 1)))
-    return expert
-
-
-@cute.jit
-def first_slot(config: PermutationConfig, turns: Int32) -> Int32:
-    """The first slot of this warp, plus the lane."""
-    chunk, _, _ = cute.arch.block_idx()
-    thread, _, _ = cute.arch.thread_idx()
-    warp = chunk * config.warps + thread // WARP_THREADS
-    return warp * turns * WARP_THREADS + thread % WARP_THREADS
-
-
-@cute.jit
-def count_run(config: PermutationConfig, chosen: Chosen, turns: Int32, sRow: cute.Tensor) -> None:
-    """Experts of the run of this warp, added to its own row."""
-    thread, _, _ = cute.arch.thread_idx()
-    first = first_slot(config, turns)
-    for turn in cutlass.range(turns, unroll=1):
-        expert = expert_of(config, chosen, first + turn * WARP_THREADS)
-        alike = lanes_alike(expert, config.bits)
-        if expert < config.experts and is_first(alike, thread % WARP_THREADS):
-            sRow[expert] = sRow[expert] + cute.arch.popc(alike)
-        cute.arch.sync_warp()
+            expert = Int32(cutlass.min(Uint32(ids[turn]), Uint32(config.experts - 1)))
+        experts[turn] = expert if first + turn * step < rows else Int32(config.experts)
+    return experts
 
 
 @cute.jit
 def clear(config: PermutationConfig, sCounts: cute.Tensor) -> None:
-    """Zeros in all of a tensor in one piece, by all threads of the CTA."""
+    """Zeros in all of a tensor in one piece, of whole vectors, by all threads of the CTA."""
     thread, _, _ = cute.arch.thread_idx()
     size = cute.size(sCounts)
     sWords = cute.make_tensor(sCounts.iterator, cute.make_layout(size))
-    for word in cutlass.range(thread, size, config.threads, unroll=1):
-        sWords[word] = Int32(0)
+    zeros = cute.make_rmem_tensor(VECTOR, Int32)
+    zeros.fill(0)
+    for first in cutlass.range_constexpr(0, size // VECTOR, config.threads):
+        if first + thread < size // VECTOR:
+            cute.autovec_copy(zeros, cute.local_tile(sWords, (VECTOR,), (first + thread,)))
 
 
 class Count:
@@ -100,13 +103,13 @@ class Count:
         ids: cute.Tensor,
         span: tuple[Int32, ...] | None,
         counts: cute.Tensor,
-        turns: Int32,
+        rounds: Int32,
         stream: CUstream,
     ) -> None:
-        """ids, span: the fields of `Chosen`; counts (chunks, columns) int32; turns: of a warp, 32
-        slots each."""
-        chunks, _ = counts.shape
-        self.kernel(chosen_of(ids, span), counts, turns).launch(
+        """ids, span: the fields of `Chosen`; counts: int32, `words` of each chunk; rounds: of a
+        chunk."""
+        chunks = cute.size(counts) // self.config.words
+        self.kernel(chosen_of(ids, span), counts, rounds).launch(
             grid=(chunks, 1, 1),
             block=(self.config.threads, 1, 1),
             stream=stream,
@@ -114,26 +117,35 @@ class Count:
         )
 
     @cute.kernel
-    def kernel(self, chosen: Chosen, counts: cute.Tensor, turns: Int32) -> None:
+    def kernel(self, chosen: Chosen, counts: cute.Tensor, rounds: Int32) -> None:
         """Grid (chunks,); see `__call__`."""
-        follow()
         config = self.config
         chunk, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        sCounts = SmemAllocator().allocate_tensor(Int32, cute.make_layout(config.columns))
+        room = config.words * config.per_word
+        sCounts = SmemAllocator().allocate_tensor(Int32, cute.make_layout(room), VECTOR_BYTES)
         clear(config, sCounts)
         cute.arch.sync_threads()
-        first = first_slot(config, turns)
-        for turn in cutlass.range(turns, unroll=LOADS_IN_FLIGHT):
-            expert = expert_of(config, chosen, first + turn * WARP_THREADS)
-            if expert < config.experts:
-                # A sum of integers does not depend on the order.
-                cute.arch.atomic_add(
-                    sCounts.iterator + expert, Int32(1), sem="relaxed", scope="cta"
-                )
+        # Not before: `Scatter` reads ids without waiting, once all CTAs of this grid are here.
+        follow()
+        for turn in cutlass.range(rounds, unroll=1):
+            first = (chunk * rounds + turn) * config.slots + thread
+            experts = experts_of(config, chosen, first, config.threads)
+            for index in cutlass.range_constexpr(config.turns):
+                if experts[index] < config.experts:
+                    # A sum of integers does not depend on the order.
+                    place = sCounts.iterator + experts[index]
+                    cute.arch.atomic_add(place, Int32(1), sem="relaxed", scope="cta")
         cute.arch.sync_threads()
-        for expert in cutlass.range(thread, config.columns, config.threads, unroll=1):
-            counts[chunk, expert] = sCounts[expert]
+        for word in cutlass.range(thread, config.words, config.threads, unroll=1):
+            counts[chunk * config.words + word] = self.packed(sCounts, word)
+
+    @cute.jit
+    def packed(self, sCounts: cute.Tensor, word: Int32) -> Int32:
+        """A word of the table of counts."""
+        if cutlass.const_expr(self.config.packed):
+            return sCounts[2 * word] | sCounts[2 * word + 1] << HALF
+        return sCounts[word]
 
 
 class Scatter:
@@ -149,13 +161,13 @@ class Scatter:
         span: tuple[Int32, ...] | None,
         counts: cute.Tensor | None,
         outputs: tuple[cute.Tensor, ...],
-        turns: Int32,
+        rounds: Int32,
         chunks: Int32,
         stream: CUstream,
     ) -> None:
-        """ids, span: the fields of `Chosen`; counts: of `Count`, None for one chunk; outputs:
-        offsets (E + 1,), slot_of_row (R,), row_of_slot (R,), all int32."""
-        self.kernel(chosen_of(ids, span), counts, *outputs, turns).launch(
+        """ids, span: the fields of `Chosen`; counts: of `Count`, None for one chunk of one round;
+        outputs: offsets (E + 1,), slot_of_row (R,), row_of_slot (R,), all int32."""
+        self.kernel(chosen_of(ids, span), counts, *outputs, rounds).launch(
             grid=(chunks, 1, 1),
             block=(self.config.threads, 1, 1),
             stream=stream,
@@ -170,167 +182,249 @@ class Scatter:
         gOffsets: cute.Tensor,
         gSlotOfRow: cute.Tensor,
         gRowOfSlot: cute.Tensor,
-        turns: Int32,
+        rounds: Int32,
     ) -> None:
         """Grid (chunks,); see `__call__`."""
-        follow()
+        config = self.config
+        chunk, _, _ = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        smem = SmemAllocator()
+        sRuns = smem.allocate_tensor(
+            Int32,
+            cute.make_ordered_layout((config.warps, config.experts), order=(1, 0)),
+            VECTOR_BYTES,
+        )
+        sTotals = smem.allocate_tensor(Int32, cute.make_layout(config.warps))
+        if cutlass.const_expr(not config.chunked):
+            follow()
+            run = self.rank(chosen, chunk, sRuns)
+            self.place_runs(sRuns, sTotals, gOffsets)
+            cute.arch.sync_threads()
+            self.scatter(chosen, run, sRuns, None, gSlotOfRow, gRowOfSlot)
+        else:
+            sSorted = smem.allocate_tensor(Int32, cute.make_layout(config.slots))
+            # Of every expert: from places in the sorted round to rows; and how many are used.
+            sDeltas = smem.allocate_tensor(Int32, cute.make_layout(config.experts + 1))
+            layout = cute.make_ordered_layout((config.parts, config.words), order=(1, 0))
+            sParts = smem.allocate_tensor(Int32, layout, VECTOR_BYTES)
+            base = Int32(0)  # of thread e: the next row of expert e for a slot of this chunk
+            for turn in cutlass.range(rounds, unroll=1):
+                # The launch in front has waited for whoever wrote ids before this one could begin.
+                run = self.rank(chosen, chunk * rounds + turn, sRuns)
+                begin, count = self.place_runs(sRuns, sTotals, None)
+                cute.arch.sync_threads()
+                self.sort(run, sRuns, sSorted)
+                if turn == 0:
+                    follow()
+                    base = self.find_base(counts, sParts, sTotals, gOffsets)
+                if thread < config.experts:
+                    sDeltas[thread] = base - begin
+                    if thread == config.experts - 1:
+                        sDeltas[config.experts] = begin + count
+                base += count
+                cute.arch.sync_threads()
+                self.scatter(chosen, run, sRuns, sDeltas, gSlotOfRow, gRowOfSlot)
+                self.write_sorted(sSorted, sDeltas, run, gSlotOfRow)
+
+    @cute.jit
+    def rank(self, chosen: Chosen, part: Int32, sRuns: cute.Tensor) -> Run:
+        """The run of this warp in a round; its counts by expert, into a row of sRuns. part: which
+        round of all chunks."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         warp, lane = thread // WARP_THREADS, thread % WARP_THREADS
-        smem = SmemAllocator()
-        sRuns = smem.allocate_tensor(
-            Int32, cute.make_ordered_layout((config.warps, config.experts), order=(1, 0))
-        )
-        # Of every expert: rows in all chunks, and rows in front of this chunk's; and those of parts
-        # of the chunks, which threads add up side by side.
-        sSums = smem.allocate_tensor(
-            Int32, cute.make_ordered_layout((2, config.experts), order=(1, 0))
-        )
-        sParts = None
-        if cutlass.const_expr(config.chunked):
-            shape = (2, config.parts, config.columns)
-            layout = cute.make_ordered_layout(shape, order=(2, 1, 0))
-            sParts = smem.allocate_tensor(Int32, layout, VECTOR_BYTES)
-            self.add_chunks(counts, sParts)
+        inside = warp * (config.turns * WARP_THREADS)
+        first = part * config.slots + inside
+        experts = experts_of(config, chosen, first + lane, WARP_THREADS)
+        ranks = cute.make_rmem_tensor(config.turns, Int32)
         clear(config, sRuns)
         cute.arch.sync_threads()
-        count_run(config, chosen, turns, sRuns[warp, None])
-        cute.arch.sync_threads()
-        self.sum_lower_warps(sRuns, sParts, sSums)
-        cute.arch.sync_threads()
-        if warp == 0:
-            self.sum_lower_experts(gOffsets, sSums)
-        cute.arch.sync_threads()
-
-        (rows,) = chosen.ids.shape
-        first = first_slot(config, turns)
-        for turn in cutlass.range(turns, unroll=1):
-            slot = first + turn * WARP_THREADS
-            expert = expert_of(config, chosen, slot)
+        for turn in cutlass.range_constexpr(config.turns):
+            expert, before = experts[turn], Int32(0)
             alike = lanes_alike(expert, config.bits)
-            before, has_row = Int32(0), slot < rows
+            has_row = expert < config.experts
+            if has_row:
+                before = sRuns[warp, expert]
+            ranks[turn] = before + cute.arch.popc(alike & lanes_below(lane))
+            cute.arch.sync_warp()
+            if has_row and is_first(alike, lane):
+                sRuns[warp, expert] = before + cute.arch.popc(alike)
+            cute.arch.sync_warp()
+        cute.arch.sync_threads()
+        return Run(first, inside, experts, ranks)
+
+    @cute.jit
+    def place_runs(
+        self, sRuns: cute.Tensor, sTotals: cute.Tensor, gOffsets: cute.Tensor | None
+    ) -> tuple[Int32, Int32]:
+        """Counts of a warp become where its first slot of an expert goes in the sorted round. Of
+        thread e: (where expert e begins in it, how many slots it has). gOffsets: is written."""
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        counts = cute.make_rmem_tensor(config.warps, Int32)
+        counts.fill(0)
+        if thread < config.experts:
+            for warp in cutlass.range_constexpr(config.warps):
+                counts[warp] = sRuns[warp, thread]
+        total = Int32(0)
+        for warp in cutlass.range_constexpr(config.warps):
+            total += counts[warp]
+        begin = self.sum_lower_experts(total, sTotals, gOffsets)
+        if thread < config.experts:
+            place = begin
+            for warp in cutlass.range_constexpr(config.warps):
+                sRuns[warp, thread] = place
+                place += counts[warp]
+        return begin, total
+
+    @cute.jit
+    def sum_lower_experts(
+        self, count: Int32, sTotals: cute.Tensor, gOffsets: cute.Tensor | None
+    ) -> Int32:
+        """Of thread e: the sum of the counts of lower threads; into gOffsets by the first CTA."""
+        config = self.config
+        chunk, _, _ = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        warp, lane = thread // WARP_THREADS, thread % WARP_THREADS
+        begin = sum_below(count, lane)
+        if lane == WARP_THREADS - 1:
+            sTotals[warp] = begin + count
+        cute.arch.sync_threads()
+        lower = Int32(0)
+        if lane < warp:
+            lower = sTotals[lane]
+        begin += cute.arch.warp_redux_sync(lower, "add")
+        if cutlass.const_expr(gOffsets is not None):
+            if chunk == 0 and thread < config.experts:
+                gOffsets[thread] = begin
+                if thread == config.experts - 1:
+                    gOffsets[config.experts] = begin + count
+        return begin
+
+    @cute.jit
+    def sort(self, run: Run, sRuns: cute.Tensor, sSorted: cute.Tensor) -> None:
+        """The round by expert: slots counted from its first one, and their experts."""
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        warp, lane = thread // WARP_THREADS, thread % WARP_THREADS
+        for turn in cutlass.range_constexpr(config.turns):
+            expert = run.experts[turn]
+            if expert < config.experts:
+                run.ranks[turn] = run.ranks[turn] + sRuns[warp, expert]
+                slot = run.inside + turn * WARP_THREADS + lane
+                sSorted[run.ranks[turn]] = expert << HALF | slot
+
+    @cute.jit
+    def find_base(
+        self, counts: cute.Tensor, sParts: cute.Tensor, sTotals: cute.Tensor, gOffsets: cute.Tensor
+    ) -> Int32:
+        """Of thread e: the row of the first slot of expert e in this chunk."""
+        config = self.config
+        own, _, _ = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        each = config.chunks_of_part(cute.size(counts) // config.words)
+        self.add_chunks(counts, sParts)
+        cute.arch.sync_threads()
+        total, before = Int32(0), Int32(0)
+        if thread < config.experts:
+            word, shift = thread // config.per_word, thread % config.per_word * HALF
+            for part in cutlass.range_constexpr(config.parts):
+                count = sParts[part, word]
+                if cutlass.const_expr(config.packed):
+                    count = (count >> shift) & ((1 << HALF) - 1)
+                total += count
+                before += count if part * each <= own else Int32(0)
+        return self.sum_lower_experts(total, sTotals, gOffsets) + before
+
+    @cute.jit
+    def scatter(
+        self,
+        chosen: Chosen,
+        run: Run,
+        sRuns: cute.Tensor,
+        sDeltas: cute.Tensor | None,
+        gSlotOfRow: cute.Tensor,
+        gRowOfSlot: cute.Tensor,
+    ) -> None:
+        """The row of every slot of this warp; without sDeltas, which are added to places in the
+        sorted round, places are rows, and their slots are written as well."""
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        warp, lane = thread // WARP_THREADS, thread % WARP_THREADS
+        (rows,) = chosen.ids.shape
+        for turn in cutlass.range_constexpr(config.turns):
+            slot, expert = run.first + turn * WARP_THREADS + lane, run.experts[turn]
+            has_row = slot < rows
             if cutlass.const_expr(config.partial):
                 if slot < rows and expert == config.experts:
                     gRowOfSlot[slot] = Int32(-1)
                 has_row = expert < config.experts
             if has_row:
-                before = sRuns[warp, expert]
-                row = sSums[1, expert] + before + cute.arch.popc(alike & lanes_below(lane))
-                gRowOfSlot[slot] = row
-                gSlotOfRow[row] = slot
-            cute.arch.sync_warp()
-            if has_row and is_first(alike, lane):
-                sRuns[warp, expert] = before + cute.arch.popc(alike)
-            cute.arch.sync_warp()
+                if cutlass.const_expr(sDeltas is not None):
+                    gRowOfSlot[slot] = run.ranks[turn] + sDeltas[expert]
+                else:
+                    row = run.ranks[turn] + sRuns[warp, expert]
+                    gRowOfSlot[slot] = row
+                    gSlotOfRow[row] = slot
+
+    @cute.jit
+    def write_sorted(
+        self, sSorted: cute.Tensor, sDeltas: cute.Tensor, run: Run, gSlotOfRow: cute.Tensor
+    ) -> None:
+        """Slots of the sorted round to their rows, those of an expert side by side."""
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        for turn in cutlass.range_constexpr(config.turns):
+            place = turn * config.threads + thread
+            if place < sDeltas[config.experts]:
+                word = sSorted[place]
+                row = place + sDeltas[word >> HALF]
+                gSlotOfRow[row] = run.first - run.inside + (word & ((1 << HALF) - 1))
 
     @cute.jit
     def add_chunks(self, counts: cute.Tensor, sParts: cute.Tensor) -> None:
-        """Sums over a part of the chunks, and over those of it that lie in front of this one."""
+        """Sums over a part of the chunks, which are all in front of this one or none of them. Of
+        packed counts as well: see `plan_permutation`."""
         config = self.config
         own, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        chunks, _ = counts.shape
-        quads = config.columns // COUNTS
-        part, quad = thread // quads, thread % quads
+        vectors, chunks = config.words // config.vector, cute.size(counts) // config.words
+        part, vector = thread // vectors, thread % vectors
+        each = config.chunks_of_part(chunks)
+        first, end = part * each, cutlass.min((part + 1) * each, own)
+        if first > own:
+            first, end = cutlass.max(first - each, own), cutlass.min(first, chunks)
+        if part >= config.parts:
+            end = first
+        total = cute.make_rmem_tensor(config.vector, Int32)
+        total.fill(0)
+        loads = WORDS_IN_FLIGHT // config.vector
+        for step in cutlass.range(0, each, loads, unroll=1):
+            loaded = self.read_counts(counts, first + step, end, vector)
+            # The last one first: by then all of them are on their way.
+            for index in cutlass.range_constexpr(loads - 1, -1, -1):
+                for k in cutlass.range_constexpr(config.vector):
+                    total[k] += loaded[k, index]
         if part < config.parts:
-            total, before = (cute.make_rmem_tensor(COUNTS, Int32) for _ in range(2))
-            total.fill(0)
-            before.fill(0)
-            step = config.parts * LOADS_IN_FLIGHT
-            for first in cutlass.range(part, chunks, step, unroll=1):
-                loaded = []
-                for index in cutlass.range_constexpr(LOADS_IN_FLIGHT):
-                    loaded.append(self.read_counts(counts, first + index * config.parts, quad))
-                for index in cutlass.range_constexpr(LOADS_IN_FLIGHT):
-                    is_before = first + index * config.parts < own
-                    for k in cutlass.range_constexpr(COUNTS):
-                        total[k] += loaded[index][k]
-                        before[k] += loaded[index][k] if is_before else Int32(0)
-            cute.autovec_copy(total, cute.local_tile(sParts[0, part, None], (COUNTS,), (quad,)))
-            cute.autovec_copy(before, cute.local_tile(sParts[1, part, None], (COUNTS,), (quad,)))
+            sPart = cute.local_tile(sParts[part, None], (config.vector,), (vector,))
+            cute.autovec_copy(total, sPart)
 
     @cute.jit
-    def read_counts(self, counts: cute.Tensor, chunk: Int32, quad: Int32) -> cute.Tensor:
-        """Of COUNTS experts, zeros where there is no such chunk."""
-        loaded = cute.make_rmem_tensor(COUNTS, Int32)
+    def read_counts(
+        self, counts: cute.Tensor, first: Int32, end: Int32, vector: Int32
+    ) -> cute.Tensor:
+        """Of chunks from `first` on, zeros from `end` on; all loads are in flight together."""
+        config = self.config
+        shape = (config.vector, WORDS_IN_FLIGHT // config.vector)
+        loaded = cute.make_rmem_tensor(shape, Int32)
         loaded.fill(0)
-        if chunk < counts.shape[0]:
-            cute.autovec_copy(cute.local_tile(counts[chunk, None], (COUNTS,), (quad,)), loaded)
+        begin = counts.iterator + (first * config.words + vector * config.vector)
+        layout = cute.make_layout(shape, stride=(1, config.words))
+        gCounts = cute.make_tensor(begin.align(4 * config.vector), layout)
+        for index in cutlass.range_constexpr(shape[1]):
+            if first + index < end:
+                cute.autovec_copy(gCounts[None, index], loaded[None, index])
         return loaded
-
-    @cute.jit
-    def sum_lower_warps(
-        self, sRuns: cute.Tensor, sParts: cute.Tensor | None, sSums: cute.Tensor
-    ) -> None:
-        """Counts of a warp become counts of all lower warps; then what sSums holds is known."""
-        config = self.config
-        thread, _, _ = cute.arch.thread_idx()
-        if cutlass.const_expr(config.chunked):  # by two halves of the CTA, side by side
-            half = config.threads // 2
-            if thread < half:
-                self.sum_runs(sRuns, None, thread, half)
-            else:
-                self.sum_parts(sParts, sSums, thread - half, half)
-        else:
-            self.sum_runs(sRuns, sSums, thread, config.threads)
-
-    @cute.jit
-    def sum_runs(
-        self,
-        sRuns: cute.Tensor,
-        sSums: cute.Tensor | None,
-        thread: Int32,
-        threads: cutlass.Constexpr,
-    ) -> None:
-        """Of lower warps; of all of them into sSums."""
-        config = self.config
-        for expert in cutlass.range(thread, config.experts, threads, unroll=1):
-            counts = []  # all loads before the first store: they do not wait for each other
-            for warp in cutlass.range_constexpr(config.warps):
-                counts.append(sRuns[warp, expert])
-            total = Int32(0)
-            for warp in cutlass.range_constexpr(config.warps):
-                sRuns[warp, expert] = total
-                total += counts[warp]
-            if cutlass.const_expr(sSums is not None):
-                sSums[0, expert], sSums[1, expert] = total, Int32(0)
-
-    @cute.jit
-    def sum_parts(
-        self, sParts: cute.Tensor, sSums: cute.Tensor, thread: Int32, threads: cutlass.Constexpr
-    ) -> None:
-        """Of all chunks, and of those in front of this one."""
-        for expert in cutlass.range(thread, self.config.experts, threads, unroll=1):
-            total, before = Int32(0), Int32(0)
-            for part in cutlass.range_constexpr(self.config.parts):
-                total += sParts[0, part, expert]
-                before += sParts[1, part, expert]
-            sSums[0, expert], sSums[1, expert] = total, before
-
-    @cute.jit
-    def sum_lower_experts(self, offsets: cute.Tensor, sSums: cute.Tensor) -> None:
-        """By one warp: where every expert begins, into `offsets` and in front of what stands in
-        sSums[1]. A lane has neighbouring experts."""
-        config = self.config
-        chunk, _, _ = cute.arch.block_idx()
-        thread, _, _ = cute.arch.thread_idx()
-        lane = thread % WARP_THREADS
-        per_lane = -(-config.experts // WARP_THREADS)
-        total = Int32(0)
-        for index in cutlass.range_constexpr(per_lane):
-            expert = lane * per_lane + index
-            if expert < config.experts:
-                total += sSums[0, expert]
-        begin = sum_below(total, lane)
-        for index in cutlass.range_constexpr(per_lane):
-            expert = lane * per_lane + index
-            if expert < config.experts:
-                sSums[1, expert] = sSums[1, expert] + begin
-                if chunk == 0:
-                    offsets[expert] = begin
-                begin += sSums[0, expert]
-        if chunk == 0 and lane == WARP_THREADS - 1:
-            offsets[config.experts] = begin
 
 
 def host_function_of_count(config: PermutationConfig, _arch: str) -> tuple:
@@ -359,4 +453,4 @@ def _span(config: PermutationConfig) -> tuple | None:
 
 
 def _counts(config: PermutationConfig) -> Any:
-    return fake_tensor(Int32, cute.sym_int32(), config.columns, align=VECTOR_BYTES)
+    return fake_tensor(Int32, cute.sym_int32(divisibility=config.words), align=VECTOR_BYTES)

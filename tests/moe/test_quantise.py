@@ -18,7 +18,7 @@ from moe import reference
 from moe.device.quantise import quantise_block
 from moe.formats import FORMATS, BlockFormat, format_of
 from moe.quantiser.api import quantise
-from moe.quantiser.config import AmaxConfig, QuantiseConfig
+from moe.quantiser.config import AmaxConfig, QuantiseConfig, with_whole_rows
 from moe.quantiser.launch import ARCHS, Tokens
 from moe.quantiser.launch import quantise as run_quantise
 from ptxemu import Options
@@ -84,6 +84,38 @@ def test_matrix(arch, case):
 def test_adversarial_schedule(arch):
     """CTAs meet in one word, warps of the amax in shared memory: any order gives the same."""
     check_emulated(Case("nvfp4", 40, 1040, scaling="tensor", calm=True), arch, ADVERSARIAL)
+
+
+WHOLE = [
+    Case("nvfp4", 200, 528, scaling="token"),
+    Case("nvfp4", 9, 48, "fp16", scaling="token", counts=(0, 150, 1, 0, 20), gathered=True),
+]
+
+
+@each_arch
+@pytest.mark.parametrize("case", WHOLE, ids=str)
+def test_two_rows_of_a_cta(case, arch):
+    """Where there are more rows than SMs; the last pairs have one row, or none."""
+    assert with_whole_rows(QuantiseConfig("nvfp4", "bf16"), case.rows, case.k).whole == 2
+    check_emulated(case, arch, ADVERSARIAL)
+
+
+@each_arch
+@pytest.mark.parametrize("tokens", [3, 160])
+def test_long_rows_are_read_again(tokens, arch, monkeypatch):
+    """What does not stay in registers."""
+    for name in ("MAX_KEPT", "MAX_WARPS", "MAX_WARPS_OF_ONE"):
+        monkeypatch.setattr(f"moe.quantiser.config.{name}", 2 if name == "MAX_KEPT" else 1)
+    k = 2640 if tokens == 3 else 1296
+    config = with_whole_rows(QuantiseConfig("nvfp4", "bf16"), tokens, k)
+    assert config.tiles(k) > config.kept * config.warps
+    check_emulated(Case("nvfp4", tokens, k, scaling="token"), arch)
+
+
+@each_arch
+def test_an_amax_of_many_ctas(arch):
+    """More parts than the threads that look at them, and parts of two rows."""
+    check_emulated(Case("nvfp4", 700, 16, scaling="tensor", calm=True), arch)
 
 
 def test_behind_the_last_expert_nothing_is_written():
@@ -309,4 +341,4 @@ def test_threads_of_a_tile(fmt):
     assert config.threads * config.parts == 128 * 4
     assert config.unrolled * config.format.block * 2 == 64
     assert config.words * 4 * config.format.per_byte == config.format.block
-    assert AmaxConfig("bf16", per_token=True).threads % 32 == 0
+    assert AmaxConfig("bf16").threads % 32 == 0

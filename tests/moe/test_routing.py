@@ -206,11 +206,11 @@ def test_permutation_more(shape, arch):
 @each_arch
 @pytest.mark.parametrize("shape", IN_CHUNKS, ids=lambda shape: "-".join(map(str, shape)))
 def test_two_launches(shape, arch, monkeypatch):
-    """Chunks of several CTAs, the last one not full; a single one that is."""
+    """Chunks of several CTAs, the last one not full; two that are."""
     monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 1000)
     tokens, top_k, experts, _ = shape
     plan = config.plan_permutation(tokens * top_k, experts)
-    assert (plan.config.chunked, plan.chunks) == (True, -(-tokens * top_k // 1024))
+    assert (plan.config.chunked, plan.chunks) == (True, -(-tokens * top_k // 512))
     check_permutation(random_ids(*shape), experts, arch)
 
 
@@ -239,14 +239,27 @@ def test_rows_of_some_experts_alone(name, arch, monkeypatch):
 
 @each_arch
 def test_long_runs(arch, monkeypatch):
-    """Warps that take several turns, in one CTA and in three."""
+    """Warps that take several turns, in one CTA and in two, which take them in two rounds."""
     ids = random_ids(1000, 8, 100)
     monkeypatch.setattr(config, "MAX_CHUNKS", 3)
-    assert config.plan_permutation(8000, 100).turns == 3
+    plan = config.plan_permutation(8000, 100)
+    assert (plan.config.turns, plan.rounds, plan.chunks) == (4, 2, 2)
     check_permutation(ids, 100, arch)
-    monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 8000)
-    assert config.plan_permutation(8000, 100).chunks == 1
-    check_permutation(ids, 100, arch)
+    monkeypatch.setattr(config, "ROWS_OF_ONE_CTA", 4096)
+    assert config.plan_permutation(4000, 100).chunks == 1
+    check_permutation(ids[:500], 100, arch)
+
+
+@each_arch
+@pytest.mark.parametrize("kind", ["any", "one", "last"])
+@pytest.mark.parametrize("limit", [1 << 16, 1 << 9])
+def test_counts_of_many_chunks(kind, limit, arch, monkeypatch):
+    """Parts of several chunks each, one of them cut in two; two counts in a word, and one."""
+    monkeypatch.setattr(config, "PACKED_LIMIT", limit)
+    plan = config.plan_permutation(20 * 512 + 8, 509)
+    assert (plan.chunks, plan.config.parts < plan.chunks) == (21, True)
+    assert plan.config.packed == (limit == 1 << 16)
+    check_permutation(random_ids(20 * 64 + 1, 8, 509, kind), 509, arch)
 
 
 def test_schedule_does_not_show():
@@ -262,7 +275,7 @@ def test_ids_with_strides():
     check_permutation(wide[:1].expand(20, 8), 16)
 
 
-@pytest.mark.parametrize(("rows", "launches"), [(8, 1), (4096, 1), (4104, 2)])
+@pytest.mark.parametrize(("rows", "launches"), [(8, 1), (2048, 1), (2056, 2)])
 def test_launches(rows, launches):
     with emulation() as active:
         permutation(random_ids(rows // 8, 8, 64), 64)
@@ -281,10 +294,13 @@ def test_nothing_to_do_launches_nothing(no_compile):
 def test_plan_covers_the_slots(rows):
     """Every slot belongs to a warp, no chunk is empty, and chunks fit the GPU."""
     plan = config.plan_permutation(rows, 8)
-    slots = plan.config.threads * plan.turns
+    slots = plan.config.slots * plan.rounds
     assert (plan.chunks - 1) * slots < rows <= plan.chunks * slots
     assert plan.chunks <= config.MAX_CHUNKS
-    assert plan.config.chunked or plan.chunks == 1
+    assert plan.config.chunked or plan.chunks == plan.rounds == 1
+    # The sum of a part of the chunks has room for all slots of it.
+    part = -(-plan.chunks // plan.config.parts) * slots
+    assert not plan.config.packed or part < 1 << 16
 
 
 def test_tracers_see_shapes():

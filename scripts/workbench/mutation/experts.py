@@ -81,7 +81,7 @@ def _ids(tokens: int, choices: int, experts: int) -> torch.Tensor:
 
 
 def _permutation(tokens: int) -> Results:
-    """More slots than there are threads, also of two CTAs: warps take turns."""
+    """More slots than there are threads: warps take turns; of two CTAs, rounds of turns."""
     with mock.patch("moe.routing.config.MAX_CHUNKS", 2):
         found = permutation(_ids(tokens, 4, 40), 40, arch="sm_100a")
     return found.offsets, found.slot_of_row, found.row_of_slot
@@ -151,7 +151,7 @@ SUBJECTS: dict[str, Subject] = {
         ),
     ),
     "moe mixed dependent launch": Subject(_dependent_mixed, "depend"),
-    "moe permutation": Subject(lambda: _permutation(700)),
+    "moe permutation": Subject(lambda: _permutation(450)),
     "moe permutation in two": Subject(lambda: _permutation(1100)),
     "moe route softmax": Subject(lambda: _route("softmax")),
     "moe route sigmoid": Subject(lambda: _route("sigmoid", n_group=8, topk_group=4)),
