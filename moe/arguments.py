@@ -142,10 +142,10 @@ class Arguments:
     @property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of one, chosen where nobody says."""
-        rows, n = self.tile_rows, self.tile_n
+        rows, n, bits = self.tile_rows, self.tile_n, 8 // self.x.format.per_byte
         if rows is None:
-            rows = choose_tile_rows(self.x.rows, self.experts, self.most)
-        return rows, choose_tile_n(self.x.rows, self.w.rows, rows) if n is None else n
+            rows = choose_tile_rows(self.x.rows, self.experts, self.most, bits)
+        return rows, choose_tile_n(self.x.rows, self.w.rows, rows, bits) if n is None else n
 
     @cached_property
     def config(self) -> GroupedConfig:

@@ -1,4 +1,10 @@
-"""Rows of an expert, and columns, that a tile has: chosen by what the host knows."""
+"""Rows of an expert, and columns, that a tile has: chosen by what the host knows.
+
+Limits are where the cycle model has the next tile faster on a B200, with rows that are dealt to
+experts at random (results/moe_tiles_b200.json, which notes/moe_tiles.py makes); nobody measured
+them. Tiles of elements of eight bits are bound by TMA, which moves twice the lines; of four bits by
+memory as long as an expert has one or two tiles.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +13,33 @@ from kernelkit import hw
 # An expert may not have more rows than such a tile: a second one would read scale factors from
 # within a column of tensor memory, or from an odd one, which no kernel known to run does.
 FEW = (8, 16, 32)
-# tile_rows -> the most rows of an expert, on average, that it is chosen for
-BY_AVERAGE = {64: 64, 128: 128}
+# bits of an element of x -> tile_rows -> the most rows of an expert, on average
+BY_AVERAGE = {4: {64: 144, 128: 192}, 8: {64: 60, 128: 132}}
+WIDE_BITS = 4  # of an element of wide tiles
 PAIR = 256  # of two CTAs
 LARGE = 128
-WIDE, NARROW = 256, 128  # columns: a wide tile reads x half as often, and there are half as many
+WIDE, NARROW = 256, 128  # columns
 
 
-def choose_tile_rows(rows: int, experts: int, most_rows: int) -> int:
-    """For `rows` rows sorted by expert, none of which has more than `most_rows`.
+def choose_tile_rows(rows: int, experts: int, most_rows: int, bits: int) -> int:
+    """For `rows` rows sorted by expert, none of which has more than `most_rows`; bits: of an
+    element of x.
 
     A tile costs the same whether all of its rows exist or one: the smallest that holds an expert.
     """
     for tile_rows in FEW:
         if most_rows <= tile_rows:
             return tile_rows
-    for tile_rows, most in BY_AVERAGE.items():
+    for tile_rows, most in BY_AVERAGE[bits].items():
         if rows <= most * experts:
             return tile_rows
     return PAIR if rows >= PAIR else LARGE
 
 
-def choose_tile_n(rows: int, columns: int, tile_rows: int) -> int:
-    """Of `columns` packed columns: wide where there are tiles for all SMs even so, however few the
-    experts are whose rows these are."""
-    if tile_rows < LARGE or columns < WIDE:
+def choose_tile_n(rows: int, columns: int, tile_rows: int, bits: int) -> int:
+    """Of `columns` packed columns: of elements of four bits wide, which reads x half as often,
+    where there are tiles for all SMs even so, however few the experts are whose rows these are."""
+    if tile_rows < LARGE or columns < WIDE or bits > WIDE_BITS:
         return NARROW
     ctas = tile_rows // LARGE
     tiles = -(-rows // tile_rows) * -(-columns // WIDE)

@@ -71,7 +71,8 @@ def tile(arguments: Arguments) -> str:
     words += ", a pair of CTAs" * (config.ctas > 1)
     most, average = arguments.most, arguments.x.rows / arguments.experts
     why = f"{average:.3g} rows of an expert on average, {most} at most"
-    chosen = choose_tile_rows(arguments.x.rows, arguments.experts, arguments.most)
+    bits = 8 // arguments.x.format.per_byte
+    chosen = choose_tile_rows(arguments.x.rows, arguments.experts, arguments.most, bits)
     if config.tile_rows != chosen:
         return f"{words} ({why}, which would choose {chosen})"
     return f"{words} ({why})"
