@@ -14,7 +14,7 @@ from kernelkit import hw
 # within a column of tensor memory, or from an odd one, which no kernel known to run does.
 FEW = (8, 16, 32)
 # bits of an element of x -> tile_rows -> the most rows of an expert, on average
-BY_AVERAGE = {4: {64: 144, 128: 192}, 8: {64: 60, 128: 132}}
+BY_AVERAGE = {4: {64: 128, 128: 384}, 8: {64: 60, 128: 132}}
 WIDE_BITS = 4  # of an element of wide tiles
 PAIR = 256  # of two CTAs
 LARGE = 128

@@ -27,13 +27,15 @@ CHOICES = [  # rows, experts, most rows of one -> rows of a tile, of four bits a
     (257, 384, 33, 64, 64),  # a second tile of 32 rows would begin at an odd column of factors
     (60 * 384, 384, 3072, 64, 64),
     (60 * 384 + 1, 384, 3080, 64, 128),
-    (132 * 384, 384, 6144, 64, 128),
-    (132 * 384 + 1, 384, 6145, 64, 256),
-    (144 * 384 + 1, 384, 6145, 128, 256),
-    (192 * 384 + 1, 384, 9000, 256, 256),
+    (128 * 384, 384, 6145, 64, 128),
+    (132 * 384, 384, 6145, 128, 128),
+    (132 * 384 + 1, 384, 6145, 128, 256),
+    (384 * 384, 384, 9000, 128, 256),
+    (384 * 384 + 1, 384, 9000, 256, 256),
     (200, 1, 200, 128, 128),  # a pair's tile would have empty rows
     (255, 1, 255, 128, 128),
-    (256, 1, 256, 256, 256),
+    (256, 1, 256, 128, 256),
+    (385, 1, 385, 256, 256),
     (100, 2, 33, 64, 64),
 ]
 
@@ -45,7 +47,7 @@ def test_choices(rows, experts, most, four, eight):
 
 
 def test_limits_are_where_the_model_has_the_next_tile_faster():
-    """Between the averages that were modelled: what is chosen takes at most 8 % longer than the
+    """Between the averages that were modelled: what is chosen takes at most 6 % longer than the
     best there."""
     for row in json.loads(MODELLED.read_text("utf-8"))["rows"]:
         bits = 4 if row["formats"] == "nvfp4 x nvfp4" else 8
@@ -53,7 +55,7 @@ def test_limits_are_where_the_model_has_the_next_tile_faster():
         tile_rows = choose_tile_rows(rows, 128, rows, bits)
         tile = f"{tile_rows}x{choose_tile_n(rows, 5760, tile_rows, bits)}"
         best = min(value for name, value in row.items() if "x" in name)
-        assert row[tile] <= 1.08 * best, row
+        assert row[tile] <= 1.06 * best, row
 
 
 WIDTHS = [  # rows, packed columns, rows of a tile, bits -> columns of a tile
@@ -139,7 +141,7 @@ def launched(monkeypatch):
     ((3, 27, 0), {}, (32, 3)),  # 30 rows of three experts are in three tiles at most
     ((3, 30, 0), {}, (64, 3)),
     ((1, 299), {}, (128, 4)),  # one tile and three
-    ((1, 399), {}, (256, 6)),  # one tile and two, each of a pair of CTAs
+    ((1, 899), {}, (256, 10)),  # one tile and two, each of a pair of CTAs
 ])  # fmt: skip
 def test_what_is_launched(launched, counts, options, expected):
     grouped_gemm(*given(counts), **options)
