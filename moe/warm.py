@@ -18,8 +18,8 @@ from moe.arguments import Router
 from moe.fused import Layer, layer_fields, run_layer
 from moe.launch import ARCHS
 from moe.mixed.choose import MANY
+from moe.mixed.config import ARCHS as MIXED_ARCHS
 from moe.mixed.fragments import ArrangedExperts
-from moe.mixed.launch import ARCHS as MIXED_ARCHS
 from moe.mixed.layer import MixedLayer
 from moe.mixed.layer import run_layer as run_mixed
 from moe.packing import PackedExperts

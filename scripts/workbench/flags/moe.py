@@ -6,13 +6,14 @@ import argparse
 
 from moe.config import DEFAULT_GRANULARITY, GRANULARITIES, TILE_N, TILE_ROWS
 from moe.formats import FORMATS
+from moe.mixed.config import ARCHS as MIXED_ARCHS
 from moe.routing.config import SCORINGS
 from workbench.flags import groups
 from workbench.flags.groups import add, switch
 
 ARCHS = ("sm_100a",)
 # what the products take of a token -> what their kernels are written for
-ARCHS_OF = {"quantised": ARCHS, "bf16": ("sm_90a",)}
+ARCHS_OF = {"quantised": ARCHS, "bf16": MIXED_ARCHS}
 ACTIVATION_DTYPES = (*ARCHS_OF,)
 DTYPES = ("bf16", "fp16")
 FOUND = ("tensor", "token")  # what a global scale may be found from

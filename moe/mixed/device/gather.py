@@ -12,9 +12,9 @@ from kernelkit import hw
 from kernelkit.pipelines import consumer_state, producer_state
 from kernelkit.swizzle import swizzled
 from kernelkit.warp_mma import CHUNK_BYTES, copy_chunk
+from moe.mixed.device.args import Scope
 from moe.mixed.fragments import DEPTH
-from moe.mixed.sm90.args import Scope
-from moe.mixed.sm90.plan import TILE_STAGES, MixedPlan
+from moe.mixed.plan import TILE_STAGES, ProductPlan
 from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import read_tile
 
@@ -24,7 +24,7 @@ NO_ROW = -1
 class Gather:
     """Fills the ring of x; rows that the expert does not have, and K behind its end, are zeros."""
 
-    def __init__(self, plan: MixedPlan) -> None:
+    def __init__(self, plan: ProductPlan) -> None:
         self.plan = plan
         self.role = plan.roles["gather"]
         self.own = -(-plan.config.tile_rows // self.role.warps)  # rows of a warp
