@@ -36,4 +36,5 @@ def choose_teams(
         waves = -(-tiles * -(-columns // (ROWS * tall)) // hw.SMS_OF[arch])
         return waves * tall / reads[teams]
 
-    return min((teams for teams in reads if fits(arch, tile_rows, *teams)), key=cost)
+    # Where none fits, any: the config says why.
+    return min([teams for teams in reads if fits(arch, tile_rows, *teams)] or reads, key=cost)
