@@ -138,8 +138,9 @@ class Layer:
                  "w2": (self.hidden, self.intermediate)}  # fmt: skip
         return sizes[name]
 
-    def mixed_product(self, name: str, **tuning: Any) -> MixedArguments:
-        """What mixed_gemm gets for w13 or w2 inside a layer, tensors without contents; checked."""
+    def mixed_product(self, name: str, arch: str | None = None, **tuning: Any) -> MixedArguments:
+        """What mixed_gemm gets for w13 or w2 inside a layer, tensors without contents; checked.
+        arch: the first one by default."""
         rows, (n, k), first = self.tokens * self.top_k, self.sizes(name), name == "w13"
         units = units_of(n, ROWS) * units_of(k, DEPTH)
         data = _empty((self.experts, units * unit_bytes(self.format)), torch.uint8)
@@ -151,7 +152,8 @@ class Layer:
             _empty(self.experts + 1, torch.int32),
             _empty((self.experts, n)) if self.bias else None,
             Activation(PAIR_ROWS, **vars(self.form)) if first else None,
-            tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, **gathered, **tuning,
+            tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, arch=arch or self.archs[0],
+            **gathered, **tuning,
         )  # fmt: skip
         arguments.check()
         return arguments
@@ -226,7 +228,7 @@ def product_of(arguments: argparse.Namespace) -> Arguments:
 def mixed_product_of(arguments: argparse.Namespace) -> MixedArguments:
     """The same of a layer whose activations stay as they are."""
     _without(arguments, NOT_MIXED, "tile_n", "carry")
-    tuning = {name: getattr(arguments, name) for name in TUNED}
+    tuning = {name: getattr(arguments, name) for name in ("arch", *TUNED)}
     return layer_of(arguments).mixed_product(arguments.product, **tuning)
 
 
@@ -256,7 +258,9 @@ def layer_of(arguments: argparse.Namespace) -> Layer:
            "activations", "bias")  # fmt: skip
     for name in own:
         fields[name] = getattr(arguments, name)
-    layer = Layer(**fields)
+    layer, arch = Layer(**fields), getattr(arguments, "arch", None)
+    if arch not in (None, *layer.archs):
+        raise ValueError(f"--arch {arch}: {layer.archs[0]} with --activations {layer.activations}")
     if layer.mixed:
         return _mixed(layer, arguments)
     if FORMATS[layer.format].has_global:
@@ -274,6 +278,4 @@ def _mixed(layer: Layer, arguments: argparse.Namespace) -> Layer:
     if layer.format not in WEIGHTS:
         formats = " or ".join(WEIGHTS)
         raise ValueError(f"--format {layer.format}: {formats} with --activations bf16")
-    if getattr(arguments, "arch", None) not in (None, *layer.archs):
-        raise ValueError(f"--arch {arguments.arch}: {layer.archs[0]} with --activations bf16")
     return layer

@@ -1,5 +1,4 @@
-"""What `explain.py moe --activations bf16` says: Hopper's product of numbers and weights of four
-bits."""
+"""What `explain.py moe --activations bf16` says: the product of bf16 and weights of four bits."""
 
 from __future__ import annotations
 
@@ -8,19 +7,21 @@ from collections.abc import Iterator
 
 from kernelkit import hw
 from moe.choose import row_tiles
-from moe.mixed.choose import LARGEST, MANY, READS, choose_teams, choose_tile_rows
+from moe.mixed.choose import LARGEST, MANY, READS_OF, choose_teams, choose_tile_rows
 from moe.mixed.config import ROWS
 from moe.mixed.fragments import DEPTH
-from moe.mixed.launch import ARCHS, MixedArguments
-from moe.mixed.sm90.plan import MixedPlan, make_plan
+from moe.mixed.launch import MixedArguments
+from moe.mixed.plan import ProductPlan
 from workbench.common import describe
 from workbench.explain.plans import Section, lines_of, parts_of, plural
+from workbench.problems.mixed_gemm import PLANS
 
 
 def explain(arguments: MixedArguments, product: str) -> Iterator[str]:
     """The whole plan, line by line."""
-    plan = make_plan(arguments.config)
-    yield f"moe mixed GEMM for {ARCHS[0]}: {describe(arguments.config)}"
+    arch = arguments.target.arch
+    plan = PLANS[arch](arguments.config)
+    yield f"moe mixed GEMM for {arch}: {describe(arguments.config)}"
     yield f"product {product}"
     if not arguments.count:
         yield "\nNo rows: no launch."
@@ -28,7 +29,7 @@ def explain(arguments: MixedArguments, product: str) -> Iterator[str]:
     yield from lines_of((walk(arguments, plan), weights(arguments, plan), *parts_of(plan)))
 
 
-def walk(arguments: MixedArguments, plan: MixedPlan) -> Section:
+def walk(arguments: MixedArguments, plan: ProductPlan) -> Section:
     """Which tiles there are, and who takes them."""
     w, config, count = arguments.w, arguments.config, arguments.count
     units = math.ceil(w.k / DEPTH)
@@ -62,7 +63,7 @@ def tile(arguments: MixedArguments) -> str:
     """Its sizes, and why."""
     config, rows, experts = arguments.config, arguments.count, arguments.w.experts
     words = f"{config.tile_n} rows of the matrix of an expert x {config.tile_rows} of its rows"
-    chosen = choose_tile_rows(rows, experts)
+    chosen = choose_tile_rows(rows, experts, arguments.target.arch)
     why = f"{rows / experts:.3g} rows of an expert on average; {LARGEST} at most are chosen"
     why += f", which would choose {chosen}" * (config.tile_rows != chosen)
     return f"{words} ({why})"
@@ -70,14 +71,15 @@ def tile(arguments: MixedArguments) -> str:
 
 def teams(arguments: MixedArguments) -> str:
     """Who shares a tile, and why."""
-    config, w = arguments.config, arguments.w
+    config, w, arch = arguments.config, arguments.w, arguments.target.arch
     words = f"{config.teams}, each {config.parts} x {ROWS} rows of the matrix"
-    chosen = choose_teams(arguments.count, w.experts, w.rows, config.tile_rows)
+    chosen = choose_teams(arguments.count, w.experts, w.rows, config.tile_rows, arch)
     if (config.teams, config.parts) != chosen:
         return f"{words} (sizes would choose {chosen[0]} of {chosen[1]} x {ROWS})"
     if config.tile_rows >= MANY:
         return f"{words} (products take the time)"
-    return f"{words} (reading takes the time: waves of CTAs, and {READS[chosen]:.2f} of the speed)"
+    share = f", and {READS_OF[arch][chosen]:.2f} of the speed" * (arch == "sm_90a")
+    return f"{words} (reading takes the time: waves of CTAs{share})"
 
 
 def most_tiles(arguments: MixedArguments) -> tuple[int, int]:
@@ -98,11 +100,11 @@ def tiles(arguments: MixedArguments) -> str:
 
 
 def grid(arguments: MixedArguments) -> str:
-    sms, every = hw.SMS_OF[ARCHS[0]], math.prod(most_tiles(arguments))
+    sms, every = hw.SMS_OF[arguments.target.arch], math.prod(most_tiles(arguments))
     return f"{plural(min(sms, every), 'CTA')} on {sms} SMs, tiles dealt in turns of as many"
 
 
-def weights(arguments: MixedArguments, plan: MixedPlan) -> Section:
+def weights(arguments: MixedArguments, plan: ProductPlan) -> Section:
     """How they lie, and what has to be read."""
     w, form = arguments.w, arguments.config.format
     used, one = min(arguments.count, w.experts), w.nbytes // w.experts

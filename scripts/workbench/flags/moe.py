@@ -102,6 +102,7 @@ def add_product(parser: argparse.ArgumentParser) -> None:
     add_layer(parser)
     group = parser.add_argument_group("product")
     add(group, "product", "which of the layer's two", PRODUCTS[0], choices=PRODUCTS)
+    add(group, "arch", "what to compile for", choices=MIXED_ARCHS, shown=MIXED_ARCHS[0])
     add(group, "tile-n", f"columns of a tile, one of {TILE_N}", shown="by sizes")
     switch(group, "carry", "quantise 8 columns at a time; needs --granularity 8")
     words = "with --activations bf16: warpgroups that compute, and times 64 rows of weights of each"
@@ -118,7 +119,7 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py moe`."""
     add_layer(parser)
-    groups.add_tolerance(groups.add_run(parser, sum(ARCHS_OF.values(), ())))
+    groups.add_tolerance(groups.add_run(parser, MIXED_ARCHS))
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
