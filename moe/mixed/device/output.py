@@ -88,19 +88,22 @@ def put(
     buffer: Int32,
     sums: list[cute.Tensor],
     own: OwnRows,
+    first: cutlass.Constexpr = 0,
 ) -> None:
     """A chunk of rows of the output, this warp's columns of it, to shared memory. sums: of these
-    rows, a fragment for each 64 rows of weights."""
+    rows, a fragment for each 64 rows of weights from the `first` of the warpgroup's on."""
     config = plan.config
     blocks = min(CHUNK, config.tile_rows) // 8
     thread, _, _ = cute.arch.thread_idx()
     warp, lane = thread % THREADS // hw.WARP_THREADS, thread % hw.WARP_THREADS
     halves = 1 if config.swiglu else 2
-    for part in cutlass.range_constexpr(plan.parts):
+    for part in cutlass.range_constexpr(first, first + len(sums)):
         words = [[], []]
         for block in cutlass.range_constexpr(blocks):
             number = chunk * blocks + block
-            own_sums = cute.make_tensor(sums[part].iterator + 4 * block, cute.make_layout(4))
+            own_sums = cute.make_tensor(
+                sums[part - first].iterator + 4 * block, cute.make_layout(4)
+            )
             every = outputs_of(plan, scope, team, number, own_sums, own, part)
             for half in cutlass.range_constexpr(halves):
                 pair = every[2 * half], every[2 * half + 1]

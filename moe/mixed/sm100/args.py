@@ -15,7 +15,6 @@ class Buffers:
     x: cute.Pointer
     w: cute.Pointer
     out: cute.Pointer
-    table: cute.Tensor  # int32, tokens of the rows of a tile
     tmem: cute.Pointer
 
 

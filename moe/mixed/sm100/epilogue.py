@@ -54,12 +54,15 @@ class Epilogue:
         for chunk in cutlass.range_constexpr(chunks):
             if chunk * rows < tile.rows:
                 buffer = scope.buffers.out.toint() + chunk % 2 * plan.out_bytes
-                sums = self.read(scope, stage * plan.sum_columns + chunk * rows, rows)
-                if cutlass.const_expr(chunk + 1 == chunks):
-                    self.release(scope, stage)
-                elif (chunk + 1) * rows >= tile.rows:
-                    self.release(scope, stage)
-                put(plan, scope, TEAM, chunk, buffer, sums, own)
+                for part in cutlass.range_constexpr(plan.parts):  # registers: one at a time
+                    first = stage * plan.sum_columns + chunk * rows
+                    sums = self.read(scope, first, part, rows)
+                    if cutlass.const_expr(part + 1 == plan.parts):
+                        if cutlass.const_expr(chunk + 1 == chunks):
+                            self.release(scope, stage)
+                        elif (chunk + 1) * rows >= tile.rows:
+                            self.release(scope, stage)
+                    put(plan, scope, TEAM, chunk, buffer, [sums], own, part)
                 meet(TEAM)
                 take(plan, scope, tile, TEAM, chunk, buffer)
 
@@ -70,12 +73,15 @@ class Epilogue:
         scope.pipes.acc.release(stage)
 
     @cute.jit
-    def read(self, scope: Scope, column: Int32, rows: cutlass.Constexpr[int]) -> list[cute.Tensor]:
-        """Sums of so many rows of x, whose first one is `column` of the first accumulator: a
-        fragment for each 64 rows of weights."""
-        result = []
-        for part in cutlass.range_constexpr(self.plan.parts):
-            block, half = part // HALVES, part % HALVES
-            first = column + block * self.plan.config.tile_rows
-            result.append(load_sums(fragment_at(scope.buffers.tmem, first, half), rows))
-        return result
+    def read(
+        self,
+        scope: Scope,
+        first: Int32,
+        part: cutlass.Constexpr[int],
+        rows: cutlass.Constexpr[int],
+    ) -> cute.Tensor:
+        """A fragment of 64 rows of weights, and of so many rows of x, of which the first one is
+        column `first` of the first accumulator."""
+        block, half = part // HALVES, part % HALVES
+        column = first + block * self.plan.config.tile_rows
+        return load_sums(fragment_at(scope.buffers.tmem, column, half), rows)

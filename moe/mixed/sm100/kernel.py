@@ -1,7 +1,7 @@
 """The mixed product of Blackwell: weights of four bits, rows in bf16 by expert, SwiGLU behind it.
 
 Persistent CTAs take tiles from a queue that their scheduler warp fills. Reading order:
-fragments.py, plan.py, load.py, device/gather.py, device/dequantise.py, math.py, mma.py,
+fragments.py, plan.py, load.py, gather.py, device/dequantise.py, math.py, mma.py,
 epilogue.py, device/output.py.
 """
 
@@ -21,7 +21,6 @@ from kernelkit.dependent import follow
 from kernelkit.pipelines import make_pipelines, publish_barriers
 from moe.mixed.config import MixedConfig
 from moe.mixed.device.args import Scope, Sizes, Tensors
-from moe.mixed.device.gather import Gather
 from moe.mixed.device.load import x_box
 from moe.mixed.device.scheduler import Scheduler
 from moe.mixed.device.signature import example_arguments
@@ -29,6 +28,7 @@ from moe.mixed.device.types import X_TYPES
 from moe.mixed.plan import TILE_STAGES, TILE_WORDS
 from moe.mixed.sm100.args import Buffers, Pipes
 from moe.mixed.sm100.epilogue import Epilogue
+from moe.mixed.sm100.gather import Gather
 from moe.mixed.sm100.load import Load
 from moe.mixed.sm100.math import Math
 from moe.mixed.sm100.mma import Mma
@@ -112,9 +112,7 @@ class MixedGemm:
         tiles = cute.make_tensor(buffer_at(plan, smem, "tiles", Int32), layout)
         x = buffer_at(plan, smem, "x", X_TYPES[self.config.x])
         w, out = (buffer_at(plan, smem, name, Uint8) for name in ("w", "out"))
-        rows = cute.make_layout(self.config.tile_rows)
-        table = cute.make_tensor(buffer_at(plan, smem, "table", Int32), rows)
-        return Buffers(tiles, x, w, out, table, tmem)
+        return Buffers(tiles, x, w, out, tmem)
 
 
 def host_function(config: MixedConfig, _arch: str) -> tuple:

@@ -34,6 +34,8 @@ class Math:
         """Whole life of the warps."""
         plan, pipes, units = self.plan, scope.pipes, scope.sizes.units
         team = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // hw.WARPGROUP_WARPS
+        own_turn, team = team // plan.config.teams, team % plan.config.teams
+        turn = Int32(0)
         tiles, state = consumer_state(TILE_STAGES), consumer_state(plan.stages)
         room = producer_state(plan.a_stages)
         steps = (units + plan.units - 1) // plan.units
@@ -46,19 +48,21 @@ class Math:
             going = tile.valid
             if going > 0:
                 for step in cutlass.range(steps, unroll=1):
-                    pipes.w.wait(state)
-                    words = self.make_words(scope, team, state.index, 0)
-                    pipes.a.wait_free(room)
-                    tmem.order_after_wait()
-                    self.store(scope, team, room.index, 0, words)
-                    for unit in cutlass.range_constexpr(1, plan.units):
-                        if step * plan.units + unit < units:
-                            words = self.make_words(scope, team, state.index, unit)
-                            self.store(scope, team, room.index, unit, words)
-                    pipes.w.release(state.index)
-                    tmem.wait_stores()
-                    tmem.order_before_signal()
-                    pipes.a.signal(room.index)
+                    if turn == own_turn:
+                        pipes.w.wait(state)
+                        words = self.make_words(scope, team, state.index, 0)
+                        pipes.a.wait_free(room)
+                        tmem.order_after_wait()
+                        self.store(scope, team, room.index, 0, words)
+                        for unit in cutlass.range_constexpr(1, plan.units):
+                            if step * plan.units + unit < units:
+                                words = self.make_words(scope, team, state.index, unit)
+                                self.store(scope, team, room.index, unit, words)
+                        pipes.w.release(state.index)
+                        tmem.wait_stores()
+                        tmem.order_before_signal()
+                        pipes.a.signal(room.index)
+                    turn = (turn + 1) % plan.turns
                     state.advance()
                     room.advance()
 

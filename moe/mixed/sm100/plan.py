@@ -30,6 +30,8 @@ from moe.mixed.plan import (
 
 MOST_WIDTHS = 3
 MOST_A_STAGES = 4
+MOST_TEAMS = 4
+MANY = 128  # rows of a tile, from which products take longer than their weights
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,23 @@ class MixedPlan(ProductPlan):
     @cached_property
     def roles(self) -> RolePlan:
         """Warps of a CTA."""
-        teams = self.config.teams
-        first = 4 * teams
+        first = 4 * self.config.teams * self.turns
         roles = (
-            Role("math", 0, first, "weights to bf16, to tensor memory", teams=teams),
+            Role("math", 0, first, "weights to bf16, to tensor memory", teams=self.turns),
             Role("epilogue", first, 4, "factor, bias, SwiGLU, output"),
             Role("mma", first + 4, 1, "D += A B on the tensor core"),
             Role("load", first + 5, 1, "weights as they lie, x by TMA"),
             Role("scheduler", first + 6, 1, "the walk over tiles, from offsets"),
         )
-        gather = Role("gather", first + 7, 2, "rows of x from where the tokens are")
+        gather = Role("gather", first + 7, 4, "rows of x from where the tokens are")
         return RolePlan((*roles, gather) if self.config.gather else roles)
+
+    @property
+    def turns(self) -> int:
+        """Groups of warpgroups that take stages in turn, each all rows of weights of its stages:
+        while some wait for what they have asked for, others compute. One is enough where products
+        take longer than that."""
+        return 1 if self.config.tile_rows >= MANY else MOST_TEAMS // self.config.teams
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -110,7 +118,7 @@ class MixedPlan(ProductPlan):
     def stages(self) -> int:
         """Of both rings: what shared memory holds."""
         room = hw.SMEM_BYTES_PER_CTA - BARRIER_BYTES - 2 * hw.SMEM_SWIZZLE_ALIGN
-        room -= 2 * self.out_bytes + 4 * self.config.tile_rows
+        room -= 2 * self.out_bytes
         return min(MAX_STAGES, room // (self.units * self.x_bytes + self.w_bytes))
 
     @property
@@ -129,7 +137,6 @@ class MixedPlan(ProductPlan):
                 SmemBuffer("x", self.x_bytes, self.units * self.stages),
                 SmemBuffer("w", self.w_bytes, self.stages, align=128),
                 SmemBuffer("out", self.out_bytes, 2, align=128),
-                SmemBuffer("table", 4 * self.config.tile_rows, align=16),
             )
         )
 
@@ -137,7 +144,7 @@ class MixedPlan(ProductPlan):
     def edges(self) -> EdgePlan:
         """Who waits for whom."""
         weights = Edge("w", "load", "math", self.stages, Signal.TMA, "stage of weights",
-                       tx_bytes=self.w_bytes, release=Signal.WARPS, every_team=True)  # fmt: skip
+                       tx_bytes=self.w_bytes, release=Signal.WARPS)  # fmt: skip
         if self.config.gather:
             x = Edge("x", "gather", "mma", self.stages, Signal.THREADS, "stage of x",
                      release=Signal.UMMA)  # fmt: skip
@@ -145,7 +152,7 @@ class MixedPlan(ProductPlan):
             x = Edge("x", "load", "mma", self.stages, Signal.TMA, "stage of x",
                      tx_bytes=self.moved_x, release=Signal.UMMA)  # fmt: skip
         a = Edge("a", "math", "mma", self.a_stages, Signal.THREADS, "weights in bf16",
-                 release=Signal.UMMA, every_team=True)  # fmt: skip
+                 release=Signal.UMMA)  # fmt: skip
         acc = Edge("acc", "mma", "epilogue", self.acc_stages, Signal.UMMA, "accumulators",
                    release=Signal.THREADS)  # fmt: skip
         tiles = self.tile_edges("load", "math", "mma", "epilogue")
