@@ -67,6 +67,7 @@ def kernels_for(
     """The kernels of `warmup`, each once."""
     kind: Any = Layer
     run: Callable[[Any], Any]
+    archs: Sequence[str]
     run, archs = run_layer, ARCHS
     if isinstance(experts, ArrangedExperts):
         kind, run, archs = MixedLayer, run_mixed, MIXED_ARCHS
