@@ -60,20 +60,17 @@ def grouped_gemm(
         bias: fp32 [E, N], added before the activation; numbers stand as the rows of w do.
         out: dtype of the result (bfloat16, float16, float32), or the format that it is quantised to
             in the same kernel.
-        encode_scale: fp32 [1], the global scale of an output in nvfp4, and of no other; positive
-            and finite, which is looked at on the CPU.
+        encode_scale: fp32 [1], the global scale of an output in nvfp4, and of no other.
         amax: fp32 [1], becomes max(amax, the largest magnitude of the output), what calibrates the
             next encode_scale; no memory of another argument.
         tile_rows: of an expert, one of `moe.config.TILE_ROWS`; None: chosen (`moe.choose`).
-        most_rows: no expert has more rows than this, R by default: what the host knows, since
-            counts stand on the device. Tiles of 8, 16 and 32 rows need it.
+        most_rows: no expert has more rows than this, R by default. Tiles of up to 32 rows need it.
         tile_n: columns of a tile, 128 or 256; None: chosen by sizes.
         carry: the epilogue takes 8 columns at a time, where gate and up alternate by 8 and a tile
             has 128 rows or more; same bits.
         pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
-            the stream has ended, and waits for it before it reads anything.
-        w_ready: with pdl: offsets, w and bias are older than the kernel in front, so
-            that only x and its scales wait for it.
+            the stream has ended, and waits for it before it reads anything; with w_ready, anything
+            but offsets, w and bias, which then are older than that one.
         backend, arch: see `kernelkit.launch.choose_target`.
 
     Returns:

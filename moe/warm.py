@@ -18,8 +18,8 @@ from moe.arguments import Router
 from moe.fused import Layer, layer_fields, run_layer
 from moe.launch import ARCHS
 from moe.mixed.choose import MANY
+from moe.mixed.config import ARCHS as MIXED_ARCHS
 from moe.mixed.fragments import ArrangedExperts
-from moe.mixed.launch import ARCHS as MIXED_ARCHS
 from moe.mixed.layer import MixedLayer
 from moe.mixed.layer import run_layer as run_mixed
 from moe.packing import PackedExperts
@@ -67,6 +67,7 @@ def kernels_for(
     """The kernels of `warmup`, each once."""
     kind: Any = Layer
     run: Callable[[Any], Any]
+    archs: Sequence[str]
     run, archs = run_layer, ARCHS
     if isinstance(experts, ArrangedExperts):
         kind, run, archs = MixedLayer, run_mixed, MIXED_ARCHS

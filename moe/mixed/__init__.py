@@ -1,1 +1,1 @@
-"""Experts whose activations stay bf16, and whose weights of four bits become it in registers."""
+"""Experts whose activations stay bf16, and whose weights of four bits become it on the way."""

@@ -1,4 +1,4 @@
-"""`mixed_gemm`: the grouped product of numbers in bf16 and weights of four bits, on Hopper.
+"""`mixed_gemm`: the grouped product of numbers in bf16 and weights of four bits.
 
 Everything is checked before it compiles; nothing waits for the device or reads from it, so that a
 CUDA graph captures every call. torch.compile sees `blackwell_kernels::moe_mixed_gemm`. Forward
@@ -39,12 +39,12 @@ def mixed_gemm(
     arch: str | None = None,
 ) -> torch.Tensor:
     """Y_e = X_e W_e^T + b_e for every expert e, in one launch, and SwiGLU of gate and up behind it,
-    as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them. Weights become bf16 in
-    registers, exactly; sums are fp32, and rounded once.
+    as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them. Weights become bf16 on
+    their way to the tensor core, exactly; sums are fp32, and rounded once.
 
     Args:
         x: bfloat16 [R, K], contiguous, rows sorted by expert; or [T, K] with `rows`. float8_e4m3fn
-            where w is arranged for it.
+            where w is arranged for it, on Hopper alone.
         w: of `moe.arrange`: w13 with an activation, w2 without.
         offsets: int32 [E + 1], ascending from 0 to R at most; experts may have no rows.
         bias: fp32 [E, N] in the order of the rows of w, as `moe.arrange` has it.

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelkit import hw
 from moe.formats import FORMATS, BlockFormat, format_of
 
+ARCHS = ("sm_100a", "sm_90a")
 TILE_ROWS = (8, 16, 32, 64, 128, 256)
+LEAST_ROWS = {"sm_90a": 8, "sm_100a": 16}  # of a tile: of an MMA of 64 and of 128 rows of weights
 TEAMS, PARTS, SPLITS = (1, 2, 3, 4, 5, 6), (1, 2), (1, 2, 4)
+SPLIT_ARCH = "sm_90a"
 SPLIT_ROWS = 64  # of a tile that CTAs may share: sums of more would leave too little for the ring
-TWICE = (3, 4)  # warpgroups that may take two times 64 rows each; others spill words
-ROWS = 64  # of weights, that a warpgroup multiplies at a time
+TWICE = (3, 4)  # warpgroups of Hopper that may take two times 64 rows each; others spill words
+ROWS = 64  # of weights, that a warpgroup takes at a time
+DEPTH = 64  # of K, that they have
+HALVES = 2  # times 64 rows of weights of an MMA of Blackwell
+BLOCKS = (1, 2)  # of as many, of a tile
 BITS = {"bf16": 16, "fp16": 16, "e4m3": 8}
 WEIGHTS = ("nvfp4", "mxfp4")
 NUMBERS = ("bf16", "fp16")  # of outputs that have no scale
@@ -34,8 +41,9 @@ class MixedConfig:
     bias: is added to the products. out: dtype of the output.
     tile_rows: rows of an expert in a tile, the N of the MMA.
     gather: rows of x are where the tokens are, and are fetched from there.
-    teams: warpgroups that compute; parts: times 64 rows of weights that each of them multiplies.
-    split: CTAs of a cluster that share a tile: each multiplies its part of K.
+    teams: warpgroups that compute, on Blackwell that make bf16 of weights; parts: times 64 rows of
+    weights that each of them takes.
+    split: CTAs of a cluster that share a tile, on Hopper: each multiplies its part of K.
     pdl: programmatic dependent launch.
     """
 
@@ -89,18 +97,40 @@ class MixedConfig:
         """Columns of the output that a tile gives."""
         return self.tile_n // (2 if self.swiglu else 1)
 
-    def check_values(self) -> None:
-        """Raise ValueError or NotImplementedError, naming the value and what is possible."""
+    def check_values(self, arch: str) -> None:
+        """Raise ValueError or NotImplementedError, naming the value and what `arch` takes."""
         format_of(self.fmt)
+        if arch == "sm_100a":
+            self._check_numbers()
+        rows = tuple(n for n in TILE_ROWS if n >= LEAST_ROWS[arch])
         named = {
             "x": (self.x, tuple(ACTIVATIONS)), "out": (self.out, OUTPUTS),
             "fmt": (self.fmt, ACTIVATIONS.get(self.x, WEIGHTS)),
-            "tile_rows": (self.tile_rows, TILE_ROWS), "teams": (self.teams, TEAMS),
-            "parts": (self.parts, PARTS), "split": (self.split, SPLITS),
+            "tile_rows": (self.tile_rows, rows), "teams": (self.teams, TEAMS),
+            "parts": (self.parts, PARTS),
+            "split": (self.split, SPLITS if arch == SPLIT_ARCH else SPLITS[:1]),
         }  # fmt: skip
         for name, (value, possible) in named.items():
             if value not in possible:
                 raise NotImplementedError(f"{name} {value!r}: one of {possible}")
+        if self.limit and not self.swiglu:
+            raise ValueError("limit without an activation: nothing is clamped")
+        if arch == "sm_100a":
+            self._check_columns()
+        else:
+            self._check_registers()
+
+    def _check_numbers(self) -> None:
+        """Of Blackwell, where rows in eight bits have a tensor core's product of their own."""
+        for name, value in (("x", self.x), ("out", self.out)):
+            if value == "e4m3":
+                raise NotImplementedError(
+                    f"{name} 'e4m3' on sm_100a: {NUMBERS}; for activations of eight bits packed "
+                    "experts in mxfp4, which are not arranged, and activations='mxfp8'"
+                )
+
+    def _check_registers(self) -> None:
+        """Of Hopper, whose warpgroups hold weights and sums."""
         if self.parts > 1 and self.teams not in TWICE:
             raise NotImplementedError(
                 f"parts {self.parts} with {self.teams} warpgroups: 1, or 2 with one of {TWICE}"
@@ -109,8 +139,6 @@ class MixedConfig:
             raise NotImplementedError(
                 f"split {self.split} with tile_rows {self.tile_rows}: 1 beyond {SPLIT_ROWS} rows"
             )
-        if self.limit and not self.swiglu:
-            raise ValueError("limit without an activation: nothing is clamped")
         least, most = self.registers(1), REGISTERS[self.teams][0]
         if least > most:
             raise ValueError(
@@ -118,12 +146,34 @@ class MixedConfig:
                 f"rows of weights in {self.x}: {least} registers of a thread, limit {most}"
             )
 
+    def _check_columns(self) -> None:
+        """Of Blackwell, whose tensor memory holds weights and sums."""
+        blocks, odd = divmod(self.teams * self.parts, HALVES)
+        if odd or blocks not in BLOCKS:
+            raise NotImplementedError(
+                f"teams {self.teams} of {self.parts} x {ROWS} rows of weights on sm_100a: "
+                f"{' or '.join(str(HALVES * ROWS * n) for n in BLOCKS)} rows in all"
+            )
+        least = blocks * (self.tile_rows + 2 * unit_columns(self))
+        if least > hw.TMEM_COLUMNS:
+            raise ValueError(
+                f"tile_rows {self.tile_rows} with {blocks} x {HALVES * ROWS} rows of weights: "
+                f"{least} columns of tensor memory, limit {hw.TMEM_COLUMNS}"
+            )
 
-def fits(tile_rows: int, teams: int, parts: int) -> bool:
+
+def unit_columns(config: MixedConfig) -> int:
+    """Of tensor memory, for 128 rows of weights and a unit of K."""
+    return DEPTH * config.x_bits // 8 // hw.TMEM_CELL_BYTES
+
+
+def fits(arch: str, tile_rows: int, teams: int, parts: int) -> bool:
     """Whether there are such tiles of rows in bf16."""
-    config = MixedConfig(tile_rows=tile_rows, teams=teams, parts=parts)
-    few = parts == 1 or teams in TWICE
-    return few and config.registers(1) <= REGISTERS[teams][0]
+    try:
+        MixedConfig(tile_rows=tile_rows, teams=teams, parts=parts).check_values(arch)
+    except (NotImplementedError, ValueError):
+        return False
+    return True
 
 
 @dataclass(frozen=True)

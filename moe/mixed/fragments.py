@@ -1,16 +1,16 @@
-"""Expert weights of four bits as the warpgroups of Hopper multiply them, laid out at load.
+"""Expert weights of four bits as warpgroups turn them to what is multiplied, laid out at load.
 
 Values stay as they are, but where an expert's ue8m0 codes reach beyond 128: all of it is then made
 smaller, and what is 2^-134 of the largest scale factor is lost. The weights are the A operand of
-wgmma, in registers, so what a thread needs lies together. A unit is 64 rows by 64 of K: every
-thread of a warpgroup has 16 bytes of elements in it, a word of eight for each 16 of K, and its
-rows' scale factors follow behind all elements. Units of the same rows follow each other along K,
-then come those of the next 64 rows.
+wgmma, in registers, so what a thread needs lies together; on Blackwell the same registers go to
+tensor memory. A unit is 64 rows by 64 of K: every thread of a warpgroup has 16 bytes of elements in
+it, a word of eight for each 16 of K, and its rows' scale factors follow behind all elements. Units
+of the same rows follow each other along K, then come those of the next 64 rows.
 
 Thread 4 g + t of warp w has rows 16 w + g and 16 w + g + 8, and of 16 K those at 2 t, 2 t + 1, 2 t
 + 8 and 2 t + 9: four pairs of neighbours along K, rows first. Where the four bits of an element
 stand in two neighbouring words, `places` says: so that few instructions make pairs of bf16 of them
-(`sm90/dequantise.py`).
+(`device/dequantise.py`).
 
 Rows of a product with SwiGLU alternate by eight, gate then up: a thread's two rows are a pair. A
 scale factor is one byte that becomes bf16 without a case distinction. ue8m0: its exponent, larger
@@ -29,12 +29,11 @@ import torch
 from kernelkit import e2m1
 from moe.formats import format_of
 from moe.indices import check_factor
-from moe.mixed.config import ACTIVATIONS, ROWS
+from moe.mixed.config import ACTIVATIONS, DEPTH, ROWS
 from moe.packing import LayerWeights, PackedExperts, interleaved_rows, require_kind
 from moe.quantized import Quantized
 from moe.reference import unswizzle_scales
 
-DEPTH = 64  # K of a unit
 ELEMENT_BYTES = ROWS * DEPTH // 2
 THREADS = 128
 WORDS = 4  # of a thread in a unit
@@ -102,7 +101,7 @@ def units_of(size: int, unit: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ArrangedExperts(LayerWeights):
-    """A layer's weights for Hopper, made by `arrange`; bias13, bias2: fp32 [E, rows], those of w13
+    """A layer's weights, made by `arrange`; bias13, bias2: fp32 [E, rows], those of w13
     in the order of its rows. h_scale, h_decode_scale: fp32 [1] where activations are e4m3: what h
     is multiplied by before it is rounded, and 1 over it."""
 
@@ -122,13 +121,13 @@ class ArrangedExperts(LayerWeights):
 def arrange(
     experts: PackedExperts, activations: str = "bf16", *, h_scale: float = 1.0
 ) -> ArrangedExperts:
-    """The weights of a layer in nvfp4 or mxfp4 as Hopper multiplies them: the same bytes in another
-    order, made once at load, expert by expert.
+    """The weights of a layer in nvfp4 or mxfp4 as they are multiplied by numbers, on Hopper and on
+    Blackwell: the same bytes in another order, made once at load, expert by expert.
 
-    activations: 'bf16', or for weights in mxfp4 'e4m3', which is faster where there are many rows
-    and less exact. Weights are exact with both, but for what e4m3 loses where the scale factors of
-    a row are further apart than 2^11: elements that are that much smaller than the row's largest
-    are rounded to multiples of 2^-12 of its scale.
+    activations: 'bf16', or on Hopper, for weights in mxfp4, 'e4m3', which is faster where there are
+    many rows and less exact. Weights are exact with both, but for what e4m3 loses where the scale
+    factors of a row are further apart than 2^11: elements that are that much smaller than the row's
+    largest are rounded to multiples of 2^-12 of its scale.
     h_scale: in e4m3, what the output of SwiGLU is multiplied by before it is rounded; what exceeds
     448 then saturates. With a limit it is at most limit (limit + beta), 56 of gpt-oss.
 

@@ -12,7 +12,7 @@ import torch
 
 from kernelkit import hw
 from kernelkit.compile import compile_once
-from kernelkit.launch import choose_target, launch, sms_of
+from kernelkit.launch import Target, choose_target, launch, sms_of
 from kernelkit.operator import Operator
 from kernelkit.tensors import (
     DTYPE_NAMES,
@@ -25,10 +25,11 @@ from moe.arguments import Activation, SwiGLU, check_form
 from moe.choose import row_tiles
 from moe.indices import check_offsets, check_range
 from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
-from moe.mixed.config import BITS, OUTPUTS, ROW_VECTOR, ROWS, MixedConfig, RowsConfig
+from moe.mixed.config import ARCHS, BITS, OUTPUTS, ROW_VECTOR, ROWS, MixedConfig, RowsConfig
 from moe.mixed.fragments import DEPTH, Fragments, units_of
 
-ARCHS, KERNEL = ("sm_90a",), "moe.mixed.sm90.kernel"
+KERNELS = {"sm_100a": "moe.mixed.sm100.kernel", "sm_90a": "moe.mixed.sm90.kernel"}
+ROWS_ARCHS = ("sm_90a",)  # of rows that become e4m3
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"e4m3": torch.float8_e4m3fn}
 FP32 = torch.float32
 X_DTYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
@@ -69,18 +70,23 @@ class MixedArguments:
         return self.w.rows // (1 if self.activation is None else 2)
 
     @cached_property
+    def target(self) -> Target:
+        """Where it runs."""
+        return choose_target(self.x.device, self.backend, self.arch, ARCHS)
+
+    @cached_property
     def config(self) -> MixedConfig:
         """What is compiled."""
-        tile_rows = self.tile_rows
+        tile_rows, arch = self.tile_rows, self.target.arch
         if tile_rows is None:
-            tile_rows = choose_tile_rows(self.count, self.w.experts)
+            tile_rows = choose_tile_rows(self.count, self.w.experts, arch)
         sizes = self.count, self.w.experts, self.w.rows, tile_rows
         teams, parts, split = self.teams, self.parts, self.split
         if teams is None:
-            teams, parts = choose_teams(*sizes)
+            teams, parts = choose_teams(*sizes, arch)
             if split is None:
                 tiles = tiles_of(*sizes, teams * parts)
-                split = choose_split(tiles, tile_rows, units_of(self.w.k, DEPTH))
+                split = choose_split(tiles, tile_rows, units_of(self.w.k, DEPTH), arch)
         return MixedConfig(
             fmt=self.w.fmt,
             x=self.w.x,
@@ -131,7 +137,7 @@ class MixedArguments:
         unit = hw.TMA_ALIGN_BYTES * 8 // BITS[self.out]
         if self.columns % unit:
             raise NotImplementedError(f"{self.columns} columns of output: a multiple of {unit}")
-        self.config.check_values()
+        self.config.check_values(self.target.arch)
 
     def _check_scales(self) -> None:
         """Of x and of the output, one where they are e4m3, and none elsewhere."""
@@ -169,12 +175,11 @@ class MixedArguments:
 def forward(arguments: MixedArguments) -> tuple[torch.Tensor]:
     """[rows, columns]; one launch."""
     arguments.check()
-    device = arguments.x.device
-    target = choose_target(device, arguments.backend, arguments.arch, ARCHS)
+    target = arguments.target
     (out,) = empty_result(arguments)
     if out.numel():
-        compiled = compile_once(arguments.config, target.arch, KERNEL)
-        launch(compiled, kernel_arguments(arguments, out), target, device)
+        compiled = compile_once(arguments.config, target.arch, KERNELS[target.arch])
+        launch(compiled, kernel_arguments(arguments, out), target, arguments.x.device)
     return (out,)
 
 
@@ -185,7 +190,7 @@ def empty_result(arguments: MixedArguments) -> tuple[torch.Tensor]:
 
 
 def kernel_arguments(arguments: MixedArguments, out: torch.Tensor) -> list:
-    """As `moe.mixed.sm90.kernel.MixedGemm` takes them, but for the stream."""
+    """As `MixedGemm` of either architecture takes them, but for the stream."""
     x, w, config = arguments.x, arguments.w, arguments.config
     if arguments.rows is None:
         x = x.view(1, len(x), 1, w.k)
@@ -209,7 +214,7 @@ def quantise_rows(
     becomes 448; one launch."""
     if x.shape[1] % ROW_VECTOR:
         raise NotImplementedError(f"{x.shape[1]} columns in e4m3: a multiple of {ROW_VECTOR}")
-    target = choose_target(x.device, backend, arch, ARCHS)
+    target = choose_target(x.device, backend, arch, ROWS_ARCHS)
     out, scale = x.new_empty(x.shape, dtype=torch.float8_e4m3fn), x.new_empty(len(x), dtype=FP32)
     if len(x):
         compiled = compile_once(RowsConfig(), target.arch, "moe.mixed.rows_kernel")

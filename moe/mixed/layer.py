@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernelkit.launch import choose_target
 from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES
 from moe.arguments import Activation
 from moe.fused import Layer, Routed, combined, run_routing
+from moe.mixed.config import ARCHS, MixedConfig
 from moe.mixed.fragments import PAIR_ROWS, ArrangedExperts
 from moe.mixed.launch import MixedArguments, forward, quantise_rows
 
@@ -36,6 +38,9 @@ class MixedLayer(Layer):
             )
         if any(value is not None for value in vars(self.scales).values()):
             raise ValueError("scales with arranged experts: activations are not quantised")
+        if self.experts.x == "e4m3":
+            target = choose_target(self.x.device, self.backend, self.arch, ARCHS)
+            MixedConfig(x="e4m3").check_values(target.arch)
 
 
 def run_layer(layer: MixedLayer) -> tuple[torch.Tensor]:

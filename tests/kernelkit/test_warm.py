@@ -93,11 +93,12 @@ def test_a_layer_of_experts_chooses_no_other(fmt):
     assert len(known) > len(kernels(1))
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize(("flags", "tokens"), [
     ("--experts 257 --top-k 9 --hidden 7168 --intermediate 2048", 3000),
     ("--model gpt-oss-120b --experts 128 --top-k 4 --bias", 5000),
 ])  # fmt: skip
-def test_arranged_experts_choose_no_other(flags, tokens):
+def test_arranged_experts_choose_no_other(flags, tokens, arch):
     """Their tiles fill waves of CTAs: neighbours may differ, and both sides of them agree."""
     asked = EXPLAIN["moe"].parser("").parse_args(f"--activations bf16 {flags}".split())
     layer = layer_of(asked)
@@ -107,7 +108,7 @@ def test_arranged_experts_choose_no_other(flags, tokens):
 
     def kernels(*counts: int) -> list[KernelKey]:
         given = x, experts, logits, layer.router
-        return moe.warm.kernels_for(*given, counts, arch="sm_90a", activation=layer.form)
+        return moe.warm.kernels_for(*given, counts, arch=arch, activation=layer.form)
 
     known = set(kernels(*range(1, tokens)))
     for count in (*range(1, 64), *random.Random(1).sample(range(64, tokens), SAMPLES)):

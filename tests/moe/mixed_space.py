@@ -1,15 +1,17 @@
-"""Which problems of Hopper's grouped GEMM with weights of four bits are tried: a few for every run,
-every pair of values of two factors, and any at random."""
+"""Which problems of the grouped GEMM with weights of four bits beside bf16 are tried, on Hopper and
+on Blackwell: a few for every run, every pair of values of two factors, and any at random."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from moe.formats import format_of
 from moe.mixed.config import (
+    ARCHS,
     NUMBERS,
     PARTS,
     SPLIT_ROWS,
@@ -39,13 +41,17 @@ COUNTS = {
 }
 
 
-TILES = [
-    {"tile_rows": rows, "teams": teams, "parts": parts}
-    for rows in TILE_ROWS
-    for teams in TEAMS
-    for parts in PARTS
-    if fits(rows, teams, parts)
-]
+TILES_OF = {
+    arch: [
+        {"tile_rows": rows, "teams": teams, "parts": parts}
+        for rows in TILE_ROWS
+        for teams in TEAMS
+        for parts in PARTS
+        if fits(arch, rows, teams, parts)
+    ]
+    for arch in ARCHS
+}
+TILES = TILES_OF["sm_90a"]
 
 FACTORS = {
     "tile_rows": TILE_ROWS,
@@ -66,24 +72,31 @@ FACTORS = {
     "w_like": ("normal", "zero blocks", "one hot", "far apart", "saturated", "subnormal"),
     "pdl": (False, True),
 }
-RULES = (
-    Rule(("tile_rows", "teams", "parts"), fits),
-    Rule(("tile_rows", "split"), lambda rows, split: split == 1 or rows <= SPLIT_ROWS),
-    # Two stages, too few for rows that are gathered.
-    Rule(("tile_rows", "teams", "slots"), lambda *tile: tile[:2] != (256, 2) or not tile[2]),
-    # What the emulator has to do.
-    Rule(("counts", "k"), lambda counts, k: k < 1440 or sum(COUNTS[counts]) < 100),
-)
-SPACE = Space(FACTORS, RULES)
+SPLIT = Rule(("tile_rows", "split"), lambda rows, split: split == 1 or rows <= SPLIT_ROWS)
+# What the emulator has to do.
+QUICKLY = Rule(("counts", "k"), lambda counts, k: k < 1440 or sum(COUNTS[counts]) < 100)
+# On Hopper two stages, too few for rows that are gathered.
+STAGES = Rule(("tile_rows", "teams", "slots"), lambda *tile: tile[:2] != (256, 2) or not tile[2])
+TILE = "tile_rows", "teams", "parts"
+SPACE = Space(FACTORS, (Rule(TILE, partial(fits, "sm_90a")), STAGES, SPLIT, QUICKLY))
+ON_BLACKWELL = {
+    **FACTORS,
+    **{name: tuple(dict.fromkeys(tile[name] for tile in TILES_OF["sm_100a"])) for name in TILE},
+    "split": (1,),
+}
+BLACKWELL = Space(ON_BLACKWELL, (Rule(TILE, partial(fits, "sm_100a")), QUICKLY))
 
 
-def case_of(row: Mapping[str, Any]) -> Case:
+def case_of(row: Mapping[str, Any], arch: str = "sm_90a") -> Case:
     """The problem that a row of the space names."""
-    return Case(**{**row, "counts": COUNTS[row["counts"]], "form": FORMS[row["form"]]})
+    values = {**row, "counts": COUNTS[row["counts"]], "form": FORMS[row["form"]], "arch": arch}
+    return Case(**values)
 
 
 def rows_of(case: Case) -> list[dict[str, Any]]:
-    """The values of factors that a case has, others left out."""
+    """The values of factors that a case of Hopper has, others left out."""
+    if case.arch != "sm_90a":
+        return []
     counts = (name for name, counts in COUNTS.items() if counts == case.counts)
     forms = (name for name, form in FORMS.items() if form == case.form)
     values = {**vars(case), "counts": next(counts, None), "form": next(forms, None)}
@@ -99,6 +112,10 @@ SECOND = Case(
     (0, 1, 33, 0, 8), 224, 200, "mxfp4", None, room=5, out="fp16", w_like="far apart", tile_rows=32,
     teams=3, parts=1,
 )  # fmt: skip
+# Two accumulators of 128 rows of weights, more tiles and steps than there are stages; and widths of
+# products, a tile of 64 rows whose expert has fewer.
+THIRD = replace(FIRST, tile_rows=16, teams=2, parts=2, arch="sm_100a")
+FOURTH = replace(SECOND, tile_rows=64, teams=2, parts=1, arch="sm_100a")
 QUICK = (
     FIRST,
     replace(FIRST, counts=COUNTS["beyond the queue"], k=32, slots=1),
@@ -107,13 +124,24 @@ QUICK = (
     replace(SECOND, counts=COUNTS["a row"], k=64, columns=8, room=0, w_like="zero blocks"),
     replace(SECOND, counts=COUNTS["beyond two warps"], k=96, columns=40, w_like="one hot"),
 )
+QUICK_ON_BLACKWELL = (
+    THIRD,
+    replace(THIRD, counts=COUNTS["beyond the queue"], k=32, slots=1),
+    replace(THIRD, counts=COUNTS["none"]),
+    replace(THIRD, counts=(3, 0, 17), k=1440, columns=136),
+    FOURTH,
+    replace(FOURTH, counts=COUNTS["a row"], k=64, columns=8, room=0, w_like="zero blocks"),
+    replace(FOURTH, counts=COUNTS["beyond two warps"], k=96, columns=40, w_like="one hot"),
+    replace(FOURTH, counts=(70, 0, 33), k=1120, columns=136),
+)
 MATRIX = tuple(dict.fromkeys(case_of(row) for row in covering(SPACE)))
+MATRIX_ON_BLACKWELL = tuple(dict.fromkeys(case_of(row, "sm_100a") for row in covering(BLACKWELL)))
 
 
-def random_case(seed: int) -> Case:
+def random_case(seed: int, arch: str = "sm_90a") -> Case:
     """Any of the space, with other counts and sizes."""
     draw = random.Random(seed)
-    case = case_of(random_row(SPACE, draw))
+    case = case_of(random_row(SPACE if arch == "sm_90a" else BLACKWELL, draw), arch)
     sizes = (0, 0, 1, 2, 7, 8, 9, draw.randint(1, 70), case.tile_rows - 1, case.tile_rows + 1)
     counts = random_counts(seed, sizes)
     k = format_of(case.fmt).block * draw.randint(1, 40)

@@ -141,11 +141,12 @@ def test_gpt_oss_in_the_kernels(gpt_oss_folder):
 
 
 @pytest.mark.usefixtures("poisoned_outputs", "two_ctas")
-def test_gpt_oss_on_hopper(gpt_oss_folder):
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_gpt_oss_with_bf16(arch, gpt_oss_folder):
     """Weights are exact, activations bf16: beside the model's own definition."""
     x, logits, router = tokens()
     arranged = arrange(pack_gpt_oss(gpt_oss_folder, PREFIX))
-    with emulation():
+    with emulation(arch=arch):
         y = fused_moe(x, arranged, logits, router, activation=FORM).double()
     wanted = layer_of_gpt_oss(x)
     assert (y - wanted).norm() < 4e-3 * wanted.norm()

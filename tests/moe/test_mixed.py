@@ -1,5 +1,6 @@
-"""Hopper's grouped GEMM with weights of four bits, in the emulator: values under the checker, bits
-under every schedule and with every tile, and the two ways in which it once stood still."""
+"""The grouped GEMM with weights of four bits beside bf16, on Hopper and Blackwell, in the emulator:
+values under the checker, bits under every schedule and with every tile, and the two ways in which
+it once stood still."""
 
 from __future__ import annotations
 
@@ -13,10 +14,23 @@ import torch
 
 from kernelkit import compile as kernel_compile
 from kernelkit import store
-from moe.mixed.sm90 import gather, kernel
-from moe.mixed.sm90.plan import MixedPlan, make_plan
+from moe.mixed.device import gather
+from moe.mixed.plan import ProductPlan
+from moe.mixed.sm90 import kernel
+from moe.mixed.sm100 import kernel as blackwell
 from ptxemu import Deadlock, Options
-from tests.moe.mixed_space import FIRST, MATRIX, QUICK, SECOND, TILES, random_case
+from tests.moe.mixed_space import (
+    FIRST,
+    FOURTH,
+    MATRIX,
+    MATRIX_ON_BLACKWELL,
+    QUICK,
+    QUICK_ON_BLACKWELL,
+    SECOND,
+    THIRD,
+    TILES_OF,
+    random_case,
+)
 from workbench.problems import mixed_gemm as cases
 from workbench.problems.grouped_gemm import CHECKED, PATIENCE
 from workbench.problems.mixed_gemm import Case
@@ -55,7 +69,13 @@ def same_bits(case: Case, other: Case, options: Options = CHECKED) -> bool:
     return torch.equal(expected(case).view(torch.int16), result.view(torch.int16))
 
 
-@pytest.mark.parametrize("case", QUICK, ids=str)
+BOTH = pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+EDGES = pytest.mark.parametrize(
+    "case", [FIRST, SECOND, THIRD, FOURTH], ids=["first", "second", "third", "fourth"]
+)
+
+
+@pytest.mark.parametrize("case", [*QUICK, *QUICK_ON_BLACKWELL], ids=str)
 def test_quick(case):
     check(case)
 
@@ -65,51 +85,64 @@ def test_matrix(case):
     check(case)
 
 
+@pytest.mark.parametrize("case", in_groups(MATRIX_ON_BLACKWELL), ids=str)
+def test_matrix_on_blackwell(case):
+    check(case)
+
+
+@BOTH
 @pytest.mark.parametrize("seed", range(SEEDS), ids="seed-{}".format)
-def test_any(seed):
+def test_any(seed, arch):
     """A problem of the whole space at random, in two orders of events."""
-    case = random_case(seed)
+    case = random_case(seed, arch)
     check(case)
     late = Options("adversarial" if seed % 4 == 0 else "random", seed, limit=PATIENCE)
     assert same_bits(case, case, late), case
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("case", [FIRST, SECOND], ids=["first", "second"])
+@EDGES
 def test_an_adversarial_schedule_gives_the_same_bits(case, seed):
     assert same_bits(case, case, Options("adversarial", seed, limit=PATIENCE))
 
 
+@pytest.mark.parametrize("case", [FIRST, THIRD], ids=["first", "third"])
 @pytest.mark.parametrize("ctas", [1, 5, 132])
-def test_any_number_of_ctas_gives_the_same_bits(ctas, monkeypatch):
-    wanted = expected(FIRST)
+def test_any_number_of_ctas_gives_the_same_bits(ctas, case, monkeypatch):
+    wanted = expected(case)
     monkeypatch.setattr("moe.mixed.launch.sms_of", lambda device: ctas)
-    result = cases.run(FIRST)
+    result = cases.run(case)
     assert torch.equal(wanted.view(torch.int16), result.view(torch.int16))
 
 
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: "x".join(map(str, tile.values())))
-def test_every_tile_gives_the_same_bits(tile):
+@pytest.mark.parametrize(
+    ("arch", "tile"),
+    [(arch, tile) for arch in ("sm_90a", "sm_100a") for tile in TILES_OF[arch]],
+    ids=lambda tile: tile if isinstance(tile, str) else "x".join(map(str, tile.values())),
+)
+def test_every_tile_gives_the_same_bits(arch, tile):
     """K is added up in the same order, and the same is done with every sum."""
-    other = replace(MANY_TILES, **tile)
+    other = replace(MANY_TILES, **tile, arch=arch)
     assert same_bits(MANY_TILES, other, Options(limit=PATIENCE))
 
 
+@BOTH
 @pytest.mark.parametrize("changes", [{"pdl": True}, {"slots": 0}, {"tile_rows": None}], ids=str)
-def test_other_ways_to_the_same_bits(changes):
+def test_other_ways_to_the_same_bits(changes, arch):
     """A dependent launch, and tiles that are chosen; rows by TMA are those that are gathered."""
+    case = FIRST if arch == "sm_90a" else THIRD
     if "slots" not in changes:
-        assert same_bits(FIRST, replace(FIRST, **changes, teams=None, parts=None))
+        assert same_bits(case, replace(case, **changes, teams=None, parts=None))
         return
-    inputs = FIRST.inputs()
-    gathered = expected(FIRST)[: FIRST.rows]
-    slots = inputs.rows[: FIRST.rows].long()
-    x = inputs.x[slots // FIRST.slots].contiguous()
-    by_tma = cases.run(FIRST, x=x, rows=None, slots=1)
+    inputs = case.inputs()
+    gathered = expected(case)[: case.rows]
+    slots = inputs.rows[: case.rows].long()
+    x = inputs.x[slots // case.slots].contiguous()
+    by_tma = cases.run(case, x=x, rows=None, slots=1)
     assert torch.equal(gathered, by_tma)
 
 
-@pytest.mark.parametrize("case", [FIRST, SECOND], ids=["first", "second"])
+@EDGES
 def test_nan_and_infinities_of_a_token_stay_in_its_row(case):
     inputs = case.inputs()
     sound = expected(case)[: case.rows]
@@ -155,20 +188,22 @@ def stands_still(case: Case) -> bool:
 
 def test_who_computes_frees_a_stage_when_it_has_the_next_one(monkeypatch):
     """So two stages of the ring are never in flight."""
-    plan = make_plan(cases.arguments_of(GATHERED).config)
+    plan = cases.plan_of(GATHERED)
     assert plan.stages < 23 / 2
     assert plan.ahead == plan.stages - plan.lag - 1
     assert not stands_still(GATHERED)
-    monkeypatch.setattr(MixedPlan, "ahead", property(lambda plan: plan.stages - 1))
+    monkeypatch.setattr(ProductPlan, "ahead", property(lambda plan: plan.stages - 1))
     monkeypatch.setattr(kernel_compile, "_compiled", {})
     monkeypatch.setenv(store.VARIABLE, "off")
     assert stands_still(GATHERED)
 
 
-def test_tiles_of_one_step_are_told_before_others_begin(changed):
+@pytest.mark.parametrize("like", [FIRST, THIRD], ids=["first", "third"])
+def test_tiles_of_one_step_are_told_before_others_begin(like, changed, monkeypatch):
     """The queue has two tiles: there are never more than three steps of theirs in flight."""
-    case = replace(FIRST, counts=(9,) * 8, k=96)
+    case = replace(like, counts=(9,) * 8, k=96)
     assert not stands_still(case)
     both = "(going == 0) | (steps * TILE_STAGES < plan.ahead)"
     changed(gather, [kernel], "Gather", (both, "going == 0"))
+    monkeypatch.setattr(blackwell.Gather, "run", kernel.Gather.run)
     assert stands_still(case)

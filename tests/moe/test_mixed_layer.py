@@ -44,6 +44,7 @@ RANKS = ((0, 2), (2, 3), (3, 6))  # the last one has the shared expert, too
 ROUNDING = 4e-3  # of bf16, three times
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs", "two_ctas")
+BOTH = pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -71,10 +72,11 @@ def run(
     logits: torch.Tensor = LOGITS,
     router: Router = PLAIN,
     schedule: Options = CHECKED,
+    arch: str = "sm_90a",
     **options,
 ) -> torch.Tensor:
     with checked(schedule):
-        return fused_moe(X, experts, logits, router, activation=GPT_OSS, **options)
+        return fused_moe(X, experts, logits, router, activation=GPT_OSS, arch=arch, **options)
 
 
 def definition(experts: PackedExperts, routed: tuple, **form) -> torch.Tensor:
@@ -87,10 +89,11 @@ def apart(mine: torch.Tensor, other: torch.Tensor) -> float:
     return ((mine.double() - other.double()).norm() / other.double().norm()).item()
 
 
+@BOTH
 @pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
-def test_the_form_of_gpt_oss_beside_the_reference(fmt):
+def test_the_form_of_gpt_oss_beside_the_reference(fmt, arch):
     experts, routed = packed(fmt), route(LOGITS, **vars(PLAIN))
-    y = run(arrange(experts))
+    y = run(arrange(experts), arch=arch)
     assert apart(y, definition(experts, routed)) < ROUNDING
     for other in ({"alpha": 1.0}, {"beta": 0.0}, {"limit": None}):
         assert apart(y, definition(experts, routed, **other)) > 5 * ROUNDING
@@ -120,17 +123,20 @@ def test_the_host_never_waits_nor_computes(launches):
     assert len(launches) == 2 * 5
 
 
+@BOTH
 @pytest.mark.parametrize("seed", [0, 1])
-def test_an_adversarial_schedule_gives_the_same_bits(seed):
+def test_an_adversarial_schedule_gives_the_same_bits(seed, arch):
     experts = arrange(packed())
     late = Options("adversarial", seed, limit=PATIENCE)
-    assert torch.equal(run(experts, schedule=late), run(experts))
+    assert torch.equal(run(experts, schedule=late, arch=arch), run(experts, arch=arch))
 
 
+@BOTH
 @pytest.mark.parametrize("tile_rows", [16, 64])
-def test_every_tile_gives_the_same_bits(tile_rows):
+def test_every_tile_gives_the_same_bits(tile_rows, arch):
+    """On Blackwell those of Hopper."""
     experts = arrange(packed())
-    assert torch.equal(run(experts, tile_rows=tile_rows), run(experts))
+    assert torch.equal(run(experts, tile_rows=tile_rows, arch=arch), run(experts))
 
 
 def test_shared_experts_beside_the_reference():
@@ -142,7 +148,8 @@ def test_shared_experts_beside_the_reference():
     assert apart(y, definition(experts, (ids[:, :2], weights[:, :2]))) > 5 * ROUNDING
 
 
-def test_every_rank_beside_the_reference():
+@BOTH
+def test_every_rank_beside_the_reference(arch):
     """What is elsewhere has no weight; the sum over ranks is the layer."""
     whole = packed(end=EXPERTS + 1)
     ids, weights = route(LOGITS, **vars(SHARED))
@@ -150,7 +157,8 @@ def test_every_rank_beside_the_reference():
     for first, end in RANKS:
         is_here = (ids >= first) & (ids < end)
         routed = torch.where(is_here, ids, 0), weights.masked_fill(~is_here, 0.0)
-        mine = run(arrange(packed(first=first, end=end)), router=SHARED, expert_range=(first, end))
+        here = {"expert_range": (first, end), "arch": arch}
+        mine = run(arrange(packed(first=first, end=end)), router=SHARED, **here)
         assert apart(mine, definition(whole, routed)) < ROUNDING
         assert not mine[~is_here.any(-1)].any()
         total += mine.double()
@@ -189,16 +197,18 @@ def test_a_module_gives_its_experts():
     assert torch.equal(run(arranged), run(arrange(experts)))
 
 
-def test_a_planned_layer_gives_the_bits_of_a_call_whenever_contents_change():
+@BOTH
+def test_a_planned_layer_gives_the_bits_of_a_call_whenever_contents_change(arch):
     experts, x, logits = arrange(packed()), X.clone(), LOGITS.clone()
+    given = {"activation": GPT_OSS, "arch": arch}
     with checked():
-        plan = fused_moe_plan(x, experts, logits, PLAIN, activation=GPT_OSS)
+        plan = fused_moe_plan(x, experts, logits, PLAIN, **given)
         first = plan.result.clone()
-        assert torch.equal(first, run(experts))
+        assert torch.equal(first, run(experts, arch=arch))
         x.mul_(-1.5)
         logits.copy_(logits.flip(1))
         assert plan() is plan.result
-        assert torch.equal(plan.result, fused_moe(x, experts, logits, PLAIN, activation=GPT_OSS))
+        assert torch.equal(plan.result, fused_moe(x, experts, logits, PLAIN, **given))
     assert not torch.equal(first, plan.result)
 
 

@@ -14,17 +14,16 @@ from torch.library import opcheck
 from torch.utils._pytree import tree_map_only
 
 import moe.mixed.launch
-from moe import SwiGLU, mixed_gemm
+from moe import Router, SwiGLU, arrange, fused_moe, mixed_gemm, pack
 from moe.mixed.config import MixedConfig
+from moe.mixed.fragments import fragments
 from moe.mixed.launch import MIXED_GEMM
-from moe.mixed.sm90 import gather, load
-from moe.mixed.sm90 import math as math_role
-from moe.mixed.sm90.plan import make_plan
+from moe.mixed.plan import TILE_STAGES
 from moe.sm100 import plan as blackwell
 from tests.attentions import metadata
-from tests.moe.mixed_space import TILES
+from tests.moe.mixed_space import TILES_OF
 from workbench.problems.grouped_gemm import checked
-from workbench.problems.mixed_gemm import Case, call
+from workbench.problems.mixed_gemm import PLANS, Case, call
 
 pytestmark = pytest.mark.usefixtures("two_ctas")
 
@@ -105,6 +104,7 @@ def ints(*numbers: int) -> torch.Tensor:
 
 
 NARROW = Case((3,), 32, 8, form=None)
+ON_BLACKWELL = replace(PLAIN, arch="sm_100a")
 X = torch.zeros(12, 96, dtype=torch.bfloat16)
 
 
@@ -141,7 +141,17 @@ X = torch.zeros(12, 96, dtype=torch.bfloat16)
     (PLAIN, NotImplementedError, "parts 3: one of", {"teams": 1, "parts": 3}),
     (PLAIN, ValueError, "tile_rows 128 with 4 warpgroups of 1 x 64 rows of weights in bf16: 124",
      {"tile_rows": 128, "teams": 4}),
-    (PLAIN, NotImplementedError, "arch 'sm_100a': this kernel is written for", {"arch": "sm_100a"}),
+    (PLAIN, NotImplementedError, "arch 'sm_80': this kernel is written for", {"arch": "sm_80"}),
+    (ON_BLACKWELL, NotImplementedError, r"tile_rows 8: one of \(16, 32", {"tile_rows": 8}),
+    (ON_BLACKWELL, NotImplementedError, "teams 3 of 1 x 64 rows of weights on sm_100a: 128 or 256",
+     {"teams": 3}),
+    (ON_BLACKWELL, NotImplementedError, "teams 4 of 2 x 64 rows of weights on sm_100a: 128 or 256",
+     {"teams": 4, "parts": 2}),
+    (ON_BLACKWELL, ValueError, "tile_rows 256 with 2 x 128 rows of weights: 640 columns of tensor",
+     {"tile_rows": 256, "teams": 2, "parts": 2}),
+    (replace(ON_BLACKWELL, columns=48), NotImplementedError,
+     "out 'e4m3' on sm_100a: .* packed experts in mxfp4",
+     {"out": torch.float8_e4m3fn, "out_scale": torch.ones(1)}),
     (PLAIN, ValueError, "backend 'cuda' needs CUDA tensors", {"backend": "cuda"}),
     (PLAIN, TypeError, "w is Tensor, expected Fragments", {"w": X}),
     (PLAIN, NotImplementedError, "requires", {"x": X.float().requires_grad_()}),
@@ -169,10 +179,25 @@ def test_the_most_rows_that_an_expert_has(most):
         assert torch.equal(result, call(PLAIN, PLAIN.inputs()))
 
 
-def test_every_tile_has_a_plan():
-    for tile in TILES:
+@pytest.mark.usefixtures("no_compile")
+def test_rows_in_e4m3_are_refused_on_blackwell():
+    """By name of what is there instead, also of experts that are arranged for them."""
+    inputs = PLAIN.inputs()
+    w = fragments(inputs.quantised, x="e4m3")
+    words = "x 'e4m3' on sm_100a: .* packed experts in mxfp4, .* activations='mxfp8'"
+    given = {"x": inputs.x.to(torch.float8_e4m3fn), "w": w, "x_scale": torch.ones(1)}
+    with pytest.raises(NotImplementedError, match=words):
+        mixed_gemm(offsets=inputs.offsets, arch="sm_100a", **given)
+    packed = pack(torch.zeros(2, 64, 32).bfloat16(), torch.zeros(2, 32, 32).bfloat16(), "mxfp4")
+    with pytest.raises(NotImplementedError, match=words):
+        fused_moe(X[:, :32], arrange(packed, "e4m3"), torch.zeros(12, 2), Router(1))
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_every_tile_has_a_plan(arch):
+    for tile in TILES_OF[arch]:
         for gathers in (False, True):
-            plan = make_plan(MixedConfig(swiglu=True, gather=gathers, **tile))
+            plan = PLANS[arch](MixedConfig(swiglu=True, gather=gathers, **tile))
             assert plan.ahead <= plan.stages - plan.lag - 1
             assert plan.stages >= plan.lag + 1 + gathers
             assert plan.roles.threads <= 1024
@@ -181,5 +206,4 @@ def test_every_tile_has_a_plan():
 
 def test_the_queue_is_that_of_the_scheduler():
     """Which walks for Blackwell, too."""
-    roles = gather, load, math_role
-    assert {each.TILE_STAGES for each in roles} == {blackwell.TILE_STAGES}
+    assert TILE_STAGES == blackwell.TILE_STAGES

@@ -126,7 +126,7 @@ def test_a_wait_that_is_missing_is_found(changed, name, change):
     (23, 128, 45, 1), (23, 8, 4 * LEAST_UNITS - 1, 2), (1, 8, 2 * LEAST_UNITS - 1, 1),
 ])  # fmt: skip
 def test_what_sizes_choose(tiles, tile_rows, units, split):
-    assert choose_split(tiles, tile_rows, units) == split
+    assert choose_split(tiles, tile_rows, units, "sm_90a") == split
 
 
 def chosen(counts: tuple[int, ...], columns: int, k: int, **given) -> MixedConfig:

@@ -16,14 +16,14 @@ from kernelkit.compile import compile_once
 from moe.mixed import config as limits
 from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
 from moe.mixed.config import PARTS, SPLITS, TEAMS, TILE_ROWS, MixedConfig
-from moe.mixed.launch import KERNEL
+from moe.mixed.launch import KERNELS
 from moe.mixed.sm90 import kernel, math
 from moe.mixed.sm90.plan import make_plan
 
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
 needs_tools = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
 
-GROUPS = 4
+GROUPS, ARCH = 4, "sm_90a"
 # Both products of a layer, the first with all that an epilogue may do.
 FIRST = MixedConfig(swiglu=True, limit=True, bias=True, gather=True, pdl=True)
 SECOND = MixedConfig(bias=True, pdl=True)
@@ -42,10 +42,10 @@ def chosen() -> list[tuple[int, int, int, int]]:
     sizes choose."""
     found = set()
     for rows, experts, columns in itertools.product(ROWS, EXPERTS, COLUMNS):
-        tile_rows = choose_tile_rows(rows, experts)
-        teams, parts = choose_teams(rows, experts, columns, tile_rows)
+        tile_rows = choose_tile_rows(rows, experts, ARCH)
+        teams, parts = choose_teams(rows, experts, columns, tile_rows, ARCH)
         tiles = tiles_of(rows, experts, columns, tile_rows, teams * parts)
-        found |= {(tile_rows, teams, parts, choose_split(tiles, tile_rows, n)) for n in UNITS}
+        found |= {(tile_rows, teams, parts, choose_split(tiles, tile_rows, n, ARCH)) for n in UNITS}
     return sorted(found)
 
 
@@ -83,7 +83,7 @@ def in_groups(configs: list[MixedConfig]) -> list:
 
 def figures(config: MixedConfig, folder: Path) -> dict:
     cubin = folder / "kernel.cubin"
-    cubin.write_bytes(compile_once(config, "sm_90a", KERNEL).cubin)
+    cubin.write_bytes(compile_once(config, ARCH, KERNELS[ARCH]).cubin)
     return read(cubin)[0]
 
 

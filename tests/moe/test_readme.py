@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import sys
 import torch
 
 from moe import Router, pack_gpt_oss, reference, reference_routing, unpack, unpack_biases
-from moe.config import TILE_ROWS
 from tests.moe.hub_files import gpt_oss, write
 from workbench.house.source import ROOT
 
@@ -61,17 +59,3 @@ def test_the_table_of_steps_is_that_of_the_results():
     title, printed = result.stdout.split("\n", 1)
     assert printed.strip() == table.strip()
     assert title.split(", ")[1] in README
-
-
-def test_the_static_table_is_that_of_the_results():
-    """Of configs with an output in nvfp4, a row for every tile_rows."""
-    rows = json.loads((ROOT / "results" / "moe_static.json").read_text())[1:]
-    plain = {"limit": True, "amax": True, "out": "nvfp4"}
-    shown = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| ", README, re.MULTILINE)
-    assert [int(cells[0]) for cells in shown] == list(TILE_ROWS)
-    for tile_rows, *cells in shown:
-        tile = {"tile_rows": int(tile_rows)} if tile_rows != "128" else {}
-        (row,) = (row for row in rows if row["config"] == plain | tile)
-        figures = [row[name] for name in ("registers", "stages", "tmem_columns")]
-        assert [int(cell) for cell in cells] == [*figures, round(sum(row["epilogue"].values()))]
-    assert f"ptxas {rows[0]['ptxas'].rpartition('.')[0]} " in README

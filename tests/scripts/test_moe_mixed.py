@@ -9,20 +9,24 @@ import pytest
 import torch
 
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
+from kernelkit import hw
 from moe import reference, unpack, unpack_biases
 from moe.mixed.config import MixedConfig
-from moe.mixed.sm90.plan import make_plan
 from moe.reference_routing import route
+from tests.moe.mixed_space import TILES_OF
 from workbench.cases.moe import layer_of
 from workbench.commands import EXPLAIN
 from workbench.dump import moe_mixed
 from workbench.nsight import KERNELS
+from workbench.problems.mixed_gemm import PLANS
 from workbench.run import moe as run_moe
 
 MIXED = "moe --activations bf16 --format mxfp4"
 SMALL = f"{MIXED} --tokens 2 --hidden 128 --intermediate 64 --experts 3 --top-k 2"
 FP8 = "moe --activations e4m3 --format mxfp4"
 GPT_OSS = f"{MIXED} --model gpt-oss-120b --experts 128 --top-k 4 --tokens 64 --bias"
+ON_HOPPER = f"{GPT_OSS} --arch sm_90a"
+BOTH = pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 needs_tools = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
 
 
@@ -33,15 +37,18 @@ def layer(flags: str):
 # -- run ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", ["--bias --activation gpt-oss", "--format nvfp4"])
-def test_a_layer_runs_and_is_judged(written, more):
-    out, found = written(f"run.py {SMALL} {more} --check")
+@pytest.mark.parametrize(("arch", "more"), [
+    ("sm_90a", "--bias --activation gpt-oss"), ("sm_90a", "--format nvfp4"),
+    ("sm_100a", "--bias --activation gpt-oss"),
+])  # fmt: skip
+def test_a_layer_runs_and_is_judged(written, arch, more):
+    out, found = written(f"run.py {SMALL} {more} --arch {arch} --check")
     assert "within tolerance" in out
     assert run_moe.MIXED in out
     assert found["checks"]["errors"] == 0
     row = found["row"]
     assert row["case"].endswith("activations(bf16)" + " bias" * ("--bias" in more))
-    assert (row["arch"], row["launches"]) == ("sm_90a", 5)
+    assert (row["arch"], row["launches"]) == (arch, 5)
     assert 0.05 < row["reference"] < 0.3  # of random numbers in four bits
     assert 0 < row["apart"] < torch.finfo(torch.bfloat16).eps
 
@@ -86,12 +93,15 @@ def test_what_is_tolerated(monkeypatch, run, share, code):
     (f"dump.py {FP8} --carry", "--carry True: with --activations e4m3 each token"),
     (f"explain.py {FP8} --split 3", "split 3: one of (1, 2, 4)"),
     (f"explain.py {FP8} --split 2 --tile-rows 128", "split 2 with tile_rows 128: 1 beyond 64"),
-    ("run.py moe --activations bf16 --arch sm_100a", "--arch sm_100a: sm_90a with --activations"),
+    ("run.py moe --arch sm_90a", "--arch sm_90a: sm_100a with --activations quantised"),
+    ("explain.py moe --arch sm_90a", "--arch sm_90a: sm_100a with --activations quantised"),
     ("run.py moe --activations bf16 --dtype fp16", "x is torch.float16: "),
-    ("run.py moe --activations bf16 --tile-rows 100", "tile_rows 100: one of (8, 16, 32"),
+    ("run.py moe --activations bf16 --tile-rows 100", "tile_rows 100: one of (16, 32"),
     ("explain.py moe --activations bf16 --tile-n 128", "--tile-n 128: with --activations bf16"),
     ("explain.py moe --teams 2", "--teams 2: needs --activations bf16"),
-    ("dump.py moe --activations bf16 --teams 4 --tile-rows 128", "tile_rows 128 with 4 warpgroups"),
+    ("dump.py moe --activations bf16 --teams 4 --tile-rows 128 --arch sm_90a",
+     "tile_rows 128 with 4 warpgroups"),
+    ("dump.py moe --activations bf16 --teams 3", "teams 3 of 1 x 64 rows of weights on sm_100a"),
 ])  # fmt: skip
 def test_refused(run, flags, words):
     result = run(flags)
@@ -108,11 +118,13 @@ def rows_of(text: str, title: str) -> dict[str, str]:
     return dict(re.split(r"  +", line.strip(), maxsplit=1) for line in section.splitlines())
 
 
-def test_figures_by_hand(printed):
+@BOTH
+def test_figures_by_hand(printed, arch):
     """256 rows of 128 experts, 5760 packed rows of 2880: 45 units of 64."""
-    text, config = printed(f"explain.py {GPT_OSS}"), layer(GPT_OSS).mixed_product("w13").config
-    assert text.startswith("moe mixed GEMM for sm_90a: mxfp4, swiglu, limit, bias, gather, ")
-    rows, plan = rows_of(text, "The walk over tiles"), make_plan(config)
+    text = printed(f"explain.py {GPT_OSS} --arch {arch}")
+    config = layer(GPT_OSS).mixed_product("w13", arch).config
+    assert text.startswith(f"moe mixed GEMM for {arch}: mxfp4, swiglu, limit, bias, gather, ")
+    rows, plan = rows_of(text, "The walk over tiles"), PLANS[arch](config)
     assert rows["product"] == "128 x [5760, 2880] in mxfp4 by [256, 2880] in bf16"
     assert rows["output"].startswith("[256, 2880] in bf16, a bias, SwiGLU of pairs: 8 rows of gate")
     assert rows["output"].endswith("clamped at 7")
@@ -121,7 +133,8 @@ def test_figures_by_hand(printed):
     assert "2 rows of an expert on average" in rows["tile"]
     assert rows["K"].startswith("45 units of 64, 4 MMAs each")
     assert rows["ring"].startswith(f"{plan.stages} stages of ")
-    assert rows["grid"].startswith("132 CTAs on 132 SMs")
+    sms = hw.SMS_OF[arch]
+    assert rows["grid"].startswith(f"{sms} CTAs on {sms} SMs")
     assert rows_of(text, "Weights")["of a value"] == "4.25 bits as stored"
     assert all(f"  {role.name} " in text for role in plan.roles.roles)
     assert all(f"  {edge.name} " in text for edge in plan.edges.edges)
@@ -130,7 +143,7 @@ def test_figures_by_hand(printed):
 
 def test_what_is_chosen_and_what_would_be(printed):
     def walk(more: str) -> dict[str, str]:
-        return rows_of(printed(f"explain.py {GPT_OSS} {more}"), "The walk over tiles")
+        return rows_of(printed(f"explain.py {ON_HOPPER} {more}"), "The walk over tiles")
 
     chosen, second = walk(""), walk("--product w2")
     assert "would choose" not in chosen["tile"] + chosen["warpgroups"]
@@ -164,7 +177,7 @@ def test_in_e4m3_and_with_shares_of_k(printed):
 @pytest.mark.usefixtures("whole_ptxas")
 def test_figures_of_the_main_loop(written, tmp_path):
     """Eight elements of each thread for 16 of K and 64 rows are four products of pairs."""
-    out, found = written(f"dump.py {GPT_OSS} --teams 2 --parts 1", "--out", tmp_path / "files")
+    out, found = written(f"dump.py {ON_HOPPER} --teams 2 --parts 1", "--out", tmp_path / "files")
     assert (found["product"], found["config"]["teams"], found["spills"]) == ("w13", 2, 0)
     assert found["loop"]["HGMMA"] == 1
     assert found["loop"]["bf16 products"] == 4
@@ -173,7 +186,7 @@ def test_figures_of_the_main_loop(written, tmp_path):
     assert found["serialised"] is False
     assert "wgmma serialised: no" in out
     assert found["sass"]["tensor core"] >= found["turn"] / 16
-    assert found["smem_bytes"] == make_plan(MixedConfig(**found["config"])).smem.bytes
+    assert found["smem_bytes"] == PLANS["sm_90a"](MixedConfig(**found["config"])).smem.bytes
     assert "Main loop, per warp and 16 of K, 1 x 64 rows of weights: " in out
 
 
@@ -189,20 +202,36 @@ def test_figures_of_the_main_loop_in_e4m3(written, tmp_path):
     assert "Main loop, per warp and 32 of K, 1 x 64 rows of weights: " in out
 
 
-def test_the_grid_covers_every_tile():
-    assert len(set(moe_mixed.GRID)) == len(moe_mixed.GRID)
-    for config in moe_mixed.GRID:
-        make_plan(config)
-    assert {config.tile_rows for config in moe_mixed.GRID} == {8, 16, 32, 64, 128, 256}
-    assert {config.fmt for config in moe_mixed.GRID} == {"mxfp4", "nvfp4"}
-    assert {config.x for config in moe_mixed.GRID} == {"bf16", "e4m3"}
+@needs_tools
+@pytest.mark.usefixtures("whole_ptxas")
+def test_figures_of_the_main_loop_on_blackwell(written, tmp_path):
+    """The same products of pairs; a store to tensor memory has 64 of K."""
+    flags = f"{GPT_OSS} --tile-rows 16 --teams 2 --parts 1"
+    out, found = written(f"dump.py {flags}", "--out", tmp_path / "files")
+    assert (found["arch"], found["spills"], found["turn"]) == ("sm_100a", 0, 128)
+    assert found["loop"]["STTM"] == 1 / 4
+    assert found["loop"]["bf16 products"] == 4
+    assert found["loop"]["spills"] == 0
+    assert "Main loop, per warp and 16 of K, 1 x 64 rows of weights: " in out
+
+
+@BOTH
+def test_the_grid_covers_every_tile(arch):
+    grid = moe_mixed.grid(arch)
+    assert len(set(grid)) == len(grid)
+    for config in grid:
+        PLANS[arch](config)
+    assert {config.tile_rows for config in grid} == {row["tile_rows"] for row in TILES_OF[arch]}
+    assert {config.fmt for config in grid} == {"mxfp4", "nvfp4"}
+    rows = {"bf16", "e4m3"} if arch == "sm_90a" else {"bf16"}
+    assert {config.x for config in grid} == rows
 
 
 @needs_tools
 @pytest.mark.usefixtures("whole_ptxas")
 def test_a_grid_is_a_table(monkeypatch, written, tmp_path):
-    monkeypatch.setattr(moe_mixed, "GRID", (MixedConfig(tile_rows=8),))
-    table, (_, row) = written(f"dump.py {MIXED} --grid", "--out", tmp_path)
+    monkeypatch.setattr(moe_mixed, "grid", lambda arch: (MixedConfig(tile_rows=8),))
+    table, (_, row) = written(f"dump.py {MIXED} --arch sm_90a --grid", "--out", tmp_path)
     assert row["config"] == {"tile_rows": 8}
     assert f" {sum(row['loop'].values()):.1f} " in table
 
@@ -210,6 +239,8 @@ def test_a_grid_is_a_table(monkeypatch, written, tmp_path):
 # -- nsight ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["moemixedsm90kernelMixedGemm_", "moesm100kernelGroupedGemm_"])
-def test_a_profiler_finds_both_products(name):
+@pytest.mark.parametrize("name", [
+    "moemixedsm90kernelMixedGemm_", "moemixedsm100kernelMixedGemm_", "moesm100kernelGroupedGemm_",
+])  # fmt: skip
+def test_a_profiler_finds_every_product(name):
     assert re.search(KERNELS["moe"], f"kernel_cutlass_kernel_{name}object_at_")

@@ -18,7 +18,7 @@ RESULTS = ROOT / "results" / "moe_models.json"
 LARGEST = {"bf16": 0.005, "e4m3": 0.06, "mxfp8": 0.06, "nvfp4": 0.2, "mxfp4": 0.27}
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{models.GPUS[form.arch]}, {form}")
 def test_a_layer_is_as_exact_as_torch_that_rounds_alike(form):
     """Six experts of a token of DeepSeek-V4, one of them shared by all; its limit, its scores."""
     found = models.errors_of(models.problem_of("deepseek-v4-pro"), form)

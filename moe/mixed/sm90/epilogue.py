@@ -1,28 +1,16 @@
-"""What sums become on their way out: factor, bias, SwiGLU, rounding, rows of the output (device).
-
-In an accumulator element c + 2 h + 4 j of a thread is row g + 8 h of its warp's sixteen rows of
-weights, and row 8 j + 2 t + c of x. Rows of weights are columns of the output, so that it goes
-through shared memory transposed, some rows at a time.
-"""
-
-from dataclasses import dataclass
+"""Outputs of a warpgroup: scales of rows on their way in, sums on their way out (device code)."""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Uint32
+from cutlass import Float32, Int32
 
-from kernelkit import hw
-from kernelkit.shared_words import load
 from kernelkit.shared_words import store as store_words
-from kernelkit.warp_mma import pack, store_transposed
-from moe.device.swiglu import gate_weight, weighted_up
-from moe.mixed.config import ROWS
+from moe.mixed.device.args import Scope
+from moe.mixed.device.output import meet, own_rows, put, take
 from moe.mixed.fragments import THREADS
-from moe.mixed.sm90.args import Scope
-from moe.mixed.sm90.plan import CHUNK, STORE_BARRIER, MixedPlan
+from moe.mixed.plan import CHUNK
+from moe.mixed.sm90.plan import MixedPlan
 from moe.sm100.args import Tile
-
-UNIT = hw.SMEM_UNIT_BYTES
 
 
 @cute.jit
@@ -41,7 +29,11 @@ def store(
     for chunk in cutlass.range_constexpr(config.tile_rows // rows):
         if chunk * rows < tile.rows:
             buffer = scope.buffers.out.toint() + (team * 2 + chunk % 2) * plan.out_bytes
-            put(plan, scope, team, chunk, buffer, sums, own)
+            kept = cute.make_layout(4 * (rows // 8))
+            mine = [
+                cute.make_tensor(each.iterator + chunk * cute.size(kept), kept) for each in sums
+            ]
+            put(plan, scope, team, chunk, buffer, mine, own)
             meet(team)
             take(plan, scope, tile, team, chunk, buffer)
 
@@ -67,188 +59,3 @@ def fetch_scales(plan: cutlass.Constexpr[MixedPlan], scope: Scope, tile: Tile, t
                 scales = team * plan.config.tile_rows + place
                 store_words(scope.buffers.scales.toint() + 4 * scales, Float32, (scale,))
         cute.arch.sync_warp()  # one lane of the warp frees stages of the ring from here on
-
-
-@cute.jit
-def meet(team: Int32) -> None:
-    """All threads of the warpgroup."""
-    cute.arch.barrier(barrier_id=STORE_BARRIER + team, number_of_threads=THREADS)
-
-
-@dataclass(frozen=True)
-class OwnRows:
-    """Of a thread's two rows of weights of each part: factors of sums, and what is added then."""
-
-    factors: list[tuple[Float32, Float32]]
-    biases: list[tuple[Float32, Float32]]
-
-
-@cute.jit
-def own_rows(plan: cutlass.Constexpr[MixedPlan], scope: Scope, tile: Tile, team: Int32) -> OwnRows:
-    """Those of a tile; 0 where there is no such row."""
-    config, tensors = plan.config, scope.tensors
-    if cutlass.const_expr(config.x == "e4m3"):
-        factors = of_rows(plan, tensors.factor, tile, team)
-        if cutlass.const_expr(not config.row_scale):
-            scale = tensors.x_scale[0]
-            factors = [(first * scale, second * scale) for first, second in factors]
-    else:
-        factor = tensors.factor[tile.expert]
-        factors = [(factor, factor)] * config.parts
-    biases = [(Float32(0.0), Float32(0.0))] * config.parts
-    if cutlass.const_expr(config.bias):
-        biases = of_rows(plan, tensors.bias, tile, team)
-    return OwnRows(factors, biases)
-
-
-@cute.jit
-def of_rows(
-    plan: cutlass.Constexpr[MixedPlan], table: cute.Tensor, tile: Tile, team: Int32
-) -> list[tuple[Float32, Float32]]:
-    """Of fp32 [E, rows of weights], 0 where there are none."""
-    thread, _, _ = cute.arch.thread_idx()
-    lane_row = thread % THREADS // hw.WARP_THREADS * 16 + thread % hw.WARP_THREADS // 4
-    result = []
-    for part in cutlass.range_constexpr(plan.config.parts):
-        first = tile.n * plan.config.tile_n + (team * plan.config.parts + part) * ROWS
-        found = []
-        for half in cutlass.range_constexpr(2):
-            row = first + lane_row + 8 * half
-            value = Float32(0.0)
-            if row < cute.size(table, mode=[1]):
-                value = table[tile.expert, row]
-            found.append(value)
-        result.append(tuple(found))
-    return result
-
-
-@cute.jit
-def put(
-    plan: cutlass.Constexpr[MixedPlan],
-    scope: Scope,
-    team: Int32,
-    chunk: cutlass.Constexpr,
-    buffer: Int32,
-    sums: list[cute.Tensor],
-    own: OwnRows,
-) -> None:
-    """A chunk of rows of the output, this warp's columns of it, to shared memory."""
-    config = plan.config
-    blocks = min(CHUNK, config.tile_rows) // 8
-    thread, _, _ = cute.arch.thread_idx()
-    warp, lane = thread % THREADS // hw.WARP_THREADS, thread % hw.WARP_THREADS
-    halves = 1 if config.swiglu else 2
-    for part in cutlass.range_constexpr(config.parts):
-        words = [[], []]
-        for block in cutlass.range_constexpr(blocks):
-            number = chunk * blocks + block
-            every = outputs_of(plan, scope, team, number, sums[part], own, part)
-            for half in cutlass.range_constexpr(halves):
-                pair = every[2 * half], every[2 * half + 1]
-                unit = (part * 4 + warp) * halves + half
-                if cutlass.const_expr(config.out == "e4m3"):
-                    put_e4m3(plan, buffer, block, unit, pair)
-                else:
-                    words[half].append(pack(*pair, config.out))
-        for half in cutlass.range_constexpr(halves if config.out != "e4m3" else 0):
-            unit = (part * 4 + warp) * halves + half
-            place = buffer + placed(plan, lane % (8 * blocks), unit)
-            store_transposed(place, tuple(words[half]))
-
-
-@cute.jit
-def outputs_of(
-    plan: cutlass.Constexpr[MixedPlan],
-    scope: Scope,
-    team: Int32,
-    block: cutlass.Constexpr,
-    sums: cute.Tensor,
-    own: OwnRows,
-    part: cutlass.Constexpr,
-) -> list[Float32]:
-    """What a thread's sums of eight rows of x become: of its first row of weights and of two rows
-    of x, then of its second, or of the pair that both are."""
-    config, numbers = plan.config, scope.numbers
-    scales = (Float32(1.0), Float32(1.0))
-    if cutlass.const_expr(config.row_scale):
-        lane = cute.arch.lane_idx()
-        place = team * config.tile_rows + 8 * block + lane % 4 * 2
-        scales = load(scope.buffers.scales.toint() + 4 * place, Float32, 2)
-    every = []
-    for half in cutlass.range_constexpr(2):
-        for token in cutlass.range_constexpr(2):
-            value = sums[4 * block + 2 * half + token] * own.factors[part][half]
-            if cutlass.const_expr(config.row_scale):
-                value *= scales[token]
-            if cutlass.const_expr(config.bias):
-                value += own.biases[part][half]
-            every.append(value)
-    if cutlass.const_expr(config.swiglu):
-        weights = [gate_weight(config, numbers, every[k]) for k in range(2)]
-        every = [weighted_up(config, numbers, every[2 + k], weights[k]) for k in range(2)]
-    if cutlass.const_expr(config.out == "e4m3"):
-        every = [value * scope.tensors.out_scale[0] for value in every]
-    return every
-
-
-@cute.jit
-def put_e4m3(
-    plan: cutlass.Constexpr[MixedPlan],
-    buffer: Int32,
-    block: cutlass.Constexpr,
-    unit: Int32,
-    pair: tuple[Float32, Float32],
-) -> None:
-    """Outputs of two rows of x to shared memory: neighbouring columns trade, so that each has two
-    of one row. unit: of eight columns."""
-    lane = cute.arch.lane_idx()
-    column, is_odd = lane // 4, Boolean(lane // 4 % 2)
-    sent = pair[0] if is_odd else pair[1]
-    found = cute.arch.shuffle_sync_bfly(sent, offset=4)
-    low = found if is_odd else pair[0]
-    high = pair[1] if is_odd else found
-    row = 8 * block + lane % 4 * 2 + column % 2
-    byte = unit * 8 + column // 2 * 2
-    cute.arch.inline_ptx(
-        "{ .reg .b16 both; cvt.rn.satfinite.e4m3x2.f32 both, {$r2}, {$r1}; "
-        "st.shared.b16 [{$r0}], both; }",
-        read_only_args=[buffer + placed(plan, row, byte // UNIT) + byte % UNIT, low, high],
-    )
-
-
-@cute.jit
-def take(
-    plan: cutlass.Constexpr[MixedPlan],
-    scope: Scope,
-    tile: Tile,
-    team: Int32,
-    chunk: cutlass.Constexpr,
-    buffer: Int32,
-) -> None:
-    """A chunk of rows from shared to global memory, 16 bytes a thread."""
-    config, out = plan.config, scope.tensors.out
-    rows, units = min(CHUNK, config.tile_rows), plan.out_line // UNIT
-    columns = plan.outputs // units  # of a thread
-    thread, _, _ = cute.arch.thread_idx()
-    thread = thread % THREADS
-    column = tile.n * config.tile_outputs + team * plan.outputs + thread % units * columns
-    for first in cutlass.range_constexpr(0, rows, THREADS // units):
-        line = first + thread // units
-        row = chunk * rows + line
-        if (line < rows) & (row < tile.rows) & (column < cute.size(out, mode=[1])):
-            moved = cute.make_rmem_tensor(4, Uint32)
-            words = load(buffer + placed(plan, line, thread % units), Uint32, 4)
-            for word in cutlass.range_constexpr(4):
-                moved[word] = words[word]
-            start = cute.recast_ptr(
-                (out[tile.first + row, None].iterator + column).align(UNIT), dtype=Uint32
-            )
-            cute.autovec_copy(moved, cute.make_tensor(start, cute.make_layout(4)))
-
-
-@cute.jit
-def placed(plan: cutlass.Constexpr[MixedPlan], row: Int32, unit: Int32) -> Int32:
-    """Byte of 16 of a row: eight lanes that move neighbouring rows meet all banks."""
-    line = plan.out_line
-    turned = row * line // hw.SMEM_LINE_BYTES % min(8, line // UNIT)
-    return row * line + (unit ^ turned) * UNIT

@@ -15,9 +15,10 @@ from cutlass import Boolean, Float32, Int32
 
 from kernelkit import hw
 from kernelkit.shared_words import load, operands
+from moe.mixed.device.args import Scope, Share, Sizes
 from moe.mixed.fragments import THREADS
-from moe.mixed.sm90.args import Scope, Share, Sizes
-from moe.mixed.sm90.plan import PAIR, MixedPlan
+from moe.mixed.plan import PAIR
+from moe.mixed.sm90.plan import MixedPlan
 
 VECTOR = 4  # sums of a thread of eight rows of x
 

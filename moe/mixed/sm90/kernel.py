@@ -1,7 +1,8 @@
 """The grouped GEMM of Hopper: weights of four bits, rows in bf16 by expert, SwiGLU behind it.
 
 Persistent CTAs take tiles from a queue that their scheduler warp fills. Reading order:
-fragments.py, plan.py, load.py, gather.py, dequantise.py, math.py, exchange.py, epilogue.py.
+fragments.py, plan.py, load.py, device/gather.py, device/dequantise.py, math.py, exchange.py,
+device/output.py.
 """
 
 from dataclasses import replace
@@ -18,18 +19,21 @@ from kernelkit import hw
 from kernelkit.boxes import ROWS_FIRST, describe, reorder
 from kernelkit.buffers import buffer_at
 from kernelkit.dependent import follow
-from kernelkit.fake import fake_tensor
 from kernelkit.pipelines import make_pipelines, publish_barriers
 from kernelkit.registers import set_registers
 from moe.mixed.config import MixedConfig
-from moe.mixed.sm90.args import Buffers, Pipes, Scope, Sizes, Tensors
+from moe.mixed.device.args import Scope, Sizes, Tensors
+from moe.mixed.device.gather import Gather
+from moe.mixed.device.load import x_box
+from moe.mixed.device.scheduler import Scheduler
+from moe.mixed.device.signature import example_arguments
+from moe.mixed.device.types import X_TYPES
+from moe.mixed.plan import TILE_STAGES, TILE_WORDS
+from moe.mixed.sm90.args import Buffers, Pipes
 from moe.mixed.sm90.exchange import open_mail, share_of
-from moe.mixed.sm90.gather import Gather
-from moe.mixed.sm90.load import Load, x_box
+from moe.mixed.sm90.load import Load
 from moe.mixed.sm90.math import Math
-from moe.mixed.sm90.plan import TILE_STAGES, TILE_WORDS, make_plan
-from moe.mixed.sm90.scheduler import Scheduler
-from moe.mixed.sm90.types import OUT_TYPES, X_TYPES
+from moe.mixed.sm90.plan import make_plan
 from moe.sm100.args import Numbers
 
 
@@ -114,32 +118,6 @@ class MixedGemm:
         mail = buffer_at(plan, smem, "mail", Float32)
         barriers = buffer_at(plan, smem, "mail_barriers", Int64)
         return replace(result, mail=mail, mail_barriers=barriers)
-
-
-def example_arguments(config: MixedConfig) -> tuple:
-    """(x, tensors, numbers, sizes, ctas, stream), as `MixedGemm.__call__` takes them."""
-    numbers = (Float32(1.0), Float32(0.0), Float32(0.0))
-    rows, experts, one = (cute.sym_int32() for _ in range(3))
-    align = hw.TMA_ALIGN_BYTES
-    bias = fake_tensor(Float32, experts, cute.sym_int32()) if config.bias else None
-    is_fp8 = config.x == "e4m3"
-    factor = (experts, cute.sym_int32()) if is_fp8 else (cute.sym_int32(),)
-    tensors = (
-        fake_tensor(Uint8, experts, cute.sym_int32(), align=align),
-        fake_tensor(Float32, *factor),
-        fake_tensor(Int32, cute.sym_int32()),
-        fake_tensor(OUT_TYPES[config.out], rows, cute.sym_int32(), align=align),
-        bias,
-        fake_tensor(Int32, cute.sym_int32()) if config.gather else None,
-        fake_tensor(Float32, cute.sym_int32()) if is_fp8 else None,
-        fake_tensor(Float32, cute.sym_int32()) if config.out == "e4m3" else None,
-    )
-    element = X_TYPES[config.x]
-    if config.gather:
-        x = fake_tensor(element, cute.sym_int32(), cute.sym_int32(), align=align)
-        return x, tensors, numbers, (Int32(1),) * 5, Int32(1), CUstream(0)
-    x = fake_tensor(element, one, rows, one, cute.sym_int32(), align=align)
-    return x, tensors, numbers, (Int32(1),) * 5, Int32(1), CUstream(0)
 
 
 def host_function(config: MixedConfig, _arch: str) -> tuple:

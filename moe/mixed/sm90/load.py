@@ -1,31 +1,18 @@
-"""Load role: one warp fetches x by TMA and the weights as they lie, a stage of K at a time."""
+"""Load role: one warp fetches x and weights, a stage of K of both at a time."""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64
+from cutlass import Int32
 
-from kernelkit.boxes import Box, BoxPosition, copy_in
 from kernelkit.pipelines import consumer_state, producer_state
-from moe.mixed.fragments import DEPTH
-from moe.mixed.sm90.args import Scope
-from moe.mixed.sm90.plan import TILE_STAGES, MixedPlan
-from moe.mixed.sm90.types import X_TYPES
-from moe.sm100.args import Tile
+from moe.mixed.device.args import Scope
+from moe.mixed.device.load import Loader
+from moe.mixed.plan import TILE_STAGES
 from moe.sm100.roles.scheduler import read_tile
 
 
-def x_box(plan: MixedPlan) -> Box:
-    """One unit of K of the fewest rows that are multiplied."""
-    return Box(plan.widths[-1], DEPTH, X_TYPES[plan.config.x])
-
-
-class Load:
-    """Fills the ring. Rows behind the last one, and K behind its end, arrive as zeros of x; the
-    weights that these are multiplied by are those before."""
-
-    def __init__(self, plan: MixedPlan) -> None:
-        self.plan = plan
-        self.role = plan.roles["load"]
+class Load(Loader):
+    """Fills the ring."""
 
     @cute.jit
     def run(self, scope: Scope) -> None:
@@ -42,74 +29,10 @@ class Load:
             tiles.advance()
             going = tile.valid
             if going > 0:
-                size = self.stage_bytes(tile.rows)
+                size = self.stage_bytes(tile.rows, self.plan.w_bytes)
                 for step in cutlass.range(steps, unroll=1):
                     pipes.ab.acquire_bytes(state, size)
-                    self.fetch(scope, tile, step, state.index)
+                    barrier = pipes.ab.barrier(state.index)
+                    self.fetch_weights(scope, tile, step, state.index, barrier)
+                    self.fetch_rows(scope, tile, step, state.index, barrier)
                     state.advance()
-
-    @cute.jit
-    def stage_bytes(self, rows: Int32) -> Int32:
-        """Bytes of a stage of a tile that has so many rows."""
-        plan = self.plan
-        size = Int32(plan.w_bytes)
-        for number in cutlass.range_constexpr(self.boxes):
-            if self.is_needed(number, rows):
-                size += plan.units * plan.widths[-1] * plan.line
-        return size
-
-    @property
-    def boxes(self) -> int:
-        """Of rows of a tile, that TMA fetches."""
-        return 0 if self.plan.config.gather else self.plan.config.tile_rows // self.plan.widths[-1]
-
-    def is_needed(self, number: int, rows: Int32) -> Boolean:
-        """Whether box `number` has rows that are multiplied: twice as many as one, or all."""
-        behind = self.plan.widths[-1] << number.bit_length() - 1 if number else 0
-        return rows > behind
-
-    @cute.jit
-    def fetch(self, scope: Scope, tile: Tile, step: Int32, stage: Int32) -> None:
-        """One stage of a tile."""
-        plan, sizes, buffers = self.plan, scope.sizes, scope.buffers
-        barrier = scope.pipes.ab.barrier(stage)
-        every = scope.tensors.weights[tile.expert, None].iterator.toint()
-        for part in cutlass.range_constexpr(plan.tall):
-            row = cutlass.min(tile.n * plan.tall + part, sizes.tall - 1)
-            for unit in cutlass.range_constexpr(plan.units):
-                own = scope.share.first + step * plan.units + unit
-                number = row * sizes.units + cutlass.min(own, sizes.units - 1)
-                source = every + Int64(number) * plan.unit_bytes
-                place = (stage * plan.tall + part) * plan.units + unit
-                target = buffers.w.toint() + place * plan.unit_bytes
-                copy_bytes(source, target, plan.unit_bytes, barrier)
-        for number in cutlass.range_constexpr(self.boxes):
-            if self.is_needed(number, tile.rows):
-                self.fetch_box(scope, tile, step, stage, number)
-
-    @cute.jit
-    def fetch_box(
-        self, scope: Scope, tile: Tile, step: Int32, stage: Int32, number: cutlass.Constexpr
-    ) -> None:
-        """Rows of x of a stage."""
-        plan, box = self.plan, x_box(self.plan)
-        barrier = scope.pipes.ab.barrier(stage)
-        for unit in cutlass.range_constexpr(plan.units):
-            row = tile.first + number * box.rows
-            column = scope.share.first + step * plan.units + unit
-            position = BoxPosition(row, column * DEPTH, 0, 0)
-            target = (stage * plan.units + unit) * self.boxes + number
-            copy_in(scope.x, box, position, box.at(scope.buffers.x, target), barrier)
-
-
-@cute.jit
-def copy_bytes(
-    source: Int64, target: Int32, size: cutlass.Constexpr, barrier: cute.Pointer
-) -> None:
-    """Start to copy neighbouring bytes of global memory, whole 16 of them, to shared memory."""
-    with cute.arch.elect_one():
-        cute.arch.inline_ptx(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-            f"[{{$r0}}], [{{$r1}}], {size}, [{{$r2}}];",
-            read_only_args=[target, source, Int32(barrier.toint())],
-        )

@@ -17,13 +17,15 @@ from kernelkit import hw
 from kernelkit.pipelines import consumer_state
 from kernelkit.umma import shared
 from moe.mixed.config import ROWS
+from moe.mixed.device import dequantise
+from moe.mixed.device.args import Scope
+from moe.mixed.device.types import X_TYPES
 from moe.mixed.fragments import DEPTH, ELEMENT_BYTES, THREADS, WORDS
-from moe.mixed.sm90 import dequantise, dequantise_fp8
-from moe.mixed.sm90.args import Scope
+from moe.mixed.plan import PAIR, TILE_STAGES
+from moe.mixed.sm90 import dequantise_fp8
 from moe.mixed.sm90.epilogue import fetch_scales, store
 from moe.mixed.sm90.exchange import exchange, finishes, leave
-from moe.mixed.sm90.plan import PAIR, TILE_STAGES, MixedPlan
-from moe.mixed.sm90.types import X_TYPES
+from moe.mixed.sm90.plan import MixedPlan
 from moe.sm100.roles.scheduler import read_tile
 
 K = OperandMajorMode.K

@@ -1,10 +1,9 @@
 """Warps, barriers and shared memory of Hopper's grouped GEMM, as data.
 
-A tile is tile_rows rows of one expert by tile_n rows of its matrix. A warpgroup multiplies 64 rows
-of the matrix at a time, or twice 64, which it has in registers as bf16, by all rows of the expert,
-which are in shared memory: the result is transposed. A stage of the ring has one unit of K, of
-both, or two; one warp fetches them, another one walks over the tiles. Where a cluster shares a
-tile, each of its CTAs does all that with a part of K.
+A warpgroup multiplies 64 rows of the matrix at a time, or twice 64, which it has in registers as
+bf16, by all rows of the expert, which are in shared memory. One warp fetches both, another one
+walks over the tiles. Where a cluster shares a tile, each of its CTAs does all that with a
+part of K.
 """
 
 from __future__ import annotations
@@ -17,26 +16,17 @@ from kernelkit.arrivals import Signal
 from kernelkit.edges import Edge, EdgePlan
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.warps import Role, RolePlan
-from moe.mixed.config import BITS, REGISTERS, ROWS, MixedConfig
-from moe.mixed.fragments import DEPTH, unit_bytes
-from moe.sm100.plan import TILE_STAGES  # of the same scheduler
+from moe.mixed.config import REGISTERS, ROWS, MixedConfig
+from moe.mixed.plan import BARRIER_BYTES, MAX_STAGES, TILE_STAGES, TILE_WORDS, ProductPlan
 
-PAIR = 2  # units of K, of which one becomes bf16 while the other is multiplied
-TILE_WORDS = 8  # int32 of a slot of the tile queue
-MAX_STAGES = 16
-BARRIER_BYTES = 1024
-MAX_AHEAD = 5
-SMALL, LEAST = 32, 8  # rows of a tile
+LEAST = 8  # rows of a tile
 MOST_WIDTHS = 3
-CHUNK = 32  # rows of the output that a warpgroup has in shared memory at a time
-STORE_BARRIER = 1  # and the next ones: threads of a warpgroup whose outputs meet
 
 
 @dataclass(frozen=True)
-class MixedPlan:
-    """Everything about a config that is decided before tracing."""
-
-    config: MixedConfig
+class MixedPlan(ProductPlan):
+    """Everything about a config that is decided before tracing. Of the two units of K of a turn one
+    becomes bf16 while the other is multiplied."""
 
     @cached_property
     def roles(self) -> RolePlan:
@@ -58,11 +48,6 @@ class MixedPlan:
         )  # fmt: skip
 
     @property
-    def units(self) -> int:
-        """Of K in a stage: one where it is large anyway."""
-        return PAIR if self.config.tile_rows <= SMALL else 1
-
-    @property
     def widths(self) -> tuple[int, ...]:
         """Columns of products, which are rows of x: all of a tile, or half of them where it has no
         more, and so on as far as registers go."""
@@ -76,44 +61,14 @@ class MixedPlan:
         )
 
     @property
-    def unit_bytes(self) -> int:
-        """Of 64 rows of weights by 64 of K."""
-        return unit_bytes(self.config.fmt)
-
-    @property
-    def tall(self) -> int:
-        """64 rows of weights in a tile."""
-        return self.config.tile_n // ROWS
-
-    @property
-    def w_bytes(self) -> int:
-        """Of a stage."""
-        return self.tall * self.units * self.unit_bytes
-
-    @property
-    def x_bytes(self) -> int:
-        """Of one unit of K of a stage."""
-        return self.config.tile_rows * self.line
-
-    @property
-    def line(self) -> int:
-        """Bytes of a row of x in a unit of K."""
-        return DEPTH * self.config.x_bits // 8
+    def parts(self) -> int:
+        """Times 64 rows of weights that a warpgroup multiplies, and stores."""
+        return self.config.parts
 
     @property
     def outputs(self) -> int:
         """Columns of the output of a warpgroup."""
         return self.config.tile_outputs // self.config.teams
-
-    @property
-    def out_bytes(self) -> int:
-        """What a warpgroup has in shared memory of them."""
-        return min(CHUNK, self.config.tile_rows) * self.out_line
-
-    @property
-    def out_line(self) -> int:
-        """Bytes of a row of the output in a tile, of a warpgroup."""
-        return self.outputs * BITS[self.config.out] // 8
 
     @property
     def scale_bytes(self) -> int:
@@ -145,14 +100,8 @@ class MixedPlan:
         return min(MAX_STAGES, room // (self.units * self.x_bytes + self.w_bytes))
 
     @property
-    def ahead(self) -> int:
-        """Stages of gathered rows in flight: with more nobody would go on, see `lag`."""
-        return min(MAX_AHEAD, self.stages - self.lag - 1)
-
-    @property
     def lag(self) -> int:
-        """Stages that have to be full, beside one, before it is free: two units of K are waited for
-        at a time, while the two before are still multiplied."""
+        """Two units of K are waited for at a time, while the two before are still multiplied."""
         return 3 if self.units == 1 else 1
 
     @cached_property
@@ -184,35 +133,19 @@ class MixedPlan:
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Who waits for whom. Tiles go to each role that wants them by an edge of its own."""
-        tiles = tuple(
-            Edge(f"tile_{role}", "scheduler", role, TILE_STAGES, Signal.THREADS, "tile",
-                 release=Signal.THREADS, every_team=True)
-            for role in ("load", "math", *(("gather",) if self.config.gather else ()))
-        )  # fmt: skip
-        x_bytes = 0 if self.config.gather else self.units * self.x_bytes
+        """Who waits for whom."""
         ring = Edge("ab", "load", "math", self.stages, Signal.TMA, "stage of w and x",
-                    tx_bytes=x_bytes + self.w_bytes, release=Signal.WARPS,
+                    tx_bytes=self.moved_x + self.w_bytes, release=Signal.WARPS,
                     every_team=True)  # fmt: skip
         gathered = Edge("x", "gather", "math", self.stages, Signal.THREADS, "stage of x",
                         release=Signal.WARPS, every_team=True)  # fmt: skip
-        return EdgePlan(self.roles, (*tiles, ring, *((gathered,) if self.config.gather else ())))
-
-    def check(self) -> None:
-        """Raise ValueError for what no CTA can hold."""
-        self.roles.check()
-        least = self.lag + (2 if self.config.gather else 1)
-        if self.stages < least:
-            raise ValueError(f"{self.stages} stages of {self.config}: at least {least}")
-        self.edges.check()
-        self.smem.check()
-        if self.edges.barrier_bytes > BARRIER_BYTES:
-            raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers > {BARRIER_BYTES}")
+        rings = (ring, *((gathered,) if self.config.gather else ()))
+        return EdgePlan(self.roles, (*self.tile_edges("load", "math"), *rings))
 
 
 def make_plan(config: MixedConfig) -> MixedPlan:
     """The checked plan of a config."""
-    config.check_values()
+    config.check_values("sm_90a")
     plan = MixedPlan(config)
     plan.check()
     return plan

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from moe.mixed.launch import ARCHS
+from moe.mixed.config import ARCHS
 from moe.models import of_model
 from workbench.bench import steps
 from workbench.bench.gqa import read_bandwidth

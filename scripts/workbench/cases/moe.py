@@ -148,8 +148,9 @@ class Layer:
                  "w2": (self.hidden, self.intermediate)}  # fmt: skip
         return sizes[name]
 
-    def mixed_product(self, name: str, **tuning: Any) -> MixedArguments:
-        """What mixed_gemm gets for w13 or w2 inside a layer, tensors without contents; checked."""
+    def mixed_product(self, name: str, arch: str | None = None, **tuning: Any) -> MixedArguments:
+        """What mixed_gemm gets for w13 or w2 inside a layer, tensors without contents; checked.
+        arch: the first one by default."""
         rows, (n, k), first = self.tokens * self.top_k, self.sizes(name), name == "w13"
         units = units_of(n, ROWS) * units_of(k, DEPTH)
         data = _empty((self.experts, units * unit_bytes(self.format)), torch.uint8)
@@ -166,7 +167,8 @@ class Layer:
             _empty(self.experts + 1, torch.int32),
             _empty((self.experts, n)) if self.bias else None,
             Activation(PAIR_ROWS, **vars(self.form)) if first else None,
-            tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, **given, **tuning,
+            tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, arch=arch or self.archs[0],
+            **given, **tuning,
         )  # fmt: skip
         arguments.check()
         return arguments
@@ -244,7 +246,7 @@ def product_of(arguments: argparse.Namespace) -> Arguments:
 def mixed_product_of(arguments: argparse.Namespace) -> MixedArguments:
     """The same of a layer whose activations are numbers."""
     _without(arguments, NOT_MIXED[arguments.activations], "tile_n", "carry")
-    tuning = {name: getattr(arguments, name) for name in TUNED}
+    tuning = {name: getattr(arguments, name) for name in ("arch", *TUNED)}
     return layer_of(arguments).mixed_product(arguments.product, **tuning)
 
 
@@ -277,7 +279,9 @@ def layer_of(arguments: argparse.Namespace) -> Layer:
            "activations", "bias")  # fmt: skip
     for name in own:
         fields[name] = getattr(arguments, name)
-    layer = Layer(**fields)
+    layer, arch = Layer(**fields), getattr(arguments, "arch", None)
+    if arch not in (None, *layer.archs):
+        raise ValueError(f"--arch {arch}: {layer.archs[0]} with --activations {layer.activations}")
     if layer.mixed:
         return _mixed(layer, arguments)
     if FORMATS[layer.format].has_global:
@@ -297,6 +301,4 @@ def _mixed(layer: Layer, arguments: argparse.Namespace) -> Layer:
     if layer.format not in MIXED[which]:
         formats = " or ".join(MIXED[which])
         raise ValueError(f"--format {layer.format}: {formats} with --activations {which}")
-    if getattr(arguments, "arch", None) not in (None, *layer.archs):
-        raise ValueError(f"--arch {arguments.arch}: {layer.archs[0]} with --activations {which}")
     return layer

@@ -1,4 +1,5 @@
-"""What `dump.py moe` says of Hopper's product of numbers and weights of four bits, or of a grid."""
+"""What `dump.py moe` says beside resources, of products of numbers and weights of four bits: the
+main loop, or a grid of them."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from kernelkit.compile import compile_once
-from moe.mixed.choose import LARGEST, MANY, READS
-from moe.mixed.config import TILE_ROWS, MixedConfig, fits
-from moe.mixed.launch import ARCHS, KERNEL
-from moe.mixed.sm90.plan import make_plan
+from moe.mixed.choose import LARGEST, MANY, READS_OF
+from moe.mixed.config import NUMBERS, TILE_ROWS, MixedConfig, fits
+from moe.mixed.launch import KERNELS
 from workbench.cases.moe import layer_of, mixed_product_of
 from workbench.common import describe
 from workbench.dump.files import print_kinds
 from workbench.dump.kernel import Subject, dump_all, dump_grid, timed_cell
+from workbench.problems.mixed_gemm import PLANS
 from workbench.sass import mixed
 
 FIRST = MixedConfig(swiglu=True, limit=True, bias=True, gather=True, pdl=True)
@@ -25,24 +26,30 @@ KINDS = (
     replace(FIRST, fmt="nvfp4", bias=False),
     replace(FIRST, x="e4m3", row_scale=True, out="e4m3"),
 )
-MANY_ROWS = ((3, 1), (2, 1))  # warpgroups, times 64 rows of weights: where products take the time
-GRID = tuple(
-    replace(kind, tile_rows=rows, teams=teams, parts=parts)
-    for kind in KINDS
-    for rows in TILE_ROWS
-    for teams, parts in (READS if rows < MANY else MANY_ROWS)
-    if fits(rows, teams, parts) and (rows <= LARGEST or not kind.gather)
-)
+# warpgroups, times 64 rows of weights: where products take the time
+MANY_ROWS = {"sm_90a": ((3, 1), (2, 1)), "sm_100a": ((2, 2), (2, 1))}
 
 
-def subject_of(config: MixedConfig) -> Subject:
+def grid(arch: str) -> tuple[MixedConfig, ...]:
+    """Every tile that is chosen, with several formats and outputs."""
+    return tuple(
+        replace(kind, tile_rows=rows, teams=teams, parts=parts)
+        for kind in KINDS
+        if kind.x in NUMBERS or arch == "sm_90a"
+        for rows in TILE_ROWS
+        for teams, parts in (READS_OF[arch] if rows < MANY else MANY_ROWS[arch])
+        if fits(arch, rows, teams, parts) and (rows <= LARGEST or not kind.gather)
+    )
+
+
+def subject_of(arch: str, config: MixedConfig) -> Subject:
     """The kernel of a config; raises what its plan raises."""
-    plan = make_plan(config)
+    plan = PLANS[arch](config)
     planned = {"warps": plan.roles.warps, "stages": plan.stages, "smem_bytes": plan.smem.bytes}
     return Subject(
-        *("moe mixed GEMM", "moe_mixed", config, ARCHS[0]),
-        compile=partial(compile_once, config, ARCHS[0], KERNEL),
-        figures=lambda cubin: planned | mixed.figures(cubin, config),
+        *("moe mixed GEMM", "moe_mixed", config, arch),
+        compile=partial(compile_once, config, arch, KERNELS[arch]),
+        figures=lambda cubin: planned | mixed.figures(cubin, config, arch),
         show=print_loop,
     )
 
@@ -63,9 +70,10 @@ FIGURES = (
 
 def perform(options: argparse.Namespace) -> int:
     """Of a layer whose activations are numbers."""
+    arch = options.arch or layer_of(options).archs[0]
+    subject = partial(subject_of, arch)
     if options.grid:
-        return dump_grid(
-            options, (timed_cell(subject_of, config, ARCHS[0]) for config in GRID), FIGURES
-        )
+        cells = (timed_cell(subject, config, arch) for config in grid(arch))
+        return dump_grid(options, cells, FIGURES)
     named = {"layer": str(layer_of(options)), "product": options.product}
-    return dump_all(options, lambda: [subject_of(mixed_product_of(options).config)], **named)
+    return dump_all(options, lambda: [subject(mixed_product_of(options).config)], **named)

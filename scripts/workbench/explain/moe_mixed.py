@@ -1,4 +1,4 @@
-"""What `explain.py moe` says of Hopper's product of numbers and weights of four bits."""
+"""What `explain.py moe` says of the product of numbers and weights of four bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moe.mixed.choose import (
     LARGEST,
     LEAST_UNITS,
     MANY,
-    READS,
+    READS_OF,
     choose_split,
     choose_teams,
     choose_tile_rows,
@@ -19,16 +19,18 @@ from moe.mixed.choose import (
 )
 from moe.mixed.config import ROWS
 from moe.mixed.fragments import DEPTH
-from moe.mixed.launch import ARCHS, MixedArguments
-from moe.mixed.sm90.plan import MixedPlan, make_plan
+from moe.mixed.launch import MixedArguments
+from moe.mixed.plan import ProductPlan
 from workbench.common import describe
 from workbench.explain.plans import Section, lines_of, parts_of, plural
+from workbench.problems.mixed_gemm import PLANS
 
 
 def explain(arguments: MixedArguments, product: str) -> Iterator[str]:
     """The whole plan, line by line."""
-    plan = make_plan(arguments.config)
-    yield f"moe mixed GEMM for {ARCHS[0]}: {describe(arguments.config)}"
+    arch = arguments.target.arch
+    plan = PLANS[arch](arguments.config)
+    yield f"moe mixed GEMM for {arch}: {describe(arguments.config)}"
     yield f"product {product}"
     if not arguments.count:
         yield "\nNo rows: no launch."
@@ -36,7 +38,7 @@ def explain(arguments: MixedArguments, product: str) -> Iterator[str]:
     yield from lines_of((walk(arguments, plan), weights(arguments, plan), *parts_of(plan)))
 
 
-def walk(arguments: MixedArguments, plan: MixedPlan) -> Section:
+def walk(arguments: MixedArguments, plan: ProductPlan) -> Section:
     """Which tiles there are, and who takes them."""
     w, config, count = arguments.w, arguments.config, arguments.count
     units = math.ceil(w.k / DEPTH)
@@ -71,7 +73,7 @@ def tile(arguments: MixedArguments) -> str:
     """Its sizes, and why."""
     config, rows, experts = arguments.config, arguments.count, arguments.w.experts
     words = f"{config.tile_n} rows of the matrix of an expert x {config.tile_rows} of its rows"
-    chosen = choose_tile_rows(rows, experts)
+    chosen = choose_tile_rows(rows, experts, arguments.target.arch)
     why = f"{rows / experts:.3g} rows of an expert on average; {LARGEST} at most are chosen"
     why += f", which would choose {chosen}" * (config.tile_rows != chosen)
     return f"{words} ({why})"
@@ -79,14 +81,15 @@ def tile(arguments: MixedArguments) -> str:
 
 def teams(arguments: MixedArguments) -> str:
     """Who shares a tile, and why."""
-    config, w = arguments.config, arguments.w
+    config, w, arch = arguments.config, arguments.w, arguments.target.arch
     words = f"{config.teams}, each {config.parts} x {ROWS} rows of the matrix"
-    chosen = choose_teams(arguments.count, w.experts, w.rows, config.tile_rows)
+    chosen = choose_teams(arguments.count, w.experts, w.rows, config.tile_rows, arch)
     if (config.teams, config.parts) != chosen:
         return f"{words} (sizes would choose {chosen[0]} of {chosen[1]} x {ROWS})"
     if config.tile_rows >= MANY:
         return f"{words} (products take the time)"
-    return f"{words} (reading takes the time: waves of CTAs, and {READS[chosen]:.2f} of the speed)"
+    share = f", and {READS_OF[arch][chosen]:.2f} of the speed" * (arch == "sm_90a")
+    return f"{words} (reading takes the time: waves of CTAs{share})"
 
 
 def split(arguments: MixedArguments, units: int) -> str:
@@ -95,7 +98,7 @@ def split(arguments: MixedArguments, units: int) -> str:
     sizes = arguments.count, w.experts, w.rows, config.tile_rows, config.teams * config.parts
     tiles = tiles_of(*sizes)
     words = f"{plural(config.split, 'CTA')} for a tile"
-    chosen = choose_split(tiles, config.tile_rows, units)
+    chosen = choose_split(tiles, config.tile_rows, units, arguments.target.arch)
     why = f"{tiles} tiles by sizes, an SM for each of their CTAs, {LEAST_UNITS} units of K at least"
     return f"{words} ({why}" + f": sizes would choose {chosen}" * (config.split != chosen) + ")"
 
@@ -118,7 +121,7 @@ def tiles(arguments: MixedArguments) -> str:
 
 
 def grid(arguments: MixedArguments) -> str:
-    sms, every = hw.SMS_OF[ARCHS[0]], math.prod(most_tiles(arguments))
+    sms, every = hw.SMS_OF[arguments.target.arch], math.prod(most_tiles(arguments))
     split = arguments.config.split
     clusters = min(sms // split, every)
     if split == 1:
@@ -127,7 +130,7 @@ def grid(arguments: MixedArguments) -> str:
     return f"{ctas} on {sms} SMs, {split} to a tile, tiles dealt in turns of {clusters}"
 
 
-def weights(arguments: MixedArguments, plan: MixedPlan) -> Section:
+def weights(arguments: MixedArguments, plan: ProductPlan) -> Section:
     """How they lie, and what has to be read."""
     w, form = arguments.w, arguments.config.format
     used, one = min(arguments.count, w.experts), w.nbytes // w.experts

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from moe.config import DEFAULT_GRANULARITY, GRANULARITIES, TILE_N, TILE_ROWS
 from moe.formats import FORMATS
+from moe.mixed.config import ARCHS as MIXED_ARCHS
 from moe.routing.config import SCORINGS
 from workbench.flags import groups
 from workbench.flags.groups import add, switch
 
 ARCHS = ("sm_100a",)
 # what the products take of a token -> what their kernels are written for
-ARCHS_OF = {"quantised": ARCHS, "bf16": ("sm_90a",), "e4m3": ("sm_90a",)}
+ARCHS_OF = {"quantised": ARCHS, "bf16": MIXED_ARCHS, "e4m3": ("sm_90a",)}
 ACTIVATION_DTYPES = (*ARCHS_OF,)
 DTYPES = ("bf16", "fp16")
 FOUND = ("tensor", "token")  # what a global scale may be found from
@@ -108,6 +109,7 @@ def add_product(parser: argparse.ArgumentParser) -> None:
     add_layer(parser)
     group = parser.add_argument_group("product")
     add(group, "product", "which of the layer's two", PRODUCTS[0], choices=PRODUCTS)
+    add(group, "arch", "what to compile for", choices=MIXED_ARCHS, shown=MIXED_ARCHS[0])
     add(group, "tile-n", f"columns of a tile, one of {TILE_N}", shown="by sizes")
     switch(group, "carry", "quantise 8 columns at a time; needs --granularity 8")
     for name, words in {
@@ -126,7 +128,7 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py moe`."""
     add_layer(parser)
-    groups.add_tolerance(groups.add_run(parser, sum(ARCHS_OF.values(), ())))
+    groups.add_tolerance(groups.add_run(parser, MIXED_ARCHS))
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:

@@ -43,13 +43,13 @@ def _dependent() -> Results:
 
 
 def _mixed(stages: int, case: mixed_gemm.Case) -> Subject:
-    """Hopper's, in one CTA or cluster, with a ring so short that it comes round in every tile."""
+    """In one CTA, or a cluster, with a ring so short that it comes round in every tile."""
     inputs = functools.cache(case.inputs)  # not yet
 
     def launched() -> Results:
         with (
             mock.patch("moe.mixed.launch.sms_of", return_value=1),
-            mock.patch("moe.mixed.sm90.plan.MAX_STAGES", stages),
+            mock.patch(f"moe.mixed.sm{case.arch[3:-1]}.plan.MAX_STAGES", stages),
         ):
             return (mixed_gemm.call(case, inputs()),)
 
@@ -148,6 +148,35 @@ SUBJECTS: dict[str, Subject] = {
         3,
         mixed_gemm.Case(
             (9, 0, 17), 704, 136, form=None, room=3, tile_rows=8, teams=3, parts=1, split=2
+        ),
+    ),
+    "moe mixed on Blackwell": _mixed(
+        3,
+        mixed_gemm.Case(
+            (9, 0, 17),
+            704,
+            136,
+            form=None,
+            bias=True,
+            room=3,
+            tile_rows=16,
+            teams=2,
+            parts=1,
+            arch="sm_100a",
+        ),
+    ),
+    "moe mixed on Blackwell gathered": _mixed(
+        4,
+        mixed_gemm.Case(
+            (34, 0, 5, 70),
+            512,
+            72,
+            "nvfp4",
+            slots=2,
+            tile_rows=64,
+            teams=2,
+            parts=1,
+            arch="sm_100a",
         ),
     ),
     "moe mixed dependent launch": Subject(_dependent_mixed, "depend"),

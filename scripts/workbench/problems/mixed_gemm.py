@@ -1,5 +1,5 @@
-"""Problems of Hopper's grouped GEMM with weights of four bits: inputs, a launch, what it has to
-give.
+"""Problems of the grouped GEMM with weights of four bits beside bf16: inputs, a launch, what it has
+to give.
 
 Whatever nobody may read is poisoned: rows of x behind the last offset, tokens that no slot names,
 the rows of a table behind those that exist, and the memory around every tensor. Rows of the output
@@ -32,6 +32,9 @@ from moe.mixed.fragments import (
     units_of,
 )
 from moe.mixed.launch import MixedArguments
+from moe.mixed.plan import ProductPlan
+from moe.mixed.sm90 import plan as sm90
+from moe.mixed.sm100 import plan as sm100
 from moe.packing import interleaved_rows, quantise_experts
 from moe.quantized import Quantized
 from ptxemu import Options
@@ -42,7 +45,8 @@ from workbench.problems.grouped_gemm import CHECKED, DTYPES, LARGEST_FP16, check
 STEP = MixedConfig().step  # K of an MMA
 AROUND = 64  # elements of poison on either side of a tensor
 NO_INDEX = torch.iinfo(torch.int32).max
-TUNING = ("tile_rows", "teams", "parts", "split", "pdl")
+TUNING = ("tile_rows", "teams", "parts", "split", "pdl", "arch")
+PLANS = {"sm_90a": sm90.make_plan, "sm_100a": sm100.make_plan}
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Case:
     """counts: rows of each expert; room: rows behind them that nobody has. k; columns: of the
     output. form: (alpha, beta, limit) of SwiGLU, None for the plain product. slots: of a token,
     where rows are gathered; 0: they are not. amplitude: of x; w_like: a kind of numbers of
-    `workbench.problems.hostile`. tile_rows, teams, parts, split, pdl: as `mixed_gemm` takes
+    `workbench.problems.hostile`. tile_rows, teams, parts, split, pdl, arch: as `mixed_gemm` takes
     them."""
 
     counts: tuple[int, ...]
@@ -69,11 +73,13 @@ class Case:
     parts: int | None = None
     split: int | None = None
     pdl: bool = False
+    arch: str = "sm_90a"
 
     def __str__(self) -> str:
         names = {"tile_rows": "m", "teams": "t", "parts": "p", "split": "s"}
         tile = [f"{text}{value}" for name, text in names.items() if (value := getattr(self, name))]
-        return "-".join([self.problem, *tile, *["pdl"] * self.pdl])
+        arch = ["blackwell"] * (self.arch == "sm_100a")
+        return "-".join([self.problem, *tile, *["pdl"] * self.pdl, *arch])
 
     @property
     def problem(self) -> str:
@@ -194,6 +200,11 @@ def arguments_of(case: Case) -> MixedArguments:
         rows=empty(count) if case.slots else None,
         **case.options() | {"activation": form, "out": case.out},
     )
+
+
+def plan_of(case: Case) -> ProductPlan:
+    """Of its kernel."""
+    return PLANS[case.arch](arguments_of(case).config)
 
 
 def _poisoned(tensor: torch.Tensor) -> torch.Tensor:

@@ -45,6 +45,7 @@ class Form:
 HOPPER, BLACKWELL = "sm_90a", "sm_100a"
 FORMS = (
     Form(HOPPER, "bf16", "mxfp4"), Form(HOPPER, "bf16", "nvfp4"), Form(HOPPER, "e4m3", "mxfp4"),
+    Form(BLACKWELL, "bf16", "mxfp4"), Form(BLACKWELL, "bf16", "nvfp4"),
     Form(BLACKWELL, "mxfp8", "mxfp8"), Form(BLACKWELL, "mxfp8", "mxfp4"),
     Form(BLACKWELL, "nvfp4", "nvfp4"), Form(BLACKWELL, "mxfp4", "mxfp4"),
 )  # fmt: skip

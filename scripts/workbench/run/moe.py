@@ -146,7 +146,7 @@ def perform(options: argparse.Namespace) -> int:
         layer = layer_of(options)
         place = choose_place(options, layer.archs)
         for name in ("w13", "w2"):  # refused before anything is drawn
-            (layer.mixed_product if layer.mixed else layer.product)(name)
+            layer.mixed_product(name, place.arch) if layer.mixed else layer.product(name)
         with checking(options) as report:
             row = judged(layer, place, options, console)
     except (ValueError, NotImplementedError) as refused:

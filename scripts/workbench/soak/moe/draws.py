@@ -13,8 +13,10 @@ from kernelkit.keys import KernelKey
 from moe.formats import format_of
 from moe.indices import range_fields
 from moe.mixed.config import (
+    LEAST_ROWS,
     NUMBERS,
     PARTS,
+    SPLIT_ARCH,
     SPLIT_ROWS,
     SPLITS,
     TEAMS,
@@ -23,9 +25,8 @@ from moe.mixed.config import (
     MixedConfig,
 )
 from moe.mixed.fragments import ArrangedExperts
-from moe.mixed.launch import KERNEL
+from moe.mixed.launch import KERNELS
 from moe.mixed.layer import MixedLayer, run_layer
-from moe.mixed.sm90.plan import make_plan
 from workbench.problems import hostile, mixed_gemm
 from workbench.problems.mixed_gemm import Case, empty, empty_fragments
 from workbench.problems.mixed_layer import Layer
@@ -64,14 +65,13 @@ class Draws(draws.Draws):
     sizes: Sizes
 
     def kind(self, pick: random.Random) -> Case | Layer:
-        return _product(pick) if pick.random() < PRODUCTS else _layer(pick)
+        draw = _product if pick.random() < PRODUCTS else _layer
+        return draw(pick, self.arch)
 
     def config(self, kind: Case | Layer, pick: random.Random) -> MixedConfig | Layer:
         if isinstance(kind, Layer):
             return kind
-        config = mixed_gemm.arguments_of(kind).config
-        make_plan(config)
-        return config
+        return mixed_gemm.plan_of(kind).config
 
     def drawn(self, kernel: Kernel, pick: random.Random) -> Case | Layer:
         if isinstance(kernel.case, Layer):
@@ -80,7 +80,7 @@ class Draws(draws.Draws):
 
     def keys(self, kernel: Kernel, numbers: Sequence[int]) -> list[KernelKey]:
         if not isinstance(kernel.case, Layer):
-            return [KernelKey(KERNEL, kernel.config, self.arch)]
+            return [KernelKey(KERNELS[self.arch], kernel.config, self.arch)]
         with collecting() as found:
             for number in numbers:
                 run_layer(arguments_of(self.problem(kernel, number), self.arch))
@@ -103,7 +103,7 @@ def arguments_of(case: Layer, arch: str) -> MixedLayer:
     return MixedLayer(x, logits, experts, case.router, **given, **range_fields(case.rank))
 
 
-def _product(pick: random.Random) -> Case:
+def _product(pick: random.Random, arch: str) -> Case:
     """Counts, sizes and hostile numbers come with the problem."""
     case = Case(
         (1,),
@@ -116,8 +116,9 @@ def _product(pick: random.Random) -> Case:
         teams=pick.choice(TEAMS),
         parts=pick.choice(PARTS),
         pdl=pick.random() < 0.25,
+        arch=arch,
     )
-    may_split = case.tile_rows is not None and case.tile_rows <= SPLIT_ROWS
+    may_split = arch == SPLIT_ARCH and case.tile_rows is not None and case.tile_rows <= SPLIT_ROWS
     return replace(case, split=pick.choice(SPLITS) if may_split else 1)
 
 
@@ -143,7 +144,7 @@ def _of_product(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
     )
 
 
-def _layer(pick: random.Random) -> Layer:
+def _layer(pick: random.Random, arch: str) -> Layer:
     """Sizes, ranks and hostile logits come with the problem, but whether there is a rank."""
     return Layer(
         1,
@@ -154,7 +155,7 @@ def _layer(pick: random.Random) -> Layer:
         rank=(0, 1) if pick.random() < 0.5 else None,
         form=pick.choice(FORMS),
         bias=pick.random() < 0.5,
-        tile_rows=pick.choice((None, None, 8, 16, 64)),
+        tile_rows=pick.choice((None, None, LEAST_ROWS[arch], 16, 64)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from moe.mixed.launch import ARCHS
+from moe.mixed.config import ARCHS
 from workbench.soak.campaign import perform as campaign
 from workbench.soak.campaign.family import Family
 from workbench.soak.moe.draws import SIZES, Draws

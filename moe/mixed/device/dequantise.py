@@ -1,4 +1,5 @@
-"""Elements of four bits to bf16, as wgmma has them in registers (device code).
+"""Elements of four bits to bf16, as an MMA of a warp or warpgroup has them in registers (device
+code).
 
 Two words have sixteen elements, see `fragments.py`. Sign, exponent and mantissa of an e2m1, moved
 to where bf16 has its sign, its last two bits of exponent and its first of mantissa, are 2^-126 of

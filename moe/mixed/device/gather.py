@@ -1,6 +1,6 @@
-"""Gather role: two warps fetch the rows of x from where the tokens are, swizzled as TMA would.
+"""Gather role: some warps fetch the rows of x from where the tokens are, swizzled as TMA would.
 
-A warp has half of the rows of a tile; eight lanes, or four, fetch a row and unit of K. Some
+A warp has its share of the rows of a tile; eight lanes, or four, fetch a row and unit of K. Some
 stages are in flight: the one that is told to be full is that many behind the one that was begun.
 """
 
@@ -12,9 +12,9 @@ from kernelkit import hw
 from kernelkit.pipelines import consumer_state, producer_state
 from kernelkit.swizzle import swizzled
 from kernelkit.warp_mma import CHUNK_BYTES, copy_chunk
+from moe.mixed.device.args import Scope
 from moe.mixed.fragments import DEPTH
-from moe.mixed.sm90.args import Scope
-from moe.mixed.sm90.plan import TILE_STAGES, MixedPlan
+from moe.mixed.plan import TILE_STAGES, ProductPlan
 from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import read_tile
 
@@ -24,7 +24,7 @@ NO_ROW = -1
 class Gather:
     """Fills the ring of x; rows that the expert does not have, and K behind its end, are zeros."""
 
-    def __init__(self, plan: MixedPlan) -> None:
+    def __init__(self, plan: ProductPlan) -> None:
         self.plan = plan
         self.role = plan.roles["gather"]
         self.own = -(-plan.config.tile_rows // self.role.warps)  # rows of a warp
@@ -46,10 +46,10 @@ class Gather:
             tiles.advance()
             going = tile.valid
             if going > 0:
-                self.find_rows(scope, tile)
+                sources = self.find_rows(scope, tile)
                 for step in cutlass.range(steps, unroll=1):
                     pipes.x.wait_free(state)
-                    self.fetch(scope, step, state.index)
+                    self.fetch(scope, sources, step, state.index)
                     cute.arch.cp_async_commit_group()
                     begun += 1
                     flying += 1
@@ -84,7 +84,7 @@ class Gather:
 
     @cute.jit
     def find_rows(self, scope: Scope, tile: Tile) -> None:
-        """The tokens of this warp's rows to its half of the table."""
+        """The tokens of this warp's rows to its part of the table."""
         lane, warp, table = cute.arch.lane_idx(), self.warp(), scope.buffers.table
         cute.arch.sync_warp()
         for first in cutlass.range_constexpr(0, self.own, hw.WARP_THREADS):
@@ -98,8 +98,8 @@ class Gather:
         cute.arch.sync_warp()
 
     @cute.jit
-    def fetch(self, scope: Scope, step: Int32, stage: Int32) -> None:
-        """Begin to copy this warp's rows of a stage."""
+    def fetch(self, scope: Scope, _sources: None, step: Int32, stage: Int32) -> None:
+        """Begin to copy this warp's rows of a stage, whose tokens are in the table."""
         lane, plan, x = cute.arch.lane_idx(), self.plan, scope.x
         table = scope.buffers.table
         own_row, chunk = lane // self.lanes, lane % self.lanes

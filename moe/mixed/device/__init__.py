@@ -1,0 +1,1 @@
+"""Device code of the mixed product that architectures share."""

@@ -1,0 +1,144 @@
+"""What plans of the mixed product have in common: sizes of a stage, edges of tiles, the output.
+
+A tile is tile_rows rows of one expert by tile_n rows of its matrix. What is multiplied is 64 rows
+of weights, made bf16, by all rows of the expert: the result is transposed. A stage of the ring has
+one unit of K, or two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from kernelkit.arrivals import Signal
+from kernelkit.edges import Edge, EdgePlan
+from kernelkit.smem_plan import SmemPlan
+from kernelkit.warps import RolePlan
+from moe.mixed.config import BITS, ROWS, MixedConfig
+from moe.mixed.fragments import DEPTH, unit_bytes
+from moe.sm100.plan import TILE_STAGES  # of the same scheduler
+
+PAIR = 2  # units of K of a stage, where rows of x are few
+SMALL = 32  # rows of a tile
+TILE_WORDS = 8  # int32 of a slot of the tile queue
+BARRIER_BYTES = 1024
+MAX_STAGES = 16
+MAX_AHEAD = 5
+CHUNK = 32  # rows of the output that a warpgroup has in shared memory at a time
+STORE_BARRIER = 1  # and the next ones: threads of a warpgroup whose outputs meet
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """What is decided before tracing, whatever the architecture. A plan adds `roles`, `widths`,
+    `stages`, `lag`, `smem` and `edges`, and `parts` and `outputs`: times 64 rows of weights that a
+    warpgroup stores, and columns of the output that they are."""
+
+    config: MixedConfig
+
+    @property
+    def units(self) -> int:
+        """Of K in a stage: one where it is large anyway."""
+        return PAIR if self.config.tile_rows <= SMALL else 1
+
+    @property
+    def unit_bytes(self) -> int:
+        """Of 64 rows of weights by 64 of K."""
+        return unit_bytes(self.config.fmt)
+
+    @property
+    def tall(self) -> int:
+        """64 rows of weights in a tile."""
+        return self.config.tile_n // ROWS
+
+    @property
+    def w_bytes(self) -> int:
+        """Of a stage."""
+        return self.tall * self.units * self.unit_bytes
+
+    @property
+    def x_bytes(self) -> int:
+        """Of one unit of K of a stage."""
+        return self.config.tile_rows * self.line
+
+    @property
+    def line(self) -> int:
+        """Bytes of a row of x in a unit of K."""
+        return DEPTH * self.config.x_bits // 8
+
+    @property
+    def moved_x(self) -> int:
+        """Bytes of a stage of x that TMA brings."""
+        return 0 if self.config.gather else self.units * self.x_bytes
+
+    @property
+    def outputs(self) -> int:
+        """Columns of the output of a warpgroup that stores."""
+        raise NotImplementedError
+
+    @property
+    def out_line(self) -> int:
+        """Bytes of a row of them."""
+        return self.outputs * BITS[self.config.out] // 8
+
+    @property
+    def out_bytes(self) -> int:
+        """What a warpgroup has in shared memory of them, twice."""
+        return min(CHUNK, self.config.tile_rows) * self.out_line
+
+    @property
+    def stages(self) -> int:
+        """Of the ring."""
+        raise NotImplementedError
+
+    @property
+    def lag(self) -> int:
+        """Stages that have to be full, beside one, before it is free."""
+        raise NotImplementedError
+
+    @property
+    def ahead(self) -> int:
+        """Stages of gathered rows in flight: with more nobody would go on, see `lag`."""
+        return min(MAX_AHEAD, self.stages - self.lag - 1)
+
+    @cached_property
+    def roles(self) -> RolePlan:
+        """Warps of a CTA."""
+        raise NotImplementedError
+
+    @cached_property
+    def edges(self) -> EdgePlan:
+        """Who waits for whom."""
+        raise NotImplementedError
+
+    @cached_property
+    def smem(self) -> SmemPlan:
+        """Shared memory of a CTA."""
+        raise NotImplementedError
+
+    def tile_edges(self, *readers: str) -> tuple[Edge, ...]:
+        """Tiles go to each role that wants them by an edge of its own."""
+        readers += ("gather",) * self.config.gather
+        threads = Signal.THREADS
+        return tuple(
+            Edge(f"tile_{role}", "scheduler", role, TILE_STAGES, threads, "tile", release=threads,
+                 every_team=True)
+            for role in readers
+        )  # fmt: skip
+
+    @property
+    def tile_names(self) -> tuple[str, ...]:
+        """Edges of tiles."""
+        names = (edge.name for edge in self.edges.edges)
+        return tuple(name for name in names if name.startswith("tile_"))
+
+    def check(self) -> None:
+        """Raise ValueError for what no CTA can hold."""
+        self.roles.check()
+        least = self.lag + (2 if self.config.gather else 1)
+        if self.stages < least:
+            raise ValueError(f"{self.stages} stages of {self.config}: at least {least}")
+        self.edges.check()
+        self.smem.check()
+        if self.edges.barrier_bytes > BARRIER_BYTES:
+            raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers > {BARRIER_BYTES}")
