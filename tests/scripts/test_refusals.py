@@ -33,7 +33,6 @@ REFUSED = [
     ("soak.py fmha --small --long", "not allowed with"),
     ("soak.py fmha --configs 0", "a number from 1 on"),
     ("soak.py moe --backend emulate --graphs", "want a GPU"),
-    ("soak.py moe --arch sm_100a", "--arch sm_100a: these kernels are written for ('sm_90a',)"),
     ("soak.py moe --small --large", "not allowed with"),
     # decode
     ("run.py gqa --head-dim 96", "head_dim 96"),
