@@ -45,11 +45,12 @@ COUNTS = {
     "up to 32": (32, 0, 31, 17, 1, 9),
     "edges of 64": (32, 0, 63, 64, 65),
     "beyond a warp": (*(0 for _ in range(31)), 3, 0, 130, 1),
-    "beyond four a lane": (*(0 for _ in range(126)), 3, 0, 0, 9, 0, 5, *(0 for _ in range(200)), 1),
     "pairs": (255, 257, 0, 256, 1),
     "none": (0, 0, 0),
 }
 
+# Of experts that a warp looks at together, and of the lane that looks at the last of them.
+BEYOND_A_CHUNK = (*(0 for _ in range(126)), 3, 0, 0, 9, 0, 5, *(0 for _ in range(200)), 1)
 EDGES = Case(
     COUNTS["edges"], 256, 160, "nvfp4", 8, FORMS["deepseek"], "nvfp4", amax=True, bias=True
 )
@@ -81,7 +82,7 @@ QUICK = (
     ),
     Case((130,), 192, 160, "mxfp4", 0, None, "bf16", bias=True, x_fmt="mxfp8", tile_rows=128),
     Case(COUNTS["beyond a warp"], 128, 64, "mxfp8", 8, FORMS["swiglu"], "fp16"),
-    Case(COUNTS["beyond four a lane"], 64, 32, "mxfp8", 8, FORMS["swiglu"], "fp16"),
+    Case(BEYOND_A_CHUNK, 64, 32, "mxfp8", 8, FORMS["swiglu"], "fp16"),
     Case(COUNTS["none"], 128, 64),
 )
 

@@ -147,7 +147,19 @@ def test_a_bias_is_never_dropped_nor_moved(case):
 def test_a_wrong_load_of_the_bias_is_noticed(change, changed):
     changed(affine, [epilogue], "apply", change)
     with pytest.raises(AssertionError):  # of the judge, or findings of the checker
-        check(BIASED)
+        check(replace(BIASED, tile_rows=128))
+
+
+@pytest.mark.parametrize("change", [
+    ("if column < cute.size(tensors.bias, mode=[1]):", "if column >= 0:"),
+    ("tile.n * config.tile_n + thread", "thread"),
+    ("* of_column.factor + of_column.bias", "* of_column.factor"),
+], ids="".join)  # fmt: skip
+def test_a_wrong_bias_of_a_column_is_noticed(change, changed):
+    """Of a swapped tile, whose threads have a column each."""
+    changed(epilogue, [kernel], "Epilogue", change)
+    with pytest.raises(AssertionError):
+        check(replace(BIASED, tile_rows=64))
 
 
 @pytest.mark.parametrize("tile_rows", [16, 128, 256])

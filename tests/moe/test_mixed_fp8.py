@@ -45,7 +45,8 @@ def test_a_layer_beside_torch_that_rounds_alike(h_scale):
     results = []
     for options in SCHEDULES:
         with checked(options):
-            results.append(fused_moe(x, experts, logits, Router(TOP_K), activation=FORM))
+            given = {"activation": FORM, "arch": "sm_90a"}
+            results.append(fused_moe(x, experts, logits, Router(TOP_K), **given))
     assert torch.equal(*results)
     routed = route(logits, TOP_K)
     given = {"biases": unpack_biases(packed), **vars(FORM)}
