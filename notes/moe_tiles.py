@@ -20,12 +20,11 @@ from cycle_model.grid import LaunchModel
 from cycle_model.launch import bind
 from moe import grouped_gemm
 from moe.arguments import Activation
-from moe.formats import scale_blocks
 from moe.models import of_model
 from moe.reference_routing import permutation
 from ptxemu.watch import watched
+from workbench.cases.moe import blank
 from workbench.common import write_json
-from workbench.cycles.layers import zeros
 from workbench.tables import show, table
 
 EXPERTS, K, N, TOP_K = 128, 2880, 5760, 4
@@ -42,8 +41,8 @@ def microseconds(x_fmt: str, w_fmt: str, average: int, tile: tuple[int, int]) ->
     noise = torch.rand(tokens, EXPERTS, generator=generator)
     offsets = permutation(noise.topk(TOP_K).indices.int(), EXPERTS).offsets
     rows = tokens * TOP_K
-    x = zeros(1, rows, K, x_fmt, scale_blocks(rows, EXPERTS))
-    w = zeros(EXPERTS, N, K, w_fmt)
+    x = blank((rows, K), x_fmt, EXPERTS, 1, "cpu")
+    w = blank((EXPERTS, N, K), w_fmt, EXPERTS, EXPERTS, "cpu")
     form = of_model("gpt-oss-120b").activation
     encode = torch.ones(1) if x_fmt == "nvfp4" else None
     with watched(record=True, limit=None, clusters=CLUSTERS) as report:

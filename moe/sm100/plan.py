@@ -162,10 +162,11 @@ class GroupedPlan:
         room for."""
         lines = (self.x_rows + self.w_rows) * LINE * self.stages
         scales = self.x_scale_bytes + self.w_scale_bytes
-        most = max(GROUP_ATOMS // self.atoms, 1)
-        sizes = (most, *(size for size in (2,) if size < most))
-        fits = (size for size in sizes if lines + (self.stages + 1) * size * scales <= self.room)
-        return next(fits, 1)
+        for size in (4, 2):
+            bytes_of_rings = lines + (self.stages + 1) * size * scales
+            if size * self.atoms <= GROUP_ATOMS and bytes_of_rings <= self.room:
+                return size
+        return 1
 
     @property
     def groups(self) -> int:

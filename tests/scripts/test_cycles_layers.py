@@ -9,8 +9,9 @@ import pytest
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from moe.models import CONFIGS, of_model
 from scripts import cycles
+from workbench.cases.moe import blank
 from workbench.commands import CYCLES
-from workbench.cycles.layers import STEPS, Problem, problems_of, rivals, zeros
+from workbench.cycles.layers import STEPS, Problem, problems_of, rivals
 from workbench.flags.moe import MODEL_NAMES, MODEL_TOKENS
 
 FLAGS = ("--model", "gpt-oss-20b", "--tokens", "1", "--clusters", "1", "--perturbed", "1")
@@ -40,9 +41,9 @@ def test_layers_have_the_formats_in_which_rivals_have_them():
 
 @pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4", "mxfp8"])
 def test_zeros_are_matrices_of_their_format(fmt):
-    w = zeros(3, 130, 256, fmt)
+    w = blank((3, 130, 256), fmt, 3, 3, "cpu")
     assert (w.rows, w.k, len(w.data)) == (130, 256, 3)
-    x = zeros(1, 40, 256, fmt, blocks=4)
+    x = blank((40, 256), fmt, 3, 1, "cpu")
     assert (x.rows, x.k) == (40, 256)
 
 

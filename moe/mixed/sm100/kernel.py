@@ -9,19 +9,17 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from kernelkit import hw
-from kernelkit.boxes import ROWS_FIRST, describe, reorder
 from kernelkit.buffers import buffer_at
 from kernelkit.dependent import follow
 from kernelkit.pipelines import make_pipelines, publish_barriers
 from moe.mixed.config import MixedConfig
 from moe.mixed.device.args import Scope, Share, Sizes, Tensors
-from moe.mixed.device.load import x_box
+from moe.mixed.device.product import Product
 from moe.mixed.device.scheduler import Scheduler
 from moe.mixed.device.signature import example_arguments
 from moe.mixed.device.types import X_TYPES
@@ -36,8 +34,8 @@ from moe.mixed.sm100.plan import make_plan
 from moe.sm100.args import Numbers
 
 
-class MixedGemm:
-    """Host function and kernel of one config."""
+class MixedGemm(Product):
+    """Kernel of one config."""
 
     def __init__(self, config: MixedConfig) -> None:
         self.config, self.plan = config, make_plan(config)
@@ -46,29 +44,6 @@ class MixedGemm:
         self.epilogue = Epilogue(self.plan)
         if config.gather:
             self.gather = Gather(self.plan)
-
-    @cute.jit
-    def __call__(
-        self,
-        x: cute.Tensor,
-        tensors: tuple[cute.Tensor | None, ...],
-        numbers: tuple[Float32, ...],
-        sizes: tuple[Int32, ...],
-        ctas: Int32,
-        stream: CUstream,
-    ) -> None:
-        """x: [1, rows, 1, K], or [tokens, K] where it is gathered. tensors, numbers, sizes: fields
-        of `Tensors`, `Numbers`, `Sizes`. ctas: of the grid."""
-        if cutlass.const_expr(not self.config.gather):
-            fetch = cpasync.CopyBulkTensorTileG2SOp()
-            x = describe(fetch, reorder(x, ROWS_FIRST), x_box(self.plan))
-        self.kernel(x, Tensors(*tensors), Numbers(*numbers), Sizes(*sizes)).launch(
-            grid=(ctas, 1, 1),
-            block=(self.plan.roles.threads, 1, 1),
-            stream=stream,
-            use_pdl=self.config.pdl,
-            min_blocks_per_mp=1,
-        )
 
     @cute.kernel
     def kernel(self, x: Any, tensors: Tensors, numbers: Numbers, sizes: Sizes) -> None:

@@ -99,18 +99,10 @@ class Scheduler:
             scope.tensors.offsets[cutlass.min(mine + number, last)] for number in range(OF_LANE + 1)
         )
         counts = [starts[number + 1] - starts[number] for number in range(OF_LANE)]
-        own = self.tiles_of(counts[0])
-        for count in counts[1:]:
-            own += self.tiles_of(count)
-        tiles = sum_below(own, lane)
-        all_tiles = cute.arch.shuffle_sync(tiles + own, hw.WARP_THREADS - 1)
+        tiles, all_tiles = summed([self.tiles_of(count) for count in counts], lane)
         if cutlass.const_expr(self.plan.config.tile_rows == SCALE_ROWS):
             return Experts(starts, tiles, tiles), all_tiles, all_tiles
-        own = blocks_of(counts[0])
-        for count in counts[1:]:
-            own += blocks_of(count)
-        blocks = sum_below(own, lane)
-        all_blocks = cute.arch.shuffle_sync(blocks + own, hw.WARP_THREADS - 1)
+        blocks, all_blocks = summed([blocks_of(count) for count in counts], lane)
         return Experts(starts, tiles, blocks), all_tiles, all_blocks
 
     def tiles_of(self, rows: Int32) -> Int32:
@@ -180,6 +172,16 @@ class Scheduler:
             pipes.tile_mma.signal(state.index)
         elif in_leader():
             pipes.tile_mma.signal(state.index)
+
+
+@cute.jit
+def summed(counts: list[Int32], lane: Int32) -> tuple[Int32, Int32]:
+    """Of what lanes have counted: the sum over all lower lanes, and over all lanes."""
+    own = counts[0]
+    for count in counts[1:]:
+        own += count
+    lower = sum_below(own, lane)
+    return lower, cute.arch.shuffle_sync(lower + own, hw.WARP_THREADS - 1)
 
 
 @cute.jit

@@ -177,8 +177,8 @@ class Layer:
         """What grouped_gemm gets for w13 or w2, tensors without contents; checked."""
         rows, form, (n, k) = self.tokens * self.top_k, FORMATS[self.format], self.sizes(name)
         of_rows = self.h_scale if name == "w2" else self.x_scale
-        x = _without_memory((rows, k), self, rows if of_rows == "token" else 1)
-        w = _without_memory((self.experts, n, k), self, self.experts)
+        x = blank((rows, k), self.format, self.experts, rows if of_rows == "token" else 1)
+        w = blank((self.experts, n, k), self.format, self.experts, self.experts)
         offsets = _empty(self.experts + 1, torch.int32)
         tiles = {"tile_rows": self.tile_rows, "most_rows": self.tokens, **tuning}
         if self.bias:
@@ -222,18 +222,20 @@ def _empty(size: int | tuple[int, ...], dtype: torch.dtype = torch.float32) -> t
     return torch.empty(size, dtype=dtype, device="meta")
 
 
-def _without_memory(shape: tuple[int, ...], layer: Layer, scales: int) -> Quantized:
-    """Rows of all experts, or a matrix of each."""
-    form, (*outer, k) = FORMATS[layer.format], shape
+def blank(
+    shape: tuple[int, ...], fmt: str, experts: int, scales: int, device: str = "meta"
+) -> Quantized:
+    """Zeros that nobody has touched, so that they take no memory: rows of all experts [rows, K], or
+    a matrix of each [E, rows, K], and so many global scales of 1."""
+    form, (*outer, k) = FORMATS[fmt], shape
     if len(outer) == 2:
         blocks = outer[0] * row_blocks(outer[1])
     else:
-        blocks = scale_blocks(outer[0], layer.experts)
-    form.columns(k)
-    data = _empty((*outer, k // form.per_byte), torch.uint8)
-    codes = _empty(scale_bytes(blocks, form.columns(k)), torch.uint8)
-    both = (_empty(scales), _empty(scales)) if form.has_global else (None, None)
-    return of_bytes(data, codes, layer.format, *both)
+        blocks = scale_blocks(outer[0], experts)
+    sizes = (*outer, k // form.per_byte), scale_bytes(blocks, form.columns(k))
+    data, codes = (torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes)
+    scale = torch.ones(scales, device=device) if form.has_global else None
+    return of_bytes(data, codes, fmt, scale, scale)
 
 
 def product_of(arguments: argparse.Namespace) -> Arguments:

@@ -4,7 +4,6 @@ beside other people's kernels in the same model, and beside what is published.""
 from __future__ import annotations
 
 import argparse
-import csv
 import shlex
 import sys
 import time
@@ -22,7 +21,7 @@ from workbench.cycles.blocks import case_options, case_parser, microseconds, our
 from workbench.cycles.flash import Shape
 from workbench.cycles.peers import peers_of
 from workbench.cycles.picture import bars
-from workbench.cycles.published import published_in
+from workbench.cycles.published import published_in, reader_of
 from workbench.tables import Column, show, table
 
 OURS = "ours"
@@ -169,11 +168,9 @@ def flops_of(options: argparse.Namespace) -> float:
 
 def rivals_of(row: str, options: argparse.Namespace) -> list[Rival]:
     """The fastest first."""
-    with RIVALS.open(encoding="utf-8") as file:
-        lines = [line for line in file if line[:1] != "#"]
     found = [
         Rival(**{**each, "us": float(each["us"])})
-        for each in csv.DictReader(lines)
+        for each in reader_of(RIVALS)
         if each["row"] == row
     ]
     return sorted([*found, *_of_flash(row, options)], key=lambda each: each.us)

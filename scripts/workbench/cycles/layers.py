@@ -8,7 +8,6 @@ them; routing kernels run for their time alone, since of large grids some cluste
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,18 +24,19 @@ from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
 from moe.arguments import Scales
-from moe.formats import FORMATS, row_blocks, scale_bytes
+from moe.formats import FORMATS
 from moe.fused import Layer, Routed, run_experts, run_routing
 from moe.models import ModelLayer, of_model
 from moe.packing import PackedExperts
-from moe.quantized import Quantized, of_bytes
 from moe.reference_routing import permutation, route
 from ptxemu.watch import watched
+from workbench.cases.moe import blank
 from workbench.cases.moe_models import logits_of
 from workbench.common import refuse, write_json
 from workbench.cycles.flash import spread
 from workbench.cycles.headline import RESULTS
 from workbench.cycles.picture import bars
+from workbench.cycles.published import reader_of
 from workbench.emulate.perform import key_of
 from workbench.tables import show, table
 
@@ -100,40 +100,27 @@ class Problem:
                 "bias13": torch.zeros(self.count, 2 * layer.intermediate),
                 "bias2": torch.zeros(self.count, layer.hidden),
             }
-        w13 = zeros(self.count, 2 * layer.intermediate, layer.hidden, self.weights)
-        w2 = zeros(self.count, layer.hidden, layer.intermediate, self.weights)
+        sizes = (2 * layer.intermediate, layer.hidden), (layer.hidden, layer.intermediate)
+        count = self.count
+        w13, w2 = (blank((count, *size), self.weights, count, count, "cpu") for size in sizes)
         return PackedExperts(w13, w2, **biases)
 
 
-def zeros(count: int, rows: int, columns: int, fmt: str, blocks: int = 0) -> Quantized:
-    """Matrices of so many experts, of memory that nobody has touched; or a single one of rows of
-    all experts, [rows, columns], with so many blocks of scale factors."""
-    form, outer = FORMATS[fmt], (rows,) if blocks else (count, rows)
-    data = torch.zeros(*outer, columns // form.per_byte, dtype=torch.uint8)
-    codes = scale_bytes(blocks or count * row_blocks(rows), form.columns(columns))
-    scale = torch.ones(1 if blocks else count) if form.has_global else None
-    return of_bytes(data, torch.zeros(codes, dtype=torch.uint8), fmt, scale, scale)
-
-
 def recorded(problem: Problem, clusters: int) -> list[tuple[str, BoundLaunch]]:
-    """(step, launch) in the order of the layer; so many clusters of each are executed."""
+    """(step, launch) in the order of the layer; behind the routing so many clusters of each are
+    executed."""
     layer, routed = problem.made()
-
-    def chosen(total: int) -> Sequence[int]:
-        return spread(total, clusters)
-
-    calls: tuple[Callable[[], Any], ...] = (
-        lambda: run_routing(layer),
-        lambda: run_experts(layer, routed),
-    )
-    found: list[tuple[str, BoundLaunch]] = []
-    for call, some in zip(calls, (None, chosen), strict=True):
-        with watched(record=True, limit=None, clusters=some) as report:
-            call()
-        for launch in report.launches:
-            if launch.recording and launch.recording.cubin:
-                found.append((launch.entry, bind(launch.recording)))
+    found = _launched(lambda: run_routing(layer), None)
+    found += _launched(lambda: run_experts(layer, routed), lambda total: spread(total, clusters))
     return list(_named(found))
+
+
+def _launched(call: Callable[[], Any], clusters: Any) -> list[tuple[str, BoundLaunch]]:
+    """(entry, launch) of what has machine code. clusters: an option of the emulator."""
+    with watched(record=True, limit=None, clusters=clusters) as report:
+        call()
+    recorded = [each for each in report.launches if each.recording and each.recording.cubin]
+    return [(each.entry, bind(each.recording)) for each in recorded]
 
 
 def _named(launches: Sequence[tuple[str, BoundLaunch]]) -> Iterator[tuple[str, BoundLaunch]]:
@@ -172,14 +159,12 @@ def modelled(problem: Problem, clusters: int, sets: Sequence[Gpu]) -> dict[str, 
 
 def rivals() -> dict[tuple[str, str, str, int], tuple[float, str]]:
     """(model, formats, routing, tokens) -> microseconds, and whose."""
-    with RIVALS.open(encoding="utf-8") as file:
-        lines = [line for line in file if line[:1] != "#"]
     return {
         (row["model"], row["formats"], row["routing"], int(row["tokens"])): (
             float(row["us"]),
             row["source"],
         )
-        for row in csv.DictReader(lines)
+        for row in reader_of(RIVALS)
     }
 
 
@@ -192,9 +177,16 @@ def problems_of(options: argparse.Namespace) -> list[Problem]:
         activations = options.activations or ("mxfp8" if weights == "mxfp4" else weights)
         for routing in options.routing:
             for tokens in options.tokens:
-                more = (options.tile_rows,)
-                found.append(Problem(name, layer, activations, weights, tokens, routing, *more))
+                given = activations, weights, tokens, routing, options.tile_rows
+                found.append(Problem(name, layer, *given))
     return found
+
+
+def _ratio(row: Any) -> str:
+    if "rival" not in row:
+        return "-"
+    ratios = (row["rival_us"] / row[name] for name in ("us", "high_us", "low_us"))
+    return "{:.2f} ({:.2f} .. {:.2f})".format(*ratios)
 
 
 COLUMNS = (
@@ -204,15 +196,8 @@ COLUMNS = (
     ("layer\nus", "{us:.1f}"),
     ("range", "{low_us:.1f} .. {high_us:.1f}"),
     ("published\nus", lambda row: f"{row['rival_us']:.1f}" if "rival" in row else "-"),
-    ("speed of ours\nover its", lambda row: _ratio(row)),
+    ("speed of ours\nover its", _ratio),
 )
-
-
-def _ratio(row: Any) -> str:
-    if "rival" not in row:
-        return "-"
-    ratios = (row["rival_us"] / row[name] for name in ("us", "high_us", "low_us"))
-    return "{:.2f} ({:.2f} .. {:.2f})".format(*ratios)
 
 
 def perform(options: argparse.Namespace) -> int:

@@ -68,11 +68,16 @@ class Published:
         return self.shape.flops / self.tflops * 1e-6
 
 
+def reader_of(path: Path) -> csv.DictReader:
+    """The rows of a published table; lines that begin with # are none."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return csv.DictReader(line for line in lines if line[:1] != "#")
+
+
 def published_in(path: Path) -> Iterator[Published]:
-    """The rows of a file that have a time of FlashAttention-4; lines that begin with # are none.
-    ValueError for one that lacks a column, or says something else than a number."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
-    rows = csv.DictReader(lines)
+    """The rows of a file that have a time of FlashAttention-4. ValueError for a file that lacks a
+    column, or says something else than a number."""
+    rows = reader_of(path)
     missing = [name for name in NEEDED if name not in (rows.fieldnames or ())]
     if missing:
         raise ValueError(f"{path}: no column {missing[0]!r}; it needs {', '.join(NEEDED)}")
