@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
+import math
+
 from kernelkit import hw
-from moe.mixed.config import LEAST_ROWS, ROWS, SPLIT_ARCH, SPLIT_ROWS, SPLITS, TILE_ROWS, fits
+from moe.mixed.config import ROWS, ROWS_OF, SPLIT_ARCH, SPLIT_ROWS, SPLITS, fits
 
 # (warpgroups, times 64 rows of weights of each) -> how fast weights are read, where that is what
 # takes the time: measured on an H200 with gpt-oss-120b; of Blackwell about what is modelled
 READS_OF = {
-    "sm_90a": {(2, 1): 0.80, (3, 1): 0.93, (3, 2): 0.97, (4, 2): 1.0},
+    "sm_90a": {(2, 1): 0.80, (3, 1): 0.90, (4, 1): 0.95, (3, 2): 0.97, (4, 2): 1.0},
     "sm_100a": {(2, 2): 1.0, (2, 1): 0.88},
 }
 MANY = 128  # rows of a tile from which products take the time
-MANY_TEAMS = {"sm_90a": (3, 1), "sm_100a": (2, 2)}
-LARGEST = 128  # rows of a tile: more are read from shared memory no less often
+MANY_TEAMS = {
+    "sm_90a": {128: (3, 1), 160: (3, 1), 192: (2, 1), 256: (2, 1)},
+    "sm_100a": {128: (2, 2), 256: (2, 1)},
+}
+# (architecture, rows of x) -> as many rows of an expert on average at most: rows of tiles. Of two
+# sizes the first one is that of experts which it holds, the second that of the others: a tile costs
+# what its rows do, also where an expert has fewer, and its second tile reads the weights again.
+BY_AVERAGE: dict[tuple[str, str], dict[float, tuple[int, ...]]] = {
+    ("sm_90a", "bf16"): {
+        1: (8,), 8: (8, 16), 16: (16, 32), 32: (32, 64), 64: (64, 96), 96: (96, 128),
+        128: (128, 160), 160: (160, 192), 192: (192, 256), math.inf: (128,),
+    },
+    ("sm_90a", "e4m3"): {
+        1: (8,), 4: (8, 16), 16: (16, 32), 32: (32, 64), 64: (64, 96), 96: (96, 128),
+        128: (128, 160), 160: (160, 192), 192: (192, 256), math.inf: (256,),
+    },
+    ("sm_100a", "bf16"): {8: (16,), 16: (32,), 32: (64,), math.inf: (128,)},
+}  # fmt: skip
 LEAST_UNITS = 4  # of K, of a CTA that shares a tile: two cost what the exchange does, as modelled
 
 
-def choose_tile_rows(rows: int, experts: int, arch: str) -> int:
-    """For `rows` rows sorted by expert: twice as many as an expert has on average, since a second
-    tile reads the weights again, and a tile with fewer rows costs what these do."""
-    twice = min(-(-2 * rows // experts), LARGEST)
-    return next(n for n in TILE_ROWS if n >= max(twice, LEAST_ROWS[arch]))
+def choose_tile_rows(rows: int, experts: int, arch: str, x: str = "bf16") -> tuple[int, ...]:
+    """For `rows` rows of x sorted by expert: by how many an expert has on average."""
+    by_average = BY_AVERAGE.get((arch, x), BY_AVERAGE[arch, "bf16"])  # what is refused has none
+    return next(tiles for most, tiles in by_average.items() if rows <= most * experts)
+
+
+def gathers(tile_rows: tuple[int, ...], arch: str) -> bool:
+    """Whether a product fetches rows from where the tokens are: where there are so few that a
+    launch which writes them in order takes longer."""
+    return tile_rows == ROWS_OF[arch][:1]
 
 
 def choose_teams(
-    rows: int, experts: int, columns: int, tile_rows: int, arch: str
+    rows: int, experts: int, columns: int, tile_rows: int, arch: str, x: str = "bf16"
 ) -> tuple[int, int]:
-    """(warpgroups, times 64 rows of weights): of `columns` rows of weights."""
+    """(warpgroups, times 64 rows of weights): of `columns` rows of weights, for rows of x."""
     if tile_rows >= MANY:
-        return MANY_TEAMS[arch]
+        return MANY_TEAMS[arch][tile_rows]
     reads = READS_OF[arch]
 
     def cost(teams: tuple[int, int]) -> float:
@@ -38,7 +61,8 @@ def choose_teams(
         return waves * tall / reads[teams]
 
     # Where none fits, any: the config says why.
-    return min([teams for teams in reads if fits(arch, tile_rows, *teams)] or reads, key=cost)
+    possible = [teams for teams in reads if fits(arch, tile_rows, *teams, x)]
+    return min(possible or reads, key=cost)
 
 
 def choose_split(tiles: int, tile_rows: int, units: int, arch: str) -> int:

@@ -8,8 +8,8 @@ from kernelkit import hw
 from moe.formats import FORMATS, BlockFormat, format_of
 
 ARCHS = ("sm_100a", "sm_90a")
-TILE_ROWS = (8, 16, 32, 64, 128, 256)
-LEAST_ROWS = {"sm_90a": 8, "sm_100a": 16}  # of a tile: of an MMA of 64 and of 128 rows of weights
+TILE_ROWS = (8, 16, 32, 64, 96, 128, 160, 192, 256)
+ROWS_OF = {"sm_90a": TILE_ROWS, "sm_100a": (16, 32, 64, 128, 256)}
 TEAMS, PARTS, SPLITS = (1, 2, 3, 4, 5, 6), (1, 2), (1, 2, 4)
 SPLIT_ARCH = "sm_90a"
 SPLIT_ROWS = 64  # of a tile that CTAs may share: sums of more would leave too little for the ring
@@ -23,7 +23,7 @@ WEIGHTS = ("nvfp4", "mxfp4")
 NUMBERS = ("bf16", "fp16")  # of outputs that have no scale
 OUTPUTS = (*NUMBERS, "e4m3")
 ACTIVATIONS = {"bf16": WEIGHTS, "e4m3": ("mxfp4",)}  # and the weights that they go with
-ROW_THREADS, ROW_VECTOR = 128, 16  # of the kernel that rounds rows: elements that a thread takes
+ROW_THREADS = 128  # of the kernel that writes rows of tokens
 # Of a thread by warpgroups that compute: of theirs, and of those who load.
 REGISTERS = {
     1: (240, 64), 2: (224, 56), 3: (152, 56), 4: (104, 64), 5: (80, 80), 6: (72, 72),
@@ -45,6 +45,9 @@ class MixedConfig:
     weights that each of them takes.
     split: CTAs of a cluster that share a tile, on Hopper: each multiplies its part of K.
     pdl: programmatic dependent launch.
+    least, most: experts with fewer or more rows than that are left to another launch; 0: there is
+    no such bound. A launch with `least` runs beside the one in front, which has the others, and
+    ends after it; on Hopper.
     """
 
     fmt: str = "mxfp4"
@@ -60,6 +63,8 @@ class MixedConfig:
     parts: int = 1
     split: int = 1
     pdl: bool = False
+    least: int = 0
+    most: int = 0
 
     @property
     def format(self) -> BlockFormat:
@@ -102,7 +107,7 @@ class MixedConfig:
         format_of(self.fmt)
         if arch == "sm_100a":
             self._check_numbers()
-        rows = tuple(n for n in TILE_ROWS if n >= LEAST_ROWS[arch])
+        rows = ROWS_OF[arch]
         named = {
             "x": (self.x, tuple(ACTIVATIONS)), "out": (self.out, OUTPUTS),
             "fmt": (self.fmt, ACTIVATIONS.get(self.x, WEIGHTS)),
@@ -115,6 +120,8 @@ class MixedConfig:
                 raise NotImplementedError(f"{name} {value!r}: one of {possible}")
         if self.limit and not self.swiglu:
             raise ValueError("limit without an activation: nothing is clamped")
+        if self.least and not self.pdl:
+            raise ValueError(f"least {self.least} without pdl: it runs beside the launch in front")
         if arch == "sm_100a":
             self._check_columns()
         else:
@@ -128,6 +135,10 @@ class MixedConfig:
                     f"{name} 'e4m3' on sm_100a: {NUMBERS}; for activations of eight bits packed "
                     "experts in mxfp4, which are not arranged, and activations='mxfp8'"
                 )
+        if self.least or self.most:
+            raise NotImplementedError(
+                f"experts of {self.least} to {self.most} rows on sm_100a: one launch takes all"
+            )
 
     def _check_registers(self) -> None:
         """Of Hopper, whose warpgroups hold weights and sums."""
@@ -167,10 +178,10 @@ def unit_columns(config: MixedConfig) -> int:
     return DEPTH * config.x_bits // 8 // hw.TMEM_CELL_BYTES
 
 
-def fits(arch: str, tile_rows: int, teams: int, parts: int) -> bool:
-    """Whether there are such tiles of rows in bf16."""
+def fits(arch: str, tile_rows: int, teams: int, parts: int, x: str = "bf16") -> bool:
+    """Whether there are such tiles of rows of x."""
     try:
-        MixedConfig(tile_rows=tile_rows, teams=teams, parts=parts).check_values(arch)
+        MixedConfig(x=x, tile_rows=tile_rows, teams=teams, parts=parts).check_values(arch)
     except (NotImplementedError, ValueError):
         return False
     return True
@@ -178,4 +189,18 @@ def fits(arch: str, tile_rows: int, teams: int, parts: int) -> bool:
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """The kernel that rounds rows of bf16 to e4m3, of which there is one."""
+    """The kernel that writes tokens where their experts have them. out: dtype of the rows.
+    by_expert: tokens have slots with a row each; else a row is a token."""
+
+    out: str = "bf16"
+    by_expert: bool = True
+
+    @property
+    def vector(self) -> int:
+        """Elements that a thread writes at a time."""
+        return 8 * hw.TMA_ALIGN_BYTES // BITS[self.out]
+
+    @property
+    def unroll(self) -> int:
+        """Vectors of which a thread has loads in flight."""
+        return 4 if self.out == "bf16" else 1

@@ -5,7 +5,7 @@ Nothing here waits for the device or reads from it, so that a CUDA graph can cap
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -25,11 +25,11 @@ from moe.arguments import Activation, SwiGLU, check_form
 from moe.choose import row_tiles
 from moe.indices import check_offsets, check_range
 from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
-from moe.mixed.config import ARCHS, BITS, OUTPUTS, ROW_VECTOR, ROWS, MixedConfig, RowsConfig
+from moe.mixed.config import ARCHS, BITS, OUTPUTS, ROWS, MixedConfig, RowsConfig
 from moe.mixed.fragments import DEPTH, Fragments, units_of
 
 KERNELS = {"sm_100a": "moe.mixed.sm100.kernel", "sm_90a": "moe.mixed.sm90.kernel"}
-ROWS_ARCHS = ("sm_90a",)  # of rows that become e4m3
+ROWS_ARCHS = {"bf16": ARCHS, "e4m3": ("sm_90a",)}  # of rows that are written in this dtype
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"e4m3": torch.float8_e4m3fn}
 FP32 = torch.float32
 X_DTYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
@@ -74,16 +74,36 @@ class MixedArguments:
         """Where it runs."""
         return choose_target(self.x.device, self.backend, self.arch, ARCHS)
 
+    @property
+    def chosen_rows(self) -> tuple[int, ...]:
+        """Rows of a tile that are given, or those that sizes choose."""
+        if self.tile_rows is not None:
+            return (self.tile_rows,)
+        return choose_tile_rows(self.count, self.w.experts, self.target.arch, self.w.x)
+
     @cached_property
+    def configs(self) -> tuple[MixedConfig, ...]:
+        """What is compiled: a launch for all experts, or one for those whose rows are a tile and
+        one for the others. Where CTAs share tiles, or warpgroups are given, it is one launch."""
+        least, *greater = self.chosen_rows
+        first = self.with_tile(least)
+        if not greater or first.split > 1 or self.teams is not None:
+            return (first,)
+        second = self.with_tile(*greater)
+        return replace(first, most=least), replace(second, split=1, pdl=True, least=least + 1)
+
+    @property
     def config(self) -> MixedConfig:
-        """What is compiled."""
-        tile_rows, arch = self.tile_rows, self.target.arch
-        if tile_rows is None:
-            tile_rows = choose_tile_rows(self.count, self.w.experts, arch)
+        """Of the only launch, or of the first one."""
+        return self.configs[0]
+
+    def with_tile(self, tile_rows: int) -> MixedConfig:
+        """Of a launch for all experts, in tiles of so many rows."""
+        arch = self.target.arch
         sizes = self.count, self.w.experts, self.w.rows, tile_rows
         teams, parts, split = self.teams, self.parts, self.split
         if teams is None:
-            teams, parts = choose_teams(*sizes, arch)
+            teams, parts = choose_teams(*sizes, arch, self.w.x)
             if split is None:
                 tiles = tiles_of(*sizes, teams * parts)
                 split = choose_split(tiles, tile_rows, units_of(self.w.k, DEPTH), arch)
@@ -137,7 +157,8 @@ class MixedArguments:
         unit = hw.TMA_ALIGN_BYTES * 8 // BITS[self.out]
         if self.columns % unit:
             raise NotImplementedError(f"{self.columns} columns of output: a multiple of {unit}")
-        self.config.check_values(self.target.arch)
+        for config in self.configs:
+            config.check_values(self.target.arch)
 
     def _check_scales(self) -> None:
         """Of x and of the output, one where they are e4m3, and none elsewhere."""
@@ -173,13 +194,13 @@ class MixedArguments:
 
 
 def forward(arguments: MixedArguments) -> tuple[torch.Tensor]:
-    """[rows, columns]; one launch."""
+    """[rows, columns]; a launch for each of the configs."""
     arguments.check()
     target = arguments.target
     (out,) = empty_result(arguments)
-    if out.numel():
-        compiled = compile_once(arguments.config, target.arch, KERNELS[target.arch])
-        launch(compiled, kernel_arguments(arguments, out), target, arguments.x.device)
+    for config in arguments.configs if out.numel() else ():
+        compiled = compile_once(config, target.arch, KERNELS[target.arch])
+        launch(compiled, kernel_arguments(arguments, config, out), target, arguments.x.device)
     return (out,)
 
 
@@ -189,9 +210,9 @@ def empty_result(arguments: MixedArguments) -> tuple[torch.Tensor]:
     return (arguments.x.new_empty(shape, dtype=DTYPES[arguments.out]),)
 
 
-def kernel_arguments(arguments: MixedArguments, out: torch.Tensor) -> list:
+def kernel_arguments(arguments: MixedArguments, config: MixedConfig, out: torch.Tensor) -> list:
     """As `MixedGemm` of either architecture takes them, but for the stream."""
-    x, w, config = arguments.x, arguments.w, arguments.config
+    x, w = arguments.x, arguments.w
     if arguments.rows is None:
         x = x.view(1, len(x), 1, w.k)
     scales = arguments.x_scale, arguments.out_scale
@@ -207,19 +228,34 @@ def kernel_arguments(arguments: MixedArguments, out: torch.Tensor) -> list:
     return [with_plain_strides(x), tensors, numbers, sizes, clusters * config.split]
 
 
-def quantise_rows(
-    x: torch.Tensor, backend: str, arch: str | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, K] in bf16 as (e4m3 [T, K], fp32 [T] of what decodes it): each row's largest magnitude
-    becomes 448; one launch."""
-    if x.shape[1] % ROW_VECTOR:
-        raise NotImplementedError(f"{x.shape[1]} columns in e4m3: a multiple of {ROW_VECTOR}")
-    target = choose_target(x.device, backend, arch, ROWS_ARCHS)
-    out, scale = x.new_empty(x.shape, dtype=torch.float8_e4m3fn), x.new_empty(len(x), dtype=FP32)
+def write_rows(
+    x: torch.Tensor,
+    out: str,
+    *,
+    row_of_slot: torch.Tensor | None = None,
+    rows: int | None = None,
+    backend: str,
+    arch: str | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """x [T, K] in bf16 as (rows [R, K] in `out`, fp32 [R] of what decodes them, None for bf16): in
+    e4m3 each row's largest magnitude becomes 448. One launch.
+
+    row_of_slot: int32 [T slots], the row of each slot of a token, or -1; None: a row is a token.
+    rows: R, of which those are written that a slot has."""
+    config = RowsConfig(out, row_of_slot is not None)
+    if x.shape[1] % config.vector:
+        raise NotImplementedError(f"{x.shape[1]} columns in {out}: a multiple of {config.vector}")
+    target = choose_target(x.device, backend, arch, ROWS_ARCHS[out])
+    shape = (len(x) if rows is None else rows, x.shape[1])
+    written, scale = x.new_empty(shape, dtype=X_DTYPES[out]), None
+    if out == "e4m3":
+        scale = x.new_empty(shape[0], dtype=FP32)
     if len(x):
-        compiled = compile_once(RowsConfig(), target.arch, "moe.mixed.rows_kernel")
-        launch(compiled, [with_plain_strides(x), with_plain_strides(out), scale], target, x.device)
-    return out, scale
+        slots = 1 if row_of_slot is None else len(row_of_slot) // len(x)
+        compiled = compile_once(config, target.arch, "moe.mixed.rows_kernel")
+        tensors = with_plain_strides(x), with_plain_strides(written), scale, row_of_slot
+        launch(compiled, [*tensors, slots], target, x.device)
+    return written, scale
 
 
 MIXED_GEMM = Operator("moe_mixed_gemm", MixedArguments, forward, empty_result, results=1)

@@ -1,8 +1,9 @@
 """The operator `blackwell_kernels::moe_fused_mixed`: a layer whose activations stay numbers.
 
 Top-k, permutation, both products, combination: five launches, each of which begins while the one
-before it ends. The first product fetches its rows from where the tokens are. Where activations are
-multiplied in e4m3, a sixth one rounds the tokens before, and the first product its output.
+before it ends. With the smallest tiles the first product fetches its rows from where the tokens
+are; with others, and in e4m3, a sixth launch writes them in the order of experts before, so that
+TMA brings them. In e4m3 that one rounds the tokens, and the first product its output.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES
 from moe.arguments import Activation
 from moe.fused import Layer, Routed, combined, run_routing
+from moe.mixed.choose import gathers
 from moe.mixed.config import ARCHS, MixedConfig
 from moe.mixed.fragments import PAIR_ROWS, ArrangedExperts
-from moe.mixed.launch import MixedArguments, forward, quantise_rows
+from moe.mixed.launch import MixedArguments, forward, write_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,19 +55,18 @@ def run_experts(layer: MixedLayer, routed: Routed) -> tuple[torch.Tensor]:
     """[T, H] in the dtype of x: what is behind the routing."""
     x, experts, where, offsets = layer.x, layer.experts, layer.where, routed.offsets
     given = {**layer.tiles, **where}
-    rows = routed.slot_of_row.narrow(0, 0, layer.rows)
-    gathered = {"rows": rows, "slots": layer.router.slots}
     form = Activation(PAIR_ROWS, **vars(layer.activation))
-    first = MixedArguments(x, experts.w13, offsets, experts.bias13, form, **gathered, **given)
+    rows = {"rows": routed.slot_of_row.narrow(0, 0, layer.rows), "slots": layer.router.slots}
+    first = MixedArguments(x, experts.w13, offsets, experts.bias13, form, **rows, **given)
     second = {"bias": experts.bias2, "out": DTYPE_NAMES[x.dtype], **given}
+    if experts.x == "e4m3" or not gathers(first.chosen_rows, first.target.arch):
+        by_expert = {"row_of_slot": routed.row_of_slot, "rows": layer.rows}
+        written, scale = write_rows(x, experts.x, **by_expert, **where)
+        first = replace(first, x=written, x_scale=scale, rows=None, slots=1)
     if experts.x == "e4m3":
-        codes, scale = quantise_rows(x, **where)
-        (h,) = forward(
-            replace(first, x=codes, x_scale=scale, out="e4m3", out_scale=experts.h_scale)
-        )
+        first = replace(first, out="e4m3", out_scale=experts.h_scale)
         second["x_scale"] = experts.h_decode_scale
-    else:
-        (h,) = forward(first)
+    (h,) = forward(first)
     (y,) = forward(MixedArguments(h, experts.w2, offsets, **second))
     return combined(layer, routed, y)
 

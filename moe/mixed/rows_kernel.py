@@ -1,4 +1,7 @@
-"""Rows of bf16 to e4m3, each with a scale of its own (device code)."""
+"""Rows of tokens to where their experts have them, as they are or in e4m3 (device code).
+
+A CTA reads a token once, whatever the number of its slots. In e4m3 a row has a scale of its own.
+"""
 
 import cutlass
 import cutlass.cute as cute
@@ -11,57 +14,109 @@ from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
 from moe.device.quantise import largest_magnitude
 from moe.formats import E4M3_LARGEST
-from moe.mixed.config import ROW_THREADS, ROW_VECTOR, RowsConfig
+from moe.mixed.config import ROW_THREADS, RowsConfig
+from moe.mixed.device.types import X_TYPES
 
 MOST = 2.0**126  # of a scale: 1 over it is no subnormal
 WARPS = ROW_THREADS // hw.WARP_THREADS
 
 
-class QuantiseRows:
+class Rows:
     """Host function and kernel."""
+
+    def __init__(self, config: RowsConfig) -> None:
+        self.config = config
 
     @cute.jit
     def __call__(
-        self, x: cute.Tensor, out: cute.Tensor, scale: cute.Tensor, stream: CUstream
+        self,
+        x: cute.Tensor,
+        out: cute.Tensor,
+        scale: cute.Tensor | None,
+        row_of_slot: cute.Tensor | None,
+        slots: Int32,
+        stream: CUstream,
     ) -> None:
-        """x: [T, K] in bf16; out: the same in e4m3; scale: fp32 [T], what decodes it."""
-        self.kernel(x, out, scale).launch(
+        """x: [T, K] in bf16; out: [rows, K]; scale: fp32 [rows], what decodes e4m3; row_of_slot:
+        int32 [T slots], -1 for a slot without a row; without it each token is a row."""
+        self.kernel(x, out, scale, row_of_slot, slots).launch(
             grid=(x.shape[0], 1, 1), block=(ROW_THREADS, 1, 1), stream=stream, use_pdl=True
         )
 
     @cute.kernel
-    def kernel(self, x: cute.Tensor, out: cute.Tensor, scale: cute.Tensor) -> None:
-        """Grid (rows,); see `__call__`."""
+    def kernel(
+        self,
+        x: cute.Tensor,
+        out: cute.Tensor,
+        scale: cute.Tensor | None,
+        row_of_slot: cute.Tensor | None,
+        slots: Int32,
+    ) -> None:
+        """Grid (tokens,); see `__call__`."""
         follow()
-        row, _, _ = cute.arch.block_idx()
+        token, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        vectors = x.shape[1] // ROW_VECTOR
-        top = Float32(0.0)
-        for vector in cutlass.range(thread, vectors, ROW_THREADS, unroll=1):
-            values = self.read(x, row, vector)
-            top = cute.arch.fmax(top, largest_magnitude(values), nan=True)
-        top = self.largest(top)
-        encode = Float32(1.0)
-        if top > 0.0:
-            encode = cute.arch.fmin(Float32(E4M3_LARGEST) / top, Float32(MOST))
-        for vector in cutlass.range(thread, vectors, ROW_THREADS, unroll=1):
-            values = self.read(x, row, vector)
-            rounded = cute.make_rmem_tensor(ROW_VECTOR, Float8E4M3FN)
-            values.store(values.load() * encode)
-            rounded.store(values.load().to(Float8E4M3FN))
-            target = cute.local_tile(out[row, None], (ROW_VECTOR,), (vector,))
-            cute.autovec_copy(rounded, target)
-        if thread == 0:
-            scale[row] = Float32(1.0) / encode
+        width = self.config.vector
+        vectors, encode = x.shape[1] // width, Float32(1.0)
+        if cutlass.const_expr(scale is not None):
+            encode = self.scale_of(x, token, vectors)
+        for vector in cutlass.range(thread, vectors, ROW_THREADS, unroll=self.config.unroll):
+            written = self.read(x, token, vector)
+            if cutlass.const_expr(scale is not None):
+                written = self.rounded(written, encode)
+            for slot in cutlass.range(slots, unroll=1):
+                row = self.row(row_of_slot, token, slots, slot)
+                if row >= 0:
+                    cute.autovec_copy(written, self.part(out, row, vector))
+        if cutlass.const_expr(scale is not None):
+            for slot in cutlass.range(thread, slots, ROW_THREADS, unroll=1):
+                row = self.row(row_of_slot, token, slots, slot)
+                if row >= 0:
+                    scale[row] = Float32(1.0) / encode
 
     @cute.jit
-    def read(self, x: cute.Tensor, row: Int32, vector: Int32) -> cute.Tensor:
-        """fp32 of a vector of a row."""
-        loaded = cute.make_rmem_tensor(ROW_VECTOR, BFloat16)
-        cute.autovec_copy(cute.local_tile(x[row, None], (ROW_VECTOR,), (vector,)), loaded)
-        values = cute.make_rmem_tensor(ROW_VECTOR, Float32)
-        values.store(loaded.load().to(Float32))
-        return values
+    def row(
+        self, row_of_slot: cute.Tensor | None, token: Int32, slots: Int32, slot: Int32
+    ) -> Int32:
+        """Of a slot of the token."""
+        row = token
+        if cutlass.const_expr(row_of_slot is not None):
+            row = row_of_slot[token * slots + slot]
+        return row
+
+    def part(self, rows: cute.Tensor, row: Int32, vector: Int32) -> cute.Tensor:
+        """One vector of one of the rows."""
+        return cute.local_tile(rows[row, None], (self.config.vector,), (vector,))
+
+    @cute.jit
+    def read(self, x: cute.Tensor, token: Int32, vector: Int32) -> cute.Tensor:
+        """bf16."""
+        loaded = cute.make_rmem_tensor(self.config.vector, BFloat16)
+        cute.autovec_copy(self.part(x, token, vector), loaded)
+        return loaded
+
+    @cute.jit
+    def rounded(self, values: cute.Tensor, encode: Float32) -> cute.Tensor:
+        """Times encode, in e4m3."""
+        scaled = cute.make_rmem_tensor(self.config.vector, Float32)
+        scaled.store(values.load().to(Float32) * encode)
+        rounded = cute.make_rmem_tensor(self.config.vector, Float8E4M3FN)
+        rounded.store(scaled.load().to(Float8E4M3FN))
+        return rounded
+
+    @cute.jit
+    def scale_of(self, x: cute.Tensor, token: Int32, vectors: Int32) -> Float32:
+        """By which the largest magnitude of a token becomes that of e4m3."""
+        thread, _, _ = cute.arch.thread_idx()
+        top, encode = Float32(0.0), Float32(1.0)
+        for vector in cutlass.range(thread, vectors, ROW_THREADS, unroll=1):
+            values = cute.make_rmem_tensor(self.config.vector, Float32)
+            values.store(self.read(x, token, vector).load().to(Float32))
+            top = cute.arch.fmax(top, largest_magnitude(values), nan=True)
+        top = self.largest(top)
+        if top > 0.0:
+            encode = cute.arch.fmin(Float32(E4M3_LARGEST) / top, Float32(MOST))
+        return encode
 
     @cute.jit
     def largest(self, top: Float32) -> Float32:
@@ -79,9 +134,12 @@ class QuantiseRows:
         return top
 
 
-def host_function(_config: RowsConfig, _arch: str) -> tuple:
+def host_function(config: RowsConfig, _arch: str) -> tuple:
     """What is compiled, and example arguments."""
-    rows, k = cute.sym_int32(), cute.sym_int32(divisibility=ROW_VECTOR)
-    x = fake_tensor(BFloat16, rows, k, align=hw.TMA_ALIGN_BYTES)
-    out = fake_tensor(Float8E4M3FN, rows, k, align=hw.TMA_ALIGN_BYTES)
-    return QuantiseRows(), x, out, fake_tensor(Float32, rows), CUstream(0)
+    k = cute.sym_int32(divisibility=config.vector)
+    x = fake_tensor(BFloat16, cute.sym_int32(), k, align=hw.TMA_ALIGN_BYTES)
+    rows, slots = cute.sym_int32(), cute.sym_int32()
+    out = fake_tensor(X_TYPES[config.out], rows, k, align=hw.TMA_ALIGN_BYTES)
+    scale = fake_tensor(Float32, rows) if config.out == "e4m3" else None
+    row_of_slot = fake_tensor(Int32, slots) if config.by_expert else None
+    return Rows(config), x, out, scale, row_of_slot, Int32(0), CUstream(0)

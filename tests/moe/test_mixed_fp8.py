@@ -7,7 +7,7 @@ import torch
 
 from moe import Router, SwiGLU, arrange, fused_moe, pack, reference, unpack, unpack_biases
 from moe.mixed.fragments import MOST_BELOW
-from moe.mixed.launch import MixedArguments, forward, quantise_rows
+from moe.mixed.launch import MixedArguments, forward, write_rows
 from moe.packing import PackedExperts
 from moe.reference_routing import route
 from ptxemu import Options
@@ -84,7 +84,7 @@ def test_rows_of_every_kind():
     """Each row's largest magnitude becomes 448, zeros stay, and NaN stays in its row."""
     x = torch.randn(7, 48).bfloat16()
     x[1], x[2, 5], x[3], x[4] = 0, torch.nan, x[3] * 1e-38, x[4] * 1e38
-    codes, scale = quantise_rows(x, "auto", "sm_90a")
+    codes, scale = write_rows(x, "e4m3", backend="auto", arch="sm_90a")
     finite = [0, 1, 3, 4, 5, 6]
     assert codes[finite].float().abs().amax(1).tolist() == [448, 0, *codes[3:5].float().abs()
         .amax(1).tolist(), 448, 448]  # fmt: skip

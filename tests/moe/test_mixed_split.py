@@ -14,7 +14,7 @@ from kernelkit import hw
 from moe.mixed.choose import LEAST_UNITS, choose_split
 from moe.mixed.config import SPLIT_ROWS, SPLITS, MixedConfig
 from moe.mixed.fragments import fragments
-from moe.mixed.launch import quantise_rows
+from moe.mixed.launch import write_rows
 from moe.mixed.sm90 import exchange, math
 from moe.mixed.sm90.plan import make_plan
 from ptxemu import Options, PtxEmuError
@@ -88,7 +88,7 @@ def test_a_share_is_no_other_ones():
 def test_in_e4m3():
     """Products whose sums are scaled row by row behind the exchange."""
     inputs, rows = PLAIN.inputs(), PLAIN.rows
-    codes, scale = quantise_rows(inputs.x[:rows].contiguous(), "auto", "sm_90a")
+    codes, scale = write_rows(inputs.x[:rows].contiguous(), "e4m3", backend="auto", arch="sm_90a")
     given = {"x": codes, "x_scale": scale, "w": fragments(inputs.quantised, None, "e4m3")}
     results = []
     for split in SPLITS:

@@ -14,7 +14,7 @@ from kernelkit import compile as kernel_compile
 from kernelkit import hw, store
 from kernelkit.compile import compile_once
 from moe.mixed import config as limits
-from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
+from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, gathers, tiles_of
 from moe.mixed.config import PARTS, SPLITS, TEAMS, TILE_ROWS, MixedConfig
 from moe.mixed.launch import KERNELS
 from moe.mixed.sm90 import kernel, math
@@ -25,27 +25,29 @@ needs_tools = pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
 
 GROUPS, ARCH = 4, "sm_90a"
 # Both products of a layer, the first with all that an epilogue may do.
-FIRST = MixedConfig(swiglu=True, limit=True, bias=True, gather=True, pdl=True)
+FIRST = MixedConfig(swiglu=True, limit=True, bias=True, pdl=True)
+GATHERED = replace(FIRST, gather=True)
 SECOND = MixedConfig(bias=True, pdl=True)
 NVFP4 = replace(FIRST, fmt="nvfp4", bias=False)
 FP8 = replace(FIRST, x="e4m3", row_scale=True, out="e4m3")
 FP8_SECOND = replace(SECOND, x="e4m3")
-KINDS = (FIRST, FP8, NVFP4, SECOND, FP8_SECOND)
+KINDS = (FIRST, FP8, NVFP4, SECOND, FP8_SECOND, GATHERED)
 EXPERTS = (1, 2, 8, 32, 128, 256, 384)
 COLUMNS = (1024, 1536, 2880, 4096, 5760, 7168, 14336, 28672)  # rows of weights, of models
 ROWS = [n << power for n in (1, 3) for power in range(15)]
 UNITS = (6, 45, 224)  # of K
 
 
-def chosen() -> list[tuple[int, int, int, int]]:
+def chosen(x: str) -> list[tuple[int, int, int, int]]:
     """(rows of a tile, warpgroups, times 64 rows of weights of each, CTAs that share K), all that
-    sizes choose."""
+    sizes choose for rows of x."""
     found = set()
     for rows, experts, columns in itertools.product(ROWS, EXPERTS, COLUMNS):
-        tile_rows = choose_tile_rows(rows, experts, ARCH)
-        teams, parts = choose_teams(rows, experts, columns, tile_rows, ARCH)
-        tiles = tiles_of(rows, experts, columns, tile_rows, teams * parts)
-        found |= {(tile_rows, teams, parts, choose_split(tiles, tile_rows, n, ARCH)) for n in UNITS}
+        for tile_rows in choose_tile_rows(rows, experts, ARCH, x):
+            teams, parts = choose_teams(rows, experts, columns, tile_rows, ARCH, x)
+            tiles = tiles_of(rows, experts, columns, tile_rows, teams * parts)
+            splits = {choose_split(tiles, tile_rows, n, ARCH) for n in UNITS}
+            found |= {(tile_rows, teams, parts, split) for split in splits}
     return sorted(found)
 
 
@@ -61,13 +63,21 @@ def is_possible(config: MixedConfig) -> bool:
     return True
 
 
+def is_met(kind: MixedConfig, tile: tuple[int, int, int, int]) -> bool:
+    """Whether sizes can choose it for this kind; only the fewest rows are gathered."""
+    return tile in TILES[kind.x] and (not kind.gather or gathers(tile[:1], ARCH))
+
+
 # Each tile with one kind, in turn; then every kind of it; then every tile that there is.
-TILES = chosen()
-QUICK = [with_tile(KINDS[n % len(KINDS)], tile) for n, tile in enumerate(TILES)]
-MATRIX = [config for tile in TILES for kind in KINDS
+TILES = {x: chosen(x) for x in ("bf16", "e4m3")}
+EVERY = sorted({*itertools.chain(*TILES.values())})
+MET = [[kind for kind in KINDS if is_met(kind, tile)] for tile in EVERY]
+QUICK = [with_tile(kinds[n % len(kinds)], tile)
+         for n, (tile, kinds) in enumerate(zip(EVERY, MET, strict=True))]  # fmt: skip
+MATRIX = [config for tile, kinds in zip(EVERY, MET, strict=True) for kind in kinds
           if (config := with_tile(kind, tile)) not in QUICK]  # fmt: skip
 SWEEP = [config for tile in itertools.product(TILE_ROWS, TEAMS, PARTS, SPLITS) for kind in KINDS
-         if tile not in TILES and is_possible(config := with_tile(kind, tile))]  # fmt: skip
+         if not is_met(kind, tile) and is_possible(config := with_tile(kind, tile))]  # fmt: skip
 
 
 def in_groups(configs: list[MixedConfig]) -> list:

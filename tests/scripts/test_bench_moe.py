@@ -83,16 +83,30 @@ def test_names_are_those_of_the_flags():
 @pytest.mark.parametrize(("name", "fmt"), [("gpt-oss-20b", "mxfp4"), ("deepseek-v3", "nvfp4")])
 def test_ours_and_torch_agree(name, fmt):
     model = small(name, fmt)
-    tokens, ours, theirs = tokens_of(model, 5, "power-law"), Ours(model, "auto"), Torch(model)
+    tokens, ours, theirs = (
+        tokens_of(model, 5, "power-law"),
+        Ours(model, backend="auto"),
+        Torch(model),
+    )
     for part in PARTS:
         y = ours.launch(part, tokens)()
-        assert error_of(theirs.launch(part, tokens)(), y.float()) < moe.MAX_ERROR, part
+        assert error_of(theirs.launch(part, tokens)(), y.float()) < moe.MAX_ERROR["bf16"], part
         assert torch.equal(ours.planned(part, tokens)(), y)
+
+
+def test_ours_in_e4m3_is_as_far_off_as_said(gpt_oss):
+    """Farther than the peers in bf16 may be, and within its own limit; products are refused."""
+    tokens, where = tokens_of(gpt_oss, 5, "random"), {"backend": "emulate", "arch": "sm_90a"}
+    coarse = Ours(gpt_oss, "e4m3", **where)
+    y = Ours(gpt_oss, **where).launch("layer", tokens)().float()
+    assert moe.MAX_ERROR["bf16"] < error_of(coarse.planned("layer", tokens)(), y) < coarse.max_error
+    with pytest.raises(NotImplementedError, match="a product alone in e4m3"):
+        coarse.launch("w13", tokens)
 
 
 def test_ours_is_the_definition(gpt_oss):
     tokens, layer = tokens_of(gpt_oss, 3, "random"), gpt_oss.layer
-    y = Ours(gpt_oss, "auto").launch("layer", tokens)()
+    y = Ours(gpt_oss, backend="auto").launch("layer", tokens)()
     w13 = values(gpt_oss.w13, "mxfp4")
     w13, w2 = torch.cat((w13[:, ::2], w13[:, 1::2]), 1), values(gpt_oss.w2, "mxfp4")
     bias = gpt_oss.biases[0]
@@ -178,7 +192,7 @@ def triton(monkeypatch, tmp_path):
 
 
 def test_triton_is_asked_for_the_same_layer(gpt_oss, triton):
-    tokens, ours = tokens_of(gpt_oss, 4, "random"), Ours(gpt_oss, "auto")
+    tokens, ours = tokens_of(gpt_oss, 4, "random"), Ours(gpt_oss, backend="auto")
     peer = Triton(gpt_oss)
     assert re.fullmatch("[0-9a-f]{12}", peer.sources)
     assert {name for name, _ in triton} == {"w", "w_scale"}

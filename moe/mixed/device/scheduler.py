@@ -1,6 +1,7 @@
 """Scheduler role: that of block-scaled operands, with the edges of this plan."""
 
 import cutlass.cute as cute
+from cutlass import Int32
 from cutlass.pipeline import PipelineState
 
 from moe.mixed.device.args import Scope
@@ -16,6 +17,15 @@ class Scheduler(Walk):
     def __init__(self, plan: ProductPlan) -> None:
         self.plan = plan
         self.role = plan.roles["scheduler"]
+
+    def tiles_of(self, rows: Int32) -> Int32:
+        """Row tiles of an expert with so many rows: none where another launch has it."""
+        config, tiles = self.plan.config, super().tiles_of(rows)
+        if config.most:
+            tiles *= Int32(rows <= config.most)
+        if config.least:
+            tiles *= Int32(rows >= config.least)
+        return tiles
 
     @cute.jit
     def publish(self, scope: Scope, state: PipelineState, tile: Tile) -> None:

@@ -16,7 +16,6 @@ from cutlass.memory import SmemAllocator
 
 from kernelkit import hw
 from kernelkit.buffers import buffer_at
-from kernelkit.dependent import follow
 from kernelkit.pipelines import make_pipelines, publish_barriers
 from kernelkit.registers import set_registers
 from moe.mixed.config import MixedConfig
@@ -60,8 +59,7 @@ class MixedGemm(Product):
         publish_barriers(plan.edges)
         if cutlass.const_expr(plan.config.split > 1):
             cute.arch.cluster_wait()
-        if cutlass.const_expr(self.config.pdl):
-            follow()
+        self.begin()
         share = share_of(plan, sizes)
         scope = Scope(x, tensors, numbers, sizes, share, self.buffers(smem), pipes)
         if warp <= self.math.role.last_warp:
@@ -75,6 +73,18 @@ class MixedGemm(Product):
                 self.scheduler.run(scope)
             elif cutlass.const_expr(self.config.gather):
                 self.gather.run(scope)
+        if cutlass.const_expr(self.config.least):
+            cute.arch.griddepcontrol_wait()  # who waits for this launch waits for that one, too
+
+    @cute.jit
+    def begin(self) -> None:
+        """All threads wait for the kernel in front, unless it has other experts of the same
+        product: that one waited for all that is read here. Then the one behind may begin."""
+        config = self.config
+        if cutlass.const_expr(config.pdl and not config.least):
+            cute.arch.griddepcontrol_wait()
+        if cutlass.const_expr(config.pdl or config.most):
+            cute.arch.griddepcontrol_launch_dependents()
 
     def buffers(self, smem: cute.Pointer) -> Buffers:
         """All buffers that roles use."""

@@ -20,7 +20,7 @@ from moe.models import of_model
 from workbench.bench import steps
 from workbench.bench.gqa import read_bandwidth
 from workbench.bench.gqa_peers import error_of
-from workbench.bench.moe_peers import LAYER, OURS, PEERS, W2, W13, Launch
+from workbench.bench.moe_peers import LAYER, MAX_ERROR, OURS, PEERS, W2, W13, Launch
 from workbench.bench.moe_tables import TIMES, draw, markdown, ranked, summary, title_of
 from workbench.cases.moe_models import WEIGHT_BYTES, Model, Tokens, model_of, tokens_of
 from workbench.common import progress_bar, read_rows, refuse, save_rows
@@ -32,7 +32,6 @@ from workbench.turns import HOW, Contestant, figures, flush_buffer, meter, take_
 
 INPUTS = "codes, factors and routing drawn; x standard normal, bf16; biases where a model has some"
 GRAPH, EAGER = "graph", "eager"
-MAX_ERROR = 0.02  # of the worst row, norm over norm, beside the first peer that computed it
 SQUARE = 8192  # of the matrices whose product says how fast the tensor cores are
 HOST_SAMPLES, HOST_CALLS = 5, 10
 OF_STEPS = ("steps", "hidden", "names")
@@ -139,18 +138,18 @@ def launches_of(part: str, tokens: Tokens, peers: dict[str, Any], rows: Sequence
                 launch = graph_of(getattr(peer, "planned", peer.launch)(part, tokens))
             y = launch()
             first = first or (row["peer"], y.float())
-            row |= compared(y, first[1], first[0])
+            row |= compared(y, first[1], first[0], getattr(peer, "max_error", MAX_ERROR["bf16"]))
         except Exception as refusal:  # noqa: BLE001  foreign libraries raise what they like
             row["refused"] = reason_of(refusal)
         else:
             yield row, launch
 
 
-def compared(actual: torch.Tensor, expected: torch.Tensor, of: str) -> dict[str, Any]:
+def compared(actual: torch.Tensor, expected: torch.Tensor, of: str, limit: float) -> dict[str, Any]:
     """How far it is off what the peer `of` computed; ValueError beyond the limit."""
     error = error_of(actual, expected)
-    if not error <= MAX_ERROR:
-        raise ValueError(f"wrong: a row is {error:.1%} off {of}'s, limit {MAX_ERROR:.1%}")
+    if not error <= limit:
+        raise ValueError(f"wrong: a row is {error:.1%} off {of}'s, limit {limit:.1%}")
     return {"compared_with": of, "error": error}
 
 

@@ -22,24 +22,30 @@ from moe.models import GPT_OSS_BETA
 from workbench.cases.moe_models import Model, Tokens, values
 from workbench.cases.moe_steps import torch_route
 
-OURS = "moe"
+OURS, OURS_E4M3 = "moe", "moe-e4m3"
 LAYER, W13, W2 = PARTS = ("layer", "w13", "w2")
+# of the worst row, norm over norm, beside the first peer that computed it
+MAX_ERROR = {"bf16": 0.02, "e4m3": 0.1}
 TRITON_WARPS = 8  # of a program: the layout of scale factors depends on it
 
 Launch = Callable[[], torch.Tensor]
 
 
 class Ours:
-    """`fused_moe` and `mixed_gemm`; `backend` is that of both."""
+    """`fused_moe` and `mixed_gemm`. activations: what the products take of a token; in e4m3 the
+    layer alone is computed. where: `backend` and `arch` of both, this GPU by default."""
 
-    def __init__(self, model: Model, backend: str = "cuda") -> None:
-        self.layer, self.experts, self.backend = model.layer, model.arranged(), backend
+    def __init__(self, model: Model, activations: str = "bf16", **where: str) -> None:
+        self.layer, self.where = model.layer, where or {"backend": "cuda"}
+        self.experts, self.max_error = model.arranged(activations), MAX_ERROR[activations]
 
     def launch(self, part: str, tokens: Tokens) -> Launch:
         """As a call."""
+        if part != LAYER and self.experts.x != "bf16":
+            raise NotImplementedError(f"a product alone in {self.experts.x}: the layer")
         if part == LAYER:
             return partial(fused_moe, *self._layer(tokens), **self._options)
-        given = {"most_rows": len(tokens.x), "backend": self.backend}
+        given: dict[str, Any] = {"most_rows": len(tokens.x), **self.where}
         if part == W2:
             given["bias"] = self.experts.bias2
             return partial(mixed_gemm, tokens.h, self.experts.w2, tokens.rows.offsets, **given)
@@ -58,7 +64,7 @@ class Ours:
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {"activation": self.layer.activation, "backend": self.backend}
+        return {"activation": self.layer.activation, **self.where}
 
 
 class Triton:
@@ -205,6 +211,7 @@ class Torch:
 
 PEERS: dict[str, Callable[[Model], Any]] = {
     OURS: Ours,
+    OURS_E4M3: partial(Ours, activations="e4m3"),
     "triton": Triton,
     "triton-plain": partial(Triton, swizzled=False),
     "torch": Torch,

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from workbench.bench.moe_peers import OURS
+from workbench.bench.moe_peers import OURS, OURS_E4M3
 from workbench.tables import Table, picture
 from workbench.tables import markdown as markdown_of
 
@@ -22,7 +22,10 @@ TIMES = (
     ("SM MHz", "{sm_mhz:.0f}"), ("W", "{watts:.0f}"), ("error", "{error:.1e}"),
 )  # fmt: skip
 SUBJECT = ("model", "fmt", "part", "routing")
-COLOURS = {OURS: "#1b1b3a", "triton": "#d1495b", "triton-plain": "#edae49", "torch": "#66a182"}
+COLOURS = {
+    OURS: "#1b1b3a", OURS_E4M3: "#6c6cc4", "triton": "#d1495b", "triton-plain": "#edae49",
+    "torch": "#66a182",
+}  # fmt: skip
 
 
 def title_of(row: dict) -> str:
@@ -35,7 +38,8 @@ def title_of(row: dict) -> str:
 def ranked(rows: list[dict]) -> list[dict]:
     """The rows of one problem, those with a time also with `of_best`: the time of the quickest
     other peer, called in any way, over theirs."""
-    best = min((row["us"] for row in rows if "us" in row and row["peer"] != OURS), default=None)
+    theirs = [row for row in rows if row["peer"] not in (OURS, OURS_E4M3)]
+    best = min((row["us"] for row in theirs if "us" in row), default=None)
     for row in rows:
         if "us" in row and best:
             row["of_best"] = best / row["us"]

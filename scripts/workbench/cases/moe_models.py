@@ -47,11 +47,11 @@ class Model:
         """Of the rows of w13: gpt-oss has those of gate and up in turn, which biases go with."""
         return "alternating" if self.layer.biases else "gate_up"
 
-    def arranged(self) -> ArrangedExperts:
-        """As Hopper multiplies them."""
+    def arranged(self, activations: str = "bf16") -> ArrangedExperts:
+        """As they are multiplied by activations of this dtype."""
         biases = self.biases if self.layer.biases else None
         packed = pack_quantised(self.w13, self.w2, self.fmt, order=self.order, biases=biases)
-        return arrange(packed)
+        return arrange(packed, activations)
 
 
 def model_of(

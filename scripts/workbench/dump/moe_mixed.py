@@ -4,13 +4,14 @@ main loop, or a grid of them."""
 from __future__ import annotations
 
 import argparse
+import itertools
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from kernelkit.compile import compile_once
-from moe.mixed.choose import LARGEST, MANY, READS_OF
-from moe.mixed.config import NUMBERS, TILE_ROWS, MixedConfig, fits
+from moe.mixed.choose import BY_AVERAGE, MANY, MANY_TEAMS, READS_OF, gathers
+from moe.mixed.config import MixedConfig, fits
 from moe.mixed.launch import KERNELS
 from workbench.cases.moe import layer_of, mixed_product_of
 from workbench.common import describe
@@ -19,15 +20,14 @@ from workbench.dump.kernel import Subject, dump_all, dump_grid, timed_cell
 from workbench.problems.mixed_gemm import PLANS
 from workbench.sass import mixed
 
-FIRST = MixedConfig(swiglu=True, limit=True, bias=True, gather=True, pdl=True)
+FIRST = MixedConfig(swiglu=True, limit=True, bias=True, pdl=True)
 KINDS = (
     FIRST,
+    replace(FIRST, gather=True),
     MixedConfig(bias=True, pdl=True),
     replace(FIRST, fmt="nvfp4", bias=False),
     replace(FIRST, x="e4m3", row_scale=True, out="e4m3"),
 )
-# warpgroups, times 64 rows of weights: where products take the time
-MANY_ROWS = {"sm_90a": ((3, 1), (2, 1)), "sm_100a": ((2, 2), (2, 1))}
 
 
 def grid(arch: str) -> tuple[MixedConfig, ...]:
@@ -35,10 +35,10 @@ def grid(arch: str) -> tuple[MixedConfig, ...]:
     return tuple(
         replace(kind, tile_rows=rows, teams=teams, parts=parts)
         for kind in KINDS
-        if kind.x in NUMBERS or arch == "sm_90a"
-        for rows in TILE_ROWS
-        for teams, parts in (READS_OF[arch] if rows < MANY else MANY_ROWS[arch])
-        if fits(arch, rows, teams, parts) and (rows <= LARGEST or not kind.gather)
+        if (arch, kind.x) in BY_AVERAGE
+        for rows in sorted({*itertools.chain(*BY_AVERAGE[arch, kind.x].values())})
+        for teams, parts in (READS_OF[arch] if rows < MANY else [MANY_TEAMS[arch][rows]])
+        if fits(arch, rows, teams, parts, kind.x) and gathers((rows,), arch) >= kind.gather
     )
 
 
@@ -76,4 +76,4 @@ def perform(options: argparse.Namespace) -> int:
         cells = (timed_cell(subject, config, arch) for config in grid(arch))
         return dump_grid(options, cells, FIGURES)
     named = {"layer": str(layer_of(options)), "product": options.product}
-    return dump_all(options, lambda: [subject(mixed_product_of(options).config)], **named)
+    return dump_all(options, lambda: [*map(subject, mixed_product_of(options).configs)], **named)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kernelkit import hw
 from moe.choose import row_tiles
 from moe.mixed.choose import (
-    LARGEST,
     LEAST_UNITS,
     MANY,
     READS_OF,
     choose_split,
     choose_teams,
-    choose_tile_rows,
     tiles_of,
 )
-from moe.mixed.config import ROWS
+from moe.mixed.config import ROWS, MixedConfig
 from moe.mixed.fragments import DEPTH
 from moe.mixed.launch import MixedArguments
 from moe.mixed.plan import ProductPlan
@@ -29,39 +28,41 @@ from workbench.problems.mixed_gemm import PLANS
 def explain(arguments: MixedArguments, product: str) -> Iterator[str]:
     """The whole plan, line by line."""
     arch = arguments.target.arch
-    plan = PLANS[arch](arguments.config)
-    yield f"moe mixed GEMM for {arch}: {describe(arguments.config)}"
-    yield f"product {product}"
-    if not arguments.count:
-        yield "\nNo rows: no launch."
-        return
-    yield from lines_of((walk(arguments, plan), weights(arguments, plan), *parts_of(plan)))
+    for number, config in enumerate(arguments.configs):
+        plan = PLANS[arch](config)
+        yield "\n" * (number > 0) + f"moe mixed GEMM for {arch}: {describe(config)}"
+        yield f"product {product}"
+        if not arguments.count:
+            yield "\nNo rows: no launch."
+            return
+        of_weights = () if number else (weights(arguments, plan),)
+        yield from lines_of((walk(arguments, plan), *of_weights, *parts_of(plan)))
 
 
 def walk(arguments: MixedArguments, plan: ProductPlan) -> Section:
     """Which tiles there are, and who takes them."""
-    w, config, count = arguments.w, arguments.config, arguments.count
+    w, config, count = arguments.w, plan.config, arguments.count
     units = math.ceil(w.k / DEPTH)
     origin = "fetched from where the tokens are" if config.gather else "as they lie"
     rows = [
         ("product", f"{w.experts} x [{w.rows}, {w.k}] in {w.fmt} by [{count}, {w.k}] in {w.x}"),
-        ("output", output(arguments)),
+        ("output", output(arguments, config)),
         ("rows of x", origin),
-        ("tile", tile(arguments)),
-        ("warpgroups", teams(arguments)),
-        ("tiles", tiles(arguments)),
-        ("grid", grid(arguments)),
+        ("tile", tile(arguments, config)),
+        ("warpgroups", teams(arguments, config)),
+        ("tiles", tiles(arguments, config)),
+        ("grid", grid(arguments, config)),
         ("K", f"{plural(units, 'unit')} of {DEPTH}, {DEPTH // config.step} MMAs each; "
               f"{plural(plan.units, 'unit')} a stage"),
-        ("split", split(arguments, units)),
+        ("split", split(arguments, config, units)),
         ("ring", f"{plan.stages} stages of {plan.w_bytes + plan.units * plan.x_bytes:,} bytes"),
     ]  # fmt: skip
     return "The walk over tiles", rows
 
 
-def output(arguments: MixedArguments) -> str:
+def output(arguments: MixedArguments, config: MixedConfig) -> str:
     """What becomes of a tile."""
-    config, form = arguments.config, arguments.activation
+    form = arguments.activation
     words = f"[{arguments.count}, {arguments.columns}] in {config.out}" + ", a bias" * config.bias
     if form is None:
         return words
@@ -69,21 +70,26 @@ def output(arguments: MixedArguments) -> str:
     return words + (f", clamped at {form.limit:g}" if config.limit else "")
 
 
-def tile(arguments: MixedArguments) -> str:
+def tile(arguments: MixedArguments, config: MixedConfig) -> str:
     """Its sizes, and why."""
-    config, rows, experts = arguments.config, arguments.count, arguments.w.experts
+    rows, experts = arguments.count, arguments.w.experts
     words = f"{config.tile_n} rows of the matrix of an expert x {config.tile_rows} of its rows"
-    chosen = choose_tile_rows(rows, experts, arguments.target.arch)
-    why = f"{rows / experts:.3g} rows of an expert on average; {LARGEST} at most are chosen"
-    why += f", which would choose {chosen}" * (config.tile_rows != chosen)
+    why = f"{rows / experts:.3g} rows of an expert on average"
+    chosen = replace(arguments, tile_rows=None).chosen_rows
+    if config.tile_rows not in chosen:
+        why += f", which would choose {' and '.join(map(str, chosen))}"
+    if config.most:
+        why += f"; experts with more than {config.most} have a launch of their own"
+    if config.least:
+        why += f"; experts with {config.least} and more, beside the launch of the others"
     return f"{words} ({why})"
 
 
-def teams(arguments: MixedArguments) -> str:
+def teams(arguments: MixedArguments, config: MixedConfig) -> str:
     """Who shares a tile, and why."""
-    config, w, arch = arguments.config, arguments.w, arguments.target.arch
+    w, arch = arguments.w, arguments.target.arch
     words = f"{config.teams}, each {config.parts} x {ROWS} rows of the matrix"
-    chosen = choose_teams(arguments.count, w.experts, w.rows, config.tile_rows, arch)
+    chosen = choose_teams(arguments.count, w.experts, w.rows, config.tile_rows, arch, w.x)
     if (config.teams, config.parts) != chosen:
         return f"{words} (sizes would choose {chosen[0]} of {chosen[1]} x {ROWS})"
     if config.tile_rows >= MANY:
@@ -92,9 +98,9 @@ def teams(arguments: MixedArguments) -> str:
     return f"{words} (reading takes the time: waves of CTAs{share})"
 
 
-def split(arguments: MixedArguments, units: int) -> str:
+def split(arguments: MixedArguments, config: MixedConfig, units: int) -> str:
     """Who shares the K of a tile, and why."""
-    config, w = arguments.config, arguments.w
+    w = arguments.w
     sizes = arguments.count, w.experts, w.rows, config.tile_rows, config.teams * config.parts
     tiles = tiles_of(*sizes)
     words = f"{plural(config.split, 'CTA')} for a tile"
@@ -103,26 +109,25 @@ def split(arguments: MixedArguments, units: int) -> str:
     return f"{words} ({why}" + f": sizes would choose {chosen}" * (config.split != chosen) + ")"
 
 
-def most_tiles(arguments: MixedArguments) -> tuple[int, int]:
+def most_tiles(arguments: MixedArguments, config: MixedConfig) -> tuple[int, int]:
     """(of rows, of columns): the most that there can be."""
-    config, count = arguments.config, arguments.count
+    count = arguments.count
     most = count if arguments.most_rows is None else arguments.most_rows
     of_rows = row_tiles(count, arguments.w.experts, config.tile_rows, most)
     return of_rows, math.ceil(arguments.w.rows / config.tile_n)
 
 
-def tiles(arguments: MixedArguments) -> str:
-    of_rows, of_columns = most_tiles(arguments)
-    least = math.ceil(arguments.count / arguments.config.tile_rows)
-    return (
-        f"{of_columns} of the matrix x {of_rows} of rows at most, whatever the counts; "
-        f"at least {least} of rows"
-    )
+def tiles(arguments: MixedArguments, config: MixedConfig) -> str:
+    of_rows, of_columns = most_tiles(arguments, config)
+    words = f"{of_columns} of the matrix x {of_rows} of rows at most, whatever the counts"
+    if config.least or config.most:
+        return words
+    return f"{words}; at least {math.ceil(arguments.count / config.tile_rows)} of rows"
 
 
-def grid(arguments: MixedArguments) -> str:
-    sms, every = hw.SMS_OF[arguments.target.arch], math.prod(most_tiles(arguments))
-    split = arguments.config.split
+def grid(arguments: MixedArguments, config: MixedConfig) -> str:
+    sms, every = hw.SMS_OF[arguments.target.arch], math.prod(most_tiles(arguments, config))
+    split = config.split
     clusters = min(sms // split, every)
     if split == 1:
         return f"{plural(clusters, 'CTA')} on {sms} SMs, tiles dealt in turns of as many"

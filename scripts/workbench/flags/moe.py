@@ -51,7 +51,8 @@ ONE_OF_EACH = (
     *("gpt-oss-120b", "deepseek-v3", "deepseek-v4-pro", "kimi-k2", "qwen3-235b-a22b"),
     "mixtral-8x7b",
 )
-PARTS, PEERS = ("layer", "w13", "w2"), ("moe", "triton", "triton-plain", "torch")
+PARTS = ("layer", "w13", "w2")
+PEERS = ("moe", "moe-e4m3", "triton", "triton-plain", "torch")
 ROUTINGS = ("balanced", "random", "power-law")
 MODEL_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 OF_MODELS = ("routing", "format", "parts", "peers", "rounds", "flush")  # flags with --model alone

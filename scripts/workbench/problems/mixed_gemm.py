@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from kernelkit import tolerance
 from kernelkit.aligned_sums import aligned_product
@@ -241,13 +242,12 @@ def definition(
         one = torch.ones_like(w.decode_scale)
         w = replace(w, encode_scale=one, decode_scale=one)
     matrices = reference.dequantise(w)
-    starts, rows_of = inputs.offsets.tolist(), []
-    for expert, (begin, end) in enumerate(pairwise(starts)):
-        both = x[begin:end], matrices[expert].T
-        found = sums(both, dtype, aligned_sums=aligned_sums) * factor[expert].to(dtype).item()
+    xs = [x[begin:end] for begin, end in pairwise(inputs.offsets.tolist())]
+    rows_of = sums(xs, matrices, dtype, aligned_sums=aligned_sums)
+    for expert, found in enumerate(rows_of):
+        found *= factor[expert].to(dtype).item()
         if inputs.plain_bias is not None:
-            found = found + inputs.plain_bias[expert].to(dtype)
-        rows_of.append(found)
+            found += inputs.plain_bias[expert].to(dtype)
     product = torch.cat(rows_of)
     if case.form is None:
         return product
@@ -257,18 +257,37 @@ def definition(
 
 
 def sums(
-    both: tuple[torch.Tensor, torch.Tensor], dtype: torch.dtype, *, aligned_sums: bool
-) -> torch.Tensor:
-    """[rows, N] of x [rows, K] and w^T fp64 [K, N]."""
-    x, w = both
+    xs: Sequence[torch.Tensor], ws: torch.Tensor, dtype: torch.dtype, *, aligned_sums: bool
+) -> list[torch.Tensor]:
+    """[rows, N] of each expert, of its x [rows, K] and of all w, fp64 [E, N, K]."""
     if dtype == torch.float64:
-        return x.double() @ w
+        return [x.double() @ w.T for x, w in zip(xs, ws, strict=True)]
     if aligned_sums:
-        return aligned_product(x, w, torch.bfloat16)
+        return _aligned(xs, ws)
+    return [_in_steps(x, w.T) for x, w in zip(xs, ws, strict=True)]
+
+
+def _in_steps(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     total = torch.zeros(len(x), w.shape[1], device=x.device)
     for own, other in zip(x.split(STEP, 1), w.split(STEP, 0), strict=True):
         total += own.float() @ other.float()
     return total
+
+
+def _aligned(xs: Sequence[torch.Tensor], ws: torch.Tensor) -> list[torch.Tensor]:
+    """As a GPU makes them: those of experts with about as many rows at a time, since each is some
+    thousand operations in torch."""
+    found = [x.new_empty((0, ws.shape[1]), dtype=torch.float32) for x in xs]
+    alike: dict[int, list[int]] = {}
+    for expert, x in enumerate(xs):
+        if len(x):
+            alike.setdefault((len(x) - 1).bit_length(), []).append(expert)
+    for experts in alike.values():
+        padded = pad_sequence([xs[expert] for expert in experts], batch_first=True)
+        together = aligned_product(padded, ws[experts].mT, torch.bfloat16)
+        for expert, rows in zip(experts, together, strict=True):
+            found[expert] = rows[: len(xs[expert])].contiguous()
+    return found
 
 
 def judge(

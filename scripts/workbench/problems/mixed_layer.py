@@ -140,18 +140,22 @@ def definition(
     def rounded(values: torch.Tensor) -> torch.Tensor:
         return values if dtype == torch.float64 else values.bfloat16().to(dtype)
 
-    def product(values: torch.Tensor, which: int, expert: int) -> torch.Tensor:
-        both = values, matrices[which][expert].T
-        found = sums(both, dtype, aligned_sums=aligned_sums)
+    def product(values: list[torch.Tensor], which: int) -> list[torch.Tensor]:
+        found = sums(values, matrices[which], dtype, aligned_sums=aligned_sums)
         bias = biases[which]
-        return found if bias is None else found + bias[expert].to(dtype)
+        if bias is None:
+            return found
+        return [own + added.to(dtype) for own, added in zip(found, bias, strict=True)]
+
+    def activated(both: torch.Tensor) -> torch.Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        return rounded(reference.swiglu(gate, up, alpha=alpha, beta=beta, limit=limit))
 
     y = torch.zeros(*ids.shape, case.hidden, dtype=dtype, device=x.device)
-    for expert in range(end - first):
-        token, slot = (ids == first + expert).nonzero(as_tuple=True)
-        gate, up = product(x[token], 0, expert).chunk(2, dim=-1)
-        h = rounded(reference.swiglu(gate, up, alpha=alpha, beta=beta, limit=limit))
-        y[token, slot] = rounded(product(h, 1, expert))
+    places = [(ids == expert).nonzero(as_tuple=True) for expert in range(first, end)]
+    hs = [activated(both) for both in product([x[token] for token, _ in places], 0)]
+    for (token, slot), rows in zip(places, product(hs, 1), strict=True):
+        y[token, slot] = rounded(rows)
     total = torch.zeros(len(x), case.hidden, dtype=dtype, device=x.device)
     for slot in range(ids.shape[1]):
         total += y[:, slot] * weights[:, slot, None].to(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,16 +14,16 @@ from kernelkit.keys import KernelKey
 from moe.formats import format_of
 from moe.indices import range_fields
 from moe.mixed.config import (
-    LEAST_ROWS,
     NUMBERS,
     PARTS,
+    ROWS_OF,
     SPLIT_ARCH,
     SPLIT_ROWS,
     SPLITS,
     TEAMS,
-    TILE_ROWS,
     WEIGHTS,
     MixedConfig,
+    fits,
 )
 from moe.mixed.fragments import ArrangedExperts
 from moe.mixed.launch import KERNELS
@@ -54,7 +55,7 @@ class Sizes:
 
 SIZES = {
     "small": Sizes(40, 40, 400, 160, 1 << 18, 1 << 20),
-    "usual": Sizes(80, 500, 1500, 1500, 1 << 24, 1 << 29),
+    "usual": Sizes(80, 500, 1500, 1500, 1 << 22, 1 << 27),
     "large": Sizes(128, 3000, 2880, 5760, 1 << 28, 1 << 32),
 }
 
@@ -105,6 +106,9 @@ def arguments_of(case: Layer, arch: str) -> MixedLayer:
 
 def _product(pick: random.Random, arch: str) -> Case:
     """Counts, sizes and hostile numbers come with the problem."""
+    tile_rows = pick.choice(ROWS_OF[arch])
+    possible = [each for each in itertools.product(TEAMS, PARTS) if fits(arch, tile_rows, *each)]
+    teams, parts = pick.choice(possible)
     case = Case(
         (1,),
         fmt=pick.choice(WEIGHTS),
@@ -112,13 +116,13 @@ def _product(pick: random.Random, arch: str) -> Case:
         bias=pick.random() < 0.5,
         slots=int(pick.random() < 0.5),
         out=pick.choice(NUMBERS),
-        tile_rows=pick.choice(TILE_ROWS),
-        teams=pick.choice(TEAMS),
-        parts=pick.choice(PARTS),
+        tile_rows=tile_rows,
+        teams=teams,
+        parts=parts,
         pdl=pick.random() < 0.25,
         arch=arch,
     )
-    may_split = arch == SPLIT_ARCH and case.tile_rows is not None and case.tile_rows <= SPLIT_ROWS
+    may_split = arch == SPLIT_ARCH and tile_rows <= SPLIT_ROWS
     return replace(case, split=pick.choice(SPLITS) if may_split else 1)
 
 
@@ -155,7 +159,7 @@ def _layer(pick: random.Random, arch: str) -> Layer:
         rank=(0, 1) if pick.random() < 0.5 else None,
         form=pick.choice(FORMS),
         bias=pick.random() < 0.5,
-        tile_rows=pick.choice((None, None, LEAST_ROWS[arch], 16, 64)),
+        tile_rows=pick.choice((None, None, ROWS_OF[arch][0], 16, 64)),
     )
 
 
