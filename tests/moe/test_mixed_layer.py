@@ -99,11 +99,23 @@ def test_the_form_of_gpt_oss_beside_the_reference(fmt, arch):
         assert apart(y, definition(experts, routed, **other)) > 5 * ROUNDING
 
 
-def test_five_launches():
+def launches_of(tokens: int) -> list[str]:
+    """Names of kernels of a layer on Hopper."""
     seen = []
-    with watching(lambda prepared, _: seen.append(prepared)):
-        run(arrange(packed()))
-    assert len(seen) == 5
+    with watching(lambda prepared, _: seen.append(prepared)), checked(CHECKED):
+        x, logits = (
+            X[:1].expand(tokens, -1).contiguous(),
+            LOGITS[:1].expand(tokens, -1).contiguous(),
+        )
+        fused_moe(x, arrange(packed()), logits, PLAIN, activation=GPT_OSS, arch="sm_90a")
+    return seen
+
+
+def test_five_launches():
+    """As long as an expert has one row on average; then rows are put in order before, and products
+    of many rows have two launches."""
+    assert len(launches_of(2)) == 5
+    assert len(launches_of(5)) == 5 + 3
 
 
 def test_the_host_never_waits_nor_computes(launches):

@@ -52,15 +52,21 @@ class Loader:
         """Those of one stage of a tile."""
         plan, sizes, buffers = self.plan, scope.sizes, scope.buffers
         every = scope.tensors.weights[tile.expert, None].iterator.toint()
+        first = scope.share.first + step * plan.units
         for part in cutlass.range_constexpr(plan.tall):
             row = cutlass.min(tile.n * plan.tall + part, sizes.tall - 1)
-            for unit in cutlass.range_constexpr(plan.units):
-                own = scope.share.first + step * plan.units + unit
-                number = row * sizes.units + cutlass.min(own, sizes.units - 1)
-                source = every + Int64(number) * plan.unit_bytes
-                place = (stage * plan.tall + part) * plan.units + unit
-                target = buffers.w.toint() + place * plan.unit_bytes
-                copy_bytes(source, target, plan.unit_bytes, barrier)
+            source = every + Int64(row * sizes.units + first) * plan.unit_bytes
+            place = (stage * plan.tall + part) * plan.units
+            target = buffers.w.toint() + place * plan.unit_bytes
+            if first + plan.units <= sizes.units:
+                copy_bytes(source, target, plan.units * plan.unit_bytes, barrier)
+            else:
+                for unit in cutlass.range_constexpr(plan.units):
+                    own = cutlass.min(Int32(unit), sizes.units - 1 - first)
+                    place = target + unit * plan.unit_bytes
+                    copy_bytes(
+                        source + Int64(own) * plan.unit_bytes, place, plan.unit_bytes, barrier
+                    )
 
     @cute.jit
     def fetch_rows(

@@ -32,10 +32,12 @@ def meet(team: Int32) -> None:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """Of a thread's two rows of weights of each part: factors of sums, and what is added then."""
+    """Of a thread's two rows of weights of each part: factors of sums, and what is added then; and
+    what all outputs are multiplied by before they are rounded to e4m3."""
 
     factors: list[tuple[Float32, Float32]]
     biases: list[tuple[Float32, Float32]]
+    out_scale: Float32
 
 
 @cute.jit
@@ -55,7 +57,10 @@ def own_rows(
     biases = [(Float32(0.0), Float32(0.0))] * plan.parts
     if cutlass.const_expr(config.bias):
         biases = of_rows(plan, tensors.bias, tile, team)
-    return OwnRows(factors, biases)
+    out_scale = Float32(1.0)
+    if cutlass.const_expr(config.out == "e4m3"):
+        out_scale = tensors.out_scale[0]
+    return OwnRows(factors, biases, out_scale)
 
 
 @cute.jit
@@ -149,7 +154,7 @@ def outputs_of(
         weights = [gate_weight(config, numbers, every[k]) for k in range(2)]
         every = [weighted_up(config, numbers, every[2 + k], weights[k]) for k in range(2)]
     if cutlass.const_expr(config.out == "e4m3"):
-        every = [value * scope.tensors.out_scale[0] for value in every]
+        every = [value * own.out_scale for value in every]
     return every
 
 

@@ -6,7 +6,7 @@ from cutlass import Float32, Int32
 
 from kernelkit.shared_words import store as store_words
 from moe.mixed.device.args import Scope
-from moe.mixed.device.output import meet, own_rows, put, take
+from moe.mixed.device.output import OwnRows, meet, own_rows, put, take
 from moe.mixed.fragments import THREADS
 from moe.mixed.plan import CHUNK
 from moe.mixed.sm90.plan import MixedPlan
@@ -20,11 +20,13 @@ def store(
     tile: Tile,
     team: Int32,
     sums: list[cute.Tensor],
+    own: OwnRows | None,
 ) -> None:
-    """A warpgroup's columns of a tile to global memory."""
+    """A warpgroup's columns of a tile to global memory. own: None where it is not there yet."""
     config = plan.config
     rows = min(CHUNK, config.tile_rows)
-    own = own_rows(plan, scope, tile, team)
+    if cutlass.const_expr(own is None):
+        own = own_rows(plan, scope, tile, team)
     meet(team)  # the rows of the tile before have been read, and the scales of these are there
     for chunk in cutlass.range_constexpr(config.tile_rows // rows):
         if chunk * rows < tile.rows:

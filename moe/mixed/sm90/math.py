@@ -19,6 +19,7 @@ from kernelkit.umma import shared
 from moe.mixed.config import ROWS
 from moe.mixed.device import dequantise
 from moe.mixed.device.args import Scope
+from moe.mixed.device.output import own_rows
 from moe.mixed.device.types import X_TYPES
 from moe.mixed.fragments import DEPTH, ELEMENT_BYTES, THREADS, WORDS
 from moe.mixed.plan import PAIR, TILE_STAGES
@@ -82,16 +83,19 @@ class Math:
             going = tile.valid
             if going > 0:
                 fetch_scales(plan, scope, tile, team)
+                own = None
+                if cutlass.const_expr(plan.is_early):
+                    own = own_rows(plan, scope, tile, team)
                 for part in cutlass.range_constexpr(parts):
                     sums[part].fill(0.0)
                 state = self.fitting(scope, team, tile.rows, 0, sums, state)
                 if cutlass.const_expr(plan.config.split == 1):
-                    store(plan, scope, tile, team, sums)
+                    store(plan, scope, tile, team, sums, own)
                 else:
                     exchange(plan, scope, team, tile.rows, turn, sums)
                     turn += 1
                     if finishes(plan, scope, team):
-                        store(plan, scope, tile, team, sums)
+                        store(plan, scope, tile, team, sums, own)
         if cutlass.const_expr(plan.config.split > 1):
             leave(plan, scope, team, turn)
 

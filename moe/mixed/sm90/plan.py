@@ -17,10 +17,19 @@ from kernelkit.edges import Edge, EdgePlan
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.warps import Role, RolePlan
 from moe.mixed.config import REGISTERS, ROWS, MixedConfig
-from moe.mixed.plan import BARRIER_BYTES, MAX_STAGES, TILE_STAGES, TILE_WORDS, ProductPlan
+from moe.mixed.plan import (
+    BARRIER_BYTES,
+    MAX_STAGES,
+    PAIR,
+    TILE_STAGES,
+    TILE_WORDS,
+    ProductPlan,
+)
 
 LEAST = 8  # rows of a tile
-MOST_WIDTHS = 3
+MOST_WIDTHS = 2  # each has a box of x of its own, and every copy of TMA takes about 90 cycles
+EARLY = 8  # registers of a thread for 64 rows of weights: factors, biases, and some to spare
+SMALL_BYTES = 8192  # of x in a unit of K, of which a stage has two
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,11 @@ class MixedPlan(ProductPlan):
         )  # fmt: skip
 
     @property
+    def units(self) -> int:
+        """Of K in a stage: one where it is large anyway."""
+        return PAIR if self.x_bytes <= SMALL_BYTES else 1
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Columns of products, which are rows of x: all of a tile, or half of them where it has no
         more, and so on as far as registers go."""
@@ -59,6 +73,14 @@ class MixedPlan(ProductPlan):
             for n, width in enumerate(halves)
             if width >= LEAST and config.registers(n + 1) <= most
         )
+
+    @property
+    def is_early(self) -> bool:
+        """Whether a thread fetches what it adds to sums before they are made: where it has the
+        registers."""
+        config = self.config
+        most = REGISTERS[config.teams][0]
+        return config.registers(len(self.widths)) + EARLY * config.parts <= most
 
     @property
     def parts(self) -> int:
