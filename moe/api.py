@@ -116,7 +116,7 @@ def grouped_gemm_swiglu(
         raise TypeError(f"w13 is {type(w13).__name__}, expected Quantized")
     if not isinstance(form, SwiGLU | None):
         raise TypeError(f"form is {type(form).__name__}, expected SwiGLU or None")
-    activation = Activation(granularity, **vars(form or SwiGLU()))
+    activation = (form or SwiGLU()).of_rows(granularity)
     return grouped_gemm(x, w13, offsets, activation=activation, **options)
 
 

@@ -78,6 +78,11 @@ class SwiGLU:
     beta: float = 0.0
     limit: float | None = None
 
+    def of_rows(self, granularity: int) -> Activation:
+        """Of gate and up that alternate by so many rows. Each field is named, since torch.compile
+        of torch 2.11 does not follow vars()."""
+        return Activation(granularity, self.alpha, self.beta, self.limit)
+
 
 @dataclass(frozen=True)
 class Scales:

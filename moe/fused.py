@@ -13,7 +13,7 @@ import torch
 
 from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES, require_rank, require_tensors, share_bytes
-from moe.arguments import Activation, Arguments, Router, Scales, SwiGLU, check_form
+from moe.arguments import Arguments, Router, Scales, SwiGLU, check_form
 from moe.choose import check_tile_rows
 from moe.config import GroupedConfig
 from moe.formats import format_of
@@ -186,7 +186,7 @@ def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Q
     Offsets and weights are older than the kernel in front: that one, as each here, waited for those
     before it before it let the next one begin."""
     experts, scales = layer.experts, layer.scales
-    form = Activation(experts.granularity, **vars(layer.activation))
+    form = layer.activation.of_rows(experts.granularity)
     first = Arguments(
         operand, experts.w13, offsets, amax=scales.h_amax, activation=form,
         bias=experts.bias13, w_ready=True, **layer.tiles, **layer.where,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from kernelkit.tensors import DTYPE_NAMES, require_type
-from moe.arguments import Activation, SwiGLU
+from moe.arguments import SwiGLU
 from moe.mixed.fragments import PAIR_ROWS, Fragments
 from moe.mixed.launch import MIXED_GEMM
 
@@ -70,7 +70,7 @@ def mixed_gemm(
     require_type("activation", activation, SwiGLU, optional=True)
     if out not in NAMES:
         raise NotImplementedError(f"out {out}: supported are {tuple(NAMES)}")
-    form = None if activation is None else Activation(PAIR_ROWS, **vars(activation))
+    form = None if activation is None else activation.of_rows(PAIR_ROWS)
     return MIXED_GEMM({
         "x": x, "w": w, "offsets": offsets, "bias": bias, "activation": form, "rows": rows,
         "x_scale": x_scale, "out_scale": out_scale, "slots": slots, "out": NAMES[out],

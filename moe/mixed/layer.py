@@ -15,7 +15,6 @@ import torch
 from kernelkit.launch import choose_target
 from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES
-from moe.arguments import Activation
 from moe.fused import Layer, Routed, combined, run_routing
 from moe.mixed.choose import gathers
 from moe.mixed.config import ARCHS, MixedConfig
@@ -55,7 +54,7 @@ def run_experts(layer: MixedLayer, routed: Routed) -> tuple[torch.Tensor]:
     """[T, H] in the dtype of x: what is behind the routing."""
     x, experts, where, offsets = layer.x, layer.experts, layer.where, routed.offsets
     given = {**layer.tiles, **where}
-    form = Activation(PAIR_ROWS, **vars(layer.activation))
+    form = layer.activation.of_rows(PAIR_ROWS)
     rows = {"rows": routed.slot_of_row.narrow(0, 0, layer.rows), "slots": layer.router.slots}
     first = MixedArguments(x, experts.w13, offsets, experts.bias13, form, **rows, **given)
     second = {"bias": experts.bias2, "out": DTYPE_NAMES[x.dtype], **given}

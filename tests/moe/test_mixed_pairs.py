@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("two_ctas")
 
 def two_launches():
     """Whatever the sizes."""
-    return mock.patch("moe.mixed.launch.choose_tile_rows", lambda *_: SIZES)
+    return mock.patch("moe.mixed.launch.choose_tile_rows", return_value=SIZES)
 
 
 @pytest.mark.parametrize("options", [CHECKED, LATE], ids=["in turns", "late"])
