@@ -200,7 +200,7 @@ class Module:
         listeners = tuple(filter(None, (checker, timeline, recorder, *more)))
         machine = Machine(program, shape, block_of_params, reachable, options, findings, listeners)
         report = self._executed(machine, inspection, checker)
-        memory_before.set(checker.shadow if checker else None)
+        memory_before.set(checker.left() if checker else None)
         report.trace = timeline.trace if timeline else None
         report.recording = recorder.finished(machine.queue.places) if recorder else None
         watch.note(report)
@@ -267,12 +267,12 @@ def _versions(program: Program) -> str:
 
 
 def _take_memory_before(dependent: bool, freed: Sequence[Range]) -> GlobalShadow | None:
-    """What the launch before has touched, if this one may overlap it, but for what is `freed`."""
+    """What the launches before have touched that this one may overlap, but for what is `freed`."""
     before = memory_before.get() if dependent else None
     memory_before.set(None)
     for low, high, _ in freed:
-        if before:
-            before.forget(low, high)
+        for each in before.chain() if before else ():
+            each.forget(low, high)
     return before
 
 

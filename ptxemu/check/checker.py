@@ -103,12 +103,20 @@ class Checker(Forwarding):
 
     def told(self) -> tuple[Any, ...]:
         """Of clusters about which nothing was found, for `add` in another process."""
-        return self.shadow.told(), self.unused.told()
+        return self.shadow.told(), self.unused.told(), self.states.has_waited
 
     def add(self, told: tuple[Any, ...]) -> None:
         """What other clusters did, whose accesses meet none of those that are known here."""
         self.shadow.add(told[0])
         self.unused.add(told[1])
+        self.states.has_waited |= told[2]
+
+    def left(self) -> GlobalShadow:
+        """What the launch behind this one has to come after: who waits for this launch waits for
+        the one before only where this one did, as late as it may have been."""
+        if self.states.has_waited:
+            self.shadow.before = None
+        return self.shadow
 
     def name_barriers(self, given: Given | None, error: PtxEmuError | None = None) -> None:
         """What was found tells mbarriers by name from now on, and so does the error that ended the

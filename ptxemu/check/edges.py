@@ -238,3 +238,4 @@ class Edges:
         """griddepcontrol.wait: the grids before have completed, their memory is seen."""
         grid = self._states.clusters[w.cluster.index].grid_before
         self._states.clocks[w].know(grid, 1)
+        self._states.has_waited = True

@@ -108,7 +108,7 @@ class _Chunk:
 @dataclass
 class GlobalShadow:
     """`grain`: bytes of a cell. `before`: that of the launch before, where this one may overlap
-    it (programmatic dependent launch)."""
+    it (programmatic dependent launch), and so on."""
 
     grain: int
     before: GlobalShadow | None = None
@@ -258,6 +258,13 @@ class GlobalShadow:
                 first = max(max(low, found.low) - start, 0)
                 last = max(min(min(high, found.high) - start, 1 << _CHUNK_BITS), first)
                 yield found.last[first // self.grain : -(-last // self.grain)]
+
+    def chain(self) -> Iterator[GlobalShadow]:
+        """This one, and those of the launches before that it may overlap."""
+        shadow: GlobalShadow | None = self
+        while shadow:
+            yield shadow
+            shadow = shadow.before
 
     def forget(self, low: int, high: int) -> None:
         """What lies in [low, high) is another allocation now."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -358,13 +359,15 @@ class Races:
         (self.memory.write if write else self.memory.read)(piece, by, on_race)
 
     def _compare_launches(self, before: GlobalShadow, piece: Piece, by: Agent, write: bool) -> None:
-        """A dependent launch may begin before the one before it has ended."""
+        """A dependent launch may begin before the one before it has ended. Its wait is for that
+        one, which may itself have left others running."""
         grid = self._states.clusters[piece.cluster].grid_before
-        if grid < by.rows.shape[1] and by.rows[ORDERED, grid]:
-            return
-        address = before.touches(piece, write)
-        if address is not None:
-            self._conflicts.with_launch_before(address, Stamp.of(piece.mark.first), write)
+        waited = int(grid < by.rows.shape[1] and by.rows[ORDERED, grid])
+        for shadow in islice(before.chain(), waited, None):
+            address = shadow.touches(piece, write)
+            if address is not None:
+                self._conflicts.with_launch_before(address, Stamp.of(piece.mark.first), write)
+                return
 
 
 def _of_global(before: Side, now: Side, usual: Reason, whose: str) -> Reason:

@@ -80,6 +80,7 @@ class States:
         # by index of the cluster and component
         self.warpgroups: dict[tuple[int, int], Warpgroup] = {}
         self.loads: dict[PendingLoad, tuple[int, int]] = {}  # step among those of its warp, site
+        self.has_waited = False  # a warp for the grids before, by griddepcontrol.wait
 
     def cluster_started(self, cluster: Cluster) -> None:
         components = Components()

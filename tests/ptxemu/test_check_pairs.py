@@ -6,13 +6,14 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
+import numpy as np
 import pytest
 
 import ptxemu
 from ptxemu.report import Finding
 from tests.ptxemu.check_pairs.run import launch
 from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, Written, write
-from workbench.conformance.ptx_program import POLICIES
+from workbench.conformance.ptx_program import POLICIES, aligned_copy
 
 TOPICS = (
     "barriers mbarriers clusters copies bulk tensor scale_factors tmem memory lifetime lanes "
@@ -83,6 +84,39 @@ def test_memory_that_was_freed_is_not_what_the_launch_before_has_touched() -> No
     source, target = slice(0, 1), slice(1, 2)  # of which the kernel touches the latter
     assert launch(scenario, module, "round-robin", freed=source).findings
     assert not launch(scenario, module, "round-robin", freed=target).findings
+
+
+TOUCHES = """.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry touches(.param .u64 read, .param .u64 written)
+{{
+    .reg .b32 %r; .reg .b64 %a, %b;
+    ld.param.u64 %a, [read];
+    ld.param.u64 %b, [written];
+    {begin}
+    ld.global.b32 %r, [%a];
+    st.global.b32 [%b], %r;
+    {end}
+    ret;
+}}
+"""
+WAIT = "griddepcontrol.wait;"
+
+
+@pytest.mark.parametrize("end", ["", WAIT], ids=["never", "at its end"])
+def test_who_waits_for_a_launch_waits_for_those_that_it_waited_for(end: str) -> None:
+    """Of three launches the second runs beside the first; the third reads what the first wrote."""
+    cells = [aligned_copy(np.zeros(4, np.uint32)) for _ in range(5)]
+    found: list[Finding] = []
+    launches = ((0, 1, WAIT, ""), (0, 2, "", end), (1, 3, WAIT, ""))
+    for read, written, begin, behind in launches:
+        module = ptxemu.load(TOUCHES.format(begin=begin, end=behind))
+        params = [cells[n].ctypes.data.to_bytes(8, "little") for n in (read, written)]
+        options = ptxemu.Options(check=True)
+        given = {"params": params, "memory": cells, "dependent": True, "options": options}
+        found += module.launch(grid=(1,), block=(32,), **given).findings
+    assert [each.missing for each in found] == ["griddepcontrol.wait before it"] * (not end)
 
 
 def test_a_launch_without_a_checker_is_the_one_before_the_next() -> None:

@@ -4,12 +4,14 @@ steps than a ring has stages, more tiles than accumulators, experts without rows
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import torch
 
 from moe.api import grouped_gemm
+from moe.mixed.launch import write_rows
 from moe.quantiser.api import quantise
 from moe.quantized import Quantized
 from moe.routing import combine, permutation, route
@@ -65,6 +67,30 @@ def _dependent_mixed() -> Results:
     x = given.x[1:-1].nan_to_num().contiguous()
     offsets, rows = sorted_by.offsets, sorted_by.slot_of_row
     return (mixed_gemm.call(case, given, x=x, offsets=offsets, rows=rows),)
+
+
+def _beside() -> Results:
+    """Both products of three experts, each in two launches that run beside each other."""
+    first = mixed_gemm.Case((9, 0, 5), 96, 64, teams=None, pdl=True, split=1)
+    second = replace(first, k=64, columns=96, form=None)
+    given = first.inputs()
+    offsets = given.offsets
+    with mock.patch("moe.mixed.launch.choose_tile_rows", return_value=(8, 16)):
+        h = mixed_gemm.call(first, given)
+        return h, mixed_gemm.call(second, second.inputs(), x=h, offsets=offsets)
+
+
+def _rows() -> Results:
+    """As they are and in e4m3, where experts have them; slots without a row."""
+    x, ids = _normal(9, 320).bfloat16(), _ids(9, 2, 5)
+    sorted_by = permutation(ids, 5, expert_range=(0, 3), arch="sm_90a")
+    count = int(sorted_by.offsets[-1])
+    results = []
+    for out in ("bf16", "e4m3"):
+        given = {"row_of_slot": sorted_by.row_of_slot, "rows": 18}
+        rows, scale = write_rows(x, out, **given, backend="auto", arch="sm_90a")
+        results += [rows[:count].float()] + ([] if scale is None else [scale[:count]])
+    return tuple(results)
 
 
 def _bytes(result: Quantized) -> Results:
@@ -180,6 +206,8 @@ SUBJECTS: dict[str, Subject] = {
         ),
     ),
     "moe mixed dependent launch": Subject(_dependent_mixed, "depend"),
+    "moe mixed beside each other": Subject(_beside, "depend"),
+    "moe mixed rows": Subject(_rows),
     "moe permutation": Subject(lambda: _permutation(450)),
     "moe permutation in two": Subject(lambda: _permutation(1100)),
     "moe route softmax": Subject(lambda: _route("softmax")),

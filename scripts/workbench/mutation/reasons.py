@@ -107,6 +107,13 @@ REASONS: tuple[Reason, ...] = (
         subject="moe mixed, one step",
     ),
     Reason(
+        NOT_REACHED,
+        "nothing stands in front of the first launch of this problem, and a later one follows one "
+        "that has waited for the same",
+        "dependency wait",
+        subject="moe mixed rows",
+    ),
+    Reason(
         EDGE,
         "the relaxed cluster barrier orders the allocation, by which its address is known (as "
         "NVIDIA's fmha_bwd.py has it), and mbarriers have a fence of their own",
