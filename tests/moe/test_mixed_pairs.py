@@ -3,14 +3,18 @@ bits as of one launch, whoever has how many rows, under the checker."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 
+from moe.mixed.choose import BY_AVERAGE, choose_tile_rows
+from moe.mixed.config import MixedConfig
 from ptxemu import Options
 from tests.moe.mixed_space import FIRST
+from workbench.mutation.experts import SUBJECTS
 from workbench.problems import mixed_gemm as cases
 from workbench.problems.grouped_gemm import CHECKED, PATIENCE
 from workbench.problems.mixed_gemm import Case, arguments_of
@@ -45,3 +49,43 @@ def test_the_bits_of_one_launch(form, counts, options):
     assert (first.tile_rows, first.least, first.most) == (8, 0, 8)
     assert (second.tile_rows, second.least, second.most) == (16, 9, 0)
     assert torch.equal(result[: case.rows].view(torch.int16), wanted[: case.rows].view(torch.int16))
+
+
+def test_who_waits_for_the_second_launch_has_waited_for_the_first():
+    """Of both products in turn. Nothing stands in front of the first launch or behind the last."""
+    subject = SUBJECTS["moe mixed beside each other"]
+    waits = [each for each in subject.mutants() if each[1].kind.name == "remove dependency wait"]
+    judge = subject.judge({"checked": {"check": True}})
+    assert sorted(judge.verdict(*each).noticed for each in waits) == [False, False, True, True]
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_the_first_tile_holds_the_average(arch):
+    """Or it is one of the largest."""
+    for x in ("bf16", "e4m3") if arch == "sm_90a" else ("bf16",):
+        chosen = [choose_tile_rows(rows, 8, arch, x) for rows in range(1, 8 * 600)]
+        for rows, tiles in enumerate(chosen, 1):
+            assert tiles[0] * 8 >= rows or tiles == BY_AVERAGE[arch, x][math.inf]
+            assert [*tiles] == sorted(tiles)
+        assert {*chosen} == {*BY_AVERAGE[arch, x].values()}
+
+
+def test_one_launch_where_sizes_or_the_caller_say_so():
+    case = replace(PLAIN, counts=(9,) * 4, arch="sm_90a")
+    assert len(arguments_of(replace(case, split=1)).configs) == 2
+    for given in ({"tile_rows": 16}, {"teams": 2, "parts": 1}, {"split": 2}):
+        assert len(arguments_of(replace(case, **{"split": 1} | given)).configs) == 1
+    (shared,) = arguments_of(replace(case, k=704)).configs
+    assert shared.split > 1
+
+
+@pytest.mark.parametrize(
+    ("config", "arch", "words"),
+    [
+        (MixedConfig(least=9), "sm_90a", "least 9 without pdl"),
+        (MixedConfig(most=8, tile_rows=16), "sm_100a", "one launch takes all"),
+    ],
+)
+def test_refusals(config, arch, words):
+    with pytest.raises((ValueError, NotImplementedError), match=words):
+        config.check_values(arch)

@@ -17,7 +17,6 @@ SAMPLES |= {
     "moe mixed, a stage in flight": 3,
     "moe mixed, one step": 3,
     "moe mixed, shares of K": 3,
-    "moe mixed beside each other": 5,
     "moe mixed rows": 5,
 }
 

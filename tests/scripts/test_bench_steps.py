@@ -267,7 +267,7 @@ def test_shown_again(printed, tmp_path):
 def test_the_file_of_a_gpu_is_shown(printed):
     file = ROOT / "results" / "kvcache_h100.json"
     lines = printed("bench.py kvcache --markdown --steps append --show", file).splitlines()
-    assert lines[0].startswith("NVIDIA H100")
+    assert lines[0].startswith("NVIDIA H200")
     assert lines[1].startswith("| step | 1 | 128 | 2048 | 8192 | 32768 |")
     assert sum("append" in line for line in lines) == 4
 
@@ -297,9 +297,9 @@ def test_the_name_hands_options_on(printed):
 
 
 def test_results_hold_what_the_page_says():
-    """The file of the H100: every problem, checked, and the copy beside it."""
-    head, *rows = json.loads((ROOT / "results" / "moe_h100.json").read_text())
-    assert head["gpu"]["name"].startswith("NVIDIA H100")
+    """The file of the H200: every problem, checked, and the copy beside it."""
+    head, *rows = json.loads((ROOT / "results" / "moe_h200.json").read_text())
+    assert head["gpu"]["name"].startswith("NVIDIA H200")
     steps = {(r["step"], r["name"], r["tokens"], r["peer"]): r for r in rows if r["kind"] == "step"}
     for problem in problems_of("moe", *FAMILIES["moe"][:2], HIDDEN):
         for peer in (*problem.peers, "copy"):
