@@ -5,6 +5,7 @@ it once stood still."""
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -207,3 +208,23 @@ def test_tiles_of_one_step_are_told_before_others_begin(like, changed, monkeypat
     changed(gather, [kernel], "Gather", (both, "going == 0"))
     monkeypatch.setattr(blackwell.Gather, "run", kernel.Gather.run)
     assert stands_still(case)
+
+
+@pytest.mark.parametrize(
+    "tile", TILES_OF["sm_100a"], ids=lambda tile: "x".join(map(str, tile.values()))
+)
+def test_groups_in_turn_meet_the_same_stages(tile):
+    """On Blackwell; of each ring. A group that has not waited for a phase takes it for the next."""
+    for fmt, slots in itertools.product(("nvfp4", "mxfp4"), (0, 2)):
+        plan = cases.plan_of(replace(THIRD, **tile, fmt=fmt, slots=slots))
+        assert plan.stages % plan.turns == plan.a_stages % plan.turns == 0 < plan.stages
+
+
+def test_an_odd_number_of_stages(monkeypatch):
+    """Would fit; weights of an early stage come later than those of the next one."""
+    monkeypatch.setattr("moe.mixed.sm100.plan.MAX_STAGES", 3)
+    monkeypatch.setattr(kernel_compile, "_compiled", {})
+    monkeypatch.setenv(store.VARIABLE, "off")
+    case = replace(THIRD, counts=(9, 0, 17), k=704, tile_rows=16, teams=2, parts=1)
+    for seed in range(2):
+        assert same_bits(case, case, Options("adversarial", seed, limit=PATIENCE))

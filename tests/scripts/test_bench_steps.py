@@ -267,7 +267,7 @@ def test_shown_again(printed, tmp_path):
 def test_the_file_of_a_gpu_is_shown(printed):
     file = ROOT / "results" / "kvcache_h100.json"
     lines = printed("bench.py kvcache --markdown --steps append --show", file).splitlines()
-    assert lines[0].startswith("NVIDIA H200")
+    assert lines[0].startswith("NVIDIA H100")
     assert lines[1].startswith("| step | 1 | 128 | 2048 | 8192 | 32768 |")
     assert sum("append" in line for line in lines) == 4
 

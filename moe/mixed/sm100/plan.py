@@ -101,7 +101,7 @@ class MixedPlan(ProductPlan):
     def a_stages(self) -> int:
         """Of weights in tensor memory."""
         room = hw.TMEM_COLUMNS - self.acc_stages * self.sum_columns
-        return min(MOST_A_STAGES, room // self.a_columns)
+        return self.whole_turns(min(MOST_A_STAGES, room // self.a_columns))
 
     @cached_property
     def tmem(self) -> TmemPlan:
@@ -119,7 +119,13 @@ class MixedPlan(ProductPlan):
         """Of both rings: what shared memory holds."""
         room = hw.SMEM_BYTES_PER_CTA - BARRIER_BYTES - 2 * hw.SMEM_SWIZZLE_ALIGN
         room -= 2 * self.out_bytes
-        return min(MAX_STAGES, room // (self.units * self.x_bytes + self.w_bytes))
+        return self.whole_turns(min(MAX_STAGES, room // (self.units * self.x_bytes + self.w_bytes)))
+
+    def whole_turns(self, stages: int) -> int:
+        """As many stages at most that a group always meets the same ones: it has waited for every
+        phase of their barriers then. One that skipped a phase would take the one before it, which
+        has the same parity, for the one that it waits for."""
+        return stages - stages % self.turns
 
     @property
     def lag(self) -> int:

@@ -25,6 +25,7 @@ from moe import (
 from moe.arguments import Activation, Arguments
 from moe.config import DEFAULT_GRANULARITY
 from moe.formats import FORMATS, row_blocks, scale_blocks, scale_bytes
+from moe.mixed.choose import choose_tile_rows, gathers
 from moe.mixed.config import ACTIVATIONS as MIXED
 from moe.mixed.config import ROWS
 from moe.mixed.fragments import DEPTH, PAIR_ROWS, unit_bytes, units_of
@@ -152,11 +153,13 @@ class Layer:
         """What mixed_gemm gets for w13 or w2 inside a layer, tensors without contents; checked.
         arch: the first one by default."""
         rows, (n, k), first = self.tokens * self.top_k, self.sizes(name), name == "w13"
-        units = units_of(n, ROWS) * units_of(k, DEPTH)
+        units, arch = units_of(n, ROWS) * units_of(k, DEPTH), arch or self.archs[0]
         data = _empty((self.experts, units * unit_bytes(self.format)), torch.uint8)
-        x = _empty((self.tokens if first else rows, k), DTYPES[self.dtype])
-        given = {"rows": _empty(rows, torch.int32), "slots": self.top_k} if first else {}
+        x, given = _empty((rows, k), DTYPES[self.dtype]), {}
         fp8, factor = self.activations == "e4m3", _empty(self.experts)
+        tiles = (self.tile_rows,) if self.tile_rows else choose_tile_rows(rows, self.experts, arch)
+        if first and not fp8 and gathers(tiles, arch):
+            x, given = x[: self.tokens], {"rows": _empty(rows, torch.int32), "slots": self.top_k}
         if fp8:
             x, factor = x.to(X_DTYPES["e4m3"]), _empty((self.experts, n))
             given["x_scale"] = _empty(len(x) if first else 1)
@@ -166,8 +169,8 @@ class Layer:
             Fragments(data, factor, n, k, self.format, first, self.activations),
             _empty(self.experts + 1, torch.int32),
             _empty((self.experts, n)) if self.bias else None,
-            Activation(PAIR_ROWS, **vars(self.form)) if first else None,
-            tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, arch=arch or self.archs[0],
+            self.form.of_rows(PAIR_ROWS) if first else None,
+            tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, arch=arch,
             **given, **tuning,
         )  # fmt: skip
         arguments.check()
