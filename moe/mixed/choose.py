@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kernelkit import hw
-from moe.mixed.config import ROWS, ROWS_OF, SPLIT_ARCH, SPLIT_ROWS, SPLITS, fits
+from moe.mixed.config import ROWS, SPLIT_ARCH, SPLIT_ROWS, SPLITS, fits
 
 # (warpgroups, times 64 rows of weights of each) -> how fast weights are read, where that is what
 # takes the time: measured on an H200 with gpt-oss-120b; of Blackwell about what is modelled
@@ -39,12 +39,6 @@ def choose_tile_rows(rows: int, experts: int, arch: str, x: str = "bf16") -> tup
     """For `rows` rows of x sorted by expert: by how many an expert has on average."""
     by_average = BY_AVERAGE.get((arch, x), BY_AVERAGE[arch, "bf16"])  # what is refused has none
     return next(tiles for most, tiles in by_average.items() if rows <= most * experts)
-
-
-def gathers(tile_rows: tuple[int, ...], arch: str) -> bool:
-    """Whether a product fetches rows from where the tokens are: where there are so few that a
-    launch which writes them in order takes longer."""
-    return tile_rows == ROWS_OF[arch][:1]
 
 
 def choose_teams(

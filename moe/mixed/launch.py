@@ -25,7 +25,7 @@ from moe.arguments import Activation, SwiGLU, check_form
 from moe.choose import row_tiles
 from moe.indices import check_offsets, check_range
 from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
-from moe.mixed.config import ARCHS, BITS, OUTPUTS, ROWS, MixedConfig, RowsConfig
+from moe.mixed.config import ARCHS, BITS, OUTPUTS, ROWS, ROWS_OF, MixedConfig, RowsConfig
 from moe.mixed.fragments import DEPTH, Fragments, units_of
 
 KERNELS = {"sm_100a": "moe.mixed.sm100.kernel", "sm_90a": "moe.mixed.sm90.kernel"}
@@ -84,10 +84,11 @@ class MixedArguments:
     @cached_property
     def configs(self) -> tuple[MixedConfig, ...]:
         """What is compiled: a launch for all experts, or one for those whose rows are a tile and
-        one for the others. Where CTAs share tiles, or warpgroups are given, it is one launch."""
+        one for the others. Where CTAs share tiles, or warpgroups are given, or no expert has more
+        rows, it is one launch."""
         least, *greater = self.chosen_rows
-        first = self.with_tile(least)
-        if not greater or first.split > 1 or self.teams is not None:
+        first, most = self.with_tile(least), self.most_rows
+        if not greater or first.split > 1 or self.teams is not None or (most or least + 1) <= least:
             return (first,)
         second = self.with_tile(*greater)
         return replace(first, most=least), replace(second, split=1, pdl=True, least=least + 1)
@@ -96,6 +97,13 @@ class MixedArguments:
     def config(self) -> MixedConfig:
         """Of the only launch, or of the first one."""
         return self.configs[0]
+
+    @property
+    def gathers(self) -> bool:
+        """Whether rows are fetched from where the tokens are quicker than a launch puts them in
+        order: where there are so few that one launch takes all, in the smallest tiles."""
+        tiles = [each.tile_rows for each in self.configs]
+        return self.w.x != "e4m3" and tiles == [*ROWS_OF[self.target.arch][:1]]
 
     def with_tile(self, tile_rows: int) -> MixedConfig:
         """Of a launch for all experts, in tiles of so many rows."""

@@ -16,7 +16,6 @@ from kernelkit.launch import choose_target
 from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES
 from moe.fused import Layer, Routed, combined, run_routing
-from moe.mixed.choose import gathers
 from moe.mixed.config import ARCHS, MixedConfig
 from moe.mixed.fragments import PAIR_ROWS, ArrangedExperts
 from moe.mixed.launch import MixedArguments, forward, write_rows
@@ -58,7 +57,7 @@ def run_experts(layer: MixedLayer, routed: Routed) -> tuple[torch.Tensor]:
     rows = {"rows": routed.slot_of_row.narrow(0, 0, layer.rows), "slots": layer.router.slots}
     first = MixedArguments(x, experts.w13, offsets, experts.bias13, form, **rows, **given)
     second = {"bias": experts.bias2, "out": DTYPE_NAMES[x.dtype], **given}
-    if experts.x == "e4m3" or not gathers(first.chosen_rows, first.target.arch):
+    if not first.gathers:
         by_expert = {"row_of_slot": routed.row_of_slot, "rows": layer.rows}
         written, scale = write_rows(x, experts.x, **by_expert, **where)
         first = replace(first, x=written, x_scale=scale, rows=None, slots=1)

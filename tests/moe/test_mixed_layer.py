@@ -112,10 +112,10 @@ def launches_of(tokens: int) -> list[str]:
 
 
 def test_five_launches():
-    """As long as an expert has one row on average; then rows are put in order before, and products
-    of many rows have two launches."""
-    assert len(launches_of(2)) == 5
-    assert len(launches_of(5)) == 5 + 3
+    """As long as no expert has more rows than a tile; then rows are put in order before, and both
+    products have two launches."""
+    assert len(launches_of(8)) == 5
+    assert len(launches_of(9)) == 5 + 3
 
 
 def test_the_host_never_waits_nor_computes(launches):

@@ -75,6 +75,8 @@ def test_one_launch_where_sizes_or_the_caller_say_so():
     assert len(arguments_of(replace(case, split=1)).configs) == 2
     for given in ({"tile_rows": 16}, {"teams": 2, "parts": 1}, {"split": 2}):
         assert len(arguments_of(replace(case, **{"split": 1} | given)).configs) == 1
+    given = arguments_of(replace(case, split=1))
+    assert [len(replace(given, most_rows=most).configs) for most in (8, 9, 16, 17)] == [1, 1, 1, 2]
     (shared,) = arguments_of(replace(case, k=704)).configs
     assert shared.split > 1
 

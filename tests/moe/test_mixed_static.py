@@ -14,7 +14,7 @@ from kernelkit import compile as kernel_compile
 from kernelkit import hw, store
 from kernelkit.compile import compile_once
 from moe.mixed import config as limits
-from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, gathers, tiles_of
+from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
 from moe.mixed.config import PARTS, SPLITS, TEAMS, TILE_ROWS, MixedConfig
 from moe.mixed.launch import KERNELS
 from moe.mixed.sm90 import kernel, math
@@ -65,7 +65,7 @@ def is_possible(config: MixedConfig) -> bool:
 
 def is_met(kind: MixedConfig, tile: tuple[int, int, int, int]) -> bool:
     """Whether sizes can choose it for this kind; only the fewest rows are gathered."""
-    return tile in TILES[kind.x] and (not kind.gather or gathers(tile[:1], ARCH))
+    return tile in TILES[kind.x] and (not kind.gather or tile[0] == TILE_ROWS[0])
 
 
 # Each tile with one kind, in turn; then every kind of it; then every tile that there is.

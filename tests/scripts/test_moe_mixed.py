@@ -49,8 +49,7 @@ def test_a_layer_runs_and_is_judged(written, arch, more):
     assert found["checks"]["errors"] == 0
     row = found["row"]
     assert row["case"].endswith("activations(bf16)" + " bias" * ("--bias" in more))
-    # On Hopper rows are put in order before, and both products have two launches.
-    assert (row["arch"], row["launches"]) == (arch, 8 if arch == "sm_90a" else 5)
+    assert (row["arch"], row["launches"]) == (arch, 5)
     assert 0.05 < row["reference"] < 0.3  # of random numbers in four bits
     assert 0 < row["apart"] < torch.finfo(torch.bfloat16).eps
 
@@ -63,7 +62,7 @@ def test_a_layer_in_e4m3(written):
     assert found["checks"]["errors"] == 0
     row = found["row"]
     assert " h(8.0) activations(e4m3) bias" in row["case"]
-    assert (row["arch"], row["launches"]) == ("sm_90a", 8)
+    assert (row["arch"], row["launches"]) == ("sm_90a", 6)
     assert row["apart"] < 0.01 < row["reference"]
     words = run_moe.FP8
     assert words in " ".join(out.split())

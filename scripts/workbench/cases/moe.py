@@ -25,7 +25,6 @@ from moe import (
 from moe.arguments import Activation, Arguments
 from moe.config import DEFAULT_GRANULARITY
 from moe.formats import FORMATS, row_blocks, scale_blocks, scale_bytes
-from moe.mixed.choose import choose_tile_rows, gathers
 from moe.mixed.config import ACTIVATIONS as MIXED
 from moe.mixed.config import ROWS
 from moe.mixed.fragments import DEPTH, PAIR_ROWS, unit_bytes, units_of
@@ -157,9 +156,6 @@ class Layer:
         data = _empty((self.experts, units * unit_bytes(self.format)), torch.uint8)
         x, given = _empty((rows, k), DTYPES[self.dtype]), {}
         fp8, factor = self.activations == "e4m3", _empty(self.experts)
-        tiles = (self.tile_rows,) if self.tile_rows else choose_tile_rows(rows, self.experts, arch)
-        if first and not fp8 and gathers(tiles, arch):
-            x, given = x[: self.tokens], {"rows": _empty(rows, torch.int32), "slots": self.top_k}
         if fp8:
             x, factor = x.to(X_DTYPES["e4m3"]), _empty((self.experts, n))
             given["x_scale"] = _empty(len(x) if first else 1)
@@ -173,6 +169,9 @@ class Layer:
             tile_rows=self.tile_rows, most_rows=self.tokens, pdl=True, arch=arch,
             **given, **tuning,
         )  # fmt: skip
+        if first and arguments.gathers:
+            of_tokens = {"rows": _empty(rows, torch.int32), "slots": self.top_k}
+            arguments = replace(arguments, x=x[: self.tokens], **of_tokens)
         arguments.check()
         return arguments
 

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from kernelkit.compile import compile_once
-from moe.mixed.choose import BY_AVERAGE, MANY, MANY_TEAMS, READS_OF, gathers
-from moe.mixed.config import MixedConfig, fits
+from moe.mixed.choose import BY_AVERAGE, MANY, MANY_TEAMS, READS_OF
+from moe.mixed.config import ROWS_OF, MixedConfig, fits
 from moe.mixed.launch import KERNELS
 from workbench.cases.moe import layer_of, mixed_product_of
 from workbench.common import describe
@@ -38,7 +38,7 @@ def grid(arch: str) -> tuple[MixedConfig, ...]:
         if (arch, kind.x) in BY_AVERAGE
         for rows in sorted({*itertools.chain(*BY_AVERAGE[arch, kind.x].values())})
         for teams, parts in (READS_OF[arch] if rows < MANY else [MANY_TEAMS[arch][rows]])
-        if fits(arch, rows, teams, parts, kind.x) and gathers((rows,), arch) >= kind.gather
+        if fits(arch, rows, teams, parts, kind.x) and (rows == ROWS_OF[arch][0]) >= kind.gather
     )
 
 

@@ -164,7 +164,7 @@ SUBJECTS: dict[str, Subject] = {
     "moe mixed, a stage in flight": _mixed(
         3,
         mixed_gemm.Case(
-            (34, 0, 5), 512, 40, form=(1.702, 1.0, 7.0), slots=2, tile_rows=64, teams=3, parts=1
+            (34, 0, 5), 1024, 40, form=(1.702, 1.0, 7.0), slots=2, tile_rows=64, teams=3, parts=1
         ),
     ),
     "moe mixed, one step": _mixed(
