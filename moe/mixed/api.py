@@ -38,8 +38,8 @@ def mixed_gemm(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
-    """Y_e = X_e W_e^T + b_e for every expert e, in one launch, and SwiGLU of gate and up behind it,
-    as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them. Weights become bf16 on
+    """Y_e = X_e W_e^T + b_e for every expert e, and SwiGLU of gate and up behind it, in one launch
+    or two, as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them. Weights become bf16 on
     their way to the tensor core, exactly; sums are fp32, and rounded once.
 
     Args:
@@ -55,7 +55,8 @@ def mixed_gemm(
         out_scale: fp32 [1], what the output is multiplied by before it is rounded to e4m3.
         out: bfloat16, float16 or float8_e4m3fn.
         tile_rows, teams, parts: of a tile, see `moe.mixed.config.MixedConfig`; None: chosen by
-            sizes (`moe.mixed.choose`). Results have the same bits for any of them.
+            sizes (`moe.mixed.choose`), where experts with more rows than a tile may have a launch
+            and larger tiles of their own. Results have the same bits for any of them.
         split: CTAs that share a tile along K, 1, 2 or 4; None: by sizes, more where there are few
             tiles, and 1 where teams are given. Another split adds sums up in another order.
         most_rows: no expert has more rows than this, R by default.
