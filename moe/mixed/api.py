@@ -39,8 +39,8 @@ def mixed_gemm(
     arch: str | None = None,
 ) -> torch.Tensor:
     """Y_e = X_e W_e^T + b_e for every expert e, and SwiGLU of gate and up behind it, in one launch
-    or two, as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them. Weights become bf16 on
-    their way to the tensor core, exactly; sums are fp32, and rounded once.
+    or two, as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them. Weights become
+    bf16 on their way to the tensor core, exactly; sums are fp32, and rounded once.
 
     Args:
         x: bfloat16 [R, K], contiguous, rows sorted by expert; or [T, K] with `rows`. float8_e4m3fn
