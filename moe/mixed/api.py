@@ -40,7 +40,7 @@ def mixed_gemm(
 ) -> torch.Tensor:
     """Y_e = X_e W_e^T + b_e for every expert e, and SwiGLU of gate and up behind it, in one launch
     or two, as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them. Weights become
-    bf16 on their way to the tensor core, exactly; sums are fp32, and rounded once.
+    bf16 on their way, exactly; sums are fp32, and rounded once.
 
     Args:
         x: bfloat16 [R, K], contiguous, rows sorted by expert; or [T, K] with `rows`. float8_e4m3fn
@@ -54,9 +54,8 @@ def mixed_gemm(
         x_scale: fp32 [1] or one of each row of x, what decodes x in e4m3.
         out_scale: fp32 [1], what the output is multiplied by before it is rounded to e4m3.
         out: bfloat16, float16 or float8_e4m3fn.
-        tile_rows, teams, parts: of a tile, see `moe.mixed.config.MixedConfig`; None: chosen by
-            sizes (`moe.mixed.choose`), where experts with more rows than a tile may have a launch
-            and larger tiles of their own. Results have the same bits for any of them.
+        tile_rows, teams, parts: see `moe.mixed.config.MixedConfig`, the same bits for any; None: by
+            sizes (`moe.mixed.choose`), experts of many rows may have a launch and tiles of their own.
         split: CTAs that share a tile along K, 1, 2 or 4; None: by sizes, more where there are few
             tiles, and 1 where teams are given. Another split adds sums up in another order.
         most_rows: no expert has more rows than this, R by default.

@@ -114,6 +114,12 @@ REASONS: tuple[Reason, ...] = (
         subject="moe mixed rows",
     ),
     Reason(
+        NOT_REACHED,
+        "nothing stands in front of the first launch of this problem",
+        "dependency wait",
+        subject="moe permutation",
+    ),
+    Reason(
         EDGE,
         "the relaxed cluster barrier orders the allocation, by which its address is known (as "
         "NVIDIA's fmha_bwd.py has it), and mbarriers have a fence of their own",
