@@ -55,7 +55,7 @@ def mixed_gemm(
         out_scale: fp32 [1], what the output is multiplied by before it is rounded to e4m3.
         out: bfloat16, float16 or float8_e4m3fn.
         tile_rows, teams, parts: see `moe.mixed.config.MixedConfig`, the same bits for any; None: by
-            sizes (`moe.mixed.choose`), experts of many rows may have a launch and tiles of their own.
+            sizes (`moe.mixed.choose`), experts of many rows may have tiles of their own.
         split: CTAs that share a tile along K, 1, 2 or 4; None: by sizes, more where there are few
             tiles, and 1 where teams are given. Another split adds sums up in another order.
         most_rows: no expert has more rows than this, R by default.
