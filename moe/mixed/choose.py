@@ -21,17 +21,15 @@ MANY_TEAMS = {
 # (architecture, rows of x) -> as many rows of an expert on average at most: rows of tiles. Of two
 # sizes the first one is that of experts which it holds, the second that of the others: a tile costs
 # what its rows do, also where an expert has fewer, and its second tile reads the weights again.
-BY_AVERAGE: dict[tuple[str, str], dict[float, tuple[int, ...]]] = {
-    ("sm_90a", "bf16"): {
-        1: (8,), 8: (8, 16), 16: (16, 32), 32: (32, 64), 64: (64, 96), 96: (96, 128),
-        128: (128, 160), 160: (160, 192), 192: (192, 256), math.inf: (128,),
-    },
-    ("sm_90a", "e4m3"): {
-        1: (8,), 4: (8, 16), 16: (16, 32), 32: (32, 64), 64: (64, 96), 96: (96, 128),
-        128: (128, 160), 160: (160, 192), 192: (192, 256), math.inf: (256,),
-    },
-    ("sm_100a", "bf16"): {8: (16,), 16: (32,), 32: (64,), math.inf: (128,)},
+TWO_SIZES = {
+    16: (16, 32), 32: (32, 64), 64: (64, 96), 96: (96, 128), 128: (128, 160), 160: (160, 192),
+    192: (192, 256),
 }  # fmt: skip
+BY_AVERAGE: dict[tuple[str, str], dict[float, tuple[int, ...]]] = {
+    ("sm_90a", "bf16"): {1: (8,), 8: (8, 16), **TWO_SIZES, math.inf: (128,)},
+    ("sm_90a", "e4m3"): {1: (8,), 4: (8, 16), **TWO_SIZES, math.inf: (256,)},
+    ("sm_100a", "bf16"): {8: (16,), 16: (32,), 32: (64,), math.inf: (128,)},
+}
 LEAST_UNITS = 4  # of K, of a CTA that shares a tile: two cost what the exchange does, as modelled
 
 

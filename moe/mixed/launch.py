@@ -87,8 +87,9 @@ class MixedArguments:
         one for the others. Where CTAs share tiles, or warpgroups are given, or no expert has more
         rows, it is one launch."""
         least, *greater = self.chosen_rows
-        first, most = self.with_tile(least), self.most_rows
-        if not greater or first.split > 1 or self.teams is not None or (most or least + 1) <= least:
+        first = self.with_tile(least)
+        holds_all = self.most_rows is not None and self.most_rows <= least
+        if not greater or first.split > 1 or self.teams is not None or holds_all:
             return (first,)
         second = self.with_tile(*greater)
         return replace(first, most=least), replace(second, split=1, pdl=True, least=least + 1)
@@ -248,7 +249,7 @@ def write_rows(
     """x [T, K] in bf16 as (rows [R, K] in `out`, fp32 [R] of what decodes them, None for bf16): in
     e4m3 each row's largest magnitude becomes 448. One launch.
 
-    row_of_slot: int32 [T slots], the row of each slot of a token, or -1; None: a row is a token.
+    row_of_slot: int32 [T, slots], the row of each slot of a token, or -1; None: a row is a token.
     rows: R, of which those are written that a slot has."""
     config = RowsConfig(out, row_of_slot is not None)
     if x.shape[1] % config.vector:
@@ -259,10 +260,10 @@ def write_rows(
     if out == "e4m3":
         scale = x.new_empty(shape[0], dtype=FP32)
     if len(x):
-        slots = 1 if row_of_slot is None else len(row_of_slot) // len(x)
         compiled = compile_once(config, target.arch, "moe.mixed.rows_kernel")
-        tensors = with_plain_strides(x), with_plain_strides(written), scale, row_of_slot
-        launch(compiled, [*tensors, slots], target, x.device)
+        tensors = x, written, scale, row_of_slot
+        plain = [None if t is None else with_plain_strides(t) for t in tensors]
+        launch(compiled, plain, target, x.device)
     return written, scale
 
 

@@ -58,7 +58,8 @@ def run_experts(layer: MixedLayer, routed: Routed) -> tuple[torch.Tensor]:
     first = MixedArguments(x, experts.w13, offsets, experts.bias13, form, **rows, **given)
     second = {"bias": experts.bias2, "out": DTYPE_NAMES[x.dtype], **given}
     if not first.gathers:
-        by_expert = {"row_of_slot": routed.row_of_slot, "rows": layer.rows}
+        of_tokens = routed.row_of_slot.view(routed.weights.shape)
+        by_expert = {"row_of_slot": of_tokens, "rows": layer.rows}
         written, scale = write_rows(x, experts.x, **by_expert, **where)
         first = replace(first, x=written, x_scale=scale, rows=None, slots=1)
     if experts.x == "e4m3":

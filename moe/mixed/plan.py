@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from kernelkit.arrivals import Signal
 from kernelkit.edges import Edge, EdgePlan
@@ -19,7 +20,6 @@ from moe.mixed.fragments import DEPTH, unit_bytes
 from moe.sm100.plan import TILE_STAGES  # of the same scheduler
 
 PAIR = 2  # units of K of a stage, where rows of x are few
-SMALL = 32  # rows of a tile
 TILE_WORDS = 8  # int32 of a slot of the tile queue
 BARRIER_BYTES = 1024
 MAX_STAGES = 16
@@ -35,11 +35,12 @@ class ProductPlan:
     warpgroup stores, and columns of the output that they are."""
 
     config: MixedConfig
+    small_bytes: ClassVar[int] = 4096  # of x in a unit of K, of which a stage has two
 
     @property
     def units(self) -> int:
         """Of K in a stage: one where it is large anyway."""
-        return PAIR if self.config.tile_rows <= SMALL else 1
+        return PAIR if self.x_bytes <= self.small_bytes else 1
 
     @property
     def unit_bytes(self) -> int:

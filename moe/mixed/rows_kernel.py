@@ -34,12 +34,11 @@ class Rows:
         out: cute.Tensor,
         scale: cute.Tensor | None,
         row_of_slot: cute.Tensor | None,
-        slots: Int32,
         stream: CUstream,
     ) -> None:
         """x: [T, K] in bf16; out: [rows, K]; scale: fp32 [rows], what decodes e4m3; row_of_slot:
-        int32 [T slots], -1 for a slot without a row; without it each token is a row."""
-        self.kernel(x, out, scale, row_of_slot, slots).launch(
+        int32 [T, slots], -1 for a slot without a row; without it each token is a row."""
+        self.kernel(x, out, scale, row_of_slot).launch(
             grid=(x.shape[0], 1, 1), block=(ROW_THREADS, 1, 1), stream=stream, use_pdl=True
         )
 
@@ -50,14 +49,15 @@ class Rows:
         out: cute.Tensor,
         scale: cute.Tensor | None,
         row_of_slot: cute.Tensor | None,
-        slots: Int32,
     ) -> None:
         """Grid (tokens,); see `__call__`."""
         follow()
         token, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
-        width = self.config.vector
-        vectors, encode = x.shape[1] // width, Float32(1.0)
+        slots = Int32(1)
+        if cutlass.const_expr(row_of_slot is not None):
+            slots = row_of_slot.shape[1]
+        vectors, encode = x.shape[1] // self.config.vector, Float32(1.0)
         if cutlass.const_expr(scale is not None):
             encode = self.scale_of(x, token, vectors)
         for vector in cutlass.range(thread, vectors, ROW_THREADS, unroll=self.config.unroll):
@@ -65,23 +65,21 @@ class Rows:
             if cutlass.const_expr(scale is not None):
                 written = self.rounded(written, encode)
             for slot in cutlass.range(slots, unroll=1):
-                row = self.row(row_of_slot, token, slots, slot)
+                row = self.row(row_of_slot, token, slot)
                 if row >= 0:
                     cute.autovec_copy(written, self.part(out, row, vector))
         if cutlass.const_expr(scale is not None):
             for slot in cutlass.range(thread, slots, ROW_THREADS, unroll=1):
-                row = self.row(row_of_slot, token, slots, slot)
+                row = self.row(row_of_slot, token, slot)
                 if row >= 0:
                     scale[row] = Float32(1.0) / encode
 
     @cute.jit
-    def row(
-        self, row_of_slot: cute.Tensor | None, token: Int32, slots: Int32, slot: Int32
-    ) -> Int32:
+    def row(self, row_of_slot: cute.Tensor | None, token: Int32, slot: Int32) -> Int32:
         """Of a slot of the token."""
         row = token
         if cutlass.const_expr(row_of_slot is not None):
-            row = row_of_slot[token * slots + slot]
+            row = row_of_slot[token, slot]
         return row
 
     def part(self, rows: cute.Tensor, row: Int32, vector: Int32) -> cute.Tensor:
@@ -138,8 +136,9 @@ def host_function(config: RowsConfig, _arch: str) -> tuple:
     """What is compiled, and example arguments."""
     k = cute.sym_int32(divisibility=config.vector)
     x = fake_tensor(BFloat16, cute.sym_int32(), k, align=hw.TMA_ALIGN_BYTES)
-    rows, slots = cute.sym_int32(), cute.sym_int32()
+    rows = cute.sym_int32()
     out = fake_tensor(X_TYPES[config.out], rows, k, align=hw.TMA_ALIGN_BYTES)
     scale = fake_tensor(Float32, rows) if config.out == "e4m3" else None
-    row_of_slot = fake_tensor(Int32, slots) if config.by_expert else None
-    return Rows(config), x, out, scale, row_of_slot, Int32(0), CUstream(0)
+    shape = cute.sym_int32(), cute.sym_int32()
+    row_of_slot = fake_tensor(Int32, *shape) if config.by_expert else None
+    return Rows(config), x, out, scale, row_of_slot, CUstream(0)

@@ -16,6 +16,7 @@ from cutlass.memory import SmemAllocator
 
 from kernelkit import hw
 from kernelkit.buffers import buffer_at
+from kernelkit.dependent import follow
 from kernelkit.pipelines import make_pipelines, publish_barriers
 from kernelkit.registers import set_registers
 from moe.mixed.config import MixedConfig
@@ -82,8 +83,8 @@ class MixedGemm(Product):
         product: that one waited for all that is read here. Then the one behind may begin."""
         config = self.config
         if cutlass.const_expr(config.pdl and not config.least):
-            cute.arch.griddepcontrol_wait()
-        if cutlass.const_expr(config.pdl or config.most):
+            follow()
+        elif cutlass.const_expr(config.least or config.most):
             cute.arch.griddepcontrol_launch_dependents()
 
     def buffers(self, smem: cute.Pointer) -> Buffers:

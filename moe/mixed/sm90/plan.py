@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from kernelkit import hw
 from kernelkit.arrivals import Signal
@@ -20,7 +21,6 @@ from moe.mixed.config import REGISTERS, ROWS, MixedConfig
 from moe.mixed.plan import (
     BARRIER_BYTES,
     MAX_STAGES,
-    PAIR,
     TILE_STAGES,
     TILE_WORDS,
     ProductPlan,
@@ -29,7 +29,6 @@ from moe.mixed.plan import (
 LEAST = 8  # rows of a tile
 MOST_WIDTHS = 2  # each has a box of x of its own, and every copy of TMA takes about 90 cycles
 EARLY = 8  # registers of a thread for 64 rows of weights: factors, biases, and some to spare
-SMALL_BYTES = 8192  # of x in a unit of K, of which a stage has two
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,7 @@ class MixedPlan(ProductPlan):
             )
         )  # fmt: skip
 
-    @property
-    def units(self) -> int:
-        """Of K in a stage: one where it is large anyway."""
-        return PAIR if self.x_bytes <= SMALL_BYTES else 1
+    small_bytes: ClassVar[int] = 8192
 
     @property
     def widths(self) -> tuple[int, ...]:

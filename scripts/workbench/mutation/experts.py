@@ -87,7 +87,7 @@ def _rows() -> Results:
     count = int(sorted_by.offsets[-1])
     results = []
     for out in ("bf16", "e4m3"):
-        given = {"row_of_slot": sorted_by.row_of_slot, "rows": 18}
+        given = {"row_of_slot": sorted_by.row_of_slot.view(ids.shape), "rows": 18}
         rows, scale = write_rows(x, out, **given, backend="auto", arch="sm_90a")
         results += [rows[:count].float()] + ([] if scale is None else [scale[:count]])
     return tuple(results)
