@@ -10,7 +10,6 @@ from fmha.config import TUNABLE, AttentionConfig
 from fmha.plan import make_plan, tiles_of
 from fmha.tiles import Tiles
 from kernelkit import hw
-from kernelkit.arch import written_for
 from kernelkit.attention import bounded
 from kernelkit.tensors import DTYPE_NAMES, INPUT_NAMES, same_elements
 
@@ -63,7 +62,7 @@ def best_of(found: tuple[Candidate, ...], sizes: Sizes) -> AttentionConfig:
     if best.larger is None or layout.blocks(sizes.queries) < layout.larger_from:
         return best.base
     ctas = sizes.batch * best.blocks(best.larger, sizes) * tiles_of(best.larger, best.arch).ctas
-    return best.larger if ctas >= hw.SMS_OF[written_for(best.arch)] else best.base
+    return best.larger if ctas >= hw.SMS_OF[best.arch] else best.base
 
 
 def candidates(arguments: Arguments, arch: str = "sm_100a") -> tuple[Candidate, ...]:

@@ -15,7 +15,6 @@ from fmha.choose import longest_queries
 from fmha.config import AttentionConfig
 from fmha.plan import tiles_of
 from kernelkit import hw
-from kernelkit.arch import written_for
 
 EVEN_PAST = 4  # times as many keys before the queries: their rows are about as long
 KEYS_OF_A_BLOCK = 128  # what a block costs beside its keys, in keys
@@ -34,7 +33,7 @@ def heads_of_section(
         return max(heads, 1), 1
     sharers = arguments.q_heads // config.group // arguments.kv_heads
     bytes_of_head = keys * (config.head_dim + config.v_dim) * config.io_bytes
-    held = hw.L2_BYTES_OF[written_for(arch)] * 3 // 4 // max(bytes_of_head, 1) * sharers
+    held = hw.L2_BYTES_OF[arch] * 3 // 4 // max(bytes_of_head, 1) * sharers
     most = max(min(held, heads), 1)
     blocks = layout.blocks(queries)
     step = max(queries // max(blocks, 1), 1)

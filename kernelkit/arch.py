@@ -7,14 +7,29 @@ from typing import TypeVar
 BACKENDS = ("auto", "cuda", "emulate")  # where a kernel runs; auto: where its tensors are
 
 # Code for an `a` architecture runs on exactly one compute capability (NVIDIA Blackwell
-# Compatibility Guide); what is written for sm_100a compiles for sm_103a as it is.
-ARCH_OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
+# Compatibility Guide). What is written for sm_100a compiles for sm_103a as it is, and what is
+# written for sm_80, which is mma.sync, ldmatrix and cp.async, for every GPU behind it.
+ARCH_OF_CAPABILITY = {
+    (8, 0): "sm_80",
+    (8, 6): "sm_86",
+    (8, 7): "sm_87",
+    (8, 9): "sm_89",
+    (9, 0): "sm_90a",
+    (10, 0): "sm_100a",
+    (10, 3): "sm_103a",
+    (12, 0): "sm_120a",
+    (12, 1): "sm_121a",
+}
 ARCHITECTURES = tuple(ARCH_OF_CAPABILITY.values())
-WRITTEN_FOR: dict[str | None, str] = {"sm_103a": "sm_100a"}
+PORTABLE = "sm_80"  # the name of kernels that are written for all of them
+WRITTEN_FOR: dict[str | None, str] = {
+    "sm_103a": "sm_100a",
+    **dict.fromkeys(("sm_86", "sm_87", "sm_89", "sm_120a", "sm_121a"), PORTABLE),
+}
 
 Arch = TypeVar("Arch", str, str | None)
 
 
 def written_for(arch: Arch) -> Arch:
-    """The architecture whose kernels serve `arch`, None for none."""
+    """The architecture whose kernels serve `arch` where it has none of its own, None for none."""
     return WRITTEN_FOR.get(arch, arch)

@@ -1,8 +1,8 @@
 """What the hardware can hold, each number with its source: pure constants.
 
-They are those of compute capability 10.0; 9.0 has the same ones but for tensor memory, which it
-lacks, and the number of SMs. CUDA C++ Programming Guide 13, table "Technical Specifications per
-Compute Capability" unless a line says otherwise.
+Where no architecture is named they are those of compute capability 10.0; 9.0 has the same ones, but
+no tensor memory. CUDA C++ Programming Guide 13, table "Technical Specifications per Compute
+Capability" unless a line says otherwise.
 """
 
 WARP_THREADS = 32
@@ -21,8 +21,33 @@ TMEM_ALLOC_MIN_COLUMNS = 32  # PTX ISA, tcgen05.alloc: a power of two, at least 
 TMEM_CELL_BYTES = 4
 
 SMS = 148  # of a B200, which a grid has to fill: what FA4 and cuDNN report for it
-SMS_OF = {"sm_90a": 132, "sm_100a": SMS}  # of an H100 or H200 and of a B200
-L2_BYTES_OF = {"sm_90a": 50 << 20, "sm_100a": 126 << 20}  # of the same
+# Of the largest GPU of an architecture that is sold: A100, RTX 3090, Jetson Orin, RTX 4090, H100,
+# B200, B300, RTX 5090, DGX Spark (their data sheets). A launch asks the GPU itself.
+SMS_OF = {
+    "sm_80": 108, "sm_86": 82, "sm_87": 16, "sm_89": 128, "sm_90a": 132, "sm_100a": SMS,
+    "sm_103a": 148, "sm_120a": 170, "sm_121a": 48,
+}  # fmt: skip
+L2_BYTES_OF = {
+    "sm_80": 40 << 20, "sm_86": 6 << 20, "sm_87": 4 << 20, "sm_89": 72 << 20, "sm_90a": 50 << 20,
+    "sm_100a": 126 << 20, "sm_103a": 126 << 20, "sm_120a": 96 << 20,
+    "sm_121a": 24 << 20,
+}  # fmt: skip
+_SMALL, _MEDIUM = 101_376, 166_912  # 99 KiB of 100 per SM, 163 of 164
+_SMEM_OF = {
+    "sm_80": _MEDIUM, "sm_86": _SMALL, "sm_87": _MEDIUM, "sm_89": _SMALL, "sm_120a": _SMALL,
+    "sm_121a": _SMALL,
+}  # fmt: skip
+
+
+def smem_bytes_per_cta(arch: str) -> int:
+    """Shared memory that a CTA may have at most."""
+    return _SMEM_OF.get(arch, SMEM_BYTES_PER_CTA)
+
+
+def smem_bytes_per_sm(arch: str) -> int:
+    """Shared memory of all CTAs of an SM, with what the system reserves of each."""
+    return smem_bytes_per_cta(arch) + SMEM_RESERVED_BYTES
+
 
 REGISTERS_PER_SM = 65_536
 REGISTERS_PER_THREAD = 255

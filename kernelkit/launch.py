@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kernelkit import cuda, hw
-from kernelkit.arch import ARCH_OF_CAPABILITY, BACKENDS, written_for
+from kernelkit.arch import ARCH_OF_CAPABILITY, ARCHITECTURES, BACKENDS, written_for
 from kernelkit.kernel import CompiledKernel
 from kernelkit.plan_names import naming
 from kernelkit.signature import Packed, addressed, leaves
@@ -27,7 +27,8 @@ from kernelkit.tensors import require_type
 # initialised: the device, and the handle of the stream of one. A torch without CUDA has neither.
 current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-EMULATED = ("sm_100a", "sm_90a")  # without a wish the first that a kernel is written for
+# Without a wish the first that a kernel is written for.
+EMULATED = tuple(dict.fromkeys(("sm_100a", "sm_90a", *ARCHITECTURES)))
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def choose_target(
     require_type("arch", arch, str, optional=True)
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r}: one of {BACKENDS}")
-    if arch is not None and arch not in archs:
+    if arch is not None and not _serves(archs, arch):
         raise NotImplementedError(f"arch {arch!r}: this kernel is written for {tuple(archs)}")
     if device.type == "cpu":
         return _cpu_target(backend, arch, archs)
@@ -116,7 +117,7 @@ def choose_target(
         raise ValueError(f"backend 'emulate' runs on CPU memory, the tensors are on {device}")
     capability = _capability(device)
     native = ARCH_OF_CAPABILITY.get(capability)
-    if native is None or written_for(native) not in archs:
+    if native is None or not _serves(archs, native):
         raise NotImplementedError(
             f"{device} has compute capability {capability[0]}.{capability[1]}; "
             f"this kernel is written for {tuple(archs)}"
@@ -124,6 +125,11 @@ def choose_target(
     if arch not in (None, native):
         raise ValueError(f"arch {arch!r} does not run on {device}, which needs {native!r}")
     return Target("cuda", native)
+
+
+def _serves(archs: Sequence[str], arch: str) -> bool:
+    """Whether what is written for `archs` runs on `arch`."""
+    return arch in archs or written_for(arch) in archs
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
@@ -139,7 +145,7 @@ def _cpu_target(backend: str, arch: str | None, archs: Sequence[str]) -> Target:
         raise ValueError("backend 'cuda' needs CUDA tensors, these are on the CPU")
     active = _emulation.get()
     arch = arch or (active.arch if active else None)
-    possible = [name for name in EMULATED if name in archs and arch in (None, name)]
+    possible = [name for name in EMULATED if _serves(archs, name) and arch in (None, name)]
     if not possible:
         raise NotImplementedError(f"the emulator runs {EMULATED}, not {arch or tuple(archs)}")
     return Target("emulate", possible[0])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kernelkit import merge_plan
+from kernelkit.arch import PORTABLE
 from kernelkit.attention import check_sinks, fill_without_keys
 from kernelkit.compile import compile_once
 from kernelkit.launch import Target, choose_target, launch
@@ -21,7 +22,7 @@ from kernelkit.tensors import (
     require_tma,
 )
 
-ARCHS = ("sm_90a", "sm_100a")
+ARCHS = ("sm_90a", "sm_100a", PORTABLE)
 KERNEL = "kernelkit.merge_kernel"
 MAX_STRIDE = 1 << 31  # the kernel multiplies 32-bit indices by 32-bit strides
 NAMES = ("O", "LSE", "row_max")

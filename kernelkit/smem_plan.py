@@ -1,4 +1,4 @@
-"""Named shared-memory buffers in order, with alignment and aliases, checked against 227 KiB."""
+"""Named shared-memory buffers in order, with alignment and aliases, checked against a limit."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class SmemBuffer:
 
 @dataclass(frozen=True)
 class SmemPlan:
-    """Buffers in the order in which the kernel allocates them."""
+    """Buffers in the order in which the kernel allocates them. limit: bytes that a CTA may have."""
 
     buffers: tuple[SmemBuffer, ...]
+    limit: int = hw.SMEM_BYTES_PER_CTA
 
     def offsets(self) -> dict[str, tuple[int, int]]:
         """name -> [begin, end) in bytes from the start of the CTA's dynamic shared memory."""
@@ -54,11 +55,9 @@ class SmemPlan:
 
     def check(self) -> None:
         """Raise ValueError for what exceeds a CTA's shared memory or the buffers it aliases."""
-        if self.bytes > hw.SMEM_BYTES_PER_CTA:
+        if self.bytes > self.limit:
             sizes = ", ".join(f"{b.name} {b.stages} x {b.stage_bytes}" for b in self.buffers)
-            raise ValueError(
-                f"{self.bytes} bytes of shared memory ({sizes}), limit {hw.SMEM_BYTES_PER_CTA}"
-            )
+            raise ValueError(f"{self.bytes} bytes of shared memory ({sizes}), limit {self.limit}")
         ranges = self.offsets()
         own = max((ranges[b.name][1] for b in self.buffers if b.over is None), default=0)
         for buffer in self.buffers:

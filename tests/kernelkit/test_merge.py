@@ -123,7 +123,7 @@ REFUSED = [
     ([part()], {"sinks": torch.zeros(4)}, ValueError, r"sinks is torch.float32 \(4,\)"),
     ([part()], {"out_dtype": torch.float64}, NotImplementedError, "out_dtype torch.float64"),
     ([part()], {"backend": "cuda"}, ValueError, "needs CUDA tensors"),
-    ([part()], {"arch": "sm_80"}, NotImplementedError, "arch 'sm_80'"),
+    ([part()], {"arch": "sm_75"}, NotImplementedError, "arch 'sm_75'"),
     ([(part()[0][0, 0, 0], part()[1])], {}, ValueError, "rank 1; expected"),
     ([(part()[0].requires_grad_(), part()[1])], {}, NotImplementedError, "requires grad"),
 ]
@@ -135,7 +135,7 @@ def test_refusals(no_compile, parts, options, error, words):
         merge(parts, **options)
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a", "sm_89"])
 def test_compiles_for_other_gpus(arch):
     """16-byte loads and stores only, beside the statistics; the table stays in the parameters."""
     config = merge_plan.MergeConfig(128, ("bf16",), "bf16", False, False, False, 4, 1)

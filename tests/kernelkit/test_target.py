@@ -22,6 +22,7 @@ def capability(monkeypatch):
 
 
 BOTH = ("sm_90a", "sm_100a")
+PORTABLE = (*BOTH, "sm_80")
 CHOSEN = [  # device, its compute capability, (backend, arch), archs of the kernel, target
     (CPU, (0,), ("auto", None), ("sm_100a",), Target("emulate", "sm_100a")),
     (CPU, (0,), ("emulate", None), ("sm_100a",), Target("emulate", "sm_100a")),
@@ -31,6 +32,10 @@ CHOSEN = [  # device, its compute capability, (backend, arch), archs of the kern
     (GPU, (10,), ("auto", None), BOTH, Target("cuda", "sm_100a")),
     (GPU, (10, 3), ("auto", None), BOTH, Target("cuda", "sm_103a")),
     (GPU, (9,), ("cuda", "sm_90a"), BOTH, Target("cuda", "sm_90a")),
+    (GPU, (8, 9), ("auto", None), PORTABLE, Target("cuda", "sm_89")),
+    (GPU, (12,), ("auto", None), PORTABLE, Target("cuda", "sm_120a")),
+    (CPU, (0,), ("auto", "sm_121a"), PORTABLE, Target("emulate", "sm_121a")),
+    (CPU, (0,), ("auto", None), PORTABLE[2:], Target("emulate", "sm_80")),
 ]
 
 
@@ -46,7 +51,6 @@ REFUSED = [  # the same, error, words
     (CPU, 0, ("gpu", None), BOTH, ValueError, "backend 'gpu'"),
     (CPU, 0, ("cuda", None), BOTH, ValueError, "needs CUDA tensors"),
     (CPU, 0, ("auto", "sm_80"), BOTH, NotImplementedError, "arch 'sm_80'"),
-    (CPU, 0, ("auto", None), ("sm_120a",), NotImplementedError, "the emulator runs"),
     (torch.device("meta"), 0, ("auto", None), BOTH, NotImplementedError, "device meta"),
     (GPU, 10, ("emulate", None), BLACKWELL, ValueError, "cuda:0"),
     (GPU, 9, ("auto", None), BLACKWELL, NotImplementedError, "9.0"),

@@ -20,7 +20,7 @@ REFUSED = [
     ("bench.py fmha --shape 1,8,0,2,2", "sizes are at least 1"),
     ("bench.py fmha --shape 1,8,8", "'1,8,8' is not B,Sq,Skv,Hq,Hkv"),
     ("bench.py fmha --rounds 0", "'0': a number from 1 on"),
-    ("bench.py fmha --arch sm_80", "'sm_80'"),
+    ("bench.py fmha --arch sm_75", "'sm_75'"),
     ("bench.py fmha --markdown", "--markdown without --show"),
     ("bench.py fmha --no-timing --no-static", "--no-timing with --no-static"),
     ("bench.py fmha --head-dim 96 --mask full causal", "--head-dim 96 --mask full causal: no"),

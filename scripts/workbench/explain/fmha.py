@@ -32,7 +32,7 @@ def query_blocks(arguments: Arguments, plan: AttentionPlan, arch: str) -> Sectio
     heads = arguments.batch * arguments.q_heads // config.group
     of_head = layout.blocks(longest_queries(arguments))
     whose = "KV head" if config.group > 1 else "head"
-    at_once = hw.SMS_OF[written_for(arch)] // layout.ctas
+    at_once = hw.SMS_OF[arch] // layout.ctas
     return "Query blocks", [
         ("a block", f"{plural(layout.block_tiles // layout.halves, 'tile')} of {_rows(plan)}"),
         ("all blocks", f"{of_head} of each {whose} x {plural(heads, whose)} of all entries"),
