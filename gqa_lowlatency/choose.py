@@ -54,7 +54,7 @@ class Machine:
 
 
 _BY_REGISTERS = {64: 64, 128: 32, 256: 16}  # of the kernel on mma.sync
-# Compute capabilities 8.x and 12.x: the SMs of the largest one, but a launch on a GPU takes its own.
+# Compute capabilities 8.x and 12.x: the SMs of the largest GPU, but a launch takes its own.
 _PORTABLE = [PORTABLE, *(arch for arch, kind in WRITTEN_FOR.items() if kind == PORTABLE)]
 MACHINES = {
     # Clusters of 16 were slower than of 8 at every length on an H100.
@@ -65,7 +65,7 @@ MACHINES = {
 
 
 def machine_of(arch: str, sms: int = 0) -> Machine:
-    """Of the architecture itself, or of that whose kernels serve it; sms: of the GPU, 0: unknown."""
+    """Of the architecture, or of that whose kernels serve it; sms: of the GPU, 0: unknown."""
     machine = MACHINES.get(arch) or MACHINES[written_for(arch)]
     return replace(machine, sms=sms) if sms else machine
 

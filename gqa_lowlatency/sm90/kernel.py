@@ -1,5 +1,5 @@
-"""The decode kernel of Hopper, and of compute capabilities 8.x and 12.x, where a cluster is one CTA:
-each warp streams its own keys through registers of mma.sync.
+"""The decode kernel of Hopper, and of compute capabilities 8.x and 12.x, where a cluster is a CTA.
+Each warp streams its own keys through registers of mma.sync.
 
 A CTA takes tiles of keys in turn, each of its warps 16 keys of a tile. A warp copies them to its
 own ring in shared memory by cp.async and computes S^T = K Q^T and O^T += V^T P alone: the loop has

@@ -1,4 +1,4 @@
-"""Warps and shared memory of the kernel of Hopper, and of the GPUs that only have mma.sync, as data.
+"""Warps and shared memory of the kernel of Hopper, and of GPUs that only have mma.sync, as data.
 
 Those take it with one CTA to a cluster: CTAs that share keys do so through the parts of
 `device/finish.py`. What they hold is less, 99 KB of shared memory or 163 (`kernelkit.hw`).
@@ -123,6 +123,8 @@ class Plan90:
     def slots_within(self, smem_bytes: int) -> int:
         """As many as fit into so much shared memory of a CTA, or the least that it takes."""
         left = smem_bytes - self.config.statistics_bytes - self.config.mail_bytes - BARRIER_BYTES
+        if self.portable:  # Hopper has room beside them
+            left -= self.query_bytes
         return max(MIN_SLOTS, min(MAX_SLOTS, left // (self.warps * self.slot_bytes)))
 
     @property
@@ -139,20 +141,26 @@ class Plan90:
     def bounded(self) -> bool:
         """Whether ptxas has to leave registers for a second CTA: 8 columns never take too many."""
         elements = self.config.columns * self.config.head_dim
-        return self.config.columns > 8 and elements * self.warps <= MAX_ELEMENTS_OF_TWO
+        few = self.config.columns > 8 and elements * self.warps <= MAX_ELEMENTS_OF_TWO
+        return few and (not self.portable or self.smem_bytes <= self.smem_of_two)
 
     @property
     def queries_in_smem(self) -> bool:
         """Fragments of Q that registers do not hold beside O are read again for every 16 keys."""
         return self.config.columns * self.config.head_dim > MAX_ELEMENTS // 2
 
+    @property
+    def query_bytes(self) -> int:
+        """Of fragments of Q in shared memory."""
+        return self.config.columns * self.config.head_dim * 2 if self.queries_in_smem else 0
+
     @cached_property
     def smem(self) -> SmemPlan:
         """The mailbox has memory of its own: peers may fill it while this CTA still works."""
-        config, queries = self.config, self.config.columns * self.config.head_dim * 2
+        config = self.config
         return SmemPlan((
             SmemBuffer("rings", self.ring_bytes, self.warps, align=16),
-            SmemBuffer("queries", queries if self.queries_in_smem else 0, align=16),
+            SmemBuffer("queries", self.query_bytes, align=16),
             SmemBuffer("statistics", config.statistics_bytes, align=16),
             SmemBuffer("mail", config.mail_bytes, align=16),
             SmemBuffer("arrived", BARRIER_BYTES, align=hw.MBARRIER_BYTES),
