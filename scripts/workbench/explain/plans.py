@@ -87,9 +87,9 @@ def shared_memory(plan: SmemPlan) -> Section:
     return smem_title(plan.bytes), rows
 
 
-def smem_title(used: int) -> str:
+def smem_title(used: int, most: int = hw.SMEM_BYTES_PER_CTA) -> str:
     """Of the section about shared memory."""
-    return f"Shared memory: {used:,} of {hw.SMEM_BYTES_PER_CTA:,} bytes"
+    return f"Shared memory: {used:,} of {most:,} bytes"
 
 
 def byte_range(begin: int, end: int) -> str:
