@@ -16,7 +16,7 @@ import torch
 from gqa_lowlatency.arguments import MAX_PARTS, Arguments
 from gqa_lowlatency.config import CLUSTERS, COLUMNS, STEPS, TUNABLE, DecodeConfig
 from kernelkit import hw
-from kernelkit.arch import PORTABLE, WRITTEN_FOR, written_for
+from kernelkit.arch import ARCHITECTURES, PORTABLE, written_for
 from kernelkit.launch import Target, clusters_at_once, sms_of
 from kernelkit.tensors import DTYPE_NAMES, INPUT_NAMES
 
@@ -55,7 +55,7 @@ class Machine:
 
 _BY_REGISTERS = {64: 64, 128: 32, 256: 16}  # of the kernel on mma.sync
 # Compute capabilities 8.x and 12.x: the SMs of the largest GPU, but a launch takes its own.
-_PORTABLE = [PORTABLE, *(arch for arch, kind in WRITTEN_FOR.items() if kind == PORTABLE)]
+_PORTABLE = [arch for arch in ARCHITECTURES if written_for(arch) == PORTABLE]
 MACHINES = {
     # Clusters of 16 were slower than of 8 at every length on an H100.
     "sm_90a": Machine(132, 8, _BY_REGISTERS),

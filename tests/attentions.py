@@ -136,7 +136,7 @@ REFUSED: dict[str, Refusal] = {
     "out of no tensor": ((Q, K, V), {"out": 3}, TypeError, "out is int"),
     "backend": ((Q, K, V), {"backend": "torch"}, ValueError, "torch"),
     "no GPU here": ((Q, K, V), {"backend": "cuda"}, ValueError, "CUDA tensors"),
-    "arch": ((Q, K, V), {"arch": "sm_80"}, NotImplementedError, "sm_80"),
+    "arch": ((Q, K, V), {"arch": "sm_75"}, NotImplementedError, "sm_75"),
     "config no config": ((Q, K, V), {"config": {}}, TypeError, "config is dict, expected"),
     "lengths dtype": ((Q, K, V), lens(8, dtype=torch.int64), ValueError, "int64"),
     "lengths shape": ((Q, K, V), lens(8, 8), ValueError, "(2,)"),

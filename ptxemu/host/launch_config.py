@@ -10,6 +10,7 @@ from functools import lru_cache
 from math import prod
 
 from ptxemu.errors import HardwareRefusal
+from ptxemu.machine.gpu_limits import cluster_refusal, limits_of
 
 Dim3 = tuple[int, int, int]
 
@@ -28,8 +29,7 @@ _PREFERRED_CLUSTER = 11
 _MAX_DYNAMIC_SHARED_MEMORY = 8
 _NON_PORTABLE_CLUSTER = 14
 
-_SHARED_MEMORY = 48 * 1024  # bytes of dynamic shared memory that a kernel may have unasked,
-_SHARED_MEMORY_OPT_IN = 227 * 1024  # and that it may ask for
+_SHARED_MEMORY = 48 * 1024  # bytes of dynamic shared memory that a kernel may have unasked
 _PORTABLE_CLUSTER = 8  # CTAs
 
 _ENTRY = re.compile(r"\.entry\s+([\w$%]+)\s*\(([^)]*)\)")
@@ -91,18 +91,21 @@ def read_config(address: int) -> LaunchConfig:
     return LaunchConfig(values[0:3], values[3:6], smem_bytes, stream, _attributes(raw))
 
 
-def require_settable(attribute: int, value: int) -> None:
-    """Refuse what cudaFuncSetAttribute does: more shared memory than a CTA can have (CUDA Runtime
-    API, cudaFuncAttributeMaxDynamicSharedMemorySize)."""
-    if attribute == _MAX_DYNAMIC_SHARED_MEMORY and not 0 <= value <= _SHARED_MEMORY_OPT_IN:
+def require_settable(attribute: int, value: int, target: str = "") -> None:
+    """Refuse what cudaFuncSetAttribute does: more shared memory than a CTA can have on a GPU of the
+    module's `.target` (CUDA Runtime API, cudaFuncAttributeMaxDynamicSharedMemorySize)."""
+    most = limits_of(target).smem_of_cta
+    if attribute == _MAX_DYNAMIC_SHARED_MEMORY and not 0 <= value <= most:
+        of_target = f" of .target {target}" * bool(target)
         raise HardwareRefusal(
             f"cudaFuncAttributeMaxDynamicSharedMemorySize of {value} bytes; at most"
-            f" {_SHARED_MEMORY_OPT_IN}"
+            f" {most}{of_target}"
         )
 
 
-def require_allowed(config: LaunchConfig, attributes: dict[int, int]) -> None:
-    """Refuse a launch that a GPU refuses unless the host has allowed it for the kernel.
+def require_allowed(config: LaunchConfig, attributes: dict[int, int], target: str = "") -> None:
+    """Refuse a launch that a GPU refuses unless the host has allowed it for the kernel, and
+    clusters where there are none.
 
     Sources: CUDA C++ Programming Guide, "Shared Memory" of compute capability 10.0 (more than 48 KB
     by an explicit opt-in, as dynamic shared memory), and "Thread Block Clusters" (8 CTAs are
@@ -111,6 +114,7 @@ def require_allowed(config: LaunchConfig, attributes: dict[int, int]) -> None:
     Args:
         config: the launch.
         attributes: what was set for its kernel, by cudaFuncAttribute.
+        target: of its module, such as 'sm_89'.
 
     Raises:
         HardwareRefusal: with the value, the limit, and the attribute that is missing.
@@ -123,6 +127,9 @@ def require_allowed(config: LaunchConfig, attributes: dict[int, int]) -> None:
             " cudaFuncAttributeMaxDynamicSharedMemorySize"
         )
     ctas = prod(config.attributes.cluster)
+    refusal = cluster_refusal(ctas, target)
+    if refusal:
+        raise HardwareRefusal(refusal)
     if ctas > _PORTABLE_CLUSTER and not attributes.get(_NON_PORTABLE_CLUSTER):
         raise HardwareRefusal(
             f"a launch with clusters of {ctas} CTAs, of which {_PORTABLE_CLUSTER} are portable; the"

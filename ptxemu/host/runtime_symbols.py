@@ -26,6 +26,7 @@ from ptxemu.host.launch_config import (
     require_settable,
 )
 from ptxemu.host.tensor_map_encode import encode_pixels, encode_tiled
+from ptxemu.machine.gpu_limits import limits_of, target_of
 
 Launcher = Callable[[LaunchRequest], Any]
 
@@ -46,19 +47,23 @@ DEVICE_ATTRIBUTES = {
     39: 2048,  # max threads per multiprocessor
     75: 10,  # compute capability, major
     76: 0,  # compute capability, minor
-    81: 228 * 1024,  # max shared memory per multiprocessor
     82: 64 * 1024,  # max registers per multiprocessor
     95: 1,  # cooperative launch
-    97: 227 * 1024,  # max shared memory per block, opt-in
 }
+_SMEM_OF_SM, _SMEM_OPT_IN = 81, 97  # max shared memory per multiprocessor, and per block
 
 
 class UnsupportedRuntimeCall(RuntimeError):
     """The host code asked the CUDA runtime for something that is not emulated."""
 
 
-def device_attribute(identifier: int) -> int:
-    """The value of a cudaDeviceAttr (the driver's CUdevice_attribute has the same numbers)."""
+def device_attribute(identifier: int, target: str = "") -> int:
+    """The value of a cudaDeviceAttr (the driver's CUdevice_attribute has the same numbers): of a
+    B200, but shared memory, all of which the host code of the DSL asks for, of a GPU of `target`.
+    """
+    if identifier in (_SMEM_OF_SM, _SMEM_OPT_IN):
+        limits = limits_of(target)
+        return limits.smem_of_sm if identifier == _SMEM_OF_SM else limits.smem_of_cta
     if identifier not in DEVICE_ATTRIBUTES:
         raise UnsupportedRuntimeCall(f"device attribute {identifier} of the emulated GPU")
     return DEVICE_ATTRIBUTES[identifier]
@@ -134,7 +139,7 @@ class RuntimeSymbols:
     """
 
     def __init__(self, ptx: str) -> None:
-        self._ptx = ptx
+        self._ptx, self._target = ptx, target_of(ptx)
         self._image = 0  # where its machine code is
         self._entries: dict[int, str] = {}  # kernel handle -> entry name
         self._attributes: dict[str, dict[int, int]] = {}  # entry name -> cudaFuncAttribute -> value
@@ -203,7 +208,7 @@ class RuntimeSymbols:
     @_symbol("_cudaKernelSetAttributeForDevice", "piii")
     @_symbol("_cudaFuncSetAttribute", "pii")
     def _set_kernel_attribute(self, kernel: int, attribute: int, value: int, _: int = 0) -> None:
-        require_settable(attribute, value)
+        require_settable(attribute, value, self._target)
         self._attributes.setdefault(self._entries[kernel], {})[attribute] = value
 
     @_symbol("_cudaSetDevice", "i")
@@ -224,7 +229,7 @@ class RuntimeSymbols:
 
     @_symbol("_cudaDeviceGetAttribute", "pii")
     def _get_device_attribute(self, value: int, attribute: int, _device: int) -> None:
-        _writes(device_attribute(attribute))(self, value)
+        _writes(device_attribute(attribute, self._target))(self, value)
 
     @_symbol("_cuTensorMapEncodeTiled", "piipppppiiii")
     def _encode_tensor_map(self, *values: int) -> None:
@@ -274,7 +279,7 @@ class RuntimeSymbols:
         if run.error is not None:
             raise run.error
         entry = self._entries[kernel]
-        require_allowed(config, self._attributes.get(entry, {}))
+        require_allowed(config, self._attributes.get(entry, {}), self._target)
         request = LaunchRequest(
             ptx=self._ptx,
             entry=entry,

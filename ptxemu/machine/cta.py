@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ptxemu.machine.warp import Warp
     from ptxemu.machine.warpgroup import Warpgroup
 
-SMEM_LIMIT = 232_448  # bytes a CTA may use on sm_100 (227 KiB)
 RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
 POISON_BYTE = 0xFF

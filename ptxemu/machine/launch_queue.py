@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ptxemu.machine.gpu_limits import RESERVED, limits_of
 from ptxemu.options import Options
 
 TRY_CANCEL = "clusterlaunchcontrol.try_cancel"
-SMEM_OF_SM, SMEM_OF_CTA = 228 << 10, 1 << 10  # bytes; the system's share of each CTA
-WARPS_OF_SM, CTAS_OF_SM = 64, 32
 _RESIDENT = 2
 
 
-def ctas_of_sm(smem_bytes: int, warps: int) -> int:
+def ctas_of_sm(smem_bytes: int, warps: int, target: str = "") -> int:
     """That fit on one at a time, by their shared memory without the system's share and warps."""
-    room = SMEM_OF_SM // (smem_bytes + SMEM_OF_CTA)
-    return max(min(room, WARPS_OF_SM // warps, CTAS_OF_SM), 1)
+    limits = limits_of(target)
+    room = limits.smem_of_sm // (smem_bytes + RESERVED)
+    return max(min(room, limits.warps_of_sm // warps, limits.ctas_of_sm), 1)
 
 
 @dataclass(frozen=True)

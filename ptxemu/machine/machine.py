@@ -16,7 +16,8 @@ from ptxemu.errors import HardwareRefusal, OutOfBounds, PtxEmuError
 from ptxemu.machine.access import SHARED_WINDOW
 from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.blas import one_thread
-from ptxemu.machine.cta import SMEM_LIMIT, Cluster, Cta
+from ptxemu.machine.cta import Cluster, Cta
+from ptxemu.machine.gpu_limits import cluster_refusal, limits_of
 from ptxemu.machine.launch_queue import TRY_CANCEL, LaunchQueue, ctas_of_sm
 from ptxemu.machine.listener import Listener
 from ptxemu.machine.memory import GlobalMemory, views_of
@@ -64,8 +65,12 @@ class Shape:
             raise HardwareRefusal(f"cluster={self.cluster}; at most {MAX_CLUSTER} CTAs")
         if any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
             raise HardwareRefusal(f"grid={self.grid} is not a multiple of cluster={self.cluster}")
-        if (used := self.smem_used(program)) > SMEM_LIMIT:
-            raise HardwareRefusal(f"{used} bytes of shared memory; at most {SMEM_LIMIT}")
+        target = program.entry.target
+        if refusal := cluster_refusal(int(np.prod(self.cluster)), target):
+            raise HardwareRefusal(refusal)
+        most = limits_of(target).smem_of_cta
+        if (used := self.smem_used(program)) > most:
+            raise HardwareRefusal(f"{used} bytes of shared memory; at most {most}")
 
     def smem_used(self, program: Program) -> int:
         """Bytes of shared memory of a CTA, without the system's share."""
@@ -191,7 +196,9 @@ class Machine:
         if not any(site.opcode.startswith(TRY_CANCEL) for site in self.program.sites):
             return None
         warps = -(-int(np.prod(self.shape.block)) // 32)
-        ctas = self.sm_count * ctas_of_sm(self.shape.smem_used(self.program), warps)
+        ctas = self.sm_count * ctas_of_sm(
+            self.shape.smem_used(self.program), warps, self.program.entry.target
+        )
         return max(ctas // int(np.prod(self.shape.cluster)), 1)
 
     def cancel_cluster(self, by: Cluster) -> Dim3 | None:

@@ -30,6 +30,7 @@ from gqa_lowlatency.sm90.plan import WITHOUT_E4M3, Plan90
 from kernelkit import hw
 from kernelkit.launch import Target
 from ptxemu import Options
+from ptxemu.errors import HardwareRefusal
 from tests.fmha.pairwise import Rule, Space, covering
 from tests.gqa_lowlatency import cases, test_sm90
 from tests.gqa_lowlatency.cases import PATIENCE, Case
@@ -277,6 +278,19 @@ def test_refusals_name_value_and_limit(arch, fields, error, words, no_compile):
         fields = fields | {"warps": 8}
     with pytest.raises(error, match=words):
         check_config(DecodeConfig(**fields), arch)
+
+
+@pytest.mark.parametrize(("arch", "warps", "stages"), [(ADA, 4, 5), ("sm_80", 8, 4)])
+def test_shared_memory_ends_where_the_check_says(arch, warps, stages, monkeypatch):
+    """One slot more, of 4 KB for each warp, is refused here, and past the check by the emulator."""
+    case = Case((40,), (8, 1), cluster=1, tuning=(("stages", stages), ("warps", warps)))
+    cases.check(case, arch, CHECKED)
+    more = replace(case, tuning=(("stages", stages + 1), ("warps", warps)))
+    with pytest.raises(ValueError, match="bytes of shared memory, limit"):
+        cases.run(more, arch)
+    monkeypatch.setattr("gqa_lowlatency.launch.check_config", lambda config, arch: None)
+    with pytest.raises(HardwareRefusal, match=f"may have {hw.smem_bytes_per_cta(arch)}"):
+        cases.run(more, arch)
 
 
 def test_a_call_refuses_before_it_compiles(no_compile):

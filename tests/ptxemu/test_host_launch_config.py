@@ -18,6 +18,8 @@ from ptxemu.host.launch_config import (
     require_settable,
 )
 from ptxemu.host.runtime_symbols import Run, RuntimeSymbols
+from ptxemu.machine.launch_queue import ctas_of_sm
+from tests.ptxemu.kernels import DYNAMIC, kernel, launch
 
 STALE = 0xDEADBEEF  # what the host code leaves in the unused part of an attribute's union
 
@@ -158,3 +160,63 @@ def test_what_the_host_sets_is_kept_for_the_kernel():
     assert [each.smem_bytes for each in launches] == [100_000]
     with pytest.raises(HardwareRefusal, match="may have 49152"), Run(launches.append):
         symbols._launch(launched(100_000), handles[2], 0)
+
+
+LIMITS = {
+    "sm_80": (166_912, False), "sm_86": (101_376, False), "sm_87": (166_912, False),
+    "sm_89": (101_376, False), "sm_90a": (232_448, True), "sm_100a": (232_448, True),
+    "sm_103a": (232_448, True), "sm_120a": (101_376, True), "sm_121a": (101_376, True),
+    "": (232_448, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", LIMITS)
+def test_a_gpu_of_the_target_has_so_much(target):
+    """CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
+    most, clusters = LIMITS[target]
+    require_settable(SMEM, most, target)
+    with pytest.raises(HardwareRefusal, match=f"at most {most}.*{target}"):
+        require_settable(SMEM, most + 1, target)
+    require_allowed(launched(), {}, target)
+    if clusters:
+        require_allowed(launched(cluster=(2, 1, 1)), {}, target)
+    else:
+        with pytest.raises(HardwareRefusal, match=f"clusters of 2 CTAs, .*{target}.* 9.0"):
+            require_allowed(launched(cluster=(2, 1, 1)), {}, target)
+
+
+@pytest.mark.parametrize("target", LIMITS)
+def test_a_launch_without_host_code_has_the_same_limits(target):
+    most, clusters = LIMITS[target]
+    text = kernel("", before=DYNAMIC).replace(".target sm_100a", f".target {target}" * bool(target))
+    launch(text, smem_bytes=most)
+    with pytest.raises(HardwareRefusal, match=f"{most + 1} bytes of shared memory; at most {most}"):
+        launch(text, smem_bytes=most + 1)
+    if clusters:
+        launch(text, grid=(2,), cluster=(2,))
+    else:
+        with pytest.raises(HardwareRefusal, match="clusters of 2 CTAs"):
+            launch(text, grid=(2,), cluster=(2,))
+
+
+def test_a_module_says_its_target():
+    symbols = RuntimeSymbols(kernel("").replace("sm_100a", "sm_86"))
+    slot, name = ctypes.c_uint64(), ctypes.create_string_buffer(b"test")
+    symbols._get_kernel(ctypes.addressof(slot), 1, ctypes.addressof(name))
+    symbols._set_kernel_attribute(slot.value, SMEM, 101_376, 0)
+    found = ctypes.c_int32()
+    for attribute, value in ((81, 100 << 10), (97, 99 << 10), (16, 148)):
+        symbols._get_device_attribute(ctypes.addressof(found), attribute, 0)
+        assert found.value == value
+    with pytest.raises(HardwareRefusal, match=r"at most 101376 of \.target sm_86"):
+        symbols._set_kernel_attribute(slot.value, SMEM, 101_377, 0)
+    request = launched(cluster=(2, 1, 1))
+    with pytest.raises(HardwareRefusal, match="of 2 CTAs"), Run([].append):
+        symbols._launch(request, slot.value, 0)
+
+
+def test_how_many_ctas_an_sm_has_room_for():
+    """Of kernels whose clusters take over the work of others."""
+    assert [ctas_of_sm(49 << 10, 8, target) for target in ("sm_100a", "sm_120a")] == [4, 2]
+    assert [ctas_of_sm(0, 16, target) for target in ("", "sm_120a")] == [4, 3]
+    assert ctas_of_sm(0, 1, "sm_120a") == 24
