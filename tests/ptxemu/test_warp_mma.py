@@ -14,6 +14,7 @@ import ptxemu
 from ptxemu.check.rules import ALL, RULES, both_halves
 from ptxemu.codegen.flow import flow_of
 from ptxemu.errors import UnsupportedPtx
+from ptxemu.ops import warp_fragments, warp_mma
 from ptxemu.syntax.tree import Instr, Reg, Vec
 from tests.ptxemu.test_taint import found, launch, program
 from workbench.conformance import (
@@ -78,6 +79,47 @@ def test_sums_go_beyond_both_ends(end: int) -> None:
     clipped = case.emulated()["d"] == end
     free = fragments.multiplied(opcode_of(case).replace(".satfinite", ""), operands_of(case))
     assert (free.ravel()[clipped] >> 31 != end >> 31).sum() > 10
+
+
+# What the maps of ptxemu give -> what wrong ones would: of A and B [line, along K], of D [half,
+# which column, g, i].
+WRONG = {
+    "rows g and g + 8": ("rows_of_a", lambda a: np.roll(a, len(a) // 2, axis=0)),
+    "columns of A": ("rows_of_a", lambda a: np.roll(a, a.shape[1] // 2, axis=1)),
+    "elements of a register": ("rows_of_a", lambda a: a[:, np.arange(a.shape[1]) ^ 1]),
+    "lanes g of A": ("rows_of_a", lambda a: a[np.arange(len(a)) ^ 1]),
+    "rows of B": ("columns_of_b", lambda b: np.roll(b, b.shape[1] // 2, axis=1)),
+    "lanes g of B": ("columns_of_b", lambda b: b[np.arange(len(b)) ^ 4]),
+    "halves of D": ("by_lane", lambda d: d[::-1]),
+    "columns of D": ("by_lane", lambda d: d[:, ::-1]),
+    "lanes of D": ("by_lane", lambda d: d.transpose(0, 1, 3, 2).reshape(d.shape)),
+}
+SHAPES = {
+    f"{shape}.{bits}": case
+    for case in CASES.values()
+    if not case.outputs["d"].approximate
+    for shape, bits in [
+        (opcode_of(case).split(".")[3], BITS[fragments.types_of(opcode_of(case))[1]])
+    ]
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_wrong_map_of_a_fragment_is_noticed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what `fragments` says after the manual's figures, on the inputs of `test_products`."""
+    case = SHAPES[shape]
+    right = fragments.multiplied(opcode_of(case), operands_of(case)).ravel()
+    for name, (function, change) in WRONG.items():
+        if name in ("rows g and g + 8", "halves of D") and shape.startswith("m8"):
+            continue  # of which there is one
+        correct = getattr(warp_mma, function)
+        wrong = lambda *given, f=correct, g=change: g(f(*given))  # noqa: E731
+        with monkeypatch.context() as changed:
+            for module in (warp_mma, warp_fragments):
+                if hasattr(module, function):
+                    changed.setattr(module, function, wrong)
+            found = case.emulated()["d"].view(right.dtype)
+        assert (found != right).any(), name
 
 
 def test_movmatrix_transposes() -> None:
