@@ -61,7 +61,8 @@ def decode(
     Args:
         q: [B, T, Hq, D], T from 1 to 8 tokens, or [B, Hq, D] for one; bfloat16 or float16, D one
             of `gqa_lowlatency.config.HEAD_DIMS`.
-        k, v: [B, S, Hkv, D] of q's dtype or float8_e4m3fn; with page_table pages [pages, page_size,
+        k, v: [B, S, Hkv, D] of q's dtype or, from compute capability 8.9 on, float8_e4m3fn; with
+            page_table pages [pages, page_size,
             Hkv, D], page_size a divisor of 128.
         kv_lens: int32 [B], keys of each entry, the T query tokens included: token t stands at
             kv_lens - T + t. The cache may be longer, what lies behind is never used; None is all
@@ -86,14 +87,14 @@ def decode(
         out: like q, where O is written.
         out_dtype: of O: bfloat16, float16, float32; by default that of out, else of q.
         pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
-            the stream has ended.
+            the stream has ended; from compute capability 9.0 on.
         kv_ready_before_pdl: that kernel writes none of k, v, kv_lens and page_table, so that they
             are read at once; all the others wait.
         batch_invariant: the bits of an entry depend on its own tensors, length and max_kv_len
             only, whatever else is in the batch.
         parts: num_splits of other libraries: clusters that share a KV head and merge through a
-            workspace in global memory, up to 64; 0 chooses, 1 unless there are few KV heads and
-            many keys.
+            workspace in global memory, up to 64; 0 chooses: 1 unless there are few KV heads and
+            many keys, and on compute capabilities 8.x and 12.x as many as fill the GPU.
         backend, arch: see `kernelkit.launch.choose_target`.
         config: its tunable fields (`gqa_lowlatency.config.TUNABLE`) instead of those that sizes
             choose; a cluster of 1 unless it says another one, and 0 leaves that to the sizes.

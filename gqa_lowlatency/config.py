@@ -44,10 +44,12 @@ class DecodeConfig:
     alone: no CTA beside another on an SM, and rings as deep as that allows. early: on Hopper the
         next grid begins with this one, to fetch beside it, instead of when this one has fetched.
     beside: two CTAs on an SM of a Blackwell GPU without PDL, too, where that is deep enough.
-    cluster*: CTAs that share the keys of a KV head, and reduce through distributed shared memory.
+    cluster*: CTAs that share the keys of a KV head, and reduce through distributed shared memory; 1
+        on compute capabilities 8.x and 12.x.
     owners*: CTAs among them that each finish columns / owners rows of O; 0: as many as can.
     max_columns*: most query rows of one CTA; 0: as many as the architecture's registers hold.
-    warps*: of a CTA of the Hopper kernel, 4, 8 or 16; 0 is 8. More read faster, fewer end sooner.
+    warps*: of a CTA of the Hopper kernel, 4, 8 or 16; 0 is 8, or 4 where a GPU has no shared memory
+        for the rings of 8. More read faster, fewer end sooner.
     step*: keys that a warp of the Hopper kernel takes at a time, 16 or 32; 0 is 16. With 32 what
         does not depend on their number costs half, and a CTA takes twice as many at least.
     stages*: depth of the ring of K and V, on Hopper of each warp; 0: what shared memory allows, of

@@ -71,7 +71,7 @@ def finish(
                         acc, found = add_parts(config, tables, unit, slot, vector, all_parts)
                     else:
                         acc, found = add_many_parts(
-                            config, how, tables.partial, (unit, slot, vector), all_parts
+                            config, how, tables.partial, unit, slot, vector, all_parts
                         )
                     write(config, tensors, tables, place, slot, vector, acc, found)
 
@@ -193,12 +193,13 @@ def add_many_parts(
     config: DecodeConfig,
     how: Finishing,
     partial: cute.Tensor,
-    where: tuple[Int32, Int32, Int32],
+    unit: Int32,
+    slot: Int32,
+    vector: Int32,
     all_parts: Int32,
 ) -> tuple[cute.Tensor, mailbox.Statistics]:
     """The same, `how.ahead` parts at a time: their loads are on the way together, and O moves to a
-    new maximum once for all of them. where: (unit, slot, vector)."""
-    unit, slot, vector = where
+    new maximum once for all of them."""
     words = config.head_dim + mailbox.WORDS
     acc = cute.make_rmem_tensor(mailbox.VECTOR, Float32)
     acc.fill(0.0)

@@ -102,7 +102,7 @@ def case_of(row: Mapping[str, Any]) -> Case:
 ROWS = covering(SPACE)
 
 
-def _work(case: Case) -> int:
+def work_of(case: Case) -> int:
     """What the emulator has to do, about."""
     return sum(case.lengths) * case.heads[0] * case.tokens * case.head_dim
 
@@ -114,7 +114,7 @@ def _second_problem(number: int) -> dict[str, Any]:
 
 
 MATRIX = tuple(map(case_of, ROWS))
-QUICK = sorted(MATRIX[: 3 * QUICK_ROWS], key=_work)[:QUICK_ROWS]
+QUICK = sorted(MATRIX[: 3 * QUICK_ROWS], key=work_of)[:QUICK_ROWS]
 SECOND = tuple(case_of(_second_problem(number)) for number in range(len(ROWS)))
 
 # Rows of a KV head: fewer than a tile of columns, as many, more than a CTA holds.
