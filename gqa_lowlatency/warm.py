@@ -87,12 +87,12 @@ def _configs(
     wished, arch = wished_config(arguments, target.arch), target.arch
     every_limit = _limits(arguments, target, replace(wished, cluster=1))
     # Beyond one cluster to an SM it no longer matters how many there are.
-    sms = load_of(arguments, arch).sms
-    most = machine_of(arch, sms).sms + 1
+    every_size = _sms(arguments, target)
+    most = max(machine_of(arch, sms).sms for sms in every_size) + 1
     heads = {min(batch * arguments.kv_heads, most) for batch in batches if batch}
     seen = {replace(arguments, max_kv_len=n).most_seen for n in _representative(lengths)}
     known = set()
-    for keys, count, limit in itertools.product(seen, heads, every_limit):
+    for keys, count, limit, sms in itertools.product(seen, heads, every_limit, every_size):
         load = Load(keys, count, arguments.batch_invariant, arguments.parts, sms)
         choice = choose(wished, arch, load, limit)
         if choice not in known:
@@ -106,6 +106,15 @@ def _limits(arguments: Arguments, target: Target, config: DecodeConfig) -> list[
     if target.backend != "none":
         return [co_scheduled_on(target, config, arguments.q.device)]
     return [_up_to(most) for most in CLUSTERS]
+
+
+def _sms(arguments: Arguments, target: Target) -> list[int]:
+    """SMs of the GPU. For one that is not here, and has no clusters: some of which one is between
+    any number of CTAs and its double, as GPUs of one architecture have few and many."""
+    most = machine_of(target.arch).sms
+    if target.backend != "none" or machine_of(target.arch).widest > 1:
+        return [load_of(arguments, target.arch).sms]
+    return [*(1 << n for n in range(most.bit_length())), most]
 
 
 def _up_to(most: int) -> CoScheduled:

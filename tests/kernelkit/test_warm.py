@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -62,6 +63,22 @@ def test_decode_chooses_no_other(arch, options, heads, monkeypatch):
         given = arguments(chance.choice(batches), chance.randint(1, longest))
         for backend in ("emulate", "cuda"):
             assert gqa_lowlatency.choose.choose_config(given, Target(backend, arch)) in known
+
+
+@pytest.mark.parametrize("options", [{}, {"pdl": True}])
+@pytest.mark.parametrize("heads", [(64, 8), (15, 5)])
+def test_decode_knows_gpus_of_all_sizes(heads, options):
+    """Where there are no clusters: a Jetson and the largest GPU are of one architecture."""
+    choose, warm, arch = gqa_lowlatency.choose, gqa_lowlatency.warm, "sm_120a"
+    q, kv = on_meta(1, heads[0], 128), on_meta(1, 5000, heads[1], 128)
+    arguments = gqa_lowlatency.arguments.Arguments(q, kv, kv, arch=arch, **options)
+    known = {key.config for key in warm.kernels_for(arguments, (1, 2, 9), (100, 2000, 5000))}
+    wished, found = choose.wished_config(arguments, arch), set()
+    for batch, keys, sms in itertools.product((1, 2, 9), (100, 2000, 5000), range(1, 189)):
+        load = choose.Load(keys, batch * heads[1], sms=sms)
+        found.add(choose.config_for(wished, arch, load))
+    assert found <= known
+    assert len(found) > 1
 
 
 @pytest.mark.parametrize("heads", [(64, 8), (4, 4), (16, 1)])
