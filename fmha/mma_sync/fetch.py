@@ -1,0 +1,111 @@
+"""Rows of Q, K and V to shared memory by cp.async (device code).
+
+A thread copies the same 16 bytes of row after row, so that most of an address is computed once for
+a tile. What an entry does not have becomes zeros: rows of keys past the last one that is seen, whose
+weight is 0, while 0 * NaN would be NaN; rows of queries; and columns that only make a slice whole.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64
+
+from fmha.device.args import Tables, Walk, Work
+from fmha.device.walk import entry_of_q, row_of
+from fmha.mma_sync.args import Place, Scope
+from fmha.mma_sync.plan import PortablePlan
+from kernelkit import hw
+from kernelkit.warp_mma import CHUNK_BYTES, copy_chunk
+
+
+@cute.jit
+def fetch_q(plan: PortablePlan, work: Work, scope: Scope, place: Place) -> None:
+    """A warp's slice of its team's rows: nobody else reads it."""
+    layout, q = plan.layout, scope.inputs.q
+    item, row_bytes = plan.config.q_item_bytes, layout.sized.k_row_bytes
+    chunks = layout.dims * item // CHUNK_BYTES  # of a row
+    first = scope.buffers.q + place.team * (layout.rows * row_bytes)
+    first += place.slice * (layout.dims * item)
+    for turn in cutlass.range_constexpr(layout.rows * chunks // hw.WARP_THREADS):
+        number = place.lane + turn * hw.WARP_THREADS
+        row, chunk = number // chunks, number % chunks
+        at = row_of(plan, work, scope.scalars, place.team, row)
+        column = place.slice * layout.dims + chunk * (CHUNK_BYTES // item)
+        valid = at.token < work.q_length
+        if cutlass.const_expr(layout.dims * layout.shape.slices > plan.config.head_dim):
+            valid = valid and column < plan.config.head_dim
+        line = q[work.q_start + at.token, None, at.head, entry_of_q(plan, work)]
+        source = line.iterator.toint() + Int64(column * item)
+        copy_chunk(first + row * row_bytes + chunk * CHUNK_BYTES, source, valid)
+
+
+@cute.jit
+def fetch_keys(
+    plan: PortablePlan,
+    work: Work,
+    walk: Walk,
+    scope: Scope,
+    thread: Int32,
+    key: Int32,
+    stage: Int32,
+) -> None:
+    """All threads: the tile of K and of V from `key` on into `stage`; waits for nothing."""
+    sized, keys = plan.layout.sized, plan.layout.tile_n
+    buffers, inputs, tables = scope.buffers, scope.inputs, scope.tensors.tables
+    k = buffers.k + stage * (keys * sized.k_row_bytes)
+    v = buffers.v + stage * (keys * sized.v_row_bytes)
+    _fetch_rows(plan, inputs.k, work, walk, tables, thread, key, k, sized.k_row_bytes)
+    _fetch_rows(plan, inputs.v, work, walk, tables, thread, key, v, sized.v_row_bytes)
+
+
+@cute.jit
+def _fetch_rows(
+    plan: PortablePlan,
+    source: cute.Tensor,
+    work: Work,
+    walk: Walk,
+    tables: Tables,
+    thread: Int32,
+    key: Int32,
+    target: Int32,
+    row_bytes: cutlass.Constexpr,
+) -> None:
+    """Rows of one tensor to the shared address `target`."""
+    threads, keys = plan.layout.threads, plan.layout.tile_n
+    item = plan.config.io_bytes
+    chunks = row_bytes // CHUNK_BYTES - 1
+    given = cute.size(source, mode=[1]) * item // CHUNK_BYTES
+    rows = min(threads // chunks, keys)  # at a time
+    own, chunk = thread // chunks, thread % chunks
+    place = target + own * row_bytes + chunk * CHUNK_BYTES
+    column = chunk if cutlass.const_expr(given == chunks) else cutlass.min(chunk, given - 1)
+    inside = chunk < given
+    if own < rows:
+        for turn in cutlass.range_constexpr(-(-keys // rows)):
+            row = own + turn * rows
+            valid = key + row < walk.seen_end
+            if cutlass.const_expr(given < chunks):
+                valid = valid and inside
+            address, there = _row_address(plan, source, work, tables, key + row)
+            address += Int64(column * CHUNK_BYTES)
+            if cutlass.const_expr((turn + 1) * rows <= keys):
+                copy_chunk(place + turn * rows * row_bytes, address, valid and there)
+            else:
+                if row < keys:
+                    copy_chunk(place + turn * rows * row_bytes, address, valid and there)
+
+
+@cute.jit
+def _row_address(
+    plan: PortablePlan, source: cute.Tensor, work: Work, tables: Tables, key: Int32
+) -> tuple[Int64, Boolean]:
+    """(where the row of a key begins in global memory, whether it is in a page that there is)."""
+    if cutlass.const_expr(plan.config.page_size > 0):
+        size = plan.config.page_size
+        last = cute.size(tables.page_table, mode=[1]) - 1
+        page = tables.page_table[work.batch, cutlass.min(key // size, last)]
+        there = page >= 0 and page < cute.size(source, mode=[3])
+        page = page if there else Int32(0)
+        return source[key % size, None, work.kv_head, page].iterator.toint(), there
+    entry = Int32(0) if cutlass.const_expr(plan.config.varlen_k) else work.batch
+    line = source[work.kv_start + key, None, work.kv_head, entry]
+    return line.iterator.toint(), Boolean(True)
