@@ -14,7 +14,7 @@ from fmha.device.walk import entry_of_q, row_of
 from fmha.mma_sync.args import Place, Scope
 from fmha.mma_sync.plan import PortablePlan
 from kernelkit import hw
-from kernelkit.warp_mma import CHUNK_BYTES, copy_chunk
+from kernelkit.warp_mma import CHUNK_BYTES, copy_chunk_unless
 
 
 @cute.jit
@@ -35,7 +35,7 @@ def fetch_q(plan: PortablePlan, work: Work, scope: Scope, place: Place) -> None:
             valid = valid and column < plan.config.head_dim
         line = q[work.q_start + at.token, None, at.head, entry_of_q(plan, work)]
         source = line.iterator.toint() + Int64(column * item)
-        copy_chunk(first + row * row_bytes + chunk * CHUNK_BYTES, source, valid)
+        copy_chunk_unless(first + row * row_bytes + chunk * CHUNK_BYTES, source, not valid)
 
 
 @cute.jit
@@ -77,35 +77,47 @@ def _fetch_rows(
     rows = min(threads // chunks, keys)  # at a time
     own, chunk = thread // chunks, thread % chunks
     place = target + own * row_bytes + chunk * CHUNK_BYTES
-    column = chunk if cutlass.const_expr(given == chunks) else cutlass.min(chunk, given - 1)
-    inside = chunk < given
+    # Of columns that only make a slice whole no row is read.
+    left = walk.seen_end - key - own if chunk < given else Int32(0)
+    line, step = _first_row(plan, source, work, key + own)
+    line += Int64(chunk * CHUNK_BYTES)
     if own < rows:
         for turn in cutlass.range_constexpr(-(-keys // rows)):
-            row = own + turn * rows
-            valid = key + row < walk.seen_end
-            if cutlass.const_expr(given < chunks):
-                valid = valid and inside
-            address, there = _row_address(plan, source, work, tables, key + row)
-            address += Int64(column * CHUNK_BYTES)
-            if cutlass.const_expr((turn + 1) * rows <= keys):
-                copy_chunk(place + turn * rows * row_bytes, address, valid and there)
+            row, missing = turn * rows, turn * rows >= left
+            address = line + step * row
+            if cutlass.const_expr(plan.config.page_size > 0):
+                offset, there = _row_in_page(plan, source, work, tables, key + own + row)
+                address, missing = line + offset, missing or not there
+            if cutlass.const_expr(row + rows <= keys):
+                copy_chunk_unless(place + row * row_bytes, address, missing)
             else:
-                if row < keys:
-                    copy_chunk(place + turn * rows * row_bytes, address, valid and there)
+                if own + row < keys:
+                    copy_chunk_unless(place + row * row_bytes, address, missing)
 
 
 @cute.jit
-def _row_address(
+def _first_row(
+    plan: PortablePlan, source: cute.Tensor, work: Work, key: Int32
+) -> tuple[Int64, Int64]:
+    """(where the row of `key` begins in global memory, bytes to the next row); with pages where the
+    first page begins."""
+    entry, row = work.batch, work.kv_start + key
+    if cutlass.const_expr(plan.config.varlen_k):
+        entry = Int32(0)
+    if cutlass.const_expr(plan.config.page_size > 0):
+        entry, row = Int32(0), Int32(0)
+    line = source[row, None, work.kv_head, entry]
+    return line.iterator.toint(), Int64(source.stride[0]) * plan.config.io_bytes
+
+
+@cute.jit
+def _row_in_page(
     plan: PortablePlan, source: cute.Tensor, work: Work, tables: Tables, key: Int32
 ) -> tuple[Int64, Boolean]:
-    """(where the row of a key begins in global memory, whether it is in a page that there is)."""
-    if cutlass.const_expr(plan.config.page_size > 0):
-        size = plan.config.page_size
-        last = cute.size(tables.page_table, mode=[1]) - 1
-        page = tables.page_table[work.batch, cutlass.min(key // size, last)]
-        there = page >= 0 and page < cute.size(source, mode=[3])
-        page = page if there else Int32(0)
-        return source[key % size, None, work.kv_head, page].iterator.toint(), there
-    entry = Int32(0) if cutlass.const_expr(plan.config.varlen_k) else work.batch
-    line = source[work.kv_start + key, None, work.kv_head, entry]
-    return line.iterator.toint(), Boolean(True)
+    """(bytes from the first page's first row to that of `key`, whether the pool has its page)."""
+    size, item = plan.config.page_size, plan.config.io_bytes
+    last = cute.size(tables.page_table, mode=[1]) - 1
+    page = tables.page_table[work.batch, cutlass.min(key // size, last)]
+    there = page >= 0 and page < cute.size(source, mode=[3])
+    offset = Int64(page) * source.stride[3] + Int64(key % size) * source.stride[0]
+    return offset * item, there

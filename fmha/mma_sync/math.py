@@ -105,7 +105,7 @@ class Math:
             scores, reference = tile.scores[part], tile.references[part]
             prepare(plan, scope, work, walk, place, scores, reference, Int32(part), step)
             moved, factors = follow_maximum(plan, scope, scores, reference)
-            if moved:
+            for _ in cutlass.range(once(moved), unroll=1):
                 rescale(tile.o[part], factors)
             weigh(plan, scope, scores, tile.p[part], reference)
         multiply_pv(plan, tile.o, tile.p, place, stage)
@@ -135,12 +135,19 @@ class Math:
 
 
 @cute.jit
+def once(condition: Boolean) -> Int32:
+    """1 or 0, how often a loop is to run that stands for an `if`. ptxas would do what is in the `if`
+    for every tile, under predicates; what a loop does it skips, as it cannot know the number."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[Int32(condition)]
+    )
+
+
+@cute.jit
 def make_weights(plan: PortablePlan) -> tuple[cute.Tensor, ...]:
     """Registers of P, for each 16 rows of a team."""
     dtype, count = IO_TYPES[plan.config.dtype], plan.layout.tile_n // 2
-    return tuple(
-        cute.make_rmem_tensor(count, dtype) for _ in range(plan.layout.shape.row_tiles)
-    )
+    return tuple(cute.make_rmem_tensor(count, dtype) for _ in range(plan.layout.shape.row_tiles))
 
 
 @cute.jit
@@ -167,7 +174,7 @@ def prepare(
     every = cute.size(scores)
     if cutlass.const_expr(plan.config.softcap):
         softcap(plan, scores, reference, scope.scalars, 0, every)
-    if step < walk.masked:
+    for _ in cutlass.range(once(step < walk.masked), unroll=1):
         lane = own_lane(plan, work, scope.scalars, place, row_tile)
         mask(plan, scores, lane, first_key(plan, walk, step), 0, every)
 
