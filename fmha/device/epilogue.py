@@ -88,12 +88,15 @@ def rotate_back(plan: AttentionPlan, work: Work, lane: Lane, o: cute.Tensor, sco
     (x cos + y sin, y cos - x sin), the angle being that of the row's position."""
     config, tables = plan.config, scope.tensors.tables
     begin, columns = config.v_dim - config.rope_dim, plan.layout.o_columns
-    first = max(columns - config.rope_dim, 0)  # of a part, whose other columns are never turned
+    # Of a part, whose other columns are never turned; the last one may end behind the last column.
+    first = max(begin - (config.v_dim - 1) // columns * columns, 0)
+    whole = config.v_dim % columns == 0
     for half in cutlass.range_constexpr(2):
         position = angle_row(work, lane.rows[half].token, tables)
         for block in cutlass.range_constexpr(first // 8, columns // 8):
             dim = lane.part * columns + 8 * block + lane.column - begin
-            if dim >= 0:
+            inside = dim >= 0 if cutlass.const_expr(whole) else dim >= 0 and dim < config.rope_dim
+            if inside:
                 place = 4 * block + 2 * half
                 cos, sin = tables.cos[position, dim // 2], tables.sin[position, dim // 2]
                 x, y = o[place], o[place + 1]

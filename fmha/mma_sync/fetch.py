@@ -1,8 +1,8 @@
 """Rows of Q, K and V to shared memory by cp.async (device code).
 
 A thread copies the same 16 bytes of row after row, so that most of an address is computed once for
-a tile. What an entry does not have becomes zeros: rows of keys past the last one that is seen, whose
-weight is 0, while 0 * NaN would be NaN; rows of queries; and columns that only make a slice whole.
+a tile. What an entry does not have becomes zeros: rows of keys past the last one that is seen,
+since a weight of 0 times NaN is NaN; rows of queries; columns that only make a slice whole.
 """
 
 import cutlass

@@ -2,8 +2,8 @@
 
 Read `layout.py` first (who has which rows and columns), then `math.py` and, in the order of the
 data, `fetch.py`, `products.py`, `fmha/device/two_rows.py`, for head dims above 128 `exchange.py`,
-and `epilogue.py`. It takes mma.sync, ldmatrix and cp.async of sm_80; a CTA computes query blocks one
-after another (`fmha/device/order.py`).
+and `epilogue.py`. It takes mma.sync, ldmatrix and cp.async, as sm_80 has them. A CTA computes query
+blocks one after another (`fmha/device/order.py`).
 """
 
 import cutlass
@@ -15,7 +15,7 @@ from fmha.device.args import Globals, Inputs, Scalars
 from fmha.device.host import Forward
 from fmha.device.signature import example_arguments
 from fmha.mma_sync.args import Buffers, Scope
-from fmha.mma_sync.math import Math
+from fmha.mma_sync.math import Math, SplitMath
 from fmha.mma_sync.plan import PortablePlan
 from fmha.plan import make_plan
 from kernelkit import hw
@@ -29,7 +29,8 @@ class AttentionMmaSync(Forward):
 
     def __init__(self, config: AttentionConfig, arch: str) -> None:
         super().__init__(make_plan(config, arch))
-        self.math = Math(self.plan)
+        shared = self.plan.layout.shape.slices > 1
+        self.math = (SplitMath if shared else Math)(self.plan)
 
     @cute.kernel
     def kernel(self, inputs: Inputs, tensors: Globals, scalars: Scalars) -> None:
@@ -42,7 +43,7 @@ class AttentionMmaSync(Forward):
     @cute.jit
     def buffers(self, smem: cutlass.Int32) -> Buffers:
         """All buffers, those of teams at this warp's."""
-        sized, row_tiles = self.plan.layout.sized, self.plan.layout.shape.row_tiles
+        sized = self.plan.layout.sized
         begins = {name: begin for name, (begin, _) in self.plan.smem.offsets().items()}
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(thread // hw.WARP_THREADS)

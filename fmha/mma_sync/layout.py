@@ -46,8 +46,18 @@ class Shape:
 SHAPES: dict[int, tuple[Shape, ...]] = {
     64: (Shape(1, 2, 4, 64, 2), Shape(1, 2, 4, 32, 2)),
     128: (Shape(1, 2, 4, 64, 2), Shape(1, 2, 4, 32, 1), Shape(1, 1, 4, 32, 1)),
-    256: (Shape(2, 2, 4, 64, 1), Shape(2, 2, 2, 32, 1), Shape(2, 2, 2, 16, 1)),
-    512: (Shape(4, 2, 2, 32, 1), Shape(4, 2, 1, 32, 1), Shape(4, 1, 1, 16, 1)),
+    256: (
+        Shape(2, 2, 4, 48, 1),
+        Shape(2, 2, 4, 32, 1),
+        Shape(2, 2, 2, 32, 1),
+        Shape(2, 2, 2, 16, 1),
+    ),
+    512: (
+        Shape(4, 2, 2, 32, 1),
+        Shape(4, 2, 2, 16, 1),
+        Shape(4, 2, 1, 16, 1),
+        Shape(4, 1, 1, 16, 1),
+    ),
 }
 
 
@@ -231,9 +241,16 @@ class _Sized:
         return self.shape.tile_n * self.config.q_item_bytes + PAD_BYTES
 
     @property
+    def trades(self) -> bool:
+        """Two warps have 16 rows each of their own: each needs half of what the other has."""
+        return self.shape.slices == 2 and self.shape.row_tiles == 2
+
+    @property
     def sums_bytes(self) -> int:
-        """Q K^T of all warps of a team over their slices, in fp32."""
-        return self.shape.slices * self.shape.row_tiles * ROWS * self.shape.tile_n * 4
+        """Sums over their slices that the warps of a team tell each other, in fp32: all of them, or
+        what two warps trade."""
+        traded = 1 if self.trades else self.shape.row_tiles
+        return self.shape.slices * traded * ROWS * self.shape.tile_n * 4
 
     def buffers(self) -> tuple[SmemBuffer, ...]:
         """In the order in which they lie; those of teams of one warp are empty."""

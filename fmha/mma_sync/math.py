@@ -12,7 +12,6 @@ from cutlass import Boolean, Float32, Int32
 
 from fmha.device.args import Walk, Work
 from fmha.device.epilogue import finish_rows
-from fmha.device.lanes import Lane
 from fmha.device.order import count_rounds
 from fmha.device.statistics import own_sink
 from fmha.device.two_rows import (
@@ -32,7 +31,17 @@ from fmha.device.two_rows import (
 from fmha.device.types import IO_TYPES
 from fmha.device.walk import first_key, locate, plan_walk
 from fmha.mma_sync.args import Place, Scope, Tile
+from fmha.mma_sync.branch import once
 from fmha.mma_sync.epilogue import store_o
+from fmha.mma_sync.exchange import (
+    add_up,
+    meet_team,
+    own_tile,
+    take_weights,
+    tell_factors,
+    tell_weights,
+    told_factors,
+)
 from fmha.mma_sync.fetch import fetch_keys, fetch_q
 from fmha.mma_sync.plan import PortablePlan
 from fmha.mma_sync.products import accumulators, multiply_pv, multiply_qk, own_place
@@ -116,7 +125,7 @@ class Math:
         plan = self.plan
         for part in cutlass.range_constexpr(len(tile.o)):
             reference = tile.references[part]
-            lane = own_lane(plan, work, scope.scalars, place, Int32(part))
+            lane = own_lane(plan, work, scope.scalars, place, Int32(part), Int32(0))
             sinks = [own_sink(plan, row.head, scope.tensors) for row in lane.rows]
             over_lanes(reference.row_sum)
             factors = finish_rows(plan, work, lane, reference, sinks, scope)
@@ -124,23 +133,66 @@ class Math:
 
     @cute.jit
     def make_tile(self) -> Tile:
-        plan, row_tiles = self.plan, self.plan.layout.shape.row_tiles
-        keys = plan.layout.tile_n
+        plan, weighed = self.plan, self.weighed()
         return Tile(
-            accumulators(plan, keys),
+            accumulators(plan, plan.layout.tile_n)[:weighed],
             make_weights(plan),
             accumulators(plan, plan.layout.o_columns),
-            tuple(make_reference(plan) for _ in range(row_tiles)),
+            tuple(make_reference(plan) for _ in range(weighed)),
         )
 
+    def weighed(self) -> int:
+        """Times 16 rows that the warp weighs: all of its team."""
+        return self.plan.layout.shape.row_tiles
 
-@cute.jit
-def once(condition: Boolean) -> Int32:
-    """1 or 0, how often a loop is to run that stands for an `if`. ptxas would do what is in the `if`
-    for every tile, under predicates; what a loop does it skips, as it cannot know the number."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[Int32(condition)]
-    )
+
+class SplitMath(Math):
+    """Teams of several warps, each with a slice of the head dim. A warp weighs 16 of the team's
+    rows, and has O of all of them."""
+
+    @cute.jit
+    def take(
+        self,
+        scope: Scope,
+        work: Work,
+        walk: Walk,
+        place: Place,
+        tile: Tile,
+        step: Int32,
+        stage: Int32,
+    ) -> None:
+        """One key tile."""
+        plan, buffers, reference = self.plan, scope.buffers, tile.references[0]
+        partial = accumulators(plan, plan.layout.tile_n)
+        scores, p = tile.scores[0], tile.p[0]
+        multiply_qk(plan, partial, place, stage)
+        add_up(plan, partial, scores, place, buffers)
+        prepare(plan, scope, work, walk, place, scores, reference, own_tile(plan, place), step)
+        moved, factors = follow_maximum(plan, scope, scores, reference)
+        weigh(plan, scope, scores, p, reference)
+        tell_weights(plan, p, moved, factors, place, buffers)
+        meet_team(plan, place)
+        take_weights(plan, tile.p, tile.o, place, buffers)
+        multiply_pv(plan, tile.o, tile.p, place, stage)
+
+    @cute.jit
+    def finish(self, scope: Scope, work: Work, place: Place, tile: Tile) -> None:
+        """What the rows leave, to global memory: statistics by who weighed them."""
+        plan, buffers, reference = self.plan, scope.buffers, tile.references[0]
+        row_tile, row_tiles = own_tile(plan, place), plan.layout.shape.row_tiles
+        own = own_lane(plan, work, scope.scalars, place, row_tile, place.slice // row_tiles)
+        sinks = [own_sink(plan, row.head, scope.tensors) for row in own.rows]
+        over_lanes(reference.row_sum)
+        factors = finish_rows(plan, work, own, reference, sinks, scope)
+        meet_team(plan, place)  # nobody reads factors of the block before any more
+        tell_factors(plan, factors, place, buffers)
+        meet_team(plan, place)
+        for part in cutlass.range_constexpr(len(tile.o)):
+            lane = own_lane(plan, work, scope.scalars, place, Int32(part), place.slice)
+            store_o(plan, work, lane, tile.o[part], told_factors(place, buffers, part), scope)
+
+    def weighed(self) -> int:
+        return 1
 
 
 @cute.jit
@@ -175,7 +227,7 @@ def prepare(
     if cutlass.const_expr(plan.config.softcap):
         softcap(plan, scores, reference, scope.scalars, 0, every)
     for _ in cutlass.range(once(step < walk.masked), unroll=1):
-        lane = own_lane(plan, work, scope.scalars, place, row_tile)
+        lane = own_lane(plan, work, scope.scalars, place, row_tile, Int32(0))
         mask(plan, scores, lane, first_key(plan, walk, step), 0, every)
 
 
@@ -183,8 +235,8 @@ def prepare(
 def follow_maximum(
     plan: PortablePlan, scope: Scope, scores: cute.Tensor, reference: Reference
 ) -> tuple[Boolean, tuple[Float32, Float32]]:
-    """(whether weights of any row of the warp refer to another maximum from now on, by what O of the
-    lane's rows is to be multiplied then). It lags while no weight grows beyond 2 ** lag_log2."""
+    """(whether weights of any row of the warp refer to another maximum from now on, by what O of
+    the lane's rows is to be multiplied then). It lags while no weight is above 2 ** lag_log2."""
     scale, lag = scope.scalars.scale_log2, plan.config.lag_log2
     tops = largest(scores, reference)
     # (-inf) - (-inf) is NaN, the comparison false: a row that saw no key stays at -inf.

@@ -13,9 +13,14 @@ from fmha.mma_sync.plan import PortablePlan
 
 @cute.jit
 def own_lane(
-    plan: PortablePlan, work: Work, scalars: Scalars, place: Place, row_tile: Int32
+    plan: PortablePlan,
+    work: Work,
+    scalars: Scalars,
+    place: Place,
+    row_tile: Int32,
+    part: Int32,
 ) -> Lane:
-    """The lane's place in 16 rows of its team, those of `row_tile`."""
+    """The lane's place in 16 rows of its team, those of `row_tile`; part: whose O it stores."""
     first = row_tile * ROWS + place.lane // 4
     rows = (
         row_of(plan, work, scalars, place.team, first),
@@ -23,4 +28,4 @@ def own_lane(
     )
     real = (rows[0].token < work.q_length, rows[1].token < work.q_length)
     column = place.lane % 4 * 2
-    return Lane(place.team, place.team, place.slice, first, Int32(0), column, rows, real)
+    return Lane(place.team, place.team, part, first, Int32(0), column, rows, real)
