@@ -46,11 +46,18 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """Registers of a lane for the rows whose softmax its warp computes, 16 rows an entry; O is of
-    all rows of the team."""
+class Half:
+    """Registers of a lane for half a key tile, or a whole one: S, then its weights, for each 16 rows
+    that its warp weighs, and P, the weights rounded as the A operand, for each 16 rows of O."""
 
-    scores: tuple[cute.Tensor, ...]  # fp32: S, then its weights
-    p: tuple[cute.Tensor, ...]  # weights, rounded, as the A operand
-    o: tuple[cute.Tensor, ...]  # fp32
-    references: tuple[Reference, ...]
+    scores: tuple[cute.Tensor, ...]  # fp32
+    p: tuple[cute.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Registers of a lane."""
+
+    halves: tuple[Half, ...]
+    o: tuple[cute.Tensor, ...]  # fp32, for each 16 rows of the team
+    references: tuple[Reference, ...]  # for each 16 rows that the warp weighs

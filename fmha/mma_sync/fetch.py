@@ -39,7 +39,7 @@ def fetch_q(plan: PortablePlan, work: Work, scope: Scope, place: Place) -> None:
 
 
 @cute.jit
-def fetch_keys(
+def fetch_k(
     plan: PortablePlan,
     work: Work,
     walk: Walk,
@@ -48,13 +48,26 @@ def fetch_keys(
     key: Int32,
     stage: Int32,
 ) -> None:
-    """All threads: the tile of K and of V from `key` on into `stage`; waits for nothing."""
-    sized, keys = plan.layout.sized, plan.layout.tile_n
-    buffers, inputs, tables = scope.buffers, scope.inputs, scope.tensors.tables
-    k = buffers.k + stage * (keys * sized.k_row_bytes)
-    v = buffers.v + stage * (keys * sized.v_row_bytes)
-    _fetch_rows(plan, inputs.k, work, walk, tables, thread, key, k, sized.k_row_bytes)
-    _fetch_rows(plan, inputs.v, work, walk, tables, thread, key, v, sized.v_row_bytes)
+    """All threads: the tile of K from `key` on into `stage`; waits for nothing."""
+    row_bytes, tables = plan.layout.sized.k_row_bytes, scope.tensors.tables
+    target = scope.buffers.k + stage * (plan.layout.tile_n * row_bytes)
+    _fetch_rows(plan, scope.inputs.k, work, walk, tables, thread, key, target, row_bytes)
+
+
+@cute.jit
+def fetch_v(
+    plan: PortablePlan,
+    work: Work,
+    walk: Walk,
+    scope: Scope,
+    thread: Int32,
+    key: Int32,
+    stage: Int32,
+) -> None:
+    """The same of V."""
+    row_bytes, tables = plan.layout.sized.v_row_bytes, scope.tensors.tables
+    target = scope.buffers.v + stage * (plan.layout.tile_n * row_bytes)
+    _fetch_rows(plan, scope.inputs.v, work, walk, tables, thread, key, target, row_bytes)
 
 
 @cute.jit

@@ -1,8 +1,8 @@
 """The attention forward kernel for every GPU that has mma.sync: prologue, and what all warps do.
 
 Read `layout.py` first (who has which rows and columns), then `math.py` and, in the order of the
-data, `fetch.py`, `products.py`, `fmha/device/two_rows.py`, for head dims above 128 `exchange.py`,
-and `epilogue.py`. It takes mma.sync, ldmatrix and cp.async, as sm_80 has them. A CTA computes query
+data, `fetch.py`, `products.py`, `softmax.py` and `epilogue.py`; for head dims that warps share
+`split.py` and `exchange.py`. It takes mma.sync, ldmatrix and cp.async, as sm_80 has them. A CTA computes query
 blocks one after another (`fmha/device/order.py`).
 """
 
@@ -15,8 +15,9 @@ from fmha.device.args import Globals, Inputs, Scalars
 from fmha.device.host import Forward
 from fmha.device.signature import example_arguments
 from fmha.mma_sync.args import Buffers, Scope
-from fmha.mma_sync.math import Math, SplitMath
+from fmha.mma_sync.math import RowMath
 from fmha.mma_sync.plan import PortablePlan
+from fmha.mma_sync.split import SliceMath
 from fmha.plan import make_plan
 from kernelkit import hw
 from kernelkit.dependent import follow
@@ -30,7 +31,7 @@ class AttentionMmaSync(Forward):
     def __init__(self, config: AttentionConfig, arch: str) -> None:
         super().__init__(make_plan(config, arch))
         shared = self.plan.layout.shape.slices > 1
-        self.math = (SplitMath if shared else Math)(self.plan)
+        self.math = (SliceMath if shared else RowMath)(self.plan)
 
     @cute.kernel
     def kernel(self, inputs: Inputs, tensors: Globals, scalars: Scalars) -> None:

@@ -127,12 +127,18 @@ class Layout(Tiles):
             raise ValueError(f"slices {shape.slices} by mma.sync: one of {SLICES}, 0 chooses")
         if shape.tile_n not in WIDTHS:
             raise ValueError(f"tile_n {shape.tile_n} by mma.sync: one of {WIDTHS}, 0 chooses")
+        if shape.slices == 1 and shape.tile_n % 32:
+            raise ValueError(f"tile_n {shape.tile_n} by mma.sync: halves are multiples of 16")
+        if shape.slices == 1 and config.k_stages not in (0, MIN_STAGES):
+            raise ValueError(f"k_stages {config.k_stages} by mma.sync: {MIN_STAGES}")
         if self.sized.stages < MIN_STAGES:
             raise ValueError(f"k_stages {config.k_stages} by mma.sync: at least {MIN_STAGES}")
 
     def variants(self) -> Iterator[AttentionConfig]:
         for keys in WIDTHS[1:]:
             wide = replace(self.config, tile_n=keys)
+            if self.shape.slices == 1 and keys % 32:
+                continue
             if keys <= self.tile_n and Layout(wide, self.arch).shape.tile_n == keys:
                 yield wide
 
@@ -154,6 +160,11 @@ class Layout(Tiles):
     @property
     def tile_n(self) -> int:
         return self.shape.tile_n
+
+    @property
+    def half_n(self) -> int:
+        """Keys of half a tile."""
+        return self.shape.tile_n // 2
 
     @property
     def key_step(self) -> int:

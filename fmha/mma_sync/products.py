@@ -46,12 +46,17 @@ def accumulators(plan: PortablePlan, columns: cutlass.Constexpr) -> tuple[cute.T
 
 @cute.jit
 def multiply_qk(
-    plan: PortablePlan, scores: tuple[cute.Tensor, ...], place: Place, stage: Int32
+    plan: PortablePlan,
+    scores: tuple[cute.Tensor, ...],
+    place: Place,
+    stage: Int32,
+    half: cutlass.Constexpr,
 ) -> None:
-    """S of the key tile in `stage`, over the warp's slice of the head dim."""
+    """S of as many keys of the tile in `stage` as scores are for, over the warp's slice of the head
+    dim. half: whether they are the second ones."""
     layout, dtype = plan.layout, plan.config.dtype
-    row_bytes, keys = layout.sized.k_row_bytes, layout.tile_n
-    k = place.k + stage * (keys * row_bytes)
+    row_bytes, keys = layout.sized.k_row_bytes, cute.size(scores[0]) // 4 * HALF
+    k = place.k + stage * (layout.tile_n * row_bytes) + half * keys * row_bytes
     for part in cutlass.range_constexpr(len(scores)):
         scores[part].fill(0.0)
     for step in cutlass.range_constexpr(layout.dims // TILE):
@@ -74,11 +79,12 @@ def multiply_pv(
     p: tuple[cute.Tensor, ...],
     place: Place,
     stage: Int32,
+    half: cutlass.Constexpr,
 ) -> None:
-    """O += P V of the key tile in `stage`, the warp's slice of its columns."""
+    """O += P V, the warp's slice of its columns; keys as above."""
     layout, dtype = plan.layout, plan.config.dtype
-    row_bytes, keys = layout.sized.v_row_bytes, layout.tile_n
-    v = place.v + stage * (keys * row_bytes)
+    row_bytes, keys = layout.sized.v_row_bytes, cute.size(p[0]) * 2
+    v = place.v + stage * (layout.tile_n * row_bytes) + half * keys * row_bytes
     weights = [cute.recast_tensor(part, Uint32) for part in p]
     for step in cutlass.range_constexpr(keys // TILE):
         a = [tuple(words[4 * step + number] for number in range(4)) for words in weights]
