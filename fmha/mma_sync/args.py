@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
-from fmha.device.args import Globals, Inputs, Scalars
+from fmha.device.args import Globals, Inputs, Scalars, Work
 from fmha.device.two_rows import Reference
 
 
@@ -46,9 +46,20 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Half:
-    """Registers of a lane for half a key tile, or a whole one: S, then its weights, for each 16 rows
-    that its warp weighs, and P, the weights rounded as the A operand, for each 16 rows of O."""
+class Seen:
+    """Whose scores of which keys: a warp's, of the tile from `key` on. masked: whether there may be
+    a row that does not see all of it."""
+
+    work: Work
+    place: Place
+    key: Int32
+    masked: Boolean
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Registers of a lane for a key tile: S, then its weights, for each 16 rows that its warp
+    weighs, and P, the weights rounded as the A operand, for each 16 rows of O."""
 
     scores: tuple[cute.Tensor, ...]  # fp32
     p: tuple[cute.Tensor, ...]
@@ -58,6 +69,6 @@ class Half:
 class Tile:
     """Registers of a lane."""
 
-    halves: tuple[Half, ...]
+    part: Weights
     o: tuple[cute.Tensor, ...]  # fp32, for each 16 rows of the team
     references: tuple[Reference, ...]  # for each 16 rows that the warp weighs

@@ -2,8 +2,8 @@
 
 Read `layout.py` first (who has which rows and columns), then `math.py` and, in the order of the
 data, `fetch.py`, `products.py`, `softmax.py` and `epilogue.py`; for head dims that warps share
-`split.py` and `exchange.py`. It takes mma.sync, ldmatrix and cp.async, as sm_80 has them. A CTA computes query
-blocks one after another (`fmha/device/order.py`).
+`split.py` and `exchange.py`. It takes mma.sync, ldmatrix and cp.async, as sm_80 has them. A CTA
+computes query blocks one after another (`fmha/device/order.py`).
 """
 
 import cutlass

@@ -25,8 +25,8 @@ ROWS = 16  # of mma.sync
 DIM_STEP = 16  # K of mma.sync, and what head dims are multiples of
 PAD_BYTES = 16
 SLICES = (1, 2, 4)
-ROW_TILES = (1, 2)
 WIDTHS = (16, 32, 48, 64, 80, 96, 112, 128)  # keys of a tile
+HELD_DIMS = 64  # columns of Q that registers hold beside S, P and O
 MIN_STAGES = 2  # key tiles in shared memory: one is read while the next one comes
 
 
@@ -47,6 +47,7 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
     64: (Shape(1, 2, 4, 64, 2), Shape(1, 2, 4, 32, 2)),
     128: (Shape(1, 2, 4, 64, 2), Shape(1, 2, 4, 32, 1), Shape(1, 1, 4, 32, 1)),
     256: (
+        Shape(1, 1, 8, 64, 1),
         Shape(2, 2, 4, 48, 1),
         Shape(2, 2, 4, 32, 1),
         Shape(2, 2, 2, 32, 1),
@@ -127,8 +128,6 @@ class Layout(Tiles):
             raise ValueError(f"slices {shape.slices} by mma.sync: one of {SLICES}, 0 chooses")
         if shape.tile_n not in WIDTHS:
             raise ValueError(f"tile_n {shape.tile_n} by mma.sync: one of {WIDTHS}, 0 chooses")
-        if shape.slices == 1 and shape.tile_n % 32:
-            raise ValueError(f"tile_n {shape.tile_n} by mma.sync: halves are multiples of 16")
         if shape.slices == 1 and config.k_stages not in (0, MIN_STAGES):
             raise ValueError(f"k_stages {config.k_stages} by mma.sync: {MIN_STAGES}")
         if self.sized.stages < MIN_STAGES:
@@ -137,8 +136,6 @@ class Layout(Tiles):
     def variants(self) -> Iterator[AttentionConfig]:
         for keys in WIDTHS[1:]:
             wide = replace(self.config, tile_n=keys)
-            if self.shape.slices == 1 and keys % 32:
-                continue
             if keys <= self.tile_n and Layout(wide, self.arch).shape.tile_n == keys:
                 yield wide
 
@@ -162,9 +159,9 @@ class Layout(Tiles):
         return self.shape.tile_n
 
     @property
-    def half_n(self) -> int:
-        """Keys of half a tile."""
-        return self.shape.tile_n // 2
+    def holds_q(self) -> bool:
+        """Fragments of Q stay in registers, and are not read again for each key tile."""
+        return self.shape.slices == 1 and self.dims <= HELD_DIMS
 
     @property
     def key_step(self) -> int:

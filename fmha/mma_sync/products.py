@@ -45,31 +45,60 @@ def accumulators(plan: PortablePlan, columns: cutlass.Constexpr) -> tuple[cute.T
 
 
 @cute.jit
+def load_q(plan: PortablePlan, place: Place, step: cutlass.Constexpr) -> tuple:
+    """A operands of 16 columns of Q, for each 16 rows of the team."""
+    begin, row_bytes = step * TILE * plan.config.q_item_bytes, plan.layout.sized.k_row_bytes
+    return tuple(
+        load_fragment(place.q + (row_tile * TILE * row_bytes + begin), False)
+        for row_tile in range(plan.layout.shape.row_tiles)
+    )
+
+
+@cute.jit
+def hold_q(plan: PortablePlan, place: Place) -> cute.Tensor | None:
+    """All of them in registers, (word, row tile, step), where the plan says so; None, where they
+    are read again for each key tile."""
+    if cutlass.const_expr(not plan.layout.holds_q):
+        return None
+    steps, row_tiles = plan.layout.dims // TILE, plan.layout.shape.row_tiles
+    held = cute.make_rmem_tensor((4, row_tiles, steps), Uint32)
+    for step in cutlass.range_constexpr(steps):
+        words = load_q(plan, place, step)
+        for row_tile in cutlass.range_constexpr(row_tiles):
+            for word in cutlass.range_constexpr(4):
+                held[word, row_tile, step] = words[row_tile][word]
+    return held
+
+
+@cute.jit
 def multiply_qk(
     plan: PortablePlan,
     scores: tuple[cute.Tensor, ...],
+    held: cute.Tensor | None,
     place: Place,
     stage: Int32,
-    half: cutlass.Constexpr,
 ) -> None:
-    """S of as many keys of the tile in `stage` as scores are for, over the warp's slice of the head
-    dim. half: whether they are the second ones."""
+    """S of the key tile in `stage`, over the warp's slice of the head dim. held: Q as `hold_q` gave
+    it."""
     layout, dtype = plan.layout, plan.config.dtype
-    row_bytes, keys = layout.sized.k_row_bytes, cute.size(scores[0]) // 4 * HALF
-    k = place.k + stage * (layout.tile_n * row_bytes) + half * keys * row_bytes
-    for part in cutlass.range_constexpr(len(scores)):
-        scores[part].fill(0.0)
+    row_bytes, keys = layout.sized.k_row_bytes, layout.tile_n
+    k = place.k + stage * (keys * row_bytes)
+    for row_tile in cutlass.range_constexpr(len(scores)):
+        scores[row_tile].fill(0.0)
     for step in cutlass.range_constexpr(layout.dims // TILE):
         begin = step * TILE * plan.config.q_item_bytes
-        q = [
-            load_fragment(place.q + (part * TILE * row_bytes + begin), False)
-            for part in range(len(scores))
-        ]
+        if cutlass.const_expr(held is None):
+            q = load_q(plan, place, step)
+        else:
+            q = [
+                tuple(held[word, row_tile, step] for word in range(4))
+                for row_tile in range(len(scores))
+            ]
         for pair in cutlass.range_constexpr(keys // TILE):
             words = load_fragment(k + (pair * TILE * row_bytes + begin), False)
-            for part in cutlass.range_constexpr(len(scores)):
-                multiply(scores[part][None, 2 * pair], q[part], words[:2], dtype)
-                multiply(scores[part][None, 2 * pair + 1], q[part], words[2:], dtype)
+            for row_tile in cutlass.range_constexpr(len(scores)):
+                multiply(scores[row_tile][None, 2 * pair], q[row_tile], words[:2], dtype)
+                multiply(scores[row_tile][None, 2 * pair + 1], q[row_tile], words[2:], dtype)
 
 
 @cute.jit
@@ -79,18 +108,17 @@ def multiply_pv(
     p: tuple[cute.Tensor, ...],
     place: Place,
     stage: Int32,
-    half: cutlass.Constexpr,
 ) -> None:
-    """O += P V, the warp's slice of its columns; keys as above."""
+    """O += P V of the key tile in `stage`, the warp's slice of its columns."""
     layout, dtype = plan.layout, plan.config.dtype
-    row_bytes, keys = layout.sized.v_row_bytes, cute.size(p[0]) * 2
-    v = place.v + stage * (layout.tile_n * row_bytes) + half * keys * row_bytes
-    weights = [cute.recast_tensor(part, Uint32) for part in p]
+    row_bytes, keys = layout.sized.v_row_bytes, layout.tile_n
+    v = place.v + stage * (keys * row_bytes)
+    weights = [cute.recast_tensor(row_tile, Uint32) for row_tile in p]
     for step in cutlass.range_constexpr(keys // TILE):
         a = [tuple(words[4 * step + number] for number in range(4)) for words in weights]
         for pair in cutlass.range_constexpr(layout.o_columns // TILE):
             begin = step * TILE * row_bytes + pair * TILE * plan.config.io_bytes
             words = load_fragment(v + begin, True)
-            for part in cutlass.range_constexpr(len(o)):
-                multiply(o[part][None, 2 * pair], a[part], words[:2], dtype)
-                multiply(o[part][None, 2 * pair + 1], a[part], words[2:], dtype)
+            for row_tile in cutlass.range_constexpr(len(o)):
+                multiply(o[row_tile][None, 2 * pair], a[row_tile], words[:2], dtype)
+                multiply(o[row_tile][None, 2 * pair + 1], a[row_tile], words[2:], dtype)

@@ -4,7 +4,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from fmha.device.lanes import Lane
 from fmha.device.two_rows import (
     Reference,
     exponentiate,
@@ -13,13 +12,13 @@ from fmha.device.two_rows import (
     refer_to,
     round_weights,
     softcap,
-    take_up,
     tile_sums,
 )
 from fmha.device.types import IO_TYPES
-from fmha.mma_sync.args import Scope
+from fmha.mma_sync.args import Scope, Seen
 from fmha.mma_sync.branch import once
 from fmha.mma_sync.plan import PortablePlan
+from fmha.mma_sync.rows import own_lane
 
 
 @cute.jit
@@ -35,24 +34,26 @@ def begin_rows(reference: Reference) -> None:
     reference.row_max.fill(-Float32.inf)
     reference.row_sum.fill(0.0)
     reference.shift.fill(0.0)
+    reference.limit.fill(0.0)
 
 
 @cute.jit
 def prepare(
     plan: PortablePlan,
     scope: Scope,
-    lane: Lane,
+    seen: Seen,
     scores: cute.Tensor,
     reference: Reference,
-    key: Int32,
-    masked: Boolean,
+    row_tile: Int32,
 ) -> None:
-    """S from `key` on as it is to be weighed. masked: whether a row may not see all of it."""
+    """S of 16 rows of the team as it is to be weighed."""
     every = cute.size(scores)
     if cutlass.const_expr(plan.config.softcap):
         softcap(plan, scores, reference, scope.scalars, 0, every)
-    for _ in cutlass.range(once(masked), unroll=1):
-        mask(plan, scores, lane, key, 0, every)
+    for _ in cutlass.range(once(seen.masked), unroll=1):
+        # Here, since the numbers of a row would take registers in the loop over key tiles.
+        lane = own_lane(plan, seen.work, scope.scalars, seen.place, row_tile, Int32(0))
+        mask(plan, scores, lane, seen.key, 0, every)
 
 
 @cute.jit
@@ -76,8 +77,8 @@ def follow_maximum(
 @cute.jit
 def weigh(
     plan: PortablePlan, scope: Scope, scores: cute.Tensor, p: cute.Tensor, reference: Reference
-) -> None:
-    """S becomes weights, and P; their sums join those of the rows."""
+) -> tuple[Float32, Float32]:
+    """S becomes weights, and P; returns the lane's sums of them."""
     exponentiate(plan, scores, reference, scope.scalars, 0, cute.size(scores))
     round_weights(plan, scores, p)
-    take_up(reference, tile_sums(plan, scores, p))
+    return tile_sums(plan, scores, p)

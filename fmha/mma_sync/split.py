@@ -1,6 +1,6 @@
 """What every warp does where a team has several: each has a slice of the head dim.
 
-It sums Q K^T over its slice, the team adds the sums up, a warp weighs 16 of the team's rows, and each
+It sums Q K^T over its slice, the team adds these up, a warp weighs 16 of the team's rows, and each
 adds P V of all rows to its slice of O. A CTA meets once for a key tile: then the tile is there, and
 all are done with the one before, whose place the next one takes.
 """
@@ -12,9 +12,9 @@ from cutlass import Int32
 from fmha.device.args import Walk, Work
 from fmha.device.epilogue import finish_rows
 from fmha.device.statistics import own_sink
-from fmha.device.two_rows import make_reference, over_lanes
+from fmha.device.two_rows import make_reference, over_lanes, take_up
 from fmha.device.walk import first_key
-from fmha.mma_sync.args import Half, Place, Scope, Tile
+from fmha.mma_sync.args import Place, Scope, Seen, Tile, Weights
 from fmha.mma_sync.epilogue import store_o
 from fmha.mma_sync.exchange import (
     add_up,
@@ -76,19 +76,18 @@ class SliceMath(Math):
     ) -> None:
         """One key tile."""
         plan, buffers, reference = self.plan, scope.buffers, tile.references[0]
-        own, p = tile.halves[0].scores[0], tile.halves[0].p
+        own, p = tile.part.scores[0], tile.part.p
         partial = accumulators(plan, plan.layout.tile_n)
-        multiply_qk(plan, partial, place, stage, 0)
+        multiply_qk(plan, partial, None, place, stage)
         add_up(plan, partial, own, place, buffers)
-        row_tile, key = own_tile(plan, place), first_key(plan, walk, step)
-        lane = own_lane(plan, work, scope.scalars, place, row_tile, Int32(0))
-        prepare(plan, scope, lane, own, reference, key, step < walk.masked)
+        seen = Seen(work, place, first_key(plan, walk, step), step < walk.masked)
+        prepare(plan, scope, seen, own, reference, own_tile(plan, place))
         moved, factors = follow_maximum(plan, scope, own, reference)
-        weigh(plan, scope, own, p[0], reference)
+        take_up(reference, weigh(plan, scope, own, p[0], reference))
         tell_weights(plan, p[0], moved, factors, place, buffers)
         meet_team(plan, place)
         take_weights(plan, p, tile.o, place, buffers)
-        multiply_pv(plan, tile.o, p, place, stage, 0)
+        multiply_pv(plan, tile.o, p, place, stage)
 
     @cute.jit
     def finish(self, scope: Scope, work: Work, place: Place, tile: Tile) -> None:
@@ -109,6 +108,6 @@ class SliceMath(Math):
     @cute.jit
     def make_tile(self) -> Tile:
         plan, keys = self.plan, self.plan.layout.tile_n
-        whole = Half(accumulators(plan, keys)[:1], make_weights(plan, keys))
+        whole = Weights(accumulators(plan, keys)[:1], make_weights(plan, keys))
         o = accumulators(plan, plan.layout.o_columns)
-        return Tile((whole,), o, (make_reference(plan),))
+        return Tile(whole, o, (make_reference(plan),))
