@@ -159,6 +159,11 @@ class Layout(Tiles):
         return self.shape.tile_n
 
     @property
+    def asks_weights(self) -> bool:
+        """Maxima are found where weights tell that they are too small, not for each key tile."""
+        return self.shape.slices == 1 and self.shape.row_tiles > 1
+
+    @property
     def holds_q(self) -> bool:
         """Fragments of Q stay in registers, and are not read again for each key tile."""
         return self.shape.slices == 1 and self.dims <= HELD_DIMS

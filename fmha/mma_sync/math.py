@@ -30,7 +30,7 @@ from fmha.mma_sync.fetch import fetch_k, fetch_q, fetch_v
 from fmha.mma_sync.plan import PortablePlan
 from fmha.mma_sync.products import accumulators, hold_q, multiply_pv, multiply_qk, own_place
 from fmha.mma_sync.rows import own_lane
-from fmha.mma_sync.softmax import begin_rows, make_weights, prepare, weigh
+from fmha.mma_sync.softmax import begin_rows, follow_maximum, make_weights, prepare, weigh
 
 
 class Math:
@@ -62,8 +62,10 @@ class Math:
 class RowMath(Math):
     """A warp weighs all rows of its team, and has all columns of their O.
 
-    Weights refer to the maximum that was found last, and it is found anew only where they tell
-    that it is too small, see `fmha/device/two_rows.py`. Of a block's first tile it is found first.
+    Up to head dim 128 weights refer to the maximum that was found last, and it is found anew only
+    where they tell that it is too small, see `fmha/device/two_rows.py`; of a block's first tile it
+    is found first. Above, products take so long that finding it each time costs less than a branch
+    between the exponentials and P V, which then run one after the other.
     """
 
     @cute.jit
@@ -81,13 +83,17 @@ class RowMath(Math):
             key = first_key(plan, walk, step)
             seen = Seen(work, place, key, step < walk.masked)
             self.score(scope, seen, tile, q, stage)
-            for _ in cutlass.range(once(step == 0), unroll=1):
-                self.refer(scope, tile)
-            sums = self.weigh(scope, tile)
-            for _ in cutlass.range(once(self.too_large(scope, seen, tile, sums)), unroll=1):
-                # What was S are weights by now.
-                self.score(scope, seen, tile, q, stage)
-                self.refer(scope, tile)
+            if cutlass.const_expr(plan.layout.asks_weights):
+                for _ in cutlass.range(once(step == 0), unroll=1):
+                    self.refer(scope, tile)
+                sums = self.weigh(scope, tile)
+                for _ in cutlass.range(once(self.too_large(tile, sums)), unroll=1):
+                    # What was S are weights by now.
+                    self.score(scope, seen, tile, q, stage)
+                    self.refer(scope, tile)
+                    sums = self.weigh(scope, tile)
+            else:
+                self.follow(scope, tile)
                 sums = self.weigh(scope, tile)
             for number in cutlass.range_constexpr(len(tile.o)):
                 take_up(tile.references[number], sums[number])
@@ -126,6 +132,15 @@ class RowMath(Math):
             rescale(tile.o[number], refer_to(self.plan, tops, reference, scope.scalars))
 
     @cute.jit
+    def follow(self, scope: Scope, tile: Tile) -> None:
+        """The same where a maximum has grown by too much."""
+        for number in cutlass.range_constexpr(len(tile.o)):
+            scores, reference = tile.part.scores[number], tile.references[number]
+            moved, factors = follow_maximum(self.plan, scope, scores, reference)
+            for _ in cutlass.range(once(moved), unroll=1):
+                rescale(tile.o[number], factors)
+
+    @cute.jit
     def weigh(self, scope: Scope, tile: Tile) -> tuple[tuple[Float32, Float32], ...]:
         """S becomes weights, and P; returns their sums of each row."""
         part, sums = tile.part, []
@@ -135,9 +150,7 @@ class RowMath(Math):
         return tuple(sums)
 
     @cute.jit
-    def too_large(
-        self, scope: Scope, seen: Seen, tile: Tile, sums: tuple[tuple[Float32, Float32], ...]
-    ) -> Boolean:
+    def too_large(self, tile: Tile, sums: tuple[tuple[Float32, Float32], ...]) -> Boolean:
         """Whether the sums tell that a weight of any of the warp's rows may be."""
         found = Boolean(False)
         for number in cutlass.range_constexpr(len(sums)):
