@@ -73,8 +73,11 @@ class Layout(Tiles):
         return next((shape for shape in found if self._fits(shape)), found[-1])
 
     def _shapes(self) -> tuple[Shape, ...]:
-        widest = max(self.config.head_dim, self.config.v_dim)
-        return next((shapes for most, shapes in SHAPES.items() if widest <= most), SHAPES[512])
+        """Of the head dim; of as many slices as are configured, if there are such."""
+        config = self.config
+        widest = max(config.head_dim, config.v_dim)
+        found = next((shapes for most, shapes in SHAPES.items() if widest <= most), SHAPES[512])
+        return tuple(one for one in found if config.slices in (0, one.slices)) or found
 
     def _as_configured(self, shape: Shape) -> Shape:
         config = self.config
