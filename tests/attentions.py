@@ -86,7 +86,7 @@ REFUSED: dict[str, Refusal] = {
     "device of lengths": (
         (Q, K, V), {"kv_lens": lens(8)["kv_lens"].to("meta")}, ValueError, "'kv_lens': 'meta'",
     ),
-    "head_dim": (tensors((1, 1, 4, 80), (1, 8, 2, 80)), {}, NotImplementedError, "80"),
+    "head_dim": (tensors((1, 1, 4, 72), (1, 8, 2, 72)), {}, NotImplementedError, "72"),
     "head_dim mix": (tensors((1, 1, 4, 64), (1, 8, 2, 128)), {}, ValueError, "128"),
     "batch mix": (tensors((3, 1, 4, 64)), {}, ValueError, "batch 3"),
     "k and v in shape": ((Q, K, V[:, :4]), {}, ValueError, "(1, 4, 2, 64)"),
@@ -136,7 +136,7 @@ REFUSED: dict[str, Refusal] = {
     "out of no tensor": ((Q, K, V), {"out": 3}, TypeError, "out is int"),
     "backend": ((Q, K, V), {"backend": "torch"}, ValueError, "torch"),
     "no GPU here": ((Q, K, V), {"backend": "cuda"}, ValueError, "CUDA tensors"),
-    "arch": ((Q, K, V), {"arch": "sm_80"}, NotImplementedError, "sm_80"),
+    "arch": ((Q, K, V), {"arch": "sm_75"}, NotImplementedError, "sm_75"),
     "config no config": ((Q, K, V), {"config": {}}, TypeError, "config is dict, expected"),
     "lengths dtype": ((Q, K, V), lens(8, dtype=torch.int64), ValueError, "int64"),
     "lengths shape": ((Q, K, V), lens(8, 8), ValueError, "(2,)"),

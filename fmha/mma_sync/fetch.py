@@ -5,6 +5,8 @@ a tile. What an entry does not have becomes zeros: rows of keys past the last on
 since a weight of 0 times NaN is NaN; rows of queries; columns that only make a slice whole.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
@@ -49,9 +51,9 @@ def fetch_k(
     stage: Int32,
 ) -> None:
     """All threads: the tile of K from `key` on into `stage`; waits for nothing."""
-    row_bytes, tables = plan.layout.sized.k_row_bytes, scope.tensors.tables
-    target = scope.buffers.k + stage * (plan.layout.tile_n * row_bytes)
-    _fetch_rows(plan, scope.inputs.k, work, walk, tables, thread, key, target, row_bytes)
+    row_bytes = plan.layout.sized.k_row_bytes
+    rows = Rows(key, walk.seen_end, scope.buffers.k + stage * (plan.layout.tile_n * row_bytes))
+    _fetch_rows(plan, scope.inputs.k, work, scope.tensors.tables, thread, rows, row_bytes)
 
 
 @cute.jit
@@ -65,9 +67,18 @@ def fetch_v(
     stage: Int32,
 ) -> None:
     """The same of V."""
-    row_bytes, tables = plan.layout.sized.v_row_bytes, scope.tensors.tables
-    target = scope.buffers.v + stage * (plan.layout.tile_n * row_bytes)
-    _fetch_rows(plan, scope.inputs.v, work, walk, tables, thread, key, target, row_bytes)
+    row_bytes = plan.layout.sized.v_row_bytes
+    rows = Rows(key, walk.seen_end, scope.buffers.v + stage * (plan.layout.tile_n * row_bytes))
+    _fetch_rows(plan, scope.inputs.v, work, scope.tensors.tables, thread, rows, row_bytes)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Of a key tile."""
+
+    first: Int32  # key
+    end: Int32  # rows of keys from here on become zeros
+    target: Int32  # shared address
 
 
 @cute.jit
@@ -75,31 +86,29 @@ def _fetch_rows(
     plan: PortablePlan,
     source: cute.Tensor,
     work: Work,
-    walk: Walk,
     tables: Tables,
     thread: Int32,
-    key: Int32,
-    target: Int32,
+    tile: Rows,
     row_bytes: cutlass.Constexpr,
 ) -> None:
-    """Rows of one tensor to the shared address `target`."""
+    """A key tile of one tensor."""
     threads, keys = plan.layout.threads, plan.layout.tile_n
     item = plan.config.io_bytes
     chunks = row_bytes // CHUNK_BYTES - 1
     given = cute.size(source, mode=[1]) * item // CHUNK_BYTES
     rows = min(threads // chunks, keys)  # at a time
     own, chunk = thread // chunks, thread % chunks
-    place = target + own * row_bytes + chunk * CHUNK_BYTES
+    place = tile.target + own * row_bytes + chunk * CHUNK_BYTES
     # Of columns that only make a slice whole no row is read.
-    left = walk.seen_end - key - own if chunk < given else Int32(0)
-    line, step = _first_row(plan, source, work, key + own)
+    left = tile.end - tile.first - own if chunk < given else Int32(0)
+    line, step = _first_row(plan, source, work, tile.first + own)
     line += Int64(chunk * CHUNK_BYTES)
     if own < rows:
         for turn in cutlass.range_constexpr(-(-keys // rows)):
             row, missing = turn * rows, turn * rows >= left
             address = line + step * row
             if cutlass.const_expr(plan.config.page_size > 0):
-                offset, there = _row_in_page(plan, source, work, tables, key + own + row)
+                offset, there = _row_in_page(plan, source, work, tables, tile.first + own + row)
                 address, missing = line + offset, missing or not there
             if cutlass.const_expr(row + rows <= keys):
                 copy_chunk_unless(place + row * row_bytes, address, missing)

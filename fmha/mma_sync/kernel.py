@@ -23,8 +23,8 @@ from kernelkit import hw
 from kernelkit.dependent import follow
 
 
-class AttentionMmaSync(Forward):
-    """One config, traced by `cute.compile(AttentionMmaSync(config, arch), ...)`."""
+class AttentionSm80(Forward):
+    """One config, traced by `cute.compile(AttentionSm80(config, arch), ...)`."""
 
     plan: PortablePlan
 
@@ -67,4 +67,4 @@ class AttentionMmaSync(Forward):
 
 def host_function(config: AttentionConfig, arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return AttentionMmaSync(config, arch), *example_arguments(config)
+    return AttentionSm80(config, arch), *example_arguments(config)

@@ -45,7 +45,9 @@ def accumulators(plan: PortablePlan, columns: cutlass.Constexpr) -> tuple[cute.T
 
 
 @cute.jit
-def load_q(plan: PortablePlan, place: Place, step: cutlass.Constexpr) -> tuple:
+def load_q(
+    plan: PortablePlan, place: Place, step: cutlass.Constexpr
+) -> tuple[tuple[Uint32, ...], ...]:
     """A operands of 16 columns of Q, for each 16 rows of the team."""
     begin, row_bytes = step * TILE * plan.config.q_item_bytes, plan.layout.sized.k_row_bytes
     return tuple(
