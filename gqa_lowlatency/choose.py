@@ -2,7 +2,8 @@
 query rows stand in one of them, and what else follows from sizes.
 
 Pure functions of sizes, with what was measured as data. What a CTA of one architecture holds where
-is in `sm90/plan.py` and `sm100/plan.py`.
+is in `sm90/plan.py` and `sm100/plan.py`. Compute capabilities 8.x and 12.x have no clusters here,
+and as many parts of a KV head as fill their SMs.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gqa_lowlatency.arguments import Arguments
+from gqa_lowlatency.arguments import MAX_PARTS, Arguments
 from gqa_lowlatency.config import CLUSTERS, COLUMNS, STEPS, TUNABLE, DecodeConfig
 from kernelkit import hw
-from kernelkit.arch import written_for
-from kernelkit.launch import Target, clusters_at_once
+from kernelkit.arch import PORTABLE, WRITTEN_FOR, written_for
+from kernelkit.launch import Target, clusters_at_once, sms_of
 from kernelkit.tensors import DTYPE_NAMES, INPUT_NAMES
 
 TILE = 128  # keys that a CTA takes at a time
@@ -32,14 +33,19 @@ MAX_ELEMENTS_OF_LONG_STEPS = 1024  # of O in the registers of one of 8 warps
 MIN_KEYS_TO_SPLIT = 8192  # from which the merge of several clusters costs less than it saves,
 MIN_TILES_OF_SPLIT = 2  # for each CTA,
 MAX_FILL_TO_SPLIT = 0.25  # where one cluster per KV head leaves the other SMs without work
+# Where there are no clusters: a part leaves 4 KB for 8 rows of 128 dims, and 256 keys have 128.
+MIN_KEYS_OF_PART = 2 * TILE
+# With `batch_invariant` they depend on the keys alone: the overhead, which a large batch has for
+# nothing, is 2 % of the bytes, and 16 for each of 8 KV heads fill a GPU of 128 SMs.
+MIN_KEYS_OF_FIXED_PART, MAX_FIXED_PARTS = 512, 16
 
 
 @dataclass(frozen=True)
 class Machine:
     """What a launch is laid out for.
 
-    sms: to be filled. widest: the largest cluster worth taking. columns: head_dim -> most query
-    rows of a CTA, by its registers and shared memory.
+    sms: to be filled. widest: the largest cluster worth taking; 1: CTAs share keys through parts
+    alone. columns: head_dim -> most query rows of a CTA, by its registers and shared memory.
     """
 
     sms: int
@@ -47,11 +53,21 @@ class Machine:
     columns: dict[int, int]
 
 
+_BY_REGISTERS = {64: 64, 128: 32, 256: 16}  # of the kernel on mma.sync
+# Compute capabilities 8.x and 12.x: the SMs of the largest GPU, but a launch takes its own.
+_PORTABLE = [PORTABLE, *(arch for arch, kind in WRITTEN_FOR.items() if kind == PORTABLE)]
 MACHINES = {
     # Clusters of 16 were slower than of 8 at every length on an H100.
-    "sm_90a": Machine(132, 8, {64: 64, 128: 32, 256: 16}),
+    "sm_90a": Machine(132, 8, _BY_REGISTERS),
     "sm_100a": Machine(148, 16, {64: 64, 128: 64, 256: 64}),
+    **{arch: Machine(hw.SMS_OF[arch], 1, _BY_REGISTERS) for arch in _PORTABLE},
 }
+
+
+def machine_of(arch: str, sms: int = 0) -> Machine:
+    """Of the architecture, or of that whose kernels serve it; sms: of the GPU, 0: unknown."""
+    machine = MACHINES.get(arch) or MACHINES[written_for(arch)]
+    return replace(machine, sms=sms) if sms else machine
 
 
 CoScheduled = Callable[[int], int]
@@ -72,7 +88,7 @@ def choose_cluster(
     depends on `keys` alone. co_scheduled: clusters of so many CTAs that run at once; wider ones
     than that would run one after the other, as they do anyway where there are more than SMs.
     """
-    machine = MACHINES[arch]
+    machine = machine_of(arch)
     clusters = 1 if batch_invariant else max(clusters, 1)
     possible = [width for width in CLUSTERS if width <= min(machine.widest, -(-keys // TILE))]
     if not possible:
@@ -89,23 +105,43 @@ def choose_cluster(
 
 
 def choose_num_splits(
-    arch: str, keys: int, clusters: int, cluster: int, *, batch_invariant: bool = False
+    arch: str,
+    keys: int,
+    clusters: int,
+    cluster: int,
+    *,
+    batch_invariant: bool = False,
+    sms: int = 0,
 ) -> int:
-    """Clusters that share a KV head, 1 nearly always; arguments as in `choose_cluster`.
+    """Clusters that share a KV head, 1 nearly always where there are wide ones; arguments as in
+    `choose_cluster`, sms: of the GPU, 0: those of `MACHINES`.
 
     The last to arrive reads what all have left, 1.5 us of an H100: 8.2 instead of 11.4 us for 8k
     keys of one KV head, but no gain with eight of them.
     """
-    machine, ctas = MACHINES[arch], clusters * cluster
+    machine, ctas = machine_of(arch, sms), clusters * cluster
+    if machine.widest == 1:
+        return parts_that_fill(machine, keys, ctas, batch_invariant=batch_invariant)
     few = ctas <= machine.sms * MAX_FILL_TO_SPLIT and cluster == machine.widest
     if batch_invariant or not few or keys < MIN_KEYS_TO_SPLIT:
         return 1
     return max(1, min(machine.sms // ctas, keys // (TILE * MIN_TILES_OF_SPLIT * cluster)))
 
 
+def parts_that_fill(machine: Machine, keys: int, ctas: int, *, batch_invariant: bool) -> int:
+    """CTAs that share a KV head where there are no clusters: as many as find an SM each.
+
+    A second CTA on an SM would find no more bandwidth: one slot of 8 warps on its way, 32 KB for
+    each microsecond of latency, is 3.5 TB/s of 108 SMs, and these GPUs have at most 2 TB/s.
+    """
+    if batch_invariant:
+        return max(1, min(keys // MIN_KEYS_OF_FIXED_PART, MAX_FIXED_PARTS))
+    return max(1, min(machine.sms // max(ctas, 1), keys // MIN_KEYS_OF_PART, MAX_PARTS))
+
+
 def choose_columns(arch: str, head_dim: int, warps: int = 0) -> int:
     """Most query rows of one CTA; more than 8 warps leave each of them fewer registers."""
-    return MACHINES[arch].columns[head_dim] * 8 // max(warps, 8)
+    return machine_of(arch).columns[head_dim] * 8 // max(warps, 8)
 
 
 def choose_warps(arch: str, keys: int, ctas: int, elements: int) -> int:
@@ -137,7 +173,7 @@ def choose_step(
     return STEPS[-1] if arch == "sm_90a" and long else 0
 
 
-def one_to_an_sm(arch: str, keys: int, ctas: int, *, pdl: bool = False) -> bool:
+def one_to_an_sm(arch: str, keys: int, ctas: int, *, pdl: bool = False, sms: int = 0) -> bool:
     """Whether deep rings are worth more than a second CTA on the SM; arguments as above.
 
     Two start and end in each other's shadow, which counts where shares are short. One with 32 KB
@@ -147,7 +183,7 @@ def one_to_an_sm(arch: str, keys: int, ctas: int, *, pdl: bool = False) -> bool:
     that costs a tenth (98.6 instead of 89.5 us, eight entries of 8k, 128 CTAs).
     """
     if pdl:
-        return most_sms(arch, ctas) and ctas <= MACHINES[arch].sms
+        return most_sms(arch, ctas, sms) and ctas <= machine_of(arch, sms).sms
     if arch != "sm_90a":
         return False
     alone = ctas <= MACHINES[arch].sms and keys >= MIN_KEYS_OF_16_WARPS
@@ -164,21 +200,21 @@ def two_to_an_sm(arch: str, ctas: int) -> bool:
     return arch == "sm_100a" and ctas > MACHINES[arch].sms
 
 
-def most_sms(arch: str, ctas: int) -> bool:
-    """Whether a grid leaves no room for another one beside it.
+def most_sms(arch: str, ctas: int, sms: int = 0) -> bool:
+    """Whether a grid leaves no room for another one beside it, sms as in `choose_num_splits`.
 
     Then the grid behind it, with K and V ready, had better begin at once: 12.1 instead of 13.2 us
     (H100, eight entries of 1k keys). Else its CTAs wait where those of a third could fetch: 16.7
     instead of 13.3 us (one entry of 8k keys, 64 CTAs).
     """
-    return 2 * ctas > MACHINES[arch].sms
+    return 2 * ctas > machine_of(arch, sms).sms
 
 
 def choose_config(arguments: Arguments, target: Target) -> DecodeConfig:
     """What to compile; not checked yet. Defaults stay defaults: a config is a key of the cache."""
     wished = wished_config(arguments, target.arch)
     limits = co_scheduled_on(target, replace(wished, cluster=1), arguments.q.device)
-    return config_for(wished, target.arch, _load(arguments), limits)
+    return config_for(wished, target.arch, load_of(arguments, target.arch), limits)
 
 
 def wished_config(arguments: Arguments, arch: str) -> DecodeConfig:
@@ -192,12 +228,14 @@ def wished_config(arguments: Arguments, arch: str) -> DecodeConfig:
 @dataclass(frozen=True)
 class Load:
     """Sizes that a config depends on. keys: that the tokens of an entry see at most. heads: KV
-    heads of all entries. num_splits: clusters that share a KV head, 0 chooses."""
+    heads of all entries. num_splits: clusters that share a KV head, 0 chooses. sms: of the GPU,
+    0: those of `MACHINES`, as always where there are clusters."""
 
     keys: int
     heads: int
     batch_invariant: bool = False
     num_splits: int = 0
+    sms: int = 0
 
 
 def config_for(
@@ -231,7 +269,8 @@ def choose(
     """
     if wished.cluster:
         return None
-    arch, fixed, row_tiles = written_for(arch), load.batch_invariant, wished.row_tiles
+    arch = arch if arch in MACHINES else written_for(arch)
+    fixed, row_tiles, sms = load.batch_invariant, wished.row_tiles, load.sms
     clusters = load.heads * row_tiles
     cluster = choose_cluster(
         arch, load.keys, clusters, batch_invariant=fixed, co_scheduled=co_scheduled
@@ -246,26 +285,33 @@ def choose(
     if not warps and step != STEPS[-1] and not wished.pdl:
         warps = choose_warps(arch, keys, ctas, columns * head_dim)
     early = wished.kv_ready and arch == "sm_90a" and most_sms(arch, ctas)
-    alone = one_to_an_sm(arch, keys, ctas, pdl=wished.pdl)
+    alone = one_to_an_sm(arch, keys, ctas, pdl=wished.pdl, sms=sms)
     beside = two_to_an_sm(arch, ctas) and not wished.pdl
     return Choice(cluster, num_splits > 1, warps, step, alone, early, beside)
 
 
-def _load(arguments: Arguments) -> Load:
-    heads = arguments.batch * arguments.kv_heads
-    return Load(arguments.most_seen, heads, arguments.batch_invariant, arguments.parts)
+def load_of(arguments: Arguments, arch: str) -> Load:
+    """Of a call. Where there are no clusters GPUs of one architecture differ by ten times."""
+    heads, device = arguments.batch * arguments.kv_heads, arguments.q.device
+    sms = sms_of(device) if device.type == "cuda" and written_for(arch) == PORTABLE else 0
+    return Load(arguments.most_seen, heads, arguments.batch_invariant, arguments.parts, sms)
 
 
 def clusters_per_head(arch: str, arguments: Arguments, config: DecodeConfig) -> int:
     """Clusters that share a KV head."""
-    load = _load(arguments)
+    load = load_of(arguments, arch)
     return _num_splits(arch, load, load.heads * config.row_tiles, config.cluster)
 
 
 def _num_splits(arch: str, load: Load, clusters: int, cluster: int) -> int:
     """As wished, or chosen."""
     return load.num_splits or choose_num_splits(
-        arch, load.keys, max(clusters, 1), cluster, batch_invariant=load.batch_invariant
+        arch,
+        load.keys,
+        max(clusters, 1),
+        cluster,
+        batch_invariant=load.batch_invariant,
+        sms=load.sms,
     )
 
 

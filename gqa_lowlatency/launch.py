@@ -11,7 +11,7 @@ from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.choose import choose_config, clusters_per_head
 from gqa_lowlatency.config import DecodeConfig
 from kernelkit import hw
-from kernelkit.arch import written_for
+from kernelkit.arch import PORTABLE, written_for
 from kernelkit.attention import bounded, fill_without_keys, plain_table
 from kernelkit.compile import compile_once
 from kernelkit.kernel import CompiledKernel
@@ -20,7 +20,11 @@ from kernelkit.operator import Operator
 from kernelkit.tape import zeros_that_stay
 from kernelkit.tensors import require_tma, with_plain_strides
 
-KERNELS = {"sm_100a": "gqa_lowlatency.sm100.kernel", "sm_90a": "gqa_lowlatency.sm90.kernel"}
+KERNELS = {
+    "sm_100a": "gqa_lowlatency.sm100.kernel",
+    "sm_90a": "gqa_lowlatency.sm90.kernel",
+    PORTABLE: "gqa_lowlatency.sm90.kernel",
+}
 ARCHS = tuple(KERNELS)
 
 Results = tuple[torch.Tensor, torch.Tensor]
@@ -80,7 +84,7 @@ def check_config(config: DecodeConfig, arch: str) -> None:
         return
     from gqa_lowlatency.sm90.plan import Plan90
 
-    Plan90(config).check()
+    Plan90(config, arch).check()
 
 
 def compile_for(config: DecodeConfig, arch: str) -> CompiledKernel | None:
@@ -114,7 +118,7 @@ def kernel_arguments(
     num_splits = 1
     workspace: tuple[torch.Tensor | None, ...] = (None, None)
     if config.parts:
-        num_splits = clusters_per_head(written_for(target.arch), arguments, config)
+        num_splits = clusters_per_head(target.arch, arguments, config)
         workspace = make_workspace(arguments, config, num_splits)
     tables = (
         plain_table(arguments.kv_lens),

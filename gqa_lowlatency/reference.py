@@ -5,8 +5,9 @@ where the kernel rounds (scores and sums in fp32, P in the dtype of its product,
 dtype) and nowhere else; the distance between the two is what the kernel may be wrong by
 (`kernelkit.tolerance`). Neither knows of tiles or clusters, so neither shares a bug with them.
 
-e4m3 keys: on sm_90a they become 16 bits wide, exactly, and P is rounded to fp16. On sm_100a the
-products are of e4m3: each row of Q is scaled to 448 and rounded, and P is with a bias of 2^8.
+e4m3 keys: on sm_90a, and on GPUs of mma.sync alone, they become 16 bits wide, exactly, and P is
+rounded to fp16. On sm_100a the products are of e4m3: each row of Q is scaled to 448 and rounded,
+and P is with a bias of 2^8.
 
 q [B, T, Hq, D] or [B, Hq, D]; k, v [B, S, Hkv, D] or pages [P, page_size, Hkv, D]. O like q, LSE
 [B, Hq, T] or [B, Hq], natural log. What no token sees is never used, NaN or not.
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from kernelkit.arch import written_for
 
 E4M3 = torch.float8_e4m3fn
 P_BIAS = 2.0**8  # of P in e4m3, whose largest number is 448
@@ -106,7 +109,8 @@ def _one_entry(
     """o [T, Hq, D] before its last rounding, lse [Hq, T]."""
     wide = torch.float64 if exact else torch.float32
     fp8 = k.dtype == E4M3
-    products = (torch.float16 if options.arch == "sm_90a" else E4M3) if fp8 else q.dtype
+    narrow = written_for(options.arch) == "sm_100a"
+    products = (E4M3 if narrow else torch.float16) if fp8 else q.dtype
     (tokens, heads, _), (n_keys, kv_heads, _) = q.shape, k.shape
     group = heads // kv_heads
     visible = visible_keys(tokens, n_keys, options).to(q.device)

@@ -12,13 +12,14 @@ import torch
 from gqa_lowlatency.api import decode, fields_of
 from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.choose import (
-    MACHINES,
     TILE,
     CoScheduled,
     Load,
     choose,
     co_scheduled_on,
     config_for,
+    load_of,
+    machine_of,
     wished_config,
 )
 from gqa_lowlatency.config import CLUSTERS, DecodeConfig
@@ -86,12 +87,13 @@ def _configs(
     wished, arch = wished_config(arguments, target.arch), target.arch
     every_limit = _limits(arguments, target, replace(wished, cluster=1))
     # Beyond one cluster to an SM it no longer matters how many there are.
-    most = MACHINES[written_for(arch)].sms + 1
+    sms = load_of(arguments, arch).sms
+    most = machine_of(arch, sms).sms + 1
     heads = {min(batch * arguments.kv_heads, most) for batch in batches if batch}
     seen = {replace(arguments, max_kv_len=n).most_seen for n in _representative(lengths)}
     known = set()
     for keys, count, limit in itertools.product(seen, heads, every_limit):
-        load = Load(keys, count, arguments.batch_invariant, arguments.parts)
+        load = Load(keys, count, arguments.batch_invariant, arguments.parts, sms)
         choice = choose(wished, arch, load, limit)
         if choice not in known:
             known.add(choice)

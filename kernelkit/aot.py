@@ -204,12 +204,13 @@ def _written(folder: Path, key: KernelKey, artifact: Artifact) -> dict[str, Any]
 
 def for_archs(keys: Iterable[KernelKey], archs: Sequence[str]) -> list[KernelKey]:
     """Each kernel for each of these architectures, each once; what is written for one architecture
-    alone, in a folder of its name, only for that."""
+    alone, in a folder of its name, only for that, and for the one that it was asked for: a GPU that
+    takes it all the same has configs of its own."""
     found: dict[KernelKey, None] = {}
     for key in keys:
         own = next((part for part in key.source.split(".") if part in _FOLDERS), None)
         for arch in archs:
-            if own is None or _FOLDERS[own] == written_for(arch):
+            if own is None or _FOLDERS[own] == written_for(arch) or arch == key.arch:
                 found[KernelKey(key.source, key.config, arch)] = None
     return list(found)
 

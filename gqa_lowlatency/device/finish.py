@@ -8,6 +8,8 @@ sets the counter back to 0 for the next launch.
     unit = ((entry Hkv + KV head) row_tiles + row tile) owners + owner
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Boolean, Float16, Float32, Int32
@@ -24,19 +26,28 @@ FLAG_OFFSET = 8  # behind the mailbox's mbarrier: how many parts had come before
 BARRIER = 7  # of the threads that finish
 
 
+@dataclass(frozen=True)
+class Finishing:
+    """How: by so many threads; in_turn: see `mailbox`; ahead: parts that are asked for at once."""
+
+    threads: int
+    in_turn: bool = False
+    ahead: int = 1
+
+
 @cute.jit
 def finish(
     config: DecodeConfig,
-    threads: cutlass.Constexpr,
+    how: Finishing,
     box: mailbox.Mailbox,
     place: Place,
     active: Int32,
     tensors: Tensors,
     tables: Tables,
-    in_turn: cutlass.Constexpr = False,
 ) -> None:
-    """By all threads of an owner. active: CTAs that had keys; in_turn: see `mailbox`."""
+    """By all threads of an owner. active: CTAs that had keys."""
     thread, _, _ = cute.arch.thread_idx()
+    threads = how.threads
     senders = senders_of(config, place, active)
     vectors = config.head_dim // mailbox.VECTOR
     turns = -(-config.owned_columns * vectors // threads)
@@ -44,7 +55,7 @@ def finish(
     for turn in cutlass.range_constexpr(turns):
         slot, vector = (thread + turn * threads) // vectors, thread % vectors
         if slot < config.owned_columns:
-            merge = mailbox.merged_in_turn if in_turn else mailbox.merged
+            merge = mailbox.merged_in_turn if how.in_turn else mailbox.merged
             acc, found = merge(config, box, slot, vector, senders)
             if cutlass.const_expr(config.parts):
                 leave(config, tables, unit, place.part, slot, vector, acc, found)
@@ -56,7 +67,12 @@ def finish(
             for turn in cutlass.range_constexpr(turns):
                 slot, vector = (thread + turn * threads) // vectors, thread % vectors
                 if slot < config.owned_columns:
-                    acc, found = add_parts(config, tables, unit, slot, vector, all_parts)
+                    if cutlass.const_expr(how.ahead == 1):
+                        acc, found = add_parts(config, tables, unit, slot, vector, all_parts)
+                    else:
+                        acc, found = add_many_parts(
+                            config, how, tables.partial, (unit, slot, vector), all_parts
+                        )
                     write(config, tensors, tables, place, slot, vector, acc, found)
 
 
@@ -168,5 +184,49 @@ def add_parts(
         for k in cutlass.range_constexpr(mailbox.VECTOR):
             value = line[slot * words + vector * mailbox.VECTOR + k]
             acc[k] = acc[k] * old + value * new
+        top = higher
+    return acc, mailbox.Statistics(top, total)
+
+
+@cute.jit
+def add_many_parts(
+    config: DecodeConfig,
+    how: Finishing,
+    partial: cute.Tensor,
+    where: tuple[Int32, Int32, Int32],
+    all_parts: Int32,
+) -> tuple[cute.Tensor, mailbox.Statistics]:
+    """The same, `how.ahead` parts at a time: their loads are on the way together, and O moves to a
+    new maximum once for all of them. where: (unit, slot, vector)."""
+    unit, slot, vector = where
+    words = config.head_dim + mailbox.WORDS
+    acc = cute.make_rmem_tensor(mailbox.VECTOR, Float32)
+    acc.fill(0.0)
+    top, total = -Float32.inf, Float32(0.0)
+    tops, sums = (cute.make_rmem_tensor(how.ahead, Float32) for _ in range(2))
+    values = cute.make_rmem_tensor((how.ahead, mailbox.VECTOR), Float32)
+    for turn in cutlass.range((all_parts + how.ahead - 1) // how.ahead, unroll=1):
+        first = turn * how.ahead
+        for k in cutlass.range_constexpr(how.ahead):
+            # What stands for a part that is not there is the last one, without weight.
+            line = partial[unit, cutlass.min(first + k, all_parts - 1), None]
+            begin = slot * words
+            tops[k], sums[k] = line[begin + config.head_dim], line[begin + config.head_dim + 1]
+            for n in cutlass.range_constexpr(mailbox.VECTOR):
+                values[k, n] = line[begin + vector * mailbox.VECTOR + n]
+        higher = top
+        for k in cutlass.range_constexpr(how.ahead):
+            higher = cute.arch.fmax(higher, tops[k])
+        base = finite(higher)
+        old = cute.math.exp2(top - base, fastmath=True)
+        total *= old
+        for n in cutlass.range_constexpr(mailbox.VECTOR):
+            acc[n] *= old
+        for k in cutlass.range_constexpr(how.ahead):
+            if first + k < all_parts:
+                weight = cute.math.exp2(tops[k] - base, fastmath=True)
+                total += sums[k] * weight
+                for n in cutlass.range_constexpr(mailbox.VECTOR):
+                    acc[n] += values[k, n] * weight
         top = higher
     return acc, mailbox.Statistics(top, total)

@@ -1,4 +1,5 @@
-"""The decode kernel of Hopper: each warp streams its own keys through registers of mma.sync.
+"""The decode kernel of Hopper, and of compute capabilities 8.x and 12.x, where a cluster is a CTA.
+Each warp streams its own keys through registers of mma.sync.
 
 A CTA takes tiles of keys in turn, each of its warps 16 keys of a tile. A warp copies them to its
 own ring in shared memory by cp.async and computes S^T = K Q^T and O^T += V^T P alone: the loop has
@@ -15,7 +16,7 @@ from cutlass.memory import SmemAllocator
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device import mailbox
 from gqa_lowlatency.device.args import Scalars, Tables, Tensors
-from gqa_lowlatency.device.finish import finish, senders_of
+from gqa_lowlatency.device.finish import Finishing, finish, senders_of
 from gqa_lowlatency.device.signature import example_arguments
 from gqa_lowlatency.device.split import locate
 from gqa_lowlatency.sm90.merge_warps import leave_partial, send_sum
@@ -26,9 +27,9 @@ from gqa_lowlatency.sm90.stream import Stream, stream_keys
 class DecodeSm90:
     """Host function and kernel of one config."""
 
-    def __init__(self, config: DecodeConfig) -> None:
+    def __init__(self, config: DecodeConfig, arch: str) -> None:
         self.config = config
-        self.plan = Plan90(config)
+        self.plan = Plan90(config, arch)
 
     @cute.jit
     def __call__(
@@ -94,9 +95,10 @@ class DecodeSm90:
                 cute.arch.sync_threads()
             elif senders > 0:
                 mailbox.wait_for_mail(config, box)
-            finish(config, plan.threads, box, place, share.active, tensors, tables, config.pdl)
+            how = Finishing(plan.threads, config.pdl, plan.parts_ahead)
+            finish(config, how, box, place, share.active, tensors, tables)
 
 
-def host_function(config: DecodeConfig, _arch: str) -> tuple:
+def host_function(config: DecodeConfig, arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
-    return DecodeSm90(config), *example_arguments(config)
+    return DecodeSm90(config, arch), *example_arguments(config)

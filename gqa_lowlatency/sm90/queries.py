@@ -124,7 +124,7 @@ def scale_rows(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     powers = cute.make_rmem_tensor((2, config.columns // 8), Float32)
     for tile in cutlass.range_constexpr(config.columns // 8):
-        exponent = _exponent(words[None, None, tile])
+        exponent = _exponent(plan, words[None, None, tile])
         factor = float_of((2 * BIAS + TOP - exponent) << FP32_MANTISSA)
         inverse = float_of((exponent - TOP) << FP32_MANTISSA)
         for column in cutlass.range_constexpr(2):
@@ -146,23 +146,27 @@ def scale_rows(
 
 
 @cute.jit
-def _exponent(words: cute.Tensor) -> Uint32:
+def _exponent(plan: Plan90, words: cute.Tensor) -> Uint32:
     """Biased, of the largest of the bf16 elements of a row, which four lanes share; infinite and
     NaN ones are the largest."""
     top = words[0] & Uint32(0x7FFF7FFF)
     for word in cutlass.range_constexpr(1, cute.size(words)):
-        top = _max_of_halves(top, words[word] & Uint32(0x7FFF7FFF))
+        top = _max_of_halves(plan, top, words[word] & Uint32(0x7FFF7FFF))
     for distance in cutlass.range_constexpr(2):
-        top = _max_of_halves(top, cute.arch.shuffle_sync_bfly(top, offset=1 << distance))
+        top = _max_of_halves(plan, top, cute.arch.shuffle_sync_bfly(top, offset=1 << distance))
     largest = cutlass.max(top & Uint32(0xFFFF), top >> 16)
     return cutlass.max(largest >> BF16_MANTISSA, Uint32(LEAST))
 
 
 @cute.jit
-def _max_of_halves(first: Uint32, second: Uint32) -> Uint32:
-    """The larger of each two integers of 16 bits."""
+def _max_of_halves(plan: Plan90, first: Uint32, second: Uint32) -> Uint32:
+    """The larger of each two bf16 without a sign, NaN the largest: as integers, which takes compute
+    capability 9.0, or as they are. Both leave the same exponent."""
+    name = "max.NaN.bf16x2" if plan.portable else "max.u16x2"
     return cute.arch.inline_ptx(
-        "max.u16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[first, second]
+        f"{name} {{$w0}}, {{$r0}}, {{$r1}};",
+        write_only_types=[Uint32],
+        read_only_args=[first, second],
     )
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from kernelkit.arch import ARCH_OF_CAPABILITY, written_for
+from kernelkit.arch import ARCH_OF_CAPABILITY, PORTABLE, written_for
 from kernelkit.launch import emulation
 from ptxemu import LaunchReport
 from ptxemu.host.command_line import wanted
 from ptxemu.options import Options
 from workbench.flags.groups import ARCHS
 
-CAPABILITIES = {"sm_90a": "9.0", "sm_100a": "10.x"}
+CAPABILITIES = {"sm_90a": "9.0", "sm_100a": "10.x", PORTABLE: "8.x or 12.x"}
 
 
 def native_arch() -> str | None:
@@ -25,6 +25,12 @@ def native_arch() -> str | None:
     if not torch.cuda.is_available():
         return None
     return ARCH_OF_CAPABILITY.get(torch.cuda.get_device_capability())
+
+
+def is_of(native: str | None, arch: str | None) -> bool:
+    """Whether kernels for `arch`, None for any, are those of a GPU: what is written for sm_100a is
+    of every GPU that it serves, and those on mma.sync are each of one."""
+    return arch in (None, native) or arch == written_for(native) != PORTABLE
 
 
 def why_not_here(archs: Sequence[str] = ("sm_100a",)) -> str | None:
@@ -63,7 +69,7 @@ def choose_place(options: argparse.Namespace, archs: Sequence[str] = ARCHS) -> P
     native, reason, checked = native_arch(), why_not_here(archs), wanted(options)
     backend = options.backend
     if backend == "auto":
-        elsewhere = checked or options.arch not in (None, written_for(native))
+        elsewhere = checked or not is_of(native, options.arch)
         backend = "emulate" if elsewhere or reason else "cuda"
     if backend == "cuda":
         if reason:

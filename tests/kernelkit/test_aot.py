@@ -3,6 +3,7 @@ that does not fit says what differs."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -155,6 +156,9 @@ def test_architectures_of_a_record():
     assert [(key.source.split(".")[0], key.arch) for key in found] == [
         ("kvcache", "sm_90a"), ("kvcache", "sm_103a"), ("gqa_lowlatency", "sm_90a"),
     ]  # fmt: skip
+    decode = dataclasses.replace(decode, arch="sm_89")  # of a GPU without kernels of its own
+    found = aot.for_archs([decode], ["sm_80", "sm_89", "sm_100a", "sm_120a"])
+    assert [key.arch for key in found] == ["sm_89"]
 
 
 # ---- the command line

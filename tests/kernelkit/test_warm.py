@@ -37,6 +37,9 @@ def on_meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     ("sm_90a", {"pdl": True, "kv_ready_before_pdl": True}),
     ("sm_100a", {"cluster": 4}),
     ("sm_100a", {}),
+    ("sm_89", {}),
+    ("sm_120a", {"batch_invariant": True}),
+    ("sm_120a", {"pdl": True}),
 ])  # fmt: skip
 @pytest.mark.parametrize("heads", [(64, 8), (8, 1)])
 def test_decode_chooses_no_other(arch, options, heads, monkeypatch):

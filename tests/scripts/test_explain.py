@@ -136,6 +136,16 @@ def test_the_same_on_blackwell(explain, sharing):
     assert "row_scales" in explain(f"{LLAMA} --kv-dtype e4m3", "sm_100a")
 
 
+def test_the_same_without_clusters(explain, sharing):
+    rows = sharing(LLAMA, "sm_89")
+    assert rows["grid"].startswith("16 x 8 x 1 = 128 CTAs for 128 SMs: ")
+    assert rows["cluster"].startswith("1 CTA for a KV head of an entry, with 15 clusters more; ")
+    assert rows["not wider"] == "CTAs share keys through parts alone on this GPU"
+    assert rows["CTAs of an SM"].startswith("1 by shared memory")  # two slots for each of 8 warps
+    assert "of 101,376 bytes" in explain(LLAMA, "sm_89")
+    assert "of 166,912 bytes" in explain(LLAMA, "sm_80")
+
+
 @pytest.mark.parametrize("flags", [
     "", "--head-dim 64 --q-heads 128", "--head-dim 256 --kv-dtype e4m3",
     "--q-heads 64 --kv-heads 2 --warps 4 --owners 2",

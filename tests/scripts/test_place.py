@@ -7,6 +7,7 @@ import argparse
 import pytest
 import torch
 
+from kernelkit.arch import PORTABLE
 from workbench.flags import moe
 from workbench.flags.groups import ARCHS
 from workbench.place import choose_place
@@ -34,6 +35,7 @@ HERE = [  # (backend, arch), checked, capability of the GPU -> (backend, arch)
     (("auto", "sm_100a"), False, (9, 0), ("emulate", "sm_100a")),
     (("auto", "sm_100a"), False, (10, 3), ("cuda", "sm_103a")),
     (("auto", None), True, (9, 0), ("emulate", "sm_100a")),
+    (("auto", "sm_89"), False, (9, 0), ("emulate", "sm_89")),
     (("auto", None), False, (8, 0), ("emulate", "sm_100a")),
     (("emulate", None), False, (10, 0), ("emulate", "sm_100a")),
 ]
@@ -47,6 +49,17 @@ def test_where_it_runs(place, asked, check, capability, expected):
 def test_kernels_of_one_architecture_run_on_its_gpus_alone(place):
     found = [place("auto", None, capability=c, archs=moe.ARCHS) for c in ((9, 0), (10, 0), (10, 3))]
     assert found == [("emulate", "sm_100a"), ("cuda", "sm_100a"), ("cuda", "sm_103a")]
+
+
+def test_kernels_on_mma_sync_are_each_of_one_gpu(place):
+    archs = (*ARCHS, PORTABLE)
+    assert place("auto", None, capability=(8, 9), archs=archs) == ("cuda", "sm_89")
+    assert place("auto", "sm_89", capability=(8, 9), archs=archs) == ("cuda", "sm_89")
+    assert place("auto", "sm_80", capability=(8, 9), archs=archs) == ("emulate", "sm_80")
+    assert place("auto", "sm_90a", capability=(12, 0), archs=archs) == ("emulate", "sm_90a")
+    assert place("cuda", None, capability=(12, 1), archs=archs) == ("cuda", "sm_121a")
+    with pytest.raises(ValueError, match=r"9\.0 or 10\.x or 8\.x or 12\.x here"):
+        place("cuda", None, archs=archs)
 
 
 def test_where_it_does_not_run(place):

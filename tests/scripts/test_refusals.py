@@ -49,6 +49,8 @@ REFUSED = [
     ("explain.py gqa --head-dim 64 --kv-dtype e4m3 --page-size 1",
      "page_size 1 on sm_100a with 64 bytes"),
     ("explain.py gqa --stages 9", "bytes of shared memory"),
+    ("explain.py gqa --arch sm_89 --cluster 2", "cluster 2 on sm_89"),
+    ("run.py gqa --arch sm_86 --kv-dtype e4m3", "e4m3 keys on sm_86"),
     ("explain.py gqa --kv-heads 40000 --q-heads 6400000", "limit 65535 (grid dimension)"),
     ("explain.py gqa --scales", "only e4m3 is scaled"),
     ("explain.py gqa --parts 65", "65 parts: from 1 to 64"),

@@ -134,6 +134,8 @@ def test_choices_are_those_of_what_imports_torch():
     """Flags that name what a module with torch in it knows."""
 
     from gqa_lowlatency.launch import ARCHS
+    from kernelkit.arch import PORTABLE
+    from kernelkit.launch import EMULATED
     from moe import reference_routing
     from workbench.bench import gqa_peers as _gqa_peers
     from workbench.cases import decode as _gqa_cases
@@ -145,6 +147,7 @@ def test_choices_are_those_of_what_imports_torch():
     assert (*_gqa_peers.DTYPES,) == bench.KV_DTYPES
     for name in ("IO_DTYPES", "KV_DTYPES", "OUT_DTYPES"):
         assert getattr(_gqa_flags, name) == (*getattr(_gqa_cases, name.removeprefix("IO_")),)
-    assert set(groups.ARCHS) == set(ARCHS)
+    assert {*groups.ARCHS, PORTABLE} == set(ARCHS)
+    assert set(groups.ALL_ARCHS) == set(EMULATED)
     assert (*_moe_layers.DTYPES,) == _moe_flags.DTYPES
     assert _moe_flags.SCORINGS == reference_routing.SCORING

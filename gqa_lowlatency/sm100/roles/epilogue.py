@@ -12,7 +12,7 @@ from cutlass import Float32, Int32
 from cutlass.pipeline import PipelineState
 
 from gqa_lowlatency.device import mailbox
-from gqa_lowlatency.device.finish import finish, senders_of
+from gqa_lowlatency.device.finish import Finishing, finish, senders_of
 from gqa_lowlatency.device.split import tile_start
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import DONE_BARRIER, ROLES, TILE, Plan100
@@ -73,7 +73,8 @@ class Epilogue:
                 if senders > 0:
                     mailbox.wait_for_mail(config, scope.box)
             tensors, tables = scope.tensors, scope.tables
-            finish(config, self.role.threads, scope.box, place, active, tensors, tables)
+            how = Finishing(self.role.threads)
+            finish(config, how, scope.box, place, active, tensors, tables)
 
     @cute.jit
     def do_tile(

@@ -17,7 +17,7 @@ from gqa_lowlatency.sm90.plan import Plan90
 from gqa_lowlatency.sm100 import plan as sm100
 from kernelkit.arch import written_for
 from kernelkit.launch import Target
-from workbench.place import native_arch
+from workbench.place import is_of, native_arch
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 OUT_DTYPES = DTYPES | {"fp32": torch.float32}
@@ -151,13 +151,13 @@ def settled(case: Case) -> tuple[Arguments, DecodeConfig]:
     """
     arguments, native = case.without_memory(), native_arch()
     arguments.check()
-    backend = "cuda" if case.arch == written_for(native) else "emulate"
+    backend = "cuda" if native and is_of(native, case.arch) else "emulate"
     return arguments, checked_config(arguments, Target(backend, case.arch))
 
 
 @dataclasses.dataclass(frozen=True)
 class Cta:
-    """What a CTA is and takes, on either architecture; tile: keys that it takes at a time."""
+    """What a CTA is and takes, on any architecture; tile: keys that it takes at a time."""
 
     plan: Plan90 | sm100.Plan100
     tile: int
@@ -168,8 +168,8 @@ class Cta:
 
 def cta_of(config: DecodeConfig, arch: str) -> Cta:
     """Of the kernel for `arch`."""
-    if arch == "sm_90a":
-        plan = Plan90(config)
-        return Cta(plan, plan.tile, plan.threads, plan.slots, plan.smem_bytes)
-    plan = sm100.Plan100(config)
-    return Cta(plan, sm100.TILE, sm100.ROLES.threads, plan.stages, plan.smem.bytes)
+    if written_for(arch) == "sm_100a":
+        wide = sm100.Plan100(config)
+        return Cta(wide, sm100.TILE, sm100.ROLES.threads, wide.stages, wide.smem.bytes)
+    plan = Plan90(config, arch)
+    return Cta(plan, plan.tile, plan.threads, plan.slots, plan.smem_bytes)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gqa_lowlatency.arguments import Arguments
-from gqa_lowlatency.choose import MACHINES, TILE, choose_config, clusters_per_head
+from gqa_lowlatency.choose import TILE, choose_config, clusters_per_head, machine_of
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.launch import has_keys, make_workspace
 from gqa_lowlatency.sm90.plan import Plan90
@@ -79,7 +79,7 @@ def explain(launch: Launch) -> Iterator[str]:
 
 def sharing(launch: Launch) -> Section:
     """How the CTAs share the work, and what of it limits what."""
-    config, arguments, sms = launch.config, launch.arguments, MACHINES[launch.case.arch].sms
+    config, arguments, sms = launch.config, launch.arguments, machine_of(launch.case.arch).sms
     sizes = launch.ctas, arguments.kv_heads * config.row_tiles, arguments.batch
     ctas = f"{' x '.join(map(str, sizes))} = {math.prod(sizes)} CTAs for {sms} SMs"
     invariance = "off: cluster, and so the bits, depend on the batch"
@@ -95,7 +95,7 @@ def sharing(launch: Launch) -> Section:
         ("tile", f"{launch.cta.tile} keys"),
         *entries(launch),
         ("must read", reads(launch)),
-        ("CTAs of an SM", residents(launch.cta)),
+        ("CTAs of an SM", residents(launch.cta, launch.case.arch)),
         ("batch_invariant", invariance),
     ]
     return "How the CTAs share the work", rows
@@ -119,7 +119,9 @@ def limits(launch: Launch) -> str:
     config, arguments, arch = launch.config, launch.arguments, launch.case.arch
     if arguments.cluster:
         return "as asked"
-    machine, wider = MACHINES[arch], 2 * config.cluster
+    machine, wider = machine_of(arch), 2 * config.cluster
+    if machine.widest == 1:
+        return "CTAs share keys through parts alone on this GPU"
     clusters = arguments.batch * arguments.kv_heads * config.row_tiles
     clusters = 1 if arguments.batch_invariant else clusters
     tiles = -(-arguments.most_seen // TILE)
@@ -193,9 +195,10 @@ def reads(launch: Launch) -> str:
     return f"{words}; each row tile reads K and V again, {times} times: {times * kv:,} bytes"
 
 
-def residents(cta: Cta) -> str:
+def residents(cta: Cta, arch: str) -> str:
     """CTAs that stand on an SM at the same time, and what their threads may then need."""
-    fit = {"shared memory": hw.SMEM_BYTES_PER_SM // (cta.smem_bytes + hw.SMEM_RESERVED_BYTES)}
+    room = hw.smem_bytes_per_sm(arch)
+    fit = {"shared memory": room // (cta.smem_bytes + hw.SMEM_RESERVED_BYTES)}
     if isinstance(cta.plan, Plan100):
         fit["tensor memory"] = hw.TMEM_COLUMNS // cta.plan.tmem.allocated
     fewest = min(fit.values())
@@ -236,7 +239,7 @@ def hopper_smem(plan: Plan90) -> Section:
         )
         if begin < end
     ]
-    return smem_title(plan.smem_bytes), rows
+    return smem_title(plan.smem_bytes, plan.smem_limit), rows
 
 
 def perform(options: argparse.Namespace) -> int:

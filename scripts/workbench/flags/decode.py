@@ -36,7 +36,7 @@ def add_case(parser: argparse.ArgumentParser) -> None:
 def add_static(parser: argparse.ArgumentParser) -> None:
     """Flags of `explain.py gqa`."""
     add_case(parser)
-    add(parser, "arch", "whose kernel", groups.ARCHS[0], choices=groups.ARCHS)
+    add(parser, "arch", "whose kernel", groups.ARCHS[0], choices=groups.ALL_ARCHS)
 
 
 def add_dump(parser: argparse.ArgumentParser) -> None:
@@ -49,4 +49,4 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py gqa`."""
     add_case(parser)
-    groups.add_tolerance(groups.add_run(parser))
+    groups.add_tolerance(groups.add_run(parser, groups.ALL_ARCHS))

@@ -12,11 +12,12 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from kernelkit.arch import BACKENDS
+from kernelkit.arch import ARCHITECTURES, BACKENDS
 from ptxemu.host.command_line import output_file
 from ptxemu.options import POLICIES
 
 ARCHS = ("sm_100a", "sm_90a")  # what kernels are written for, the first by default
+ALL_ARCHS = (*dict.fromkeys((*ARCHS, *ARCHITECTURES)),)  # where there are kernels on mma.sync, too
 MAX_COUNT = (1 << 31) - 1
 THOUSANDS = {"": 1, "k": 2**10, "m": 2**20}
 # name -> (older spelling, what it counts)

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from gqa_lowlatency import DecodeConfig, decode, decode_plan, reference
-from kernelkit.arch import written_for
+from gqa_lowlatency.launch import ARCHS
 from ptxemu.host.command_line import checking
 from workbench import tables
 from workbench.accuracy import ERRORS, LIMIT, coarser, errors_of
@@ -56,7 +56,7 @@ def judged(case: Case, place: Place, options: argparse.Namespace) -> dict[str, A
     found = run(case, place, options)
     result = found.pop("results")
     changes = {name: value for name, value in case.options.items() if name in REFERENCE_KNOWS}
-    given = case.tables | changes | {"arch": written_for(case.arch)}
+    given = case.tables | changes | {"arch": case.arch}
     exact, rounded = (
         judge(*case.tensors, **given) for judge in (reference.definition, reference.rounded)
     )
@@ -78,7 +78,7 @@ def show(row: dict[str, Any], console: Console) -> None:
 def perform(options: argparse.Namespace) -> int:
     console = Console()
     try:
-        place = choose_place(options)
+        place = choose_place(options, ARCHS)
         options.arch = place.arch
         case = case_of(options)
         with checking(options) as report:

@@ -1,7 +1,8 @@
 """The loop over keys in the SASS of a decode kernel: its work by kind.
 
-sm_90a: of a warp that streams its keys, per step of 16 keys. sm_100a: of an epilogue warp, softmax
-and correction, per tile of 128 keys. Cold blocks, such as repeated waits, are counted once.
+sm_90a, and GPUs of mma.sync alone: of a warp that streams its keys, per step of 16 keys. sm_100a:
+of an epilogue warp, softmax and correction, per tile of 128 keys. Cold blocks, such as repeated
+waits, are counted once.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from cycle_model.sass.instruction import (
 )
 from cycle_model.sass.listing import read
 from gqa_lowlatency.config import DecodeConfig
+from kernelkit.arch import PORTABLE, written_for
 from workbench.sass.softmax import mufu_distance, times_of
 
-# arch -> (what the loop has, what an iteration is at least)
+# What kernels are written for -> (what the loop has, what an iteration is at least)
 LOOPS = {
-    "sm_90a": (("HMMA", "LDGSTS"), "step of 16 keys"),
+    **dict.fromkeys(("sm_90a", PORTABLE), (("HMMA", "LDGSTS"), "step of 16 keys")),
     "sm_100a": (("LDTM", "MUFU.EX2"), "tile of 128 keys"),
 }
 MMA_SHAPE = (16, 8)  # k, n of an HMMA: columns of the head or keys, query rows
@@ -55,17 +57,17 @@ def figures(cubin: Path, config: DecodeConfig, arch: str) -> dict[str, Any]:
     several.
     """
     found, function = read(cubin)
-    return found | {"unit": LOOPS[arch][1], **loop_of(function, config, arch)}
+    return found | {"unit": LOOPS[written_for(arch)][1], **loop_of(function, config, arch)}
 
 
 def loop_of(function: Function, config: DecodeConfig, arch: str) -> dict[str, Any]:
     """What `figures` says of the innermost loop with the marks of `arch`."""
-    inner = function.innermost(function.loops_with(*LOOPS[arch][0]))
+    inner = function.innermost(function.loops_with(*LOOPS[written_for(arch)][0]))
     if len(inner) != 1:
         return {"loop": {}, "stalls": 0.0, "mufu_distance": 0}
     code = function.code(function.loops[inner[0]])
     counts = kinds_of(code, LOOP_KINDS)
-    steps = counts["HMMA"] / products(config) if arch == "sm_90a" else 1
+    steps = counts["HMMA"] / products(config) if written_for(arch) != "sm_100a" else 1
     loop = {kind: count / steps for kind, count in counts.items()}
     return {
         "loop": loop,

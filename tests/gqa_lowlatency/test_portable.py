@@ -1,0 +1,287 @@
+"""Decode on GPUs that only have mma.sync: the problems of the other kernels without clusters, and
+what such a GPU holds, lacks and is filled by."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gqa_lowlatency import choose, decode
+from gqa_lowlatency.arguments import MAX_PARTS, Arguments
+from gqa_lowlatency.choose import (
+    MACHINES,
+    MAX_FIXED_PARTS,
+    MIN_KEYS_OF_PART,
+    choose_columns,
+    choose_config,
+    choose_num_splits,
+    load_of,
+)
+from gqa_lowlatency.config import HEAD_DIMS, DecodeConfig
+from gqa_lowlatency.device import finish
+from gqa_lowlatency.launch import check_config
+from gqa_lowlatency.sm90 import kernel
+from gqa_lowlatency.sm90.plan import WITHOUT_E4M3, Plan90
+from kernelkit import hw
+from kernelkit.launch import Target
+from ptxemu import Options
+from tests.fmha.pairwise import Rule, Space, covering
+from tests.gqa_lowlatency import cases, test_sm90
+from tests.gqa_lowlatency.cases import PATIENCE, Case
+from tests.gqa_lowlatency.space import BORDERS, EDGES, FACTORS, GROUPS, case_of
+from tests.gqa_lowlatency.space import SPACE as OTHERS
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+
+CHECKED = Options(policy="round-robin", check=True, limit=PATIENCE)
+ADVERSARIAL = Options(policy="adversarial", seed=1, limit=PATIENCE)
+ADA, BLACKWELL = "sm_89", "sm_120a"
+PORTABLE = sorted(arch for arch, machine in MACHINES.items() if machine.widest == 1)
+SPACE = Space(
+    FACTORS | {"cluster": (0, 1), "parts": (0, 3, 11), "arch": (ADA, BLACKWELL)},
+    (
+        *OTHERS.rules,
+        Rule(("pdl", "arch"), lambda pdl, arch: not pdl or arch == BLACKWELL),
+    ),
+)
+ROWS = covering(SPACE)
+QUICK = slice(0, 2)
+
+
+def on(rows: Sequence[dict]) -> list:
+    """(arch, case) of rows."""
+    return [
+        pytest.param(row["arch"], case, id=f"{row['arch']}-{case}")
+        for row, case in zip(rows, map(case_of, rows), strict=True)
+    ]
+
+
+def in_turn(chosen: Sequence[Case], parts: int = 0) -> list:
+    """(arch, case): each on one of two GPUs, as one CTA or in parts; a kernel has one GPU."""
+    archs = dict(
+        zip(dict.fromkeys(case.group for case in chosen), itertools.cycle((ADA, BLACKWELL)))
+    )
+    found = []
+    for case in chosen:
+        arch, alone = archs[case.group], replace(case, cluster=1, parts=parts, tuning=())
+        found.append(pytest.param(arch, alone, id=f"{arch}-{alone}"))
+    return found
+
+
+@pytest.mark.parametrize(("arch", "case"), on(ROWS[QUICK]))
+def test_every_value_of_many_factors(arch, case):
+    cases.check(case, arch, CHECKED, ADVERSARIAL)
+
+
+@pytest.mark.parametrize(("arch", "case"), on(ROWS[QUICK.stop :]))
+def test_every_pair_of_values(arch, case):
+    cases.check(case, arch, CHECKED)
+
+
+@pytest.mark.parametrize(("arch", "case"), in_turn(GROUPS, parts=2))
+def test_rows_of_a_kv_head(arch, case):
+    cases.check(case, arch, CHECKED)
+
+
+@pytest.mark.parametrize(("arch", "case"), in_turn((*BORDERS, *EDGES), parts=5))
+def test_borders_of_tiles_and_edges_of_masks(arch, case):
+    cases.check(case, arch, CHECKED)
+
+
+FP8 = {"kv_dtype": "e4m3", "scales": "heads"}
+KINDS = (
+    ("sm_80", Case((300, 5, 0), (8, 2), head_dim=64, sinks=True, window=100, sink_tokens=9)),
+    ("sm_80", Case((600, 40), (33, 1), head_dim=256, parts=4)),  # 8 warps; of the others 4
+    ("sm_86", Case((600, 40), (33, 1), head_dim=256, parts=4)),
+    ("sm_86", Case((300, 5, 0), (64, 1), head_dim=64, keys=16, dtype="fp16")),
+    (ADA, Case((300, 5, 0), (8, 2), 3, keys=8, softcap=15.0, parts=2, **FP8)),
+    (BLACKWELL, Case((2000,), (8, 1), keys=64, pdl="ready", out_dtype="fp32", **FP8)),
+    ("sm_121a", Case((1500, 7), (4, 1), 2, head_dim=64, pdl="pdl")),
+)
+
+
+@pytest.mark.parametrize(("arch", "case"), KINDS, ids=str)
+def test_what_each_gpu_has_its_own_way(arch, case):
+    cases.check(case, arch, CHECKED)
+
+
+MANY = Case((700, 1390, 130, 0), (8, 1), head_dim=64, sinks=True, cluster=1, parts=11)
+
+
+def test_many_parts_are_added_up_together():
+    """More than are asked for at once, and no multiple; entries with fewer tiles, or none."""
+    results = cases.check(MANY, ADA, CHECKED, ADVERSARIAL)
+    alone = cases.check(replace(MANY, parts=1), ADA, CHECKED)
+    assert not torch.equal(results[0], alone[0]), "parts make no difference, so this shows nothing"
+
+
+TRAPS = {
+    "no part twice": ("if first + k < all_parts:", "if first + k < all_parts + 1:"),
+    "moves to the new maximum": ("            acc[n] *= old\n", "            acc[n] *= 1.0\n"),
+    "waits for the others": (
+        "if is_last(threads, box, tables, unit, all_parts):",
+        "if is_last(threads, box, tables, unit, all_parts) | (place.part == 0):",
+    ),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_merge_without_its_cure_is_noticed(changed, trap):
+    changed(finish, [kernel], "finish", TRAPS[trap])
+    with pytest.raises(AssertionError):
+        cases.check(replace(MANY, amplitude=4.0), ADA, CHECKED)
+
+
+def test_elements_of_q_may_be_far_apart(monkeypatch):
+    """Their largest is found by another instruction than on Hopper."""
+    monkeypatch.setattr(test_sm90, "ARCH", ADA)
+    tensors = test_sm90.problem()
+    results = test_sm90.decoded(*tensors, 1.0)
+    options = {"scale": 1.0, "arch": ADA}
+    cases.expect(cases.verdicts(tensors, options, results, torch.bfloat16))
+    for value in (float("inf"), float("nan"), 3e38, 2.0**-133):
+        test_sm90.test_extreme_elements_of_q_stay_in_their_row(value)
+
+
+def test_an_entry_does_not_know_its_batch():
+    """Its parts depend on the keys alone, and the number of parts on no GPU."""
+    case = Case((1100, 77, 600, 0), (8, 2), 2, head_dim=64, batch_invariant=True)
+    q, k, v = case.inputs()
+    options = case.options() | case.launch_options(ADA) | {"max_kv_len": 1130}
+    lens = options.pop("kv_lens")
+
+    def step(*entries):
+        chosen = torch.tensor(entries)
+        tensors = (tensor[chosen] for tensor in (q, k, v))
+        return decode(*tensors, kv_lens=lens[chosen], return_lse=True, **options)
+
+    o, lse = step(0, 1, 2, 3)
+    for entries in ((0,), (2, 1), (3, 0)):
+        expected = (o[list(entries)], lse[list(entries)])
+        assert cases.same_bits(step(*entries), expected), entries
+
+
+# -- choices --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", PORTABLE)
+@pytest.mark.parametrize("sms", [0, 16, 58, 188])
+def test_parts_fill_the_sms(arch, sms):
+    here = sms or hw.SMS_OF[arch]
+    for keys, ctas in itertools.product((0, 255, 4096, 100_000), (1, 8, 30, 64, 200)):
+        parts = choose_num_splits(arch, keys, ctas, 1, sms=sms)
+        assert parts == 1 or parts * ctas <= here, "more CTAs than SMs"
+        assert parts == 1 or keys >= parts * MIN_KEYS_OF_PART, "shorter shares than are worth it"
+        most = parts == MAX_PARTS or (parts + 1) * MIN_KEYS_OF_PART > keys
+        assert most or (parts + 1) * ctas > here, "SMs without work"
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "clusters", "parts"),
+    [
+        (ADA, 8192, 8, 16),  # 128 of 128 SMs
+        (ADA, 8192, 9, 14),
+        (ADA, 1024, 8, 4),  # of two tiles each
+        (ADA, 8192, 65, 1),
+        (ADA, 100_000, 1, 64),
+        (BLACKWELL, 8192, 8, 21),  # 168 of 170
+        ("sm_87", 8192, 8, 2),
+        ("sm_86", 511, 1, 1),
+    ],
+)
+def test_how_many_parts(arch, keys, clusters, parts):
+    assert choose_num_splits(arch, keys, clusters, 1) == parts
+    fixed = {choose_num_splits(arch, keys, n, 1, batch_invariant=True, sms=n) for n in (1, 8, 300)}
+    assert fixed == {max(1, min(keys // 512, MAX_FIXED_PARTS))}
+
+
+@pytest.mark.parametrize(("sms", "parts"), [(128, True), (15, False)])
+def test_a_launch_takes_the_sms_of_its_gpu(sms, parts, monkeypatch):
+    monkeypatch.setattr(choose, "sms_of", lambda device: sms)
+    given = SimpleNamespace(
+        batch=1, kv_heads=8, q=SimpleNamespace(device=torch.device("cuda")),
+        most_seen=8192, batch_invariant=False, parts=0,
+    )  # fmt: skip
+    load = load_of(given, ADA)
+    assert load.sms == sms
+    assert load_of(given, "sm_90a").sms == 0
+    assert choose.config_for(DecodeConfig(cluster=0), ADA, load).parts == parts
+
+
+def chosen(arch: str, **options: bool) -> DecodeConfig:
+    """What is compiled for 8k keys of 8 KV heads."""
+    q, k = torch.empty(1, 64, 128), torch.empty(1, 8192, 8, 128)
+    inputs = (tensor.to("meta", torch.bfloat16) for tensor in (q, k, k))
+    return choose_config(Arguments(*inputs, **options), Target("emulate", arch))
+
+
+@pytest.mark.parametrize("arch", PORTABLE)
+def test_what_is_chosen_has_no_cluster(arch):
+    config = chosen(arch)
+    assert (config.cluster, config.parts, config.warps, config.step) == (1, True, 0, 0)
+    assert (config.alone, config.early, config.beside) == (False, False, False)
+    check_config(config, arch)
+
+
+def test_two_grids_share_sms_with_pdl():
+    """Where each CTA has an SM for itself the next grid's stand on SMs that are free again."""
+    config = chosen(BLACKWELL, pdl=True, kv_ready_before_pdl=True)
+    assert (config.alone, config.early) == (True, False)
+    assert 2 * (Plan90(config, BLACKWELL).smem_bytes + 1024) > hw.smem_bytes_per_sm(BLACKWELL)
+
+
+# -- what a GPU holds and lacks -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", PORTABLE)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_what_is_chosen_fits(arch, head_dim):
+    columns = choose_columns(arch, head_dim)
+    for rows, alone, kv_dtype in itertools.product(
+        (*range(1, 9), 16, 32, 100), (0, 1), ("", "e4m3")
+    ):
+        if kv_dtype and arch in WITHOUT_E4M3:
+            continue
+        config = DecodeConfig(
+            head_dim, group=rows, kv_dtype=kv_dtype, max_columns=columns, alone=bool(alone)
+        )
+        check_config(config, arch)
+        plan = Plan90(config, arch)
+        assert plan.smem_bytes <= hw.smem_bytes_per_cta(arch)
+        assert plan.warps in (4, 8)
+        more = Plan90(replace(config, warps=8), arch)
+        assert plan.warps == 8 or more.smem_bytes > hw.smem_bytes_per_cta(arch)
+
+
+@pytest.mark.parametrize(
+    ("arch", "fields", "error", "words"),
+    [
+        (ADA, {"cluster": 2}, NotImplementedError, "cluster 2 on sm_89: 1"),
+        (BLACKWELL, {"cluster": 8}, NotImplementedError, "cluster 8 on sm_120a: 1"),
+        (ADA, {"pdl": True}, NotImplementedError, "pdl on sm_89: griddepcontrol"),
+        ("sm_80", {"kv_dtype": "e4m3"}, NotImplementedError, "e4m3 keys on sm_80: .* 8.9"),
+        ("sm_86", {"kv_dtype": "e4m3"}, NotImplementedError, "e4m3 keys on sm_86"),
+        ("sm_87", {"kv_dtype": "e4m3"}, NotImplementedError, "e4m3 keys on sm_87"),
+        (ADA, {"stages": 4}, ValueError, "bytes of shared memory, limit 101376"),
+        ("sm_80", {"stages": 6}, ValueError, "bytes of shared memory, limit 166912"),
+        (ADA, {"head_dim": 256, "warps": 8}, ValueError, "limit 101376"),
+    ],
+)  # fmt: skip
+def test_refusals_name_value_and_limit(arch, fields, error, words, no_compile):
+    if "stages" in fields:
+        fields = fields | {"warps": 8}
+    with pytest.raises(error, match=words):
+        check_config(DecodeConfig(**fields), arch)
+
+
+def test_a_call_refuses_before_it_compiles(no_compile):
+    q, k = torch.zeros(1, 8, 64).bfloat16(), torch.zeros(1, 64, 1, 64)
+    with pytest.raises(NotImplementedError, match="e4m3 keys on sm_86"):
+        decode(q, *(k.to(torch.float8_e4m3fn),) * 2, arch="sm_86")
+    with pytest.raises(NotImplementedError, match="pdl on sm_80"):
+        decode(q, *(k.bfloat16(),) * 2, arch="sm_80", pdl=True)
