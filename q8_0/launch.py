@@ -9,6 +9,7 @@ import torch
 
 from kernelkit.arch import PORTABLE
 from kernelkit.compile import compile_once
+from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import Target, choose_target, launch, sms_of
 from kernelkit.operator import Operator
 from kernelkit.param_table import ParamTable
@@ -282,8 +283,12 @@ def _launch(config: Config, params: Any, ctas: int, target: Target, device: torc
     if ctas > MOST_CTAS:
         raise ValueError(f"{ctas} CTAs: at most {MOST_CTAS}")
     if ctas:
-        compiled = compile_once(config, target.arch, f"q8_0.{KERNELS[type(config)]}")
-        launch(compiled, (ParamTable.of(params), ctas), target, device)
+        launch(compile_kernel(config, target.arch), (ParamTable.of(params), ctas), target, device)
+
+
+def compile_kernel(config: Config, arch: str) -> CompiledKernel | None:
+    """The kernel of a config; None while `kernelkit.compile.collecting`."""
+    return compile_once(config, arch, f"q8_0.{KERNELS[type(config)]}")
 
 
 REPACK = Operator("q8_0_repack", Repacked, run_repack, empty_repack, results=1)
