@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernelkit import hw
-from q8_0.product.config import ALIGNED_BLOCKS, BLOCK, ProductConfig
+from q8_0.blocks import BLOCK, INTERLEAVED, SOA
+from q8_0.product.config import ALIGNED_BLOCKS, ProductConfig
 
 WIDE_GROUP = 16  # tiles of tokens that are neighbours in the grid, at most
 MOST_STAGES = 4
-FEWEST_STAGES = {"soa": 2, "interleaved": 3}
+FEWEST_STAGES = {SOA: 2, INTERLEAVED: 3}
 WRITE_BYTES = 16  # of a lane
 
 # (warp_tokens, warp_rows, warps_of_tokens, warps_of_rows, ctas_per_sm); the first tile that has
@@ -69,7 +70,7 @@ def _shapes(layout: str, arch: str) -> tuple[Shape, ...]:
         return TWO_CTAS
     if hw.smem_bytes_per_cta(arch) > hw.smem_bytes_per_cta("sm_89"):
         return TWO_CTAS
-    return ONE_CTA if layout == "soa" else ONE_CTA_SPLIT
+    return ONE_CTA if layout == SOA else ONE_CTA_SPLIT
 
 
 def with_stages(config: ProductConfig, arch: str) -> ProductConfig:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelkit import hw
+from q8_0.blocks import BLOCK, INTERLEAVED
 
-BLOCK = 32  # quants that share a scale, and K of an mma
-BLOCK_BYTES = 34  # of a block in GGUF: the scale, fp16, and the quants
 BLOCKS_OF_STAGE = 2
 STAGE_K = BLOCK * BLOCKS_OF_STAGE
 CHUNK_BYTES = hw.SMEM_UNIT_BYTES
@@ -22,14 +21,13 @@ ALIGNED_BLOCKS = 8  # 272 bytes: from here on blocks begin at multiples of 16 by
 # Chunks in which two blocks of a row lie: 68 bytes that begin 0, 4, 8 or 12 bytes behind a multiple
 # of 16, or, where rows begin anywhere, up to 14.
 RAW_CHUNKS, RAW_CHUNKS_ANYWHERE = 5, 6
-LAYOUTS = ("interleaved", "soa")
 
 
 @dataclass(frozen=True)
 class ProductConfig:
     """A kernel.
 
-    layout: of the weights, see LAYOUTS. out_dtype: 'bf16', 'fp16' or 'fp32'. warp_tokens,
+    layout: of the weights, see `q8_0.blocks`. out_dtype: 'bf16', 'fp16' or 'fp32'. warp_tokens,
     warp_rows: of a warp. warps_of_tokens, warps_of_rows: of a CTA. stages: of the rings.
     ctas_per_sm: that registers and shared memory leave room for. even: the number of blocks of a
     row is. aligned: every ALIGNED_BLOCKS blocks of interleaved weights begin at a multiple of 16
@@ -68,7 +66,7 @@ class ProductConfig:
     @property
     def interleaved(self) -> bool:
         """Whether the weights are as in a file of GGUF."""
-        return self.layout == "interleaved"
+        return self.layout == INTERLEAVED
 
     @property
     def raw_chunks(self) -> int:

@@ -88,20 +88,22 @@ class Product:
             cute.arch.cp_async_wait_group(ahead - 1)
             cute.arch.sync_threads()
         self.finish(scope, Int32(0), Int32(0), x_scales, w_scales)
-        acc, places = self.blocks.accumulator(), self.blocks.places()
-        slot, behind = Int32(0), Int32(ahead)  # of this step, and of the one that is begun
+        acc, places = self.blocks.accumulator(), self.blocks.places(scope.smem)
         for step in cutlass.range(scope.steps, unroll=1):
             # Interleaved blocks are taken apart a step before they are multiplied.
             cute.arch.cp_async_wait_group(ahead - (2 if config.interleaved else 1))
             cute.arch.sync_threads()
-            self.copy(scope, step + ahead, behind)
-            following = Int32(0) if slot == ahead else slot + 1
+            self.copy(scope, step + ahead, self.slot(step + ahead))
             if step + 1 < scope.steps:
-                self.finish(scope, step + 1, following, x_scales, w_scales)
-            quants = (scope.smem + slot * config.x_bytes, self.loader.quants(scope, step, slot))
-            self.blocks.multiply_stage(scope, places, quants, step, acc)
-            behind, slot = slot, following
+                self.finish(scope, step + 1, self.slot(step + 1), x_scales, w_scales)
+            slot = self.slot(step)
+            quants = (slot * config.x_bytes, self.loader.quants(step, slot))
+            self.blocks.multiply_stage(places, quants, step, acc)
         self.epilogue.run(scope, acc)
+
+    def slot(self, step: Int32) -> Int32:
+        """Of the rings."""
+        return Int32(Uint32(step) % Uint32(self.config.stages))
 
     @cute.jit
     def copy(self, scope: Scope, step: Int32, slot: Int32) -> None:

@@ -11,8 +11,8 @@ from cutlass import Float32, Int32, Int64, Uint16, Uint32
 
 from kernelkit import shared_words
 from kernelkit.words import vector_at
+from q8_0.blocks import BLOCK, SCALE_BYTES
 from q8_0.product.config import (
-    BLOCK,
     BLOCKS_OF_STAGE,
     CHUNK_BYTES,
     CHUNKS,
@@ -55,24 +55,26 @@ class Loader:
         at_once = config.threads // CHUNKS
         row, chunk = thread // CHUNKS, thread % CHUNKS
         target = target + row * STAGE_K + (chunk ^ swizzle_of(row)) * CHUNK_BYTES
-        column = Int64(step * STAGE_K + chunk * CHUNK_BYTES)
-        valid = Int32(CHUNK_BYTES)
+        stride, valid = scope.blocks * BLOCK, Int32(CHUNK_BYTES)
+        column = chunk * CHUNK_BYTES
         if cutlass.const_expr(not config.even):
             there = step * BLOCKS_OF_STAGE + chunk * CHUNK_BYTES // BLOCK < scope.blocks
-            valid, column = (valid, column) if there else (Int32(0), Int64(0))
-        source = matrix.address + Int64(first) * matrix.stride + column
-        near = source + Int64(row) * matrix.stride
+            valid = valid if there else Int32(0)
+        # Offsets in 32 bits are the same for tokens and rows, and so are their registers.
+        start, offset = matrix.address + Int64(first) * stride, row * stride + column
+        offset = offset + step * STAGE_K
         for begin in cutlass.range_constexpr(0, count, at_once):
             place = target + begin * STAGE_K
+            near = offset + begin * stride
             if cutlass.const_expr(config.small):
                 existing = cutlass.min(row + begin, Int32(matrix.rows) - 1 - first)
-                near = source + Int64(existing) * matrix.stride
+                near = existing * stride + column + step * STAGE_K
             if begin + at_once <= count or begin + row < count:
                 if cutlass.const_expr(config.even):
-                    copy_whole(place, near)
+                    copy_whole(place, start + Int64(Uint32(near)))
                 else:
-                    copy_bytes(place, near, valid)
-            near = near + at_once * matrix.stride
+                    near = near if valid > 0 else Int32(0)
+                    copy_bytes(place, start + Int64(Uint32(near)), valid)
 
     @cute.jit
     def load_scales(
@@ -80,18 +82,24 @@ class Loader:
         scope: Scope,
         matrix: Matrix,
         first: Int32,
+        count: cutlass.Constexpr[int],
         step: Int32,
         scales: cute.Tensor,
     ) -> None:
-        """Scales of the rows thread, thread + threads, ..., two fp16 each; zeros behind K."""
+        """Scales of the rows thread, thread + threads, ... of `count`, two fp16 each; zeros behind
+        K."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         for k in cutlass.range_constexpr(cute.size(scales)):
             row = thread + k * config.threads
+            if cutlass.const_expr((k + 1) * config.threads > count):
+                row = cutlass.min(row, Int32(count - 1))  # of threads that store none
             if cutlass.const_expr(config.small):
                 row = cutlass.min(row, Int32(matrix.rows) - 1 - first)
-            at = matrix.address + Int64(first + row) * matrix.stride
-            at = at + Int64(step) * (2 * BLOCKS_OF_STAGE)
+            stride = scope.blocks * SCALE_BYTES
+            start = matrix.address + Int64(first) * stride
+            offset = row * stride + step * (SCALE_BYTES * BLOCKS_OF_STAGE)
+            at = start + Int64(Uint32(offset))
             if cutlass.const_expr(config.even):
                 scales[k] = vector_at(at, Uint32, 1)[0]
             else:
@@ -104,15 +112,15 @@ class Loader:
     def load_token_scales(self, scope: Scope, step: Int32, scales: cute.Tensor) -> None:
         """Those of the tile's tokens."""
         if step < scope.steps:
-            first = scope.tile.token
-            self.load_scales(scope, scope.params.x_scales, first, step, scales)
+            matrix, first = scope.params.x_scales, scope.tile.token
+            self.load_scales(scope, matrix, first, self.config.tile_tokens, step, scales)
 
     @cute.jit
     def store_token_scales(self, scope: Scope, step: Int32, scales: cute.Tensor) -> None:
         """What `load_token_scales` found, to the half of this step."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
-        half = config.x_scale_offset + step % HALVES * (BLOCKS_OF_STAGE * config.x_scale_bytes)
+        half = config.x_scale_offset + (step & 1) * (BLOCKS_OF_STAGE * config.x_scale_bytes)
         for k in cutlass.range_constexpr(cute.size(scales)):
             token = thread + k * config.threads
             place = scope.smem + half + token_place(token)
@@ -144,15 +152,15 @@ class SoaLoader(Loader):
     def load_weight_scales(self, scope: Scope, step: Int32, scales: cute.Tensor) -> None:
         """Those of the tile's rows."""
         if step < scope.steps:
-            first = scope.tile.row
-            self.load_scales(scope, scope.params.w_scales, first, step, scales)
+            matrix, first = scope.params.w_scales, scope.tile.row
+            self.load_scales(scope, matrix, first, self.config.tile_rows, step, scales)
 
     @cute.jit
     def finish_weights(self, scope: Scope, step: Int32, _slot: Int32, scales: cute.Tensor) -> None:
         """What `load_weight_scales` found, to the half of this step."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
-        half = config.w_scale_offset + step % HALVES * (BLOCKS_OF_STAGE * config.w_scale_bytes)
+        half = config.w_scale_offset + (step & 1) * (BLOCKS_OF_STAGE * config.w_scale_bytes)
         for k in cutlass.range_constexpr(cute.size(scales)):
             row = thread + k * config.threads
             place = scope.smem + half + row * 4
@@ -162,6 +170,6 @@ class SoaLoader(Loader):
                     at = place + block * config.w_scale_bytes
                     shared_words.store(at, Float32, (found[block],))
 
-    def quants(self, scope: Scope, _step: Int32, slot: Int32) -> Int32:
-        """Address of those of a step, which is in `slot` of the rings."""
-        return scope.smem + self.config.w_offset + slot * self.config.w_bytes
+    def quants(self, _step: Int32, slot: Int32) -> Int32:
+        """Where those of a step begin, which is in `slot` of the rings."""
+        return slot * self.config.w_bytes

@@ -10,9 +10,9 @@ from cutlass import Float32, Int32, Int64, Uint32
 
 from kernelkit import shared_words
 from kernelkit.warp_mma import pick
+from q8_0.blocks import BLOCK_BYTES
 from q8_0.product.config import (
     ALIGNED_BLOCKS,
-    BLOCK_BYTES,
     BLOCKS_OF_STAGE,
     CHUNK_BYTES,
     HALVES,
@@ -127,14 +127,14 @@ class SplittingLoader(Loader):
     ) -> None:
         """parts: words of quants, and a word whose low half is the scale."""
         config, (quants, scale) = self.config, parts
-        place = self.quants(scope, step, Int32(0)) + row * STAGE_K
+        place = scope.smem + config.w_offset + self.quants(step, Int32(0)) + row * STAGE_K
         for k in cutlass.range_constexpr(2):
             at = place + ((block * 2 + k) ^ swizzle_of(row)) * CHUNK_BYTES
             shared_words.store(at, Uint32, tuple(quants[4 * k : 4 * k + 4]))
-        half = step % HALVES * BLOCKS_OF_STAGE + block
+        half = (step & 1) * BLOCKS_OF_STAGE + block
         at = scope.smem + config.w_scale_offset + half * config.w_scale_bytes + row * 4
         shared_words.store(at, Float32, (widened(scale)[0],))
 
-    def quants(self, scope: Scope, step: Int32, _slot: Int32) -> Int32:
-        """Address of those of a step."""
-        return scope.smem + self.config.w_offset + step % HALVES * self.config.w_bytes
+    def quants(self, step: Int32, _slot: Int32) -> Int32:
+        """Where those of a step begin."""
+        return (step & 1) * self.config.w_bytes
