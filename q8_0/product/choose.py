@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from kernelkit import hw
 from q8_0.blocks import BLOCK, INTERLEAVED, SOA
-from q8_0.product.config import ALIGNED_BLOCKS, ProductConfig
+from q8_0.product.config import ALIGNED_BLOCKS, OWN_ROWS, ProductConfig
 
 WIDE_GROUP = 16  # tiles of tokens that are neighbours in the grid, at most
 MOST_STAGES = 4
+SMALL_SMEM = 100 << 10  # of an SM that has no room for two CTAs
 FEWEST_STAGES = {SOA: 2, INTERLEAVED: 3}
-WRITE_BYTES = 16  # of a lane
 
 # (warp_tokens, warp_rows, warps_of_tokens, warps_of_rows, ctas_per_sm); the first tile that has
 # no more than twice the tokens that there are, by how many CTAs of it fit an SM.
@@ -27,24 +27,25 @@ ONE_CTA_SPLIT: tuple[Shape, ...] = ((32, 64, 4, 2, 1), *TWO_CTAS[1:])
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a product. aligned: the address and the stride of the result are multiples of 16 bytes."""
+    """Of a product."""
 
     tokens: int
     rows: int
     cols: int
-    aligned: bool
 
 
-def choose(layout: str, out_dtype: str, sizes: Sizes, arch: str) -> ProductConfig:
-    """The kernel for these sizes."""
+def choose(
+    layout: str, out_dtype: str, sizes: Sizes, arch: str, *, aligned: bool, vector: bool
+) -> ProductConfig:
+    """The kernel for these sizes. aligned, vector: address and stride of the weights, of the result,
+    are multiples of 16 bytes."""
     blocks = sizes.cols // BLOCK
-    step = WRITE_BYTES // (4 if out_dtype == "fp32" else 2)
     plain = ProductConfig(
         layout,
         out_dtype,
         even=blocks % 2 == 0,
-        aligned=blocks % ALIGNED_BLOCKS == 0,
-        vector=sizes.aligned and sizes.rows % max(step, 8) == 0,
+        aligned=layout == SOA or (aligned and blocks % ALIGNED_BLOCKS == 0),
+        vector=vector and sizes.rows % OWN_ROWS == 0,
     )
     for tokens, rows, by_tokens, by_rows, ctas in _shapes(layout, arch):
         config = with_stages(
@@ -65,10 +66,7 @@ def choose(layout: str, out_dtype: str, sizes: Sizes, arch: str) -> ProductConfi
 
 
 def _shapes(layout: str, arch: str) -> tuple[Shape, ...]:
-    room = hw.smem_bytes_per_sm(arch)
-    if room > 2 * hw.smem_bytes_per_cta("sm_89") - hw.SMEM_RESERVED_BYTES:
-        return TWO_CTAS
-    if hw.smem_bytes_per_cta(arch) > hw.smem_bytes_per_cta("sm_89"):
+    if hw.smem_bytes_per_cta(arch) > SMALL_SMEM:
         return TWO_CTAS
     return ONE_CTA if layout == SOA else ONE_CTA_SPLIT
 

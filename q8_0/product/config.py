@@ -16,6 +16,7 @@ STAGE_K = BLOCK * BLOCKS_OF_STAGE
 CHUNK_BYTES = hw.SMEM_UNIT_BYTES
 CHUNKS = STAGE_K // CHUNK_BYTES  # of a row and stage
 MMA_TOKENS, MMA_ROWS = 16, 8
+OWN_ROWS = 8  # neighbours in the result that a lane has
 HALVES = 2  # buffers of what is made from a stage just before it is multiplied
 ALIGNED_BLOCKS = 8  # 272 bytes: from here on blocks begin at multiples of 16 bytes again
 # Chunks in which two blocks of a row lie: 68 bytes that begin 0, 4, 8 or 12 bytes behind a multiple

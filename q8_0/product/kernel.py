@@ -7,7 +7,7 @@ behind it the stage's quants are there for all threads, and what it was before i
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Int32, Int64, Uint32
+from cutlass import Int32, Uint32
 from cutlass.memory import SmemAllocator
 
 from kernelkit.device_table import DeviceTable
@@ -49,7 +49,7 @@ class Product:
         size = Int32(params.group)
         row_tile = cta // size
         first_token = (group * size + cta - row_tile * size) * config.tile_tokens
-        if first_token < Int32(params.out.rows):  # the last group may have fewer
+        if first_token < Int32(params.x.rows):  # the last group may have fewer
             scope = self.scope(params, first_token, row_tile * config.tile_rows)
             self.run(scope)
 
@@ -59,8 +59,8 @@ class Product:
         config = self.config
         token, row = first_token, first_row
         if cutlass.const_expr(not config.small):
-            token = cutlass.min(token, Int32(params.out.rows) - config.tile_tokens)
-            row = cutlass.min(row, Int32(params.w.rows) - config.tile_rows)
+            token = cutlass.min(token, Int32(params.x.rows) - config.tile_tokens)
+            row = cutlass.min(row, Int32(params.w.quants.rows) - config.tile_rows)
         smem = SmemAllocator().allocate(config.smem_bytes, byte_alignment=128).toint()
         blocks = Int32(params.blocks)
         return Scope(

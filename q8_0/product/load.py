@@ -145,14 +145,14 @@ class SoaLoader(Loader):
         """Begin to copy quants of the tile's rows."""
         config = self.config
         target = scope.smem + config.w_offset + slot * config.w_bytes
-        matrix, first = scope.params.w, scope.tile.row
+        matrix, first = scope.params.w.quants, scope.tile.row
         self.copy_rows(scope, matrix, first, config.tile_rows, target, step)
 
     @cute.jit
     def load_weight_scales(self, scope: Scope, step: Int32, scales: cute.Tensor) -> None:
         """Those of the tile's rows."""
         if step < scope.steps:
-            matrix, first = scope.params.w_scales, scope.tile.row
+            matrix, first = scope.params.w.scales, scope.tile.row
             self.load_scales(scope, matrix, first, self.config.tile_rows, step, scales)
 
     @cute.jit

@@ -36,7 +36,7 @@ class SplittingLoader(Loader):
     def copy_weights(self, scope: Scope, step: Int32, slot: Int32) -> None:
         """Begin to copy the chunks of the tile's rows."""
         config = self.config
-        matrix, first = scope.params.w, scope.tile.row
+        weights, first = scope.params.w, scope.tile.row
         thread, _, _ = cute.arch.thread_idx()
         target = scope.smem + config.raw_offset + slot * config.raw_bytes
         tasks = config.tile_rows * config.raw_chunks
@@ -45,8 +45,8 @@ class SplittingLoader(Loader):
             row, chunk = task // config.raw_chunks, task % config.raw_chunks
             place = target + task * CHUNK_BYTES
             if cutlass.const_expr(config.small):
-                row = cutlass.min(row, Int32(matrix.rows) - 1 - first)
-            source = matrix.address + Int64(first + row) * matrix.stride
+                row = cutlass.min(row, Int32(weights.quants.rows) - 1 - first)
+            source = weights.quants.address + Int64(first + row) * weights.stride
             if begin + config.threads <= tasks or task < tasks:
                 if cutlass.const_expr(config.aligned):
                     inside = step // STAGES_OF_TURN * TURN_BYTES + step % STAGES_OF_TURN * STAGE_K
@@ -58,7 +58,7 @@ class SplittingLoader(Loader):
     @cute.jit
     def copy_existing(self, scope: Scope, place: Int32, source: Int64) -> None:
         """A chunk, zeros behind the end of the weights."""
-        end = scope.params.w_end
+        end = scope.params.w.end
         valid = Int32(cutlass.max(cutlass.min(end - source, Int64(CHUNK_BYTES)), Int64(0)))
         copy_bytes(place, source if valid > 0 else end & Int64(-CHUNK_BYTES), valid)
 
@@ -107,11 +107,11 @@ class SplittingLoader(Loader):
         self, scope: Scope, step: Int32, row: Int32, block: Int32, from_row: Int32
     ) -> None:
         """Two bytes at a time, from where the block begins in its chunks."""
-        config, matrix, tile = self.config, scope.params.w, scope.tile
+        config, weights, tile = self.config, scope.params.w, scope.tile
         existing = row
         if cutlass.const_expr(config.small):
-            existing = cutlass.min(row, Int32(matrix.rows) - 1 - tile.row)
-        start = matrix.address + Int64(tile.row + existing) * matrix.stride
+            existing = cutlass.min(row, Int32(weights.quants.rows) - 1 - tile.row)
+        start = weights.quants.address + Int64(tile.row + existing) * weights.stride
         start = start + Int64(step) * STAGE_BYTES
         at = from_row + (Int32(start) & (CHUNK_BYTES - 1)) + block * BLOCK_BYTES
         halves = [load_half(at + 2 * k) for k in range(2 * WORDS + 1)]

@@ -7,12 +7,11 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from kernelkit.warp_mma import pack
 from kernelkit.words import bits_of, vector_at
 from q8_0.product.blocks import GROUP, GROUP_ROWS, Blocks
-from q8_0.product.config import MMA_TOKENS, ProductConfig
+from q8_0.product.config import MMA_TOKENS, OWN_ROWS, ProductConfig
 from q8_0.product.scope import Scope
 from q8_0.product.words import store_words
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
-OWN_ROWS = 8  # neighbours that a lane has
 
 
 class Store:
@@ -25,15 +24,15 @@ class Store:
     @cute.jit
     def run(self, scope: Scope, acc: cute.Tensor) -> None:
         """Write the tokens and rows that are there and that no other tile writes."""
-        blocks, tile, out = self.blocks, scope.tile, scope.params.out
+        blocks, tile, params = self.blocks, scope.tile, scope.params
         lane = cute.arch.lane_idx()
         token, row = blocks.origin()
         token = tile.token + token + lane // 4
         row = tile.row + row + lane % 4 * OWN_ROWS
         for index in cutlass.range_constexpr(blocks.token_tiles * 2):
             at_token = token + index // 2 * MMA_TOKENS + index % 2 * 8
-            wanted = at_token >= tile.first_token and at_token < Int32(out.rows)
-            start = out.address + Int64(at_token) * out.stride
+            wanted = at_token >= tile.first_token and at_token < Int32(params.x.rows)
+            start = params.out + Int64(at_token) * params.out_stride
             for group in cutlass.range_constexpr(blocks.row_tiles // GROUP):
                 values = []
                 for k in cutlass.range_constexpr(OWN_ROWS):
@@ -62,7 +61,7 @@ class Store:
 
     def is_wanted(self, scope: Scope, row: Int32) -> Boolean:
         """Whether this tile writes a row of the weights."""
-        return (row >= scope.tile.first_row) & (row < Int32(scope.params.w.rows))
+        return (row >= scope.tile.first_row) & (row < Int32(scope.params.w.quants.rows))
 
     def words(self, values: list[Float32]) -> list[Uint32]:
         """As they are in memory."""
