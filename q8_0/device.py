@@ -130,7 +130,7 @@ def _assembled(count: int) -> str:
 
 
 @cute.jit
-def quant_floats(words: tuple) -> list:
+def quant_floats(words: tuple[Uint32, ...]) -> list:
     """Quants as fp32, exactly: a byte, its sign flipped, is added to 2^23 by where it stands."""
     found = []
     for word in words:
@@ -189,7 +189,7 @@ def load_scale(address: Int64, exists: Boolean) -> Float32:
 
 
 @cute.jit
-def _numbers(word: Uint32, dtype: cutlass.Constexpr[str]) -> tuple:
+def _numbers(word: Uint32, dtype: cutlass.Constexpr[str]) -> tuple[Float32, ...]:
     """The one or two numbers of a word, as fp32."""
     text, count = NUMBERS[dtype]
     found = cute.arch.inline_ptx(text, write_only_types=[Float32] * count, read_only_args=[word])
@@ -211,7 +211,7 @@ def dot(quants: list, numbers: list) -> Float32:
 
 
 @cute.jit
-def integer_dot(quants: tuple, others: list) -> Float32:
+def integer_dot(quants: tuple[Uint32, ...], others: list) -> Float32:
     """The sum of products of 16 int8 and 16 others, exactly."""
     return cute.arch.inline_ptx(
         "{ .reg .b32 s; dp4a.s32.s32 s, {$r0}, {$r4}, 0; dp4a.s32.s32 s, {$r1}, {$r5}, s; "

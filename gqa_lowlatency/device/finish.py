@@ -193,7 +193,7 @@ def add_many_parts(
     config: DecodeConfig,
     how: Finishing,
     partial: cute.Tensor,
-    where: tuple[Int32, Int32, Int32],
+    where: tuple[Int32, ...],
     all_parts: Int32,
 ) -> tuple[cute.Tensor, mailbox.Statistics]:
     """The same, `how.ahead` parts at a time: their loads are on the way together, and O moves to a

@@ -20,7 +20,12 @@ FEWEST_STAGES = {SOA: 2, INTERLEAVED: 3}
 # (warp_tokens, warp_rows, warps_of_tokens, warps_of_rows, ctas_per_sm); the first tile that has
 # no more than twice the tokens that there are, by how many CTAs of it fit an SM.
 Shape = tuple[int, int, int, int, int]
-TWO_CTAS: tuple[Shape, ...] = ((64, 64, 2, 2, 2), (32, 64, 2, 2, 2), (32, 32, 1, 4, 3), (16, 32, 1, 4, 3))
+TWO_CTAS: tuple[Shape, ...] = (
+    (64, 64, 2, 2, 2),
+    (32, 64, 2, 2, 2),
+    (32, 32, 1, 4, 3),
+    (16, 32, 1, 4, 3),
+)
 ONE_CTA: tuple[Shape, ...] = ((64, 64, 2, 4, 1), *TWO_CTAS[1:])
 ONE_CTA_SPLIT: tuple[Shape, ...] = ((32, 64, 4, 2, 1), *TWO_CTAS[1:])
 
@@ -37,7 +42,7 @@ class Sizes:
 def choose(
     layout: str, out_dtype: str, sizes: Sizes, arch: str, *, aligned: bool, vector: bool
 ) -> ProductConfig:
-    """The kernel for these sizes. aligned, vector: address and stride of the weights, of the result,
+    """The kernel for these sizes. aligned, vector: address and stride of weights, of the result,
     are multiples of 16 bytes."""
     blocks = sizes.cols // BLOCK
     plain = ProductConfig(

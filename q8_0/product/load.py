@@ -16,7 +16,6 @@ from q8_0.product.config import (
     BLOCKS_OF_STAGE,
     CHUNK_BYTES,
     CHUNKS,
-    HALVES,
     STAGE_K,
     ProductConfig,
 )

@@ -15,7 +15,6 @@ from q8_0.product.config import (
     ALIGNED_BLOCKS,
     BLOCKS_OF_STAGE,
     CHUNK_BYTES,
-    HALVES,
     STAGE_K,
 )
 from q8_0.product.load import Loader
@@ -86,8 +85,7 @@ class SplittingLoader(Loader):
     def split_aligned(
         self, scope: Scope, step: Int32, row: Int32, block: Int32, from_row: Int32
     ) -> None:
-        """The first scale begins at word step % 4, the second one in the middle of word 8 + that.
-        """
+        """The first scale begins at word step % 4, the second in the middle of word 8 + that."""
         chunks = []
         for k in cutlass.range_constexpr(3):
             at = from_row + (block * SECOND_CHUNK + k) * CHUNK_BYTES

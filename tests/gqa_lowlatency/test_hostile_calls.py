@@ -87,7 +87,7 @@ CALLS = [
     hostile(call(parts=-1), "-1 parts"),
     hostile(call(backend=None), "backend is None"),
     hostile(call(backend="cpu"), "backend 'cpu'"),
-    hostile(call(arch="sm_80"), "arch 'sm_80'"),
+    hostile(call(arch="sm_75"), "arch 'sm_75'"),
     hostile(call(arch=90), "arch is 90"),
     hostile(call(config={"stages": 3}), "config is dict"),
     hostile(call(config=DecodeConfig(warps=5), arch="sm_90a"), "warps 5"),
