@@ -64,8 +64,9 @@ def kernel_of(config: AttentionConfig, arch: str) -> str:
 
 def _folder(config: AttentionConfig, arch: str) -> str:
     own = OWN.get(written_for(arch))
-    portable = own is None or config.instructions == "mma.sync" or not config.has_own_dims
-    return "mma_sync" if portable else own
+    if own is None or config.instructions == "mma.sync" or not config.has_own_dims:
+        return "mma_sync"
+    return own
 
 
 def _module(config: AttentionConfig, arch: str) -> Any:
