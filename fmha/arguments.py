@@ -12,7 +12,14 @@ from itertools import pairwise
 
 import torch
 
-from fmha.config import FP8, HEAD_DIMS, IO_DTYPES, PAGE_SIZES, Q_DTYPES_OF_FP8, AttentionConfig
+from fmha.config import (
+    FP8,
+    IO_DTYPES,
+    PAGE_SIZES,
+    Q_DTYPES_OF_FP8,
+    AttentionConfig,
+    check_head_dims,
+)
 from kernelkit.attention import AttentionArguments
 from kernelkit.limits import MAX_POSITION
 from kernelkit.tensors import INPUT_NAMES, require_grid, require_pages, require_rank, require_table
@@ -43,6 +50,8 @@ class Arguments(AttentionArguments):
     schedule: str = AttentionConfig.schedule
     polynomial: int = AttentionConfig.polynomial
     rescale_log2: float = AttentionConfig.rescale_log2
+    instructions: str = AttentionConfig.instructions
+    slices: int = AttentionConfig.slices
 
     @property
     def batch(self) -> int:
@@ -107,10 +116,7 @@ def _check_tokens(arguments: Arguments) -> None:
         raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in shape")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q has head_dim {q.shape[-1]}, k has {k.shape[-1]}")
-    if (q.shape[-1], v.shape[-1]) not in HEAD_DIMS:
-        raise NotImplementedError(
-            f"head_dim {q.shape[-1]} with v_head_dim {v.shape[-1]}: supported are {HEAD_DIMS}"
-        )
+    check_head_dims(q.shape[-1], v.shape[-1])
     if arguments.page_table is not None and k.shape[1] not in PAGE_SIZES:
         raise NotImplementedError(f"pages of {k.shape[1]} rows: one of {PAGE_SIZES}")
 

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 from kernelkit.dtypes import ITEM_BYTES
 
-HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
+HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))  # of TMA and wgmma
+PORTABLE_DIMS = range(16, 513, 16)  # of mma.sync
 IO_DTYPES = ("bf16", "fp16")
 OUT_DTYPES = (*IO_DTYPES, "fp32")
 FP8 = "e4m3"
 Q_DTYPES_OF_FP8 = ("bf16", FP8)  # beside K and V in it: two terms of e4m3 hold a bf16
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # one swizzle atom at least
 SCHEDULES = ("base", "pingpong")
+INSTRUCTIONS = ("mma.sync",)
 EXP2_PAIRS = 16  # of neighbouring exponentials, of which a share goes through a polynomial
 MAX_RESCALE_LOG2 = 15.0  # 2 ** 16 is beyond the largest fp16, 65504
 RAW_FP16_LOG2 = 8.0  # leaves room for the sums of some hundred weights
@@ -31,6 +33,8 @@ TUNABLE = (
     "schedule",
     "polynomial",
     "rescale_log2",
+    "instructions",
+    "slices",
 )
 
 
@@ -70,6 +74,9 @@ class AttentionConfig:
         P then stays below 2 ** rescale_log2, which fp16 has to hold. -1 chooses: 15, or 8 where raw
         sums are stored in fp16. e4m3 holds little: there P is at most 2 ** 8, the weight of the
         maximum is 2 ** (8 - rescale_log2), and 2 is chosen.
+    instructions*: 'mma.sync' takes the kernel that every GPU runs; '' takes that of the
+        architecture, where it has one that knows the head dims.
+    slices*: by mma.sync warps that share the head dim of a query tile, 1, 2 or 4; 0 chooses.
     """
 
     head_dim: int = 64
@@ -103,11 +110,18 @@ class AttentionConfig:
     schedule: str = ""
     polynomial: int = -1
     rescale_log2: float = -1.0
+    instructions: str = ""
+    slices: int = 0
 
     @property
     def v_dim(self) -> int:
         """Columns of V and O."""
         return self.v_head_dim or self.head_dim
+
+    @property
+    def has_own_dims(self) -> bool:
+        """Whether the kernels of single architectures know these head dims."""
+        return (self.head_dim, self.v_dim) in HEAD_DIMS
 
     @property
     def keys_dtype(self) -> str:
@@ -183,12 +197,15 @@ class AttentionConfig:
         self._check_inputs()
         if self.o_dtype not in OUT_DTYPES:
             raise NotImplementedError(f"out_dtype {self.o_dtype!r}: one of {OUT_DTYPES}")
-        if (self.head_dim, self.v_dim) not in HEAD_DIMS:
-            raise NotImplementedError(
-                f"head_dim {self.head_dim} with v_head_dim {self.v_dim}: supported are {HEAD_DIMS}"
-            )
+        check_head_dims(self.head_dim, self.v_dim)
         if self.schedule not in ("", *SCHEDULES):
             raise NotImplementedError(f"schedule {self.schedule!r}: one of {SCHEDULES}, '' chooses")
+        if self.instructions not in ("", *INSTRUCTIONS):
+            raise NotImplementedError(
+                f"instructions {self.instructions!r}: one of {INSTRUCTIONS}, '' chooses"
+            )
+        if self.slices and self.instructions != "mma.sync" and self.has_own_dims:
+            raise ValueError(f"slices {self.slices} without instructions 'mma.sync'")
         if self.page_size and self.page_size not in PAGE_SIZES:
             raise NotImplementedError(f"page_size {self.page_size}: one of {PAGE_SIZES}, 0: none")
         if self.group < 1:
@@ -239,3 +256,13 @@ class AttentionConfig:
         for name in ("k_stages", "v_stages"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} {getattr(self, name)}: 0 chooses, else at least 1")
+
+
+def check_head_dims(head_dim: int, v_dim: int) -> None:
+    """Raise NotImplementedError, naming the value and what is possible."""
+    dims = PORTABLE_DIMS
+    if head_dim not in dims or v_dim not in dims:
+        raise NotImplementedError(
+            f"head_dim {head_dim} with v_head_dim {v_dim}: multiples of {dims.step} from "
+            f"{dims[0]} to {dims[-1]}"
+        )

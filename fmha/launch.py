@@ -11,9 +11,9 @@ import torch
 from fmha.arguments import Arguments
 from fmha.choose import choose_config, longest_queries
 from fmha.config import AttentionConfig
-from fmha.plan import make_plan, tiles_of
+from fmha.plan import kernel_of, make_plan, tiles_of
 from fmha.sections import heads_of_section
-from kernelkit.arch import written_for
+from kernelkit.arch import PORTABLE
 from kernelkit.attention import bounded, fill_without_keys, plain_table
 from kernelkit.compile import compile_once
 from kernelkit.kernel import CompiledKernel
@@ -21,8 +21,7 @@ from kernelkit.launch import choose_target, clusters_at_once, launch, sms_of
 from kernelkit.operator import Operator
 from kernelkit.tensors import require_tma, with_plain_strides
 
-KERNELS = {"sm_100a": "fmha.sm100.kernel", "sm_90a": "fmha.sm90.kernel"}
-ARCHS = tuple(KERNELS)
+ARCHS = ("sm_100a", "sm_90a", PORTABLE)
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -57,7 +56,7 @@ def check_config(config: AttentionConfig, arch: str) -> None:
 
 def compile_attention(config: AttentionConfig, arch: str = "sm_100a") -> CompiledKernel | None:
     """The kernel, found or compiled, once per process."""
-    return compile_once(config, arch, KERNELS[written_for(arch)])
+    return compile_once(config, arch, kernel_of(config, arch))
 
 
 def empty_results(arguments: Arguments) -> Results:
@@ -81,8 +80,10 @@ def kernel_arguments(
     arguments: Arguments, config: AttentionConfig, results: Results, arch: str
 ) -> tuple:
     """(tensors, tables, numbers) in the order in which the kernels take them."""
-    device, ctas = arguments.q.device, tiles_of(config, arch).ctas
-    places = sms_of(device) if ctas == 1 else clusters_at_once(device, ctas)
+    device, layout = arguments.q.device, tiles_of(config, arch)
+    places = sms_of(device) * layout.residents
+    if layout.ctas > 1:
+        places = clusters_at_once(device, layout.ctas)
     o, lse, row_max = results
     q, k, v = arguments.q, arguments.k, arguments.v
     if arguments.cu_seqlens_q is not None:

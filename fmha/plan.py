@@ -8,7 +8,6 @@ order: roles (warps), edges (mbarriers), then `layout.py` beside it: what lies w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +17,8 @@ from kernelkit.arch import written_for
 from kernelkit.edges import EdgePlan
 from kernelkit.smem_plan import SmemPlan
 from kernelkit.warps import RolePlan
+
+OWN = {"sm_100a": "sm100", "sm_90a": "sm90"}  # folders of kernels for one architecture
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,25 @@ def make_plan(config: AttentionConfig, arch: str = "sm_100a") -> AttentionPlan:
 
 def plan_unchecked(config: AttentionConfig, arch: str = "sm_100a") -> AttentionPlan:
     """The same without a check: what the compiler, ptxas and the launch would refuse themselves."""
-    return _module(arch).plan_unchecked(config)
+    return _module(config, arch).plan_unchecked(config, arch)
 
 
 def tiles_of(config: AttentionConfig, arch: str = "sm_100a") -> Tiles:
     """How the kernel of `arch` cuts the rows and keys of `config`, unchecked."""
-    return _module(arch).Layout(config)
+    return _module(config, arch).Layout(config, arch)
 
 
-@cache
-def _module(arch: str) -> Any:
-    return import_module(f"fmha.{written_for(arch).rstrip('a').replace('_', '')}.plan")
+def kernel_of(config: AttentionConfig, arch: str) -> str:
+    """The module of the kernel that serves `config` on `arch`."""
+    return f"fmha.{_folder(config, arch)}.kernel"
+
+
+def _folder(config: AttentionConfig, arch: str) -> str:
+    own = OWN.get(written_for(arch))
+    if own is None or config.instructions == "mma.sync" or not config.has_own_dims:
+        return "mma_sync"
+    return own
+
+
+def _module(config: AttentionConfig, arch: str) -> Any:
+    return import_module(f"fmha.{_folder(config, arch)}.plan")

@@ -16,9 +16,13 @@ DEPTH = 3  # tiles of K and of V in flight that hide the latency of global memor
 
 @dataclass(frozen=True)
 class Tiles(ABC):
-    """Sizes of one config. A query tile is what is multiplied by a key tile at a time."""
+    """Sizes of one config on one architecture.
+
+    A query tile is what is multiplied by a key tile at a time.
+    """
 
     config: AttentionConfig
+    arch: str = ""
 
     @abstractmethod
     def check(self) -> None:
@@ -56,6 +60,11 @@ class Tiles(ABC):
     @property
     def ctas(self) -> int:
         """CTAs that share K and V."""
+        return 1
+
+    @property
+    def residents(self) -> int:
+        """CTAs that an SM holds."""
         return 1
 
     @property

@@ -11,8 +11,8 @@ from fmha.api import attention, fields_of
 from fmha.arguments import Arguments
 from fmha.choose import Sizes, best_of, candidates
 from fmha.config import AttentionConfig
-from fmha.launch import ARCHS, ATTENTION, KERNELS, check_config
-from kernelkit.arch import written_for
+from fmha.launch import ARCHS, ATTENTION, check_config
+from fmha.plan import kernel_of
 from kernelkit.attention import OTHER_NAMES
 from kernelkit.front import require_names
 from kernelkit.hw import MAX_GRID_YZ
@@ -64,8 +64,7 @@ def kernels_for(
     configs = dict.fromkeys(_configs(arguments, target.arch, batches, lengths))
     for config in configs:
         check_config(config, target.arch)
-    kernel = KERNELS[written_for(target.arch)]
-    return [KernelKey(kernel, config, target.arch) for config in configs]
+    return [KernelKey(kernel_of(config, target.arch), config, target.arch) for config in configs]
 
 
 def _configs(

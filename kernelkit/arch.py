@@ -22,7 +22,7 @@ ARCH_OF_CAPABILITY = {
 }
 ARCHITECTURES = tuple(ARCH_OF_CAPABILITY.values())
 PORTABLE = "sm_80"  # the name of kernels that are written for all of them
-WRITTEN_FOR: dict[str | None, str] = {
+WRITTEN_FOR: dict[str, str] = {
     "sm_103a": "sm_100a",
     **dict.fromkeys(("sm_86", "sm_87", "sm_89", "sm_120a", "sm_121a"), PORTABLE),
 }
@@ -32,4 +32,4 @@ Arch = TypeVar("Arch", str, str | None)
 
 def written_for(arch: Arch) -> Arch:
     """The architecture whose kernels serve `arch` where it has none of its own, None for none."""
-    return WRITTEN_FOR.get(arch, arch)
+    return arch if arch is None else WRITTEN_FOR.get(arch, arch)

@@ -61,10 +61,10 @@ def _roles(key: KernelKey | None) -> dict[Any, str]:
 def _barriers(key: KernelKey | None) -> dict[Any, str]:
     """By shared address: a CTA's dynamic shared memory begins behind what is reserved."""
     found = plan_of(key)
-    if not found:
+    begins = found[0].smem.offsets() if found else {}
+    if "barriers" not in begins:  # a kernel without mbarriers
         return {}
-    plan = found[0]
-    return plan.edges.barrier_names(hw.SMEM_RESERVED_BYTES + plan.smem.offsets()["barriers"][0])
+    return found[0].edges.barrier_names(hw.SMEM_RESERVED_BYTES + begins["barriers"][0])
 
 
 class _Later(Mapping[Any, str]):

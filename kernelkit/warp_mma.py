@@ -148,3 +148,13 @@ def copy_chunk(target: Int32, source: Int64, valid: cutlass.Boolean) -> None:
         "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
         read_only_args=[target, source, nbytes],
     )
+
+
+@cute.jit
+def copy_chunk_unless(target: Int32, source: Int64, missing: cutlass.Boolean) -> None:
+    """The same with zeros where `missing`: a predicate, which costs no instruction of its own."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred missing; setp.ne.s32 missing, {$r2}, 0; "
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, missing; }",
+        read_only_args=[target, source, Int32(missing)],
+    )

@@ -86,7 +86,7 @@ REFUSED: dict[str, Refusal] = {
     "device of lengths": (
         (Q, K, V), {"kv_lens": lens(8)["kv_lens"].to("meta")}, ValueError, "'kv_lens': 'meta'",
     ),
-    "head_dim": (tensors((1, 1, 4, 80), (1, 8, 2, 80)), {}, NotImplementedError, "80"),
+    "head_dim": (tensors((1, 1, 4, 72), (1, 8, 2, 72)), {}, NotImplementedError, "72"),
     "head_dim mix": (tensors((1, 1, 4, 64), (1, 8, 2, 128)), {}, ValueError, "128"),
     "batch mix": (tensors((3, 1, 4, 64)), {}, ValueError, "batch 3"),
     "k and v in shape": ((Q, K, V[:, :4]), {}, ValueError, "(1, 4, 2, 64)"),

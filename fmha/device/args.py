@@ -28,6 +28,15 @@ class TmaTensors:
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """What threads fetch themselves, where TMA does not."""
+
+    q: cute.Tensor  # (row, D, Hq, B); B is 1 where rows are packed (varlen)
+    k: cute.Tensor  # (row, D, Hkv, B), or pages instead of entries
+    v: cute.Tensor  # (row, Dv, Hkv, B)
+
+
+@dataclass(frozen=True)
 class Tables:
     """int32 and fp32 tables in global memory; None where the config has no use for them."""
 

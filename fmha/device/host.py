@@ -8,7 +8,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from fmha.device.args import Globals, Scalars, Tables, TmaTensors
+from fmha.device.args import Globals, Inputs, Scalars, Tables, TmaTensors
 from fmha.device.boxes import k_box, o_box, q_box, v_box
 from fmha.device.order import make_order
 from fmha.plan import AttentionPlan
@@ -46,7 +46,6 @@ class Forward:
         *factors, longest, section, near, most = numbers
         scalars, heads, entries = Scalars(*factors), q.shape[2], q.shape[3]
         tables, rows, every_o = Tables(*tables), q.shape[0], o
-        q, o = (group_heads(tensor, config.group) for tensor in (q, o))
         heads = heads // config.group
         if cutlass.const_expr(config.varlen_q):
             entries = cute.size(tables.cu_seqlens_q) - 1
@@ -68,14 +67,17 @@ class Forward:
             cluster=(layout.ctas, 1, 1) if layout.ctas > 1 else None,
             stream=stream,
             use_pdl=config.pdl,
-            min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg
+            min_blocks_per_mp=layout.residents,  # without it ptxas ignores setmaxnreg
+            preferred_smem_carveout=100 if layout.residents > 1 else None,  # percent
         )
 
     @cute.jit
     def describe_copies(
         self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor
-    ) -> TmaTensors:
-        """TMA descriptions, which carry shapes and strides of this launch."""
+    ) -> TmaTensors | Inputs:
+        """TMA descriptions, which carry shapes and strides of this launch; Inputs, where a kernel
+        fetches without TMA."""
+        q, o = (group_heads(tensor, self.plan.config.group) for tensor in (q, o))
         store = cpasync.CopyBulkTensorTileS2GOp()
         has_v, has_tail = (self.plan.edges.has(name) for name in ("v", "tail"))
         return TmaTensors(

@@ -34,9 +34,9 @@ class Plan(AttentionPlan):
         self.tmem.check()
 
 
-def plan_unchecked(config: AttentionConfig) -> Plan:
+def plan_unchecked(config: AttentionConfig, arch: str) -> Plan:
     """The plan of `config`, see `fmha.plan`."""
-    layout = Layout(config)
+    layout = Layout(config, arch)
     roles = _roles(layout)
     edges = EdgePlan(roles, _edges(config, layout), layout.ctas)
     smem = layout.smem(edges.barrier_bytes)

@@ -3,8 +3,8 @@
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
+from fmha.device.lanes import Lane
 from fmha.sm90.plan import TILE_BARRIER
-from fmha.sm90.rows import Lane
 from kernelkit import hw
 
 THREADS = hw.WARPGROUP_WARPS * hw.WARP_THREADS

@@ -15,28 +15,11 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState
 
 from fmha.device.args import Scope, Walk
+from fmha.device.epilogue import finish_rows
+from fmha.device.lanes import Lane
 from fmha.device.order import count_rounds
 from fmha.device.statistics import own_sink
-from fmha.device.types import IO_TYPES
-from fmha.device.walk import first_key, hidden_steps, locate, plan_walk
-from fmha.sm90.barriers import any_of
-from fmha.sm90.epilogue import finish_rows, store_o
-from fmha.sm90.layout import VT_STAGES
-from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
-from fmha.sm90.products import (
-    accumulator,
-    issue_pv,
-    issue_qk,
-    k_operand,
-    make_products,
-    make_pv_mma,
-    make_qk_mma,
-    p_registers,
-    q_operand,
-    v_operand,
-)
-from fmha.sm90.rows import Lane, own_lane
-from fmha.sm90.softmax import (
+from fmha.device.two_rows import (
     PIECE,
     Reference,
     begin_row,
@@ -53,6 +36,25 @@ from fmha.sm90.softmax import (
     tile_sums,
     too_large,
 )
+from fmha.device.types import IO_TYPES
+from fmha.device.walk import first_key, hidden_steps, locate, plan_walk
+from fmha.sm90.barriers import any_of
+from fmha.sm90.epilogue import store_o
+from fmha.sm90.layout import VT_STAGES
+from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
+from fmha.sm90.products import (
+    accumulator,
+    issue_pv,
+    issue_qk,
+    k_operand,
+    make_products,
+    make_pv_mma,
+    make_qk_mma,
+    p_registers,
+    q_operand,
+    v_operand,
+)
+from fmha.sm90.rows import own_lane
 from kernelkit import hw
 from kernelkit.pipelines import consumer_state
 

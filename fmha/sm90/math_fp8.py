@@ -13,11 +13,11 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState
 
 from fmha.device.args import Scope, Walk
+from fmha.device.lanes import Lane
+from fmha.device.two_rows import exponentiate, round_weights, tile_sums
 from fmha.sm90.layout import Layout
 from fmha.sm90.math import Math, Tile
 from fmha.sm90.products import issue_pv, issue_qk
-from fmha.sm90.rows import Lane
-from fmha.sm90.softmax import exponentiate, round_weights, tile_sums
 from fmha.sm90.split import split_q
 
 

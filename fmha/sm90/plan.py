@@ -31,9 +31,9 @@ class Plan90(AttentionPlan):
     layout: Layout
 
 
-def plan_unchecked(config: AttentionConfig) -> Plan90:
+def plan_unchecked(config: AttentionConfig, arch: str) -> Plan90:
     """The plan of `config`, see `fmha.plan`."""
-    layout = Layout(config)
+    layout = Layout(config, arch)
     roles = _roles(layout)
     edges = EdgePlan(roles, _edges(layout), layout.ctas)
     return Plan90(config, layout, roles, edges, layout.smem(edges.barrier_bytes))

@@ -1,29 +1,13 @@
-"""Which rows and columns of a query tile a thread has (device code): two rows, every fourth pair of
-their columns."""
-
-from dataclasses import dataclass
+"""Which rows of a query tile a thread of a warpgroup has (device code)."""
 
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Int32
 
-from fmha.device.args import Row, Scalars, Work
+from fmha.device.args import Scalars, Work
+from fmha.device.lanes import Lane
 from fmha.device.walk import row_of
 from fmha.sm90.plan import Plan90
 from kernelkit import hw
-
-
-@dataclass(frozen=True)
-class Lane:
-    """A thread's place in its query tile."""
-
-    team: Int32  # which of the warpgroups that compute
-    tile: Int32  # which of the CTA's query tiles
-    part: Int32  # of that tile: keys whose S, columns whose O it computes
-    first_row: Int32  # of the tile; the other is 8 rows further
-    warp: Int32  # of the warpgroup
-    column: Int32  # its first one; the next is its neighbour, and so on every 8
-    rows: tuple[Row, Row]
-    real: tuple[Boolean, Boolean]  # whether the entry has them; others hold anything
 
 
 @cute.jit

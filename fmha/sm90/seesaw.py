@@ -18,26 +18,11 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState
 
 from fmha.device.args import Scope, Walk
+from fmha.device.epilogue import finish_rows
+from fmha.device.lanes import Lane
 from fmha.device.order import count_rounds
 from fmha.device.statistics import own_sink
-from fmha.device.walk import locate, plan_walk
-from fmha.sm90.epilogue import finish_rows, store_o
-from fmha.sm90.math import Math
-from fmha.sm90.products import (
-    accumulator,
-    issue,
-    issue_pv,
-    k_operand,
-    make_pv_mma,
-    make_qk_mma,
-    p_registers,
-    q_operand,
-    shared_p_operand,
-    v_operand,
-)
-from fmha.sm90.rows import Lane, own_lane
-from fmha.sm90.sharing import MAXIMUM, share_p, sums_of_all, tell, told_by
-from fmha.sm90.softmax import (
+from fmha.device.two_rows import (
     Reference,
     begin_row,
     exponentiate,
@@ -51,6 +36,23 @@ from fmha.sm90.softmax import (
     tile_sums,
     too_large,
 )
+from fmha.device.walk import locate, plan_walk
+from fmha.sm90.epilogue import store_o
+from fmha.sm90.math import Math
+from fmha.sm90.products import (
+    accumulator,
+    issue,
+    issue_pv,
+    k_operand,
+    make_pv_mma,
+    make_qk_mma,
+    p_registers,
+    q_operand,
+    shared_p_operand,
+    v_operand,
+)
+from fmha.sm90.rows import own_lane
+from fmha.sm90.sharing import MAXIMUM, share_p, sums_of_all, tell, told_by
 from kernelkit import hw
 from kernelkit.pipelines import consumer_state, consumer_state_at, producer_state_at
 

@@ -9,10 +9,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warp
 
+from fmha.device.lanes import Lane
 from fmha.sm90.barriers import THREADS
 from fmha.sm90.plan import SHARED_BARRIER, Plan90
 from fmha.sm90.products import make_qk_mma, shared_p
-from fmha.sm90.rows import Lane
 
 MAXIMUM, SUM = 0, 1  # which of the numbers of a row
 

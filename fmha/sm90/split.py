@@ -8,10 +8,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
+from fmha.device.lanes import Lane
 from fmha.device.split import anew, largest_of, place_of, power_of, two_terms
 from fmha.sm90.barriers import meet
 from fmha.sm90.plan import Plan90
-from fmha.sm90.rows import Lane
 from kernelkit import hw
 from kernelkit.shared_words import load, store
 

@@ -86,18 +86,21 @@ def _positions_exist(mask: str, size: str, queries: str, keys: str | int, rope_d
     return all(n_q <= n_k for n_q, n_k in zip(*lengths(size, queries, keys), strict=True) if n_q)
 
 
+RULES = (  # of the kernels of all architectures
+    # A minute and more, of which less would show as much.
+    Rule(
+        ("dims", "heads", "size"),
+        lambda dims, heads, size: dims[0] < 192 or heads != (8, 1) or size != "long",
+    ),
+    Rule(("sinks", "output"), lambda sinks, output: not (sinks and "raw" in output)),
+    Rule(("mask", "size", "queries", "keys", "rope_dim"), _positions_exist),
+)
 SPACE = Space(
     FACTORS,
     (
         Rule(("dims", "tile_n"), lambda dims, keys: not keys or dims[0] < 256),
         Rule(("dims", "schedule"), lambda dims, name: name == "base" or dims[0] <= 128),
-        # A minute and more, of which less would show as much.
-        Rule(
-            ("dims", "heads", "size"),
-            lambda dims, heads, size: dims[0] < 192 or heads != (8, 1) or size != "long",
-        ),
-        Rule(("sinks", "output"), lambda sinks, output: not (sinks and "raw" in output)),
-        Rule(("mask", "size", "queries", "keys", "rope_dim"), _positions_exist),
+        *RULES,
     ),
 )
 
@@ -139,17 +142,17 @@ def _work(row: Mapping[str, Any]) -> int:
     return sum(n_q * n_k for n_q, n_k in SIZES[row["size"]]) * row["heads"][0] * row["dims"][0]
 
 
-def _quick_rows() -> list[dict[str, Any]]:
-    """Of ROWS a few cheap ones with all values, each the one with most that are missing."""
-    missing, chosen = {item for row in ROWS for item in row.items()}, []
+def quick_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A few cheap ones with all values, each the one with most that are missing."""
+    missing, chosen = {item for row in rows for item in row.items()}, []
     while missing:
-        best = max(ROWS, key=lambda row: (len(missing & row.items()), -_work(row)))
+        best = max(rows, key=lambda row: (len(missing & row.items()), -_work(row)))
         chosen.append(best)
         missing -= best.items()
     return chosen
 
 
-QUICK_ROWS = _quick_rows()
+QUICK_ROWS = quick_rows(ROWS)
 QUICK = tuple(map(case_of, QUICK_ROWS))
 _OTHERS = [row for row in ROWS if row not in QUICK_ROWS]
 MATRIX = tuple(case_of(row) for row in _OTHERS if row["keys"] not in (16, 64))

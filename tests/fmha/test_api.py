@@ -29,8 +29,8 @@ REFUSED = attentions.REFUSED | {
     "rank of packed keys": (tensors(), starts(0, 8, side="k"), ValueError, "[Tk, Hkv, D]"),
     "dtype mix": ((tensors()[0], *tensors(dtype=torch.float16)[1:]), {}, TypeError, "float16"),
     "v head_dim": (
-        (*tensors()[:2], torch.zeros(1, 8, 2, 32, dtype=BF16)),
-        {}, NotImplementedError, "v_head_dim 32",
+        (*tensors()[:2], torch.zeros(1, 8, 2, 40, dtype=BF16)),
+        {}, NotImplementedError, "v_head_dim 40",
     ),
     "config": (tensors(), {"config": AttentionConfig(k_stages=99)}, ValueError, "232448"),
     "causal and right": (tensors(), {"causal": True, "window": (3, 2)}, ValueError, "right 2"),

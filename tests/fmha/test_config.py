@@ -19,8 +19,8 @@ EXAMPLES = 2000
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"head_dim": 80}, NotImplementedError, ("80", "64")),
-        ({"v_head_dim": 128}, NotImplementedError, ("64 with v_head_dim 128", "(192, 128)")),
+        ({"head_dim": 72}, NotImplementedError, ("72", "multiples of 16")),
+        ({"v_head_dim": 528}, NotImplementedError, ("64 with v_head_dim 528", "to 512")),
         ({"dtype": "fp8"}, NotImplementedError, ("fp8", "bf16", "fp16")),
         ({"out_dtype": "fp64"}, NotImplementedError, ("fp64", "fp32")),
         ({"page_size": 48, "kv_lens": True}, NotImplementedError, ("48", "128")),

@@ -99,7 +99,7 @@ CALLS = [
     hostile(call(pack_heads=1), "pack_heads is 1"),
     hostile(call(pdl=None), "pdl is None"),
     hostile(call(backend=1), "backend is 1"),
-    hostile(call(arch="sm_80"), "arch 'sm_80'"),
+    hostile(call(arch="sm_75"), "arch 'sm_75'"),
     hostile(call(config=DecodeConfig()), "config is DecodeConfig"),
     hostile(call(config=AttentionConfig(k_stages=-1)), "k_stages -1"),
     hostile(call(config=AttentionConfig(schedule="fast")), "schedule 'fast'"),

@@ -12,8 +12,9 @@ from fmha.api import fields_of
 from fmha.arguments import Arguments
 from fmha.choose import choose_config
 from fmha.config import HEAD_DIMS, AttentionConfig
+from fmha.device import two_rows
 from fmha.plan import make_plan
-from fmha.sm90 import kernel, math, math_fp8, softmax, split, turn
+from fmha.sm90 import kernel, math, math_fp8, split, turn
 from fmha.sm90.layout import Layout
 from kernelkit.launch import emulation
 from ptxemu import Options, PtxEmuError
@@ -164,7 +165,7 @@ FP8_TRAPS = {
     ),
     "asks whether a weight was too large": (
         dataclasses.replace(FP8, climb=6.0),
-        (softmax, [softmax], "is_full"),
+        (two_rows, [two_rows], "is_full"),
         ("return found & SIGNS != 0", "return found & SIGNS == 1"),
     ),
     "reads Q before it writes terms": (

@@ -95,7 +95,7 @@ def test_attention_chooses_no_other(heads, options):
     for _ in range(SAMPLES):
         tokens = chance.randint(1, chance.choice((130, 600, 8999)))
         config = fmha.choose.choose_config(arguments(chance.choice(batches), tokens))
-        assert KernelKey(fmha.launch.KERNELS["sm_100a"], config, "sm_100a") in keys
+        assert KernelKey(fmha.plan.kernel_of(config, "sm_100a"), config, "sm_100a") in keys
 
 
 @pytest.mark.parametrize("fmt", ["mxfp8", "nvfp4"])

@@ -18,7 +18,7 @@ from workbench.flags import bench, groups, steps
 from workbench.house.source import ROOT
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("[a-z]*.py"))
-PACKAGES = ["fmha", "gqa_lowlatency", "kvcache", "moe"]
+PACKAGES = ["fmha", "gqa_lowlatency", "kvcache", "moe", "q8_0"]
 INNER = ["fmha.sparse.compressor", "fmha.sparse.indexer", "moe.routing"]
 HEAVY = {"torch", "numpy", "cutlass", "ptxemu.module", "matplotlib", "rich", "kernelkit.launch"}
 SECONDS = 1.0  # of CPU; --help takes 0.05 to 0.15, importing torch 2.5

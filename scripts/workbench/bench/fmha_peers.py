@@ -20,7 +20,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from fmha import attention
-from fmha.config import FP8
+from fmha.config import FP8, AttentionConfig
 from workbench.bench.fmha_rows import Problem
 from workbench.bench.gqa_peers import MAX_ERROR, WORKSPACE_BYTES, error_of
 from workbench.problems.attention import DTYPES
@@ -91,9 +91,10 @@ def _without(problem: Problem, *options: str) -> None:
             raise NotImplementedError(f"it takes no {option}")
 
 
-def ours(problem: Problem, inputs: Inputs) -> Launch:
+def ours(problem: Problem, inputs: Inputs, instructions: str = "") -> Launch:
     """`fmha.attention`; a GPU that it is not written for is refused."""
-    given: dict[str, Any] = {"causal": problem.causal, "backend": "cuda"}
+    config = AttentionConfig(instructions=instructions)
+    given: dict[str, Any] = {"causal": problem.causal, "backend": "cuda", "config": config}
     if problem.window is not None:
         given["window"] = (problem.window, None)
     if inputs.sinks is not None:
@@ -177,6 +178,7 @@ def flashinfer(problem: Problem, inputs: Inputs) -> Launch:
 
 PEERS: dict[str, Peer] = {
     OURS: ours,
+    "mma.sync": partial(ours, instructions="mma.sync"),
     "fa4": fa4,
     "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
     "fa2": sdpa(SDPBackend.FLASH_ATTENTION),

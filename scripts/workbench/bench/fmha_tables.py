@@ -31,8 +31,8 @@ PROBLEMS = (
 )  # fmt: skip
 COLUMNS = 3  # of panels: the head dims of the first set
 # fmha dark, the others told apart by lightness, too
-COLOURS = {OURS: "#1b1b3a", "fa4": "#d1495b", "cudnn": "#66a182", "fa2": "#edae49",
-           "flashinfer": "#8d99ae"}  # fmt: skip
+COLOURS = {OURS: "#1b1b3a", "mma.sync": "#5b5b9a", "fa4": "#d1495b", "cudnn": "#66a182",
+           "fa2": "#edae49", "flashinfer": "#8d99ae"}  # fmt: skip
 
 
 def ranked(rows: list[dict]) -> list[dict]:

@@ -19,8 +19,7 @@ from fmha.config import (
     SCHEDULES,
     AttentionConfig,
 )
-from fmha.launch import KERNELS
-from kernelkit.arch import written_for
+from fmha.plan import kernel_of
 from kernelkit.keys import KernelKey
 from workbench.cases.attention import arguments_of, config_of, plan_of
 from workbench.problems.attention import Case
@@ -86,7 +85,7 @@ class Draws(draws.Draws):
                 return case
 
     def keys(self, kernel: Kernel, numbers: Sequence[int]) -> list[KernelKey]:
-        return [KernelKey(KERNELS[written_for(self.arch)], kernel.config, self.arch)]
+        return [KernelKey(kernel_of(kernel.config, self.arch), kernel.config, self.arch)]
 
     def _drawn(self, kind: Case, pick: random.Random) -> Case:
         while True:

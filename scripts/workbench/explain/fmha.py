@@ -11,12 +11,16 @@ from fmha.choose import choose_config, longest_queries
 from fmha.plan import AttentionPlan, make_plan
 from fmha.sections import heads_of_section
 from kernelkit import hw
-from kernelkit.arch import written_for
 from workbench.cases.attention import arguments_of, case_of
 from workbench.common import describe
 from workbench.explain.plans import Section, lines_of, parts_of, plural, print_plan
 
-GPUS = {"sm_100a": "a B200", "sm_90a": "an H100"}
+# Those of `kernelkit.hw.SMS_OF`.
+GPUS = {
+    "sm_80": "an A100", "sm_86": "an RTX 3090", "sm_87": "an Orin", "sm_89": "an RTX 4090",
+    "sm_90a": "an H100", "sm_100a": "a B200", "sm_103a": "a B300", "sm_120a": "an RTX 5090",
+    "sm_121a": "a DGX Spark",
+}  # fmt: skip
 
 
 def explain(arguments: Arguments, arch: str = "sm_100a") -> Iterator[str]:
@@ -32,7 +36,7 @@ def query_blocks(arguments: Arguments, plan: AttentionPlan, arch: str) -> Sectio
     heads = arguments.batch * arguments.q_heads // config.group
     of_head = layout.blocks(longest_queries(arguments))
     whose = "KV head" if config.group > 1 else "head"
-    at_once = hw.SMS_OF[arch] // layout.ctas
+    at_once = hw.SMS_OF[arch] * layout.residents // layout.ctas
     return "Query blocks", [
         ("a block", f"{plural(layout.block_tiles // layout.halves, 'tile')} of {_rows(plan)}"),
         ("all blocks", f"{of_head} of each {whose} x {plural(heads, whose)} of all entries"),
@@ -56,7 +60,7 @@ def _launched(blocks: int, ctas: int, at_once: int, arch: str) -> str:
     least, more = divmod(blocks, max(places, 1))
     who = plural(places, "CTA") if ctas == 1 else f"{plural(places, 'pair')} of CTAs"
     each = f"{least} or {plural(least + 1, 'block')}" if more else plural(least, "block")
-    return f"{who} of {at_once} that {GPUS[written_for(arch)]} runs at once; {each} each"
+    return f"{who} of {at_once} that {GPUS[arch]} runs at once; {each} each"
 
 
 def _order(heads: int, section: tuple[int, int]) -> str:

@@ -84,12 +84,12 @@ def shared_memory(plan: SmemPlan) -> Section:
         for buffer in plan.buffers
         if buffer.bytes
     ]
-    return smem_title(plan.bytes), rows
+    return smem_title(plan.bytes, plan.limit), rows
 
 
-def smem_title(used: int, most: int = hw.SMEM_BYTES_PER_CTA) -> str:
+def smem_title(used: int, limit: int = hw.SMEM_BYTES_PER_CTA) -> str:
     """Of the section about shared memory."""
-    return f"Shared memory: {used:,} of {most:,} bytes"
+    return f"Shared memory: {used:,} of {limit:,} bytes"
 
 
 def byte_range(begin: int, end: int) -> str:

@@ -8,6 +8,7 @@ from fmha.config import (
     EXP2_PAIRS,
     FP8,
     HEAD_DIMS,
+    INSTRUCTIONS,
     IO_DTYPES,
     OUT_DTYPES,
     PAGE_SIZES,
@@ -126,6 +127,10 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
     add(group, "schedule", "one query tile, or two", "", shown="by sizes", choices=SCHEDULES)
     words = "binary orders by which the reference maximum may lag"
     add(group, "rescale-log2", words, default.rescale_log2, type=float, shown="15, raw fp16 8")
+    words = "take the kernel that every GPU runs"
+    shown = "where there is no other"
+    add(group, "instructions", words, "", shown=shown, choices=INSTRUCTIONS)
+    add(group, "slices", "by mma.sync warps that share a head dim", 0, shown="by head dim")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

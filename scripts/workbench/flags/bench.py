@@ -22,7 +22,7 @@ MASKS = {
 }
 OWN_DIMS = (64, 128)
 # of workbench.bench.fmha_peers.PEERS, which imports torch
-FMHA_PEERS = ("fmha", "fa4", "cudnn", "fa2", "flashinfer")
+FMHA_PEERS = ("fmha", "mma.sync", "fa4", "cudnn", "fa2", "flashinfer")
 # of workbench.bench.gqa_peers.PEERS, which imports torch
 PEERS = (
     *("decode", "decode pdl", "decode pdl kv-ready", "torch cudnn", "torch flash", "flex"),

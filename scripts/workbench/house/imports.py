@@ -2,7 +2,7 @@
 
 ptxemu      imports nothing of ours, and only numpy from elsewhere (host/: also the DSL, lazily;
             the pytest plugin: pytest)
-kernelkit <- kvcache <- gqa_lowlatency <- fmha      kernelkit <- moe
+kernelkit <- kvcache <- gqa_lowlatency <- fmha      kernelkit <- moe, q8_0
 only kernelkit/launch.py imports ptxemu, lazily
 config.py, plan.py, choose.py and reference.py never reach cutlass
 """
@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "gqa_lowlatency": {"kernelkit", "kvcache"},
     "fmha": {"kernelkit", "kvcache", "gqa_lowlatency"},
     "moe": {"kernelkit"},
+    "q8_0": {"kernelkit"},
 }
 LAUNCHER = PurePosixPath("kernelkit/launch.py")
 PYTEST_PLUGIN = PurePosixPath("ptxemu/pytest_plugin.py")  # it is pytest that imports it

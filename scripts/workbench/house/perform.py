@@ -20,6 +20,7 @@ FAMILIES = {
     "gqa_lowlatency": ("gqa_lowlatency",),
     "moe": ("moe", "moe/routing", "moe/quantiser"),
     "kvcache": ("kvcache/movement",),
+    "q8_0": ("q8_0",),
 }
 DUTIES = {
     "api.py": "public functions",

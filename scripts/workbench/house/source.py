@@ -11,7 +11,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = ("ptxemu", "cycle_model", "kernelkit", "kvcache", "gqa_lowlatency", "fmha", "moe")
+PACKAGES = (
+    *("ptxemu", "cycle_model", "kernelkit", "kvcache", "gqa_lowlatency", "fmha", "moe", "q8_0"),
+)
 
 _GENERATED = re.compile(r"\..*|out|build|__pycache__|.*\.egg-info")
 

@@ -80,6 +80,8 @@ class Case:
     k_stages: int = 0
     v_stages: int = 0
     rescale_log2: float = LOG2_LAG
+    instructions: str = AttentionConfig.instructions
+    slices: int = AttentionConfig.slices
     pdl: bool = False
     climb: float = 0.0
     sink_value: float | None = None
@@ -94,7 +96,8 @@ class Case:
     def words(self) -> list[str]:
         """What it is, as far as that is not by default."""
         parts = [f"d{self.dims[0]}" + f".{self.dims[1]}" * (self.dims[0] != self.dims[1])]
-        parts += [self.schedule] * bool(self.schedule)
+        parts += [name for name in (self.schedule, self.instructions) if name]
+        parts += [f"slices{self.slices}"] * bool(self.slices)
         parts += [self.dtype + f".{self.kv_dtype}" * bool(self.kv_dtype)]
         parts[-1] += f">{self.out_dtype}" * bool(self.out_dtype)
         parts += ["scales"] * self.scales + ["kisv"] * self.k_is_v
@@ -143,7 +146,8 @@ class Case:
             self.sink_tokens > 0, self.softcap > 0, self.sinks, self.q_offset is not None,
             self.q_lens is not None, self.k_lens is not None, self.kv_lens is not None,
             self.page_size, self.rope_dim, self.pack_heads, self.tile_m, self.tile_n,
-            self.ctas, self.polynomial, self.kv_dtype, self.scales, self.k_is_v,
+            self.ctas, self.polynomial, self.instructions, self.slices,
+            self.kv_dtype, self.scales, self.k_is_v,
         )  # fmt: skip
         return f"{zlib.crc32(repr(static).encode()):08x}"
 

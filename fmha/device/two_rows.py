@@ -1,4 +1,5 @@
-"""The online softmax of two rows in the registers of a warpgroup (device code).
+"""The online softmax of two rows in the registers of a thread, as accumulators of wgmma and of
+mma.sync have them (device code).
 
 Element c + 2 h + 4 j of a thread belongs to row h. Four lanes share a row: its maximum travels
 between them where it is found, its sum once at the end. `kernelkit.online_softmax` says what
@@ -18,9 +19,9 @@ from cutlass import Boolean, Float32, Int32, Uint32
 
 from fmha.config import EXP2_PAIRS
 from fmha.device.args import Row, Scalars, Tables, Work
+from fmha.device.lanes import Lane
 from fmha.device.scales import score_scale
-from fmha.sm90.plan import Plan90
-from fmha.sm90.rows import Lane
+from fmha.plan import AttentionPlan
 from kernelkit.limits import FLT_MAX
 from kernelkit.online_softmax import (
     EXP2_COEFFICIENTS,
@@ -50,13 +51,15 @@ class Reference:
     unit: cute.Tensor | None  # of scores, where rows differ in it: part of the first factor on them
 
 
-def make_reference(plan: Plan90) -> Reference:
+def make_reference(plan: AttentionPlan) -> Reference:
     unit = cute.make_rmem_tensor(2, Float32) if plan.config.is_fp8 else None
     return Reference(*(cute.make_rmem_tensor(2, Float32) for _ in range(4)), unit)
 
 
 @cute.jit
-def begin_row(plan: Plan90, reference: Reference, lane: Lane, work: Work, tables: Tables) -> None:
+def begin_row(
+    plan: AttentionPlan, reference: Reference, lane: Lane, work: Work, tables: Tables
+) -> None:
     """No key has been seen."""
     reference.row_max.fill(-Float32.inf)
     reference.row_sum.fill(0.0)
@@ -68,7 +71,7 @@ def begin_row(plan: Plan90, reference: Reference, lane: Lane, work: Work, tables
 
 @cute.jit
 def scale_of(
-    plan: Plan90, reference: Reference, scalars: Scalars, half: cutlass.Constexpr
+    plan: AttentionPlan, reference: Reference, scalars: Scalars, half: cutlass.Constexpr
 ) -> Float32:
     """What a score of a row is multiplied by inside exp2."""
     if cutlass.const_expr(plan.config.is_fp8 and not plan.config.softcap):
@@ -77,7 +80,9 @@ def scale_of(
 
 
 @cute.jit
-def mask(plan: Plan90, scores: cute.Tensor, lane: Lane, key: Int32, begin: int, end: int) -> None:
+def mask(
+    plan: AttentionPlan, scores: cute.Tensor, lane: Lane, key: Int32, begin: int, end: int
+) -> None:
     """Of elements [begin, end), a multiple of 4 each, keys that a row does not see score -inf. key:
     with which the tile begins."""
     for half in cutlass.range_constexpr(2):
@@ -91,7 +96,7 @@ def mask(plan: Plan90, scores: cute.Tensor, lane: Lane, key: Int32, begin: int, 
 
 
 @cute.jit
-def seen(plan: Plan90, row: Row, first: Int32) -> Uint32:
+def seen(plan: AttentionPlan, row: Row, first: Int32) -> Uint32:
     """Which of a thread's 32 columns from key `first` on a row sees: a bit for each."""
     bits = lowest_bits(columns_below(row.end - first))
     if cutlass.const_expr(plan.config.left):
@@ -109,7 +114,12 @@ def columns_below(limit: Int32) -> Int32:
 
 @cute.jit
 def softcap(
-    plan: Plan90, scores: cute.Tensor, reference: Reference, scalars: Scalars, begin: int, end: int
+    plan: AttentionPlan,
+    scores: cute.Tensor,
+    reference: Reference,
+    scalars: Scalars,
+    begin: int,
+    end: int,
 ) -> None:
     """`kernelkit.online_softmax.softcap_scores` without arithmetic on pairs."""
     for number in cutlass.range_constexpr(begin, end):
@@ -140,7 +150,7 @@ def largest(scores: cute.Tensor, reference: Reference) -> tuple[Float32, Float32
 
 @cute.jit
 def refer_to(
-    plan: Plan90, tops: tuple[Float32, Float32], reference: Reference, scalars: Scalars
+    plan: AttentionPlan, tops: tuple[Float32, Float32], reference: Reference, scalars: Scalars
 ) -> tuple[Float32, Float32]:
     """row_max becomes `tops`, the largest scores so far, row_sum refers to it; returns by what O of
     each row is to be multiplied."""
@@ -164,7 +174,7 @@ def refer_to(
 
 @cute.jit
 def exponentiate(
-    plan: Plan90,
+    plan: AttentionPlan,
     scores: cute.Tensor,
     reference: Reference,
     scalars: Scalars,
@@ -198,7 +208,7 @@ def exp2_polynomial(exponent: Float32) -> Float32:
 
 
 @cute.jit
-def tile_sums(plan: Plan90, weights: cute.Tensor, p: cute.Tensor) -> tuple[Float32, Float32]:
+def tile_sums(plan: AttentionPlan, weights: cute.Tensor, p: cute.Tensor) -> tuple[Float32, Float32]:
     """Of this thread's weights of each row; infinite where one is too large for P, their rounded
     form."""
     sums = []
@@ -258,7 +268,7 @@ def rescale(o: cute.Tensor, factors: tuple[Float32, Float32]) -> None:
 
 
 @cute.jit
-def round_weights(plan: Plan90, scores: cute.Tensor, p: cute.Tensor) -> None:
+def round_weights(plan: AttentionPlan, scores: cute.Tensor, p: cute.Tensor) -> None:
     """Weights as the A operand of the next product: the same elements in the same order.
 
     By `pack`, since LLVM moves conversions to where P is used, and there no exponentials are left

@@ -1,0 +1,1 @@
+"""The attention kernel for every GPU that has mma.sync."""

@@ -1,0 +1,182 @@
+"""What every warp does where its query rows are its own: S = Q K^T, softmax, O += P V, key tile by
+key tile, and O on its way out.
+
+A CTA meets once for a key tile. Then the tile is there, and all are done with the one before, whose
+place the next one takes. Between two such meetings warps go their own way: the softmax of one runs
+beside the products of another, of the same CTA or of the other one on the SM.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+
+from fmha.device.args import Walk, Work
+from fmha.device.epilogue import finish_rows
+from fmha.device.order import count_rounds
+from fmha.device.statistics import own_sink
+from fmha.device.two_rows import (
+    largest,
+    make_reference,
+    over_lanes,
+    refer_to,
+    rescale,
+    take_up,
+)
+from fmha.device.walk import first_key, locate, plan_walk
+from fmha.mma_sync.args import Place, Scope, Seen, Tile, Weights
+from fmha.mma_sync.branch import once
+from fmha.mma_sync.epilogue import store_o
+from fmha.mma_sync.fetch import fetch_k, fetch_q, fetch_v
+from fmha.mma_sync.plan import PortablePlan
+from fmha.mma_sync.products import accumulators, hold_q, multiply_pv, multiply_qk, own_place
+from fmha.mma_sync.rows import own_lane
+from fmha.mma_sync.softmax import begin_rows, follow_maximum, make_weights, prepare, weigh
+
+
+class Math:
+    """Whole life of a warp; a subclass says how it sweeps the keys of a block."""
+
+    def __init__(self, plan: PortablePlan) -> None:
+        self.plan = plan
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """Block after block."""
+        plan = self.plan
+        place = own_place(plan, scope)
+        tile = self.make_tile()
+        for turn in cutlass.range(count_rounds(plan, scope.tensors.order), unroll=1):
+            work = locate(plan, scope.tensors, turn)
+            walk = plan_walk(plan, work, scope.scalars)
+            for part in cutlass.range_constexpr(len(tile.references)):
+                begin_rows(tile.references[part])
+            for part in cutlass.range_constexpr(len(tile.o)):
+                tile.o[part].fill(0.0)
+            if walk.tiles > 0:
+                cute.arch.sync_threads()  # nobody reads tiles of the block before any more
+                fetch_q(plan, work, scope, place)
+                self.sweep(scope, work, walk, place, tile)
+            self.finish(scope, work, place, tile)
+
+
+class RowMath(Math):
+    """A warp weighs all rows of its team, and has all columns of their O.
+
+    Up to head dim 128 weights refer to the maximum that was found last, and it is found anew only
+    where they tell that it is too small, see `fmha/device/two_rows.py`; of a block's first tile it
+    is found first. Above, products take so long that finding it each time costs less than a branch
+    between the exponentials and P V, which then run one after the other.
+    """
+
+    @cute.jit
+    def sweep(self, scope: Scope, work: Work, walk: Walk, place: Place, tile: Tile) -> None:
+        """All key tiles of a block. While one is computed the next one comes."""
+        plan = self.plan
+        self.fetch(scope, work, walk, place, Int32(0), Int32(0))
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_warp()
+        q, stage = hold_q(plan, place), Int32(0)
+        for step in cutlass.range(walk.tiles, unroll=1):
+            cute.arch.cp_async_wait_group(0)
+            cute.arch.sync_threads()
+            self.fetch(scope, work, walk, place, step + 1, 1 - stage)
+            key = first_key(plan, walk, step)
+            seen = Seen(work, place, key, step < walk.masked)
+            self.score(scope, seen, tile, q, stage)
+            if cutlass.const_expr(plan.layout.asks_weights):
+                for _ in cutlass.range(once(step == 0), unroll=1):
+                    self.refer(scope, tile)
+                sums = self.weigh(scope, tile)
+                for _ in cutlass.range(once(self.too_large(tile, sums)), unroll=1):
+                    # What was S are weights by now.
+                    self.score(scope, seen, tile, q, stage)
+                    self.refer(scope, tile)
+                    sums = self.weigh(scope, tile)
+            else:
+                self.follow(scope, tile)
+                sums = self.weigh(scope, tile)
+            for number in cutlass.range_constexpr(len(tile.o)):
+                take_up(tile.references[number], sums[number])
+            multiply_pv(plan, tile.o, tile.part.p, place, stage)
+            stage = 1 - stage
+
+    @cute.jit
+    def fetch(
+        self, scope: Scope, work: Work, walk: Walk, place: Place, step: Int32, stage: Int32
+    ) -> None:
+        """Begin to fetch a key tile, if there is one."""
+        plan = self.plan
+        if step < walk.tiles:
+            key = first_key(plan, walk, step)
+            fetch_k(plan, work, walk, scope, place.thread, key, stage)
+            fetch_v(plan, work, walk, scope, place.thread, key, stage)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def score(
+        self, scope: Scope, seen: Seen, tile: Tile, q: cute.Tensor | None, stage: Int32
+    ) -> None:
+        """S of the tile in `stage` as it is to be weighed."""
+        scores = tile.part.scores
+        multiply_qk(self.plan, scores, q, seen.place, stage)
+        for number in cutlass.range_constexpr(len(scores)):
+            reference = tile.references[number]
+            prepare(self.plan, scope, seen, scores[number], reference, Int32(number))
+
+    @cute.jit
+    def refer(self, scope: Scope, tile: Tile) -> None:
+        """Find what weights are to refer to; O and the sums do, too."""
+        for number in cutlass.range_constexpr(len(tile.o)):
+            reference = tile.references[number]
+            tops = largest(tile.part.scores[number], reference)
+            rescale(tile.o[number], refer_to(self.plan, tops, reference, scope.scalars))
+
+    @cute.jit
+    def follow(self, scope: Scope, tile: Tile) -> None:
+        """The same where a maximum has grown by too much."""
+        for number in cutlass.range_constexpr(len(tile.o)):
+            scores, reference = tile.part.scores[number], tile.references[number]
+            moved, factors = follow_maximum(self.plan, scope, scores, reference)
+            for _ in cutlass.range(once(moved), unroll=1):
+                rescale(tile.o[number], factors)
+
+    @cute.jit
+    def weigh(self, scope: Scope, tile: Tile) -> tuple[tuple[Float32, Float32], ...]:
+        """S becomes weights, and P; returns their sums of each row."""
+        part, sums = tile.part, []
+        for number in cutlass.range_constexpr(len(tile.o)):
+            scores, p = part.scores[number], part.p[number]
+            sums.append(weigh(self.plan, scope, scores, p, tile.references[number]))
+        return tuple(sums)
+
+    @cute.jit
+    def too_large(self, tile: Tile, sums: tuple[tuple[Float32, Float32], ...]) -> Boolean:
+        """Whether the sums tell that a weight of any of the warp's rows may be."""
+        found = Boolean(False)
+        for number in cutlass.range_constexpr(len(sums)):
+            limit = tile.references[number].limit
+            for half in cutlass.range_constexpr(2):
+                found = found or not (sums[number][half] <= limit[half])
+        return cute.arch.vote_any_sync(found)
+
+    @cute.jit
+    def finish(self, scope: Scope, work: Work, place: Place, tile: Tile) -> None:
+        """What the rows leave, to global memory."""
+        plan = self.plan
+        for part in cutlass.range_constexpr(len(tile.o)):
+            reference = tile.references[part]
+            lane = own_lane(plan, work, scope.scalars, place, Int32(part), Int32(0))
+            sinks = [own_sink(plan, row.head, scope.tensors) for row in lane.rows]
+            over_lanes(reference.row_sum)
+            factors = finish_rows(plan, work, lane, reference, sinks, scope)
+            store_o(plan, work, lane, tile.o[part], factors, scope)
+
+    @cute.jit
+    def make_tile(self) -> Tile:
+        plan, row_tiles = self.plan, self.plan.layout.shape.row_tiles
+        keys = plan.layout.tile_n
+        return Tile(
+            Weights(accumulators(plan, keys), make_weights(plan, keys)),
+            accumulators(plan, plan.layout.o_columns),
+            tuple(make_reference(plan) for _ in range(row_tiles)),
+        )

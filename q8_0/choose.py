@@ -1,0 +1,45 @@
+"""Which config a matrix gets: data alone, the same for both layouts, so that their bits are equal.
+
+A GPU reads at full speed while each SM has about 32 KB in flight; a warp of the matrix-vector
+kernel has rows x unrolled x 512 bytes, so that 12 warps of 4 rows are plenty. Where there are fewer
+rows than that, warps share the columns of a row, as long as each has 512 of them.
+"""
+
+from __future__ import annotations
+
+from kernelkit import hw
+from q8_0.config import MOST_TOKENS, PIECE, VECTOR_BYTES, MatvecConfig
+
+WARPS_OF_SM = 12
+MOST_ROWS, MOST_SPLITS = 4, 8
+PASS = PIECE * hw.WARP_THREADS  # columns that a warp reads at a time
+FEW_TOKENS = 4  # whose sums leave registers for two reads at a time
+
+
+def matvec_config(
+    layout: str, dtype: str, out: str, *, sizes: tuple[int, int, int], bias: bool, sms: int
+) -> MatvecConfig:
+    """sizes: tokens, rows, columns; sms: of the GPU.
+
+    ValueError for more tokens than share a read.
+    """
+    tokens, rows, cols = sizes
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise ValueError(f"{tokens} tokens: from 1 to {MOST_TOKENS} share a read of the weights")
+    wanted, of_warp, splits = WARPS_OF_SM * sms, MOST_ROWS, 1
+    while splits < MOST_SPLITS and rows * splits < wanted * of_warp and cols >= 2 * splits * PASS:
+        splits *= 2
+    while of_warp > 1 and rows * splits < wanted * of_warp:
+        of_warp //= 2
+    shared = 1 << (tokens - 1).bit_length()
+    unrolled = 2 if shared <= FEW_TOKENS else 1
+    warps = max(splits, 4)
+    return MatvecConfig(layout, dtype, out, shared, of_warp, splits, unrolled, warps, bias)
+
+
+def width_of(*numbers: int) -> int:
+    """Bytes of the widest access, up to 16, that divides all of these addresses and strides."""
+    width = VECTOR_BYTES
+    while any(number % width for number in numbers):
+        width //= 2
+    return width

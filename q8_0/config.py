@@ -1,0 +1,142 @@
+"""What the kernels here are compiled for, and which thread does what, as data.
+
+Sizes and strides are arguments of a launch. A piece is what a thread takes of a row at a time: 4, 8
+or 16 neighbouring quants, which have one scale. Neighbouring threads have neighbouring pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelkit import hw
+from q8_0.blocks import BLOCK, BLOCK_BYTES
+
+VECTOR_BYTES = 16  # of the widest access
+ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "q8_1": 1}  # of activations and results
+INTEGERS = "q8_1"  # activations as `q8_0.activations` has them
+PIECE = VECTOR_BYTES  # quants of a piece where products read them: a 16-byte load in SOA
+MOST_TOKENS = 16  # that share a read of the weights
+
+
+@dataclass(frozen=True)
+class RepackConfig:
+    """The kernel that brings blocks from one layout to the other, tile by tile through shared
+    memory: 256 blocks are 544 vectors of 16 bytes interleaved, and 512 of quants.
+
+    to_soa: which way. vector: bytes of an access on the interleaved side, a power of two from 2.
+    """
+
+    to_soa: bool
+    vector: int = VECTOR_BYTES
+    threads: int = 128
+    tile: int = 256
+
+    @property
+    def tile_bytes(self) -> int:
+        """Interleaved."""
+        return self.tile * BLOCK_BYTES
+
+    @property
+    def halves(self) -> int:
+        """Half-blocks, 16 quants each, of a thread in a tile."""
+        return self.tile * 2 // self.threads
+
+    @property
+    def vectors(self) -> int:
+        """Interleaved vectors of a thread in a tile, some of them of nobody."""
+        return -(-self.tile_bytes // (self.vector * self.threads))
+
+
+@dataclass(frozen=True)
+class DequantiseConfig:
+    """The kernel that writes weights as numbers: a thread makes 16 bytes of them at a time.
+
+    layout: of the weights. out: 'bf16', 'fp16' or 'fp32'. unrolled: pieces that a thread has in
+    flight.
+    """
+
+    layout: str
+    out: str
+    threads: int = 256
+    unrolled: int = 4
+
+    @property
+    def words(self) -> int:
+        """32-bit words of the quants of a piece."""
+        return self.piece // 4
+
+    @property
+    def piece(self) -> int:
+        """Quants of it."""
+        return VECTOR_BYTES // ITEMSIZE[self.out]
+
+    @property
+    def tile(self) -> int:
+        """Columns of a CTA."""
+        return self.threads * self.unrolled * self.piece
+
+
+@dataclass(frozen=True)
+class QuantiseConfig:
+    """The kernel that rounds activations to int8: neighbouring lanes share a block.
+
+    dtype: of x, 'bf16', 'fp16' or 'fp32'.
+    """
+
+    dtype: str
+    threads: int = 256
+
+    @property
+    def piece(self) -> int:
+        """Numbers of a thread, a vector of them."""
+        return VECTOR_BYTES // ITEMSIZE[self.dtype]
+
+    @property
+    def lanes(self) -> int:
+        """That share a block."""
+        return BLOCK // self.piece
+
+    @property
+    def tile(self) -> int:
+        """Columns of a CTA."""
+        return self.threads * self.piece
+
+
+@dataclass(frozen=True)
+class MatvecConfig:
+    """The kernel that multiplies up to MOST_TOKENS tokens by the weights, of which each is read
+    once.
+
+    A warp has `rows` neighbouring rows and reads 512 columns of all of them at a time, `unrolled`
+    times before it computes; `splits` warps of a CTA share the columns of their rows, and add up in
+    shared memory at the end. There is no barrier before that.
+
+    layout: of the weights. dtype: of x, 'bf16', 'fp16', 'fp32' or 'q8_1'. out: of the result, not
+    'q8_1'. tokens: a power of two, those behind the last one are computed and not written. bias:
+    fp32 sums begin with one that is added last, in the dtype of the result.
+    """
+
+    layout: str
+    dtype: str
+    out: str
+    tokens: int = 1
+    rows: int = 4
+    splits: int = 1
+    unrolled: int = 2
+    warps: int = 4
+    bias: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return self.warps * hw.WARP_THREADS
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of a CTA."""
+        return self.rows * self.warps // self.splits
+
+    @property
+    def sums(self) -> int:
+        """Of a warp: of each of its rows with each token."""
+        return self.rows * self.tokens

@@ -1,0 +1,240 @@
+"""How a thread gets at weights and activations, and arithmetic on them (device code).
+
+`fetch` is all that readers of the two layouts differ in: the same quants and scale come out of
+either, and what is computed of them, in which order, does not know the layout.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Boolean, Float16, Float32, Int32, Int64, Uint32
+
+from q8_0.blocks import BLOCK, BLOCK_BYTES, SCALE_BYTES, SOA
+from q8_0.params import WeightWords
+
+TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32}
+BIASED = 0x4B000000  # 2^23 as fp32: what stands in its lowest byte is added to it
+READ = "ld.global.nc.L1::no_allocate"  # of what is read once
+SHARED = "ld.global.nc"  # of what neighbours read, too
+FOUR_QUANTS = "{ .reg .b32 u, m; .reg .f32 f; xor.b32 u, {$r0}, 0x80808080; " + "".join(
+    f"prmt.b32 m, u, {BIASED}, {0x7440 + k}; mov.b32 f, m; "
+    f"sub.rn.f32 {{$w{k}}}, f, 0f4B000080; "  # 2^23 + 128
+    for k in range(4)
+)
+FOUR_QUANTS += "}"
+# dtype -> PTX that makes fp32 of the numbers of a word, and how many these are.
+NUMBERS = {
+    "fp32": ("mov.b32 {$w0}, {$r0};", 1),
+    "bf16": (
+        "{ .reg .b32 a, b; shl.b32 a, {$r0}, 16; and.b32 b, {$r0}, 0xFFFF0000; "
+        "mov.b32 {$w0}, a; mov.b32 {$w1}, b; }",
+        2,
+    ),
+    "fp16": (
+        "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0}; cvt.f32.f16 {$w0}, a; cvt.f32.f16 {$w1}, b; }",
+        2,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where the quants and the scales of a row begin; interleaved both are its first block."""
+
+    quants: Int64
+    scales: Int64
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring quants, four to a word, the first lowest, and the fp16 bits of their scale."""
+
+    words: tuple
+    scale: Uint32
+
+
+@cute.jit
+def row_of(weights: WeightWords, row: Int32) -> Row:
+    """A row that there is."""
+    return Row(
+        weights.quants + Int64(row) * weights.stride,
+        weights.scales + Int64(row) * weights.scale_stride,
+    )
+
+
+@cute.jit
+def fetch(
+    layout: cutlass.Constexpr[str],
+    count: cutlass.Constexpr[int],
+    row: Row,
+    piece: Int32,
+    exists: Boolean,
+) -> Piece:
+    """Piece number `piece` of a row, `count` words of quants (a power of two up to 4); zeros where
+    it does not exist."""
+    size = 4 * count
+    block, wanted = piece // (BLOCK // size), Int32(exists)
+    if cutlass.const_expr(layout == SOA):
+        quants, scale = row.quants + Int64(piece) * size, row.scales + Int64(block) * SCALE_BYTES
+        found = cute.arch.inline_ptx(
+            _aligned(count), write_only_types=[Uint32] * (count + 1),
+            read_only_args=[quants, scale, wanted],
+        )  # fmt: skip
+    else:
+        scale = row.scales + Int64(block) * BLOCK_BYTES
+        quants = scale + SCALE_BYTES + Int64(piece % (BLOCK // size)) * size
+        found = cute.arch.inline_ptx(
+            _assembled(count), write_only_types=[Uint32] * (count + 1),
+            read_only_args=[quants, scale, wanted],
+        )  # fmt: skip
+    return Piece(tuple(found[:count]), found[count])
+
+
+def _scaffold(count: int, loads: str, results: str) -> str:
+    """PTX of `fetch`: operands are the addresses of quants and scale, and whether to load."""
+    clear = " ".join(f"mov.b32 t{k}, 0;" for k in range(count + 1))
+    return (
+        f"{{ .reg .pred p; .reg .b32 t<{count + 1}>; .reg .b16 s, h; "
+        f"setp.ne.s32 p, {{$r2}}, 0; {clear} mov.b16 s, 0; mov.b16 h, 0; "
+        f"{loads} @p {SHARED}.b16 s, [{{$r1}}]; {results} cvt.u32.u16 {{$w{count}}}, s; }}"
+    )
+
+
+def _aligned(count: int) -> str:
+    """One access."""
+    names = ", ".join(f"t{k}" for k in range(count))
+    vector = f".v{count}" if count > 1 else ""
+    loads = f"@p {READ}{vector}.b32 {{{names}}}, [{{$r0}}];"
+    if count == 1:
+        loads = f"@p {READ}.b32 t0, [{{$r0}}];"
+    return _scaffold(count, loads, " ".join(f"mov.b32 {{$w{k}}}, t{k};" for k in range(count)))
+
+
+def _assembled(count: int) -> str:
+    """Words around quants at a multiple of 2 bytes, shifted into place.
+
+    Where they are no multiple of 4, the first word has two bytes of the same block in front of
+    them, its scale or other quants, and the last two quants come by themselves: behind them the
+    memory may end.
+    """
+    loads = "{ .reg .b64 down; and.b64 down, {$r0}, -4; " + " ".join(
+        f"@p {SHARED}.b32 t{k}, [down + {4 * k}];" for k in range(count)
+    )
+    loads += f" @p {SHARED}.b16 h, [{{$r0}} + {4 * count - 2}]; }} cvt.u32.u16 t{count}, h;"
+    results = "{ .reg .b32 shift; cvt.u32.u64 shift, {$r0}; and.b32 shift, shift, 2; "
+    results += "shl.b32 shift, shift, 3; " + " ".join(
+        f"shf.r.wrap.b32 {{$w{k}}}, t{k}, t{k + 1}, shift;" for k in range(count)
+    )
+    return _scaffold(count, loads, results + " }")
+
+
+@cute.jit
+def quant_floats(words: tuple[Uint32, ...]) -> list:
+    """Quants as fp32, exactly: a byte, its sign flipped, is added to 2^23 by where it stands."""
+    found = []
+    for word in words:
+        found += cute.arch.inline_ptx(
+            FOUR_QUANTS, write_only_types=[Float32] * 4, read_only_args=[word]
+        )
+    return found
+
+
+@cute.jit
+def scale_float(bits: Uint32) -> Float32:
+    """fp32 of the bits of fp16."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 s; cvt.u16.u32 s, {$r0}; cvt.f32.f16 {$w0}, s; }",
+        write_only_types=[Float32],
+        read_only_args=[bits],
+    )
+
+
+@cute.jit
+def load_numbers(
+    address: Int64, dtype: cutlass.Constexpr[str], vectors: cutlass.Constexpr[int], exists: Boolean
+) -> list:
+    """So many vectors of 16 bytes as fp32 numbers; zeros where they do not exist."""
+    found = []
+    for word in load_words(address, vectors, exists):
+        found += _numbers(word, dtype)
+    return found
+
+
+@cute.jit
+def load_words(address: Int64, vectors: cutlass.Constexpr[int], exists: Boolean) -> list:
+    """So many vectors of 16 bytes as 32-bit words; zeros where they do not exist."""
+    found = []
+    for vector in cutlass.range_constexpr(vectors):
+        found += cute.arch.inline_ptx(
+            "{ .reg .pred p; .reg .b32 t<4>; setp.ne.s32 p, {$r1}, 0; mov.b32 t0, 0; "
+            "mov.b32 t1, 0; mov.b32 t2, 0; mov.b32 t3, 0; "
+            f"@p {SHARED}.v4.b32 {{t0, t1, t2, t3}}, [{{$r0}} + {16 * vector}]; "
+            "mov.b32 {$w0}, t0; mov.b32 {$w1}, t1; mov.b32 {$w2}, t2; mov.b32 {$w3}, t3; }",
+            write_only_types=[Uint32] * 4,
+            read_only_args=[address, Int32(exists)],
+        )
+    return found
+
+
+@cute.jit
+def load_scale(address: Int64, exists: Boolean) -> Float32:
+    """fp16 as fp32, 0 where it does not exist."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; .reg .b16 s; setp.ne.s32 p, {$r1}, 0; mov.b16 s, 0; "
+        f"@p {SHARED}.b16 s, [{{$r0}}]; cvt.f32.f16 {{$w0}}, s; }}",
+        write_only_types=[Float32],
+        read_only_args=[address, Int32(exists)],
+    )
+
+
+@cute.jit
+def _numbers(word: Uint32, dtype: cutlass.Constexpr[str]) -> tuple[Float32, ...]:
+    """The one or two numbers of a word, as fp32."""
+    text, count = NUMBERS[dtype]
+    found = cute.arch.inline_ptx(text, write_only_types=[Float32] * count, read_only_args=[word])
+    return (found,) if cutlass.const_expr(count == 1) else found
+
+
+@cute.jit
+def dot(quants: list, numbers: list) -> Float32:
+    """The sum of products of both, one fused multiply-add behind the other."""
+    total = Float32(0.0)
+    for first in cutlass.range_constexpr(0, len(quants), 4):
+        total = cute.arch.inline_ptx(
+            "{ .reg .f32 s; fma.rn.f32 s, {$r0}, {$r4}, {$r8}; fma.rn.f32 s, {$r1}, {$r5}, s; "
+            "fma.rn.f32 s, {$r2}, {$r6}, s; fma.rn.f32 {$w0}, {$r3}, {$r7}, s; }",
+            write_only_types=[Float32],
+            read_only_args=[*quants[first : first + 4], *numbers[first : first + 4], total],
+        )
+    return total
+
+
+@cute.jit
+def integer_dot(quants: tuple[Uint32, ...], others: list) -> Float32:
+    """The sum of products of 16 int8 and 16 others, exactly."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 s; dp4a.s32.s32 s, {$r0}, {$r4}, 0; dp4a.s32.s32 s, {$r1}, {$r5}, s; "
+        "dp4a.s32.s32 s, {$r2}, {$r6}, s; dp4a.s32.s32 s, {$r3}, {$r7}, s; "
+        "cvt.rn.f32.s32 {$w0}, s; }",
+        write_only_types=[Float32],
+        read_only_args=[*quants, *others],
+    )
+
+
+@cute.jit
+def fused(a: Float32, b: Float32, c: Float32) -> Float32:
+    """a * b + c, rounded once."""
+    return cute.arch.inline_ptx(
+        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
+        write_only_types=[Float32],
+        read_only_args=[a, b, c],
+    )
+
+
+@cute.jit
+def product(a: Float32, b: Float32) -> Float32:
+    """a * b, which nobody fuses with a sum."""
+    return cute.arch.inline_ptx(
+        "mul.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b]
+    )

@@ -1,0 +1,111 @@
+"""GGUF files: matrices in Q8_0 by name, mapped into memory, and the plain numbers beside them.
+
+The package gguf reads the file's table of contents (`pip install gguf`, the extra `gguf`); it is
+imported here, when a file is opened. Tensors are views of the mapped file: what is not asked for is
+not read, and the file must stay as it is while they live. They are copied when they are written
+to.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from kernelkit.tensors import device_of, require_type
+from q8_0.api import repack
+from q8_0.blocks import INTERLEAVED, blocks_of
+from q8_0.launch import require_layout
+from q8_0.weights import Weights
+
+FORMAT = "Q8_0"
+PLAIN = {"F32": torch.float32, "F16": torch.float16}  # GGUF's name -> dtype
+
+
+class GgufFile:
+    """A GGUF file of this machine's byte order.
+
+    ImportError without the package gguf; FileNotFoundError, and ValueError for what is no GGUF
+    file or one of the other byte order.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"path is {path!r}, expected str or os.PathLike")
+        package = _gguf()
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise FileNotFoundError(f"{self.path}: no such file")
+        try:
+            # A private mapping: torch wants memory that may be written to.
+            reader = package.GGUFReader(self.path, "c")
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"{self.path} is no GGUF file: {error}") from error
+        if reader.byte_order != "I":
+            raise ValueError(f"{self.path} has the other byte order: Q8_0 is read little endian")
+        self._tensors: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all tensors, in the file's order."""
+        return tuple(self._tensors)
+
+    def format_of(self, name: str) -> str:
+        """What GGUF calls a tensor's numbers: 'Q8_0', 'F32', 'Q4_K', ..."""
+        return self._find(name).tensor_type.name
+
+    def weights(
+        self,
+        name: str,
+        *,
+        layout: str = INTERLEAVED,
+        device: torch.device | str = "cpu",
+        backend: str = "auto",
+        arch: str | None = None,
+    ) -> Weights:
+        """A matrix [rows, cols] in Q8_0; rows are GGUF's second dimension.
+
+        layout: 'interleaved' is the file's own, 'soa' is repacked on `device`, by one launch.
+        backend, arch: of that launch. KeyError for a name that the file does not have,
+        NotImplementedError for another format, by its name, or another rank.
+        """
+        require_layout(layout)
+        tensor = self._find(name)
+        kind, shape = tensor.tensor_type.name, [int(size) for size in tensor.shape]
+        if kind != FORMAT:
+            raise NotImplementedError(f"{name} is in {kind}: only {FORMAT} is read as weights")
+        if len(shape) != 2:
+            raise NotImplementedError(f"{name} has dimensions {shape}: matrices alone are read")
+        cols, rows = shape
+        blocks_of(cols)
+        data = torch.from_numpy(tensor.data).to(device_of(device))
+        return repack(Weights(data, rows, cols, INTERLEAVED), layout, backend=backend, arch=arch)
+
+    def numbers(self, name: str, *, device: torch.device | str = "cpu") -> torch.Tensor:
+        """A tensor of plain numbers, a bias or a norm, in the file's dtype, dimensions as torch
+        orders them. NotImplementedError for other formats."""
+        tensor = self._find(name)
+        kind = tensor.tensor_type.name
+        if kind not in PLAIN:
+            raise NotImplementedError(f"{name} is in {kind}: plain numbers are {', '.join(PLAIN)}")
+        return torch.from_numpy(tensor.data).to(device_of(device))
+
+    def _find(self, name: str) -> Any:
+        require_type("name", name, str)
+        if name not in self._tensors:
+            raise KeyError(
+                f"{self.path} has no tensor {name!r}, it has {len(self._tensors)} others"
+            )
+        return self._tensors[name]
+
+
+def _gguf() -> ModuleType:
+    """The package gguf, which only files need."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise ImportError("GGUF files need gguf: pip install gguf") from error
+    return gguf

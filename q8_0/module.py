@@ -1,0 +1,126 @@
+"""`Q8Linear`: a linear layer whose weights stay in Q8_0, as a module of torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from kernelkit.tensors import require_type, require_types
+from q8_0.activations import Activations
+from q8_0.api import matvec, quantise
+from q8_0.blocks import SOA
+from q8_0.config import INTEGERS, MOST_TOKENS
+from q8_0.files import GgufFile
+from q8_0.weights import Weights, empty
+
+NUMBERS = "numbers"
+ACTIVATIONS = (NUMBERS, INTEGERS)
+
+
+class Q8Linear(nn.Module):
+    """y = x W^T + bias, W [out_features, in_features] in Q8_0, of either layout.
+
+    Up to 16 tokens share one read of the weights (`q8_0.matvec`): x is multiplied as it is, in
+    fp32, or with activations='q8_1' rounded to int8 first. More tokens go through the int8 tensor
+    cores (`q8_0.product`), always rounded to int8. Either way the result has the dtype of x, and
+    the bias that dtype, too. A change of dtype of the module leaves the weights as they are.
+    """
+
+    data: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(
+        self, weights: Weights, bias: torch.Tensor | None = None, *, activations: str = NUMBERS
+    ) -> None:
+        """Shares memory with `weights`; bias: [out_features]."""
+        require_type("weights", weights, Weights)
+        require_type("activations", activations, str)
+        if activations not in ACTIVATIONS:
+            raise ValueError(f"activations {activations!r}: one of {ACTIVATIONS}")
+        if bias is not None:
+            require_types(bias=bias)
+            if tuple(bias.shape) != (weights.rows,):
+                raise ValueError(f"bias has shape {tuple(bias.shape)}, expected ({weights.rows},)")
+        super().__init__()
+        self.in_features, self.out_features = weights.cols, weights.rows
+        self.layout, self.activations = weights.layout, activations
+        self.register_buffer("data", weights.data)
+        self.register_buffer("bias", bias)
+
+    @classmethod
+    def empty(
+        cls,
+        in_features: int,
+        out_features: int,
+        *,
+        layout: str = SOA,
+        bias: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        activations: str = NUMBERS,
+    ) -> Q8Linear:
+        """Without contents, for `load_state_dict`. bias: its dtype, None for none."""
+        made = None if bias is None else torch.empty(out_features, dtype=bias, device=device)
+        return cls(empty(out_features, in_features, layout, device), made, activations=activations)
+
+    @classmethod
+    def from_gguf(
+        cls,
+        file: GgufFile,
+        name: str,
+        bias: str | None = None,
+        *,
+        layout: str = SOA,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cuda",
+        **options: Any,
+    ) -> Q8Linear:
+        """Of tensors of a file: weights, repacked where `layout` asks for it, and a bias in
+        `dtype`. options: of `__init__`."""
+        weights = file.weights(name, layout=layout, device=device)
+        found = None if bias is None else file.numbers(bias, device=device).to(dtype)
+        return cls(weights, found, **options)
+
+    @property
+    def weights(self) -> Weights:
+        """What the functions of `q8_0` take; shares memory with the buffer."""
+        return Weights(self.data, self.out_features, self.in_features, self.layout)
+
+    def forward(
+        self, x: torch.Tensor, *, backend: str = "auto", arch: str | None = None
+    ) -> torch.Tensor:
+        """x: [..., in_features], bfloat16, float16 or float32; the result [..., out_features]."""
+        rows, place = x.reshape(-1, self.in_features), {"backend": backend, "arch": arch}
+        if rows.shape[0] <= MOST_TOKENS:
+            given: torch.Tensor | Activations = rows
+            if self.activations == INTEGERS:
+                given = quantise(rows, backend=backend, arch=arch)
+            y = matvec(
+                self.weights, given, self.bias, out_dtype=x.dtype, backend=backend, arch=arch
+            )
+        else:
+            y = self._product(quantise(rows, backend=backend, arch=arch), x.dtype, place)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def _product(
+        self, x: Activations, dtype: torch.dtype, place: dict[str, str | None]
+    ) -> torch.Tensor:
+        """By the tensor cores, the bias added in fp32."""
+        try:
+            product = import_module("q8_0.product.launch").product
+        except ModuleNotFoundError as error:
+            raise NotImplementedError(
+                f"x has {x.tokens} tokens: at most {MOST_TOKENS} without q8_0.product"
+            ) from error
+        if self.bias is None:
+            return product(self.weights, x, out_dtype=dtype, **place)
+        y = product(self.weights, x, out_dtype=torch.float32, **place)
+        return (y + self.bias.float()).to(dtype)
+
+    def extra_repr(self) -> str:
+        """Sizes, layout and activations."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        kinds = f"layout={self.layout!r}, activations={self.activations!r}"
+        return f"{sizes}, {kinds}, bias={self.bias is not None}"

@@ -1,0 +1,152 @@
+"""The loop's arithmetic: two blocks of K of a warp's tile (device code).
+
+Of each element and block: u = OFFSET + I by an mma, t = u d_x - OFFSET d_x = I d_x, rounded once
+since both products are exact, y = t d_w + y.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from kernelkit import shared_words, warp_mma
+from q8_0.product.config import (
+    BLOCKS_OF_STAGE,
+    CHUNK_BYTES,
+    MMA_ROWS,
+    MMA_TOKENS,
+    STAGE_K,
+    ProductConfig,
+)
+from q8_0.product.words import fused, multiply, swizzle_of
+
+GROUP = 4  # fragments of rows in which a lane has eight neighbouring rows
+GROUP_ROWS = GROUP * MMA_ROWS
+AHEAD = 2  # products that are begun before one is added
+
+
+@dataclass(frozen=True)
+class Places:
+    """Addresses of a lane in the first stage. x, w: of quants of tokens and rows, where its chunk's
+    number is as it is, and where the swizzle changes it by 2, as it does between blocks, and from a
+    fragment of tokens or pair of fragments of rows to the next. x_scale, w_scale: of scales."""
+
+    x: tuple[Int32, Int32]
+    w: tuple[Int32, Int32]
+    x_scale: Int32
+    w_scale: Int32
+
+
+class Blocks:
+    """Of a ProductConfig. A lane 4 g + i has of a warp's tile the tokens 16 k + 8 h + g, and the
+    rows 32 v + 8 i to 32 v + 8 i + 7: fragment 4 v + k has 2 k and 2 k + 1 of these."""
+
+    def __init__(self, config: ProductConfig) -> None:
+        self.config = config
+        self.token_tiles = config.warp_tokens // MMA_TOKENS
+        self.row_tiles = config.warp_rows // MMA_ROWS
+
+    @cute.jit
+    def accumulator(self) -> cute.Tensor:
+        """(4, fragments of rows, fragments of tokens), zeros."""
+        acc = cute.make_rmem_tensor((4, self.row_tiles, self.token_tiles), Float32)
+        acc.fill(0.0)
+        return acc
+
+    @cute.jit
+    def places(self, smem: Int32) -> Places:
+        """Those of the calling lane; smem: address."""
+        config, lane = self.config, cute.arch.lane_idx()
+        token, row = self.origin()
+        matrix, line = lane // 8, lane % 8
+        own_token = token + matrix % 2 * 8 + line
+        x = own_token * STAGE_K + (matrix // 2 ^ swizzle_of(own_token)) * CHUNK_BYTES
+        own_row = row + line // 2 * 8 + matrix // 2 * 2 + line % 2
+        w = own_row * STAGE_K + (matrix % 2 ^ swizzle_of(own_row)) * CHUNK_BYTES
+        w = w + config.w_offset
+        other = 2 * CHUNK_BYTES
+        return Places(
+            x=(smem + x, smem + (x ^ other)),
+            w=(smem + w, smem + (w ^ other)),
+            x_scale=smem + config.x_scale_offset + token * 8 + lane // 4 * 16,
+            w_scale=smem + config.w_scale_offset + (row + lane % 4 * 8) * 4,
+        )
+
+    @cute.jit
+    def origin(self) -> tuple[Int32, Int32]:
+        """First token and row of the warp in the CTA's tile."""
+        config = self.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        token = warp % config.warps_of_tokens * config.warp_tokens
+        return token, warp // config.warps_of_tokens * config.warp_rows
+
+    @cute.jit
+    def multiply_stage(
+        self, places: Places, quants: tuple[Int32, Int32], step: Int32, acc: cute.Tensor
+    ) -> None:
+        """Add a stage's blocks, one after the other. quants: where those of tokens and rows begin
+        in their rings."""
+        config = self.config
+        half = (step & 1) * BLOCKS_OF_STAGE
+        x_scale = places.x_scale + half * config.x_scale_bytes
+        w_scale = places.w_scale + half * config.w_scale_bytes
+        xs = tuple(place + quants[0] for place in places.x)
+        ws = tuple(place + quants[1] for place in places.w)
+        for block in cutlass.range_constexpr(BLOCKS_OF_STAGE):
+            scales = (
+                x_scale + block * config.x_scale_bytes,
+                w_scale + block * config.w_scale_bytes,
+            )
+            self.multiply_block(block, (xs, ws), scales, acc)
+
+    @cute.jit
+    def multiply_block(
+        self,
+        block: cutlass.Constexpr[int],
+        quants: tuple[tuple[Int32, Int32], tuple[Int32, Int32]],
+        scales: tuple[Int32, Int32],
+        acc: cute.Tensor,
+    ) -> None:
+        """Add one block."""
+        xs, ws = quants
+        a, token_scales = [], []
+        for tile in cutlass.range_constexpr(self.token_tiles):
+            at = xs[(block ^ tile) & 1] + tile * (MMA_TOKENS * STAGE_K)
+            a.append(warp_mma.load_fragment(at, False))
+            token_scales.append(shared_words.load(scales[0] + tile * (MMA_TOKENS * 8), Float32, 4))
+        begun = []
+        for pair in cutlass.range_constexpr(self.row_tiles // 2):
+            group, inside = pair * 2 // GROUP, pair * 2 % GROUP
+            at = ws[(block ^ pair) & 1] + (group * GROUP_ROWS + inside * 2) * STAGE_K
+            b = warp_mma.load_fragment(at, False)
+            at = scales[1] + (group * GROUP_ROWS + inside * 2) * 4
+            row_scales = shared_words.load(at, Float32, 4)
+            for index in cutlass.range_constexpr(2):
+                for tile in cutlass.range_constexpr(self.token_tiles):
+                    u = multiply(a[tile], b[2 * index : 2 * index + 2])
+                    own = row_scales[2 * index : 2 * index + 2]
+                    begun.append((u, token_scales[tile], own, acc[None, pair * 2 + index, tile]))
+                    if cutlass.const_expr(len(begun) > AHEAD):
+                        self.add(*begun.pop(0))
+        for rest in begun:
+            self.add(*rest)
+
+    @cute.jit
+    def add(
+        self,
+        u: tuple[Float32, ...],
+        token_scales: tuple[Float32, ...],
+        row_scales: tuple[Float32, ...],
+        acc: cute.Tensor,
+    ) -> None:
+        """acc (4,) += what `multiply` found, in the order that lets no result be waited for."""
+        t = [None] * 4
+        t[0] = fused(u[0], token_scales[0], token_scales[1])
+        t[1] = fused(u[1], token_scales[0], token_scales[1])
+        t[2] = fused(u[2], token_scales[2], token_scales[3])
+        acc[0] = fused(t[0], row_scales[0], acc[0])
+        t[3] = fused(u[3], token_scales[2], token_scales[3])
+        acc[1] = fused(t[1], row_scales[1], acc[1])
+        acc[2] = fused(t[2], row_scales[0], acc[2])
+        acc[3] = fused(t[3], row_scales[1], acc[3])

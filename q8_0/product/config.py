@@ -1,0 +1,127 @@
+"""What the product's kernel is compiled for, and where a CTA's shared memory is.
+
+A CTA has a tile of tokens x rows of the weights, a warp a part of it, all blocks of K one after the
+other. Two blocks, 64 bytes of a row, are a stage of the rings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelkit import hw
+from q8_0.blocks import BLOCK, INTERLEAVED
+
+BLOCKS_OF_STAGE = 2
+STAGE_K = BLOCK * BLOCKS_OF_STAGE
+CHUNK_BYTES = hw.SMEM_UNIT_BYTES
+CHUNKS = STAGE_K // CHUNK_BYTES  # of a row and stage
+MMA_TOKENS, MMA_ROWS = 16, 8
+OWN_ROWS = 8  # neighbours in the result that a lane has
+HALVES = 2  # buffers of what is made from a stage just before it is multiplied
+ALIGNED_BLOCKS = 8  # 272 bytes: from here on blocks begin at multiples of 16 bytes again
+# Chunks in which two blocks of a row lie: 68 bytes that begin 0, 4, 8 or 12 bytes behind a multiple
+# of 16, or, where rows begin anywhere, up to 14.
+RAW_CHUNKS, RAW_CHUNKS_ANYWHERE = 5, 6
+
+
+@dataclass(frozen=True)
+class ProductConfig:
+    """A kernel.
+
+    layout: of the weights, see `q8_0.blocks`. out_dtype: 'bf16', 'fp16' or 'fp32'. warp_tokens,
+    warp_rows: of a warp. warps_of_tokens, warps_of_rows: of a CTA. stages: of the rings.
+    ctas_per_sm: that registers and shared memory leave room for. even: the number of blocks of a
+    row is. aligned: every ALIGNED_BLOCKS blocks of interleaved weights begin at a multiple of 16
+    bytes. small: there are fewer tokens or rows than a tile has. vector: rows of the result begin
+    at multiples of 16 bytes, and so do every 16 bytes of them.
+    """
+
+    layout: str
+    out_dtype: str
+    warp_tokens: int = 64
+    warp_rows: int = 64
+    warps_of_tokens: int = 2
+    warps_of_rows: int = 2
+    stages: int = 4
+    ctas_per_sm: int = 2
+    even: bool = True
+    aligned: bool = True
+    small: bool = False
+    vector: bool = True
+
+    @property
+    def tile_tokens(self) -> int:
+        """Of a CTA."""
+        return self.warp_tokens * self.warps_of_tokens
+
+    @property
+    def tile_rows(self) -> int:
+        """Of a CTA."""
+        return self.warp_rows * self.warps_of_rows
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return self.warps_of_tokens * self.warps_of_rows * hw.WARP_THREADS
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether the weights are as in a file of GGUF."""
+        return self.layout == INTERLEAVED
+
+    @property
+    def raw_chunks(self) -> int:
+        """Chunks of a row of interleaved weights that a stage copies."""
+        return RAW_CHUNKS if self.aligned else RAW_CHUNKS_ANYWHERE
+
+    # Shared memory, in bytes. Quants of tokens come first.
+
+    @property
+    def x_bytes(self) -> int:
+        """Quants of the tokens of a stage."""
+        return self.tile_tokens * STAGE_K
+
+    @property
+    def w_bytes(self) -> int:
+        """Quants of the rows of a stage."""
+        return self.tile_rows * STAGE_K
+
+    @property
+    def raw_bytes(self) -> int:
+        """Blocks of the rows of a stage as they come, where they are split here."""
+        return self.tile_rows * self.raw_chunks * CHUNK_BYTES if self.interleaved else 0
+
+    @property
+    def x_scale_bytes(self) -> int:
+        """Scales of the tokens of a block: (scale, what takes the offset of the integers away)."""
+        return self.tile_tokens * 8
+
+    @property
+    def w_scale_bytes(self) -> int:
+        """Scales of the rows of a block, fp32."""
+        return self.tile_rows * 4
+
+    @property
+    def w_offset(self) -> int:
+        """Of the quants of rows."""
+        return self.stages * self.x_bytes
+
+    @property
+    def raw_offset(self) -> int:
+        """Of the blocks as they come."""
+        return self.w_offset + (HALVES if self.interleaved else self.stages) * self.w_bytes
+
+    @property
+    def x_scale_offset(self) -> int:
+        """Of the scales of tokens, HALVES stages."""
+        return self.raw_offset + self.stages * self.raw_bytes
+
+    @property
+    def w_scale_offset(self) -> int:
+        """Of the scales of rows, HALVES stages."""
+        return self.x_scale_offset + HALVES * BLOCKS_OF_STAGE * self.x_scale_bytes
+
+    @property
+    def smem_bytes(self) -> int:
+        """Of a CTA."""
+        return self.w_scale_offset + HALVES * BLOCKS_OF_STAGE * self.w_scale_bytes

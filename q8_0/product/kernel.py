@@ -1,0 +1,130 @@
+"""The product's kernel: tiles of tokens x rows, blocks of K in their order (device code).
+
+Reading order: config.py, words.py, load.py, split.py, blocks.py, store.py. One barrier a stage:
+behind it the stage's quants are there for all threads, and what it was before is free.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Int32, Uint32
+from cutlass.memory import SmemAllocator
+
+from kernelkit.device_table import DeviceTable
+from kernelkit.param_table import ParamTable
+from q8_0.product.blocks import Blocks
+from q8_0.product.config import BLOCKS_OF_STAGE, ProductConfig
+from q8_0.product.load import SoaLoader
+from q8_0.product.params import ProductParams
+from q8_0.product.scope import Scope, Tile
+from q8_0.product.split import SplittingLoader
+from q8_0.product.store import Store
+
+
+class Product:
+    """Host function and kernel of one ProductConfig."""
+
+    def __init__(self, config: ProductConfig) -> None:
+        self.config = config
+        self.loader = SplittingLoader(config) if config.interleaved else SoaLoader(config)
+        self.blocks = Blocks(config)
+        self.epilogue = Store(config, self.blocks)
+
+    @cute.jit
+    def __call__(self, table: ParamTable, tiles: Int32, groups: Int32, stream: CUstream) -> None:
+        """table: `ProductParams`. tiles: of a group. groups: of tiles of tokens."""
+        self.kernel(table).launch(
+            grid=(tiles, groups, 1),
+            block=(self.config.threads, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=self.config.ctas_per_sm,  # bounds the registers of a thread
+            preferred_smem_carveout=100,  # percent of what an SM has
+        )
+
+    @cute.kernel
+    def kernel(self, table: DeviceTable) -> None:
+        """A tile."""
+        config, params = self.config, table.unpack(ProductParams)
+        cta, group, _ = cute.arch.block_idx()
+        size = Int32(params.group)
+        row_tile = cta // size
+        first_token = (group * size + cta - row_tile * size) * config.tile_tokens
+        if first_token < Int32(params.x.rows):  # the last group may have fewer
+            scope = self.scope(params, first_token, row_tile * config.tile_rows)
+            self.run(scope)
+
+    @cute.jit
+    def scope(self, params: ProductParams, first_token: Int32, first_row: Int32) -> Scope:
+        """Of the tile that begins there."""
+        config = self.config
+        token, row = first_token, first_row
+        if cutlass.const_expr(not config.small):
+            token = cutlass.min(token, Int32(params.x.rows) - config.tile_tokens)
+            row = cutlass.min(row, Int32(params.w.quants.rows) - config.tile_rows)
+        smem = SmemAllocator().allocate(config.smem_bytes, byte_alignment=128).toint()
+        blocks = Int32(params.blocks)
+        return Scope(
+            params=params,
+            tile=Tile(token, row, first_token, first_row),
+            smem=smem,
+            steps=(blocks + BLOCKS_OF_STAGE - 1) // BLOCKS_OF_STAGE,
+            blocks=blocks,
+        )
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """All stages of K."""
+        config = self.config
+        ahead = config.stages - 1
+        x_scales = cute.make_rmem_tensor(-(-config.tile_tokens // config.threads), Uint32)
+        w_scales = cute.make_rmem_tensor(-(-config.tile_rows // config.threads), Uint32)
+        x_scales.fill(0)
+        w_scales.fill(0)
+        for stage in cutlass.range_constexpr(ahead):
+            self.copy(scope, Int32(stage), Int32(stage))
+        self.loader.load_token_scales(scope, Int32(0), x_scales)
+        self.loader.load_weight_scales(scope, Int32(0), w_scales)
+        if cutlass.const_expr(config.interleaved):
+            cute.arch.cp_async_wait_group(ahead - 1)
+            cute.arch.sync_threads()
+        self.finish(scope, Int32(0), Int32(0), x_scales, w_scales)
+        acc, places = self.blocks.accumulator(), self.blocks.places(scope.smem)
+        for step in cutlass.range(scope.steps, unroll=1):
+            # Interleaved blocks are taken apart a step before they are multiplied.
+            cute.arch.cp_async_wait_group(ahead - (2 if config.interleaved else 1))
+            cute.arch.sync_threads()
+            self.copy(scope, step + ahead, self.slot(step + ahead))
+            if step + 1 < scope.steps:
+                self.finish(scope, step + 1, self.slot(step + 1), x_scales, w_scales)
+            slot = self.slot(step)
+            quants = (slot * config.x_bytes, self.loader.quants(step, slot))
+            self.blocks.multiply_stage(places, quants, step, acc)
+        self.epilogue.run(scope, acc)
+
+    def slot(self, step: Int32) -> Int32:
+        """Of the rings."""
+        return Int32(Uint32(step) % Uint32(self.config.stages))
+
+    @cute.jit
+    def copy(self, scope: Scope, step: Int32, slot: Int32) -> None:
+        """Begin to copy a stage, if K has it."""
+        if step < scope.steps:
+            self.loader.copy_tokens(scope, step, slot)
+            self.loader.copy_weights(scope, step, slot)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def finish(
+        self, scope: Scope, step: Int32, slot: Int32, x_scales: cute.Tensor, w_scales: cute.Tensor
+    ) -> None:
+        """Store the scales of a step, load those of the next one, take interleaved blocks apart."""
+        loader = self.loader
+        loader.store_token_scales(scope, step, x_scales)
+        loader.finish_weights(scope, step, slot, w_scales)
+        loader.load_token_scales(scope, step + 1, x_scales)
+        loader.load_weight_scales(scope, step + 1, w_scales)
+
+
+def host_function(config: ProductConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return Product(config), ParamTable.zeros(ProductParams), Int32(1), Int32(1), CUstream(0)

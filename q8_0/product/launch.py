@@ -1,0 +1,178 @@
+"""`product`, and the operator `blackwell_kernels::q8_0_product` behind it: check, choose, launch.
+
+One launch, which a CUDA graph captures. Nothing is split along K, so that the bits of a result
+depend neither on the layout of the weights, nor on how many tokens there are, nor on the GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernelkit import hw
+from kernelkit.arch import PORTABLE
+from kernelkit.compile import compile_once
+from kernelkit.kernel import CompiledKernel
+from kernelkit.launch import Target, choose_target, launch
+from kernelkit.operator import Operator
+from kernelkit.param_table import ParamTable
+from kernelkit.tensors import (
+    DTYPE_NAMES,
+    require_apart,
+    require_grid,
+    require_own_elements,
+    require_table,
+    require_tensors,
+    require_type,
+)
+from q8_0.activations import Activations
+from q8_0.product.choose import Sizes, choose, group_of
+from q8_0.product.config import ProductConfig
+from q8_0.product.params import Matrix, ProductParams, WeightMatrix
+from q8_0.weights import Weights
+
+ARCHS = ("sm_100a", "sm_90a", PORTABLE)
+MOST_COLS = 1 << 22  # offsets within the rows of a tile are counted in 32 bits
+MOST_CTAS = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """The arguments of `product`."""
+
+    weights: Weights
+    x: Activations
+    out_dtype: torch.dtype
+    out: torch.Tensor | None = None
+    backend: str = "auto"
+    arch: str | None = None
+
+
+def product(
+    weights: Weights,
+    x: Activations,
+    *,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+    backend: str = "auto",
+    arch: str | None = None,
+) -> torch.Tensor:
+    """x W^T, [tokens, rows]: of a block of 32 columns the sum I of the integer products, exactly;
+    t = I d_x, rounded to fp32; y = t d_w + y in fp32, by a fused multiply-add, from 0, block by
+    block; at the end y rounded to the dtype of the result. `q8_0.product.reference` has the same
+    bits.
+
+    An infinite d_x counts as NaN: all results of that token are. With an infinite d_w they are NaN
+    or an infinity, as t d_w is.
+
+    Args:
+        weights: [rows, cols], cols up to 4,194,304, of either layout, with the same bits. In 'soa'
+            it is faster, and interleaved slower where rows are no multiple of 256 columns.
+        x: [tokens, cols], what `q8_0.quantise` makes.
+        out_dtype: bfloat16, float16 or float32: that of `out`, or float32, by default.
+        out: [tokens, rows] for the result, rows in one piece.
+        backend, arch: see `kernelkit.launch.choose_target`.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit, before it
+            compiles.
+    """
+    require_type("weights", weights, Weights)
+    require_type("x", x, Activations)
+    require_type("out", out, torch.Tensor, optional=True)
+    if out_dtype is None:
+        out_dtype = torch.float32 if out is None else out.dtype
+    given = {
+        "weights": weights, "x": x, "out_dtype": out_dtype, "out": out, "backend": backend,
+        "arch": arch,
+    }  # fmt: skip
+    return PRODUCT({name: value for name, value in given.items() if value is not None})
+
+
+def run_product(given: Multiplied) -> tuple[torch.Tensor]:
+    """[tokens, rows]."""
+    weights, x = given.weights, given.x
+    _check(given)
+    target = choose_target(x.quants.device, given.backend, given.arch, ARCHS)
+    out = empty_product(given)[0] if given.out is None else given.out
+    if x.tokens:
+        config = config_for(weights, x, out, target.arch)
+        group, groups = group_of(x.tokens, config.tile_tokens)
+        tiles = group * -(-weights.rows // config.tile_rows)
+        require_grid(**{"groups of tokens": groups})
+        if tiles > MOST_CTAS:
+            raise ValueError(f"weights has {weights.rows} rows: {tiles} CTAs, limit {MOST_CTAS}")
+        _launch(
+            config, (ParamTable.of(_params(weights, x, out, group)), tiles, groups), target, out
+        )
+    return (out,)
+
+
+def empty_product(given: Multiplied) -> tuple[torch.Tensor]:
+    """As `run_product` returns it."""
+    if given.out is not None:
+        return (given.out,)
+    quants = given.x.quants
+    return (quants.new_empty((quants.shape[0], given.weights.rows), dtype=given.out_dtype),)
+
+
+def config_for(weights: Weights, x: Activations, out: torch.Tensor, arch: str) -> ProductConfig:
+    """The kernel of a call."""
+    unit = hw.SMEM_UNIT_BYTES
+    sizes = Sizes(x.tokens, weights.rows, weights.cols)
+    ends = _address(out) | (out.stride(0) * out.itemsize if len(out) > 1 else 0)
+    starts = _address(weights.data) | weights.row_stride
+    aligned = starts % unit == 0
+    name = DTYPE_NAMES[out.dtype]
+    return choose(weights.layout, name, sizes, arch, aligned=aligned, vector=ends % unit == 0)
+
+
+def compile_kernel(config: ProductConfig, arch: str) -> CompiledKernel | None:
+    """The kernel of a config; None while `kernelkit.compile.collecting`."""
+    return compile_once(config, arch, "q8_0.product.kernel")
+
+
+def _params(weights: Weights, x: Activations, out: torch.Tensor, group: int) -> ProductParams:
+    return ProductParams(
+        x=Matrix(address=x.quants, rows=x.tokens),
+        x_scales=Matrix(address=x.scales, rows=x.tokens),
+        w=WeightMatrix.of(weights),
+        out=out,
+        out_stride=out.stride(0) * out.itemsize,
+        blocks=weights.blocks,
+        group=group,
+    )
+
+
+def _launch(config: ProductConfig, arguments: tuple, target: Target, out: torch.Tensor) -> None:
+    launch(compile_kernel(config, target.arch), arguments, target, out.device)
+
+
+def _check(given: Multiplied) -> None:
+    weights, x, out = given.weights, given.x, given.out
+    weights.require_place()
+    x.require_place("x")
+    parts = {"weights.data": weights.data, "x.quants": x.quants, "x.scales": x.scales}
+    require_tensors(**parts)
+    if x.cols != weights.cols:
+        raise ValueError(f"x has {x.cols} columns, the weights are {weights.rows} x {weights.cols}")
+    if weights.cols > MOST_COLS:
+        raise NotImplementedError(f"weights has {weights.cols} columns, limit {MOST_COLS}")
+    if given.out_dtype not in DTYPE_NAMES:
+        raise NotImplementedError(
+            f"out_dtype is {given.out_dtype}: supported are {tuple(DTYPE_NAMES)}"
+        )
+    if out is not None:
+        require_tensors(out=out, x=x.quants)
+        require_table("out", out, given.out_dtype, (x.tokens, weights.rows))
+        require_own_elements("out", out)
+        for name, part in parts.items():
+            require_apart("out", out, name, part)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return 0 if tensor.device.type == "meta" else tensor.data_ptr()
+
+
+PRODUCT = Operator("q8_0_product", Multiplied, run_product, empty_product, results=1)

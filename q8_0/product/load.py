@@ -1,0 +1,174 @@
+"""From global to shared memory: quants by cp.async, scales by way of registers (device code).
+
+A stage of a ring has 64 bytes of each row, its chunks where `words.swizzle_of` puts them. Scales
+become fp32 on their way: of tokens (scale, -OFFSET scale) in the order in which the lanes of a
+fragment read them, of rows one after the other.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint16, Uint32
+
+from kernelkit import shared_words
+from kernelkit.words import vector_at
+from q8_0.blocks import BLOCK, SCALE_BYTES
+from q8_0.product.config import (
+    BLOCKS_OF_STAGE,
+    CHUNK_BYTES,
+    CHUNKS,
+    STAGE_K,
+    ProductConfig,
+)
+from q8_0.product.params import Matrix
+from q8_0.product.scope import Scope
+from q8_0.product.words import OFFSET, copy_bytes, copy_whole, swizzle_of, widened
+
+
+class Loader:
+    """The ways of a ProductConfig that both layouts of weights share."""
+
+    def __init__(self, config: ProductConfig) -> None:
+        self.config = config
+
+    @cute.jit
+    def copy_tokens(self, scope: Scope, step: Int32, slot: Int32) -> None:
+        """Begin to copy quants of the tile's tokens."""
+        config = self.config
+        target = scope.smem + slot * config.x_bytes
+        matrix, first = scope.params.x, scope.tile.token
+        self.copy_rows(scope, matrix, first, config.tile_tokens, target, step)
+
+    @cute.jit
+    def copy_rows(
+        self,
+        scope: Scope,
+        matrix: Matrix,
+        first: Int32,
+        count: cutlass.Constexpr[int],
+        target: Int32,
+        step: Int32,
+    ) -> None:
+        """Begin to copy a stage of `count` rows from `first` on; zeros behind the end of K."""
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        at_once = config.threads // CHUNKS
+        row, chunk = thread // CHUNKS, thread % CHUNKS
+        target = target + row * STAGE_K + (chunk ^ swizzle_of(row)) * CHUNK_BYTES
+        stride, valid = scope.blocks * BLOCK, Int32(CHUNK_BYTES)
+        column = chunk * CHUNK_BYTES
+        if cutlass.const_expr(not config.even):
+            there = step * BLOCKS_OF_STAGE + chunk * CHUNK_BYTES // BLOCK < scope.blocks
+            valid = valid if there else Int32(0)
+        # Offsets in 32 bits are the same for tokens and rows, and so are their registers.
+        start, offset = matrix.address + Int64(first) * stride, row * stride + column
+        offset = offset + step * STAGE_K
+        for begin in cutlass.range_constexpr(0, count, at_once):
+            place = target + begin * STAGE_K
+            near = offset + begin * stride
+            if cutlass.const_expr(config.small):
+                existing = cutlass.min(row + begin, Int32(matrix.rows) - 1 - first)
+                near = existing * stride + column + step * STAGE_K
+            if begin + at_once <= count or begin + row < count:
+                if cutlass.const_expr(config.even):
+                    copy_whole(place, start + Int64(Uint32(near)))
+                else:
+                    near = near if valid > 0 else Int32(0)
+                    copy_bytes(place, start + Int64(Uint32(near)), valid)
+
+    @cute.jit
+    def load_scales(
+        self,
+        scope: Scope,
+        matrix: Matrix,
+        first: Int32,
+        count: cutlass.Constexpr[int],
+        step: Int32,
+        scales: cute.Tensor,
+    ) -> None:
+        """Scales of the rows thread, thread + threads, ... of `count`, two fp16 each; zeros behind
+        K."""
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        for k in cutlass.range_constexpr(cute.size(scales)):
+            row = thread + k * config.threads
+            if cutlass.const_expr((k + 1) * config.threads > count):
+                row = cutlass.min(row, Int32(count - 1))  # of threads that store none
+            if cutlass.const_expr(config.small):
+                row = cutlass.min(row, Int32(matrix.rows) - 1 - first)
+            stride = scope.blocks * SCALE_BYTES
+            start = matrix.address + Int64(first) * stride
+            offset = row * stride + step * (SCALE_BYTES * BLOCKS_OF_STAGE)
+            at = start + Int64(Uint32(offset))
+            if cutlass.const_expr(config.even):
+                scales[k] = vector_at(at, Uint32, 1)[0]
+            else:
+                word = Uint32(vector_at(at, Uint16, 1)[0])
+                if step * BLOCKS_OF_STAGE + 1 < scope.blocks:
+                    word = word | Uint32(vector_at(at + 2, Uint16, 1)[0]) << 16
+                scales[k] = word
+
+    @cute.jit
+    def load_token_scales(self, scope: Scope, step: Int32, scales: cute.Tensor) -> None:
+        """Those of the tile's tokens."""
+        if step < scope.steps:
+            matrix, first = scope.params.x_scales, scope.tile.token
+            self.load_scales(scope, matrix, first, self.config.tile_tokens, step, scales)
+
+    @cute.jit
+    def store_token_scales(self, scope: Scope, step: Int32, scales: cute.Tensor) -> None:
+        """What `load_token_scales` found, to the half of this step."""
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        half = config.x_scale_offset + (step & 1) * (BLOCKS_OF_STAGE * config.x_scale_bytes)
+        for k in cutlass.range_constexpr(cute.size(scales)):
+            token = thread + k * config.threads
+            place = scope.smem + half + token_place(token)
+            if (k + 1) * config.threads <= config.tile_tokens or token < config.tile_tokens:
+                found = widened(scales[k])
+                for block in cutlass.range_constexpr(BLOCKS_OF_STAGE):
+                    pair = (found[block], found[block] * Float32(-OFFSET))
+                    shared_words.store(place + block * config.x_scale_bytes, Float32, pair)
+
+
+def token_place(token: Int32) -> Int32:
+    """Of the pair of a token among those of a block: the two rows of a fragment that a lane has
+    follow each other."""
+    return token // 16 * 128 + token % 8 * 16 + token // 8 % 2 * 8
+
+
+class SoaLoader(Loader):
+    """Weights whose quants and scales are apart."""
+
+    @cute.jit
+    def copy_weights(self, scope: Scope, step: Int32, slot: Int32) -> None:
+        """Begin to copy quants of the tile's rows."""
+        config = self.config
+        target = scope.smem + config.w_offset + slot * config.w_bytes
+        matrix, first = scope.params.w.quants, scope.tile.row
+        self.copy_rows(scope, matrix, first, config.tile_rows, target, step)
+
+    @cute.jit
+    def load_weight_scales(self, scope: Scope, step: Int32, scales: cute.Tensor) -> None:
+        """Those of the tile's rows."""
+        if step < scope.steps:
+            matrix, first = scope.params.w.scales, scope.tile.row
+            self.load_scales(scope, matrix, first, self.config.tile_rows, step, scales)
+
+    @cute.jit
+    def finish_weights(self, scope: Scope, step: Int32, _slot: Int32, scales: cute.Tensor) -> None:
+        """What `load_weight_scales` found, to the half of this step."""
+        config = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        half = config.w_scale_offset + (step & 1) * (BLOCKS_OF_STAGE * config.w_scale_bytes)
+        for k in cutlass.range_constexpr(cute.size(scales)):
+            row = thread + k * config.threads
+            place = scope.smem + half + row * 4
+            if (k + 1) * config.threads <= config.tile_rows or row < config.tile_rows:
+                found = widened(scales[k])
+                for block in cutlass.range_constexpr(BLOCKS_OF_STAGE):
+                    at = place + block * config.w_scale_bytes
+                    shared_words.store(at, Float32, (found[block],))
+
+    def quants(self, _step: Int32, slot: Int32) -> Int32:
+        """Where those of a step begin, which is in `slot` of the rings."""
+        return slot * self.config.w_bytes

@@ -1,0 +1,91 @@
+"""Numbers in registers and copies that the product is made of (device code).
+
+An mma whose accumulator begins at OFFSET_BITS ends at the bits of the fp32 number OFFSET + I, for
+the sum I of 32 products of int8: |I| <= 32 * 128 * 128 < 2^22. So no integer is converted.
+"""
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+from kernelkit.shared_words import operands
+from kernelkit.words import float_of
+
+OFFSET = 1.5 * 2**23  # fp32 numbers here are 1 apart, 2^22 to both sides
+OFFSET_BITS = 0x4B400000
+
+
+@cute.jit
+def multiply(a: tuple[Uint32, ...], b: tuple[Uint32, ...]) -> tuple[Float32, ...]:
+    """OFFSET + A B of int8: four numbers of a fragment 16 x 8, the sum of 32 products each.
+
+    Lane 4 g + i has of A, 16 x 32, the bytes from 4 i on of rows g and g + 8, then from 16 + 4 i on
+    of both; of B, 32 x 8, those of column g from 4 i and from 16 + 4 i on; of the result what
+    `kernelkit.warp_mma` says.
+    """
+    offset = Uint32(OFFSET_BITS)
+    words = cute.arch.inline_ptx(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+        "{{$w0}, {$w1}, {$w2}, {$w3}}, {{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, "
+        "{{$r6}, {$r6}, {$r6}, {$r6}};",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[*a, *b, offset],
+    )
+    return tuple(float_of(word) for word in words)
+
+
+@cute.jit
+def widened(word: Uint32) -> tuple[Float32, Float32]:
+    """Two fp16, the low one first."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
+        "cvt.f32.f16 {$w0}, low; cvt.f32.f16 {$w1}, high; }",
+        write_only_types=[Float32] * 2,
+        read_only_args=[word],
+    )
+
+
+@cute.jit
+def copy_bytes(target: Int32, source: Int64, valid: Int32) -> None:
+    """cp.async of a chunk to shared memory, zeros behind its first `valid` bytes."""
+    cute.arch.inline_ptx(
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};",
+        read_only_args=[target, source, valid],
+    )
+
+
+@cute.jit
+def copy_whole(target: Int32, source: Int64) -> None:
+    """cp.async of a chunk to shared memory."""
+    cute.arch.inline_ptx(
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[target, source]
+    )
+
+
+@cute.jit
+def load_half(address: Int32) -> Uint32:
+    """Two bytes of shared memory, zeros above."""
+    return cute.arch.inline_ptx(
+        "ld.shared.u16 {$w0}, [{$r0}];", write_only_types=[Uint32], read_only_args=[address]
+    )
+
+
+@cute.jit
+def store_words(address: Int64, words: tuple[Uint32, ...]) -> None:
+    """Words to global memory, aligned to all their bytes."""
+    vector, names = operands("r", 1, len(words))
+    cute.arch.inline_ptx(
+        f"st.global{vector}.b32 [{{$r0}}], {names};", read_only_args=[address, *words]
+    )
+
+
+@cute.jit
+def fused(x: Float32, y: Float32, z: Float32) -> Float32:
+    """x y + z, rounded once on every architecture."""
+    return cute.math.fma(x, y, z)
+
+
+def swizzle_of(row: Int32) -> Int32:
+    """What the number of a chunk of a row of a stage is XORed with, so that no two of these are in
+    the same banks: eight rows that follow each other, for ldmatrix and for what splits blocks, and
+    two rows each of four groups of eight, as the fragments of weights have them."""
+    return (row >> 3 ^ row >> 1) & 3

@@ -1,0 +1,83 @@
+"""`warmup`: every kernel that a matrix can need, compiled ahead of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from kernelkit.compile import collecting
+from kernelkit.keys import KernelKey
+from kernelkit.launch import choose_target, sms_of
+from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.warm import Progress, Warmed, counts, warm
+from q8_0.choose import matvec_config
+from q8_0.config import (
+    INTEGERS,
+    MOST_TOKENS,
+    DequantiseConfig,
+    MatvecConfig,
+    QuantiseConfig,
+    RepackConfig,
+)
+from q8_0.launch import ARCHS, Config, compile_kernel
+from q8_0.weights import Weights
+
+
+def warmup(
+    weights: Weights,
+    *,
+    dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
+    tokens: Sequence[int] = range(1, MOST_TOKENS + 1),
+    biases: bool = False,
+    backend: str = "auto",
+    arch: str | None = None,
+    progress: Progress | bool | None = None,
+) -> Warmed:
+    """Find or compile the kernels of `repack` (of rows in one piece, aligned), `dequantise`,
+    `quantise` and `matvec` for weights like these, whatever their contents.
+
+    Args:
+        weights: may be on the device 'meta' where `arch` is given.
+        dtypes: of x, and of the results beside float32.
+        tokens: how many a call may have.
+        biases: whether calls have a bias, too.
+        progress: see `kernelkit.warm.warm`.
+    """
+    if not isinstance(weights, Weights):
+        raise TypeError(f"weights is {type(weights).__name__}, expected q8_0.Weights")
+    for dtype in dtypes:
+        if dtype not in DTYPE_NAMES:
+            raise NotImplementedError(f"dtypes has {dtype}: supported are {tuple(DTYPE_NAMES)}")
+    sizes = counts("tokens", tokens, MOST_TOKENS)
+    target = choose_target(weights.data.device, backend, arch, ARCHS)
+    names = [DTYPE_NAMES[dtype] for dtype in dtypes]
+    sms = sms_of(weights.data.device)
+    return warm(kernels_for(weights, names, sizes, biases, (target.arch, sms)), progress)
+
+
+def kernels_for(
+    weights: Weights,
+    dtypes: Sequence[str],
+    tokens: Sequence[int],
+    biases: bool,
+    place: tuple[str, int],
+) -> list[KernelKey]:
+    """The kernels of `warmup`, each once; dtypes by name; place: architecture, SMs."""
+    arch, sms = place
+    pairs = [(name, name) for name in dtypes]
+    pairs += [(INTEGERS, out) for out in dict.fromkeys((*dtypes, "fp32"))]
+    products: list[MatvecConfig] = []
+    for dtype, out in pairs:
+        for count in tokens:
+            size = count, weights.rows, weights.cols
+            plain = matvec_config(weights.layout, dtype, out, sizes=size, bias=False, sms=sms)
+            products += [plain, replace(plain, bias=True)] if biases else [plain]
+    configs: list[Config] = [RepackConfig(to_soa) for to_soa in (True, False)]
+    configs += [DequantiseConfig(weights.layout, name) for name in dtypes]
+    configs += [QuantiseConfig(name) for name in dtypes]
+    with collecting() as keys:
+        for config in (*configs, *dict.fromkeys(products)):
+            compile_kernel(config, arch)
+    return keys

@@ -1,0 +1,183 @@
+"""Attention on mma.sync, for all other GPUs: the problems of the other kernels, and its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from fmha.config import AttentionConfig
+from fmha.mma_sync import exchange, fetch, kernel, math, split
+from fmha.plan import kernel_of, make_plan
+from kernelkit import hw
+from ptxemu import Options
+from tests.fmha import test_kernel, test_sm90
+from tests.fmha.pairwise import Rule, Space, covering
+from tests.fmha.space import EDGES, FACTORS, PLAIN, case_of, quick_rows
+from tests.fmha.space import RULES as SHARED_RULES
+from tests.fmha.test_kernel import by_group
+from workbench.problems.attention import PATIENCE, Case
+
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+
+CHECKED = Options(policy="adversarial", seed=2, check=True, limit=PATIENCE)
+FRIENDLY = Options(policy="round-robin", limit=PATIENCE)
+ARCHS = ("sm_89", "sm_120a")
+DIMS = (
+    (16, 16), (48, 48), (64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (256, 256),
+    (512, 512), (192, 128), (32, 144), (144, 32),
+)  # fmt: skip
+SPACE = Space(
+    FACTORS | {"dims": DIMS, "tile_n": (0, 16, 48), "schedule": ("",)},
+    (
+        *SHARED_RULES,
+        Rule(("dims", "tile_n"), lambda dims, keys: keys != 48 or max(dims) < 192),
+        Rule(("dims", "rope_dim"), lambda dims, turned: turned <= dims[1]),
+    ),
+)
+ROWS = covering(SPACE)
+QUICK_ROWS = quick_rows(ROWS)
+MATRIX_ROWS = [row for row in ROWS if row not in QUICK_ROWS]
+
+
+def check(case: Case, *schedules: Options, arch: str = ARCHS[0]) -> None:
+    portable = dataclasses.replace(case, instructions="mma.sync", schedule="")
+    test_kernel.check(portable, schedules, arch)
+
+
+def with_archs(rows: list) -> list:
+    """The problems of rows, each on one architecture in turn."""
+    turns = itertools.cycle(ARCHS)
+    return [
+        pytest.param(case, arch, id=f"{case}-{arch}")
+        for case, arch in zip(map(case_of, rows), turns, strict=False)
+    ]
+
+
+@pytest.mark.parametrize("case", by_group(PLAIN))
+def test_shapes(case):
+    check(case, CHECKED, FRIENDLY)
+
+
+@pytest.mark.parametrize(("case", "arch"), with_archs(QUICK_ROWS))
+def test_every_value_of_every_factor(case, arch):
+    check(case, CHECKED, arch=arch)
+
+
+@pytest.mark.parametrize(("case", "arch"), with_archs(MATRIX_ROWS))
+def test_every_pair_of_values(case, arch):
+    check(case, CHECKED, arch=arch)
+
+
+@pytest.mark.parametrize("case", by_group(EDGES[: len(EDGES) // 2]))
+def test_edges_of_masks(case):
+    check(case, CHECKED, FRIENDLY)
+
+
+GROWING = Case(130, 640, (1, 1), dims=(128, 128), amplitude=12.0)  # no maximum is the first one
+SPLIT = dataclasses.replace(GROWING, dims=(256, 256), slices=2, tile_m=64, tile_n=16)
+LATE = Case(200, 300, (2, 1), dims=(48, 48), window=(20, 0), q_offset=100, amplitude=4.0)
+
+
+def test_a_window_hides_whole_tiles_of_late_rows():
+    """Of a block's first tile its last rows see nothing: (-inf) - (-inf) must not become NaN."""
+    check(LATE, CHECKED)
+
+
+@pytest.mark.parametrize("slices", [1, 2, 4])
+def test_warps_share_a_head_dim(slices):
+    check(dataclasses.replace(SPLIT, slices=slices), CHECKED, FRIENDLY)
+
+
+TRAPS = {
+    # The weights tell when what they refer to is too small; who does not ask overflows.
+    "asks": (
+        (math, "RowMath"),
+        dataclasses.replace(GROWING, amplitude=60.0, dtype="fp16"),
+        ("found or not (sums[number][half] <= limit[half])", "found"),
+    ),
+    "waits for keys": (
+        (math, "RowMath"), GROWING,
+        ("cute.arch.cp_async_wait_group(0)\n            cute.arch.sync_threads()",
+         "cute.arch.sync_threads()"),
+    ),
+    "meets": (
+        (math, "RowMath"), GROWING,
+        ("cute.arch.cp_async_wait_group(0)\n            cute.arch.sync_threads()",
+         "cute.arch.cp_async_wait_group(0)"),
+    ),
+    "meets for P": (
+        (split, "SliceMath"), SPLIT,
+        ("meet_team(plan, place)\n        take_weights", "take_weights"),
+    ),
+    "meets for sums": (
+        (exchange, "add_up"), SPLIT,
+        ("meet_team(plan, place)\n    _add(plan, own, place, buffers, 1 - place.slice)",
+         "_add(plan, own, place, buffers, 1 - place.slice)"),
+    ),
+    "clears": (
+        (fetch, "fetch_v"), Case(100, 200, (1, 1), kv_lens=(150,)),
+        ("row, missing = turn * rows, turn * rows >= left",
+         "row, missing = turn * rows, turn * rows >= left + 512"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_a_kernel_without_its_cure_is_noticed(changed, trap):
+    (module, name), case, replacement = TRAPS[trap]
+    users = [kernel] if name.endswith("Math") else [split, math]
+    changed(module, [user for user in users if hasattr(user, name)], name, replacement)
+    assert noticed(case)
+
+
+def noticed(case: Case) -> bool:
+    """By a wrong result or a finding of the checker."""
+    portable = dataclasses.replace(case, instructions="mma.sync")
+    return test_sm90.noticed(portable, ARCHS[0])
+
+
+@pytest.mark.parametrize(
+    ("arch", "fields", "folder"),
+    [
+        ("sm_89", {}, "mma_sync"),
+        ("sm_120a", {"head_dim": 512}, "mma_sync"),
+        ("sm_90a", {"head_dim": 128}, "sm90"),
+        ("sm_90a", {"head_dim": 80}, "mma_sync"),
+        ("sm_103a", {}, "sm100"),
+        ("sm_100a", {"instructions": "mma.sync"}, "mma_sync"),
+    ],
+)
+def test_which_kernel_serves(arch, fields, folder):
+    assert kernel_of(AttentionConfig(**fields), arch) == f"fmha.{folder}.kernel"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_121a"])
+def test_every_head_dim_fits(arch):
+    for head_dim, v_dim in itertools.product(range(16, 513, 16), (0, 16, 128, 512)):
+        config = AttentionConfig(head_dim, v_dim, instructions="mma.sync")
+        plan = make_plan(config, arch)
+        assert plan.smem.bytes <= hw.smem_bytes_per_cta(arch)
+        assert plan.layout.dims * plan.layout.shape.slices >= head_dim
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"dtype": "e4m3"}, NotImplementedError, "e4m3"),
+        ({"k_is_v": True}, NotImplementedError, "k_is_v"),
+        ({"ctas": 2}, NotImplementedError, "ctas 2"),
+        ({"schedule": "pingpong"}, NotImplementedError, "pingpong"),
+        ({"tile_n": 24}, ValueError, "tile_n 24"),
+        ({"tile_m": 40}, ValueError, "tile_m 40"),
+        ({"slices": 3}, ValueError, "slices 3"),
+        ({"k_stages": 1}, ValueError, "k_stages 1"),
+        ({"v_stages": 2}, NotImplementedError, "v_stages 2"),
+        ({"head_dim": 520}, NotImplementedError, "520"),
+        ({"head_dim": 512, "tile_n": 128}, ValueError, "101376"),
+    ],
+)
+def test_what_it_does_not_do_is_refused(fields, error, words):
+    with pytest.raises(error, match=words):
+        make_plan(AttentionConfig(**fields), "sm_89")
