@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from gqa_lowlatency.api import decode, fields_of
-from gqa_lowlatency.arguments import Arguments
+from gqa_lowlatency.arguments import MAX_PARTS, Arguments
 from gqa_lowlatency.choose import (
+    MIN_KEYS_OF_PART,
     TILE,
     CoScheduled,
     Load,
@@ -91,6 +92,8 @@ def _configs(
     most = max(machine_of(arch, sms).sms for sms in every_size) + 1
     heads = {min(batch * arguments.kv_heads, most) for batch in batches if batch}
     seen = {replace(arguments, max_kv_len=n).most_seen for n in _representative(lengths)}
+    if machine_of(arch).widest == 1:  # where parts of so many keys are all that depends on them
+        seen = set({min(keys // MIN_KEYS_OF_PART, MAX_PARTS): keys for keys in seen}.values())
     known = set()
     for keys, count, limit, sms in itertools.product(seen, heads, every_limit, every_size):
         load = Load(keys, count, arguments.batch_invariant, arguments.parts, sms)
