@@ -1,0 +1,1 @@
+"""Tests of matrices in Q8_0."""

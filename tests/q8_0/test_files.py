@@ -1,0 +1,105 @@
+"""GGUF files that the package gguf wrote: both layouts have its numbers, and errors are named."""
+
+from __future__ import annotations
+
+import sys
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from q8_0 import GgufFile, dequantise, matvec, reference, repack
+from q8_0.blocks import BLOCK, INTERLEAVED, LAYOUTS, SOA
+from q8_0.module import Q8Linear
+from tests.hostile_calls import refused
+from workbench.problems.grouped_gemm import checked
+
+ROWS, COLS = 6, 160
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(ROWS, COLS, generator=generator) * 0.3
+
+
+@pytest.fixture(scope="module")
+def path(numbers, tmp_path_factory):
+    """A file with a matrix in Q8_0, one in Q4_0, a tensor of three dimensions and plain numbers."""
+    found = tmp_path_factory.mktemp("gguf") / "some.gguf"
+    writer = gguf.GGUFWriter(found, "llama")
+    blocks = gguf.quantize(numbers.numpy(), Q8_0)
+    writer.add_tensor("w", blocks, raw_dtype=Q8_0)
+    kind = gguf.GGMLQuantizationType.Q4_0
+    writer.add_tensor("small", gguf.quantize(numbers.numpy(), kind), raw_dtype=kind)
+    writer.add_tensor("cube", np.stack([blocks, blocks]), raw_dtype=Q8_0)
+    writer.add_tensor("bias", np.arange(ROWS, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return found
+
+
+def test_both_layouts_have_the_numbers_of_the_package(path, numbers):
+    file = GgufFile(path)
+    assert file.names == ("w", "small", "cube", "bias")
+    expected = torch.from_numpy(gguf.dequantize(gguf.quantize(numbers.numpy(), Q8_0), Q8_0))
+    for layout in LAYOUTS:
+        weights = file.weights("w", layout=layout)
+        assert (weights.rows, weights.cols, weights.layout) == (ROWS, COLS, layout)
+        with checked():
+            assert torch.equal(dequantise(weights, torch.float32), expected)
+
+
+def test_the_reference_rounds_as_the_package_does(path, numbers):
+    weights = GgufFile(path).weights("w")
+    assert torch.equal(reference.rounded(numbers, INTERLEAVED).data, weights.data)
+
+
+def test_its_error_is_that_of_the_format(path, numbers):
+    """Half a step of each block, and what fp16 rounds of the scale."""
+    found = dequantise(GgufFile(path).weights("w", layout=SOA), torch.float32)
+    steps = (numbers.view(ROWS, -1, BLOCK).abs().amax(-1) / 127).repeat_interleave(BLOCK, 1)
+    error = (found - numbers).abs() / steps
+    assert error.max() <= 0.5 + 127 * 2.0**-11
+    assert error.max() > 0.4
+
+
+def test_the_file_is_mapped_and_not_written_to(path):
+    before = path.read_bytes()
+    weights = GgufFile(path).weights("w")
+    assert weights.data.data_ptr() % 32 == 0
+    weights.data.zero_()
+    assert path.read_bytes() == before
+
+
+def test_a_layer_out_of_a_file(path, numbers):
+    layer = Q8Linear.from_gguf(GgufFile(path), "w", "bias", dtype=torch.float32, device="cpu")
+    x = torch.randn(2, COLS)
+    exact = reference.matvec(layer.weights, x, layer.bias)
+    assert (layer(x).double() - exact).abs().max() < 1e-4
+    assert torch.equal(layer(x), matvec(repack(layer.weights, INTERLEAVED), x, layer.bias))
+
+
+def test_what_is_refused(path, tmp_path, monkeypatch):
+    file = GgufFile(path)
+    refused(lambda: file.weights("small"), "small is in Q4_0: only Q8_0")
+    refused(lambda: file.weights("bias"), "bias is in F32: only Q8_0")
+    refused(lambda: file.weights("cube"), r"cube has dimensions \[160, 6, 2\]")
+    refused(lambda: file.weights("w", layout="rows"), "layout 'rows'")
+    refused(lambda: file.weights(3), "name is 3")
+    refused(lambda: file.numbers("w"), "w is in Q8_0: plain numbers are F32, F16")
+    refused(lambda: GgufFile(3), "path is 3")
+    with pytest.raises(KeyError, match="no tensor 'v', it has 4 others"):
+        file.weights("v")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        GgufFile(tmp_path / "none.gguf")
+    other = tmp_path / "other.gguf"
+    other.write_bytes(b"not a file of that kind" * 10)
+    refused(lambda: GgufFile(other), "other.gguf is no GGUF file")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ImportError, match="pip install gguf"):
+        GgufFile(path)

@@ -1,0 +1,149 @@
+"""Few tokens times the weights in the emulator, under its checker: equal bits in both layouts, and
+within the tolerance of fp64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernelkit.tolerance import compare_output
+from q8_0 import matvec, reference
+from q8_0.activations import Activations
+from q8_0.choose import WARPS_OF_SM, matvec_config
+from q8_0.config import MOST_TOKENS
+from q8_0.launch import MATVEC
+from tests.q8_0.cases import DTYPES, Case, same
+from workbench.problems.grouped_gemm import checked
+
+ARCHS = ("sm_100a", "sm_90a", "sm_89", "sm_120a")
+KINDS = (*DTYPES, "q8_1")
+pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+
+
+def given(case: Case, kind: str, tokens: int) -> torch.Tensor | Activations:
+    return case.activations(tokens) if kind == "q8_1" else case.numbers(tokens, kind)
+
+
+def products(case: Case, x, bias=None, **options) -> list[torch.Tensor]:
+    """By both layouts."""
+    with checked():
+        return [matvec(weights, x, bias, **options) for weights in case.both().values()]
+
+
+def check(case: Case, kind: str, tokens: int, out: str = "fp32", **options) -> None:
+    x = given(case, kind, tokens)
+    one, other = products(case, x, out_dtype=DTYPES[out], **options)
+    assert same(one, other), f"{kind}, {tokens} tokens: the layouts differ"
+    weights, bias = case.both()["soa"], options.get("bias")
+    exact = reference.matvec(weights, x, bias)
+    rounded = reference.matvec_rounded(weights, x, bias)
+    report = compare_output(one, exact, rounded.to(one.dtype), one.dtype)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_token(kind, arch):
+    check(Case(5, 32 * 37), kind, 1, arch=arch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens", [2, 3, 5, 16])
+def test_tokens_share_a_read(tokens, kind):
+    check(Case(6, 32 * 19), kind, tokens, arch="sm_90a")
+
+
+@pytest.mark.parametrize("case", [Case(1, 32), Case(2, 32 * 3), Case(9, 32 * 16)], ids=str)
+def test_odd_sizes(case):
+    check(case, "bf16", 1)
+    check(case, "q8_1", 3)
+
+
+@pytest.mark.parametrize("out", DTYPES)
+def test_results_and_biases(out):
+    case = Case(5, 96)
+    bias = torch.randn(case.rows).to(DTYPES[out])
+    check(case, "fp16", 2, out, bias=bias)
+    check(case, "q8_1", 1, out, bias=bias)
+
+
+@pytest.mark.parametrize(("rows", "splits"), [(1, 1), (1, 8), (2, 2), (4, 1), (4, 4)])
+def test_every_division_of_work(rows, splits, monkeypatch):
+    """Rows of a warp, and warps that share columns, have sums at other places."""
+
+    def config(*options, **sizes):
+        found = matvec_config(*options, **sizes)
+        return replace(found, rows=rows, splits=splits, warps=max(4, splits))
+
+    monkeypatch.setattr("q8_0.launch.matvec_config", config)
+    check(Case(11, 32 * 66), "bf16", 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layouts_agree_on_odd_scales(kind):
+    """Zeros, infinities and NaN among the scales: the same bits, and no number where the
+    definition has none."""
+    case = Case(40, 32 * 4, calm=False)
+    x = given(case, kind, 2)
+    one, other = products(case, x, out_dtype=torch.float32)
+    assert same(one, other)
+    exact = reference.matvec(case.both()["soa"], x)
+    assert not exact.isfinite().all()
+    assert torch.equal(one.isfinite(), exact.isfinite())
+
+
+def test_activations_that_are_no_numbers():
+    """Of a token they stay with that token."""
+    case = Case(6, 64)
+    x = case.numbers(3, "bf16")
+    x[1, 40] = torch.nan
+    one, other = products(case, x)
+    assert same(one, other)
+    assert one.isnan().any(1).tolist() == [False, True, False]
+    made = reference.quantise(x)
+    one, other = products(case, made)
+    assert same(one, other)
+    assert one.isnan().any(1).tolist() == [False, True, False]
+
+
+def test_inner_sums_are_exact():
+    """-128 x -127 in every place, and scales of 1: an integer, whatever the order."""
+    quants = torch.full((2, 1024), -128, dtype=torch.int8)
+    weights = reference.packed(quants, torch.ones(2, 32).half(), "soa")
+    x = Activations(torch.full((1, 1024), -127, dtype=torch.int8), torch.ones(1, 32).half())
+    assert matvec(weights, x).tolist() == [[128 * 127 * 1024.0] * 2]
+
+
+def test_configs_fill_the_gpu():
+    """Down, up and qkv of a layer: enough warps for every SM, and every CTA has whole rows."""
+    for rows, cols in ((8192, 2048), (2048, 8192), (6144, 2048), (1, 32), (128256, 4096)):
+        for tokens in (1, 4, 16):
+            config = matvec_config(
+                "soa", "bf16", "bf16", sizes=(tokens, rows, cols), bias=False, sms=132
+            )
+            assert config.cta_rows * config.splits == config.rows * config.warps
+            assert config.tokens >= tokens
+            warps = -(-rows // config.rows) * config.splits
+            assert warps >= WARPS_OF_SM * 132 or config.rows == 1
+    with pytest.raises(ValueError, match="17 tokens: from 1 to 16"):
+        matvec_config("soa", "bf16", "bf16", sizes=(17, 8, 32), bias=False, sms=1)
+    assert MOST_TOKENS == 16
+
+
+def test_no_tokens():
+    for weights in Case(3, 64).both().values():
+        assert matvec(weights, torch.empty(0, 64)).shape == (0, 3)
+
+
+def test_the_operator_is_what_torch_thinks():
+    """Schema, fake and autograd registration of the operator with a nested handle."""
+    weights = Case(3, 64, place="dense").both()["soa"]
+    x = torch.randn(2, 64)
+    torch.library.opcheck(
+        MATVEC.default,
+        (weights.data, x),
+        {"weights_rows": 3, "weights_cols": 64, "weights_layout": "soa", "out_dtype": x.dtype},
+        test_utils=("test_schema", "test_faketensor"),
+    )

@@ -1,0 +1,119 @@
+"""The linear layer: what it computes, moves, saves and loads; torch.compile; kernels of warmup."""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from kernelkit.compile import collecting
+from q8_0 import Q8Linear, dequantise, matvec, quantise, reference, repack, warmup
+from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA
+from q8_0.launch import ARCHS
+from q8_0.weights import empty
+from tests.hostile_calls import refused
+from tests.q8_0.cases import Case
+
+CASE = Case(6, 96, place="dense")
+
+
+def layer(layout=SOA, bias=True, **options):
+    made = torch.arange(CASE.rows).bfloat16() if bias else None
+    return Q8Linear(CASE.both()[layout], made, **options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("activations", ["numbers", "q8_1"])
+def test_forward(layout, activations):
+    made, x = layer(layout, activations=activations), CASE.numbers(6, "bf16").reshape(2, 3, -1)
+    y = made(x)
+    given = reference.quantise(x.flatten(0, 1)) if activations == "q8_1" else x.flatten(0, 1)
+    assert (y.shape, y.dtype) == ((2, 3, CASE.rows), torch.bfloat16)
+    exact = reference.matvec(made.weights, given, made.bias).view_as(y)
+    assert (y.double() - exact).abs().max() <= exact.abs().max() * 2.0**-8
+
+
+def test_more_tokens_go_to_the_product(monkeypatch):
+    """What q8_0.product.launch gives, and the bias behind it; without it a limit by name."""
+    calls = []
+
+    def product(weights, x, *, out_dtype, backend, arch):
+        calls.append((weights, x, out_dtype))
+        return reference.matvec(weights, x).to(out_dtype)
+
+    fake = ModuleType("q8_0.product.launch")
+    fake.product = product
+    monkeypatch.setitem(sys.modules, "q8_0.product", ModuleType("q8_0.product"))
+    monkeypatch.setitem(sys.modules, "q8_0.product.launch", fake)
+    x = CASE.numbers(17, "bf16")
+    with_bias, without = layer(), layer(bias=False)
+    exact = reference.matvec(with_bias.weights, reference.quantise(x), with_bias.bias)
+    assert (with_bias(x).double() - exact).abs().max() <= exact.abs().max() * 2.0**-8
+    assert without(x).dtype == torch.bfloat16
+    assert [call[2] for call in calls] == [torch.float32, torch.bfloat16]
+    monkeypatch.setitem(sys.modules, "q8_0.product.launch", None)
+    refused(lambda: with_bias(x), "x has 17 tokens: at most 16 without q8_0.product")
+
+
+def test_dtypes_move_the_bias_alone():
+    made = layer().to(torch.float16)
+    assert (made.data.dtype, made.bias.dtype) == (torch.uint8, torch.float16)
+    assert made(CASE.numbers(1, "fp16")).dtype == torch.float16
+    refused(lambda: made(CASE.numbers(1, "bf16")), "bias is torch.float16")
+
+
+def test_saved_and_loaded():
+    made, file = layer(), io.BytesIO()
+    torch.save(made.state_dict(), file)
+    file.seek(0)
+    other = Q8Linear.empty(CASE.cols, CASE.rows, bias=torch.bfloat16)
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(other.data, made.data)
+    wrong = Q8Linear.empty(CASE.cols, CASE.rows, layout=INTERLEAVED, bias=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="size mismatch for data"):
+        wrong.load_state_dict(made.state_dict())
+    assert "layout='soa', activations='numbers', bias=True" in repr(made)
+
+
+def test_compiled_by_torch():
+    """A whole graph without breaks; the same bits."""
+    made, x = layer(), CASE.numbers(2, "bf16")
+    compiled = torch.compile(made, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), made(x))
+
+
+def test_wrong_arguments():
+    weights = CASE.both()[SOA]
+    refused(lambda: Q8Linear(weights.data), "weights is tensor")
+    refused(lambda: Q8Linear(weights, torch.ones(5)), r"bias has shape \(5,\), expected \(6,\)")
+    refused(lambda: Q8Linear(weights, activations="int4"), "activations 'int4'")
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_warmup_has_every_kernel_of_later_calls(arch, monkeypatch):
+    made = []
+    monkeypatch.setattr("kernelkit.warm.ready", made.append)
+    for layout in LAYOUTS:
+        weights = empty(64, 1024, layout, "meta")
+        options = {"dtypes": (torch.bfloat16, torch.float32), "arch": arch, "biases": True}
+        keys = warmup(weights, **options).keys
+        assert made[-len(keys) :] == keys
+        with collecting() as asked:
+            repack(weights, LAYOUTS[layout == INTERLEAVED], arch=arch)
+            for dtype in options["dtypes"]:
+                dequantise(weights, dtype, arch=arch)
+                bias = torch.empty(64, dtype=dtype, device="meta")
+                for tokens in (1, 2, 7, 16):
+                    x = torch.empty(tokens, 1024, dtype=dtype, device="meta")
+                    matvec(weights, x, arch=arch)
+                    matvec(weights, x, bias, arch=arch)
+                    rounded = quantise(x, arch=arch)
+                    matvec(weights, rounded, arch=arch)
+                    matvec(weights, rounded, bias, out_dtype=dtype, arch=arch)
+        assert set(asked) <= set(keys)
+    refused(lambda: warmup(weights, dtypes=(torch.int8,), arch=arch), "dtypes has torch.int8")
+    refused(lambda: warmup(weights, tokens=(17,), arch=arch), r"tokens\[0\] 17: from 0 to 16")
+    refused(lambda: warmup(weights.data, arch=arch), "weights is Tensor")
