@@ -14,7 +14,6 @@ from kernelkit import shared_words, warp_mma
 from q8_0.product.config import (
     BLOCKS_OF_STAGE,
     CHUNK_BYTES,
-    HALVES,
     MMA_ROWS,
     MMA_TOKENS,
     STAGE_K,
@@ -95,7 +94,10 @@ class Blocks:
         xs = tuple(place + quants[0] for place in places.x)
         ws = tuple(place + quants[1] for place in places.w)
         for block in cutlass.range_constexpr(BLOCKS_OF_STAGE):
-            scales = (x_scale + block * config.x_scale_bytes, w_scale + block * config.w_scale_bytes)
+            scales = (
+                x_scale + block * config.x_scale_bytes,
+                w_scale + block * config.w_scale_bytes,
+            )
             self.multiply_block(block, (xs, ws), scales, acc)
 
     @cute.jit

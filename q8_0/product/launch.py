@@ -58,7 +58,7 @@ def product(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
-    """x W^T, [tokens, rows]: of each block of 32 columns the sum I of the integer products, exactly;
+    """x W^T, [tokens, rows]: of each block of 32 columns the sum I of integer products, exactly;
     t = I d_x, rounded to fp32; y = t d_w + y in fp32, by a fused multiply-add, from 0, block by
     block; at the end y rounded to the dtype of the result. `q8_0.product.reference` has the same
     bits.
@@ -103,7 +103,9 @@ def run_product(given: Multiplied) -> tuple[torch.Tensor]:
         require_grid(**{"groups of tokens": groups})
         if tiles > MOST_CTAS:
             raise ValueError(f"weights has {weights.rows} rows: {tiles} CTAs, limit {MOST_CTAS}")
-        _launch(config, (ParamTable.of(_params(weights, x, out, group)), tiles, groups), target, out)
+        _launch(
+            config, (ParamTable.of(_params(weights, x, out, group)), tiles, groups), target, out
+        )
     return (out,)
 
 
@@ -154,9 +156,7 @@ def _check(given: Multiplied) -> None:
     parts = {"weights.data": weights.data, "x.quants": x.quants, "x.scales": x.scales}
     require_tensors(**parts)
     if x.cols != weights.cols:
-        raise ValueError(
-            f"x has {x.cols} columns, the weights are {weights.rows} x {weights.cols}"
-        )
+        raise ValueError(f"x has {x.cols} columns, the weights are {weights.rows} x {weights.cols}")
     if weights.cols > MOST_COLS:
         raise NotImplementedError(f"weights has {weights.cols} columns, limit {MOST_COLS}")
     if given.out_dtype not in DTYPE_NAMES:

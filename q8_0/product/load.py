@@ -18,7 +18,6 @@ from q8_0.product.config import (
     BLOCKS_OF_STAGE,
     CHUNK_BYTES,
     CHUNKS,
-    HALVES,
     STAGE_K,
     ProductConfig,
 )
@@ -29,7 +28,7 @@ from q8_0.product.words import OFFSET, copy_bytes, copy_whole, swizzle_of, widen
 
 @dataclass(frozen=True)
 class Scales:
-    """Of a thread. words: of a stage, two fp16 for each of its rows. addresses: of the next ones."""
+    """Of a thread. words: of a stage, two fp16 for each of its rows. addresses: of the next."""
 
     words: cute.Tensor
     addresses: cute.Tensor

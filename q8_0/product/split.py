@@ -15,7 +15,6 @@ from q8_0.product.config import (
     ALIGNED_BLOCKS,
     BLOCKS_OF_STAGE,
     CHUNK_BYTES,
-    HALVES,
     STAGE_K,
 )
 from q8_0.product.load import Loader
@@ -95,9 +94,7 @@ class SplittingLoader(Loader):
         All blocks of a thread are loaded before the first one is stored.
         """
         config, tasks = self.config, []
-        for begin in cutlass.range_constexpr(
-            0, config.tile_rows * BLOCKS_OF_STAGE, config.threads
-        ):
+        for begin in cutlass.range_constexpr(0, config.tile_rows * BLOCKS_OF_STAGE, config.threads):
             row, block = self.task(begin)
             at = raw + (row * config.raw_chunks + block * SECOND_CHUNK) * CHUNK_BYTES
             loaded = []
@@ -125,7 +122,12 @@ class SplittingLoader(Loader):
             existing = cutlass.min(row, Int32(weights.quants.rows) - 1 - tile.row)
         start = weights.quants.address + Int64(tile.row + existing) * weights.stride
         start = start + Int64(step) * STAGE_BYTES
-        at = raw + row * (config.raw_chunks * CHUNK_BYTES) + (Int32(start) & (CHUNK_BYTES - 1)) + block * BLOCK_BYTES
+        at = (
+            raw
+            + row * (config.raw_chunks * CHUNK_BYTES)
+            + (Int32(start) & (CHUNK_BYTES - 1))
+            + block * BLOCK_BYTES
+        )
         halves = [load_half(at + 2 * k) for k in range(2 * WORDS + 1)]
         quants = [halves[1 + 2 * k] | halves[2 + 2 * k] << 16 for k in range(WORDS)]
         scale = halves[0]

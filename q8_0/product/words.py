@@ -4,7 +4,6 @@ An mma whose accumulator begins at OFFSET_BITS ends at the bits of the fp32 numb
 the sum I of 32 products of int8: |I| <= 32 * 128 * 128 < 2^22. So no integer is converted.
 """
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
