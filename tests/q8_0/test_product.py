@@ -3,6 +3,7 @@ both layouts, wherever tiles end."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -19,7 +20,9 @@ from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA
 from q8_0.product import reference
 from q8_0.product.choose import Sizes, choose, group_of
 from q8_0.product.config import HALVES, ProductConfig
-from q8_0.product.launch import PRODUCT, config_for, product
+from q8_0.product.launch import MOST_COLS, PRODUCT, config_for, product
+from q8_0.weights import empty
+from tests.hostile_calls import freed, hostile, refused
 from tests.q8_0.cases import DTYPES, Case, same
 from workbench.problems.grouped_gemm import checked
 
@@ -197,17 +200,14 @@ def test_places_decide_of_the_kernel():
 def test_the_definition_rounds_once():
     """Where fp64's sum lies half-way between two fp32 numbers and the exact one does not, to either
     side; and anywhere."""
-    tiny = 2.0**-30
-    rows = [(1.0, tiny, 2.0**24 + 2), (1.0, -tiny, 2.0**24 + 2), (3.0, 2.0**-26, 1.0)]
+    x, y = 14_245_331.0, 603.0  # as many bits as t and d_w have; the product is 2^33 + 1
+    rows = [(x, y, 2.0**57), (-x, y, 2.0**57 + 2.0**35), (x, y, 1.0), (3.0, 2.0**-20, 1.0)]
     generator = torch.Generator().manual_seed(1)
-    numbers = torch.randn(2000, 3, generator=generator).float()
+    numbers = torch.randn(2000, 3, generator=generator)
     numbers[:, 1] = numbers[:, 1].half()
     rows += [tuple(row) for row in numbers.tolist()]
-    half_way = torch.tensor([[2.0**24 + 1, 1.0, tiny], [2.0**24 + 3, 1.0, -tiny]]).double()
-    rows += [tuple(row) for row in half_way.tolist()]
-    x, y, z = torch.tensor(rows).double().T
-    found = reference.fused(x, y, z)
-    for row, number in zip(torch.stack([x, y, z], 1).tolist(), found.tolist(), strict=True):
+    found = reference.fused(*torch.tensor(rows, dtype=torch.float64).T)
+    for row, number in zip(rows, found.tolist(), strict=True):
         a, b, c = map(Fraction, row)
         exact = a * b + c
         near = [Fraction(n) for n in _neighbours(number)]
@@ -218,6 +218,55 @@ def _neighbours(number: float) -> list[float]:
     """The fp32 numbers beside one."""
     one = torch.tensor(number)
     return [torch.nextafter(one, torch.tensor(end)).item() for end in (-torch.inf, torch.inf)]
+
+
+# ---- refusals
+
+PLACE = Case(8, 64, place="dense").both()
+BLOCKS, ARRAYS = PLACE[INTERLEAVED], PLACE[SOA]
+X = activations(3, 64)
+OUT = torch.empty(3, 8)
+
+
+def times(weights=ARRAYS, x=X, **options):
+    return lambda: product(weights, x, **options)
+
+
+CALLS = [
+    hostile(times(ARRAYS.data), "weights is"),
+    hostile(times(x=X.quants), "x is"),
+    hostile(times(x=activations(3, 96)), "x has 96 columns, the weights are 8 x 64"),
+    hostile(times(x=replace(X, quants=freed(X.quants))), "x.quants reaches to byte"),
+    hostile(times(replace(ARRAYS, data=freed(ARRAYS.data))), "weights.data reaches to byte"),
+    hostile(times(x=Activations(X.quants.to("meta"), X.scales.to("meta"))), "different devices"),
+    hostile(times(out_dtype=torch.float64), "out_dtype is torch.float64"),
+    hostile(times(out_dtype="bf16"), "out_dtype is 'bf16'"),
+    hostile(times(out=OUT.half(), out_dtype=torch.float32), "out is torch.float16"),
+    hostile(times(out=OUT[:2]), "out is torch.float32"),
+    hostile(times(out=OUT.T.contiguous().T), "out has last stride 3"),
+    hostile(times(out=OUT[:1].expand(3, 8)), "elements that share memory"),
+    hostile(times(out=OUT.to("meta")), "different devices"),
+    hostile(
+        times(ARRAYS, out=ARRAYS.data[:96].view(torch.float32).view(3, 8)),
+        "out shares memory with weights.data",
+    ),
+    hostile(times(out=3), "out is int"),
+    hostile(times(arch="sm_75"), "arch 'sm_75'"),
+    hostile(times(backend="cuda"), "backend 'cuda' needs CUDA tensors"),
+    hostile(times(backend="gpu"), "backend 'gpu'"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), CALLS)
+def test_refused(call, words, no_compile):
+    refused(call, words)
+
+
+def test_too_many_columns(no_compile):
+    """A limit of the kernel."""
+    cols = MOST_COLS + 32
+    x = Activations(torch.empty(1, cols, dtype=torch.int8), torch.empty(1, cols // 32).half())
+    refused(times(empty(1, cols, SOA), x), "4194336 columns, limit 4194304")
 
 
 # ---- the operator
