@@ -86,6 +86,8 @@ class Schema:
     def __init__(self, arguments: type) -> None:
         self.arguments = arguments
         leaves = [*_leaves(arguments)]
+        # Found before a tracer asks, which cannot enter the lock of a cached property.
+        self._exact = [leaf.exact for leaf in leaves]
         self.tensors = [leaf for leaf in leaves if leaf.is_tensor]
         self.tensors.sort(key=lambda leaf: leaf.default is not MISSING)
         self.others = [leaf for leaf in leaves if not leaf.is_tensor]

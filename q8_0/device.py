@@ -50,7 +50,7 @@ class Row:
 class Piece:
     """Neighbouring quants, four to a word, the first lowest, and the fp16 bits of their scale."""
 
-    words: tuple
+    words: tuple[Uint32, ...]
     scale: Uint32
 
 
@@ -130,7 +130,7 @@ def _assembled(count: int) -> str:
 
 
 @cute.jit
-def quant_floats(words: tuple[Uint32, ...]) -> list:
+def quant_floats(words: tuple[Uint32, ...]) -> list[Float32]:
     """Quants as fp32, exactly: a byte, its sign flipped, is added to 2^23 by where it stands."""
     found = []
     for word in words:
@@ -153,7 +153,7 @@ def scale_float(bits: Uint32) -> Float32:
 @cute.jit
 def load_numbers(
     address: Int64, dtype: cutlass.Constexpr[str], vectors: cutlass.Constexpr[int], exists: Boolean
-) -> list:
+) -> list[Float32]:
     """So many vectors of 16 bytes as fp32 numbers; zeros where they do not exist."""
     found = []
     for word in load_words(address, vectors, exists):
@@ -162,7 +162,7 @@ def load_numbers(
 
 
 @cute.jit
-def load_words(address: Int64, vectors: cutlass.Constexpr[int], exists: Boolean) -> list:
+def load_words(address: Int64, vectors: cutlass.Constexpr[int], exists: Boolean) -> list[Uint32]:
     """So many vectors of 16 bytes as 32-bit words; zeros where they do not exist."""
     found = []
     for vector in cutlass.range_constexpr(vectors):
@@ -197,7 +197,7 @@ def _numbers(word: Uint32, dtype: cutlass.Constexpr[str]) -> tuple[Float32, ...]
 
 
 @cute.jit
-def dot(quants: list, numbers: list) -> Float32:
+def dot(quants: list[Float32], numbers: list[Float32]) -> Float32:
     """The sum of products of both, one fused multiply-add behind the other."""
     total = Float32(0.0)
     for first in cutlass.range_constexpr(0, len(quants), 4):
@@ -211,7 +211,7 @@ def dot(quants: list, numbers: list) -> Float32:
 
 
 @cute.jit
-def integer_dot(quants: tuple[Uint32, ...], others: list) -> Float32:
+def integer_dot(quants: tuple[Uint32, ...], others: list[Uint32]) -> Float32:
     """The sum of products of 16 int8 and 16 others, exactly."""
     return cute.arch.inline_ptx(
         "{ .reg .b32 s; dp4a.s32.s32 s, {$r0}, {$r4}, 0; dp4a.s32.s32 s, {$r1}, {$r5}, s; "

@@ -23,7 +23,7 @@ from q8_0.product.words import fused, multiply, swizzle_of
 
 GROUP = 4  # fragments of rows in which a lane has eight neighbouring rows
 GROUP_ROWS = GROUP * MMA_ROWS
-AHEAD = 2  # products that are begun before one is added
+BEHIND = 2  # numbers t that are made before the first one is added
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,6 @@ class Blocks:
             at = xs[(block ^ tile) & 1] + tile * (MMA_TOKENS * STAGE_K)
             a.append(warp_mma.load_fragment(at, False))
             token_scales.append(shared_words.load(scales[0] + tile * (MMA_TOKENS * 8), Float32, 4))
-        begun = []
         for pair in cutlass.range_constexpr(self.row_tiles // 2):
             group, inside = pair * 2 // GROUP, pair * 2 % GROUP
             at = ws[(block ^ pair) & 1] + (group * GROUP_ROWS + inside * 2) * STAGE_K
@@ -126,11 +125,7 @@ class Blocks:
                 for tile in cutlass.range_constexpr(self.token_tiles):
                     u = multiply(a[tile], b[2 * index : 2 * index + 2])
                     own = row_scales[2 * index : 2 * index + 2]
-                    begun.append((u, token_scales[tile], own, acc[None, pair * 2 + index, tile]))
-                    if cutlass.const_expr(len(begun) > AHEAD):
-                        self.add(*begun.pop(0))
-        for rest in begun:
-            self.add(*rest)
+                    self.add(u, token_scales[tile], own, acc[None, pair * 2 + index, tile])
 
     @cute.jit
     def add(
@@ -140,13 +135,15 @@ class Blocks:
         row_scales: tuple[Float32, ...],
         acc: cute.Tensor,
     ) -> None:
-        """acc (4,) += what `multiply` found, in the order that lets no result be waited for."""
-        t = [None] * 4
-        t[0] = fused(u[0], token_scales[0], token_scales[1])
-        t[1] = fused(u[1], token_scales[0], token_scales[1])
-        t[2] = fused(u[2], token_scales[2], token_scales[3])
-        acc[0] = fused(t[0], row_scales[0], acc[0])
-        t[3] = fused(u[3], token_scales[2], token_scales[3])
-        acc[1] = fused(t[1], row_scales[1], acc[1])
-        acc[2] = fused(t[2], row_scales[0], acc[2])
-        acc[3] = fused(t[3], row_scales[1], acc[3])
+        """acc (4,) += what `multiply` found.
+
+        The order is for ptxas, which follows it: with more numbers t at a time it spills, with
+        fewer it waits for each.
+        """
+        t = []
+        for k in cutlass.range_constexpr(4 + BEHIND):
+            if cutlass.const_expr(k < 4):
+                t.append(fused(u[k], token_scales[k // 2 * 2], token_scales[k // 2 * 2 + 1]))
+            if cutlass.const_expr(k >= BEHIND):
+                done = k - BEHIND
+                acc[done] = fused(t[done], row_scales[done % 2], acc[done])

@@ -17,8 +17,8 @@ MOST_STAGES = 4
 SMALL_SMEM = 100 << 10  # of an SM that has no room for two CTAs
 FEWEST_STAGES = {SOA: 2, INTERLEAVED: 3}
 
-# (warp_tokens, warp_rows, warps_of_tokens, warps_of_rows, ctas_per_sm); the first tile that has
-# no more than twice the tokens that there are, by how many CTAs of it fit an SM.
+# (warp_tokens, warp_rows, warps_of_tokens, warps_of_rows, ctas_per_sm), of which the first one is
+# taken that has fewer than twice the tokens that there are; by how many large CTAs fit an SM.
 Shape = tuple[int, int, int, int, int]
 TWO_CTAS: tuple[Shape, ...] = (
     (64, 64, 2, 2, 2),
@@ -53,7 +53,7 @@ def choose(
         vector=vector and sizes.rows % OWN_ROWS == 0,
     )
     for tokens, rows, by_tokens, by_rows, ctas in _shapes(layout, arch):
-        config = with_stages(
+        config = fitting(
             replace(
                 plain,
                 warp_tokens=tokens,
@@ -76,14 +76,16 @@ def _shapes(layout: str, arch: str) -> tuple[Shape, ...]:
     return ONE_CTA if layout == SOA else ONE_CTA_SPLIT
 
 
-def with_stages(config: ProductConfig, arch: str) -> ProductConfig:
-    """As many stages as there is room for on an SM, up to MOST_STAGES."""
-    room = hw.smem_bytes_per_sm(arch) // config.ctas_per_sm - hw.SMEM_RESERVED_BYTES
-    for stages in range(MOST_STAGES, FEWEST_STAGES[config.layout], -1):
-        fitting = replace(config, stages=stages)
-        if fitting.smem_bytes <= room:
-            return fitting
-    return replace(config, stages=FEWEST_STAGES[config.layout])
+def fitting(config: ProductConfig, arch: str) -> ProductConfig:
+    """With as many CTAs on an SM as it says, or fewer where there is no room for the fewest stages
+    of so many; then as many stages as there is room for, up to MOST_STAGES."""
+    for ctas in range(config.ctas_per_sm, 0, -1):
+        room = hw.smem_bytes_per_sm(arch) // ctas - hw.SMEM_RESERVED_BYTES
+        for stages in range(MOST_STAGES, FEWEST_STAGES[config.layout] - 1, -1):
+            found = replace(config, ctas_per_sm=ctas, stages=stages)
+            if found.smem_bytes <= room:
+                return found
+    raise ValueError(f"{config}: {config.smem_bytes} bytes do not fit an SM of {arch}")
 
 
 def group_of(tokens: int, tile: int) -> tuple[int, int]:

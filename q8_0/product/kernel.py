@@ -14,7 +14,7 @@ from kernelkit.device_table import DeviceTable
 from kernelkit.param_table import ParamTable
 from q8_0.product.blocks import Blocks
 from q8_0.product.config import BLOCKS_OF_STAGE, ProductConfig
-from q8_0.product.load import SoaLoader
+from q8_0.product.load import Scales, SoaLoader
 from q8_0.product.params import ProductParams
 from q8_0.product.scope import Scope, Tile
 from q8_0.product.split import SplittingLoader
@@ -76,29 +76,27 @@ class Product:
         """All stages of K."""
         config = self.config
         ahead = config.stages - 1
-        x_scales = cute.make_rmem_tensor(-(-config.tile_tokens // config.threads), Uint32)
-        w_scales = cute.make_rmem_tensor(-(-config.tile_rows // config.threads), Uint32)
-        x_scales.fill(0)
-        w_scales.fill(0)
+        x_scales, w_scales = self.loader.token_scales(scope), self.loader.weight_scales(scope)
+        self.load_scales(scope, Int32(0), x_scales, w_scales)
         for stage in cutlass.range_constexpr(ahead):
             self.copy(scope, Int32(stage), Int32(stage))
-        self.loader.load_token_scales(scope, Int32(0), x_scales)
-        self.loader.load_weight_scales(scope, Int32(0), w_scales)
         if cutlass.const_expr(config.interleaved):
             cute.arch.cp_async_wait_group(ahead - 1)
             cute.arch.sync_threads()
         self.finish(scope, Int32(0), Int32(0), x_scales, w_scales)
+        self.load_scales(scope, Int32(1), x_scales, w_scales)
         acc, places = self.blocks.accumulator(), self.blocks.places(scope.smem)
         for step in cutlass.range(scope.steps, unroll=1):
             # Interleaved blocks are taken apart a step before they are multiplied.
             cute.arch.cp_async_wait_group(ahead - (2 if config.interleaved else 1))
             cute.arch.sync_threads()
             self.copy(scope, step + ahead, self.slot(step + ahead))
-            if step + 1 < scope.steps:
-                self.finish(scope, step + 1, self.slot(step + 1), x_scales, w_scales)
             slot = self.slot(step)
             quants = (slot * config.x_bytes, self.loader.quants(step, slot))
             self.blocks.multiply_stage(places, quants, step, acc)
+            if step + 1 < scope.steps:
+                self.finish(scope, step + 1, self.slot(step + 1), x_scales, w_scales)
+                self.load_scales(scope, step + 2, x_scales, w_scales)
         self.epilogue.run(scope, acc)
 
     def slot(self, step: Int32) -> Int32:
@@ -114,15 +112,21 @@ class Product:
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def finish(
-        self, scope: Scope, step: Int32, slot: Int32, x_scales: cute.Tensor, w_scales: cute.Tensor
+    def load_scales(
+        self, scope: Scope, step: Int32, x_scales: Scales, w_scales: Scales | None
     ) -> None:
-        """Store the scales of a step, load those of the next one, take interleaved blocks apart."""
-        loader = self.loader
-        loader.store_token_scales(scope, step, x_scales)
-        loader.finish_weights(scope, step, slot, w_scales)
-        loader.load_token_scales(scope, step + 1, x_scales)
-        loader.load_weight_scales(scope, step + 1, w_scales)
+        """Those of a step, if K has it."""
+        if step < scope.steps:
+            self.loader.load_scales(scope, step, x_scales)
+            self.loader.load_weight_scales(scope, step, w_scales)
+
+    @cute.jit
+    def finish(
+        self, scope: Scope, step: Int32, slot: Int32, x_scales: Scales, w_scales: Scales | None
+    ) -> None:
+        """Store the scales of a step, and take interleaved blocks apart."""
+        self.loader.store_token_scales(scope, step, x_scales)
+        self.loader.finish_weights(scope, step, slot, w_scales)
 
 
 def host_function(config: ProductConfig, _arch: str) -> tuple:

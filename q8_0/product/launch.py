@@ -58,7 +58,7 @@ def product(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
-    """x W^T, [tokens, rows]: of a block of 32 columns the sum I of the integer products, exactly;
+    """x W^T, [tokens, rows]: of each block of 32 columns the sum I of integer products, exactly;
     t = I d_x, rounded to fp32; y = t d_w + y in fp32, by a fused multiply-add, from 0, block by
     block; at the end y rounded to the dtype of the result. `q8_0.product.reference` has the same
     bits.

@@ -5,6 +5,8 @@ become fp32 on their way: of tokens (scale, -OFFSET scale) in the order in which
 fragment read them, of rows one after the other.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint16, Uint32
@@ -22,6 +24,14 @@ from q8_0.product.config import (
 from q8_0.product.params import Matrix
 from q8_0.product.scope import Scope
 from q8_0.product.words import OFFSET, copy_bytes, copy_whole, swizzle_of, widened
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Of a thread. words: of a stage, two fp16 for each of its rows. addresses: of the next."""
+
+    words: cute.Tensor
+    addresses: cute.Tensor
 
 
 class Loader:
@@ -76,55 +86,56 @@ class Loader:
                     copy_bytes(place, start + Int64(Uint32(near)), valid)
 
     @cute.jit
-    def load_scales(
-        self,
-        scope: Scope,
-        matrix: Matrix,
-        first: Int32,
-        count: cutlass.Constexpr[int],
-        step: Int32,
-        scales: cute.Tensor,
-    ) -> None:
-        """Scales of the rows thread, thread + threads, ... of `count`, two fp16 each; zeros behind
-        K."""
+    def scales_of(
+        self, scope: Scope, matrix: Matrix, first: Int32, count: cutlass.Constexpr[int]
+    ) -> Scales:
+        """Of the rows thread, thread + threads, ... of `count`, from the first block on."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
-        for k in cutlass.range_constexpr(cute.size(scales)):
+        own = -(-count // config.threads)
+        words, addresses = cute.make_rmem_tensor(own, Uint32), cute.make_rmem_tensor(own, Int64)
+        words.fill(0)
+        for k in cutlass.range_constexpr(own):
             row = thread + k * config.threads
             if cutlass.const_expr((k + 1) * config.threads > count):
                 row = cutlass.min(row, Int32(count - 1))  # of threads that store none
             if cutlass.const_expr(config.small):
                 row = cutlass.min(row, Int32(matrix.rows) - 1 - first)
             stride = scope.blocks * SCALE_BYTES
-            start = matrix.address + Int64(first) * stride
-            offset = row * stride + step * (SCALE_BYTES * BLOCKS_OF_STAGE)
-            at = start + Int64(Uint32(offset))
-            if cutlass.const_expr(config.even):
-                scales[k] = vector_at(at, Uint32, 1)[0]
+            addresses[k] = matrix.address + Int64(first + row) * stride
+        return Scales(words, addresses)
+
+    @cute.jit
+    def load_scales(self, scope: Scope, step: Int32, scales: Scales) -> None:
+        """Those of a step, and go on to the next one; zeros behind K."""
+        for k in cutlass.range_constexpr(cute.size(scales.words)):
+            at = scales.addresses[k]
+            if cutlass.const_expr(self.config.even):
+                scales.words[k] = vector_at(at, Uint32, 1)[0]
             else:
                 word = Uint32(vector_at(at, Uint16, 1)[0])
                 if step * BLOCKS_OF_STAGE + 1 < scope.blocks:
-                    word = word | Uint32(vector_at(at + 2, Uint16, 1)[0]) << 16
-                scales[k] = word
+                    word = word | Uint32(vector_at(at + SCALE_BYTES, Uint16, 1)[0]) << 16
+                scales.words[k] = word
+            scales.addresses[k] = at + SCALE_BYTES * BLOCKS_OF_STAGE
 
     @cute.jit
-    def load_token_scales(self, scope: Scope, step: Int32, scales: cute.Tensor) -> None:
-        """Those of the tile's tokens."""
-        if step < scope.steps:
-            matrix, first = scope.params.x_scales, scope.tile.token
-            self.load_scales(scope, matrix, first, self.config.tile_tokens, step, scales)
+    def token_scales(self, scope: Scope) -> Scales:
+        """Of the tile's tokens."""
+        config = self.config
+        return self.scales_of(scope, scope.params.x_scales, scope.tile.token, config.tile_tokens)
 
     @cute.jit
-    def store_token_scales(self, scope: Scope, step: Int32, scales: cute.Tensor) -> None:
-        """What `load_token_scales` found, to the half of this step."""
+    def store_token_scales(self, scope: Scope, step: Int32, scales: Scales) -> None:
+        """What `load_scales` found, to the half of this step."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         half = config.x_scale_offset + (step & 1) * (BLOCKS_OF_STAGE * config.x_scale_bytes)
-        for k in cutlass.range_constexpr(cute.size(scales)):
+        for k in cutlass.range_constexpr(cute.size(scales.words)):
             token = thread + k * config.threads
             place = scope.smem + half + token_place(token)
             if (k + 1) * config.threads <= config.tile_tokens or token < config.tile_tokens:
-                found = widened(scales[k])
+                found = widened(scales.words[k])
                 for block in cutlass.range_constexpr(BLOCKS_OF_STAGE):
                     pair = (found[block], found[block] * Float32(-OFFSET))
                     shared_words.store(place + block * config.x_scale_bytes, Float32, pair)
@@ -148,23 +159,27 @@ class SoaLoader(Loader):
         self.copy_rows(scope, matrix, first, config.tile_rows, target, step)
 
     @cute.jit
-    def load_weight_scales(self, scope: Scope, step: Int32, scales: cute.Tensor) -> None:
-        """Those of the tile's rows."""
-        if step < scope.steps:
-            matrix, first = scope.params.w.scales, scope.tile.row
-            self.load_scales(scope, matrix, first, self.config.tile_rows, step, scales)
+    def weight_scales(self, scope: Scope) -> Scales:
+        """Of the tile's rows."""
+        config = self.config
+        return self.scales_of(scope, scope.params.w.scales, scope.tile.row, config.tile_rows)
 
     @cute.jit
-    def finish_weights(self, scope: Scope, step: Int32, _slot: Int32, scales: cute.Tensor) -> None:
+    def load_weight_scales(self, scope: Scope, step: Int32, scales: Scales) -> None:
+        """As `load_scales` does."""
+        self.load_scales(scope, step, scales)
+
+    @cute.jit
+    def finish_weights(self, scope: Scope, step: Int32, _slot: Int32, scales: Scales) -> None:
         """What `load_weight_scales` found, to the half of this step."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         half = config.w_scale_offset + (step & 1) * (BLOCKS_OF_STAGE * config.w_scale_bytes)
-        for k in cutlass.range_constexpr(cute.size(scales)):
+        for k in cutlass.range_constexpr(cute.size(scales.words)):
             row = thread + k * config.threads
             place = scope.smem + half + row * 4
             if (k + 1) * config.threads <= config.tile_rows or row < config.tile_rows:
-                found = widened(scales[k])
+                found = widened(scales.words[k])
                 for block in cutlass.range_constexpr(BLOCKS_OF_STAGE):
                     at = place + block * config.w_scale_bytes
                     shared_words.store(at, Float32, (found[block],))

@@ -61,70 +61,86 @@ class SplittingLoader(Loader):
         valid = Int32(cutlass.max(cutlass.min(end - source, Int64(CHUNK_BYTES)), Int64(0)))
         copy_bytes(place, source if valid > 0 else end & Int64(-CHUNK_BYTES), valid)
 
-    def load_weight_scales(self, _scope: Scope, _step: Int32, _scales: cute.Tensor) -> None:
+    def weight_scales(self, _scope: Scope) -> None:
+        """They come with the blocks."""
+
+    def load_weight_scales(self, _scope: Scope, _step: Int32, _scales: None) -> None:
         """They come with the blocks."""
 
     @cute.jit
-    def finish_weights(self, scope: Scope, step: Int32, slot: Int32, _scales: cute.Tensor) -> None:
+    def finish_weights(self, scope: Scope, step: Int32, slot: Int32, _scales: None) -> None:
         """Take the blocks of a step apart, which are in `slot` of the ring."""
         config = self.config
-        thread, _, _ = cute.arch.thread_idx()
         raw = scope.smem + config.raw_offset + slot * config.raw_bytes
         tasks = config.tile_rows * BLOCKS_OF_STAGE
-        for begin in cutlass.range_constexpr(0, tasks, config.threads):
-            task = begin + thread
-            row, block = task % config.tile_rows, task // config.tile_rows
-            if begin + config.threads <= tasks or task < tasks:
-                from_row = raw + row * (config.raw_chunks * CHUNK_BYTES)
-                if cutlass.const_expr(config.aligned):
-                    self.split_aligned(scope, step, row, block, from_row)
-                else:
-                    self.split_anywhere(scope, step, row, block, from_row)
+        if cutlass.const_expr(config.aligned):
+            self.split_aligned(scope, step, raw)
+        else:
+            for begin in cutlass.range_constexpr(0, tasks, config.threads):
+                row, block = self.task(begin)
+                self.split_anywhere(scope, step, (row, block), raw)
 
     @cute.jit
-    def split_aligned(
-        self, scope: Scope, step: Int32, row: Int32, block: Int32, from_row: Int32
-    ) -> None:
-        """The first scale begins at word step % 4, the second in the middle of word 8 + that."""
-        chunks = []
-        for k in cutlass.range_constexpr(3):
-            at = from_row + (block * SECOND_CHUNK + k) * CHUNK_BYTES
-            chunks.append(shared_words.load(at, Uint32, 4))
-        loaded = [*chunks[0], *chunks[1], *chunks[2]]
-        first = block == 0
-        selector = Int32(0x5432) if first else Int32(0x7654)
+    def task(self, begin: cutlass.Constexpr[int]) -> tuple[Int32, Int32]:
+        """Row and block of the calling thread, in its turn from task `begin` on."""
+        config = self.config
+        task = begin + cute.arch.thread_idx()[0]
+        return task % config.tile_rows, task // config.tile_rows
+
+    @cute.jit
+    def split_aligned(self, scope: Scope, step: Int32, raw: Int32) -> None:
+        """The first scale begins at word step % 4, the second one in the middle of word 8 + that.
+
+        All blocks of a thread are loaded before the first one is stored.
+        """
+        config, tasks = self.config, []
+        for begin in cutlass.range_constexpr(0, config.tile_rows * BLOCKS_OF_STAGE, config.threads):
+            row, block = self.task(begin)
+            at = raw + (row * config.raw_chunks + block * SECOND_CHUNK) * CHUNK_BYTES
+            loaded = []
+            for k in cutlass.range_constexpr(3):
+                loaded.extend(shared_words.load(at + k * CHUNK_BYTES, Uint32, 4))
+            tasks.append((row, block, loaded))
         for turn in cutlass.range_constexpr(STAGES_OF_TURN):
             if step % STAGES_OF_TURN == turn:
-                words = loaded[turn : turn + WORDS + 1]
-                scale = words[0] if first else words[0] >> 16
-                quants = [pick(words[k], words[k + 1], selector) for k in range(WORDS)]
-                self.store(scope, step, row, block, (quants, scale))
+                for row, block, loaded in tasks:
+                    words = loaded[turn : turn + WORDS + 1]
+                    scale = words[0] if block == 0 else words[0] >> 16
+                    selector = Int32(0x5432) if block == 0 else Int32(0x7654)
+                    quants = [pick(words[k], words[k + 1], selector) for k in range(WORDS)]
+                    self.store(scope, step, (row, block), (quants, scale))
 
     @cute.jit
     def split_anywhere(
-        self, scope: Scope, step: Int32, row: Int32, block: Int32, from_row: Int32
+        self, scope: Scope, step: Int32, task: tuple[Int32, Int32], raw: Int32
     ) -> None:
         """Two bytes at a time, from where the block begins in its chunks."""
+        row, block = task
         config, weights, tile = self.config, scope.params.w, scope.tile
         existing = row
         if cutlass.const_expr(config.small):
             existing = cutlass.min(row, Int32(weights.quants.rows) - 1 - tile.row)
         start = weights.quants.address + Int64(tile.row + existing) * weights.stride
         start = start + Int64(step) * STAGE_BYTES
-        at = from_row + (Int32(start) & (CHUNK_BYTES - 1)) + block * BLOCK_BYTES
+        at = (
+            raw
+            + row * (config.raw_chunks * CHUNK_BYTES)
+            + (Int32(start) & (CHUNK_BYTES - 1))
+            + block * BLOCK_BYTES
+        )
         halves = [load_half(at + 2 * k) for k in range(2 * WORDS + 1)]
         quants = [halves[1 + 2 * k] | halves[2 + 2 * k] << 16 for k in range(WORDS)]
         scale = halves[0]
         if step * BLOCKS_OF_STAGE + block >= scope.blocks:
             scale = Uint32(0)
-        self.store(scope, step, row, block, (quants, scale))
+        self.store(scope, step, task, (quants, scale))
 
     @cute.jit
     def store(
-        self, scope: Scope, step: Int32, row: Int32, block: Int32, parts: tuple[list, Uint32]
+        self, scope: Scope, step: Int32, task: tuple[Int32, Int32], parts: tuple[list, Uint32]
     ) -> None:
         """parts: words of quants, and a word whose low half is the scale."""
-        config, (quants, scale) = self.config, parts
+        config, (row, block), (quants, scale) = self.config, task, parts
         place = scope.smem + config.w_offset + self.quants(step, Int32(0)) + row * STAGE_K
         for k in cutlass.range_constexpr(2):
             at = place + ((block * 2 + k) ^ swizzle_of(row)) * CHUNK_BYTES

@@ -8,7 +8,18 @@ from functools import partial
 
 from ptxemu.host.command_line import add_check_arguments
 from workbench.command import Command
-from workbench.flags import attention, bench, cycles, decode, dsv4, groups, kvcache, moe, steps
+from workbench.flags import (
+    attention,
+    bench,
+    cycles,
+    decode,
+    dsv4,
+    groups,
+    kvcache,
+    moe,
+    q8_0,
+    steps,
+)
 from workbench.units.flags import add_units
 
 FLAGS = {"fmha": attention, "gqa": decode, "moe": moe, "kvcache": kvcache, "dsv4": dsv4}
@@ -397,6 +408,19 @@ scale factor, whatever a peer reads.""",
         "dsv4",
         "What a layer of DeepSeek-V4 does with its cache",
         "--rows 1 32 128 --steps compress --names C4",
+    ),
+    "q8_0": Command(
+        "workbench.bench.q8_0",
+        q8_0.add_bench,
+        """Kernels that read weights in Q8_0, in both layouts, beside a copy, a read and torch.
+
+Times are medians of CUDA graph replays, per call, which rotate over weights of more than twice the
+L2 cache. Whoever is compared takes turns. A copy reads and writes as many bytes as the problem has,
+half each; a read is the maximum of as many bytes as int64; torch multiplies dequantised weights in
+fp16. `matvec` takes x in bf16, `integer` in Q8_1 by dp4a, `product` in Q8_1 by the tensor cores.
+Results are compared with the reference before anything is timed. TOPS count a multiplication and an
+addition each; the int8 peak is the data sheet's, dense.""",
+        "--shapes 8192x2048 --tokens 1 16 2k --layouts soa --json out/q8_0.json",
     ),
     "kvcache-host": Command(
         "workbench.bench.allocator",
