@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kernelkit import hw
 from q8_0.blocks import BLOCK
-from q8_0.config import MOST_TOKENS, PIECE, VECTOR_BYTES, BatchConfig, MatvecConfig
+from q8_0.config import INTEGERS, MOST_TOKENS, PIECE, VECTOR_BYTES, BatchConfig, MatvecConfig
 
 WARPS_OF_SM = 12
 MOST_ROWS, MOST_SPLITS = 4, 8
@@ -49,9 +49,10 @@ def batch_config(
         if cols < 2 * splits * BLOCK * UNROLLED:
             break
         splits *= 2
-    return BatchConfig(
-        layout, dtype, out, 8 if tokens <= 8 else 16, splits, UNROLLED, max(splits, 4), bias
-    )
+    shared = 8 if tokens <= 8 else 16
+    # Scales of 16 tokens take registers, with which a GPU would hold too few warps.
+    unrolled = UNROLLED // 2 if dtype == INTEGERS and shared == 16 else UNROLLED
+    return BatchConfig(layout, dtype, out, shared, splits, unrolled, max(splits, 4), bias)
 
 
 def product_config(

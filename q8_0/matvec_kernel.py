@@ -72,15 +72,11 @@ class Matvec(TableKernel):
         step = WARP_THREADS * config.unrolled
         begin = warp % config.splits * step
         for base in cutlass.range(begin, pieces, step * config.splits, unroll=1):
-            loaded, numbers = [], []
+            loaded = []
             for turn in cutlass.range_constexpr(config.unrolled):
                 piece = base + turn * WARP_THREADS + lane
                 for row in rows:
                     loaded.append(fetch(config.layout, WORDS, row, piece, piece < pieces))
-            if cutlass.const_expr(config.tokens == 1):
-                for turn in cutlass.range_constexpr(config.unrolled):
-                    piece = base + turn * WARP_THREADS + lane
-                    numbers.append(self.load_x(params, Int64(0), piece, piece < pieces))
             # Loads stay in front of the barrier, sums behind a branch that is always taken:
             # else ptxas begins with sums, and waits, before all loads are on their way.
             cute.arch.sync_warp()
@@ -88,8 +84,7 @@ class Matvec(TableKernel):
                 for turn in cutlass.range_constexpr(config.unrolled):
                     piece = base + turn * WARP_THREADS + lane
                     mine = loaded[turn * config.rows : (turn + 1) * config.rows]
-                    given = numbers[turn : turn + 1]
-                    self.absorb(params, mine, given, piece, piece < pieces, acc)
+                    self.absorb(params, mine, piece, piece < pieces, acc)
         self.share(acc, sSums, warp, lane)
         cute.arch.sync_threads()
         self.store(params, sSums, cta, thread)
@@ -111,13 +106,11 @@ class Matvec(TableKernel):
         self,
         params: MatvecParams,
         loaded: list[Piece],
-        given: list[Numbers],
         piece: Int32,
         exists: Boolean,
         acc: cute.Tensor,
     ) -> None:
-        """A piece of each row times that of each token, added to acc. given: the pieces of the
-        first tokens, as far as they are loaded."""
+        """A piece of each row times that of each token, added to acc."""
         config = self.config
         quants, scales = [], []
         for row in cutlass.range_constexpr(config.rows):
@@ -129,10 +122,7 @@ class Matvec(TableKernel):
             scales.append(scale_float(loaded[row].scale))
         last = Int32(params.tokens) - 1
         for token in cutlass.range_constexpr(config.tokens):
-            if cutlass.const_expr(token < len(given)):
-                x = given[token]
-            else:
-                x = self.load_x(params, Int64(cutlass.min(Int32(token), last)), piece, exists)
+            x = self.load_x(params, Int64(cutlass.min(Int32(token), last)), piece, exists)
             if cutlass.const_expr(config.dtype != INTEGERS):
                 numbers = numbers_of(x.words, config.dtype)
             for row in cutlass.range_constexpr(config.rows):
