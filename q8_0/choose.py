@@ -50,8 +50,10 @@ def batch_config(
             break
         splits *= 2
     shared = 8 if tokens <= 8 else 16
-    # Scales of 16 tokens take registers, with which a GPU would hold too few warps.
-    unrolled = UNROLLED // 2 if dtype == INTEGERS and shared == 16 else UNROLLED
+    # 16 tokens, and scales of them, take registers, of which a thread has 128.
+    unrolled = UNROLLED
+    if shared == 16:
+        unrolled = UNROLLED // 2 if dtype == INTEGERS else 6
     return BatchConfig(layout, dtype, out, shared, splits, unrolled, max(splits, 4), bias)
 
 

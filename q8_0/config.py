@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelkit import hw
-from q8_0.blocks import BLOCK, BLOCK_BYTES
+from q8_0.blocks import BLOCK, BLOCK_BYTES, SOA
 
 VECTOR_BYTES = 16  # of the widest access
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "q8_1": 1}  # of activations and results
 INTEGERS = "q8_1"  # activations as `q8_0.activations` has them
 PIECE = VECTOR_BYTES  # quants of a piece where products read them: a 16-byte load in SOA
 MOST_TOKENS = 16  # that share a read of the weights
+RESIDENT_WARPS = 16  # of an SM, for which registers have to suffice: 128 of a thread
 
 
 @dataclass(frozen=True)
@@ -183,3 +184,9 @@ class BatchConfig:
     def tiles(self) -> int:
         """Of 8 tokens."""
         return self.tokens // 8
+
+    @property
+    def ahead(self) -> bool:
+        """Whether x is loaded together with the weights, where registers suffice for that; it makes
+        no difference to the bits."""
+        return self.layout == SOA and (self.tokens == 8 or self.dtype == INTEGERS)

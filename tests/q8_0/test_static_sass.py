@@ -9,8 +9,8 @@ import pytest
 
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, disassemble, resources, tools_found
 from kernelkit import hw
-from q8_0.choose import WARPS_OF_SM, product_config
-from q8_0.config import BatchConfig, DequantiseConfig, RepackConfig
+from q8_0.choose import product_config
+from q8_0.config import RESIDENT_WARPS, BatchConfig, DequantiseConfig, RepackConfig
 from q8_0.launch import compile_kernel
 
 pytestmark = [
@@ -40,7 +40,7 @@ def test_registers_leave_room_for_warps(dtype, tokens, layout, arch, tmp_path):
     (found,) = resources(cubin_of(config, arch, tmp_path))
     assert found.stack == 0
     warps = hw.REGISTERS_PER_SM // (-(-found.registers // 8) * 8 * hw.WARP_THREADS)
-    assert warps // config.warps * config.warps >= WARPS_OF_SM
+    assert warps // config.warps * config.warps >= RESIDENT_WARPS
 
 
 @pytest.mark.parametrize(("dtype", "tokens"), KINDS[1:])
