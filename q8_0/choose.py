@@ -1,4 +1,4 @@
-"""Which config a matrix gets: data alone, the same for both layouts, so that their bits are equal.
+"""Which config a product gets: data alone, the same for both layouts, so that their bits are equal.
 
 A GPU reads at full speed while each SM has about 32 KB in flight; a warp of the matrix-vector
 kernel has rows x unrolled x 512 bytes, so that 12 warps of 4 rows are plenty. Where there are fewer
@@ -8,12 +8,14 @@ rows than that, warps share the columns of a row, as long as each has 512 of the
 from __future__ import annotations
 
 from kernelkit import hw
-from q8_0.config import MOST_TOKENS, PIECE, VECTOR_BYTES, MatvecConfig
+from q8_0.blocks import BLOCK
+from q8_0.config import INTEGERS, MOST_TOKENS, PIECE, VECTOR_BYTES, BatchConfig, MatvecConfig
 
 WARPS_OF_SM = 12
 MOST_ROWS, MOST_SPLITS = 4, 8
 PASS = PIECE * hw.WARP_THREADS  # columns that a warp reads at a time
-FEW_TOKENS = 4  # whose sums leave registers for two reads at a time
+FEW_TOKENS = 2  # whose sums leave registers for two reads of four rows
+UNROLLED = 8  # blocks that a warp has in flight where it multiplies on tensor cores
 
 
 def matvec_config(
@@ -26,15 +28,41 @@ def matvec_config(
     tokens, rows, cols = sizes
     if not 1 <= tokens <= MOST_TOKENS:
         raise ValueError(f"{tokens} tokens: from 1 to {MOST_TOKENS} share a read of the weights")
-    wanted, of_warp, splits = WARPS_OF_SM * sms, MOST_ROWS, 1
+    shared = 1 << (tokens - 1).bit_length()
+    few = shared <= FEW_TOKENS
+    wanted, of_warp, splits = WARPS_OF_SM * sms, MOST_ROWS if few else 2, 1
     while splits < MOST_SPLITS and rows * splits < wanted * of_warp and cols >= 2 * splits * PASS:
         splits *= 2
     while of_warp > 1 and rows * splits < wanted * of_warp:
         of_warp //= 2
-    shared = 1 << (tokens - 1).bit_length()
-    unrolled = 2 if shared <= FEW_TOKENS else 1
     warps = max(splits, 4)
-    return MatvecConfig(layout, dtype, out, shared, of_warp, splits, unrolled, warps, bias)
+    return MatvecConfig(layout, dtype, out, shared, of_warp, splits, 2 if few else 1, warps, bias)
+
+
+def batch_config(
+    layout: str, dtype: str, out: str, *, sizes: tuple[int, int, int], bias: bool, sms: int
+) -> BatchConfig:
+    """The same for tensor cores, which take numbers of 16 bits or fewer."""
+    tokens, rows, cols = sizes
+    warps, splits = -(-rows // BatchConfig.rows), 1
+    while splits < MOST_SPLITS and warps * splits < WARPS_OF_SM * sms:
+        if cols < 2 * splits * BLOCK * UNROLLED:
+            break
+        splits *= 2
+    shared = 8 if tokens <= 8 else 16
+    # 16 tokens, and scales of them, take registers, of which a thread has 128.
+    unrolled = UNROLLED
+    if shared == 16:
+        unrolled = UNROLLED // 2 if dtype == INTEGERS else 6
+    return BatchConfig(layout, dtype, out, shared, splits, unrolled, max(splits, 4), bias)
+
+
+def product_config(
+    layout: str, dtype: str, out: str, *, sizes: tuple[int, int, int], bias: bool, sms: int
+) -> MatvecConfig | BatchConfig:
+    """Tensor cores from two tokens on, but for x in fp32, whose bits they would not keep."""
+    make = matvec_config if sizes[0] == 1 or dtype == "fp32" else batch_config
+    return make(layout, dtype, out, sizes=sizes, bias=bias, sms=sms)
 
 
 def width_of(*numbers: int) -> int:

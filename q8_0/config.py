@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelkit import hw
-from q8_0.blocks import BLOCK, BLOCK_BYTES
+from q8_0.blocks import BLOCK, BLOCK_BYTES, SOA
 
 VECTOR_BYTES = 16  # of the widest access
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "q8_1": 1}  # of activations and results
 INTEGERS = "q8_1"  # activations as `q8_0.activations` has them
 PIECE = VECTOR_BYTES  # quants of a piece where products read them: a 16-byte load in SOA
 MOST_TOKENS = 16  # that share a read of the weights
+RESIDENT_WARPS = 16  # of an SM, for which registers have to suffice: 128 of a thread
 
 
 @dataclass(frozen=True)
@@ -140,3 +141,52 @@ class MatvecConfig:
     def sums(self) -> int:
         """Of a warp: of each of its rows with each token."""
         return self.rows * self.tokens
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """The kernel that multiplies 2 to MOST_TOKENS tokens by the weights on tensor cores, of which
+    each weight is read once and becomes a number of the dtype of x, exactly.
+
+    A warp has 16 rows and reads a block of all of them at a time, `unrolled` times before it
+    computes; `splits` warps of a CTA share the columns of their rows, as in MatvecConfig.
+
+    dtype: of x, 'bf16', 'fp16' or 'q8_1'; layout, out, bias: as there. tokens: 8 or 16.
+    """
+
+    layout: str
+    dtype: str
+    out: str
+    tokens: int = 8
+    splits: int = 4
+    unrolled: int = 8
+    warps: int = 4
+    bias: bool = False
+
+    rows = 16  # of a warp, no field: that of the instruction
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return self.warps * hw.WARP_THREADS
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of a CTA."""
+        return self.rows * self.warps // self.splits
+
+    @property
+    def sums(self) -> int:
+        """Of a warp: of each of its rows with each token."""
+        return self.rows * self.tokens
+
+    @property
+    def tiles(self) -> int:
+        """Of 8 tokens."""
+        return self.tokens // 8
+
+    @property
+    def ahead(self) -> bool:
+        """Whether x is loaded together with the weights, where registers suffice for that; it makes
+        no difference to the bits."""
+        return self.layout == SOA and (self.tokens == 8 or self.dtype == INTEGERS)

@@ -32,6 +32,7 @@ class Dequantise(TableKernel):
         for turn in cutlass.range_constexpr(config.unrolled):
             piece = first + turn * config.threads
             loaded.append(fetch(config.layout, config.words, source, piece, piece < pieces))
+        cute.arch.sync_warp()  # else ptxas puts loads where they are used, one behind the other
         target = params.out + Int64(row) * params.out_stride
         for turn in cutlass.range_constexpr(config.unrolled):
             piece = first + turn * config.threads

@@ -15,8 +15,10 @@ from q8_0.params import WeightWords
 
 TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32}
 BIASED = 0x4B000000  # 2^23 as fp32: what stands in its lowest byte is added to it
-READ = "ld.global.nc.L1::no_allocate"  # of what is read once
-SHARED = "ld.global.nc"  # of what neighbours read, too
+# Of weights, which are read once. Without .nc, since ptxas moves loads of what it takes for
+# constant over a `sync_warp`, to where they are used, so that few are in flight.
+READ, READ_TOGETHER = "ld.global.L1::no_allocate", "ld.global"
+CONSTANT = "ld.global.nc"  # of activations, which all warps read
 FOUR_QUANTS = "{ .reg .b32 u, m; .reg .f32 f; xor.b32 u, {$r0}, 0x80808080; " + "".join(
     f"prmt.b32 m, u, {BIASED}, {0x7440 + k}; mov.b32 f, m; "
     f"sub.rn.f32 {{$w{k}}}, f, 0f4B000080; "  # 2^23 + 128
@@ -97,7 +99,7 @@ def _scaffold(count: int, loads: str, results: str) -> str:
     return (
         f"{{ .reg .pred p; .reg .b32 t<{count + 1}>; .reg .b16 s, h; "
         f"setp.ne.s32 p, {{$r2}}, 0; {clear} mov.b16 s, 0; mov.b16 h, 0; "
-        f"{loads} @p {SHARED}.b16 s, [{{$r1}}]; {results} cvt.u32.u16 {{$w{count}}}, s; }}"
+        f"{loads} @p {READ_TOGETHER}.b16 s, [{{$r1}}]; {results} cvt.u32.u16 {{$w{count}}}, s; }}"
     )
 
 
@@ -119,9 +121,9 @@ def _assembled(count: int) -> str:
     memory may end.
     """
     loads = "{ .reg .b64 down; and.b64 down, {$r0}, -4; " + " ".join(
-        f"@p {SHARED}.b32 t{k}, [down + {4 * k}];" for k in range(count)
+        f"@p {READ_TOGETHER}.b32 t{k}, [down + {4 * k}];" for k in range(count)
     )
-    loads += f" @p {SHARED}.b16 h, [{{$r0}} + {4 * count - 2}]; }} cvt.u32.u16 t{count}, h;"
+    loads += f" @p {READ_TOGETHER}.b16 h, [{{$r0}} + {4 * count - 2}]; }} cvt.u32.u16 t{count}, h;"
     results = "{ .reg .b32 shift; cvt.u32.u64 shift, {$r0}; and.b32 shift, shift, 2; "
     results += "shl.b32 shift, shift, 3; " + " ".join(
         f"shf.r.wrap.b32 {{$w{k}}}, t{k}, t{k + 1}, shift;" for k in range(count)
@@ -151,30 +153,41 @@ def scale_float(bits: Uint32) -> Float32:
 
 
 @cute.jit
-def load_numbers(
-    address: Int64, dtype: cutlass.Constexpr[str], vectors: cutlass.Constexpr[int], exists: Boolean
-) -> list[Float32]:
-    """So many vectors of 16 bytes as fp32 numbers; zeros where they do not exist."""
+def numbers_of(words: list[Uint32], dtype: cutlass.Constexpr[str]) -> list[Float32]:
+    """The fp32 numbers of words."""
     found = []
-    for word in load_words(address, vectors, exists):
+    for word in words:
         found += _numbers(word, dtype)
     return found
 
 
 @cute.jit
-def load_words(address: Int64, vectors: cutlass.Constexpr[int], exists: Boolean) -> list[Uint32]:
-    """So many vectors of 16 bytes as 32-bit words; zeros where they do not exist."""
+def load_words(
+    address: Int64,
+    vectors: cutlass.Constexpr[int],
+    exists: Boolean,
+    count: cutlass.Constexpr[int] = 4,
+) -> list[Uint32]:
+    """So many vectors of `count` 32-bit words, 2 or 4; zeros where they do not exist."""
     found = []
     for vector in cutlass.range_constexpr(vectors):
         found += cute.arch.inline_ptx(
-            "{ .reg .pred p; .reg .b32 t<4>; setp.ne.s32 p, {$r1}, 0; mov.b32 t0, 0; "
-            "mov.b32 t1, 0; mov.b32 t2, 0; mov.b32 t3, 0; "
-            f"@p {SHARED}.v4.b32 {{t0, t1, t2, t3}}, [{{$r0}} + {16 * vector}]; "
-            "mov.b32 {$w0}, t0; mov.b32 {$w1}, t1; mov.b32 {$w2}, t2; mov.b32 {$w3}, t3; }",
-            write_only_types=[Uint32] * 4,
+            _vector(count, vector),
+            write_only_types=[Uint32] * count,
             read_only_args=[address, Int32(exists)],
         )
     return found
+
+
+def _vector(count: int, vector: int) -> str:
+    """PTX of `load_words`."""
+    names = ", ".join(f"t{k}" for k in range(count))
+    clear = " ".join(f"mov.b32 t{k}, 0;" for k in range(count))
+    results = " ".join(f"mov.b32 {{$w{k}}}, t{k};" for k in range(count))
+    return (
+        f"{{ .reg .pred p; .reg .b32 t<{count}>; setp.ne.s32 p, {{$r1}}, 0; {clear} "
+        f"@p {CONSTANT}.v{count}.b32 {{{names}}}, [{{$r0}} + {4 * count * vector}]; {results} }}"
+    )
 
 
 @cute.jit
@@ -182,7 +195,7 @@ def load_scale(address: Int64, exists: Boolean) -> Float32:
     """fp16 as fp32, 0 where it does not exist."""
     return cute.arch.inline_ptx(
         "{ .reg .pred p; .reg .b16 s; setp.ne.s32 p, {$r1}, 0; mov.b16 s, 0; "
-        f"@p {SHARED}.b16 s, [{{$r0}}]; cvt.f32.f16 {{$w0}}, s; }}",
+        f"@p {CONSTANT}.b16 s, [{{$r0}}]; cvt.f32.f16 {{$w0}}, s; }}",
         write_only_types=[Float32],
         read_only_args=[address, Int32(exists)],
     )
@@ -237,4 +250,48 @@ def product(a: Float32, b: Float32) -> Float32:
     """a * b, which nobody fuses with a sum."""
     return cute.arch.inline_ptx(
         "mul.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b]
+    )
+
+
+# Four quants as two words of 16-bit numbers, neighbours together, exactly. In fp16 a byte whose
+# sign is flipped is what is added to 1024. bf16 has 7 bits for it: the lower 7 are added to 128,
+# and the sign, which weighs -128, turns the -128 that is added then into -256.
+TWO_HALVES = {
+    "fp16": "prmt.b32 a, u, 0x64646464, {selector}; sub.f16x2 {{$w{k}}}, a, one; ",
+    "bf16": "prmt.b32 u, {{$r0}}, 0, {selector}; lop3.b32 a, u, 0x007F007F, 0x43004300, 0xEA; "
+    "lop3.b32 c, u, 0x00800080, 0xC300C300, 0xEA; fma.rn.bf16x2 {{$w{k}}}, a, one, c; ",
+}
+BEGIN = {  # 1152 is subtracted, 1 multiplied by
+    "fp16": "xor.b32 u, {$r0}, 0x80808080; mov.b32 one, 0x64806480; ",
+    "bf16": "mov.b32 one, 0x3F803F80; ",
+}
+SELECTORS = ("0x4140", "0x4342")  # two bytes each, something else's between them
+
+
+def _halves(dtype: str) -> str:
+    """PTX of `quant_halves`."""
+    pairs = (TWO_HALVES[dtype].format(selector=s, k=k) for k, s in enumerate(SELECTORS))
+    return "{ .reg .b32 u, a, c, one; " + BEGIN[dtype] + "".join(pairs) + "}"
+
+
+@cute.jit
+def quant_halves(word: Uint32, dtype: cutlass.Constexpr[str]) -> tuple[Uint32, ...]:
+    """Four quants as two words of 'fp16' or 'bf16'."""
+    return cute.arch.inline_ptx(
+        _halves(dtype), write_only_types=[Uint32] * 2, read_only_args=[word]
+    )
+
+
+@cute.jit
+def multiply_integers(a: list[Uint32], b: list[Uint32]) -> tuple[Float32, ...]:
+    """A 16 x 32 tile of int8 times one of 32 x 8, by a warp: int32, exact, as fp32. Lane
+    t = 4 g + i: words of a are rows g, g + 8, g, g + 8 at bytes 4 i and, the last two, 4 i + 16;
+    those of b column g at the same; results rows g, g, g + 8, g + 8 at columns 2 i and 2 i + 1."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 s<4>; mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {s0, s1, s2, s3}, "
+        "{{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r6}, {$r6}, {$r6}}; "
+        + " ".join(f"cvt.rn.f32.s32 {{$w{k}}}, s{k};" for k in range(4))
+        + " }",
+        write_only_types=[Float32] * 4,
+        read_only_args=[*a, *b, Int32(0)],
     )

@@ -23,10 +23,11 @@ from kernelkit.tensors import (
 )
 from q8_0.activations import Activations
 from q8_0.blocks import BLOCK, INTERLEAVED, LAYOUTS, SOA, blocks_of
-from q8_0.choose import matvec_config, width_of
+from q8_0.choose import product_config, width_of
 from q8_0.config import (
     INTEGERS,
     MOST_TOKENS,
+    BatchConfig,
     DequantiseConfig,
     MatvecConfig,
     QuantiseConfig,
@@ -44,8 +45,9 @@ KERNELS = {
     DequantiseConfig: "dequantise_kernel",
     QuantiseConfig: "quantise_kernel",
     MatvecConfig: "matvec_kernel",
+    BatchConfig: "batch_kernel",
 }
-Config = RepackConfig | DequantiseConfig | QuantiseConfig | MatvecConfig
+Config = RepackConfig | DequantiseConfig | QuantiseConfig | MatvecConfig | BatchConfig
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,7 @@ def _multiply(
     (out,) = empty_matvec(given)
     if not tokens:
         return (out,)
-    config = matvec_config(
+    config = product_config(
         weights.layout, dtype, name, sizes=(tokens, weights.rows, cols), bias=bias is not None,
         sms=sms_of(x.device),
     )  # fmt: skip

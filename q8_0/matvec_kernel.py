@@ -6,9 +6,11 @@ columns, then lanes add to each other, then the warps that share rows. `choose.m
 who has what, `reference.matvec` what comes out.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from kernelkit.device_table import DeviceTable
@@ -24,9 +26,9 @@ from q8_0.device import (
     fetch,
     fused,
     integer_dot,
-    load_numbers,
     load_scale,
     load_words,
+    numbers_of,
     product,
     quant_floats,
     row_of,
@@ -35,6 +37,14 @@ from q8_0.device import (
 from q8_0.params import MatvecParams
 
 WORDS = PIECE // 4
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """16 numbers of a token as they are in memory, and their scale if they are integers."""
+
+    words: list[Uint32]
+    scale: Float32 | None
 
 
 class Matvec(TableKernel):
@@ -67,13 +77,29 @@ class Matvec(TableKernel):
                 piece = base + turn * WARP_THREADS + lane
                 for row in rows:
                     loaded.append(fetch(config.layout, WORDS, row, piece, piece < pieces))
-            for turn in cutlass.range_constexpr(config.unrolled):
-                piece = base + turn * WARP_THREADS + lane
-                mine = loaded[turn * config.rows : (turn + 1) * config.rows]
-                self.absorb(params, mine, piece, piece < pieces, acc)
+            # Loads stay in front of the barrier, sums behind a branch that is always taken:
+            # else ptxas begins with sums, and waits, before all loads are on their way.
+            cute.arch.sync_warp()
+            if Int32(params.tokens) + base > 0:
+                for turn in cutlass.range_constexpr(config.unrolled):
+                    piece = base + turn * WARP_THREADS + lane
+                    mine = loaded[turn * config.rows : (turn + 1) * config.rows]
+                    self.absorb(params, mine, piece, piece < pieces, acc)
         self.share(acc, sSums, warp, lane)
         cute.arch.sync_threads()
         self.store(params, sSums, cta, thread)
+
+    @cute.jit
+    def load_x(self, params: MatvecParams, token: Int64, piece: Int32, exists: Boolean) -> Numbers:
+        """A piece of a token."""
+        config = self.config
+        size = PIECE * ITEMSIZE[config.dtype]
+        address = params.x + token * params.x_stride + Int64(piece) * size
+        words, scale = load_words(address, size // VECTOR_BYTES, exists), None
+        if cutlass.const_expr(config.dtype == INTEGERS):
+            place = params.x_scales + token * params.x_scale_stride
+            scale = load_scale(place + Int64(piece // (BLOCK // PIECE)) * SCALE_BYTES, exists)
+        return Numbers(words, scale)
 
     @cute.jit
     def absorb(
@@ -95,21 +121,15 @@ class Matvec(TableKernel):
                 quants.append(quant_floats(words))
             scales.append(scale_float(loaded[row].scale))
         last = Int32(params.tokens) - 1
-        size = PIECE * ITEMSIZE[config.dtype]
         for token in cutlass.range_constexpr(config.tokens):
-            here = Int64(cutlass.min(Int32(token), last))
-            address = params.x + here * params.x_stride + Int64(piece) * size
-            if cutlass.const_expr(config.dtype == INTEGERS):
-                numbers = load_words(address, size // VECTOR_BYTES, exists)
-                place = params.x_scales + here * params.x_scale_stride
-                scale = load_scale(place + Int64(piece // (BLOCK // PIECE)) * SCALE_BYTES, exists)
-            else:
-                numbers = load_numbers(address, config.dtype, size // VECTOR_BYTES, exists)
+            x = self.load_x(params, Int64(cutlass.min(Int32(token), last)), piece, exists)
+            if cutlass.const_expr(config.dtype != INTEGERS):
+                numbers = numbers_of(x.words, config.dtype)
             for row in cutlass.range_constexpr(config.rows):
                 index = row * config.tokens + token
                 if cutlass.const_expr(config.dtype == INTEGERS):
-                    both = product(scales[row], scale)
-                    acc[index] = fused(both, integer_dot(quants[row], numbers), acc[index])
+                    both = product(scales[row], x.scale)
+                    acc[index] = fused(both, integer_dot(quants[row], x.words), acc[index])
                 else:
                     acc[index] = fused(scales[row], dot(quants[row], numbers), acc[index])
 

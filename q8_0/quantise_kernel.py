@@ -9,7 +9,7 @@ from kernelkit.table_kernel import TableKernel
 from kernelkit.words import float_of, vector_at
 from q8_0.blocks import SCALE_BYTES
 from q8_0.config import VECTOR_BYTES, QuantiseConfig
-from q8_0.device import load_numbers
+from q8_0.device import load_words, numbers_of
 from q8_0.params import QuantiseParams
 
 # The scale in fp16 and its inverse, 0 where the scale is 0 or no number; `.rn` keeps ptxas honest.
@@ -48,7 +48,7 @@ class Quantise(TableKernel):
         piece = (cta - token * Int32(params.tiles)) * config.threads + thread
         exists = piece < Int32(params.cols) // config.piece
         source = params.x + Int64(token) * params.x_stride + Int64(piece) * VECTOR_BYTES
-        numbers = load_numbers(source, config.dtype, 1, exists)
+        numbers = numbers_of(load_words(source, 1, exists), config.dtype)
         scale, inverse = self.scale_of(numbers)
         place = Int64(token) * params.cols + Int64(piece) * config.piece
         self.store(params, numbers, inverse, place, exists)

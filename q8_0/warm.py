@@ -12,10 +12,11 @@ from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target, sms_of
 from kernelkit.tensors import DTYPE_NAMES
 from kernelkit.warm import Progress, Warmed, counts, warm
-from q8_0.choose import matvec_config
+from q8_0.choose import product_config
 from q8_0.config import (
     INTEGERS,
     MOST_TOKENS,
+    BatchConfig,
     DequantiseConfig,
     MatvecConfig,
     QuantiseConfig,
@@ -68,11 +69,11 @@ def kernels_for(
     arch, sms = place
     pairs = [(name, name) for name in dtypes]
     pairs += [(INTEGERS, out) for out in dict.fromkeys((*dtypes, "fp32"))]
-    products: list[MatvecConfig] = []
+    products: list[MatvecConfig | BatchConfig] = []
     for dtype, out in pairs:
         for count in tokens:
             size = count, weights.rows, weights.cols
-            plain = matvec_config(weights.layout, dtype, out, sizes=size, bias=False, sms=sms)
+            plain = product_config(weights.layout, dtype, out, sizes=size, bias=False, sms=sms)
             products += [plain, replace(plain, bias=True)] if biases else [plain]
     configs: list[Config] = [RepackConfig(to_soa) for to_soa in (True, False)]
     configs += [DequantiseConfig(weights.layout, name) for name in dtypes]

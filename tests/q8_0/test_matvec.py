@@ -11,8 +11,8 @@ import torch
 from kernelkit.tolerance import compare_output
 from q8_0 import matvec, reference
 from q8_0.activations import Activations
-from q8_0.choose import WARPS_OF_SM, matvec_config
-from q8_0.config import MOST_TOKENS
+from q8_0.choose import WARPS_OF_SM, batch_config, matvec_config, product_config
+from q8_0.config import MOST_TOKENS, BatchConfig
 from q8_0.launch import MATVEC
 from tests.q8_0.cases import DTYPES, Case, same
 from workbench.problems.grouped_gemm import checked
@@ -77,8 +77,33 @@ def test_every_division_of_work(rows, splits, monkeypatch):
         found = matvec_config(*options, **sizes)
         return replace(found, rows=rows, splits=splits, warps=max(4, splits))
 
-    monkeypatch.setattr("q8_0.launch.matvec_config", config)
+    monkeypatch.setattr("q8_0.launch.product_config", config)
     check(Case(11, 32 * 66), "bf16", 3)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("kind", ["fp16", "q8_1"])
+def test_every_division_of_work_on_tensor_cores(kind, splits, monkeypatch):
+    """Tiles of 16 rows of which the last has one, blocks that no warp's turn divides."""
+
+    def config(*options, **sizes):
+        return replace(batch_config(*options, **sizes), splits=splits, warps=max(4, splits))
+
+    monkeypatch.setattr("q8_0.launch.product_config", config)
+    check(Case(33, 32 * 35), kind, 9)
+
+
+def test_numbers_of_16_bits_are_exact():
+    """Every int8 by the largest number of 8 bits: bf16 and fp16 lose nothing of a weight."""
+    quants = torch.arange(-128, 128).char().view(8, 32)
+    weights = reference.packed(quants, torch.ones(8, 1).half(), "soa")
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.eye(16, 32).to(dtype) * 255
+        found = [matvec(weights, part, out_dtype=torch.float32) for part in (x, x[:2], x[:1])]
+        exact = (quants.float() * 255).T[:16]
+        assert torch.equal(found[0], exact)
+        assert torch.equal(found[1], exact[:2])
+        assert torch.equal(found[2], exact[:1])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,14 +144,15 @@ def test_inner_sums_are_exact():
 def test_configs_fill_the_gpu():
     """Down, up and qkv of a layer: enough warps for every SM, and every CTA has whole rows."""
     for rows, cols in ((8192, 2048), (2048, 8192), (6144, 2048), (1, 32), (128256, 4096)):
-        for tokens in (1, 4, 16):
-            config = matvec_config(
-                "soa", "bf16", "bf16", sizes=(tokens, rows, cols), bias=False, sms=132
+        for tokens, dtype in ((1, "bf16"), (2, "bf16"), (16, "q8_1"), (16, "fp32")):
+            config = product_config(
+                "soa", dtype, "bf16", sizes=(tokens, rows, cols), bias=False, sms=132
             )
             assert config.cta_rows * config.splits == config.rows * config.warps
             assert config.tokens >= tokens
+            assert isinstance(config, BatchConfig) == (tokens > 1 and dtype != "fp32")
             warps = -(-rows // config.rows) * config.splits
-            assert warps >= WARPS_OF_SM * 132 or config.rows == 1
+            assert warps >= WARPS_OF_SM * 132 or rows == 1 or isinstance(config, BatchConfig)
     with pytest.raises(ValueError, match="17 tokens: from 1 to 16"):
         matvec_config("soa", "bf16", "bf16", sizes=(17, 8, 32), bias=False, sms=1)
     assert MOST_TOKENS == 16
