@@ -37,7 +37,7 @@ from q8_0.params import DequantiseParams, MatvecParams, QuantiseParams, RepackPa
 from q8_0.weights import Weights, empty
 
 ARCHS = ("sm_100a", "sm_90a", PORTABLE)
-MOST_FLAT = 1 << 33  # weights whose rows are taken as one: pieces of 4 are counted in 32 bits
+MOST_FLAT = 1 << 33  # fewer weights than that are taken as one row: 32 bits count pieces of 4
 MOST_CTAS = (1 << 31) - 1
 # The module of `q8_0` that has the kernel of a config.
 KERNELS = {
@@ -267,8 +267,10 @@ def _name(what: str, dtype: torch.dtype) -> str:
 
 def _is_flat(weights: Weights) -> bool:
     """Whether all rows are one long row, for who takes blocks one by one."""
+    if weights.rows == 1:
+        return True  # whatever the stride, which torch leaves as it is
     apart = weights.layout == INTERLEAVED and weights.row_stride != weights.data.shape[1]
-    return not apart and weights.rows * weights.cols <= MOST_FLAT
+    return not apart and weights.rows * weights.cols < MOST_FLAT
 
 
 def _rows(weights: Weights, flat: bool) -> tuple[int, int]:

@@ -57,7 +57,7 @@ class Repack(TableKernel):
         cta, _, _ = cute.arch.block_idx()
         row = Int32(Uint32(cta) // Uint32(params.tiles))
         first = (cta - row * Int32(params.tiles)) * config.tile
-        count = cutlass.min(Int32(params.blocks.cols) // BLOCK - first, Int32(config.tile))
+        count = cutlass.min(Int32(params.blocks.cols // BLOCK) - first, Int32(config.tile))
         sBlocks = SmemAllocator().allocate_tensor(
             self.dtype, cute.make_layout(config.tile_bytes // self.width), byte_alignment=16
         )

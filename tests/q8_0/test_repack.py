@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from kernelkit.launch import Target
 from q8_0 import Weights, dequantise, reference, repack
-from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA, interleaved_bytes
+from q8_0.blocks import BLOCK, INTERLEAVED, LAYOUTS, SOA, interleaved_bytes
 from q8_0.choose import width_of
-from q8_0.config import RepackConfig
+from q8_0.config import DequantiseConfig, RepackConfig
+from q8_0.launch import MOST_FLAT
+from q8_0.launch import _launch as run_kernel
+from q8_0.params import DequantiseParams, RepackParams, WeightWords
 from tests.q8_0.cases import DTYPES, Case, same
 from workbench.problems.grouped_gemm import checked
 
@@ -52,6 +58,46 @@ def test_addresses_of_every_width(width):
         arrays = repack(Weights(inner, 2, 160, INTERLEAVED), SOA)
     assert torch.equal(arrays.data, both[SOA].data)
     assert RepackConfig(True, width).vectors * width * 128 >= RepackConfig(True).tile_bytes
+
+
+def test_one_row_at_an_odd_stride():
+    """Of one row the stride does not matter."""
+    case = Case(1, 64, False, "dense")
+    both = case.both()
+    inner = torch.zeros(1, interleaved_bytes(64) + 1, dtype=torch.uint8)[:, :-1]
+    inner.copy_(both[INTERLEAVED].data)
+    weights = Weights(inner, 1, 64, INTERLEAVED)
+    assert inner.stride(0) % 2
+    with checked():
+        assert torch.equal(repack(weights, SOA).data, both[SOA].data)
+        assert torch.equal(dequantise(weights), dequantise(both[SOA]))
+
+
+# Around 31 and 32 bits, and the most that are taken as one row.
+@pytest.mark.parametrize("cols", [1 << 31, (1 << 32) + BLOCK, MOST_FLAT - BLOCK])
+def test_the_first_tile_of_very_many_weights(cols):
+    """Rows in one piece are one long row, of more weights than 32 bits count. One CTA of each
+    kernel runs, whose memory is there."""
+    case, target = Case(1, BLOCK * 256, False, "dense"), Target("emulate", "sm_90a")
+    both, device = case.both(), torch.device("cpu")
+    words = {layout: replace(WeightWords.of(w, flat=True), cols=cols) for layout, w in both.items()}
+    for to_soa in (True, False):
+        layout = SOA if to_soa else INTERLEAVED
+        made = replace(both[layout], data=torch.zeros_like(both[layout].data))
+        given = words | {layout: replace(WeightWords.of(made, flat=True), cols=cols)}
+        config = RepackConfig(to_soa)
+        params = RepackParams(
+            blocks=given[INTERLEAVED], arrays=given[SOA], tiles=-(-cols // (BLOCK * config.tile))
+        )
+        run_kernel(config, params, 1, target, device)
+        assert torch.equal(made.data, both[layout].data)
+    out, config = torch.zeros(1, BLOCK * 256), DequantiseConfig(SOA, "fp32")
+    params = DequantiseParams(
+        weights=words[SOA], out=out, out_stride=4 * cols, tiles=-(-cols // config.tile)
+    )
+    run_kernel(config, params, 1, target, device)
+    exact = reference.dequantise(both[SOA], torch.float32)
+    assert same(out[:, : config.tile], exact[:, : config.tile])
 
 
 def test_a_layout_that_they_are_in_already():
