@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from q8_0.api import matvec, quantise
 from q8_0.blocks import SOA
 from q8_0.config import INTEGERS, MOST_TOKENS
 from q8_0.files import GgufFile
+from q8_0.product.launch import product
 from q8_0.weights import Weights, empty
 
 NUMBERS = "numbers"
@@ -92,28 +92,19 @@ class Q8Linear(nn.Module):
         self, x: torch.Tensor, *, backend: str = "auto", arch: str | None = None
     ) -> torch.Tensor:
         """x: [..., in_features], bfloat16, float16 or float32; the result [..., out_features]."""
-        rows, place = x.reshape(-1, self.in_features), {"backend": backend, "arch": arch}
+        rows = x.reshape(-1, self.in_features)
+        place: dict[str, Any] = {"backend": backend, "arch": arch}
         if rows.shape[0] <= MOST_TOKENS:
             given: torch.Tensor | Activations = rows
             if self.activations == INTEGERS:
-                given = quantise(rows, backend=backend, arch=arch)
-            y = matvec(
-                self.weights, given, self.bias, out_dtype=x.dtype, backend=backend, arch=arch
-            )
+                given = quantise(rows, **place)
+            y = matvec(self.weights, given, self.bias, out_dtype=x.dtype, **place)
         else:
-            y = self._product(quantise(rows, backend=backend, arch=arch), x.dtype, place)
+            y = self._product(quantise(rows, **place), x.dtype, place)
         return y.reshape(*x.shape[:-1], self.out_features)
 
-    def _product(
-        self, x: Activations, dtype: torch.dtype, place: dict[str, str | None]
-    ) -> torch.Tensor:
+    def _product(self, x: Activations, dtype: torch.dtype, place: dict[str, Any]) -> torch.Tensor:
         """By the tensor cores, the bias added in fp32."""
-        try:
-            product = import_module("q8_0.product.launch").product
-        except ModuleNotFoundError as error:
-            raise NotImplementedError(
-                f"x has {x.tokens} tokens: at most {MOST_TOKENS} without q8_0.product"
-            ) from error
         if self.bias is None:
             return product(self.weights, x, out_dtype=dtype, **place)
         y = product(self.weights, x, out_dtype=torch.float32, **place)

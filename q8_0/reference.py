@@ -101,7 +101,7 @@ def matvec(
 
 def numbers_of(x: Activations) -> torch.Tensor:
     """fp64 [tokens, cols]: d * q."""
-    blocks = x.quants.double().reshape(x.tokens, -1, BLOCK) * x.scales.double()[..., None]
+    blocks = x.quants.double().reshape(*x.scales.shape, BLOCK) * x.scales.double()[..., None]
     return blocks.flatten(1)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
-from types import ModuleType
 
 import pytest
 import torch
@@ -12,7 +10,9 @@ import torch
 from kernelkit.compile import collecting
 from q8_0 import Q8Linear, dequantise, matvec, quantise, reference, repack, warmup
 from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA
+from q8_0.config import MOST_TOKENS
 from q8_0.launch import ARCHS
+from q8_0.product.launch import product
 from q8_0.weights import empty
 from tests.hostile_calls import refused
 from tests.q8_0.cases import Case
@@ -36,26 +36,23 @@ def test_forward(layout, activations):
     assert (y.double() - exact).abs().max() <= exact.abs().max() * 2.0**-8
 
 
-def test_more_tokens_go_to_the_product(monkeypatch):
-    """What q8_0.product.launch gives, and the bias behind it; without it a limit by name."""
-    calls = []
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_more_tokens_go_to_the_product(layout, monkeypatch):
+    """In int8, and the bias behind it in fp32, whatever fewer tokens are multiplied in."""
+    asked = []
 
-    def product(weights, x, *, out_dtype, backend, arch):
-        calls.append((weights, x, out_dtype))
-        return reference.matvec(weights, x).to(out_dtype)
+    def noted(*args, **options):
+        asked.append(options["out_dtype"])
+        return product(*args, **options)
 
-    fake = ModuleType("q8_0.product.launch")
-    fake.product = product
-    monkeypatch.setitem(sys.modules, "q8_0.product", ModuleType("q8_0.product"))
-    monkeypatch.setitem(sys.modules, "q8_0.product.launch", fake)
-    x = CASE.numbers(17, "bf16")
-    with_bias, without = layer(), layer(bias=False)
+    monkeypatch.setattr("q8_0.module.product", noted)
+    x = CASE.numbers(MOST_TOKENS + 1, "bf16")
+    with_bias, without = layer(layout), layer(layout, bias=False)
     exact = reference.matvec(with_bias.weights, reference.quantise(x), with_bias.bias)
     assert (with_bias(x).double() - exact).abs().max() <= exact.abs().max() * 2.0**-8
     assert without(x).dtype == torch.bfloat16
-    assert [call[2] for call in calls] == [torch.float32, torch.bfloat16]
-    monkeypatch.setitem(sys.modules, "q8_0.product.launch", None)
-    refused(lambda: with_bias(x), "x has 17 tokens: at most 16 without q8_0.product")
+    with_bias(x[:MOST_TOKENS])
+    assert asked == [torch.float32, torch.bfloat16]
 
 
 def test_dtypes_move_the_bias_alone():
@@ -78,9 +75,10 @@ def test_saved_and_loaded():
     assert "layout='soa', activations='numbers', bias=True" in repr(made)
 
 
-def test_compiled_by_torch():
-    """A whole graph without breaks; the same bits."""
-    made, x = layer(), CASE.numbers(2, "bf16")
+@pytest.mark.parametrize("tokens", [2, MOST_TOKENS + 1])
+def test_compiled_by_torch(tokens):
+    """A whole graph without breaks, by either kernel; the same bits."""
+    made, x = layer(), CASE.numbers(tokens, "bf16")
     compiled = torch.compile(made, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(x), made(x))
 
