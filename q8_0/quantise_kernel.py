@@ -12,16 +12,16 @@ from q8_0.config import VECTOR_BYTES, QuantiseConfig
 from q8_0.device import load_words, numbers_of
 from q8_0.params import QuantiseParams
 
-# The scale in fp16 and its inverse, 0 where the scale is 0 or no number; `.rn` keeps ptxas honest.
+# The scale in fp16 and its inverse, 0 where the scale is 0; `.rn` keeps ptxas honest.
 SCALE = (
-    "{ .reg .b16 s; .reg .f32 d, i; .reg .b32 b; .reg .pred zero, odd; "
+    "{ .reg .b16 s; .reg .f32 d, i; .reg .pred zero; "
     "div.rn.f32 d, {$r0}, 0f42FE0000; cvt.rn.f16.f32 s, d; cvt.f32.f16 d, s; "
-    "setp.eq.f32 zero, d, 0f00000000; mov.b32 b, d; setp.ge.u32 odd, b, 0x7F800000; "
-    "rcp.rn.f32 i, d; selp.f32 i, 0f00000000, i, zero; selp.f32 {$w1}, 0f00000000, i, odd; "
+    "setp.eq.f32 zero, d, 0f00000000; rcp.rn.f32 i, d; selp.f32 {$w1}, 0f00000000, i, zero; "
     "cvt.u32.u16 {$w0}, s; }"
 )
 # Four numbers times the inverse, to the nearest integer, of two to the even one, from -127 to 127;
-# a NaN or an infinity times 0, which is NaN, to 0. Bytes go together, the first lowest.
+# NaN to 0: that or 0 is what comes of a scale that is an infinity or NaN. Bytes go together, the
+# first lowest.
 QUANTS = "{ .reg .f32 v; .reg .b32 q<4>; " + "".join(
     f"mul.rn.f32 v, {{$r{k}}}, {{$r4}}; cvt.rni.s32.f32 q{k}, v; min.s32 q{k}, q{k}, 127; "
     f"max.s32 q{k}, q{k}, -127; "

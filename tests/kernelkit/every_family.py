@@ -8,8 +8,10 @@ import fmha
 import gqa_lowlatency
 import kvcache
 import moe
+import q8_0
 from kvcache.layouts.records import BF16_512
 from kvcache.layouts.rows import Rows
+from q8_0 import reference as q8_0_reference
 
 
 def results() -> dict[str, torch.Tensor]:
@@ -24,6 +26,8 @@ def results() -> dict[str, torch.Tensor]:
     experts = moe.pack(w13, w2, "mxfp8")
     x, logits = torch.randn(3, 128).bfloat16(), torch.randn(3, 2)
     found["moe"] = moe.fused_moe(x, experts, logits, moe.Router(1))
+    weights = q8_0_reference.rounded(torch.randn(8, 64), "soa")
+    found["q8_0"] = q8_0.matvec(weights, torch.randn(1, 64).bfloat16())
     pool, tokens = torch.zeros(2, 64 * 1024, dtype=torch.uint8), torch.arange(3)
     angles = torch.randn(2, 8, 32)
     kvcache.append_swa(Rows(pool, 0, 0, 64, BF16_512), torch.randn(3, 512), tokens, tokens, *angles)
