@@ -12,10 +12,13 @@ from cutlass import Float32, Int32
 
 from kernelkit import shared_words, warp_mma
 from q8_0.product.config import (
+    APART,
     BLOCKS_OF_STAGE,
     CHUNK_BYTES,
     MMA_ROWS,
     MMA_TOKENS,
+    NEAR,
+    PAIRS,
     STAGE_K,
     ProductConfig,
 )
@@ -23,7 +26,11 @@ from q8_0.product.words import fused, multiply, swizzle_of
 
 GROUP = 4  # fragments of rows in which a lane has eight neighbouring rows
 GROUP_ROWS = GROUP * MMA_ROWS
-BEHIND = 2  # numbers t that are made before the first one is added
+# In which numbers t are made and added to y, by their place in a fragment.
+ORDERS = {
+    APART: ("t0", "t1", "t2", "y0", "t3", "y1", "y2", "y3"),
+    NEAR: ("t0", "t2", "y0", "t1", "y2", "y1", "t3", "y3"),
+}
 
 
 @dataclass(frozen=True)
@@ -140,10 +147,28 @@ class Blocks:
         The order is for ptxas, which follows it: with more numbers t at a time it spills, with
         fewer it waits for each.
         """
-        t = []
-        for k in cutlass.range_constexpr(4 + BEHIND):
-            if cutlass.const_expr(k < 4):
-                t.append(fused(u[k], token_scales[k // 2 * 2], token_scales[k // 2 * 2 + 1]))
-            if cutlass.const_expr(k >= BEHIND):
-                done = k - BEHIND
-                acc[done] = fused(t[done], row_scales[done % 2], acc[done])
+        if cutlass.const_expr(self.config.adding == PAIRS):
+            self.add_pairs(u, token_scales, row_scales, acc)
+        else:
+            t: list[Float32 | None] = [None] * 4
+            for step in ORDERS[self.config.adding]:
+                k = int(step[1])
+                if cutlass.const_expr(step[0] == "t"):
+                    t[k] = fused(u[k], token_scales[k // 2 * 2], token_scales[k // 2 * 2 + 1])
+                else:
+                    acc[k] = fused(t[k], row_scales[k % 2], acc[k])
+
+    @cute.jit
+    def add_pairs(
+        self,
+        u: tuple[Float32, ...],
+        token_scales: tuple[Float32, ...],
+        row_scales: tuple[Float32, ...],
+        acc: cute.Tensor,
+    ) -> None:
+        """The same, two rows at a time."""
+        for k in cutlass.range_constexpr(0, 4, 2):
+            scale, back = token_scales[k : k + 2]
+            t = cute.arch.fma_packed_f32x2(u[k : k + 2], (scale, scale), (back, back))
+            own = (acc[k], acc[k + 1])
+            acc[k], acc[k + 1] = cute.arch.fma_packed_f32x2(t, row_scales, own)
