@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernelkit import hw
-from q8_0.blocks import BLOCK, INTERLEAVED, SOA
+from q8_0.blocks import BLOCK, INTERLEAVED, LAYOUTS, SOA
 from q8_0.product.config import (
     ALIGNED_BLOCKS,
     APART,
@@ -22,8 +22,13 @@ from q8_0.product.config import (
 WIDE_GROUP = 16  # tiles of tokens that are neighbours in the grid, at most
 MOST_STAGES = 4
 SMALL_SMEM = 100 << 10  # of an SM that has no room for two CTAs
-# Compute capability 10.x adds two fp32 numbers at a time; for 12.x ptxas spills what is far apart.
-ADDING = {"sm_100a": PAIRS, "sm_103a": PAIRS, "sm_120a": NEAR, "sm_121a": NEAR}
+# Compute capability 10.x adds two fp32 numbers at a time. For the others of these ptxas spills what
+# is far apart.
+ADDING = {
+    **{(layout, arch): PAIRS for layout in LAYOUTS for arch in ("sm_100a", "sm_103a")},
+    **{(layout, arch): NEAR for layout in LAYOUTS for arch in ("sm_120a", "sm_121a")},
+    **{(INTERLEAVED, arch): NEAR for arch in ("sm_80", "sm_87")},
+}
 FEWEST_STAGES = {SOA: 2, INTERLEAVED: 3}
 
 # (warp_tokens, warp_rows, warps_of_tokens, warps_of_rows, ctas_per_sm), of which the first one is
@@ -57,7 +62,7 @@ def choose(
     plain = ProductConfig(
         layout,
         out_dtype,
-        adding=ADDING.get(arch, APART),
+        adding=ADDING.get((layout, arch), APART),
         even=blocks % 2 == 0,
         aligned=layout == SOA or (aligned and blocks % ALIGNED_BLOCKS == 0),
         vector=vector and sizes.rows % OWN_ROWS == 0,
