@@ -95,9 +95,8 @@ class Blocks:
         """Add a stage's blocks, one after the other. quants: where those of tokens and rows begin
         in their rings."""
         config = self.config
-        half = (step & 1) * BLOCKS_OF_STAGE
-        x_scale = places.x_scale + half * config.x_scale_bytes
-        w_scale = places.w_scale + half * config.w_scale_bytes
+        half = (step & 1) * config.scale_bytes
+        x_scale, w_scale = places.x_scale + half, places.w_scale + half
         xs = tuple(place + quants[0] for place in places.x)
         ws = tuple(place + quants[1] for place in places.w)
         for block in cutlass.range_constexpr(BLOCKS_OF_STAGE):

@@ -34,9 +34,9 @@ class ProductConfig:
     ctas_per_sm: that registers and shared memory leave room for. adding: order of the instructions
     that bring four sums to their accumulators, the same bits: APART, where none waits for the one
     before it, NEAR, which takes fewer registers, or PAIRS, two numbers by one instruction. even:
-    the number of blocks of a row is. aligned: every ALIGNED_BLOCKS blocks of interleaved weights begin at a multiple of 16
-    bytes. small: there are fewer tokens or rows than a tile has. vector: rows of the result begin
-    at multiples of 16 bytes, and so do every 16 bytes of them.
+    the number of blocks of a row is. aligned: every ALIGNED_BLOCKS blocks of interleaved weights
+    begin at a multiple of 16 bytes. small: there are fewer tokens or rows than a tile has. vector:
+    rows of the result begin at multiples of 16 bytes, and so do every 16 bytes of them.
     """
 
     layout: str
@@ -116,16 +116,21 @@ class ProductConfig:
         return self.w_offset + (HALVES if self.interleaved else self.stages) * self.w_bytes
 
     @property
+    def scale_bytes(self) -> int:
+        """Scales of a stage: those of the blocks of tokens, then those of the blocks of rows."""
+        return BLOCKS_OF_STAGE * (self.x_scale_bytes + self.w_scale_bytes)
+
+    @property
     def x_scale_offset(self) -> int:
-        """Of the scales of tokens, HALVES stages."""
+        """Of the scales of tokens, in the first of HALVES stages."""
         return self.raw_offset + self.stages * self.raw_bytes
 
     @property
     def w_scale_offset(self) -> int:
-        """Of the scales of rows, HALVES stages."""
-        return self.x_scale_offset + HALVES * BLOCKS_OF_STAGE * self.x_scale_bytes
+        """Of the scales of rows, in the same."""
+        return self.x_scale_offset + BLOCKS_OF_STAGE * self.x_scale_bytes
 
     @property
     def smem_bytes(self) -> int:
         """Of a CTA."""
-        return self.w_scale_offset + HALVES * BLOCKS_OF_STAGE * self.w_scale_bytes
+        return self.x_scale_offset + HALVES * self.scale_bytes

@@ -12,13 +12,16 @@ from cutlass.memory import SmemAllocator
 
 from kernelkit.device_table import DeviceTable
 from kernelkit.param_table import ParamTable
+from q8_0.blocks import SCALE_BYTES
 from q8_0.product.blocks import Blocks
-from q8_0.product.config import BLOCKS_OF_STAGE, ProductConfig
+from q8_0.product.config import BLOCKS_OF_STAGE, STAGE_K, ProductConfig
 from q8_0.product.load import Scales, SoaLoader
 from q8_0.product.params import ProductParams
 from q8_0.product.scope import Scope, Tile
 from q8_0.product.split import SplittingLoader
 from q8_0.product.store import Store
+
+STAGE_SCALES = BLOCKS_OF_STAGE * SCALE_BYTES  # bytes of a row's
 
 
 class Product:
@@ -78,8 +81,9 @@ class Product:
         ahead = config.stages - 1
         x_scales, w_scales = self.loader.token_scales(scope), self.loader.weight_scales(scope)
         self.load_scales(scope, Int32(0), x_scales, w_scales)
+        x_rows, w_rows = self.loader.token_rows(scope), self.loader.weight_rows(scope)
         for stage in cutlass.range_constexpr(ahead):
-            self.copy(scope, Int32(stage), Int32(stage))
+            self.copy(scope, Int32(stage), Int32(stage), x_rows, w_rows)
         if cutlass.const_expr(config.interleaved):
             cute.arch.cp_async_wait_group(ahead - 1)
             cute.arch.sync_threads()
@@ -90,7 +94,7 @@ class Product:
             # Interleaved blocks are taken apart a step before they are multiplied.
             cute.arch.cp_async_wait_group(ahead - (2 if config.interleaved else 1))
             cute.arch.sync_threads()
-            self.copy(scope, step + ahead, self.slot(step + ahead))
+            self.copy(scope, step + ahead, self.slot(step + ahead), x_rows, w_rows)
             slot = self.slot(step)
             quants = (slot * config.x_bytes, self.loader.quants(step, slot))
             self.blocks.multiply_stage(places, quants, step, acc)
@@ -104,11 +108,21 @@ class Product:
         return Int32(Uint32(step) % Uint32(self.config.stages))
 
     @cute.jit
-    def copy(self, scope: Scope, step: Int32, slot: Int32) -> None:
-        """Begin to copy a stage, if K has it."""
+    def copy(
+        self,
+        scope: Scope,
+        step: Int32,
+        slot: Int32,
+        x_rows: cute.Tensor,
+        w_rows: cute.Tensor | None,
+    ) -> None:
+        """Begin to copy a stage, if K has it. x_rows, w_rows: see `Loader.copy_rows`."""
         if step < scope.steps:
-            self.loader.copy_tokens(scope, step, slot)
-            self.loader.copy_weights(scope, step, slot)
+            self.loader.copy_tokens(scope, step, slot, x_rows)
+            self.loader.copy_weights(scope, step, slot, w_rows)
+        self.loader.advance(x_rows, STAGE_K)
+        if cutlass.const_expr(w_rows is not None):
+            self.loader.advance(w_rows, STAGE_K)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -119,6 +133,9 @@ class Product:
         if step < scope.steps:
             self.loader.load_scales(scope, step, x_scales)
             self.loader.load_weight_scales(scope, step, w_scales)
+        self.loader.advance(x_scales.addresses, STAGE_SCALES)
+        if cutlass.const_expr(w_scales is not None):
+            self.loader.advance(w_scales.addresses, STAGE_SCALES)
 
     @cute.jit
     def finish(
