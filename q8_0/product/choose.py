@@ -22,8 +22,8 @@ from q8_0.product.config import (
 WIDE_GROUP = 16  # tiles of tokens that are neighbours in the grid, at most
 MOST_STAGES = 4
 SMALL_SMEM = 100 << 10  # of an SM that has no room for two CTAs
-# Compute capability 10.x adds two fp32 numbers at a time. What is APART, ptxas spills for the others
-# of these.
+# Compute capability 10.x adds two fp32 numbers at a time. What is APART, ptxas spills for others of
+# these.
 ADDING = {
     **{(layout, arch): PAIRS for layout in LAYOUTS for arch in ("sm_100a", "sm_103a")},
     **{(layout, arch): NEAR for layout in LAYOUTS for arch in ("sm_120a", "sm_121a")},
