@@ -13,7 +13,6 @@ from cutlass import Float32, Int32
 from kernelkit import shared_words, warp_mma
 from q8_0.product.config import (
     APART,
-    BLOCKS_OF_STAGE,
     CHUNK_BYTES,
     MMA_ROWS,
     MMA_TOKENS,
@@ -89,43 +88,39 @@ class Blocks:
         return token, warp // config.warps_of_tokens * config.warp_rows
 
     @cute.jit
-    def multiply_stage(
-        self, places: Places, quants: tuple[Int32, Int32], step: Int32, acc: cute.Tensor
-    ) -> None:
-        """Add a stage's blocks, one after the other. quants: where those of tokens and rows begin
-        in their rings."""
+    def places_of(self, places: Places, quants: tuple[Int32, Int32], step: Int32) -> Places:
+        """Those in the stage of a step. quants: where those of tokens and rows begin in their
+        rings."""
         config = self.config
         half = (step & 1) * config.scale_bytes
-        x_scale, w_scale = places.x_scale + half, places.w_scale + half
-        xs = tuple(place + quants[0] for place in places.x)
-        ws = tuple(place + quants[1] for place in places.w)
-        for block in cutlass.range_constexpr(BLOCKS_OF_STAGE):
-            scales = (
-                x_scale + block * config.x_scale_bytes,
-                w_scale + block * config.w_scale_bytes,
-            )
-            self.multiply_block(block, (xs, ws), scales, acc)
+        return Places(
+            x=(places.x[0] + quants[0], places.x[1] + quants[0]),
+            w=(places.w[0] + quants[1], places.w[1] + quants[1]),
+            x_scale=places.x_scale + half,
+            w_scale=places.w_scale + half,
+        )
 
     @cute.jit
     def multiply_block(
         self,
         block: cutlass.Constexpr[int],
-        quants: tuple[tuple[Int32, Int32], tuple[Int32, Int32]],
-        scales: tuple[Int32, Int32],
+        places: Places,
         acc: cute.Tensor,
     ) -> None:
-        """Add one block."""
-        xs, ws = quants
+        """Add one block of a stage. places: in the stage."""
+        xs, ws = places.x, places.w
+        x_scale = places.x_scale + block * self.config.x_scale_bytes
+        w_scale = places.w_scale + block * self.config.w_scale_bytes
         a, token_scales = [], []
         for tile in cutlass.range_constexpr(self.token_tiles):
             at = xs[(block ^ tile) & 1] + tile * (MMA_TOKENS * STAGE_K)
             a.append(warp_mma.load_fragment(at, False))
-            token_scales.append(shared_words.load(scales[0] + tile * (MMA_TOKENS * 8), Float32, 4))
+            token_scales.append(shared_words.load(x_scale + tile * (MMA_TOKENS * 8), Float32, 4))
         for pair in cutlass.range_constexpr(self.row_tiles // 2):
             group, inside = pair * 2 // GROUP, pair * 2 % GROUP
             at = ws[(block ^ pair) & 1] + (group * GROUP_ROWS + inside * 2) * STAGE_K
             b = warp_mma.load_fragment(at, False)
-            at = scales[1] + (group * GROUP_ROWS + inside * 2) * 4
+            at = w_scale + (group * GROUP_ROWS + inside * 2) * 4
             row_scales = shared_words.load(at, Float32, 4)
             for index in cutlass.range_constexpr(2):
                 for tile in cutlass.range_constexpr(self.token_tiles):

@@ -27,7 +27,7 @@ SMALL_SMEM = 100 << 10  # of an SM that has no room for two CTAs
 ADDING = {
     **{(layout, arch): PAIRS for layout in LAYOUTS for arch in ("sm_100a", "sm_103a")},
     **{(layout, arch): NEAR for layout in LAYOUTS for arch in ("sm_120a", "sm_121a")},
-    **{(INTERLEAVED, arch): NEAR for arch in ("sm_80", "sm_87", "sm_90a")},
+    **{(INTERLEAVED, arch): NEAR for arch in ("sm_80", "sm_87")},
 }
 FEWEST_STAGES = {SOA: 2, INTERLEAVED: 3}
 

@@ -81,9 +81,9 @@ class Product:
         ahead = config.stages - 1
         x_scales, w_scales = self.loader.token_scales(scope), self.loader.weight_scales(scope)
         self.load_scales(scope, Int32(0), x_scales, w_scales)
-        x_rows, w_rows = self.loader.token_rows(scope), self.loader.weight_rows(scope)
+        rows = self.loader.token_rows(scope), self.loader.weight_rows(scope)
         for stage in cutlass.range_constexpr(ahead):
-            self.copy(scope, Int32(stage), Int32(stage), x_rows, w_rows)
+            self.copy(scope, Int32(stage), rows, True, True)
         if cutlass.const_expr(config.interleaved):
             cute.arch.cp_async_wait_group(ahead - 1)
             cute.arch.sync_threads()
@@ -94,10 +94,15 @@ class Product:
             # Interleaved blocks are taken apart a step before they are multiplied.
             cute.arch.cp_async_wait_group(ahead - (2 if config.interleaved else 1))
             cute.arch.sync_threads()
-            self.copy(scope, step + ahead, self.slot(step + ahead), x_rows, w_rows)
+            # So many copies as those of interleaved blocks wait for each other at one place.
+            self.copy(scope, step + ahead, rows, True, not config.interleaved)
             slot = self.slot(step)
             quants = (slot * config.x_bytes, self.loader.quants(step, slot))
-            self.blocks.multiply_stage(places, quants, step, acc)
+            here = self.blocks.places_of(places, quants, step)
+            self.blocks.multiply_block(0, here, acc)
+            if cutlass.const_expr(config.interleaved):
+                self.copy(scope, step + ahead, rows, False, True)
+            self.blocks.multiply_block(1, here, acc)
             if step + 1 < scope.steps:
                 self.finish(scope, step + 1, self.slot(step + 1), x_scales, w_scales)
                 self.load_scales(scope, step + 2, x_scales, w_scales)
@@ -112,18 +117,23 @@ class Product:
         self,
         scope: Scope,
         step: Int32,
-        slot: Int32,
-        x_rows: cute.Tensor,
-        w_rows: cute.Tensor | None,
+        rows: tuple[cute.Tensor, cute.Tensor | None],
+        tokens: cutlass.Constexpr[bool],
+        weights: cutlass.Constexpr[bool],
     ) -> None:
-        """Begin to copy a stage, if K has it. x_rows, w_rows: see `Loader.copy_rows`."""
+        """Begin to copy what is wanted of a stage, if K has it; with its weights the copies become
+        a group. rows: of tokens and of weights, see `Loader.copy_rows`."""
+        slot, (x_rows, w_rows) = self.slot(step), rows
         if step < scope.steps:
-            self.loader.copy_tokens(scope, step, slot, x_rows)
-            self.loader.copy_weights(scope, step, slot, w_rows)
-        self.loader.advance(x_rows, STAGE_K)
-        if cutlass.const_expr(w_rows is not None):
-            self.loader.advance(w_rows, STAGE_K)
-        cute.arch.cp_async_commit_group()
+            if cutlass.const_expr(tokens):
+                self.loader.copy_tokens(scope, step, slot, x_rows)
+                self.loader.advance(x_rows, STAGE_K)
+            if cutlass.const_expr(weights):
+                self.loader.copy_weights(scope, step, slot, w_rows)
+                if cutlass.const_expr(w_rows is not None):
+                    self.loader.advance(w_rows, STAGE_K)
+        if cutlass.const_expr(weights):
+            cute.arch.cp_async_commit_group()
 
     @cute.jit
     def load_scales(

@@ -138,8 +138,7 @@ class Loader:
 
     @cute.jit
     def advance(self, addresses: cute.Tensor, nbytes: cutlass.Constexpr[int]) -> None:
-        """To the next stage. Those behind the last one are not read: in a branch each of them would
-        be moved between registers."""
+        """To the next stage."""
         for k in cutlass.range_constexpr(cute.size(addresses)):
             addresses[k] = addresses[k] + nbytes
 
