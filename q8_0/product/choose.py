@@ -86,6 +86,8 @@ def choose(
 
 
 def _shapes(layout: str, arch: str) -> tuple[Shape, ...]:
+    if arch == "sm_103a":  # an mma of int8 takes many cycles there, and ptxas more registers
+        return ONE_CTA_SPLIT
     if hw.smem_bytes_per_cta(arch) > SMALL_SMEM:
         return TWO_CTAS
     return ONE_CTA if layout == SOA else ONE_CTA_SPLIT
