@@ -79,6 +79,8 @@ class Product:
         """All stages of K."""
         config = self.config
         ahead = config.stages - 1
+        # Many copies of few warps wait for each other at one place.
+        in_two = config.interleaved and config.ctas_per_sm > 1
         x_scales, w_scales = self.loader.token_scales(scope), self.loader.weight_scales(scope)
         self.load_scales(scope, Int32(0), x_scales, w_scales)
         rows = self.loader.token_rows(scope), self.loader.weight_rows(scope)
@@ -94,13 +96,12 @@ class Product:
             # Interleaved blocks are taken apart a step before they are multiplied.
             cute.arch.cp_async_wait_group(ahead - (2 if config.interleaved else 1))
             cute.arch.sync_threads()
-            # So many copies as those of interleaved blocks wait for each other at one place.
-            self.copy(scope, step + ahead, rows, True, not config.interleaved)
+            self.copy(scope, step + ahead, rows, True, not in_two)
             slot = self.slot(step)
             quants = (slot * config.x_bytes, self.loader.quants(step, slot))
             here = self.blocks.places_of(places, quants, step)
             self.blocks.multiply_block(0, here, acc)
-            if cutlass.const_expr(config.interleaved):
+            if cutlass.const_expr(in_two):
                 self.copy(scope, step + ahead, rows, False, True)
             self.blocks.multiply_block(1, here, acc)
             if step + 1 < scope.steps:
