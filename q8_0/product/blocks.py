@@ -12,10 +12,12 @@ from cutlass import Float32, Int32
 
 from kernelkit import shared_words, warp_mma
 from q8_0.product.config import (
-    BLOCKS_OF_STAGE,
+    APART,
     CHUNK_BYTES,
     MMA_ROWS,
     MMA_TOKENS,
+    NEAR,
+    PAIRS,
     STAGE_K,
     ProductConfig,
 )
@@ -23,7 +25,11 @@ from q8_0.product.words import fused, multiply, swizzle_of
 
 GROUP = 4  # fragments of rows in which a lane has eight neighbouring rows
 GROUP_ROWS = GROUP * MMA_ROWS
-BEHIND = 2  # numbers t that are made before the first one is added
+# In which numbers t are made and added to y, by their place in a fragment.
+ORDERS = {
+    APART: ("t0", "t1", "t2", "y0", "t3", "y1", "y2", "y3"),
+    NEAR: ("t0", "t2", "y0", "t1", "y2", "y1", "t3", "y3"),
+}
 
 
 @dataclass(frozen=True)
@@ -82,44 +88,39 @@ class Blocks:
         return token, warp // config.warps_of_tokens * config.warp_rows
 
     @cute.jit
-    def multiply_stage(
-        self, places: Places, quants: tuple[Int32, Int32], step: Int32, acc: cute.Tensor
-    ) -> None:
-        """Add a stage's blocks, one after the other. quants: where those of tokens and rows begin
-        in their rings."""
+    def places_of(self, places: Places, quants: tuple[Int32, Int32], step: Int32) -> Places:
+        """Those in the stage of a step. quants: where those of tokens and rows begin in their
+        rings."""
         config = self.config
-        half = (step & 1) * BLOCKS_OF_STAGE
-        x_scale = places.x_scale + half * config.x_scale_bytes
-        w_scale = places.w_scale + half * config.w_scale_bytes
-        xs = tuple(place + quants[0] for place in places.x)
-        ws = tuple(place + quants[1] for place in places.w)
-        for block in cutlass.range_constexpr(BLOCKS_OF_STAGE):
-            scales = (
-                x_scale + block * config.x_scale_bytes,
-                w_scale + block * config.w_scale_bytes,
-            )
-            self.multiply_block(block, (xs, ws), scales, acc)
+        half = (step & 1) * config.scale_bytes
+        return Places(
+            x=(places.x[0] + quants[0], places.x[1] + quants[0]),
+            w=(places.w[0] + quants[1], places.w[1] + quants[1]),
+            x_scale=places.x_scale + half,
+            w_scale=places.w_scale + half,
+        )
 
     @cute.jit
     def multiply_block(
         self,
         block: cutlass.Constexpr[int],
-        quants: tuple[tuple[Int32, Int32], tuple[Int32, Int32]],
-        scales: tuple[Int32, Int32],
+        places: Places,
         acc: cute.Tensor,
     ) -> None:
-        """Add one block."""
-        xs, ws = quants
+        """Add one block of a stage. places: in the stage."""
+        xs, ws = places.x, places.w
+        x_scale = places.x_scale + block * self.config.x_scale_bytes
+        w_scale = places.w_scale + block * self.config.w_scale_bytes
         a, token_scales = [], []
         for tile in cutlass.range_constexpr(self.token_tiles):
             at = xs[(block ^ tile) & 1] + tile * (MMA_TOKENS * STAGE_K)
             a.append(warp_mma.load_fragment(at, False))
-            token_scales.append(shared_words.load(scales[0] + tile * (MMA_TOKENS * 8), Float32, 4))
+            token_scales.append(shared_words.load(x_scale + tile * (MMA_TOKENS * 8), Float32, 4))
         for pair in cutlass.range_constexpr(self.row_tiles // 2):
             group, inside = pair * 2 // GROUP, pair * 2 % GROUP
             at = ws[(block ^ pair) & 1] + (group * GROUP_ROWS + inside * 2) * STAGE_K
             b = warp_mma.load_fragment(at, False)
-            at = scales[1] + (group * GROUP_ROWS + inside * 2) * 4
+            at = w_scale + (group * GROUP_ROWS + inside * 2) * 4
             row_scales = shared_words.load(at, Float32, 4)
             for index in cutlass.range_constexpr(2):
                 for tile in cutlass.range_constexpr(self.token_tiles):
@@ -140,10 +141,28 @@ class Blocks:
         The order is for ptxas, which follows it: with more numbers t at a time it spills, with
         fewer it waits for each.
         """
-        t = []
-        for k in cutlass.range_constexpr(4 + BEHIND):
-            if cutlass.const_expr(k < 4):
-                t.append(fused(u[k], token_scales[k // 2 * 2], token_scales[k // 2 * 2 + 1]))
-            if cutlass.const_expr(k >= BEHIND):
-                done = k - BEHIND
-                acc[done] = fused(t[done], row_scales[done % 2], acc[done])
+        if cutlass.const_expr(self.config.adding == PAIRS):
+            self.add_pairs(u, token_scales, row_scales, acc)
+        else:
+            t: list[Float32 | None] = [None] * 4
+            for step in ORDERS[self.config.adding]:
+                k = int(step[1])
+                if cutlass.const_expr(step[0] == "t"):
+                    t[k] = fused(u[k], token_scales[k // 2 * 2], token_scales[k // 2 * 2 + 1])
+                else:
+                    acc[k] = fused(t[k], row_scales[k % 2], acc[k])
+
+    @cute.jit
+    def add_pairs(
+        self,
+        u: tuple[Float32, ...],
+        token_scales: tuple[Float32, ...],
+        row_scales: tuple[Float32, ...],
+        acc: cute.Tensor,
+    ) -> None:
+        """The same, two rows at a time."""
+        for k in cutlass.range_constexpr(0, 4, 2):
+            scale, back = token_scales[k : k + 2]
+            t = cute.arch.fma_packed_f32x2(u[k : k + 2], (scale, scale), (back, back))
+            own = (acc[k], acc[k + 1])
+            acc[k], acc[k + 1] = cute.arch.fma_packed_f32x2(t, row_scales, own)

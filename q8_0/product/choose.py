@@ -9,12 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernelkit import hw
-from q8_0.blocks import BLOCK, INTERLEAVED, SOA
-from q8_0.product.config import ALIGNED_BLOCKS, OWN_ROWS, ProductConfig
+from q8_0.blocks import BLOCK, INTERLEAVED, LAYOUTS, SOA
+from q8_0.product.config import (
+    ALIGNED_BLOCKS,
+    APART,
+    NEAR,
+    OWN_ROWS,
+    PAIRS,
+    ProductConfig,
+)
 
 WIDE_GROUP = 16  # tiles of tokens that are neighbours in the grid, at most
 MOST_STAGES = 4
 SMALL_SMEM = 100 << 10  # of an SM that has no room for two CTAs
+# Compute capability 10.x adds two fp32 numbers at a time. What is APART, ptxas spills for others of
+# these.
+ADDING = {
+    **{(layout, arch): PAIRS for layout in LAYOUTS for arch in ("sm_100a", "sm_103a")},
+    **{(layout, arch): NEAR for layout in LAYOUTS for arch in ("sm_120a", "sm_121a")},
+    **{(INTERLEAVED, arch): NEAR for arch in ("sm_80", "sm_87")},
+}
 FEWEST_STAGES = {SOA: 2, INTERLEAVED: 3}
 
 # (warp_tokens, warp_rows, warps_of_tokens, warps_of_rows, ctas_per_sm), of which the first one is
@@ -48,6 +62,7 @@ def choose(
     plain = ProductConfig(
         layout,
         out_dtype,
+        adding=ADDING.get((layout, arch), APART),
         even=blocks % 2 == 0,
         aligned=layout == SOA or (aligned and blocks % ALIGNED_BLOCKS == 0),
         vector=vector and sizes.rows % OWN_ROWS == 0,
@@ -71,6 +86,8 @@ def choose(
 
 
 def _shapes(layout: str, arch: str) -> tuple[Shape, ...]:
+    if arch == "sm_103a":  # an mma of int8 takes many cycles there, and ptxas more registers
+        return ONE_CTA_SPLIT
     if hw.smem_bytes_per_cta(arch) > SMALL_SMEM:
         return TWO_CTAS
     return ONE_CTA if layout == SOA else ONE_CTA_SPLIT

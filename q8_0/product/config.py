@@ -22,6 +22,7 @@ ALIGNED_BLOCKS = 8  # 272 bytes: from here on blocks begin at multiples of 16 by
 # Chunks in which two blocks of a row lie: 68 bytes that begin 0, 4, 8 or 12 bytes behind a multiple
 # of 16, or, where rows begin anywhere, up to 14.
 RAW_CHUNKS, RAW_CHUNKS_ANYWHERE = 5, 6
+APART, NEAR, PAIRS = "apart", "near", "pairs"  # see ProductConfig.adding
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,12 @@ class ProductConfig:
 
     layout: of the weights, see `q8_0.blocks`. out_dtype: 'bf16', 'fp16' or 'fp32'. warp_tokens,
     warp_rows: of a warp. warps_of_tokens, warps_of_rows: of a CTA. stages: of the rings.
-    ctas_per_sm: that registers and shared memory leave room for. even: the number of blocks of a
-    row is. aligned: every ALIGNED_BLOCKS blocks of interleaved weights begin at a multiple of 16
-    bytes. small: there are fewer tokens or rows than a tile has. vector: rows of the result begin
-    at multiples of 16 bytes, and so do every 16 bytes of them.
+    ctas_per_sm: that registers and shared memory leave room for. adding: order of the instructions
+    that bring four sums to their accumulators, the same bits: APART, where none waits for the one
+    before it, NEAR, which takes fewer registers, or PAIRS, two numbers by one instruction. even:
+    the number of blocks of a row is. aligned: every ALIGNED_BLOCKS blocks of interleaved weights
+    begin at a multiple of 16 bytes. small: there are fewer tokens or rows than a tile has. vector:
+    rows of the result begin at multiples of 16 bytes, and so do every 16 bytes of them.
     """
 
     layout: str
@@ -44,6 +47,7 @@ class ProductConfig:
     warps_of_rows: int = 2
     stages: int = 4
     ctas_per_sm: int = 2
+    adding: str = APART
     even: bool = True
     aligned: bool = True
     small: bool = False
@@ -112,16 +116,21 @@ class ProductConfig:
         return self.w_offset + (HALVES if self.interleaved else self.stages) * self.w_bytes
 
     @property
+    def scale_bytes(self) -> int:
+        """Scales of a stage: those of the blocks of tokens, then those of the blocks of rows."""
+        return BLOCKS_OF_STAGE * (self.x_scale_bytes + self.w_scale_bytes)
+
+    @property
     def x_scale_offset(self) -> int:
-        """Of the scales of tokens, HALVES stages."""
+        """Of the scales of tokens, in the first of HALVES stages."""
         return self.raw_offset + self.stages * self.raw_bytes
 
     @property
     def w_scale_offset(self) -> int:
-        """Of the scales of rows, HALVES stages."""
-        return self.x_scale_offset + HALVES * BLOCKS_OF_STAGE * self.x_scale_bytes
+        """Of the scales of rows, in the same."""
+        return self.x_scale_offset + BLOCKS_OF_STAGE * self.x_scale_bytes
 
     @property
     def smem_bytes(self) -> int:
         """Of a CTA."""
-        return self.w_scale_offset + HALVES * BLOCKS_OF_STAGE * self.w_scale_bytes
+        return self.x_scale_offset + HALVES * self.scale_bytes

@@ -12,13 +12,16 @@ from cutlass.memory import SmemAllocator
 
 from kernelkit.device_table import DeviceTable
 from kernelkit.param_table import ParamTable
+from q8_0.blocks import SCALE_BYTES
 from q8_0.product.blocks import Blocks
-from q8_0.product.config import BLOCKS_OF_STAGE, ProductConfig
+from q8_0.product.config import BLOCKS_OF_STAGE, STAGE_K, ProductConfig
 from q8_0.product.load import Scales, SoaLoader
 from q8_0.product.params import ProductParams
 from q8_0.product.scope import Scope, Tile
 from q8_0.product.split import SplittingLoader
 from q8_0.product.store import Store
+
+STAGE_SCALES = BLOCKS_OF_STAGE * SCALE_BYTES  # bytes of a row's
 
 
 class Product:
@@ -76,10 +79,13 @@ class Product:
         """All stages of K."""
         config = self.config
         ahead = config.stages - 1
+        # Many copies of few warps wait for each other at one place.
+        in_two = config.interleaved and config.ctas_per_sm > 1
         x_scales, w_scales = self.loader.token_scales(scope), self.loader.weight_scales(scope)
         self.load_scales(scope, Int32(0), x_scales, w_scales)
+        rows = self.loader.token_rows(scope), self.loader.weight_rows(scope)
         for stage in cutlass.range_constexpr(ahead):
-            self.copy(scope, Int32(stage), Int32(stage))
+            self.copy(scope, Int32(stage), rows, True, True)
         if cutlass.const_expr(config.interleaved):
             cute.arch.cp_async_wait_group(ahead - 1)
             cute.arch.sync_threads()
@@ -90,10 +96,14 @@ class Product:
             # Interleaved blocks are taken apart a step before they are multiplied.
             cute.arch.cp_async_wait_group(ahead - (2 if config.interleaved else 1))
             cute.arch.sync_threads()
-            self.copy(scope, step + ahead, self.slot(step + ahead))
+            self.copy(scope, step + ahead, rows, True, not in_two)
             slot = self.slot(step)
             quants = (slot * config.x_bytes, self.loader.quants(step, slot))
-            self.blocks.multiply_stage(places, quants, step, acc)
+            here = self.blocks.places_of(places, quants, step)
+            self.blocks.multiply_block(0, here, acc)
+            if cutlass.const_expr(in_two):
+                self.copy(scope, step + ahead, rows, False, True)
+            self.blocks.multiply_block(1, here, acc)
             if step + 1 < scope.steps:
                 self.finish(scope, step + 1, self.slot(step + 1), x_scales, w_scales)
                 self.load_scales(scope, step + 2, x_scales, w_scales)
@@ -104,12 +114,27 @@ class Product:
         return Int32(Uint32(step) % Uint32(self.config.stages))
 
     @cute.jit
-    def copy(self, scope: Scope, step: Int32, slot: Int32) -> None:
-        """Begin to copy a stage, if K has it."""
+    def copy(
+        self,
+        scope: Scope,
+        step: Int32,
+        rows: tuple[cute.Tensor, cute.Tensor | None],
+        tokens: cutlass.Constexpr[bool],
+        weights: cutlass.Constexpr[bool],
+    ) -> None:
+        """Begin to copy what is wanted of a stage, if K has it; with its weights the copies become
+        a group. rows: of tokens and of weights, see `Loader.copy_rows`."""
+        slot, (x_rows, w_rows) = self.slot(step), rows
         if step < scope.steps:
-            self.loader.copy_tokens(scope, step, slot)
-            self.loader.copy_weights(scope, step, slot)
-        cute.arch.cp_async_commit_group()
+            if cutlass.const_expr(tokens):
+                self.loader.copy_tokens(scope, step, slot, x_rows)
+                self.loader.advance(x_rows, STAGE_K)
+            if cutlass.const_expr(weights):
+                self.loader.copy_weights(scope, step, slot, w_rows)
+                if cutlass.const_expr(w_rows is not None):
+                    self.loader.advance(w_rows, STAGE_K)
+        if cutlass.const_expr(weights):
+            cute.arch.cp_async_commit_group()
 
     @cute.jit
     def load_scales(
@@ -119,6 +144,9 @@ class Product:
         if step < scope.steps:
             self.loader.load_scales(scope, step, x_scales)
             self.loader.load_weight_scales(scope, step, w_scales)
+        self.loader.advance(x_scales.addresses, STAGE_SCALES)
+        if cutlass.const_expr(w_scales is not None):
+            self.loader.advance(w_scales.addresses, STAGE_SCALES)
 
     @cute.jit
     def finish(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint16, Uint32
+from cutlass import Float32, Int32, Int64, Uint16, Uint32, Uint64
 
 from kernelkit import shared_words
 from kernelkit.words import vector_at
@@ -28,7 +28,7 @@ from q8_0.product.words import OFFSET, copy_bytes, copy_whole, swizzle_of, widen
 
 @dataclass(frozen=True)
 class Scales:
-    """Of a thread. words: of a stage, two fp16 for each of its rows. addresses: of the next."""
+    """Of a thread. words: of a stage, two fp16 for each of its rows. addresses: of them."""
 
     words: cute.Tensor
     addresses: cute.Tensor
@@ -41,49 +41,67 @@ class Loader:
         self.config = config
 
     @cute.jit
-    def copy_tokens(self, scope: Scope, step: Int32, slot: Int32) -> None:
-        """Begin to copy quants of the tile's tokens."""
-        config = self.config
+    def token_rows(self, scope: Scope) -> cute.Tensor:
+        """Where the calling thread's chunks of quants of the tile's tokens begin."""
+        return self.rows_of(scope, scope.params.x, scope.tile.token)
+
+    @cute.jit
+    def rows_of(self, scope: Scope, matrix: Matrix, first: Int32) -> cute.Tensor:
+        """(1,) Address of the thread's first chunk of rows from `first` on, in the first stage; in
+        small tiles, where rows are clamped, that of its column of the row `first`."""
+        thread, _, _ = cute.arch.thread_idx()
+        stride, row = scope.blocks * BLOCK, Int32(0)
+        if cutlass.const_expr(not self.config.small):
+            row = thread // CHUNKS
+        address = cute.make_rmem_tensor(1, Int64)
+        address[0] = (
+            matrix.address + Int64(first + row) * stride + Int64(thread % CHUNKS * CHUNK_BYTES)
+        )
+        return address
+
+    @cute.jit
+    def copy_tokens(self, scope: Scope, step: Int32, slot: Int32, rows: cute.Tensor) -> None:
+        """Begin to copy quants of the tile's tokens. rows: see `copy_rows`."""
+        config, tile = self.config, scope.tile
+        last = Int32(scope.params.x.rows) - 1 - tile.token
         target = scope.smem + slot * config.x_bytes
-        matrix, first = scope.params.x, scope.tile.token
-        self.copy_rows(scope, matrix, first, config.tile_tokens, target, step)
+        self.copy_rows(scope, rows, (config.tile_tokens, last), target, step)
 
     @cute.jit
     def copy_rows(
         self,
         scope: Scope,
-        matrix: Matrix,
-        first: Int32,
-        count: cutlass.Constexpr[int],
+        rows: cute.Tensor,
+        counts: tuple[int, Int32],
         target: Int32,
         step: Int32,
     ) -> None:
-        """Begin to copy a stage of `count` rows from `first` on; zeros behind the end of K."""
-        config = self.config
+        """Begin to copy a stage, zeros behind the end of K.
+
+        rows: the address of `rows_of`, of this stage. counts: rows of the tile, and the last one
+        that exists.
+        """
+        config, (count, last) = self.config, counts
         thread, _, _ = cute.arch.thread_idx()
         at_once = config.threads // CHUNKS
         row, chunk = thread // CHUNKS, thread % CHUNKS
         target = target + row * STAGE_K + (chunk ^ swizzle_of(row)) * CHUNK_BYTES
-        stride, valid = scope.blocks * BLOCK, Int32(CHUNK_BYTES)
-        column = chunk * CHUNK_BYTES
+        source, stride, valid = rows[0], Uint32(scope.blocks * BLOCK), Int32(CHUNK_BYTES)
         if cutlass.const_expr(not config.even):
             there = step * BLOCKS_OF_STAGE + chunk * CHUNK_BYTES // BLOCK < scope.blocks
             valid = valid if there else Int32(0)
-        # Offsets in 32 bits are the same for tokens and rows, and so are their registers.
-        start, offset = matrix.address + Int64(first) * stride, row * stride + column
-        offset = offset + step * STAGE_K
+            source = source if there else source - BLOCK  # whose bytes exist
         for begin in cutlass.range_constexpr(0, count, at_once):
-            place = target + begin * STAGE_K
-            near = offset + begin * stride
+            place, further = target + begin * STAGE_K, Uint32(begin)
             if cutlass.const_expr(config.small):
-                existing = cutlass.min(row + begin, Int32(matrix.rows) - 1 - first)
-                near = existing * stride + column + step * STAGE_K
+                further = Uint32(cutlass.min(row + begin, last))
             if begin + at_once <= count or begin + row < count:
+                # One instruction, a product of 32 bits each to which 64 are added.
+                at = source + Int64(Uint64(stride) * Uint64(further))
                 if cutlass.const_expr(config.even):
-                    copy_whole(place, start + Int64(Uint32(near)))
+                    copy_whole(place, at)
                 else:
-                    near = near if valid > 0 else Int32(0)
-                    copy_bytes(place, start + Int64(Uint32(near)), valid)
+                    copy_bytes(place, at, valid)
 
     @cute.jit
     def scales_of(
@@ -107,7 +125,7 @@ class Loader:
 
     @cute.jit
     def load_scales(self, scope: Scope, step: Int32, scales: Scales) -> None:
-        """Those of a step, and go on to the next one; zeros behind K."""
+        """Those of a step; zeros behind K."""
         for k in cutlass.range_constexpr(cute.size(scales.words)):
             at = scales.addresses[k]
             if cutlass.const_expr(self.config.even):
@@ -117,7 +135,12 @@ class Loader:
                 if step * BLOCKS_OF_STAGE + 1 < scope.blocks:
                     word = word | Uint32(vector_at(at + SCALE_BYTES, Uint16, 1)[0]) << 16
                 scales.words[k] = word
-            scales.addresses[k] = at + SCALE_BYTES * BLOCKS_OF_STAGE
+
+    @cute.jit
+    def advance(self, addresses: cute.Tensor, nbytes: cutlass.Constexpr[int]) -> None:
+        """To the next stage."""
+        for k in cutlass.range_constexpr(cute.size(addresses)):
+            addresses[k] = addresses[k] + nbytes
 
     @cute.jit
     def token_scales(self, scope: Scope) -> Scales:
@@ -130,7 +153,7 @@ class Loader:
         """What `load_scales` found, to the half of this step."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
-        half = config.x_scale_offset + (step & 1) * (BLOCKS_OF_STAGE * config.x_scale_bytes)
+        half = config.x_scale_offset + (step & 1) * config.scale_bytes
         for k in cutlass.range_constexpr(cute.size(scales.words)):
             token = thread + k * config.threads
             place = scope.smem + half + token_place(token)
@@ -151,12 +174,17 @@ class SoaLoader(Loader):
     """Weights whose quants and scales are apart."""
 
     @cute.jit
-    def copy_weights(self, scope: Scope, step: Int32, slot: Int32) -> None:
-        """Begin to copy quants of the tile's rows."""
-        config = self.config
+    def weight_rows(self, scope: Scope) -> cute.Tensor:
+        """Where the calling thread's chunks of quants of the tile's rows begin."""
+        return self.rows_of(scope, scope.params.w.quants, scope.tile.row)
+
+    @cute.jit
+    def copy_weights(self, scope: Scope, step: Int32, slot: Int32, rows: cute.Tensor) -> None:
+        """Begin to copy quants of the tile's rows. rows: see `copy_rows`."""
+        config, tile = self.config, scope.tile
+        last = Int32(scope.params.w.quants.rows) - 1 - tile.row
         target = scope.smem + config.w_offset + slot * config.w_bytes
-        matrix, first = scope.params.w.quants, scope.tile.row
-        self.copy_rows(scope, matrix, first, config.tile_rows, target, step)
+        self.copy_rows(scope, rows, (config.tile_rows, last), target, step)
 
     @cute.jit
     def weight_scales(self, scope: Scope) -> Scales:
@@ -174,7 +202,7 @@ class SoaLoader(Loader):
         """What `load_weight_scales` found, to the half of this step."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
-        half = config.w_scale_offset + (step & 1) * (BLOCKS_OF_STAGE * config.w_scale_bytes)
+        half = config.w_scale_offset + (step & 1) * config.scale_bytes
         for k in cutlass.range_constexpr(cute.size(scales.words)):
             row = thread + k * config.threads
             place = scope.smem + half + row * 4

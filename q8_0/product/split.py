@@ -31,8 +31,11 @@ SECOND_CHUNK = 2  # the second block begins two words into this one, counted as 
 class SplittingLoader(Loader):
     """Weights as in a file of GGUF."""
 
+    def weight_rows(self, _scope: Scope) -> None:
+        """Addresses of blocks are made anew for each stage."""
+
     @cute.jit
-    def copy_weights(self, scope: Scope, step: Int32, slot: Int32) -> None:
+    def copy_weights(self, scope: Scope, step: Int32, slot: Int32, _rows: None) -> None:
         """Begin to copy the chunks of the tile's rows."""
         config = self.config
         weights, first = scope.params.w, scope.tile.row
@@ -145,8 +148,8 @@ class SplittingLoader(Loader):
         for k in cutlass.range_constexpr(2):
             at = place + ((block * 2 + k) ^ swizzle_of(row)) * CHUNK_BYTES
             shared_words.store(at, Uint32, tuple(quants[4 * k : 4 * k + 4]))
-        half = (step & 1) * BLOCKS_OF_STAGE + block
-        at = scope.smem + config.w_scale_offset + half * config.w_scale_bytes + row * 4
+        half = config.w_scale_offset + (step & 1) * config.scale_bytes
+        at = scope.smem + half + block * config.w_scale_bytes + row * 4
         shared_words.store(at, Float32, (widened(scale)[0],))
 
     def quants(self, step: Int32, _slot: Int32) -> Int32:

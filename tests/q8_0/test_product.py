@@ -19,7 +19,7 @@ from q8_0 import reference as definition
 from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA
 from q8_0.product import reference
 from q8_0.product.choose import Sizes, choose, group_of
-from q8_0.product.config import HALVES, ProductConfig
+from q8_0.product.config import HALVES, PAIRS, ProductConfig
 from q8_0.product.launch import MOST_COLS, PRODUCT, config_for, product
 from q8_0.weights import empty
 from tests.hostile_calls import freed, hostile, refused
@@ -85,12 +85,13 @@ def test_groups_of_tiles(arch, monkeypatch):
     check(Case(130, 64, place="dense"), 16 * 5, arch=arch)
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("place", ["dense", "apart"])
-def test_scales_that_are_no_numbers(place):
+def test_scales_that_are_no_numbers(place, arch):
     """Zeros, infinities and NaN among the scales of both: the same bits in both layouts, and
     numbers just where the definition has them."""
     case = Case(20, 256, calm=False, place=place)
-    y = check(case, 18, arch="sm_90a")
+    y = check(case, 18, arch=arch)
     exact = definition.matvec(case.both()[SOA], activations(18, 256, calm=False))
     assert torch.equal(y.isfinite(), exact.isfinite())
     assert 0 < y.isfinite().sum() < y.numel()
@@ -179,6 +180,13 @@ def test_what_is_chosen_fits(layout, arch, aligned):
 def test_many_tokens_have_large_tiles():
     config = choose(SOA, "bf16", Sizes(2048, 8192, 2048), "sm_90a", aligned=True, vector=True)
     assert config == ProductConfig(SOA, "bf16", 64, 64, 2, 2, 4, 2)
+
+
+def test_the_gpu_decides_how_sums_are_added():
+    for arch in ARCHITECTURES:
+        config = choose(SOA, "bf16", Sizes(2048, 8192, 2048), arch, aligned=True, vector=True)
+        pairs = arch in ("sm_100a", "sm_103a")  # what has fma.f32x2
+        assert (config.adding == PAIRS) == pairs
 
 
 def test_places_decide_of_the_kernel():
