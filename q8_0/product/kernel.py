@@ -128,11 +128,11 @@ class Product:
         if step < scope.steps:
             if cutlass.const_expr(tokens):
                 self.loader.copy_tokens(scope, step, slot, x_rows)
-                self.loader.advance(x_rows, STAGE_K)
+                self.loader.move_on(x_rows, STAGE_K)
             if cutlass.const_expr(weights):
                 self.loader.copy_weights(scope, step, slot, w_rows)
                 if cutlass.const_expr(w_rows is not None):
-                    self.loader.advance(w_rows, STAGE_K)
+                    self.loader.move_on(w_rows, STAGE_K)
         if cutlass.const_expr(weights):
             cute.arch.cp_async_commit_group()
 
@@ -144,9 +144,9 @@ class Product:
         if step < scope.steps:
             self.loader.load_scales(scope, step, x_scales)
             self.loader.load_weight_scales(scope, step, w_scales)
-        self.loader.advance(x_scales.addresses, STAGE_SCALES)
+        self.loader.move_on(x_scales.addresses, STAGE_SCALES)
         if cutlass.const_expr(w_scales is not None):
-            self.loader.advance(w_scales.addresses, STAGE_SCALES)
+            self.loader.move_on(w_scales.addresses, STAGE_SCALES)
 
     @cute.jit
     def finish(

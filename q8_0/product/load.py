@@ -137,7 +137,7 @@ class Loader:
                 scales.words[k] = word
 
     @cute.jit
-    def advance(self, addresses: cute.Tensor, nbytes: cutlass.Constexpr[int]) -> None:
+    def move_on(self, addresses: cute.Tensor, nbytes: cutlass.Constexpr[int]) -> None:
         """To the next stage."""
         for k in cutlass.range_constexpr(cute.size(addresses)):
             addresses[k] = addresses[k] + nbytes
