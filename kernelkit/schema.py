@@ -11,7 +11,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import torch
@@ -47,18 +47,18 @@ class Leaf:
     default: Any = MISSING
     alone: bool = True
     many: bool = False
+    exact: frozenset[type] = dataclasses.field(init=False)  # types that need no second look
+
+    def __post_init__(self) -> None:
+        """No cached property: a tracer cannot enter the lock of one."""
+        optional = {type(None)} if self.optional else set()
+        exact = frozenset() if self.many else frozenset({self.kind, *optional})
+        object.__setattr__(self, "exact", exact)
 
     @property
     def is_tensor(self) -> bool:
         """Whether it goes by position."""
         return self.kind is torch.Tensor
-
-    @cached_property
-    def exact(self) -> frozenset[type]:
-        """Types that need no second look."""
-        if self.many:
-            return frozenset()
-        return frozenset({self.kind, *({type(None)} if self.optional else ())})
 
     def check(self, value: Any) -> None:
         """TypeError for a value of another kind."""
@@ -86,8 +86,6 @@ class Schema:
     def __init__(self, arguments: type) -> None:
         self.arguments = arguments
         leaves = [*_leaves(arguments)]
-        # Found before a tracer asks, which cannot enter the lock of a cached property.
-        self._exact = [leaf.exact for leaf in leaves]
         self.tensors = [leaf for leaf in leaves if leaf.is_tensor]
         self.tensors.sort(key=lambda leaf: leaf.default is not MISSING)
         self.others = [leaf for leaf in leaves if not leaf.is_tensor]

@@ -1,4 +1,4 @@
-"""Numbers by address in global memory, and fp32 as bits (device code)."""
+"""Numbers by address in global memory, fp32 as bits, and rounded once (device code)."""
 
 import cutlass
 import cutlass.cute as cute
@@ -27,4 +27,14 @@ def bits_of(value: Float32) -> Uint32:
     """The bits of fp32 as an integer; those of numbers >= 0 are in the order of the numbers."""
     return cute.arch.inline_ptx(
         "mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value]
+    )
+
+
+@cute.jit
+def fused(a: Float32, b: Float32, c: Float32) -> Float32:
+    """a * b + c, rounded once, wherever it is compiled."""
+    return cute.arch.inline_ptx(
+        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
+        write_only_types=[Float32],
+        read_only_args=[a, b, c],
     )

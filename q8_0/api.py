@@ -69,7 +69,7 @@ def matvec(
     Args:
         weights: [rows, cols].
         x: [tokens, cols]: bfloat16, float16 or float32, laid out as for `quantise`, multiplied in
-            fp32; or `Activations`, whose quants are multiplied by dp4a, exactly, and block sums
+            fp32; or `Activations`, whose quants are multiplied as int8, exactly, and block sums
             scaled by the product of both scales in fp32.
         bias: [rows], in the dtype of the result, added to the fp32 sum.
         out_dtype: of the result: that of x by default, float32 for `Activations`.

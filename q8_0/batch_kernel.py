@@ -18,12 +18,12 @@ from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
 from kernelkit.param_table import ParamTable
 from kernelkit.warp_mma import multiply
+from kernelkit.words import fused
 from q8_0.blocks import BLOCK, SCALE_BYTES
 from q8_0.config import INTEGERS, ITEMSIZE, RESIDENT_WARPS, BatchConfig
 from q8_0.device import (
     Piece,
     fetch,
-    fused,
     load_scale,
     load_words,
     multiply_integers,

@@ -103,8 +103,32 @@ class QuantiseConfig:
         return self.threads * self.piece
 
 
+class _Warps:
+    """How a CTA is shared by warps that have `rows` rows each, or `splits` of them the same."""
+
+    rows: int
+    tokens: int
+    splits: int
+    warps: int
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return self.warps * hw.WARP_THREADS
+
+    @property
+    def cta_rows(self) -> int:
+        """Rows of a CTA."""
+        return self.rows * self.warps // self.splits
+
+    @property
+    def sums(self) -> int:
+        """Of a warp: of each of its rows with each token."""
+        return self.rows * self.tokens
+
+
 @dataclass(frozen=True)
-class MatvecConfig:
+class MatvecConfig(_Warps):
     """The kernel that multiplies up to MOST_TOKENS tokens by the weights, of which each is read
     once.
 
@@ -127,24 +151,9 @@ class MatvecConfig:
     warps: int = 4
     bias: bool = False
 
-    @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return self.warps * hw.WARP_THREADS
-
-    @property
-    def cta_rows(self) -> int:
-        """Rows of a CTA."""
-        return self.rows * self.warps // self.splits
-
-    @property
-    def sums(self) -> int:
-        """Of a warp: of each of its rows with each token."""
-        return self.rows * self.tokens
-
 
 @dataclass(frozen=True)
-class BatchConfig:
+class BatchConfig(_Warps):
     """The kernel that multiplies 2 to MOST_TOKENS tokens by the weights on tensor cores, of which
     each weight is read once and becomes a number of the dtype of x, exactly.
 
@@ -164,21 +173,6 @@ class BatchConfig:
     bias: bool = False
 
     rows = 16  # of a warp, no field: that of the instruction
-
-    @property
-    def threads(self) -> int:
-        """Of a CTA."""
-        return self.warps * hw.WARP_THREADS
-
-    @property
-    def cta_rows(self) -> int:
-        """Rows of a CTA."""
-        return self.rows * self.warps // self.splits
-
-    @property
-    def sums(self) -> int:
-        """Of a warp: of each of its rows with each token."""
-        return self.rows * self.tokens
 
     @property
     def tiles(self) -> int:

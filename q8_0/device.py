@@ -236,16 +236,6 @@ def integer_dot(quants: tuple[Uint32, ...], others: list[Uint32]) -> Float32:
 
 
 @cute.jit
-def fused(a: Float32, b: Float32, c: Float32) -> Float32:
-    """a * b + c, rounded once."""
-    return cute.arch.inline_ptx(
-        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
-        write_only_types=[Float32],
-        read_only_args=[a, b, c],
-    )
-
-
-@cute.jit
 def product(a: Float32, b: Float32) -> Float32:
     """a * b, which nobody fuses with a sum."""
     return cute.arch.inline_ptx(

@@ -16,7 +16,7 @@ from cutlass.memory import SmemAllocator
 from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
 from kernelkit.table_kernel import TableKernel
-from kernelkit.words import vector_at
+from kernelkit.words import fused, vector_at
 from q8_0.blocks import BLOCK, SCALE_BYTES
 from q8_0.config import INTEGERS, ITEMSIZE, PIECE, VECTOR_BYTES, MatvecConfig
 from q8_0.device import (
@@ -24,7 +24,6 @@ from q8_0.device import (
     Piece,
     dot,
     fetch,
-    fused,
     integer_dot,
     load_scale,
     load_words,

@@ -101,7 +101,7 @@ class Moves:
                 yield Place(len(self.symbols)), True, 0.0
             if item.guard:
                 yield Place(end + 1, calls), False, 0.0
-        elif word == "CALL":
+        elif word == "CALL" and not item.is_branch:
             goal = self.function.labels.get(item.target or "")
             if goal is not None and len(calls) < _DEEPEST:
                 yield Place(goal, (*calls, end + 1)), False, 0.0

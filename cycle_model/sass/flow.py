@@ -53,13 +53,13 @@ class Function:
 
     def goals(self, index: int) -> set[int]:
         """Instructions that may follow one; one behind the last if it falls out of the function. A
-        call counts as one that has come back."""
+        call of another function counts as one that has come back."""
         last, after, labels = self.instructions[index], index + 1, self.labels
         if last.opcode.startswith("BSYNC"):
             register = BARRIER_REGISTER.search(last.operands)
             met = self._meets.get(register[0], frozenset()) if register else frozenset()
             return {after} if after in met or not met else set(met)
-        if last.opcode.startswith("BRA"):
+        if last.is_branch:
             goals = {labels[last.target]} if last.target in labels else set()
             return goals | {after} if last.conditional else goals
         if last.opcode.startswith("BRX"):
@@ -73,7 +73,7 @@ class Function:
         """Basic blocks with their edges; a branch out of the function has none."""
         leaders = {0, *self.labels.values()}
         for index, item in enumerate(self.instructions):
-            if item.opcode.startswith(JUMPS):
+            if item.is_branch or item.opcode.startswith(JUMPS):
                 leaders.add(index + 1)
         bounds = sorted(leader for leader in leaders if leader < len(self.instructions))
         at = {begin: index for index, begin in enumerate(bounds)}

@@ -88,6 +88,13 @@ class Instruction:
         return match[1] if match else None
 
     @property
+    def is_branch(self) -> bool:
+        """BRA, or what ptxas writes for one that all lanes take together: a call of a label of the
+        function itself, from which nothing returns."""
+        calls = self.word == "CALL" and (self.target or "").startswith(".L_")
+        return calls or self.opcode.startswith("BRA")
+
+    @property
     def conditional(self) -> bool:
         """A branch that may fall through: guarded, or with a predicate before its target."""
         return bool(self.guard) or bool(self.operands.partition("`")[0].strip())

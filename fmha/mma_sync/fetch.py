@@ -41,7 +41,7 @@ def fetch_q(plan: PortablePlan, work: Work, scope: Scope, place: Place) -> None:
 
 
 @cute.jit
-def fetch_k(
+def fetch_keys(
     plan: PortablePlan,
     work: Work,
     walk: Walk,
@@ -50,26 +50,14 @@ def fetch_k(
     key: Int32,
     stage: Int32,
 ) -> None:
-    """All threads: the tile of K from `key` on into `stage`; waits for nothing."""
-    row_bytes = plan.layout.sized.k_row_bytes
-    rows = Rows(key, walk.seen_end, scope.buffers.k + stage * (plan.layout.tile_n * row_bytes))
-    _fetch_rows(plan, scope.inputs.k, work, scope.tensors.tables, thread, rows, row_bytes)
-
-
-@cute.jit
-def fetch_v(
-    plan: PortablePlan,
-    work: Work,
-    walk: Walk,
-    scope: Scope,
-    thread: Int32,
-    key: Int32,
-    stage: Int32,
-) -> None:
-    """The same of V."""
-    row_bytes = plan.layout.sized.v_row_bytes
-    rows = Rows(key, walk.seen_end, scope.buffers.v + stage * (plan.layout.tile_n * row_bytes))
-    _fetch_rows(plan, scope.inputs.v, work, scope.tensors.tables, thread, rows, row_bytes)
+    """All threads: the tile of K and of V from `key` on into `stage`; waits for nothing."""
+    sized, inputs, tables = plan.layout.sized, scope.inputs, scope.tensors.tables
+    for source, ring, row_bytes in (
+        (inputs.k, scope.buffers.k, sized.k_row_bytes),
+        (inputs.v, scope.buffers.v, sized.v_row_bytes),
+    ):
+        rows = Rows(key, walk.seen_end, ring + stage * (plan.layout.tile_n * row_bytes))
+        _fetch_rows(plan, source, work, tables, thread, rows, row_bytes)
 
 
 @dataclass(frozen=True)

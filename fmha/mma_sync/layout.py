@@ -95,15 +95,13 @@ class Layout(Tiles):
         )
 
     def _fits(self, shape: Shape) -> bool:
-        least = replace(self.config, k_stages=self.config.k_stages or MIN_STAGES)
         room = hw.smem_bytes_per_sm(self.arch) // shape.residents - hw.SMEM_RESERVED_BYTES
-        return _Sized(least, shape).bytes <= room
+        return _Sized(self.config, shape).bytes <= room
 
     @property
     def sized(self) -> _Sized:
-        """The buffers, as deep as the config says or two."""
-        stages = self.config.k_stages or MIN_STAGES
-        return _Sized(replace(self.config, k_stages=stages), self.shape)
+        """The buffers."""
+        return _Sized(self.config, self.shape)
 
     def smem(self) -> SmemPlan:
         """Where everything lies."""
@@ -227,14 +225,15 @@ class Layout(Tiles):
 
 @dataclass(frozen=True)
 class _Sized:
-    """Bytes of the buffers of a config in a shape; k_stages is chosen."""
+    """Bytes of the buffers of a config in a shape."""
 
     config: AttentionConfig
     shape: Shape
 
     @property
     def stages(self) -> int:
-        return self.config.k_stages
+        """Of K and of V."""
+        return self.config.k_stages or MIN_STAGES
 
     @property
     def rows(self) -> int:

@@ -26,7 +26,7 @@ from fmha.device.walk import first_key, locate, plan_walk
 from fmha.mma_sync.args import Place, Scope, Seen, Tile, Weights
 from fmha.mma_sync.branch import once
 from fmha.mma_sync.epilogue import store_o
-from fmha.mma_sync.fetch import fetch_k, fetch_q, fetch_v
+from fmha.mma_sync.fetch import fetch_keys, fetch_q
 from fmha.mma_sync.plan import PortablePlan
 from fmha.mma_sync.products import accumulators, hold_q, multiply_pv, multiply_qk, own_place
 from fmha.mma_sync.rows import own_lane
@@ -57,6 +57,17 @@ class Math:
                 fetch_q(plan, work, scope, place)
                 self.sweep(scope, work, walk, place, tile)
             self.finish(scope, work, place, tile)
+
+    @cute.jit
+    def fetch(
+        self, scope: Scope, work: Work, walk: Walk, place: Place, step: Int32, stage: Int32
+    ) -> None:
+        """Begin to fetch a key tile, if there is one."""
+        plan = self.plan
+        if step < walk.tiles:
+            key = first_key(plan, walk, step)
+            fetch_keys(plan, work, walk, scope, place.thread, key, stage)
+        cute.arch.cp_async_commit_group()
 
 
 class RowMath(Math):
@@ -99,18 +110,6 @@ class RowMath(Math):
                 take_up(tile.references[number], sums[number])
             multiply_pv(plan, tile.o, tile.part.p, place, stage)
             stage = 1 - stage
-
-    @cute.jit
-    def fetch(
-        self, scope: Scope, work: Work, walk: Walk, place: Place, step: Int32, stage: Int32
-    ) -> None:
-        """Begin to fetch a key tile, if there is one."""
-        plan = self.plan
-        if step < walk.tiles:
-            key = first_key(plan, walk, step)
-            fetch_k(plan, work, walk, scope, place.thread, key, stage)
-            fetch_v(plan, work, walk, scope, place.thread, key, stage)
-        cute.arch.cp_async_commit_group()
 
     @cute.jit
     def score(

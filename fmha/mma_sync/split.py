@@ -25,7 +25,6 @@ from fmha.mma_sync.exchange import (
     tell_weights,
     told_factors,
 )
-from fmha.mma_sync.fetch import fetch_k, fetch_v
 from fmha.mma_sync.math import Math
 from fmha.mma_sync.products import accumulators, multiply_pv, multiply_qk
 from fmha.mma_sync.rows import own_lane
@@ -50,18 +49,6 @@ class SliceMath(Math):
             self.take(scope, work, walk, place, tile, step, stage)
             stage = stage + 1 if stage < stages - 1 else Int32(0)
         cute.arch.cp_async_wait_group(0)
-
-    @cute.jit
-    def fetch(
-        self, scope: Scope, work: Work, walk: Walk, place: Place, step: Int32, stage: Int32
-    ) -> None:
-        """Begin to fetch a key tile, if there is one."""
-        plan = self.plan
-        if step < walk.tiles:
-            key = first_key(plan, walk, step)
-            fetch_k(plan, work, walk, scope, place.thread, key, stage)
-            fetch_v(plan, work, walk, scope, place.thread, key, stage)
-        cute.arch.cp_async_commit_group()
 
     @cute.jit
     def take(

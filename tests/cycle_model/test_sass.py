@@ -70,3 +70,19 @@ def test_products_that_wait_for_each_other(code, serialised):
     """Every one of a kernel, as ptxas serialises all or none."""
     (function,) = parse(f'\t.section\t.text.kernel,"ax",@progbits\n{code}')
     assert is_serialised(function) is serialised
+
+
+BRANCHES = """
+        /*0000*/              @!P0 CALL.REL.NOINC `(.L_x_1) ;
+        /*0010*/                   BRA `(.L_x_2) ;
+.L_x_1:
+        /*0020*/                   CALL.REL.NOINC `($callee) ;
+.L_x_2:
+        /*0030*/                   EXIT ;
+"""
+
+
+def test_a_call_of_a_label_of_the_function_is_a_branch():
+    (function,) = parse(f'\t.section\t.text.kernel,"ax",@progbits\n{BRANCHES}')
+    assert [block.successors for block in function.blocks] == [[1, 2], [3], [3], []]
+    assert len(function.order) == len(function.blocks)

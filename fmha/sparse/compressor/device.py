@@ -13,7 +13,7 @@ from fmha.sparse.compressor.params import CompressParams, StepRows, StepTables, 
 from fmha.sparse.indexer.entry import store_index_row
 from fmha.sparse.indexer.formats import FORMATS, LANES, PIECE, IndexFormat
 from kernelkit.log2 import LOG2_E
-from kernelkit.words import float_of
+from kernelkit.words import float_of, fused
 from kvcache.layouts.latent import LATENTS, ROPE
 from kvcache.movement.device import (
     SlotRow,
@@ -52,16 +52,6 @@ class Norm:
 
     weight: cute.Tensor  # of the RMSNorm, fp32 (VECTOR)
     angles: cute.Tensor  # cosines and behind them sines, fp32
-
-
-@cute.jit
-def fused(a: Float32, b: Float32, c: Float32) -> Float32:
-    """a * b + c, rounded once, wherever it is compiled."""
-    return cute.arch.inline_ptx(
-        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
-        write_only_types=[Float32],
-        read_only_args=[a, b, c],
-    )
 
 
 @cute.jit

@@ -16,7 +16,6 @@ from fmha.sparse.compressor.config import VECTOR, WalkConfig
 from fmha.sparse.compressor.device import (
     Norm,
     Request,
-    fused,
     load_norm,
     request_of,
     share_of,
@@ -30,7 +29,7 @@ from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
 from kernelkit.online_softmax import finite
 from kernelkit.warp_mma import copy_chunk
-from kernelkit.words import vector_at
+from kernelkit.words import fused, vector_at
 from kvcache.movement.device import (
     SlotRow,
     checked_entry,

@@ -15,7 +15,6 @@ from fmha.sparse.compressor.config import VECTOR, WindowConfig
 from fmha.sparse.compressor.device import (
     Cell,
     ape_at,
-    fused,
     load_norm,
     save_row,
     share_of,
@@ -31,6 +30,7 @@ from kernelkit.device_table import DeviceTable
 from kernelkit.hw import WARP_THREADS
 from kernelkit.online_softmax import finite
 from kernelkit.warp_mma import copy_chunk
+from kernelkit.words import fused
 from kvcache.movement.device import SlotRow, checked_entry, entry_of, int32_at, int64_at, zeros
 
 ARRAYS = 2  # values, scores

@@ -12,7 +12,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 from fmha.sparse.indexer.formats import LANES, PIECE, WIDTH, IndexFormat
 from fmha.sparse.indexer.params import HeadRows
 from kernelkit.narrow import packed_elements
-from kernelkit.words import float_of
+from kernelkit.words import float_of, fused
 from kvcache.layouts.latent import ROPE
 from kvcache.movement.device import EntryAddress, bf16_pair, store_bytes, store_word
 from kvcache.movement.entry import ROTATION
@@ -89,11 +89,7 @@ def transform(row: cute.Tensor, lane: Int32) -> None:
         for index in cutlass.range_constexpr(PIECE):
             other = cute.arch.shuffle_sync_bfly(row[index], step)
             # The product is exact: one rounding, as of a sum.
-            row[index] = cute.arch.inline_ptx(
-                "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};",
-                write_only_types=[Float32],
-                read_only_args=[row[index], sign, other],
-            )
+            row[index] = fused(row[index], sign, other)
 
 
 @cute.jit

@@ -12,6 +12,7 @@ from fmha.config import (
     IO_DTYPES,
     OUT_DTYPES,
     PAGE_SIZES,
+    PORTABLE_DIMS,
     SCHEDULES,
     AttentionConfig,
 )
@@ -75,7 +76,8 @@ def add_case(parser: argparse.ArgumentParser, sizes: dict[str, int] = PLAIN) -> 
     """All flags of a case; sizes: the defaults."""
     group = parser.add_argument_group("problem")
     groups.add_sizes(group, **sizes)
-    supported = " | ".join(f"{d}" if d == dv else f"{d},{dv}" for d, dv in HEAD_DIMS)
+    own = " | ".join(f"{d}" if d == dv else f"{d},{dv}" for d, dv in HEAD_DIMS)
+    supported = f"{own}; by mma.sync multiples of {PORTABLE_DIMS.step} to {PORTABLE_DIMS[-1]}"
     dims = {"type": head_dims, "metavar": "D[,Dv]", "shown": "64"}
     add(group, "head-dim", f"columns of Q and K, and of V: {supported}", (64, 0), **dims)
     groups.add_dtypes(group, (*IO_DTYPES, FP8), OUT_DTYPES, "q, k and v")
