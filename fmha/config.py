@@ -18,6 +18,7 @@ FP8 = "e4m3"
 Q_DTYPES_OF_FP8 = ("bf16", FP8)  # beside K and V in it: two terms of e4m3 hold a bf16
 PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # one swizzle atom at least
 SCHEDULES = ("base", "pingpong")
+PORTABLE_SCHEDULES = ("base", "keys")  # by mma.sync
 INSTRUCTIONS = ("mma.sync",)
 EXP2_PAIRS = 16  # of neighbouring exponentials, of which a share goes through a polynomial
 MAX_RESCALE_LOG2 = 15.0  # 2 ** 16 is beyond the largest fp16, 65504
@@ -67,7 +68,8 @@ class AttentionConfig:
     k_stages*, v_stages*: pieces in the K ring and in the V ring; 0: as deep as is useful and fits.
     schedule*: 'base', twelve warps for one query tile, or 'pingpong', sixteen for two: one tile's
         softmax runs under the other's products; '' is 'base' (`attention` chooses). On
-        Hopper warpgroups issue products as they come, or in turn; '' chooses by head dim.
+        Hopper warpgroups issue products as they come, or in turn; '' chooses by head dim. By
+        mma.sync 'base', or 'keys', where two warps share the keys of Q K^T, see `slices`.
     polynomial*: of 16 pairs of exponentials so many are computed by a polynomial, which leaves the
         MUFU to the others; -1 chooses.
     rescale_log2*: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2;
@@ -76,7 +78,8 @@ class AttentionConfig:
         maximum is 2 ** (8 - rescale_log2), and 2 is chosen.
     instructions*: 'mma.sync' takes the kernel that every GPU runs; '' takes that of the
         architecture, where it has one that knows the head dims.
-    slices*: by mma.sync warps that share the head dim of a query tile, 1, 2 or 4; 0 chooses.
+    slices*: by mma.sync warps that share the columns of O of a query tile, 1, 2 or 4, and those of
+        Q and K, or their keys; 0 chooses.
     """
 
     head_dim: int = 64
@@ -198,8 +201,9 @@ class AttentionConfig:
         if self.o_dtype not in OUT_DTYPES:
             raise NotImplementedError(f"out_dtype {self.o_dtype!r}: one of {OUT_DTYPES}")
         check_head_dims(self.head_dim, self.v_dim)
-        if self.schedule not in ("", *SCHEDULES):
-            raise NotImplementedError(f"schedule {self.schedule!r}: one of {SCHEDULES}, '' chooses")
+        schedules = SCHEDULES if self.instructions != "mma.sync" else PORTABLE_SCHEDULES
+        if self.schedule not in ("", *schedules):
+            raise NotImplementedError(f"schedule {self.schedule!r}: one of {schedules}, '' chooses")
         if self.instructions not in ("", *INSTRUCTIONS):
             raise NotImplementedError(
                 f"instructions {self.instructions!r}: one of {INSTRUCTIONS}, '' chooses"

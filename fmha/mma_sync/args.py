@@ -16,7 +16,7 @@ class Buffers:
     q: Int32  # [rows of all teams][columns]
     k: Int32  # [stage][key][columns]
     v: Int32
-    sums: Int32  # [warp][query tile of 16 rows][what `exchange.py` says]
+    sums: Int32  # [warp][query tile of 16 rows][what `exchange.py` says], or what `keys.py` says
     p: Int32  # [row][key]
     factors: Int32  # [row] fp32
     moved: Int32  # [query tile of 16 rows] int32: whether factors are not 1
@@ -39,9 +39,9 @@ class Place:
     thread: Int32
     lane: Int32
     team: Int32
-    slice: Int32  # of head_dim and of v_head_dim
+    slice: Int32  # of v_head_dim, and of head_dim or of the keys of a tile
     q: Int32  # its team's rows, its slice
-    k: Int32  # in stage 0
+    k: Int32  # in stage 0, its slice
     v: Int32
 
 

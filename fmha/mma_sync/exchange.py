@@ -110,17 +110,34 @@ def tell_weights(
     buffers: Buffers,
 ) -> None:
     """P of the warp's own rows, and by what O of them is to be multiplied, if by anything."""
-    row_tile, row_bytes = own_tile(plan, place), plan.layout.sized.p_row_bytes
-    words = cute.recast_tensor(p, Uint32)
+    row_tile = own_tile(plan, place)
     if place.slice < plan.layout.shape.row_tiles:
-        start = buffers.p + (row_tile * ROWS + place.lane // 4) * row_bytes + place.lane % 4 * 4
-        for number in cutlass.range_constexpr(cute.size(words)):
-            offset = number % 2 * 8 * row_bytes + number // 2 * CHUNK_BYTES
-            store(start + offset, Uint32, (words[number],))
+        leave_weights(plan, p, place, buffers.p + row_tile * (ROWS * plan.layout.sized.p_row_bytes))
         if place.lane == 0:
             store(buffers.moved + row_tile * 4, Int32, (Int32(moved),))
         for _ in cutlass.range(once(moved), unroll=1):
             tell_factors(plan, factors, place, buffers)
+
+
+@cute.jit
+def leave_weights(plan: PortablePlan, p: cute.Tensor, place: Place, first: Int32) -> None:
+    """P of 16 rows, in rows from `first` on."""
+    row_bytes, words = plan.layout.sized.p_row_bytes, cute.recast_tensor(p, Uint32)
+    start = first + place.lane // 4 * row_bytes + place.lane % 4 * 4
+    for number in cutlass.range_constexpr(cute.size(words)):
+        offset = number % 2 * 8 * row_bytes + number // 2 * CHUNK_BYTES
+        store(start + offset, Uint32, (words[number],))
+
+
+@cute.jit
+def fetch_weights(plan: PortablePlan, p: cute.Tensor, place: Place, first: Int32) -> None:
+    """The same as A operands."""
+    row_bytes, words = plan.layout.sized.p_row_bytes, cute.recast_tensor(p, Uint32)
+    start = first + place.lane % ROWS * row_bytes + place.lane // ROWS * CHUNK_BYTES
+    for step in cutlass.range_constexpr(cute.size(words) // 4):
+        four = load_fragment(start + step * 2 * CHUNK_BYTES, False)
+        for number in cutlass.range_constexpr(4):
+            words[4 * step + number] = four[number]
 
 
 @cute.jit
@@ -152,15 +169,9 @@ def take_weights(
     buffers: Buffers,
 ) -> None:
     """P of all rows of the team as A operands; O as the maxima ask for it."""
-    row_bytes = plan.layout.sized.p_row_bytes
-    lane_row = buffers.p + place.lane % ROWS * row_bytes + place.lane // ROWS * CHUNK_BYTES
     for part in cutlass.range_constexpr(len(p)):
-        words = cute.recast_tensor(p[part], Uint32)
-        for step in cutlass.range_constexpr(plan.layout.tile_n // ROWS):
-            offset = part * ROWS * row_bytes + step * 2 * CHUNK_BYTES
-            four = load_fragment(lane_row + offset, False)
-            for number in cutlass.range_constexpr(4):
-                words[4 * step + number] = four[number]
+        first = buffers.p + part * (ROWS * plan.layout.sized.p_row_bytes)
+        fetch_weights(plan, p[part], place, first)
         moved = load(buffers.moved + part * 4, Int32)
         for _ in cutlass.range(once(moved != 0), unroll=1):
             rescale(o[part], told_factors(place, buffers, part))

@@ -5,14 +5,15 @@ a tile. What an entry does not have becomes zeros: rows of keys past the last on
 since a weight of 0 times NaN is NaN; rows of queries; columns that only make a slice whole.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from fmha.device.args import Tables, Walk, Work
-from fmha.device.walk import entry_of_q, row_of
+from fmha.device.walk import entry_of_q, first_key, row_of
 from fmha.mma_sync.args import Place, Scope
 from fmha.mma_sync.plan import PortablePlan
 from kernelkit import hw
@@ -21,23 +22,44 @@ from kernelkit.warp_mma import CHUNK_BYTES, copy_chunk_unless
 
 @cute.jit
 def fetch_q(plan: PortablePlan, work: Work, scope: Scope, place: Place) -> None:
-    """A warp's slice of its team's rows: nobody else reads it."""
+    """A warp's slice of its team's rows, which nobody else reads; where warps share keys, its part
+    of whole rows."""
     layout, q = plan.layout, scope.inputs.q
     item, row_bytes = plan.config.q_item_bytes, layout.sized.k_row_bytes
     chunks = layout.dims * item // CHUNK_BYTES  # of a row
     first = scope.buffers.q + place.team * (layout.rows * row_bytes)
-    first += place.slice * (layout.dims * item)
-    for turn in cutlass.range_constexpr(layout.rows * chunks // hw.WARP_THREADS):
-        number = place.lane + turn * hw.WARP_THREADS
+    warps, own = layout.shape.slices // layout.shape.dim_slices, Int32(0)
+    begin = place.slice * layout.dims
+    if cutlass.const_expr(layout.shape.shares_keys):
+        own, begin = place.slice, Int32(0)
+    first += begin * item
+    for turn in cutlass.range_constexpr(layout.rows * chunks // (hw.WARP_THREADS * warps)):
+        number = place.lane + (turn * warps + own) * hw.WARP_THREADS
         row, chunk = number // chunks, number % chunks
         at = row_of(plan, work, scope.scalars, place.team, row)
-        column = place.slice * layout.dims + chunk * (CHUNK_BYTES // item)
+        column = begin + chunk * (CHUNK_BYTES // item)
         valid = at.token < work.q_length
-        if cutlass.const_expr(layout.dims * layout.shape.slices > plan.config.head_dim):
+        if cutlass.const_expr(layout.dims * layout.shape.dim_slices > plan.config.head_dim):
             valid = valid and column < plan.config.head_dim
         line = q[work.q_start + at.token, None, at.head, entry_of_q(plan, work)]
         source = line.iterator.toint() + Int64(column * item)
         copy_chunk_unless(first + row * row_bytes + chunk * CHUNK_BYTES, source, not valid)
+
+
+@dataclass(frozen=True)
+class Coming:
+    """Rows of a key tile that a thread is to fetch to shared memory, one behind the other: those of
+    K or V with its first key, and every so many keys further on."""
+
+    source: cute.Tensor
+    work: Work
+    tables: Tables
+    line: Int64  # where its chunk of the first row is; with pages in the first page's first row
+    step: Int64  # bytes from one row of the thread to its next
+    place: Int32  # shared address of the first one
+    own: Int32  # number of the first one in the tile
+    first: Int32  # its key
+    left: Int32  # keys from there on that are seen; rows of others become zeros
 
 
 @cute.jit
@@ -47,62 +69,102 @@ def fetch_keys(
     walk: Walk,
     scope: Scope,
     thread: Int32,
-    key: Int32,
+    step: Int32,
     stage: Int32,
+    *,
+    of: cutlass.Constexpr = "kv",
 ) -> None:
-    """All threads: the tile of K and of V from `key` on into `stage`; waits for nothing."""
-    sized, inputs, tables = plan.layout.sized, scope.inputs, scope.tensors.tables
-    for source, ring, row_bytes in (
-        (inputs.k, scope.buffers.k, sized.k_row_bytes),
-        (inputs.v, scope.buffers.v, sized.v_row_bytes),
-    ):
-        rows = Rows(key, walk.seen_end, ring + stage * (plan.layout.tile_n * row_bytes))
-        _fetch_rows(plan, source, work, tables, thread, rows, row_bytes)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Of a key tile."""
-
-    first: Int32  # key
-    end: Int32  # rows of keys from here on become zeros
-    target: Int32  # shared address
+    """All threads: key tile number `step` of K, of V or of both into `stage`, if there is one;
+    waits for nothing."""
+    if step < walk.tiles:
+        for name in cutlass.range_constexpr(len(of)):
+            coming = coming_rows(plan, work, walk, scope, thread, step, stage, of=of[name])
+            fetch_part(plan, coming, 0, 1, of=of[name])
 
 
 @cute.jit
-def _fetch_rows(
+def coming_rows(
     plan: PortablePlan,
-    source: cute.Tensor,
     work: Work,
-    tables: Tables,
+    walk: Walk,
+    scope: Scope,
     thread: Int32,
-    tile: Rows,
-    row_bytes: cutlass.Constexpr,
-) -> None:
-    """A key tile of one tensor."""
-    threads, keys = plan.layout.threads, plan.layout.tile_n
-    item = plan.config.io_bytes
-    chunks = row_bytes // CHUNK_BYTES - 1
-    given = cute.size(source, mode=[1]) * item // CHUNK_BYTES
-    rows = min(threads // chunks, keys)  # at a time
+    step: Int32,
+    stage: Int32,
+    *,
+    of: cutlass.Constexpr,
+) -> Coming:
+    """Those of a thread of key tile number `step`; all of them zeros where there is none."""
+    inputs, buffers, keys = scope.inputs, scope.buffers, plan.layout.tile_n
+    source, ring = (inputs.k, buffers.k) if of == "k" else (inputs.v, buffers.v)
+    row_bytes, chunks, rows = _sizes(plan, of)
     own, chunk = thread // chunks, thread % chunks
-    place = tile.target + own * row_bytes + chunk * CHUNK_BYTES
+    key = first_key(plan, walk, step) + own
+    line, bytes_of_key = _first_row(plan, source, work, key)
     # Of columns that only make a slice whole no row is read.
-    left = tile.end - tile.first - own if chunk < given else Int32(0)
-    line, step = _first_row(plan, source, work, tile.first + own)
-    line += Int64(chunk * CHUNK_BYTES)
-    if own < rows:
-        for turn in cutlass.range_constexpr(-(-keys // rows)):
-            row, missing = turn * rows, turn * rows >= left
-            address = line + step * row
-            if cutlass.const_expr(plan.config.page_size > 0):
-                offset, there = _row_in_page(plan, source, work, tables, tile.first + own + row)
-                address, missing = line + offset, missing or not there
-            if cutlass.const_expr(row + rows <= keys):
-                copy_chunk_unless(place + row * row_bytes, address, missing)
-            else:
-                if own + row < keys:
-                    copy_chunk_unless(place + row * row_bytes, address, missing)
+    given = cute.size(source, mode=[1]) * plan.config.io_bytes // CHUNK_BYTES
+    seen = step < walk.tiles and chunk < given
+    return Coming(
+        source,
+        work,
+        scope.tensors.tables,
+        line + Int64(chunk * CHUNK_BYTES),
+        bytes_of_key * rows,
+        ring + stage * (keys * row_bytes) + own * row_bytes + chunk * CHUNK_BYTES,
+        own,
+        key,
+        walk.seen_end - key if seen else Int32(0),
+    )
+
+
+@cute.jit
+def fetch_part(
+    plan: PortablePlan,
+    coming: Coming,
+    part: cutlass.Constexpr,
+    parts: cutlass.Constexpr,
+    *,
+    of: cutlass.Constexpr,
+) -> Coming:
+    """One of so many parts of the rows; returns what is left."""
+    row_bytes, chunks, rows = _sizes(plan, of)
+    turns = -(-plan.layout.tile_n // rows)
+    for turn in cutlass.range_constexpr(part * turns // parts, (part + 1) * turns // parts):
+        address, missing = coming.line, coming.left <= 0
+        if cutlass.const_expr(plan.config.page_size > 0):
+            offset, there = _row_in_page(plan, coming, turn * rows)
+            address, missing = coming.line + offset, missing or not there
+        last = min(rows, plan.layout.tile_n - turn * rows)
+        if cutlass.const_expr(last * chunks == plan.layout.threads):
+            copy_chunk_unless(coming.place + turn * rows * row_bytes, address, missing)
+        else:
+            if coming.own < last:
+                copy_chunk_unless(coming.place + turn * rows * row_bytes, address, missing)
+        line, left = _next(coming.line, coming.step), _next(coming.left, Int32(-rows))
+        if cutlass.const_expr(plan.config.page_size > 0):
+            line = coming.line
+        coming = replace(coming, line=line, left=left)
+    return coming
+
+
+@cute.jit
+def _next(number: Any, step: Any) -> Any:
+    """The sum. ptxas would compute those of all rows at once, in as many registers."""
+    size = number.width
+    return cute.arch.inline_ptx(
+        f"add.s{size} {{$w0}}, {{$r0}}, {{$r1}};",
+        write_only_types=[type(number)],
+        read_only_args=[number, step],
+    )
+
+
+def _sizes(plan: PortablePlan, of: str) -> tuple[int, int, int]:
+    """(bytes from a row of K or V to the next, chunks of one, rows that all threads fetch at a
+    time)."""
+    sized = plan.layout.sized
+    row_bytes = sized.k_row_bytes if of == "k" else sized.v_row_bytes
+    chunks = row_bytes // CHUNK_BYTES - 1
+    return row_bytes, chunks, min(plan.layout.threads // chunks, plan.layout.tile_n)
 
 
 @cute.jit
@@ -122,12 +184,12 @@ def _first_row(
 
 @cute.jit
 def _row_in_page(
-    plan: PortablePlan, source: cute.Tensor, work: Work, tables: Tables, key: Int32
+    plan: PortablePlan, coming: Coming, row: cutlass.Constexpr
 ) -> tuple[Int64, Boolean]:
-    """(bytes from the first page's first row to that of `key`, whether the pool has its page)."""
+    """(bytes from the first page's first row to that of a key, whether the pool has its page)."""
     size, item = plan.config.page_size, plan.config.io_bytes
-    last = cute.size(tables.page_table, mode=[1]) - 1
-    page = tables.page_table[work.batch, cutlass.min(key // size, last)]
+    source, table, key = coming.source, coming.tables.page_table, coming.first + row
+    page = table[coming.work.batch, cutlass.min(key // size, cute.size(table, mode=[1]) - 1)]
     there = page >= 0 and page < cute.size(source, mode=[3])
     offset = Int64(page) * source.stride[3] + Int64(key % size) * source.stride[0]
     return offset * item, there

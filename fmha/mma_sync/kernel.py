@@ -1,8 +1,8 @@
 """The attention forward kernel for every GPU that has mma.sync: prologue, and what all warps do.
 
 Read `layout.py` first (who has which rows and columns), then `math.py` and, in the order of the
-data, `fetch.py`, `products.py`, `softmax.py` and `epilogue.py`; for head dims that warps share
-`split.py` and `exchange.py`. It takes mma.sync, ldmatrix and cp.async, as sm_80 has them. A CTA
+data, `fetch.py`, `products.py`, `softmax.py` and `epilogue.py`; where warps share rows `split.py`
+or `keys.py`, and `exchange.py`. It takes mma.sync, ldmatrix and cp.async, as sm_80 has them. A CTA
 computes query blocks one after another (`fmha/device/order.py`).
 """
 
@@ -15,6 +15,7 @@ from fmha.device.args import Globals, Inputs, Scalars
 from fmha.device.host import Forward
 from fmha.device.signature import example_arguments
 from fmha.mma_sync.args import Buffers, Scope
+from fmha.mma_sync.keys import KeyMath
 from fmha.mma_sync.math import RowMath
 from fmha.mma_sync.plan import PortablePlan
 from fmha.mma_sync.split import SliceMath
@@ -30,8 +31,9 @@ class AttentionSm80(Forward):
 
     def __init__(self, config: AttentionConfig, arch: str) -> None:
         super().__init__(make_plan(config, arch))
-        shared = self.plan.layout.shape.slices > 1
-        self.math = (SliceMath if shared else RowMath)(self.plan)
+        shape = self.plan.layout.shape
+        shared = KeyMath if shape.shares_keys else SliceMath
+        self.math = (shared if shape.slices > 1 else RowMath)(self.plan)
 
     @cute.kernel
     def kernel(self, inputs: Inputs, tensors: Globals, scalars: Scalars) -> None:

@@ -2,8 +2,11 @@
 
 A team computes a query tile: 16 or 32 rows, S, P and O in its registers. Up to head dim 128 a team
 is one warp. Above, the O of so many rows is more than its registers hold, and a team is two or four
-warps, of which each has a slice of the columns of Q, K, V and O: it sums Q K^T over its slice, the
-warps add these sums up through shared memory, and P comes back the same way.
+warps, of which each has a slice of the columns of V and O. They share Q K^T in one of two ways:
+
+- 'base': each has a slice of the columns of Q and K, too, and sums Q K^T over it; the warps add
+  these sums up through shared memory, and P comes back the same way;
+- 'keys': each of two has half of the keys of a tile, and tells the other its half of P alone.
 
 Rows lie in shared memory behind each other, each with 16 bytes more than it needs. A row then is an
 odd number of 16-byte chunks, and the eight rows that ldmatrix reads at a time lie in eight
@@ -16,13 +19,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fmha.config import IO_DTYPES, AttentionConfig
+from fmha.config import IO_DTYPES, PORTABLE_SCHEDULES, AttentionConfig
 from fmha.tiles import Tiles
 from kernelkit import hw
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 
 ROWS = 16  # of mma.sync
 DIM_STEP = 16  # K of mma.sync, and what head dims are multiples of
+PAIR = 2  # warps that share keys
+MOST_PAIRS = 5  # each has three of the 15 named barriers that a CTA leaves
+MOST_TEAMS = 15
+MOST_COLUMNS = 256  # of O of 16 rows of a warp
+KEY_STEP = 16  # keys of the B operands that one ldmatrix reads
 PAD_BYTES = 16
 SLICES = (1, 2, 4)
 WIDTHS = (16, 32, 48, 64, 80, 96, 112, 128)  # keys of a tile
@@ -33,13 +41,29 @@ MIN_STAGES = 2  # key tiles in shared memory: one is read while the next one com
 @dataclass(frozen=True)
 class Shape:
     """How a CTA shares its work. slices: warps of a team; row_tiles: times 16 rows of a team; teams
-    of a CTA; tile_n: keys of a tile; residents: CTAs that an SM is to hold."""
+    of a CTA; tile_n: keys of a tile; residents: CTAs that an SM is to hold; schedule: what the
+    warps of a team share of Q K^T."""
 
     slices: int
     row_tiles: int
     teams: int
     tile_n: int
     residents: int
+    schedule: str = "base"
+
+    @property
+    def shares_keys(self) -> bool:
+        return self.schedule == "keys"
+
+    @property
+    def dim_slices(self) -> int:
+        """Warps that share the columns of Q and K."""
+        return 1 if self.shares_keys else self.slices
+
+    @property
+    def score_keys(self) -> int:
+        """Keys of a tile of which a warp computes S."""
+        return self.tile_n // self.slices if self.shares_keys else self.tile_n
 
 
 # Largest of head_dim and v_head_dim -> shapes: the first is taken that shared memory holds.
@@ -47,6 +71,8 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
     64: (Shape(1, 2, 4, 64, 2), Shape(1, 2, 4, 32, 2)),
     128: (Shape(1, 2, 4, 64, 2), Shape(1, 2, 4, 32, 1), Shape(1, 1, 4, 32, 1)),
     256: (
+        Shape(2, 2, 4, 64, 1, "keys"),
+        Shape(2, 2, 4, 32, 1, "keys"),
         Shape(1, 1, 8, 64, 1),
         Shape(2, 2, 4, 48, 1),
         Shape(2, 2, 4, 32, 1),
@@ -73,30 +99,46 @@ class Layout(Tiles):
         return next((shape for shape in found if self._fits(shape)), found[-1])
 
     def _shapes(self) -> tuple[Shape, ...]:
-        """Of the head dim; of as many slices as are configured, if there are such."""
+        """Of the head dim; of as many slices and the schedule that are configured, if there are
+        such."""
         config = self.config
         widest = max(config.head_dim, config.v_dim)
         found = next((shapes for most, shapes in SHAPES.items() if widest <= most), SHAPES[512])
+        schedules = (config.schedule,) if config.schedule else ("base", "keys")
+        found = tuple(one for one in found if one.schedule in schedules) or found
         return tuple(one for one in found if config.slices in (0, one.slices)) or found
 
     def _as_configured(self, shape: Shape) -> Shape:
         config = self.config
         tile_m = config.tile_m or shape.row_tiles * shape.teams * ROWS
-        slices = config.slices or shape.slices
+        schedule = config.schedule or shape.schedule
+        slices = config.slices or (PAIR if schedule == "keys" else shape.slices)
         row_tiles = shape.row_tiles if tile_m % (shape.row_tiles * ROWS) == 0 else 1
-        if slices == 1 and self._padded(max(config.head_dim, config.v_dim), 1) * row_tiles > 256:
+        # Columns of Q and K count where all are a warp's, and registers hold no more of O.
+        widest = config.v_dim if schedule == "keys" else max(config.head_dim, config.v_dim)
+        whole = slices == 1 or schedule == "keys"
+        if whole and self._padded(widest, slices) // slices * row_tiles > MOST_COLUMNS:
             row_tiles = 1
         return replace(
             shape,
             slices=slices,
+            schedule=schedule,
             row_tiles=row_tiles,
             teams=max(tile_m // (row_tiles * ROWS), 1),
             tile_n=config.tile_n or shape.tile_n,
         )
 
     def _fits(self, shape: Shape) -> bool:
+        if shape.shares_keys and not self._shares_out(shape):
+            return False
         room = hw.smem_bytes_per_sm(self.arch) // shape.residents - hw.SMEM_RESERVED_BYTES
         return _Sized(self.config, shape).bytes <= room
+
+    @staticmethod
+    def _shares_out(shape: Shape) -> bool:
+        """Two warps, and whole 16 keys for each; barriers for so many teams."""
+        halves = shape.slices == PAIR and shape.tile_n % (PAIR * KEY_STEP) == 0
+        return halves and shape.teams <= MOST_PAIRS
 
     @property
     def sized(self) -> _Sized:
@@ -117,8 +159,10 @@ class Layout(Tiles):
             raise NotImplementedError("k_is_v by mma.sync: K and V are loaded by themselves")
         if config.ctas > 1:
             raise NotImplementedError(f"ctas {config.ctas} by mma.sync: 1, a CTA works alone")
-        if config.schedule not in ("", "base"):
-            raise NotImplementedError(f"schedule {config.schedule!r} by mma.sync: 'base'")
+        if config.schedule not in ("", *PORTABLE_SCHEDULES):
+            raise NotImplementedError(
+                f"schedule {config.schedule!r} by mma.sync: one of {PORTABLE_SCHEDULES}"
+            )
         if config.v_stages:
             raise NotImplementedError(
                 f"v_stages {config.v_stages} by mma.sync: k_stages are those of K and V"
@@ -129,7 +173,17 @@ class Layout(Tiles):
             raise ValueError(f"slices {shape.slices} by mma.sync: one of {SLICES}, 0 chooses")
         if shape.tile_n not in WIDTHS:
             raise ValueError(f"tile_n {shape.tile_n} by mma.sync: one of {WIDTHS}, 0 chooses")
-        if shape.slices == 1 and config.k_stages not in (0, MIN_STAGES):
+        if shape.shares_keys and not self._shares_out(shape):
+            raise ValueError(
+                f"schedule 'keys' by mma.sync with slices {shape.slices}, tile_n {shape.tile_n}, "
+                f"tile_m {config.tile_m}: {PAIR} slices, a multiple of {PAIR * KEY_STEP} keys, at "
+                f"most {MOST_PAIRS} pairs of warps"
+            )
+        if shape.slices > 1 and shape.teams > MOST_TEAMS:
+            raise ValueError(
+                f"tile_m {config.tile_m} by mma.sync: at most {MOST_TEAMS} teams of warps"
+            )
+        if (shape.slices == 1 or shape.shares_keys) and config.k_stages not in (0, MIN_STAGES):
             raise ValueError(f"k_stages {config.k_stages} by mma.sync: {MIN_STAGES}")
         if self.sized.stages < MIN_STAGES:
             raise ValueError(f"k_stages {config.k_stages} by mma.sync: at least {MIN_STAGES}")
@@ -205,11 +259,12 @@ class Layout(Tiles):
     @property
     def dims(self) -> int:
         """Columns of Q and K of a warp; the last warp's may reach beyond them, to zeros."""
-        return self._padded(self.config.head_dim, self.shape.slices) // self.shape.slices
+        slices = self.shape.dim_slices
+        return self._padded(self.config.head_dim, slices) // slices
 
     @property
     def o_columns(self) -> int:
-        """The same of V and O."""
+        """Columns of V and O of a warp, the same way."""
         return self._padded(self.config.v_dim, self.shape.slices) // self.shape.slices
 
     @property
@@ -242,14 +297,14 @@ class _Sized:
 
     @property
     def k_row_bytes(self) -> int:
-        return self._row_bytes(self.config.head_dim)
+        return self._row_bytes(self.config.head_dim, self.shape.dim_slices)
 
     @property
     def v_row_bytes(self) -> int:
-        return self._row_bytes(self.config.v_dim)
+        return self._row_bytes(self.config.v_dim, self.shape.slices)
 
-    def _row_bytes(self, columns: int) -> int:
-        return Layout._padded(columns, self.shape.slices) * self.config.q_item_bytes + PAD_BYTES
+    def _row_bytes(self, columns: int, slices: int) -> int:
+        return Layout._padded(columns, slices) * self.config.q_item_bytes + PAD_BYTES
 
     @property
     def p_row_bytes(self) -> int:
@@ -261,9 +316,16 @@ class _Sized:
         return self.shape.slices == 2 and self.shape.row_tiles == 2
 
     @property
+    def tops_bytes(self) -> int:
+        """Largest scores of a team's rows over each warp's keys, fp32."""
+        return self.shape.slices * self.shape.row_tiles * ROWS * 4
+
+    @property
     def sums_bytes(self) -> int:
         """Sums over their slices that the warps of a team tell each other, in fp32: all of them, or
-        what two warps trade."""
+        what two warps trade. Where they share keys, largest scores of two tiles."""
+        if self.shape.shares_keys:
+            return 2 * self.tops_bytes
         traded = 1 if self.trades else self.shape.row_tiles
         return self.shape.slices * traded * ROWS * self.shape.tile_n * 4
 

@@ -63,11 +63,24 @@ class Math:
         self, scope: Scope, work: Work, walk: Walk, place: Place, step: Int32, stage: Int32
     ) -> None:
         """Begin to fetch a key tile, if there is one."""
-        plan = self.plan
-        if step < walk.tiles:
-            key = first_key(plan, walk, step)
-            fetch_keys(plan, work, walk, scope, place.thread, key, stage)
+        fetch_keys(self.plan, work, walk, scope, place.thread, step, stage)
         cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def score(
+        self, scope: Scope, seen: Seen, tile: Tile, q: cute.Tensor | None, stage: Int32
+    ) -> None:
+        """S of the tile in `stage` as it is to be weighed."""
+        multiply_qk(self.plan, tile.part.scores, q, seen.place, stage)
+        self.prepare(scope, seen, tile)
+
+    @cute.jit
+    def prepare(self, scope: Scope, seen: Seen, tile: Tile) -> None:
+        """What products left becomes S as it is to be weighed."""
+        scores = tile.part.scores
+        for number in cutlass.range_constexpr(len(scores)):
+            reference = tile.references[number]
+            prepare(self.plan, scope, seen, scores[number], reference, Int32(number))
 
 
 class RowMath(Math):
@@ -108,19 +121,8 @@ class RowMath(Math):
                 sums = self.weigh(scope, tile)
             for number in cutlass.range_constexpr(len(tile.o)):
                 take_up(tile.references[number], sums[number])
-            multiply_pv(plan, tile.o, tile.part.p, place, stage)
+            multiply_pv(plan, tile.o, tile.part.p, place, stage, Int32(0))
             stage = 1 - stage
-
-    @cute.jit
-    def score(
-        self, scope: Scope, seen: Seen, tile: Tile, q: cute.Tensor | None, stage: Int32
-    ) -> None:
-        """S of the tile in `stage` as it is to be weighed."""
-        scores = tile.part.scores
-        multiply_qk(self.plan, scores, q, seen.place, stage)
-        for number in cutlass.range_constexpr(len(scores)):
-            reference = tile.references[number]
-            prepare(self.plan, scope, seen, scores[number], reference, Int32(number))
 
     @cute.jit
     def refer(self, scope: Scope, tile: Tile) -> None:
@@ -135,7 +137,8 @@ class RowMath(Math):
         """The same where a maximum has grown by too much."""
         for number in cutlass.range_constexpr(len(tile.o)):
             scores, reference = tile.part.scores[number], tile.references[number]
-            moved, factors = follow_maximum(self.plan, scope, scores, reference)
+            tops = largest(scores, reference)
+            moved, factors = follow_maximum(self.plan, scope, tops, reference)
             for _ in cutlass.range(once(moved), unroll=1):
                 rescale(tile.o[number], factors)
 

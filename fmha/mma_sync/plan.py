@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fmha.config import AttentionConfig
-from fmha.mma_sync.layout import Layout
+from fmha.mma_sync.layout import MOST_PAIRS, Layout
 from fmha.plan import AttentionPlan
 from kernelkit.edges import EdgePlan
 from kernelkit.warps import Role, RolePlan
 
 TEAM_BARRIER = 1  # and the next ones: all warps of a team; 0 is that of the whole CTA
+# Where warps share keys, of each warp: its P is there.
+READY_BARRIER = TEAM_BARRIER + MOST_PAIRS
 
 
 @dataclass(frozen=True)

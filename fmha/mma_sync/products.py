@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from fmha.mma_sync.args import Place, Scope
+from fmha.mma_sync.fetch import Coming, fetch_part
 from fmha.mma_sync.plan import PortablePlan
 from kernelkit import hw
 from kernelkit.warp_mma import CHUNK_BYTES, load_fragment, multiply
@@ -31,10 +32,13 @@ def own_place(plan: PortablePlan, scope: Scope) -> Place:
     q = scope.buffers.q + (team * layout.rows + a_row) * sized.k_row_bytes + a_chunk * CHUNK_BYTES
     k = scope.buffers.k + b_row * sized.k_row_bytes + b_chunk * CHUNK_BYTES
     v = scope.buffers.v + a_row * sized.v_row_bytes + a_chunk * CHUNK_BYTES
+    v += part * (layout.o_columns * item)
+    if cutlass.const_expr(layout.shape.shares_keys):
+        return Place(
+            thread, lane, team, part, q, k + part * (layout.shape.score_keys * sized.k_row_bytes), v
+        )
     of_slice = part * (layout.dims * item)
-    return Place(
-        thread, lane, team, part, q + of_slice, k + of_slice, v + part * (layout.o_columns * item)
-    )
+    return Place(thread, lane, team, part, q + of_slice, k + of_slice, v)
 
 
 @cute.jit
@@ -79,15 +83,20 @@ def multiply_qk(
     held: cute.Tensor | None,
     place: Place,
     stage: Int32,
+    half: cutlass.Constexpr = None,
+    coming: Coming | None = None,
 ) -> None:
-    """S of the key tile in `stage`, over the warp's slice of the head dim. held: Q as `hold_q` gave
-    it."""
+    """S of the warp's keys of the tile in `stage`, over its slice of the head dim. held: Q as
+    `hold_q` gave it. half: of the slice alone, during which K, or V, is fetched: `coming`."""
     layout, dtype = plan.layout, plan.config.dtype
     row_bytes, keys = layout.sized.k_row_bytes, layout.tile_n
     k = place.k + stage * (keys * row_bytes)
-    for row_tile in cutlass.range_constexpr(len(scores)):
-        scores[row_tile].fill(0.0)
-    for step in cutlass.range_constexpr(layout.dims // TILE):
+    if cutlass.const_expr(half != 1):
+        for row_tile in cutlass.range_constexpr(len(scores)):
+            scores[row_tile].fill(0.0)
+    steps = layout.dims // TILE
+    first, end = (0, steps) if half is None else (half * steps // 2, (half + 1) * steps // 2)
+    for step in cutlass.range_constexpr(first, end):
         begin = step * TILE * plan.config.q_item_bytes
         if cutlass.const_expr(held is None):
             q = load_q(plan, place, step)
@@ -96,11 +105,13 @@ def multiply_qk(
                 tuple(held[word, row_tile, step] for word in range(4))
                 for row_tile in range(len(scores))
             ]
-        for pair in cutlass.range_constexpr(keys // TILE):
+        for pair in cutlass.range_constexpr(layout.shape.score_keys // TILE):
             words = load_fragment(k + (pair * TILE * row_bytes + begin), False)
             for row_tile in cutlass.range_constexpr(len(scores)):
                 multiply(scores[row_tile][None, 2 * pair], q[row_tile], words[:2], dtype)
                 multiply(scores[row_tile][None, 2 * pair + 1], q[row_tile], words[2:], dtype)
+        if cutlass.const_expr(coming is not None):
+            coming = fetch_part(plan, coming, step - first, end - first, of="kv"[half])
 
 
 @cute.jit
@@ -110,13 +121,15 @@ def multiply_pv(
     p: tuple[cute.Tensor, ...],
     place: Place,
     stage: Int32,
+    first: Int32,
 ) -> None:
-    """O += P V of the key tile in `stage`, the warp's slice of its columns."""
+    """O += P V of keys of the tile in `stage`, the warp's slice of its columns. P begins with key
+    number `first` of the tile."""
     layout, dtype = plan.layout, plan.config.dtype
     row_bytes, keys = layout.sized.v_row_bytes, layout.tile_n
-    v = place.v + stage * (keys * row_bytes)
+    v = place.v + (stage * keys + first) * row_bytes
     weights = [cute.recast_tensor(row_tile, Uint32) for row_tile in p]
-    for step in cutlass.range_constexpr(keys // TILE):
+    for step in cutlass.range_constexpr(cute.size(weights[0]) // 4):
         a = [tuple(words[4 * step + number] for number in range(4)) for words in weights]
         for pair in cutlass.range_constexpr(layout.o_columns // TILE):
             begin = step * TILE * row_bytes + pair * TILE * plan.config.io_bytes

@@ -7,7 +7,6 @@ from cutlass import Boolean, Float32, Int32
 from fmha.device.two_rows import (
     Reference,
     exponentiate,
-    largest,
     mask,
     refer_to,
     round_weights,
@@ -58,12 +57,12 @@ def prepare(
 
 @cute.jit
 def follow_maximum(
-    plan: PortablePlan, scope: Scope, scores: cute.Tensor, reference: Reference
+    plan: PortablePlan, scope: Scope, tops: tuple[Float32, Float32], reference: Reference
 ) -> tuple[Boolean, tuple[Float32, Float32]]:
     """(whether weights of any row of the warp refer to another maximum from now on, by what O of
-    the lane's rows is to be multiplied then). It lags while no weight is above 2 ** lag_log2."""
+    the lane's rows is to be multiplied then). It lags while no weight is above 2 ** lag_log2.
+    tops: the largest scores of the lane's rows so far."""
     scale, lag = scope.scalars.scale_log2, plan.config.lag_log2
-    tops = largest(scores, reference)
     # (-inf) - (-inf) is NaN, the comparison false: a row that saw no key stays at -inf.
     mine = (tops[0] - reference.row_max[0]) * scale > lag
     mine = mine or (tops[1] - reference.row_max[1]) * scale > lag

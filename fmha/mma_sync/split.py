@@ -12,7 +12,7 @@ from cutlass import Int32
 from fmha.device.args import Walk, Work
 from fmha.device.epilogue import finish_rows
 from fmha.device.statistics import own_sink
-from fmha.device.two_rows import make_reference, over_lanes, take_up
+from fmha.device.two_rows import largest, make_reference, over_lanes, take_up
 from fmha.device.walk import first_key
 from fmha.mma_sync.args import Place, Scope, Seen, Tile, Weights
 from fmha.mma_sync.epilogue import store_o
@@ -69,12 +69,12 @@ class SliceMath(Math):
         add_up(plan, partial, own, place, buffers)
         seen = Seen(work, place, first_key(plan, walk, step), step < walk.masked)
         prepare(plan, scope, seen, own, reference, own_tile(plan, place))
-        moved, factors = follow_maximum(plan, scope, own, reference)
+        moved, factors = follow_maximum(plan, scope, largest(own, reference), reference)
         take_up(reference, weigh(plan, scope, own, p[0], reference))
         tell_weights(plan, p[0], moved, factors, place, buffers)
         meet_team(plan, place)
         take_weights(plan, p, tile.o, place, buffers)
-        multiply_pv(plan, tile.o, p, place, stage)
+        multiply_pv(plan, tile.o, p, place, stage, Int32(0))
 
     @cute.jit
     def finish(self, scope: Scope, work: Work, place: Place, tile: Tile) -> None:

@@ -13,6 +13,7 @@ from fmha.config import (
     OUT_DTYPES,
     PAGE_SIZES,
     PORTABLE_DIMS,
+    PORTABLE_SCHEDULES,
     SCHEDULES,
     AttentionConfig,
 )
@@ -126,13 +127,15 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
     for ring in ("k", "v"):
         words = f"pieces in the {ring.upper()} ring"
         add(group, f"{ring}-stages", words, 0, shown="as many as are useful and fit")
-    add(group, "schedule", "one query tile, or two", "", shown="by sizes", choices=SCHEDULES)
+    choices = tuple(dict.fromkeys((*SCHEDULES, *PORTABLE_SCHEDULES)))
+    words = "one query tile, or two; by mma.sync what warps share of Q K^T"
+    add(group, "schedule", words, "", shown="by sizes", choices=choices)
     words = "binary orders by which the reference maximum may lag"
     add(group, "rescale-log2", words, default.rescale_log2, type=float, shown="15, raw fp16 8")
     words = "take the kernel that every GPU runs"
     shown = "where there is no other"
     add(group, "instructions", words, "", shown=shown, choices=INSTRUCTIONS)
-    add(group, "slices", "by mma.sync warps that share a head dim", 0, shown="by head dim")
+    add(group, "slices", "by mma.sync warps that share the columns of O", 0, shown="by head dim")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
