@@ -54,10 +54,17 @@ class Sizes:
 
 
 def choose(
-    layout: str, out_dtype: str, sizes: Sizes, arch: str, *, aligned: bool, vector: bool
+    layout: str,
+    out_dtype: str,
+    sizes: Sizes,
+    arch: str,
+    *,
+    aligned: bool,
+    vector: bool,
+    bias: bool = False,
 ) -> ProductConfig:
     """The kernel for these sizes. aligned, vector: address and stride of weights, of the result,
-    are multiples of 16 bytes."""
+    are multiples of 16 bytes. bias: whether there is one."""
     blocks = sizes.cols // BLOCK
     plain = ProductConfig(
         layout,
@@ -66,6 +73,7 @@ def choose(
         even=blocks % 2 == 0,
         aligned=layout == SOA or (aligned and blocks % ALIGNED_BLOCKS == 0),
         vector=vector and sizes.rows % OWN_ROWS == 0,
+        bias=bias,
     )
     for tokens, rows, by_tokens, by_rows, ctas in _shapes(layout, arch):
         config = fitting(
