@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 
 import pytest
 import torch
@@ -97,6 +98,7 @@ def test_warmup_has_every_kernel_of_later_calls(arch, monkeypatch):
     for layout in LAYOUTS:
         weights = empty(64, 1024, layout, "meta")
         options = {"dtypes": (torch.bfloat16, torch.float32), "arch": arch, "biases": True}
+        options["tokens"] = range(1, 300)
         keys = warmup(weights, **options).keys
         assert made[-len(keys) :] == keys
         with collecting() as asked:
@@ -111,7 +113,10 @@ def test_warmup_has_every_kernel_of_later_calls(arch, monkeypatch):
                     rounded = quantise(x, arch=arch)
                     matvec(weights, rounded, arch=arch)
                     matvec(weights, rounded, bias, out_dtype=dtype, arch=arch)
+                for made_of, tokens in itertools.product((None, bias), (17, 64, 130, 299)):
+                    x = torch.empty(tokens, 1024, dtype=dtype, device="meta")
+                    Q8Linear(weights, made_of)(x, arch=arch)
         assert set(asked) <= set(keys)
     refused(lambda: warmup(weights, dtypes=(torch.int8,), arch=arch), "dtypes has torch.int8")
-    refused(lambda: warmup(weights, tokens=(17,), arch=arch), r"tokens\[0\] 17: from 0 to 16")
+    refused(lambda: warmup(weights, tokens=(-1,), arch=arch), r"tokens\[0\] -1: from 0 to ")
     refused(lambda: warmup(weights.data, arch=arch), "weights is Tensor")
