@@ -73,9 +73,10 @@ class Matvec(TableKernel):
         for base in cutlass.range(begin, pieces, step * config.splits, unroll=1):
             loaded = []
             for turn in cutlass.range_constexpr(config.unrolled):
-                piece = base + turn * WARP_THREADS + lane
+                exists = base + turn * WARP_THREADS + lane < pieces
+                further = turn * WARP_THREADS * PIECE // BLOCK
                 for row in rows:
-                    loaded.append(fetch(config.layout, WORDS, row, piece, piece < pieces))
+                    loaded.append(fetch(config.layout, WORDS, row, base + lane, exists, further))
             # Loads stay in front of the barrier, sums behind a branch that is always taken:
             # else ptxas begins with sums, and waits, before all loads are on their way.
             cute.arch.sync_warp()

@@ -42,6 +42,12 @@ TWO_CTAS: tuple[Shape, ...] = (
 )
 ONE_CTA: tuple[Shape, ...] = ((64, 64, 2, 4, 1), *TWO_CTAS[1:])
 ONE_CTA_SPLIT: tuple[Shape, ...] = ((32, 64, 4, 2, 1), *TWO_CTAS[1:])
+# On compute capability 10.3 an mma of int8 takes many cycles, and ptxas more registers for what
+# stands beside it; where blocks are taken apart, too, smaller tiles are not spilled.
+SLOW_MMA = {
+    SOA: ONE_CTA_SPLIT,
+    INTERLEAVED: ((32, 64, 4, 2, 1), (32, 32, 2, 2, 2), (32, 32, 1, 4, 2), (16, 32, 1, 4, 3)),
+}
 
 
 @dataclass(frozen=True)
@@ -94,8 +100,8 @@ def choose(
 
 
 def _shapes(layout: str, arch: str) -> tuple[Shape, ...]:
-    if arch == "sm_103a":  # an mma of int8 takes many cycles there, and ptxas more registers
-        return ONE_CTA_SPLIT
+    if arch == "sm_103a":
+        return SLOW_MMA[layout]
     if hw.smem_bytes_per_cta(arch) > SMALL_SMEM:
         return TWO_CTAS
     return ONE_CTA if layout == SOA else ONE_CTA_SPLIT

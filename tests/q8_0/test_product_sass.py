@@ -4,7 +4,6 @@ mma, whose results alone need eight, or four of two numbers. No result shows eit
 from __future__ import annotations
 
 from collections import Counter
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -72,14 +71,8 @@ def test_the_loop(layout, arch, tmp_path):
     assert (len(code) - turns) / mmas <= LIMITS[layout, arch]
 
 
-SPILLS = {(INTERLEAVED, "sm_103a")}  # 24 to 56 bytes, beside an mma that takes many cycles
-
-
-@pytest.mark.parametrize(
-    ("layout", "arch"),
-    [case for case in product(LAYOUTS, ARCHITECTURES) if case not in SPILLS],
-    ids=lambda word: word,
-)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_nothing_is_spilled(layout, arch, tmp_path):
     """By any tile; of interleaved weights also where blocks begin anywhere."""
     for tokens in (2048, 63, 31, 5):
