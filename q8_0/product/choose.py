@@ -81,7 +81,7 @@ def choose(
         vector=vector and sizes.rows % OWN_ROWS == 0,
         bias=bias,
     )
-    for tokens, rows, by_tokens, by_rows, ctas in _shapes(layout, arch):
+    for tokens, rows, by_tokens, by_rows, ctas in _shapes(layout, arch, sizes):
         config = fitting(
             replace(
                 plain,
@@ -99,12 +99,18 @@ def choose(
     return replace(config, small=small)
 
 
-def _shapes(layout: str, arch: str) -> tuple[Shape, ...]:
+def _shapes(layout: str, arch: str, sizes: Sizes) -> tuple[Shape, ...]:
     if arch == "sm_103a":
-        return SLOW_MMA[layout]
-    if hw.smem_bytes_per_cta(arch) > SMALL_SMEM:
-        return TWO_CTAS
-    return ONE_CTA if layout == SOA else ONE_CTA_SPLIT
+        shapes = SLOW_MMA[layout]
+    elif hw.smem_bytes_per_cta(arch) > SMALL_SMEM:
+        shapes = TWO_CTAS
+    else:
+        shapes = ONE_CTA if layout == SOA else ONE_CTA_SPLIT
+    tokens, rows, by_tokens, by_rows, _ = shapes[0]
+    small = sizes.tokens < tokens * by_tokens or sizes.rows < rows * by_rows
+    # Rows of blocks that are clamped take registers that the largest tiles do not leave; and fewer
+    # than 128 tokens are more CTAs in tiles of 64.
+    return shapes[1:] if small and layout == INTERLEAVED else shapes
 
 
 def fitting(config: ProductConfig, arch: str) -> ProductConfig:

@@ -203,6 +203,14 @@ def test_what_is_chosen_fits(layout, arch, aligned):
         assert config.small == (tokens < config.tile_tokens)
 
 
+def test_blocks_are_clamped_in_small_tiles_alone():
+    """Neither few tokens nor few rows are in a tile of 128, where clamped rows would be spilled."""
+    for sizes in (Sizes(100, 8192, 2048), Sizes(2048, 100, 2048)):
+        for layout, tokens in ((INTERLEAVED, 64), (SOA, 128)):
+            config = choose(layout, "bf16", sizes, "sm_90a", aligned=True, vector=True)
+            assert config.tile_tokens == tokens
+
+
 def test_many_tokens_have_large_tiles():
     config = choose(SOA, "bf16", Sizes(2048, 8192, 2048), "sm_90a", aligned=True, vector=True)
     assert config == ProductConfig(SOA, "bf16", 64, 64, 2, 2, 4, 2)

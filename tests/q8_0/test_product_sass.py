@@ -74,9 +74,17 @@ def test_the_loop(layout, arch, tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_nothing_is_spilled(layout, arch, tmp_path):
-    """By any tile; of interleaved weights also where blocks begin anywhere."""
-    for tokens in (2048, 63, 31, 5):
+    """By any tile, full or not, with a bias or without; of interleaved weights also where blocks
+    begin anywhere."""
+    for tokens, bias in (
+        (2048, True),
+        (2048, False),
+        (100, False),
+        (63, True),
+        (31, True),
+        (5, True),
+    ):
         for aligned in {True, layout == SOA}:
-            sizes = Sizes(tokens, 8192, 2048)
-            config = choose(layout, "fp32", sizes, arch, aligned=aligned, vector=True)
+            sizes, places = Sizes(tokens, 8192, 2048), {"aligned": aligned, "vector": True}
+            config = choose(layout, "fp32", sizes, arch, **places, bias=bias)
             compiled(config, arch, tmp_path)
