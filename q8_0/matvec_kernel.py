@@ -18,7 +18,7 @@ from kernelkit.hw import WARP_THREADS
 from kernelkit.table_kernel import TableKernel
 from kernelkit.words import fused, vector_at
 from q8_0.blocks import BLOCK, SCALE_BYTES
-from q8_0.config import INTEGERS, ITEMSIZE, PIECE, VECTOR_BYTES, MatvecConfig
+from q8_0.config import INTEGERS, ITEMSIZE, PIECE, VECTOR_BYTES, BatchConfig, MatvecConfig
 from q8_0.device import (
     TYPES,
     Piece,
@@ -50,6 +50,10 @@ class Matvec(TableKernel):
     """The kernel of one MatvecConfig; table: `MatvecParams`."""
 
     config: MatvecConfig
+
+    def __init__(self, config: MatvecConfig | BatchConfig) -> None:
+        super().__init__(config)
+        self.fewest_ctas = int(config.dtype == "fp32")
 
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -43,6 +43,14 @@ def test_registers_leave_room_for_warps(dtype, tokens, layout, arch, tmp_path):
     assert found.stack == 0
     warps = hw.REGISTERS_PER_SM // (-(-found.registers // 8) * 8 * hw.WARP_THREADS)
     assert warps // config.warps * config.warps >= RESIDENT_WARPS
+
+
+@pytest.mark.parametrize("arch", [*ARCHS, "sm_120a"])
+def test_numbers_of_32_bits_are_not_spilled(arch, tmp_path):
+    """By no tensor core, with as many registers as it takes: ptxas would spill for more warps."""
+    for layout, tokens in product(("soa", "interleaved"), (1, 2, 4, 8, 16)):
+        (found,) = resources(cubin_of(config_of(layout, "fp32", tokens), arch, tmp_path))
+        assert found.stack == 0
 
 
 @pytest.mark.parametrize(("dtype", "tokens"), KINDS[1:])
