@@ -13,9 +13,11 @@ class TableKernel:
     """What such kernels inherit; each has a method `kernel(table)`, decorated with `cute.kernel`.
 
     config: what it is compiled for; config.threads: of a CTA. cluster: its shape, None without.
+    fewest_ctas: of an SM, whose registers suffice; 0: ptxas decides, and may spill for more.
     """
 
     cluster: tuple[int, int, int] | None = None
+    fewest_ctas = 0
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -28,6 +30,7 @@ class TableKernel:
             block=(self.config.threads, 1, 1),
             cluster=self.cluster,
             stream=stream,
+            min_blocks_per_mp=self.fewest_ctas,
         )
 
     def with_table(self, kind: type) -> tuple:

@@ -85,22 +85,24 @@ class Batch(Matvec):
         for base in cutlass.range(begin, blocks, config.unrolled * config.splits, unroll=1):
             loaded, numbers = [], []
             for turn in cutlass.range_constexpr(config.unrolled):
-                piece, exists = (base + turn) * 4 + lane % 4, base + turn < blocks
+                piece, exists = base * 4 + lane % 4, base + turn < blocks
                 for row in rows:
-                    loaded.append(fetch(config.layout, WORDS, row, piece, exists))
+                    loaded.append(fetch(config.layout, WORDS, row, piece, exists, turn))
             if cutlass.const_expr(config.ahead):
                 for turn in cutlass.range_constexpr(config.unrolled):
                     for tile in cutlass.range_constexpr(config.tiles):
-                        numbers.append(self.load_tile(params, base + turn, tile))
+                        numbers.append(self.load_tile(params, base, turn, tile))
             cute.arch.sync_warp()  # as in `matvec_kernel`: first all loads, then products
-            if Int32(params.tokens) + base > 0:
-                for turn in cutlass.range_constexpr(config.unrolled):
-                    for tile in cutlass.range_constexpr(config.tiles):
-                        if cutlass.const_expr(config.ahead):
-                            x = numbers[turn * config.tiles + tile]
-                        else:
-                            x = self.load_tile(params, base + turn, tile)
-                        self.absorb_tile(loaded[2 * turn : 2 * turn + 2], x, acc[None, tile])
+            for part in cutlass.range_constexpr(config.parts):
+                # Other numbers, or it would be one branch.
+                if Int32((params.tokens, params.weights.rows)[part]) + base > 0:
+                    for turn in cutlass.range_constexpr(*config.turns(part)):
+                        for tile in cutlass.range_constexpr(config.tiles):
+                            if cutlass.const_expr(config.ahead):
+                                x = numbers[turn * config.tiles + tile]
+                            else:
+                                x = self.load_tile(params, base, turn, tile)
+                            self.absorb_tile(loaded[2 * turn : 2 * turn + 2], x, acc[None, tile])
         for tile in cutlass.range_constexpr(config.tiles):
             for index in cutlass.range_constexpr(4):
                 row, token = lane // 4 + 8 * (index // 2), 8 * tile + lane % 4 * 2 + index % 2
@@ -110,21 +112,27 @@ class Batch(Matvec):
 
     @cute.jit
     def load_tile(
-        self, params: MatvecParams, block: Int32, tile: cutlass.Constexpr[int]
+        self,
+        params: MatvecParams,
+        base: Int32,
+        turn: cutlass.Constexpr[int],
+        tile: cutlass.Constexpr[int],
     ) -> Numbers:
-        """What a lane has of a block of 8 tokens, and in Q8_1 the scales of the two tokens whose
-        results it has; zeros behind the last block."""
+        """What a lane has of block base + turn of 8 tokens, and in Q8_1 the scales of the two
+        tokens whose results it has; zeros behind the last block."""
         config = self.config
         lane, last = cute.arch.lane_idx(), Int32(params.tokens) - 1
-        exists, size = block < Int32(params.weights.cols) // BLOCK, MINE * ITEMSIZE[config.dtype]
+        exists = base + turn < Int32(params.weights.cols) // BLOCK
+        size = MINE * ITEMSIZE[config.dtype]
         token = Int64(cutlass.min(lane // 4 + 8 * tile, last))
-        place = params.x + token * params.x_stride + Int64(block * 4 + lane % 4) * size
-        words, scales = load_words(place, 1, exists, size // 4), []
+        place = params.x + token * params.x_stride + Int64(base * 4 + lane % 4) * size
+        words, scales = load_words(place + turn * 4 * size, 1, exists, size // 4), []
         if cutlass.const_expr(config.dtype == INTEGERS):
             for index in cutlass.range_constexpr(2):
                 token = Int64(cutlass.min(8 * tile + lane % 4 * 2 + index, last))
                 place = params.x_scales + token * params.x_scale_stride
-                scales.append(load_scale(place + Int64(block) * SCALE_BYTES, exists))
+                place = place + Int64(base) * SCALE_BYTES + turn * SCALE_BYTES
+                scales.append(load_scale(place, exists))
         return Numbers(words, scales)
 
     @cute.jit

@@ -72,6 +72,11 @@ class DequantiseConfig:
         return VECTOR_BYTES // ITEMSIZE[self.out]
 
     @property
+    def further(self) -> int:
+        """Blocks from a thread's piece to its next one."""
+        return self.threads * self.piece // BLOCK
+
+    @property
     def tile(self) -> int:
         """Columns of a CTA."""
         return self.threads * self.unrolled * self.piece
@@ -184,3 +189,13 @@ class BatchConfig(_Warps):
         """Whether x is loaded together with the weights, where registers suffice for that; it makes
         no difference to the bits."""
         return self.layout == SOA and (self.tokens == 8 or self.dtype == INTEGERS)
+
+    @property
+    def parts(self) -> int:
+        """Of what is in flight: x of the second one is not loaded before the first one is
+        multiplied, where x of both would be spilled."""
+        return 1 if self.tokens == 8 or self.dtype == INTEGERS else 2
+
+    def turns(self, part: int) -> tuple[int, int]:
+        """Of a part: the first one, and the one behind the last."""
+        return part * self.unrolled // self.parts, (part + 1) * self.unrolled // self.parts

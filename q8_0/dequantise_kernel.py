@@ -30,8 +30,8 @@ class Dequantise(TableKernel):
         first = tile * (config.tile // config.piece) + thread
         source, loaded = row_of(params.weights, row), []
         for turn in cutlass.range_constexpr(config.unrolled):
-            piece = first + turn * config.threads
-            loaded.append(fetch(config.layout, config.words, source, piece, piece < pieces))
+            exists, further = first + turn * config.threads < pieces, turn * config.further
+            loaded.append(fetch(config.layout, config.words, source, first, exists, further))
         cute.arch.sync_warp()  # else ptxas puts loads where they are used, one behind the other
         target = params.out + Int64(row) * params.out_stride
         for turn in cutlass.range_constexpr(config.unrolled):

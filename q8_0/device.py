@@ -72,63 +72,70 @@ def fetch(
     row: Row,
     piece: Int32,
     exists: Boolean,
+    further: cutlass.Constexpr[int] = 0,
 ) -> Piece:
-    """Piece number `piece` of a row, `count` words of quants (a power of two up to 4); zeros where
-    it does not exist."""
+    """The piece that is `further` blocks behind piece number `piece` of a row, `count` words of
+    quants (a power of two up to 4); zeros where it does not exist.
+
+    Pieces that a thread has in flight differ by `further` alone, a part of the instruction: an
+    address of its own for each would take two registers.
+    """
     size = 4 * count
     block, wanted = piece // (BLOCK // size), Int32(exists)
     if cutlass.const_expr(layout == SOA):
         quants, scale = row.quants + Int64(piece) * size, row.scales + Int64(block) * SCALE_BYTES
-        found = cute.arch.inline_ptx(
-            _aligned(count), write_only_types=[Uint32] * (count + 1),
-            read_only_args=[quants, scale, wanted],
-        )  # fmt: skip
+        text = _aligned(count, further)
     else:
         scale = row.scales + Int64(block) * BLOCK_BYTES
         quants = scale + SCALE_BYTES + Int64(piece % (BLOCK // size)) * size
-        found = cute.arch.inline_ptx(
-            _assembled(count), write_only_types=[Uint32] * (count + 1),
-            read_only_args=[quants, scale, wanted],
-        )  # fmt: skip
+        text = _assembled(count, further)
+    found = cute.arch.inline_ptx(
+        text, write_only_types=[Uint32] * (count + 1), read_only_args=[quants, scale, wanted]
+    )
     return Piece(tuple(found[:count]), found[count])
 
 
-def _scaffold(count: int, loads: str, results: str) -> str:
-    """PTX of `fetch`: operands are the addresses of quants and scale, and whether to load."""
+def _scaffold(count: int, loads: str, scale: int, results: str) -> str:
+    """PTX of `fetch`: operands are the addresses of quants and scale of the first piece in flight,
+    and whether to load. scale: so many bytes further."""
     clear = " ".join(f"mov.b32 t{k}, 0;" for k in range(count + 1))
     return (
         f"{{ .reg .pred p; .reg .b32 t<{count + 1}>; .reg .b16 s, h; "
         f"setp.ne.s32 p, {{$r2}}, 0; {clear} mov.b16 s, 0; mov.b16 h, 0; "
-        f"{loads} @p {READ_TOGETHER}.b16 s, [{{$r1}}]; {results} cvt.u32.u16 {{$w{count}}}, s; }}"
+        f"{loads} @p {READ_TOGETHER}.b16 s, [{{$r1}} + {scale}]; {results} "
+        f"cvt.u32.u16 {{$w{count}}}, s; }}"
     )
 
 
-def _aligned(count: int) -> str:
-    """One access."""
+def _aligned(count: int, further: int) -> str:
+    """One access, so many blocks behind the addresses."""
     names = ", ".join(f"t{k}" for k in range(count))
-    vector = f".v{count}" if count > 1 else ""
-    loads = f"@p {READ}{vector}.b32 {{{names}}}, [{{$r0}}];"
-    if count == 1:
-        loads = f"@p {READ}.b32 t0, [{{$r0}}];"
-    return _scaffold(count, loads, " ".join(f"mov.b32 {{$w{k}}}, t{k};" for k in range(count)))
+    vector, words = (f".v{count}", f"{{{names}}}") if count > 1 else ("", names)
+    loads = f"@p {READ}{vector}.b32 {words}, [{{$r0}} + {further * BLOCK}];"
+    results = " ".join(f"mov.b32 {{$w{k}}}, t{k};" for k in range(count))
+    return _scaffold(count, loads, further * SCALE_BYTES, results)
 
 
-def _assembled(count: int) -> str:
+def _assembled(count: int, further: int) -> str:
     """Words around quants at a multiple of 2 bytes, shifted into place.
 
     Where they are no multiple of 4, the first word has two bytes of the same block in front of
     them, its scale or other quants, and the last two quants come by themselves: behind them the
     memory may end.
     """
-    loads = "{ .reg .b64 down; and.b64 down, {$r0}, -4; " + " ".join(
-        f"@p {READ_TOGETHER}.b32 t{k}, [down + {4 * k}];" for k in range(count)
+    offset = further * BLOCK_BYTES
+    odd = offset % 4  # all the same, or two addresses and shifts of all pieces in flight
+    loads = f"{{ .reg .b64 down; add.s64 down, {{$r0}}, {odd}; and.b64 down, down, -4; " + " ".join(
+        f"@p {READ_TOGETHER}.b32 t{k}, [down + {offset - odd + 4 * k}];" for k in range(count)
     )
-    loads += f" @p {READ_TOGETHER}.b16 h, [{{$r0}} + {4 * count - 2}]; }} cvt.u32.u16 t{count}, h;"
-    results = "{ .reg .b32 shift; cvt.u32.u64 shift, {$r0}; and.b32 shift, shift, 2; "
+    last = offset + 4 * count - 2
+    loads += f" @p {READ_TOGETHER}.b16 h, [{{$r0}} + {last}]; }} cvt.u32.u16 t{count}, h;"
+    results = "{ .reg .b32 shift; cvt.u32.u64 shift, {$r0}; "
+    results += f"add.s32 shift, shift, {odd}; and.b32 shift, shift, 2; "
     results += "shl.b32 shift, shift, 3; " + " ".join(
         f"shf.r.wrap.b32 {{$w{k}}}, t{k}, t{k + 1}, shift;" for k in range(count)
     )
-    return _scaffold(count, loads, results + " }")
+    return _scaffold(count, loads, offset, results + " }")
 
 
 @cute.jit

@@ -18,7 +18,7 @@ from kernelkit.hw import WARP_THREADS
 from kernelkit.table_kernel import TableKernel
 from kernelkit.words import fused, vector_at
 from q8_0.blocks import BLOCK, SCALE_BYTES
-from q8_0.config import INTEGERS, ITEMSIZE, PIECE, VECTOR_BYTES, MatvecConfig
+from q8_0.config import INTEGERS, ITEMSIZE, PIECE, VECTOR_BYTES, BatchConfig, MatvecConfig
 from q8_0.device import (
     TYPES,
     Piece,
@@ -51,6 +51,10 @@ class Matvec(TableKernel):
 
     config: MatvecConfig
 
+    def __init__(self, config: MatvecConfig | BatchConfig) -> None:
+        super().__init__(config)
+        self.fewest_ctas = int(config.dtype == "fp32")
+
     @cute.kernel
     def kernel(self, table: DeviceTable) -> None:
         """A CTA has `config.cta_rows` rows."""
@@ -73,9 +77,10 @@ class Matvec(TableKernel):
         for base in cutlass.range(begin, pieces, step * config.splits, unroll=1):
             loaded = []
             for turn in cutlass.range_constexpr(config.unrolled):
-                piece = base + turn * WARP_THREADS + lane
+                exists = base + turn * WARP_THREADS + lane < pieces
+                further = turn * WARP_THREADS * PIECE // BLOCK
                 for row in rows:
-                    loaded.append(fetch(config.layout, WORDS, row, piece, piece < pieces))
+                    loaded.append(fetch(config.layout, WORDS, row, base + lane, exists, further))
             # Loads stay in front of the barrier, sums behind a branch that is always taken:
             # else ptxas begins with sums, and waits, before all loads are on their way.
             cute.arch.sync_warp()

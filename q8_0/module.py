@@ -100,15 +100,10 @@ class Q8Linear(nn.Module):
                 given = quantise(rows, **place)
             y = matvec(self.weights, given, self.bias, out_dtype=x.dtype, **place)
         else:
-            y = self._product(quantise(rows, **place), x.dtype, place)
+            y = product(
+                self.weights, quantise(rows, **place), self.bias, out_dtype=x.dtype, **place
+            )
         return y.reshape(*x.shape[:-1], self.out_features)
-
-    def _product(self, x: Activations, dtype: torch.dtype, place: dict[str, Any]) -> torch.Tensor:
-        """By the tensor cores, the bias added in fp32."""
-        if self.bias is None:
-            return product(self.weights, x, out_dtype=dtype, **place)
-        y = product(self.weights, x, out_dtype=torch.float32, **place)
-        return (y + self.bias.float()).to(dtype)
 
     def extra_repr(self) -> str:
         """Sizes, layout and activations."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target, sms_of
 from kernelkit.tensors import DTYPE_NAMES
-from kernelkit.warm import Progress, Warmed, counts, warm
+from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
 from q8_0.choose import product_config
 from q8_0.config import (
     INTEGERS,
@@ -23,7 +24,11 @@ from q8_0.config import (
     RepackConfig,
 )
 from q8_0.launch import ARCHS, Config, compile_kernel
+from q8_0.product.launch import compile_kernel as compile_product
+from q8_0.product.launch import config_for
 from q8_0.weights import Weights
+
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def warmup(
@@ -37,12 +42,13 @@ def warmup(
     progress: Progress | bool | None = None,
 ) -> Warmed:
     """Find or compile the kernels of `repack` (of rows in one piece, aligned), `dequantise`,
-    `quantise` and `matvec` for weights like these, whatever their contents.
+    `quantise`, `matvec`, and with more tokens than it takes of the product behind `Q8Linear`, for
+    weights like these, whatever their contents.
 
     Args:
         weights: may be on the device 'meta' where `arch` is given.
         dtypes: of x, and of the results beside float32.
-        tokens: how many a call may have.
+        tokens: how many a call may have, a sequence such as `range(1, 8193)`.
         biases: whether calls have a bias, too.
         progress: see `kernelkit.warm.warm`.
     """
@@ -51,7 +57,7 @@ def warmup(
     for dtype in dtypes:
         if dtype not in DTYPE_NAMES:
             raise NotImplementedError(f"dtypes has {dtype}: supported are {tuple(DTYPE_NAMES)}")
-    sizes = counts("tokens", tokens, MOST_TOKENS)
+    sizes = counts("tokens", tokens)
     target = choose_target(weights.data.device, backend, arch, ARCHS)
     names = [DTYPE_NAMES[dtype] for dtype in dtypes]
     sms = sms_of(weights.data.device)
@@ -67,11 +73,11 @@ def kernels_for(
 ) -> list[KernelKey]:
     """The kernels of `warmup`, each once; dtypes by name; place: architecture, SMs."""
     arch, sms = place
-    pairs = [(name, name) for name in dtypes]
-    pairs += [(INTEGERS, out) for out in dict.fromkeys((*dtypes, "fp32"))]
+    outs = [*dict.fromkeys((*dtypes, "fp32"))]
+    pairs = [(name, name) for name in dtypes] + [(INTEGERS, out) for out in outs]
     products: list[MatvecConfig | BatchConfig] = []
     for dtype, out in pairs:
-        for count in tokens:
+        for count in (count for count in tokens if count <= MOST_TOKENS):
             size = count, weights.rows, weights.cols
             plain = product_config(weights.layout, dtype, out, sizes=size, bias=False, sms=sms)
             products += [plain, replace(plain, bias=True)] if biases else [plain]
@@ -81,4 +87,14 @@ def kernels_for(
     with collecting() as keys:
         for config in (*configs, *dict.fromkeys(products)):
             compile_kernel(config, arch)
-    return keys
+
+    def products_at(count: int) -> list[KernelKey]:
+        with collecting() as found:
+            for out, bias in itertools.product(outs, {False, biases}):
+                shape = count, weights.rows
+                result = torch.empty(shape, dtype=DTYPES[out], device="meta")
+                compile_product(config_for(weights, result, arch, bias=bias), arch)
+        return found
+
+    many = [count for count in tokens if count > MOST_TOKENS]
+    return keys + kernels_over(many, products_at)

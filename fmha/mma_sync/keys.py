@@ -38,7 +38,7 @@ EARLIER = 4 * hw.WARP_THREADS  # the first warp of each of an SM's four schedule
 
 
 class KeyMath(Math):
-    """A warp has half of the keys of a tile and half of the columns of O, of all its team's rows."""
+    """A warp has half of the keys of a tile and half of the columns of O, of its team's rows."""
 
     @cute.jit
     def sweep(self, scope: Scope, work: Work, walk: Walk, place: Place, tile: Tile) -> None:

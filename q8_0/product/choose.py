@@ -42,6 +42,9 @@ TWO_CTAS: tuple[Shape, ...] = (
 )
 ONE_CTA: tuple[Shape, ...] = ((64, 64, 2, 4, 1), *TWO_CTAS[1:])
 ONE_CTA_SPLIT: tuple[Shape, ...] = ((32, 64, 4, 2, 1), *TWO_CTAS[1:])
+# On compute capability 10.3 an mma of int8 takes many cycles, and ptxas more registers for what
+# stands beside it; smaller tiles are not spilled.
+SLOW_MMA = ((32, 64, 4, 2, 1), (32, 32, 2, 2, 2), (32, 32, 1, 4, 2), (16, 32, 1, 4, 3))
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,17 @@ class Sizes:
 
 
 def choose(
-    layout: str, out_dtype: str, sizes: Sizes, arch: str, *, aligned: bool, vector: bool
+    layout: str,
+    out_dtype: str,
+    sizes: Sizes,
+    arch: str,
+    *,
+    aligned: bool,
+    vector: bool,
+    bias: bool = False,
 ) -> ProductConfig:
     """The kernel for these sizes. aligned, vector: address and stride of weights, of the result,
-    are multiples of 16 bytes."""
+    are multiples of 16 bytes. bias: whether there is one."""
     blocks = sizes.cols // BLOCK
     plain = ProductConfig(
         layout,
@@ -66,8 +76,9 @@ def choose(
         even=blocks % 2 == 0,
         aligned=layout == SOA or (aligned and blocks % ALIGNED_BLOCKS == 0),
         vector=vector and sizes.rows % OWN_ROWS == 0,
+        bias=bias,
     )
-    for tokens, rows, by_tokens, by_rows, ctas in _shapes(layout, arch):
+    for tokens, rows, by_tokens, by_rows, ctas in _shapes(layout, arch, sizes):
         config = fitting(
             replace(
                 plain,
@@ -85,12 +96,18 @@ def choose(
     return replace(config, small=small)
 
 
-def _shapes(layout: str, arch: str) -> tuple[Shape, ...]:
-    if arch == "sm_103a":  # an mma of int8 takes many cycles there, and ptxas more registers
-        return ONE_CTA_SPLIT
-    if hw.smem_bytes_per_cta(arch) > SMALL_SMEM:
-        return TWO_CTAS
-    return ONE_CTA if layout == SOA else ONE_CTA_SPLIT
+def _shapes(layout: str, arch: str, sizes: Sizes) -> tuple[Shape, ...]:
+    if arch == "sm_103a":
+        shapes = SLOW_MMA
+    elif hw.smem_bytes_per_cta(arch) > SMALL_SMEM:
+        shapes = TWO_CTAS
+    else:
+        shapes = ONE_CTA if layout == SOA else ONE_CTA_SPLIT
+    tokens, rows, by_tokens, by_rows, _ = shapes[0]
+    small = sizes.tokens < tokens * by_tokens or sizes.rows < rows * by_rows
+    # Rows of blocks that are clamped take registers that the largest tiles do not leave; and fewer
+    # than 128 tokens are more CTAs in tiles of 64.
+    return shapes[1:] if small and layout == INTERLEAVED else shapes
 
 
 def fitting(config: ProductConfig, arch: str) -> ProductConfig:

@@ -36,7 +36,8 @@ class ProductConfig:
     before it, NEAR, which takes fewer registers, or PAIRS, two numbers by one instruction. even:
     the number of blocks of a row is. aligned: every ALIGNED_BLOCKS blocks of interleaved weights
     begin at a multiple of 16 bytes. small: there are fewer tokens or rows than a tile has. vector:
-    rows of the result begin at multiples of 16 bytes, and so do every 16 bytes of them.
+    rows of the result begin at multiples of 16 bytes, and so do every 16 bytes of them. bias: one
+    is added last, in the dtype of the result.
     """
 
     layout: str
@@ -52,6 +53,7 @@ class ProductConfig:
     aligned: bool = True
     small: bool = False
     vector: bool = True
+    bias: bool = False
 
     @property
     def tile_tokens(self) -> int:

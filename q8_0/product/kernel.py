@@ -79,13 +79,13 @@ class Product:
         """All stages of K."""
         config = self.config
         ahead = config.stages - 1
-        # Many copies of few warps wait for each other at one place.
-        in_two = config.interleaved and config.ctas_per_sm > 1
+        # Behind the barrier all warps of few would wait for copies, and then for what they read.
+        late = config.ctas_per_sm > 1
         x_scales, w_scales = self.loader.token_scales(scope), self.loader.weight_scales(scope)
         self.load_scales(scope, Int32(0), x_scales, w_scales)
         rows = self.loader.token_rows(scope), self.loader.weight_rows(scope)
         for stage in cutlass.range_constexpr(ahead):
-            self.copy(scope, Int32(stage), rows, True, True)
+            self.copy(scope, Int32(stage), rows)
         if cutlass.const_expr(config.interleaved):
             cute.arch.cp_async_wait_group(ahead - 1)
             cute.arch.sync_threads()
@@ -96,13 +96,14 @@ class Product:
             # Interleaved blocks are taken apart a step before they are multiplied.
             cute.arch.cp_async_wait_group(ahead - (2 if config.interleaved else 1))
             cute.arch.sync_threads()
-            self.copy(scope, step + ahead, rows, True, not in_two)
+            if cutlass.const_expr(not late):
+                self.copy(scope, step + ahead, rows)
             slot = self.slot(step)
             quants = (slot * config.x_bytes, self.loader.quants(step, slot))
             here = self.blocks.places_of(places, quants, step)
             self.blocks.multiply_block(0, here, acc)
-            if cutlass.const_expr(in_two):
-                self.copy(scope, step + ahead, rows, False, True)
+            if cutlass.const_expr(late):
+                self.copy(scope, step + ahead, rows)
             self.blocks.multiply_block(1, here, acc)
             if step + 1 < scope.steps:
                 self.finish(scope, step + 1, self.slot(step + 1), x_scales, w_scales)
@@ -119,22 +120,17 @@ class Product:
         scope: Scope,
         step: Int32,
         rows: tuple[cute.Tensor, cute.Tensor | None],
-        tokens: cutlass.Constexpr[bool],
-        weights: cutlass.Constexpr[bool],
     ) -> None:
-        """Begin to copy what is wanted of a stage, if K has it; with its weights the copies become
-        a group. rows: of tokens and of weights, see `Loader.copy_rows`."""
+        """Begin to copy a stage, if K has it. rows: of tokens and of weights, see
+        `Loader.copy_rows`."""
         slot, (x_rows, w_rows) = self.slot(step), rows
         if step < scope.steps:
-            if cutlass.const_expr(tokens):
-                self.loader.copy_tokens(scope, step, slot, x_rows)
-                self.loader.move_on(x_rows, STAGE_K)
-            if cutlass.const_expr(weights):
-                self.loader.copy_weights(scope, step, slot, w_rows)
-                if cutlass.const_expr(w_rows is not None):
-                    self.loader.move_on(w_rows, STAGE_K)
-        if cutlass.const_expr(weights):
-            cute.arch.cp_async_commit_group()
+            self.loader.copy_tokens(scope, step, slot, x_rows)
+            self.loader.move_on(x_rows, STAGE_K)
+            self.loader.copy_weights(scope, step, slot, w_rows)
+            if cutlass.const_expr(w_rows is not None):
+                self.loader.move_on(w_rows, STAGE_K)
+        cute.arch.cp_async_commit_group()
 
     @cute.jit
     def load_scales(

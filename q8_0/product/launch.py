@@ -14,7 +14,7 @@ from kernelkit import hw
 from kernelkit.arch import PORTABLE
 from kernelkit.compile import compile_once
 from kernelkit.kernel import CompiledKernel
-from kernelkit.launch import Target, choose_target, launch
+from kernelkit.launch import choose_target, launch
 from kernelkit.operator import Operator
 from kernelkit.param_table import ParamTable
 from kernelkit.tensors import (
@@ -44,6 +44,7 @@ class Multiplied:
     weights: Weights
     x: Activations
     out_dtype: torch.dtype
+    bias: torch.Tensor | None = None
     out: torch.Tensor | None = None
     backend: str = "auto"
     arch: str | None = None
@@ -52,16 +53,17 @@ class Multiplied:
 def product(
     weights: Weights,
     x: Activations,
+    bias: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
-    """x W^T, [tokens, rows]: of each block of 32 columns the sum I of integer products, exactly;
-    t = I d_x, rounded to fp32; y = t d_w + y in fp32, by a fused multiply-add, from 0, block by
-    block; at the end y rounded to the dtype of the result. `q8_0.product.reference` has the same
-    bits.
+    """x W^T + bias, [tokens, rows]: of each block of 32 columns the sum I of integer products,
+    exactly; t = I d_x, rounded to fp32; y = t d_w + y in fp32, by a fused multiply-add, from 0,
+    block by block; at the end y + bias in fp32, rounded to the dtype of the result.
+    `q8_0.product.reference` has the same bits.
 
     An infinite d_x counts as NaN: all results of that token are. With an infinite d_w they are NaN
     or an infinity, as t d_w is.
@@ -70,6 +72,7 @@ def product(
         weights: [rows, cols], cols up to 4,194,304, of either layout, with the same bits. In 'soa'
             it is faster, and interleaved slower where rows are no multiple of 256 columns.
         x: [tokens, cols], what `q8_0.quantise` makes.
+        bias: [rows], in the dtype of the result.
         out_dtype: bfloat16, float16 or float32: that of `out`, or float32, by default.
         out: [tokens, rows] for the result, rows in one piece.
         backend, arch: see `kernelkit.launch.choose_target`.
@@ -80,12 +83,13 @@ def product(
     """
     require_type("weights", weights, Weights)
     require_type("x", x, Activations)
+    require_type("bias", bias, torch.Tensor, optional=True)
     require_type("out", out, torch.Tensor, optional=True)
     if out_dtype is None:
         out_dtype = torch.float32 if out is None else out.dtype
     given = {
-        "weights": weights, "x": x, "out_dtype": out_dtype, "out": out, "backend": backend,
-        "arch": arch,
+        "weights": weights, "x": x, "out_dtype": out_dtype, "bias": bias, "out": out,
+        "backend": backend, "arch": arch,
     }  # fmt: skip
     return PRODUCT({name: value for name, value in given.items() if value is not None})
 
@@ -97,15 +101,14 @@ def run_product(given: Multiplied) -> tuple[torch.Tensor]:
     target = choose_target(x.quants.device, given.backend, given.arch, ARCHS)
     out = empty_product(given)[0] if given.out is None else given.out
     if x.tokens:
-        config = config_for(weights, x, out, target.arch)
+        config = config_for(weights, out, target.arch, bias=given.bias is not None)
         group, groups = group_of(x.tokens, config.tile_tokens)
         tiles = group * -(-weights.rows // config.tile_rows)
         require_grid(**{"groups of tokens": groups})
         if tiles > MOST_CTAS:
             raise ValueError(f"weights has {weights.rows} rows: {tiles} CTAs, limit {MOST_CTAS}")
-        _launch(
-            config, (ParamTable.of(_params(weights, x, out, group)), tiles, groups), target, out
-        )
+        table = ParamTable.of(_params(given, out, group))
+        launch(compile_kernel(config, target.arch), (table, tiles, groups), target, out.device)
     return (out,)
 
 
@@ -117,15 +120,14 @@ def empty_product(given: Multiplied) -> tuple[torch.Tensor]:
     return (quants.new_empty((quants.shape[0], given.weights.rows), dtype=given.out_dtype),)
 
 
-def config_for(weights: Weights, x: Activations, out: torch.Tensor, arch: str) -> ProductConfig:
-    """The kernel of a call."""
+def config_for(weights: Weights, out: torch.Tensor, arch: str, *, bias: bool) -> ProductConfig:
+    """The kernel of a call. out: the result, on the device 'meta' one of its own memory."""
     unit = hw.SMEM_UNIT_BYTES
-    sizes = Sizes(x.tokens, weights.rows, weights.cols)
+    sizes = Sizes(len(out), weights.rows, weights.cols)
     ends = _address(out) | (out.stride(0) * out.itemsize if len(out) > 1 else 0)
     starts = _address(weights.data) | weights.row_stride
-    aligned = starts % unit == 0
-    name = DTYPE_NAMES[out.dtype]
-    return choose(weights.layout, name, sizes, arch, aligned=aligned, vector=ends % unit == 0)
+    places = {"aligned": starts % unit == 0, "vector": ends % unit == 0}
+    return choose(weights.layout, DTYPE_NAMES[out.dtype], sizes, arch, **places, bias=bias)
 
 
 def compile_kernel(config: ProductConfig, arch: str) -> CompiledKernel | None:
@@ -133,24 +135,22 @@ def compile_kernel(config: ProductConfig, arch: str) -> CompiledKernel | None:
     return compile_once(config, arch, "q8_0.product.kernel")
 
 
-def _params(weights: Weights, x: Activations, out: torch.Tensor, group: int) -> ProductParams:
+def _params(given: Multiplied, out: torch.Tensor, group: int) -> ProductParams:
+    weights, x = given.weights, given.x
     return ProductParams(
         x=Matrix(address=x.quants, rows=x.tokens),
         x_scales=Matrix(address=x.scales, rows=x.tokens),
         w=WeightMatrix.of(weights),
         out=out,
         out_stride=out.stride(0) * out.itemsize,
+        bias=0 if given.bias is None else given.bias,
         blocks=weights.blocks,
         group=group,
     )
 
 
-def _launch(config: ProductConfig, arguments: tuple, target: Target, out: torch.Tensor) -> None:
-    launch(compile_kernel(config, target.arch), arguments, target, out.device)
-
-
 def _check(given: Multiplied) -> None:
-    weights, x, out = given.weights, given.x, given.out
+    weights, x, bias, out = given.weights, given.x, given.bias, given.out
     weights.require_place()
     x.require_place("x")
     parts = {"weights.data": weights.data, "x.quants": x.quants, "x.scales": x.scales}
@@ -163,6 +163,10 @@ def _check(given: Multiplied) -> None:
         raise NotImplementedError(
             f"out_dtype is {given.out_dtype}: supported are {tuple(DTYPE_NAMES)}"
         )
+    if bias is not None:
+        require_tensors(bias=bias, x=x.quants)
+        require_table("bias", bias, given.out_dtype, (weights.rows,))
+        parts["bias"] = bias
     if out is not None:
         require_tensors(out=out, x=x.quants)
         require_table("out", out, given.out_dtype, (x.tokens, weights.rows))

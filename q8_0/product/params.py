@@ -49,12 +49,13 @@ class WeightMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductParams:
-    """The operands and the result."""
+    """The operands and the result; a bias where the config says so, else 0."""
 
     x: Matrix  # quants of tokens
     x_scales: Matrix
     w: WeightMatrix
     out: Word
     out_stride: Word
+    bias: Word
     blocks: Word  # of a row
     group: Word  # tiles of tokens that are neighbours in the grid

@@ -10,7 +10,9 @@ from q8_0.reference import unpacked
 from q8_0.weights import Weights
 
 
-def product(weights: Weights, x: Activations, out_dtype: torch.dtype) -> torch.Tensor:
+def product(
+    weights: Weights, x: Activations, out_dtype: torch.dtype, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """[tokens, rows], see `q8_0.product.launch.product`."""
     quants, scales = (part.double() for part in unpacked(weights))
     x_quants, x_scales = x.quants.double(), x.scales.double()
@@ -21,7 +23,7 @@ def product(weights: Weights, x: Activations, out_dtype: torch.dtype) -> torch.T
         integers = x_quants[:, columns] @ quants[:, columns].T
         scaled = (integers * x_scales[:, block, None]).float()
         total = fused(scaled.double(), scales[None, :, block], total.double())
-    return total.to(out_dtype)
+    return (total if bias is None else total + bias.float()).to(out_dtype)
 
 
 def fused(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

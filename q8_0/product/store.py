@@ -26,6 +26,8 @@ class Store:
         """Write the tokens and rows that are there and that no other tile writes."""
         blocks, tile, params = self.blocks, scope.tile, scope.params
         lane = cute.arch.lane_idx()
+        if cutlass.const_expr(self.config.bias):
+            self.add_bias(scope, acc)
         token, row = blocks.origin()
         token = tile.token + token + lane // 4
         row = tile.row + row + lane % 4 * OWN_ROWS
@@ -36,10 +38,30 @@ class Store:
             for group in cutlass.range_constexpr(blocks.row_tiles // GROUP):
                 values = []
                 for k in cutlass.range_constexpr(OWN_ROWS):
-                    place = (index % 2 * 2 + k % 2, group * GROUP + k // 2, index // 2)
-                    values.append(acc[place])
+                    values.append(acc[self.place(index, group, k)])
                 if wanted:
                     self.store(scope, start, row + group * GROUP_ROWS, values)
+
+    @cute.jit
+    def add_bias(self, scope: Scope, acc: cute.Tensor) -> None:
+        """acc += that of each row, all tokens of a row at a time, so that few are in registers."""
+        config, blocks, params = self.config, self.blocks, scope.params
+        _, row = blocks.origin()
+        row = scope.tile.row + row + cute.arch.lane_idx() % 4 * OWN_ROWS
+        for group in cutlass.range_constexpr(blocks.row_tiles // GROUP):
+            for k in cutlass.range_constexpr(OWN_ROWS):
+                own = row + group * GROUP_ROWS + k
+                if cutlass.const_expr(config.small):
+                    own = cutlass.min(own, Int32(params.w.quants.rows) - 1)
+                address = params.bias + Int64(own) * self.width
+                added = vector_at(address, TYPES[config.out_dtype], 1)[0].to(Float32)
+                for index in cutlass.range_constexpr(blocks.token_tiles * 2):
+                    place = self.place(index, group, k)
+                    acc[place] = acc[place] + added
+
+    def place(self, index: int, group: int, k: int) -> tuple[int, int, int]:
+        """Of the lane's token number `index` and its row k of a group, in the accumulators."""
+        return index % 2 * 2 + k % 2, group * GROUP + k // 2, index // 2
 
     @cute.jit
     def store(self, scope: Scope, start: Int64, row: Int32, values: list[Float32]) -> None:

@@ -25,22 +25,6 @@ from workbench.units.flags import add_units
 FLAGS = {"fmha": attention, "gqa": decode, "moe": moe, "kvcache": kvcache, "dsv4": dsv4}
 Add = Callable[[argparse.ArgumentParser], None]
 
-OF_STEPS = {
-    "merge": "Merges attention results over disjoint keys.",
-    "quantise": "Quantises tokens to nvfp4, mxfp8 and mxfp4.",
-    "route": "Routes tokens to experts.",
-    "permutation": "Sorts the choices of all tokens by expert.",
-    "combine": "Adds the weighted rows of each token up.",
-    "append": "Writes new entries into the cache.",
-    "gather": "Reads entries out of the cache as bf16.",
-    "copy": "Copies blocks of the cache, and segments of states.",
-    "checksum": "Sums the words of blocks up.",
-    "host": "Moves blocks of the cache to the host's memory and back.",
-    "compress": "Compresses windows of tokens to entries of a CSA or HCA layer.",
-    "query": "Rotates and quantises the queries of the indexer.",
-    "score": "Scores the keys of the indexer.",
-    "topk": "Selects the best of the scores.",
-}
 EXACT = """\
 A GPU that the kernel is written for runs it; everywhere else the emulator runs its PTX. The
 yardstick is the fp64 definition, and beside each error stands the one that the reference with the
@@ -110,6 +94,16 @@ head_dim 512, the windows and the records are the model's. Exit code 1: somethin
 limit, or the checker found an error; 2: the run is refused.""",
         "--kind csa --prefix 200 --steps 300",
     ),
+    "q8_0": Command(
+        "workbench.run.q8_0",
+        partial(_checked, q8_0.add_run),
+        """Runs what reads weights in Q8_0, in both layouts, and prints how exact it is.
+
+A GPU runs the kernels; without one the emulator runs their PTX. Products are compared with fp64,
+what moves and rounds with the reference's bits, and one layout with the other, bit for bit. Exit
+code 1: wrong, or the checker found an error; 2: refused.""",
+        "--operations matvec product --shapes 48x256 --tokens 3 17 --bias",
+    ),
     **{
         step: Command(
             "workbench.run.steps",
@@ -118,7 +112,7 @@ limit, or the checker found an error; 2: the run is refused.""",
             "checker found an error; 2: refused.",
             "--rows 9 --check",
         )
-        for step, about in OF_STEPS.items()
+        for step, about in steps.ABOUT.items()
     },
 }
 
@@ -148,6 +142,13 @@ EXPLAIN = {
         f"{STATIC} --product says which of the two it is.",
         "--model deepseek-v4-pro --tokens 64 --experts 8",
     ),
+    "q8_0": Command(
+        "workbench.explain.q8_0",
+        q8_0.add_static,
+        "The kernels that read weights in Q8_0: which one, who takes what, and what lies where.\n\n"
+        f"{STATIC}",
+        "--operations product --tokens 2k --arch sm_89",
+    ),
     **{
         step: Command(
             "workbench.explain.steps",
@@ -155,7 +156,7 @@ EXPLAIN = {
             f"{about}\n\nWhich kernels it launches, their configs, and the plan of those that have "
             "one.\nNothing is compiled.",
         )
-        for step, about in OF_STEPS.items()
+        for step, about in steps.ABOUT.items()
     },
 }
 
@@ -181,9 +182,10 @@ DUMP = {
     "fmha": _dump("fmha", attention.add_static, "an attention kernel", EXPLAIN["fmha"].example),
     "gqa": _dump("gqa", decode.add_dump, "a decode kernel", EXPLAIN["gqa"].example),
     "moe": _dump("moe", moe.add_dump, "a layer's grouped GEMM", EXPLAIN["moe"].example),
+    "q8_0": _dump("q8_0", q8_0.add_static, "the kernels that read Q8_0", EXPLAIN["q8_0"].example),
     **{
         step: _dump("steps", partial(steps.add_case, step), f"the kernels of `{step}`")
-        for step in OF_STEPS
+        for step in steps.ABOUT
     },
 }
 
@@ -260,7 +262,7 @@ CYCLES = {
     ),
     **{
         step: _of_cycles(step, "steps", partial(steps.add_case, step), f"`{step}`")
-        for step in OF_STEPS
+        for step in steps.ABOUT
         if step not in steps.NATIVE_ONLY
     },
     "layers": Command(
@@ -417,9 +419,9 @@ scale factor, whatever a peer reads.""",
 Times are medians of CUDA graph replays, per call, which rotate over weights of more than twice the
 L2 cache. Whoever is compared takes turns. A copy reads and writes as many bytes as the problem has,
 half each; a read is the maximum of as many bytes as int64; torch multiplies dequantised weights in
-fp16. `matvec` takes x in bf16, `integer` in Q8_1 by dp4a, `product` in Q8_1 by the tensor cores.
-Results are compared with the reference before anything is timed. TOPS count a multiplication and an
-addition each; the int8 peak is the data sheet's, dense.""",
+fp16. `matvec` takes x in bf16, `integer` and `product` in Q8_1: one token by dp4a, more by the
+tensor cores. Results are compared with the reference before anything is timed. TOPS count a
+multiplication and an addition each; the int8 peak is the data sheet's, dense.""",
         "--shapes 8192x2048 --tokens 1 16 2k --layouts soa --json out/q8_0.json",
     ),
     "kvcache-host": Command(

@@ -12,6 +12,7 @@ import fmha.warm
 import gqa_lowlatency.warm
 import kvcache.movement.warm
 import moe.warm
+import q8_0.warm
 from kernelkit import compile as kernel_compile
 from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
@@ -19,6 +20,9 @@ from kernelkit.launch import Target, launch
 from kernelkit.warm import kernels_over, warm
 from kvcache import gqa, preset
 from moe import ArrangedExperts, Router, pack
+from q8_0.blocks import LAYOUTS
+from q8_0.product.launch import config_for
+from q8_0.weights import empty
 from tests.kernelkit.scale_kernel import compile_scale
 from workbench.cases.moe import layer_of
 from workbench.commands import EXPLAIN
@@ -136,6 +140,23 @@ def test_arranged_experts_choose_no_other(flags, tokens, arch):
     assert {key.config.pdl for key in known if hasattr(key.config, "teams")} == {True}
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("arch", "sizes"), [
+    ("sm_90a", (8192, 2048)), ("sm_89", (72, 2048)), ("sm_103a", (8191, 2048)),
+    ("sm_120a", (8192, 2080)), ("sm_80", (129, 64)),
+])  # fmt: skip
+def test_a_matrix_in_q8_0_chooses_no_other(arch, sizes, layout):
+    """With as many tokens as a prompt has; with few, choices are listed one by one."""
+    weights, chance = empty(*sizes, layout, "meta"), random.Random(1)
+    most = 20_000
+    given = weights, ["bf16"], range(16, most), True, (arch, 132)
+    known = {key.config for key in q8_0.warm.kernels_for(*given)}
+    for tokens in (*range(17, 150), *(chance.randint(150, most - 1) for _ in range(SAMPLES // 3))):
+        dtype, bias = chance.choice((torch.bfloat16, torch.float32)), chance.random() < 0.5
+        out = on_meta(tokens, weights.rows, dtype=dtype)
+        assert config_for(weights, out, arch, bias=bias) in known
+
+
 @pytest.mark.parametrize("layout", [gqa(2, 8, 128), preset("deepseek-v4-flash")], ids=["gqa", "v4"])
 def test_a_cache_names_its_kernels(layout):
     keys = kvcache.movement.warm.kernels_for(layout, ["bf16"], "sm_90a")
@@ -160,6 +181,12 @@ def test_thresholds_are_found():
     assert sorted(found) == ["all", "long", "tile 0", "tile 1", "tile 2"]
     assert len(asked) == len(set(asked)) < 100
     assert kernels_over([], kernels_at) == []
+
+
+def test_a_size_that_is_alone_between_thresholds_is_found():
+    for alone in range(1, 50):
+        found = kernels_over(range(50), lambda size, alone=alone: [(size > alone) - (size < alone)])
+        assert 0 in found, alone
 
 
 def test_each_kernel_is_made_once_with_progress(monkeypatch, capsys):

@@ -61,7 +61,7 @@ def test_a_row_for_every_peer(operation):
 
 
 def test_wrong_results_are_noticed():
-    inputs = bench.Inputs(SMALL, 0, "cpu")
+    inputs = bench.Inputs.drawn(SMALL, 0, "cpu")
     right = inputs.calls(SMALL)["soa"]()
     bench.check(SMALL, inputs, "soa", right)
     with pytest.raises(ValueError, match="off fp64"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 
 import pytest
 import torch
@@ -38,11 +39,11 @@ def test_forward(layout, activations):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_more_tokens_go_to_the_product(layout, monkeypatch):
-    """In int8, and the bias behind it in fp32, whatever fewer tokens are multiplied in."""
+    """In int8, whatever fewer tokens are multiplied in, by one launch with the bias in it."""
     asked = []
 
     def noted(*args, **options):
-        asked.append(options["out_dtype"])
+        asked.append((args[2] is None, options["out_dtype"]))
         return product(*args, **options)
 
     monkeypatch.setattr("q8_0.module.product", noted)
@@ -52,7 +53,7 @@ def test_more_tokens_go_to_the_product(layout, monkeypatch):
     assert (with_bias(x).double() - exact).abs().max() <= exact.abs().max() * 2.0**-8
     assert without(x).dtype == torch.bfloat16
     with_bias(x[:MOST_TOKENS])
-    assert asked == [torch.float32, torch.bfloat16]
+    assert asked == [(False, torch.bfloat16), (True, torch.bfloat16)]
 
 
 def test_dtypes_move_the_bias_alone():
@@ -95,23 +96,28 @@ def test_warmup_has_every_kernel_of_later_calls(arch, monkeypatch):
     made = []
     monkeypatch.setattr("kernelkit.warm.ready", made.append)
     for layout in LAYOUTS:
-        weights = empty(64, 1024, layout, "meta")
+        weights = empty(64, 1024, layout)  # on the device 'meta' no operator asks for a kernel
         options = {"dtypes": (torch.bfloat16, torch.float32), "arch": arch, "biases": True}
+        options["tokens"] = range(1, 300)
         keys = warmup(weights, **options).keys
         assert made[-len(keys) :] == keys
         with collecting() as asked:
             repack(weights, LAYOUTS[layout == INTERLEAVED], arch=arch)
             for dtype in options["dtypes"]:
                 dequantise(weights, dtype, arch=arch)
-                bias = torch.empty(64, dtype=dtype, device="meta")
+                bias = torch.empty(64, dtype=dtype)
                 for tokens in (1, 2, 7, 16):
-                    x = torch.empty(tokens, 1024, dtype=dtype, device="meta")
+                    x = torch.empty(tokens, 1024, dtype=dtype)
                     matvec(weights, x, arch=arch)
                     matvec(weights, x, bias, arch=arch)
                     rounded = quantise(x, arch=arch)
                     matvec(weights, rounded, arch=arch)
                     matvec(weights, rounded, bias, out_dtype=dtype, arch=arch)
+                for made_of, tokens in itertools.product((None, bias), (17, 64, 130, 299)):
+                    x = torch.empty(tokens, 1024, dtype=dtype)
+                    Q8Linear(weights, made_of)(x, arch=arch)
+        assert len(set(asked)) > 20
         assert set(asked) <= set(keys)
     refused(lambda: warmup(weights, dtypes=(torch.int8,), arch=arch), "dtypes has torch.int8")
-    refused(lambda: warmup(weights, tokens=(17,), arch=arch), r"tokens\[0\] 17: from 0 to 16")
+    refused(lambda: warmup(weights, tokens=(-1,), arch=arch), r"tokens\[0\] -1: from 0 to ")
     refused(lambda: warmup(weights.data, arch=arch), "weights is Tensor")

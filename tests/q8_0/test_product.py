@@ -35,16 +35,16 @@ def activations(tokens: int, cols: int, *, calm: bool = True) -> Activations:
     return Activations(*Case(tokens, cols, calm=calm).parts())
 
 
-def check(case: Case, tokens: int, out: str = "fp32", **options) -> torch.Tensor:
+def check(case: Case, tokens: int, out: str = "fp32", bias=None, **options) -> torch.Tensor:
     """The bits of the definition by both layouts, and those of fp64 within the tolerance."""
     both, x, dtype = case.both(), activations(tokens, case.cols, calm=case.calm), DTYPES[out]
     with checked():
-        found = [product(weights, x, out_dtype=dtype, **options) for weights in both.values()]
-    wanted = reference.product(both[SOA], x, dtype)
+        found = [product(weights, x, bias, out_dtype=dtype, **options) for weights in both.values()]
+    wanted = reference.product(both[SOA], x, dtype, bias)
     for layout, y in zip(both, found, strict=True):
         assert same(y, wanted), f"{layout}: {(y != wanted).sum()} of {y.numel()} differ"
     if case.calm:
-        exact = definition.matvec(both[SOA], x)
+        exact = definition.matvec(both[SOA], x, bias)
         report = compare_output(found[0], exact, wanted, dtype)
         assert report.ok, str(report)
     return found[0]
@@ -73,6 +73,32 @@ def test_bits(case, tokens, arch):
 def test_results(rows, out):
     """Rows of the result by vectors of 16 bytes, and element by element."""
     check(Case(rows, 64), 9, out, arch="sm_90a")
+
+
+@pytest.mark.parametrize(
+    ("case", "tokens", "out"),
+    [
+        (Case(24, 64), 9, "bf16"),
+        (Case(27, 64), 9, "fp16"),
+        (Case(136, 256, place="dense"), 130, "fp32"),
+    ],
+    ids=str,
+)
+def test_a_bias(case, tokens, out):
+    """Added before the sum is rounded, wherever tiles begin, and nothing that lies beside it; its
+    address may be any."""
+    bias = hostile_bias(case.rows, DTYPES[out])
+    y = check(case, tokens, out, bias, arch="sm_90a")
+    operands = case.both()[SOA], activations(tokens, case.cols)
+    late = reference.product(*operands, DTYPES[out]) + bias
+    assert out == "fp32" or not same(y, late)  # rounded twice
+
+
+def hostile_bias(rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """At an odd address, between NaN, as large as the sums of `activations` with few blocks."""
+    wide = torch.full((rows + 2,), torch.nan, dtype=dtype)
+    wide[1:-1] = torch.randn(rows, generator=torch.Generator().manual_seed(rows)) * 8
+    return wide[1:-1]
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_86"])
@@ -177,6 +203,14 @@ def test_what_is_chosen_fits(layout, arch, aligned):
         assert config.small == (tokens < config.tile_tokens)
 
 
+def test_blocks_are_clamped_in_small_tiles_alone():
+    """Neither few tokens nor few rows are in a tile of 128, where clamped rows would be spilled."""
+    for sizes in (Sizes(100, 8192, 2048), Sizes(2048, 100, 2048)):
+        for layout, tokens in ((INTERLEAVED, 64), (SOA, 128)):
+            config = choose(layout, "bf16", sizes, "sm_90a", aligned=True, vector=True)
+            assert config.tile_tokens == tokens
+
+
 def test_many_tokens_have_large_tiles():
     config = choose(SOA, "bf16", Sizes(2048, 8192, 2048), "sm_90a", aligned=True, vector=True)
     assert config == ProductConfig(SOA, "bf16", 64, 64, 2, 2, 4, 2)
@@ -191,15 +225,16 @@ def test_the_gpu_decides_how_sums_are_added():
 
 def test_places_decide_of_the_kernel():
     """Aligned blocks need rows, an address and a stride that are."""
-    x, out = activations(4, 256), torch.empty(4, 8)
+    out = torch.empty(4, 8)
     for place, aligned in (("dense", True), ("apart", False)):
         weights = Case(8, 256, place=place).both()[INTERLEAVED]
-        assert config_for(weights, x, out, "sm_90a").aligned == aligned
+        assert config_for(weights, out, "sm_90a", bias=False).aligned == aligned
     weights = Case(8, 128, place="dense").both()[INTERLEAVED]
-    assert not config_for(weights, activations(4, 128), out, "sm_90a").aligned
+    assert not config_for(weights, out, "sm_90a", bias=False).aligned
     memory = torch.empty(4, 9)
-    assert not config_for(weights, x, memory[:, :8], "sm_90a").vector
-    assert not config_for(Case(9, 256).both()[SOA], x, memory, "sm_90a").vector
+    assert not config_for(weights, memory[:, :8], "sm_90a", bias=False).vector
+    weights = Case(9, 256).both()[SOA]
+    assert not config_for(weights, memory, "sm_90a", bias=True).vector
 
 
 # ---- the definition
@@ -259,6 +294,11 @@ CALLS = [
         "out shares memory with weights.data",
     ),
     hostile(times(out=3), "out is int"),
+    hostile(times(bias=torch.ones(8).half()), "bias is torch.float16"),
+    hostile(times(bias=torch.ones(7)), r"bias is torch.float32 \(7,\)"),
+    hostile(times(bias=torch.ones(8, device="meta")), "different devices"),
+    hostile(times(bias=[0.0] * 8), "bias is list"),
+    hostile(times(bias=OUT[1], out=OUT), "out shares memory with bias"),
     hostile(times(arch="sm_75"), "arch 'sm_75'"),
     hostile(times(backend="cuda"), "backend 'cuda' needs CUDA tensors"),
     hostile(times(backend="gpu"), "backend 'gpu'"),
@@ -281,14 +321,14 @@ def test_too_many_columns(no_compile):
 
 
 def test_the_operator_is_what_torch_thinks():
-    """Schema, fake and autograd registration, with a nested handle and with `out`."""
+    """Schema, fake and autograd registration, with a nested handle, a bias and `out`."""
     weights, x = Case(3, 64, place="dense").both()[SOA], activations(2, 64)
     options = {"weights_rows": 3, "weights_cols": 64, "weights_layout": SOA}
     options["out_dtype"] = torch.float32
     tensors = weights.data, x.quants, x.scales
     utilities = ("test_schema", "test_faketensor")
     torch.library.opcheck(PRODUCT.default, tensors, options, test_utils=utilities)
-    tensors = *tensors, torch.empty(2, 3)
+    tensors = *tensors, torch.ones(3), torch.empty(2, 3)
     torch.library.opcheck(PRODUCT.written, tensors, options, test_utils=utilities)
 
 

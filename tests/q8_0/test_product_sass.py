@@ -4,7 +4,6 @@ mma, whose results alone need eight, or four of two numbers. No result shows eit
 from __future__ import annotations
 
 from collections import Counter
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -72,18 +71,20 @@ def test_the_loop(layout, arch, tmp_path):
     assert (len(code) - turns) / mmas <= LIMITS[layout, arch]
 
 
-SPILLS = {(INTERLEAVED, "sm_103a")}  # 24 to 56 bytes, beside an mma that takes many cycles
-
-
-@pytest.mark.parametrize(
-    ("layout", "arch"),
-    [case for case in product(LAYOUTS, ARCHITECTURES) if case not in SPILLS],
-    ids=lambda word: word,
-)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_nothing_is_spilled(layout, arch, tmp_path):
-    """By any tile; of interleaved weights also where blocks begin anywhere."""
-    for tokens in (2048, 63, 31, 5):
+    """By any tile, full or not, with a bias or without; of interleaved weights also where blocks
+    begin anywhere."""
+    for tokens, bias in (
+        (2048, True),
+        (2048, False),
+        (100, False),
+        (63, True),
+        (31, True),
+        (5, True),
+    ):
         for aligned in {True, layout == SOA}:
-            sizes = Sizes(tokens, 8192, 2048)
-            config = choose(layout, "fp32", sizes, arch, aligned=aligned, vector=True)
+            sizes, places = Sizes(tokens, 8192, 2048), {"aligned": aligned, "vector": True}
+            config = choose(layout, "fp32", sizes, arch, **places, bias=bias)
             compiled(config, arch, tmp_path)

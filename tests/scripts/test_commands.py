@@ -18,7 +18,7 @@ PAGES = sorted((*ROOT.glob("*/README.md"), *ROOT.glob("scripts/*.py")))
 
 
 def test_every_kernel_is_known_to_every_command():
-    kernels = {"fmha", "gqa", "moe", *STEPS}
+    kernels = {"fmha", "gqa", "moe", "q8_0", *STEPS}
     for commands in (RUN, DUMP, EXPLAIN, EMULATE):
         assert kernels <= set(commands)
     assert {"fmha", "gqa", *FAMILIES} <= set(BENCH)

@@ -87,6 +87,12 @@ REFUSED = [
     ("run.py kvcache --backend cuda", "no GPU of compute capability 9.0 or 10.x here"),
     ("bench.py kvcache-host --blocks 100 --batches 100",
      "refused: batches [100]: from 1 to fewer than --blocks 100"),
+    # Q8_0
+    ("run.py q8_0 --shapes 8x40", "cols 40: a multiple of 32"),
+    ("run.py q8_0 --shapes 8", "'8': rows and columns, as in 8192x2048"),
+    ("run.py q8_0 --backend cuda", "no GPU of compute capability 9.0 or 10.x or 8.x or 12.x"),
+    ("explain.py q8_0 --operations product --tokens 3", "no problem of product: up to 16 tokens"),
+    ("dump.py q8_0 --shapes 0x64", "'0': a number from 1 on"),
     # a layer of DeepSeek-V4
     ("run.py dsv4 --heads 3", "3 heads in 2 groups"),
     ("run.py dsv4 --steps 0", "--steps 0: at least 1"),

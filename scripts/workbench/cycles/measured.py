@@ -153,9 +153,9 @@ def _decode(row: dict[str, Any]) -> Call:
 def _problem(row: dict[str, Any], gpu: str, hidden: int) -> Call:
     from kernelkit.launch import emulation
     from workbench.cases.steps import MODULES, problems_of
-    from workbench.commands import OF_STEPS
+    from workbench.flags.steps import ABOUT
 
-    assert row["step"] in OF_STEPS, row["step"]
+    assert row["step"] in ABOUT, row["step"]
     family = _FAMILIES[row["step"]]
     assert family in MODULES
     found = problems_of(family, [row["step"]], [row["tokens"]], hidden, [row["name"]])

@@ -21,6 +21,22 @@ FAMILIES = {
     ),
     "dsv4": (("compress", "query", "score", "topk"), (1, 32, 128, 1024, 4096), "tokens of a step"),
 }
+ABOUT = {  # what a step does
+    "merge": "Merges attention results over disjoint keys.",
+    "quantise": "Quantises tokens to nvfp4, mxfp8 and mxfp4.",
+    "route": "Routes tokens to experts.",
+    "permutation": "Sorts the choices of all tokens by expert.",
+    "combine": "Adds the weighted rows of each token up.",
+    "append": "Writes new entries into the cache.",
+    "gather": "Reads entries out of the cache as bf16.",
+    "copy": "Copies blocks of the cache, and segments of states.",
+    "checksum": "Sums the words of blocks up.",
+    "host": "Moves blocks of the cache to the host's memory and back.",
+    "compress": "Compresses windows of tokens to entries of a CSA or HCA layer.",
+    "query": "Rotates and quantises the queries of the indexer.",
+    "score": "Scores the keys of the indexer.",
+    "topk": "Selects the best of the scores.",
+}
 STEPS = {step: family for family, (steps, *_) in FAMILIES.items() for step in steps}
 HIDDEN = 7168  # of the tokens of a MoE layer
 SMALL_HIDDEN, SMALL_ROWS = 256, 5  # where the emulator runs it
