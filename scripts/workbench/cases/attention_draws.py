@@ -15,6 +15,8 @@ from fmha.config import (
     IO_DTYPES,
     OUT_DTYPES,
     PAGE_SIZES,
+    PORTABLE_DIMS,
+    PORTABLE_SCHEDULES,
     Q_DTYPES_OF_FP8,
     SCHEDULES,
     AttentionConfig,
@@ -43,6 +45,14 @@ TUNING = {
     "v_stages": (2, 3, 4),
     "schedule": SCHEDULES,
     "polynomial": (0, 3, 8, 16),
+    "rescale_log2": (0.0, 4.0, 8.0),
+}
+PORTABLE_TUNING = {
+    "tile_m": (16, 32, 64, 96),
+    "tile_n": (16, 32, 48, 64, 96),
+    "slices": (1, 2, 4),
+    "schedule": PORTABLE_SCHEDULES,
+    "polynomial": (0, 4),
     "rescale_log2": (0.0, 4.0, 8.0),
 }
 RAW_FP16_KEYS = 900  # whose sums stay in the range of fp16 while the maximum hardly lags
@@ -101,11 +111,14 @@ def drawn_kernel(pick: random.Random) -> Case:
     keys = pick.choice(("dense", "lens", "lens", "packed", "packed, lens", "pages", "pages"))
     left, right = pick.random() < 0.4, pick.choice(("all", "all", "causal", "causal", "window"))
     normalize, dims = pick.random() < 0.8, pick.choice(HEAD_DIMS)
-    tuned = pick.random() < 0.4
+    portable, tuned = pick.random() < 0.3, pick.random() < 0.4
+    if portable:
+        dims = pick.choice(PORTABLE_DIMS), pick.choice(PORTABLE_DIMS)
+        dims = dims if pick.random() < 0.3 else (dims[0], dims[0])
     return Case(
         *(1, 1, (pick.choice(GROUPS), 1)),
         dims=dims,
-        **_dtypes(pick),
+        **({"dtype": pick.choice(IO_DTYPES)} if portable else _dtypes(pick)),
         out_dtype=pick.choice(("", "", *OUT_DTYPES)),
         normalize=normalize,
         causal=right == "causal",
@@ -118,11 +131,12 @@ def drawn_kernel(pick: random.Random) -> Case:
         k_lens=(1,) if keys.startswith("packed") else None,
         kv_lens=None if keys in ("dense", "packed") else (1,),
         page_size=pick.choice(PAGE_SIZES) if keys == "pages" else 0,
-        rope_dim=pick.choice((2, 32, 64, dims[1])) if pick.random() < 0.25 else 0,
+        rope_dim=min(pick.choice((2, 32, 64, 512)), dims[1]) if pick.random() < 0.25 else 0,
         pack_heads=pick.choice((None, False, True)),
         pdl=pick.random() < 0.1,
-        k_is_v=dims == (512, 512) and pick.random() < 0.5,
-        **(_tuning(pick) if tuned else {}),
+        k_is_v=not portable and dims == (512, 512) and pick.random() < 0.5,
+        instructions="mma.sync" if portable else "",
+        **(_tuning(pick, PORTABLE_TUNING if portable else TUNING) if tuned else {}),
     )
 
 
@@ -135,8 +149,8 @@ def _dtypes(pick: random.Random) -> dict[str, Any]:
     return {"dtype": dtype, "kv_dtype": kv_dtype, "scales": pick.random() < 0.5}
 
 
-def _tuning(pick: random.Random) -> dict[str, Any]:
-    return {name: pick.choice(values) for name, values in TUNING.items() if pick.random() < 0.4}
+def _tuning(pick: random.Random, tuning: dict[str, tuple]) -> dict[str, Any]:
+    return {name: pick.choice(values) for name, values in tuning.items() if pick.random() < 0.4}
 
 
 def drawn_problem(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
