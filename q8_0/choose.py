@@ -1,17 +1,25 @@
 """Which config a product gets: data alone, the same for both layouts, so that their bits are equal.
 
 A GPU reads at full speed while each SM has about 32 KB in flight; a warp of the matrix-vector
-kernel has rows x unrolled x 512 bytes, so that 12 warps of 4 rows are plenty. Where there are fewer
-rows than that, warps share the columns of a row, as long as each has 512 of them.
+kernel has rows x unrolled x 512 bytes, so that 8 warps of 4 rows are plenty. Where rows make fewer
+warps than fit all SMs at once, two warps share the columns of a row, and so on, as long as each has
+512 of them. Not more: what does not fit would be a second wave of a part of the SMs.
 """
 
 from __future__ import annotations
 
 from kernelkit import hw
 from q8_0.blocks import BLOCK
-from q8_0.config import INTEGERS, MOST_TOKENS, PIECE, VECTOR_BYTES, BatchConfig, MatvecConfig
+from q8_0.config import (
+    INTEGERS,
+    MOST_TOKENS,
+    PIECE,
+    RESIDENT_WARPS,
+    VECTOR_BYTES,
+    BatchConfig,
+    MatvecConfig,
+)
 
-WARPS_OF_SM = 12
 MOST_ROWS, MOST_SPLITS = 4, 8
 PASS = PIECE * hw.WARP_THREADS  # columns that a warp reads at a time
 FEW_TOKENS = 2  # whose sums leave registers for two reads of four rows
@@ -30,10 +38,10 @@ def matvec_config(
         raise ValueError(f"{tokens} tokens: from 1 to {MOST_TOKENS} share a read of the weights")
     shared = 1 << (tokens - 1).bit_length()
     few = shared <= FEW_TOKENS
-    wanted, of_warp, splits = WARPS_OF_SM * sms, MOST_ROWS if few else 2, 1
-    while splits < MOST_SPLITS and rows * splits < wanted * of_warp and cols >= 2 * splits * PASS:
+    half, of_warp, splits = RESIDENT_WARPS * sms // 2, MOST_ROWS if few else 2, 1
+    while splits < MOST_SPLITS and rows * splits <= half * of_warp and cols >= 2 * splits * PASS:
         splits *= 2
-    while of_warp > 1 and rows * splits < wanted * of_warp:
+    while of_warp > 1 and rows * splits <= half * of_warp:
         of_warp //= 2
     warps = max(splits, 4)
     return MatvecConfig(layout, dtype, out, shared, of_warp, splits, 2 if few else 1, warps, bias)
@@ -45,7 +53,7 @@ def batch_config(
     """The same for tensor cores, which take numbers of 16 bits or fewer."""
     tokens, rows, cols = sizes
     warps, splits = -(-rows // BatchConfig.rows), 1
-    while splits < MOST_SPLITS and warps * splits < WARPS_OF_SM * sms:
+    while splits < MOST_SPLITS and 2 * warps * splits <= RESIDENT_WARPS * sms:
         if cols < 2 * splits * BLOCK * UNROLLED:
             break
         splits *= 2
