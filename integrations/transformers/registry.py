@@ -1,0 +1,38 @@
+"""`register`: the names under which transformers knows these kernels."""
+
+from __future__ import annotations
+
+NAME = "blackwell_kernels"
+EXTRA = "pip install 'blackwell-kernels[transformers]'"
+
+
+def register(name: str = NAME) -> str:
+    """Make attention known to transformers, which is imported here.
+
+    `from_pretrained(..., attn_implementation=name)`, or `set_attn_implementation(name)` of a model
+    that is loaded, then computes attention by `fmha.attention` and `gqa_lowlatency.decode`, on a
+    GPU or, tensors of the CPU, in the emulator. Calling it again changes nothing.
+
+    Args:
+        name: of the implementation; none that transformers knows already.
+
+    Returns:
+        name.
+
+    Raises:
+        ImportError: transformers is not installed, or lacks the interfaces.
+        ValueError: name belongs to another implementation.
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise ImportError(f"integrations.transformers needs transformers 5: {EXTRA}") from error
+    from integrations.transformers.attention import attention_forward
+    from integrations.transformers.masks import keys_in_sight
+
+    attention, masks = AttentionInterface(), AttentionMaskInterface()
+    if name in {"eager", *attention, *masks} and attention.get(name) is not attention_forward:
+        raise ValueError(f"{name!r} is another implementation of attention; choose another name")
+    attention.register(name, attention_forward)
+    masks.register(name, keys_in_sight)
+    return name

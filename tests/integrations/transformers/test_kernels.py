@@ -1,0 +1,65 @@
+"""Models in bf16 on the kernels themselves, which run in the emulator.
+
+Logits may be wrong by what the model's own attention is wrong by on the same inputs, twice that and
+an ulp, beside the same weights in fp32; `generate` gives the tokens of the model's own.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from integrations.transformers import NAME, register
+from kernelkit.tolerance import compare_output
+from tests.integrations.transformers.models import MODELS, WINDOW, padding, prompt, tiny
+
+BATCH, TOKENS, NEW = 2, 2 * WINDOW + 3, 4
+
+register()
+
+
+def logits_of(model, attention, ids, mask):
+    model.set_attn_implementation(attention)
+    with torch.no_grad():
+        return model(ids, attention_mask=mask, use_cache=False).logits
+
+
+@pytest.mark.parametrize("side", ["", "left", "right"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(name, side, poisoned_outputs):
+    ids, mask = prompt(BATCH, TOKENS), padding(BATCH, TOKENS, side)
+    model = tiny(name, torch.bfloat16)
+    exact = logits_of(tiny(name, torch.float32), "eager", ids, mask)
+    rounded, ours = (logits_of(model, attention, ids, mask) for attention in ("eager", NAME))
+    real = torch.ones_like(ids).bool() if mask is None else mask.bool()
+    report = compare_output(ours[real], exact[real], rounded[real], torch.bfloat16)
+    assert report.ok, str(report)
+
+
+def decisive(name, side):
+    """(ids, mask) of prompts whose next tokens the exact model is sure of: of many, those whose two
+    largest logits are never close, or roundings would decide which token is next."""
+    tries = 24
+    ids, mask = prompt(BATCH * tries, TOKENS), padding(BATCH, TOKENS, side)
+    masks = None if mask is None else mask.repeat(tries, 1)
+    how = {"output_logits": True, "return_dict_in_generate": True, "do_sample": False}
+    model = tiny(name, torch.float32)
+    given = ids if masks is None else ids * masks
+    told = model.generate(given, attention_mask=masks, max_new_tokens=NEW, **how)
+    largest = torch.stack(told.logits).topk(2).values
+    margins = (largest[..., 0] - largest[..., 1]).amin(0).view(tries, BATCH)
+    return given.view(tries, BATCH, TOKENS)[margins.argmax(0), torch.arange(BATCH)], mask
+
+
+@pytest.mark.parametrize("side", ["", "left"])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("name", MODELS)
+def test_generate(name, kind, side, poisoned_outputs):
+    model, (ids, mask) = tiny(name, torch.bfloat16), decisive(name, side)
+    found = {}
+    for attention in ("eager", NAME):
+        model.set_attn_implementation(attention)
+        found[attention] = model.generate(
+            ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, cache_implementation=kind
+        )
+    assert torch.equal(found[NAME], found["eager"])
