@@ -64,7 +64,7 @@ def keys_in_sight(
             raise ValueError(f"a mask of {attention_mask.plain} for layers of {sight.plain}")
         return attention_mask
     start = q_offset - kv_offset
-    stop = kv_length if right is None else start + q_length
+    stop = start + q_length if right == 0 else kv_length
     if attention_mask is None:
         return _unpadded(sight, start, stop, options.get("device"))
     if attention_mask.ndim != 2 or attention_mask.shape[1] <= kv_offset:
@@ -85,6 +85,12 @@ def sides_of(mask_function: MaskFunction) -> Sides:
         return CAUSAL
     if mask_function is masking_utils.bidirectional_mask_function:
         return EVERYTHING
+    return _sides_of_made(mask_function)
+
+
+@torch.compiler.disable(reason="what transformers made a mask function of cannot be traced")
+def _sides_of_made(mask_function: MaskFunction) -> Sides:
+    """The same of a function that another one made."""
     name = mask_function.__qualname__
     made_with = [cell.cell_contents for cell in mask_function.__closure__ or ()]
     if mask_function.__module__ == masking_utils.__name__ and len(made_with) == 1:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+
 NAME = "blackwell_kernels"
+ARGUMENTS = {"q_length", "q_offset", "kv_length", "kv_offset", "mask_function"}  # of a mask
 EXTRA = "pip install 'blackwell-kernels[transformers]'"
 
 
@@ -24,9 +27,12 @@ def register(name: str = NAME) -> str:
         ValueError: name belongs to another implementation.
     """
     try:
-        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
     except ImportError as error:
         raise ImportError(f"integrations.transformers needs transformers 5: {EXTRA}") from error
+    if not {*inspect.signature(masking_utils.sdpa_mask).parameters} >= ARGUMENTS:
+        wanted = ", ".join(sorted(ARGUMENTS))
+        raise ImportError(f"masks of this transformers are not made of {wanted}: {EXTRA}")
     from integrations.transformers.attention import attention_forward
     from integrations.transformers.masks import keys_in_sight
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import CompileConfig
 
 from integrations.transformers import NAME, register
 from kernelkit.tolerance import compare_output
@@ -63,3 +64,37 @@ def test_generate(name, kind, side, poisoned_outputs):
             ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, cache_implementation=kind
         )
     assert torch.equal(found[NAME], found["eager"])
+
+
+# ---- torch.compile
+
+
+@pytest.mark.parametrize("side", ["full", "left"])
+@pytest.mark.parametrize(("name", "fullgraph"), [("llama", True), ("gpt-oss", False)])
+def test_a_compiled_forward(name, fullgraph, side):
+    """Masks are made in the graph; with a sliding window between two graphs."""
+    model, ids = tiny(name, torch.bfloat16), prompt(BATCH, TOKENS)
+    mask = padding(BATCH, TOKENS, side) if side == "left" else torch.ones_like(ids)
+    plain = logits_of(model, NAME, ids, mask)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=fullgraph)
+        ours = compiled(ids, attention_mask=mask, use_cache=False).logits
+    assert torch.equal(ours, plain)
+
+
+@pytest.mark.parametrize("side", ["", "left"])
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_generate_compiles_decoding(name, side):
+    """As it does on a GPU with a static cache: one graph, to which masks come as arguments."""
+    model, (ids, mask) = tiny(name, torch.bfloat16), decisive(name, side)
+    model.set_attn_implementation(NAME)
+    how = {"max_new_tokens": NEW, "do_sample": False, "cache_implementation": "static"}
+    plain = model.generate(ids, attention_mask=mask, **how)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiling = CompileConfig(backend="eager", fullgraph=True, mode=None)
+    compiling._compile_all_devices = True
+    found = model.generate(ids, attention_mask=mask, compile_config=compiling, **how)
+    assert torch.equal(found, plain)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"]
