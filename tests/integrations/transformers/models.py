@@ -24,12 +24,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3", {**HYBRID, "query_pre_attn_scalar": 48}),
     "gpt-oss": ("GptOss", {**HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-oss": MODELS["gpt-oss"],
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
 
 
 def tiny(name: str, dtype: torch.dtype, **sizes: Any) -> Any:
     """A model of random weights, the same for each dtype but for rounding to bf16; sinks and norms
     that models begin with as constants are random as well."""
-    family, own = MODELS[name]
+    family, own = (MODELS | MIXTURES)[name]
     kind = f"{family}Text" if family == "Gemma3" else family
     config = getattr(transformers, f"{kind}Config")(**{**SIZES, **own, **sizes})
     torch.manual_seed(len(name))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import CompileConfig
 
 from integrations.transformers import NAME, register
 from kernelkit.tolerance import compare_output
+from tests.integrations.transformers.generation import decisive, generated, on_any_device
 from tests.integrations.transformers.models import MODELS, WINDOW, padding, prompt, tiny
 
-BATCH, TOKENS, NEW = 2, 2 * WINDOW + 3, 4
+SIZES = BATCH, TOKENS = 2, 2 * WINDOW + 3
 
 register()
 
@@ -37,32 +37,15 @@ def test_logits(name, side, poisoned_outputs):
     assert report.ok, str(report)
 
 
-def decisive(name, side):
-    """(ids, mask) of prompts whose next tokens the exact model is sure of: of many, those whose two
-    largest logits are never close, or roundings would decide which token is next."""
-    tries = 24
-    ids, mask = prompt(BATCH * tries, TOKENS), padding(BATCH, TOKENS, side)
-    masks = None if mask is None else mask.repeat(tries, 1)
-    how = {"output_logits": True, "return_dict_in_generate": True, "do_sample": False}
-    model = tiny(name, torch.float32)
-    given = ids if masks is None else ids * masks
-    told = model.generate(given, attention_mask=masks, max_new_tokens=NEW, **how)
-    largest = torch.stack(told.logits).topk(2).values
-    margins = (largest[..., 0] - largest[..., 1]).amin(0).view(tries, BATCH)
-    return given.view(tries, BATCH, TOKENS)[margins.argmax(0), torch.arange(BATCH)], mask
-
-
 @pytest.mark.parametrize("side", ["", "left"])
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("name", MODELS)
 def test_generate(name, kind, side, poisoned_outputs):
-    model, (ids, mask) = tiny(name, torch.bfloat16), decisive(name, side)
+    model, given = tiny(name, torch.bfloat16), decisive(tiny(name, torch.float32), SIZES, side)
     found = {}
     for attention in ("eager", NAME):
         model.set_attn_implementation(attention)
-        found[attention] = model.generate(
-            ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, cache_implementation=kind
-        )
+        found[attention] = generated(model, given, cache_implementation=kind)
     assert torch.equal(found[NAME], found["eager"])
 
 
@@ -87,14 +70,10 @@ def test_a_compiled_forward(name, fullgraph, side):
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_generate_compiles_decoding(name, side):
     """As it does on a GPU with a static cache: one graph, to which masks come as arguments."""
-    model, (ids, mask) = tiny(name, torch.bfloat16), decisive(name, side)
+    model, given = tiny(name, torch.bfloat16), decisive(tiny(name, torch.float32), SIZES, side)
     model.set_attn_implementation(NAME)
-    how = {"max_new_tokens": NEW, "do_sample": False, "cache_implementation": "static"}
-    plain = model.generate(ids, attention_mask=mask, **how)
+    plain = generated(model, given)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compiling = CompileConfig(backend="eager", fullgraph=True, mode=None)
-    compiling._compile_all_devices = True
-    found = model.generate(ids, attention_mask=mask, compile_config=compiling, **how)
-    assert torch.equal(found, plain)
+    assert torch.equal(generated(model, given, compile_config=on_any_device()), plain)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"]
