@@ -19,6 +19,9 @@ PACKED = "blackwell_experts"  # the submodule of a layer's experts
 class Experts(nn.Module):
     """The packed weights of a layer in buffers, which move and are saved with the model."""
 
+    bias13: torch.Tensor | None
+    bias2: torch.Tensor | None
+
     def __init__(self, experts: ArrangedExperts, form: SwiGLU) -> None:
         super().__init__()
         self.form, self.count = form, experts.experts
@@ -26,8 +29,8 @@ class Experts(nn.Module):
             weight: Fragments = getattr(experts, name)
             self.register_buffer(f"{name}_data", weight.data)
             self.register_buffer(f"{name}_factor", weight.factor)
-        self.register_buffer("bias13", experts.bias13)
-        self.register_buffer("bias2", experts.bias2)
+        for name in ("bias13", "bias2"):
+            self.register_buffer(name, getattr(experts, name))
         self._rows = experts.w13.rows, experts.w2.rows
         self._k, self._fmt = (experts.hidden, experts.intermediate), experts.w13.fmt
 
@@ -75,9 +78,9 @@ def experts_forward(
         )
     tokens, slots = choices.shape
     order = permutation(choices.int(), experts.count)
-    rows = {"rows": order.slot_of_row, "slots": slots, "most_rows": tokens}
-    first, second = experts.weight(0), experts.weight(1)
-    form, biases = experts.form, (experts.bias13, experts.bias2)
-    h = mixed_gemm(hidden, first, order.offsets, bias=biases[0], activation=form, **rows)
-    y = mixed_gemm(h, second, order.offsets, bias=biases[1], most_rows=tokens)
+    h = mixed_gemm(
+        hidden, experts.weight(0), order.offsets, bias=experts.bias13, activation=experts.form,
+        rows=order.slot_of_row, slots=slots, most_rows=tokens,
+    )  # fmt: skip
+    y = mixed_gemm(h, experts.weight(1), order.offsets, bias=experts.bias2, most_rows=tokens)
     return combine(y, weights.float(), order.row_of_slot, out_dtype=hidden.dtype)
