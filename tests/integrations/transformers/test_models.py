@@ -10,10 +10,11 @@ from itertools import pairwise
 
 import pytest
 import torch
+import transformers
 from transformers import DynamicCache, StaticCache
 
 from integrations.transformers import NAME
-from tests.integrations.transformers.models import MODELS, WINDOW, padding, prompt, tiny
+from tests.integrations.transformers.models import MODELS, SIZES, WINDOW, padding, prompt, tiny
 
 DIGITS = 2e-5  # the softmax of most models is in fp32; a key too many makes a difference of 1e-2
 BATCH, TOKENS, ROOM = 3, 3 * WINDOW + 3, 40
@@ -89,3 +90,51 @@ def test_generate(by_definition, name, kind, side):
     if name == "mistral":  # the pads of a prompt are behind every window
         used = {"decode"}
     assert steps == used
+
+
+@pytest.mark.parametrize("how", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 3}], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
+def test_other_ways_to_generate(by_definition, name, how):
+    """Beams reorder the cache; tokens that a look-up proposes are several new ones at once."""
+    model, ids, mask = tiny(name, torch.float32), prompt(2, TOKENS), None
+    if "num_beams" in how:
+        mask = padding(2, TOKENS, "left")
+        ids = ids * mask
+    else:
+        ids = ids[:1]
+    found = {}
+    for attention in ("eager", NAME):
+        model.set_attn_implementation(attention)
+        given = {"max_new_tokens": 8, "do_sample": False, **how}
+        found[attention] = model.generate(ids, attention_mask=mask, **given)
+    assert torch.equal(found[NAME], found["eager"])
+
+
+ENCODERS = {
+    "Bert": {},
+    "ModernBert": {
+        "local_attention": WINDOW, "global_attn_every_n_layers": 2, "bos_token_id": None,
+        "eos_token_id": None, "cls_token_id": None, "sep_token_id": None,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("side", ["", "left", "right"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders(by_definition, name, side):
+    """Tokens see those behind them, too; a window of ModernBERT has two sides."""
+    sizes = {name: SIZES[name] for name in ("vocab_size", "intermediate_size", "initializer_range")}
+    config = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2, **sizes}
+    kind = getattr(transformers, f"{name}Config")
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}Model")(kind(pad_token_id=0, **config, **ENCODERS[name]))
+    model.eval()
+    ids, mask = prompt(BATCH, TOKENS), padding(BATCH, TOKENS, side)
+    found = []
+    for attention in ("eager", NAME):
+        model.set_attn_implementation(attention)
+        with torch.no_grad():
+            found.append(model(ids, attention_mask=mask).last_hidden_state)
+    real = torch.ones_like(ids) if mask is None else mask
+    assert (found[0] - found[1])[real.bool()].abs().max() < DIGITS
+    assert by_definition
