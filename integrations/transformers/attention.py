@@ -2,7 +2,7 @@
 
 One to eight new tokens without padding are `gqa_lowlatency.decode`, where it knows the head dim;
 all else is `fmha.attention`. With pads on the left entries are packed, without a copy of the keys:
-those of all entries are rows of one tensor, and the pads are entries of their own.
+those of all entries are rows of one tensor, and those between are entries without queries.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def attention_forward(
         options: scaling, softcap, sliding_window, s_aux (sinks [Hq]), is_causal; dropout 0.
 
     Returns:
-        (O [B, S, Hq, D], None). Rows of pads on the left are 0.
+        (O [B, S, Hq, D], None). Rows that see no key are 0: pads on the left of a causal layer.
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit, for masks of

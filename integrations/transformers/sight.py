@@ -61,7 +61,9 @@ class Sight:
 @dataclass(frozen=True, eq=False)
 class Packed:
     """Tables of a call of `fmha.attention` where each entry is two packed ones behind each other:
-    its pads, which may have queries but see no key, and its tokens.
+    the keys before its first one, which nobody asks for, and its own with all its queries. Queries
+    that are pads stand before the first key, at negative positions, and see none where the layer is
+    causal.
 
     cu_seqlens_q, cu_seqlens_k: int32 [2 B + 1]; kv_lens: int32 [2 B]; q_offset: int32 [2 B] or
     None.
@@ -75,26 +77,25 @@ class Packed:
 
 def packed(sight: Sight, pitch: int) -> Packed:
     """The tables of a Sight with pads on the left. pitch: rows from the first key of an entry to
-    that of the next one; those between its last key and there belong to the pads of the next."""
+    that of the next one."""
     first, end, start = sight.first, sight.end, sight.start
     assert first is not None, "an entry without pads needs no packing"
     assert end is not None, "where there are pads on the left, it is known where keys end"
-    nothing = torch.zeros_like(first)
-    pads = nothing if start is None else (first - start).clamp(0, sight.queries)
     entries = torch.arange(sight.batch, dtype=torch.int32, device=first.device)
-    q_begin, k_begin = entries * sight.queries, entries * pitch
+    queries, keys = entries * sight.queries, entries * pitch
+    nothing = torch.zeros_like(first)
     return Packed(
-        _starts(q_begin + pads, q_begin + sight.queries),
-        _starts(k_begin + first, k_begin + sight.keys),
+        _starts(queries, queries + sight.queries),
+        _starts(keys + first, keys + sight.keys),
         _in_turn(nothing, end - first),
-        None if start is None else _in_turn(nothing, start + pads - first),
+        None if start is None else _in_turn(nothing, start - first),
     )
 
 
-def _in_turn(of_pads: torch.Tensor, of_tokens: torch.Tensor) -> torch.Tensor:
-    return torch.stack((of_pads, of_tokens), 1).flatten()
+def _in_turn(before: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    return torch.stack((before, own), 1).flatten()
 
 
-def _starts(ends_of_pads: torch.Tensor, ends_of_tokens: torch.Tensor) -> torch.Tensor:
-    """0 and all ends."""
-    return torch.nn.functional.pad(_in_turn(ends_of_pads, ends_of_tokens), (1, 0))
+def _starts(begins: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Of packed entries, the last of which ends with the last of `ends`."""
+    return torch.nn.functional.pad(_in_turn(begins, ends), (1, 0))
