@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from fmha import attention
-from gqa_lowlatency import decode
+from fmha.api import attention
+from gqa_lowlatency.api import decode
 from gqa_lowlatency.config import HEAD_DIMS, MAX_Q_TOKENS
 from integrations.transformers.sight import Sight, packed
 

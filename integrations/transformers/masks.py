@@ -58,6 +58,8 @@ def keys_in_sight(
     Reads the padding on the host, once; but where it is traced.
     """
     left, right = sides_of(mask_function)
+    if left is not None and right is None:
+        raise NotImplementedError(f"a window of {left + 1} keys to the left and none to the right")
     sight = Sight(batch_size, q_length, kv_length, left, right)
     if isinstance(attention_mask, Sight):
         if attention_mask.plain != sight.plain:

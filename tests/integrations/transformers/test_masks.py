@@ -115,6 +115,27 @@ def test_other_functions_are_refused(function):
         sides_of(function)
 
 
+def test_a_window_of_one_side_is_refused():
+    """Of kernels a row without a right edge sees the block of queries, and no key behind it."""
+    function = masking_utils.sliding_window_overlay(4)
+    assert sides_of(function) == (3, None)
+    with pytest.raises(NotImplementedError, match="window of 4 keys to the left"):
+        keys_in_sight(2, 9, 9, mask_function=function)
+
+
+@pytest.mark.parametrize("hole", [False, True])
+def test_pads_between_tokens_are_noticed_where_they_are_traced(hole):
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[1, :2] = False
+    mask[0, 4] = not hole
+    made = torch.compile(lambda mask: keys_in_sight(2, 9, 9, attention_mask=mask), backend="eager")
+    if hole:
+        with pytest.raises(RuntimeError, match="has pads between tokens"):
+            made(mask)
+        return
+    assert torch.equal(shown(made(mask)), shown(keys_in_sight(2, 9, 9, attention_mask=mask)))
+
+
 def test_padding_that_knows_nothing_of_the_cache_is_refused():
     with pytest.raises(ValueError, match=r"attention_mask \(2, 1\): .* those 4 that a sliding"):
         keys_in_sight(2, 1, 8, 11, 4, attention_mask=torch.ones(2, 1, dtype=torch.bool))
