@@ -263,7 +263,7 @@ def _one_by_one(
 ) -> PackedExperts:
     """The experts together, each packed alone. experts: names, and what `packed` takes."""
     layout, whole, where = {}, {}, device_of(device)
-    for place, (name, expert) in enumerate(_tracked(experts, progress)):
+    for place, (name, expert) in enumerate(tracked(experts, progress)):
         try:
             tensors = state_dict(packed(expert))
         except ValueError as error:
@@ -283,8 +283,8 @@ def _one_by_one(
     return of_layout(layout, {field: each.flatten(0, 1) for field, each in whole.items()})
 
 
-def _tracked(experts: Sequence[tuple[str, Any]], progress: bool) -> Iterable[tuple[str, Any]]:
-    """All of them, with a bar that says how far it is."""
+def tracked(experts: Sequence[tuple[str, Any]], progress: bool) -> Iterable[tuple[str, Any]]:
+    """All of them, with a bar that says how far it is where progress is True."""
     if not progress:
         return experts
     try:

@@ -3,6 +3,7 @@
 ptxemu      imports nothing of ours, and only numpy from elsewhere (host/: also the DSL, lazily;
             the pytest plugin: pytest)
 kernelkit <- kvcache <- gqa_lowlatency <- fmha      kernelkit <- moe, q8_0
+all families <- integrations
 only kernelkit/launch.py imports ptxemu, lazily
 config.py, plan.py, choose.py and reference.py never reach cutlass
 """
@@ -27,6 +28,7 @@ MAY_IMPORT = {
     "fmha": {"kernelkit", "kvcache", "gqa_lowlatency"},
     "moe": {"kernelkit"},
     "q8_0": {"kernelkit"},
+    "integrations": {"kernelkit", "kvcache", "gqa_lowlatency", "fmha", "moe", "q8_0"},
 }
 LAUNCHER = PurePosixPath("kernelkit/launch.py")
 PYTEST_PLUGIN = PurePosixPath("ptxemu/pytest_plugin.py")  # it is pytest that imports it

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = (
     *("ptxemu", "cycle_model", "kernelkit", "kvcache", "gqa_lowlatency", "fmha", "moe", "q8_0"),
+    "integrations",
 )
 
 _GENERATED = re.compile(r"\..*|out|build|__pycache__|.*\.egg-info")
