@@ -95,7 +95,8 @@ def _is_package(module: str) -> bool:
 def test_packages_are_those_that_are_installed():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     installed = set(re.findall(r'^    "(\w+)", "\1\.\*",$', project, re.M))
-    assert installed == {*sources.PACKAGES, "cycle_model", "ptxemu"} == set(PACKAGES)
+    others = {"cycle_model", "integrations", "ptxemu"}  # that have no kernels
+    assert installed == {*sources.PACKAGES, *others} == set(PACKAGES)
 
 
 @pytest.fixture
