@@ -32,6 +32,7 @@ def decode(
     v: torch.Tensor,
     *,
     kv_lens: torch.Tensor | None = None,
+    first_keys: torch.Tensor | None = None,
     page_table: torch.Tensor | None = None,
     max_kv_len: int | None = None,
     causal: bool = True,
@@ -67,6 +68,9 @@ def decode(
             kv_lens - T + t. The cache may be longer, what lies behind is never used; None is all
             of S, and the last token then stands at key S - 1: give kv_lens wherever less of a cache
             is filled. An entry may have no keys, or fewer than T.
+        first_keys: int32 [B], the key with which each entry begins, such as its pads on the left:
+            no token sees keys before it, and they, and pages of nothing else, are not read. Not
+            with sink_tokens.
         page_table: int32 [B, pages of an entry], with kv_lens.
         max_kv_len: a bound on kv_lens that decides how many CTAs share the keys of a KV head; None
             is what the cache can hold. A captured launch is right for all lengths up to S.
@@ -115,10 +119,10 @@ def decode(
     if return_lse is not True and return_lse is not False:
         raise TypeError(f"return_lse is {return_lse!r}, expected bool")
     options = {
-        "kv_lens": kv_lens, "page_table": page_table, "max_kv_len": max_kv_len,
-        "causal": causal, "window": window, "sink_tokens": sink_tokens, "softcap": softcap,
-        "sinks": sinks, "scale": scale, "k_scale": k_scale, "v_scale": v_scale, "out": out,
-        "out_dtype": out_dtype, "pdl": pdl, "kv_ready_before_pdl": kv_ready_before_pdl,
+        "kv_lens": kv_lens, "first_keys": first_keys, "page_table": page_table,
+        "max_kv_len": max_kv_len, "causal": causal, "window": window, "sink_tokens": sink_tokens,
+        "softcap": softcap, "sinks": sinks, "scale": scale, "k_scale": k_scale, "v_scale": v_scale,
+        "out": out, "out_dtype": out_dtype, "pdl": pdl, "kv_ready_before_pdl": kv_ready_before_pdl,
         "batch_invariant": batch_invariant, "parts": parts, "backend": backend, "arch": arch,
         "config": config,
     }  # fmt: skip
@@ -164,7 +168,7 @@ def decode_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: An
         if name in options:
             raise TypeError(f"decode_plan takes no {name}: a call of the plan returns (O, LSE)")
     require_names(decode, options, OTHER_NAMES)
-    moves = ("q", "k", "v", "kv_lens", "page_table")
+    moves = ("q", "k", "v", "kv_lens", "first_keys", "page_table")
     return DecodePlan(DECODE, fields_of(q, k, v, options), moves=moves, results=("out", "lse"))
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from gqa_lowlatency.config import IO_DTYPES, KV_DTYPES, MAX_PAGE_SIZE, MAX_Q_TOKENS
 from gqa_lowlatency.split import reach
 from kernelkit.attention import AttentionArguments
@@ -19,6 +21,7 @@ from kernelkit.tensors import (
     require_grid,
     require_pages,
     require_rank,
+    require_table,
 )
 
 MAX_PARTS = 64  # clusters of a KV head, whose sums the last of them adds up
@@ -34,6 +37,7 @@ class Arguments(AttentionArguments):
 
     causal: bool = True
     max_kv_len: int | None = None
+    first_keys: torch.Tensor | None = None
     kv_ready_before_pdl: bool = False
     batch_invariant: bool = False
     parts: int = 0
@@ -102,6 +106,8 @@ def _check_tables(arguments: Arguments) -> None:
     arguments.check_lengths()
     if arguments.capacity >= MAX_POSITION:
         raise ValueError(f"{arguments.capacity} keys of an entry, limit {MAX_POSITION - 1}")
+    if arguments.first_keys is not None:
+        require_table("first_keys", arguments.first_keys, torch.int32, (arguments.batch,))
     longest = arguments.max_kv_len
     if not 0 <= arguments.parts <= MAX_PARTS:
         raise ValueError(f"{arguments.parts} parts: from 1 to {MAX_PARTS}, 0 chooses")
@@ -133,6 +139,12 @@ def _check_options(arguments: Arguments) -> None:
 def _check_contents(arguments: Arguments) -> None:
     """Values of the tables, on the CPU."""
     arguments.check_sinks()
+    firsts = [0] * arguments.batch
+    if arguments.first_keys is not None:
+        firsts = arguments.first_keys.tolist()
+    for entry, first in enumerate(firsts):
+        if first < 0:
+            raise ValueError(f"first_keys {first} of entry {entry}: at least 0")
     if arguments.kv_lens is None:
         return
     for entry, length in enumerate(arguments.kv_lens.tolist()):
@@ -142,12 +154,13 @@ def _check_contents(arguments: Arguments) -> None:
             )
         if arguments.page_table is not None:
             row = arguments.page_table[entry].tolist()
-            _check_pages(arguments, entry, length, row)
+            _check_pages(arguments, entry, (firsts[entry], length), row)
 
 
-def _check_pages(arguments: Arguments, entry: int, length: int, row: list[int]) -> None:
-    """Pages with keys that a token sees; others may have been given back to the pool."""
+def _check_pages(arguments: Arguments, entry: int, ends: tuple[int, int], row: list[int]) -> None:
+    """Pages with keys that a token sees; others may have been given back to the pool. ends: of the
+    entry's keys, the first one and the one behind the last."""
     pages, page_size = arguments.k.shape[:2]
     window = arguments.window_left, arguments.sink_tokens
-    seen = reach(length, arguments.q_tokens, page_size, *window)
+    seen = reach(ends[1], arguments.q_tokens, page_size, *window, first_key=ends[0])
     require_pages(entry, [row[seen.tile(index)] for index in range(seen.tiles)], pages)

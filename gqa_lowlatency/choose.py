@@ -342,6 +342,7 @@ def _plain_config(arguments: Arguments) -> DecodeConfig:
         softcap=arguments.softcap > 0,
         sinks=arguments.sinks is not None,
         lens=arguments.kv_lens is not None,
+        first=arguments.first_keys is not None,
         page_size=0 if arguments.page_table is None else arguments.k.shape[1],
         pdl=arguments.pdl,
         kv_ready=arguments.kv_ready_before_pdl,

@@ -36,6 +36,7 @@ class DecodeConfig:
     left: how far a token sees back is bounded; sink_tokens: the first keys stay visible beside.
     softcap: scores pass through c tanh(s / c).
     sinks: one learned logit per query head joins the maximum and the denominator.
+    first: rows of an entry see no key before one that an int32 [B] names.
     lens: valid keys of each entry from an int32 [B]; without it all keys are valid.
     page_size: rows of a page of K and V, which a page table then names; 0: not paged.
     parts: several clusters share a KV head; the last to arrive merges what all have left.
@@ -71,6 +72,7 @@ class DecodeConfig:
     softcap: bool = False
     sinks: bool = False
     lens: bool = False
+    first: bool = False
     page_size: int = 0
     parts: bool = False
     pdl: bool = False
@@ -88,6 +90,11 @@ class DecodeConfig:
     @property
     def io_bytes(self) -> int:
         return ITEM_BYTES[self.dtype]
+
+    @property
+    def has_begin(self) -> bool:
+        """Whether there may be keys before the first one that a row sees."""
+        return self.left or self.first
 
     @property
     def keys_dtype(self) -> str:
@@ -161,6 +168,8 @@ class DecodeConfig:
             raise ValueError(f"scales with kv_dtype {self.keys_dtype!r}: only e4m3 is scaled")
         if self.sink_tokens and not self.left:
             raise ValueError("sink_tokens without a window: every row sees the first keys")
+        if self.sink_tokens and self.first:
+            raise NotImplementedError("sink_tokens with first_keys: none, or a first key of 0")
         if self.stages < 0:
             raise ValueError(f"stages {self.stages}: at least 0, which chooses")
         if self.page_size and not self.lens:

@@ -126,6 +126,7 @@ def kernel_arguments(
         arguments.kernel_sinks(),
         *arguments.kernel_scales(),
         *workspace,
+        plain_table(arguments.first_keys),
     )
     given = None if all(table is None for table in tables) else tables
     window = bounded(arguments.window_left)

@@ -35,6 +35,7 @@ class Options:
     says what is rounded."""
 
     kv_lens: Sequence[int] | torch.Tensor | None = None
+    first_keys: Sequence[int] | torch.Tensor | None = None
     page_table: torch.Tensor | None = None
     causal: bool = True
     window: int | None = None
@@ -88,7 +89,10 @@ def _decode(
     lse = torch.zeros(batch, heads, tokens, dtype=wide, device=q.device)
     for entry in range(batch):
         keys, values = (_rows(cache, entry, options) for cache in (k, v))
-        o[entry], lse[entry] = _one_entry(q[entry], keys, values, options, exact=exact)
+        first = 0 if options.first_keys is None else int(options.first_keys[entry])
+        seen = visible_keys(tokens, len(keys), options)
+        seen[:, :first] = False
+        o[entry], lse[entry] = _one_entry(q[entry], keys, values, seen, options, exact=exact)
     return Decoded(o if exact else o.to(options.out_dtype or q.dtype), lse)
 
 
@@ -104,16 +108,22 @@ def _rows(cache: torch.Tensor, entry: int, options: Options) -> torch.Tensor:
 
 
 def _one_entry(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, *, exact: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seen: torch.Tensor,
+    options: Options,
+    *,
+    exact: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """o [T, Hq, D] before its last rounding, lse [Hq, T]."""
+    """o [T, Hq, D] before its last rounding, lse [Hq, T]; seen: bool [T, n_keys]."""
     wide = torch.float64 if exact else torch.float32
     fp8 = k.dtype == E4M3
     narrow = written_for(options.arch) == "sm_100a"
     products = (E4M3 if narrow else torch.float16) if fp8 else q.dtype
-    (tokens, heads, _), (n_keys, kv_heads, _) = q.shape, k.shape
+    (_, heads, _), (n_keys, kv_heads, _) = q.shape, k.shape
     group = heads // kv_heads
-    visible = visible_keys(tokens, n_keys, options).to(q.device)
+    visible = seen.to(q.device)
     anyone = visible.any(dim=0)[:, None, None]
     # What no token sees may be anything, NaN too: it is not part of the problem.
     keys, values = (
@@ -123,7 +133,7 @@ def _one_entry(
     queries = q.to(wide) if exact or products != E4M3 else _quantised(q)
     scores = torch.einsum("thd,nhd->htn", queries, keys) * _per_head(options.k_scale, heads, wide)
     scores = _capped(scores, q.shape[-1], options).masked_fill(~visible, -math.inf)
-    top = scores.amax(-1) if n_keys else scores.new_full((heads, tokens), -math.inf)
+    top = scores.amax(-1) if n_keys else scores.new_full((heads, len(q)), -math.inf)
     if options.sinks is not None:
         top = torch.maximum(top, options.sinks.to(wide)[:, None])
     base = top.masked_fill(top == -math.inf, 0.0)

@@ -29,15 +29,21 @@ class Reach:
 
 
 def reach(
-    n_keys: int, q_tokens: int, tile: int, left: int | None = None, sink_tokens: int = 0
+    n_keys: int,
+    q_tokens: int,
+    tile: int,
+    left: int | None = None,
+    sink_tokens: int = 0,
+    first_key: int = 0,
 ) -> Reach:
     """Tiles of `tile` keys that the query tokens of one entry see.
 
     The tokens are the newest of n_keys; each sees `left` keys before its own, None for all, and
-    the first sink_tokens.
+    the first sink_tokens; none sees a key before first_key.
     """
-    begin = 0 if left is None else max(0, n_keys - q_tokens - left)
-    first, last = begin // tile, -(-n_keys // tile)
+    begin = max(first_key, 0 if left is None else n_keys - q_tokens - left)
+    last = -(-n_keys // tile)
+    first = begin // tile if begin < n_keys else last
     sink_tiles = min(-(-min(sink_tokens, n_keys) // tile), first)
     return Reach(sink_tiles, min(first, last), last)
 

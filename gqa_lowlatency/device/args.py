@@ -31,6 +31,7 @@ class Tables:
     v_scale: cute.Tensor | None = None  # fp32 (Hkv,)
     partial: cute.Tensor | None = None  # fp32 (units, parts, words of a part)
     counts: cute.Tensor | None = None  # int32 (units,), zeros between launches
+    first: cute.Tensor | None = None  # int32 (B,)
 
 
 @dataclass(frozen=True)

@@ -48,5 +48,6 @@ def _tables(config: DecodeConfig, q_heads: Any, kv_heads: Any) -> tuple | None:
         array(config.v_scale, Float32, kv_heads),
         array(config.parts, Float32, sizes[2], sizes[3], cute.sym_int32()),
         array(config.parts, Int32, sizes[2]),
+        array(config.first, Int32, sizes[0]),
     )
     return None if all(table is None for table in tables) else tables

@@ -18,7 +18,7 @@ class Share:
     """Tiles [begin, begin + count) of those that hold visible keys; `active` CTAs have any."""
 
     n_keys: Int32  # of the entry
-    lowest: Int32  # the first key that any row sees by its window
+    lowest: Int32  # the first key that any row sees, by its window and by where its entry begins
     sink_end: Int32  # keys below are seen by all rows, where the config has sink tokens
     sink_tiles: Int32
     first: Int32
@@ -45,7 +45,21 @@ def locate(
     n_keys = tensors.k.shape[1]
     if cutlass.const_expr(tables.lens is not None):
         n_keys = tables.lens[place.entry]
-    return place, share_of(config, n_keys, scalars, cta, ctas, tile)
+    lowest = lowest_of(config, tables, scalars, place.entry, n_keys)
+    return place, share_of(config, n_keys, lowest, scalars, cta, ctas, tile)
+
+
+@cute.jit
+def lowest_of(
+    config: DecodeConfig, tables: Tables, scalars: Scalars, entry: Int32, n_keys: Int32
+) -> Int32:
+    """The first key of an entry that any row sees, if there is one."""
+    lowest = Int32(0)
+    if cutlass.const_expr(config.left):
+        lowest = cutlass.max(n_keys - config.q_tokens - scalars.left, 0)
+    if cutlass.const_expr(config.first):
+        lowest = cutlass.max(lowest, tables.first[entry])
+    return lowest
 
 
 @cute.jit
@@ -60,20 +74,21 @@ def place_of(config: DecodeConfig) -> Place:
 def share_of(
     config: DecodeConfig,
     n_keys: Int32,
+    lowest: Int32,
     scalars: Scalars,
     rank: Int32,
     ctas: Int32,
     tile: cutlass.Constexpr,
 ) -> Share:
     """Of CTA `rank` among the `ctas` that share the keys of this KV head and entry."""
-    lowest, sink_end, sink_tiles = Int32(0), Int32(0), Int32(0)
-    if cutlass.const_expr(config.left):
-        lowest = cutlass.max(n_keys - config.q_tokens - scalars.left, 0)
+    sink_end, sink_tiles = Int32(0), Int32(0)
     first = lowest // tile
     if cutlass.const_expr(config.sink_tokens):
         sink_end = cutlass.min(scalars.sink_tokens, n_keys)
         sink_tiles = cutlass.min((sink_end + tile - 1) // tile, first)
     last = (n_keys + tile - 1) // tile
+    if cutlass.const_expr(config.first):
+        first = first if lowest < n_keys else last  # who has no key asks for no page
     tiles = sink_tiles + cutlass.max(last - first, 0)
     base = tiles // ctas
     more = tiles - base * ctas
@@ -106,15 +121,26 @@ def row_sees(config: DecodeConfig, share: Share, key: Int32, token: Int32, left:
     end = share.n_keys
     if cutlass.const_expr(config.causal):
         end = share.n_keys - behind
-    return _within(config, share, key, share.n_keys - 1 - behind - left, end)
+    return _within(config, share, key, row_begin(config, share, behind, left), end)
+
+
+@cute.jit
+def row_begin(config: DecodeConfig, share: Share, behind: Int32, left: Int32) -> Int32:
+    """The first key that a token sees which so many newer ones are behind."""
+    begin = share.lowest
+    if cutlass.const_expr(config.left):
+        begin = share.n_keys - 1 - behind - left
+        if cutlass.const_expr(config.first):
+            begin = cutlass.max(begin, share.lowest)
+    return begin
 
 
 @cute.jit
 def _within(config: DecodeConfig, share: Share, key: Int32, begin: Int32, end: Int32) -> Boolean:
     """Whether a key is in [begin, end), or before `end` among the first ones; begin counts where
-    the config has a window."""
+    the config has one."""
     seen = key < end
-    if cutlass.const_expr(config.left):
+    if cutlass.const_expr(config.has_begin):
         inside = key >= begin
         if cutlass.const_expr(config.sink_tokens):
             inside = inside | (key < share.sink_end)

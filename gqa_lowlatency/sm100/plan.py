@@ -104,7 +104,7 @@ class Plan100:
     @property
     def ragged(self) -> bool:
         """Whether a tile may hold keys that exist in memory and that no row sees."""
-        return self.config.lens or self.config.left
+        return self.config.lens or self.config.has_begin
 
     @property
     def o_lanes(self) -> int:

@@ -38,7 +38,7 @@ class Case:
     length; a number, pages of so many rows, shuffled, in a pool with spare ones. Keys that no token
     sees are NaN, too. kv_dtype '': dtype, 'e4m3': scales 'none', 'one', or 'heads', one for each KV
     head. flat: q without the dimension of tokens. pdl: '', 'pdl' or 'ready'. parts, cluster: 0 is
-    chosen; tuning: other tunable fields of the config.
+    chosen; tuning: other tunable fields of the config. firsts: the key with which an entry begins.
     """
 
     lens: tuple[int, ...]
@@ -52,6 +52,7 @@ class Case:
     causal: bool = True
     window: int | None = None
     sink_tokens: int = 0
+    firsts: tuple[int, ...] = ()
     softcap: float = 0.0
     sinks: bool = False
     scale: float | None = None
@@ -70,6 +71,7 @@ class Case:
         parts += [f"h{self.heads[0]}.{self.heads[1]}", f"t{self.tokens}" + "flat" * self.flat]
         parts += ["causal" if self.causal else "full"]
         parts += [f"w{self.window}.{self.sink_tokens}"] * (self.window is not None)
+        parts += [f"from{'.'.join(map(str, self.firsts))}"] * bool(self.firsts)
         parts += [f"cap{self.softcap:g}"] * bool(self.softcap) + ["sinks"] * self.sinks
         parts += [f"page{self.keys}" if isinstance(self.keys, int) else str(self.keys)]
         parts += [".".join(map(str, self.lens)), f"c{self.cluster}"]
@@ -86,6 +88,7 @@ class Case:
             self, lens=(), heads=(self.heads[0] // self.heads[1], 1), scales="", amplitude=1.0,
             window=None if self.window is None else 1, sink_tokens=int(self.sink_tokens > 0),
             softcap=float(self.softcap > 0), scale=None, parts=int(self.parts > 1),
+            firsts=self.firsts[:0] or (0,) * bool(self.firsts),
         )  # fmt: skip
         return f"{zlib.crc32(repr(static).encode()):08x}"
 
@@ -109,7 +112,9 @@ class Case:
         options = reference.Options(
             causal=self.causal, window=self.window, sink_tokens=self.sink_tokens
         )
-        return reference.visible_keys(self.tokens, self.lengths[entry], options).any(dim=0)
+        seen = reference.visible_keys(self.tokens, self.lengths[entry], options).any(dim=0)
+        seen[: self.firsts[entry] if self.firsts else 0] = False
+        return seen
 
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Views into larger allocations full of NaN, heads before tokens in memory."""
@@ -166,6 +171,8 @@ class Case:
         }  # fmt: skip
         if self.keys != "dense":
             options["kv_lens"] = torch.tensor(self.lens, dtype=torch.int32)
+        if self.firsts:
+            options["first_keys"] = torch.tensor(self.firsts, dtype=torch.int32)
         if isinstance(self.keys, int):
             options["page_table"] = self.page_table()
         if self.sinks:

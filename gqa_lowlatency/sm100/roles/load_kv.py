@@ -106,7 +106,7 @@ class LoadKV:
                 index = word * hw.WARP_THREADS + cute.arch.lane_idx()
                 key = self.first_key(scope, step) + index * config.page_size
                 seen = (step < share.count) & (index < self.boxes) & (key < share.n_keys)
-                if cutlass.const_expr(config.left):
+                if cutlass.const_expr(config.has_begin):
                     inside = key + config.page_size > share.lowest
                     if cutlass.const_expr(config.sink_tokens):
                         inside = inside | (key < share.sink_end)

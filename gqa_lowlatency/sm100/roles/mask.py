@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.device.split import Share, row_sees
+from gqa_lowlatency.device.split import Share, row_begin, row_sees
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import TILE
 
@@ -16,7 +16,7 @@ def some_row_misses(config: DecodeConfig, share: Share, first: Int32, left: Int3
     end = share.n_keys
     if cutlass.const_expr(config.causal):
         end = share.n_keys - (config.q_tokens - 1)
-    return _leaves(config, share, first, share.n_keys - 1 - left, end)
+    return _leaves(config, share, first, row_begin(config, share, Int32(0), left), end)
 
 
 @cute.jit
@@ -28,9 +28,9 @@ def no_row_sees_some(config: DecodeConfig, share: Share, first: Int32) -> Boolea
 @cute.jit
 def _leaves(config: DecodeConfig, share: Share, first: Int32, begin: Int32, end: Int32) -> Boolean:
     """Whether the tile holds a key outside [begin, end) that is none of the first ones; begin
-    counts where the config has a window."""
+    counts where the config has one."""
     leaves = first + TILE > end
-    if cutlass.const_expr(config.left):
+    if cutlass.const_expr(config.has_begin):
         before = first < begin
         if cutlass.const_expr(config.sink_tokens):
             before = before & (first + TILE > share.sink_end)
