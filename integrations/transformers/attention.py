@@ -1,8 +1,9 @@
 """`attention_forward`: attention of a transformers model by our kernels.
 
-One to eight new tokens without padding are `gqa_lowlatency.decode`, where it knows the head dim;
-all else is `fmha.attention`. With pads on the left entries are packed, without a copy of the keys:
-those of all entries are rows of one tensor, and those between are entries without queries.
+One to eight new tokens are `gqa_lowlatency.decode`, where it knows the head dim and no entry has
+pads on the right; all else is `fmha.attention`. There, with pads on the left, entries are packed,
+without a copy of the keys: those of all entries are rows of one tensor, and those between are
+entries without queries.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def attention_forward(
     }  # fmt: skip
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if _decodes(sight, q, v):
-        return decode(q, k, v, kv_lens=sight.end, window=sight.left, **given), None
+        lengths = {"kv_lens": sight.end, "first_keys": sight.first}
+        return decode(q, k, v, window=sight.left, **lengths, **given), None
     window = None if (sight.left, sight.right) == (None, None) else (sight.left, sight.right)
     given["window"] = window
     if sight.first is not None:

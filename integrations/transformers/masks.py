@@ -130,7 +130,8 @@ def _padded(sight: Sight, start: Any, stop: Any, padding: torch.Tensor) -> Sight
     first, end = _table(sight, first, padding.device), _table(sight, end, padding.device)
     if is_tracing(padding):
         torch._assert_async(holes.amax() == 0, "attention_mask has pads between tokens of an entry")
-        return _placed(sight, start, end, first=first, newest=False)
+        # One query that is itself a pad stands behind its entry's end; nobody asks for its row.
+        return _placed(sight, start, end, first=first, newest=sight.queries == 1)
     facts = torch.stack((first.amax(), (stop - end).amax(), holes.amax())).tolist()
     if facts[2]:
         entry = int(holes.argmax())
@@ -140,7 +141,8 @@ def _padded(sight: Sight, start: Any, stop: Any, padding: torch.Tensor) -> Sight
         )
     if not facts[0] and not facts[1]:
         return _unpadded(sight, start, stop, padding.device)
-    return _placed(sight, start, end, first=first if facts[0] else None, newest=False)
+    newest = sight.queries == 1 or not facts[1]
+    return _placed(sight, start, end, first=first if facts[0] else None, newest=newest)
 
 
 def _placed(sight: Sight, start: Any, end: torch.Tensor, **padding: Any) -> Sight:

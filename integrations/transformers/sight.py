@@ -22,7 +22,8 @@ class Sight:
     end: int32 [B], columns that exist, without pads on the right; None for all of them, which is
         where there are no tables at all.
     first: int32 [B], pads on the left; None where there are none.
-    newest: whether the last row stands at the last key that exists, in every entry.
+    newest: whether the last row stands at the last key that exists, in every entry; a single row
+        always does, or is a pad.
     """
 
     batch: int
