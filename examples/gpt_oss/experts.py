@@ -111,7 +111,7 @@ class Bf16Experts:
         gate_up = grouped_mm(rows, plain.gate_up, offs=ends) + plain.gate_up_bias[expert]
         hidden = activated(gate_up, self.form.activation)
         y = grouped_mm(hidden, plain.down, offs=ends) + plain.down_bias[expert]
-        return combine(y, weights, order.row_of_slot, out_dtype=x.dtype)
+        return combine(y, weights, order.row_of_slot)
 
     @property
     def nbytes(self) -> int:

@@ -12,7 +12,8 @@ import torch
 from examples.gpt_oss.compare import Comparison
 from examples.gpt_oss.engine import DECODE, PREFILL, Engine, Took
 
-OURS = ("fmha", "gqa_lowlatency", "moe", "kvcache")
+OURS = ("fmha", "gqa_lowlatency", "moe", "kvcache", "kernelkit")
+COMPILED = "kernel_cutlass_kernel_"  # the DSL's name of a kernel: this, its module, its class
 SHOWN = 24  # kernels of the table; the others are one row
 GIB = 1 << 30
 
@@ -75,8 +76,16 @@ def profiled(run: Callable[[], Any]) -> list[Kernel]:
 
 
 def package_of(name: str) -> str:
-    """Whose a kernel is: the first of our packages that its name holds, else 'torch'."""
-    return next((package for package in OURS if package in name), "torch")
+    """Whose a kernel is, by its name: a package of ours, or 'torch'."""
+    module = name.removeprefix(COMPILED)
+    if module == name:
+        return "torch"
+    return next((package for package in OURS if module.startswith(package)), "torch")
+
+
+def short(name: str) -> str:
+    """What a table shows of a kernel: of ours its module and class, without its signature."""
+    return re.sub(r"\s+", " ", name.removeprefix(COMPILED).partition("_object_at")[0])[:70]
 
 
 def kernel_table(kernels: Sequence[Kernel], steps: int) -> list[str]:
@@ -93,9 +102,10 @@ def kernel_table(kernels: Sequence[Kernel], steps: int) -> list[str]:
         rows.append(Kernel(f"{len(rest)} others", "", count, spent))
     lines = ["  share  launches      us  of              kernel"]
     for kernel in rows:
-        name = re.sub(r"\s+", " ", kernel.name)[:70]
         each = f"{kernel.launches / steps:8.1f} {kernel.microseconds / steps:8.1f}"
-        lines.append(f"{kernel.microseconds / whole:7.1%}  {each}  {kernel.package:15} {name}")
+        lines.append(
+            f"{kernel.microseconds / whole:7.1%}  {each}  {kernel.package:15} {short(kernel.name)}"
+        )
     ours = sum(share for package, share in shares.items() if package != "torch")
     parts = ", ".join(f"{package} {share:.1%}" for package, share in sorted(shares.items()))
     return [*lines, f"ours: {ours:.1%} ({parts}); {whole / steps / 1000:.3f} ms of kernels a step"]
