@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     add("--chunk", type=int, default=8192, help="tokens of a prefill, at most")
     add("--graph", action=argparse.BooleanOptionalAction, default=None,
         help="decoding steps as CUDA graphs; by default on a GPU")  # fmt: skip
+    add("--compile", action="store_true", help="torch.compile what is between the kernels")
     add("--share", action=argparse.BooleanOptionalAction, default=True,
         help="begin a prompt with what is kept of another one")  # fmt: skip
     add("--warm-up", action=argparse.BooleanOptionalAction, default=None,
@@ -80,7 +81,7 @@ def _perform(options: argparse.Namespace, device: torch.device) -> int:
     tokens = options.prompt_len + options.new_tokens
     progress = sys.stderr.isatty()
     weights = load(config, source, experts=options.experts, progress=progress)
-    model = Model(config, weights, tokens)
+    model = Model(config, weights, tokens, compiled=options.compile)
     engine = Engine(
         model, requests=options.batch, tokens=tokens, chunk=options.chunk, graph=options.graph,
         share=options.share, keep_logits=options.compare,
@@ -90,10 +91,11 @@ def _perform(options: argparse.Namespace, device: torch.device) -> int:
     if on_gpu if options.warm_up is None else options.warm_up:
         _served(engine, _prompts(options, config, options.seed + 1), min(3, options.new_tokens))
     jobs = _served(engine, _prompts(options, config, options.seed), options.new_tokens)
-    found = {"options": vars(options), "rates": report.rates(engine.took)}
+    found: dict[str, Any] = {"options": vars(options), "rates": report.rates(engine.took)}
     hits = sum(job.hit for job in jobs)
     print(*report.speed_lines(found["rates"]), f"tokens that were shared: {hits}", sep="\n")
-    print(report.memory_line(report.memory(engine)))
+    found["memory"] = report.memory(engine)
+    print(report.memory_line(found["memory"]))
     print(f"first tokens: {jobs[0].found[:16]}")
     if options.profile:
         found["kernels"] = _profile(engine, options, config)
@@ -153,20 +155,19 @@ def _profile(engine: Engine, options: argparse.Namespace, config: Config) -> dic
     engine.took.clear()
 
     def prefill() -> None:
-        while not engine.running or any(not job.found for job in engine.running):
+        while engine.queue or any(not job.found for job in engine.running):
             engine.step()
 
     def decode() -> None:
         for _ in range(steps):
             engine.step()
 
-    found = {}
+    found: dict[str, Any] = {}
     for name, run, count in (("prefill", prefill, 1), ("decode", decode, steps)):
         if count:
-            found[name] = {"steps": count, "kernels": report.profiled(run)}
-            print(
-                f"kernels of {name}:", *report.kernel_table(found[name]["kernels"], count), sep="\n"
-            )
+            kernels = report.profiled(run)
+            found[name] = {"steps": count, "kernels": kernels}
+            print(f"kernels of {name}:", *report.kernel_table(kernels, count), sep="\n")
     while engine.step():
         pass
     return found

@@ -188,7 +188,7 @@ def _generated(
         how = {"do_sample": False, "cache_implementation": cache, "pad_token_id": 0}
         how["attention_mask"] = torch.ones_like(ids)
         took, out = [], ids
-        for count in (min(2, new), 1, new):  # the first one warms up
+        for count in (new, 1, 1, new):  # the first ones warm up
             _wait(theirs.device)
             began = time.perf_counter()
             out = theirs.generate(ids, max_new_tokens=count, **how)
@@ -196,7 +196,7 @@ def _generated(
             took.append(time.perf_counter() - began)
         for n, row in zip(mine, out[:, length:].tolist(), strict=True):
             found[n] = row
-        spent = [spent[0] + took[1], spent[1] + max(took[2] - took[1], 0.0)]
+        spent = [spent[0] + took[2], spent[1] + max(took[3] - took[2], 0.0)]
         counts = [counts[0] + ids.numel(), counts[1] + len(mine) * (new - 1)]
     rates = [count / max(seconds, 1e-9) for count, seconds in zip(counts, spent, strict=True)]
     return found, (rates[0], rates[1])

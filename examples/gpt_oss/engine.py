@@ -198,9 +198,8 @@ class Engine:
             ids, positions = brought(flat, self.model.device), attend.at["positions"]
             logits = self.model(ids, positions, attend, attend.last)
             newest = logits.argmax(-1)
-        for job, token, row in zip(jobs, newest.tolist(), logits, strict=False):
-            if not job.waiting:
-                self._note(job, token, row)
+        done = [(place, job) for place, job in enumerate(jobs[: len(batch)]) if not job.waiting]
+        self._note(done, newest.tolist(), logits)
         return len(batch), self.chunk - room
 
     def _decode(self) -> tuple[int, int]:
@@ -216,12 +215,16 @@ class Engine:
         with self.kept.cache.step({job.held: job.found[-1:] for job in jobs}) as plan:
             step.decoding.fill(plan)
             step.run()
-        for job, token, row in zip(jobs, step.ids.tolist(), step.logits, strict=True):
-            self._note(job, token, row)
+        self._note([*enumerate(jobs)], step.ids.tolist(), step.logits)
         self._fed = [*jobs]
         return count, count
 
-    def _note(self, job: Job, token: int, logits: torch.Tensor) -> None:
-        job.found.append(token)
-        if self.keep_logits:
-            job.logits.append(logits.clone())
+    def _note(
+        self, jobs: Sequence[tuple[int, Job]], tokens: Sequence[int], logits: torch.Tensor
+    ) -> None:
+        """New tokens of jobs, whose places among `tokens` are given, too."""
+        kept = logits.clone() if self.keep_logits else None
+        for place, job in jobs:
+            job.found.append(tokens[place])
+            if kept is not None:
+                job.logits.append(kept[place])

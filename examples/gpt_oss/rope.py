@@ -1,4 +1,4 @@
-"""Rotary positions with YaRN: the angles of every position, and queries and keys turned by them."""
+"""Rotary positions with YaRN: the angles of every position."""
 
 from __future__ import annotations
 
@@ -41,13 +41,3 @@ def angle_table(config: Config, positions: int, device: torch.device | str) -> t
     turns = torch.arange(positions, dtype=torch.float32)[:, None] * speed
     cos, sin = turns.cos() * scale, turns.sin() * scale
     return torch.stack((cos, cos, -sin, sin), dim=1).unflatten(1, (2, 2)).to(device)
-
-
-def rotated(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """heads [T, H, D], turned by `angles` [T, 2, 2, D / 2] of its tokens; in fp32, rounded once.
-
-    Element i of the first half and of the second are a pair.
-    """
-    halves = heads.unflatten(-1, (2, -1))
-    by, across = angles[:, None, 0], angles[:, None, 1]
-    return torch.addcmul(halves * by, halves.flip(-2), across).to(heads.dtype).flatten(-2)

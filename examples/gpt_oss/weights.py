@@ -98,10 +98,14 @@ class Drawn:
         """Of all experts of a layer, and its biases."""
         numbers, (count, rows, columns) = self._numbers(name), shape
         middle = BIAS + round(math.log2(columns**-0.5 / GRID_RMS))
-        given = {"generator": numbers, "device": self.device, "dtype": torch.uint8}
-        data = torch.randint(0, 256, (count, rows, columns // 2), **given)
-        scales = torch.randint(middle - 1, middle + 2, (count, rows, columns // 32), **given)
-        return CheckpointWeight(data, scales), self._bias(name, (count, rows))
+
+        def drawn(low: int, high: int, of: int) -> torch.Tensor:
+            """Bytes from low to high - 1, one for so many columns."""
+            size, kind = (count, rows, columns // of), torch.uint8
+            return torch.randint(low, high, size, generator=numbers, device=self.device, dtype=kind)
+
+        w = CheckpointWeight(drawn(0, 256, 2), drawn(middle - 1, middle + 2, 32))
+        return w, self._bias(name, (count, rows))
 
     def _bias(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         return self.tensor(f"{name}_bias", shape)
