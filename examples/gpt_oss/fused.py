@@ -1,6 +1,7 @@
 """What is between products and kernels, element by element: norms behind sums, rotations.
 
-Launch by launch that is eight small kernels of torch in a layer; `compiled` has inductor make three.
+Launch by launch these are eight small kernels of torch in a layer; `compiled` has inductor make
+three of them.
 """
 
 from __future__ import annotations

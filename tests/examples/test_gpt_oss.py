@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from examples.gpt_oss.weights import Drawn, Stored, load
 from kvcache import preset
 from tests.examples import gpt_oss_models as models
 from tests.examples.gpt_oss_models import NEW, ROOM, TINY
+from workbench.house.source import ROOT
 
 CPU = torch.device("cpu")
 DIGITS = 2e-5  # of logits around 1; a key too many makes a difference of 1e-2
@@ -196,6 +198,16 @@ def test_the_command_line(by_definition, tmp_path, capsys):
     assert found["rates"]["decode"]["tokens"] == 3 * (NEW - 1)
     assert found["comparison"]["logits"]["relative"] < 0.05
     assert found["comparison"]["rounding"]["relative"] > found["comparison"]["logits"]["relative"]
+
+
+def test_commands_of_the_page_are_flags():
+    page = (ROOT / "examples/gpt_oss/README.md").read_text(encoding="utf-8")
+    known = command_line.parser().format_help()
+    flags = re.findall(r"(?<![\w-])--(?!hw)([a-z][a-z-]+)", page)
+    assert len(flags) > 20
+    assert not [flag for flag in flags if f"--{flag}" not in known and flag != "help"]
+    commands = re.findall(r"^    python -m examples\.gpt_oss (.*)$", page, re.MULTILINE)
+    assert [command_line.parser().parse_args(command.split()) for command in commands]
 
 
 def test_what_the_command_line_refuses(capsys):

@@ -7,6 +7,7 @@ the same weights in fp32.
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from examples.gpt_oss.compare import Difference, logits_of
 from kernelkit.launch import emulation
 from kernelkit.tolerance import compare_output
 from tests.examples import gpt_oss_models as models
+from workbench.house.source import ROOT
 
+PAGE = (ROOT / "examples/gpt_oss/README.md").read_text(encoding="utf-8")
 ARCH = "sm_90a"
 SEED = 5  # of weights with which no rounding of transformers' model makes another expert the best
 CALM = 0.03  # an error of its logits in bf16, norm over norm, that says so
@@ -63,3 +66,13 @@ def test_the_command_line(tmp_path):
     found = json.loads(path.read_text(encoding="utf-8"))["comparison"]
     assert found["logits"]["relative"] < CALM
     assert found["rounding"] is None
+
+
+def test_the_example_of_the_page():
+    """On the kernels that a page gets which names no architecture: those of Blackwell."""
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict = {}
+    with emulation():
+        exec(program, names)
+    assert [len(names[name].found) for name in ("first", "second")] == [3, 3]
+    assert names["second"].hit == 16
