@@ -196,4 +196,5 @@ class Decoding:
             where = {"kv_lens": self.in_window, "page_table": self.rings}
         else:
             where = {"kv_lens": tables["lengths"], "page_table": tables["block_tables"]}
-        return decode(q, *place.pages, sinks=sinks, **where)
+        # Launched while `append_rows` ends, for which the kernel itself waits.
+        return decode(q, *place.pages, sinks=sinks, pdl=True, **where)
