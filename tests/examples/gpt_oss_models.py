@@ -60,7 +60,8 @@ def defined(definition: Callable) -> Callable:
     """Attention in fp64."""
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
-        options.pop("max_seqlen_q", None)
+        for of_launches in ("max_seqlen_q", "pdl"):
+            options.pop(of_launches, None)
         return definition(q, k, v, **options).o.to(q.dtype)
 
     return call

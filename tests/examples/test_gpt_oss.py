@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -81,6 +82,14 @@ def test_a_token_that_ends_a_text(by_definition, in_fp32, monkeypatch):
     values = {**TINY.values, "eos_token_id": found[2]}
     stopping = Model(type(TINY)("tiny", values), model.weights, ROOM)
     assert models.alone(stopping, [prompt])[0] == found[: found.index(found[2]) + 1]
+
+
+def test_a_compiled_model(by_definition, in_fp32, monkeypatch):
+    """What torch.compile makes of what is between the kernels; its graphs, not its code."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    model, given = in_fp32[0], models.prompts((21, 5))
+    compiled = Model(TINY, model.weights, ROOM, compiled=True)
+    assert models.alone(compiled, given) == models.alone(model, given)
 
 
 def test_what_an_engine_refuses(in_fp32):

@@ -14,6 +14,8 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from examples.gpt_oss import __main__ as command_line
 from examples.gpt_oss.compare import logits_of
+from examples.gpt_oss.engine import TokenStep
+from examples.gpt_oss.model import Model
 from kernelkit.tolerance import compare_output
 from tests.examples import gpt_oss_models as models
 from tests.examples.test_gpt_oss_kernels import SEED
@@ -22,14 +24,16 @@ pytestmark = [pytest.mark.hw, pytest.mark.xdist_group("gpt-oss-hw")]
 GPU = "cuda"
 
 
-@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("how", ["launches", "graphs", "compiled"])
 @pytest.mark.parametrize("kind", ["bf16", "mxfp4"])
-def test_logits(kind, graph):
+def test_logits(kind, how):
     (_, exact), (_, rounded) = (
         models.tiny("bf16", dtype, GPU, seed=SEED) for dtype in (torch.float32, torch.bfloat16)
     )
     model, _ = models.tiny(kind, torch.bfloat16, GPU, seed=SEED)
-    options = {"requests": 4, "chunk": 24, "keep_logits": True, "graph": graph}
+    if how == "compiled":
+        model = Model(model.config, model.weights, models.ROOM, compiled=True)
+    options = {"requests": 4, "chunk": 24, "keep_logits": True, "graph": how != "launches"}
     jobs = models.served(model, models.prompts((21, 5, 40)), **options)
     ours = torch.cat([torch.stack(job.logits) for job in jobs])
     truth, theirs = (
@@ -48,6 +52,24 @@ def test_graphs_give_the_tokens_of_launches(kind):
         for graph in (False, True)
     ]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["bf16", "mxfp4"])
+def test_a_step_does_not_wait(kind, monkeypatch):
+    """Nothing in it reads from the GPU, which torch would then refuse."""
+    model, given = models.tiny(kind, torch.bfloat16, GPU)[0], models.prompts((21, 5, 17, 40))
+    options = {"requests": 3, "graph": False}
+    models.served(model, given, **options)  # compiles
+
+    def watched(step, run=TokenStep.run):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            run(step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(TokenStep, "run", watched)
+    models.served(model, given, **options)
 
 
 def test_the_command_line(tmp_path):
