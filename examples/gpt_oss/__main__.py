@@ -93,7 +93,7 @@ def _perform(options: argparse.Namespace, device: torch.device) -> int:
     jobs = _served(engine, _prompts(options, config, options.seed), options.new_tokens)
     found: dict[str, Any] = {"options": vars(options), "rates": report.rates(engine.took)}
     hits = sum(job.hit for job in jobs)
-    print(*report.speed_lines(found["rates"]), f"tokens that were shared: {hits}", sep="\n")
+    print(*report.speed_lines(found["rates"], on_gpu), f"tokens that were shared: {hits}", sep="\n")
     found["memory"] = report.memory(engine)
     print(report.memory_line(found["memory"]))
     print(f"first tokens: {jobs[0].found[:16]}")
@@ -104,7 +104,7 @@ def _perform(options: argparse.Namespace, device: torch.device) -> int:
         if options.their_experts:
             theirs.set_experts_implementation(options.their_experts)
         beside = compare(theirs, source, jobs, options.their_cache)
-        print(*report.comparison_lines(beside, found["rates"]), sep="\n")
+        print(*report.comparison_lines(beside, found["rates"], on_gpu), sep="\n")
         found["comparison"] = beside
     if options.json:
         text = json.dumps(report.document(engine, **found), indent=1)

@@ -136,7 +136,11 @@ def logits_of(theirs: Any, job: Job) -> torch.Tensor:
 
 def compare(theirs: Any, source: Source, jobs: Sequence[Job], cache: str = "dynamic") -> Comparison:
     """Jobs that are over, of an engine that kept logits, beside transformers' model of the same
-    weights. cache: its kind of cache. Its experts are those that MXFP4 holds from here on."""
+    weights. cache: its kind of cache.
+
+    Where MXFP4 does not hold its experts, they are rounded to what it holds from here on, and so
+    are ours in bf16, whose memory they share.
+    """
     ours = torch.cat([torch.stack(job.logits) for job in jobs])
     given = torch.cat([logits_of(theirs, job) for job in jobs])
     tokens, rates = _generated(theirs, jobs, cache)

@@ -111,13 +111,15 @@ def kernel_table(kernels: Sequence[Kernel], steps: int) -> list[str]:
     return [*lines, f"ours: {ours:.1%} ({parts}); {whole / steps / 1000:.3f} ms of kernels a step"]
 
 
-def speed_lines(found: dict[str, Rate]) -> list[str]:
-    """A line for each kind of step."""
-    return [
-        f"{kind}: {rate.tokens_per_second:,.1f} tokens/s, {rate.tokens} in {rate.steps} steps, "
-        f"{rate.milliseconds:.2f} ms for the median one"
-        for kind, rate in found.items()
-    ]
+def speed_lines(found: dict[str, Rate], timed: bool) -> list[str]:
+    """A line for each kind of step. timed: whether times are a GPU's; an emulator's say nothing."""
+    lines = []
+    for kind, rate in found.items():
+        line = f"{kind}: {rate.tokens} tokens in {rate.steps} steps"
+        if timed:
+            line += f", {rate.tokens_per_second:,.1f} tokens/s, {rate.milliseconds:.2f} ms a step"
+        lines.append(line)
+    return lines
 
 
 def memory_line(found: dict[str, int]) -> str:
@@ -125,8 +127,8 @@ def memory_line(found: dict[str, int]) -> str:
     return "memory: " + ", ".join(f"{name} {size / GIB:.3f} GiB" for name, size in found.items())
 
 
-def comparison_lines(found: Comparison, ours: dict[str, Rate]) -> list[str]:
-    """Logits, tokens and speed beside transformers'."""
+def comparison_lines(found: Comparison, ours: dict[str, Rate], timed: bool) -> list[str]:
+    """Logits, tokens and, where it is timed, speed beside transformers'."""
     rounding = "none, MXFP4 holds the experts as they are"
     if found.rounding is not None:
         rounding = str(found.rounding)
@@ -138,7 +140,7 @@ def comparison_lines(found: Comparison, ours: dict[str, Rate]) -> list[str]:
     if found.margin is not None:
         lines.append(f"where one differs, its own logit is larger by {found.margin:.4f} at most")
     for kind, theirs in zip((PREFILL, DECODE), found.rates, strict=True):
-        if kind in ours and theirs:
+        if timed and kind in ours and theirs:
             times = ours[kind].tokens_per_second / theirs
             lines.append(f"transformers' {kind}: {theirs:,.1f} tokens/s; ours is {times:.2f} x")
     return lines
