@@ -20,7 +20,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from examples.gpt_oss import __main__ as command_line
 from examples.gpt_oss import report
-from examples.gpt_oss.compare import state_dict
+from examples.gpt_oss.compare import Comparison, Difference, state_dict
 from examples.gpt_oss.config import CONFIGS, named, of_folder
 from examples.gpt_oss.engine import Engine, Took
 from examples.gpt_oss.experts import Mxfp4Experts, plain_of
@@ -241,3 +241,17 @@ def test_rates():
     found = report.rates([Took("decode", 2, 2, 0.5), Took("decode", 2, 2, 0.25)])
     assert set(found) == {"decode"}
     assert found["decode"].tokens_per_second == pytest.approx(4 / 0.75)
+
+
+def test_lines_of_speed():
+    """Of a GPU; what the emulator takes is not speed."""
+    ours = report.rates([Took("decode", 2, 2, 0.5)])
+    assert report.speed_lines(ours, True) == [
+        "decode: 2 tokens in 1 steps, 4.0 tokens/s, 500.00 ms a step"
+    ]
+    assert report.speed_lines(ours, False) == ["decode: 2 tokens in 1 steps"]
+    same = Difference(0.0, 0.0, 1, 1)
+    found = Comparison(same, None, (1,), 0.5, (100.0, 2.0))
+    timed = report.comparison_lines(found, ours, True)
+    assert timed[-1] == "transformers' decode: 2.0 tokens/s; ours is 2.00 x"
+    assert report.comparison_lines(found, ours, False) == timed[:-1]
