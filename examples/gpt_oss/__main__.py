@@ -1,0 +1,177 @@
+"""The command line: `python -m examples.gpt_oss --help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from examples.gpt_oss import report
+from examples.gpt_oss.compare import compare, transformers_model
+from examples.gpt_oss.config import CONFIGS, Config, named, of_folder
+from examples.gpt_oss.engine import Engine, Job
+from examples.gpt_oss.model import Model
+from examples.gpt_oss.weights import KINDS, Drawn, Source, Stored, load
+from kernelkit.launch import emulation
+
+PROFILED = 8  # decoding steps
+
+
+def parser() -> argparse.ArgumentParser:
+    """Its flags."""
+    made = argparse.ArgumentParser(
+        prog="python -m examples.gpt_oss",
+        description="gpt-oss from prompt to tokens on the kernels of this repository, on a GPU if "
+        "there is one, else, tiny, in the emulator.",
+    )
+    add = made.add_argument
+    add("--model", choices=[*CONFIGS], default="tiny", help="sizes; weights are drawn at random")
+    add("--checkpoint", metavar="FOLDER", help="weights and config.json of a checkpoint instead")
+    add("--seed", type=int, default=0, help="of weights and prompts")
+    add("--normal-experts", action="store_true",
+        help="draw experts that MXFP4 has to round, not some that it holds")  # fmt: skip
+    add("--experts", choices=KINDS, default="mxfp4", help="what experts are multiplied in")
+    add("--batch", type=int, default=1, help="requests at a time")
+    add("--requests", type=int, help="requests in all, as many as --batch by default")
+    add("--prompt-len", type=int, default=20, help="tokens of a prompt")
+    add("--shared-len", type=int, default=0, help="tokens that all prompts begin with")
+    add("--new-tokens", type=int, default=8, help="tokens that follow a prompt")
+    add("--chunk", type=int, default=8192, help="tokens of a prefill, at most")
+    add("--graph", action=argparse.BooleanOptionalAction, default=None,
+        help="decoding steps as CUDA graphs; by default on a GPU")  # fmt: skip
+    add("--compile", action="store_true", help="torch.compile what is between the kernels")
+    add("--share", action=argparse.BooleanOptionalAction, default=True,
+        help="begin a prompt with what is kept of another one")  # fmt: skip
+    add("--warm-up", action=argparse.BooleanOptionalAction, default=None,
+        help="run other prompts of the same sizes first; by default on a GPU")  # fmt: skip
+    add("--compare", action="store_true", help="transformers' own model with the same weights")
+    add("--their-attention", default="eager", help="attn_implementation of that model")
+    add("--their-experts", help="experts_implementation of that model, transformers' choice else")
+    add("--their-cache", default="dynamic", help="cache_implementation of that model")
+    add("--profile", action="store_true", help="on a GPU: a table of all kernels")
+    add("--device", choices=("cuda", "cpu"), help="a GPU if there is one, by default")
+    add("--arch", default="sm_90a", help="what the emulator runs kernels of")
+    add("--json", metavar="FILE", help="write everything that was found")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 for what is refused."""
+    options = parser().parse_args(arguments)
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    emulated = emulation(arch=options.arch) if device.type == "cpu" else nullcontext()
+    try:
+        if options.profile and device.type != "cuda":
+            raise ValueError("--profile: there is no time on a CPU, where kernels are emulated")
+        with emulated:
+            return _perform(options, device)
+    except (ValueError, NotImplementedError) as refused:
+        print(f"refused: {refused}", file=sys.stderr)
+        return 2
+
+
+def _perform(options: argparse.Namespace, device: torch.device) -> int:
+    config, source = _source(options, device)
+    tokens = options.prompt_len + options.new_tokens
+    progress = sys.stderr.isatty()
+    weights = load(config, source, experts=options.experts, progress=progress)
+    model = Model(config, weights, tokens, compiled=options.compile)
+    engine = Engine(
+        model, requests=options.batch, tokens=tokens, chunk=options.chunk, graph=options.graph,
+        share=options.share, keep_logits=options.compare,
+    )  # fmt: skip
+    print(f"{config.name}, experts in {options.experts}, {_words(engine)}")
+    on_gpu = device.type == "cuda"
+    if on_gpu if options.warm_up is None else options.warm_up:
+        _served(engine, _prompts(options, config, options.seed + 1), min(3, options.new_tokens))
+    jobs = _served(engine, _prompts(options, config, options.seed), options.new_tokens)
+    found: dict[str, Any] = {"options": vars(options), "rates": report.rates(engine.took)}
+    hits = sum(job.hit for job in jobs)
+    print(*report.speed_lines(found["rates"], on_gpu), f"tokens that were shared: {hits}", sep="\n")
+    found["memory"] = report.memory(engine)
+    print(report.memory_line(found["memory"]))
+    print(f"first tokens: {jobs[0].found[:16]}")
+    if options.profile:
+        found["kernels"] = _profile(engine, options, config)
+    if options.compare:
+        theirs = transformers_model(model, source, options.their_attention)
+        if options.their_experts:
+            theirs.set_experts_implementation(options.their_experts)
+        beside = compare(theirs, source, jobs, options.their_cache)
+        print(*report.comparison_lines(beside, found["rates"], on_gpu), sep="\n")
+        found["comparison"] = beside
+    if options.json:
+        text = json.dumps(report.document(engine, **found), indent=1)
+        Path(options.json).write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def _source(options: argparse.Namespace, device: torch.device) -> tuple[Config, Source]:
+    if options.checkpoint:
+        return of_folder(options.checkpoint), Stored(options.checkpoint, device)
+    config = named(options.model)
+    return config, Drawn(config, device, options.seed, options.normal_experts)
+
+
+def _words(engine: Engine) -> str:
+    """Where it runs, and how."""
+    device = engine.model.device
+    if device.type != "cuda":
+        return "in the emulator"
+    how = "as CUDA graphs" if engine.graph else "launch by launch"
+    return f"on {torch.cuda.get_device_name(device)}, decoding {how}"
+
+
+def _prompts(options: argparse.Namespace, config: Config, seed: int) -> list[list[int]]:
+    numbers = torch.Generator().manual_seed(seed)
+    count = options.requests or options.batch
+    size = count, options.prompt_len
+    drawn = torch.randint(0, config.vocabulary, size, generator=numbers)
+    drawn[:, : options.shared_len] = drawn[0, : options.shared_len]
+    return drawn.tolist()
+
+
+def _served(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[Job]:
+    """Jobs that are over; `took` of the engine is then about them."""
+    engine.took.clear()
+    jobs = [engine.submit(f"request {n}", each, new_tokens) for n, each in enumerate(prompts)]
+    while engine.step():
+        pass
+    return jobs
+
+
+def _profile(engine: Engine, options: argparse.Namespace, config: Config) -> dict[str, Any]:
+    """Tables of a prefill of a batch, and of steps behind it."""
+    prompts = _prompts(options, config, options.seed + 2)[: options.batch]
+    steps = min(PROFILED, options.new_tokens - 1)
+    for number, prompt in enumerate(prompts):
+        engine.submit(f"profiled {number}", prompt, options.new_tokens)
+    engine.took.clear()
+
+    def prefill() -> None:
+        while engine.queue or any(not job.found for job in engine.running):
+            engine.step()
+
+    def decode() -> None:
+        for _ in range(steps):
+            engine.step()
+
+    found: dict[str, Any] = {}
+    for name, run, count in (("prefill", prefill, 1), ("decode", decode, steps)):
+        if count:
+            kernels = report.profiled(run)
+            found[name] = {"steps": count, "kernels": kernels}
+            print(f"kernels of {name}:", *report.kernel_table(kernels, count), sep="\n")
+    while engine.step():
+        pass
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Keys and values of all layers by `kvcache`, and attention over them by `fmha` and
+`gqa_lowlatency`.
+
+A full layer keeps its keys in pages, one for each block of tokens, which requests with the same
+beginning share. A sliding layer keeps the last `window` of them in a ring, which is a page of its
+own: the state of a request. Attention of one token does not mind the order of keys, so decoding
+reads the ring as it is; a prompt that goes on behind kept tokens gathers them in order first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from examples.gpt_oss.config import Config
+from fmha import attention
+from gqa_lowlatency import decode
+from kernelkit.tensors import brought
+from kvcache import Cache, Ring, Rows, Sizes, Step, append_rows, gather
+
+PAGED, RINGED = ("k", "v"), ("k_window", "v_window")  # streams and rings of the layout
+# Arrays of a step that decoding reads.
+DECODED = ("positions", "lengths", "block_tables", "state_slots", "rows_of.k", "rows_of.k_window")
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where a layer keeps its keys and values: rows to write to, pages [slots, rows, Hkv, D]."""
+
+    sliding: bool
+    rows: tuple[Rows, Rows]
+    pages: tuple[torch.Tensor, torch.Tensor]
+
+
+class Kept:
+    """The cache of `requests` requests of up to `tokens` tokens each, and of what they leave.
+
+    share: whether a prompt begins with what is kept of earlier ones: blocks, and of sliding layers
+    a checkpoint of their rings.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        requests: int,
+        tokens: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+        share: bool = True,
+    ) -> None:
+        layout = config.layout(dtype)
+        self.device, self.window, self.blocks = device, config.window, layout.blocks(tokens)
+        checkpoints = 2 * requests if share else 0
+        sizes = Sizes(requests * self.blocks, requests, checkpoints)
+        self.cache = Cache(layout, sizes, device=device)
+        self.places = [self._place(config, number, dtype) for number in range(config.layers)]
+
+    def _place(self, config: Config, number: int, dtype: torch.dtype) -> Place:
+        sliding, cache = config.sliding[number], self.cache
+        names = RINGED if sliding else PAGED
+        array = cache.layout.find(names[0])
+        copy = array.of_layer[number]
+        assert copy is not None
+        shape = (config.kv_heads, config.head_dim)
+        k, v = (cache.rows(name, copy) for name in names)
+        pages = [cache.pages(name, copy, dtype, shape) for name in names]
+        return Place(sliding, (k, v), (pages[0], pages[1]))
+
+    @property
+    def nbytes(self) -> int:
+        """Of all pools."""
+        return sum(pool.nbytes for pool in self.cache.storage.pools.values())
+
+
+class Prefill:
+    """`Attend` of a step that appends any number of tokens to some requests."""
+
+    def __init__(self, kept: Kept, step: Step) -> None:
+        self.kept, self.longest = kept, step.longest
+        self.at = step.tensors(kept.device)
+        self.before = _Before.of(kept, step)
+
+    @property
+    def last(self) -> torch.Tensor:
+        """int64 [B]: the last token of each request, among those of the step."""
+        return self.at["cu_tokens"][1:].long() - 1
+
+    def __call__(
+        self, number: int, sinks: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """See `examples.gpt_oss.model.Attend`; one launch for all requests."""
+        place, at = self.kept.places[number], self.at
+        starts = at["cu_tokens"]
+        queries = {"cu_seqlens_q": starts, "max_seqlen_q": self.longest, "sinks": sinks}
+        mapping = at["rows_of.k_window" if place.sliding else "rows_of.k"]
+        pairs = (place.rows[0], k), (place.rows[1], v)
+        if not place.sliding:
+            append_rows(*pairs, mapping)
+            tables = {"page_table": at["block_tables"], "kv_lens": at["lengths"]}
+            return attention(q, *place.pages, causal=True, **tables, **queries)
+        if self.before is not None:  # and only then are the rings written to
+            (k, v), starts = self.before.joined(place, k, v), self.before.starts
+        append_rows(*pairs, mapping)
+        window = (self.kept.window - 1, 0)
+        return attention(q, k, v, window=window, cu_seqlens_k=starts, **queries)
+
+
+@dataclass(frozen=True, eq=False)
+class _Before:
+    """Keys of a ring that new tokens see, and where they stand in front of those of the step.
+
+    kept: int64 [N], entries of the ring, -1 where a new key goes; new: int64 [T], where; starts:
+    int32 [B + 1], of each request in both together.
+    """
+
+    kept: torch.Tensor
+    new: torch.Tensor
+    starts: torch.Tensor
+
+    @classmethod
+    def of(cls, kept: Kept, step: Step) -> _Before | None:
+        """None where every request begins with this step."""
+        counts = np.minimum(step.starts, kept.window - 1)
+        if not counts.any():
+            return None
+        ring = kept.cache.layout.find(RINGED[0])
+        assert isinstance(ring, Ring)
+        rows = ring.rows(kept.cache.layout.draft)
+        lengths = counts + step.lengths - step.starts
+        starts = np.concatenate(([0], np.cumsum(lengths)))
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        place = np.arange(starts[-1]) - starts[owners]  # within the request
+        positions = (step.starts - counts)[owners] + place
+        entries = step.state_slots.astype(np.int64)[owners] * rows + positions % rows
+        old = place < counts[owners]
+        arrays = (np.where(old, entries, -1), np.flatnonzero(~old), starts.astype(np.int32))
+        return cls(*(brought(torch.from_numpy(array), kept.device) for array in arrays))
+
+    def joined(
+        self, place: Place, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Kept and new keys, and values, of all requests: [N, Hkv, D] each."""
+        found = [new.new_empty((len(self.kept), *new.shape[1:])) for new in (k, v)]
+        pairs = []
+        for rows, both, new in zip(place.rows, found, (k, v), strict=True):
+            gather(rows, self.kept, both)
+            pool = both.view(torch.uint8).view(1, -1)
+            pairs.append((Rows(pool, 0, 0, len(both), rows.record), new))
+        append_rows(pairs[0], pairs[1], self.new)
+        return found[0], found[1]
+
+
+class Decoding:
+    """`Attend` of steps that append a token to each of `batch` requests.
+
+    Tables stay where they are, so that one captured step serves all: `fill` writes what the next
+    one needs. tables: int32 and int64 on the device, by the names of `kvcache.Step.arrays`.
+    """
+
+    def __init__(self, kept: Kept, batch: int) -> None:
+        self.kept, self.batch = kept, batch
+        shapes = {"block_tables": (batch, kept.blocks)}
+        kinds = {
+            "positions": torch.int64,
+            "rows_of.k": torch.int64,
+            "rows_of.k_window": torch.int64,
+        }
+        self.tables: Mapping[str, torch.Tensor] = {
+            name: torch.zeros(
+                shapes.get(name, (batch,)), dtype=kinds.get(name, torch.int32), device=kept.device
+            )
+            for name in DECODED
+        }
+
+    def fill(self, step: Step) -> None:
+        """The tables of a step of so many requests, without a wait."""
+        step.fill(self.tables)
+
+    def prepare(self) -> None:
+        """What all sliding layers read, made from the tables; a part of the step."""
+        self.in_window = self.tables["lengths"].clamp(max=self.kept.window)
+        self.rings = self.tables["state_slots"][:, None]
+
+    def __call__(
+        self, number: int, sinks: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """See `examples.gpt_oss.model.Attend`; one launch for all requests."""
+        place, tables = self.kept.places[number], self.tables
+        mapping = tables["rows_of.k_window" if place.sliding else "rows_of.k"]
+        append_rows((place.rows[0], k), (place.rows[1], v), mapping)
+        if place.sliding:
+            where = {"kv_lens": self.in_window, "page_table": self.rings}
+        else:
+            where = {"kv_lens": tables["lengths"], "page_table": tables["block_tables"]}
+        # Launched while `append_rows` ends, for which the kernel itself waits.
+        return decode(q, *place.pages, sinks=sinks, pdl=True, **where)

@@ -1,0 +1,77 @@
+"""The forward of gpt-oss: everything but where keys and values are kept, which an `Attend` knows.
+
+Dense products are torch's. A step does nothing that a CUDA graph cannot capture: no value is read
+on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import linear, rms_norm
+
+from examples.gpt_oss.config import Config
+from examples.gpt_oss.fused import Elementwise
+from examples.gpt_oss.rope import angle_table
+from examples.gpt_oss.weights import Layer, Weights
+
+# (number of the layer, its sinks, q [T, Hq, D], k and v [T, Hkv, D]) -> O [T, Hq, D]: keeps k and v
+# and attends to them and to what was kept before.
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Model:
+    """A gpt-oss with `weights`, for positions 0 to `positions` - 1. compiled: whether torch.compile
+    fuses what is between products and kernels; the kernels themselves are not in it."""
+
+    def __init__(
+        self, config: Config, weights: Weights, positions: int, *, compiled: bool = False
+    ) -> None:
+        if positions > config.positions:
+            raise ValueError(f"{positions} positions: {config.name} has {config.positions}")
+        self.config, self.weights = config, weights
+        self.device, self.dtype = weights.head.device, weights.head.dtype
+        self.angles = angle_table(config, positions, self.device)
+        self.fused = Elementwise.compiled() if compiled else Elementwise()
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits of tokens that stand behind each other, of one sequence or of several.
+
+        Args:
+            ids, positions: int64 [T].
+            attend: see `Attend`.
+            wanted: int64 [N], the tokens whose logits are asked for; None is all.
+
+        Returns:
+            [N, V] in the dtype of the weights.
+        """
+        weights, eps, add_norm = self.weights, self.config.eps, self.fused.add_norm
+        x, angles = weights.embedding[ids], self.angles[positions]
+        # A layer's sum and the norm behind it, the next layer's first one, are one pass.
+        first, *others = (*(layer.attention_norm for layer in weights.layers), weights.norm)
+        normed = rms_norm(x, first.shape, first, eps)
+        for number, (layer, norm) in enumerate(zip(weights.layers, others, strict=True)):
+            found = self._attention(number, layer, normed, angles, attend)
+            x, normed = add_norm(x, found, layer.experts_norm, eps)
+            logits = linear(normed, layer.router, layer.router_bias)
+            x, normed = add_norm(x, layer.experts(normed, logits), norm, eps)
+        return linear(normed if wanted is None else normed[wanted], weights.head)
+
+    def _attention(
+        self, number: int, layer: Layer, normed: torch.Tensor, angles: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """What the attention of a layer adds to the residual stream [T, H]."""
+        config = self.config
+        heads = linear(normed, layer.qkv, layer.qkv_bias).unflatten(1, (-1, config.head_dim))
+        turned = self.fused.rotated(heads[:, : -config.kv_heads], angles)
+        q, k = turned.split((config.q_heads, config.kv_heads), dim=1)
+        o = attend(number, layer.sinks, q, k, heads[:, -config.kv_heads :])
+        return linear(o.flatten(1), layer.out, layer.out_bias)

@@ -1,0 +1,98 @@
+"""Tiny models of examples/gpt_oss and transformers' of the same weights; kernels by definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import fmha.reference
+import gqa_lowlatency.reference
+import moe.reference_routing
+from examples.gpt_oss import cache, experts
+from examples.gpt_oss.compare import transformers_model
+from examples.gpt_oss.config import named
+from examples.gpt_oss.engine import Engine, Job
+from examples.gpt_oss.model import Model
+from examples.gpt_oss.weights import Drawn, load
+from kvcache.memory import mover
+from kvcache.movement import reference
+
+TINY = named("tiny")
+ROOM = 64  # tokens of a request
+NEW = 5
+
+
+def tiny(kind: str, dtype: torch.dtype, device: str = "cpu", **drawn: Any) -> tuple[Model, Any]:
+    """A model of random weights, and transformers' of the same numbers, in fp32 or bf16."""
+    source = Drawn(TINY, torch.device(device), **drawn)
+    model = Model(TINY, load(TINY, source, experts=kind, dtype=dtype), ROOM)
+    return model, transformers_model(model, source)
+
+
+def prompts(lengths: Sequence[int], seed: int = 3) -> list[list[int]]:
+    """Random ones; the last but one begins with 32 tokens of the one before it."""
+    numbers = torch.Generator().manual_seed(seed)
+    drawn = [torch.randint(0, 96, (length,), generator=numbers).tolist() for length in lengths]
+    return [*drawn, [*drawn[-1][:35], 1, 2, 3]]
+
+
+def served(model: Model, given: Sequence[Sequence[int]], **options: Any) -> list[Job]:
+    """Jobs that are over, of an engine whose books are in order and empty then."""
+    engine = Engine(model, tokens=ROOM, **options)
+    jobs = [engine.submit(f"request {n}", prompt, NEW) for n, prompt in enumerate(given)]
+    while engine.step():
+        engine.kept.cache.manager.check()
+    assert not engine.kept.cache.manager.requests
+    return jobs
+
+
+def alone(model: Model, given: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The tokens of each prompt, in an engine of its own."""
+    jobs = [served(model, [prompt], requests=1, share=False)[0] for prompt in given]
+    return [job.found for job in jobs]
+
+
+def defined(definition: Callable) -> Callable:
+    """Attention in fp64."""
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        for of_launches in ("max_seqlen_q", "pdl"):
+            options.pop(of_launches, None)
+        return definition(q, k, v, **options).o.to(q.dtype)
+
+    return call
+
+
+def by_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing compiles: every kernel that the example launches is what it is defined as."""
+
+    def append_rows(first: Any, second: Any, slots: torch.Tensor) -> None:
+        reference.append_rows([first, second], slots)
+
+    def combine(y: torch.Tensor, *weights_and_rows: torch.Tensor) -> torch.Tensor:
+        return moe.reference_routing.combine(y, *weights_and_rows).to(y.dtype)
+
+    def copy_slots(*pools_and_tables: torch.Tensor, **_: Any) -> None:
+        reference.copy_slots(*pools_and_tables)
+
+    changes: dict[ModuleType, dict[str, Callable]] = {
+        cache: {
+            "attention": defined(fmha.reference.definition),
+            "decode": defined(gqa_lowlatency.reference.definition),
+            "append_rows": append_rows,
+            "gather": reference.gather,
+        },
+        experts: {
+            "route": moe.reference_routing.route,
+            "permutation": moe.reference_routing.permutation,
+            "combine": combine,
+        },
+        mover: {"copy_slots": copy_slots},
+    }
+    for module, functions in changes.items():
+        for name, function in functions.items():
+            monkeypatch.setattr(module, name, function)

@@ -1,0 +1,257 @@
+"""examples/gpt_oss without kernels, each by its definition: a model in fp32 beside transformers'.
+
+`test_gpt_oss_kernels.py` runs the kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from safetensors.torch import save_file
+from transformers import GptOssConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from examples.gpt_oss import __main__ as command_line
+from examples.gpt_oss import report
+from examples.gpt_oss.compare import Comparison, Difference, state_dict
+from examples.gpt_oss.config import CONFIGS, named, of_folder
+from examples.gpt_oss.engine import Engine, Took
+from examples.gpt_oss.experts import Mxfp4Experts, plain_of
+from examples.gpt_oss.model import Model
+from examples.gpt_oss.rope import frequencies
+from examples.gpt_oss.weights import Drawn, Stored, load
+from kvcache import preset
+from tests.examples import gpt_oss_models as models
+from tests.examples.gpt_oss_models import NEW, ROOM, TINY
+from workbench.house.source import ROOT
+
+CPU = torch.device("cpu")
+DIGITS = 2e-5  # of logits around 1; a key too many makes a difference of 1e-2
+
+
+@pytest.fixture
+def by_definition(monkeypatch):
+    models.by_definition(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def in_fp32():
+    return models.tiny("bf16", torch.float32)
+
+
+@torch.no_grad()
+def their_logits(theirs, job):
+    ids = torch.tensor([job.prompt + job.found[:-1]])
+    return theirs(ids, use_cache=False).logits[0, -len(job.found) :]
+
+
+# A piece ends within a window, at its end, and behind it.
+@pytest.mark.parametrize("chunk", [64, 7])
+def test_logits(by_definition, in_fp32, chunk):
+    """Of a prompt in pieces, and of every token behind it."""
+    model, theirs = in_fp32
+    given = models.prompts((21, 5, 40))
+    for job in models.served(model, given, requests=4, chunk=chunk, keep_logits=True):
+        exact = their_logits(theirs, job)
+        assert (torch.stack(job.logits) - exact).abs().max() < DIGITS
+        assert job.found == exact.argmax(-1).tolist()
+
+
+def test_requests_do_not_mind_each_other(by_definition, in_fp32):
+    """More of them than places, of other lengths; one begins as another one did, and shares it."""
+    model, given = in_fp32[0], models.prompts((21, 5, 17, 40))
+    expected = models.alone(model, given)
+    jobs = models.served(model, given, requests=2)
+    assert [job.found for job in jobs] == expected
+    assert [job.hit for job in jobs] == [0, 0, 0, 0, 32]
+    unshared = models.served(model, given, requests=3, share=False)
+    assert [job.found for job in unshared] == expected
+    assert not any(job.hit for job in unshared)
+
+
+def test_a_token_that_ends_a_text(by_definition, in_fp32, monkeypatch):
+    model, (prompt, _) = in_fp32[0], models.prompts((21,))
+    found = models.alone(model, [prompt])[0]
+    values = {**TINY.values, "eos_token_id": found[2]}
+    stopping = Model(type(TINY)("tiny", values), model.weights, ROOM)
+    assert models.alone(stopping, [prompt])[0] == found[: found.index(found[2]) + 1]
+
+
+def test_a_compiled_model(by_definition, in_fp32, monkeypatch):
+    """What torch.compile makes of what is between the kernels; its graphs, not its code."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    model, given = in_fp32[0], models.prompts((21, 5))
+    compiled = Model(TINY, model.weights, ROOM, compiled=True)
+    assert models.alone(compiled, given) == models.alone(model, given)
+
+
+def test_what_an_engine_refuses(in_fp32):
+    engine = Engine(in_fp32[0], requests=1, tokens=8)
+    for prompt, new in (([], 1), ([1], 0), ([1] * 6, 3)):
+        with pytest.raises(ValueError, match=f"{len(prompt)} tokens and {new} new ones"):
+            engine.submit("a", prompt, new)
+    with pytest.raises(ValueError, match="graphs are for GPUs"):
+        Engine(in_fp32[0], requests=1, tokens=8, graph=True)
+    with pytest.raises(ValueError, match="4097 positions: tiny has 4096"):
+        Model(TINY, in_fp32[0].weights, 4097)
+
+
+# ---- sizes and weights
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_sizes_are_those_of_transformers(name):
+    config = named(name)
+    values = {k: v for k, v in config.values.items() if k != "model_type"}
+    theirs = GptOssConfig(**values)
+    assert config.sliding == tuple(each == "sliding_attention" for each in theirs.layer_types)
+    speed, scale = frequencies(config)
+    wanted, wanted_scale = ROPE_INIT_FUNCTIONS["yarn"](theirs, CPU)
+    torch.testing.assert_close(speed, wanted)
+    assert scale == pytest.approx(wanted_scale)
+    if name == "120b":
+        assert config.layout().block_bytes == preset("gpt-oss-120b").block_bytes
+        assert (theirs.num_hidden_layers, theirs.num_local_experts) == (36, 128)
+
+
+def test_another_name():
+    with pytest.raises(ValueError, match="'7b': models are 20b, 120b, tiny"):
+        named("7b")
+
+
+def test_drawn_weights_are_those_of_a_seed():
+    first, again, other = (Drawn(TINY, CPU, seed) for seed in (1, 1, 2))
+    name, shape = "lm_head.weight", (96, 64)
+    assert torch.equal(first.tensor(name, shape), again.tensor(name, shape))
+    assert not torch.equal(first.tensor(name, shape), other.tensor(name, shape))
+    held = plain_of(first.packed(0), torch.bfloat16)
+    assert torch.equal(held.gate_up, plain_of(again.packed(0), torch.bfloat16).gate_up)
+    # Rows have a length around 1, so that what a layer adds is as large as what it is given.
+    assert 0.5 < float(held.gate_up.float().norm(dim=1).mean()) < 2
+    assert first.plain(0) is None
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint with experts in bf16, as transformers names what a model has."""
+    source = Drawn(TINY, CPU, normal=True)
+    weights = load(TINY, source, experts="bf16")
+    plain = [source.plain(number) for number in range(TINY.layers)]
+    tensors = state_dict(TINY, weights, plain)
+    save_file(
+        {name: each.contiguous() for name, each in tensors.items()}, tmp_path / "a.safetensors"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(dict(TINY.values)), encoding="utf-8")
+    return tmp_path, weights
+
+
+def test_a_checkpoint(folder):
+    path, weights = folder
+    config = of_folder(path)
+    found = load(config, Stored(path, CPU), experts="bf16")
+    for mine, theirs in zip(found.layers, weights.layers, strict=True):
+        assert torch.equal(mine.qkv, theirs.qkv)
+        assert torch.equal(mine.experts.plain.down, theirs.experts.plain.down)
+    packed = load(config, Stored(path, CPU))
+    assert isinstance(packed.layers[0].experts, Mxfp4Experts)
+    assert packed.nbytes < found.nbytes
+
+
+def test_a_checkpoint_in_mxfp4(tmp_path):
+    """As the released ones are: blocks and scales of all experts of a layer."""
+    source, prefix = Drawn(TINY, CPU), "model.layers.0.mlp.experts"
+    tensors = {}
+    for name, (rows, columns) in source._sizes().items():
+        w, bias = source._matrix(f"0 {name}", (TINY.experts.experts, rows, columns))
+        tensors[f"{prefix}.{name}_blocks"] = w.data.unflatten(2, (-1, 16))
+        tensors[f"{prefix}.{name}_scales"], tensors[f"{prefix}.{name}_bias"] = w.scales, bias
+    save_file(tensors, tmp_path / "a.safetensors")
+    stored = Stored(tmp_path, CPU)
+    assert stored.plain(0) is None
+    ours, theirs = (plain_of(each.packed(0), torch.float32) for each in (source, stored))
+    for name, tensor in vars(ours).items():
+        assert torch.equal(tensor, getattr(theirs, name))
+    with pytest.raises(ValueError, match=r"no tensor 'lm_head\.weight'"):
+        stored.tensor("lm_head.weight", (96, 64))
+
+
+def test_what_weights_refuse(folder, tmp_path):
+    source = Drawn(TINY, CPU)
+    with pytest.raises(ValueError, match="experts 'fp8': one of"):
+        load(TINY, source, experts="fp8")
+    with pytest.raises(ValueError, match=r"shape \(96, 64\), config\.json says \(97, 64\)"):
+        Stored(folder[0], CPU).tensor("lm_head.weight", (97, 64))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    with pytest.raises(ValueError, match="a model of type 'llama'"):
+        of_folder(tmp_path)
+
+
+# ---- command line and report
+
+
+def test_the_command_line(by_definition, tmp_path, capsys):
+    """With experts that MXFP4 does not hold, so that there is an error of quantising."""
+    path = tmp_path / "found.json"
+    flags = ["--experts", "bf16", "--normal-experts", "--batch", "2", "--requests", "3"]
+    flags += ["--prompt-len", "40", "--shared-len", "32", "--new-tokens", str(NEW), "--compare"]
+    assert command_line.main([*flags, "--device", "cpu", "--json", str(path)]) == 0
+    said, found = capsys.readouterr().out, json.loads(path.read_text(encoding="utf-8"))
+    assert "tokens that were shared: 32" in said
+    assert found["rates"]["decode"]["tokens"] == 3 * (NEW - 1)
+    assert found["comparison"]["logits"]["relative"] < 0.05
+    assert found["comparison"]["rounding"]["relative"] > found["comparison"]["logits"]["relative"]
+
+
+def test_commands_of_the_page_are_flags():
+    page = (ROOT / "examples/gpt_oss/README.md").read_text(encoding="utf-8")
+    known = command_line.parser().format_help()
+    flags = re.findall(r"(?<![\w-])--(?!hw)([a-z][a-z-]+)", page)
+    assert len(flags) > 20
+    assert not [flag for flag in flags if f"--{flag}" not in known and flag != "help"]
+    commands = re.findall(r"^    python -m examples\.gpt_oss (.*)$", page, re.MULTILINE)
+    assert [command_line.parser().parse_args(command.split()) for command in commands]
+
+
+def test_what_the_command_line_refuses(capsys):
+    assert command_line.main(["--device", "cpu", "--profile"]) == 2
+    assert "no time on a CPU" in capsys.readouterr().err
+
+
+def test_a_table_of_kernels():
+    name = f"{report.COMPILED}gqa_lowlatencysm90kernelDecodeSm90_object_at__Tensor"
+    ours = report.Kernel(name, report.package_of(name), 4, 30.0)
+    theirs = report.Kernel("void gemm<moe>", report.package_of("void gemm<moe>"), 2, 10.0)
+    _, first, second, last = report.kernel_table([ours, theirs], 2)
+    assert first.split() == ["75.0%", "2.0", "15.0", "gqa_lowlatency", *[report.short(name)]]
+    assert report.short(name) == "gqa_lowlatencysm90kernelDecodeSm90"
+    assert second.split()[:4] == ["25.0%", "1.0", "5.0", "torch"]
+    assert last.startswith("ours: 75.0% (gqa_lowlatency 75.0%, torch 25.0%)")
+    many = report.kernel_table([theirs] * (report.SHOWN + 3), 1)
+    assert "3 others" in many[-2]
+
+
+def test_rates():
+    found = report.rates([Took("decode", 2, 2, 0.5), Took("decode", 2, 2, 0.25)])
+    assert set(found) == {"decode"}
+    assert found["decode"].tokens_per_second == pytest.approx(4 / 0.75)
+
+
+def test_lines_of_speed():
+    """Of a GPU; what the emulator takes is not speed."""
+    ours = report.rates([Took("decode", 2, 2, 0.5)])
+    assert report.speed_lines(ours, True) == [
+        "decode: 2 tokens in 1 steps, 4.0 tokens/s, 500.00 ms a step"
+    ]
+    assert report.speed_lines(ours, False) == ["decode: 2 tokens in 1 steps"]
+    same = Difference(0.0, 0.0, 1, 1)
+    found = Comparison(same, None, (1,), 0.5, (100.0, 2.0))
+    timed = report.comparison_lines(found, ours, True)
+    assert timed[-1] == "transformers' decode: 2.0 tokens/s; ours is 2.00 x"
+    assert report.comparison_lines(found, ours, False) == timed[:-1]
