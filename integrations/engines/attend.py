@@ -47,6 +47,7 @@ def attend(
     pages: tuple[torch.Tensor, torch.Tensor],
     out: torch.Tensor,
     scores: Scores,
+    fresh: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """Causal attention of new tokens over pages that hold them already.
 
@@ -57,6 +58,8 @@ def attend(
         q: [tokens, Hq, D], those of `step` and perhaps more behind them, any stride between tokens.
         pages: K [pages, page_size, Hkv, D] and V [pages, page_size, Hkv, Dv], any strides but for
             the last.
+        fresh: K [tokens, Hkv, D] and V [.., Dv] of the step's packed tokens, where these see no
+            others: then no key is read from pages.
         out: [tokens, Hq, Dv], where O is written; rows behind those of `step` are left.
 
     Raises:
@@ -82,7 +85,10 @@ def attend(
             "causal": True, "cu_seqlens_q": step.starts, "max_seqlen_q": step.longest,
             "out": out[queries],
         }  # fmt: skip
-        if step.gathered is not None:
+        if fresh is not None:
+            k, v = (x[queries] for x in fresh)
+            options["cu_seqlens_k"] = step.starts
+        elif step.gathered is not None:
             k, v = side_by_side(step.gathered, pages)
             options["cu_seqlens_k"] = step.gathered.starts
         else:

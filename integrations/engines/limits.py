@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -22,8 +23,7 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Layer:
-    """dtype: of Q; kv_dtype: of K and V; group: query heads of a KV head; page_size: 0 where keys
-    of prompts lie side by side."""
+    """dtype: of Q; kv_dtype: of K and V; group: query heads of a KV head."""
 
     head_dim: int
     dtype: torch.dtype
@@ -45,44 +45,39 @@ def arch_of(capability: tuple[int, int]) -> str:
 
 
 @cache
-def why_not(layer: Layer, arch: str, *, prompts: bool = True) -> str:
+def why_not(layer: Layer, arch: str, *, side_by_side: bool = False) -> str:
     """Why no kernel takes the layer, '' if both decoding and prompts have one.
 
-    prompts: whether prompts are asked for, too; those in pages, unless page_size is 0.
+    side_by_side: whether prompts read keys that lie side by side, and not in pages.
     """
     try:
-        if decodes(1, layer.head_dim, layer.head_dim) and layer.page_size:
-            prepare(_decode_arguments(layer, arch))
+        if decodes(1, layer.head_dim, layer.head_dim):
+            prepare(DecodeArguments(**_shared(layer, arch)))
         else:
-            _check_attention(layer, arch, packed=False)
-        if prompts:
-            _check_attention(layer, arch, packed=True)
+            _check_attention(Arguments(**_shared(layer, arch), causal=True), arch)
+        given = _shared(layer, arch)
+        given["q"] = given["q"][0]
+        if side_by_side:
+            given |= {name: given[name][0] for name in ("k", "v")}
+            given |= {"cu_seqlens_k": _table(2), "kv_lens": None, "page_table": None}
+        starts = _table(2)
+        _check_attention(Arguments(**given, causal=True, cu_seqlens_q=starts), arch)
     except (TypeError, ValueError, NotImplementedError) as error:
         return str(error)
     return ""
 
 
-def _check_attention(layer: Layer, arch: str, *, packed: bool) -> None:
+def _check_attention(arguments: Arguments, arch: str) -> None:
     """Raise what a call of `attention` would."""
-    given = _shared(layer, arch)
-    q = given.pop("q")
-    if packed:
-        given |= {"cu_seqlens_q": _table(2), "max_seqlen_q": q.shape[1]}
-        q = q[0]
-    arguments = Arguments(q=q, causal=True, **given)
     arguments.check()
     target = choose_target(META, "auto", arch, ATTENTION_ARCHS)
     check_config(choose_config(arguments, target.arch), target.arch)
 
 
-def _decode_arguments(layer: Layer, arch: str) -> DecodeArguments:
-    return DecodeArguments(**_shared(layer, arch))
-
-
-def _shared(layer: Layer, arch: str) -> dict:
+def _shared(layer: Layer, arch: str) -> dict[str, Any]:
     """Arguments of a request with one new token, without memory."""
-    pages = (1, layer.page_size or 128, 1, layer.head_dim)
-    given = {
+    pages = (1, layer.page_size, 1, layer.head_dim)
+    return {
         "q": torch.empty((1, 1, layer.group, layer.head_dim), dtype=layer.dtype, device=META),
         "k": torch.empty(pages, dtype=layer.kv_dtype, device=META),
         "v": torch.empty(pages, dtype=layer.kv_dtype, device=META),
@@ -93,9 +88,6 @@ def _shared(layer: Layer, arch: str) -> dict:
         "sinks": _table(layer.group, dtype=torch.float32) if layer.sinks else None,
         "arch": arch,
     }
-    if not layer.page_size:
-        given |= {"page_table": None}
-    return given
 
 
 def _table(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

@@ -49,12 +49,13 @@ class Request:
         sizes = [shape.q_heads, shape.kv_heads, shape.kv_heads]
         self.q, self.k, self.v = rows.to(shape.dtype).split(sizes, 1)
 
-    def judge(self, out: torch.Tensor, first: int) -> None:
+    def judge(self, out: torch.Tensor, first: int, windowed: bool = True) -> None:
         """O of the tokens from `first` on, within what roundings of the kernel make of it."""
         shape, end = self.shape, first + len(out)
         k, v = self.k[:end], self.v[:end]
         options = {
-            "causal": True, "softcap": shape.softcap or 0.0, "window": (shape.window, None),
+            "causal": True, "softcap": shape.softcap or 0.0,
+            "window": (shape.window if windowed else None, None),
             "sinks": None if shape.sink_logits is None else shape.sink_logits.float(),
         }  # fmt: skip
         if shape.kv_dtype is not None:
