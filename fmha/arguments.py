@@ -15,7 +15,7 @@ import torch
 from fmha.config import (
     FP8,
     IO_DTYPES,
-    PAGE_SIZES,
+    PORTABLE_PAGE_SIZES,
     Q_DTYPES_OF_FP8,
     AttentionConfig,
     check_head_dims,
@@ -117,8 +117,8 @@ def _check_tokens(arguments: Arguments) -> None:
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q has head_dim {q.shape[-1]}, k has {k.shape[-1]}")
     check_head_dims(q.shape[-1], v.shape[-1])
-    if arguments.page_table is not None and k.shape[1] not in PAGE_SIZES:
-        raise NotImplementedError(f"pages of {k.shape[1]} rows: one of {PAGE_SIZES}")
+    if arguments.page_table is not None and k.shape[1] not in PORTABLE_PAGE_SIZES:
+        raise NotImplementedError(f"pages of {k.shape[1]} rows: one of {PORTABLE_PAGE_SIZES}")
 
 
 def _check_batch(arguments: Arguments) -> None:

@@ -16,7 +16,8 @@ IO_DTYPES = ("bf16", "fp16")
 OUT_DTYPES = (*IO_DTYPES, "fp32")
 FP8 = "e4m3"
 Q_DTYPES_OF_FP8 = ("bf16", FP8)  # beside K and V in it: two terms of e4m3 hold a bf16
-PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # one swizzle atom at least
+PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # by TMA: one swizzle atom at least
+PORTABLE_PAGE_SIZES = (1, 2, 4, *PAGE_SIZES)  # by mma.sync, which fetches rows one by one
 SCHEDULES = ("base", "pingpong")
 PORTABLE_SCHEDULES = ("base", "keys")  # by mma.sync
 INSTRUCTIONS = ("mma.sync",)
@@ -210,8 +211,10 @@ class AttentionConfig:
             )
         if self.slices and self.instructions != "mma.sync" and self.has_own_dims:
             raise ValueError(f"slices {self.slices} without instructions 'mma.sync'")
-        if self.page_size and self.page_size not in PAGE_SIZES:
-            raise NotImplementedError(f"page_size {self.page_size}: one of {PAGE_SIZES}, 0: none")
+        if self.page_size and self.page_size not in PORTABLE_PAGE_SIZES:
+            raise NotImplementedError(
+                f"page_size {self.page_size}: one of {PORTABLE_PAGE_SIZES}, 0: none"
+            )
         if self.group < 1:
             raise ValueError(f"group {self.group}: at least 1 query head")
         if not -1 <= self.polynomial <= EXP2_PAIRS:
@@ -269,4 +272,15 @@ def check_head_dims(head_dim: int, v_dim: int) -> None:
         raise NotImplementedError(
             f"head_dim {head_dim} with v_head_dim {v_dim}: multiples of {dims.step} from "
             f"{dims[0]} to {dims[-1]}"
+        )
+
+
+def check_pages_by_tma(page_size: int) -> None:
+    """Raise NotImplementedError, naming the value and what is possible, for pages of fewer rows
+    than the swizzle of shared memory repeats after: a box of TMA is rows that follow one another.
+    """
+    if page_size and page_size not in PAGE_SIZES:
+        raise NotImplementedError(
+            f"page_size {page_size} by TMA: one of {PAGE_SIZES}; config=AttentionConfig("
+            "instructions='mma.sync') reads pages of any, and kvcache.gather_pages copies rows"
         )

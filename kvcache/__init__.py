@@ -26,7 +26,15 @@ if TYPE_CHECKING:
     from kvcache.layouts.records import Record
     from kvcache.layouts.rows import Rows
     from kvcache.memory.cache import Cache
-    from kvcache.movement.api import append_rows, append_swa, checksum, copy_slots, gather
+    from kvcache.movement.api import (
+        append_pages,
+        append_rows,
+        append_swa,
+        checksum,
+        copy_slots,
+        gather,
+        gather_pages,
+    )
     from kvcache.movement.warm import warmup
     from kvcache.planner.capacity import Mix, Plan, plan, usage
 
@@ -60,12 +68,14 @@ __all__ = [
     "Stream",
     "Tail",
     "Work",
+    "append_pages",
     "append_rows",
     "append_swa",
     "checksum",
     "copy_slots",
     "from_config",
     "gather",
+    "gather_pages",
     "gqa",
     "plan",
     "preset",
@@ -79,7 +89,8 @@ __getattr__, __dir__ = exports(__name__, {
     "kvcache.books.checkpoints": "Policy",
     "kvcache.books.errors": "CacheError CorruptedBlock DoubleFree HostTierFull InvariantBroken "
     "NotResident PoolExhausted RollbackPastRing StepOpen",
-    "kvcache.movement.api": "append_rows append_swa checksum copy_slots gather",
+    "kvcache.movement.api": "append_pages append_rows append_swa checksum copy_slots gather "
+    "gather_pages",
     "kvcache.layouts.layout": "Layout Ring Stream Tail",
     "kvcache.books.manager": "Admission Manager Sizes",
     "kvcache.layouts.presets": "PRESETS Options from_config gqa preset",

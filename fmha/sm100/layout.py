@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fmha.config import AttentionConfig
+from fmha.config import AttentionConfig, check_pages_by_tma
 from fmha.tiles import Tiles
 from kernelkit import hw
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
@@ -256,6 +256,7 @@ class Layout(Tiles):
     def check(self) -> None:
         """Raise ValueError with the arithmetic of what does not fit."""
         config = self.config
+        check_pages_by_tma(config.page_size)
         if config.is_fp8 and config.head_dim >= SHARED_TILE_HEAD_DIM:
             raise NotImplementedError(
                 f"head_dim {config.head_dim} with K and V in e4m3: at most {PAIR_HEAD_DIM}"

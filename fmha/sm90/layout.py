@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fmha.config import AttentionConfig
+from fmha.config import AttentionConfig, check_pages_by_tma
 from fmha.tiles import DEPTH, Tiles
 from kernelkit import hw
 from kernelkit.dtypes import ITEM_BYTES
@@ -307,6 +307,7 @@ class Layout(Tiles):
     def check(self) -> None:
         """Raise NotImplementedError or ValueError for what the kernel does not do."""
         config = self.config
+        check_pages_by_tma(config.page_size)
         if config.is_fp8 and config.head_dim not in FP8_SHAPES:
             raise NotImplementedError(
                 f"head_dim {config.head_dim} with K and V in e4m3: one of {tuple(FP8_SHAPES)}"

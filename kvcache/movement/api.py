@@ -1,6 +1,7 @@
 """Append, gather, copy and checksum.
 
-A tensor on a CUDA GPU of compute capability 9.0 or 10.x runs there, one on the CPU in the emulator;
+A tensor on a CUDA GPU of compute capability 9.0 or 10.x runs there (of `append_pages` and
+`gather_pages` also on 8.x and 12.x), one on the CPU in the emulator;
 `backend` and `arch`: see `kernelkit.launch.choose_target`. Each call is one launch (a checksum
 another, which writes zeros), can be captured in a graph, and does nothing for no rows.
 
@@ -23,15 +24,26 @@ from kvcache.layouts.layout import Place
 from kvcache.layouts.records import Record
 from kvcache.layouts.rows import Rows
 from kvcache.movement.launch import (
+    APPEND_PAGES,
     APPEND_ROWS,
     APPEND_SWA,
     CHECKSUM,
     COPY_SLOTS,
     GATHER,
+    GATHER_PAGES,
     cut_segments,
 )
 
-__all__ = ["append_rows", "append_swa", "checksum", "copy_slots", "cut_segments", "gather"]
+__all__ = [
+    "append_pages",
+    "append_rows",
+    "append_swa",
+    "checksum",
+    "copy_slots",
+    "cut_segments",
+    "gather",
+    "gather_pages",
+]
 
 
 def append_swa(
@@ -98,6 +110,67 @@ def append_rows(
         if other_rows.pool is not rows.pool:
             given["other_pool"] = other_rows.pool
     APPEND_ROWS(given | {"backend": backend, "arch": arch})
+
+
+def append_pages(
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+    backend: str = "auto",
+    arch: str | None = None,
+) -> None:
+    """Write K and V of tokens to pages as engines have them, by strides: heads may lie outside of
+    rows, K and V may be columns of one tensor, pages may lie apart.
+
+    Args:
+        k_pages: [pages, page_size, heads, D], written in place, with any strides but for the last,
+            which is 1. Elements lie apart, from those of v_pages as well.
+        v_pages: [pages, page_size, heads, Dv] of its dtype.
+        k: [T or more, heads, D], of the pages' dtype, whose bytes are copied; bfloat16 or float16
+            where pages are float8_e4m3fn become x * (1 / scale), both rounded in fp32, rounded to
+            nearest even and saturated. Any strides but for the last.
+        v: [T or more, heads, Dv] of k's dtype.
+        slots: int64 [T], page * page_size + row of each token, or -1 for none; none twice.
+        k_scale, v_scale: both or none, fp32 with one element, of pages in e4m3, read in place.
+
+    Raises:
+        NotImplementedError: for e4m3 on compute capabilities 8.0, 8.6 and 8.7, and as the module
+            says.
+        TypeError, ValueError: as the module says.
+    """
+    APPEND_PAGES({
+        "k_pages": k_pages, "v_pages": v_pages, "k": k, "v": v, "slots": slots,
+        "k_scale": k_scale, "v_scale": v_scale, "backend": backend, "arch": arch,
+    })  # fmt: skip
+
+
+def gather_pages(
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    slots: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    backend: str = "auto",
+    arch: str | None = None,
+) -> None:
+    """Read rows of pages to where kernels want them side by side; zeros for -1.
+
+    Args:
+        k_pages, v_pages: as for `append_pages`.
+        slots: int64 [T], page * page_size + row, in any order and as often as wished, or -1.
+        k, v: [T or more, heads, D] and [.., Dv] of the pages' dtype, written in place.
+
+    Raises:
+        TypeError, ValueError: as the module says.
+    """
+    given = {"k_pages": k_pages, "v_pages": v_pages, "k": k, "v": v, "slots": slots}
+    GATHER_PAGES(given | {"backend": backend, "arch": arch})
 
 
 def _pair(name: str, pair: Any) -> tuple[Rows, torch.Tensor]:

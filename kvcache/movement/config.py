@@ -5,6 +5,7 @@ of it two or three pieces of PIECE neighbouring elements, 32 pieces apart, so th
 warp is coalesced. Neighbouring lanes share a group with its scale; the RoPE elements are in the
 last pieces of eight lanes.
 
+Pages by strides: `lanes` neighbouring threads share a token, whose heads lie apart on either side.
 Plain rows: `lanes` neighbouring threads share a row, each with up to VECTORS vectors in flight.
 Slots are cut into pieces of up to LARGEST_PIECE bytes, and a CTA takes a piece at a time.
 """
@@ -18,8 +19,10 @@ from kernelkit import hw
 from kvcache.layouts.latent import LATENTS, ROPE, Latent
 
 VECTOR_BYTES = 16  # the widest access
+WORD_BYTES = 4
 PIECE = 8  # elements of a lane at a time: 16 bytes of bf16
 VECTORS = 4  # that a thread which copies has in flight
+PAGES_VECTORS = 2  # the same of K and of V each, with pages by strides
 SMALLEST_PIECE, LARGEST_PIECE = 1 << 12, 1 << 15  # bytes of a slot that a CTA takes at a time
 # The largest grid; its CTAs take turns. In a smaller one the CTAs that have a row more than the
 # others would be waited for.
@@ -102,6 +105,32 @@ class RowsConfig:
 
 
 @dataclass(frozen=True)
+class PagesConfig:
+    """Heads of K and V, from tokens to pages by strides or, gathered, from pages to tokens.
+
+    vector: bytes of an access to what is read; lanes: threads of a token; quantised: the dtype of
+    tokens that become e4m3, '' for bytes as they are; scaled: divided by a number first.
+    """
+
+    vector: int
+    lanes: int
+    quantised: str = ""
+    scaled: bool = False
+    gathered: bool = False
+    threads: int = 128
+
+    @property
+    def rows(self) -> int:
+        """The tokens that a CTA takes at a time."""
+        return self.threads // self.lanes
+
+    @property
+    def stored(self) -> int:
+        """Bytes of an access to what is written."""
+        return self.vector // 2 if self.quantised else self.vector
+
+
+@dataclass(frozen=True)
 class CopyConfig:
     """Slots to slots; segmented: a table says which of their bytes are copied."""
 
@@ -126,9 +155,9 @@ def vector_of(*numbers: int) -> int:
     return gcd(VECTOR_BYTES, *numbers)
 
 
-def lanes_of(row_bytes: int, vector: int) -> int:
-    """The threads of a row: a power of two, so many that each has VECTORS vectors or fewer."""
-    wanted = -(-row_bytes // (vector * VECTORS))
+def lanes_of(row_bytes: int, vector: int, vectors: int = VECTORS) -> int:
+    """The threads of a row: a power of two, so many that each has `vectors` vectors or fewer."""
+    wanted = -(-row_bytes // (vector * vectors))
     return min(hw.WARP_THREADS, 1 << (wanted - 1).bit_length())
 
 

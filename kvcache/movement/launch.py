@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kernelkit.arch import PORTABLE
 from kernelkit.compile import compile_once
 from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import Target, choose_target, launch
@@ -29,23 +30,29 @@ from kvcache.movement.arguments import (
 )
 from kvcache.movement.config import (
     LARGEST_PIECE,
+    PAGES_VECTORS,
     VECTOR_BYTES,
+    WORD_BYTES,
     AppendConfig,
     ChecksumConfig,
     CopyConfig,
     DequantiseConfig,
+    PagesConfig,
     RowsConfig,
     ctas_for,
     lanes_of,
     piece_bytes,
     vector_of,
 )
+from kvcache.movement.pages import AppendPages, GatherPages
 from kvcache.movement.params import (
     Angles,
     AppendParams,
     ChecksumParams,
     DequantiseParams,
     Entries,
+    PagePair,
+    PagesParams,
     RowPair,
     RowsParams,
     SegmentsParams,
@@ -56,17 +63,20 @@ from kvcache.movement.params import (
     WholeSlotsParams,
 )
 
-Config = AppendConfig | DequantiseConfig | RowsConfig | CopyConfig | ChecksumConfig
+Config = AppendConfig | DequantiseConfig | RowsConfig | PagesConfig | CopyConfig | ChecksumConfig
 
 # The module of `kvcache.movement` that has the kernel of a config.
 KERNELS = {
     AppendConfig: "append_kernel",
     DequantiseConfig: "dequantise_kernel",
     RowsConfig: "rows_kernel",
+    PagesConfig: "pages_kernel",
     CopyConfig: "slots_kernel",
     ChecksumConfig: "checksum_kernel",
 }
 ARCHS = ("sm_100a", "sm_90a")
+PAGES_ARCHS = (*ARCHS, PORTABLE)  # beside attention by mma.sync, for engines
+WITHOUT_E4M3 = ("sm_80", "sm_86", "sm_87")  # PTX ISA, cvt: e4m3x2 needs sm_89
 MAX_ITEMS = 1 << 31  # pieces of slots in a launch
 
 
@@ -107,6 +117,20 @@ def run_gather(given: Gather) -> tuple[()]:
         config = DequantiseConfig(rows.record.name)
         params = DequantiseParams(entries=Entries.of(rows), indices=indices, out=TokenRows.of(out))
         _launch(config, params, ctas_for(len(out), config.rows), target, out.device)
+    return ()
+
+
+def run_append_pages(given: AppendPages) -> tuple[()]:
+    """Write the rows of `given.slots` in pages."""
+    given.check()
+    _move_pages(given, given.quantised, (given.k_scale, given.v_scale))
+    return ()
+
+
+def run_gather_pages(given: GatherPages) -> tuple[()]:
+    """Write `given.k` and `given.v`."""
+    given.check()
+    _move_pages(given)
     return ()
 
 
@@ -179,6 +203,54 @@ def _copy_rows(
     _launch(config, params, ctas_for(tokens, config.rows), target, mapping.device)
 
 
+def _move_pages(
+    given: AppendPages | GatherPages,
+    quantised: str = "",
+    scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+) -> None:
+    """Between tokens and pages; quantised: the dtype of tokens that become e4m3."""
+    target = choose_target(given.slots.device, given.backend, given.arch, PAGES_ARCHS)
+    if quantised and target.arch in WITHOUT_E4M3:
+        raise NotImplementedError(f"tokens to e4m3 on {target.arch}: from sm_89 on")
+    k, v, pages = given.k, given.v, (given.k_pages, given.v_pages)
+    if not given.tokens or not k.shape[1] * max(k.shape[-1], v.shape[-1]):
+        return
+    wider = 2 if quantised else 1  # a token's access than that to its page
+    steps = [step for x in (k, v) for step in _steps(x)]
+    vector = vector_of(*steps, *(wider * step for x in pages for step in _steps(x)))
+    if quantised and vector < 2 * WORD_BYTES:
+        raise ValueError(
+            f"addresses and strides of K, V and pages to e4m3 have {vector} as their common "
+            f"divisor: at least {2 * WORD_BYTES} bytes of tokens"
+        )
+    row_bytes = k.shape[1] * max(k.shape[-1], v.shape[-1]) * k.itemsize
+    gathered, scaled = isinstance(given, GatherPages), scales[0] is not None
+    lanes = lanes_of(row_bytes, vector, PAGES_VECTORS)
+    config = PagesConfig(vector, lanes, quantised, scaled, gathered)
+    pairs = [
+        PagePair.of(x, there, x.shape[-1] * x.itemsize // vector, scale)
+        for x, there, scale in zip((k, v), pages, scales, strict=True)
+    ]
+    params = PagesParams(
+        slots=given.slots,
+        tokens=given.tokens,
+        entries=given.entries,
+        rows=given.k_pages.shape[1],
+        heads=k.shape[1],
+        k=pairs[0],
+        v=pairs[1],
+    )
+    _launch(config, params, ctas_for(given.tokens, config.rows), target, k.device)
+
+
+def _steps(x: torch.Tensor) -> list[int]:
+    """Of a tensor the address, the strides of what has more than one place, and the bytes of a
+    row, which the width of an access has to divide."""
+    sizes = zip(x.shape[:-1], x.stride()[:-1], strict=True)
+    strides = [stride * x.itemsize for size, stride in sizes if size > 1]
+    return [x.data_ptr(), x.shape[-1] * x.itemsize, *strides]
+
+
 def _divisible(rows: Rows, x: torch.Tensor) -> list[int]:
     """Addresses, strides and sizes that the width of an access has to divide."""
     numbers = [x.data_ptr(), rows.pool.data_ptr(), rows.data_offset, rows.record.data_bytes]
@@ -246,6 +318,13 @@ APPEND_ROWS = Operator(
     "kv_append_rows", AppendRows, run_append_rows, _nothing, results=0,
     writes=("pool", "other_pool"),
 )  # fmt: skip
+APPEND_PAGES = Operator(
+    "kv_append_pages", AppendPages, run_append_pages, _nothing, results=0,
+    writes=("k_pages", "v_pages"),
+)  # fmt: skip
+GATHER_PAGES = Operator(
+    "kv_gather_pages", GatherPages, run_gather_pages, _nothing, results=0, writes=("k", "v")
+)
 GATHER = Operator("kv_gather", Gather, run_gather, _nothing, results=0, writes=("out",))
 COPY_SLOTS = Operator(
     "kv_copy_slots", CopySlots, run_copy_slots, _nothing, results=0, writes=("target",)

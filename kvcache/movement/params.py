@@ -158,6 +158,53 @@ class TwoRowsParams(RowsParams):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PagePair:
+    """K or V: heads of tokens, and those of rows of pages."""
+
+    tokens: Word
+    token_stride: Word
+    token_head_stride: Word
+    pages: Word
+    page_stride: Word
+    row_stride: Word
+    head_stride: Word
+    vectors: Word  # of a head, as they are read
+    scale: Word  # address of a number in fp32, 0 without
+
+    @classmethod
+    def of(
+        cls, x: torch.Tensor, pages: torch.Tensor, vectors: int, scale: torch.Tensor | None
+    ) -> PagePair:
+        """Those of x [T, heads, D] and pages [pages, page_size, heads, D]."""
+        token, head, _ = (stride * x.itemsize for stride in x.stride())
+        page, row, page_head, _ = (stride * pages.itemsize for stride in pages.stride())
+        return cls(
+            tokens=x,
+            token_stride=token,
+            token_head_stride=head,
+            pages=pages,
+            page_stride=page,
+            row_stride=row,
+            head_stride=page_head,
+            vectors=vectors,
+            scale=0 if scale is None else scale,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagesParams:
+    """`pages_kernel.MovePages`."""
+
+    slots: Word  # int64 [T], the row of the pages that a token has
+    tokens: Word
+    entries: Word  # rows of all pages
+    rows: Word  # of a page
+    heads: Word
+    k: PagePair
+    v: PagePair
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlotsParams:
     """`slots_kernel.CopySlots`; all of it in `WholeSlotsParams` or `SegmentsParams`."""
 

@@ -130,6 +130,30 @@ def append_rows(pairs: Sequence[tuple[Rows, torch.Tensor]], slots: torch.Tensor)
         _put(rows.data(), slots[kept], x[kept].contiguous().flatten(1).view(torch.uint8))
 
 
+def append_pages(
+    pages: torch.Tensor,
+    x: torch.Tensor,
+    slots: torch.Tensor,
+    scale: torch.Tensor | None = None,
+) -> None:
+    """Heads of x [T, heads, D] to rows of pages [pages, page_size, heads, D]; K or V."""
+    kept = slots >= 0
+    place = slots[kept] // pages.shape[1], slots[kept] % pages.shape[1]
+    rows = x[: len(slots)][kept]
+    if x.dtype != pages.dtype:
+        inverse = 1.0 if scale is None else 1.0 / scale.reshape(())
+        rows = (rows.float() * inverse).clamp(-LARGEST, LARGEST).to(pages.dtype)
+    pages[place] = rows
+
+
+def gather_pages(pages: torch.Tensor, slots: torch.Tensor, x: torch.Tensor) -> None:
+    """Rows of pages to x [T, heads, D], zeros for -1; K or V."""
+    kept = slots >= 0
+    x[: len(slots)] = 0
+    place = slots[kept] // pages.shape[1], slots[kept] % pages.shape[1]
+    x[: len(slots)][kept] = pages[place]
+
+
 def gather(rows: Rows, indices: torch.Tensor, out: torch.Tensor) -> None:
     """Entries [N] to out: bf16 of FP8_584 and FP8_656, of other records their bytes."""
     kept = indices >= 0

@@ -80,9 +80,18 @@ def test_just_outside_is_refused(name, forced):
         attend(dims, tuning)
 
 
-def test_pages_of_one_key_are_refused(forced, monkeypatch):
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_small_pages_by_tma_are_refused(size, arch):
+    """The kernel by mma.sync takes them: tests/fmha/test_mma_sync.py."""
+    q, pool = torch.zeros(1, 5, 1, 64).half(), torch.zeros(33, size, 1, 64).half()
+    table, lens = torch.arange(33).int()[None], torch.tensor([33], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match=rf"page_size {size} by TMA: one of \(8, "):
+        attention(q, pool, pool, page_table=table, kv_lens=lens, arch=arch)
+
+
+def test_pages_of_one_key_are_refused(forced):
     """TMA does not align them."""
-    monkeypatch.setattr(fmha.arguments, "PAGE_SIZES", (1,))
     q, pool = torch.zeros(1, 5, 1, 96).half(), torch.zeros(33, 1, 1, 96).half()
     table, lens = torch.arange(33).int()[None], torch.tensor([33], dtype=torch.int32)
     with pytest.raises(HardwareRefusal, match="128-byte aligned"):

@@ -83,6 +83,16 @@ def test_edges_of_masks(case):
     check(case, CHECKED, FRIENDLY)
 
 
+@pytest.mark.parametrize("arch", [*ARCHS, LARGE])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_pages_of_few_rows(size, arch):
+    """Rows of keys are fetched one by one; TMA, whose boxes are rows side by side, refuses them."""
+    case = Case(
+        40, 150, (4, 2), batch=2, kv_lens=(150, 61), page_size=size, causal=True, window=(37, None)
+    )
+    check(case, CHECKED, FRIENDLY, arch=arch)
+
+
 GROWING = Case(130, 640, (1, 1), dims=(128, 128), amplitude=12.0)  # no maximum is the first one
 SPLIT = dataclasses.replace(GROWING, dims=(256, 256), slices=2, tile_m=64, tile_n=16)
 LATE = Case(200, 300, (2, 1), dims=(48, 48), window=(20, 0), q_offset=100, amplitude=4.0)

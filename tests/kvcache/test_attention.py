@@ -336,7 +336,9 @@ def test_what_attention_does_not_take():
     q, one = random_queries(1, 4, 512), torch.ones(1, 1, dtype=torch.int32)
     hca, csa = (shadow.cache.pages(name, 0, BF16, LATENT) for name in ("hca", "csa"))
     assert (hca.shape[1], csa.shape[1]) == (1, 32)
-    with pytest.raises(NotImplementedError, match=rf"pages of 1 rows: one of \({PAGE_SIZES[0]}, "):
+    with pytest.raises(
+        NotImplementedError, match=rf"page_size 1 by TMA: one of \({PAGE_SIZES[0]}, "
+    ):
         fmha.attention(q[:, None], hca, hca, kv_lens=one[0], page_table=one)
     with pytest.raises(NotImplementedError, match="head_dim 512"):
         gqa_lowlatency.decode(q, csa, csa, kv_lens=one[0], page_table=one)

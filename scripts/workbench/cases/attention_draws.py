@@ -16,6 +16,7 @@ from fmha.config import (
     OUT_DTYPES,
     PAGE_SIZES,
     PORTABLE_DIMS,
+    PORTABLE_PAGE_SIZES,
     PORTABLE_SCHEDULES,
     Q_DTYPES_OF_FP8,
     SCHEDULES,
@@ -130,7 +131,9 @@ def drawn_kernel(pick: random.Random) -> Case:
         q_lens=(1,) if pick.random() < 0.4 else None,
         k_lens=(1,) if keys.startswith("packed") else None,
         kv_lens=None if keys in ("dense", "packed") else (1,),
-        page_size=pick.choice(PAGE_SIZES) if keys == "pages" else 0,
+        page_size=pick.choice(PORTABLE_PAGE_SIZES if portable else PAGE_SIZES)
+        if keys == "pages"
+        else 0,
         rope_dim=min(pick.choice((2, 32, 64, 512)), dims[1]) if pick.random() < 0.25 else 0,
         pack_heads=pick.choice((None, False, True)),
         pdl=pick.random() < 0.1,

@@ -11,8 +11,8 @@ from fmha.config import (
     INSTRUCTIONS,
     IO_DTYPES,
     OUT_DTYPES,
-    PAGE_SIZES,
     PORTABLE_DIMS,
+    PORTABLE_PAGE_SIZES,
     PORTABLE_SCHEDULES,
     SCHEDULES,
     AttentionConfig,
@@ -52,8 +52,8 @@ def head_dims(text: str) -> tuple[int, int]:
 
 def page_size(text: str) -> int:
     """Argument type: a page size, 0 for none."""
-    if text not in map(str, (0, *PAGE_SIZES)):
-        raise argparse.ArgumentTypeError(f"{text}: one of {PAGE_SIZES}, 0 for none")
+    if text not in map(str, (0, *PORTABLE_PAGE_SIZES)):
+        raise argparse.ArgumentTypeError(f"{text}: one of {PORTABLE_PAGE_SIZES}, 0 for none")
     return int(text)
 
 
@@ -106,7 +106,7 @@ def _add_storage(group: argparse._ArgumentGroup) -> None:
     words = "pack the entries of q, of k, or both (qk); lengths then differ"
     packed = {"dest": "packed", "choices": PACKED, "nargs": "?", "const": "qk"}
     add(group, "varlen", words, "", shown="none", **packed)
-    sizes = ", ".join(map(str, PAGE_SIZES))
+    sizes = ", ".join(map(str, PORTABLE_PAGE_SIZES))
     add(group, "page-size", f"keys in pages of {sizes} rows; 0: no pages", 0, type=page_size)
     switch(group, "k-is-v", "V is K, the same tensor")
     switch(group, "raw", "O as the kernel sums it up, divided here")

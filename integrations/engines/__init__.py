@@ -1,0 +1,1 @@
+"""What adaptors of serving engines share: a step's batch, attention over it, what is refused."""

@@ -1,0 +1,1 @@
+"""Tests of what adaptors of engines share."""

@@ -1,0 +1,1 @@
+"""Tests of the adaptor of vLLM, without vLLM."""
