@@ -229,9 +229,13 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
             scales: dict[str, torch.Tensor] = {}
             if is_fp8:
                 scales = {
-                    name: torch.full((self.num_kv_heads,), number, device=k_pages.device)
+                    name: self._by_head(number, k_pages.device)
                     for name, number in zip(("k_scale", "v_scale"), numbers, strict=True)
                 }
             sinks = None if self.sinks is None else self.sinks.detach().float()
             self._scores[numbers] = Scores(self.scale, self._window, self._softcap, sinks, **scales)
         return self._scores[numbers]
+
+    def _by_head(self, number: float, device: torch.device) -> torch.Tensor:
+        """Of fp32, whatever the engine's default dtype is."""
+        return torch.full((self.num_kv_heads,), number, dtype=torch.float32, device=device)
