@@ -5,6 +5,7 @@ What does not need vLLM's classes stands in `integrations.engines` and in `cache
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from integrations.engines.limits import Layer, arch_of, why_not
 from integrations.engines.step import Step, make_step
 from integrations.vllm import NAME
 from integrations.vllm.cache import BLOCK_SIZES, CACHE_DTYPES, pages_of, write
+from kernelkit.limits import MAX_POSITION
 
 
 class BlackwellKernelsBackend(AttentionBackend):
@@ -135,6 +137,12 @@ class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
             bound=given.max_seq_len,
             most=self.reorder_batch_threshold,
         )
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Step:
+        """The batch of a step that is captured: its launches are laid out for the longest request
+        that tables have room for, whatever the lengths are now."""
+        step = self.build(0, common_attn_metadata)
+        return replace(step, bound=MAX_POSITION)
 
 
 class BlackwellKernelsImpl(AttentionImpl[Step]):
