@@ -23,14 +23,15 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Layer:
-    """dtype: of Q; kv_dtype: of K and V; group: query heads of a KV head."""
+    """dtype: of Q; kv_dtype: of K and V; group: query heads of a KV head; window: keys seen before
+    the own position, None for all."""
 
     head_dim: int
     dtype: torch.dtype
     kv_dtype: torch.dtype
     page_size: int
     group: int = 1
-    window: bool = False
+    window: int | None = None
     sinks: bool = False
     softcap: bool = False
 
@@ -83,7 +84,7 @@ def _shared(layer: Layer, arch: str) -> dict[str, Any]:
         "v": torch.empty(pages, dtype=layer.kv_dtype, device=META),
         "kv_lens": _table(1),
         "page_table": _table(1, 1),
-        "window_left": 127 if layer.window else None,
+        "window_left": layer.window,
         "softcap": 30.0 if layer.softcap else 0.0,
         "sinks": _table(layer.group, dtype=torch.float32) if layer.sinks else None,
         "arch": arch,

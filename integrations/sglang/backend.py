@@ -44,15 +44,20 @@ class BlackwellKernelsBackend(AttentionBackend):
         super().__init__()
         self.pool, self.page_size = runner.token_to_kv_pool, runner.page_size
         self.req_to_token = runner.req_to_token_pool.req_to_token
-        self.device = torch.device(runner.device)
-        self.mapping = getattr(self.pool, "full_to_swa_index_mapping", None)
-        self.pages = self.req_to_token.shape[1] // self.page_size
+        self.device = self.req_to_token.device
+        self.pages = -(-self.req_to_token.shape[1] // self.page_size)  # of a request
         self.is_fp8 = runner.kv_cache_dtype == torch.float8_e4m3fn
         self._own = runner.kv_cache_dtype == runner.dtype  # then new keys are those of the pool
         self._scores: dict[int, Scores] = {}
         self._buffers: dict[str, torch.Tensor] = {}
         self.batch: Batch | None = None
         self._refuse(runner)
+
+    @property
+    def mapping(self) -> torch.Tensor | None:
+        """int64 [slots], the slots of layers with a window; the allocator registers it with the
+        pool, when it is made."""
+        return getattr(self.pool, "full_to_swa_index_mapping", None)
 
     def _refuse(self, runner: Any) -> None:
         translator = getattr(runner, "kv_index_translator", None)
@@ -203,11 +208,11 @@ class BlackwellKernelsBackend(AttentionBackend):
         found = self._scores.get(layer.layer_id)
         if found is None:
             _refuse_layer(layer)
-            window = layer.sliding_window_size
+            window, heads = layer.sliding_window_size, layer.tp_k_head_num
             scales = (layer.k_scale_float, layer.v_scale_float) if self.is_fp8 else (None, None)
             k_scale, v_scale = (
                 None if scale is None
-                else torch.full((layer.tp_k_head_num,), float(scale), device=self.device)
+                else torch.full((heads,), float(scale), dtype=torch.float32, device=self.device)
                 for scale in scales
             )  # fmt: skip
             found = self._scores[layer.layer_id] = Scores(

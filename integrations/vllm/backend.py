@@ -5,6 +5,7 @@ What does not need vLLM's classes stands in `integrations.engines` and in `cache
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from integrations.engines.limits import Layer, arch_of, why_not
 from integrations.engines.step import Step, make_step
 from integrations.vllm import NAME
 from integrations.vllm.cache import BLOCK_SIZES, CACHE_DTYPES, pages_of, write
+from kernelkit.limits import MAX_POSITION
 
 
 class BlackwellKernelsBackend(AttentionBackend):
@@ -136,6 +138,12 @@ class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
             most=self.reorder_batch_threshold,
         )
 
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Step:
+        """The batch of a step that is captured: its launches are laid out for the longest request
+        that tables have room for, whatever the lengths are now."""
+        step = self.build(0, common_attn_metadata)
+        return replace(step, bound=MAX_POSITION)
+
 
 class BlackwellKernelsImpl(AttentionImpl[Step]):
     """Of one layer."""
@@ -229,9 +237,13 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
             scales: dict[str, torch.Tensor] = {}
             if is_fp8:
                 scales = {
-                    name: torch.full((self.num_kv_heads,), number, device=k_pages.device)
+                    name: self._by_head(number, k_pages.device)
                     for name, number in zip(("k_scale", "v_scale"), numbers, strict=True)
                 }
             sinks = None if self.sinks is None else self.sinks.detach().float()
             self._scores[numbers] = Scores(self.scale, self._window, self._softcap, sinks, **scales)
         return self._scores[numbers]
+
+    def _by_head(self, number: float, device: torch.device) -> torch.Tensor:
+        """Of fp32, whatever the engine's default dtype is."""
+        return torch.full((self.num_kv_heads,), number, dtype=torch.float32, device=device)

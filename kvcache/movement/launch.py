@@ -123,7 +123,7 @@ def run_gather(given: Gather) -> tuple[()]:
 def run_append_pages(given: AppendPages) -> tuple[()]:
     """Write the rows of `given.slots` in pages."""
     given.check()
-    _move_pages(given, given.quantised, (given.k_scale, given.v_scale))
+    _move_pages(given)
     return ()
 
 
@@ -203,18 +203,13 @@ def _copy_rows(
     _launch(config, params, ctas_for(tokens, config.rows), target, mapping.device)
 
 
-def _move_pages(
-    given: AppendPages | GatherPages,
-    quantised: str = "",
-    scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
-) -> None:
-    """Between tokens and pages; quantised: the dtype of tokens that become e4m3."""
-    target = choose_target(given.slots.device, given.backend, given.arch, PAGES_ARCHS)
-    if quantised and target.arch in WITHOUT_E4M3:
-        raise NotImplementedError(f"tokens to e4m3 on {target.arch}: from sm_89 on")
+def pages_config(given: AppendPages | GatherPages) -> PagesConfig:
+    """What the kernel of these arguments is compiled for; sizes, addresses and strides count by
+    their common divisor."""
     k, v, pages = given.k, given.v, (given.k_pages, given.v_pages)
-    if not given.tokens or not k.shape[1] * max(k.shape[-1], v.shape[-1]):
-        return
+    quantised, scaled = "", False
+    if isinstance(given, AppendPages):
+        quantised, scaled = given.quantised, given.k_scale is not None
     wider = 2 if quantised else 1  # a token's access than that to its page
     steps = [step for x in (k, v) for step in _steps(x)]
     vector = vector_of(*steps, *(wider * step for x in pages for step in _steps(x)))
@@ -224,11 +219,25 @@ def _move_pages(
             f"divisor: at least {2 * WORD_BYTES} bytes of tokens"
         )
     row_bytes = k.shape[1] * max(k.shape[-1], v.shape[-1]) * k.itemsize
-    gathered, scaled = isinstance(given, GatherPages), scales[0] is not None
     lanes = lanes_of(row_bytes, vector, PAGES_VECTORS)
-    config = PagesConfig(vector, lanes, quantised, scaled, gathered)
+    gathered = isinstance(given, GatherPages)
+    return PagesConfig(vector, lanes, quantised, scaled, gathered)
+
+
+def _move_pages(given: AppendPages | GatherPages) -> None:
+    """Between tokens and pages."""
+    target = choose_target(given.slots.device, given.backend, given.arch, PAGES_ARCHS)
+    k, v, pages = given.k, given.v, (given.k_pages, given.v_pages)
+    scales: tuple[torch.Tensor | None, ...] = (None, None)
+    if isinstance(given, AppendPages):
+        scales = (given.k_scale, given.v_scale)
+        if given.quantised and target.arch in WITHOUT_E4M3:
+            raise NotImplementedError(f"tokens to e4m3 on {target.arch}: from sm_89 on")
+    if not given.tokens or not k.shape[1] * max(k.shape[-1], v.shape[-1]):
+        return
+    config = pages_config(given)
     pairs = [
-        PagePair.of(x, there, x.shape[-1] * x.itemsize // vector, scale)
+        PagePair.of(x, there, x.shape[-1] * x.itemsize // config.vector, scale)
         for x, there, scale in zip((k, v), pages, scales, strict=True)
     ]
     params = PagesParams(

@@ -23,11 +23,18 @@ class Engine:
     """windowed: a second layer, with a window and a pool of its own."""
 
     def __init__(
-        self, plugin: ModuleType, shape: Shape, *, page_size: int = 1, windowed: bool = False
+        self,
+        plugin: ModuleType,
+        shape: Shape,
+        *,
+        page_size: int = 1,
+        windowed: bool = False,
+        device: str = "cpu",
     ) -> None:
         self.shape, self.page_size, self.windowed = shape, page_size, windowed
-        self.pool = Pool(shape, SLOTS, WINDOWED if windowed else 0)
-        self.req_to_token = torch.zeros((ROWS, POSITIONS), dtype=torch.int32)
+        self.device = device
+        self.pool = Pool(shape, SLOTS, WINDOWED if windowed else 0, device)
+        self.req_to_token = torch.zeros((ROWS, POSITIONS), dtype=torch.int32, device=device)
         pick = random.Random(page_size)
         # Page 0 is what rows of padding write to.
         self.free, self.free_windowed = (
@@ -93,8 +100,9 @@ class Engine:
         ])  # fmt: skip
         return SimpleNamespace(
             forward_mode=mode, batch_size=len(order), spec_info=None, out_cache_loc=slots,
-            req_pool_indices=torch.tensor([request.name for request in order]),
-            seq_lens=lengths, seq_lens_cpu=lengths.clone(), extend_seq_lens=torch.tensor(new),
+            req_pool_indices=torch.tensor([r.name for r in order], device=self.device),
+            seq_lens=lengths.to(self.device), seq_lens_cpu=lengths,
+            extend_seq_lens=torch.tensor(new, device=self.device),
             extend_seq_lens_cpu=None if mode.is_decode() else new,
         )  # fmt: skip
 
@@ -113,13 +121,15 @@ class Engine:
                 packed([getattr(r, x)[part] for r, part in zip(order, new, strict=True)],
                        len(batch.out_cache_loc)) for x in "qkv"
             )  # fmt: skip
-            sinks = {} if self.shape.sink_logits is None else {"sinks": self.shape.sink_logits}
+            q, k, v = (x.to(self.device) for x in (q, k, v))
+            logits = self.shape.sink_logits
+            sinks = {} if logits is None else {"sinks": logits.to(self.device)}
             out = self.backend.forward(q.flatten(1), k, v, layer, batch, **sinks)
             first, whole = 0, self.windowed and layer.layer_id == 0
             for request, part in zip(order, new, strict=True):
                 size = part.stop - part.start
                 heads = out[first : first + size].unflatten(1, (self.shape.q_heads, -1))
-                request.judge(heads, part.start, windowed=not whole)
+                request.judge(heads.cpu(), part.start, windowed=not whole)
                 first += size
         for request, part in zip(order, new, strict=True):
             request.done = part.stop

@@ -53,14 +53,14 @@ class Pool:
     """Slots of K and V of layer 0, NaN at first, which the engine writes itself. With windowed
     slots, layer 1 has a window and fewer slots, which `full_to_swa_index_mapping` names."""
 
-    def __init__(self, shape: Shape, slots: int, windowed: int = 0) -> None:
-        dtype = shape.kv_dtype or shape.dtype
+    def __init__(self, shape: Shape, slots: int, windowed: int = 0, device: str = "cpu") -> None:
+        dtype, row = shape.kv_dtype or shape.dtype, (shape.kv_heads, shape.head_dim)
         self.buffers = [
-            [torch.full((n, shape.kv_heads, shape.head_dim), torch.nan).to(dtype) for _ in "kv"]
+            [torch.full((n, *row), torch.nan, device=device).to(dtype) for _ in "kv"]
             for n in (slots, windowed)
         ]
         if windowed:
-            self.full_to_swa_index_mapping = torch.full((slots,), -1)
+            self.full_to_swa_index_mapping = torch.full((slots,), -1, device=device)
             self.layers_mapping = {0: (0, False), 1: (0, True)}
 
     def get_kv_buffer(self, layer_id: int) -> list[torch.Tensor]:
@@ -76,7 +76,8 @@ class Pool:
         ):
             if buffer.dtype != x.dtype:
                 x.div_(scale)  # in place, as the engine does it
-            buffer[slots] = x.to(buffer.dtype)
+            whole = torch.uint8 if buffer.itemsize == 1 else buffer.dtype
+            buffer.view(whole)[slots] = x.to(buffer.dtype).view(whole)
 
 
 def layer_of(shape: Shape, layer_id: int = 0, **changes: Any) -> SimpleNamespace:

@@ -47,11 +47,12 @@ class Engine:
         block_size: int = 16,
         layout: str = "LBNHC",
         drafts: int = 0,
+        device: str = "cpu",
     ) -> None:
-        self.shape, self.block_size = shape, block_size
+        self.shape, self.block_size, self.device = shape, block_size, device
         backend = plugin.BlackwellKernelsBackend
         dtype = "fp8" if shape.kv_dtype is not None else "auto"
-        self.cache = cache_of(shape, blocks, block_size, layout)
+        self.cache = cache_of(shape, blocks, block_size, layout).to(device)
         self.free = random.Random(blocks).sample(range(blocks), blocks)
         self.builder = backend.get_builder_cls()(
             SimpleNamespace(block_size=block_size), ["layer"], SimpleNamespace(drafts=drafts), None
@@ -60,11 +61,12 @@ class Engine:
         self.impl = backend.get_impl_cls()(
             shape.q_heads, shape.head_dim, shape.head_dim**-0.5, shape.kv_heads, None, window,
             dtype, shape.softcap, "decoder", None,
-            **({"sinks": shape.sink_logits} if shape.sinks else {}),
+            **({"sinks": shape.sink_logits.to(device)} if shape.sinks else {}),
         )  # fmt: skip
         k_scale, v_scale = shape.scales
         self.layer = SimpleNamespace(
-            _k_scale=torch.tensor(k_scale), _v_scale=torch.tensor(v_scale),
+            _k_scale=torch.tensor(k_scale, device=device),
+            _v_scale=torch.tensor(v_scale, device=device),
             _k_scale_float=k_scale, _v_scale_float=v_scale,
         )  # fmt: skip
         self.requests: dict[int, Request] = {}
@@ -99,15 +101,15 @@ class Engine:
         starts = torch.cat((starts, starts[-1:].expand(count - len(lengths))))
         slots += [-1] * (tokens - len(slots))
         return CommonAttentionMetadata(
-            query_start_loc=starts.clone(),
+            query_start_loc=starts.clone().to(self.device),
             query_start_loc_cpu=starts,
-            seq_lens=ends,
+            seq_lens=ends.to(self.device),
             num_reqs=count,
             num_actual_tokens=tokens,
             max_query_len=max(lengths),
             max_seq_len=int(ends.max()),
-            block_table_tensor=table,
-            slot_mapping=torch.tensor(slots),
+            block_table_tensor=table.to(self.device),
+            slot_mapping=torch.tensor(slots, device=self.device),
         ), order
 
     def step(self, plan: dict[int, int], padded_requests: int = 0, beside: int = 3) -> None:
@@ -117,17 +119,18 @@ class Engine:
         rows = common.num_actual_tokens + beside
         new = [slice(r.done, r.done + n) for r, n in zip(order, plan.values(), strict=True)]
         q, k, v = (
-            packed([getattr(r, name)[part] for r, part in zip(order, new, strict=True)], rows)
-            for name in "qkv"
+            packed([getattr(r, x)[part] for r, part in zip(order, new, strict=True)], rows)
+            for x in "qkv"
         )
+        q, k, v = (x.to(self.device) for x in (q, k, v))
         self.impl.do_kv_cache_update(self.layer, k, v, self.cache, common.slot_mapping)
         step = self.builder.build(0, common)
-        out = torch.full((rows, self.shape.q_heads, self.shape.head_dim), 777.0, dtype=q.dtype)
+        out = q.new_full((rows, self.shape.q_heads, self.shape.head_dim), 777.0)
         given = self.impl.forward(self.layer, q, k, v, self.cache, step, out)
         assert given is out
         assert (out[common.num_actual_tokens :] == 777.0).all(), "rows of nobody were written"
         first = 0
         for request, part in zip(order, new, strict=True):
             size = part.stop - part.start
-            request.judge(out[first : first + size], part.start)
+            request.judge(out[first : first + size].cpu(), part.start)
             request.done, first = part.stop, first + size

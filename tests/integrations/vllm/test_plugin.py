@@ -123,6 +123,8 @@ def test_what_is_decoded_reads_the_engines_own_tensors(plugin):
     common, _ = engine.metadata({1: 1, 2: 1}, padded_requests=3)
     step = engine.builder.build(0, common)
     assert (step.requests, step.tokens, step.rest, step.starts) == (3, 1, 0, None)
+    captured = engine.builder.build_for_cudagraph_capture(common)
+    assert captured.bound > 100 * step.bound, "requests of a captured step grow"
     assert step.seq_lens.data_ptr() == common.seq_lens.data_ptr()
     assert step.table.data_ptr() == common.block_table_tensor.data_ptr()
 
