@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from examples.gpt_oss import report
 from examples.gpt_oss.compare import compare, transformers_model
 from examples.gpt_oss.config import CONFIGS, Config, named, of_folder
 from examples.gpt_oss.engine import Engine, Job
 from examples.gpt_oss.model import Model
+from examples.gpt_oss.ranks import Ranks
 from examples.gpt_oss.weights import KINDS, Drawn, Source, Stored, load
 from kernelkit.launch import emulation
 
@@ -45,6 +48,8 @@ def parser() -> argparse.ArgumentParser:
     add("--chunk", type=int, default=8192, help="tokens of a prefill, at most")
     add("--graph", action=argparse.BooleanOptionalAction, default=None,
         help="decoding steps as CUDA graphs; by default on a GPU")  # fmt: skip
+    add("--tp", action="store_true", help="under torchrun: share heads over the ranks")
+    add("--ep", action="store_true", help="under torchrun: share experts over the ranks")
     add("--compile", action="store_true", help="torch.compile what is between the kernels")
     add("--share", action=argparse.BooleanOptionalAction, default=True,
         help="begin a prompt with what is kept of another one")  # fmt: skip
@@ -69,19 +74,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.profile and device.type != "cuda":
             raise ValueError("--profile: there is no time on a CPU, where kernels are emulated")
-        with emulated:
-            return _perform(options, device)
+        ranks, device = _joined(options, device)
+        # All ranks do the same; one of them says so.
+        quiet = redirect_stdout(None) if ranks is not None and ranks.rank else nullcontext()
+        with emulated, quiet:
+            return _perform(options, device, ranks)
     except (ValueError, NotImplementedError) as refused:
         print(f"refused: {refused}", file=sys.stderr)
         return 2
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
-def _perform(options: argparse.Namespace, device: torch.device) -> int:
-    config, source = _source(options, device)
+def _joined(options: argparse.Namespace, device: torch.device) -> tuple[Ranks | None, torch.device]:
+    """The ranks that torchrun started, if they share the model, and this one's device."""
+    if not (options.tp or options.ep):
+        return None, device
+    if "WORLD_SIZE" not in os.environ:
+        raise ValueError("--tp, --ep: torchrun --nproc-per-node 2 -m examples.gpt_oss --tp --ep")
+    if options.compare:
+        raise ValueError("--compare with --tp or --ep: transformers' model is on one GPU")
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Ranks(dist.get_rank(), dist.get_world_size(), options.tp, options.ep), device
+
+
+def _perform(options: argparse.Namespace, device: torch.device, ranks: Ranks | None) -> int:
+    config, source = _source(options, device, ranks)
     tokens = options.prompt_len + options.new_tokens
     progress = sys.stderr.isatty()
     weights = load(config, source, experts=options.experts, progress=progress)
-    model = Model(config, weights, tokens, compiled=options.compile)
+    model = Model(config, weights, tokens, compiled=options.compile, ranks=ranks)
     engine = Engine(
         model, requests=options.batch, tokens=tokens, chunk=options.chunk, graph=options.graph,
         share=options.share, keep_logits=options.compare,
@@ -106,17 +132,23 @@ def _perform(options: argparse.Namespace, device: torch.device) -> int:
         beside = compare(theirs, source, jobs, options.their_cache)
         print(*report.comparison_lines(beside, found["rates"], on_gpu), sep="\n")
         found["comparison"] = beside
-    if options.json:
+    if options.json and (ranks is None or not ranks.rank):
         text = json.dumps(report.document(engine, **found), indent=1)
         Path(options.json).write_text(text + "\n", encoding="utf-8")
     return 0
 
 
-def _source(options: argparse.Namespace, device: torch.device) -> tuple[Config, Source]:
+def _source(
+    options: argparse.Namespace, device: torch.device, ranks: Ranks | None
+) -> tuple[Config, Source]:
+    """Of this rank."""
+    source: Source
     if options.checkpoint:
-        return of_folder(options.checkpoint), Stored(options.checkpoint, device)
-    config = named(options.model)
-    return config, Drawn(config, device, options.seed, options.normal_experts)
+        config, source = of_folder(options.checkpoint), Stored(options.checkpoint, device, ranks)
+    else:
+        config = named(options.model)
+        source = Drawn(config, device, options.seed, options.normal_experts, ranks)
+    return config if ranks is None else ranks.config(config), source
 
 
 def _words(engine: Engine) -> str:

@@ -45,6 +45,10 @@ class PlainExperts:
     down: torch.Tensor
     down_bias: torch.Tensor
 
+    def part(self, own: tuple[int, int]) -> PlainExperts:
+        """Experts [first, end)."""
+        return PlainExperts(*(tensor[slice(*own)] for tensor in vars(self).values()))
+
     @property
     def nbytes(self) -> int:
         """Of all four."""
@@ -76,16 +80,20 @@ def _by_turns(rows: torch.Tensor) -> torch.Tensor:
 
 
 class Mxfp4Experts:
-    """Activations in bf16 by weights in MXFP4: router, permutation, products and sum by `moe`."""
+    """Activations in bf16 by weights in MXFP4: router, permutation, products and sum by `moe`. own:
+    (first, end) of the experts that are here, whose sum it then is."""
 
-    def __init__(self, packed: PackedExperts, form: ModelLayer) -> None:
+    def __init__(
+        self, packed: PackedExperts, form: ModelLayer, own: tuple[int, int] | None = None
+    ) -> None:
         self.arranged: ArrangedExperts = arrange(packed)
-        self.form = form
+        self.form, self.own = form, own
 
     def __call__(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """See `Experts`; x in bf16."""
         form = self.form
-        return fused_moe(x, self.arranged, logits, form.router, activation=form.activation)
+        given = x, self.arranged, logits, form.router
+        return fused_moe(*given, activation=form.activation, expert_range=self.own)
 
     @property
     def nbytes(self) -> int:

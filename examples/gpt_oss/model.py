@@ -13,6 +13,7 @@ from torch.nn.functional import linear, rms_norm
 
 from examples.gpt_oss.config import Config
 from examples.gpt_oss.fused import Elementwise
+from examples.gpt_oss.ranks import Ranks
 from examples.gpt_oss.rope import angle_table
 from examples.gpt_oss.weights import Layer, Weights
 
@@ -23,16 +24,24 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
 
 class Model:
     """A gpt-oss with `weights`, for positions 0 to `positions` - 1. compiled: whether torch.compile
-    fuses what is between products and kernels; the kernels themselves are not in it."""
+    fuses what is between products and kernels; the kernels themselves are not in it. ranks: those
+    that share it; config is then that of a rank."""
 
     def __init__(
-        self, config: Config, weights: Weights, positions: int, *, compiled: bool = False
+        self,
+        config: Config,
+        weights: Weights,
+        positions: int,
+        *,
+        compiled: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         if positions > config.positions:
             raise ValueError(f"{positions} positions: {config.name} has {config.positions}")
         self.config, self.weights = config, weights
         self.device, self.dtype = weights.head.device, weights.head.dtype
         self.angles = angle_table(config, positions, self.device)
+        self.ranks = ranks
         self.fused = Elementwise.compiled() if compiled else Elementwise()
 
     @torch.no_grad()
@@ -62,7 +71,10 @@ class Model:
             found = self._attention(number, layer, normed, angles, attend)
             x, normed = add_norm(x, found, layer.experts_norm, eps)
             logits = linear(normed, layer.router, layer.router_bias)
-            x, normed = add_norm(x, layer.experts(normed, logits), norm, eps)
+            found = layer.experts(normed, logits)
+            if self.ranks is not None:
+                found = self.ranks.summed(found, self.ranks.experts)
+            x, normed = add_norm(x, found, norm, eps)
         return linear(normed if wanted is None else normed[wanted], weights.head)
 
     def _attention(
@@ -74,4 +86,5 @@ class Model:
         turned = self.fused.rotated(heads[:, : -config.kv_heads], angles)
         q, k = turned.split((config.q_heads, config.kv_heads), dim=1)
         o = attend(number, layer.sinks, q, k, heads[:, -config.kv_heads :])
-        return linear(o.flatten(1), layer.out, layer.out_bias)
+        found = linear(o.flatten(1), layer.out, layer.out_bias)
+        return found if self.ranks is None else self.ranks.summed(found, self.ranks.heads)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from examples.gpt_oss.config import Config
+from examples.gpt_oss.config import Config, of_folder
 from examples.gpt_oss.experts import (
     Bf16Experts,
     Experts,
@@ -24,6 +24,7 @@ from examples.gpt_oss.experts import (
     packed_of,
     plain_of,
 )
+from examples.gpt_oss.ranks import Ranks
 from moe import CheckpointWeight, PackedExperts, pack_gpt_oss, pack_quantised
 from moe.huggingface import Checkpoint, tracked
 
@@ -33,7 +34,10 @@ BIAS = 127  # of the exponent of a scale factor
 
 
 class Source(Protocol):
-    """Where weights come from."""
+    """Where weights come from. ranks: those that share them; then it gives a rank's part."""
+
+    @property
+    def ranks(self) -> Ranks | None: ...
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """One that is no expert's."""
@@ -53,9 +57,12 @@ class Drawn:
     device: torch.device
     seed: int = 0
     normal: bool = False
+    ranks: Ranks | None = None
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Norms around 1, rows of matrices of length 1, embeddings and sinks of size 1."""
+        if self.ranks is not None:
+            shape = self.ranks.whole_shape(name, shape)
         drawn = torch.randn(shape, generator=self._numbers(name), device=self.device)
         if "norm" in name:
             drawn = 1 + 0.1 * drawn
@@ -63,7 +70,8 @@ class Drawn:
             drawn *= 0.1
         elif name.endswith(("proj.weight", "router.weight", "lm_head.weight")):
             drawn *= shape[-1] ** -0.5
-        return drawn.bfloat16()
+        drawn = drawn.bfloat16()
+        return drawn if self.ranks is None else self.ranks.part(name, drawn)
 
     def packed(self, layer: int) -> PackedExperts | None:
         """Codes as likely as each other, and one of three scale factors for each block."""
@@ -71,7 +79,10 @@ class Drawn:
             return None
         count, sizes = self.config.experts.experts, self._sizes()
         pairs = [self._matrix(f"{layer} {name}", (count, *size)) for name, size in sizes.items()]
-        (w13, bias13), (w2, bias2) = pairs
+        own = slice(*_own(self.ranks, self.config))
+        (w13, bias13), (w2, bias2) = [
+            (CheckpointWeight(w.data[own], w.scales[own]), bias[own]) for w, bias in pairs
+        ]
         return pack_quantised(w13, w2, "mxfp4", order="alternating", biases=(bias13, bias2))
 
     def plain(self, layer: int) -> PlainExperts | None:
@@ -115,19 +126,30 @@ class Drawn:
         return torch.Generator(self.device).manual_seed(seed)
 
 
+def _own(ranks: Ranks | None, config: Config) -> tuple[int, int]:
+    """(first, end) of the experts that are here."""
+    found = None if ranks is None else ranks.expert_range(config)
+    return (0, config.experts.experts) if found is None else found
+
+
 @dataclass(frozen=True)
 class Stored:
     """A folder of safetensors files: experts in MXFP4 as they were released, or in bf16."""
 
     folder: str | PathLike[str]
     device: torch.device
+    ranks: Ranks | None = None
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """ValueError where it is missing or of another shape."""
+        if self.ranks is not None:
+            shape = self.ranks.whole_shape(name, shape)
         with Checkpoint(self.folder) as checkpoint:
             found = checkpoint.tensor(name)
         if tuple(found.shape) != shape:
             raise ValueError(f"{name} has shape {tuple(found.shape)}, config.json says {shape}")
+        if self.ranks is not None:
+            found = self.ranks.part(name, found)
         return found.to(self.device, torch.bfloat16)
 
     def packed(self, layer: int) -> PackedExperts | None:
@@ -136,7 +158,8 @@ class Stored:
         with Checkpoint(self.folder) as checkpoint:
             if f"{prefix}.gate_up_proj_blocks" not in checkpoint:
                 return None
-        return pack_gpt_oss(self.folder, prefix, device=self.device)
+        own = None if self.ranks is None else self.ranks.expert_range(of_folder(self.folder))
+        return pack_gpt_oss(self.folder, prefix, device=self.device, expert_range=own)
 
     def plain(self, layer: int) -> PlainExperts | None:
         """As transformers saves a model in bf16."""
@@ -239,16 +262,19 @@ def _layer(config: Config, source: Source, number: int, kind: str, dtype: torch.
 
 
 def _experts(config: Config, source: Source, number: int, kind: str, dtype: torch.dtype) -> Experts:
+    own = None if source.ranks is None else source.ranks.expert_range(config)
+    if own is not None and kind != "mxfp4":
+        raise NotImplementedError(f"experts in {kind} over ranks: 'mxfp4'")
     packed, plain = source.packed(number), source.plain(number)
     if packed is None and plain is None:
         raise ValueError(f"layer {number} has experts neither in MXFP4 nor in bf16")
     if kind == "mxfp4":
         if packed is None:
             assert plain is not None
-            packed = packed_of(plain)
-        return Mxfp4Experts(packed, config.experts)
+            packed = packed_of(plain if own is None else plain.part(own))
+        return Mxfp4Experts(packed, config.experts, own)
     if plain is None:
         assert packed is not None
         return Bf16Experts(plain_of(packed, dtype), config.experts)
-    own = {name: tensor.to(dtype) for name, tensor in vars(plain).items()}
-    return Bf16Experts(PlainExperts(**own), config.experts)
+    cast = {name: tensor.to(dtype) for name, tensor in vars(plain).items()}
+    return Bf16Experts(PlainExperts(**cast), config.experts)

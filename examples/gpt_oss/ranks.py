@@ -1,0 +1,85 @@
+"""A model over several ranks: heads and experts are shared out, and what each rank adds to the
+residual stream is summed over all of them.
+
+With `heads` a rank has some of the query and key heads, their rows of the products before and the
+columns of the one behind, and their keys in its cache. With `experts` it has some of the experts of
+each layer. Everything else, routers among it, is the same on all ranks; a sum is, too, bit by bit,
+so that all of them choose the same tokens without telling each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from examples.gpt_oss.config import Config
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This rank of `world`. heads, experts: what is shared out. ValueError for one rank alone, or
+    nothing to share."""
+
+    rank: int
+    world: int
+    heads: bool = True
+    experts: bool = True
+    group: dist.ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        if self.world < 2 or not (self.heads or self.experts):
+            raise ValueError(f"{self.world} ranks, heads {self.heads}, experts {self.experts}")
+
+    def own(self, what: str, count: int) -> tuple[int, int]:
+        """(first, end) of so many heads or experts; ValueError where they do not come out even."""
+        if count % self.world:
+            raise ValueError(f"{count} {what} over {self.world} ranks: a multiple of them")
+        each = count // self.world
+        return self.rank * each, (self.rank + 1) * each
+
+    def config(self, whole: Config) -> Config:
+        """With the heads of a rank alone; all sizes else are those of the model."""
+        if not self.heads:
+            return whole
+        own = {}
+        for name in ("num_attention_heads", "num_key_value_heads"):
+            first, end = self.own(name, whole.values[name])
+            own[name] = end - first
+        return Config(whole.name, {**whole.values, **own})
+
+    def expert_range(self, whole: Config) -> tuple[int, int] | None:
+        """(first, end) of a rank's experts; None for all."""
+        return self.own("experts", whole.experts.experts) if self.experts else None
+
+    def whole_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of a tensor of the model, of which a rank has `shape`."""
+        dim = self._divided(name)
+        if dim is None:
+            return shape
+        return tuple(size * (self.world if at == dim else 1) for at, size in enumerate(shape))
+
+    def part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """A rank's rows or columns of a tensor of the model; all of most of them."""
+        dim = self._divided(name)
+        if dim is not None:
+            return whole.chunk(self.world, dim)[self.rank].contiguous()
+        # A bias behind a sum counts once.
+        if self.heads and name.endswith("o_proj.bias") and self.rank:
+            return torch.zeros_like(whole)
+        return whole
+
+    def _divided(self, name: str) -> int | None:
+        if not self.heads or "self_attn" not in name:
+            return None
+        kind = name.split("self_attn.")[1]
+        if kind.startswith(("q_proj", "k_proj", "v_proj", "sinks")):
+            return 0
+        return 1 if kind == "o_proj.weight" else None
+
+    def summed(self, x: torch.Tensor, shared: bool) -> torch.Tensor:
+        """x summed over all ranks, in place, where each has a part of it."""
+        if shared:
+            dist.all_reduce(x, group=self.group)
+        return x
