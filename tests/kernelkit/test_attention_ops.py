@@ -249,7 +249,7 @@ def test_the_host_of_decode_never_waits_for_the_gpu(kind, kv_dtype, of_decode):
     assert not watched.waits
     config, ranks, there, (numbers, parts) = launched(of_decode)
     assert ranks == [4, 4, 4, 4, 3]
-    assert there == [config.lens, config.page_size > 0, True, scaled, False, False, False]
+    assert there == [config.lens, config.page_size > 0, True, scaled, *[False] * 4]
     assert (numbers[2:], parts) == ((5, 0), 1)
 
 
