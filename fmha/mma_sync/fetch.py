@@ -189,7 +189,9 @@ def _row_in_page(
     """(bytes from the first page's first row to that of a key, whether the pool has its page)."""
     size, item = plan.config.page_size, plan.config.io_bytes
     source, table, key = coming.source, coming.tables.page_table, coming.first + row
-    page = table[coming.work.batch, cutlass.min(key // size, cute.size(table, mode=[1]) - 1)]
+    # Of a tile that there is not the first key may be anywhere, before the first one, too.
+    place = cutlass.max(cutlass.min(key // size, cute.size(table, mode=[1]) - 1), 0)
+    page = table[coming.work.batch, place]
     there = page >= 0 and page < cute.size(source, mode=[3])
     offset = Int64(page) * source.stride[3] + Int64(key % size) * source.stride[0]
     return offset * item, there

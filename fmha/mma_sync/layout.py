@@ -191,7 +191,9 @@ class Layout(Tiles):
     def variants(self) -> Iterator[AttentionConfig]:
         for keys in WIDTHS[1:]:
             wide = replace(self.config, tile_n=keys)
-            if keys <= self.tile_n and Layout(wide, self.arch).shape.tile_n == keys:
+            shape = Layout(wide, self.arch).shape
+            shared = not shape.shares_keys or self._shares_out(shape)
+            if keys <= self.tile_n and shape.tile_n == keys and shared:
                 yield wide
 
     def larger(self) -> AttentionConfig | None:

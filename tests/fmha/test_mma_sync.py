@@ -112,7 +112,11 @@ PAIRS = dataclasses.replace(GROWING, dims=(256, 256), schedule="keys")
 FEW = dataclasses.replace(PAIRS, dims=(64, 144), tile_m=32, tile_n=32, kv_lens=(1,))
 
 
-@pytest.mark.parametrize("case", [PAIRS, FEW], ids=str)
+# One step of Q K^T, during half of which nothing can be fetched; and pages.
+NARROW = Case(40, 300, (1, 1), dims=(16, 160), causal=True, page_size=32, kv_lens=(270,))
+
+
+@pytest.mark.parametrize("case", [PAIRS, FEW, NARROW], ids=str)
 def test_warps_share_keys(case):
     check(case, CHECKED, FRIENDLY, arch=LARGE)
 
