@@ -16,9 +16,11 @@ if TYPE_CHECKING:
         PoolExhausted,
         RollbackPastRing,
         StepOpen,
+        TokensUnknown,
     )
-    from kvcache.books.manager import Admission, Manager, Sizes
+    from kvcache.books.manager import Admission, Manager
     from kvcache.books.requests import Request
+    from kvcache.books.slot_pool import Sizes
     from kvcache.books.step import Step
     from kvcache.books.work import Copy, Pool, Work
     from kvcache.layouts.layout import Layout, Ring, Stream, Tail
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     )
     from kvcache.movement.warm import warmup
     from kvcache.planner.capacity import Mix, Plan, plan, usage
+    from kvcache.tokens import Placeholders
 
 __all__ = [
     "PRESETS",
@@ -53,6 +56,7 @@ __all__ = [
     "Mix",
     "NotResident",
     "Options",
+    "Placeholders",
     "Plan",
     "Policy",
     "Pool",
@@ -67,6 +71,7 @@ __all__ = [
     "StepOpen",
     "Stream",
     "Tail",
+    "TokensUnknown",
     "Work",
     "append_pages",
     "append_rows",
@@ -88,16 +93,18 @@ __getattr__, __dir__ = exports(__name__, {
     "kvcache.planner.capacity": "Mix Plan plan usage",
     "kvcache.books.checkpoints": "Policy",
     "kvcache.books.errors": "CacheError CorruptedBlock DoubleFree HostTierFull InvariantBroken "
-    "NotResident PoolExhausted RollbackPastRing StepOpen",
+    "NotResident PoolExhausted RollbackPastRing StepOpen TokensUnknown",
     "kvcache.movement.api": "append_pages append_rows append_swa checksum copy_slots gather "
     "gather_pages",
     "kvcache.layouts.layout": "Layout Ring Stream Tail",
-    "kvcache.books.manager": "Admission Manager Sizes",
+    "kvcache.books.manager": "Admission Manager",
     "kvcache.layouts.presets": "PRESETS Options from_config gqa preset",
     "kvcache.layouts.records": "Record",
     "kvcache.books.requests": "Request",
     "kvcache.layouts.rows": "Rows",
+    "kvcache.books.slot_pool": "Sizes",
     "kvcache.books.step": "Step",
+    "kvcache.tokens": "Placeholders",
     "kvcache.movement.warm": "warmup",
     "kvcache.books.work": "Copy Pool Work",
 })  # fmt: skip

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvcache.checks import shown
+from kvcache.checks import shown, whole
 
 Tokens = Sequence[int] | np.ndarray
+
+UNKNOWN = -1  # the id of a token that is a placeholder
 
 MAX_TOKEN = (1 << 63) - 1  # digests are of int64
 MAX_TOKENS = 1 << 26  # far beyond any model's context
 TRUTHS = frozenset({bool, np.bool_})  # which numpy takes for integers where they stand among such
 
 
+@dataclass(frozen=True)
+class Placeholders:
+    """`count` tokens, 1 at least, that the device alone knows yet: an engine that does not wait for
+    the tokens of a step before it launches the next one says later what they are."""
+
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if whole("count", self.count, None, MAX_TOKENS) < 1:
+            raise ValueError(f"{self.count} placeholders: at least 1")
+
+
 def token_ids(name: str, tokens: Any) -> np.ndarray:
-    """Token ids as int64 [n], n at least 1; TypeError or ValueError for anything else."""
+    """Token ids as int64 [n], n at least 1, UNKNOWN for placeholders; TypeError or ValueError for
+    anything else."""
+    if isinstance(tokens, Placeholders):
+        return np.full(tokens.count, UNKNOWN, np.int64)
     if _count(tokens) > MAX_TOKENS:
         raise ValueError(f"{name}: {_count(tokens)} tokens at once, at most {MAX_TOKENS}")
     try:

@@ -197,9 +197,9 @@ def _profile(engine: Engine, options: argparse.Namespace, config: Config) -> dic
     found: dict[str, Any] = {}
     for name, run, count in (("prefill", prefill, 1), ("decode", decode, steps)):
         if count:
-            kernels = report.profiled(run)
-            found[name] = {"steps": count, "kernels": kernels}
-            print(f"kernels of {name}:", *report.kernel_table(kernels, count), sep="\n")
+            kernels, busy = report.profiled(run)
+            found[name] = {"steps": count, "kernels": kernels, "busy": busy}
+            print(f"kernels of {name}:", *report.kernel_table(kernels, count, busy), sep="\n")
     while engine.step():
         pass
     return found

@@ -1,8 +1,9 @@
 """Requests from prompt to tokens: admit, prefill, decode all that are there, retire; greedily.
 
-A step of the engine is either a prefill of what waits or a token for every request. Between two
-steps the host reads the tokens, since books and callers want to know them; within one nothing
-waits for the GPU, and a decoding step is one CUDA graph for each number of requests.
+A step of the engine is either a prefill of what waits or a token for every request. A decoding step
+is one CUDA graph for each number of requests, and the next one is launched before the host has read
+the tokens of this one: they are on the device already, and the cache's books hear later which they
+are. So the GPU does not wait for the host, which is a step behind.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from examples.gpt_oss.cache import Decoding, Kept, Prefill
 from examples.gpt_oss.model import Model
 from kernelkit.tensors import brought
-from kvcache import Request
+from kvcache import Placeholders, Request
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -42,6 +43,15 @@ class Job:
         return self.request
 
     @property
+    def coming(self) -> int:
+        """New tokens that were asked for and are not found: 1 while a step is on its way, else 0.
+
+        The token that a step is to give is behind those of the prompt and those found but for the
+        last one, which it is given itself.
+        """
+        return self.held.length - (len(self.prompt) + len(self.found) - 1)
+
+    @property
     def waiting(self) -> int:
         """Tokens of the prompt that are not in the cache."""
         return len(self.prompt) - self.held.length
@@ -60,6 +70,23 @@ class Took:
     requests: int
     tokens: int
     seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """A decoding step on its way. ids: int64 [B] in host memory, new tokens of `jobs` once `landed`
+    is over; logits: [B, V] where they are kept."""
+
+    jobs: list[Job]
+    ids: torch.Tensor
+    landed: torch.cuda.Event | None
+    logits: torch.Tensor | None
+
+    def tokens(self) -> list[int]:
+        """Waits for them."""
+        if self.landed is not None:
+            self.landed.synchronize()
+        return self.ids.tolist()
 
 
 class TokenStep:
@@ -82,6 +109,16 @@ class TokenStep:
         if self._graph is None:
             self._graph = self._captured()
         self._graph.replay()
+
+    def flight(self, jobs: list[Job], keep_logits: bool) -> Flight:
+        """What `run` gives these jobs, on its way to the host; the next run does not disturb it."""
+        on_gpu = self.ids.device.type == "cuda"
+        ids = torch.empty_like(self.ids, device="cpu", pin_memory=on_gpu)
+        ids.copy_(self.ids, non_blocking=on_gpu)
+        landed = torch.cuda.Event() if on_gpu else None
+        if landed is not None:
+            landed.record()
+        return Flight(jobs, ids, landed, self.logits.clone() if keep_logits else None)
 
     def _forward(self) -> None:
         self.decoding.prepare()
@@ -139,7 +176,8 @@ class Engine:
         self.running: list[Job] = []
         self.took: list[Took] = []
         self._steps: dict[int, TokenStep] = {}
-        self._fed: list[Job] = []  # whose newest tokens the ids of the step in turn are
+        self._flight: Flight | None = None
+        self._spent = 0.0  # seconds since the last step that `took` tells of
 
     def submit(self, name: str, prompt: Sequence[int], new_tokens: int) -> Job:
         """A request that is served in its turn; ValueError for one that does not fit."""
@@ -161,7 +199,9 @@ class Engine:
         return [job.found for job in jobs]
 
     def step(self) -> bool:
-        """Admit, then prefill or decode, then retire; False where there is nothing to do."""
+        """Admit, then prefill, or launch a decoding step and read what the one before it gave, then
+        retire; False where there is nothing to do."""
+        began = time.perf_counter()
         while self.queue and len(self.running) < self.requests:
             job = self.queue.popleft()
             admission = self.kept.cache.admit(job.name, job.prompt)
@@ -169,15 +209,22 @@ class Engine:
             self.running.append(job)
         if not self.running:
             return False
-        began = time.perf_counter()
         new = [job for job in self.running if not job.found]
-        kind, counts = (PREFILL, self._prefill(new)) if new else (DECODE, self._decode())
-        self.took.append(Took(kind, *counts, time.perf_counter() - began))
+        prefills = bool(new) and self._flight is None
+        requests, tokens = self._prefill(new) if prefills else self._decode(launch=not new)
+        self._spent += time.perf_counter() - began
+        if tokens:
+            kind = PREFILL if prefills else DECODE
+            self.took.append(Took(kind, requests, tokens, self._spent))
+            self._spent = 0.0
+        self._retire()
+        return True
+
+    def _retire(self) -> None:
         stop = self.model.config.stop
         for job in [job for job in self.running if job.found and job.is_over(stop)]:
             self.kept.cache.free(job.held)
             self.running.remove(job)
-        return True
 
     def _prefill(self, jobs: Sequence[Job]) -> tuple[int, int]:
         """The next tokens of prompts, `chunk` of all together at most: of how many requests, how
@@ -199,31 +246,60 @@ class Engine:
             logits = self.model(ids, positions, attend, attend.last)
             newest = logits.argmax(-1)
         done = [(place, job) for place, job in enumerate(jobs[: len(batch)]) if not job.waiting]
-        self._note(done, newest.tolist(), logits)
+        self._note(done, newest.tolist(), logits.clone() if self.keep_logits else None)
         return len(batch), self.chunk - room
 
-    def _decode(self) -> tuple[int, int]:
-        """A token for every request: of how many, and how many."""
-        jobs = self.running
+    def _decode(self, launch: bool) -> tuple[int, int]:
+        """Launch a step for every request, if told to, then read the step before: of how many
+        requests tokens came, and how many."""
+        before = self._flight
+        due = [job for job in self.running if len(job.found) + job.coming < job.new_tokens]
+        if not (launch and due):
+            self._flight = None
+            return self._landed(before)
+        if before is not None and before.jobs == due:
+            self._flight = self._launched(due, known=False)
+            return self._landed(before)
+        # Others than before: their tokens have to be known first, and some are over then.
+        self._flight, counts = None, self._landed(before)
+        self._retire()
+        due = [job for job in due if job in self.running]
+        if due:
+            self._flight = self._launched(due, known=True)
+        return counts
+
+    def _launched(self, jobs: list[Job], known: bool) -> Flight:
+        """A step behind the newest token of each job. known: to the host; else it is where the step
+        before, of the same jobs, has left it."""
         count = len(jobs)
         if count not in self._steps:
             self._steps[count] = TokenStep(self.model, self.kept, count, self.graph)
         step = self._steps[count]
-        if self._fed != jobs:
+        if known:
             newest = torch.tensor([job.found[-1] for job in jobs])
             step.ids.copy_(brought(newest, self.model.device))
-        with self.kept.cache.step({job.held: job.found[-1:] for job in jobs}) as plan:
+        batch = {job.held: job.found[-1:] if known else Placeholders() for job in jobs}
+        with self.kept.cache.step(batch) as plan:
             step.decoding.fill(plan)
             step.run()
-        self._note([*enumerate(jobs)], step.ids.tolist(), step.logits)
-        self._fed = [*jobs]
-        return count, count
+        return step.flight(jobs, self.keep_logits)
+
+    def _landed(self, flight: Flight | None) -> tuple[int, int]:
+        """The tokens of a step are noted: of how many requests, and how many; waits for them."""
+        if flight is None:
+            return 0, 0
+        places = [(place, job) for place, job in enumerate(flight.jobs) if job in self.running]
+        tokens = flight.tokens()
+        self._note(places, tokens, flight.logits)
+        for place, job in places:
+            if job.held.unknown:  # the next step was given this token
+                self.kept.cache.resolve(job.held, tokens[place : place + 1])
+        return len(places), len(places)
 
     def _note(
-        self, jobs: Sequence[tuple[int, Job]], tokens: Sequence[int], logits: torch.Tensor
+        self, jobs: Sequence[tuple[int, Job]], tokens: Sequence[int], kept: torch.Tensor | None
     ) -> None:
-        """New tokens of jobs, whose places among `tokens` are given, too."""
-        kept = logits.clone() if self.keep_logits else None
+        """New tokens of jobs, whose places among `tokens` are given, and logits."""
         for place, job in jobs:
             job.found.append(tokens[place])
             if kept is not None:

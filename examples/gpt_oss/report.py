@@ -58,21 +58,34 @@ def memory(engine: Engine) -> dict[str, int]:
     return found
 
 
-def profiled(run: Callable[[], Any]) -> list[Kernel]:
-    """The kernels of a run on a GPU, those that take longest first."""
+def profiled(run: Callable[[], Any]) -> tuple[list[Kernel], float]:
+    """The kernels of a run on a GPU, those that take longest first, and the microseconds in which
+    one of them at least was running: less than their sum where some overlap."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
         run()
         torch.cuda.synchronize()
     found: dict[str, Kernel] = {}
+    spans = []
     for event in profiler.events():
         if event.device_type.name != "CUDA":
             continue
         before = found.get(event.name, Kernel(event.name, package_of(event.name), 0, 0.0))
         spent = before.microseconds + event.self_device_time_total
         found[event.name] = Kernel(event.name, before.package, before.launches + 1, spent)
-    return sorted(found.values(), key=lambda kernel: -kernel.microseconds)
+        spans.append((event.time_range.start, event.time_range.end))
+    kernels = sorted(found.values(), key=lambda kernel: -kernel.microseconds)
+    return kernels, covered(spans)
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """The length of the union of spans (begin, end)."""
+    whole, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        whole += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return whole
 
 
 def package_of(name: str) -> str:
@@ -88,8 +101,9 @@ def short(name: str) -> str:
     return re.sub(r"\s+", " ", name.removeprefix(COMPILED).partition("_object_at")[0])[:70]
 
 
-def kernel_table(kernels: Sequence[Kernel], steps: int) -> list[str]:
-    """Lines: the share of each kernel, its launches and microseconds in a step, and whose it is."""
+def kernel_table(kernels: Sequence[Kernel], steps: int, busy: float) -> list[str]:
+    """Lines: the share of each kernel, its launches and microseconds in a step, and whose it is.
+    busy: see `profiled`."""
     whole = sum(kernel.microseconds for kernel in kernels) or 1.0
     shares: dict[str, float] = {}
     for kernel in kernels:
@@ -108,7 +122,8 @@ def kernel_table(kernels: Sequence[Kernel], steps: int) -> list[str]:
         )
     ours = sum(share for package, share in shares.items() if package != "torch")
     parts = ", ".join(f"{package} {share:.1%}" for package, share in sorted(shares.items()))
-    return [*lines, f"ours: {ours:.1%} ({parts}); {whole / steps / 1000:.3f} ms of kernels a step"]
+    sums = f"{whole / steps / 1000:.3f} ms of kernels a step, {busy / steps / 1000:.3f} ms busy"
+    return [*lines, f"ours: {ours:.1%} ({parts}); {sums}"]
 
 
 def speed_lines(found: dict[str, Rate], timed: bool) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvcache.books.prefix import PrefixCache
-from kvcache.books.requests import Request
+from kvcache.books.requests import Nameless, Request
 from kvcache.books.work import Copy, Pool
 from kvcache.checks import require, whole
 from kvcache.layouts.layout import Layout
@@ -74,23 +74,48 @@ class Checkpoints:
         reached = start < boundary and request.furthest - boundary <= self.layout.draft
         if not self.on or not reached:
             return ()
-        stays, digest = self.policy.wants(request, boundary, size), request.digests[-1]
-        if stays:
-            self.keep(digest)
-        elif not self.policy.rolling:
+        stays, known = self.policy.wants(request, boundary, size), boundary <= request.known
+        if not (stays or self.policy.rolling):
             return ()
-        if prefix.checkpoints.find(digest) is not None:
+        if known and self._is_there(request, boundary, stays):
             return ()
         if not prefix.checkpoints.available:
             prefix.counters.checkpoints_skipped += 1
             return ()
         self._roll(request)
-        if not stays:
-            self._rolling[digest], request.rolling = request, digest
         (slot,) = prefix.checkpoints.take(1, request.name)
-        prefix.store_checkpoint(slot, digest)
-        prefix.checkpoints.release([slot], ticket)
+        request.nameless.append(Nameless(boundary, slot, stays))
+        self.settle(request, ticket)
         return (Copy(Pool.STATES, Pool.CHECKPOINTS, request.state, slot, boundary),)
+
+    def settle(self, request: Request, ticket: int) -> None:
+        """Checkpoints of the request whose tokens are known by now can be found. ticket: of the
+        last device work that may touch them."""
+        nameless, checkpoints = request.nameless, self.prefix.checkpoints
+        while nameless and nameless[0].boundary <= request.known:
+            boundary, slot, stays = nameless.popleft()
+            if not self._is_there(request, boundary, stays):
+                self._roll(request)
+                digest = self._digest(request, boundary)
+                if not stays:
+                    self._rolling[digest], request.rolling = request, digest
+                self.prefix.store_checkpoint(slot, digest)
+            checkpoints.release([slot], ticket)
+
+    def drop(self, request: Request, ticket: int) -> None:
+        """Nobody will know what its last tokens are: what waits for them is of no use."""
+        self.prefix.checkpoints.release([each.slot for each in request.nameless], ticket)
+        request.nameless.clear()
+
+    def _digest(self, request: Request, boundary: int) -> bytes:
+        return request.digests[boundary // self.layout.block_tokens - 1]
+
+    def _is_there(self, request: Request, boundary: int, stays: bool) -> bool:
+        """Whether somebody took the one at a boundary before; one that stays, stays from now on."""
+        digest = self._digest(request, boundary)
+        if stays:
+            self.keep(digest)
+        return self.prefix.checkpoints.find(digest) is not None
 
     def keep(self, digest: bytes) -> None:
         """Others rely on this one: it stays when the request that made it goes on."""

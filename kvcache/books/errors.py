@@ -49,6 +49,17 @@ class RollbackPastRing(CacheError):
         super().__init__(f"request {request!r}: {asked} tokens to take back, at most {limit}")
 
 
+class TokensUnknown(CacheError):
+    """The request has placeholders, and the call needs to know what its tokens are.
+
+    unknown: so many; `resolve` says what they are.
+    """
+
+    def __init__(self, request: str, unknown: int) -> None:
+        self.request, self.unknown = request, unknown
+        super().__init__(f"request {request!r}: {unknown} placeholders, to be resolved first")
+
+
 class CorruptedBlock(CacheError):
     """A slot's guard or checksum is not what was written.
 

@@ -23,6 +23,7 @@ def check(layout: Layout, requests: Collection[Request], pools: Mapping[Pool, Sl
         expected[Pool.HOST_BLOCKS].update(request.host_blocks)
         expected[Pool.STATES].update([request.state] if request.state >= 0 else [])
         expected[Pool.HOST_STATES].update([request.host_state] if request.host_state >= 0 else [])
+        expected[Pool.CHECKPOINTS].update(each.slot for each in request.nameless)
     for pool, slots in pools.items():
         slots.check(dict(expected[pool]))
     blocks, checkpoints = pools[Pool.BLOCKS], pools[Pool.CHECKPOINTS]
@@ -40,7 +41,10 @@ def _check_request(layout: Layout, request: Request, slots: SlotPool) -> None:
         ),
         "states": (request.state >= 0, layout.has_state and request.resident),
         "host states": (request.host_state >= 0, layout.has_state and not request.resident),
-        "digests": (len(request.digests), request.length // size),
+        "digests": (len(request.digests), request.known // size),
+        "checkpoints that wait": (
+            len(request.nameless), sum(each.boundary > request.known for each in request.nameless)
+        ),
         "freed": (request.freed, False),
         "distinct blocks": (len(set(request.blocks)), len(request.blocks)),
     }  # fmt: skip

@@ -7,42 +7,32 @@ It owns no memory and launches nothing. A call either returns the `Work` that it
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
 from kvcache.books import invariants
 from kvcache.books.checkpoints import Checkpoints, Policy
-from kvcache.books.errors import DoubleFree, NotResident, PoolExhausted, RollbackPastRing
+from kvcache.books.errors import (
+    DoubleFree,
+    NotResident,
+    PoolExhausted,
+    RollbackPastRing,
+    TokensUnknown,
+)
 from kvcache.books.metrics import Counters, KVEvent, Metrics
 from kvcache.books.prefix import Match, PrefixCache, chained, seed
 from kvcache.books.requests import Request
-from kvcache.books.slot_pool import NO_TICKET, SlotPool
-from kvcache.books.step import Step
+from kvcache.books.slot_pool import NO_TICKET, Sizes, SlotPool
+from kvcache.books.step import Step, block_tables
 from kvcache.books.work import Copy, Event, Pool, Tickets, Work
-from kvcache.checks import MAX_SLOTS, numbers, require, whole
+from kvcache.checks import numbers, require, whole
 from kvcache.layouts.layout import Layout
-from kvcache.tokens import MAX_TOKENS, Tokens, token_ids
+from kvcache.tokens import MAX_TOKENS, Placeholders, Tokens, token_ids
 
 RESERVED = 1  # slot 0 of BLOCKS, the null block, and of STATES, the clean state
 CLEAN = 0  # that state: each new one begins as a copy of it
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Slots of each pool that requests can have, MAX_SLOTS at most."""
-
-    blocks: int
-    states: int = 0
-    checkpoints: int = 0
-    host_blocks: int = 0
-    host_states: int = 0
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            slots = whole(item.name, getattr(self, item.name), None, MAX_SLOTS)
-            object.__setattr__(self, item.name, slots)  # what is below 0 is a manager's to refuse
 
 
 @dataclass(eq=False)
@@ -157,7 +147,7 @@ class Manager:
 
     def fork(self, request: Request, name: str) -> Admission:
         """A request with the same tokens: it shares the blocks and has a copy of the state."""
-        self.require(request)
+        self.require(request, known=True)
         require("name", name, str)
         self.poll()
         self.states.require(int(self.layout.has_state), name)
@@ -178,6 +168,7 @@ class Manager:
         del self.requests[request]
         request.freed = True
         self.checkpoints.leave(request)
+        self.checkpoints.drop(request, self._tickets.last)
         if request.resident:
             self._forget_unreachable(request)
         self._release_device(request)
@@ -186,15 +177,16 @@ class Manager:
 
     def preempt(self, request: Request) -> np.ndarray:
         """Free a request that is to be admitted again: its tokens, int64."""
-        self.require(request, resident=False)
+        self.require(request, resident=False, known=True)
         tokens = request.tokens.copy()
         self.free(request)
         self.counters.preempted += 1
         return tokens
 
-    def require(self, request: Request, *, resident: bool = True) -> None:
+    def require(self, request: Request, *, resident: bool = True, known: bool = False) -> None:
         """TypeError for what is no request, DoubleFree for one that was freed, NotResident for one
-        that is in the host tier, where that matters, ValueError for one of another manager."""
+        that is in the host tier and TokensUnknown for one with placeholders, where that matters,
+        ValueError for one of another manager."""
         if type(request) is not Request:
             require("request", request, Request)
         if request.freed:
@@ -203,6 +195,8 @@ class Manager:
             raise NotResident(f"request {request.name!r} is in the host tier: fetch it first")
         if request not in self.requests:
             raise ValueError(f"request {request.name!r} is of another manager")
+        if known and request.unknown:
+            raise TokensUnknown(request.name, request.unknown)
 
     def _forget_unreachable(self, request: Request) -> None:
         """Full blocks behind the last checkpoint would take room for hits that cannot be."""
@@ -232,15 +226,16 @@ class Manager:
 
     # -- tokens ------------------------------------------------------------------------------
 
-    def append(self, batch: Mapping[Request, Tokens]) -> Step:
+    def append(self, batch: Mapping[Request, Tokens | Placeholders]) -> Step:
         """The next tokens of some requests; all or none.
 
-        PoolExhausted names the first request for which blocks are missing.
+        Of `Placeholders` only the number is known yet: `resolve` says what they are, before other
+        tokens follow. PoolExhausted names the first request for which blocks are missing.
         """
         require("batch", batch, Mapping)
-        for request in batch:
-            self.require(request)
-        tokens = {request: token_ids(request.name, new) for request, new in batch.items()}
+        for request, given in batch.items():
+            self.require(request, known=not isinstance(given, Placeholders))
+        tokens = {request: token_ids(request.name, given) for request, given in batch.items()}
         self.poll()
         plan = self._growth(tokens)
         fresh = iter(self.blocks.take(sum(new + copied for new, copied in plan.values())))
@@ -255,14 +250,14 @@ class Manager:
             start = request.length
             room = self.checkpoints.room(request, len(ids))
             self.counters.checkpoints_missed += room < len(ids)
-            request.extend(ids)
+            request.extend(ids, unknown=isinstance(batch[request], Placeholders))
             self._store_full(request)
             after += self.checkpoints.take(request, start, ticket)
             self.counters.appended_tokens += len(ids)
         return Step(
             ticket, tuple(copies), tuple(tokens), tuple(after),
             starts, np.array([request.length for request in tokens], np.int32),
-            np.array([request.state for request in tokens], np.int32), _tables(list(tokens)),
+            np.array([request.state for request in tokens], np.int32), block_tables(tokens),
             layout=self.layout,
         )  # fmt: skip
 
@@ -304,7 +299,7 @@ class Manager:
     def _store_full(self, request: Request) -> None:
         """Blocks that became full can be found."""
         size, digests = self.layout.block_tokens, request.digests
-        for index in range(len(digests), request.length // size):
+        for index in range(len(digests), request.known // size):
             parent, ids = self._content(request, index)
             digests.append(chained(parent, ids))
             self.prefix.store(request.blocks[index], parent, digests[-1], ids)
@@ -315,6 +310,19 @@ class Manager:
         parent = request.digests[index - 1] if index else seed(request.salt)
         return parent, request.tokens[index * size : (index + 1) * size]
 
+    def resolve(self, request: Request, tokens: Tokens) -> None:
+        """What the first placeholders of a request are: blocks and checkpoints that end with them
+        can be found from here on. ValueError for more than there are."""
+        self.require(request)
+        ids = token_ids(request.name, tokens)
+        if len(ids) > request.unknown:
+            raise ValueError(
+                f"request {request.name!r}: {len(ids)} tokens for {request.unknown} placeholders"
+            )
+        request.learn(ids)
+        self._store_full(request)
+        self.checkpoints.settle(request, self._tickets.last)
+
     def rollback(self, request: Request, tokens: int) -> None:
         """Take back the last `tokens` tokens.
 
@@ -322,7 +330,7 @@ class Manager:
         furthest position that was written, and not before the state came from elsewhere. Without
         a state the beginning is the limit.
         """
-        self.require(request)
+        self.require(request, known=True)
         tokens = whole("tokens", tokens, None)
         if tokens < 0:
             raise ValueError(f"request {request.name!r}: {tokens} tokens to take back, at least 0")
@@ -368,7 +376,7 @@ class Manager:
 
     def offload(self, request: Request) -> Work:
         """A request leaves the device for host memory; HostTierFull where there is no room."""
-        self.require(request)
+        self.require(request, known=True)
         self.poll()
         host_blocks, host_states = self.pools[Pool.HOST_BLOCKS], self.pools[Pool.HOST_STATES]
         host_blocks.require(len(request.blocks), request.name)
@@ -488,12 +496,3 @@ class Manager:
             host[0].held, host[1].held, self._tickets.in_flight,
             invariants.stranded_bytes(self.layout, self.requests, self.states.held), self.counters,
         )  # fmt: skip
-
-
-def _tables(requests: list[Request]) -> np.ndarray:
-    """int32 [B, W]: their blocks, behind them the null block."""
-    counts = [len(request.blocks) for request in requests]
-    tables = np.zeros((len(requests), max(counts, default=0)), np.int32)
-    for row, request, count in zip(tables, requests, counts, strict=True):
-        row[:count] = np.frombuffer(request.blocks, np.int32) if count else 0
-    return tables

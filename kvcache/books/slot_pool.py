@@ -9,10 +9,28 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 from kvcache.books.errors import DoubleFree, HostTierFull, InvariantBroken, PoolExhausted
+from kvcache.checks import MAX_SLOTS, whole
 
 NO_TICKET = 0  # a ticket that is always over
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Slots of each pool that requests can have, MAX_SLOTS at most."""
+
+    blocks: int
+    states: int = 0
+    checkpoints: int = 0
+    host_blocks: int = 0
+    host_states: int = 0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            slots = whole(item.name, getattr(self, item.name), None, MAX_SLOTS)
+            object.__setattr__(self, item.name, slots)  # what is below 0 is a manager's to refuse
 
 
 class SlotPool:

@@ -6,7 +6,7 @@ and lengths int32. `Step.tensors` and `Step.fill` bring them to a device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -148,6 +148,15 @@ class Step(Work):
         if name == "cu_tokens":
             return int(self.cu_tokens[-1])
         return NOWHERE if name == "state_slots" or name.startswith((ROWS_OF, ENDS_OF)) else 0
+
+
+def block_tables(requests: Collection[Request]) -> np.ndarray:
+    """int32 [B, W]: their blocks, behind them the null block."""
+    counts = [len(request.blocks) for request in requests]
+    tables = np.zeros((len(requests), max(counts, default=0)), np.int32)
+    for row, request, count in zip(tables, requests, counts, strict=True):
+        row[:count] = np.frombuffer(request.blocks, np.int32) if count else 0
+    return tables
 
 
 def _check_memory(name: str, buffer: torch.Tensor) -> None:

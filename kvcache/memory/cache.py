@@ -17,8 +17,9 @@ from kernelkit.launch import choose_target
 from kernelkit.tensors import device_of
 from kvcache.books.checkpoints import Policy
 from kvcache.books.errors import CorruptedBlock, StepOpen
-from kvcache.books.manager import Admission, Manager, Sizes
+from kvcache.books.manager import Admission, Manager
 from kvcache.books.requests import Request
+from kvcache.books.slot_pool import Sizes
 from kvcache.books.step import Step
 from kvcache.books.work import Pool, Work
 from kvcache.checks import require
@@ -28,7 +29,7 @@ from kvcache.memory.canary import SEALED, Canary
 from kvcache.memory.mover import Mover
 from kvcache.memory.storage import Storage
 from kvcache.movement.launch import ARCHS
-from kvcache.tokens import Tokens
+from kvcache.tokens import Placeholders, Tokens
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,15 @@ class Cache:
         self._require_closed("rollback")
         self.manager.rollback(request, tokens)
 
+    def resolve(self, request: Request, tokens: Tokens) -> None:
+        """See `Manager.resolve`."""
+        self._require_closed("resolve")
+        self.manager.resolve(request, tokens)
+
     # -- steps -------------------------------------------------------------------------------
 
     @contextmanager
-    def step(self, batch: Mapping[Request, Tokens]) -> Iterator[Step]:
+    def step(self, batch: Mapping[Request, Tokens | Placeholders]) -> Iterator[Step]:
         """The next tokens of some requests; within the block the caller writes their entries.
 
         An exception in the block frees these requests, as if the step had never been.
@@ -139,7 +145,7 @@ class Cache:
             raise
         self.finish(step)
 
-    def begin(self, batch: Mapping[Request, Tokens]) -> Step:
+    def begin(self, batch: Mapping[Request, Tokens | Placeholders]) -> Step:
         """`Manager.append`, and the copies before it; `finish` or `abandon` ends it."""
         self._require_closed("begin")
         step = self.manager.append(batch)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from kernelkit.tensors import brought, require_type
-from kvcache.books.manager import CLEAN, RESERVED, Sizes
+from kvcache.books.manager import CLEAN, RESERVED
+from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Pool
 from kvcache.checks import require, whole
 from kvcache.layouts.layout import Layout, Region, Stream, Tail

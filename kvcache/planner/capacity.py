@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kernelkit.dtypes import BF16_BYTES
-from kvcache.books.manager import RESERVED, Sizes
+from kvcache.books.manager import RESERVED
+from kvcache.books.slot_pool import Sizes
 from kvcache.checks import require, share, whole
 from kvcache.layouts.layout import GUARD_BYTES, Layout, Tail
 

@@ -22,7 +22,7 @@ from examples.gpt_oss import __main__ as command_line
 from examples.gpt_oss import report
 from examples.gpt_oss.compare import Comparison, Difference, state_dict
 from examples.gpt_oss.config import CONFIGS, named, of_folder
-from examples.gpt_oss.engine import Engine, Took
+from examples.gpt_oss.engine import Engine, Flight, TokenStep, Took
 from examples.gpt_oss.experts import Mxfp4Experts, plain_of
 from examples.gpt_oss.model import Model
 from examples.gpt_oss.rope import frequencies
@@ -74,6 +74,17 @@ def test_requests_do_not_mind_each_other(by_definition, in_fp32):
     unshared = models.served(model, given, requests=3, share=False)
     assert [job.found for job in unshared] == expected
     assert not any(job.hit for job in unshared)
+
+
+def test_the_host_is_a_step_behind(by_definition, in_fp32, monkeypatch):
+    """A step is launched before the tokens of the one before it are read."""
+    order: list[str] = []
+    for of, name in ((TokenStep, "run"), (Flight, "tokens")):
+        plain = getattr(of, name)
+        call = lambda self, plain=plain, name=name: (order.append(name), plain(self))[1]  # noqa: E731
+        monkeypatch.setattr(of, name, call)
+    models.alone(in_fp32[0], models.prompts((21,))[:1])
+    assert order == ["run", *["run", "tokens"] * (NEW - 2), "tokens"]
 
 
 def test_a_token_that_ends_a_text(by_definition, in_fp32, monkeypatch):
@@ -229,12 +240,14 @@ def test_a_table_of_kernels():
     name = f"{report.COMPILED}gqa_lowlatencysm90kernelDecodeSm90_object_at__Tensor"
     ours = report.Kernel(name, report.package_of(name), 4, 30.0)
     theirs = report.Kernel("void gemm<moe>", report.package_of("void gemm<moe>"), 2, 10.0)
-    _, first, second, last = report.kernel_table([ours, theirs], 2)
+    _, first, second, last = report.kernel_table([ours, theirs], 2, 36.0)
     assert first.split() == ["75.0%", "2.0", "15.0", "gqa_lowlatency", *[report.short(name)]]
     assert report.short(name) == "gqa_lowlatencysm90kernelDecodeSm90"
     assert second.split()[:4] == ["25.0%", "1.0", "5.0", "torch"]
     assert last.startswith("ours: 75.0% (gqa_lowlatency 75.0%, torch 25.0%)")
-    many = report.kernel_table([theirs] * (report.SHOWN + 3), 1)
+    assert last.endswith("0.020 ms of kernels a step, 0.018 ms busy")
+    assert report.covered([(5, 6), (0, 3), (2, 4), (1, 2)]) == 5
+    many = report.kernel_table([theirs] * (report.SHOWN + 3), 1, 1.0)
     assert "3 others" in many[-2]
 
 

@@ -16,7 +16,7 @@ import fmha.reference
 import gqa_lowlatency.reference
 from fmha.config import PAGE_SIZES
 from kernelkit.launch import watching
-from kvcache.books.manager import Sizes
+from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Pool
 from kvcache.layouts.layout import Layout, Ring
 from kvcache.layouts.models import Options, deepseek_v4, gqa

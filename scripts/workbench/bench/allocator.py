@@ -17,8 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from kvcache.books.manager import Manager, Sizes
-from kvcache.books.slot_pool import SlotPool
+from kvcache.books.manager import Manager
+from kvcache.books.slot_pool import Sizes, SlotPool
 from kvcache.layouts.models import gqa
 from kvcache.layouts.presets import preset
 from workbench.bench.vllm_pool import block_pool

@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 from gqa_lowlatency import decode
-from kvcache.books.manager import Sizes
+from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Pool
 from kvcache.layouts.models import gqa
 from kvcache.memory.cache import Cache

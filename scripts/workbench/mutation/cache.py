@@ -10,7 +10,7 @@ import torch
 from fmha.sparse.compressor.api import Compressor, Tables, compress
 from fmha.sparse.indexer.api import IndexQuery, prepare_query, scores, select
 from fmha.sparse.indexer.quantised import quantised
-from kvcache.books.manager import Sizes
+from kvcache.books.slot_pool import Sizes
 from kvcache.layouts.latent import LATENTS, ROPE
 from kvcache.layouts.models import CSA, HCA, Options, deepseek_v4
 from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_FP4, INDEXER_FP8, Record

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from kvcache.books.manager import Sizes
+from kvcache.books.slot_pool import Sizes
 from kvcache.layouts.layout import Layout
 from kvcache.layouts.models import Options as CacheOptions
 from kvcache.memory.cache import Cache

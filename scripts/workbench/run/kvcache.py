@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import track
 
 from kvcache.books.errors import CacheError
-from kvcache.books.manager import Sizes
 from kvcache.books.requests import Request
+from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Copy, Pool, Work
 from kvcache.layouts.layout import Layout
 from kvcache.layouts.models import gqa

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvcache.books.checkpoints import Policy
-from kvcache.books.manager import Sizes
+from kvcache.books.slot_pool import Sizes
 from kvcache.layouts.layout import Layout, Ring, Stream, Tail
 from kvcache.layouts.records import Record
 

@@ -17,6 +17,7 @@ from kvcache.books.manager import Manager
 from kvcache.books.requests import Request
 from kvcache.books.step import Step
 from kvcache.books.work import Pool, Work
+from kvcache.tokens import UNKNOWN, Placeholders
 from workbench.soak.cases import Case
 from workbench.soak.ledger import Ledger, require, same
 from workbench.soak.machine import Holder, Machine
@@ -27,6 +28,8 @@ MOST_BLOCKS = 9  # of a request: longer ones teach nothing new
 MOST_REQUESTS = 7
 MOST_IN_FLIGHT = 6
 SALTS = (b"", b"", b"", b"tenant")
+# What refuses requests with placeholders: before these operations all of them are resolved.
+NEED_TOKENS = {"append", "rollback", "fork", "preempt", "offload", "abandon", "misuse"}
 Operation = tuple[str, tuple[int, ...]]
 
 
@@ -72,6 +75,9 @@ class Driver:
     def run(self, operation: str, *numbers: int) -> None:
         """One operation, and everything that has to be true after it."""
         self.log.append((operation, numbers))
+        if operation in NEED_TOKENS:
+            for live in self.live:
+                self._resolved(live, live.request.unknown)
         touched = getattr(self, operation)(*numbers) or ()
         self.counts[operation] += 1
         self.verify(touched, everything=len(self.log) % self.every == 0)
@@ -90,13 +96,15 @@ class Driver:
     def _compare(self, lives: Sequence[Live]) -> None:
         for live in lives:
             request, history = live.request, live.history
-            require(request.tokens.tolist() == history.tokens, f"{request.name}: other tokens")
+            tokens = history.tokens[: request.known] + [UNKNOWN] * request.unknown
+            require(request.tokens.tolist() == tokens, f"{request.name}: other tokens")
             reach = (history.floor, history.furthest)
             same("floor and furthest", (request.floor, request.furthest), reach)
         self.machine.verify([live.holder for live in lives])
 
     def _compare_counters(self) -> None:
         counters = self.manager.counters
+        self.told["checkpoints"] = self.ledger.checkpoints_stored
         same("counters", {name: getattr(counters, name) for name in self.told}, self.told)
         evicted = counters.block_evictions, counters.checkpoint_evictions
         self.counts["block evictions"], self.counts["checkpoint evictions"] = evicted
@@ -257,10 +265,10 @@ class Driver:
         require(1 <= room <= wanted, f"{live.request.name}: room {room} of {wanted}")
         return room
 
-    def append_tokens(self, batch: dict[Live, list[int]]) -> list[Live]:
-        """One step; who was in it, nobody where there is no room."""
+    def append_tokens(self, batch: dict[Live, list[int]], known: bool = True) -> list[Live]:
+        """One step; who was in it, nobody where there is no room. known: see `append_unknown`."""
         before = {live: set(live.request.blocks) for live in batch}
-        step = self._planned(batch)
+        step = self._planned(batch, known)
         if step is None:
             return []
         self._look_at(step, batch)
@@ -276,15 +284,35 @@ class Driver:
         self._issue(step, [live.holder for live in batch])
         return list(batch)
 
-    def _planned(self, batch: dict[Live, list[int]]) -> Step | None:
+    def append_unknown(self, first: int, requests: int, count: int, variety: int) -> list[Live]:
+        """Tokens of which the manager hears later what they are."""
+        batch = self._batch(first, requests, count, variety)
+        touched = self.append_tokens(batch, known=False) if batch else []
+        for live in touched:
+            self._misuse.unknown_tokens(live.request, variety)
+        return touched
+
+    def resolve(self, which: int, count: int) -> list[Live]:
+        """What some of a request's placeholders are."""
+        pending = [live for live in self.live if live.request.unknown]
+        for live in pending[which % 4 :][:1]:
+            self._resolved(live, 1 + count % live.request.unknown)
+        return pending
+
+    def _resolved(self, live: Live, count: int) -> None:
+        if count:
+            tokens = live.history.tokens[live.request.known :][:count]
+            self.manager.resolve(live.request, tokens)
+
+    def _planned(self, batch: dict[Live, list[int]], known: bool = True) -> Step | None:
         need = sum(self.ledger.growth(live.request, len(new)) for live, new in batch.items())
-        tokens = {live.request: new for live, new in batch.items()}
+        told = [new if known else Placeholders(len(new)) for new in batch.values()]
+        tokens = dict(zip([live.request for live in batch], told, strict=True))
         return self._try(lambda: self.manager.append(tokens), "blocks", need=need)
 
     def _tell(self, step: Step) -> None:
         tokens = int((step.lengths - step.starts).sum())
         self.told.update(appended_tokens=tokens, blocks_copied_on_write=len(step.copies))
-        self.told["checkpoints"] += len(step.after)
 
     def _look_at(self, step: Step, batch: dict[Live, list[int]]) -> None:
         """The arrays of a step, by what was asked for."""

@@ -42,6 +42,7 @@ class Ledger:
         self.manager, self.machine, self.layout = manager, machine, manager.layout
         self.blocks: set[bytes] = set()
         self.checkpoints: set[bytes] = set()
+        self.checkpoints_stored = 0  # since the beginning
         self.chains: dict[bytes, Past] = {seed(salt): History(salt) for salt in salts}
 
     # -- events and hits -----------------------------------------------------------------------
@@ -63,6 +64,7 @@ class Ledger:
                 case CheckpointStored(digest):
                     require(digest not in self.checkpoints, "a checkpoint that is there")
                     self.checkpoints.add(digest)
+                    self.checkpoints_stored += 1
                 case CheckpointRemoved(digest):
                     self.checkpoints.remove(digest)
                 case Cleared():

@@ -16,14 +16,16 @@ from functools import cache
 from time import perf_counter
 
 from kvcache.books.checkpoints import Policy
-from kvcache.books.manager import Sizes
+from kvcache.books.slot_pool import Sizes
 from workbench.soak.cases import CASES, Case
 from workbench.soak.driver import Driver, Operation
 
 # operation -> how often, of the sum
 WEIGHTS = {
     "admit": 7,
-    "append": 30,
+    "append": 20,
+    "append_unknown": 10,
+    "resolve": 8,
     "rollback": 9,
     "fork": 4,
     "free": 6,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvcache.books.manager import Sizes
+from kvcache.books.slot_pool import Sizes
 from kvcache.books.step import Step
 from kvcache.books.work import Copy, Pool, Work
 from kvcache.layouts.layout import Layout, Ring, Stream, Tail

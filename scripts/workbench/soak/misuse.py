@@ -11,6 +11,7 @@ from kvcache.books.errors import (
     NotResident,
     PoolExhausted,
     RollbackPastRing,
+    TokensUnknown,
 )
 from kvcache.books.requests import Request
 from workbench.soak.ledger import require
@@ -53,6 +54,14 @@ class Misuse:
             request = lives[which % len(lives)].request
             error = self._refused(self._calls(request)[call], expected)
             require(request.name in str(error), f"no name in {error}")
+
+    def unknown_tokens(self, request: Request, which: int) -> None:
+        """A call that needs to know a request's placeholders, or resolves more than there are."""
+        unknown, calls = request.unknown, self._calls(request)
+        needing = [calls[call] for call in (0, 1, 2, 3, 5)]
+        error = self._refused(needing[which % len(needing)], TokensUnknown)
+        require((error.request, error.unknown) == (request.name, unknown), f"{error}: {unknown}")
+        self._refused(lambda: self.manager.resolve(request, [0] * (unknown + 1)), ValueError)
 
     def _rollback_past(self, which: int, more: int) -> None:
         live = self.driver.choose(which)

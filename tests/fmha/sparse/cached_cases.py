@@ -17,8 +17,8 @@ from fmha.sparse.api import Every, Selected, StepView, cached_attention, step_vi
 from fmha.sparse.reference import Token, definition, rounded, seen
 from fmha.sparse.window import pages_of
 from kernelkit.tolerance import Report, compare_output
-from kvcache.books.manager import Sizes
 from kvcache.books.requests import Request
+from kvcache.books.slot_pool import Sizes
 from kvcache.books.step import Step
 from kvcache.books.work import Pool
 from kvcache.layouts.latent import LATENTS, ROPE

@@ -18,8 +18,9 @@ from fmha.sparse.compressor import reference
 from fmha.sparse.compressor.api import Compressor, Tables, compress
 from fmha.sparse.compressor.arguments import Job
 from fmha.sparse.indexer.formats import FORMATS
-from kvcache.books.manager import CLEAN, RESERVED, Sizes
+from kvcache.books.manager import CLEAN, RESERVED
 from kvcache.books.requests import Request
+from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Pool
 from kvcache.layouts.latent import ROPE
 from kvcache.layouts.models import CSA, HCA, Options, deepseek_v4

@@ -10,7 +10,8 @@ import pytest
 
 from kvcache.books.checkpoints import Policy
 from kvcache.books.errors import DoubleFree, HostTierFull, InvariantBroken, PoolExhausted
-from kvcache.books.manager import Manager, Sizes
+from kvcache.books.manager import Manager
+from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Pool
 from tests.kvcache.books.lone import admitted, appended, cache, case_names, freed, served, tokens
 from workbench.soak.cases import PLAIN, SPARSE

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvcache.books.checkpoints import Policy
-from kvcache.books.manager import Sizes
 from kvcache.books.metrics import BlockRemoved, BlockStored, CheckpointStored, Cleared
+from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Pool
 from tests.kvcache.books.lone import (
     admitted,
@@ -273,4 +273,25 @@ def test_least_recently_held_blocks_go_first():
     found = [driver.ledger.hit(tokens(4 * size + 1, variety)) for variety in range(3)]
     # 28 slots were free: three of the oldest are gone, the end of their chain first.
     assert found == [4 * size, size, 4 * size]
+    driver.finish()
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_tokens_that_are_told_later_are_found_then(name):
+    """Blocks and checkpoints of placeholders: as if their tokens had been known, once they are."""
+    driver = cache(name, policy=EVERY_BLOCK)
+    size, prompt = driver.layout.block_tokens, _prompt(driver)
+    first = served(driver, prompt[: size + 1])
+    (live,) = driver.append_tokens({first: prompt[size + 1 : 2 * size]}, known=False)
+    driver.manager.resolve(live.request, prompt[size + 1 : 2 * size - 1])
+    driver.verify([live])
+    assert admitted(driver, prompt).request.length == size
+    driver.manager.resolve(live.request, prompt[2 * size - 1 : 2 * size])
+    driver.verify([live])
+    assert admitted(driver, prompt).request.length == 2 * size
+    driver.append_tokens({live: prompt[2 * size : 3 * size]}, known=False)
+    freed(driver, live)  # and nobody is told
+    later = admitted(driver, prompt)
+    assert later.request.length == 2 * size
+    appended(driver, later, prompt[2 * size :])
     driver.finish()

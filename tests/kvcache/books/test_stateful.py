@@ -29,7 +29,7 @@ SETTINGS = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-OPERATIONS = 250  # of the random lives below
+OPERATIONS = 320  # of the random lives below
 
 
 class Life(RuleBasedStateMachine):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvcache.books.manager import Manager, Sizes
+from kvcache.books.manager import Manager
 from kvcache.books.requests import Request
+from kvcache.books.slot_pool import Sizes
 from kvcache.books.step import PLAIN as PLAIN_ARRAYS
 from kvcache.books.step import Step
 from workbench.soak.cases import PLAIN, SPARSE

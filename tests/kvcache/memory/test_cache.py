@@ -20,7 +20,7 @@ from kvcache.books.errors import (
     RollbackPastRing,
     StepOpen,
 )
-from kvcache.books.manager import Sizes
+from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Copy, Pool
 from kvcache.layouts.layout import GUARD_BYTES, Layout, Ring, Stream, Tail
 from kvcache.layouts.models import gqa

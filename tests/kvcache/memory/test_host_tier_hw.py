@@ -20,7 +20,7 @@ import torch
 from gqa_lowlatency import decode
 from gqa_lowlatency.reference import definition, rounded
 from kvcache.books.errors import HostTierFull, PoolExhausted
-from kvcache.books.manager import Sizes
+from kvcache.books.slot_pool import Sizes
 from kvcache.layouts.models import gqa
 from kvcache.memory.cache import Cache
 from tests.kvcache.memory import test_cache

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvcache.books.errors import StepOpen
-from kvcache.books.manager import Sizes
+from kvcache.books.slot_pool import Sizes
 from kvcache.memory.cache import Cache
 from tests.kvcache.memory.shadow import ids
 from tests.kvcache.memory.test_cache import new
