@@ -39,6 +39,9 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of weights and prompts")
     add("--normal-experts", action="store_true",
         help="draw experts that MXFP4 has to round, not some that it holds")  # fmt: skip
+    add("--decided", action=argparse.BooleanOptionalAction, default=None,
+        help="draw weights that amplify no roundings and are sure of the next token, so that "
+        "greedy tokens can be compared; by default for all models but the tiny one")  # fmt: skip
     add("--experts", choices=KINDS, default="mxfp4", help="what experts are multiplied in")
     add("--batch", type=int, default=1, help="requests at a time")
     add("--requests", type=int, help="requests in all, as many as --batch by default")
@@ -147,7 +150,8 @@ def _source(
         config, source = of_folder(options.checkpoint), Stored(options.checkpoint, device, ranks)
     else:
         config = named(options.model)
-        source = Drawn(config, device, options.seed, options.normal_experts, ranks)
+        decided = options.model != "tiny" if options.decided is None else options.decided
+        source = Drawn(config, device, options.seed, options.normal_experts, ranks, decided)
     return config if ranks is None else ranks.config(config), source
 
 

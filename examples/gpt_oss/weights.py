@@ -31,6 +31,9 @@ from moe.huggingface import Checkpoint, tracked
 KINDS = ("mxfp4", "bf16")  # of experts
 GRID_RMS = 2.93  # of the sixteen values of e2m1, each as often as the others
 BIAS = 127  # of the exponent of a scale factor
+# Of decided weights: the logit of the token that follows, where others are around 1; and how much
+# larger those of routers are.
+SUCCESSOR, PEAKED = 12.0, 4.0
 
 
 class Source(Protocol):
@@ -51,13 +54,19 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Drawn:
-    """Random weights; the same for a seed, a name and a kind of device, in whatever order."""
+    """Random weights; the same for a seed, a name and a kind of device, in whatever order.
+
+    normal: experts are normal numbers. decided: like a trained model it amplifies no roundings from
+    layer to layer, since each adds little and routers prefer some experts clearly, and it is sure
+    of its next token: the one behind a token, in an order that is drawn, too, leads by far.
+    """
 
     config: Config
     device: torch.device
     seed: int = 0
     normal: bool = False
     ranks: Ranks | None = None
+    decided: bool = False
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Norms around 1, rows of matrices of length 1, embeddings and sinks of size 1."""
@@ -70,8 +79,29 @@ class Drawn:
             drawn *= 0.1
         elif name.endswith(("proj.weight", "router.weight", "lm_head.weight")):
             drawn *= shape[-1] ** -0.5
+        if self.decided:
+            self._decide(name, drawn)
         drawn = drawn.bfloat16()
         return drawn if self.ranks is None else self.ranks.part(name, drawn)
+
+    def _decide(self, name: str, drawn: torch.Tensor) -> None:
+        """What `decided` changes, in place."""
+        if name == "lm_head.weight":
+            before = torch.randperm(
+                len(drawn), generator=self._numbers("before"), device=self.device
+            )
+            embedding = self.tensor("model.embed_tokens.weight", tuple(drawn.shape))
+            drawn += SUCCESSOR / self.config.hidden * embedding[before]
+        elif "router" in name:
+            drawn *= PEAKED
+        elif "o_proj" in name or "down_proj" in name:
+            drawn *= 2.0**-self._halvings
+
+    @property
+    def _halvings(self) -> int:
+        """How often what a layer adds to the residual stream is halved: as all of them together add
+        about as much as there was, as GPT-2 and most since are initialised."""
+        return round(math.log2(2 * self.config.layers) / 2) if self.decided else 0
 
     def packed(self, layer: int) -> PackedExperts | None:
         """Codes as likely as each other, and one of three scale factors for each block."""
@@ -94,7 +124,10 @@ class Drawn:
             numbers = self._numbers(f"{layer} {name}")
             shape = (count, columns, rows)
             drawn = torch.randn(shape, generator=numbers, device=self.device, dtype=torch.bfloat16)
-            found += [drawn.mul_(columns**-0.5), self._bias(f"{layer} {name}", (count, rows))]
+            drawn *= columns**-0.5
+            if name == "down_proj":
+                drawn *= 2.0**-self._halvings
+            found += [drawn, self._bias(f"{layer} {name}", (count, rows))]
         return PlainExperts(*found)
 
     def _sizes(self) -> dict[str, tuple[int, int]]:
@@ -109,6 +142,8 @@ class Drawn:
         """Of all experts of a layer, and its biases."""
         numbers, (count, rows, columns) = self._numbers(name), shape
         middle = BIAS + round(math.log2(columns**-0.5 / GRID_RMS))
+        if "down_proj" in name:
+            middle -= self._halvings
 
         def drawn(low: int, high: int, of: int) -> torch.Tensor:
             """Bytes from low to high - 1, one for so many columns."""

@@ -149,6 +149,20 @@ def test_drawn_weights_are_those_of_a_seed():
     assert first.plain(0) is None
 
 
+def test_decided_weights_forgive_roundings(by_definition):
+    """Logits in bf16 are close to those in fp32 (of 12 layers of other weights by 0.2 in the norm),
+    and greedy tokens are the same, each another one."""
+    config, jobs = type(TINY)("deep", {**TINY.values, "num_hidden_layers": 6}), []
+    for dtype in (torch.float32, torch.bfloat16):
+        weights = load(config, Drawn(config, CPU, 1, decided=True), experts="bf16", dtype=dtype)
+        model = Model(config, weights, ROOM)
+        jobs += models.served(model, [[*range(9)]], requests=1, keep_logits=True)
+    apart = Difference.of(*[job.logits[0][None] for job in jobs])
+    assert apart.relative < 0.03
+    assert jobs[0].found == jobs[1].found
+    assert len(set(jobs[0].found)) == NEW
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A checkpoint with experts in bf16, as transformers names what a model has."""
