@@ -17,7 +17,8 @@ import torch.distributed as dist
 from examples.gpt_oss import report
 from examples.gpt_oss.compare import compare, transformers_model
 from examples.gpt_oss.config import CONFIGS, Config, named, of_folder
-from examples.gpt_oss.engine import Engine, Job
+from examples.gpt_oss.engine import DECODE, PREFILL, Engine, Job
+from examples.gpt_oss.floors import Speed, part_table, parts_of, work_of
 from examples.gpt_oss.model import Model
 from examples.gpt_oss.ranks import Ranks
 from examples.gpt_oss.weights import KINDS, Drawn, Source, Stored, load
@@ -186,9 +187,11 @@ def _profile(engine: Engine, options: argparse.Namespace, config: Config) -> dic
     """Tables of a prefill of a batch, and of steps behind it."""
     prompts = _prompts(options, config, options.seed + 2)[: options.batch]
     steps = min(PROFILED, options.new_tokens - 1)
-    for number, prompt in enumerate(prompts):
+    jobs = [
         engine.submit(f"profiled {number}", prompt, options.new_tokens)
-    engine.took.clear()
+        for number, prompt in enumerate(prompts)
+    ]
+    speed = Speed.measured(engine.model.device)
 
     def prefill() -> None:
         while engine.queue or any(not job.found for job in engine.running):
@@ -198,12 +201,21 @@ def _profile(engine: Engine, options: argparse.Namespace, config: Config) -> dic
         for _ in range(steps):
             engine.step()
 
-    found: dict[str, Any] = {}
-    for name, run, count in (("prefill", prefill, 1), ("decode", decode, steps)):
-        if count:
-            kernels, busy = report.profiled(run)
-            found[name] = {"steps": count, "kernels": kernels, "busy": busy}
-            print(f"kernels of {name}:", *report.kernel_table(kernels, count, busy), sep="\n")
+    ranks, found = engine.model.ranks, dict[str, Any](speed=speed)
+    share = 1 / ranks.world if ranks is not None and ranks.experts else 1.0
+    for name, run, count in ((PREFILL, prefill, 1), (DECODE, decode, steps)):
+        if not count:
+            continue
+        kernels, busy = report.profiled(run)
+        hits, lengths = [job.hit for job in jobs], [len(job.prompt) for job in jobs]
+        added = [1] * len(jobs)
+        if name == PREFILL:
+            added, lengths = [x - hit for x, hit in zip(lengths, hits, strict=True)], hits
+        work = work_of(config, engine.model.weights, added, lengths, share)
+        parts = parts_of(kernels, count, work, speed)
+        found[name] = {"steps": count, "kernels": kernels, "busy": busy, "parts": parts}
+        print(f"kernels of {name}:", *report.kernel_table(kernels, count, busy), sep="\n")
+        print(*part_table(parts), sep="\n")
     while engine.step():
         pass
     return found

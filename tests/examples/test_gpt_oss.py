@@ -19,7 +19,7 @@ from transformers import GptOssConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from examples.gpt_oss import __main__ as command_line
-from examples.gpt_oss import report
+from examples.gpt_oss import floors, report
 from examples.gpt_oss.compare import Comparison, Difference, state_dict
 from examples.gpt_oss.config import CONFIGS, named, of_folder
 from examples.gpt_oss.engine import Engine, Flight, TokenStep, Took
@@ -263,6 +263,40 @@ def test_a_table_of_kernels():
     assert report.covered([(5, 6), (0, 3), (2, 4), (1, 2)]) == 5
     many = report.kernel_table([theirs] * (report.SHOWN + 3), 1, 1.0)
     assert "3 others" in many[-2]
+
+
+def test_floors(in_fp32):
+    """Two layers, one of them sliding: 100 tokens behind 10, of one request."""
+    config, weights = TINY, in_fp32[0].weights
+    work = floors.work_of(config, weights, [100], [10], share=0.5)
+    heads, row = 4 * config.q_heads * config.head_dim, 2 * 4 * config.kv_heads * config.head_dim
+    window = config.window
+    assert work[floors.ATTENTION] == (
+        row * (110 + 110),
+        heads * (100 * window + sum(range(11, 111))),
+    )
+    form = config.experts
+    assert work[floors.EXPERTS][1] == 2 * 50 * form.router.top_k * 6 * form.hidden**2
+    dense = [x for layer in weights.layers for x in (layer.qkv, layer.out, layer.router)]
+    flop = 200 * sum(each.numel() for each in dense) + 2 * weights.head.numel()
+    assert work[floors.DENSE] == (sum(each.nbytes for each in (*dense, weights.head)), flop)
+    few = floors.work_of(config, weights, [1], [10])[floors.EXPERTS][0]
+    assert few == pytest.approx(sum(layer.experts.nbytes for layer in weights.layers) / 2)
+
+
+def test_parts_of_a_step():
+    names = {"nvjet_sm90": "torch", "add": "torch", "a": "moe", "b": "kvcache"}
+    kernels = [report.Kernel(name, package, 2, 40.0) for name, package in names.items()]
+    work = {floors.DENSE: (8.0, 1.0), floors.EXPERTS: (1.0, 5.0)}
+    found = floors.parts_of(kernels, 2, work, floors.Speed(1e6, 1e6))
+    said = {part.name: (part.microseconds, part.floor) for part in found}
+    assert said == {
+        floors.EXPERTS: (20.0, 5.0), floors.ATTENTION: (0.0, None), floors.DENSE: (20.0, 8.0),
+        floors.CACHE: (20.0, None), floors.REST: (20.0, None),
+    }  # fmt: skip
+    lines = floors.part_table(found)
+    assert lines[1].split() == ["20.0", "5.0", "4.00", "experts"]
+    assert lines[4].split() == ["20.0", "cache"]
 
 
 def test_rates():
