@@ -33,7 +33,7 @@ GRID_RMS = 2.93  # of the sixteen values of e2m1, each as often as the others
 BIAS = 127  # of the exponent of a scale factor
 # Of decided weights: the logit of the token that follows, where others are around 1; and how much
 # larger those of routers are.
-SUCCESSOR, PEAKED = 12.0, 4.0
+SUCCESSOR, PEAKED = 16.0, 4.0
 
 
 class Source(Protocol):
@@ -99,9 +99,9 @@ class Drawn:
 
     @property
     def _halvings(self) -> int:
-        """How often what a layer adds to the residual stream is halved: as all of them together add
-        about as much as there was, as GPT-2 and most since are initialised."""
-        return round(math.log2(2 * self.config.layers) / 2) if self.decided else 0
+        """How often what a layer adds to the residual stream is halved, so that all of them add
+        about as much as there was: GPT-2's rule, and once more, since such experts make 2 of 1."""
+        return round(math.log2(2 * self.config.layers) / 2) + 1 if self.decided else 0
 
     def packed(self, layer: int) -> PackedExperts | None:
         """Codes as likely as each other, and one of three scale factors for each block."""
