@@ -54,9 +54,14 @@ def parser() -> argparse.ArgumentParser:
         help="decoding steps as CUDA graphs; by default on a GPU")  # fmt: skip
     add("--tp", action="store_true", help="under torchrun: share heads over the ranks")
     add("--ep", action="store_true", help="under torchrun: share experts over the ranks")
+    add("--cp", action="store_true", help="under torchrun: share tokens of prompts over the ranks")
     add("--compile", action="store_true", help="torch.compile what is between the kernels")
-    add("--share", action=argparse.BooleanOptionalAction, default=True,
-        help="begin a prompt with what is kept of another one")  # fmt: skip
+    add(
+        "--share",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="begin a prompt with what is kept of another one; by default, but for --cp",
+    )
     add("--warm-up", action=argparse.BooleanOptionalAction, default=None,
         help="run other prompts of the same sizes first; by default on a GPU")  # fmt: skip
     add("--compare", action="store_true", help="transformers' own model with the same weights")
@@ -93,17 +98,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _joined(options: argparse.Namespace, device: torch.device) -> tuple[Ranks | None, torch.device]:
     """The ranks that torchrun started, if they share the model, and this one's device."""
-    if not (options.tp or options.ep):
+    if not (options.tp or options.ep or options.cp):
         return None, device
     if "WORLD_SIZE" not in os.environ:
-        raise ValueError("--tp, --ep: torchrun --nproc-per-node 2 -m examples.gpt_oss --tp --ep")
+        raise ValueError("--tp, --ep, --cp: torchrun --nproc-per-node 2 -m examples.gpt_oss --ep")
     if options.compare:
-        raise ValueError("--compare with --tp or --ep: transformers' model is on one GPU")
+        raise ValueError("--compare with --tp, --ep or --cp: transformers' model is on one GPU")
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return Ranks(dist.get_rank(), dist.get_world_size(), options.tp, options.ep), device
+    shared = options.tp, options.ep, options.cp
+    return Ranks(dist.get_rank(), dist.get_world_size(), *shared), device
 
 
 def _perform(options: argparse.Namespace, device: torch.device, ranks: Ranks | None) -> int:
@@ -114,7 +120,8 @@ def _perform(options: argparse.Namespace, device: torch.device, ranks: Ranks | N
     model = Model(config, weights, tokens, compiled=options.compile, ranks=ranks)
     engine = Engine(
         model, requests=options.batch, tokens=tokens, chunk=options.chunk, graph=options.graph,
-        share=options.share, keep_logits=options.compare,
+        share=not options.cp if options.share is None else options.share,
+        keep_logits=options.compare,
     )  # fmt: skip
     print(f"{config.name}, experts in {options.experts}, {_words(engine)}")
     on_gpu = device.type == "cuda"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from examples.gpt_oss.cache import Decoding, Kept, Prefill
+from examples.gpt_oss.context import SharedPrefill
 from examples.gpt_oss.model import Model
 from kernelkit.tensors import brought
 from kvcache import Placeholders, Request
@@ -123,7 +124,7 @@ class TokenStep:
     def _forward(self) -> None:
         self.decoding.prepare()
         self.logits = self.model(self.ids, self.decoding.tables["positions"], self.decoding)
-        self.ids.copy_(self.logits.argmax(-1))
+        self.ids.copy_(self.model.chosen(self.logits))
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         """Everything compiles and allocates before: what a step writes to the cache, it writes
@@ -147,7 +148,7 @@ class Engine:
     Args:
         requests: at a time; others wait.
         tokens: of a request, prompt and new ones together, at most.
-        chunk: tokens of a prefill, at most.
+        chunk: tokens of a prefill, at most; of a whole prompt that ranks share, any number.
         graph: whether decoding steps are CUDA graphs; None: on a GPU.
         share: whether prompts share what is kept of others with the same beginning.
         keep_logits: whether jobs get the logits of every new token.
@@ -167,6 +168,9 @@ class Engine:
         on_gpu = model.device.type == "cuda"
         if graph and not on_gpu:
             raise ValueError(f"a CUDA graph of a model on {model.device}: graphs are for GPUs")
+        self.shares_context = model.ranks is not None and model.ranks.context
+        if self.shares_context and share:
+            raise ValueError("context parallelism: prompts are computed whole, with share=False")
         self.model, self.requests, self.tokens, self.chunk = model, requests, tokens, chunk
         self.graph, self.keep_logits = on_gpu if graph is None else graph, keep_logits
         self.kept = Kept(
@@ -211,7 +215,8 @@ class Engine:
             return False
         new = [job for job in self.running if not job.found]
         prefills = bool(new) and self._flight is None
-        requests, tokens = self._prefill(new) if prefills else self._decode(launch=not new)
+        prefill = self._prefill_shared if self.shares_context else self._prefill
+        requests, tokens = prefill(new) if prefills else self._decode(launch=not new)
         self._spent += time.perf_counter() - began
         if tokens:
             kind = PREFILL if prefills else DECODE
@@ -244,10 +249,26 @@ class Engine:
             flat = torch.tensor([token for tokens in batch.values() for token in tokens])
             ids, positions = brought(flat, self.model.device), attend.at["positions"]
             logits = self.model(ids, positions, attend, attend.last)
-            newest = logits.argmax(-1)
+            newest = self.model.chosen(logits)
         done = [(place, job) for place, job in enumerate(jobs[: len(batch)]) if not job.waiting]
         self._note(done, newest.tolist(), logits.clone() if self.keep_logits else None)
         return len(batch), self.chunk - room
+
+    def _prefill_shared(self, jobs: Sequence[Job]) -> tuple[int, int]:
+        """All of a prompt, of which each rank computes its part."""
+        job, ranks = jobs[0], self.model.ranks
+        assert ranks is not None
+        with self.kept.cache.step({job.held: job.prompt}) as step:
+            attend = SharedPrefill(self.kept, step, ranks)
+            places = attend.places
+            ids = brought(torch.tensor(job.prompt)[places], self.model.device)
+            source, place = attend.last
+            wanted = brought(torch.tensor([place if source == ranks.rank else 0]), ids.device)
+            positions = brought(places, ids.device)
+            logits = ranks.agreed(self.model(ids, positions, attend, wanted), source)
+            newest = self.model.chosen(logits)
+        self._note([(0, job)], newest.tolist(), logits.clone() if self.keep_logits else None)
+        return 1, len(job.prompt)
 
     def _decode(self, launch: bool) -> tuple[int, int]:
         """Launch a step for every request, if told to, then read the step before: of how many

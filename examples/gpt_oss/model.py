@@ -77,6 +77,11 @@ class Model:
             x, normed = add_norm(x, found, norm, eps)
         return linear(normed if wanted is None else normed[wanted], weights.head)
 
+    def chosen(self, logits: torch.Tensor) -> torch.Tensor:
+        """int64 [N]: the most likely tokens, the same on all ranks."""
+        ids = logits.argmax(-1)
+        return ids if self.ranks is None else self.ranks.agreed(ids)
+
     def _attention(
         self, number: int, layer: Layer, normed: torch.Tensor, angles: torch.Tensor, attend: Attend
     ) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """A model over several ranks: heads and experts are shared out, and what each rank adds to the
-residual stream is summed over all of them.
+residual stream is summed over all of them; or tokens of a prompt are (see `context.py`).
 
 With `heads` a rank has some of the query and key heads, their rows of the products before and the
 columns of the one behind, and their keys in its cache. With `experts` it has some of the experts of
-each layer. Everything else, routers among it, is the same on all ranks; a sum is, too, bit by bit,
-so that all of them choose the same tokens without telling each other.
+each layer. Everything else, routers among it, is the same on all ranks. The first of them chooses
+the tokens, so that no rounding makes them go different ways.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from examples.gpt_oss.config import Config
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank of `world`. heads, experts: what is shared out. ValueError for one rank alone, or
-    nothing to share."""
+    """This rank of `world`. heads, experts: what is shared out; context: tokens of prompts, which
+    have to be all that is. ValueError for one rank alone, or nothing to share."""
 
     rank: int
     world: int
     heads: bool = True
     experts: bool = True
+    context: bool = False
     group: dist.ProcessGroup | None = None
 
     def __post_init__(self) -> None:
-        if self.world < 2 or not (self.heads or self.experts):
-            raise ValueError(f"{self.world} ranks, heads {self.heads}, experts {self.experts}")
+        if self.world < 2 or self.context == (self.heads or self.experts):
+            raise ValueError(
+                f"{self.world} ranks, heads {self.heads}, experts {self.experts}, context "
+                f"{self.context}: 2 ranks at least, and either context or some of the others"
+            )
 
     def own(self, what: str, count: int) -> tuple[int, int]:
         """(first, end) of so many heads or experts; ValueError where they do not come out even."""
@@ -82,4 +86,9 @@ class Ranks:
         """x summed over all ranks, in place, where each has a part of it."""
         if shared:
             dist.all_reduce(x, group=self.group)
+        return x
+
+    def agreed(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """x of the rank `source`, in place, on all of them."""
+        dist.broadcast(x, group=self.group, group_src=source)
         return x

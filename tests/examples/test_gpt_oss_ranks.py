@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from examples.gpt_oss import __main__ as command_line
 from examples.gpt_oss.config import named
+from examples.gpt_oss.engine import Engine
 from examples.gpt_oss.model import Model
 from examples.gpt_oss.ranks import Ranks
 from examples.gpt_oss.weights import Drawn, load
@@ -49,8 +50,12 @@ def test_parts_make_the_whole(rank):
 def test_what_does_not_come_out_even_is_refused():
     with pytest.raises(ValueError, match="2 num_key_value_heads over 4 ranks"):
         Ranks(0, 4).config(named("tiny"))
-    with pytest.raises(ValueError, match="1 ranks"):
-        Ranks(0, 1)
+    for wrong in (Ranks, 0, 1), (Ranks, 0, 2, False, False), (Ranks, 0, 2, True, False, True):
+        with pytest.raises(ValueError, match="2 ranks at least, and either context"):
+            wrong[0](*wrong[1:])
+    model = Model(TINY, load(TINY, Drawn(TINY, CPU)), 8, ranks=Ranks(0, 2, False, False, True))
+    with pytest.raises(ValueError, match="share=False"):
+        Engine(model, requests=1, tokens=8)
     with pytest.raises(NotImplementedError, match="experts in bf16 over ranks"):
         load(TINY, Drawn(TINY, CPU, ranks=Ranks(0, 2)), experts="bf16")
 
@@ -66,26 +71,28 @@ def served(ranks, folder=None):
     config = TINY if ranks is None else ranks.config(TINY)
     weights = load(config, Drawn(TINY, CPU, seed=SEED, ranks=ranks))
     model = Model(config, weights, models.ROOM, ranks=ranks)
+    alone = {"share": ranks is None or not ranks.context, "keep_logits": True}
     with emulation(arch="sm_90a"):
-        jobs = models.served(model, models.prompts((21,)), requests=2, keep_logits=True)
+        jobs = models.served(model, models.prompts((21,)), requests=2, **alone)
     found = torch.stack([row for job in jobs for row in job.logits]), [job.found for job in jobs]
     if folder is not None:
         torch.save(found, f"{folder}/{ranks.rank}.pt")
     return found
 
 
-def on_a_rank(rank, folder, heads, experts):
+def on_a_rank(rank, folder, *shared):
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=WORLD
     )
-    served(Ranks(rank, WORLD, heads, experts), folder)
+    served(Ranks(rank, WORLD, *shared), folder)
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("heads", "experts"), [(True, True), (False, True), (True, False)])
-def test_ranks_compute_what_one_does(heads, experts, tmp_path):
+@pytest.mark.parametrize("shared", ["heads experts", "experts", "heads", "context"])
+def test_ranks_compute_what_one_does(shared, tmp_path):
     """The same to a sum's roundings, and all ranks the same bits."""
-    mp.spawn(on_a_rank, (str(tmp_path), heads, experts), nprocs=WORLD)
+    flags = [each in shared for each in ("heads", "experts", "context")]
+    mp.spawn(on_a_rank, (str(tmp_path), *flags), nprocs=WORLD)
     (first, tokens), (second, others) = (torch.load(tmp_path / f"{r}.pt") for r in range(WORLD))
     assert torch.equal(first, second)
     assert tokens == others
