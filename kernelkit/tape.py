@@ -308,9 +308,10 @@ class Taping(TorchDispatchMode):
         self._tensors.append(tensor)
 
     def _keep_apart(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
-        """What is written lay apart from what is read, or somewhere in it that was checked."""
+        """What is written lay apart from all else, or somewhere in it that was checked."""
         read = [place for place in range(len(inputs)) if place not in written]
-        for here, there in itertools.product(written, read):
+        both = itertools.combinations(written, 2)
+        for here, there in itertools.chain(itertools.product(written, read), both):
             one, other = inputs[here], inputs[there]
             least, most = -reach(other), reach(one)
             if least < _address(other) - _address(one) < most:
