@@ -87,9 +87,9 @@ def kernel_arguments(
     o, lse, row_max = results
     q, k, v = arguments.q, arguments.k, arguments.v
     if arguments.cu_seqlens_q is not None:
-        q, o, lse, row_max = (tensor.unsqueeze(0) for tensor in (q, o, lse, row_max))
+        q, o, lse, row_max = (_of_one_entry(tensor) for tensor in (q, o, lse, row_max))
     if arguments.cu_seqlens_k is not None:
-        k, v = k.unsqueeze(0), v.unsqueeze(0)
+        k, v = _of_one_entry(k), _of_one_entry(v)
     tables = (
         plain_table(arguments.kv_lens),
         plain_table(arguments.q_offset),
@@ -112,6 +112,11 @@ def kernel_arguments(
     )
     tensors = tuple(with_plain_strides(tensor) for tensor in (q, k, v, o))
     return tensors, (lse, None if arguments.normalize else row_max, *tables), numbers
+
+
+def _of_one_entry(packed: torch.Tensor) -> torch.Tensor:
+    """[1, ...] of [...], with the stride that `with_plain_strides` would give it."""
+    return packed.as_strided((1, *packed.shape), (packed.shape[-1], *packed.stride()))
 
 
 def _fake_results(arguments: Arguments) -> Results:
