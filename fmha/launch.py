@@ -84,10 +84,10 @@ def kernel_arguments(
     places = sms_of(device) * layout.residents
     if layout.ctas > 1:
         places = clusters_at_once(device, layout.ctas)
-    o, lse, row_max = results
+    o, *per_row = results[:2] if arguments.normalize else results
     q, k, v = arguments.q, arguments.k, arguments.v
     if arguments.cu_seqlens_q is not None:
-        q, o, lse, row_max = (_of_one_entry(tensor) for tensor in (q, o, lse, row_max))
+        q, o, *per_row = map(_of_one_entry, (q, o, *per_row))
     if arguments.cu_seqlens_k is not None:
         k, v = _of_one_entry(k), _of_one_entry(v)
     tables = (
@@ -111,7 +111,7 @@ def kernel_arguments(
         places,
     )
     tensors = tuple(with_plain_strides(tensor) for tensor in (q, k, v, o))
-    return tensors, (lse, None if arguments.normalize else row_max, *tables), numbers
+    return tensors, (*per_row, *[None] * arguments.normalize, *tables), numbers
 
 
 def _of_one_entry(packed: torch.Tensor) -> torch.Tensor:

@@ -159,7 +159,13 @@ def leaves(value: Any) -> list[Any]:
     """What nested tuples and lists hold, in order."""
     if not isinstance(value, _SEQUENCES):
         return [value]
-    return [leaf for item in value for leaf in leaves(item)]
+    found = []
+    for item in value:
+        if isinstance(item, _SEQUENCES):
+            found += leaves(item)
+        else:
+            found.append(item)
+    return found
 
 
 def addressed(values: Sequence[Any]) -> list[tuple[torch.Tensor, int]]:
