@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from fmha.arguments import Arguments, entry_lengths
 from fmha.config import TUNABLE, AttentionConfig
@@ -15,6 +15,7 @@ from kernelkit.tensors import DTYPE_NAMES, INPUT_NAMES, same_elements
 
 KEYS_OF_A_STEP = 32  # what a step costs beside its keys, in keys
 LEAST_GAIN = 0.1  # for which another kernel is worth compiling
+KEPT = 1024  # choices for a config and a window
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ def candidates(arguments: Arguments, arch: str = "sm_100a") -> tuple[Candidate, 
     plain = plain_config(arguments)
     if tiles_of(plain, arch).loads_once and same_elements(arguments.k, arguments.v):
         plain = replace(plain, k_is_v=True)
-    return tuple(_candidate(arguments, replace(plain, group=n), arch) for n in _groups(arguments))
+    q_heads, window = arguments.q_heads, _window(arguments)
+    groups = _groups(arguments)
+    return tuple(_candidate(replace(plain, group=n), arch, q_heads, window) for n in groups)
 
 
 def _groups(arguments: Arguments) -> tuple[int, ...]:
@@ -81,34 +84,41 @@ def _groups(arguments: Arguments) -> tuple[int, ...]:
     return (group if arguments.pack_heads else 1,)
 
 
-def _candidate(arguments: Arguments, plain: AttentionConfig, arch: str) -> Candidate:
-    base, larger = _narrowed(arguments, plain, arch), tiles_of(plain, arch).larger()
+def _window(arguments: Arguments) -> int:
+    """Keys that a query sees, as far as the window says."""
+    right = 0 if arguments.causal else bounded(arguments.window_right)
+    return bounded(arguments.window_left) + 1 + right
+
+
+def _candidate(plain: AttentionConfig, arch: str, q_heads: int, window: int) -> Candidate:
+    base, larger = _narrowed(plain, arch, window), tiles_of(plain, arch).larger()
     if larger is not None:
-        larger = _narrowed(arguments, larger, arch)
+        larger = _narrowed(larger, arch, window)
     return Candidate(
         arch,
         base,
         larger if larger is not None and _fits(larger, arch) else None,
-        arguments.q_heads // plain.group,
-        _tile_work(arguments, base, arch),
+        q_heads // plain.group,
+        _tile_work(base, arch, window),
     )
 
 
-def _narrowed(arguments: Arguments, config: AttentionConfig, arch: str) -> AttentionConfig:
+@lru_cache(KEPT)  # takes a millisecond, of calls of every number of tokens
+def _narrowed(config: AttentionConfig, arch: str, window: int) -> AttentionConfig:
     """With as many keys in a tile as suit the window, if that saves enough."""
     if config.tile_n or not (config.left and config.right):
         return config
     narrow = min(
         (config, *tiles_of(config, arch).variants()),
-        key=lambda narrower: _token_work(arguments, narrower, arch),
+        key=lambda narrower: _token_work(narrower, arch, window),
     )
-    gain = 1 - _token_work(arguments, narrow, arch) / _token_work(arguments, config, arch)
+    gain = 1 - _token_work(narrow, arch, window) / _token_work(config, arch, window)
     return narrow if gain > LEAST_GAIN else config
 
 
-def _token_work(arguments: Arguments, config: AttentionConfig, arch: str) -> float:
+def _token_work(config: AttentionConfig, arch: str, window: int) -> float:
     """Of the key tiles that a query block sees, for each token of it."""
-    return _tile_work(arguments, config, arch) / _tokens(tiles_of(config, arch))
+    return _tile_work(config, arch, window) / _tokens(tiles_of(config, arch))
 
 
 def _tokens(layout: Tiles) -> int:
@@ -116,14 +126,12 @@ def _tokens(layout: Tiles) -> int:
     return max(layout.box_tokens * layout.block_tiles // layout.head_parts, 1)
 
 
-def _tile_work(arguments: Arguments, config: AttentionConfig, arch: str) -> int:
+def _tile_work(config: AttentionConfig, arch: str, window: int) -> int:
     """Of the key tiles that a query block sees, in keys; without a window 1, as all see as many."""
     if not (config.left and config.right):
         return 1
     layout = tiles_of(config, arch)
     tokens = _tokens(layout)
-    window = bounded(arguments.window_left) + 1
-    window += 0 if arguments.causal else bounded(arguments.window_right)
     return -(-(window + tokens - 1) // layout.tile_n) * (layout.tile_n + KEYS_OF_A_STEP)
 
 

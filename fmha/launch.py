@@ -84,12 +84,12 @@ def kernel_arguments(
     places = sms_of(device) * layout.residents
     if layout.ctas > 1:
         places = clusters_at_once(device, layout.ctas)
-    o, lse, row_max = results
+    o, *per_row = results[:2] if arguments.normalize else results
     q, k, v = arguments.q, arguments.k, arguments.v
     if arguments.cu_seqlens_q is not None:
-        q, o, lse, row_max = (tensor.unsqueeze(0) for tensor in (q, o, lse, row_max))
+        q, o, *per_row = map(_of_one_entry, (q, o, *per_row))
     if arguments.cu_seqlens_k is not None:
-        k, v = k.unsqueeze(0), v.unsqueeze(0)
+        k, v = _of_one_entry(k), _of_one_entry(v)
     tables = (
         plain_table(arguments.kv_lens),
         plain_table(arguments.q_offset),
@@ -111,7 +111,12 @@ def kernel_arguments(
         places,
     )
     tensors = tuple(with_plain_strides(tensor) for tensor in (q, k, v, o))
-    return tensors, (lse, None if arguments.normalize else row_max, *tables), numbers
+    return tensors, (*per_row, *[None] * arguments.normalize, *tables), numbers
+
+
+def _of_one_entry(packed: torch.Tensor) -> torch.Tensor:
+    """[1, ...] of [...], with the stride that `with_plain_strides` would give it."""
+    return packed.as_strided((1, *packed.shape), (packed.shape[-1], *packed.stride()))
 
 
 def _fake_results(arguments: Arguments) -> Results:

@@ -8,6 +8,7 @@ order: roles (warps), edges (mbarriers), then `layout.py` beside it: what lies w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -70,4 +71,7 @@ def _folder(config: AttentionConfig, arch: str) -> str:
 
 
 def _module(config: AttentionConfig, arch: str) -> Any:
-    return import_module(f"fmha.{_folder(config, arch)}.plan")
+    return _imported(f"fmha.{_folder(config, arch)}.plan")
+
+
+_imported = cache(import_module)  # whose own search takes as long as choosing a config

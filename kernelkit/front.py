@@ -9,11 +9,13 @@ of just these tensors, the tape is repeated at once.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,16 +26,19 @@ from kernelkit.tape import Tape
 
 # Types of which two values that are equal are the same. Of floats 0.0 and -0.0 are not.
 _PLAIN = frozenset({bool, int, str, type(None), torch.dtype})
+_NONE: Mapping[str, str] = MappingProxyType({})
 _Noted = tuple[Tape, Sequence[torch.Tensor], Sequence[Any]]
 
 
-def fronted(operator: Operator, hints: Mapping[str, str]) -> Callable[[Callable], Callable]:
-    """A public function that checks and arranges the arguments of one call of `operator`, does
-    nothing else with tensors, and returns results of it. hints: names that users of other libraries
-    will try -> the name here, which the answer to a wrong name is.
+def fronted(
+    operator: Operator, hints: Mapping[str, str] = _NONE, *others: Operator
+) -> Callable[[Callable], Callable]:
+    """A public function that checks and arranges the arguments of one call of `operator`, or of one
+    of the others, does nothing else with tensors, and returns results of it. hints: names that
+    users of other libraries will try -> the name here, which the answer to a wrong name is.
 
     A call on a GPU whose options and layouts were seen before, with plain values, tensors, and
-    sequences of such, goes past the function and the operator.
+    sequences and dataclasses of such, goes past the function and the operator.
     """
 
     def around(function: Callable) -> Callable:
@@ -54,11 +59,13 @@ def fronted(operator: Operator, hints: Mapping[str, str]) -> Callable[[Callable]
             if results is not None:
                 return returned(results)
             noted: list[_Noted] = []
-            tapes.noted = noted
+            for each in (operator, *others):
+                each.tapes.noted = noted
             try:
                 results = _asked(function, hints, args, options)
             finally:
-                tapes.noted = None
+                for each in (operator, *others):
+                    each.tapes.noted = None
             if len(noted) == 1:
                 _learn(operator, key, tensors, noted[0], results)
             return results
@@ -72,7 +79,7 @@ def _spell(values: Iterable[Any], key: list[Any], tensors: list[torch.Tensor]) -
     """Add to the key what decides of values, and the tensors among them. False where that cannot be
     compared."""
     for value in values:
-        kind = type(value)
+        kind: type = type(value)
         if kind in _PLAIN:
             key += kind, value
         elif isinstance(value, torch.Tensor):
@@ -85,8 +92,24 @@ def _spell(values: Iterable[Any], key: list[Any], tensors: list[torch.Tensor]) -
             if not _spell(value, key, tensors):
                 return False
         else:
-            return False
+            fields = _fields(kind)
+            if fields is None:
+                return False
+            key.append(kind)
+            if not _spell(fields(value), key, tensors):
+                return False
     return True
+
+
+@functools.cache
+def _fields(kind: type) -> Callable[[Any], Iterable[Any]] | None:
+    """What gives the values of the fields of a dataclass; None for another type."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    names = [field.name for field in dataclasses.fields(kind)]
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: [getattr(value, name) for name in names]
 
 
 def _learn(
@@ -95,7 +118,7 @@ def _learn(
     """The tape that was noted serves calls of this key, if its tensors are those of the call, and
     `got` is some of its results."""
     tape, taken, made = noted
-    shown = got if type(got) is tuple and len(got) > 1 else (got,)
+    shown = got if type(got) is tuple and len(got) > 1 else () if got is None else (got,)
     here, there = [*map(id, tensors)], [*map(id, taken)]
     wanted, offered = [*map(id, shown)], [*map(id, made)]
     if sorted(here) != sorted(there) or not {*wanted} <= {*offered}:

@@ -248,7 +248,8 @@ class _Tapes(threading.local):
             return
         self.learn(key, tensors, latest[1])
         if self.noted is not None:
-            self.noted.append((latest[1], tensors, (*leaves(results),)))
+            made = [] if results is None else leaves(results)
+            self.noted.append((latest[1], tensors, made))
 
     def learn(
         self,

@@ -239,28 +239,37 @@ def _check_nested(field: str, value: Any, kinds: tuple[type, ...], optional: boo
         raise TypeError(f"{field} is {type(value).__name__}, expected {words}")
 
 
-def _build(kind: type, flat: Mapping[str, Any], prefix: str) -> Any:
-    hints, values = _hints(kind), {}
+@cache
+def _fields(kind: type) -> tuple[tuple[str, type | None, bool, bool, Any], ...]:
+    """Of a dataclass: (name, the dataclass that it is, whether it is of two kinds, whether None is
+    one, default) of each field."""
+    found = []
     for field in dataclasses.fields(kind):
-        name, (kinds, nullable) = prefix + field.name, _split(hints[field.name])
-        if dataclasses.is_dataclass(kinds[0]):
-            there = not nullable or _is_there(kinds[0], flat, name)
-            value = _build(kinds[0], flat, f"{name}_") if there else None
-        elif len(kinds) > 1:
+        kinds, nullable = _split(_hints(kind)[field.name])
+        nested = kinds[0] if dataclasses.is_dataclass(kinds[0]) else None
+        found.append((field.name, nested, len(kinds) > 1, nullable, field.default))
+    return tuple(found)
+
+
+def _build(kind: type, flat: Mapping[str, Any], prefix: str) -> Any:
+    values = {}
+    for field, nested, several, nullable, default in _fields(kind):
+        name, value = prefix + field, None
+        if nested is None:
             value = flat.get(name)
-            value = flat.get(name + WORD) if value is None else value
-        else:
-            value = flat.get(name)
+            if several and value is None:
+                value = flat.get(name + WORD)
+        elif not nullable or _is_there(nested, flat, name):
+            value = _build(nested, flat, f"{name}_")
         if value is None and not nullable:
-            if field.default is MISSING:
+            if default is MISSING:
                 raise TypeError(f"{name} is missing")
-            value = field.default
-        values[field.name] = value
+            value = default
+        values[field] = value
     return kind(**values)
 
 
 def _is_there(kind: type, flat: Mapping[str, Any], name: str) -> bool:
     """An optional dataclass is there if one of the fields is that cannot be left out."""
-    fields = dataclasses.fields(kind)
-    needed = [field.name for field in fields if field.default is MISSING]
+    needed = [field for field, *_, default in _fields(kind) if default is MISSING]
     return not needed or any(flat.get(f"{name}_{inner}") is not None for inner in needed)

@@ -19,6 +19,7 @@ import torch
 _CODES = {"ptr": "Q", "i32": "i", "i64": "q", "f32": "f"}  # of LLVM types, for `struct`
 _SCALARS = re.compile(r"array<(\d+) x i64>|ptr|i32|i64|f32")
 _NUMBERS = {"Int32": "i32", "Int64": "i64", "Float32": "f32"}
+_SEQUENCES = (tuple, list)
 _STREAM, _TABLE, _TENSOR, _NOTHING = "stream", "table", "tensor", "nothing"
 
 
@@ -154,13 +155,17 @@ class Packed:
         return ctypes.c_int32.from_address(self._result)
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> list[Any]:
     """What nested tuples and lists hold, in order."""
-    if not isinstance(value, tuple | list):
-        yield value
-        return
+    if not isinstance(value, _SEQUENCES):
+        return [value]
+    found = []
     for item in value:
-        yield from leaves(item)
+        if isinstance(item, _SEQUENCES):
+            found += leaves(item)
+        else:
+            found.append(item)
+    return found
 
 
 def addressed(values: Sequence[Any]) -> list[tuple[torch.Tensor, int]]:

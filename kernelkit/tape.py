@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from operator import itemgetter
 from typing import Any
@@ -252,19 +252,19 @@ class Taping(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
-        outputs = _tensors_in(result)
-        if not outputs and func._schema.returns:
+        outputs, (returns, writes, allocates) = _tensors_in(result), _sort_of(func)
+        if not outputs and returns:
             self._tape.reads = True
             return
         made = [tensor for tensor in outputs if self._place(tensor) is None]
         if any(tensor.device != self._device for tensor in made):
             self._tape.reads = True  # from a GPU to the host, as tolist() does
-        if not made and not func._schema.is_mutable:
+        if not made and not writes:
             return  # a view: what matters is how launches and other operations see it
         if made != outputs and made:
             self._repeatable = False
             return
-        if func._schema.name in _ALLOCATIONS:
+        if allocates:
             self._tape.makers.append((len(self._tensors), _maker(result)))
         else:
             given = _mapped((args, kwargs), self._view_in_use)
@@ -308,9 +308,10 @@ class Taping(TorchDispatchMode):
         self._tensors.append(tensor)
 
     def _keep_apart(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
-        """What is written lay apart from what is read, or somewhere in it that was checked."""
+        """What is written lay apart from all else, or somewhere in it that was checked."""
         read = [place for place in range(len(inputs)) if place not in written]
-        for here, there in itertools.product(written, read):
+        both = itertools.combinations(written, 2)
+        for here, there in itertools.chain(itertools.product(written, read), both):
             one, other = inputs[here], inputs[there]
             least, most = -reach(other), reach(one)
             if least < _address(other) - _address(one) < most:
@@ -385,6 +386,13 @@ class _Launch:
         self._launch(tensors)
 
 
+@cache
+def _sort_of(func: Any) -> tuple[bool, bool, bool]:
+    """Whether an operation returns anything, writes to an argument, does nothing but allocate."""
+    schema = func._schema
+    return bool(schema.returns), schema.is_mutable, schema.name in _ALLOCATIONS
+
+
 def _compute(
     func: Any, given: tuple[tuple, dict], place: int | None, tensors: list, addresses: list[int]
 ) -> None:
@@ -408,6 +416,8 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 

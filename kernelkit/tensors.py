@@ -50,8 +50,8 @@ def require_types(**tensors: object) -> None:
 def require_tensors(**tensors: Any) -> None:
     """TypeError for what is no tensor, ValueError for tensors that live on different devices."""
     require_types(**tensors)
-    devices = {name: str(tensor.device) for name, tensor in tensors.items()}
-    if len(set(devices.values())) > 1:
+    if len({tensor.device for tensor in tensors.values()}) > 1:
+        devices = {name: str(tensor.device) for name, tensor in tensors.items()}
         raise ValueError(f"tensors are on different devices: {devices}")
 
 
@@ -175,11 +175,23 @@ def require_tma(name: str, tensor: torch.Tensor) -> None:
 
 def with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory; dimensions of size 1, whose stride means nothing, get a harmless one."""
-    strides = [
-        tensor.shape[-1] if size == 1 else stride
-        for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    shape, strides = tensor.shape, tensor.stride()
+    plain = [
+        shape[-1] if size == 1 else stride
+        for size, stride in zip(shape[:-1], strides[:-1], strict=True)
     ]
-    return tensor.as_strided(tensor.shape, (*strides, 1))
+    return tensor if strides == (*plain, 1) else tensor.as_strided(shape, (*plain, 1))
+
+
+def has_whole_rows(tensor: torch.Tensor) -> bool:
+    """Whether what lies behind each place of the first dimension, of some elements, is in one
+    piece; no view is made to ask."""
+    reach = 1
+    for size, stride in zip(tensor.shape[:0:-1], tensor.stride()[:0:-1], strict=True):
+        if size > 1 and stride != reach:
+            return False
+        reach *= size
+    return True
 
 
 def is_broadcast(tensor: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from kernelkit.call_plan import Plan
+from kernelkit.front import fronted
 from kernelkit.tensors import is_broadcast, require_memory
 from moe.arguments import Activation, Router, Scales, SwiGLU, check_form, out_name
 from moe.config import DEFAULT_GRANULARITY
@@ -189,6 +190,7 @@ def _check_offsets(x: Quantized, offsets: torch.Tensor) -> None:
         raise ValueError(f"offsets {[*given]}, but x was quantised with offsets {[*made]}")
 
 
+@fronted(FUSED, {}, FUSED_MIXED)
 def fused_moe(
     x: torch.Tensor,
     experts: PackedExperts | ArrangedExperts,

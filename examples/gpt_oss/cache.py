@@ -66,7 +66,7 @@ class Kept:
         copy = array.of_layer[number]
         assert copy is not None
         shape = (config.kv_heads, config.head_dim)
-        k, v = (cache.rows(name, copy) for name in names)
+        k, v = (cache.rows(name, copy).alone for name in names)
         pages = [cache.pages(name, copy, dtype, shape) for name in names]
         return Place(sliding, (k, v), (pages[0], pages[1]))
 

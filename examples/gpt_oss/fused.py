@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
 import torch
 from torch.nn.functional import rms_norm
@@ -41,4 +43,20 @@ class Elementwise:
     @classmethod
     def compiled(cls) -> Elementwise:
         """By torch.compile, which needs a compiler of C or, on a GPU, Triton."""
-        return cls(torch.compile(add_norm), torch.compile(rotated))
+        return cls(_of_any_count(add_norm), _of_any_count(rotated))
+
+
+def _of_any_count(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tensors that begin with the tokens [T, ...], and weights of one dimension,
+    compiled twice in all: for one token, and for any other number of them. Other sizes are
+    constants, as kernels need them to be fast."""
+    compiled = torch.compile(function)
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and arg.ndim > 1:
+                torch._dynamo.maybe_mark_dynamic(arg, 0)
+        return compiled(*args)
+
+    return call

@@ -8,6 +8,7 @@ A pool is a uint8 tensor [slots, slot_bytes]. Entry `slot * rows + row` has its 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -35,6 +36,19 @@ class Rows:
     def entries(self) -> int:
         """In all slots: what the numbers of a mapping stay below."""
         return len(self.pool) * self.rows
+
+    @cached_property
+    def alone(self) -> Rows:
+        """The same entries of a pool that has no others, a view of this one. Rows of two layers
+        then differ by their address and nothing else, so that one tape serves both.
+
+        For records without scales; TypeError or ValueError as `check` raises them.
+        """
+        self.check(align=1)
+        if self.record.scale_bytes:
+            raise ValueError(f"rows of {self.record.name}: their scales lie apart from their data")
+        end = self.data_offset + self.rows * self.record.data_bytes
+        return Rows(self.pool[:, self.data_offset : end], 0, 0, self.rows, self.record)
 
     def data(self) -> torch.Tensor:
         """A view [slots, rows, data_bytes] of the pool."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from kernelkit.front import fronted
 from kernelkit.tensors import require_types
 from kvcache.checks import require
 from kvcache.layouts.layout import Place
@@ -80,6 +81,7 @@ def append_swa(
     })  # fmt: skip
 
 
+@fronted(APPEND_ROWS)
 def append_rows(
     first: tuple[Rows, torch.Tensor],
     second: tuple[Rows, torch.Tensor] | None,
@@ -193,6 +195,7 @@ def _place(rows: Rows) -> Place:
     return Place(rows.record, rows.rows, rows.data_offset, rows.scale_offset)
 
 
+@fronted(GATHER)
 def gather(
     rows: Rows,
     indices: torch.Tensor,

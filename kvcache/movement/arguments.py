@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from kernelkit.tensors import (
+    has_whole_rows,
     is_broadcast,
     require_own_elements,
     require_rank,
@@ -92,7 +93,7 @@ class AppendRows:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
         pairs = self.pairs
         for rows, _ in pairs:
-            check_pool("pool", rows.pool, align=1)
+            rows.check(align=1)
         if len({rows.entries for rows, _ in pairs}) > 1:
             entries = [rows.entries for rows, _ in pairs]
             raise ValueError(f"pools of {entries} entries: one mapping is of as many in each")
@@ -137,6 +138,7 @@ class Gather:
                 f"record {record.name} has scales apart from its data: supported are {names} "
                 "and records without"
             )
+        rows.check(align=1)
         _check_rows({"out": (rows, out)}, "indices", indices)
         self._check_apart()
 
@@ -254,14 +256,14 @@ class Checksum:
 
 
 def _check_rows(pairs: Mapping[str, Pair], name: str, mapping: torch.Tensor) -> None:
-    """Refuse rows of bytes as they are, and a mapping of that name, that no kernel takes."""
+    """Refuse rows of bytes as they are, which lie in their pools, and a mapping of that name, that
+    no kernel takes."""
     first, x = next(iter(pairs.values()))
     tokens = len(x) if x.ndim else 0
     for tensor_name, (rows, tensor) in pairs.items():
         require_tensors(pool=rows.pool, x=tensor, **{name: mapping})
-        rows.check(align=1)
         _check_tokens(tensor_name, tensor, tokens, rows)
-    _check_entries(name, mapping, tokens, first, align=1)
+    _check_table(name, mapping, tokens, first)
 
 
 def _check_latent(
@@ -274,11 +276,14 @@ def _check_latent(
     require_tma(name, x)
 
 
-def _check_entries(
-    name: str, mapping: torch.Tensor, tokens: int, rows: Rows, align: int = VECTOR_BYTES
-) -> None:
+def _check_entries(name: str, mapping: torch.Tensor, tokens: int, rows: Rows) -> None:
     """Refuse rows that do not lie in their pool, or a mapping that is not of `tokens` entries."""
-    rows.check(align)
+    rows.check(VECTOR_BYTES)
+    _check_table(name, mapping, tokens, rows)
+
+
+def _check_table(name: str, mapping: torch.Tensor, tokens: int, rows: Rows) -> None:
+    """Refuse a mapping that is not of `tokens` entries."""
     require_table(name, mapping, torch.int64, (tokens,))
     limit = f"{len(rows.pool)} slots of {rows.rows} rows have 0 to {rows.entries - 1}"
     check_mapping(name, mapping, rows.entries, limit)
@@ -288,13 +293,13 @@ def _check_tokens(name: str, x: torch.Tensor, tokens: int, rows: Rows) -> None:
     """Refuse what is not [T, ...] with the bytes of a row in one piece for every token."""
     if not x.ndim or len(x) != tokens:
         raise ValueError(f"{name} has shape {tuple(x.shape)}, expected [{tokens}, ...]")
-    row_bytes = x[:1].numel() * x.itemsize if tokens else rows.record.data_bytes
+    row_bytes = x.numel() // tokens * x.itemsize if tokens else rows.record.data_bytes
     if row_bytes != rows.record.data_bytes:
         raise ValueError(
             f"{name} has {row_bytes} bytes for a token, {rows.record.name} has "
             f"{rows.record.data_bytes}"
         )
-    if tokens and (not x[0].is_contiguous() or is_broadcast(x)):
+    if tokens and (not has_whole_rows(x) or is_broadcast(x)):
         raise ValueError(f"{name} has strides {x.stride()}: a token's elements in one piece")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kernelkit.tensors import has_whole_rows
 from kvcache.layouts.rows import NO_ENTRY, Rows
 
 
@@ -37,10 +38,10 @@ def spans_of(tensor: torch.Tensor) -> Spans:
         return Spans(0, 0, 0, 0)
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     size = tensor.itemsize * (1 + sum((length - 1) * stride for length, stride in sizes))
-    if tensor.ndim < 2 or not tensor[0].is_contiguous():
+    if tensor.ndim < 2 or not has_whole_rows(tensor):
         return Spans(tensor.data_ptr(), 0, 1, size)
-    stride = tensor.stride(0) * tensor.itemsize
-    return Spans(tensor.data_ptr(), stride, len(tensor), tensor[0].numel() * tensor.itemsize)
+    count, stride = len(tensor), tensor.stride(0) * tensor.itemsize
+    return Spans(tensor.data_ptr(), stride, count, tensor.numel() // count * tensor.itemsize)
 
 
 def written_by(rows: Rows) -> Spans:

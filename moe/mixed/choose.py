@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from kernelkit import hw
 from moe.mixed.config import ROWS, SPLIT_ARCH, SPLIT_ROWS, SPLITS, fits
@@ -46,15 +47,21 @@ def choose_teams(
     if tile_rows >= MANY:
         return MANY_TEAMS[arch][tile_rows]
     reads = READS_OF[arch]
+    possible = _possible_teams(tile_rows, arch, x)
 
     def cost(teams: tuple[int, int]) -> float:
         tall = teams[0] * teams[1]
         waves = -(-tiles_of(rows, experts, columns, tile_rows, tall) // hw.SMS_OF[arch])
         return waves * tall / reads[teams]
 
-    # Where none fits, any: the config says why.
-    possible = [teams for teams in reads if fits(arch, tile_rows, *teams, x)]
-    return min(possible or reads, key=cost)
+    return min(possible, key=cost)
+
+
+@cache
+def _possible_teams(tile_rows: int, arch: str, x: str) -> tuple[tuple[int, int], ...]:
+    """Those that fit; where none does, any: the config says why."""
+    reads = READS_OF[arch]
+    return tuple(teams for teams in reads if fits(arch, tile_rows, *teams, x)) or tuple(reads)
 
 
 def choose_split(tiles: int, tile_rows: int, units: int, arch: str) -> int:

@@ -222,8 +222,8 @@ def empty_result(arguments: MixedArguments) -> tuple[torch.Tensor]:
 def kernel_arguments(arguments: MixedArguments, config: MixedConfig, out: torch.Tensor) -> list:
     """As `MixedGemm` of either architecture takes them, but for the stream."""
     x, w = arguments.x, arguments.w
-    if arguments.rows is None:
-        x = x.view(1, len(x), 1, w.k)
+    if arguments.rows is None:  # contiguous
+        x = x.as_strided((1, len(x), 1, w.k), (w.k, w.k, w.k, 1))
     scales = arguments.x_scale, arguments.out_scale
     tables = arguments.offsets, out, arguments.bias, arguments.rows, *scales
     tensors = (w.data, w.factor, *(None if t is None else with_plain_strides(t) for t in tables))

@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from safetensors.torch import save_file
+from torch._dynamo.testing import CompileCounter
 from transformers import GptOssConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -24,6 +25,7 @@ from examples.gpt_oss.compare import Comparison, Difference, state_dict
 from examples.gpt_oss.config import CONFIGS, named, of_folder
 from examples.gpt_oss.engine import Engine, Flight, TokenStep, Took
 from examples.gpt_oss.experts import Mxfp4Experts, plain_of
+from examples.gpt_oss.fused import Elementwise
 from examples.gpt_oss.model import Model
 from examples.gpt_oss.rope import frequencies
 from examples.gpt_oss.weights import Drawn, Stored, load
@@ -101,6 +103,21 @@ def test_a_compiled_model(by_definition, in_fp32, monkeypatch):
     model, given = in_fp32[0], models.prompts((21, 5))
     compiled = Model(TINY, model.weights, ROOM, compiled=True)
     assert models.alone(compiled, given) == models.alone(model, given)
+
+
+def test_what_is_compiled_serves_any_number_of_tokens(monkeypatch):
+    """One of them has a graph of its own; hidden sizes and heads are constants."""
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    compiled, plain = Elementwise.compiled(), Elementwise()
+    for tokens, graphs in ((9, 2), (4, 2), (1, 4), (700, 4), (1, 4), (2, 4), (33, 4)):
+        x, more, weight = torch.randn(tokens, 16), torch.randn(tokens, 16), torch.randn(16)
+        heads, angles = torch.randn(tokens, 6, 8)[:, :-2], torch.randn(tokens, 2, 2, 4)
+        given = x, more, weight, 1e-5
+        for found, expected in zip(compiled.add_norm(*given), plain.add_norm(*given), strict=True):
+            torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(compiled.rotated(heads, angles), plain.rotated(heads, angles))
+        assert counter.frame_count == graphs, tokens
 
 
 def test_what_an_engine_refuses(in_fp32):

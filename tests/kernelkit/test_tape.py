@@ -134,6 +134,9 @@ def test_what_is_written_stays_as_far_from_the_others():
     _, tape = taped(into, x, across, written=[1])
     assert tape.repeat([line[4:28].view(3, 8), beside])
     assert tape.repeat([x, beside]) is tape.repeat([across, x]) is None
+    _, tape = taped(into, x, beside, written=[0, 1])
+    assert tape.repeat([beside, x])
+    assert tape.repeat([x, across]) is tape.repeat([x, x]) is None
     _, tape = taped(double, matrix(0, 8), matrix(0, 8), written=[1])
     assert tape.repeat([matrix(0, 8), matrix(0, 8)])
 

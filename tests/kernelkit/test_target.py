@@ -7,7 +7,7 @@ import torch
 
 from kernelkit import launch
 from kernelkit.launch import Target, choose_target
-from kernelkit.tensors import with_plain_strides
+from kernelkit.tensors import has_whole_rows, with_plain_strides
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
@@ -77,8 +77,23 @@ def test_emulations_nest():
     assert launch._emulation.get() is None
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(3), torch.zeros(3, 4), torch.zeros(3, 4, 2)[:2], torch.zeros(3, 4, 2)[:, :3],
+        torch.zeros(3, 4, 2)[:, :, :1], torch.zeros(4, 3).T, torch.zeros(3, 1, 8)[..., :4],
+        torch.zeros(3, 4, 2).transpose(1, 2), torch.zeros(1, 8).expand(3, 8), torch.zeros(3, 0, 2),
+        torch.zeros(3, 1).expand(3, 4), torch.zeros(64).as_strided((3, 1, 2), (2, 9, 1)),
+    ],
+    ids=lambda tensor: f"{tuple(tensor.shape)}-{tensor.stride()}",
+)  # fmt: skip
+def test_rows_in_one_piece(tensor):
+    assert has_whole_rows(tensor) is tensor[0].is_contiguous()
+
+
 def test_strides_of_single_elements_become_harmless():
     odd = torch.zeros(100).as_strided((1, 3, 1, 8), (7, 16, 3, 1))
     plain = with_plain_strides(odd)
     assert plain.stride() == (8, 16, 8, 1)
     assert plain.data_ptr() == odd.data_ptr()
+    assert with_plain_strides(plain) is plain

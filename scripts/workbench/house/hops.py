@@ -15,7 +15,7 @@ from unittest import mock
 from workbench.house.source import PACKAGES, ROOT
 
 _HOST = {*PACKAGES} - {"ptxemu", "cycle_model"}
-LIMITS = {"attention": 3, "decode": 3, "fused_moe": 5, "append_rows": 6}
+LIMITS = {"attention": 3, "decode": 3, "fused_moe": 4, "append_rows": 4}
 
 
 def problems(device: str) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcache.layouts.latent import LATENTS
-from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_BF16, plain
+from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_BF16, Record, plain
 from kvcache.layouts.rows import Rows
-from kvcache.movement import api, reference
+from kvcache.movement import api, launch, reference
 from kvcache.movement.config import SMALLEST_PIECE
 from kvcache.movement.launch import ARCHS
 from tests.kvcache.movement.rows_cases import (
@@ -25,10 +25,14 @@ from tests.kvcache.movement.rows_cases import (
     Slots,
     Sums,
     any_case,
+    around,
     assert_equal,
     checked,
+    like,
     more_cases,
+    poisoned,
 )
+from workbench.house.hops import as_on_a_gpu
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 PARTS = ((16, 32, 4000), (4032, 4096, 64), (0, 0, 0))
@@ -169,6 +173,40 @@ def test_what_was_appended_comes_back(record):
     api.append_swa(again, out, positions * 0, slots, ones, ones * 0)
     api.gather(again, slots, entries)
     assert torch.equal(entries, out)
+
+
+def of_layers(pool):
+    """[(K, V)], behind each other in a pool."""
+    record, size = Record("plain", 96), 7 * 96 + 80
+    begins = range(0, pool.shape[1] - size, 2 * size)
+    return [
+        tuple(Rows(pool, begin + place, 0, 7, record).alone for place in (0, size))
+        for begin in begins
+    ]
+
+
+def test_layers_whose_rows_are_alone_have_one_tape():
+    """As on a GPU, where the call of one layer is repeated for the others: their bytes, and no
+    others. Rows that overlap are refused there, too."""
+    pool, slots = poisoned(5, 6 * (7 * 96 + 80)), torch.tensor([34, -1, 0, 20, 8, 9])
+    expected, x = like(pool), torch.randint(0, 256, (3, 2, len(slots), 96), dtype=torch.uint8)
+    for operator in (launch.APPEND_ROWS, launch.GATHER):
+        operator.forget()
+    with as_on_a_gpu(), checked():
+        for layer, given in zip(of_layers(pool), x, strict=True):
+            api.append_rows(*zip(layer, given, strict=True), slots)
+            for rows, appended in zip(layer, given, strict=True):
+                found = torch.empty_like(appended)
+                api.gather(rows, slots, found)
+                assert_equal(found, torch.where(slots[:, None] >= 0, appended, 0))
+        assert len(launch.APPEND_ROWS.tapes.kept) == len(launch.GATHER.tapes.kept) == 1
+        k, _ = of_layers(pool)[1]
+        near = Rows(pool, 3 * 96, 0, 7, k.record).alone, Rows(pool, 6 * 96, 0, 7, k.record).alone
+        with pytest.raises(ValueError, match="share memory"):
+            api.append_rows(*zip(near, x[0], strict=True), slots)
+    for layer, given in zip(of_layers(expected), x, strict=True):
+        reference.append_rows([*zip(layer, given, strict=True)], slots)
+    assert_equal(around(pool), around(expected))
 
 
 def test_the_check_sees_a_wrong_byte(monkeypatch):

@@ -87,6 +87,17 @@ def test_append_rows_refuses():
         api.append_rows((rows, x.requires_grad_()), None, slots)
 
 
+def test_rows_that_cannot_be_alone():
+    rows = Rows(poisoned(3, 4096), 16, 0, 5, plain("k", 8, 64))
+    for changes, match in (
+        ({"data_offset": 3100}, "data of k at 3100, 5 rows of 1024"),
+        ({"record": INDEXER_FP4}, "their scales lie apart"),
+        ({"pool": torch.zeros(3, 4096)}, "pool is torch.float32"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            _ = replace(rows, **changes).alone
+
+
 @pytest.mark.usefixtures("no_launches")
 def test_gather_refuses():
     rows, indices = CASE.build_rows(), torch.arange(4)
