@@ -71,14 +71,14 @@ class Choice:
     def choose_experts(
         self,
         scores: cute.Tensor,
-        bias: cute.Tensor | None,
+        biases: cute.Tensor | None,
         token: Int32,
         lane: Int32,
         found: Candidates,
         outputs: Outputs,
     ) -> None:
-        """Ids and weights of a token; scores: a lane's logits, which become scores; bias: (E,) of
-        the choice."""
+        """Ids and weights of a token; scores: a lane's logits, which become scores; biases: of the
+        choice, as `read` gives them."""
         config = self.config
         if cutlass.const_expr(config.scoring == "softmax"):
             self.softmax(scores)
@@ -86,7 +86,7 @@ class Choice:
             self.sigmoid(scores)
         else:
             self.sqrtsoftplus(scores)
-        keys = self.make_keys(scores, bias, lane)
+        keys = self.make_keys(scores, biases, lane)
         best, second = top_two(keys)
         if cutlass.const_expr(config.groups > 1):
             if not self.is_open(best, second, lane):
@@ -124,6 +124,13 @@ class Choice:
         if cutlass.const_expr(not config.is_even):
             has = has and lane % config.lanes * config.per_lane + index < config.group_size
         return has
+
+    @cute.jit
+    def read_if_any(self, row: cute.Tensor | None, lane: Int32) -> cute.Tensor | None:
+        """What `read` gives of a row that may not be there."""
+        if cutlass.const_expr(row is None):
+            return None
+        return self.read(row, lane)
 
     @cute.jit
     def read(self, row: cute.Tensor, lane: Int32) -> cute.Tensor:
@@ -182,15 +189,15 @@ class Choice:
             scores[index] = cute.math.sqrt(soft, fastmath=True)
 
     @cute.jit
-    def make_keys(self, scores: cute.Tensor, bias: cute.Tensor | None, lane: Int32) -> cute.Tensor:
+    def make_keys(
+        self, scores: cute.Tensor, biases: cute.Tensor | None, lane: Int32
+    ) -> cute.Tensor:
         """What experts are chosen by: score + bias; LOWEST is no expert."""
         config = self.config
         keys = cute.make_rmem_tensor(config.per_lane, Int32)
-        if cutlass.const_expr(bias is not None):
-            biases = self.read(bias, lane)
         for index in cutlass.range_constexpr(config.per_lane):
             key = scores[index].bitcast(Int32)  # not negative
-            if cutlass.const_expr(bias is not None):
+            if cutlass.const_expr(biases is not None):
                 key = key_of(scores[index] + biases[index])
             keys[index] = key if self.has(lane, index) else Int32(LOWEST)
         return keys

@@ -66,8 +66,9 @@ class Route:
             scores = self.choice.read(logits[token, None], lane)
             if cutlass.const_expr(logit_bias is not None):
                 scores.store(scores.load() + self.choice.read(logit_bias, lane).load())
+            biases = self.choice.read_if_any(bias, lane)
             outputs = Outputs(ids, weights, scale, shared_weight)
-            self.choice.choose_experts(scores, bias, token, lane, found, outputs)
+            self.choice.choose_experts(scores, biases, token, lane, found, outputs)
 
 
 def host_function(config: RouteConfig, _arch: str) -> tuple:

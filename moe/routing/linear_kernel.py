@@ -1,0 +1,269 @@
+"""The router with its linear layer, from tokens to experts in one launch (device code).
+
+A cluster has eight tokens: the columns of products by mma.sync, whose rows are 16 experts. Its
+warps share H, and the experts, too, where there are many; a lane loads 16 bytes of a row at a time,
+and which elements of H they are is the same for experts and for tokens. Every warp sends its sums
+to the CTA that routes the token: CTA t of the cluster has token t. A warp of its own adds the sums
+up there, in the order of their shares, so that bits are always the same, rounds logits as a linear
+layer does, and chooses (`choice.py`).
+
+Weights that are older than the kernel in front are loaded while that one ends.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32, Uint32
+
+from kernelkit.dependent import follow
+from kernelkit.fake import fake_tensor
+from kernelkit.hw import WARP_THREADS
+from kernelkit.warp_mma import multiply
+from moe.routing.choice import TYPES, Candidates, Choice, Outputs, candidates_of
+from moe.routing.config import (
+    BLOCK_TOKENS,
+    EXPERT_ROWS,
+    LANE_ELEMENTS,
+    LINEAR_WARPS,
+    STEP_ELEMENTS,
+    VECTOR_BYTES,
+    LinearConfig,
+)
+from moe.routing.mail import Mail, open_mail, send, wait
+
+ROW_LANES = STEP_ELEMENTS // LANE_ELEMENTS  # that read a row side by side
+HALVES = 2  # of a step: products of 16 elements of H each
+
+
+@dataclass(frozen=True)
+class Given:
+    """x (T, H), weight (E, H) and its bias (E,) in one dtype; biases of the choice and of logits
+    (E,) fp32. What is not there is None."""
+
+    x: cute.Tensor
+    weight: cute.Tensor
+    weight_bias: cute.Tensor | None
+    bias: cute.Tensor | None
+    logit_bias: cute.Tensor | None
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a warp multiplies. first_step: of H. first_block: of experts. number: of the sums that
+    it has a part of. first_token: of the cluster, and how many there are."""
+
+    first_step: Int32
+    first_block: Int32
+    number: Int32
+    first_token: Int32
+    tokens: Int32
+
+
+class RouteLinear:
+    """Host function and kernel of one LinearConfig."""
+
+    def __init__(self, config: LinearConfig) -> None:
+        self.config = config
+        self.choice = Choice(config.route)
+
+    @cute.jit
+    def __call__(
+        self,
+        tensors: tuple[cute.Tensor | None, ...],
+        outputs: tuple[cute.Tensor, ...],
+        scale: Float32,
+        shared_weight: Float32 | None,
+        stream: CUstream,
+    ) -> None:
+        """tensors: fields of `Given`; outputs: ids int32 and weights fp32, (T * slots,);
+        shared_weight: None where no experts are shared."""
+        cluster, (tokens, _) = self.config.cluster, tensors[0].shape
+        blocks = (tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+        self.kernel(Given(*tensors), Outputs(*outputs, scale, shared_weight)).launch(
+            grid=(blocks * cluster, 1, 1),
+            block=((LINEAR_WARPS + 1) * WARP_THREADS, 1, 1),
+            cluster=(cluster, 1, 1),
+            stream=stream,
+            use_pdl=True,
+        )
+
+    @cute.kernel
+    def kernel(self, given: Given, outputs: Outputs) -> None:
+        """Grid (CTAs of a cluster x tokens by BLOCK_TOKENS,); see `__call__`."""
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        share = self.share_of(given, rank, warp)
+        mail = open_mail(self.config, rank < share.tokens)
+        found = candidates_of(Int32(0), 1)
+        if warp < LINEAR_WARPS:
+            sums = self.multiply_share(given, share)
+            cute.arch.cluster_wait()  # all have opened their mail
+            self.send_sums(mail, share, sums)
+        else:
+            self.route(given, mail, rank, share, found, outputs)
+
+    @cute.jit
+    def share_of(self, given: Given, rank: Int32, warp: Int32) -> Share:
+        """Of a warp."""
+        config = self.config
+        block, _, _ = cute.arch.block_idx()
+        tokens, _ = given.x.shape
+        number = rank * (LINEAR_WARPS // config.expert_ways) + warp // config.expert_ways
+        first = block // config.cluster * BLOCK_TOKENS
+        return Share(
+            number * config.steps,
+            warp % config.expert_ways,
+            number,
+            first,
+            cutlass.min(tokens - first, BLOCK_TOKENS),
+        )
+
+    @cute.jit
+    def multiply_share(self, given: Given, share: Share) -> cute.Tensor:
+        """Sums of a warp over its share of H (blocks, HALVES, 4)."""
+        config, dtype = self.config, given.x.element_type
+        depth, blocks = config.in_flight, config.blocks
+        weights = registers_of(dtype, (depth, blocks, 2, LANE_ELEMENTS))
+        tokens = registers_of(dtype, (depth, LANE_ELEMENTS))
+        if cutlass.const_expr(not config.ready):
+            follow()
+        for place in cutlass.range_constexpr(depth):
+            self.load_weights(given.weight, share, place, weights[place, None, None, None])
+        if cutlass.const_expr(config.ready):
+            follow()
+        for place in cutlass.range_constexpr(depth):
+            self.load_token(given.x, share, place, tokens[place, None])
+        sums = registers_of(Float32, (blocks, HALVES, 4))
+        sums.fill(0.0)
+        for step in cutlass.range_constexpr(config.steps):
+            parts, part = weights[step % depth, None, None, None], tokens[step % depth, None]
+            self.multiply(parts, part, sums)
+            if cutlass.const_expr(step + depth < config.steps):
+                self.load_weights(given.weight, share, step + depth, parts)
+                self.load_token(given.x, share, step + depth, part)
+        return sums
+
+    @cute.jit
+    def load_weights(
+        self, weight: cute.Tensor, share: Share, step: cutlass.Constexpr[int], parts: cute.Tensor
+    ) -> None:
+        """Rows of two experts of a lane in each of its blocks (blocks, 2, LANE_ELEMENTS)."""
+        config = self.config
+        row = cute.arch.lane_idx() // ROW_LANES
+        for block in cutlass.range_constexpr(config.blocks):
+            first = (share.first_block + block * config.expert_ways) * EXPERT_ROWS
+            for half in cutlass.range_constexpr(2):
+                # Behind the last expert it is that one again: nobody takes those sums.
+                expert = cutlass.min(first + half * 8 + row, config.route.experts - 1)
+                self.load(weight[expert, None], share, step, parts[block, half, None])
+
+    @cute.jit
+    def load_token(
+        self, x: cute.Tensor, share: Share, step: cutlass.Constexpr[int], part: cute.Tensor
+    ) -> None:
+        """Of the token of a lane (LANE_ELEMENTS,); behind the last one it is that one again."""
+        token = cutlass.min(cute.arch.lane_idx() // ROW_LANES, share.tokens - 1)
+        self.load(x[share.first_token + token, None], share, step, part)
+
+    @cute.jit
+    def load(
+        self, row: cute.Tensor, share: Share, step: cutlass.Constexpr[int], part: cute.Tensor
+    ) -> None:
+        """16 bytes of a row, zeros behind its end."""
+        config = self.config
+        vector = (share.first_step + step) * ROW_LANES + cute.arch.lane_idx() % ROW_LANES
+        source = cute.local_tile(row, (LANE_ELEMENTS,), (vector,))
+        if cutlass.const_expr(config.is_whole):
+            cute.autovec_copy(source, part)
+        else:
+            part.fill(0.0)
+            if vector < config.vectors:
+                cute.autovec_copy(source, part)
+
+    @cute.jit
+    def multiply(self, weights: cute.Tensor, tokens: cute.Tensor, sums: cute.Tensor) -> None:
+        """sums (blocks, HALVES, 4) += a step of H; weights (blocks, 2, LANE_ELEMENTS), tokens
+        (LANE_ELEMENTS,). Which elements of H the columns of a product are does not matter, as long
+        as both operands have the same ones there: two words of the 16 bytes that a lane loaded."""
+        config = self.config
+        a, b = cute.recast_tensor(weights, Uint32), cute.recast_tensor(tokens, Uint32)
+        for block in cutlass.range_constexpr(config.blocks):
+            for half in cutlass.range_constexpr(HALVES):
+                words = [a[block, row, 2 * half + k] for k in range(2) for row in range(2)]
+                pair = (b[2 * half], b[2 * half + 1])
+                multiply(sums[block, half, None], (*words,), pair, config.route.dtype)
+
+    @cute.jit
+    def send_sums(self, mail: Mail, share: Share, sums: cute.Tensor) -> None:
+        """A warp's, each to the CTA that routes its token."""
+        config, lane = self.config, cute.arch.lane_idx()
+        for block in cutlass.range_constexpr(config.blocks):
+            first = (share.first_block + block * config.expert_ways) * EXPERT_ROWS
+            for number in cutlass.range_constexpr(4):
+                expert = first + lane // ROW_LANES + number // 2 * 8
+                token = lane % ROW_LANES * 2 + number % 2
+                if expert < config.route.experts and token < share.tokens:
+                    total = sums[block, 0, number] + sums[block, 1, number]
+                    send(mail, share.number, expert, total, token)
+
+    @cute.jit
+    def route(
+        self,
+        given: Given,
+        mail: Mail,
+        rank: Int32,
+        share: Share,
+        found: Candidates,
+        outputs: Outputs,
+    ) -> None:
+        """By the last warp: the experts of the token of this CTA, if it has one."""
+        lane = cute.arch.lane_idx()
+        if cutlass.const_expr(not self.config.ready):
+            follow()
+        weight_bias = self.choice.read_if_any(given.weight_bias, lane)
+        logit_bias = self.choice.read_if_any(given.logit_bias, lane)
+        biases = self.choice.read_if_any(given.bias, lane)
+        if cutlass.const_expr(self.config.ready):
+            follow()
+        cute.arch.cluster_wait()
+        if rank < share.tokens:
+            wait(mail)
+            logits = self.choice.read(mail.sums[0, None], lane)
+            for number in cutlass.range_constexpr(1, self.config.shares):
+                part = self.choice.read(mail.sums[number, None], lane)
+                logits.store(logits.load() + part.load())
+            if cutlass.const_expr(weight_bias is not None):
+                logits.store(logits.load() + weight_bias.load())
+            logits.store(logits.load().to(given.x.element_type).to(Float32))
+            if cutlass.const_expr(logit_bias is not None):
+                logits.store(logits.load() + logit_bias.load())
+            token = share.first_token + rank
+            self.choice.choose_experts(logits, biases, token, lane, found, outputs)
+
+
+@cute.jit
+def registers_of(dtype: cutlass.Constexpr, shape: cutlass.Constexpr) -> cute.Tensor:
+    """The last dimension lies together."""
+    order = tuple(range(len(shape) - 1, -1, -1))
+    return cute.make_rmem_tensor(cute.make_ordered_layout(shape, order=order), dtype)
+
+
+def host_function(config: LinearConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    route, dtype = config.route, TYPES[config.route.dtype]
+    x = fake_tensor(dtype, cute.sym_int32(), config.hidden, align=VECTOR_BYTES)
+    weight = fake_tensor(dtype, route.experts, config.hidden, align=VECTOR_BYTES)
+    align = VECTOR_BYTES if route.vectors else None
+    biases = (
+        fake_tensor(kind, route.experts, align=align) if there else None
+        for there, kind in (
+            (config.weight_bias, dtype), (route.bias, Float32), (route.logit_bias, Float32),
+        )
+    )  # fmt: skip
+    slots = cute.sym_int32()
+    outputs = fake_tensor(Int32, slots), fake_tensor(Float32, slots)
+    shared_weight = Float32(0.0) if route.shared else None
+    scales = Float32(0.0), shared_weight
+    return RouteLinear(config), (x, weight, *biases), outputs, *scales, CUstream(0)
