@@ -172,6 +172,11 @@ class LinearConfig:
         return -(-self.route.experts // (EXPERT_ROWS * self.expert_ways))
 
     @property
+    def rows(self) -> tuple[tuple[int, int], ...]:
+        """(block, half) of what a lane loads of every step."""
+        return tuple((block, half) for block in range(self.blocks) for half in range(2))
+
+    @property
     def shares(self) -> int:
         """Partial sums of every logit."""
         return self.cluster * (LINEAR_WARPS // self.expert_ways)

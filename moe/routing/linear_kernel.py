@@ -7,7 +7,8 @@ to the CTA that routes the token: CTA t of the cluster has token t. A warp of it
 up there, in the order of their shares, so that bits are always the same, rounds logits as a linear
 layer does, and chooses (`choice.py`).
 
-Weights that are older than the kernel in front are loaded while that one ends.
+Weights that are older than the kernel in front are loaded while that one ends, those for which there
+are no registers into L2.
 """
 
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
 from kernelkit.hw import WARP_THREADS
 from kernelkit.warp_mma import multiply
+from kernelkit.words import four_words_if
 from moe.routing.choice import TYPES, Candidates, Choice, Outputs, candidates_of
 from moe.routing.config import (
     BLOCK_TOKENS,
@@ -34,6 +36,7 @@ from moe.routing.config import (
 from moe.routing.mail import Mail, open_mail, send, wait
 
 ROW_LANES = STEP_ELEMENTS // LANE_ELEMENTS  # that read a row side by side
+STEP_BYTES = ROW_LANES * VECTOR_BYTES
 HALVES = 2  # of a step: products of 16 elements of H each
 
 
@@ -123,77 +126,88 @@ class RouteLinear:
     @cute.jit
     def multiply_share(self, given: Given, share: Share) -> cute.Tensor:
         """Sums of a warp over its share of H (blocks, HALVES, 4)."""
-        config, dtype = self.config, given.x.element_type
-        depth, blocks = config.in_flight, config.blocks
-        weights = registers_of(dtype, (depth, blocks, 2, LANE_ELEMENTS))
-        tokens = registers_of(dtype, (depth, LANE_ELEMENTS))
+        config = self.config
+        rows = [self.row_of(given.weight, share, block, half) for block, half in config.rows]
+        row = self.row_of_token(given.x, share)
+        ahead = range(config.in_flight)
         if cutlass.const_expr(not config.ready):
-            follow()
-        for place in cutlass.range_constexpr(depth):
-            self.load_weights(given.weight, share, place, weights[place, None, None, None])
+            cute.arch.griddepcontrol_wait()
+        weights = [[self.load(each, share, step) for each in rows] for step in ahead]
+        self.prefetch(rows, share)
         if cutlass.const_expr(config.ready):
-            follow()
-        for place in cutlass.range_constexpr(depth):
-            self.load_token(given.x, share, place, tokens[place, None])
-        sums = registers_of(Float32, (blocks, HALVES, 4))
+            cute.arch.griddepcontrol_wait()
+        tokens = [self.load(row, share, step) for step in ahead]
+        # Not before: ptxas moves loads down to their use, but not behind this.
+        cute.arch.griddepcontrol_launch_dependents()
+        sums = registers_of(Float32, (config.blocks, HALVES, 4))
         sums.fill(0.0)
         for step in cutlass.range_constexpr(config.steps):
-            parts, part = weights[step % depth, None, None, None], tokens[step % depth, None]
-            self.multiply(parts, part, sums)
-            if cutlass.const_expr(step + depth < config.steps):
-                self.load_weights(given.weight, share, step + depth, parts)
-                self.load_token(given.x, share, step + depth, part)
+            self.multiply(weights[step], tokens[step], sums)
+            if cutlass.const_expr(step + config.in_flight < config.steps):
+                weights.append([self.load(each, share, len(weights)) for each in rows])
+                tokens.append(self.load(row, share, len(tokens)))
         return sums
 
     @cute.jit
-    def load_weights(
-        self, weight: cute.Tensor, share: Share, step: cutlass.Constexpr[int], parts: cute.Tensor
-    ) -> None:
-        """Rows of two experts of a lane in each of its blocks (blocks, 2, LANE_ELEMENTS)."""
-        config = self.config
-        row = cute.arch.lane_idx() // ROW_LANES
-        for block in cutlass.range_constexpr(config.blocks):
-            first = (share.first_block + block * config.expert_ways) * EXPERT_ROWS
-            for half in cutlass.range_constexpr(2):
-                # Behind the last expert it is that one again: nobody takes those sums.
-                expert = cutlass.min(first + half * 8 + row, config.route.experts - 1)
-                self.load(weight[expert, None], share, step, parts[block, half, None])
+    def row_of(
+        self,
+        weight: cute.Tensor,
+        share: Share,
+        block: cutlass.Constexpr[int],
+        half: cutlass.Constexpr[int],
+    ) -> Int64:
+        """Address of what a lane loads first of an expert: of one row of a block, and of that eight
+        behind it. Behind the last expert it is that one again: nobody takes those sums."""
+        first = (share.first_block + block * self.config.expert_ways) * EXPERT_ROWS
+        row = first + half * 8 + cute.arch.lane_idx() // ROW_LANES
+        expert = cutlass.min(row, self.config.route.experts - 1)
+        return vector_of(weight[expert, None], first_vector(share))
 
     @cute.jit
-    def load_token(
-        self, x: cute.Tensor, share: Share, step: cutlass.Constexpr[int], part: cute.Tensor
-    ) -> None:
-        """Of the token of a lane (LANE_ELEMENTS,); behind the last one it is that one again."""
+    def row_of_token(self, x: cute.Tensor, share: Share) -> Int64:
+        """The same of a token; behind the last one it is that one again."""
         token = cutlass.min(cute.arch.lane_idx() // ROW_LANES, share.tokens - 1)
-        self.load(x[share.first_token + token, None], share, step, part)
+        return vector_of(x[share.first_token + token, None], first_vector(share))
 
     @cute.jit
-    def load(
-        self, row: cute.Tensor, share: Share, step: cutlass.Constexpr[int], part: cute.Tensor
+    def load(self, row: Int64, share: Share, step: cutlass.Constexpr[int]) -> tuple[Uint32, ...]:
+        """Four words of a row, so many steps behind the first, zeros behind its end."""
+        is_there = Boolean(True)
+        if cutlass.const_expr(not self.config.is_whole):
+            is_there = first_vector(share) < self.config.vectors - step * ROW_LANES
+        return four_words_if(is_there, row + step * STEP_BYTES)
+
+    @cute.jit
+    def prefetch(self, rows: list[Int64], share: Share) -> None:
+        """To L2, the steps of a warp that are not yet loaded: each lane that shares a row another
+        step of it."""
+        config, place = self.config, cute.arch.lane_idx() % ROW_LANES
+        for first in cutlass.range_constexpr(config.in_flight, config.steps, ROW_LANES):
+            step = first + place
+            vector = (share.first_step + step) * ROW_LANES
+            if step < config.steps and vector < config.vectors:
+                for row in rows:
+                    # The row begins where this lane reads.
+                    address = row + (first * STEP_BYTES + place * (STEP_BYTES - VECTOR_BYTES))
+                    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])
+
+    @cute.jit
+    def multiply(
+        self,
+        weights: list[tuple[Uint32, ...]],
+        token: tuple[Uint32, ...],
+        sums: cute.Tensor,
     ) -> None:
-        """16 bytes of a row, zeros behind its end."""
-        config = self.config
-        vector = (share.first_step + step) * ROW_LANES + cute.arch.lane_idx() % ROW_LANES
-        source = cute.local_tile(row, (LANE_ELEMENTS,), (vector,))
-        if cutlass.const_expr(config.is_whole):
-            cute.autovec_copy(source, part)
-        else:
-            part.fill(0.0)
-            if vector < config.vectors:
-                cute.autovec_copy(source, part)
-
-    @cute.jit
-    def multiply(self, weights: cute.Tensor, tokens: cute.Tensor, sums: cute.Tensor) -> None:
-        """sums (blocks, HALVES, 4) += a step of H; weights (blocks, 2, LANE_ELEMENTS), tokens
-        (LANE_ELEMENTS,). Which elements of H the columns of a product are does not matter, as long
-        as both operands have the same ones there: two words of the 16 bytes that a lane loaded."""
-        config = self.config
-        a, b = cute.recast_tensor(weights, Uint32), cute.recast_tensor(tokens, Uint32)
-        for block in cutlass.range_constexpr(config.blocks):
+        """sums (blocks, HALVES, 4) += a step of H; weights: words of `LinearConfig.rows`. Which
+        elements of H the columns of a product are does not matter, as long as both operands have
+        the same ones there: two words of the four that a lane loaded."""
+        for block in cutlass.range_constexpr(self.config.blocks):
+            upper, lower = weights[2 * block], weights[2 * block + 1]
             for half in cutlass.range_constexpr(HALVES):
-                words = [a[block, row, 2 * half + k] for k in range(2) for row in range(2)]
-                pair = (b[2 * half], b[2 * half + 1])
-                multiply(sums[block, half, None], (*words,), pair, config.route.dtype)
+                low, high = 2 * half, 2 * half + 1
+                words = (upper[low], lower[low], upper[high], lower[high])
+                pair = (token[low], token[high])
+                multiply(sums[block, half, None], words, pair, self.config.route.dtype)
 
     @cute.jit
     def send_sums(self, mail: Mail, share: Share, sums: cute.Tensor) -> None:
@@ -241,6 +255,18 @@ class RouteLinear:
                 logits.store(logits.load() + logit_bias.load())
             token = share.first_token + rank
             self.choice.choose_experts(logits, biases, token, lane, found, outputs)
+
+
+@cute.jit
+def first_vector(share: Share) -> Int32:
+    """Of a row, that a lane loads: LANE_ELEMENTS each."""
+    return share.first_step * ROW_LANES + cute.arch.lane_idx() % ROW_LANES
+
+
+@cute.jit
+def vector_of(row: cute.Tensor, vector: Int32) -> Int64:
+    """Its address. All loads of a row then are at constant distances, and in flight at once."""
+    return cute.local_tile(row, (LANE_ELEMENTS,), (vector,)).iterator.toint()
 
 
 @cute.jit
