@@ -7,8 +7,8 @@ to the CTA that routes the token: CTA t of the cluster has token t. A warp of it
 up there, in the order of their shares, so that bits are always the same, rounds logits as a linear
 layer does, and chooses (`choice.py`).
 
-Weights that are older than the kernel in front are loaded while that one ends, those for which there
-are no registers into L2.
+Weights that are older than the kernel in front are loaded while that one ends, and those for which
+there are no registers brought to L2.
 """
 
 from dataclasses import dataclass
