@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import AddressSpace, Float32, Int64, Uint32
+from cutlass import AddressSpace, Boolean, Float32, Int32, Int64, Uint32
 
 
 @cute.jit
@@ -12,6 +12,22 @@ def vector_at(address: Int64, dtype: cutlass.Constexpr, size: cutlass.Constexpr)
         dtype, address, AddressSpace.gmem, assumed_align=size * dtype.width // 8
     )
     return cute.make_tensor(pointer, cute.make_layout(size))
+
+
+@cute.jit
+def four_words_if(is_there: Boolean, address: Int64) -> tuple[Uint32, ...]:
+    """16 bytes in global memory, aligned to them, zeros unless they are there.
+
+    A predicate instead of a branch: many of these are in flight at a time.
+    """
+    zeros = " ".join(f"mov.b32 w{k}, 0;" for k in range(4))
+    results = " ".join(f"mov.b32 {{$w{k}}}, w{k};" for k in range(4))
+    return cute.arch.inline_ptx(
+        f"{{ .reg .pred there; .reg .b32 w<4>; {zeros} setp.ne.s32 there, {{$r1}}, 0; "
+        f"@there ld.global.v4.b32 {{w0, w1, w2, w3}}, [{{$r0}}]; {results} }}",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[address, Int32(is_there)],
+    )
 
 
 @cute.jit

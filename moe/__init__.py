@@ -12,7 +12,7 @@ if TYPE_CHECKING:
         grouped_gemm_plan,
         grouped_gemm_swiglu,
     )
-    from moe.arguments import Activation, Router, Scales, SwiGLU
+    from moe.arguments import Activation, Router, RouterLinear, Scales, SwiGLU
     from moe.formats import FORMATS, BlockFormat
     from moe.huggingface import activation_scales, pack_experts, pack_gpt_oss
     from moe.mixed.api import mixed_gemm
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from moe.quantiser.api import quantise
     from moe.quantized import Quantized
-    from moe.routing import Permutation, combine, permutation, route
+    from moe.routing import Permutation, combine, permutation, route, route_tokens
     from moe.warm import warmup
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Permutation",
     "Quantized",
     "Router",
+    "RouterLinear",
     "Scales",
     "SwiGLU",
     "activation_scales",
@@ -61,6 +62,7 @@ __all__ = [
     "permutation",
     "quantise",
     "route",
+    "route_tokens",
     "unpack",
     "unpack_biases",
     "warmup",
@@ -69,7 +71,7 @@ __all__ = [
 __getattr__, __dir__ = exports(__name__, {
     "moe.formats": "FORMATS BlockFormat",
     "moe.api": "fused_moe fused_moe_plan grouped_gemm grouped_gemm_plan grouped_gemm_swiglu",
-    "moe.arguments": "Activation Router Scales SwiGLU",
+    "moe.arguments": "Activation Router RouterLinear Scales SwiGLU",
     "moe.huggingface": "activation_scales pack_experts pack_gpt_oss",
     "moe.mixed.api": "mixed_gemm",
     "moe.mixed.fragments": "ArrangedExperts Fragments arrange",
@@ -77,6 +79,6 @@ __getattr__, __dir__ = exports(__name__, {
     "moe.packing": "CheckpointWeight PackedExperts pack pack_quantised unpack unpack_biases",
     "moe.quantiser.api": "quantise",
     "moe.quantized": "Quantized",
-    "moe.routing": "Permutation combine permutation route",
+    "moe.routing": "Permutation combine permutation route route_tokens",
     "moe.warm": "warmup",
 })  # fmt: skip

@@ -15,10 +15,18 @@ import torch
 from kernelkit.call_plan import Plan
 from kernelkit.front import fronted
 from kernelkit.tensors import is_broadcast, require_memory
-from moe.arguments import Activation, Router, Scales, SwiGLU, check_form, out_name
+from moe.arguments import (
+    Activation,
+    Router,
+    RouterLinear,
+    Scales,
+    SwiGLU,
+    check_form,
+    out_name,
+)
 from moe.config import DEFAULT_GRANULARITY
 from moe.formats import format_of
-from moe.fused import FUSED, layer_fields
+from moe.fused import FUSED, layer_fields, logit_fields
 from moe.indices import range_fields
 from moe.launch import GROUPED_GEMM, quantised_result
 from moe.mixed.fragments import ArrangedExperts
@@ -194,7 +202,7 @@ def _check_offsets(x: Quantized, offsets: torch.Tensor) -> None:
 def fused_moe(
     x: torch.Tensor,
     experts: PackedExperts | ArrangedExperts,
-    router_logits: torch.Tensor,
+    router_logits: torch.Tensor | RouterLinear,
     router: Router,
     *,
     activation: SwiGLU | None = None,
@@ -215,7 +223,8 @@ def fused_moe(
         x: [T, H], bfloat16 or float16.
         experts: packed by `moe.packing.pack`, at load; shared ones (`Router.shared`) behind the E
             that are chosen from.
-        router_logits: [T, E], bfloat16, float16 or float32.
+        router_logits: [T, E], bfloat16, float16 or float32; or the linear layer that makes them of
+            x, which for few tokens is one launch with the choice, see `route_tokens`.
         router: how experts are chosen.
         activation: plain SwiGLU by default.
         scales: global scales of the activations, of a format that has any; found by default.
@@ -236,7 +245,7 @@ def fused_moe(
     """
     operator = FUSED_MIXED if isinstance(experts, ArrangedExperts) else FUSED
     given = {
-        "x": x, "router_logits": router_logits, "experts": experts, "router": router,
+        "x": x, **logit_fields(router_logits), "experts": experts, "router": router,
         "activation": SwiGLU() if activation is None else activation,
         "scales": Scales() if scales is None else scales,
         "activations": activations, "tile_rows": tile_rows, "backend": backend, "arch": arch,
@@ -247,7 +256,7 @@ def fused_moe(
 def fused_moe_plan(
     x: torch.Tensor,
     experts: PackedExperts | ArrangedExperts,
-    router_logits: torch.Tensor,
+    router_logits: torch.Tensor | RouterLinear,
     router: Router,
     **options: Any,
 ) -> InPlacePlan[torch.Tensor]:
@@ -266,7 +275,7 @@ def fused_moe_plan(
     given = layer_fields(options)
     arranged = isinstance(experts, ArrangedExperts)
     operator = FUSED_MIXED if arranged else FUSED
-    tokens = {"x": x, "router_logits": router_logits, "experts": experts, "router": router}
+    tokens = {"x": x, "experts": experts, "router": router, **logit_fields(router_logits)}
     layer = operator.arguments(tokens | given)
     if not arranged and format_of(layer.fmt).has_global:
         for name in ("x", "h"):
@@ -275,7 +284,8 @@ def fused_moe_plan(
                 raise ValueError(f"scales.{name} is {scale!r}: a plan takes one that is known")
         layer = replace(layer, h_decode_scale=scale.reciprocal())  # of h, the last
     biases = {name: getattr(layer.router, name) for name in ("bias", "logit_bias")}
-    tables = {"router_logits": layer.router_logits, **biases}
+    linear = layer.linear and layer.linear.bias
+    tables = {"router_logits": layer.router_logits, "linear.bias": linear, **biases}
     for name, table in tables.items():
         if table is not None and is_broadcast(table):
             raise ValueError(f"{name} has strides {table.stride()}: a plan copies nothing")

@@ -70,6 +70,20 @@ class Router:
         return self.top_k + self.shared
 
 
+@dataclass(frozen=True, eq=False)
+class RouterLinear:
+    """The linear layer that makes logits: weight [E, H] and bias [E], in the dtype of x.
+
+    ready: they, and the tensors of `Router`, are older than the kernel in front on the stream, as
+    weights of a model are: they are loaded while that one ends. What that kernel itself, or one
+    that it did not wait for, writes is not ready.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    ready: bool = False
+
+
 @dataclass(frozen=True)
 class SwiGLU:
     """(up + beta) gate sigmoid(alpha gate) of clamped gate and up; see `Activation`."""

@@ -13,7 +13,7 @@ import torch
 
 from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES, require_rank, require_tensors, share_bytes
-from moe.arguments import Arguments, Router, Scales, SwiGLU, check_form
+from moe.arguments import Arguments, Router, RouterLinear, Scales, SwiGLU, check_form
 from moe.choose import check_tile_rows
 from moe.config import GroupedConfig
 from moe.formats import format_of
@@ -23,6 +23,7 @@ from moe.packing import PackedExperts
 from moe.quantiser.launch import Tokens, quantise
 from moe.quantized import Quantized, of_bytes
 from moe.routing.launch import Choices, Slots, Weighted, run_combine, run_permutation, run_route
+from moe.routing.linear_launch import TokenChoices, run_route_tokens
 
 MIXED = (("mxfp8", "mxfp4"),)  # formats of activations and of weights that go together
 PLAIN, FOUND = SwiGLU(), Scales()
@@ -32,10 +33,10 @@ PLAIN, FOUND = SwiGLU(), Scales()
 class Layer:
     """The arguments of `moe.fused_moe`. h_decode_scale: 1 / scales.h, if it is known as well.
     end_expert: None where all experts are here. activations: the format of x and h, None for that
-    of the weights."""
+    of the weights. linear: what makes the logits, where there are none."""
 
     x: torch.Tensor
-    router_logits: torch.Tensor
+    router_logits: torch.Tensor | None
     experts: PackedExperts
     router: Router
     activation: SwiGLU = PLAIN
@@ -47,6 +48,7 @@ class Layer:
     first_expert: int = 0
     end_expert: int | None = None
     activations: str | None = None
+    linear: RouterLinear | None = None
 
     @property
     def where(self) -> dict[str, Any]:
@@ -61,7 +63,15 @@ class Layer:
     @property
     def total(self) -> int:
         """Experts of the layer, here or elsewhere, shared ones among them."""
-        return self.router_logits.shape[1] + self.router.shared
+        return self.routed + self.router.shared
+
+    @property
+    def routed(self) -> int:
+        """Experts that are chosen from, here or elsewhere."""
+        if self.linear is not None:
+            return self.linear.weight.shape[0]
+        assert self.router_logits is not None
+        return self.router_logits.shape[1]
 
     @property
     def is_partial(self) -> bool:
@@ -81,20 +91,28 @@ class Layer:
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError for tokens that are not the
         experts'."""
-        x, logits, experts = self.x, self.router_logits, self.experts
-        require_tensors(x=x, router_logits=logits, w13=experts.w13.data)
+        x, experts = self.x, self.experts
+        # The tensor that says how many experts are chosen from, its name, its shape.
+        named, sizes = ("router_logits", self.router_logits), "[T, E]"
+        if self.linear is not None:
+            named, sizes = ("linear.weight", self.linear.weight), "[E, H]"
+        name, table = named
+        require_tensors(**{"x": x, name: table}, w13=experts.w13.data)
+        assert table is not None
         require_rank("x", x, "[T, H]")
-        require_rank("router_logits", logits, "[T, E]")
+        require_rank(name, table, sizes)
         if x.dtype not in DTYPE_NAMES or x.dtype == torch.float32:
             raise NotImplementedError(f"x is {x.dtype}: bfloat16 or float16")
         check_form(self.activation)
         self._check_own()
         self._check_range()
-        routed = logits.shape[1] if self.is_partial else experts.experts - self.router.shared
-        if tuple(logits.shape) != (x.shape[0], routed) or x.shape[1] != experts.hidden:
+        routed = self.routed if self.is_partial else experts.experts - self.router.shared
+        fits = (x.shape[0], routed) if self.linear is None else (routed, experts.hidden)
+        if tuple(table.shape) != fits or x.shape[1] != experts.hidden:
+            wanted = sizes.replace("E", str(routed)).replace("H", str(experts.hidden))
             raise ValueError(
-                f"x {tuple(x.shape)} and router_logits {tuple(logits.shape)}: [T, "
-                f"{experts.hidden}] and [T, {routed}] for these experts"
+                f"x {tuple(x.shape)} and {name} {tuple(table.shape)}: [T, "
+                f"{experts.hidden}] and {wanted} for these experts"
             )
 
     def _check_own(self) -> None:
@@ -146,10 +164,17 @@ def run_layer(layer: Layer) -> tuple[torch.Tensor]:
 
 def run_routing(layer: Layer) -> Routed:
     """Of the tokens of a layer."""
-    choices = Choices(logits=layer.router_logits, **vars(layer.router), **layer.where)
-    ids, weights = run_route(choices)
+    ids, weights = _chosen(layer)
     slots = Slots(ids, layer.total, layer.first_expert, layer.end_expert, **layer.where)
     return Routed(weights, *run_permutation(slots))
+
+
+def _chosen(layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, weights)."""
+    if layer.linear is not None:
+        return run_route_tokens(TokenChoices(layer.x, layer.linear, layer.router, **layer.where))
+    assert layer.router_logits is not None
+    return run_route(Choices(logits=layer.router_logits, **vars(layer.router), **layer.where))
 
 
 def run_experts(layer: Layer, routed: Routed) -> tuple[torch.Tensor]:
@@ -171,6 +196,13 @@ def combined(layer: Layer, routed: Routed, y: torch.Tensor) -> tuple[torch.Tenso
     rows = routed.row_of_slot.view(routed.weights.shape)
     given = routed.weights, layer.x.dtype, layer.is_partial
     return run_combine(Weighted(y, rows, *given, **layer.where))
+
+
+def logit_fields(given: torch.Tensor | RouterLinear) -> dict[str, Any]:
+    """The fields of `Layer` that stand for logits, or for what makes them."""
+    if isinstance(given, RouterLinear):
+        return {"router_logits": None, "linear": given}
+    return {"router_logits": given}
 
 
 def layer_fields(options: Mapping[str, Any]) -> dict[str, Any]:

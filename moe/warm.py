@@ -14,8 +14,8 @@ from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
 from kernelkit.tensors import as_meta
 from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
-from moe.arguments import Router
-from moe.fused import Layer, layer_fields, run_layer
+from moe.arguments import Router, RouterLinear
+from moe.fused import Layer, layer_fields, logit_fields, run_layer
 from moe.launch import ARCHS
 from moe.mixed.choose import MANY
 from moe.mixed.config import ARCHS as MIXED_ARCHS
@@ -28,7 +28,7 @@ from moe.packing import PackedExperts
 def warmup(
     x: torch.Tensor,
     experts: PackedExperts | ArrangedExperts,
-    router_logits: torch.Tensor,
+    router_logits: torch.Tensor | RouterLinear,
     router: Router,
     *,
     tokens: Sequence[int],
@@ -56,7 +56,7 @@ def warmup(
 def kernels_for(
     x: torch.Tensor,
     experts: PackedExperts | ArrangedExperts,
-    router_logits: torch.Tensor,
+    router_logits: torch.Tensor | RouterLinear,
     router: Router,
     tokens: Sequence[int],
     *,
@@ -72,12 +72,14 @@ def kernels_for(
     if isinstance(experts, ArrangedExperts):
         kind, run, archs = MixedLayer, run_mixed, MIXED_ARCHS
     target = choose_target(x.device, backend, arch, archs)
-    given = layer_fields(options)
-    layer = as_meta(kind(x, router_logits, experts, router, arch=target.arch, **given))
+    given = layer_fields(options) | logit_fields(router_logits)
+    layer = as_meta(kind(x=x, experts=experts, router=router, arch=target.arch, **given))
 
     def kernels_at(count: int) -> list[KernelKey]:
         with collecting() as keys:
-            rows = {"x": _rows(x, count), "router_logits": _rows(router_logits, count)}
+            rows = {"x": _rows(x, count)}
+            if isinstance(router_logits, torch.Tensor):
+                rows["router_logits"] = _rows(router_logits, count)
             run(replace(layer, **rows))
         return keys
 

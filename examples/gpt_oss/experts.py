@@ -11,13 +11,14 @@ from torch.nn.functional import grouped_mm
 from moe import (
     ArrangedExperts,
     PackedExperts,
+    RouterLinear,
     SwiGLU,
     arrange,
     combine,
     fused_moe,
     pack,
     permutation,
-    route,
+    route_tokens,
     unpack,
     unpack_biases,
 )
@@ -27,8 +28,8 @@ from moe.models import ModelLayer
 class Experts(Protocol):
     """What a layer calls."""
 
-    def __call__(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """x [T, H] and the router's logits [T, E] to [T, H]."""
+    def __call__(self, x: torch.Tensor, router: RouterLinear) -> torch.Tensor:
+        """x [T, H] and the linear layer of the router to [T, H]."""
 
     @property
     def nbytes(self) -> int:
@@ -89,10 +90,10 @@ class Mxfp4Experts:
         self.arranged: ArrangedExperts = arrange(packed)
         self.form, self.own = form, own
 
-    def __call__(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, router: RouterLinear) -> torch.Tensor:
         """See `Experts`; x in bf16."""
         form = self.form
-        given = x, self.arranged, logits, form.router
+        given = x, self.arranged, router, form.router
         return fused_moe(*given, activation=form.activation, expert_range=self.own)
 
     @property
@@ -108,14 +109,14 @@ class Bf16Experts:
     def __init__(self, plain: PlainExperts, form: ModelLayer) -> None:
         self.plain, self.form = plain, form
 
-    def __call__(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, router: RouterLinear) -> torch.Tensor:
         """See `Experts`."""
-        router, plain = self.form.router, self.plain
-        ids, weights = route(logits, router.top_k)
+        plain, top_k = self.plain, self.form.router.top_k
+        ids, weights = route_tokens(x, router, self.form.router)
         order = permutation(ids, self.form.experts)
         slots, ends = order.slot_of_row, order.offsets[1:]
         expert = ids.flatten()[slots]
-        rows = x[slots // router.top_k]
+        rows = x[slots // top_k]
         gate_up = grouped_mm(rows, plain.gate_up, offs=ends) + plain.gate_up_bias[expert]
         hidden = activated(gate_up, self.form.activation)
         y = grouped_mm(hidden, plain.down, offs=ends) + plain.down_bias[expert]

@@ -1,7 +1,7 @@
 """The forward of gpt-oss: everything but where keys and values are kept, which an `Attend` knows.
 
-Dense products are torch's. A step does nothing that a CUDA graph cannot capture: no value is read
-on the host.
+Dense products are torch's, but for the router's, which `moe` has. A step does nothing that a CUDA
+graph cannot capture: no value is read on the host.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from examples.gpt_oss.fused import Elementwise
 from examples.gpt_oss.ranks import Ranks
 from examples.gpt_oss.rope import angle_table
 from examples.gpt_oss.weights import Layer, Weights
+from moe import RouterLinear
 
 # (number of the layer, its sinks, q [T, Hq, D], k and v [T, Hkv, D]) -> O [T, Hq, D]: keeps k and v
 # and attends to them and to what was kept before.
@@ -70,8 +71,8 @@ class Model:
         for number, (layer, norm) in enumerate(zip(weights.layers, others, strict=True)):
             found = self._attention(number, layer, normed, angles, attend)
             x, normed = add_norm(x, found, layer.experts_norm, eps)
-            logits = linear(normed, layer.router, layer.router_bias)
-            found = layer.experts(normed, logits)
+            router = RouterLinear(layer.router, layer.router_bias, ready=True)
+            found = layer.experts(normed, router)
             if self.ranks is not None:
                 found = self.ranks.summed(found, self.ranks.experts)
             x, normed = add_norm(x, found, norm, eps)

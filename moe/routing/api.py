@@ -1,4 +1,4 @@
-"""The functions of routing: `route`, `permutation` and `combine`.
+"""The functions of routing: `route`, `route_tokens`, `permutation` and `combine`.
 
 Everything is checked before it compiles; what indices say is looked at on the CPU alone. Every run
 gives the same bits; nothing waits for a GPU, so that a CUDA graph captures every call. `backend`
@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from kernelkit.tensors import require_rank, require_types
+from moe.arguments import Router, RouterLinear
 from moe.indices import range_fields
 from moe.reference_routing import Permutation
 from moe.routing.launch import COMBINE, PERMUTATION, ROUTE
+from moe.routing.linear_launch import ROUTE_TOKENS
 
 
 def route(
@@ -72,6 +74,41 @@ def route(
         "backend": backend, "arch": arch,
     }  # fmt: skip
     return ROUTE(given)
+
+
+def route_tokens(
+    x: torch.Tensor,
+    linear: RouterLinear,
+    router: Router,
+    *,
+    backend: str = "auto",
+    arch: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token and their weights, from the tokens themselves: `route` of
+    torch.nn.functional.linear(x, linear.weight, linear.bias).
+
+    Up to 64 tokens (`moe.routing.config.MOST_TOKENS_OF_LINEAR`, not measured yet) it is one launch.
+    Above, it is torch's linear layer and a launch behind it.
+
+    Of one launch, logits are sums in fp32, plus the bias, rounded once to the dtype of x. The order
+    of a sum depends on E and H alone. Where torch adds up in another order a logit may be rounded
+    the other way, and experts that are nearly as good may change places.
+
+    Args:
+        x: [T, H] bfloat16 or float16, H a multiple of 8; rows in one piece, 16-byte aligned with a
+            stride of a multiple of 16 bytes.
+        linear: weight [E, H], laid out like x, and bias [E], in the dtype of x; whether they are
+            ready, see `moe.RouterLinear`. E up to 512.
+        router: how experts are chosen, see `route`.
+
+    Returns:
+        (ids int32, weights fp32), [T, k + shared], as of `route`.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit.
+    """
+    given = {"x": x, "linear": linear, "router": router, "backend": backend, "arch": arch}
+    return ROUTE_TOKENS(given)
 
 
 def permutation(

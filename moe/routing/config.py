@@ -15,6 +15,19 @@ SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 
 ROUTE_WARPS = 4  # of a CTA; a warp routes one token
 
+BLOCK_TOKENS = 8  # of a cluster: the columns of a product by mma.sync, a CTA routes one of them
+EXPERT_ROWS = 16  # rows of such a product
+STEP_ELEMENTS = 32  # of H that a warp multiplies at a time: two products, 16 bytes of each lane
+LANE_ELEMENTS = 8  # of a row, 16 bytes
+LINEAR_WARPS = 8  # that multiply; one more routes
+MOST_TOKENS_OF_LINEAR = 64  # in one launch; above, torch's linear layer in front. Not measured
+# CTAs of a cluster: the widest that is portable, and the widest for weights that take its SMs long
+# to read. From how many bytes on is not measured.
+CLUSTER, WIDE_CLUSTER, WIDE_FROM_BYTES = 8, 16, 1 << 20
+# Blocks of EXPERT_ROWS by STEP_ELEMENTS that a warp loads ahead, 8 registers each: with more of
+# them ptxas spills where there are 512 experts (nine warps, 168 registers).
+MOST_IN_FLIGHT = 10
+
 MAX_ROWS = 1 << 30  # slots are counted in 32 bits, behind the last one too
 WARPS = 16  # of a CTA: a thread for each of MAX_EXPERTS, and room for two CTAs of an SM
 # Up to here one CTA is faster than a second launch; above, CTAs share the slots.
@@ -122,6 +135,79 @@ class RouteConfig:
         if self.experts + self.shared > MAX_EXPERTS:
             raise NotImplementedError(
                 f"shared {self.shared} beside {self.experts} experts: {MAX_EXPERTS} together"
+            )
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """Static fields of a router with its linear layer.
+
+    route: of the logits, whose dtype is that of x and of the weight. hidden: H. weight_bias:
+    whether the layer has one. ready: weight and biases are older than the kernel in front.
+
+    A warp has every `expert_ways`-th block of EXPERT_ROWS experts, `blocks` of them, and one of
+    `shares` parts of H, `steps` times STEP_ELEMENTS of it.
+    """
+
+    route: RouteConfig
+    hidden: int
+    weight_bias: bool = False
+    ready: bool = False
+
+    @property
+    def cluster(self) -> int:
+        """CTAs that share H."""
+        nbytes = self.route.experts * self.hidden * ITEM_BYTES[self.route.dtype]
+        return CLUSTER if nbytes < WIDE_FROM_BYTES else WIDE_CLUSTER
+
+    @property
+    def expert_ways(self) -> int:
+        """Warps of a CTA that share the experts: a power of two."""
+        blocks = -(-self.route.experts // EXPERT_ROWS)
+        return min(LINEAR_WARPS, 1 << (blocks - 1).bit_length())
+
+    @property
+    def blocks(self) -> int:
+        """Of a warp, the last of which may be behind the last expert."""
+        return -(-self.route.experts // (EXPERT_ROWS * self.expert_ways))
+
+    @property
+    def rows(self) -> tuple[tuple[int, int], ...]:
+        """(block, half) of what a lane loads of every step."""
+        return tuple((block, half) for block in range(self.blocks) for half in range(2))
+
+    @property
+    def shares(self) -> int:
+        """Partial sums of every logit."""
+        return self.cluster * (LINEAR_WARPS // self.expert_ways)
+
+    @property
+    def vectors(self) -> int:
+        """Of a row, LANE_ELEMENTS each."""
+        return self.hidden // LANE_ELEMENTS
+
+    @property
+    def steps(self) -> int:
+        """Of a share; the last ones may be behind the end of H."""
+        return -(-self.hidden // (STEP_ELEMENTS * self.shares))
+
+    @property
+    def in_flight(self) -> int:
+        """Steps that a warp loads ahead, at least one."""
+        return max(1, min(self.steps, MOST_IN_FLIGHT // self.blocks))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no step is behind the end of H."""
+        return self.hidden == self.steps * self.shares * STEP_ELEMENTS
+
+    def check(self) -> None:
+        """ValueError or NotImplementedError, naming value and limit, for what cannot be routed."""
+        self.route.check()
+        if self.hidden < LANE_ELEMENTS or self.hidden % LANE_ELEMENTS:
+            raise NotImplementedError(
+                f"hidden size {self.hidden}: a multiple of {LANE_ELEMENTS}, at least "
+                f"{LANE_ELEMENTS} (16-byte accesses)"
             )
 
 

@@ -6,7 +6,7 @@ Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -33,6 +33,7 @@ from moe.routing.config import (
 )
 
 ARCHS = ("sm_90a", "sm_100a")
+BIASES = ("bias", "logit_bias")  # of `Router`
 PERMUTING = "moe.routing.permutation_kernel"
 
 
@@ -78,30 +79,52 @@ class Weighted:
 
 def run_route(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, weights); one launch."""
-    logits, biases = given.logits, {"bias": given.bias, "logit_bias": given.logit_bias}
-    _check_logits(logits, {name: each for name, each in biases.items() if each is not None})
-    names = ("top_k", "scoring", "n_group", "topk_group", "renormalize", "shared")
-    static: dict[str, Any] = {name: getattr(given, name) for name in names}
-    static |= {name: each is not None for name, each in biases.items()}
-    config = RouteConfig(logits.shape[1], dtype=DTYPE_NAMES[logits.dtype], **static)
-    config.check()
-    check_factor("scale", given.scale)
-    shared_weight = given.shared_weight if given.shared else None
-    if shared_weight is not None:
-        check_factor("shared_weight", shared_weight)
-    bias, logit_bias = (None if each is None else _plain(each) for each in biases.values())
-    logits = _plain(logits)
-    read = (each for each in (logits, bias, logit_bias) if each is not None)
-    if config.is_even and all(map(_is_aligned, read)):
-        config = replace(config, vectors=True)
+    logits, biases = given.logits, biases_of(given)
+    _check_logits(logits, biases)
+    config = config_of(given, logits.shape[1], logits.dtype)
+    scales = scales_of(given)
+    bias, logit_bias = (plain(biases.get(name)) for name in BIASES)
+    logits = plain(logits)
+    config = in_vectors(config, logits, bias, logit_bias)
     target = choose_target(logits.device, given.backend, given.arch, ARCHS)
     ids, weights = empty_choices(given)
     if len(logits):
         outputs = ids.view(-1), weights.view(-1)
-        arguments = (logits, bias, logit_bias, outputs, given.scale, shared_weight)
+        arguments = (logits, bias, logit_bias, outputs, *scales)
         compiled = compile_once(config, target.arch, "moe.routing.topk_kernel")
         launch(compiled, arguments, target, logits.device)
     return ids, weights
+
+
+def biases_of(router: Router) -> dict[str, torch.Tensor]:
+    """Those that there are, by name."""
+    biases = {name: getattr(router, name) for name in BIASES}
+    return {name: bias for name, bias in biases.items() if bias is not None}
+
+
+def config_of(router: Router, experts: int, dtype: torch.dtype) -> RouteConfig:
+    """Checked; `vectors` is for `in_vectors` to say."""
+    names = ("top_k", "scoring", "n_group", "topk_group", "renormalize", "shared")
+    static: dict[str, Any] = {name: getattr(router, name) for name in names}
+    static |= {name: getattr(router, name) is not None for name in BIASES}
+    config = RouteConfig(experts, dtype=DTYPE_NAMES[dtype], **static)
+    config.check()
+    return config
+
+
+def scales_of(router: Router) -> tuple[float, float | None]:
+    """(scale, shared_weight), checked; None where no experts are shared."""
+    check_factor("scale", router.scale)
+    if not router.shared:
+        return router.scale, None
+    check_factor("shared_weight", router.shared_weight)
+    return router.scale, router.shared_weight
+
+
+def in_vectors(config: RouteConfig, *read: torch.Tensor | None) -> RouteConfig:
+    """The config for these logits and biases."""
+    aligned = all(_is_aligned(each) for each in read if each is not None)
+    return replace(config, vectors=True) if config.is_even and aligned else config
 
 
 def empty_choices(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,9 +184,9 @@ def run_combine(given: Weighted) -> tuple[torch.Tensor]:
     check_range("row_of_slot", row_of_slot, rows, f"y has rows 0 to {rows - 1}", begin=begin)
     (out,) = empty_combined(given)
     if out.numel():
-        weights = None if weights is None else _plain(weights)
+        weights = plain(weights)
         columns = combine_columns(tokens, hidden // config.vector)
-        arguments = ((_plain(y), _plain(out)), weights, _plain(row_of_slot), columns)
+        arguments = ((plain(y), plain(out)), weights, plain(row_of_slot), columns)
         compiled = compile_once(config, target.arch, "moe.routing.combine_kernel")
         launch(compiled, arguments, target, y.device)
     return (out,)
@@ -175,9 +198,13 @@ def empty_combined(given: Weighted) -> tuple[torch.Tensor]:
     return (given.y.new_empty(shape, dtype=given.out_dtype or given.y.dtype),)
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
+@overload
+def plain(tensor: torch.Tensor) -> torch.Tensor: ...
+@overload
+def plain(tensor: None) -> None: ...
+def plain(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """As the DSL takes it; the rows of a broadcast table are written out."""
-    return with_plain_strides(without_broadcast(tensor))
+    return None if tensor is None else with_plain_strides(without_broadcast(tensor))
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:

@@ -1,45 +1,18 @@
 """The router: scores of all experts, the k best of them, shared ones, and weights (device code).
 
-A warp routes one token; a lane has neighbouring experts of one group, so that the order of lanes is
-that of experts. What is chosen by is kept as integers that compare like the numbers
-(`warp.key_of`): redux.sync finds the largest of a warp.
-
-Every lane knows its best expert. The k-th largest of these is no larger than the k-th best expert:
-what reaches it are candidates, hardly more than k. They go to shared memory, one for each lane, and
-every lane counts those that are better than its own: the count is its place among the chosen.
-Where equal keys make more than 32 candidates, the best is found k times.
+A warp routes one token (`choice.py`).
 """
-
-from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Boolean, Float32, Int32
-from cutlass.memory import SmemAllocator
+from cutlass import Float32, Int32
 
 from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
 from kernelkit.hw import WARP_THREADS
-from kernelkit.log2 import LOG2_E
+from moe.routing.choice import TYPES, Choice, Outputs, candidates_of
 from moe.routing.config import ROUTE_WARPS, VECTOR_BYTES, RouteConfig
-from moe.routing.warp import LOWEST, flip, key_of, lanes_below, lanes_equal, number, value_of
-
-TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
-LARGEST = 3.4028234663852886e38  # of fp32
-SMALLEST = 1.1754943508222875e-38  # of its normal numbers
-NOBODY = (1 << 31) - 1  # above the key of any number
-ATANH_TERMS = 8  # z is 1/3 at most: the next one adds less than 2 ** -29
-BATCH = 4  # keys that a lane reads at a time
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """In shared memory, one for each lane of the warp."""
-
-    keys: cute.Tensor
-    experts: cute.Tensor
-    scores: cute.Tensor
 
 
 class Route:
@@ -47,6 +20,7 @@ class Route:
 
     def __init__(self, config: RouteConfig) -> None:
         self.config = config
+        self.choice = Choice(config)
 
     @cute.jit
     def __call__(
@@ -82,279 +56,19 @@ class Route:
     ) -> None:
         """Grid (tokens by ROUTE_WARPS,); see `__call__`."""
         follow()
-        config = self.config
         block, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         lane, warp = thread % WARP_THREADS, thread // WARP_THREADS
         token = block * ROUTE_WARPS + warp
-        smem = SmemAllocator()
-        layout = cute.make_ordered_layout((ROUTE_WARPS, WARP_THREADS), order=(1, 0))
-        kinds = (Int32, Int32, Float32)
-        tables = [smem.allocate_tensor(kind, layout, VECTOR_BYTES) for kind in kinds]
-        found = Candidates(*(table[warp, None] for table in tables))
+        found = candidates_of(warp, ROUTE_WARPS)
         tokens, _ = logits.shape
         if token < tokens:
-            scores = self.read(logits[token, None], lane)
+            scores = self.choice.read(logits[token, None], lane)
             if cutlass.const_expr(logit_bias is not None):
-                scores.store(scores.load() + self.read(logit_bias, lane).load())
-            if cutlass.const_expr(config.scoring == "softmax"):
-                self.softmax(scores)
-            elif cutlass.const_expr(config.scoring == "sigmoid"):
-                self.sigmoid(scores)
-            else:
-                self.sqrtsoftplus(scores)
-            keys = self.make_keys(scores, bias, lane)
-            best, second = top_two(keys)
-            if cutlass.const_expr(config.groups > 1):
-                if not self.is_open(best, second, lane):
-                    best = Int32(LOWEST)
-            expert, weight = self.choose(scores, keys, best, lane, found)
-            total = Float32(0.0)
-            if cutlass.const_expr(config.renormalize):
-                total = weight
-                for step in config.choice_steps:
-                    total += cute.arch.shuffle_sync_bfly(total, step)
-            if lane < config.top_k:
-                if cutlass.const_expr(config.renormalize):
-                    weight = Float32(0.0) if total == 0.0 else weight / total
-                place = token * config.slots + lane
-                ids[place] = expert
-                weights[place] = weight * scale
-            if cutlass.const_expr(config.shared > 0):
-                if lane >= config.top_k and lane < config.slots:
-                    place = token * config.slots + lane
-                    ids[place] = config.experts - config.top_k + lane
-                    weights[place] = shared_weight
-
-    @cute.jit
-    def first_expert(self, lane: Int32) -> Int32:
-        """Of a lane, which has those behind it."""
-        config = self.config
-        inside = lane % config.lanes * config.per_lane
-        return lane // config.lanes * config.group_size + inside
-
-    @cute.jit
-    def has(self, lane: Int32, index: cutlass.Constexpr) -> Boolean:
-        """Whether a lane has an expert `index`."""
-        config = self.config
-        has = lane < config.groups * config.lanes
-        if cutlass.const_expr(not config.is_even):
-            has = has and lane % config.lanes * config.per_lane + index < config.group_size
-        return has
-
-    @cute.jit
-    def read(self, row: cute.Tensor, lane: Int32) -> cute.Tensor:
-        """A row's numbers of a lane, fp32; what is no expert is -inf."""
-        config, dtype = self.config, row.element_type
-        values = cute.make_rmem_tensor(config.per_lane, dtype)
-        values.fill(-dtype.inf)
-        if cutlass.const_expr(config.vectors):
-            if self.has(lane, 0):
-                source = cute.local_tile(row, (config.per_lane,), (lane,))
-                cute.autovec_copy(source, values)
-        else:
-            first = self.first_expert(lane)
-            for index in cutlass.range_constexpr(config.per_lane):
-                if self.has(lane, index):
-                    values[index] = row[first + index]
-        numbers = cute.make_rmem_tensor(config.per_lane, Float32)
-        numbers.store(values.load().to(Float32))
-        return numbers
-
-    @cute.jit
-    def softmax(self, scores: cute.Tensor) -> None:
-        """In place, over the warp; zeros where no logit is above -inf. +inf becomes finite."""
-        for index in cutlass.range_constexpr(self.config.per_lane):
-            scores[index] = cute.arch.fmin(number(scores[index]), Float32(LARGEST))
-        top = scores[0]
-        for index in cutlass.range_constexpr(1, self.config.per_lane):
-            top = cute.arch.fmax(top, scores[index])
-        top = cute.arch.warp_redux_sync(flip(top.bitcast(Int32)), "max")
-        # Of -inf alone all powers are 0.
-        base = cute.arch.fmax(value_of(top), Float32(-LARGEST))
-        for index in cutlass.range_constexpr(self.config.per_lane):
-            scores[index] = cute.math.exp2((scores[index] - base) * LOG2_E, fastmath=True)
-        total = scores[0]
-        for index in cutlass.range_constexpr(1, self.config.per_lane):
-            total += scores[index]
-        total = cute.arch.warp_reduction_sum(total)
-        norm = cute.arch.rcp_approx(cute.arch.fmax(total, Float32(SMALLEST)))
-        for index in cutlass.range_constexpr(self.config.per_lane):
-            scores[index] = scores[index] * norm
-
-    @cute.jit
-    def sigmoid(self, scores: cute.Tensor) -> None:
-        """In place."""
-        for index in cutlass.range_constexpr(self.config.per_lane):
-            power = cute.math.exp2(number(scores[index]) * -LOG2_E, fastmath=True)
-            scores[index] = cute.arch.rcp_approx(1.0 + power)
-
-    @cute.jit
-    def sqrtsoftplus(self, scores: cute.Tensor) -> None:
-        """In place: sqrt(ln(1 + exp(x))). +inf becomes finite."""
-        for index in cutlass.range_constexpr(self.config.per_lane):
-            x = cute.arch.fmin(number(scores[index]), Float32(LARGEST))
-            power = cute.math.exp2(cute.arch.fmax(x, -x) * -LOG2_E, fastmath=True)
-            soft = cute.arch.fmax(x, Float32(0.0)) + log_1_plus(power)
-            scores[index] = cute.math.sqrt(soft, fastmath=True)
-
-    @cute.jit
-    def make_keys(self, scores: cute.Tensor, bias: cute.Tensor | None, lane: Int32) -> cute.Tensor:
-        """What experts are chosen by: score + bias; LOWEST is no expert."""
-        config = self.config
-        keys = cute.make_rmem_tensor(config.per_lane, Int32)
-        if cutlass.const_expr(bias is not None):
-            biases = self.read(bias, lane)
-        for index in cutlass.range_constexpr(config.per_lane):
-            key = scores[index].bitcast(Int32)  # not negative
-            if cutlass.const_expr(bias is not None):
-                key = key_of(scores[index] + biases[index])
-            keys[index] = key if self.has(lane, index) else Int32(LOWEST)
-        return keys
-
-    @cute.jit
-    def is_open(self, best: Int32, second: Int32, lane: Int32) -> Boolean:
-        """Whether the group of a lane is one of the topk_group best.
-
-        best, second: of the lane. A group is as good as its two best together, or its only one.
-        """
-        config = self.config
-        for step in config.steps:
-            other, next_one = (cute.arch.shuffle_sync_bfly(key, step) for key in (best, second))
-            second = cutlass.max(cutlass.min(best, other), cutlass.max(second, next_one))
-            best = cutlass.max(best, other)
-        mine = best
-        if cutlass.const_expr(config.group_size > 1):
-            mine = key_of(value_of(best) + value_of(second))
-        mine = mine if self.has(lane, 0) else Int32(LOWEST)
-        group = Int32((1 << config.lanes) - 1) << (lane // config.lanes * config.lanes)
-        chosen = Int32(0)
-        for _ in cutlass.range_constexpr(config.topk_group):
-            holders = cute.arch.vote_ballot_sync(mine == cute.arch.warp_redux_sync(mine, "max"))
-            chosen = chosen | (holders & -holders)
-            mine = Int32(LOWEST) if chosen & group != 0 else mine
-        return chosen & group != 0
-
-    @cute.jit
-    def choose(
-        self, scores: cute.Tensor, keys: cute.Tensor, best: Int32, lane: Int32, found: Candidates
-    ) -> tuple[Int32, Float32]:
-        """(expert, its score) of choice `lane`, the best first; score 0 in the lanes behind.
-
-        best: of the lane's keys, LOWEST where its group is closed. found: is written.
-        """
-        config = self.config
-        limit, rest = Int32(LOWEST), best
-        for _ in cutlass.range_constexpr(config.top_k):
-            limit = cute.arch.warp_redux_sync(rest, "max")
-            rest = Int32(LOWEST) if rest == limit else rest
-        limit = cutlass.max(limit, Int32(LOWEST + 1))
-        limit = Int32(NOBODY) if best == LOWEST else limit
-        place, total = Int32(0), Int32(0)
-        for index in cutlass.range_constexpr(config.per_lane):
-            holders = cute.arch.vote_ballot_sync(keys[index] >= limit)
-            place += cute.arch.popc(holders & lanes_below(lane))
-            total += cute.arch.popc(holders)
-        expert, score = Int32(0), Float32(0.0)
-        if total <= WARP_THREADS:
-            self.collect(scores, keys, limit, place, lane, found)
-            expert, score = self.rank(total, lane, found)
-        else:
-            expert, score = self.find_one_by_one(scores, keys, best, lane)
-        return expert, score
-
-    @cute.jit
-    def collect(
-        self,
-        scores: cute.Tensor,
-        keys: cute.Tensor,
-        limit: Int32,
-        place: Int32,
-        lane: Int32,
-        found: Candidates,
-    ) -> None:
-        """Candidates in the order of experts; limit: their smallest key; place: where the first of
-        this lane goes. Behind them, LOWEST."""
-        sKeys, sExperts, sScores = found.keys, found.experts, found.scores
-        sKeys[lane] = Int32(LOWEST)
-        cute.arch.sync_warp()
-        first = self.first_expert(lane)
-        for index in cutlass.range_constexpr(self.config.per_lane):
-            if keys[index] >= limit:
-                sKeys[place] = keys[index]
-                sExperts[place] = first + index
-                sScores[place] = scores[index]
-                place += 1
-        cute.arch.sync_warp()
-
-    @cute.jit
-    def rank(self, total: Int32, lane: Int32, found: Candidates) -> tuple[Int32, Float32]:
-        """(expert, score) of choice `lane` among the candidates."""
-        sKeys, sExperts, sScores = found.keys, found.experts, found.scores
-        mine, expert, score = sKeys[lane], sExperts[lane], sScores[lane]
-        better = Int32(0)
-        batch = cute.make_rmem_tensor(BATCH, Int32)
-        for first in cutlass.range(0, total, BATCH, unroll=1):
-            cute.autovec_copy(cute.local_tile(sKeys, (BATCH,), (first // BATCH,)), batch)
-            for index in cutlass.range_constexpr(BATCH):
-                better += Int32(1) if batch[index] > mine else Int32(0)
-        # Of equal ones those in lower lanes are better.
-        better += cute.arch.popc(lanes_equal(mine) & lanes_below(lane))
-        cute.arch.sync_warp()
-        if lane < total and better < self.config.top_k:
-            sExperts[better], sScores[better] = expert, score
-        cute.arch.sync_warp()
-        is_chosen = lane < self.config.top_k
-        return sExperts[lane], sScores[lane] if is_chosen else Float32(0.0)
-
-    @cute.jit
-    def find_one_by_one(
-        self, scores: cute.Tensor, keys: cute.Tensor, best: Int32, lane: Int32
-    ) -> tuple[Int32, Float32]:
-        """(expert, score) of choice `lane`, however many keys are equal."""
-        config = self.config
-        my_expert, my_score = Int32(0), Float32(0.0)
-        first = self.first_expert(lane)
-        for choice in cutlass.range(config.top_k, unroll=1):
-            top = cute.arch.warp_redux_sync(best, "max")
-            holders = cute.arch.vote_ballot_sync(best == top)
-            where, score, best_left = Int32(-1), Float32(0.0), Int32(LOWEST)
-            takes = best == top and (holders & lanes_below(lane)) == 0
-            for index in cutlass.range_constexpr(config.per_lane):
-                if takes and where < 0 and keys[index] == top:
-                    where, score, keys[index] = Int32(index), scores[index], Int32(LOWEST)
-                best_left = cutlass.max(best_left, keys[index])
-            if takes:
-                best = best_left
-            source = cute.arch.popc((holders & -holders) - 1)
-            winner = cute.arch.shuffle_sync(first + where, source)
-            score = cute.arch.shuffle_sync(score, source)
-            my_expert = winner if lane == choice else my_expert
-            my_score = score if lane == choice else my_score
-        return my_expert, my_score
-
-
-@cute.jit
-def log_1_plus(p: Float32) -> Float32:
-    """ln(1 + p) for p from 0 to 1, to a few units in the last place: 2 atanh(z), z = p / (2 + p).
-
-    The logarithm of the hardware is right to an absolute error, which is nothing for a small p.
-    """
-    z = p * cute.arch.rcp_approx(2.0 + p)
-    square, series = z * z, Float32(0.0)
-    for power in cutlass.range_constexpr(ATANH_TERMS - 1, -1, -1):
-        series = series * square + 1.0 / (2 * power + 1)
-    return 2.0 * z * series
-
-
-@cute.jit
-def top_two(keys: cute.Tensor) -> tuple[Int32, Int32]:
-    """The two largest of a lane."""
-    best, second = keys[0], Int32(LOWEST)
-    for index in cutlass.range_constexpr(1, cute.size(keys)):
-        second = cutlass.max(second, cutlass.min(best, keys[index]))
-        best = cutlass.max(best, keys[index])
-    return best, second
+                scores.store(scores.load() + self.choice.read(logit_bias, lane).load())
+            biases = self.choice.read_if_any(bias, lane)
+            outputs = Outputs(ids, weights, scale, shared_weight)
+            self.choice.choose_experts(scores, biases, token, lane, found, outputs)
 
 
 def host_function(config: RouteConfig, _arch: str) -> tuple:

@@ -32,7 +32,9 @@ def describe(config: Any) -> str:
     named = [name for name in ("fmt", "head_dim", "dtype") if hasattr(config, name)]
     words = ["head_dim " * (name == "head_dim") + str(getattr(config, name)) for name in named]
     for name, value in changed(config).items():
-        if name not in named:
+        if dataclasses.is_dataclass(value):
+            words.append(describe(value))
+        elif name not in named:
             words.append(name if value is True else f"{name} {value}")
     return ", ".join(words)
 

@@ -76,6 +76,12 @@ def by_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     def combine(y: torch.Tensor, *weights_and_rows: torch.Tensor) -> torch.Tensor:
         return moe.reference_routing.combine(y, *weights_and_rows).to(y.dtype)
 
+    def route_tokens(
+        x: torch.Tensor, linear: moe.RouterLinear, router: moe.Router
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = torch.nn.functional.linear(x, linear.weight, linear.bias)
+        return moe.reference_routing.route(logits, **vars(router))
+
     def copy_slots(*pools_and_tables: torch.Tensor, **_: Any) -> None:
         reference.copy_slots(*pools_and_tables)
 
@@ -87,7 +93,7 @@ def by_definition(monkeypatch: pytest.MonkeyPatch) -> None:
             "gather": reference.gather,
         },
         experts: {
-            "route": moe.reference_routing.route,
+            "route_tokens": route_tokens,
             "permutation": moe.reference_routing.permutation,
             "combine": combine,
         },

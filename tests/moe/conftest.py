@@ -9,6 +9,7 @@ import pytest
 import moe.mixed.launch
 import moe.quantiser.launch
 import moe.routing.launch
+import moe.routing.linear_launch
 from kernelkit import compile as kernel_compile
 from kernelkit.launch import Target, launch
 from tests.moe.mixed_space import CTAS
@@ -37,7 +38,8 @@ def launches(monkeypatch):
             monkeypatch.setattr(module, "launch", lambda *launched: seen.append(launched))
         if name.startswith("moe.") and hasattr(module, "choose_target"):
             monkeypatch.setattr(module, "choose_target", lambda *_: Target("cuda", "sm_100a"))
-    for module in (moe.mixed.launch, moe.quantiser.launch, moe.routing.launch):
+    routing = moe.routing.launch, moe.routing.linear_launch
+    for module in (moe.mixed.launch, moe.quantiser.launch, *routing):
         # A fake tensor has no address.
         monkeypatch.setattr(module, "require_tma", lambda name, tensor: None)
     return seen

@@ -70,14 +70,9 @@ def emulated(run: Any) -> Any:
 def build(case: Case, device: str = "cpu") -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """(logits amid NaN, biases by name)."""
     generator = torch.Generator().manual_seed(case.seed)
-    biases = {}
-    if case.bias:
-        biases["bias"] = torch.rand(case.experts, generator=generator) / 4
-    if case.logit_bias:
-        steps = torch.randint(-64, 65, (case.experts,), generator=generator)
-        biases["logit_bias"] = steps * STEP
+    biases = draw_biases(case, generator)
     logits = _draw(case, case.tokens, generator)
-    while len(close := (~_apart(case, logits, biases)).nonzero()[:, 0]):
+    while len(close := (~apart(case, logits, biases)).nonzero()[:, 0]):
         logits[close] = _draw(case, len(close), generator)
     if case.hostile:
         _add_specials(logits)
@@ -87,6 +82,17 @@ def build(case: Case, device: str = "cpu") -> tuple[torch.Tensor, dict[str, torc
     wide = wide.to(device)
     biases = {name: bias.to(device) for name, bias in biases.items()}
     return wide[:, before : before + case.experts], biases
+
+
+def draw_biases(case: Case, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """By name, as `route` takes them."""
+    biases = {}
+    if case.bias:
+        biases["bias"] = torch.rand(case.experts, generator=generator) / 4
+    if case.logit_bias:
+        steps = torch.randint(-64, 65, (case.experts,), generator=generator)
+        biases["logit_bias"] = steps * STEP
+    return biases
 
 
 def check_route(case: Case, arch: str | None = None, device: str = "cpu") -> None:
@@ -108,7 +114,7 @@ def check_route(case: Case, arch: str | None = None, device: str = "cpu") -> Non
         reference.weights_of(scores, chosen, case.renormalize) * case.scale
         for scores in (
             reference.scores(logits.double(), case.scoring),
-            reference.scores(logits, case.scoring, _rounded_exp),
+            reference.scores(logits, case.scoring, rounded_exp),
         )
     )
     weights = torch.cat((weights, rounded[case.tokens :]))
@@ -212,7 +218,7 @@ def _add_specials(logits: torch.Tensor) -> None:
         special(row)
 
 
-def _apart(case: Case, logits: torch.Tensor, biases: dict[str, torch.Tensor]) -> torch.Tensor:
+def apart(case: Case, logits: torch.Tensor, biases: dict[str, torch.Tensor]) -> torch.Tensor:
     """bool [T]: neither experts nor groups are almost equal, as far as it matters."""
     chosen_by = reference.scores(_biased(logits, biases).double(), case.scoring)
     chosen_by = chosen_by + biases.get("bias", torch.zeros(1)).double()
@@ -230,7 +236,7 @@ def _distinct(values: torch.Tensor) -> torch.Tensor:
     return ((high == low) | (high - low > GAP * high.abs())).all(-1)
 
 
-def _rounded_exp(x: torch.Tensor) -> torch.Tensor:
+def rounded_exp(x: torch.Tensor) -> torch.Tensor:
     """As the kernel rounds: a power of two of a rounded exponent, good to EXP2_BITS."""
     mantissa, binary = torch.frexp(torch.exp2(x * math.log2(math.e)))
     return torch.ldexp((mantissa * 2**EXP2_BITS).round() / 2**EXP2_BITS, binary)

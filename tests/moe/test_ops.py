@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 import moe.launch
 from kernelkit.operator import Operator
 from moe.api import fused_moe, grouped_gemm
-from moe.arguments import Activation, Arguments, Router, Scales, SwiGLU
+from moe.arguments import Activation, Arguments, Router, RouterLinear, Scales, SwiGLU
 from moe.fused import FUSED, PLAIN, Layer, run_layer
 from moe.launch import GROUPED_GEMM
 from moe.packing import PackedExperts, pack
@@ -187,7 +187,8 @@ def test_the_operator_gets_the_whole_layer(scales):
     router = Router(1, "sigmoid", bias, 3, 2, False, 0.5, linear, shared=2, shared_weight=0.25)
     tensors = torch.zeros(4, K).bfloat16(), torch.zeros(4, 3), weights("nvfp4")
     rest = SwiGLU(1.5, 0.5, 3.0), scales, torch.ones(1), 16, "emulate", "sm_100a", 1, 4
-    given = Layer(*tensors, router, *rest)
+    layer = RouterLinear(torch.zeros(3, K).bfloat16(), torch.zeros(3).bfloat16(), ready=True)
+    given = Layer(*tensors, router, *rest, linear=layer)
     schema = FUSED.schema
     found = schema.build(schema.flat(vars(given)))
     for leaf in (*schema.tensors, *schema.others):
@@ -232,6 +233,25 @@ def test_the_host_never_waits_for_the_experts_of_a_rank(launches):
     assert not watched.waits
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
     assert len(launches) == 11
+
+
+@pytest.mark.parametrize("tokens", [64, 65])
+def test_the_host_never_waits_for_the_linear_layer_of_a_router(tokens, launches):
+    """It is no launch of ours: it belongs to the first, or is torch's."""
+    x, linear = torch.empty(tokens, K).bfloat16(), RouterLinear(torch.empty(3, K).bfloat16())
+    tensors = weights("mxfp8"), Router(1)
+    counts = []
+    for real in (
+        Layer(x, None, *tensors, linear=linear), Layer(x, torch.empty(tokens, 3), *tensors),
+    ):  # fmt: skip
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            given = on_gpu(real)
+            with Watched() as watched:
+                (y,) = run_layer(given)
+        assert not watched.waits
+        assert (y.shape, y.dtype) == (x.shape, x.dtype)
+        counts.append(len(launches))
+    assert counts[1] == 2 * counts[0]
 
 
 @pytest.mark.parametrize(("fmt", "top_k"), [("nvfp4", 2), ("mxfp8", 1)])

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
+from moe import Router
 from moe import reference_routing as reference
-from moe.routing import combine, permutation, route
+from moe.routing import combine, permutation, route, route_tokens
 from moe.routing.config import SCORINGS
+from tests.moe.linear_cases import Linear, check_exact, check_normal
 from tests.moe.routing_cases import (
     DTYPES,
     Case,
@@ -54,6 +57,52 @@ def random_case(seed: int) -> Case:
 @pytest.mark.parametrize("seed", range(60))
 def test_route(seed):
     check_route(random_case(seed), device="cuda")
+
+
+def random_linear(seed: int) -> Linear:
+    """Anything that `route_tokens` takes, with experts and tokens of `random_case`."""
+    draw, case = random.Random(seed), random_case(seed)
+    return Linear(
+        replace(case, tokens=draw.randint(1, 70), dtype=draw.choice(("bf16", "fp16"))),
+        hidden=8 * draw.choice((1, 9, 64, 255, 360, 512, 896)),
+        bias=draw.random() < 0.5,
+        ready=draw.random() < 0.5,
+        hostile=draw.random() < 0.3,
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_route_tokens(seed):
+    check_exact(random_linear(seed), device="cuda")
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 33, 64])
+@pytest.mark.parametrize(("experts", "top_k", "hidden"), [(32, 4, 2880), (256, 8, 7168)])
+def test_route_tokens_of_normal_numbers(experts, top_k, hidden, tokens):
+    check_normal(Linear(Case(tokens, experts, top_k, "bf16"), hidden, bias=True), device="cuda")
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 64])
+def test_route_tokens_between_launches_of_a_graph(tokens):
+    """What is in front writes the tokens, what is behind reads the weights, again and again."""
+    case = Linear(Case(tokens, 32, 4, "bf16"), 2880, bias=True)
+    x, layer = case.normal(tokens, "cuda")
+    y, rows = torch.randn(4 * tokens, 512, device="cuda"), torch.arange(4 * tokens).int().cuda()
+    ones = torch.ones(tokens, 1, device="cuda")
+
+    def run() -> tuple[torch.Tensor, ...]:
+        given = combine(x.contiguous(), ones, rows[:tokens])
+        ids, weights = route_tokens(given, layer, Router(4))
+        return given, ids, weights, combine(y, weights, rows)
+
+    wanted = run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [run() for _ in range(20)]
+    for _ in range(20):
+        graph.replay()
+        for found in captured:
+            assert all(map(torch.equal, found, wanted))
 
 
 @pytest.mark.parametrize("seed", range(60))

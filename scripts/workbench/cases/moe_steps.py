@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch.nn.functional import linear
 
 from moe import reference, reference_routing
+from moe.arguments import Router, RouterLinear
 from moe.formats import FORMATS, row_blocks, scale_bytes
 from moe.quantiser.launch import Tokens, quantise
 from moe.quantized import Quantized
-from moe.routing import Permutation, combine, permutation, route
+from moe.routing import Permutation, combine, permutation, route, route_tokens
 from workbench.cases.steps import (
     Arguments,
     Maker,
@@ -41,6 +43,11 @@ ROUTERS = {
     "384 experts, 8": (384, True, {"top_k": 8, "scoring": "sigmoid", "scale": 2.5}),
     "128 experts, 4": (128, False, {"top_k": 4}),
 }
+# The same of a router with its linear layer: whether that has a bias comes last.
+LINEAR_ROUTERS = {
+    "256 experts in 8 groups, 8 of 4": (*ROUTERS["256 experts in 8 groups, 8 of 4"], False),
+    "32 experts, 4": (32, False, {"top_k": 4}, True),
+}
 INPUTS = "standard normal, bf16 (logits fp32); experts of a token all alike"
 CHECKED = 4096  # tokens, the first of more: references are slow
 SAME_EXPERTS = 0.99  # of tokens; the others have experts that are all but equal
@@ -56,6 +63,7 @@ def makers(hidden: int) -> dict[str, list[Maker]]:
             partial(_gather, hidden),
         ],
         "route": [partial(_router, name) for name in ROUTERS],
+        "route_tokens": [partial(_linear_router, name, hidden) for name in LINEAR_ROUTERS],
         "permutation": [_permutation],
         "combine": [partial(_combine, hidden)],
     }
@@ -138,15 +146,46 @@ def _router(name: str, tokens: int) -> Problem:
 
     def check(arguments: Arguments, outputs: Outputs) -> None:
         logits, bias = arguments
-        ids, weights = reference_routing.route(logits, bias=bias, **options)
-        same = (outputs[0] == ids).all(1)
-        if same.float().mean() < SAME_EXPERTS:
-            raise ValueError("wrong: other experts than the reference's")
-        expect_close(outputs[1][same], weights[same], WEIGHT_ERROR)
+        expect_choice(outputs, reference_routing.route(logits, bias=bias, **options))
 
     nbytes = 4 * (tokens * experts + biased * experts) + 8 * tokens * options["top_k"]
     peers = {"moe": ours, "torch": by_torch}
     return Problem("route", name, tokens, nbytes, draw, peers, check)
+
+
+def _linear_router(name: str, hidden: int, tokens: int) -> Problem:
+    experts, biased, options, linear_biased = LINEAR_ROUTERS[name]
+
+    def draw(seed: int, device: str) -> Arguments:
+        x, weight = normal(seed, device, tokens, hidden), normal(seed + 1, device, experts, hidden)
+        own = normal(seed + 2, device, experts) if linear_biased else None
+        bias = normal(seed + 3, device, experts).float() / 8 if biased else None
+        return x, weight / hidden**0.5, own, bias
+
+    def ours(
+        x: torch.Tensor, weight: torch.Tensor, own: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> Outputs:
+        return route_tokens(x, RouterLinear(weight, own, ready=True), Router(**options, bias=bias))
+
+    def in_two(
+        x: torch.Tensor, weight: torch.Tensor, own: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> Outputs:
+        return route(linear(x, weight, own), bias=bias, **options)
+
+    def by_torch(
+        x: torch.Tensor, weight: torch.Tensor, own: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> Outputs:
+        return torch_route(linear(x, weight, own).float(), bias, **options)
+
+    def check(arguments: Arguments, outputs: Outputs) -> None:
+        x, weight, own, bias = arguments
+        logits = x.double() @ weight.double().T + (0.0 if own is None else own.double())
+        expect_choice(outputs, reference_routing.route(logits.to(x.dtype), bias=bias, **options))
+
+    nbytes = 2 * (tokens * hidden + experts * hidden + linear_biased * experts)
+    nbytes += 4 * biased * experts + 8 * tokens * options["top_k"]
+    peers = {"moe": ours, "torch, moe": in_two, "torch": by_torch}
+    return Problem("route_tokens", name, tokens, nbytes, draw, peers, check)
 
 
 def torch_route(
@@ -221,6 +260,14 @@ def _combine(hidden: int, tokens: int) -> Problem:
 def chosen(seed: int, device: str, tokens: int) -> torch.Tensor:
     """TOP_K different experts of each token."""
     return normal(seed, device, tokens, EXPERTS).topk(TOP_K, dim=-1)[1].int()
+
+
+def expect_choice(outputs: Outputs, expected: Outputs) -> None:
+    """ValueError for other experts, of more than a few tokens, or other weights."""
+    same = (outputs[0] == expected[0]).all(1)
+    if same.float().mean() < SAME_EXPERTS:
+        raise ValueError("wrong: other experts than the reference's")
+    expect_close(outputs[1][same], expected[1][same], WEIGHT_ERROR)
 
 
 def tensors_of(found: Quantized) -> Outputs:

@@ -44,6 +44,7 @@ RIVALS = RESULTS / "published_moe_rivals.csv"
 ROUTE, QUANTISE, W13, W2, COMBINE = STEPS = ("route", "quantise", "w13", "w2", "combine")
 OF_MODULE = {  # of a kernel -> the step; products are told apart by their order
     "moe.routing.topk_kernel": ROUTE,
+    "moe.routing.linear_kernel": ROUTE,
     "moe.routing.permutation_kernel": ROUTE,
     "moe.quantiser": QUANTISE,
     "moe.routing.combine_kernel": COMBINE,

@@ -13,7 +13,11 @@ from workbench.flags.groups import add
 # family -> (its steps, the rows that its benchmark takes, what a row is)
 FAMILIES = {
     "merge": (("merge",), (1, 128, 2048, 8192, 32768), "rows of O, positions x heads"),
-    "moe": (("quantise", "route", "permutation", "combine"), (1, 64, 4096, 32768), "tokens"),
+    "moe": (
+        ("quantise", "route", "route_tokens", "permutation", "combine"),
+        (1, 64, 4096, 32768),
+        "tokens",
+    ),
     "kvcache": (
         ("append", "gather", "copy", "checksum", "host"),
         (1, 128, 2048, 8192, 32768),
@@ -25,6 +29,7 @@ ABOUT = {  # what a step does
     "merge": "Merges attention results over disjoint keys.",
     "quantise": "Quantises tokens to nvfp4, mxfp8 and mxfp4.",
     "route": "Routes tokens to experts.",
+    "route_tokens": "Routes tokens by the linear layer of the router and its choice.",
     "permutation": "Sorts the choices of all tokens by expert.",
     "combine": "Adds the weighted rows of each token up.",
     "append": "Writes new entries into the cache.",

@@ -11,10 +11,11 @@ from unittest import mock
 import torch
 
 from moe.api import grouped_gemm
+from moe.arguments import Router, RouterLinear
 from moe.mixed.launch import write_rows
 from moe.quantiser.api import quantise
 from moe.quantized import Quantized
-from moe.routing import combine, permutation, route
+from moe.routing import combine, permutation, route, route_tokens
 from workbench.mutation.subject import Results, Subject
 from workbench.problems import mixed_gemm
 from workbench.problems.grouped_gemm import Case
@@ -120,6 +121,17 @@ def _route(scoring: str, **options: Any) -> Results:
     return route(logits, 8, scoring=scoring, arch="sm_90a", **options)
 
 
+def _route_tokens(experts: int, hidden: int) -> Results:
+    """The launch before writes the tokens, the one behind reads what this one writes."""
+    rows = torch.arange(9).int()
+    x = combine(_normal(9, hidden).bfloat16(), torch.ones(9, 1), rows, arch="sm_90a")
+    weight, bias = _normal(experts + 1, hidden).bfloat16(), _normal(experts).bfloat16()
+    layer = RouterLinear(weight[1:] / 16, bias, ready=True)
+    ids, weights = route_tokens(x, layer, Router(4, bias=_normal(experts)), arch="sm_90a")
+    y = combine(_normal(36, 64).bfloat16(), weights, torch.arange(36).int(), arch="sm_90a")
+    return x, ids, weights, y
+
+
 def _quantise(fmt: str, **options: Any) -> Results:
     offsets = torch.tensor([0, 65, 65, 130]).int()
     given = {"rows": _ids(130, 1, 70)[:, 0], "offsets": offsets, "arch": "sm_100a"}
@@ -212,6 +224,8 @@ SUBJECTS: dict[str, Subject] = {
     "moe permutation in two": Subject(lambda: _permutation(1100)),
     "moe route softmax": Subject(lambda: _route("softmax")),
     "moe route sigmoid": Subject(lambda: _route("sigmoid", n_group=8, topk_group=4)),
+    "moe route tokens": Subject(lambda: _route_tokens(32, 2880)),
+    "moe route tokens, many experts": Subject(lambda: _route_tokens(160, 520)),
     "moe quantise nvfp4": Subject(lambda: _quantise("nvfp4", global_scale="tensor")),
     "moe quantise mxfp8": Subject(lambda: _quantise("mxfp8")),
     "moe combine": Subject(_combine),

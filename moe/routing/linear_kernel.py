@@ -1,0 +1,295 @@
+"""The router with its linear layer, from tokens to experts in one launch (device code).
+
+A cluster has eight tokens: the columns of products by mma.sync, whose rows are 16 experts. Its
+warps share H, and the experts, too, where there are many; a lane loads 16 bytes of a row at a time,
+and which elements of H they are is the same for experts and for tokens. Every warp sends its sums
+to the CTA that routes the token: CTA t of the cluster has token t. A warp of its own adds the sums
+up there, in the order of their shares, so that bits are always the same, rounds logits as a linear
+layer does, and chooses (`choice.py`).
+
+Weights that are older than the kernel in front are loaded while that one ends, and those for which
+there are no registers brought to L2.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
+
+from kernelkit.dependent import follow
+from kernelkit.fake import fake_tensor
+from kernelkit.hw import WARP_THREADS
+from kernelkit.warp_mma import multiply
+from kernelkit.words import four_words_if
+from moe.routing.choice import TYPES, Candidates, Choice, Outputs, candidates_of
+from moe.routing.config import (
+    BLOCK_TOKENS,
+    EXPERT_ROWS,
+    LANE_ELEMENTS,
+    LINEAR_WARPS,
+    STEP_ELEMENTS,
+    VECTOR_BYTES,
+    LinearConfig,
+)
+from moe.routing.mail import Mail, open_mail, send, wait
+
+ROW_LANES = STEP_ELEMENTS // LANE_ELEMENTS  # that read a row side by side
+STEP_BYTES = ROW_LANES * VECTOR_BYTES
+HALVES = 2  # of a step: products of 16 elements of H each
+
+
+@dataclass(frozen=True)
+class Given:
+    """x (T, H), weight (E, H) and its bias (E,) in one dtype; biases of the choice and of logits
+    (E,) fp32. What is not there is None."""
+
+    x: cute.Tensor
+    weight: cute.Tensor
+    weight_bias: cute.Tensor | None
+    bias: cute.Tensor | None
+    logit_bias: cute.Tensor | None
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a warp multiplies. first_step: of H. first_block: of experts. number: of the sums that
+    it has a part of. first_token: of the cluster, and how many there are."""
+
+    first_step: Int32
+    first_block: Int32
+    number: Int32
+    first_token: Int32
+    tokens: Int32
+
+
+class RouteLinear:
+    """Host function and kernel of one LinearConfig."""
+
+    def __init__(self, config: LinearConfig) -> None:
+        self.config = config
+        self.choice = Choice(config.route)
+
+    @cute.jit
+    def __call__(
+        self,
+        tensors: tuple[cute.Tensor | None, ...],
+        outputs: tuple[cute.Tensor, ...],
+        scale: Float32,
+        shared_weight: Float32 | None,
+        stream: CUstream,
+    ) -> None:
+        """tensors: fields of `Given`; outputs: ids int32 and weights fp32, (T * slots,);
+        shared_weight: None where no experts are shared."""
+        cluster, (tokens, _) = self.config.cluster, tensors[0].shape
+        blocks = (tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+        self.kernel(Given(*tensors), Outputs(*outputs, scale, shared_weight)).launch(
+            grid=(blocks * cluster, 1, 1),
+            block=((LINEAR_WARPS + 1) * WARP_THREADS, 1, 1),
+            cluster=(cluster, 1, 1),
+            stream=stream,
+            use_pdl=True,
+        )
+
+    @cute.kernel
+    def kernel(self, given: Given, outputs: Outputs) -> None:
+        """Grid (CTAs of a cluster x tokens by BLOCK_TOKENS,); see `__call__`."""
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        share = self.share_of(given, rank, warp)
+        mail = open_mail(self.config, rank < share.tokens)
+        found = candidates_of(Int32(0), 1)
+        if warp < LINEAR_WARPS:
+            sums = self.multiply_share(given, share)
+            cute.arch.cluster_wait()  # all have opened their mail
+            self.send_sums(mail, share, sums)
+        else:
+            self.route(given, mail, rank, share, found, outputs)
+
+    @cute.jit
+    def share_of(self, given: Given, rank: Int32, warp: Int32) -> Share:
+        """Of a warp."""
+        config = self.config
+        block, _, _ = cute.arch.block_idx()
+        tokens, _ = given.x.shape
+        number = rank * (LINEAR_WARPS // config.expert_ways) + warp // config.expert_ways
+        first = block // config.cluster * BLOCK_TOKENS
+        return Share(
+            number * config.steps,
+            warp % config.expert_ways,
+            number,
+            first,
+            cutlass.min(tokens - first, BLOCK_TOKENS),
+        )
+
+    @cute.jit
+    def multiply_share(self, given: Given, share: Share) -> cute.Tensor:
+        """Sums of a warp over its share of H (blocks, HALVES, 4)."""
+        config = self.config
+        rows = [self.row_of(given.weight, share, block, half) for block, half in config.rows]
+        row = self.row_of_token(given.x, share)
+        ahead = range(config.in_flight)
+        if cutlass.const_expr(not config.ready):
+            cute.arch.griddepcontrol_wait()
+        weights = [[self.load(each, share, step) for each in rows] for step in ahead]
+        self.prefetch(rows, share)
+        if cutlass.const_expr(config.ready):
+            cute.arch.griddepcontrol_wait()
+        tokens = [self.load(row, share, step) for step in ahead]
+        # Not before: ptxas moves loads down to their use, but not behind this.
+        cute.arch.griddepcontrol_launch_dependents()
+        sums = registers_of(Float32, (config.blocks, HALVES, 4))
+        sums.fill(0.0)
+        for step in cutlass.range_constexpr(config.steps):
+            self.multiply(weights[step], tokens[step], sums)
+            if cutlass.const_expr(step + config.in_flight < config.steps):
+                weights.append([self.load(each, share, len(weights)) for each in rows])
+                tokens.append(self.load(row, share, len(tokens)))
+        return sums
+
+    @cute.jit
+    def row_of(
+        self,
+        weight: cute.Tensor,
+        share: Share,
+        block: cutlass.Constexpr[int],
+        half: cutlass.Constexpr[int],
+    ) -> Int64:
+        """Address of what a lane loads first of an expert: of one row of a block, and of that eight
+        behind it. Behind the last expert it is that one again: nobody takes those sums."""
+        first = (share.first_block + block * self.config.expert_ways) * EXPERT_ROWS
+        row = first + half * 8 + cute.arch.lane_idx() // ROW_LANES
+        expert = cutlass.min(row, self.config.route.experts - 1)
+        return vector_of(weight[expert, None], first_vector(share))
+
+    @cute.jit
+    def row_of_token(self, x: cute.Tensor, share: Share) -> Int64:
+        """The same of a token; behind the last one it is that one again."""
+        token = cutlass.min(cute.arch.lane_idx() // ROW_LANES, share.tokens - 1)
+        return vector_of(x[share.first_token + token, None], first_vector(share))
+
+    @cute.jit
+    def load(self, row: Int64, share: Share, step: cutlass.Constexpr[int]) -> tuple[Uint32, ...]:
+        """Four words of a row, so many steps behind the first, zeros behind its end."""
+        is_there = Boolean(True)
+        if cutlass.const_expr(not self.config.is_whole):
+            is_there = first_vector(share) < self.config.vectors - step * ROW_LANES
+        return four_words_if(is_there, row + step * STEP_BYTES)
+
+    @cute.jit
+    def prefetch(self, rows: list[Int64], share: Share) -> None:
+        """To L2, the steps of a warp that are not yet loaded: each lane that shares a row another
+        step of it."""
+        config, place = self.config, cute.arch.lane_idx() % ROW_LANES
+        for first in cutlass.range_constexpr(config.in_flight, config.steps, ROW_LANES):
+            step = first + place
+            vector = (share.first_step + step) * ROW_LANES
+            if step < config.steps and vector < config.vectors:
+                for row in rows:
+                    # The row begins where this lane reads.
+                    address = row + (first * STEP_BYTES + place * (STEP_BYTES - VECTOR_BYTES))
+                    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])
+
+    @cute.jit
+    def multiply(
+        self,
+        weights: list[tuple[Uint32, ...]],
+        token: tuple[Uint32, ...],
+        sums: cute.Tensor,
+    ) -> None:
+        """sums (blocks, HALVES, 4) += a step of H; weights: words of `LinearConfig.rows`. Which
+        elements of H the columns of a product are does not matter, as long as both operands have
+        the same ones there: two words of the four that a lane loaded."""
+        for block in cutlass.range_constexpr(self.config.blocks):
+            upper, lower = weights[2 * block], weights[2 * block + 1]
+            for half in cutlass.range_constexpr(HALVES):
+                low, high = 2 * half, 2 * half + 1
+                words = (upper[low], lower[low], upper[high], lower[high])
+                pair = (token[low], token[high])
+                multiply(sums[block, half, None], words, pair, self.config.route.dtype)
+
+    @cute.jit
+    def send_sums(self, mail: Mail, share: Share, sums: cute.Tensor) -> None:
+        """A warp's, each to the CTA that routes its token."""
+        config, lane = self.config, cute.arch.lane_idx()
+        for block in cutlass.range_constexpr(config.blocks):
+            first = (share.first_block + block * config.expert_ways) * EXPERT_ROWS
+            for number in cutlass.range_constexpr(4):
+                expert = first + lane // ROW_LANES + number // 2 * 8
+                token = lane % ROW_LANES * 2 + number % 2
+                if expert < config.route.experts and token < share.tokens:
+                    total = sums[block, 0, number] + sums[block, 1, number]
+                    send(mail, share.number, expert, total, token)
+
+    @cute.jit
+    def route(
+        self,
+        given: Given,
+        mail: Mail,
+        rank: Int32,
+        share: Share,
+        found: Candidates,
+        outputs: Outputs,
+    ) -> None:
+        """By the last warp: the experts of the token of this CTA, if it has one."""
+        lane = cute.arch.lane_idx()
+        if cutlass.const_expr(not self.config.ready):
+            follow()
+        weight_bias = self.choice.read_if_any(given.weight_bias, lane)
+        logit_bias = self.choice.read_if_any(given.logit_bias, lane)
+        biases = self.choice.read_if_any(given.bias, lane)
+        if cutlass.const_expr(self.config.ready):
+            follow()
+        cute.arch.cluster_wait()
+        if rank < share.tokens:
+            wait(mail)
+            logits = self.choice.read(mail.sums[0, None], lane)
+            for number in cutlass.range_constexpr(1, self.config.shares):
+                part = self.choice.read(mail.sums[number, None], lane)
+                logits.store(logits.load() + part.load())
+            if cutlass.const_expr(weight_bias is not None):
+                logits.store(logits.load() + weight_bias.load())
+            logits.store(logits.load().to(given.x.element_type).to(Float32))
+            if cutlass.const_expr(logit_bias is not None):
+                logits.store(logits.load() + logit_bias.load())
+            token = share.first_token + rank
+            self.choice.choose_experts(logits, biases, token, lane, found, outputs)
+
+
+@cute.jit
+def first_vector(share: Share) -> Int32:
+    """Of a row, that a lane loads: LANE_ELEMENTS each."""
+    return share.first_step * ROW_LANES + cute.arch.lane_idx() % ROW_LANES
+
+
+@cute.jit
+def vector_of(row: cute.Tensor, vector: Int32) -> Int64:
+    """Its address. All loads of a row then are at constant distances, and in flight at once."""
+    return cute.local_tile(row, (LANE_ELEMENTS,), (vector,)).iterator.toint()
+
+
+@cute.jit
+def registers_of(dtype: cutlass.Constexpr, shape: cutlass.Constexpr) -> cute.Tensor:
+    """The last dimension lies together."""
+    order = tuple(range(len(shape) - 1, -1, -1))
+    return cute.make_rmem_tensor(cute.make_ordered_layout(shape, order=order), dtype)
+
+
+def host_function(config: LinearConfig, _arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    route, dtype = config.route, TYPES[config.route.dtype]
+    x = fake_tensor(dtype, cute.sym_int32(), config.hidden, align=VECTOR_BYTES)
+    weight = fake_tensor(dtype, route.experts, config.hidden, align=VECTOR_BYTES)
+    align = VECTOR_BYTES if route.vectors else None
+    biases = (
+        fake_tensor(kind, route.experts, align=align) if there else None
+        for there, kind in (
+            (config.weight_bias, dtype), (route.bias, Float32), (route.logit_bias, Float32),
+        )
+    )  # fmt: skip
+    slots = cute.sym_int32()
+    outputs = fake_tensor(Int32, slots), fake_tensor(Float32, slots)
+    shared_weight = Float32(0.0) if route.shared else None
+    scales = Float32(0.0), shared_weight
+    return RouteLinear(config), (x, weight, *biases), outputs, *scales, CUstream(0)
