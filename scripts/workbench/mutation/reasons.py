@@ -121,6 +121,13 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         EDGE,
+        "nothing stands in front of the first launch of this problem; the warp that routes reads "
+        "nothing of the launch in front, and writes when it has sums of warps that have waited",
+        "dependency wait",
+        subject="moe route tokens",
+    ),
+    Reason(
+        EDGE,
         "the relaxed cluster barrier orders the allocation, by which its address is known (as "
         "NVIDIA's fmha_bwd.py has it), and mbarriers have a fence of their own",
         "remove named barrier",
