@@ -87,8 +87,8 @@ def route_tokens(
     """The experts of each token and their weights, from the tokens themselves: `route` of
     torch.nn.functional.linear(x, linear.weight, linear.bias).
 
-    Up to 64 tokens (`moe.routing.config.MOST_TOKENS_OF_LINEAR`, not measured yet) it is one launch.
-    Above, it is torch's linear layer and a launch behind it.
+    Up to 64 tokens, or 16 where the weight is 1 MiB or larger, it is one launch. Above, it is
+    torch's linear layer and a launch behind it.
 
     Of one launch, logits are sums in fp32, plus the bias, rounded once to the dtype of x. The order
     of a sum depends on E and H alone. Where torch adds up in another order a logit may be rounded

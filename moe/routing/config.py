@@ -20,10 +20,13 @@ EXPERT_ROWS = 16  # rows of such a product
 STEP_ELEMENTS = 32  # of H that a warp multiplies at a time: two products, 16 bytes of each lane
 LANE_ELEMENTS = 8  # of a row, 16 bytes
 LINEAR_WARPS = 8  # that multiply; one more routes
-MOST_TOKENS_OF_LINEAR = 64  # in one launch; above, torch's linear layer in front. Not measured
 # CTAs of a cluster: the widest that is portable, and the widest for weights that take its SMs long
 # to read. From how many bytes on is not measured.
 CLUSTER, WIDE_CLUSTER, WIDE_FROM_BYTES = 8, 16, 1 << 20
+# Tokens of one launch; above, torch's linear layer in front. On an H200, in us: gpt-oss's (8 CTAs)
+# takes 3.0 for 64, beyond which nothing was measured, both steps 7.4; DeepSeek-V3's (16 CTAs) 8.0
+# for 16 and 15.4 for 64, both steps 8.9 and 9.2.
+MOST_TOKENS = {CLUSTER: 64, WIDE_CLUSTER: 16}
 # Blocks of EXPERT_ROWS by STEP_ELEMENTS that a warp loads ahead, 8 registers each: with more of
 # them ptxas spills where there are 512 experts (nine warps, 168 registers).
 MOST_IN_FLIGHT = 10
@@ -159,6 +162,11 @@ class LinearConfig:
         """CTAs that share H."""
         nbytes = self.route.experts * self.hidden * ITEM_BYTES[self.route.dtype]
         return CLUSTER if nbytes < WIDE_FROM_BYTES else WIDE_CLUSTER
+
+    @property
+    def most_tokens(self) -> int:
+        """Of one launch."""
+        return MOST_TOKENS[self.cluster]
 
     @property
     def expert_ways(self) -> int:

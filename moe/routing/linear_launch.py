@@ -15,7 +15,7 @@ from kernelkit.launch import choose_target, launch
 from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors, require_tma
 from moe.arguments import Router, RouterLinear
-from moe.routing.config import MOST_TOKENS_OF_LINEAR, LinearConfig
+from moe.routing.config import LinearConfig
 from moe.routing.launch import (
     ARCHS,
     BIASES,
@@ -44,7 +44,7 @@ def run_route_tokens(given: TokenChoices) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, weights); one launch, or for many tokens torch's linear layer and one."""
     layer, router = given.linear, given.router
     config = _checked_config(given)
-    if len(given.x) > MOST_TOKENS_OF_LINEAR:
+    if len(given.x) > config.most_tokens:
         logits = linear(given.x, layer.weight, layer.bias)
         where = {"backend": given.backend, "arch": given.arch}
         return run_route(Choices(logits=logits, **vars(router), **where))

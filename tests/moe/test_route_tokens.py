@@ -24,9 +24,17 @@ from moe import (
     reference_routing,
     route_tokens,
 )
-from moe.routing.config import EXPERT_ROWS, LINEAR_WARPS, STEP_ELEMENTS, LinearConfig, RouteConfig
+from moe.routing.config import (
+    CLUSTER,
+    EXPERT_ROWS,
+    LINEAR_WARPS,
+    MOST_TOKENS,
+    STEP_ELEMENTS,
+    LinearConfig,
+    RouteConfig,
+)
 from moe.routing.launch import ARCHS
-from moe.routing.linear_launch import MOST_TOKENS_OF_LINEAR, ROUTE_TOKENS
+from moe.routing.linear_launch import ROUTE_TOKENS
 from moe.warm import kernels_for
 from ptxemu import Options
 from tests.moe.linear_cases import Linear, check_exact, check_normal, logits_of
@@ -166,18 +174,17 @@ def test_warps_have_every_expert_and_all_of_h_once(sizes):
     assert 1 <= found.in_flight <= found.steps
 
 
-@pytest.mark.parametrize("tokens", [64, 65])
-def test_many_tokens_have_torchs_linear_layer_in_front(tokens, monkeypatch):
+@pytest.mark.parametrize(("tokens", "experts"), [(64, 8), (65, 8), (16, 256), (17, 256)])
+def test_many_tokens_have_torchs_linear_layer_in_front(tokens, experts, monkeypatch):
     seen = []
     monkeypatch.setattr("moe.routing.linear_launch.compile_once", lambda *a: seen.append(a[2]))
     monkeypatch.setattr("moe.routing.launch.compile_once", lambda *a: seen.append(a[2]))
     for module in ("linear_launch", "launch"):
         monkeypatch.setattr(f"moe.routing.{module}.launch", lambda *_: None)
-    assert MOST_TOKENS_OF_LINEAR == 64
-    x = torch.zeros(tokens, 64).bfloat16()
-    ids, _ = route_tokens(x, RouterLinear(torch.zeros(8, 64).bfloat16()), Router(2))
+    x, weight = (torch.zeros(rows, 2048).bfloat16() for rows in (tokens, experts))
+    ids, _ = route_tokens(x, RouterLinear(weight), Router(2))
     assert ids.shape == (tokens, 2)
-    assert seen == ["moe.routing." + ("topk_kernel" if tokens > 64 else "linear_kernel")]
+    assert seen == ["moe.routing." + ("topk_kernel" if tokens % 16 else "linear_kernel")]
 
 
 def test_many_tokens_give_what_few_give():
@@ -247,7 +254,7 @@ def test_a_layer_from_tokens_gives_the_bits_of_one_from_logits(arranged):
 @pytest.mark.parametrize("most", [3, 2])
 def test_a_planned_layer(most, monkeypatch):
     """Of one launch from tokens to experts, and with torch's linear layer in front."""
-    monkeypatch.setattr("moe.routing.linear_launch.MOST_TOKENS_OF_LINEAR", most)
+    monkeypatch.setitem(MOST_TOKENS, CLUSTER, most)
     x, layer = EXACT.exact(3)
     with checked():
         plan = fused_moe_plan(x, experts(), layer, EXACT.router())
