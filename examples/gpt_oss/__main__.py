@@ -55,6 +55,8 @@ def parser() -> argparse.ArgumentParser:
     add("--tp", action="store_true", help="under torchrun: share heads over the ranks")
     add("--ep", action="store_true", help="under torchrun: share experts over the ranks")
     add("--cp", action="store_true", help="under torchrun: share tokens of prompts over the ranks")
+    add("--one-shot", action="store_true",
+        help="sum few tokens by one launch, on GPUs that read each other's memory")  # fmt: skip
     add("--compile", action="store_true", help="torch.compile what is between the kernels")
     add(
         "--share",
@@ -62,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
         default=None,
         help="begin a prompt with what is kept of another one; by default, but for --cp",
     )
+    add("--repeats", type=int, default=1, help="runs that are timed, with other prompts each")
     add("--warm-up", action=argparse.BooleanOptionalAction, default=None,
         help="run other prompts of the same sizes first; by default on a GPU")  # fmt: skip
     add("--compare", action="store_true", help="transformers' own model with the same weights")
@@ -81,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     emulated = emulation(arch=options.arch) if device.type == "cpu" else nullcontext()
     try:
+        if options.repeats < 1:
+            raise ValueError(f"--repeats {options.repeats}: at least 1")
         if options.profile and device.type != "cuda":
             raise ValueError("--profile: there is no time on a CPU, where kernels are emulated")
         ranks, device = _joined(options, device)
@@ -102,6 +107,8 @@ def _joined(options: argparse.Namespace, device: torch.device) -> tuple[Ranks | 
         return None, device
     if "WORLD_SIZE" not in os.environ:
         raise ValueError("--tp, --ep, --cp: torchrun --nproc-per-node 2 -m examples.gpt_oss --ep")
+    if options.one_shot and device.type != "cuda":
+        raise ValueError(f"--one-shot on {device.type}: it is for GPUs")
     if options.compare:
         raise ValueError("--compare with --tp, --ep or --cp: transformers' model is on one GPU")
     if device.type == "cuda":
@@ -109,7 +116,8 @@ def _joined(options: argparse.Namespace, device: torch.device) -> tuple[Ranks | 
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     shared = options.tp, options.ep, options.cp
-    return Ranks(dist.get_rank(), dist.get_world_size(), *shared), device
+    place = dist.get_rank(), dist.get_world_size()
+    return Ranks(*place, *shared, one_shot=options.one_shot), device
 
 
 def _perform(options: argparse.Namespace, device: torch.device, ranks: Ranks | None) -> int:
@@ -127,7 +135,10 @@ def _perform(options: argparse.Namespace, device: torch.device, ranks: Ranks | N
     on_gpu = device.type == "cuda"
     if on_gpu if options.warm_up is None else options.warm_up:
         _served(engine, _prompts(options, config, options.seed + 1), min(3, options.new_tokens))
-    jobs = _served(engine, _prompts(options, config, options.seed), options.new_tokens)
+        engine.took.clear()
+    for repeat in range(options.repeats):
+        prompts = _prompts(options, config, options.seed + 1000 * repeat)
+        jobs = _served(engine, prompts, options.new_tokens)
     found: dict[str, Any] = {"options": vars(options), "rates": report.rates(engine.took)}
     hits = sum(job.hit for job in jobs)
     print(*report.speed_lines(found["rates"], on_gpu), f"tokens that were shared: {hits}", sep="\n")
@@ -182,8 +193,7 @@ def _prompts(options: argparse.Namespace, config: Config, seed: int) -> list[lis
 
 
 def _served(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[Job]:
-    """Jobs that are over; `took` of the engine is then about them."""
-    engine.took.clear()
+    """Jobs that are over."""
     jobs = [engine.submit(f"request {n}", each, new_tokens) for n, each in enumerate(prompts)]
     while engine.step():
         pass

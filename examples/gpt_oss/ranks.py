@@ -9,18 +9,22 @@ the tokens, so that no rounding makes them go different ways.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
 from examples.gpt_oss.config import Config
 
+ONE_SHOT_BYTES = 1 << 18  # of a sum; of more, NCCL's way moves fewer
+
 
 @dataclass(frozen=True)
 class Ranks:
     """This rank of `world`. heads, experts: what is shared out; context: tokens of prompts, which
-    have to be all that is. ValueError for one rank alone, or nothing to share."""
+    have to be all that is. one_shot: sums of few tokens are one launch in which each rank reads
+    what all have, by torch's symmetric memory, instead of NCCL's. ValueError for one rank alone,
+    or nothing to share."""
 
     rank: int
     world: int
@@ -28,6 +32,8 @@ class Ranks:
     experts: bool = True
     context: bool = False
     group: dist.ProcessGroup | None = None
+    one_shot: bool = False
+    _buffers: dict[torch.dtype, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.world < 2 or self.context == (self.heads or self.experts):
@@ -83,10 +89,27 @@ class Ranks:
         return 1 if kind == "o_proj.weight" else None
 
     def summed(self, x: torch.Tensor, shared: bool) -> torch.Tensor:
-        """x summed over all ranks, in place, where each has a part of it."""
-        if shared:
-            dist.all_reduce(x, group=self.group)
+        """x summed over all ranks where each has a part of it; x is then no longer what it was."""
+        if not shared:
+            return x
+        if self.one_shot and x.nbytes <= ONE_SHOT_BYTES:
+            return self._one_shot_sum(x)
+        dist.all_reduce(x, group=self.group)
         return x
+
+    def _one_shot_sum(self, x: torch.Tensor) -> torch.Tensor:
+        """The first call of all ranks makes the buffer, which no CUDA graph may capture."""
+        from torch.distributed import _symmetric_memory as symmetric
+
+        group = dist.group.WORLD if self.group is None else self.group
+        assert group is not None
+        if x.dtype not in self._buffers:
+            count = ONE_SHOT_BYTES // x.itemsize
+            self._buffers[x.dtype] = symmetric.empty(count, dtype=x.dtype, device=x.device)
+            symmetric.rendezvous(self._buffers[x.dtype], group)
+        mine = self._buffers[x.dtype][: x.numel()].view(x.shape)
+        add = torch.ops.symm_mem.one_shot_all_reduce_copy
+        return add(mine, x.contiguous(), "sum", group.group_name)
 
     def agreed(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
         """x of the rank `source`, in place, on all of them."""

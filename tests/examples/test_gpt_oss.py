@@ -265,6 +265,8 @@ def test_commands_of_the_page_are_flags():
 def test_what_the_command_line_refuses(capsys):
     assert command_line.main(["--device", "cpu", "--profile"]) == 2
     assert "no time on a CPU" in capsys.readouterr().err
+    assert command_line.main(["--device", "cpu", "--repeats", "0"]) == 2
+    assert "--repeats 0: at least 1" in capsys.readouterr().err
 
 
 def test_a_table_of_kernels():

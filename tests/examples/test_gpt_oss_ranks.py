@@ -64,6 +64,9 @@ def test_torchrun_is_asked_for(capsys, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert command_line.main(["--tp", "--device", "cpu"]) == 2
     assert "torchrun" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert command_line.main(["--ep", "--one-shot", "--device", "cpu"]) == 2
+    assert "--one-shot on cpu: it is for GPUs" in capsys.readouterr().err
 
 
 def served(ranks, folder=None):
