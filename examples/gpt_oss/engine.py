@@ -12,7 +12,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
+import numpy as np
 import torch
 
 from examples.gpt_oss.cache import Decoding, Kept, Prefill
@@ -36,6 +38,11 @@ class Job:
     hit: int = 0
     logits: list[torch.Tensor] = field(default_factory=list)
     request: Request | None = None
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """The prompt as int64, which is quicker to hash and to bring to a GPU than a list."""
+        return np.array(self.prompt, np.int64)
 
     @property
     def held(self) -> Request:
@@ -208,7 +215,7 @@ class Engine:
         began = time.perf_counter()
         while self.queue and len(self.running) < self.requests:
             job = self.queue.popleft()
-            admission = self.kept.cache.admit(job.name, job.prompt)
+            admission = self.kept.cache.admit(job.name, job.ids)
             job.request, job.hit = admission.request, admission.hit
             self.running.append(job)
         if not self.running:
@@ -242,11 +249,11 @@ class Engine:
             if not room:
                 break
             count = cache.manager.room(job.held, min(room, job.waiting))
-            batch[job.held] = job.prompt[job.held.length :][:count]
+            batch[job.held] = job.ids[job.held.length :][:count]
             room -= count
         with cache.step(batch) as step:
             attend = Prefill(self.kept, step)
-            flat = torch.tensor([token for tokens in batch.values() for token in tokens])
+            flat = torch.from_numpy(np.concatenate([*batch.values()]))
             ids, positions = brought(flat, self.model.device), attend.at["positions"]
             logits = self.model(ids, positions, attend, attend.last)
             newest = self.model.chosen(logits)
@@ -258,10 +265,10 @@ class Engine:
         """All of a prompt, of which each rank computes its part."""
         job, ranks = jobs[0], self.model.ranks
         assert ranks is not None
-        with self.kept.cache.step({job.held: job.prompt}) as step:
+        with self.kept.cache.step({job.held: job.ids}) as step:
             attend = SharedPrefill(self.kept, step, ranks)
             places = attend.places
-            ids = brought(torch.tensor(job.prompt)[places], self.model.device)
+            ids = brought(torch.from_numpy(job.ids)[places], self.model.device)
             source, place = attend.last
             wanted = brought(torch.tensor([place if source == ranks.rank else 0]), ids.device)
             positions = brought(places, ids.device)
