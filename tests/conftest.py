@@ -57,6 +57,11 @@ class Garbage:
 
     def __init__(self) -> None:
         self.kernels = 0
+        gc.disable()  # imports and collection make next to no garbage
+
+    def pytest_collection_finish(self) -> None:
+        gc.freeze()
+        gc.enable()
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
