@@ -13,8 +13,11 @@ import gc
 import importlib.util
 import itertools
 import os
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import ModuleType
 
 import pytest
@@ -54,6 +57,11 @@ class Garbage:
 
     def __init__(self) -> None:
         self.kernels = 0
+        gc.disable()  # imports and collection make next to no garbage
+
+    def pytest_collection_finish(self) -> None:
+        gc.freeze()
+        gc.enable()
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
@@ -67,6 +75,39 @@ class Garbage:
         gc.freeze()
         if everything:
             _release_free_memory()
+
+
+@pytest.fixture
+def run(monkeypatch, capsys) -> Callable[..., CompletedProcess[str]]:
+    """run("bench.py gqa", "--json", path): what `python scripts/bench.py gqa ...` would end with,
+    in the process of the tests, which has imported torch and the DSL already.
+
+    The first word is a whole command line; behind it stand words that are taken as they are.
+    """
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(command: str, *more: object) -> CompletedProcess[str]:
+        script, *words = [*shlex.split(command), *map(str, more)]
+        monkeypatch.setattr(sys, "argv", [f"scripts/{script}", *words])
+        try:
+            code = importlib.import_module(script.removesuffix(".py")).main(words)
+        except SystemExit as left:
+            code = left.code or 0
+        return CompletedProcess(script, code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def printed(run) -> Callable[..., str]:
+    """What a command prints that ends well."""
+
+    def call(command: str, *more: object) -> str:
+        result = run(command, *more)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    return call
 
 
 @pytest.fixture

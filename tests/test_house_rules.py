@@ -6,11 +6,14 @@ ruff holds the rest.
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from workbench.house import dsl, imports, repository, size
 from workbench.house.exceptions import EXCEPTIONS
-from workbench.house.source import PACKAGES, ROOT, Finding, files, sources
+from workbench.house.graph import house
+from workbench.house.source import PACKAGES, ROOT, Finding, Source, files, sources
 
 EVERYWHERE = None
 KEPT = (".py", ".md", ".toml", ".txt", ".ptx", ".sh", ".yml", ".yaml", ".json", ".cfg", ".ini", "")
@@ -46,9 +49,8 @@ def _unexcused(rule: str, findings: list[Finding]) -> list[str]:
     return [str(f) for f in findings if (rule, f.subject) not in EXCEPTIONS]
 
 
-def _all_findings() -> dict[str, list[Finding]]:
+def _all_findings(everything: list[Source]) -> dict[str, list[Finding]]:
     """Every rule's findings over the repository, exceptions included."""
-    everything = sources()
     found = {rule.__name__: list(rule(everything)) for rule in RULES_OF_THE_TREE}
     for rule, folders in RULES_OF_A_FILE.items():
         chosen = (s for s in everything if folders is EVERYWHERE or s.package in folders)
@@ -60,8 +62,17 @@ def _all_findings() -> dict[str, list[Finding]]:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, list[Finding]]:
-    return _all_findings()
+def everything() -> list[Source]:
+    return sources()
+
+
+@pytest.fixture(scope="module")
+def found(everything) -> dict[str, list[Finding]]:
+    gc.disable()  # it would look at millions of nodes of trees again and again
+    try:
+        return _all_findings(everything)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -70,8 +81,8 @@ def test_rule_holds(rule, found):
     assert not broken, f"{rule.__doc__}\n" + "\n".join(broken)
 
 
-def test_rules_see_the_repository():
-    assert {"tests/test_house_rules.py", "ptxemu/errors.py"} <= {str(s.path) for s in sources()}
+def test_rules_see_the_repository(everything):
+    assert {"tests/test_house_rules.py", "ptxemu/errors.py"} <= {str(s.path) for s in everything}
 
 
 def test_every_exception_is_needed_and_has_a_reason(found):
@@ -86,3 +97,11 @@ def test_tests_of_a_file_share_a_worker(request):
     compiled every kernel in every worker (pytest-xdist #1386)."""
     grouped = request.config.getoption("loadgroup", default=False)
     assert request.node.nodeid.endswith("@tests/test_house_rules.py") == grouped
+
+
+def test_there_is_no_circle(everything):
+    assert not house(everything).circles()
+
+
+def test_no_arrow_goes_upwards(everything):
+    assert not house(everything).upwards()

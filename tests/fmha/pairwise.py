@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -46,19 +47,20 @@ class Space:
         """Factors that rules read."""
         return frozenset().union(*(rule.needed for rule in self.rules))
 
+    @cached_property
+    def rules_of(self) -> dict[str, list[Rule]]:
+        """The rules that read a factor."""
+        return {name: [r for r in self.rules if name in r.needed] for name in self.factors}
+
     def allowed(self, row: Mapping[str, Hashable]) -> bool:
         """No rule is broken by the values that `row` has so far."""
-        return all(
-            rule.allows(*map(row.__getitem__, rule.names))
-            for rule in self.rules
-            if row.keys() >= rule.needed
-        )
+        return _kept(self.rules, row)
 
     def extends(self, row: Mapping[str, Hashable]) -> bool:
         """Some complete row agrees with `row`. Only factors that rules read can stand against it,
         so only those are tried, and the answer depends only on those."""
         ruled = self.ruled
-        key = frozenset((name, value) for name, value in row.items() if name in ruled)
+        key = frozenset([item for item in row.items() if item[0] in ruled])
         if key not in self._extends:
             open_names = [name for name in self.factors if name in ruled and name not in row]
             self._extends[key] = self.allowed(row) and self._completes(dict(row), open_names)
@@ -70,7 +72,7 @@ class Space:
         name, *rest = names
         for value in self.factors[name]:
             row[name] = value
-            if self.allowed(row) and self._completes(row, rest):
+            if _kept(self.rules_of[name], row) and self._completes(row, rest):
                 return True
         row.pop(name, None)
         return False
@@ -81,6 +83,15 @@ class Space:
             for a, b in itertools.product(values, others):
                 if self.extends({first: a, second: b}):
                     yield (first, a), (second, b)
+
+
+def _kept(rules: Sequence[Rule], row: Mapping[str, Hashable]) -> bool:
+    """Every rule all of whose factors have a value allows these."""
+    names = row.keys()
+    for rule in rules:
+        if names >= rule.needed and not rule.allows(*[row[name] for name in rule.names]):
+            return False
+    return True
 
 
 def pairs_of(row: Mapping[str, Hashable], order: Sequence[str]) -> set[Pair]:
@@ -96,7 +107,8 @@ def covering(space: Space, seed: int = 0) -> list[dict[str, Any]]:
     missing = dict.fromkeys(space.pairs())  # a set with an order that does not depend on hashes
     rows = []
     while missing:
-        candidates = [_candidate(space, missing, generator) for _ in range(CANDIDATES)]
+        first = _neediest(missing)
+        candidates = [_candidate(space, missing, first, generator) for _ in range(CANDIDATES)]
         best = max(candidates, key=lambda row: len(pairs_of(row, order) & missing.keys()))
         for pair in pairs_of(best, order):
             missing.pop(pair, None)
@@ -113,20 +125,25 @@ def random_row(space: Space, generator: random.Random) -> dict[str, Any]:
     return row
 
 
-def _candidate(space: Space, missing: Mapping[Pair, None], generator: random.Random) -> Row:
+def _candidate(
+    space: Space, missing: Mapping[Pair, None], first: Sequence[Pair], generator: random.Random
+) -> Row:
+    """A row that begins with one of the pairs `first`."""
     position = {name: number for number, name in enumerate(space.factors)}
-    row = dict(generator.choice(_neediest(missing)))
+    row = dict(generator.choice(first))
     names = [name for name in space.factors if name not in row]
     generator.shuffle(names)
 
     def gain(item: tuple[str, Hashable]) -> int:
         """Missing pairs of `item` with what the row has."""
         place = position[item[0]]
-        pairs = ((item, o) if place < position[o[0]] else (o, item) for o in row.items())
-        return sum(pair in missing for pair in pairs)
+        pairs = [(item, o) if place < position[o[0]] else (o, item) for o in row.items()]
+        return len(missing.keys() & pairs)
 
     for name in names:
-        values = [value for value in space.factors[name] if space.extends(row | {name: value})]
+        values = space.factors[name]
+        if name in space.ruled:
+            values = [value for value in values if space.extends(row | {name: value})]
         gains = [gain((name, value)) for value in values]
         best = [value for value, count in zip(values, gains, strict=True) if count == max(gains)]
         row[name] = generator.choice(best)
@@ -135,9 +152,6 @@ def _candidate(space: Space, missing: Mapping[Pair, None], generator: random.Ran
 
 def _neediest(missing: Mapping[Pair, None]) -> list[Pair]:
     """Pairs of the value that is in most missing pairs."""
-    counts: dict[tuple[str, Hashable], int] = {}
-    for pair in missing:
-        for item in pair:
-            counts[item] = counts.get(item, 0) + 1
+    counts = Counter(itertools.chain.from_iterable(missing))
     most = max(counts, key=counts.__getitem__)
     return [pair for pair in missing if most in pair]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import torch
 
@@ -17,13 +14,8 @@ from workbench.house.source import ROOT
 README = (ROOT / "fmha" / "README.md").read_text(encoding="utf-8")
 
 
-def test_readme_shows_the_live_plan():
-    command = [sys.executable, ROOT / "scripts" / "explain.py"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    printed = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    ).stdout
-    headline, body = printed.strip().split("\n\n", maxsplit=1)
+def test_readme_shows_the_live_plan(printed):
+    headline, body = printed("explain.py").strip().split("\n\n", maxsplit=1)
     assert "head_dim 64" in headline
     assert body in README
 

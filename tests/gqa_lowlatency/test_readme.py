@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import subprocess
-import sys
 
 import torch
 
@@ -28,11 +25,10 @@ def test_examples_run_and_the_last_one_merges():
     torch.testing.assert_close(names["lse"].double(), exact.lse, rtol=0, atol=2e-3)
 
 
-def test_the_command_is_spelt_as_the_script_takes_it():
+def test_the_command_is_spelt_as_the_script_takes_it(run):
     (command,) = re.findall(r"^    python (scripts/run_gqa.*)$", README, re.MULTILINE)
-    script, *flags = shlex.split(command)
-    asked = [sys.executable, script, *flags, "--D", "96"]  # refused before anything is emulated
-    result = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
+    command = command.replace("scripts/run_gqa.py", "run.py gqa")  # which is what it does
+    result = run(command, "--D", "96")  # refused before anything is emulated
     assert result.stderr.startswith("refused: head_dim 96")
 
 
@@ -44,14 +40,13 @@ def test_numbers_of_the_text():
     assert f"{Plan90(DecodeConfig()).warps}, each streams 16 keys" in README
 
 
-def test_the_table_is_that_of_the_results():
+def test_the_table_is_that_of_the_results(printed):
     (table,) = re.findall(r"^\| batch x keys .*?\n\n", README, re.MULTILINE | re.DOTALL)
     peers = [cell.strip() for cell in table.splitlines()[0].split("|")[3:-1]]
-    shown = ["scripts/bench.py", "gqa", "--show", "results/gqa_h100.json", "--markdown", "--peers"]
-    asked = [sys.executable, *shown, *peers]
-    result = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
-    title, printed = result.stdout.split("\n", 1)
-    assert printed.strip() == table.strip()
+    results = ROOT / "results" / "gqa_h100.json"
+    shown = printed("bench.py gqa --show", results, "--markdown", "--peers", *peers)
+    title, rows = shown.split("\n", 1)
+    assert rows.strip() == table.strip()
     assert title.split(", ")[1] in README
 
 

@@ -15,6 +15,8 @@ from workbench.house.source import Finding, Function, Source
 OWNERS = {"run", "kernel"}  # the functions whose locals hold the pipeline state
 ADVANCING = {"advance", "acquire_and_advance", "wait_and_advance", "reverse"}
 
+TRACED = {"cute.struct", "cute.jit", "cute.kernel"}  # decorators
+
 INSTEAD = {
     "typing.NamedTuple": "a frozen dataclass (the DSL flattens tuples, pipelines in them break)",
     "cutlass.utils.SmemAllocator": "cutlass.memory.SmemAllocator (the old one is deprecated)",
@@ -23,8 +25,10 @@ INSTEAD = {
 
 def advanced_state_returns(source: Source) -> Iterator[Finding]:
     """A step that advances a parameter must return it, so that its caller can rebind it."""
+    if not _imports_dsl(source):
+        return
     for function in source.functions:
-        if not _imports_dsl(source) or function.name in OWNERS:
+        if function.name in OWNERS:
             continue
         returned = _returned_names(function)
         for name in sorted(_advanced_parameters(function) - returned):
@@ -48,6 +52,8 @@ def no_nested_roles(source: Source) -> Iterator[Finding]:
 
 def no_future_annotations(source: Source) -> Iterator[Finding]:
     """The DSL reads annotations as objects; postponed ones are strings."""
+    if not any(name in source.text for name in TRACED):
+        return
     postponed = [
         node
         for node in source.tree.body
@@ -61,7 +67,7 @@ def no_future_annotations(source: Source) -> Iterator[Finding]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef)
         for decorator in node.decorator_list
     }
-    if decorators & {"cute.struct", "cute.jit", "cute.kernel"}:
+    if decorators & TRACED:
         yield source.finding("postponed annotations in a file that the DSL traces", postponed[0])
 
 
