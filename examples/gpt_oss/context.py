@@ -55,8 +55,8 @@ class SharedPrefill:
         place, group = self.kept.places[number], self.ranks.group
         keys, values = self._gathered(k), self._gathered(v)
         mapping = self.at["rows_of.k_window" if place.sliding else "rows_of.k"]
-        rows = (keys[: self.tokens], values[: self.tokens])
-        append_rows((place.rows[0], rows[0]), (place.rows[1], rows[1]), mapping)
+        kept = zip(place.rows, (keys[: self.tokens], values[: self.tokens]), strict=True)
+        append_rows(*kept, mapping)
         if not place.sliding:
             own = (x[None].contiguous() for x in (q, k, v))
             o = ring_attention(*own, causal=True, sinks=sinks, group=group)
@@ -70,7 +70,7 @@ class SharedPrefill:
 
     def _gathered(self, x: torch.Tensor) -> torch.Tensor:
         """Of all ranks, [2 world chunk, ..], in the order of the prompt."""
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in
-                 range(self.ranks.world)]  # fmt: skip
-        dist.all_gather(parts, x.contiguous(), group=self.ranks.group)
+        own = x.contiguous()
+        parts = [torch.empty_like(own) for _ in range(self.ranks.world)]
+        dist.all_gather(parts, own, group=self.ranks.group)
         return join(parts, dim=0)
