@@ -20,7 +20,7 @@ from examples.gpt_oss.config import CONFIGS, Config, named, of_folder
 from examples.gpt_oss.engine import DECODE, PREFILL, Engine, Job
 from examples.gpt_oss.floors import Speed, part_table, parts_of, work_of
 from examples.gpt_oss.model import Model
-from examples.gpt_oss.ranks import Ranks
+from examples.gpt_oss.ranks import Ranks, reach_each_other
 from examples.gpt_oss.weights import KINDS, Drawn, Source, Stored, load
 from kernelkit.launch import emulation
 
@@ -55,8 +55,9 @@ def parser() -> argparse.ArgumentParser:
     add("--tp", action="store_true", help="under torchrun: share heads over the ranks")
     add("--ep", action="store_true", help="under torchrun: share experts over the ranks")
     add("--cp", action="store_true", help="under torchrun: share tokens of prompts over the ranks")
-    add("--one-shot", action="store_true",
-        help="sum few tokens by one launch, on GPUs that read each other's memory")  # fmt: skip
+    add("--one-shot", action=argparse.BooleanOptionalAction, default=None,
+        help="sum few tokens by one launch, in which a GPU reads what all have; by default where "
+        "all are in one host and can")  # fmt: skip
     add("--compile", action="store_true", help="torch.compile what is between the kernels")
     add(
         "--share",
@@ -117,7 +118,8 @@ def _joined(options: argparse.Namespace, device: torch.device) -> tuple[Ranks | 
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     shared = options.tp, options.ep, options.cp
     place = dist.get_rank(), dist.get_world_size()
-    return Ranks(*place, *shared, one_shot=options.one_shot), device
+    one_shot = reach_each_other(device) if options.one_shot is None else options.one_shot
+    return Ranks(*place, *shared, one_shot=one_shot), device
 
 
 def _perform(options: argparse.Namespace, device: torch.device, ranks: Ranks | None) -> int:
@@ -219,7 +221,6 @@ def _profile(engine: Engine, options: argparse.Namespace, config: Config) -> dic
             engine.step()
 
     ranks, found = engine.model.ranks, dict[str, Any](speed=speed)
-    share = 1 / ranks.world if ranks is not None and ranks.experts else 1.0
     for name, run, count in ((PREFILL, prefill, 1), (DECODE, decode, steps)):
         if not count:
             continue
@@ -228,7 +229,8 @@ def _profile(engine: Engine, options: argparse.Namespace, config: Config) -> dic
         added = [1] * len(jobs)
         if name == PREFILL:
             added, lengths = [x - hit for x, hit in zip(lengths, hits, strict=True)], hits
-        work = work_of(config, engine.model.weights, added, lengths, share)
+        shares = {} if ranks is None else ranks.shares(prefill=name == PREFILL)
+        work = work_of(config, engine.model.weights, added, lengths, **shares)
         parts = parts_of(kernels, count, work, speed)
         found[name] = {"steps": count, "kernels": kernels, "busy": busy, "parts": parts}
         print(f"kernels of {name}:", *report.kernel_table(kernels, count, busy), sep="\n")

@@ -96,27 +96,36 @@ def work_of(
     weights: Weights,
     added: Sequence[int],
     before: Sequence[int],
-    share: float = 1.0,
+    *,
+    experts_share: float = 1.0,
+    tokens_share: float = 1.0,
 ) -> dict[str, tuple[float, float]]:
     """(bytes, FLOP) of a step that adds so many tokens to each request, behind so many.
 
     Bytes of experts are those that balanced routing chooses, so of few tokens an expectation; of
-    keys and values what each request's layers see, once. share: of all experts, a rank's.
+    keys and values what each request's layers see, once. Behind the last layer's attention there
+    is one token of each request. experts_share, tokens_share: a rank's, of all.
     """
-    tokens, form, layers = sum(added), config.experts, weights.layers
-    chosen = 1 - (1 - form.router.top_k / form.experts) ** tokens
-    routed = tokens * form.router.top_k * share
-    expert_flop = 6.0 * form.hidden * form.intermediate * routed * len(layers)
+    form, layers = config.experts, weights.layers
+    tokens, wanted = sum(added) * tokens_share, len(added)
+    behind = [tokens] * (len(layers) - 1) + [wanted]  # the attention of each layer
+    unchosen = 1 - form.router.top_k / form.experts
+    chosen = [
+        layer.experts.nbytes * (1 - unchosen**t) for layer, t in zip(layers, behind, strict=True)
+    ]
+    routed = form.router.top_k * sum(behind) * experts_share
     dense = [tensor for layer in layers for tensor in (layer.qkv, layer.out, layer.router)]
-    dense_flop = 2.0 * (
-        tokens * sum(tensor.numel() for tensor in dense) + len(added) * weights.head.numel()
+    multiplied = wanted * weights.head.numel() + sum(
+        tokens * layer.qkv.numel() + count * (layer.out.numel() + layer.router.numel())
+        for layer, count in zip(layers, behind, strict=True)
     )
     keys, pairs = _seen(config, added, before)
     row = 2 * config.kv_heads * config.head_dim * weights.head.element_size()
+    width = config.q_heads * config.head_dim
     return {
-        EXPERTS: (chosen * sum(layer.experts.nbytes for layer in layers), expert_flop),
-        ATTENTION: (row * keys, 4.0 * config.q_heads * config.head_dim * pairs),
-        DENSE: (sum(tensor.nbytes for tensor in (*dense, weights.head)), dense_flop),
+        EXPERTS: (sum(chosen), 6.0 * form.hidden * form.intermediate * routed),
+        ATTENTION: (row * keys, 4.0 * width * pairs * tokens_share),
+        DENSE: (sum(tensor.nbytes for tensor in (*dense, weights.head)), 2.0 * multiplied),
     }
 
 

@@ -58,7 +58,8 @@ class Model:
         Args:
             ids, positions: int64 [T].
             attend: see `Attend`.
-            wanted: int64 [N], the tokens whose logits are asked for; None is all.
+            wanted: int64 [N], the tokens whose logits are asked for; None is all. Behind the
+                attention of the last layer nothing else is computed.
 
         Returns:
             [N, V] in the dtype of the weights.
@@ -69,14 +70,15 @@ class Model:
         first, *others = (*(layer.attention_norm for layer in weights.layers), weights.norm)
         normed = rms_norm(x, first.shape, first, eps)
         for number, (layer, norm) in enumerate(zip(weights.layers, others, strict=True)):
-            found = self._attention(number, layer, normed, angles, attend)
-            x, normed = add_norm(x, found, layer.experts_norm, eps)
+            only = wanted if layer is weights.layers[-1] else None
+            found = self._attention(number, layer, normed, angles, attend, only)
+            x, normed = add_norm(_rows(x, only), found, layer.experts_norm, eps)
             router = RouterLinear(layer.router, layer.router_bias, ready=True)
             found = layer.experts(normed, router)
             if self.ranks is not None:
                 found = self.ranks.summed(found, self.ranks.experts)
             x, normed = add_norm(x, found, norm, eps)
-        return linear(normed if wanted is None else normed[wanted], weights.head)
+        return linear(normed, weights.head)
 
     def chosen(self, logits: torch.Tensor) -> torch.Tensor:
         """int64 [N]: the most likely tokens, the same on all ranks."""
@@ -84,13 +86,24 @@ class Model:
         return ids if self.ranks is None else self.ranks.agreed(ids)
 
     def _attention(
-        self, number: int, layer: Layer, normed: torch.Tensor, angles: torch.Tensor, attend: Attend
+        self,
+        number: int,
+        layer: Layer,
+        normed: torch.Tensor,
+        angles: torch.Tensor,
+        attend: Attend,
+        only: torch.Tensor | None,
     ) -> torch.Tensor:
-        """What the attention of a layer adds to the residual stream [T, H]."""
+        """What the attention of a layer adds to the residual stream, of all tokens or of some."""
         config = self.config
         heads = linear(normed, layer.qkv, layer.qkv_bias).unflatten(1, (-1, config.head_dim))
         turned = self.fused.rotated(heads[:, : -config.kv_heads], angles)
         q, k = turned.split((config.q_heads, config.kv_heads), dim=1)
         o = attend(number, layer.sinks, q, k, heads[:, -config.kv_heads :])
-        found = linear(o.flatten(1), layer.out, layer.out_bias)
+        found = linear(_rows(o.flatten(1), only), layer.out, layer.out_bias)
         return found if self.ranks is None else self.ranks.summed(found, self.ranks.heads)
+
+
+def _rows(x: torch.Tensor, only: torch.Tensor | None) -> torch.Tensor:
+    """Some rows of x, or all."""
+    return x if only is None else x[only]

@@ -9,6 +9,7 @@ the tokens, so that no rounding makes them go different ways.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +18,15 @@ import torch.distributed as dist
 from examples.gpt_oss.config import Config
 
 ONE_SHOT_BYTES = 1 << 18  # of a sum; of more, NCCL's way moves fewer
+
+
+def reach_each_other(device: torch.device) -> bool:
+    """Whether all ranks are on GPUs of this host that can read each other's memory."""
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
+    if device.type != "cuda" or local != dist.get_world_size():
+        return False
+    others = [number for number in range(local) if number != device.index]
+    return all(torch.cuda.can_device_access_peer(device, other) for other in others)
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,12 @@ class Ranks:
         if self.heads and name.endswith("o_proj.bias") and self.rank:
             return torch.zeros_like(whole)
         return whole
+
+    def shares(self, prefill: bool) -> dict[str, float]:
+        """Of all experts, and of the tokens of a step, a rank's; see `floors.work_of`."""
+        alone = 1 / self.world
+        shares = {"experts_share": alone} if self.experts else {}
+        return {"tokens_share": alone} if self.context and prefill else shares
 
     def _divided(self, name: str) -> int | None:
         if not self.heads or "self_attn" not in name:

@@ -285,9 +285,10 @@ def test_a_table_of_kernels():
 
 
 def test_floors(in_fp32):
-    """Two layers, one of them sliding: 100 tokens behind 10, of one request."""
+    """Two layers, one of them sliding: 100 tokens behind 10, of one request, whose last one alone
+    has logits."""
     config, weights = TINY, in_fp32[0].weights
-    work = floors.work_of(config, weights, [100], [10], share=0.5)
+    work = floors.work_of(config, weights, [100], [10], experts_share=0.5)
     heads, row = 4 * config.q_heads * config.head_dim, 2 * 4 * config.kv_heads * config.head_dim
     window = config.window
     assert work[floors.ATTENTION] == (
@@ -295,10 +296,18 @@ def test_floors(in_fp32):
         heads * (100 * window + sum(range(11, 111))),
     )
     form = config.experts
-    assert work[floors.EXPERTS][1] == 2 * 50 * form.router.top_k * 6 * form.hidden**2
+    assert work[floors.EXPERTS][1] == (100 + 1) / 2 * form.router.top_k * 6 * form.hidden**2
+    for share in (1.0, 0.25):
+        shared = floors.work_of(config, weights, [100], [10], tokens_share=share)
+        flop = 2 * weights.head.numel()
+        for layer, behind in zip(weights.layers, (100 * share, 1), strict=True):
+            flop += 2 * (layer.out.numel() + layer.router.numel()) * behind
+            flop += 2 * layer.qkv.numel() * 100 * share
+        assert shared[floors.DENSE][1] == flop
+        assert shared[floors.ATTENTION] == (work[floors.ATTENTION][0],
+                                            work[floors.ATTENTION][1] * share)  # fmt: skip
     dense = [x for layer in weights.layers for x in (layer.qkv, layer.out, layer.router)]
-    flop = 200 * sum(each.numel() for each in dense) + 2 * weights.head.numel()
-    assert work[floors.DENSE] == (sum(each.nbytes for each in (*dense, weights.head)), flop)
+    assert work[floors.DENSE][0] == sum(each.nbytes for each in (*dense, weights.head))
     few = floors.work_of(config, weights, [1], [10])[floors.EXPERTS][0]
     assert few == pytest.approx(sum(layer.experts.nbytes for layer in weights.layers) / 2)
 
