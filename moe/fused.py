@@ -22,7 +22,16 @@ from moe.launch import forward
 from moe.packing import PackedExperts
 from moe.quantiser.launch import Tokens, quantise
 from moe.quantized import Quantized, of_bytes
-from moe.routing.launch import Choices, Slots, Weighted, run_combine, run_permutation, run_route
+from moe.routing.launch import (
+    Choices,
+    OrderTables,
+    Slots,
+    Weighted,
+    empty_tables,
+    run_combine,
+    run_permutation,
+    run_route,
+)
 from moe.routing.linear_launch import TokenChoices, run_route_tokens
 
 MIXED = (("mxfp8", "mxfp4"),)  # formats of activations and of weights that go together
@@ -163,18 +172,25 @@ def run_layer(layer: Layer) -> tuple[torch.Tensor]:
 
 
 def run_routing(layer: Layer) -> Routed:
-    """Of the tokens of a layer."""
+    """Of the tokens of a layer; the slots of one token are sorted by the launch that routes it."""
+    if len(layer.x) == 1:
+        tables = empty_tables(layer.x, layer.experts.experts, layer.router.slots)
+        first = layer.first_expert if layer.is_partial else None
+        _, weights = _chosen(layer, (*tables, first))
+        return Routed(weights, *tables)
     ids, weights = _chosen(layer)
     slots = Slots(ids, layer.total, layer.first_expert, layer.end_expert, **layer.where)
     return Routed(weights, *run_permutation(slots))
 
 
-def _chosen(layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, weights)."""
+def _chosen(layer: Layer, order: OrderTables | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, weights). order: is written."""
     if layer.linear is not None:
-        return run_route_tokens(TokenChoices(layer.x, layer.linear, layer.router, **layer.where))
+        given = TokenChoices(layer.x, layer.linear, layer.router, **layer.where)
+        return run_route_tokens(given, order)
     assert layer.router_logits is not None
-    return run_route(Choices(logits=layer.router_logits, **vars(layer.router), **layer.where))
+    choices = Choices(logits=layer.router_logits, **vars(layer.router), **layer.where)
+    return run_route(choices, order)
 
 
 def run_experts(layer: Layer, routed: Routed) -> tuple[torch.Tensor]:

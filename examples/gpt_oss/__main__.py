@@ -135,6 +135,13 @@ def _perform(options: argparse.Namespace, device: torch.device, ranks: Ranks | N
     )  # fmt: skip
     print(f"{config.name}, experts in {options.experts}, {_words(engine)}")
     on_gpu = device.type == "cuda"
+    compared: list[Job] = []
+    if options.compare and on_gpu:
+        # Not among what is timed: a step that keeps logits takes longer.
+        prompts = _prompts(options, config, options.seed + 3)
+        compared = _served(engine, prompts, options.new_tokens)
+        engine.keep_logits = False
+        engine.took.clear()
     if on_gpu if options.warm_up is None else options.warm_up:
         _served(engine, _prompts(options, config, options.seed + 1), min(3, options.new_tokens))
         engine.took.clear()
@@ -153,7 +160,7 @@ def _perform(options: argparse.Namespace, device: torch.device, ranks: Ranks | N
         theirs = transformers_model(model, source, options.their_attention)
         if options.their_experts:
             theirs.set_experts_implementation(options.their_experts)
-        beside = compare(theirs, source, jobs, options.their_cache)
+        beside = compare(theirs, source, compared or jobs, options.their_cache)
         print(*report.comparison_lines(beside, found["rates"], on_gpu), sep="\n")
         found["comparison"] = beside
     if options.json and (ranks is None or not ranks.rank):

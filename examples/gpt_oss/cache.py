@@ -9,6 +9,7 @@ reads the ring as it is; a prompt that goes on behind kept tokens gathers them i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from kvcache import Cache, Ring, Rows, Sizes, Step, append_rows, gather
 PAGED, RINGED = ("k", "v"), ("k_window", "v_window")  # streams and rings of the layout
 # Arrays of a step that decoding reads.
 DECODED = ("positions", "lengths", "block_tables", "state_slots", "rows_of.k", "rows_of.k_window")
+TABLE_ALIGN = 256  # bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,27 +160,31 @@ class Decoding:
     """`Attend` of steps that append a token to each of `batch` requests.
 
     Tables stay where they are, so that one captured step serves all: `fill` writes what the next
-    one needs. tables: int32 and int64 on the device, by the names of `kvcache.Step.arrays`.
+    one needs. tables: int32 and int64 on the device, by the names of `kvcache.Step.arrays`, in one
+    piece of memory, which takes one copy to fill.
     """
 
     def __init__(self, kept: Kept, batch: int) -> None:
-        self.kept, self.batch = kept, batch
-        shapes = {"block_tables": (batch, kept.blocks)}
-        kinds = {
-            "positions": torch.int64,
-            "rows_of.k": torch.int64,
-            "rows_of.k_window": torch.int64,
-        }
-        self.tables: Mapping[str, torch.Tensor] = {
-            name: torch.zeros(
-                shapes.get(name, (batch,)), dtype=kinds.get(name, torch.int32), device=kept.device
-            )
-            for name in DECODED
+        self.kept = kept
+        self.shapes = dict.fromkeys(DECODED, (batch,)) | {"block_tables": (batch, kept.blocks)}
+        nbytes = sum(_room(name, shape) for name, shape in self.shapes.items())
+        self.memory = torch.zeros(nbytes, dtype=torch.uint8, device=kept.device)
+        self.tables = self._tables(self.memory)
+
+    def _tables(self, memory: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Behind each other in so much memory."""
+        pieces = memory.split([_room(name, shape) for name, shape in self.shapes.items()])
+        return {
+            name: piece.view(_dtype(name))[: math.prod(shape)].view(shape)
+            for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=True)
         }
 
     def fill(self, step: Step) -> None:
         """The tables of a step of so many requests, without a wait."""
-        step.fill(self.tables)
+        on_gpu = self.memory.is_cuda
+        filled = torch.empty_like(self.memory, device="cpu", pin_memory=on_gpu)
+        step.fill(self._tables(filled))
+        self.memory.copy_(filled, non_blocking=on_gpu)
 
     def prepare(self) -> None:
         """What all sliding layers read, made from the tables; a part of the step."""
@@ -198,3 +204,13 @@ class Decoding:
             where = {"kv_lens": tables["lengths"], "page_table": tables["block_tables"]}
         # Launched while `append_rows` ends, for which the kernel itself waits.
         return decode(q, *place.pages, sinks=sinks, pdl=True, **where)
+
+
+def _dtype(name: str) -> torch.dtype:
+    """Of an array of a step."""
+    return torch.int64 if name == "positions" or name.startswith("rows_of") else torch.int32
+
+
+def _room(name: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a table, up to where the next one may begin."""
+    return -(-math.prod(shape) * _dtype(name).itemsize // TABLE_ALIGN) * TABLE_ALIGN

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.memory import SmemAllocator
 
+from kernelkit.fake import fake_tensor
 from kernelkit.hw import WARP_THREADS
 from kernelkit.log2 import LOG2_E
 from moe.routing.config import VECTOR_BYTES, RouteConfig
@@ -40,15 +41,28 @@ class Candidates:
 
 
 @dataclass(frozen=True)
+class Order:
+    """What the slots of one token, sorted by expert, are written to: offsets (E + 1,), slot_of_row
+    and row_of_slot (slots,), as `permutation_kernel` writes them. first: of the E experts that have
+    rows, None where all have."""
+
+    offsets: cute.Tensor
+    slot_of_row: cute.Tensor
+    row_of_slot: cute.Tensor
+    first: Int32 | None
+
+
+@dataclass(frozen=True)
 class Outputs:
     """What a choice is written to, (T * slots,), and numbers that it is written with.
 
-    shared_weight: None where no experts are shared."""
+    shared_weight: None where no experts are shared. order: of one token alone, None else."""
 
     ids: cute.Tensor
     weights: cute.Tensor
     scale: Float32
     shared_weight: Float32 | None
+    order: Order | None
 
 
 @cute.jit
@@ -59,6 +73,22 @@ def candidates_of(warp: Int32, warps: cutlass.Constexpr[int]) -> Candidates:
     kinds = (Int32, Int32, Float32)
     tables = [smem.allocate_tensor(kind, layout, VECTOR_BYTES) for kind in kinds]
     return Candidates(*(table[warp, None] for table in tables))
+
+
+def order_of(fields: tuple[cute.Tensor | Int32 | None, ...] | None) -> Order | None:
+    """Of its fields, if there are any."""
+    return None if fields is None else Order(*fields)
+
+
+def fake_outputs(config: RouteConfig) -> tuple:
+    """Example arguments of a host function: (ids, weights), numbers, and fields of `Order`."""
+    slots, rows = cute.sym_int32(), cute.sym_int32()
+    outputs = fake_tensor(Int32, slots), fake_tensor(Float32, slots)
+    order = None
+    if config.ordered:
+        tables = (fake_tensor(Int32, size) for size in (cute.sym_int32(), rows, rows))
+        order = (*tables, Int32(0) if config.partial else None)
+    return outputs, Float32(0.0), Float32(0.0) if config.shared else None, order
 
 
 class Choice:
@@ -77,8 +107,8 @@ class Choice:
         found: Candidates,
         outputs: Outputs,
     ) -> None:
-        """Ids and weights of a token; scores: a lane's logits, which become scores; biases: of the
-        choice, as `read` gives them."""
+        """Ids and weights of a token, and where it is asked for the order of its slots. scores: a
+        lane's logits, which become scores; biases: of the choice, as `read` gives them."""
         config = self.config
         if cutlass.const_expr(config.scoring == "softmax"):
             self.softmax(scores)
@@ -106,8 +136,33 @@ class Choice:
         if cutlass.const_expr(config.shared > 0):
             if lane >= config.top_k and lane < config.slots:
                 place = token * config.slots + lane
-                outputs.ids[place] = config.experts - config.top_k + lane
+                expert = config.experts - config.top_k + lane
+                outputs.ids[place] = expert
                 outputs.weights[place] = outputs.shared_weight
+        if cutlass.const_expr(outputs.order is not None):
+            self.sort(expert, lane, outputs.order)
+
+    @cute.jit
+    def sort(self, expert: Int32, lane: Int32, order: Order) -> None:
+        """The slots of the only token by expert, from the expert of slot `lane`."""
+        slots, experts = self.config.slots, cute.size(order.offsets) - 1
+        if cutlass.const_expr(order.first is not None):
+            expert -= order.first
+        # Those that have no row are behind all others; so is a huge number in front of the first.
+        key = Int32(cutlass.min(Uint32(expert), Uint32(experts)))
+        keys, row = cute.make_rmem_tensor(slots, Int32), Int32(0)
+        for slot in cutlass.range_constexpr(slots):
+            keys[slot] = cute.arch.shuffle_sync(key, slot)
+            row += Int32(1) if keys[slot] < key else Int32(0)
+        if lane < slots:
+            order.row_of_slot[lane] = row if key < experts else Int32(-1)
+            if key < experts:
+                order.slot_of_row[row] = lane
+        for place in cutlass.range(lane, experts + 1, WARP_THREADS, unroll=1):
+            begin = Int32(0)
+            for slot in cutlass.range_constexpr(slots):
+                begin += Int32(1) if keys[slot] < place else Int32(0)
+            order.offsets[place] = begin
 
     @cute.jit
     def first_expert(self, lane: Int32) -> Int32:

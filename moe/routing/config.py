@@ -52,6 +52,7 @@ class RouteConfig:
 
     shared: experts behind the `experts` of the logits that every token has, too. vectors: rows of
     logits and the biases are aligned to VECTOR_BYTES, and no lane has fewer experts than another.
+    ordered: of one token, whose slots are sorted by expert, too; partial: of a range of experts.
     """
 
     experts: int
@@ -65,6 +66,8 @@ class RouteConfig:
     vectors: bool = False
     logit_bias: bool = False
     shared: int = 0
+    ordered: bool = False
+    partial: bool = False
 
     @property
     def slots(self) -> int:

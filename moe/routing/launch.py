@@ -35,6 +35,8 @@ from moe.routing.config import (
 ARCHS = ("sm_90a", "sm_100a")
 BIASES = ("bias", "logit_bias")  # of `Router`
 PERMUTING = "moe.routing.permutation_kernel"
+# Offsets, slot_of_row, row_of_slot, and the first expert that has rows, None where all have.
+OrderTables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +79,22 @@ class Weighted:
     arch: str | None = None
 
 
-def run_route(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, weights); one launch."""
+def run_route(
+    given: Choices, order: OrderTables | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, weights); one launch, which of a single token writes the order of its slots, too."""
     logits, biases = given.logits, biases_of(given)
     _check_logits(logits, biases)
     config = config_of(given, logits.shape[1], logits.dtype)
     scales = scales_of(given)
     bias, logit_bias = (plain(biases.get(name)) for name in BIASES)
     logits = plain(logits)
-    config = in_vectors(config, logits, bias, logit_bias)
+    config = ordered(in_vectors(config, logits, bias, logit_bias), order)
     target = choose_target(logits.device, given.backend, given.arch, ARCHS)
     ids, weights = empty_choices(given)
     if len(logits):
         outputs = ids.view(-1), weights.view(-1)
-        arguments = (logits, bias, logit_bias, outputs, *scales)
+        arguments = (logits, bias, logit_bias, outputs, *scales, order)
         compiled = compile_once(config, target.arch, "moe.routing.topk_kernel")
         launch(compiled, arguments, target, logits.device)
     return ids, weights
@@ -125,6 +129,13 @@ def in_vectors(config: RouteConfig, *read: torch.Tensor | None) -> RouteConfig:
     """The config for these logits and biases."""
     aligned = all(_is_aligned(each) for each in read if each is not None)
     return replace(config, vectors=True) if config.is_even and aligned else config
+
+
+def ordered(config: RouteConfig, order: OrderTables | None) -> RouteConfig:
+    """The config of a launch that writes these tables, or none."""
+    if order is None:
+        return config
+    return replace(config, ordered=True, partial=order[-1] is not None)
 
 
 def empty_choices(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,8 +174,15 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 def empty_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The three tables, not yet written."""
-    new, slots = given.ids.new_empty, given.ids.numel()
-    return new(given.experts + 1), new(slots), new(slots)
+    return empty_tables(given.ids, given.experts, given.ids.numel())
+
+
+def empty_tables(
+    near: torch.Tensor, experts: int, slots: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Offsets, slot_of_row and row_of_slot, not yet written, on the device of `near`."""
+    offsets = near.new_empty(experts + 1, dtype=torch.int32)
+    return offsets, offsets.new_empty(slots), offsets.new_empty(slots)
 
 
 def run_combine(given: Weighted) -> tuple[torch.Tensor]:

@@ -23,7 +23,15 @@ from kernelkit.fake import fake_tensor
 from kernelkit.hw import WARP_THREADS
 from kernelkit.warp_mma import multiply
 from kernelkit.words import four_words_if
-from moe.routing.choice import TYPES, Candidates, Choice, Outputs, candidates_of
+from moe.routing.choice import (
+    TYPES,
+    Candidates,
+    Choice,
+    Outputs,
+    candidates_of,
+    fake_outputs,
+    order_of,
+)
 from moe.routing.config import (
     BLOCK_TOKENS,
     EXPERT_ROWS,
@@ -78,13 +86,16 @@ class RouteLinear:
         outputs: tuple[cute.Tensor, ...],
         scale: Float32,
         shared_weight: Float32 | None,
+        order: tuple[cute.Tensor | Int32 | None, ...] | None,
         stream: CUstream,
     ) -> None:
         """tensors: fields of `Given`; outputs: ids int32 and weights fp32, (T * slots,);
-        shared_weight: None where no experts are shared."""
+        shared_weight: None where no experts are shared; order: fields of `Order`, None for more
+        tokens than one."""
         cluster, (tokens, _) = self.config.cluster, tensors[0].shape
         blocks = (tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS
-        self.kernel(Given(*tensors), Outputs(*outputs, scale, shared_weight)).launch(
+        written = Outputs(*outputs, scale, shared_weight, order_of(order))
+        self.kernel(Given(*tensors), written).launch(
             grid=(blocks * cluster, 1, 1),
             block=((LINEAR_WARPS + 1) * WARP_THREADS, 1, 1),
             cluster=(cluster, 1, 1),
@@ -288,8 +299,4 @@ def host_function(config: LinearConfig, _arch: str) -> tuple:
             (config.weight_bias, dtype), (route.bias, Float32), (route.logit_bias, Float32),
         )
     )  # fmt: skip
-    slots = cute.sym_int32()
-    outputs = fake_tensor(Int32, slots), fake_tensor(Float32, slots)
-    shared_weight = Float32(0.0) if route.shared else None
-    scales = Float32(0.0), shared_weight
-    return RouteLinear(config), (x, weight, *biases), outputs, *scales, CUstream(0)
+    return RouteLinear(config), (x, weight, *biases), *fake_outputs(route), CUstream(0)

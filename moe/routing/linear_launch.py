@@ -20,9 +20,11 @@ from moe.routing.launch import (
     ARCHS,
     BIASES,
     Choices,
+    OrderTables,
     biases_of,
     config_of,
     in_vectors,
+    ordered,
     plain,
     run_route,
     scales_of,
@@ -40,25 +42,31 @@ class TokenChoices:
     arch: str | None = None
 
 
-def run_route_tokens(given: TokenChoices) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, weights); one launch, or for many tokens torch's linear layer and one."""
+def run_route_tokens(
+    given: TokenChoices, order: OrderTables | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, weights); one launch, or for many tokens torch's linear layer and one. Of a single
+    token it writes the order of its slots, too."""
     layer, router = given.linear, given.router
     config = _checked_config(given)
     if len(given.x) > config.most_tokens:
         logits = linear(given.x, layer.weight, layer.bias)
         where = {"backend": given.backend, "arch": given.arch}
-        return run_route(Choices(logits=logits, **vars(router), **where))
+        return run_route(Choices(logits=logits, **vars(router), **where), order)
     scales, biases = scales_of(router), biases_of(router)
     x, weight = plain(given.x), plain(layer.weight)
     tables = (plain(layer.bias), *(plain(biases.get(name)) for name in BIASES))
     config = LinearConfig(
-        in_vectors(config.route, *tables), config.hidden, config.weight_bias, config.ready
+        ordered(in_vectors(config.route, *tables), order),
+        config.hidden,
+        config.weight_bias,
+        config.ready,
     )
     target = choose_target(x.device, given.backend, given.arch, ARCHS)
     ids, weights = empty_token_choices(given)
     if len(x):
         outputs = ids.view(-1), weights.view(-1)
-        arguments = ((x, weight, *tables), outputs, *scales)
+        arguments = ((x, weight, *tables), outputs, *scales, order)
         compiled = compile_once(config, target.arch, "moe.routing.linear_kernel")
         launch(compiled, arguments, target, x.device)
     return ids, weights

@@ -11,7 +11,7 @@ from cutlass import Float32, Int32
 from kernelkit.dependent import follow
 from kernelkit.fake import fake_tensor
 from kernelkit.hw import WARP_THREADS
-from moe.routing.choice import TYPES, Choice, Outputs, candidates_of
+from moe.routing.choice import TYPES, Choice, Outputs, candidates_of, fake_outputs, order_of
 from moe.routing.config import ROUTE_WARPS, VECTOR_BYTES, RouteConfig
 
 
@@ -31,12 +31,15 @@ class Route:
         outputs: tuple[cute.Tensor, ...],
         scale: Float32,
         shared_weight: Float32 | None,
+        order: tuple[cute.Tensor | Int32 | None, ...] | None,
         stream: CUstream,
     ) -> None:
         """logits (T, E); biases (E,) fp32 or None; outputs: ids int32 and weights fp32,
-        (T * slots,); shared_weight: None where no experts are shared."""
+        (T * slots,); shared_weight: None where no experts are shared; order: fields of `Order`,
+        None for more tokens than one."""
         tokens, _ = logits.shape
-        self.kernel(logits, bias, logit_bias, *outputs, scale, shared_weight).launch(
+        written = Outputs(*outputs, scale, shared_weight, order_of(order))
+        self.kernel(logits, bias, logit_bias, written).launch(
             grid=((tokens + ROUTE_WARPS - 1) // ROUTE_WARPS, 1, 1),
             block=(ROUTE_WARPS * WARP_THREADS, 1, 1),
             stream=stream,
@@ -49,10 +52,7 @@ class Route:
         logits: cute.Tensor,
         bias: cute.Tensor | None,
         logit_bias: cute.Tensor | None,
-        ids: cute.Tensor,
-        weights: cute.Tensor,
-        scale: Float32,
-        shared_weight: Float32 | None,
+        outputs: Outputs,
     ) -> None:
         """Grid (tokens by ROUTE_WARPS,); see `__call__`."""
         follow()
@@ -67,7 +67,6 @@ class Route:
             if cutlass.const_expr(logit_bias is not None):
                 scores.store(scores.load() + self.choice.read(logit_bias, lane).load())
             biases = self.choice.read_if_any(bias, lane)
-            outputs = Outputs(ids, weights, scale, shared_weight)
             self.choice.choose_experts(scores, biases, token, lane, found, outputs)
 
 
@@ -79,8 +78,4 @@ def host_function(config: RouteConfig, _arch: str) -> tuple:
         fake_tensor(Float32, config.experts, align=align) if given else None
         for given in (config.bias, config.logit_bias)
     )
-    slots = cute.sym_int32()
-    outputs = fake_tensor(Int32, slots), fake_tensor(Float32, slots)
-    shared_weight = Float32(0.0) if config.shared else None
-    scales = Float32(0.0), shared_weight
-    return Route(config), logits, bias, logit_bias, outputs, *scales, CUstream(0)
+    return Route(config), logits, bias, logit_bias, *fake_outputs(config), CUstream(0)

@@ -33,8 +33,8 @@ from moe.routing.config import (
     LinearConfig,
     RouteConfig,
 )
-from moe.routing.launch import ARCHS
-from moe.routing.linear_launch import ROUTE_TOKENS
+from moe.routing.launch import ARCHS, Choices, Slots, empty_permutation, run_route
+from moe.routing.linear_launch import ROUTE_TOKENS, TokenChoices, run_route_tokens
 from moe.warm import kernels_for
 from ptxemu import Options
 from tests.moe.linear_cases import Linear, check_exact, check_normal, logits_of
@@ -95,6 +95,40 @@ def test_exact_large(case, arch):
 @pytest.mark.parametrize("case", NORMAL, ids=str)
 def test_normal(case, arch):
     check_normal(case, arch)
+
+
+ORDERED = [
+    Linear(Case(1, 32, 4, "bf16"), 64, bias=True),
+    Linear(Case(1, 130, 4, "bf16"), 64),
+    Linear(Case(1, 384, 12, "bf16", "sigmoid", shared=3, scale=2.5), 136),
+    Linear(Case(1, 1, 1, "bf16"), 8),
+]
+
+
+@each_arch
+@pytest.mark.parametrize("part", [(0, 1), (0, 0.4), (0.3, 0.8), (0.6, 1), None], ids=str)
+@pytest.mark.parametrize("case", ORDERED, ids=str)
+def test_the_launch_that_routes_one_token_sorts_its_slots(case, part, arch):
+    """All experts have rows, or those of a part of all; tables are those of `permutation`."""
+    x, layer = case.exact(1)
+    route, total = case.router(), case.route.experts + case.route.shared
+    first, end = (0, total) if part is None else (int(part[0] * total), -int(-part[1] * total))
+    slots = Slots(torch.zeros(1, route.slots).int(), total, first, end)
+    logits = logits_of(x, layer).to(x.dtype)
+    choices = Choices(logits=logits, **vars(route), arch=arch)
+    for run, asked in (run_route_tokens, TokenChoices(x, layer, route, arch=arch)), (
+        run_route, choices):  # fmt: skip
+        tables = empty_permutation(slots)
+        with checked():
+            ids, _ = run(asked, (*tables, None if part is None else first))
+        local = torch.where((ids >= first) & (ids < end), ids - first, end - first).flatten()
+        counts = torch.bincount(local, minlength=end - first + 1)[: end - first]
+        assert tables[0].tolist() == [0, *counts.cumsum(0).tolist()]
+        rows = local.argsort(stable=True)[: int(counts.sum())]
+        assert tables[1].tolist()[: len(rows)] == rows.tolist()
+        wanted = torch.full((route.slots,), -1)
+        wanted[rows] = torch.arange(len(rows))
+        assert tables[2].tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize("tokens", [8, 11, 17])
