@@ -1,9 +1,10 @@
 """The operator `blackwell_kernels::moe_fused_mixed`: a layer whose activations stay numbers.
 
 Top-k, permutation, both products, combination: five launches, each of which begins while the one
-before it ends; of a single token four, since its router sorts its slots. With the smallest tiles the first product fetches its rows from where the tokens
-are; with others, and in e4m3, a sixth launch writes them in the order of experts before, so that
-TMA brings them. In e4m3 that one rounds the tokens, and the first product its output.
+before it ends; of a single token four, since its router sorts its slots. With the smallest tiles
+the first product fetches its rows from where the tokens are; with others, and in e4m3, a launch
+more writes them in the order of experts before, so that TMA brings them. In e4m3 that one rounds
+the tokens, and the first product its output.
 """
 
 from __future__ import annotations
