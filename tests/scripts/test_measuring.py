@@ -71,6 +71,28 @@ def test_a_headline_of_the_example_is_one_of_its_own(capsys, monkeypatch, tmp_pa
         assert f"regex:{OURS}" in shlex.split(line)
 
 
+PAGE = (ROOT / "docs" / "profiling.md").read_text()
+
+
+def test_the_page_on_profiling_names_kernels_as_they_are_called():
+    names = re.findall(r"^    (\w+_sm\d+\w*_0)$", PAGE, re.MULTILINE)
+    assert len(names) == 4
+    for name in names:
+        assert any(re.search(pattern, name) for pattern in KERNELS.values()), name
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(program, {})
+
+
+def test_commands_of_the_page_on_profiling(capsys):
+    commands = re.findall(r"python scripts/nsight.py ([^#`\n]+)", PAGE)
+    assert len(commands) == 7
+    for command in commands:
+        assert nsight.main(shlex.split(command.replace(" -- ", " --print -- ", 1))
+                           + ["--print"] * (" -- " not in command)) == 0  # fmt: skip
+    assert nsight.RANGES in PAGE
+    assert capsys.readouterr().out
+
+
 @dataclass(frozen=True)
 class Plain:
     """A config without fields."""
