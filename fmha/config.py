@@ -7,6 +7,7 @@ softmax scale are not in it: one compiled kernel serves them all.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kernelkit.dtypes import ITEM_BYTES
 
@@ -82,6 +83,8 @@ class AttentionConfig:
     slices*: by mma.sync warps that share the columns of O of a query tile, 1, 2 or 4, and those of
         Q and K, or their keys; 0 chooses.
     """
+
+    label: ClassVar = ("fmha", "head_dim", "dtype")
 
     head_dim: int = 64
     v_head_dim: int = 0

@@ -7,6 +7,7 @@ are not in it: one compiled kernel serves them all.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kernelkit.dtypes import ITEM_BYTES
 
@@ -57,6 +58,8 @@ class DecodeConfig:
         two CTAs on an SM with PDL or `beside` (where that is deep enough) and on Hopper, unless
         `alone`.
     """
+
+    label: ClassVar = ("gqa_decode", "head_dim", "dtype", "group")
 
     head_dim: int = 128
     group: int = 8

@@ -23,6 +23,7 @@ from kernelkit.arch import ARCHITECTURES
 from kernelkit.artifact import FORMAT, Artifact
 from kernelkit.kernel import CompiledKernel
 from kernelkit.keys import KernelKey, NotPlain
+from kernelkit.names import kernel_name
 from kernelkit.store import Store
 from kernelkit.trace import PTXAS_VARIABLE, Traced, settings, toolchain
 
@@ -143,7 +144,7 @@ def _digest(key: KernelKey) -> str | None:
 
 def _compile_key(key: KernelKey, kept: Store | None) -> tuple[Artifact, str]:
     try:
-        return _compile(key.host_function, key.arch, kept)
+        return _compile(key.host_function, key.arch, kept, kernel_name(key))
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "cutlass":
             raise
@@ -153,9 +154,11 @@ def _compile_key(key: KernelKey, kept: Store | None) -> tuple[Artifact, str]:
         ) from error
 
 
-def _compile(describe: Callable[[], tuple], arch: str, kept: Store | None) -> tuple[Artifact, str]:
+def _compile(
+    describe: Callable[[], tuple], arch: str, kept: Store | None, name: str = ""
+) -> tuple[Artifact, str]:
     """(what was compiled, the key of the traced code)."""
-    traced = Traced(describe(), arch, kept.kernel if kept else lambda _: None)
+    traced = Traced(describe(), arch, kept.kernel if kept else lambda _: None, name)
     if kept is not None and not traced.found:
         kept.put_kernel(traced.key, traced.artifact)
     return traced.artifact, traced.key

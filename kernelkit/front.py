@@ -22,6 +22,7 @@ import torch
 from torch.autograd import forward_ad
 
 from kernelkit.operator import Operator, is_watched, returned
+from kernelkit.ranges import ranged
 from kernelkit.tape import Tape
 
 # Types of which two values that are equal are the same. Of floats 0.0 and -0.0 are not.
@@ -70,7 +71,7 @@ def fronted(
                 _learn(operator, key, tensors, noted[0], results)
             return results
 
-        return call
+        return ranged(call, f"{function.__module__.partition('.')[0]}.{function.__name__}")
 
     return around
 

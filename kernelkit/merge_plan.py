@@ -8,6 +8,7 @@ every row at a time and adds up what its lanes hold in shared memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kernelkit.dtypes import ITEM_BYTES
 
@@ -37,6 +38,8 @@ class MergeConfig:
     dtypes: of the parts, each once; out_dtype: of O; raw: some part brings a row_max; stacked: one
     tensor holds all parts; capacity: parts that fit the parameter table; lanes: see the module.
     """
+
+    label: ClassVar = ("fmha_merge", "head_dim")
 
     head_dim: int
     dtypes: tuple[str, ...]

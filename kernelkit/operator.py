@@ -24,6 +24,7 @@ from torch._C._dynamo.guards import TensorGuards  # what torch's compiled graphs
 from torch._subclasses import FakeTensor
 from torch.overrides import has_torch_function
 
+from kernelkit.ranges import ranged
 from kernelkit.schema import Schema
 from kernelkit.signature import leaves
 from kernelkit.tape import Results, Tape, Taping
@@ -90,6 +91,7 @@ class Operator:
             call = _Call(self, names, empty, results, written=True)
             self.written = self._register(f"{name}_out", text, call, functional=False)
 
+    @ranged
     def __call__(self, given: Mapping[str, Any]) -> Any:
         """The results, of fields of the dataclass by name; those left out have their default.
 

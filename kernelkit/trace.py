@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -67,9 +68,12 @@ class Traced:
     """One trace: `key` names the traced code once it is known, `artifact` is what came of it.
 
     look_up(key) -> what was compiled from the same code before, or None. Its `about` is of then.
+    name: of the host function, and of kernels what theirs begin with; '' for the DSL's own.
     """
 
-    def __init__(self, given: tuple, arch: str, look_up: Callable[[str], Artifact | None]) -> None:
+    def __init__(
+        self, given: tuple, arch: str, look_up: Callable[[str], Artifact | None], name: str = ""
+    ) -> None:
         self.key = ""
         self.found = False
         self._arch, self._examples = arch, given[1:]
@@ -77,7 +81,8 @@ class Traced:
         enabled = gc.isenabled()
         gc.disable()  # a trace is hundreds of thousands of objects, which all stay until its end
         try:
-            self.artifact = self._compile(*given)
+            with _named(given[0], name):
+                self.artifact = self._compile(*given)
         finally:
             if enabled:
                 gc.enable()
@@ -109,6 +114,22 @@ class Traced:
         known = self._look_up(self.key)
         if known is not None:
             raise _Known(known)
+
+
+@contextmanager
+def _named(function: Any, name: str) -> Iterator[None]:
+    """In the block the DSL calls the host function and the kernels of an object `name`, and not by
+    all types of their arguments. What it knows of names belongs to the class."""
+    kind = type(function)
+    methods = [getattr(kind, method, None) for method in ("__call__", "kernel")] if name else []
+    named = [method for method in methods if hasattr(method, "set_name_prefix")]
+    for method in named:
+        method.set_name_prefix(name, remove_cutlass_symbol=True, keep_mangled_name=False)
+    try:
+        yield
+    finally:
+        for method in named:
+            method.set_name_prefix("")
 
 
 def _key_of(module: Any, arch: str, examples: tuple) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from moe.formats import FORMATS, BlockFormat
 
@@ -43,6 +44,8 @@ class GroupedConfig:
     w_ready: with pdl: offsets, weights and biases are older than the kernel in front, and are
         fetched before it has ended.
     """
+
+    label: ClassVar = ("moe_grouped_gemm", "fmt")
 
     fmt: str = "nvfp4"
     row_scale: bool = False

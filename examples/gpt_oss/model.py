@@ -16,6 +16,7 @@ from examples.gpt_oss.fused import Elementwise
 from examples.gpt_oss.ranks import Ranks
 from examples.gpt_oss.rope import angle_table
 from examples.gpt_oss.weights import Layer, Weights
+from kernelkit.ranges import nvtx_range
 from moe import RouterLinear
 
 # (number of the layer, its sinks, q [T, Hq, D], k and v [T, Hkv, D]) -> O [T, Hq, D]: keeps k and v
@@ -70,14 +71,15 @@ class Model:
         first, *others = (*(layer.attention_norm for layer in weights.layers), weights.norm)
         normed = rms_norm(x, first.shape, first, eps)
         for number, (layer, norm) in enumerate(zip(weights.layers, others, strict=True)):
-            only = wanted if layer is weights.layers[-1] else None
-            found = self._attention(number, layer, normed, angles, attend, only)
-            x, normed = add_norm(_rows(x, only), found, layer.experts_norm, eps)
-            router = RouterLinear(layer.router, layer.router_bias, ready=True)
-            found = layer.experts(normed, router)
-            if self.ranks is not None:
-                found = self.ranks.summed(found, self.ranks.experts)
-            x, normed = add_norm(x, found, norm, eps)
+            with nvtx_range(f"layer {number}"):
+                only = wanted if layer is weights.layers[-1] else None
+                found = self._attention(number, layer, normed, angles, attend, only)
+                x, normed = add_norm(_rows(x, only), found, layer.experts_norm, eps)
+                router = RouterLinear(layer.router, layer.router_bias, ready=True)
+                found = layer.experts(normed, router)
+                if self.ranks is not None:
+                    found = self.ranks.summed(found, self.ranks.experts)
+                x, normed = add_norm(x, found, norm, eps)
         return linear(normed, weights.head)
 
     def chosen(self, logits: torch.Tensor) -> torch.Tensor:

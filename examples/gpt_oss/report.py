@@ -11,9 +11,10 @@ import torch
 
 from examples.gpt_oss.compare import Comparison
 from examples.gpt_oss.engine import DECODE, PREFILL, Engine, Took
+from kernelkit.names import stem_of
 
-OURS = ("fmha", "gqa_lowlatency", "moe", "kvcache", "kernelkit")
-COMPILED = "kernel_cutlass_kernel_"  # the DSL's name of a kernel: this, its module, its class
+# What the names of their kernels begin with -> packages.
+OURS = {"fmha": "fmha", "gqa": "gqa_lowlatency", "moe": "moe", "kvcache": "kvcache"}
 SHOWN = 24  # kernels of the table; the others are one row
 GIB = 1 << 30
 
@@ -90,15 +91,13 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 
 def package_of(name: str) -> str:
     """Whose a kernel is, by its name: a package of ours, or 'torch'."""
-    module = name.removeprefix(COMPILED)
-    if module == name:
-        return "torch"
-    return next((package for package in OURS if module.startswith(package)), "torch")
+    stem = stem_of(name) or ""
+    return next((package for word, package in OURS.items() if stem.startswith(word)), "torch")
 
 
 def short(name: str) -> str:
-    """What a table shows of a kernel: of ours its module and class, without its signature."""
-    return re.sub(r"\s+", " ", name.removeprefix(COMPILED).partition("_object_at")[0])[:70]
+    """What a table shows of a kernel."""
+    return re.sub(r"\s+", " ", name)[:70]
 
 
 def kernel_table(kernels: Sequence[Kernel], steps: int, busy: float) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kernelkit import hw
 from moe.formats import FORMATS, BlockFormat, format_of
@@ -49,6 +50,8 @@ class MixedConfig:
     no such bound. A launch with `least` runs beside the one in front, which has the others, and
     ends after it; on Hopper.
     """
+
+    label: ClassVar = ("moe_mixed_gemm", "fmt", "x")
 
     fmt: str = "mxfp4"
     x: str = "bf16"

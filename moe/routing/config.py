@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.hw import WARP_THREADS
@@ -54,6 +54,8 @@ class RouteConfig:
     logits and the biases are aligned to VECTOR_BYTES, and no lane has fewer experts than another.
     ordered: of one token, whose slots are sorted by expert, too; partial: of a range of experts.
     """
+
+    label: ClassVar = ("moe_route",)
 
     experts: int
     top_k: int
@@ -154,6 +156,8 @@ class LinearConfig:
     A warp has every `expert_ways`-th block of EXPERT_ROWS experts, `blocks` of them, and one of
     `shares` parts of H, `steps` times STEP_ELEMENTS of it.
     """
+
+    label: ClassVar = ("moe_route_tokens", "hidden")
 
     route: RouteConfig
     hidden: int
@@ -309,6 +313,8 @@ def plan_permutation(rows: int, experts: int, partial: bool = False) -> Permutat
 class CombineConfig:
     """Static fields of the combination; tokens, hidden size and strides are arguments. partial:
     slots may have no row."""
+
+    label: ClassVar = ("moe_combine",)
 
     top_k: int
     dtype: str

@@ -1,7 +1,9 @@
-"""Command lines of Nsight Compute and Nsight Systems for the kernels that run.py knows.
+"""Command lines of Nsight Compute and Nsight Systems for the kernels that run.py knows, and for the
+whole model of examples/gpt_oss.
 
 ncu answers why one launch takes its time, nsys what happens around the launches. Both see the NVTX
-ranges that run.py puts round launches; ncu also sees the Python line of every instruction.
+ranges of our operators and of the model's layers; ncu also sees the Python line of every
+instruction.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kernelkit.ranges import VARIABLE as RANGES
 from workbench.commands import RUN
 
 SCRIPTS = Path(__file__).resolve().parents[1]
@@ -42,26 +45,61 @@ SECTIONS = (
 )
 
 
-# name of run.py -> regular expression that finds its kernel among all that are launched
-KERNELS = {"fmha": "AttentionSm", "gqa": "Decode", "moe": "Grouped|MixedGemm",
-           "merge": "[Mm]erge"}  # fmt: skip
-EVERY = "."  # kernel of a name that is not there
+EXAMPLE = "gpt-oss"  # a name beside those of run.py: the whole model of examples/gpt_oss
+NAMES = [*(name for name in RUN if name != "models"), EXAMPLE]  # models only runs in the emulator
+# Name -> what the kernel's name matches; each kernel of ours has its architecture in it.
+OURS = "_sm[0-9]+"
+KERNELS = {
+    "fmha": "^fmha_sm",
+    "gqa": "^gqa_decode_sm",
+    "moe": "^moe_(grouped|mixed)_gemm_sm",
+    "q8_0": "^q8_0_(matvec|batch|product)_sm",
+    "merge": "^fmha_merge_sm",
+    "quantise": "^moe_quantiser_",
+    "route": "^moe_route_sm",
+    "route_tokens": "^moe_route_tokens_sm",
+    "permutation": "^moe_routing_permutation_",
+    "combine": "^moe_combine_sm",
+    "append": "^kvcache_movement_append_sm",
+    "gather": "^kvcache_movement_dequantise_sm",
+    "copy": "^kvcache_movement_slots_sm",
+    "checksum": "^kvcache_movement_checksum_sm",
+    "compress": "^fmha_sparse_compressor_",
+    "query": "^fmha_sparse_indexer_query_sm",
+    "score": "^fmha_sparse_indexer_scores_sm",
+    "topk": "^fmha_sparse_indexer_select_sm",
+}
+# Name -> flags where none are given: a problem of the size that people ask about.
+HEADLINES = {
+    "fmha": "--shape 2,4k,4k,16,16 --head-dim 128 --causal --unjudged",
+    "gqa": "--kv-len 8k --q-heads 64 --kv-heads 8",
+    "moe": "--model gpt-oss-120b --tokens 64 --format mxfp4 --activations bf16",
+    "append": "--rows 32k",
+    "gather": "--rows 32k",
+    "compress": "--rows 4k",
+    "score": "--rows 32k",
+    "topk": "--rows 32k",
+    EXAMPLE: "--model 20b --prompt-len 2048 --new-tokens 8 --no-warm-up",
+}
 
 
 def command_line(options: argparse.Namespace) -> list[str]:
-    """The profiler with its flags, then run.py with its own."""
-    script = os.path.relpath(SCRIPTS / "run.py")
+    """The profiler with its flags, then what it looks at with its own."""
     profiler = ncu(options) if options.tool == "ncu" else nsys(options)
-    run = [options.python, script, options.kernel, "--backend", "cuda", *options.run]
-    return ["env", LINE_INFO, *profiler, *run]
+    flags = options.run or shlex.split(HEADLINES.get(options.kernel, ""))
+    if options.kernel == EXAMPLE:
+        run = [options.python, "-m", "examples.gpt_oss", *flags]
+    else:
+        script = os.path.relpath(SCRIPTS / "run.py")
+        run = [options.python, script, options.kernel, "--backend", "cuda", *flags]
+    return ["env", LINE_INFO, f"{RANGES}=1", *profiler, *run]
 
 
 def ncu(options: argparse.Namespace) -> list[str]:
     """Nsight Compute: the sections of SECTIONS for chosen launches of one kernel."""
-    name = options.name or KERNELS.get(options.kernel, EVERY)
+    name = options.name or KERNELS.get(options.kernel, OURS)
     flags = [
-        *("--target-processes", "all"),
-        *("--kernel-name-base", "mangled", "--kernel-name", f"regex:{name}"),
+        *("--target-processes", "all", "--kernel-name", f"regex:{name}"),
         *("--launch-skip", str(options.launch_skip), "--launch-count", str(options.launch_count)),
         *("--clock-control", options.clock_control, "--cache-control", options.cache_control),
         *("--import-source", "yes", "--source-folders", os.path.relpath(SCRIPTS.parent)),
@@ -92,11 +130,10 @@ def nsys(options: argparse.Namespace) -> list[str]:
 
 
 def reading(options: argparse.Namespace) -> list[list[str]]:
-    """How to read the report: a kernel by the name of its case, which is that of the NVTX range
-    round it, for the DSL's own is 180 characters long; and what each line of Python costs."""
+    """How to read the report: what bounds the kernel, and what each line of Python costs."""
     if options.tool != "ncu":
         return []
-    report = ["ncu", "--import", f"{options.out}.ncu-rep", "--print-nvtx-rename", "kernel"]
+    report = ["ncu", "--import", f"{options.out}.ncu-rep"]
     source = ["--page", "source", "--print-source", "cuda,sass", "--csv"]
     return [[*report, "--page", "details"], [*report, *source]]
 
@@ -105,11 +142,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Options of the profiler; what stands behind `--` goes to the run script."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
-        description="Nsight Compute or Nsight Systems on a kernel that run.py knows.",
-        epilog="Behind -- stand flags of run.py NAME. Without the tool, or with --print, the "
+        description="Nsight Compute or Nsight Systems on a kernel that run.py knows, or on the "
+        "model of examples/gpt_oss.",
+        epilog="Behind -- stand flags of run.py NAME, or of the example; without any, the problem "
+        "is one of the size that people ask about. Without the tool, or with --print, the "
         "command line is printed and nothing runs.",
     )
-    parser.add_argument("kernel", choices=RUN, metavar="NAME", help=f"of run.py: {', '.join(RUN)}")
+    parser.add_argument("kernel", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--tool", choices=TOOLS, default="ncu", help="default: ncu")
     parser.add_argument("--out", type=Path, metavar="STEM", help="default: out/profile/KERNEL")
     parser.add_argument("--name", metavar="REGEX", help="kernel name to profile instead (ncu)")

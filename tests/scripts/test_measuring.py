@@ -8,16 +8,24 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from examples.gpt_oss import __main__ as gpt_oss
 from fmha import AttentionConfig
 from fmha.launch import ARCHS, compile_attention
+from gqa_lowlatency.config import DecodeConfig
+from kernelkit.keys import KernelKey
+from kernelkit.names import kernel_name
+from moe.config import GroupedConfig
+from moe.mixed.config import MixedConfig
+from workbench import nsight
 from workbench.commands import RUN
 from workbench.house.source import ROOT
-from workbench.nsight import KERNELS, LINE_INFO, SECTIONS
+from workbench.nsight import EXAMPLE, HEADLINES, KERNELS, LINE_INFO, NAMES, OURS, SECTIONS
 from workbench.timing import cold_and_warm, figures, setting
 
 
@@ -30,23 +38,86 @@ def test_profile_prints_what_to_run_elsewhere(tool, monkeypatch, run, tmp_path):
     assert result.returncode == 0, result.stderr
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("env "))
     command = shlex.split(line)
-    assert command[:3] == ["env", "CUTE_DSL_LINEINFO=1", tool]
+    assert command[:4] == ["env", "CUTE_DSL_LINEINFO=1", "BLACKWELL_KERNELS_NVTX=1", tool]
     assert command[-4:] == ["--backend", "cuda", *shape]
     assert command[-6:-4] == ["scripts/run.py", "fmha"]
     if tool == "ncu":
-        assert "regex:AttentionSm" in command
+        assert f"regex:{KERNELS['fmha']}" in command
         assert command.count("--section") >= 10
         assert "--import-source" in command
         details, source = result.stdout.splitlines()[-2:]
-        assert "--import out/profile/fmha.ncu-rep --print-nvtx-rename kernel" in details
+        assert "--import out/profile/fmha.ncu-rep --page details" in details
         assert "--page source" in source
     else:
         assert "--trace=cuda,nvtx,osrt" in command
 
 
-@pytest.mark.parametrize("kernel", [name for name in RUN if name != "models"])  # a table
-def test_profile_gives_flags_that_exist(run, kernel):
-    assert "--backend {auto,cuda,emulate}" in run("run.py", kernel, "--help").stdout
+@pytest.mark.parametrize("kernel", [name for name in NAMES if name != EXAMPLE])
+def test_profile_gives_flags_that_exist(kernel):
+    parser = RUN[kernel].parser("run.py")
+    flags = [*shlex.split(HEADLINES.get(kernel, "")), "--backend", "cuda"]
+    assert parser.parse_args(flags).backend == "cuda"
+
+
+def test_a_headline_of_the_example_is_one_of_its_own(capsys, monkeypatch, tmp_path):
+    """Without flags; others take their place."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    wanted = shlex.split(HEADLINES[EXAMPLE])
+    assert gpt_oss.parser().parse_args(wanted).model == "20b"
+    for given, flags in ([], wanted), (["--", "--model", "tiny"], ["--model", "tiny"]):
+        assert nsight.main([EXAMPLE, *given]) == 0
+        (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("env "))
+        assert line.endswith(shlex.join(["-m", "examples.gpt_oss", *flags]))
+        assert f"regex:{OURS}" in shlex.split(line)
+
+
+PAGE = (ROOT / "docs" / "profiling.md").read_text()
+
+
+def test_the_page_on_profiling_names_kernels_as_they_are_called():
+    names = re.findall(r"^    (\w+_sm\d+\w*_0)$", PAGE, re.MULTILINE)
+    assert len(names) == 4
+    for name in names:
+        assert any(re.search(pattern, name) for pattern in KERNELS.values()), name
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(program, {})
+
+
+def test_commands_of_the_page_on_profiling(capsys):
+    commands = re.findall(r"python scripts/nsight.py ([^#`\n]+)", PAGE)
+    assert len(commands) == 7
+    for command in commands:
+        assert nsight.main(shlex.split(command.replace(" -- ", " --print -- ", 1))
+                           + ["--print"] * (" -- " not in command)) == 0  # fmt: skip
+    assert nsight.RANGES in PAGE
+    assert capsys.readouterr().out
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A config without fields."""
+
+
+def sources() -> list[str]:
+    """Modules that kernels are compiled from."""
+    packages = ("fmha", "gqa_lowlatency", "kernelkit", "kvcache", "moe", "q8_0")
+    files = [path for name in packages for path in (ROOT / name).rglob("*.py")]
+    return [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in files
+        if re.search(r"^def host_function", path.read_text(), re.MULTILINE)
+    ]
+
+
+def test_a_profiler_knows_the_names_that_kernels_have():
+    """Each pattern is of kernels that there are."""
+    configs = [AttentionConfig(), DecodeConfig(), MixedConfig(), GroupedConfig()]
+    names = [kernel_name(KernelKey("a.kernel", config, "sm_90a")) for config in configs]
+    labels = [("moe_route",), ("moe_route_tokens",), ("moe_combine",), ("fmha_merge",)]
+    names += [f"{name}_sm90" for (name,) in labels]
+    names += [kernel_name(KernelKey(source, Plain(), "sm_100a")) for source in sources()]
+    for pattern in KERNELS.values():
+        assert any(re.search(pattern, name) for name in names), pattern
 
 
 @pytest.mark.parametrize("arch", ARCHS)

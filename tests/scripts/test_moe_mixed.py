@@ -11,7 +11,10 @@ import torch
 
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from kernelkit import hw
+from kernelkit.keys import KernelKey
+from kernelkit.names import kernel_name
 from moe import reference, unpack, unpack_biases
+from moe.config import GroupedConfig
 from moe.mixed.choose import BY_AVERAGE
 from moe.mixed.config import MixedConfig
 from moe.reference_routing import route
@@ -244,8 +247,7 @@ def test_a_grid_is_a_table(monkeypatch, written, tmp_path):
 # -- nsight ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [
-    "moemixedsm90kernelMixedGemm_", "moemixedsm100kernelMixedGemm_", "moesm100kernelGroupedGemm_",
-])  # fmt: skip
-def test_a_profiler_finds_every_product(name):
-    assert re.search(KERNELS["moe"], f"kernel_cutlass_kernel_{name}object_at_")
+@pytest.mark.parametrize("config", [MixedConfig(), GroupedConfig()])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_a_profiler_finds_every_product(config, arch):
+    assert re.search(KERNELS["moe"], kernel_name(KernelKey("moe.kernel", config, arch)))

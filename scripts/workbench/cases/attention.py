@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from fmha.choose import choose_config
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.plan import AttentionPlan, make_plan
 from kernelkit.plan_names import warps_of
+from kernelkit.ranges import nvtx_range
 from ptxemu import LaunchReport
 from workbench.place import Place, emulated
 from workbench.problems.attention import Case, normalised
@@ -81,29 +80,16 @@ def attend(
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], list[LaunchReport]]:
     """((O normalised, LSE), the emulator's launch reports).
 
-    more: fields of the emulator's options. On a GPU the launch stands in an NVTX range of the
-    case's name.
+    more: fields of the emulator's options.
     """
     inputs = case.inputs(place.device)
     arguments = moved(case.arguments(), place.device) | place.given
-    with (
-        emulated(options, **more) as launches,
-        _nvtx(str(case), place.backend),
-    ):
+    with emulated(options, **more) as launches, nvtx_range(str(case)):
         results = attention(*inputs, **arguments)
     if place.backend == "cuda":
         torch.cuda.synchronize()
     o, lse = results[:2]
     return (o if case.normalize else normalised(*results), lse), launches
-
-
-@contextmanager
-def _nvtx(name: str, backend: str) -> Iterator[None]:
-    if backend != "cuda":
-        yield
-        return
-    with torch.cuda.nvtx.range(name):
-        yield
 
 
 def config_of(case: Case, arch: str = "sm_100a") -> AttentionConfig:
