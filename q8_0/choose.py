@@ -8,7 +8,12 @@ warps than fit all SMs at once, two warps share the columns of a row, and so on,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import product
+
 from kernelkit import hw
+from kernelkit.arch import PORTABLE
+from kernelkit.tuned import Choice, Tuned
 from q8_0.blocks import BLOCK
 from q8_0.config import (
     INTEGERS,
@@ -79,3 +84,43 @@ def width_of(*numbers: int) -> int:
     while any(number % width for number in numbers):
         width //= 2
     return width
+
+
+# ---- what may be measured
+
+# Not the splits, nor what they make of `unrolled`: they say in which order sums are added up, and
+# so the bits, which both layouts have in common.
+OPTIONS = ("rows", "unrolled", "warps")
+MODULES = ("q8_0.matvec_kernel", "q8_0.batch_kernel")
+TUNED = Tuned("q8_0.matvec", dict.fromkeys(("sm_100a", "sm_90a", PORTABLE), MODULES), OPTIONS)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the choice depends on. config: what the rules choose; its options are kept but for
+    those that are measured. tokens, rows, cols: of the product."""
+
+    config: MatvecConfig | BatchConfig
+    tokens: int
+    rows: int
+    cols: int
+
+
+def choices(problem: Problem, arch: str) -> list[Choice]:
+    """What may suit a problem: the same bits as the rules' choice, on every architecture."""
+    config = problem.config
+    warps = [count for count in (1, 2, 4, 8, 16) if count % config.splits == 0]
+    if isinstance(config, BatchConfig):
+        unrolled = (2, 4, 6, 8) if config.splits == 1 else (config.unrolled,)
+        return [{"unrolled": n, "warps": count} for n, count in product(unrolled, warps)]
+    unrolled = (1, 2, 4) if config.splits == 1 else (config.unrolled,)
+    found = product((1, 2, 4), unrolled, warps)
+    return [{"rows": rows, "unrolled": n, "warps": count} for rows, n, count in found]
+
+
+def check_options(problem: Problem, config: MatvecConfig | BatchConfig) -> None:
+    """ValueError for options of a config that are none of `choices`."""
+    for choice in choices(problem, ""):
+        if all(getattr(config, name) == value for name, value in choice.items()):
+            return
+    raise ValueError(f"{config}: none of the choices of its problem")
