@@ -122,6 +122,6 @@ def choices(problem: Problem, arch: str) -> list[Choice]:
             continue
         tile = {"tile_rows": tile_rows, "teams": teams[0], "parts": teams[1]}
         sizes = problem.rows, problem.experts, problem.columns, tile_rows
-        most = choose_split(tiles_of(*sizes, teams[0] * teams[1]) // 2, tile_rows, problem.k, arch)
+        most = choose_split(tiles // 2, tile_rows, problem.k // DEPTH, arch)
         found += [tile | {"split": split} for split in SPLITS if split <= most]
     return found
