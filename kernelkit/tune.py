@@ -51,8 +51,8 @@ class Subject:
 
     tuned: what its choose step asks. shape: a frozen dataclass of plain values with defaults, what
     a user says of a call. call: makes a call of a shape on a device, for an architecture, which is
-    None but for the device 'meta'. choices: candidates of a problem on an architecture, as the choose
-    step has them; not all need fit. draw: a shape at random.
+    None but for the device 'meta'. choices: candidates of a problem on an architecture, as the
+    choose step has them; not all need fit. draw: a shape at random.
     """
 
     tuned: Tuned

@@ -110,11 +110,11 @@ def choices(problem: Problem, arch: str) -> list[Choice]:
     """What may suit a problem: the same bits as the rules' choice, on every architecture."""
     config = problem.config
     warps = [count for count in (1, 2, 4, 8, 16) if count % config.splits == 0]
+    alone = config.splits == 1
     if isinstance(config, BatchConfig):
-        unrolled = (2, 4, 6, 8) if config.splits == 1 else (config.unrolled,)
-        return [{"unrolled": n, "warps": count} for n, count in product(unrolled, warps)]
-    unrolled = (1, 2, 4) if config.splits == 1 else (config.unrolled,)
-    found = product((1, 2, 4), unrolled, warps)
+        deep = (2, 4, 6, 8) if alone else (config.unrolled,)
+        return [{"unrolled": n, "warps": count} for n, count in product(deep, warps)]
+    found = product((1, 2, 4), (1, 2, 4) if alone else (config.unrolled,), warps)
     return [{"rows": rows, "unrolled": n, "warps": count} for rows, n, count in found]
 
 

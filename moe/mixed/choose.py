@@ -10,6 +10,7 @@ from itertools import product
 from kernelkit import hw
 from kernelkit.tuned import Choice, Tuned
 from moe.mixed.config import (
+    DEPTH,
     KERNELS,
     ROWS,
     ROWS_OF,
@@ -122,6 +123,7 @@ def choices(problem: Problem, arch: str) -> list[Choice]:
             continue
         tile = {"tile_rows": tile_rows, "teams": teams[0], "parts": teams[1]}
         sizes = problem.rows, problem.experts, problem.columns, tile_rows
+        tiles = tiles_of(*sizes, teams[0] * teams[1])
         most = choose_split(tiles // 2, tile_rows, problem.k // DEPTH, arch)
         found += [tile | {"split": split} for split in SPLITS if split <= most]
     return found
