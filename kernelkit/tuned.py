@@ -17,19 +17,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kernelkit import tuned_files
 from kernelkit.keys import NotPlain
+from kernelkit.tuned_files import Choice, TunedWarning
 
 if TYPE_CHECKING:
     import torch
 
-Choice = Mapping[str, Any]  # option -> value
 Item = TypeVar("Item")
 REFUSALS = (TypeError, ValueError, NotImplementedError)
 _PLAIN = (bool, int, float, str, type(None))
-
-
-class TunedWarning(UserWarning):
-    """A measured choice, or a file of them, is of no use here; the rules choose instead."""
 
 
 @dataclass
@@ -111,9 +108,7 @@ class Tuned:
         self._tables.clear()
 
     def _read(self, device: torch.device) -> dict[str, Choice]:
-        from kernelkit.tuned_files import choices_here
-
-        table = self._tables[device.index] = choices_here(self, device)
+        table = self._tables[device.index] = tuned_files.choices_here(self, device)
         return table
 
     def _from(

@@ -19,15 +19,14 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelkit import sources, store
 from kernelkit.arch import ARCH_OF_CAPABILITY, written_for
-from kernelkit.tuned import Choice, Tuned, TunedWarning
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +36,20 @@ FOLDER = "tuned"
 SHIPPED = Path(__file__).resolve().parent / "tables"
 _PATIENCE = 60  # seconds to wait for another process that writes the same file
 _DAY = 86_400
+
+
+Choice = Mapping[str, Any]  # option -> value
+
+
+class TunedWarning(UserWarning):
+    """A measured choice, or a file of them, is of no use here; the rules choose instead."""
+
+
+class Measured(Protocol):
+    """What is measured, `kernelkit.tuned.Tuned`. kernels: architecture -> modules of kernels."""
+
+    name: str
+    kernels: Mapping[str, Sequence[str]]
 
 
 class TableError(ValueError):
@@ -126,7 +139,7 @@ def driver_version() -> str:
     return ""
 
 
-def place_of(tuned: Tuned, machine: Machine) -> Place:
+def place_of(tuned: Measured, machine: Machine) -> Place:
     """Where the choices of an operator belong. NotImplementedError without a kernel for it."""
     modules = tuned.kernels.get(machine.arch) or tuned.kernels.get(written_for(machine.arch))
     if modules is None:
@@ -135,7 +148,7 @@ def place_of(tuned: Tuned, machine: Machine) -> Place:
     return Place(tuned.name, machine, digest.hexdigest())
 
 
-def choices_here(tuned: Tuned, device: torch.device) -> dict[str, Choice]:
+def choices_here(tuned: Measured, device: torch.device) -> dict[str, Choice]:
     """`text_of` a problem -> its choice, of all files that hold on a device. Where there is no file
     of the operator, nothing is asked of the device."""
     folder = folder_of_user()

@@ -42,8 +42,8 @@ def call(shape: Shape, device: torch.device, arch: str | None = None) -> Call:
     if shape.bias:
         given["bias"] = torch.zeros(shape.rows, dtype=DTYPES[shape.out], device=device)
     if shape.dtype == INTEGERS:
-        x = random_activations(shape.tokens, shape.cols, device)
-        return INTEGER_MATVEC, given | {"x": x}
+        integers = random_activations(shape.tokens, shape.cols, device)
+        return INTEGER_MATVEC, given | {"x": integers}
     x = torch.randn(shape.tokens, shape.cols, device=device).to(DTYPES[shape.dtype])
     return MATVEC, given | {"x": x}
 
