@@ -54,6 +54,20 @@ def forcing(name: str, choice: Choice) -> Iterator[Forced]:
         _forced.reset(token)
 
 
+_meant: ContextVar[torch.device | None] = ContextVar("meant", default=None)
+
+
+@contextmanager
+def standing_for(device: torch.device) -> Iterator[None]:
+    """Within the block tensors on the device 'meta' are taken for ones on `device`: a warm-up finds
+    the kernels that calls there will ask for."""
+    token = _meant.set(device)
+    try:
+        yield
+    finally:
+        _meant.reset(token)
+
+
 class Tuned:
     """What was measured of one operator.
 
@@ -85,7 +99,10 @@ class Tuned:
         forced = _forced.get()
         if forced is None:
             if device.type != "cuda":
-                return item
+                meant = _meant.get() if device.type == "meta" else None
+                if meant is None or meant.type != "cuda":
+                    return item
+                device = meant
             table = self._tables.get(device.index)
             if table is None:
                 table = self._read(device)
@@ -102,6 +119,10 @@ class Tuned:
         if device.type != "cuda":
             return {}
         return self._tables[device.index] if device.index in self._tables else self._read(device)
+
+    def measured(self, device: torch.device) -> list[tuple[dict[str, Any], Choice]]:
+        """The same with problems as `described` has them."""
+        return [(json.loads(text), choice) for text, choice in self.choices(device).items()]
 
     def forget(self) -> None:
         """Read the files again when they are next asked for."""

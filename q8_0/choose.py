@@ -9,7 +9,9 @@ warps than fit all SMs at once, two warps share the columns of a row, and so on,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from typing import TYPE_CHECKING
 
 from kernelkit import hw
 from kernelkit.arch import PORTABLE
@@ -24,6 +26,9 @@ from q8_0.config import (
     BatchConfig,
     MatvecConfig,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_ROWS, MOST_SPLITS = 4, 8
 PASS = PIECE * hw.WARP_THREADS  # columns that a warp reads at a time
@@ -116,6 +121,15 @@ def choices(problem: Problem, arch: str) -> list[Choice]:
         return [{"unrolled": n, "warps": count} for n, count in product(deep, warps)]
     found = product((1, 2, 4), (1, 2, 4) if alone else (config.unrolled,), warps)
     return [{"rows": rows, "unrolled": n, "warps": count} for rows, n, count in found]
+
+
+def measured(
+    config: MatvecConfig | BatchConfig, sizes: tuple[int, int, int], device: torch.device
+) -> MatvecConfig | BatchConfig:
+    """A config of the rules, or the one that was measured to be the fastest for these sizes:
+    tokens, rows, columns."""
+    problem = Problem(config, *sizes)
+    return TUNED.applied(config, device, lambda _: problem, partial(check_options, problem))
 
 
 def check_options(problem: Problem, config: MatvecConfig | BatchConfig) -> None:

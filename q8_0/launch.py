@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from kernelkit.tensors import (
 )
 from q8_0.activations import Activations
 from q8_0.blocks import BLOCK, INTERLEAVED, LAYOUTS, SOA, blocks_of
-from q8_0.choose import TUNED, Problem, check_options, product_config, width_of
+from q8_0.choose import measured, product_config, width_of
 from q8_0.config import (
     INTEGERS,
     MOST_TOKENS,
@@ -234,9 +233,7 @@ def _multiply(
         weights.layout, dtype, name, sizes=(tokens, weights.rows, cols), bias=bias is not None,
         sms=sms_of(x.device),
     )  # fmt: skip
-    problem = partial(Problem, tokens=tokens, rows=weights.rows, cols=cols)
-    check = partial(check_options, problem(config))
-    config = TUNED.applied(config, x.device, problem, check)
+    config = measured(config, (tokens, weights.rows, cols), x.device)
     params = MatvecParams(
         weights=WeightWords.of(weights),
         **words,

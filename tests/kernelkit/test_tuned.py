@@ -13,7 +13,10 @@ import torch
 
 import gqa_lowlatency
 import moe
+import q8_0
+from fmha import warm as fmha_warm
 from gqa_lowlatency import choose as decode_choose
+from gqa_lowlatency import warm as gqa_warm
 from gqa_lowlatency.config import DecodeConfig
 from kernelkit import tune
 from kernelkit.compile import collecting
@@ -23,8 +26,12 @@ from kernelkit.tuned import (
     are_open,
     described,
     forcing,
+    standing_for,
     text_of,
 )
+from moe import warm as moe_warm
+from q8_0 import warm as q8_0_warm
+from q8_0.blocks import soa_bytes
 
 META = torch.device("meta")
 GPU = SimpleNamespace(type="cuda", index=0)  # what a look-up asks of a device
@@ -177,7 +184,7 @@ def test_what_is_stored_for_a_shape_is_found_by_its_call(name, monkeypatch):
         if keys != rules:
             break
     table = {text_of(found): choice}
-    monkeypatch.setattr(about.tuned, "_read", lambda _: table)
+    monkeypatch.setitem(about.tuned._tables, GPU.index, table)
     real = Tuned.applied
 
     def on_gpu(self, item, device, *others):
@@ -225,8 +232,8 @@ def test_a_fused_layer_takes_choices_of_both_products():
         torch.randn(2, 256, 128).bfloat16(), torch.randn(2, 128, 128).bfloat16(), "mxfp4"
     )
     arranged = moe.arrange(experts)
-    with collecting() as keys, forcing("mixed_gemm", {"tile_rows": 32, "teams": 2, "parts": 1}):
-        moe.fused_moe(x, arranged, logits, moe.Router(1), arch="sm_90a")
+    with forcing("mixed_gemm", {"tile_rows": 32, "teams": 2, "parts": 1}):
+        keys = moe_warm.kernels_for(x, arranged, logits, moe.Router(1), [3], arch="sm_90a")
     tiles = [key.config.tile_rows for key in keys if key.source == "moe.mixed.sm90.kernel"]
     assert tiles == [32, 32]
 
@@ -246,3 +253,64 @@ def test_q8_0_keeps_its_bits():
             assert made.splits == rules.config.splits
             assert made.splits == 1 or made.unrolled == rules.config.unrolled
             assert made.warps % made.splits == 0
+
+
+# ---- warm-ups
+
+
+def other_choice(name: str, arch: str) -> tuple[dict, str, list]:
+    """A choice that compiles another kernel than the rules, its problem, and that kernel."""
+    rules, found = asked(name, arch, {})
+    for choice in tune.subject(name).choices(found, arch):
+        keys, _ = asked(name, arch, choice)
+        if keys != rules:
+            return choice, text_of(found), keys
+    raise AssertionError("no other kernel")
+
+
+WARM = {
+    "decode": (gqa_warm, {"batches": [1], "lengths": [8192]}),
+    "attention": (fmha_warm, {"batches": [1], "lengths": [4096]}),
+}
+
+
+@pytest.mark.parametrize("name", WARM)
+def test_a_warm_up_finds_what_was_measured(name, monkeypatch):
+    """Of the sizes that it is asked for, and of no others."""
+    module, sizes = WARM[name]
+    choice, text, keys = other_choice(name, "sm_90a")
+    about = tune.subject(name)
+    operator, given = about.call(about.shape(), META, "sm_90a")
+    arguments = operator.arguments(given)
+    plain = module.kernels_for(arguments, *sizes.values())
+    assert keys[0] not in plain
+    monkeypatch.setattr(Tuned, "choices", lambda *_: {text: choice})
+    assert module.kernels_for(arguments, *sizes.values()) == [*plain, *keys]
+    others = module.kernels_for(arguments, [2], [*sizes.values()][1])
+    assert keys[0] not in others
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_tensors_without_memory_may_stand_for_those_of_a_gpu(tuned, stands):
+    with standing_for(GPU if stands else torch.device("cpu")):
+        assert tuned.applied(Item(1), META, problem, check).width == 4 * stands
+        assert tuned.applied(Item(1), torch.device("cpu"), problem, check).width == 0
+
+
+def test_warm_ups_of_products_stand_for_their_device(monkeypatch):
+    """Of q8_0 with few tokens and many, and of a layer of experts; between thresholds, too."""
+    weights = q8_0.Weights(torch.empty(soa_bytes(4096, 4096), dtype=torch.uint8, device=META),
+                           4096, 4096, "soa")  # fmt: skip
+    few, many = (other_choice(name, "sm_90a") for name in ("q8_0.matvec", "q8_0.product"))
+    tables = {"q8_0.matvec": {few[1]: few[0]}, "q8_0.product": {many[1]: many[0]}}
+    place, counts = ("sm_90a", 148), [1, *range(1900, 2200)]
+    plain = q8_0_warm.kernels_for(weights, ["bf16"], counts, False, place)
+    for name, table in tables.items():
+        monkeypatch.setitem(tune.subject(name).tuned._tables, GPU.index, table)
+    monkeypatch.setattr(Tuned, "choices", lambda self, _: tables.get(self.name, {}))
+    real = Tuned.applied
+    monkeypatch.setattr(
+        Tuned, "applied", lambda self, item, device, *more: real(self, item, GPU, *more)
+    )
+    found = q8_0_warm.kernels_for(weights, ["bf16"], counts, False, place)
+    assert {*few[2], *many[2]} <= {*found} - {*plain}
