@@ -79,7 +79,7 @@ class Tuned:
         self, name: str, kernels: Mapping[str, Sequence[str]], options: Sequence[str]
     ) -> None:
         self.name, self.kernels, self.options = name, kernels, tuple(options)
-        self._tables: dict[int, dict[str, Choice]] = {}
+        self._tables: dict[torch.device, dict[str, Choice]] = {}
 
     def applied(
         self,
@@ -98,14 +98,9 @@ class Tuned:
         """
         forced = _forced.get()
         if forced is None:
-            if device.type != "cuda":
-                meant = _meant.get() if device.type == "meta" else None
-                if meant is None or meant.type != "cuda":
-                    return item
-                device = meant
-            table = self._tables.get(device.index)
+            table = self._tables.get(device)
             if table is None:
-                table = self._read(device)
+                table = self._table_of(device)
             if not table:
                 return item
             return self._from(table, item, problem, check)
@@ -116,9 +111,7 @@ class Tuned:
 
     def choices(self, device: torch.device) -> dict[str, Choice]:
         """All that hold on a device: `text_of` a problem -> its choice."""
-        if device.type != "cuda":
-            return {}
-        return self._tables[device.index] if device.index in self._tables else self._read(device)
+        return self._tables[device] if device in self._tables else self._table_of(device)
 
     def measured(self, device: torch.device) -> list[tuple[dict[str, Any], Choice]]:
         """The same with problems as `described` has them."""
@@ -128,8 +121,12 @@ class Tuned:
         """Read the files again when they are next asked for."""
         self._tables.clear()
 
-    def _read(self, device: torch.device) -> dict[str, Choice]:
-        table = self._tables[device.index] = tuned_files.choices_here(self, device)
+    def _table_of(self, device: torch.device) -> dict[str, Choice]:
+        if device.type == "meta":
+            meant = _meant.get()
+            return {} if meant is None or meant.type == "meta" else self.choices(meant)
+        table = tuned_files.choices_here(self, device) if device.type == "cuda" else {}
+        self._tables[device] = table
         return table
 
     def _from(

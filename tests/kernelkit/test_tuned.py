@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import random
 import timeit
+import warnings
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ from q8_0 import warm as q8_0_warm
 from q8_0.blocks import soa_bytes
 
 META = torch.device("meta")
-GPU = SimpleNamespace(type="cuda", index=0)  # what a look-up asks of a device
+GPU = torch.device("cuda", 0)  # whose table is there
 # operator -> architectures that it has kernels of its own for
 ARCHS = {
     "attention": ("sm_100a", "sm_90a", "sm_89"),
@@ -71,7 +71,7 @@ def tuned() -> Tuned:
     """With choices for items of three sizes, of which two do not fit."""
     made = Tuned("items", {"sm_90a": ["none"]}, ["width"])
     wanted = {1: {"width": 4}, 2: {"width": 16}, 3: {"size": 5}}
-    made._tables[0] = {text_of(Item(size)): choice for size, choice in wanted.items()}
+    made._tables[GPU] = {text_of(Item(size)): choice for size, choice in wanted.items()}
     return made
 
 
@@ -87,12 +87,14 @@ def test_what_a_caller_gives_wins(tuned):
 
 
 @pytest.mark.parametrize(("size", "why"), [(2, "at most 8"), (3, "option size")])
-def test_a_choice_that_does_not_fit_is_ignored_and_said_once(tuned, size, why, recwarn):
-    for _ in range(3):
-        item = Item(size)
-        assert applied(tuned, item) is item
-    assert [why in str(found.message) for found in recwarn] == [True]
-    assert recwarn[0].category is TunedWarning
+def test_a_choice_that_does_not_fit_is_ignored_and_said_once(tuned, size, why):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            item = Item(size)
+            assert applied(tuned, item) is item
+    assert [why in str(found.message) for found in said] == [True]
+    assert said[0].category is TunedWarning
 
 
 def test_forced_choices_are_for_one_operator_and_raise_where_they_do_not_fit(tuned):
@@ -128,6 +130,7 @@ def test_the_emulator_has_no_measured_choices(tuned):
 
 def test_a_problem_is_told_by_what_differs_from_the_default():
     assert described(Item(1, inner=DecodeConfig(pdl=True))) == {"size": 1, "inner": {"pdl": True}}
+    assert described(DecodeConfig(cluster=True)) == {"cluster": True}, "which is no 1"
     texts = {text_of(Item(n, n % 2, DecodeConfig(group=g))) for n in (1, 2) for g in (True, 1, 8)}
     assert len(texts) == 6
     with pytest.raises(TypeError):
@@ -135,7 +138,7 @@ def test_a_problem_is_told_by_what_differs_from_the_default():
 
 
 def test_a_look_up_without_files_costs_less_than_a_microsecond(tuned):
-    tuned._tables[0] = {}
+    tuned._tables[GPU] = {}
     item, runs = Item(1), 20_000
     take = lambda: tuned.applied(item, GPU, problem, check)  # noqa: E731
     assert min(timeit.repeat(take, number=runs, repeat=5)) / runs < 1e-6
@@ -184,7 +187,7 @@ def test_what_is_stored_for_a_shape_is_found_by_its_call(name, monkeypatch):
         if keys != rules:
             break
     table = {text_of(found): choice}
-    monkeypatch.setitem(about.tuned._tables, GPU.index, table)
+    monkeypatch.setitem(about.tuned._tables, GPU, table)
     real = Tuned.applied
 
     def on_gpu(self, item, device, *others):
@@ -306,7 +309,7 @@ def test_warm_ups_of_products_stand_for_their_device(monkeypatch):
     place, counts = ("sm_90a", 148), [1, *range(1900, 2200)]
     plain = q8_0_warm.kernels_for(weights, ["bf16"], counts, False, place)
     for name, table in tables.items():
-        monkeypatch.setitem(tune.subject(name).tuned._tables, GPU.index, table)
+        monkeypatch.setitem(tune.subject(name).tuned._tables, GPU, table)
     monkeypatch.setattr(Tuned, "choices", lambda self, _: tables.get(self.name, {}))
     real = Tuned.applied
     monkeypatch.setattr(
