@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import product
 
 from fmha.arguments import Arguments, entry_lengths
 from fmha.config import TUNABLE, AttentionConfig
-from fmha.plan import make_plan, tiles_of
+from fmha.plan import kernel_of, make_plan, tiles_of
 from fmha.tiles import Tiles
 from kernelkit import hw
+from kernelkit.arch import ARCHITECTURES
 from kernelkit.attention import bounded
 from kernelkit.tensors import DTYPE_NAMES, INPUT_NAMES, same_elements
+from kernelkit.tuned import Choice, Tuned, are_open
 
 KEYS_OF_A_STEP = 32  # what a step costs beside its keys, in keys
 LEAST_GAIN = 0.1  # for which another kernel is worth compiling
@@ -186,3 +189,75 @@ def longest_queries(arguments: Arguments) -> int:
         return arguments.queries
     lengths = entry_lengths("cu_seqlens_q", arguments.cu_seqlens_q, arguments.queries)
     return max(lengths, default=0)
+
+
+# ---- what may be measured
+
+# Not what changes more than the order of sums.
+OPTIONS = ("pack_heads", "tile_m", "tile_n", "ctas", "schedule", "slices")
+KERNELS = {
+    arch: tuple(dict.fromkeys(kernel_of(AttentionConfig(head_dim=d), arch) for d in (64, 80)))
+    for arch in ARCHITECTURES
+}
+WIDTHS_OF_HOPPER = (48, 64, 80, 96, 112, 128, 160, 192)
+TUNED = Tuned("attention", KERNELS, OPTIONS)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the choice depends on. config: what the arguments say. queries: of the longest entry;
+    tokens: of all entries, where they are packed; keys: that an entry has at most; left, right: how
+    far a query sees, -1 for all."""
+
+    config: AttentionConfig
+    batch: int
+    queries: int
+    keys: int
+    q_heads: int
+    kv_heads: int
+    tokens: int = 0
+    left: int = -1
+    right: int = -1
+
+
+def problem_of(arguments: Arguments) -> Problem | None:
+    """None where the arguments choose."""
+    if not are_open(arguments, ("pack_heads", *TUNABLE)):
+        return None
+    sides = arguments.window_left, 0 if arguments.causal else arguments.window_right
+    return Problem(
+        plain_config(arguments),
+        arguments.batch,
+        longest_queries(arguments),
+        arguments.capacity,
+        arguments.q_heads,
+        arguments.kv_heads,
+        0 if arguments.cu_seqlens_q is None else arguments.queries,
+        *(-1 if side is None else side for side in sides),
+    )
+
+
+def choices(problem: Problem, arch: str) -> list[Choice]:
+    """What may suit a problem: every tile that the kernel of `arch` takes for its config."""
+    group = problem.q_heads // problem.kv_heads
+    found: list[Choice] = []
+    for packed in (False, True) if group > 1 else (False,):
+        plain = replace(problem.config, group=group if packed else 1)
+        for option in _tiles(plain, arch):
+            if _fits(replace(plain, **option), arch):
+                found.append({"pack_heads": packed, **option})
+    return found
+
+
+def _tiles(plain: AttentionConfig, arch: str) -> list[Choice]:
+    """Options of a kernel, of which not all fit together."""
+    kernel = kernel_of(plain, arch)
+    names: tuple[str, ...] = ("tile_n", "schedule")
+    values: list[tuple] = [tuple(range(64, 129, 16)), ("base", "pingpong")]
+    if "sm90" in kernel:
+        names = ("tile_m", "tile_n", "ctas", "schedule")
+        heights = (128, 192) if plain.head_dim <= 256 else (64,)  # as two warpgroups share 64 rows
+        values = [heights, WIDTHS_OF_HOPPER, (1, 2), ("base", "pingpong")]
+    elif "mma_sync" in kernel:
+        names, values = ("tile_n", "slices"), [tuple(range(16, 129, 16)), (0, 1, 2, 4)]
+    return [dict(zip(names, each, strict=True)) for each in product(*values)]

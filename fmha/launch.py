@@ -9,7 +9,7 @@ from functools import cache
 import torch
 
 from fmha.arguments import Arguments
-from fmha.choose import choose_config, longest_queries
+from fmha.choose import TUNED, choose_config, longest_queries, problem_of
 from fmha.config import AttentionConfig
 from fmha.plan import kernel_of, make_plan, tiles_of
 from fmha.sections import heads_of_section
@@ -33,6 +33,7 @@ def forward(arguments: Arguments) -> Results:
     """
     arguments.check()
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
+    arguments = settled(arguments, target.arch)
     config = choose_config(arguments, target.arch)
     check_config(config, target.arch)
     for name in ("q", "k", "v"):
@@ -46,6 +47,15 @@ def forward(arguments: Arguments) -> Results:
         fill_without_keys(o, lse, arguments.sinks)
         row_max.fill_(-math.inf)
     return results
+
+
+def settled(arguments: Arguments, arch: str) -> Arguments:
+    """With options that were measured to be the best for these sizes, where they are left open."""
+
+    def check(others: Arguments) -> None:
+        check_config(choose_config(others, arch), arch)
+
+    return TUNED.applied(arguments, arguments.q.device, problem_of, check)
 
 
 @cache

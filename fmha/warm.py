@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fmha.api import attention, fields_of
 from fmha.arguments import Arguments
-from fmha.choose import Sizes, best_of, candidates
+from fmha.choose import TUNED, Sizes, best_of, candidates, problem_of
 from fmha.config import AttentionConfig
 from fmha.launch import ARCHS, ATTENTION, check_config
 from fmha.plan import kernel_of
@@ -18,6 +19,7 @@ from kernelkit.front import require_names
 from kernelkit.hw import MAX_GRID_YZ
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
+from kernelkit.tuned import described
 from kernelkit.warm import Progress, Warmed, counts, warm
 
 
@@ -77,3 +79,18 @@ def _configs(
         if length > 0 and entries:
             for batch in {min(entries), max(entries)}:
                 yield best_of(found, Sizes(batch, length))
+    yield from _measured(arguments, arch, {*entries}, {*lengths})
+
+
+def _measured(
+    arguments: Arguments, arch: str, batches: set[int], lengths: set[int]
+) -> Iterator[AttentionConfig]:
+    """Those that were measured to be the best for calls like this one, of these sizes."""
+    asked = problem_of(arguments)
+    if asked is None:
+        return
+    for problem, choice in TUNED.measured(arguments.q.device):
+        sizes = Sizes(problem["batch"], problem["queries"])
+        same = problem["config"] == described(asked.config)
+        if same and sizes.batch in batches and sizes.queries in lengths:
+            yield best_of(candidates(replace(arguments, **choice), arch), sizes)

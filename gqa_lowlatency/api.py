@@ -141,7 +141,7 @@ class DecodePlan(Plan):
     def first_call(self, operator: Operator, flat: dict[str, Any]) -> Results:
         """All checks; the config that they end in is kept."""
         arguments = operator.schema.build(flat)
-        target, self.config = prepare(arguments)
+        arguments, target, self.config = prepare(arguments)
         return launched(arguments, target, self.config)
 
 

@@ -10,15 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 
 from gqa_lowlatency.arguments import MAX_PARTS, Arguments
-from gqa_lowlatency.config import CLUSTERS, COLUMNS, STEPS, TUNABLE, DecodeConfig
+from gqa_lowlatency.config import (
+    CLUSTERS,
+    COLUMNS,
+    KERNELS,
+    STEPS,
+    TUNABLE,
+    WARP_COUNTS,
+    DecodeConfig,
+)
 from kernelkit import hw
 from kernelkit.arch import ARCHITECTURES, PORTABLE, written_for
 from kernelkit.launch import Target, clusters_at_once, sms_of
 from kernelkit.tensors import DTYPE_NAMES, INPUT_NAMES
+from kernelkit.tuned import Choice as Measured
+from kernelkit.tuned import Tuned, are_open
 
 TILE = 128  # keys that a CTA takes at a time
 # More clusters than SMs, of shorter CTAs: the last of them end closer together. H100, 64 entries of
@@ -210,11 +221,15 @@ def most_sms(arch: str, ctas: int, sms: int = 0) -> bool:
     return 2 * ctas > machine_of(arch, sms).sms
 
 
-def choose_config(arguments: Arguments, target: Target) -> DecodeConfig:
-    """What to compile; not checked yet. Defaults stay defaults: a config is a key of the cache."""
+def choose_config(arguments: Arguments, target: Target, cluster: int = 0) -> DecodeConfig:
+    """What to compile; not checked yet. Defaults stay defaults: a config is a key of the cache.
+
+    cluster: that was measured to be the best, where the arguments leave it open; what follows from
+    it is chosen as for any other."""
     wished = wished_config(arguments, target.arch)
     limits = co_scheduled_on(target, replace(wished, cluster=1), arguments.q.device)
-    return config_for(wished, target.arch, load_of(arguments, target.arch), limits)
+    load = replace(load_of(arguments, target.arch), cluster=cluster)
+    return config_for(wished, target.arch, load, limits)
 
 
 def wished_config(arguments: Arguments, arch: str) -> DecodeConfig:
@@ -229,13 +244,14 @@ def wished_config(arguments: Arguments, arch: str) -> DecodeConfig:
 class Load:
     """Sizes that a config depends on. keys: that the tokens of an entry see at most. heads: KV
     heads of all entries. num_splits: clusters that share a KV head, 0 chooses. sms: of the GPU,
-    0: those of `MACHINES`, as always where there are clusters."""
+    0: those of `MACHINES`, as always where there are clusters. cluster: CTAs of one, 0 chooses."""
 
     keys: int
     heads: int
     batch_invariant: bool = False
     num_splits: int = 0
     sms: int = 0
+    cluster: int = 0
 
 
 def config_for(
@@ -272,7 +288,7 @@ def choose(
     arch = arch if arch in MACHINES else written_for(arch)
     fixed, row_tiles, sms = load.batch_invariant, wished.row_tiles, load.sms
     clusters = load.heads * row_tiles
-    cluster = choose_cluster(
+    cluster = load.cluster or choose_cluster(
         arch, load.keys, clusters, batch_invariant=fixed, co_scheduled=co_scheduled
     )
     num_splits = _num_splits(arch, load, clusters, cluster)
@@ -368,3 +384,67 @@ def _residents(config: DecodeConfig, arch: str) -> int:
 
     needed = Plan90(config).smem_bytes + hw.SMEM_RESERVED_BYTES
     return max(1, hw.SMEM_BYTES_PER_SM // needed)
+
+
+# ---- what may be measured
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a measurement chooses; 0 leaves it to the rules."""
+
+    cluster: int = 0
+    parts: int = 0
+    max_columns: int = 0
+    warps: int = 0
+    step: int = 0
+    stages: int = 0
+
+
+LEFT_OPEN = Options()
+PARTS = (1, 2, 4, 8, 16, 32, 64)
+# (warps, step) of the kernel of Hopper on others, and on Hopper itself
+CTAS_OF = [*product(WARP_COUNTS[:2], STEPS)], [*product(WARP_COUNTS[1:], STEPS)]
+TUNED = Tuned("decode", {arch: (kernel,) for arch, kernel in KERNELS.items()}, [*vars(LEFT_OPEN)])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the choice depends on. config: what the arguments say; keys, heads: as of `Load`."""
+
+    config: DecodeConfig
+    keys: int
+    heads: int
+
+
+def problem_of(arguments: Arguments) -> Problem | None:
+    """None where the arguments choose, or promise the same bits whatever else is in the batch."""
+    if arguments.batch_invariant or not are_open(arguments, (*TUNABLE, "parts")):
+        return None
+    heads = arguments.batch * arguments.kv_heads
+    return Problem(_plain_config(arguments), arguments.most_seen, heads)
+
+
+def with_options(arguments: Arguments, options: Options) -> Arguments:
+    """All of them but the cluster, which would be a wish for what follows from it, too."""
+    if options is LEFT_OPEN:
+        return arguments
+    return replace(arguments, **{n: v for n, v in vars(options).items() if n != "cluster"})
+
+
+def choices(problem: Problem, arch: str) -> list[Measured]:
+    """What may suit a problem: grids of at most two CTAs for each SM, or of one cluster per KV
+    head, and what a CTA of the architecture leaves open. Not all of them fit."""
+    machine = machine_of(arch)
+    row_tiles = -(-problem.config.rows // choose_columns(arch, problem.config.head_dim))
+    tiles = -(-problem.keys // TILE)
+    ctas_of = [(0, 0)] if written_for(arch) == "sm_100a" else CTAS_OF[arch == "sm_90a"]
+    found: list[Measured] = []
+    for cluster in (width for width in CLUSTERS if width <= min(machine.widest, max(tiles, 1))):
+        ctas = cluster * row_tiles * max(problem.heads, 1)
+        for parts in PARTS:
+            if parts > 1 and (parts * ctas > 2 * machine.sms or parts * cluster > tiles):
+                break
+            grid = {"cluster": cluster, "parts": parts}
+            found += [grid | {"warps": warps, "step": step} for warps, step in ctas_of]
+    return found

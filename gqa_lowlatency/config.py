@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kernelkit.arch import PORTABLE
 from kernelkit.dtypes import ITEM_BYTES
 
 HEAD_DIMS = (64, 128, 256)
@@ -21,6 +22,11 @@ WARP_COUNTS = (4, 8, 16)  # of a CTA of the Hopper kernel
 STEPS = (16, 32)  # keys that one of its warps takes at a time
 MAX_Q_TOKENS = 8
 MAX_PAGE_SIZE = 128
+KERNELS = {
+    "sm_100a": "gqa_lowlatency.sm100.kernel",
+    "sm_90a": "gqa_lowlatency.sm90.kernel",
+    PORTABLE: "gqa_lowlatency.sm90.kernel",
+}
 TUNABLE = ("cluster", "owners", "max_columns", "warps", "step", "stages")
 
 

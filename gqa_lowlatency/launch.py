@@ -8,10 +8,18 @@ from functools import cache
 import torch
 
 from gqa_lowlatency.arguments import Arguments
-from gqa_lowlatency.choose import choose_config, clusters_per_head
-from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.choose import (
+    LEFT_OPEN,
+    TUNED,
+    Options,
+    choose_config,
+    clusters_per_head,
+    problem_of,
+    with_options,
+)
+from gqa_lowlatency.config import KERNELS, DecodeConfig
 from kernelkit import hw
-from kernelkit.arch import PORTABLE, written_for
+from kernelkit.arch import written_for
 from kernelkit.attention import bounded, fill_without_keys, plain_table
 from kernelkit.compile import compile_once
 from kernelkit.kernel import CompiledKernel
@@ -20,11 +28,6 @@ from kernelkit.operator import Operator
 from kernelkit.tape import zeros_that_stay
 from kernelkit.tensors import require_tma, with_plain_strides
 
-KERNELS = {
-    "sm_100a": "gqa_lowlatency.sm100.kernel",
-    "sm_90a": "gqa_lowlatency.sm90.kernel",
-    PORTABLE: "gqa_lowlatency.sm90.kernel",
-}
 ARCHS = tuple(KERNELS)
 
 Results = tuple[torch.Tensor, torch.Tensor]
@@ -35,7 +38,7 @@ def forward(arguments: Arguments) -> Results:
 
     Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
     """
-    return launched(arguments, *prepare(arguments))
+    return launched(*prepare(arguments))
 
 
 def launched(arguments: Arguments, target: Target, config: DecodeConfig) -> Results:
@@ -49,16 +52,25 @@ def launched(arguments: Arguments, target: Target, config: DecodeConfig) -> Resu
     return results
 
 
-def prepare(arguments: Arguments) -> tuple[Target, DecodeConfig]:
-    """Every check; where to run, and what to compile."""
+def prepare(arguments: Arguments) -> tuple[Arguments, Target, DecodeConfig]:
+    """Every check; the arguments with what was measured for them, where to run, what to compile."""
     arguments.check()
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
-    return target, checked_config(arguments, target)
+
+    def fitting(options: Options) -> tuple[Arguments, Target, DecodeConfig]:
+        settled = with_options(arguments, options)
+        return settled, target, checked_config(settled, target, options.cluster)
+
+    def asked(_: Options) -> object:
+        return problem_of(arguments)
+
+    return fitting(TUNED.applied(LEFT_OPEN, arguments.q.device, asked, fitting))
 
 
-def checked_config(arguments: Arguments, target: Target) -> DecodeConfig:
-    """What to compile for arguments that are checked; every check that needs it."""
-    config = choose_config(arguments, target)
+def checked_config(arguments: Arguments, target: Target, cluster: int = 0) -> DecodeConfig:
+    """What to compile for arguments that are checked; every check that needs it. cluster: as of
+    `choose_config`."""
+    config = choose_config(arguments, target, cluster)
     check_config(config, target.arch)
     tiles = arguments.kv_heads * config.row_tiles
     if tiles > hw.MAX_GRID_YZ:

@@ -14,14 +14,18 @@ from gqa_lowlatency.arguments import MAX_PARTS, Arguments
 from gqa_lowlatency.choose import (
     MIN_KEYS_OF_PART,
     TILE,
+    TUNED,
     CoScheduled,
     Load,
+    Options,
     choose,
     co_scheduled_on,
     config_for,
     load_of,
     machine_of,
+    problem_of,
     wished_config,
+    with_options,
 )
 from gqa_lowlatency.config import CLUSTERS, DecodeConfig
 from gqa_lowlatency.launch import ARCHS, DECODE, KERNELS, check_config
@@ -31,6 +35,7 @@ from kernelkit.front import require_names
 from kernelkit.hw import MAX_GRID_YZ
 from kernelkit.keys import KernelKey
 from kernelkit.launch import Target, choose_target
+from kernelkit.tuned import described
 from kernelkit.warm import Progress, Warmed, counts, warm
 
 MANY = 1 << 30  # clusters at once
@@ -75,7 +80,8 @@ def kernels_for(
 ) -> list[KernelKey]:
     """The kernels of `warmup`, each once."""
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
-    configs = dict.fromkeys(_configs(arguments, target, batches, lengths))
+    every = _configs(arguments, target, batches, lengths), _measured(arguments, target, batches)
+    configs = dict.fromkeys(itertools.chain(*every))
     for config in configs:
         check_config(config, target.arch)
     source = KERNELS[written_for(target.arch)]
@@ -101,6 +107,23 @@ def _configs(
         if choice not in known:
             known.add(choice)
             yield config_for(wished, arch, load, limit)
+
+
+def _measured(
+    arguments: Arguments, target: Target, batches: Sequence[int]
+) -> Iterator[DecodeConfig]:
+    """Those that were measured to be the best for calls like this one with so many entries."""
+    asked, heads = problem_of(arguments), {batch * arguments.kv_heads for batch in batches}
+    sms = load_of(arguments, target.arch).sms
+    if asked is None:
+        return
+    for problem, choice in TUNED.measured(arguments.q.device):
+        if problem["config"] != described(asked.config) or problem["heads"] not in heads:
+            continue
+        options = Options(**choice)
+        wished = wished_config(with_options(arguments, options), target.arch)
+        load = Load(problem["keys"], problem["heads"], False, options.parts, sms, options.cluster)
+        yield config_for(wished, target.arch, load)
 
 
 def _limits(arguments: Arguments, target: Target, config: DecodeConfig) -> list[CoScheduled | None]:

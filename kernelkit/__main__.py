@@ -1,4 +1,5 @@
-"""`python -m kernelkit`: the cache of compiled kernels, and kernels compiled ahead of time."""
+"""`python -m kernelkit`: the cache of compiled kernels, kernels compiled ahead of time, options
+that are measured on the GPU at hand, and what is installed here."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kernelkit import aot, store
+from kernelkit import aot, store, tune_command
 from kernelkit.arch import ARCHITECTURES
 from kernelkit.artifact import Artifact
 from kernelkit.keys import KernelKey
@@ -21,6 +22,8 @@ EXAMPLES = f"""examples:
   python -m kernelkit cache warm --for run.jsonl
   python -m kernelkit aot --for run.jsonl --out kernels
   {aot.VARIABLE}=kernels python my_model.py             # needs no DSL
+  python -m kernelkit tune decode --shape batch=4 keys=8192
+  python -m kernelkit doctor
 
 environment:
   {store.VARIABLE}: the folder of the cache, or 'off'
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         return given.run(given)
-    except (aot.AotError, ValueError, OSError) as error:
+    except (aot.AotError, ValueError, NotImplementedError, OSError) as error:
         print(f"kernelkit: {error}", file=sys.stderr)
         return 1
 
@@ -62,6 +65,12 @@ def _parser() -> argparse.ArgumentParser:
     _command(commands, "show", _show, "what a folder of artefacts holds").add_argument(
         "folder", type=Path
     )
+    tune_command.add_arguments(
+        _command(commands, "tune", tune_command.run, "measure which options suit a shape")
+    )
+    _command(
+        commands, "doctor", _doctor, "GPUs, versions, caches, and what runs where"
+    ).add_argument("--json", action="store_true", help="as JSON")
     return parser
 
 
@@ -83,6 +92,12 @@ def _with_keys(parser: argparse.ArgumentParser) -> None:
         help=f"of {', '.join(ARCHITECTURES)}: for these instead of those of the record; a kernel "
         "that is written for one alone stays with it",
     )  # fmt: skip
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from kernelkit import doctor
+
+    return doctor.main(given.json)
 
 
 # ---- the cache

@@ -4,7 +4,7 @@ limit, and the config of the grouped GEMM that serves them."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -19,7 +19,15 @@ from kernelkit.tensors import (
     require_type,
     share_bytes,
 )
-from moe.choose import check_tile_rows, choose_tile_n, choose_tile_rows
+from kernelkit.tuned import are_open
+from moe.choose import (
+    OPTIONS,
+    TUNED,
+    Problem,
+    check_tile_rows,
+    choose_tile_n,
+    choose_tile_rows,
+)
 from moe.config import (
     GRANULARITIES,
     MIXED,
@@ -168,9 +176,23 @@ class Arguments:
 
     @cached_property
     def config(self) -> GroupedConfig:
-        """What is compiled."""
-        activation, decode = self.activation, self.x.decode_scale
+        """What is compiled. Where tiles were measured for these sizes, they are taken."""
+        tuned = TUNED.applied(self, self.offsets.device, Arguments.problem, check_tiles)
+        if tuned is not self:
+            return tuned.config
         tile_rows, tile_n = self.tile
+        return replace(self.plain, tile_rows=tile_rows, tile_n=tile_n)
+
+    def problem(self) -> Problem | None:
+        """What tiles are chosen for; None where they are given."""
+        if not are_open(self, OPTIONS):
+            return None
+        return Problem(self.plain, self.x.rows, self.experts, self.w.rows, self.x.k, self.most)
+
+    @property
+    def plain(self) -> GroupedConfig:
+        """What the arguments say, tiles aside."""
+        activation, decode = self.activation, self.x.decode_scale
         return GroupedConfig(
             fmt=self.w.fmt,
             x_fmt=self.x.fmt if self.mixed else "",
@@ -180,8 +202,6 @@ class Arguments:
             out=self.out,
             amax=self.amax is not None,
             bias=self.bias is not None,
-            tile_rows=tile_rows,
-            tile_n=tile_n,
             carry=self.carry,
             pdl=self.pdl,
             w_ready=self.w_ready,
@@ -308,6 +328,12 @@ class Arguments:
         for name, tensor in read.items():
             if tensor is not None and share_bytes(amax, tensor):
                 raise ValueError(f"amax is the memory of {name}: it is written while that is read")
+
+
+def check_tiles(arguments: Arguments) -> None:
+    """Raise NotImplementedError or ValueError for tiles that do not fit."""
+    arguments.config.check_values()
+    check_tile_rows(arguments.config.tile_rows, arguments.most)
 
 
 def check_form(form: Activation | SwiGLU | None) -> None:

@@ -8,7 +8,11 @@ memory as long as an expert has one or two tiles.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from kernelkit import hw
+from kernelkit.tuned import Choice, Tuned
+from moe.config import KERNELS, TILE_N, TILE_ROWS, GroupedConfig
 
 # An expert may not have more rows than such a tile: a second one would read scale factors from
 # within a column of tensor memory, or from an odd one, which no kernel known to run does.
@@ -61,3 +65,36 @@ def row_tiles(rows: int, experts: int, tile_rows: int, most_rows: int) -> int:
     used = min(rows, experts)
     by_rows = (rows + used * (tile_rows - 1)) // tile_rows
     return min(by_rows, used * -(-most_rows // tile_rows))
+
+
+# ---- what may be measured
+
+OPTIONS = ("tile_rows", "tile_n")
+TUNED = Tuned("grouped_gemm", {arch: (kernel,) for arch, kernel in KERNELS.items()}, OPTIONS)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the choice depends on. config: what the arguments say; rows: of x; columns: rows of the
+    weights, of K elements; most_rows: of an expert."""
+
+    config: GroupedConfig
+    rows: int
+    experts: int
+    columns: int
+    k: int
+    most_rows: int
+
+
+def choices(problem: Problem, arch: str) -> list[Choice]:
+    """What may suit a problem: every tile that fits, on any architecture that has one."""
+    found: list[Choice] = []
+    for tile_rows in TILE_ROWS:
+        for tile_n in TILE_N:
+            try:
+                check_tile_rows(tile_rows, problem.most_rows)
+                replace(problem.config, tile_rows=tile_rows, tile_n=tile_n).check_values()
+            except (ValueError, NotImplementedError):
+                continue
+            found.append({"tile_rows": tile_rows, "tile_n": tile_n})
+    return found

@@ -16,6 +16,7 @@ MIXED = ("mxfp8", "mxfp4")  # formats of x and of w that may differ
 # WINDOW_STEP elements, so that the last one can end with K, which need not be a multiple of WINDOW.
 WINDOW, WINDOW_STEP = 128, 64
 WINDOW_ALIGN_BYTES = WINDOW_STEP // 2
+KERNELS = {"sm_100a": "moe.sm100.kernel"}
 SWAPPED_ROWS = (8, 16, 32, 64)  # of a tile of few rows: they are the N of the MMA
 TILE_ROWS = (*SWAPPED_ROWS, 128, 256)
 TILE_N = (128, 256)

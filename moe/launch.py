@@ -9,6 +9,7 @@ import math
 
 import torch
 
+from kernelkit.arch import written_for
 from kernelkit.compile import compile_once
 from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import choose_target, launch, sms_of
@@ -16,11 +17,11 @@ from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES, with_plain_strides
 from moe.arguments import Activation, Arguments
 from moe.choose import row_tiles
-from moe.config import WINDOW, WINDOW_STEP, GroupedConfig
+from moe.config import KERNELS, WINDOW, WINDOW_STEP, GroupedConfig
 from moe.formats import FORMATS, SCALE_ATOM_BYTES, row_blocks, scale_atoms, scale_bytes
 from moe.quantized import Quantized, of_bytes
 
-ARCHS = ("sm_100a",)
+ARCHS = tuple(KERNELS)
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 Results = tuple[torch.Tensor, torch.Tensor]
@@ -61,7 +62,7 @@ def quantised_result(
 
 def compile_for(config: GroupedConfig, arch: str) -> CompiledKernel | None:
     """`GroupedGemm.__call__`, found or compiled, once per process."""
-    return compile_once(config, arch, "moe.sm100.kernel")
+    return compile_once(config, arch, KERNELS[written_for(arch)])
 
 
 def kernel_arguments(arguments: Arguments, results: Results) -> list:

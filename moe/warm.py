@@ -13,11 +13,14 @@ from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
 from kernelkit.tensors import as_meta
+from kernelkit.tuned import standing_for
 from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
 from moe.arguments import Router, RouterLinear
+from moe.choose import TUNED
 from moe.fused import Layer, layer_fields, logit_fields, run_layer
 from moe.launch import ARCHS
 from moe.mixed.choose import MANY
+from moe.mixed.choose import TUNED as TUNED_MIXED
 from moe.mixed.config import ARCHS as MIXED_ARCHS
 from moe.mixed.fragments import ArrangedExperts
 from moe.mixed.layer import MixedLayer
@@ -76,7 +79,7 @@ def kernels_for(
     layer = as_meta(kind(x=x, experts=experts, router=router, arch=target.arch, **given))
 
     def kernels_at(count: int) -> list[KernelKey]:
-        with collecting() as keys:
+        with collecting() as keys, standing_for(x.device):
             rows = {"x": _rows(x, count)}
             if isinstance(router_logits, torch.Tensor):
                 rows["router_logits"] = _rows(router_logits, count)
@@ -87,6 +90,10 @@ def kernels_for(
     # Tiles of arranged experts are chosen by full waves of CTAs, for which there are no thresholds.
     alone = bisect_left(wanted, MANY * experts.experts // router.slots) if kind is MixedLayer else 0
     each = [key for count in wanted[:alone] for key in kernels_at(count)]
+    tuned = TUNED_MIXED if kind is MixedLayer else TUNED
+    slots = min(router.slots, experts.experts)
+    measured = {problem["rows"] // slots for problem, _ in tuned.measured(x.device)}
+    each += [key for count in measured.intersection(wanted[alone:]) for key in kernels_at(count)]
     return list(dict.fromkeys(each + kernels_over(wanted[alone:], kernels_at)))
 
 

@@ -8,7 +8,14 @@ warps than fit all SMs at once, two warps share the columns of a row, and so on,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING
+
 from kernelkit import hw
+from kernelkit.arch import PORTABLE
+from kernelkit.tuned import Choice, Tuned
 from q8_0.blocks import BLOCK
 from q8_0.config import (
     INTEGERS,
@@ -19,6 +26,9 @@ from q8_0.config import (
     BatchConfig,
     MatvecConfig,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_ROWS, MOST_SPLITS = 4, 8
 PASS = PIECE * hw.WARP_THREADS  # columns that a warp reads at a time
@@ -79,3 +89,52 @@ def width_of(*numbers: int) -> int:
     while any(number % width for number in numbers):
         width //= 2
     return width
+
+
+# ---- what may be measured
+
+# Not the splits, nor what they make of `unrolled`: they say in which order sums are added up, and
+# so the bits, which both layouts have in common.
+OPTIONS = ("rows", "unrolled", "warps")
+MODULES = ("q8_0.matvec_kernel", "q8_0.batch_kernel")
+TUNED = Tuned("q8_0.matvec", dict.fromkeys(("sm_100a", "sm_90a", PORTABLE), MODULES), OPTIONS)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the choice depends on. config: what the rules choose; its options are kept but for
+    those that are measured. tokens, rows, cols: of the product."""
+
+    config: MatvecConfig | BatchConfig
+    tokens: int
+    rows: int
+    cols: int
+
+
+def choices(problem: Problem, arch: str) -> list[Choice]:
+    """What may suit a problem: the same bits as the rules' choice, on every architecture."""
+    config = problem.config
+    warps = [count for count in (1, 2, 4, 8, 16) if count % config.splits == 0]
+    alone = config.splits == 1
+    if isinstance(config, BatchConfig):
+        deep = (2, 4, 6, 8) if alone else (config.unrolled,)
+        return [{"unrolled": n, "warps": count} for n, count in product(deep, warps)]
+    found = product((1, 2, 4), (1, 2, 4) if alone else (config.unrolled,), warps)
+    return [{"rows": rows, "unrolled": n, "warps": count} for rows, n, count in found]
+
+
+def measured(
+    config: MatvecConfig | BatchConfig, sizes: tuple[int, int, int], device: torch.device
+) -> MatvecConfig | BatchConfig:
+    """A config of the rules, or the one that was measured to be the fastest for these sizes:
+    tokens, rows, columns."""
+    problem = Problem(config, *sizes)
+    return TUNED.applied(config, device, lambda _: problem, partial(check_options, problem))
+
+
+def check_options(problem: Problem, config: MatvecConfig | BatchConfig) -> None:
+    """ValueError for options of a config that are none of `choices`."""
+    for choice in choices(problem, ""):
+        if all(getattr(config, name) == value for name, value in choice.items()):
+            return
+    raise ValueError(f"{config}: none of the choices of its problem")

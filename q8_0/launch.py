@@ -23,7 +23,7 @@ from kernelkit.tensors import (
 )
 from q8_0.activations import Activations
 from q8_0.blocks import BLOCK, INTERLEAVED, LAYOUTS, SOA, blocks_of
-from q8_0.choose import product_config, width_of
+from q8_0.choose import measured, product_config, width_of
 from q8_0.config import (
     INTEGERS,
     MOST_TOKENS,
@@ -233,6 +233,7 @@ def _multiply(
         weights.layout, dtype, name, sizes=(tokens, weights.rows, cols), bias=bias is not None,
         sms=sms_of(x.device),
     )  # fmt: skip
+    config = measured(config, (tokens, weights.rows, cols), x.device)
     params = MatvecParams(
         weights=WeightWords.of(weights),
         **words,

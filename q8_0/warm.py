@@ -12,8 +12,9 @@ from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target, sms_of
 from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.tuned import standing_for
 from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
-from q8_0.choose import product_config
+from q8_0.choose import measured, product_config
 from q8_0.config import (
     INTEGERS,
     MOST_TOKENS,
@@ -24,6 +25,7 @@ from q8_0.config import (
     RepackConfig,
 )
 from q8_0.launch import ARCHS, Config, compile_kernel
+from q8_0.product.choose import TUNED
 from q8_0.product.launch import compile_kernel as compile_product
 from q8_0.product.launch import config_for
 from q8_0.weights import Weights
@@ -80,7 +82,8 @@ def kernels_for(
         for count in (count for count in tokens if count <= MOST_TOKENS):
             size = count, weights.rows, weights.cols
             plain = product_config(weights.layout, dtype, out, sizes=size, bias=False, sms=sms)
-            products += [plain, replace(plain, bias=True)] if biases else [plain]
+            both = (plain, replace(plain, bias=True)) if biases else (plain,)
+            products += [measured(each, size, weights.data.device) for each in both]
     configs: list[Config] = [RepackConfig(to_soa) for to_soa in (True, False)]
     configs += [DequantiseConfig(weights.layout, name) for name in dtypes]
     configs += [QuantiseConfig(name) for name in dtypes]
@@ -89,7 +92,7 @@ def kernels_for(
             compile_kernel(config, arch)
 
     def products_at(count: int) -> list[KernelKey]:
-        with collecting() as found:
+        with collecting() as found, standing_for(weights.data.device):
             for out, bias in itertools.product(outs, {False, biases}):
                 shape = count, weights.rows
                 result = torch.empty(shape, dtype=DTYPES[out], device="meta")
@@ -97,4 +100,7 @@ def kernels_for(
         return found
 
     many = [count for count in tokens if count > MOST_TOKENS]
-    return keys + kernels_over(many, products_at)
+    problems = TUNED.measured(weights.data.device)
+    tuned = {problem["sizes"]["tokens"] for problem, _ in problems}
+    each = [key for count in tuned.intersection(many) for key in products_at(count)]
+    return list(dict.fromkeys([*keys, *each, *kernels_over(many, products_at)]))

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 from kernelkit import hw
-from moe.mixed.config import ROWS, SPLIT_ARCH, SPLIT_ROWS, SPLITS, fits
+from kernelkit.tuned import Choice, Tuned
+from moe.mixed.config import (
+    DEPTH,
+    KERNELS,
+    ROWS,
+    ROWS_OF,
+    SPLIT_ARCH,
+    SPLIT_ROWS,
+    SPLITS,
+    MixedConfig,
+    fits,
+)
 
 # (warpgroups, times 64 rows of weights of each) -> how fast weights are read, where that is what
 # takes the time: measured on an H200 with gpt-oss-120b; of Blackwell about what is modelled
@@ -77,3 +90,40 @@ def tiles_of(rows: int, experts: int, columns: int, tile_rows: int, tall: int) -
     """As far as sizes say: of `tall` times 64 rows of weights."""
     of_rows = min(rows, experts) * max(1, rows // (experts * tile_rows))
     return of_rows * -(-columns // (ROWS * tall))
+
+
+# ---- what may be measured
+
+OPTIONS = ("tile_rows", "teams", "parts", "split")
+TUNED = Tuned("mixed_gemm", {arch: (kernel,) for arch, kernel in KERNELS.items()}, OPTIONS)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the choice depends on. config: what the arguments say; rows: of x that there is room
+    for; columns: rows of the weights, of K elements; most_rows: of an expert, 0: not known."""
+
+    config: MixedConfig
+    rows: int
+    experts: int
+    columns: int
+    k: int
+    most_rows: int = 0
+
+
+def choices(problem: Problem, arch: str) -> list[Choice]:
+    """What may suit a problem: every tile that fits, of one launch, but for those of which an
+    expert would have many, or fill a small part, and every split that finds an SM each."""
+    mean = problem.rows / problem.experts
+    found: list[Choice] = []
+    for tile_rows, teams in product(ROWS_OF[arch], READS_OF[arch]):
+        if not tile_rows / 8 <= max(mean, 8) <= 8 * tile_rows:
+            continue
+        if not fits(arch, tile_rows, *teams, problem.config.x):
+            continue
+        tile = {"tile_rows": tile_rows, "teams": teams[0], "parts": teams[1]}
+        sizes = problem.rows, problem.experts, problem.columns, tile_rows
+        tiles = tiles_of(*sizes, teams[0] * teams[1])
+        most = choose_split(tiles // 2, tile_rows, problem.k // DEPTH, arch)
+        found += [tile | {"split": split} for split in SPLITS if split <= most]
+    return found

@@ -8,7 +8,8 @@ from typing import ClassVar
 from kernelkit import hw
 from moe.formats import FORMATS, BlockFormat, format_of
 
-ARCHS = ("sm_100a", "sm_90a")
+KERNELS = {"sm_100a": "moe.mixed.sm100.kernel", "sm_90a": "moe.mixed.sm90.kernel"}
+ARCHS = tuple(KERNELS)
 TILE_ROWS = (8, 16, 32, 64, 96, 128, 160, 192, 256)
 ROWS_OF = {"sm_90a": TILE_ROWS, "sm_100a": (16, 32, 64, 128, 256)}
 TEAMS, PARTS, SPLITS = (1, 2, 3, 4, 5, 6), (1, 2), (1, 2, 4)

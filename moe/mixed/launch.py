@@ -21,14 +21,31 @@ from kernelkit.tensors import (
     require_tma,
     with_plain_strides,
 )
+from kernelkit.tuned import are_open
 from moe.arguments import Activation, SwiGLU, check_form
 from moe.choose import row_tiles
 from moe.indices import check_offsets, check_range
-from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
-from moe.mixed.config import ARCHS, BITS, OUTPUTS, ROWS, ROWS_OF, MixedConfig, RowsConfig
+from moe.mixed.choose import (
+    OPTIONS,
+    TUNED,
+    Problem,
+    choose_split,
+    choose_teams,
+    choose_tile_rows,
+    tiles_of,
+)
+from moe.mixed.config import (
+    ARCHS,
+    BITS,
+    KERNELS,
+    OUTPUTS,
+    ROWS,
+    ROWS_OF,
+    MixedConfig,
+    RowsConfig,
+)
 from moe.mixed.fragments import DEPTH, Fragments, units_of
 
-KERNELS = {"sm_100a": "moe.mixed.sm100.kernel", "sm_90a": "moe.mixed.sm90.kernel"}
 ROWS_ARCHS = {"bf16": ARCHS, "e4m3": ("sm_90a",)}  # of rows that are written in this dtype
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"e4m3": torch.float8_e4m3fn}
 FP32 = torch.float32
@@ -85,7 +102,10 @@ class MixedArguments:
     def configs(self) -> tuple[MixedConfig, ...]:
         """What is compiled: a launch for all experts, or one for those whose rows are a tile and
         one for the others. Where CTAs share tiles, or warpgroups are given, or no expert has more
-        rows, it is one launch."""
+        rows, it is one launch. Where tiles were measured for these sizes, they are taken."""
+        tuned = TUNED.applied(self, self.x.device, MixedArguments.problem, check_tiles)
+        if tuned is not self:
+            return tuned.configs
         least, *greater = self.chosen_rows
         first = self.with_tile(least)
         holds_all = self.most_rows is not None and self.most_rows <= least
@@ -93,6 +113,13 @@ class MixedArguments:
             return (first,)
         second = self.with_tile(*greater)
         return replace(first, most=least), replace(second, split=1, pdl=True, least=least + 1)
+
+    def problem(self) -> Problem | None:
+        """What tiles are chosen for; None where they are given."""
+        if not are_open(self, OPTIONS):
+            return None
+        sizes = self.count, self.w.experts, self.w.rows, self.w.k
+        return Problem(self.plain, *sizes, self.most_rows or 0)
 
     @property
     def config(self) -> MixedConfig:
@@ -116,6 +143,13 @@ class MixedArguments:
             if split is None:
                 tiles = tiles_of(*sizes, teams * parts)
                 split = choose_split(tiles, tile_rows, units_of(self.w.k, DEPTH), arch)
+        split = 1 if split is None else split
+        tile = {"tile_rows": tile_rows, "teams": teams, "parts": parts or 1, "split": split}
+        return replace(self.plain, **tile)
+
+    @property
+    def plain(self) -> MixedConfig:
+        """What the arguments say, tiles aside."""
         return MixedConfig(
             fmt=self.w.fmt,
             x=self.w.x,
@@ -125,10 +159,6 @@ class MixedArguments:
             bias=self.bias is not None,
             out=self.out,
             gather=self.rows is not None,
-            tile_rows=tile_rows,
-            teams=teams,
-            parts=parts or 1,
-            split=1 if split is None else split,
             pdl=self.pdl,
         )
 
@@ -166,8 +196,7 @@ class MixedArguments:
         unit = hw.TMA_ALIGN_BYTES * 8 // BITS[self.out]
         if self.columns % unit:
             raise NotImplementedError(f"{self.columns} columns of output: a multiple of {unit}")
-        for config in self.configs:
-            config.check_values(self.target.arch)
+        check_tiles(self)
 
     def _check_scales(self) -> None:
         """Of x and of the output, one where they are e4m3, and none elsewhere."""
@@ -200,6 +229,12 @@ class MixedArguments:
         if rows.device.type == "cpu":
             every = len(self.x) * self.slots
             check_range("rows", rows[: int(self.offsets[-1])], every, f"x has {every} slots")
+
+
+def check_tiles(arguments: MixedArguments) -> None:
+    """Raise NotImplementedError or ValueError for tiles that do not fit."""
+    for config in arguments.configs:
+        config.check_values(arguments.target.arch)
 
 
 def forward(arguments: MixedArguments) -> tuple[torch.Tensor]:

@@ -7,8 +7,11 @@ registers allow, 64 x 64, which makes the loads of its fragments rare. Few token
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from kernelkit import hw
+from kernelkit.arch import PORTABLE
+from kernelkit.tuned import Choice, Tuned
 from q8_0.blocks import BLOCK, INTERLEAVED, LAYOUTS, SOA
 from q8_0.product.config import (
     ALIGNED_BLOCKS,
@@ -18,6 +21,9 @@ from q8_0.product.config import (
     PAIRS,
     ProductConfig,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 WIDE_GROUP = 16  # tiles of tokens that are neighbours in the grid, at most
 MOST_STAGES = 4
@@ -31,7 +37,8 @@ ADDING = {
 }
 FEWEST_STAGES = {SOA: 2, INTERLEAVED: 3}
 
-# (warp_tokens, warp_rows, warps_of_tokens, warps_of_rows, ctas_per_sm), of which the first one is
+OPTIONS = ("warp_tokens", "warp_rows", "warps_of_tokens", "warps_of_rows", "ctas_per_sm")
+# The values of these, of which the first one is
 # taken that has fewer than twice the tokens that there are; by how many large CTAs fit an SM.
 Shape = tuple[int, int, int, int, int]
 TWO_CTAS: tuple[Shape, ...] = (
@@ -78,20 +85,16 @@ def choose(
         vector=vector and sizes.rows % OWN_ROWS == 0,
         bias=bias,
     )
-    for tokens, rows, by_tokens, by_rows, ctas in _shapes(layout, arch, sizes):
-        config = fitting(
-            replace(
-                plain,
-                warp_tokens=tokens,
-                warp_rows=rows,
-                warps_of_tokens=by_tokens,
-                warps_of_rows=by_rows,
-                ctas_per_sm=ctas,
-            ),
-            arch,
-        )
+    for shape in _shapes(layout, arch, sizes):
+        config = with_shape(plain, shape, sizes, arch)
         if config.tile_tokens < 2 * sizes.tokens:
             break
+    return config
+
+
+def with_shape(plain: ProductConfig, shape: Shape, sizes: Sizes, arch: str) -> ProductConfig:
+    """A kernel with tiles of this shape, and what follows from it."""
+    config = fitting(replace(plain, **dict(zip(OPTIONS, shape, strict=True))), arch)
     small = sizes.tokens < config.tile_tokens or sizes.rows < config.tile_rows
     return replace(config, small=small)
 
@@ -127,3 +130,54 @@ def group_of(tokens: int, tile: int) -> tuple[int, int]:
     tiles = -(-tokens // tile)
     groups = -(-tiles // WIDE_GROUP)
     return -(-tiles // groups), groups
+
+
+# ---- what may be measured
+
+KERNELS = dict.fromkeys(("sm_100a", "sm_90a", PORTABLE), ("q8_0.product.kernel",))
+TUNED = Tuned("q8_0.product", KERNELS, OPTIONS)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the choice depends on. config: what the arguments say, shapes of tiles aside."""
+
+    config: ProductConfig
+    sizes: Sizes
+
+
+def problem_of(config: ProductConfig, sizes: Sizes) -> Problem:
+    """Of what the rules choose for these sizes."""
+    shapeless = (*OPTIONS, "stages", "small")
+    plain = ProductConfig(config.layout, config.out_dtype)
+    return Problem(replace(config, **{n: getattr(plain, n) for n in shapeless}), sizes)
+
+
+def choices(problem: Problem, arch: str) -> list[Choice]:
+    """What may suit a problem: every shape that is known here and fits. None changes the bits."""
+    found: list[Choice] = []
+    for shape in dict.fromkeys((*TWO_CTAS, *ONE_CTA, *ONE_CTA_SPLIT, *SLOW_MMA)):
+        try:
+            with_shape(problem.config, shape, problem.sizes, arch)
+        except ValueError:
+            continue
+        found.append(dict(zip(OPTIONS, shape, strict=True)))
+    return found
+
+
+def measured(config: ProductConfig, sizes: Sizes, arch: str, device: torch.device) -> ProductConfig:
+    """A config of the rules, or the one that was measured to be the fastest for these sizes."""
+
+    def check(other: ProductConfig) -> None:
+        shape = {name: getattr(other, name) for name in OPTIONS}
+        if shape not in choices(problem_of(config, sizes), arch):
+            raise ValueError(f"{shape}: none of the shapes of its problem")
+
+    def asked(_: ProductConfig) -> Problem:
+        return problem_of(config, sizes)
+
+    found = TUNED.applied(config, device, asked, check)
+    if found is config:
+        return config
+    shape: Any = tuple(getattr(found, name) for name in OPTIONS)
+    return with_shape(config, shape, sizes, arch)

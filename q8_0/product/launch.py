@@ -27,7 +27,7 @@ from kernelkit.tensors import (
     require_type,
 )
 from q8_0.activations import Activations
-from q8_0.product.choose import Sizes, choose, group_of
+from q8_0.product.choose import Sizes, choose, group_of, measured
 from q8_0.product.config import ProductConfig
 from q8_0.product.params import Matrix, ProductParams, WeightMatrix
 from q8_0.weights import Weights
@@ -127,7 +127,8 @@ def config_for(weights: Weights, out: torch.Tensor, arch: str, *, bias: bool) ->
     ends = _address(out) | (out.stride(0) * out.itemsize if len(out) > 1 else 0)
     starts = _address(weights.data) | weights.row_stride
     places = {"aligned": starts % unit == 0, "vector": ends % unit == 0}
-    return choose(weights.layout, DTYPE_NAMES[out.dtype], sizes, arch, **places, bias=bias)
+    config = choose(weights.layout, DTYPE_NAMES[out.dtype], sizes, arch, **places, bias=bias)
+    return measured(config, sizes, arch, out.device)
 
 
 def compile_kernel(config: ProductConfig, arch: str) -> CompiledKernel | None:

@@ -28,6 +28,7 @@ DUTIES = {
     "config.py": "what a kernel is compiled for",
     "plan.py": "roles, edges, memory maps, as data",
     "choose.py": "sizes to configs: heuristics and tables",
+    "tuning.py": "shapes that a user names, to be measured",
     "launch.py": "the operator: run(arguments) -> results",
     "reference.py": "the definition, in torch",
     "warm.py": "every kernel that sizes can choose, compiled ahead",

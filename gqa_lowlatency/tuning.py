@@ -1,0 +1,77 @@
+"""What of decode can be tuned, by shapes that a user names: see `kernelkit.tune`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gqa_lowlatency.api import fields_of
+from gqa_lowlatency.choose import TUNED, choices
+from gqa_lowlatency.launch import DECODE
+from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.tune import Call, Subject
+
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"e4m3": torch.float8_e4m3fn}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """batch: entries, of `keys` keys each. tokens: query tokens of an entry. kv_dtype: '' is that
+    of q. page_size: 0 without pages. lens: whether there are kv_lens, as with pages always. window:
+    keys that a token sees, 0 for all. sinks, pdl: as of `decode`."""
+
+    batch: int = 1
+    keys: int = 8192
+    q_heads: int = 64
+    kv_heads: int = 8
+    head_dim: int = 128
+    tokens: int = 1
+    dtype: str = "bf16"
+    kv_dtype: str = ""
+    page_size: int = 0
+    lens: bool = True
+    window: int = 0
+    sinks: bool = False
+    pdl: bool = False
+
+
+def call(shape: Shape, device: torch.device, arch: str | None = None) -> Call:
+    """A call of `decode` on random tensors."""
+    dtype, batch = DTYPES[shape.dtype], shape.batch
+    rows: tuple[int, ...] = (batch, shape.keys)
+    options: dict[str, Any] = {"pdl": shape.pdl, "arch": arch}
+    if shape.page_size:
+        pages = -(-shape.keys // shape.page_size)
+        rows = batch * pages, shape.page_size
+        table = torch.arange(batch * pages, dtype=torch.int32, device=device)
+        options["page_table"] = table.view(batch, pages)
+        options["max_kv_len"] = shape.keys
+    if shape.lens or shape.page_size:
+        options["kv_lens"] = torch.full((batch,), shape.keys, dtype=torch.int32, device=device)
+    if shape.window:
+        options["window"] = shape.window - 1
+    if shape.sinks:
+        options["sinks"] = torch.zeros(shape.q_heads, device=device)
+    q = torch.randn(batch, shape.tokens, shape.q_heads, shape.head_dim, device=device)
+    size = (*rows, shape.kv_heads, shape.head_dim)
+    kind = DTYPES[shape.kv_dtype or shape.dtype]
+    k, v = (torch.randn(size, dtype=dtype, device=device).to(kind) for _ in range(2))
+    return DECODE, fields_of(q.to(dtype), k, v, options)
+
+
+def draw(order: random.Random) -> Shape:
+    """Of models of today."""
+    q_heads, kv_heads = order.choice(((64, 8), (32, 8), (8, 1), (16, 2), (40, 8), (64, 4)))
+    return Shape(
+        batch=order.choice((1, 2, 4, 8, 16, 32, 64)),
+        keys=round(2 ** order.uniform(7, 15)),
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        head_dim=order.choice((64, 128, 128)),
+    )
+
+
+SUBJECT = Subject(TUNED, Shape, call, choices, draw)

@@ -1,0 +1,93 @@
+"""Successive halving: the fastest of many contestants, by few samples of noisy times.
+
+All are sampled a few times in turns, so that clocks drift alike for all of them; the slower half
+leaves, and those who stay are sampled again. The last ones, and those who have to stay, get many
+samples.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+Sampler = Callable[[], float]  # microseconds of one launch
+Name = TypeVar("Name", bound=Hashable)
+
+FIRST = 3  # samples of each in a round
+LAST = 21  # of the finalists, at least
+FINALISTS = 6
+MARGIN = 0.03  # nobody leaves who is as close to the fastest
+SIGMAS = 2.0  # of both times, by which one has to be faster to be called so
+
+
+@dataclass(frozen=True)
+class Time:
+    """us: median of the samples. error: relative standard error of it."""
+
+    us: float
+    error: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: Collection[float]) -> Time:
+        """Of a normal distribution, whose spread outliers have no part in."""
+        middle = statistics.median(samples)
+        low, _, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else [middle] * 3
+        deviation = (high - low) / 1.349
+        return cls(middle, 1.2533 * deviation / middle / len(samples) ** 0.5, len(samples))
+
+    def beats(self, other: Time) -> bool:
+        """Whether it is less by more than the noise of both."""
+        noise = SIGMAS * (self.error**2 + other.error**2) ** 0.5
+        return self.us < other.us * (1 - noise)
+
+
+def race(
+    samplers: Mapping[Name, Sampler], staying: Collection[Name], *, exhaustive: bool = False
+) -> dict[Name, Time]:
+    """The time of each; those who left early have fewer samples.
+
+    Args:
+        samplers: contestants; each call is one sample.
+        staying: who is sampled to the end, whatever its times.
+        exhaustive: nobody leaves.
+    """
+    taken: dict[Name, list[float]] = {name: [] for name in samplers}
+    order, inside = random.Random(len(taken)), [*samplers]
+    while not exhaustive and len(inside) > FINALISTS:
+        _turns(samplers, inside, taken, FIRST, order)
+        left = _faster_half(inside, taken, staying)
+        if len(left) == len(inside):
+            break
+        inside = left
+    missing = LAST - min((len(taken[name]) for name in inside), default=LAST)
+    _turns(samplers, inside, taken, max(missing, 0), order)
+    return {name: Time.of(samples) for name, samples in taken.items()}
+
+
+def _turns(
+    samplers: Mapping[Name, Sampler],
+    inside: list[Name],
+    taken: dict[Name, list[float]],
+    rounds: int,
+    order: random.Random,
+) -> None:
+    for _ in range(rounds):
+        for name in order.sample(inside, len(inside)):
+            taken[name].append(samplers[name]())
+
+
+def _faster_half(
+    inside: list[Name], taken: Mapping[Name, list[float]], staying: Collection[Name]
+) -> list[Name]:
+    middles = {name: statistics.median(taken[name]) for name in inside}
+    ranked = sorted(inside, key=middles.__getitem__)
+    half = max(FINALISTS, len(ranked) // 2)
+    close = middles[ranked[0]] * (1 + MARGIN)
+    # Who is close stays beyond the half only while that is not everybody.
+    near = [name for name in ranked[half:] if middles[name] <= close]
+    kept = {*ranked[:half], *near[: half // 2], *staying}
+    return [name for name in inside if name in kept]

@@ -1,0 +1,78 @@
+"""What of the product with few tokens can be tuned, by sizes that a user names: see
+`kernelkit.tune`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.tune import Call, Subject
+from q8_0.activations import Activations
+from q8_0.blocks import BLOCK, INTERLEAVED
+from q8_0.choose import TUNED, choices
+from q8_0.config import INTEGERS
+from q8_0.launch import INTEGER_MATVEC, MATVEC
+from q8_0.weights import Weights, empty
+
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """tokens x cols times a matrix of rows x cols. layout: of the weights. dtype: of x, 'q8_1' for
+    integers; out: of the result."""
+
+    tokens: int = 1
+    rows: int = 4096
+    cols: int = 4096
+    layout: str = "soa"
+    dtype: str = "bf16"
+    out: str = "bf16"
+    bias: bool = False
+
+
+def call(shape: Shape, device: torch.device, arch: str | None = None) -> Call:
+    """A call of `matvec` on random numbers."""
+    weights = random_weights(shape.rows, shape.cols, shape.layout, device)
+    given: dict[str, Any] = {"weights": weights, "out_dtype": DTYPES[shape.out], "arch": arch}
+    if shape.bias:
+        given["bias"] = torch.zeros(shape.rows, dtype=DTYPES[shape.out], device=device)
+    if shape.dtype == INTEGERS:
+        integers = random_activations(shape.tokens, shape.cols, device)
+        return INTEGER_MATVEC, given | {"x": integers}
+    x = torch.randn(shape.tokens, shape.cols, device=device).to(DTYPES[shape.dtype])
+    return MATVEC, given | {"x": x}
+
+
+def random_weights(rows: int, cols: int, layout: str, device: torch.device) -> Weights:
+    """Quants are any, scales 2^-8."""
+    weights = empty(rows, cols, layout, device)
+    if device.type == "meta":
+        return weights
+    weights.data.random_(0, 256)
+    scale = torch.tensor([2.0**-8], dtype=torch.float16, device=device).view(torch.uint8)
+    if layout == INTERLEAVED:
+        weights.data.view(rows, cols // BLOCK, BLOCK + 2)[..., :2] = scale
+    else:
+        weights.scales.copy_(scale.view(torch.float16).expand(weights.scales.shape))
+    return weights
+
+
+def random_activations(tokens: int, cols: int, device: torch.device) -> Activations:
+    """Quants are any, scales 2^-4."""
+    quants = torch.randint(-127, 128, (tokens, cols), dtype=torch.int8, device=device)
+    scales = torch.full((tokens, cols // BLOCK), 2.0**-4, dtype=torch.float16, device=device)
+    return Activations(quants, scales)
+
+
+def draw(order: random.Random) -> Shape:
+    """Of models of today."""
+    rows, cols = (order.choice((1024, 2048, 4096, 8192, 14336)) for _ in range(2))
+    return Shape(order.choice((1, 1, 2, 4, 8, 16)), rows, cols)
+
+
+SUBJECT = Subject(TUNED, Shape, call, choices, draw)
