@@ -12,12 +12,14 @@ from workbench.report.documents import Document, Row
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+OURS = "fmha"
 BY_LENGTH = ("anchor",)  # sets of rows that differ by their length alone
-BAR, GAP = 0.17, 0.14  # inches of a bar, and between problems
+BAR, GAP = 0.155, 0.12  # inches of a bar, and between problems
 
 
-def draw(path: Path, document: Document, source: str = "") -> None:
-    """A panel per mask and head dim, a line per kernel."""
+def draw(path: Path, document: Document, source: str = "", *, roof: float = 0.0) -> None:
+    """A panel per mask and head dim, a line per kernel. roof: TFLOP/s of a large product, measured
+    on such a GPU; 0 for none."""
     rows = [row for row in document.rows if "us" in row and row.get("rows") in BY_LENGTH]
     masks = sorted({row["causal"] for row in rows})
     dims = sorted({row["head_dim"] for row in rows})
@@ -39,7 +41,20 @@ def draw(path: Path, document: Document, source: str = "") -> None:
             line[0].set_ylabel("TFLOP/s")
         for axis in axes[-1]:
             axis.set_xlabel("tokens of a sequence", fontsize=style.SMALL)
-        style.legend(figure, [style.key(name) for name in names])
+        most = max((row["tflops"] for row in rows), default=1.0)
+        axes[0][0].set_ylim(0, 1.17 * max(most, roof))
+        keys = [style.key(name) for name in names]
+        style.legend(figure, [*keys, *_roof(axes, roof)])
+
+
+def _roof(axes: Any, roof: float) -> list[Any]:
+    """A line in every panel, and its key; nothing without one."""
+    if not roof:
+        return []
+    for axis in axes.flat:
+        line = axis.axhline(roof, color=style.BLACK, linewidth=1.2)
+    line.set_label(f"large product of torch, {roof:.0f}")
+    return [line]
 
 
 def _caption(document: Document, rows: Sequence[Row]) -> str:
@@ -68,8 +83,6 @@ def _lines(axis: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
             axis.annotate(f"{rate:.0f}", (at, rate), fontsize=style.SMALL, weight="bold", **place)
     axis.set_xticks(range(len(lengths)), style.named(lengths))
     axis.set_xlim(-0.35, len(lengths) - 0.65)
-    axis.set_ylim(0, None)
-    axis.margins(y=0.15)
     style.grid(axis, "y")
 
 
@@ -85,7 +98,7 @@ def draw_models(path: Path, document: Document, source: str = "") -> None:
     names = list(dict.fromkeys(row["peer"] for row in rows))
     dtypes = ", ".join(dict.fromkeys(_dtypes(row) for row in rows))
     how = {
-        "height": 1.3 + BAR * len(rows) + GAP * len(problems),
+        "height": 1.3 + sum(max(BAR * len(found) + GAP, 2.3 * BAR) for found in problems.values()),
         "title": "Attention forward, shapes of models: TFLOP/s (longer is better)",
         "caption": f"Measured on one {document.gpu}, {document.date}: {dtypes}.\nAll took turns in "
         "one run, nothing in L2; entries x tokens, query / KV heads of their dimension",
@@ -98,7 +111,7 @@ def draw_models(path: Path, document: Document, source: str = "") -> None:
 
 
 def title_of(row: Row) -> str:
-    """Of a problem: its shape, mask and dtype."""
+    """Of a problem: its shape and mask."""
     dims = str(row["head_dim"])
     dims += f", {row['v_dim']}" if row["v_dim"] != row["head_dim"] else ""
     mask = "causal" if row["causal"] else "full"
@@ -107,7 +120,7 @@ def title_of(row: Row) -> str:
     more = ", sinks" * row["sinks"] + ", K is V" * row["k_is_v"]
     (words,) = style.named([row["skv"]])
     heads = f"{row['q_heads']}/{row['kv_heads']} of {dims}"
-    return f"{row['batch']} x {words}, {heads}\n{mask}{more}, {_dtypes(row)}"
+    return f"{row['batch']} x {words}, {heads}\n{mask}{more}"
 
 
 def _dtypes(row: Row) -> str:
@@ -121,19 +134,21 @@ def _bars(axis: Axes, problems: dict[str, list[Row]]) -> None:
     most = max((row["tflops"] for found in problems.values() for row in found), default=1.0)
     for found in problems.values():
         first = at
-        for number, row in enumerate(found):
+        mixed = len({_dtypes(row) for row in found}) > 1
+        for number, row in enumerate(sorted(found, key=lambda row: not row["peer"] == OURS)):
             here = style.look(row["peer"], number)
             bar: dict[str, Any] = {"color": here.colour, "alpha": 1.0 if here.ours else 0.45}
             axis.barh(at, row["tflops"], BAR * 0.8, **bar)
             axis.plot([row["tflops"]], [at], **here.marks(5))
             weight = "bold" if here.ours else "normal"
             place = (row["tflops"] + 0.012 * most, at)
-            axis.text(*place, f"{row['tflops']:.0f}", va="center", fontsize=7.5, weight=weight)
+            words = f"{row['tflops']:.0f}" + f"  {_dtypes(row)}" * mixed
+            axis.text(*place, words, va="center", fontsize=7.5, weight=weight)
             at += BAR
         ticks.append((first + at - BAR) / 2)
         at += max(GAP, 2.3 * BAR - (at - first))  # two lines of text have room
     axis.set_yticks(ticks, list(problems), linespacing=1.05)
     axis.set_ylim(at, -BAR)
-    axis.set_xlim(0, 1.08 * most)
+    axis.set_xlim(0, 1.18 * most)
     axis.tick_params(axis="y", length=0)
     style.grid(axis, "x")
