@@ -44,7 +44,7 @@ def draw(path: Path, document: Document, source: str = "") -> None:
             at = end + 0.5
         axis.set_yticks(ticks, [f"{row['row']}\n{_sizes(row['flags'])}" for row in rows])
         axis.set_ylim(at - 0.9, -0.8)
-        axis.set_xlim(0, None)
+        axis.set_xlim(0, 1.06 * axis.get_xlim()[1])
         axis.tick_params(axis="y", length=0)
         axis.set_xlabel("TFLOP/s", fontsize=style.SMALL)
         style.grid(axis, "x")

@@ -28,8 +28,8 @@ FACES = {
 RESERVED = {"blocks": "null", "states": "zeros"}  # what slot 0 of a pool is instead
 # What a copy between two pools is for.
 COPIES = {
-    ("states", "checkpoints"): "the state at the end of the shared blocks is kept: state",
-    ("checkpoints", "states"): "the second request begins with it: checkpoint",
+    ("states", "checkpoints"): "what state {} holds at a block's end is kept as checkpoint {}",
+    ("checkpoints", "states"): "what checkpoint {} holds begins state {}",
 }
 POOL, LANE = 0.9, 0.95  # heights of rows, in tokens of the vertical axis
 BLOCK = 2.2  # width of a block in a lane
@@ -122,11 +122,11 @@ def _told(copies: Iterable[Any]) -> list[tuple[str, int, str, int]]:
 def draw(path: Path, story: Story, source: str = "") -> None:
     """Requests above, pools below, copies as arrows."""
     how = {
-        "height": 5.2,
+        "height": 4.8,
         "title": "kvcache: two requests that share a prefix",
         "caption": f"A run of kvcache.Cache on a CPU, layout of {story.model} (fp8 entries), one "
         f"block table for all layers, {story.block_tokens} tokens in a block.\nNumbers are slots. "
-        "Nothing is copied for the prefix but one checkpoint, which restores the second state",
+        "The second request reads the first two blocks of the first one in place",
         "keys": 1,
     }
     with style.picture(path, source=source, **how) as (figure, ((axis,),)):
@@ -134,7 +134,7 @@ def draw(path: Path, story: Story, source: str = "") -> None:
         _lanes(axis, story)
         _arrows(axis, story, places)
         axis.set_xlim(-3.4, 13.4)
-        axis.set_ylim(-6.4, 2.9)
+        axis.set_ylim(-5.5, 2.9)
         axis.set_axis_off()
         words = {"first": "of the first request", "second": "of the second", "both": "of both",
                  "kept": "checkpoint", "free": "free"}  # fmt: skip
@@ -211,6 +211,6 @@ def _arrows(axis: Axes, story: Story, places: dict[tuple[str, int], tuple[float,
                  "shrinkB": 0}  # fmt: skip
         axis.annotate("", (x2, y2 + down), (x, y - down), arrowprops=arrow)
         _label(axis, (x + x2) / 2, (y + y2) / 2, str(number), fontsize=style.SMALL, weight="bold")
-        words = COPIES.get((pool, to), f"copy {pool} to {to}")
-        axis.text(6.3, -4.0 - 0.6 * number, f"{number}: {words} {slot} to {target}", fontsize=style.SMALL,
-                  va="center")  # fmt: skip
+        words = COPIES.get((pool, to), f"{pool} {{}} to {to} {{}}").format(slot, target)
+        axis.text(6.3, -3.1 - 0.55 * number, f"{number}  {words}", fontsize=style.TEXT, va="center")
+    axis.text(6.3, -3.0, "Copies, in their order", fontsize=style.TEXT, weight="bold", va="center")

@@ -135,7 +135,9 @@ def _ratios(axis: Axes, rows: Sequence[Row]) -> None:
         ratio = row["rival_us"] / row["us"]
         axis.plot([at], [ratio], **here.marks())
         place = {"textcoords": "offset points", "xytext": (0, 3), "ha": "center"}
-        axis.annotate(f"{ratio:.2f}", (at, max(ends)), fontsize=style.SMALL, weight="bold", **place)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
+        words = {"fontsize": style.SMALL, "weight": "bold", "bbox": box}
+        axis.annotate(f"{ratio:.2f}", (at, max(ends)), **words, **place)
     axis.set_xticks(range(len(rows)), style.named(row["tokens"] for row in rows))
     axis.set_xlim(-0.5, len(rows) - 0.5)
     style.grid(axis, "y")

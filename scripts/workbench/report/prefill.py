@@ -52,7 +52,7 @@ def _roof(axes: Any, roof: float) -> list[Any]:
     if not roof:
         return []
     for axis in axes.flat:
-        line = axis.axhline(roof, color=style.BLACK, linewidth=1.2)
+        line = axis.axhline(roof, color=style.BLACK, linewidth=1.2, zorder=2)
     line.set_label(f"large product of torch, {roof:.0f}")
     return [line]
 
@@ -79,8 +79,10 @@ def _lines(axis: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
         here = style.look(name, number)
         axis.plot(*zip(*mine, strict=True), **here.line(), zorder=4 if here.ours else 3)
         for at, rate in mine if here.ours else ():
-            place = {"textcoords": "offset points", "xytext": (0, 6), "ha": "center"}
-            axis.annotate(f"{rate:.0f}", (at, rate), fontsize=style.SMALL, weight="bold", **place)
+            place = {"textcoords": "offset points", "xytext": (0, 7), "ha": "center", "zorder": 5}
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
+            words = {"fontsize": style.SMALL, "weight": "bold", "bbox": box}
+            axis.annotate(f"{rate:.0f}", (at, rate), **words, **place)
     axis.set_xticks(range(len(lengths)), style.named(lengths))
     axis.set_xlim(-0.35, len(lengths) - 0.65)
     style.grid(axis, "y")

@@ -97,8 +97,11 @@ NAMES = {
 }
 OTHERS = tuple(
     Look(colour, shape, dash)
-    for shape, dash in (("h", "-"), ("<", "--"), (">", ":"))
-    for colour in (BLACK, ORANGE, GREEN, VERMILION, BLUE, PURPLE)
+    for (colour, shape), dash in zip(
+        zip((BLACK, ORANGE, GREEN, VERMILION, BLUE, PURPLE) * 2, "h<>osv^DPXd*", strict=True),
+        ("-", "--", ":", "-.") * 3,
+        strict=True,
+    )
 )
 
 
