@@ -13,7 +13,8 @@ COMMANDS = {
     "first_call_cpu.json": f"{BENCH} first-call --json FILE",
     "first_call_h200.json": f"{BENCH} first-call --json FILE",
     "fmha_h200.json": f"{BENCH} fmha --rows anchor gpt-oss gqa mla hd512 fp8 --json FILE",
-    "fmha_h200_flashinfer.json": f"{BENCH} fmha --rows anchor gpt-oss gqa mla fp8 --rounds 5 --json FILE",
+    "fmha_h200_flashinfer.json": f"{BENCH} fmha --rows anchor gpt-oss gqa mla fp8 --rounds 5 "
+    "--json FILE",
     "fmha_mma_sync_h200.json": f"{BENCH} fmha --peers mma.sync fa2 --json FILE",
     "fmha_mma_sync_keys_h200.json": "means of launches behind each other (docs/portable.md)",
     "gpt_oss_h200.json": "python -m examples.gpt_oss --profile --json FILE",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +52,11 @@ class Document:
     def of(self, *kinds: str) -> list[Row]:
         """Rows of these kinds."""
         return [row for row in self.rows if row.get("kind") in kinds]
+
+
+def measured(head: Row, rows: Sequence[Row]) -> Document:
+    """What a benchmark has just measured, as if it were a file already."""
+    return Document("", head, [*rows])
 
 
 def read(name: str, folder: Path = RESULTS) -> Document:

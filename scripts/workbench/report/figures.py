@@ -57,6 +57,9 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
 }  # fmt: skip
 
 
+NEEDED = {"layer": "fmt"}  # other commands call their rows so, too
+
+
 def tables_of(document: Document) -> list[Table]:
     """Every figure of the file, but for lists that are long and for programs."""
     if document.name in SPECIAL:
@@ -72,11 +75,8 @@ def tables_of(document: Document) -> list[Table]:
 def _by_kind(rows: Sequence[Row]) -> Iterator[Table]:
     for kind in dict.fromkeys(row.get("kind", "") for row in rows):
         mine = [row for row in rows if row.get("kind", "") == kind]
-        spelt = COLUMNS.get(kind)
-        if spelt and not (kind == "layer" and "model" not in mine[0] | {"model": mine[0].get("fmt")}):
-            yield table(kind, spelt, mine)
-        else:
-            yield plain(kind, mine)
+        spelt = COLUMNS.get(kind) if NEEDED.get(kind, "kind") in mine[0] else None
+        yield table(kind, spelt, mine) if spelt else plain(kind, mine)
 
 
 def plain(title: str, rows: Sequence[Row]) -> Table:

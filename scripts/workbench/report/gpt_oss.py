@@ -24,8 +24,8 @@ def draw(path: Path, document: Document, source: str = "") -> None:
         "height": 1.25 + 1.72 * lines,
         "title": "gpt-oss: parts of a step beside their floors (shorter is better)",
         "caption": f"Measured on {document.gpu}, {document.date}: bf16, experts mxfp4, "
-        "64 query and 8 KV heads of 64.\nFloor, calculated: bytes and products at the speed of a large read "
-        "and a large product of that GPU. Each panel has its own scale",
+        "64 query and 8 KV heads of 64.\nFloor, calculated: bytes and products at the speed of a "
+        "large read and a large product of that GPU. Each panel has its own scale",
         "keys": 1,
     }
     with style.picture(path, lines, COLUMNS, source=source, **how) as (figure, axes):

@@ -39,9 +39,9 @@ def draw(path: Path, found: House, source: str = "") -> None:
     how = {
         "height": 0.8 + 1.05 * len(rows),
         "title": "The repository: packages above what they import",
-        "caption": f"From the imports of {len(found.files)} files; in brackets how many a package has. An "
-        f"arrow that follows from others is left out.\nDashed: {LAUNCHER} alone, where a launch "
-        f"is emulated. {ABOVE}",
+        "caption": f"From the imports of {len(found.files)} files; in brackets how many a package "
+        f"has. An arrow that follows from others is left out.\nDashed: {LAUNCHER} alone, where a "
+        f"launch is emulated. {ABOVE}",
     }
     with style.picture(path, source=source, **how) as (_, ((axis,),)):
         for package, targets in direct(found.packages).items():

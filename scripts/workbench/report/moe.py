@@ -18,7 +18,8 @@ HOW = "graph"  # of how they were called: in a CUDA graph
 
 def draw(path: Path, document: Document, source: str = "") -> None:
     """A row per model, format, part and routing: the roofline, and beside it its share."""
-    rows = [row for row in document.of("layer") if "us" in row and row["how"] == HOW]
+    rows = [row for row in document.of("layer") if "us" in row]
+    rows = [row for row in rows if row["how"] == HOW] or rows
     subjects = list(dict.fromkeys(tuple(row[name] for name in SUBJECT) for row in rows))
     names = list(dict.fromkeys(row["peer"] for row in rows))
     how = {
@@ -114,9 +115,11 @@ def draw_modelled(path: Path, document: Document, source: str = "") -> None:
         "other sets within their bounds. The line at 1 is the fastest\nthat is published "
         "(published_moe_rivals.csv: B200, CUDA graphs, L2 not flushed, clocks not stated)",
     }
-    with style.picture(path, 1, max(1, len(models)), source=source, sharey=True, **how) as (_, axes):
+    shape = 1, max(1, len(models))
+    with style.picture(path, *shape, source=source, sharey=True, **how) as (_, axes):
         for axis, (model, formats) in zip(axes[0], models, strict=False):
-            _ratios(axis, [row for row in rows if (row["model"], row["formats"]) == (model, formats)])
+            chosen = [r for r in rows if (r["model"], r["formats"]) == (model, formats)]
+            _ratios(axis, chosen)
             words = f"{model}, {formats}"
             axis.set_title(words, loc="left", weight="bold", fontsize=style.SMALL)
             axis.set_xlabel("tokens", fontsize=style.SMALL)

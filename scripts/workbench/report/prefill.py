@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +92,22 @@ def _lines(axis: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
 # -- shapes of models -----------------------------------------------------------------------------
 
 
+def draw_any(path: Path, document: Document) -> None:
+    """Lines where lengths are all that differs, else bars of every problem."""
+    timed = [row for row in document.rows if "us" in row]
+    alike = all(row.get("rows") in BY_LENGTH for row in timed)
+    (draw if timed and alike else draw_bars)(path, document)
+
+
 def draw_models(path: Path, document: Document, source: str = "") -> None:
+    """Bars of what is not in the picture by length."""
+    rows = [row for row in document.rows if row.get("rows") not in BY_LENGTH]
+    draw_bars(path, replace(document, rows=rows), source)
+
+
+def draw_bars(path: Path, document: Document, source: str = "") -> None:
     """A group of bars per problem, one bar per kernel."""
-    rows = [row for row in document.rows if "us" in row and row.get("rows") not in BY_LENGTH]
+    rows = [row for row in document.rows if "us" in row]
     problems: dict[str, list[Row]] = {}
     for row in rows:
         problems.setdefault(title_of(row), []).append(row)
@@ -137,7 +151,7 @@ def _bars(axis: Axes, problems: dict[str, list[Row]]) -> None:
     for found in problems.values():
         first = at
         mixed = len({_dtypes(row) for row in found}) > 1
-        for number, row in enumerate(sorted(found, key=lambda row: not row["peer"] == OURS)):
+        for number, row in enumerate(sorted(found, key=lambda row: row["peer"] != OURS)):
             here = style.look(row["peer"], number)
             bar: dict[str, Any] = {"color": here.colour, "alpha": 1.0 if here.ours else 0.45}
             axis.barh(at, row["tflops"], BAR * 0.8, **bar)

@@ -78,8 +78,8 @@ SECTIONS = (
     Section(
         "decode",
         "Decode: time over the floor",
-        "A token more for every request of a batch. The floor is the time that reading the keys and "
-        "values takes; a kernel cannot be much faster where nothing lies in L2.",
+        "A token more for every request of a batch. The floor is the time that reading the keys "
+        "and values takes; a kernel cannot be much faster where nothing lies in L2.",
         ("gqa_h100.json",),
         _of(decode.draw),
         "decode_h100.png",
@@ -202,7 +202,12 @@ SECTIONS = (
         "Beside a copy of as many bytes.",
         ("merge_h100.json", "merge_stacked_h100.json"),
     ),
-    Section("q8-0", "Weights in Q8_0", "Repacking, products and dequantising.", ("q8_0_h200.json",)),
+    Section(
+        "q8-0",
+        "Weights in Q8_0",
+        "Repacking, products and dequantising.",
+        ("q8_0_h200.json",),
+    ),
     Section(
         "cycle-model",
         "The cycle model beside measurements",

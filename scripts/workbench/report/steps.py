@@ -27,9 +27,9 @@ def draw(path: Path, document: Document, source: str = "") -> None:
     how = {
         "height": 0.85 + lines * (1.9 + KEY * most),
         "title": "Steps that move memory: share of the speed of a copy (higher is better)",
-        "caption": f"Measured on one {document.gpu}, {document.date}: dtypes and heads as the names "
-        "say, else bf16.\n1.0: a copy of as many bytes takes as long. With few rows it is the "
-        "launch that is measured",
+        "caption": f"Measured on one {document.gpu}, {document.date}: dtypes and heads as the "
+        "names say, else bf16.\n1.0: a copy of as many bytes takes as long. With few rows it is "
+        "the launch that is measured",
     }
     with style.picture(path, lines, COLUMNS, source=source, **how) as (_, axes):
         for axis in axes.flat[len(steps) :]:

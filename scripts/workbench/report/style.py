@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 WIDTH, DPI = 8.0, 200  # inches, dots per inch
 TEXT, SMALL, TITLE = 9, 8, 11  # points
+COLOURS = 192  # of a PNG
 LINE = 0.19  # inches of a line of the heading
 MARGIN = 0.08  # inches at the edges
 GREY, PALE = "#666666", "#dddddd"
@@ -37,8 +39,8 @@ RC = {
     "grid.color": "#e6e6e6",
     "svg.hashsalt": "report",  # identifiers in an SVG are drawn by chance otherwise
 }
-# What a format notes by itself that differs from day to day, or with the version of matplotlib.
-PLAIN = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
+# What a format notes by itself that differs from day to day.
+PLAIN = {".svg": "Date", ".pdf": "CreationDate"}
 
 
 @dataclass(frozen=True)
@@ -194,10 +196,17 @@ def grid(axis: Axes, which: str = "both") -> None:
 def write(figure: Figure, path: Path, source: str = "") -> None:
     """The same bytes every time, with the same matplotlib."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    notes: dict[str, str | None] = {PLAIN[path.suffix]: None} if path.suffix in PLAIN else {}
-    if source and path.suffix == ".png":
-        notes["Source"] = source
-    figure.savefig(path, dpi=DPI, metadata=notes)
+    if path.suffix != ".png":
+        figure.savefig(path, metadata={PLAIN[path.suffix]: None} if path.suffix in PLAIN else {})
+        return
+    from PIL import Image, PngImagePlugin
+
+    figure.savefig(dots := BytesIO(), dpi=DPI, format="png")
+    notes = PngImagePlugin.PngInfo()
+    notes.add_text("Source", source)
+    # As many colours as these pictures have, edges of letters included, in a third of the bytes.
+    few = Image.open(dots).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    few.save(path, optimize=True, pnginfo=notes)
 
 
 def source_of(path: Path) -> str:
