@@ -19,7 +19,7 @@ def draw(path: Path, document: Document, source: str = "") -> None:
         "title": "Attention on Hopper: MODELLED over measured cycles",
         "caption": f"Measured by ncu on one {document.gpu}, {document.date}, bf16, 16k tokens in "
         "all, heads x head_dim = 2,048; modelled by cycles.py.\nDot: nominal parameters; bar: "
-        "range over three other sets. 1: the model is right; left of it it is too fast",
+        "range over other sets. 1: the model is right; left of it it is too fast",
     }
     with style.picture(path, source=source, **how) as (_, ((axis,),)):
         axis.axvspan(1 - BAND, 1 + BAND, color=style.PALE, alpha=0.5, linewidth=0)
@@ -38,5 +38,7 @@ def draw(path: Path, document: Document, source: str = "") -> None:
 
 
 def _name(row: Row) -> str:
-    """Pairs of CTAs beside single ones."""
-    return row["name"] + (", pairs" if "--ctas 2" in row.get("flags", "") else "")
+    """With its mask; pairs of CTAs beside single ones."""
+    flags = row.get("flags", "")
+    mask = "causal" if "--causal" in flags else "full"
+    return f"{row['name']}, {mask}" + ", pairs" * ("--ctas 2" in flags)

@@ -109,6 +109,15 @@ def run() -> Story:
                  tuple(sorted(kept)))  # fmt: skip
 
 
+def source() -> str:
+    """What the run depends on: the model's sizes, the requests."""
+    from kvcache import preset
+
+    layout = preset(MODEL)
+    sizes = layout.block_tokens, layout.block_bytes, layout.state_bytes, layout.checkpoint_bytes
+    return f"{MODEL} {sizes} {SHARED} {FIRST} {SECOND} {SLOTS}"
+
+
 def _told(copies: Iterable[Any]) -> list[tuple[str, int, str, int]]:
     """Pools by name; zeros for a new state are left out."""
     found = [(copy.source.value, copy.source_slot, copy.target.value, copy.target_slot)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.house.graph import House, layers
+from workbench.house.graph import House, house, layers
 from workbench.house.imports import LAUNCHER
 from workbench.report import style
 
@@ -22,7 +23,7 @@ DUTIES = {
     "fmha": "attention, many tokens",
     "moe": "layers of experts",
     "q8_0": "matrices in GGUF's Q8_0",
-    "integrations": "transformers and engines",
+    "integrations": "for models and engines",
 }
 BOX, APART = (1.04, 0.5), 1.12  # of a package; from one to the next in a layer
 ABOVE = "Examples, scripts and tests stand above all of it"
@@ -55,6 +56,12 @@ def draw(path: Path, found: House, source: str = "") -> None:
         reach = max(abs(x) for x, _ in places.values()) + 0.6
         axis.set(xlim=(-reach, reach), ylim=(-0.4, len(rows) - 0.6))
         axis.axis("off")
+
+
+def source(found: House | None = None) -> str:
+    """Of what the map shows: packages and arrows. Numbers of files may lag behind."""
+    packages = {name: sorted(targets) for name, targets in (found or house()).packages.items()}
+    return "imports:" + hashlib.sha256(repr(packages).encode()).hexdigest()[:16]
 
 
 def direct(packages: Mapping[str, set[str]]) -> dict[str, set[str]]:

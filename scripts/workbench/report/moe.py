@@ -71,7 +71,8 @@ def _roofline(axis: Axes, rows: Sequence[Row], names: Sequence[str], head: Row) 
         here = style.look(name, number)
         axis.plot([x for _, x, _ in mine], [y for *_, y in mine], **here.line())
         for tokens, x, y in mine[:: max(1, len(mine) - 1)] if name == names[0] else ():
-            place = {"textcoords": "offset points", "xytext": (0, 6), "ha": "right"}
+            beside = (-6, 3) if tokens == mine[0][0] else (6, -14)
+            place = {"textcoords": "offset points", "xytext": beside, "ha": "right"}
             (words,) = style.named([tokens])
             axis.annotate(words, (x, y), fontsize=style.SMALL, **place)
     axis.set(xscale="log", yscale="log")

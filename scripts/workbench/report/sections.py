@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.house.graph import house
 from workbench.report import (
     attention_b200,
     beside,
@@ -39,9 +39,13 @@ class Section:
     draw: Draw | None = None
     docs: str = ""
     modelled: bool = False
+    note: Callable[[], str] | None = None
 
     def source(self, documents: Sequence[Document]) -> str:
-        """What the picture is drawn from, for its PNG: files with digests of their bytes."""
+        """What the picture is drawn from, for its PNG: files with digests of their bytes, or what
+        `note` says where it is of no file."""
+        if self.note:
+            return self.note()
         return " ".join(f"{each.name}:{each.digest}" for each in documents)
 
 
@@ -60,17 +64,7 @@ def _cache(path: Path, documents: Sequence[Document], source: str) -> None:
 
 
 def _map(path: Path, documents: Sequence[Document], source: str) -> None:
-    from workbench.house.graph import house
-
-    found = house()
-    map.draw(path, found, digest_of_map(found))
-
-
-def digest_of_map(found: map.House) -> str:
-    """Of what the map shows: packages, arrows, numbers of files."""
-    packages = {name: sorted(targets) for name, targets in found.packages.items()}
-    counts = {name: sum(1 for file in found.files if file.parts[0] == name) for name in packages}
-    return "imports:" + hashlib.sha256(repr((packages, counts)).encode()).hexdigest()[:16]
+    map.draw(path, house(), source)
 
 
 OWN = "model_h100/"
@@ -173,6 +167,7 @@ SECTIONS = (
         (),
         _cache,
         "cache.png",
+        note=cache.source,
     ),
     Section(
         "cache-steps",
@@ -265,6 +260,7 @@ SECTIONS = (
         (),
         _map,
         "house.png",
+        note=map.source,
     ),
 )  # fmt: skip
 # Pictures of docs/ that other commands draw, from what is not in results/.
