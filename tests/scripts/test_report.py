@@ -30,8 +30,7 @@ from workbench.report import (
 )
 from workbench.report.commands_of import COMMANDS
 from workbench.report.documents import RESULTS, UNKNOWN, Document, read
-from workbench.report.figures import tables_of
-from workbench.report.perform import drawn
+from workbench.report.figures import COLUMNS, SPECIAL, tables_of
 from workbench.report.sections import ELSEWHERE, SECTIONS, Section, named
 
 DOCS = ROOT / "docs"
@@ -159,7 +158,7 @@ def test_a_page_says_of_every_file_what_it_is_of_and_whether_it_is_modelled():
     assert "NVIDIA H100 80GB HBM3, 2026-11-21; made by <code>python scripts/bench.py gqa" in text
     assert '<img src="decode_h100.png"' in text
     assert text.count('<span class="modelled">modelled</span> ') == 3  # of what the word means, too
-    assert text.count('<span class="published">published</span>') == 5
+    assert text.count('<span class="published">published</span>') == 6
     assert "Tables of flash-attention pull request 2605" in text  # where points are from
     assert "<td>2194 </td>" not in text
     assert "<td>2013 .. 2416</td>" in text
@@ -200,6 +199,22 @@ def test_every_figure_is_tabulated(section):
             assert sum(len(rows) for _, _, rows in found) == len(document.rows)
 
 
+@pytest.mark.parametrize("name", sorted(name for name in COMMANDS if name.endswith(".json")))
+def test_no_figure_of_a_row_is_left_out(name):
+    """Of kinds whose columns are not spelt out."""
+    document = read(name)
+    heads = {head for _, heads, _ in tables_of(document) for head in heads}
+    rows = [row for row in document.rows or document.data.get("rows", ())
+            if row.get("kind") not in COLUMNS and name not in SPECIAL]  # fmt: skip
+    figures = {key for row in rows for key, value in row.items() if isinstance(value, float)}
+    assert figures <= heads
+
+
+def test_figures_in_a_figure_are_named_by_their_way():
+    ((_, heads, rows),) = tables_of(read("dsv4_layer_h200.json"))
+    assert dict(zip(heads, rows[0], strict=True))["gpu_us_of_a_step, median"] == "1577"
+
+
 # -- documents ------------------------------------------------------------------------------------
 
 
@@ -215,6 +230,10 @@ def test_every_figure_is_tabulated(section):
 def test_what_a_file_says_of_its_making(name, gpu, date):
     document = read(name)
     assert (document.gpu, document.date) == (gpu, date)
+
+
+def test_the_setting_is_no_row():
+    assert {row["kind"] for row in read("gqa_h100.json").rows} == {"latency", "host"}
 
 
 # -- pictures -------------------------------------------------------------------------------------
@@ -251,6 +270,21 @@ def test_a_far_point_of_decode_stands_at_the_edge_with_its_factor(figure):
     assert [ends[at] for at in range(4)] == [1.2, 1.5, 1.4, 1.5]
     assert "300 (30 x)" in words
     assert words.startswith("12.0 | 15.0")
+
+
+def test_the_fastest_that_others_published_stands_beside(figure):
+    """Of the same GPU and problem; with the name of who measured it."""
+    row = {"gpu": "a GPU", "batch": "1", "keys": "1024", "us": "13.0", "source": "engine 1.2 fa3"}
+    others = [
+        row | {"us": "14.0"},
+        row | {"gpu": "B200", "us": "9"},
+        row | {"keys": "8", "us": "1"},
+    ]
+    published = [row, *others]
+    (axis,), words = figure(decode.draw, latencies(), published=published)
+    assert "13.0 engine" in words
+    assert axis.get_yticklabels()[-1].get_text() == "published by others"
+    assert axis.lines[-1].get_xdata()[0] == 1.3
 
 
 def test_only_timed_rows_of_their_own_length_are_lines(figure):
@@ -322,16 +356,17 @@ def seen(colour: str) -> np.ndarray:
     return 255 * linear ** (1 / 2.2)
 
 
-@pytest.mark.parametrize("peers", [
-    ("decode", "decode pdl", "decode pdl kv-ready", "torch cudnn", "torch flash", "flex",
-     "flashinfer xqa", "flashinfer trtllm-gen", "flashinfer fa2"),
-    ("fmha", "mma.sync", "fa4", "cudnn", "fa2", "flashinfer"),
-    ("moe", "moe-e4m3", "triton", "triton-plain", "torch"),
-    ("ours", "FlashAttention-4", "FROST"),
+@pytest.mark.parametrize(("colours", "peers"), [
+    (6, ("decode", "decode pdl", "decode pdl kv-ready", "torch cudnn", "torch flash", "flex",
+     "flashinfer xqa", "flashinfer trtllm-gen", "flashinfer fa2")),
+    (6, ("fmha", "mma.sync", "fa4", "cudnn", "fa2", "flashinfer")),
+    (5, ("moe", "moe-e4m3", "triton", "triton-plain", "torch")),
+    (3, ("ours", "FlashAttention-4", "FROST")),
 ])  # fmt: skip
-def test_kernels_of_a_picture_differ_in_shape_and_without_colour_vision(peers):
+def test_kernels_of_a_picture_differ_in_shape_and_without_colour_vision(colours, peers):
     looks = [style.look(peer) for peer in peers]
     assert len({look.shape for look in looks}) == len(looks)
+    assert len({look.colour for look in looks}) == colours  # those of one package may share one
     for one, other in itertools.combinations({look.colour for look in looks}, 2):
         assert np.linalg.norm(seen(one) - seen(other)) > 45, (one, other)
 
@@ -376,17 +411,14 @@ def test_pictures_of_docs_are_of_the_results_of_today(section):
     assert style.source_of(DOCS / section.docs) == source
 
 
-@pytest.mark.parametrize("section", OF_DOCS, ids=lambda section: section.name)
-def test_pictures_of_docs_are_those_that_it_draws_today(section, tmp_path):
-    (path,) = drawn([section], tmp_path)
-    old, new = (np.asarray(Image.open(each).convert("L"), int) for each in (DOCS / path.name, path))
-    assert old.shape == new.shape
-    assert np.mean(np.abs(old - new) > 64) < 0.01  # letters of another matplotlib may differ
-
-
 def test_the_whole_report(run, tmp_path):
+    """Its pictures are those of docs/; letters of another matplotlib may differ a little."""
     assert run("report.py --out", tmp_path).returncode == 0
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
-    shown = {*re.findall(r'<img src="([^"]+)"', text)}
-    assert shown == {path.name for path in tmp_path.glob("*.png")}
+    assert {*re.findall(r'<img src="([^"]+)"', text)} == {p.name for p in tmp_path.glob("*.png")}
     assert all(f"results/{name}" in text for name in COMMANDS)
+    for name in (section.docs for section in OF_DOCS):
+        old, new = (np.asarray(Image.open(folder / name).convert("L"), int)
+                    for folder in (DOCS, tmp_path))  # fmt: skip
+        assert old.shape == new.shape, name
+        assert np.mean(np.abs(old - new) > 64) < 0.01, name

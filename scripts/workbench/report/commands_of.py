@@ -41,6 +41,7 @@ COMMANDS = {
     "moe_static.json": "python scripts/dump.py moe --grid --json FILE",
     "moe_tiles_b200.json": "python notes/moe_tiles.py",
     "published_attention_rivals.csv": OTHERS,
+    "published_decode_rivals.csv": OTHERS,
     "published_fa4_b200.csv": OTHERS,
     "published_fa4_gb200.csv": OTHERS,
     "published_fa4_gb300.csv": OTHERS,

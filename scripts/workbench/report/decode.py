@@ -13,17 +13,25 @@ from workbench.report.documents import Document, Row
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PUBLISHED = "published"  # as a peer: the fastest that others measured
 FAR = 2.0  # above so many times the median of a panel its axis ends
 ROW = 0.165  # inches of a kernel
 
 
-def draw(path: Path, document: Document, source: str = "") -> None:
-    """A panel per batch and number of keys, a row per kernel: its cold time over the floor."""
+def draw(
+    path: Path, document: Document, source: str = "", *, published: Sequence[Row] = ()
+) -> None:
+    """A panel per batch and number of keys, a row per kernel: its cold time over the floor.
+
+    published: gpu, batch, keys, us and source of others' figures; the fastest of the same GPU has a
+    row of its own.
+    """
     rows = [row for row in document.rows if "cold_us" in row]
+    rows += fastest(rows, [row for row in published if row["gpu"] in document.gpu])
     batches, lengths = (sorted({row[name] for row in rows}) for name in ("batch", "kv_len"))
     names = list(dict.fromkeys(row["peer"] for row in rows))
     how = {
-        "height": 1.0 + len(batches) * (0.62 + ROW * len(names)),
+        "height": 1.15 + len(batches) * (0.62 + ROW * len(names)),
         "title": "Decode attention: time over the floor (shorter is better)",
         "caption": caption(document, rows),
     }
@@ -41,6 +49,19 @@ def draw(path: Path, document: Document, source: str = "") -> None:
             axis.set_xlabel("time / floor", fontsize=style.SMALL)
 
 
+def fastest(rows: Sequence[Row], published: Sequence[Row]) -> list[Row]:
+    """A row of PUBLISHED for each problem of `rows` that somebody published a time of."""
+    found = []
+    floors = {(row["batch"], row["kv_len"]): row["floor_us"] for row in rows}
+    for (batch, keys), floor in floors.items():
+        same = [r for r in published if (int(r["batch"]), int(r["keys"])) == (batch, keys)]
+        if same:
+            best = min(same, key=lambda row: float(row["us"]))
+            words = {"peer": PUBLISHED, "cold_us": float(best["us"]), "by": best["source"]}
+            found.append({"batch": batch, "kv_len": keys, "floor_us": floor, **words})
+    return found
+
+
 def caption(document: Document, rows: Sequence[Row]) -> str:
     """GPU, heads, dtype, date."""
     of = rows[0] if rows else {}
@@ -48,7 +69,9 @@ def caption(document: Document, rows: Sequence[Row]) -> str:
     words = f"Measured on one {document.gpu}, {document.date}: {heads}{of.get('head_dim')}, "
     return (
         f"{words}{of.get('dtype')}, one new token, nothing in L2.\nFloor (the line at 1): "
-        "reading as many bytes. Beside each point: microseconds. Every panel has a scale of its own"
+        "reading as many bytes. Figures: microseconds. Every panel has a scale of its own.\n"
+        "Black: the fastest that others published for such a GPU (published_decode_rivals.csv), "
+        "without flushing L2"
     )
 
 
@@ -60,8 +83,9 @@ def _panel(axis: Axes, found: dict[str, Row], names: Sequence[str]) -> None:
     axis.axvline(1.0, color=style.BLACK, linewidth=1.2)
     for at, name in enumerate(names):
         if name not in ratios:
-            axis.text(1.0 + 0.02 * span, at, "not measured", color=style.GREY, va="center",
-                      fontsize=style.SMALL)  # fmt: skip
+            words = "none known" if name == PUBLISHED else "not measured"
+            how = {"color": style.GREY, "va": "center", "fontsize": style.SMALL}
+            axis.text(1.0 + 0.02 * span, at, words, **how)
             continue
         here = style.look(name, at)
         right = min(ratios[name], high)
@@ -70,6 +94,7 @@ def _panel(axis: Axes, found: dict[str, Row], names: Sequence[str]) -> None:
         marks: dict[str, Any] = here.marks(5.5) | ({"marker": ">"} if far else {})
         axis.plot([right], [at], **marks)
         words = us(found[name]["cold_us"]) + (f" ({ratios[name]:.0f} x)" if far else "")
+        words += f" {found[name]['by'].partition(' ')[0]}" if "by" in found[name] else ""
         weight = "bold" if here.ours else "normal"
         place = (max(right, 1.0) + 0.045 * span, at)
         axis.text(*place, words, va="center", fontsize=style.SMALL, weight=weight)

@@ -76,6 +76,7 @@ LOOKS = {
     "flashinfer trtllm-gen": Look(PURPLE, "*", "-."),
     "flashinfer fa2": Look(PURPLE, "X", ":"),
     "flex": Look(GREY, "d", ":"),
+    "published": Look(BLACK, "h", ":"),
 }
 # Names as a reader knows them.
 NAMES = {
@@ -92,6 +93,7 @@ NAMES = {
     "torch cudnn": "cuDNN",
     "torch flash": "FlashAttention-2",
     "flex": "flex attention",
+    "published": "published by others",
     "flashinfer": "FlashInfer",
     "flashinfer xqa": "FlashInfer, xqa",
     "flashinfer fa2": "FlashInfer, fa2",
