@@ -283,6 +283,8 @@ def test_the_fastest_that_others_published_stands_beside(figure):
     published = [row, *others]
     (axis,), words = figure(decode.draw, latencies(), published=published)
     assert "13.0 engine" in words
+    assert "without flushing L2" in words
+    assert "without flushing L2" not in figure(decode.draw, latencies())[1]
     assert axis.get_yticklabels()[-1].get_text() == "published by others"
     assert axis.lines[-1].get_xdata()[0] == 1.3
 

@@ -67,12 +67,12 @@ def caption(document: Document, rows: Sequence[Row]) -> str:
     of = rows[0] if rows else {}
     heads = f"{of.get('q_heads')} query heads, {of.get('kv_heads')} KV heads of "
     words = f"Measured on one {document.gpu}, {document.date}: {heads}{of.get('head_dim')}, "
-    return (
-        f"{words}{of.get('dtype')}, one new token, nothing in L2.\nFloor (the line at 1): "
-        "reading as many bytes. Figures: microseconds. Every panel has a scale of its own.\n"
-        "Black: the fastest that others published for such a GPU (published_decode_rivals.csv), "
-        "without flushing L2"
-    )
+    words += f"{of.get('dtype')}, one new token, nothing in L2.\nFloor (the line at 1): reading as "
+    words += "many bytes. Figures: microseconds. Every panel has a scale of its own"
+    if any(row["peer"] == PUBLISHED for row in rows):
+        words += ".\nBlack: the fastest that others published for such a GPU "
+        words += "(published_decode_rivals.csv), without flushing L2"
+    return words
 
 
 def _panel(axis: Axes, found: dict[str, Row], names: Sequence[str]) -> None:
