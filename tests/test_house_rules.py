@@ -14,6 +14,7 @@ from workbench.house import dsl, imports, repository, size
 from workbench.house.exceptions import EXCEPTIONS
 from workbench.house.graph import house
 from workbench.house.source import PACKAGES, ROOT, Finding, Source, files, sources
+from workbench.report import map, style
 
 EVERYWHERE = None
 KEPT = (".py", ".md", ".toml", ".txt", ".ptx", ".sh", ".yml", ".yaml", ".json", ".cfg", ".ini", "")
@@ -105,3 +106,8 @@ def test_there_is_no_circle(everything):
 
 def test_no_arrow_goes_upwards(everything):
     assert not house(everything).upwards()
+
+
+def test_the_map_is_of_the_imports_of_today(everything):
+    """`python scripts/report.py --docs --only map` draws it anew."""
+    assert style.source_of(ROOT / "docs" / "house.png") == map.source(house(everything))

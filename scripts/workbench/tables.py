@@ -1,11 +1,9 @@
-"""Tables on a terminal and for a page, and pictures."""
+"""Tables on a terminal and for a page."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,18 +70,3 @@ def markdown(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """For a page."""
     lines = [heads, ["---"] * len(heads), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-@contextmanager
-def picture(path: Path, rows: int = 1, columns: int = 1, **how: Any) -> Iterator[tuple[Any, Any]]:
-    """(figure, its axes as rows of columns) of matplotlib, which is written at the end."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(rows, columns, squeeze=False, **{"dpi": 120, **how})
-    yield figure, axes
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight")
-    pyplot.close(figure)

@@ -18,11 +18,12 @@ from workbench import turns
 from workbench.bench import fmha, fmha_peers
 from workbench.bench.fmha_peers import OURS, PEERS, compared, inputs_of
 from workbench.bench.fmha_rows import ROWS, Problem
-from workbench.bench.fmha_tables import COLOURS, panels_of, ranked, summary
+from workbench.bench.fmha_tables import ranked, summary
 from workbench.commands import BENCH
 from workbench.common import save_rows
 from workbench.flags.bench import FMHA_PEERS
 from workbench.place import why_not_here
+from workbench.report.style import LOOKS
 from workbench.turns import HEAD_START, Contestant, Turn, take_turns
 
 SMALL = Problem(2, 6, 6, 4, 2, 64, 64, causal=True)
@@ -103,7 +104,8 @@ def exact(problem, inputs):
 
 
 def test_names_of_flags_are_those_of_peers():
-    assert (*PEERS,) == FMHA_PEERS == (*COLOURS,)
+    assert (*PEERS,) == FMHA_PEERS
+    assert {*PEERS} <= LOOKS.keys()
 
 
 def peer_rows(problem, *names):
@@ -403,18 +405,6 @@ def test_a_file_is_shown_again(printed, run, tmp_path):
     assert page[2].endswith("| **0** | [1] | 1.25 |")
     assert page[-1] == "[1] flashinfer: not installed: [no] such thing"
     assert run("bench.py fmha --peers fa2 --show", file).returncode == 2
-
-
-def test_a_panel_per_mask_with_head_dims_beside_each_other():
-    rows = [row for problem in ROWS["anchor"] for row in made_up(problem, "anchor")]
-    panels = panels_of(rows)
-    assert [len(problems) for problems in panels.values()] == [4] * 6
-    assert [*panels][:4] == [
-        "anchor: 32/32 heads of 64, full",
-        "anchor: 16/16 heads of 128, full",
-        "anchor: 8/8 heads of 256, full",
-        "anchor: 32/32 heads of 64, causal",
-    ]
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from workbench import timing
 from workbench.bench import gqa, gqa_peers
 from workbench.bench.gqa_peers import CALLS, DTYPES, OURS, PEERS, Problem
-from workbench.bench.gqa_tables import draw, latency_table
+from workbench.bench.gqa_tables import latency_table
 from workbench.common import read_rows, save_rows
 from workbench.tables import show
 
@@ -262,11 +262,6 @@ def test_a_file_is_shown_again(problem, printed, tmp_path):
     assert heads == "| batch x keys | floor | decode | flex |"
     assert first == "| 1 x 1k | 0.34 | 1.02 / 0.51 | - |"
     assert len(others) == 3
-
-
-def test_a_picture_of_latency_against_length(problem, tmp_path):
-    draw(tmp_path / "new" / "gqa.png", latencies(problem))
-    assert (tmp_path / "new" / "gqa.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_a_turn_takes_every_set_equally_often(monkeypatch):

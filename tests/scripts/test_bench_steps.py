@@ -18,7 +18,6 @@ from workbench.bench.steps import (
     MAX_SETS,
     Call,
     copies,
-    draw,
     page_table,
     rows_of,
     step_table,
@@ -277,13 +276,6 @@ def test_the_file_of_a_gpu_is_shown(printed):
     assert lines[0].startswith("NVIDIA H100")
     assert lines[1].startswith("| step | 1 | 128 | 2048 | 8192 | 32768 |")
     assert sum("append" in line for line in lines) == 4
-
-
-def test_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    rows = [row(tokens=t, peer=p) for t in (1, 64) for p in ("moe", "copy")]
-    draw(tmp_path / "a" / "moe.png", rows)
-    assert (tmp_path / "a" / "moe.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(("flags", "tokens"), [

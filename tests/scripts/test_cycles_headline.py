@@ -106,13 +106,6 @@ def test_a_peer_that_refuses_a_case_leaves_the_table_as_it_is(capsys):
     assert "12,345" in text
 
 
-def test_the_picture_has_rows_that_lack_a_kernel(tmp_path):
-    from workbench.cycles.picture import bars
-
-    bars(tmp_path / "bars.png", rows(), "made up")
-    assert (tmp_path / "bars.png").stat().st_size > 0
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -19,7 +19,6 @@ from workbench.bench.fmha_rows import ROWS, Problem
 from workbench.bench.fmha_tables import (
     PROBLEMS,
     TIMES,
-    draw,
     footnotes,
     markdown,
     noted,
@@ -30,6 +29,8 @@ from workbench.common import progress_bar, read_rows, refuse, save_rows
 from workbench.dump.kernel import rows_of
 from workbench.flags.bench import OWN_DIMS
 from workbench.place import why_not_here
+from workbench.report.documents import measured
+from workbench.report.prefill import draw_any as draw
 from workbench.tables import show, table
 from workbench.timing import heading, reason_of, setting
 from workbench.turns import HOW, Contestant, figures, flush_buffer, meter, take_turns
@@ -180,7 +181,7 @@ def show_again(options: argparse.Namespace) -> int:
     else:
         tell(rows, title_of(head))
     if options.plot:
-        draw(options.plot, rows, head)
+        draw(options.plot, measured(head, rows))
     return 0
 
 
@@ -223,7 +224,7 @@ def perform(options: argparse.Namespace) -> int:
         rows = time_all(options, problems, head)
         tell(rows, title_of(head))
         if options.plot and rows:
-            draw(options.plot, rows, head)
+            draw(options.plot, measured(head, rows))
         rows.append({"kind": "after", "gpu": setting().get("gpu")})
     elif options.timing:
         without_gpu(problems, peers)

@@ -17,8 +17,9 @@ from workbench.common import describe
 from workbench.dump.fmha import span, subject_of
 from workbench.dump.kernel import Cell
 from workbench.flags.bench import MASKS, OWN_DIMS
+from workbench.report.style import picture
 from workbench.sass.softmax import SOFTMAX_KINDS, static
-from workbench.tables import Row, picture
+from workbench.tables import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +78,7 @@ def draw(path: Path, rows: list[dict]) -> None:
     """A picture: the SASS of every loop by kind."""
     rows = [row for row in rows if "refused" not in row]
     height = 2 + 0.28 * sum(len(row["loops"]) for row in rows)
-    with picture(path, layout="constrained", figsize=(13, height)) as (_, axes):
+    with picture(path, figsize=(13, height)) as (_, axes):
         if rows:
             draw_static(axes[0][0], rows)
             axes[0][0].invert_yaxis()

@@ -27,9 +27,11 @@ from workbench.bench.gqa_peers import (
     reference,
     tuned,
 )
-from workbench.bench.gqa_tables import HOST, STATIC, draw, latency_table, markdown, title_of
+from workbench.bench.gqa_tables import HOST, STATIC, latency_table, markdown, title_of
 from workbench.cases.decode import cta_of
 from workbench.common import read_rows, refuse, save_rows
+from workbench.report.decode import draw
+from workbench.report.documents import measured
 from workbench.tables import show, table
 from workbench.timing import (
     WHEN,
@@ -194,7 +196,7 @@ def show_again(options: argparse.Namespace) -> None:
         for _, group in itertools.groupby(rows, key=lambda row: (row["batch"], row["kv_len"])):
             show(*latency_table(list(group)))
     if options.plot:
-        draw(options.plot, rows)
+        draw(options.plot, measured(found[0], rows))
 
 
 def on_gpu(options: argparse.Namespace, problems: Sequence[Problem]) -> tuple[dict, list[dict]]:
@@ -213,7 +215,7 @@ def on_gpu(options: argparse.Namespace, problems: Sequence[Problem]) -> tuple[di
     print(f"{torch.cuda.get_device_name()}: a read moves {bandwidth * 1e-12:.2f} TB/s")
     rows = time_all(problems, peers, bandwidth)
     if options.plot:
-        draw(options.plot, rows)
+        draw(options.plot, measured(heading(inputs=INPUTS), rows))
     machine = {
         "read_tbs": bandwidth * 1e-12,
         "l2_bytes": torch.cuda.get_device_properties().L2_cache_size,

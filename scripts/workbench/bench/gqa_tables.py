@@ -1,4 +1,4 @@
-"""Tables and pictures of decode latency: for a terminal, for a README, with matplotlib.
+"""Tables of decode latency: for a terminal, for a README.
 
 Rows are those of `bench.py gqa`: of a problem and a peer, "cold_us" and so on or why it was
 "refused".
@@ -7,10 +7,9 @@ Rows are those of `bench.py gqa`: of a problem and a peer, "cold_us" and so on o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from workbench.flags.groups import spelt
-from workbench.tables import Table, picture, table
+from workbench.tables import Table, table
 from workbench.tables import markdown as markdown_of
 
 
@@ -61,26 +60,3 @@ def _pair(row: dict) -> str:
 
 def _short(us: float) -> str:
     return f"{us:.{2 if us < 10 else 1 if us < 100 else 0}f}"
-
-
-def draw(path: Path, rows: Sequence[dict]) -> None:
-    """Latency against KV length, one picture per batch: cold lines, warm dots, the floor."""
-    timed_rows = [row for row in rows if "cold_us" in row]
-    batches = sorted({row["batch"] for row in timed_rows})
-    names = list(dict.fromkeys(row["peer"] for row in timed_rows))
-    count = max(1, len(batches))
-    with picture(path, 1, count, figsize=(5 * count, 5)) as (_, axes):
-        for axis, batch in zip(axes[0], batches, strict=False):
-            chosen = [row for row in timed_rows if row["batch"] == batch]
-            floor = dict(sorted((row["kv_len"], row["floor_us"]) for row in chosen))
-            axis.plot(floor.keys(), floor.values(), "k--", label="read floor")
-            for k, name in enumerate(names):
-                own, colour = (row for row in chosen if row["peer"] == name), f"C{k % 10}"
-                line = sorted((r["kv_len"], r["cold_us"], r["warm_us"]) for r in own)
-                lengths = [x for x, *_ in line]
-                axis.plot(lengths, [y for _, y, _ in line], "-o", color=colour, label=name)
-                axis.plot(lengths, [y for *_, y in line], "x:", color=colour, alpha=0.6)
-            axis.set(xscale="log", yscale="log", title=f"batch {batch}", xlabel="keys", ylabel="us")
-            axis.set_xticks(list(floor), [str(length) for length in floor])
-            axis.grid(alpha=0.3)
-        axes[0][0].legend(fontsize=7, title="cold lines, warm crosses", title_fontsize=7)

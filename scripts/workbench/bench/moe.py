@@ -21,11 +21,13 @@ from workbench.bench import steps
 from workbench.bench.gqa import read_bandwidth
 from workbench.bench.gqa_peers import error_of
 from workbench.bench.moe_peers import LAYER, MAX_ERROR, OURS, PEERS, W2, W13, Launch
-from workbench.bench.moe_tables import TIMES, draw, markdown, ranked, summary, title_of
+from workbench.bench.moe_tables import TIMES, markdown, ranked, summary, title_of
 from workbench.cases.moe_models import WEIGHT_BYTES, Model, Tokens, model_of, tokens_of
 from workbench.common import progress_bar, read_rows, refuse, save_rows
 from workbench.flags.moe import MODEL_TOKENS, OF_MODELS
 from workbench.place import why_not_here
+from workbench.report.documents import measured
+from workbench.report.moe import draw
 from workbench.tables import show, table
 from workbench.timing import capture, heading, reason_of, replay, setting, spreads
 from workbench.turns import HOW, Contestant, figures, flush_buffer, meter, take_turns
@@ -269,7 +271,7 @@ def show_again(options: argparse.Namespace) -> int:
         return refuse(f"{options.show}: no times of layers in it of what is asked for")
     print(markdown(timed)) if options.markdown else tell(rows, head)
     if options.plot:
-        draw(options.plot, timed, head)
+        draw(options.plot, measured(head, timed))
     return 0
 
 
@@ -312,7 +314,7 @@ def perform(options: argparse.Namespace) -> int:
         rows = time_all(options, head)
         tell(rows, head)
         if options.plot:
-            draw(options.plot, [row for row in rows if row["kind"] == "layer"], head)
+            draw(options.plot, measured(head, rows))
         rows.append({"kind": "after", "gpu": setting().get("gpu")})
     else:
         rows = without_gpu(options)

@@ -1,5 +1,4 @@
-"""Tables and pictures of layers of experts beside their peers: for a terminal, for a page, with
-matplotlib.
+"""Tables of layers of experts beside their peers: for a terminal, for a page.
 
 Rows are those of `bench.py moe --model`: of a part, a number of tokens, a peer, and how it was
 called, with "us" and so on, or why it was "refused".
@@ -9,10 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from workbench.bench.moe_peers import OURS, OURS_E4M3
-from workbench.tables import Table, picture
+from workbench.tables import Table
 from workbench.tables import markdown as markdown_of
 
 TIMES = (
@@ -22,10 +20,6 @@ TIMES = (
     ("SM MHz", "{sm_mhz:.0f}"), ("W", "{watts:.0f}"), ("error", "{error:.1e}"),
 )  # fmt: skip
 SUBJECT = ("model", "fmt", "part", "routing")
-COLOURS = {
-    OURS: "#1b1b3a", OURS_E4M3: "#6c6cc4", "triton": "#d1495b", "triton-plain": "#edae49",
-    "torch": "#66a182",
-}  # fmt: skip
 
 
 def title_of(row: dict) -> str:
@@ -87,28 +81,3 @@ def summary(rows: Sequence[dict], how: str = "graph") -> Table:
 def markdown(rows: Sequence[dict]) -> str:
     """The same for a page."""
     return markdown_of(*lines_of(rows, "graph", "**{}**"))
-
-
-def draw(path: Path, rows: Sequence[dict], head: dict) -> None:
-    """Microseconds against tokens: a panel per subject, a line per peer, and the bound."""
-    panels = [*by_subject([row for row in rows if "us" in row])]
-    columns = min(3, max(1, len(panels)))
-    lines = -(-len(panels) // columns) or 1
-    how = {"layout": "constrained", "figsize": (1 + 4.6 * columns, 1 + 3.4 * lines)}
-    with picture(path, lines, columns, **how) as (figure, axes):
-        for axis in axes.flat[len(panels) :]:
-            axis.set_axis_off()
-        for axis, (title, found) in zip(axes.flat, panels, strict=False):
-            bound = sorted({(row["tokens"], row["bound_us"]) for row in found})
-            axis.plot(*zip(*bound, strict=True), ":", color="grey", label="bound")
-            for peer, how_ in dict.fromkeys((row["peer"], row["how"]) for row in found):
-                same = [r for r in found if (r["peer"], r["how"]) == (peer, how_)]
-                points = sorted((row["tokens"], row["us"]) for row in same)
-                style = "-o" if how_ == "graph" else "--x"
-                colour, label = COLOURS.get(peer), f"{peer}, {how_}"
-                axis.plot(*zip(*points, strict=True), style, color=colour, label=label, ms=4)
-            axis.set(xscale="log", yscale="log", xlabel="tokens", ylabel="us")
-            axis.set_title(title, fontsize=9)
-            axis.grid(alpha=0.3)
-            axis.legend(fontsize=7)
-        figure.suptitle(f"{head.get('gpu', {}).get('name', 'GPU')}, {head['date']}")

@@ -8,13 +8,14 @@ import gc
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from workbench.cases.steps import Arguments, Outputs, Problem, problems_of
 from workbench.common import read_rows, refuse, save_rows
-from workbench.tables import Table, markdown, picture, show, table
+from workbench.report.documents import measured
+from workbench.report.steps import draw
+from workbench.tables import Table, markdown, show, table
 from workbench.timing import MAX_SETS, Sample, heading, measure, replay, setting
 
 COPY = "copy"  # the peer that moves as many bytes and does nothing else
@@ -134,25 +135,6 @@ def _us(row: dict) -> str:
     return f"{row['us']:.{1 if row['us'] < 100 else 0}f}"
 
 
-def draw(path: Path, rows: Sequence[dict]) -> None:
-    """Bandwidth against rows, a line per variant of ours, and of the copies beside it."""
-    timed = [row for row in rows if "us" in row]
-    steps = list(dict.fromkeys(row["step"] for row in timed))
-    count = max(1, len(steps))
-    with picture(path, 1, count, figsize=(4.5 * count, 4.5)) as (_, axes):
-        for axis, step in zip(axes[0], steps, strict=False):
-            chosen = [row for row in timed if row["step"] == step]
-            for colour, name in enumerate(dict.fromkeys(row["name"] for row in chosen)):
-                same = [row for row in chosen if row["name"] == name]
-                for peer, style in ((same[0]["peer"], "-o"), (COPY, ":")):
-                    points = sorted((r["tokens"], r["tbs"]) for r in same if r["peer"] == peer)
-                    label = None if peer == COPY else name
-                    axis.plot(*zip(*points, strict=True), style, color=f"C{colour}", label=label)
-            axis.set(xscale="log", yscale="log", title=step, xlabel="rows", ylabel="TB/s")
-            axis.legend(fontsize=7, title="dotted: a copy of as many bytes", title_fontsize=7)
-            axis.grid(alpha=0.3)
-
-
 # -- the command ----------------------------------------------------------------------------------
 
 
@@ -170,7 +152,7 @@ def show_again(options: argparse.Namespace) -> None:
         for _, group in itertools.groupby(rows, key=lambda row: [row[key] for key in keys]):
             show(*step_table([*group]))
     if options.plot:
-        draw(options.plot, rows)
+        draw(options.plot, measured(head, rows))
 
 
 def perform(options: argparse.Namespace) -> int:
@@ -188,7 +170,7 @@ def perform(options: argparse.Namespace) -> int:
         print(torch.cuda.get_device_name())
         rows = [{"kind": "step", **row} for row in time_all(problems)]
         if options.plot:
-            draw(options.plot, rows)
+            draw(options.plot, measured(head, rows))
         rows.append({"kind": "after", "gpu": setting().get("gpu")})
     else:
         print(NO_GPU)

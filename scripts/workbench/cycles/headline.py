@@ -20,8 +20,9 @@ from workbench.common import refuse, write_json
 from workbench.cycles.blocks import case_options, case_parser, microseconds, ours
 from workbench.cycles.flash import Shape
 from workbench.cycles.peers import peers_of
-from workbench.cycles.picture import bars
 from workbench.cycles.published import published_in, reader_of
+from workbench.report.attention_b200 import draw
+from workbench.report.documents import Document
 from workbench.tables import Column, show, table
 
 OURS = "ours"
@@ -94,7 +95,7 @@ def perform(options: argparse.Namespace) -> int:
             write_json(options.json, document)
     told(document["rows"])
     if options.plot:
-        bars(options.plot, document["rows"], f"Attention on a {gpu.name}: modelled, not measured")
+        draw(options.plot, Document("", data=document))
     return 0
 
 

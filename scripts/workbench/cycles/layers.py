@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,9 +34,10 @@ from workbench.cases.moe_models import logits_of
 from workbench.common import refuse, write_json
 from workbench.cycles.flash import spread
 from workbench.cycles.headline import RESULTS
-from workbench.cycles.picture import bars
 from workbench.cycles.published import reader_of
 from workbench.emulate.perform import key_of
+from workbench.report.documents import Document
+from workbench.report.moe import draw_modelled
 from workbench.tables import show, table
 
 RIVALS = RESULTS / "published_moe_rivals.csv"
@@ -221,17 +221,5 @@ def perform(options: argparse.Namespace) -> int:
     for text in dict.fromkeys(row["rival"] for row in rows if "rival" in row):
         print(f"published: {text}")
     if options.plot:
-        _draw(options.plot, rows, gpu.name)
+        draw_modelled(options.plot, Document("", data={"gpu": gpu.name, "rows": rows}))
     return 0
-
-
-def _draw(path: Path, rows: Sequence[dict[str, Any]], gpu: str) -> None:
-    drawn = [
-        {
-            "row": f"{row['model']}, {row['tokens']:,} tokens, {row['routing']}",
-            "kernels": {"ours": row},
-            "published": [{"us": row["rival_us"]}] if "rival" in row else [],
-        }
-        for row in rows
-    ]
-    bars(path, drawn, f"MoE layers on a {gpu}: modelled, not measured")

@@ -7,24 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ptxemu.trace import Span, Trace
-from workbench.tables import picture
+from workbench.report import style
 
-# Colours that stay apart for colour-blind readers (Okabe and Ito), waiting in the background.
+# Waiting is in the background.
 COLOURS = {
-    "compute": "#0072B2",
-    "tma": "#E69F00",
-    "mma": "#009E73",
-    "copy": "#CC79A7",
-    "sync": "#56B4E9",
-    "wait": "#E3E3E3",
+    "compute": style.BLUE,
+    "tma": style.ORANGE,
+    "mma": style.GREEN,
+    "copy": style.PURPLE,
+    "sync": style.SKY,
+    "wait": style.PALE,
 }
+DARK = ("compute", "mma")  # what has white letters
 OTHER = "#B0A080"
 LABELS = {"compute": "computing", "tma": "TMA", "mma": "tensor core", "wait": "waiting"}
 ROW_HEIGHT = 0.74
-CHARACTERS = 140  # of a span's name that fit into the width of the picture
+CHARACTERS = 108  # of a span's name that fit into the width of the picture
 
 
 def draw(
@@ -45,10 +47,12 @@ def draw(
     if not spans:
         raise ValueError(f"no spans of CTA {cta}; CTAs with spans: {trace.ctas()}")
     agents = trace.agents(cta)
-    with picture(Path(path), figsize=(13, 1.7 + 0.42 * len(agents)), dpi=160) as (_, ((axes,),)):
+    how = {"height": 1.35 + 0.215 * len(agents), "title": "Timeline of one CTA", "keys": 1}
+    with style.picture(Path(path), caption=title, **how) as (figure, ((axes,),)):
         _draw_rows(axes, spans, agents)
         _label_rows(axes, agents, roles or {})
-        _dress(axes, {span.category for span in spans}, title, trace.time)
+        _dress(axes, trace.time)
+        _keys(figure, {span.category for span in spans})
 
 
 def _draw_rows(axes: Axes, spans: list[Span], agents: list[str]) -> None:
@@ -65,7 +69,8 @@ def _draw_rows(axes: Axes, spans: list[Span], agents: list[str]) -> None:
         for span in own:
             name = span.name.removeprefix("wait ")  # the colour says that it waits
             if len(name) <= CHARACTERS * (span.end - span.start) / (end - start):
-                how = {"color": "#777777" if span.category == "wait" else "white", "fontsize": 6.5}
+                colour = "white" if span.category in DARK else style.BLACK
+                how = {"color": colour, "fontsize": 7}
                 middle = (span.start + span.end) / 2
                 axes.text(middle, row, name, ha="center", va="center", clip_on=True, **how)
     axes.set_xlim(start, end)
@@ -87,7 +92,7 @@ def _joined(spans: list[Span]) -> list[Span]:
 
 def _label_rows(axes: Axes, agents: list[str], roles: Mapping[str, str]) -> None:
     """Agents at the left; the name of a role once, bold, left of its rows; a line between roles."""
-    axes.set_yticks(range(len(agents)), agents, fontsize=8)
+    axes.set_yticks(range(len(agents)), agents)
     groups = [roles.get(agent, "") for agent in agents]
     first = 0
     for row in range(1, len(groups) + 1):
@@ -101,15 +106,15 @@ def _label_rows(axes: Axes, agents: list[str], roles: Mapping[str, str]) -> None
         first = row
 
 
-def _dress(axes: Axes, categories: set[str], title: str, time: str) -> None:
-    axes.set_title(title, fontsize=11, loc="left", pad=24)
-    axes.set_xlabel(time, fontsize=8)
-    axes.tick_params(axis="x", labelsize=7, length=2)
+def _dress(axes: Axes, time: str) -> None:
+    axes.set_xlabel(time, fontsize=style.SMALL)
+    axes.tick_params(axis="x", length=2)
     axes.tick_params(axis="y", length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines["left"].set_visible(False)
+
+
+def _keys(figure: Figure, categories: set[str]) -> None:
     known = [name for name in COLOURS if name in categories]
     handles = [Patch(facecolor=COLOURS[name], label=LABELS.get(name, name)) for name in known]
     handles += [Patch(facecolor=OTHER, label=name) for name in sorted(categories - set(known))]
-    how = {"loc": "lower left", "bbox_to_anchor": (0, 1), "frameon": False, "fontsize": 8}
-    axes.legend(handles=handles, ncols=len(handles), handlelength=1.2, borderaxespad=0.3, **how)
+    style.legend(figure, handles)

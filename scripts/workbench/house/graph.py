@@ -1,4 +1,4 @@
-"""Which file imports which: circles, arrows upwards, and a picture.
+"""Which file imports which: circles, and arrows upwards.
 
 Every import counts, also one inside a function; what stands under TYPE_CHECKING imports nothing. A
 folder imports what its files do, so that a package has an order, too.
@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from workbench.house.imports import LAUNCHER, MAY_IMPORT, imports, own_source
 from workbench.house.source import Source, sources
@@ -91,34 +91,6 @@ def layers(arrows: Arrows) -> list[list]:
         rows.append(sorted(sorter.get_ready(), key=str))
         sorter.done(*rows[-1])
     return rows
-
-
-def draw(found: House, path: Path) -> None:
-    """Packages above what they import, as a picture."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = layers(found.packages)
-    places = {
-        node: (index - (len(row) - 1) / 2, height)
-        for height, row in enumerate(rows)
-        for index, node in enumerate(row)
-    }
-    figure, axes = plt.subplots(figsize=(8, 5))
-    for package, targets in found.packages.items():
-        for target in targets:
-            arrow = {"arrowstyle": "-|>", "color": "0.5", "shrinkA": 16, "shrinkB": 16}
-            axes.annotate("", places[target], places[package], arrowprops=arrow)
-    for node, (x, y) in places.items():
-        count = sum(1 for file in found.files if file.parts[0] == node)
-        box = {"boxstyle": "round,pad=0.5", "facecolor": "white"}
-        axes.text(x, y, f"{node}\n{count} files", ha="center", va="center", bbox=box)
-    reach = max(abs(x) for x, _ in places.values()) + 0.6
-    axes.set(xlim=(-reach, reach), ylim=(-0.5, len(rows) - 0.5))
-    axes.axis("off")
-    figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 def _apart(file: PurePosixPath, target: PurePosixPath) -> tuple[PurePosixPath, PurePosixPath]:

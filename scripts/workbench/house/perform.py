@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.house.dsl import OWNERS
 from workbench.house.exceptions import EXCEPTIONS
-from workbench.house.graph import draw, house, layers
+from workbench.house.graph import house, layers
 from workbench.house.size import FUNCTION_LINES
 from workbench.house.source import ROOT, sources
 
@@ -58,7 +58,9 @@ def _graph(options: argparse.Namespace) -> tuple[Any, int]:
         print(f"upwards: {package} -> {target}")
     print(f"{len(found.files)} files, {len(circles)} circles, {len(upwards)} arrows upwards")
     if options.png:
-        draw(found, options.png)
+        from workbench.report.map import draw
+
+        draw(options.png, found)
     packages = {name: sorted(targets) for name, targets in found.packages.items()}
     return {"packages": packages, "circles": circles, "upwards": upwards}, bool(circles or upwards)
 

@@ -11,7 +11,8 @@ from kvcache.layouts.layout import Layout
 from kvcache.planner.capacity import CAUSES, Mix, Plan, Usage, most_requests, usage
 from workbench.flags.kvcache import label
 from workbench.plan.vllm import VllmLayout, vllm_layout
-from workbench.tables import Column, Row, Table, picture, table
+from workbench.report.style import picture
+from workbench.tables import Column, Row, Table, table
 
 MIB = 2**20
 CURVE = tuple(2**k for k in range(7, 21))  # context lengths of the picture

@@ -31,6 +31,7 @@ from workbench.dsv4.shape import MUTATIONS, Definition, Shape
 from workbench.dsv4.weights import Weights
 from workbench.flags.dsv4 import ARCHS, ARCHS_OF_EXPERTS
 from workbench.place import Place, choose_place, emulated
+from workbench.report.style import picture
 
 VOCABULARY = 997
 COMPONENTS = (
@@ -270,7 +271,7 @@ def check(options: argparse.Namespace) -> None:
 
 def plot(rows: list[Row], path: Path) -> None:
     """Shares of the limits over steps."""
-    with tables.picture(path, figsize=(9, 4), layout="constrained") as (_, ((axis,),)):
+    with picture(path) as (_, ((axis,),)):
         for name in COMPONENTS:
             found = [(row.step, row.verdict.findings.get(name)) for row in rows]
             points = [(step, finding.share) for step, finding in found if finding]

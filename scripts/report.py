@@ -1,0 +1,35 @@
+"""Every figure of results/ as one HTML page with pictures; `--docs` draws those of docs/ anew.
+
+    python scripts/report.py --out out/report
+    python scripts/report.py --list
+    python scripts/report.py --only decode moe
+    python scripts/report.py --docs
+
+The page needs its PNGs beside it and no JavaScript. Each section names the files that it is of, the
+GPU, the date, and the command that made them; what is modelled says so and has its range. The same
+results give the same bytes, as long as matplotlib is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+
+from workbench.command import Command
+from workbench.flags import groups
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    groups.add_out(parser, "out/report", "a folder for the page and its PNGs")
+    words = "sections by name; default: all"
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=words)
+    groups.switch(parser, "list", "the sections and their pictures in docs/, nothing is drawn")
+    groups.switch(parser, "docs", "write the pictures that docs/ shows there, and no page")
+
+
+COMMAND = Command("workbench.report.perform", add_flags, __doc__)
+main = partial(COMMAND.main, "report.py")
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Pictures and one page of everything in results/."""
