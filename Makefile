@@ -52,7 +52,7 @@ lint: $(STAMP)  ## ruff, and mypy where pyproject.toml asks for it
 
 wheel: $(STAMP)  ## wheel and sdist of this version, into out/dist
 	rm -rf out/dist
-	$(BIN)/python -m build --no-isolation --outdir out/dist .
+	$(BIN)/python -m build --quiet --no-isolation --outdir out/dist .
 
 smoke: wheel  ## that wheel in an empty environment: its files, entry points, the READMEs' examples
 	$(BIN)/python scripts/smoke.py out/dist/*.whl
