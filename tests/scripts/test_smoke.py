@@ -6,6 +6,9 @@ import re
 import subprocess
 import sys
 import time
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from types import SimpleNamespace
 from zipfile import ZipFile
 
 import pytest
@@ -51,30 +54,46 @@ def test_a_wheel_that_lacks_a_file_or_has_another_is_noticed(tmp_path):
         assert contents.differences(wheel) == said
 
 
-def test_examples_that_fail_are_named_with_what_they_say(tmp_path):
-    programs = {
-        "right": "print('all is well')",
-        "wrong": "\n\nx = nothing",
-        "ends": "import sys; sys.exit(3)",
-        "dies": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-    }
+def reports_of(programs: dict[str, str], folder: Path, jobs: int) -> dict[str, str]:
+    """What `run_all` says of each, in a process that has nothing to lose by a fork."""
     for name, text in programs.items():
-        (tmp_path / f"{name}.py").write_text(text)
+        (folder / f"{name}.py").write_text(text)
     code = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
         "from workbench.smoke.inside import run_all;"
-        "print(*run_all([Path(p) for p in sys.argv[2:]], 2), sep='')"
+        "print(*run_all([Path(p) for p in sys.argv[3:]], int(sys.argv[2])), sep='')"
     )
-    files = [tmp_path / f"{name}.py" for name in programs]
-    command = [sys.executable, "-c", code, str(ROOT / "scripts"), *map(str, files)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    reports = {re.search(r"example (\w+)", part)[1]: part for part in re.split(r"\n(?=\S)", said)}
+    files = [folder / f"{name}.py" for name in programs]
+    command = [sys.executable, "-c", code, ROOT / "scripts", jobs, *files]
+    done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    parts = re.split(r"\n(?=\S)", done.stdout)
+    return {re.search(r"example (\w+)", part)[1]: part for part in parts}
+
+
+def test_examples_that_fail_are_named_with_what_they_say(tmp_path):
+    reports = reports_of(
+        {
+            "right": "print('all is well')",
+            "wrong": "\n\nx = nothing",
+            "ends": "import sys; sys.exit(3)",
+            "dies": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        },
+        tmp_path,
+        jobs=2,
+    )
     assert {name for name, text in reports.items() if text.startswith("ok ")} == {"right"}
-    assert "well" not in said
+    assert "well" not in reports["right"]
     assert 'wrong.py", line 3' in reports["wrong"]
     assert "NameError: name 'nothing'" in reports["wrong"]
     assert "SystemExit: 3" in reports["ends"]
     assert "killed by signal 9" in reports["dies"]
+
+
+def test_no_more_run_at_a_time_than_asked_for(tmp_path):
+    slow = "import time; time.sleep(0.2); open('done', 'w')"
+    reports = reports_of({"first": slow, "second": "open('done')"}, tmp_path, jobs=1)
+    assert reports["second"].startswith("ok ")
 
 
 def test_a_package_of_elsewhere_is_noticed(tmp_path, monkeypatch):
@@ -89,6 +108,17 @@ def test_entry_points_are_those_of_the_project():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     groups = re.findall(r'^\[project\.entry-points\."?([\w.]+)"?\]', project, re.MULTILINE)
     assert set(groups) == inside.ENTRY_POINTS
+
+
+@pytest.mark.parametrize(("value", "groups", "said"), [
+    ("os.path:join", inside.ENTRY_POINTS, "ok "),
+    ("os.path:nothing", inside.ENTRY_POINTS, "has no attribute 'nothing'"),
+    ("os.path:join", {"pytest11"}, "entry points in ['pytest11'], not in"),
+])  # fmt: skip
+def test_an_entry_point_that_does_not_load_is_noticed(monkeypatch, value, groups, said):
+    points = EntryPoints(EntryPoint("name", value, group) for group in groups)
+    monkeypatch.setattr(inside, "distribution", lambda name: SimpleNamespace(entry_points=points))
+    assert said in inside.tried("entry points", inside.entry_point_problems)
 
 
 def test_a_check_that_raises_has_failed():
