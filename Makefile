@@ -15,13 +15,15 @@ STAMP := .venv/installed
 export OPENBLAS_NUM_THREADS = 1
 export OMP_NUM_THREADS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Installed without bytecode, which takes half of the time: the first import of a module writes it.
+unexport PYTHONDONTWRITEBYTECODE
 
 # loadgroup: conftest.py gives each test file a group, so tests that share a compiled kernel share a worker.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=10 $(DURATIONS:%=--durations-json %)
 QUICK  := -m "not matrix and not sweep and not hw"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick matrix sweep tiers lint clean
+.PHONY: help demo test quick matrix sweep tiers lint wheel smoke clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -48,6 +50,13 @@ lint: $(STAMP)  ## ruff, and mypy where pyproject.toml asks for it
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+wheel: $(STAMP)  ## wheel and sdist of this version, into out/dist
+	rm -rf out/dist
+	$(BIN)/python -m build --quiet --no-isolation --outdir out/dist .
+
+smoke: wheel  ## that wheel in an empty environment: its files, entry points, the READMEs' examples
+	$(BIN)/python scripts/smoke.py out/dist/*.whl
+
 clean:  ## remove the environment, the caches and out/
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build out *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -57,5 +66,5 @@ $(STAMP): pyproject.toml constraints.txt
 	    || { echo "$(PYTHON) is older than 3.10; name another: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "Installing into .venv; this happens once and takes a minute or more."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $@

@@ -1,7 +1,8 @@
 """Names of a package that are imported when they are first asked for (PEP 562).
 
 A package then costs nothing by itself: `fmha.config` is imported in milliseconds, what
-`fmha.attention` needs, torch among it, in seconds.
+`fmha.attention` needs, torch among it, in seconds. Each package also has the `__version__` of them
+all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ def exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of `package`. homes: module -> what it exports, in words."""
     home = {name: module for module, names in homes.items() for name in names.split()}
+    home["__version__"] = "kernelkit.version"
 
     def from_home(name: str) -> Any:
         if name not in home:

@@ -10,6 +10,7 @@ or is a cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ptxemu.errors import (
@@ -26,6 +27,9 @@ from ptxemu.report import Access, Finding, LaunchReport, Report
 
 if TYPE_CHECKING:
     from ptxemu.module import Module, load
+    from ptxemu.version import __version__
+
+_HOME_OF = {"Module": "ptxemu.module", "load": "ptxemu.module", "__version__": "ptxemu.version"}
 
 
 def compile(fn: object, *args: object, options: str = "", **kwargs: object) -> object:
@@ -81,11 +85,9 @@ def pretends() -> bool:
 def __getattr__(name: str) -> Any:
     """`Module` and `load` bring numpy and every instruction, so they are imported when asked for:
     options and reports are cheap."""
-    if name not in ("Module", "load"):
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ptxemu import module
-
-    value = globals()[name] = getattr(module, name)
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
     return value
 
 
@@ -103,6 +105,7 @@ __all__ = [
     "PtxSyntaxError",
     "Report",
     "UnsupportedPtx",
+    "__version__",
     "compile",
     "load",
     "pretends",

@@ -1,0 +1,8 @@
+"""The version as which these packages are installed; pyproject.toml is where it stands."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("blackwell-kernels")
+except PackageNotFoundError:
+    __version__ = "0+checkout"  # on the path of a process, and not installed

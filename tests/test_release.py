@@ -1,0 +1,79 @@
+"""What is released says the same everywhere: versions, packages that are installed and typed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+
+import pytest
+
+from workbench.house.source import PACKAGES, ROOT
+
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+NOT_INSTALLED = {"examples", "tests"}
+
+
+def test_the_changelog_begins_with_the_version():
+    (version,) = re.findall(r'^version = "(.*)"$', PROJECT, re.M)
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", changelog, re.M)
+    released = [name for name in headings if name != "Unreleased"]
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ · \d{4}-\d\d-\d\d", name) for name in released)
+    assert released[0].startswith(f"{version} ")
+    assert "Unreleased" not in headings[1:]
+
+
+def test_every_folder_of_python_is_installed_or_is_not_on_purpose():
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    included = set(re.findall(r'^    "(\w+)", "\1\.\*",$', PROJECT, re.M))
+    assert included == set(PACKAGES)
+    assert folders == included | NOT_INSTALLED
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_says_its_version(package):
+    module = importlib.import_module(package)
+    assert module.__version__ == importlib.metadata.version("blackwell-kernels")
+
+
+@pytest.mark.parametrize("home", ["kernelkit.version", "ptxemu.version"])
+def test_a_checkout_that_is_not_installed_says_so(home, monkeypatch):
+    module = importlib.import_module(home)
+    before = module.__version__
+
+    def nowhere(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.metadata, "version", nowhere)
+        assert importlib.reload(module).__version__ == "0+checkout"
+    assert importlib.reload(module).__version__ == before
+
+
+def test_every_package_is_typed():
+    assert re.search(r'^\[tool.setuptools.package-data\]\n"\*" = \["py.typed"\]', PROJECT, re.M)
+    assert all((ROOT / package / "py.typed").read_bytes() == b"" for package in PACKAGES)
+
+
+def test_packages_are_python_and_pages():
+    """Any other file would have to be named as package data; nothing of ours reads one."""
+    for package in PACKAGES:
+        kept = [path for path in (ROOT / package).rglob("*") if path.is_file()]
+        names = {path.name for path in kept if path.suffix not in (".py", ".pyc")}
+        assert names <= {"README.md", "py.typed"}
+
+
+def test_requirements_that_are_pinned_lie_in_their_ranges():
+    """`constraints.txt` has a version of each, so that what it installs is what is declared."""
+    from packaging.requirements import Requirement  # of pytest
+
+    (declared,) = re.findall(r"^dependencies = \[\n(.*?)^\]", PROJECT, re.M | re.DOTALL)
+    pins = re.findall(r"^(\S+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)
+    found = [Requirement(text) for text in re.findall(r'^    "(.*?)",', declared, re.M)]
+    assert len(found) == 6
+    for requirement in found:
+        versions = [version for name, version in pins if name == requirement.name]
+        assert versions
+        assert all(requirement.specifier.contains(version) for version in versions)
+        assert len(requirement.specifier) >= 1
