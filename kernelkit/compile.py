@@ -138,7 +138,7 @@ def _digest(key: KernelKey) -> str | None:
         parts = [FORMAT, key.to_text(), sources.fingerprint(key.module)]
     except NotPlain:
         return None
-    parts += [toolchain(), settings(), sys.version_info[:2]]
+    parts += [kernel_name(key), toolchain(), settings(), sys.version_info[:2]]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -270,7 +270,7 @@ def test_what_the_command_line_refuses(capsys):
 
 
 def test_a_table_of_kernels():
-    name = "gqa_decode_sm90_d64_bf16_g8_lens_pdl_cluster4_0"
+    name = "gqa_decode_sm90_d64_bf16_g8_lens_pdl_cluster4_cutlass_0"
     ours = report.Kernel(name, report.package_of(name), 4, 30.0)
     theirs = report.Kernel("moe_gemm<16>", report.package_of("moe_gemm<16>"), 2, 10.0)
     _, first, second, last = report.kernel_table([ours, theirs], 2, 36.0)

@@ -57,7 +57,7 @@ class Labelled(Config):
 ])  # fmt: skip
 def test_a_name_says_what_differs_from_the_default(source, config, arch, name):
     assert kernel_name(KernelKey(source, config, arch)) == name
-    assert stem_of(f"{name}_0") == name.partition("_sm")[0]
+    assert stem_of(f"{name}_cutlass_0") == name.partition("_sm")[0]
 
 
 def test_a_long_name_ends_with_a_word():
@@ -72,15 +72,16 @@ def test_a_kernel_of_others_has_no_stem(name):
 
 
 def test_ptx_and_host_code_have_the_name():
-    """And the next compile of the same class another one."""
+    """And the next compile of the same class another one; each with the word by which ptxas makes
+    the code that was measured."""
     from moe.routing.config import CombineConfig
 
     for top_k in (2, 3):
         config = CombineConfig(top_k, "bf16", "bf16", True)
         made = compile_once(config, "sm_90a", "moe.routing.combine_kernel")
         wanted = f"moe_combine_sm90_k{top_k}_bf16_out_bf16_weighted"
-        assert re.findall(r"\.entry (\w+)", made.ptx) == [f"{wanted}_0"]
-        assert made.name == wanted
+        assert re.findall(r"\.entry (\w+)", made.ptx) == [f"{wanted}_cutlass_0"]
+        assert made.name == f"{wanted}_cutlass"
 
 
 # --- ranges
