@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 class Garbage:
     """What tests leave behind, until many kernels of groups that are over are among it."""
 
-    MANY = 32
+    MANY = 64
 
     def __init__(self) -> None:
         self.kernels = 0
