@@ -11,10 +11,8 @@ import torch
 from fmha.api import fields_of
 from fmha.choose import TUNED, choices
 from fmha.launch import ATTENTION
-from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.tensors import DTYPES
 from kernelkit.tune import Call, Subject
-
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"e4m3": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True)

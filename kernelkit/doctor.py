@@ -11,7 +11,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
@@ -199,8 +198,7 @@ def _holds(header: dict[str, Any], *, any_driver: bool) -> str:
             reasons = [str(error)]
             continue
         if any_driver:
-            machine = replace(place.machine, driver=str(header.get("driver")))
-            place = replace(place, machine=machine)
+            place = place.with_driver_of(header)
         if header == place.header():
             return str(device)
         here = place.header()

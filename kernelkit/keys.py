@@ -13,7 +13,7 @@ from enum import Enum
 from importlib import import_module
 from typing import Any
 
-_PLAIN = (bool, int, float, str, type(None))
+PLAIN = (bool, int, float, str, type(None))  # types of values that have a lasting text
 
 
 class NotPlain(TypeError):
@@ -66,7 +66,7 @@ def _encoded(value: Any) -> Any:
         return {"enum": f"{type(value).__module__}:{type(value).__qualname__}", "name": value.name}
     if isinstance(value, tuple):
         return {"tuple": [_encoded(item) for item in value]}
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN:
         return value
     raise NotPlain(f"{value!r} in a config")
 

@@ -24,7 +24,7 @@ PLAIN = (
     "adding", "dtype", "dtypes", "fmt", "instructions", "layout", "record", "scaling", "schedule",
     "scoring",
 )  # fmt: skip
-_SILENT = re.compile(r"_?kernel$|^kernel$|^signature$|^sm\d+$|^host_function(_of_)?")
+_SILENT = re.compile(r"_?kernel$|^signature$|^sm\d+$|^host_function(_of_)?")
 
 
 def kernel_name(key: KernelKey) -> str:

@@ -17,7 +17,7 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +32,8 @@ LIMIT_VARIABLE = "BLACKWELL_KERNELS_CACHE_LIMIT"
 OFF = ("off", "0", "no")
 DEFAULT_LIMIT = "2G"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+UNFINISHED = ".new-"  # what the name of a file that is being written begins with
+_DAY = 86_400  # seconds
 _SELDOM = 3600  # seconds after which a use is noted anew
 _BETWEEN_LOOKS = 32  # files written between two looks at the size of the folder
 _PATIENCE = 900  # seconds to wait for another process that compiles the same kernel
@@ -39,6 +41,35 @@ _PATIENCE = 900  # seconds to wait for another process that compiles the same ke
 
 class CacheWarning(UserWarning):
     """The cache of compiled kernels could not do its work; kernels are compiled instead."""
+
+
+def write_whole(path: Path, data: bytes, *, lasting: bool = False) -> None:
+    """The file is the old one or the new one, whatever ends this process; lasting: or the machine,
+    once this returns the new one. OSError where it cannot be written."""
+    new = path.with_name(f"{UNFINISHED}{os.getpid()}-{threading.get_ident()}-{path.name}")
+    try:
+        with new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            if lasting:
+                os.fsync(file.fileno())
+        os.replace(new, path)
+        if lasting:
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def sweep(paths: Iterable[Path]) -> None:
+    """Remove those that are a day old, which killed processes left."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _DAY:
+                path.unlink()
 
 
 def bytes_of(text: str) -> int:
@@ -143,12 +174,7 @@ class Store:
     def _write(self, path: Path, data: bytes) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_name(f".new-{os.getpid()}-{threading.get_ident()}-{path.name}")
-            try:
-                new.write_bytes(data)
-                os.replace(new, path)
-            finally:
-                new.unlink(missing_ok=True)
+            write_whole(path, data)
         except OSError as error:
             self._complain(error)
             return
@@ -207,10 +233,7 @@ class Store:
 
     def _sweep(self) -> None:
         """What killed processes left: half-written files and locks, a day old."""
-        for path in (*self.folder.glob("*/*/.new-*"), *self.folder.glob("locks/*/*.lock")):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > 24 * _SELDOM:
-                    path.unlink()
+        sweep((*self.folder.glob(f"*/*/{UNFINISHED}*"), *self.folder.glob("locks/*/*.lock")))
 
     def listed(self) -> list[dict[str, Any]]:
         """Kernels with a config, the last used first: title, digest, bytes, time of the last use.
@@ -247,7 +270,7 @@ class Store:
     def clear(self) -> int:
         """Remove everything; how many files that were."""
         entries = self.entries()
-        for path in [*(entry.path for entry in entries), *self.folder.glob("*/*/.new-*")]:
+        for path in [*(entry.path for entry in entries), *self.folder.glob(f"*/*/{UNFINISHED}*")]:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
         return len(entries)

@@ -21,6 +21,7 @@ from kernelkit import hw
 MOST_WORK: Any = 100_000  # steps of numpy's search for a byte that two tensors share
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 INPUT_NAMES = DTYPE_NAMES | {torch.float8_e4m3fn: "e4m3"}
+DTYPES = {name: dtype for dtype, name in INPUT_NAMES.items()}
 
 # A bool is no number, an int is a float.
 ACCEPTED = {int: (int, torch.SymInt), float: (float, int, torch.SymFloat)}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernelkit import tuned_files
-from kernelkit.keys import NotPlain
+from kernelkit.keys import PLAIN, NotPlain
 from kernelkit.tuned_files import Choice, TunedWarning
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 REFUSALS = (TypeError, ValueError, NotImplementedError)
-_PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass
@@ -153,7 +152,7 @@ class Tuned:
         if not choice:
             return item
         for name, value in choice.items():
-            if name not in self.options or type(value) not in _PLAIN:
+            if name not in self.options or type(value) not in PLAIN:
                 raise ValueError(f"option {name} = {value!r}: plain values of {self.options}")
         made = replace(item, **choice)
         check(made)
@@ -186,7 +185,7 @@ def described(value: Any) -> Any:
         return {n: described(v) for n, v in found.items() if not _same(v, plain[n])}
     if isinstance(value, tuple | list):
         return [described(item) for item in value]
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN:
         return value
     raise NotPlain(f"{value!r} in a problem")
 

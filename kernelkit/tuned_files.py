@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
-import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +33,6 @@ FORMAT = 1
 FOLDER = "tuned"
 SHIPPED = Path(__file__).resolve().parent / "tables"
 _PATIENCE = 60  # seconds to wait for another process that writes the same file
-_DAY = 86_400
 
 
 Choice = Mapping[str, Any]  # option -> value
@@ -86,6 +83,10 @@ class Place:
         """What stands at the beginning of the file."""
         fields = {"operator": self.operator, **asdict(self.machine), "sources": self.sources}
         return {"format": FORMAT, **fields}
+
+    def with_driver_of(self, header: Mapping[str, Any]) -> Place:
+        """The same with the driver of a header: for files that hold whatever it is."""
+        return replace(self, machine=replace(self.machine, driver=str(header.get("driver"))))
 
 
 @dataclass(frozen=True)
@@ -182,8 +183,7 @@ def shipped(place: Place) -> dict[str, Entry]:
         except (TableError, OSError) as error:
             _warn(str(error))
             continue
-        anywhere = replace(place, machine=replace(place.machine, driver=str(header.get("driver"))))
-        if header == anywhere.header():
+        if header == place.with_driver_of(header).header():
             found |= {entry.text: entry for entry in entries}
     return found
 
@@ -241,40 +241,14 @@ def add(folder: Path, place: Place, entries: Iterable[Entry]) -> Path:
     path = folder / place.file_name
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock"), timeout=_PATIENCE):
-        _sweep(folder)
+        store.sweep(folder.glob(f"{store.UNFINISHED}*"))
         known = load(folder, place)
         if not known and path.exists():  # of another place: nothing of it may be lost
             _set_aside(path, "is in the place of another file")
         known |= {entry.text: entry for entry in entries}
         content = {"header": place.header(), "entries": [asdict(each) for each in known.values()]}
-        _replace(path, json.dumps(content, indent=1).encode())
+        store.write_whole(path, json.dumps(content, indent=1).encode(), lasting=True)
     return path
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """The file is the old one or the new one, whatever ends this process."""
-    new = path.with_name(f".new-{os.getpid()}-{threading.get_ident()}-{path.name}")
-    try:
-        with new.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def _sweep(folder: Path) -> None:
-    """What killed processes left, a day old."""
-    for path in folder.glob(".new-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _DAY:
-                path.unlink()
 
 
 def _set_aside(path: Path, why: str) -> None:

@@ -14,7 +14,7 @@ from kernelkit.compile import compile_once
 from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import choose_target, launch, sms_of
 from kernelkit.operator import Operator
-from kernelkit.tensors import DTYPE_NAMES, with_plain_strides
+from kernelkit.tensors import DTYPES, with_plain_strides
 from moe.arguments import Activation, Arguments
 from moe.choose import row_tiles
 from moe.config import KERNELS, WINDOW, WINDOW_STEP, GroupedConfig
@@ -22,7 +22,6 @@ from moe.formats import FORMATS, SCALE_ATOM_BYTES, row_blocks, scale_atoms, scal
 from moe.quantized import Quantized, of_bytes
 
 ARCHS = tuple(KERNELS)
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 Results = tuple[torch.Tensor, torch.Tensor]
 

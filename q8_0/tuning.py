@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.tensors import DTYPES
 from kernelkit.tune import Call, Subject
 from q8_0.activations import Activations
 from q8_0.blocks import BLOCK, INTERLEAVED
@@ -17,8 +17,6 @@ from q8_0.choose import TUNED, choices
 from q8_0.config import INTEGERS
 from q8_0.launch import INTEGER_MATVEC, MATVEC
 from q8_0.weights import Weights, empty
-
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 @dataclass(frozen=True)

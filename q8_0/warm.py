@@ -11,7 +11,7 @@ import torch
 from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target, sms_of
-from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.tensors import DTYPE_NAMES, DTYPES
 from kernelkit.tuned import standing_for
 from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
 from q8_0.choose import measured, product_config
@@ -29,8 +29,6 @@ from q8_0.product.choose import TUNED
 from q8_0.product.launch import compile_kernel as compile_product
 from q8_0.product.launch import config_for
 from q8_0.weights import Weights
-
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def warmup(

@@ -136,13 +136,13 @@ def _perform(options: argparse.Namespace, device: torch.device, ranks: Ranks | N
     print(f"{config.name}, experts in {options.experts}, {_words(engine)}")
     on_gpu = device.type == "cuda"
     compared: list[Job] = []
-    if options.compare and on_gpu:
-        # Not among what is timed: a step that keeps logits takes longer.
+    if options.compare and on_gpu:  # a step that keeps logits takes longer, so not what is timed
         prompts = _prompts(options, config, options.seed + 3)
         compared = _served(engine, prompts, options.new_tokens)
         engine.keep_logits = False
         engine.took.clear()
-    if on_gpu if options.warm_up is None else options.warm_up:
+    warms_up = on_gpu if options.warm_up is None else options.warm_up
+    if warms_up and not compared:  # which would have done it already
         _served(engine, _prompts(options, config, options.seed + 1), min(3, options.new_tokens))
         engine.took.clear()
     for repeat in range(options.repeats):

@@ -21,6 +21,7 @@ from fmha import attention
 from gqa_lowlatency import decode
 from kernelkit.tensors import brought
 from kvcache import Cache, Ring, Rows, Sizes, Step, append_rows, gather
+from kvcache.layouts.records import round_up
 
 PAGED, RINGED = ("k", "v"), ("k_window", "v_window")  # streams and rings of the layout
 # Arrays of a step that decoding reads.
@@ -213,4 +214,4 @@ def _dtype(name: str) -> torch.dtype:
 
 def _room(name: str, shape: tuple[int, ...]) -> int:
     """Bytes of a table, up to where the next one may begin."""
-    return -(-math.prod(shape) * _dtype(name).itemsize // TABLE_ALIGN) * TABLE_ALIGN
+    return round_up(math.prod(shape) * _dtype(name).itemsize, TABLE_ALIGN)

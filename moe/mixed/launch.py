@@ -15,7 +15,7 @@ from kernelkit.compile import compile_once
 from kernelkit.launch import Target, choose_target, launch, sms_of
 from kernelkit.operator import Operator
 from kernelkit.tensors import (
-    DTYPE_NAMES,
+    DTYPES,
     require_table,
     require_tensors,
     require_tma,
@@ -47,7 +47,6 @@ from moe.mixed.config import (
 from moe.mixed.fragments import DEPTH, Fragments, units_of
 
 ROWS_ARCHS = {"bf16": ARCHS, "e4m3": ("sm_90a",)}  # of rows that are written in this dtype
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()} | {"e4m3": torch.float8_e4m3fn}
 FP32 = torch.float32
 X_DTYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
 

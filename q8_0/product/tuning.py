@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from kernelkit.tensors import DTYPES
 from kernelkit.tune import Call, Subject
 from q8_0.product.choose import TUNED, choices
 from q8_0.product.launch import PRODUCT
-from q8_0.tuning import DTYPES, random_activations, random_weights
+from q8_0.tuning import random_activations, random_weights
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def test_half_written_files_are_swept_when_they_are_old(tmp_path, monkeypatch):
     (tmp_path / ".new-1").write_text("half")
     add(tmp_path, PLACE, [entry(1)])
     assert (tmp_path / ".new-1").exists()
-    monkeypatch.setattr(tuned_files, "_DAY", -1)
+    monkeypatch.setattr(store, "_DAY", -1)
     add(tmp_path, PLACE, [entry(1)])
     assert not [*tmp_path.glob(".new-*")]
 
