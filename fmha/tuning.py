@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -73,4 +74,14 @@ def draw(order: random.Random) -> Shape:
     )
 
 
-SUBJECT = Subject(TUNED, Shape, call, choices, draw)
+_GPT_OSS: dict[str, Any] = {"q_heads": 64, "kv_heads": 8, "head_dim": 64, "sinks": True}
+KNOWN = (
+    *(
+        Shape(batch, tokens, tokens, 2048 // head_dim, 2048 // head_dim, head_dim, causal=causal)
+        for head_dim, causal in product((64, 128, 256), (False, True))
+        for batch, tokens in ((4, 4096), (2, 8192))
+    ),
+    *(Shape(1, n, n, window=window, **_GPT_OSS) for n in (2048, 8192) for window in (0, 128)),
+    Shape(1, 8192, 8192, 64, 8, 128),
+)
+SUBJECT = Subject(TUNED, Shape, call, choices, draw, KNOWN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -72,4 +73,8 @@ def draw(order: random.Random) -> Shape:
     )
 
 
-SUBJECT = Subject(TUNED, Shape, call, choices, draw)
+KNOWN = tuple(
+    Shape(batch, keys, lens=lens)
+    for lens, batch, keys in product((True, False), (1, 8, 64), (1024, 8192, 65536))
+)
+SUBJECT = Subject(TUNED, Shape, call, choices, draw, KNOWN)

@@ -176,12 +176,12 @@ def tables() -> tuple[list[dict[str, Any]], list[str]]:
                 row["holds"] = "damaged"
             else:
                 row |= {"problems": len(entries), **header}
-                row["holds"] = _holds(header, any_driver=folder is tuned_files.SHIPPED)
+                row["holds"] = _holds(header, shipped=folder is tuned_files.SHIPPED)
             found.append(row)
     return found, damaged
 
 
-def _holds(header: dict[str, Any], *, any_driver: bool) -> str:
+def _holds(header: dict[str, Any], *, shipped: bool) -> str:
     """'cuda:0' and so on, or why on no GPU."""
     import torch
 
@@ -197,10 +197,11 @@ def _holds(header: dict[str, Any], *, any_driver: bool) -> str:
         except NotImplementedError as error:
             reasons = [str(error)]
             continue
-        if any_driver:
-            place = place.with_driver_of(header)
         if header == place.header():
             return str(device)
+        if shipped and header == place.as_shipped(header).header():
+            names = [n for n in ("driver", "sources") if header[n] != place.header()[n]]
+            return f"{device}, measured with other {' and '.join(names)}"
         here = place.header()
         reasons = [f"another {name}" for name in here if here[name] != header.get(name)]
     return f"nowhere: {', '.join(reasons)}"

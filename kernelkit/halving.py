@@ -2,7 +2,7 @@
 
 All are sampled a few times in turns, so that clocks drift alike for all of them; the slower half
 leaves, and those who stay are sampled again. The last ones, and those who have to stay, get many
-samples.
+samples; those of them who are close, more of them, until their noise no longer hides who is first.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ LAST = 21  # of the finalists, at least
 FINALISTS = 6
 MARGIN = 0.03  # nobody leaves who is as close to the fastest
 SIGMAS = 2.0  # of both times, by which one has to be faster to be called so
+PRECISE = 0.003  # relative error, from which more samples of a time say nothing new
+MOST = 147  # samples of one contestant
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,20 @@ def race(
         inside = left
     missing = LAST - min((len(taken[name]) for name in inside), default=LAST)
     _turns(samplers, inside, taken, max(missing, 0), order)
+    while unsure := _unsure(inside, taken, staying):
+        _turns(samplers, unsure, taken, LAST, order)
     return {name: Time.of(samples) for name, samples in taken.items()}
+
+
+def _unsure(
+    inside: list[Name], taken: Mapping[Name, list[float]], staying: Collection[Name]
+) -> list[Name]:
+    """Those to be sampled again: who may be first or has to stay, while one of them is noisy."""
+    times = {name: Time.of(taken[name]) for name in inside}
+    close = min((time.us for time in times.values()), default=0.0) * (1 + MARGIN)
+    asked = [name for name in inside if name in staying or times[name].us <= close]
+    noisy = any(times[name].error > PRECISE for name in asked)
+    return asked if noisy and max(times[name].samples for name in asked) < MOST else []
 
 
 def _turns(

@@ -52,7 +52,8 @@ class Subject:
     tuned: what its choose step asks. shape: a frozen dataclass of plain values with defaults, what
     a user says of a call. call: makes a call of a shape on a device, for an architecture, which is
     None but for the device 'meta'. choices: candidates of a problem on an architecture, as the
-    choose step has them; not all need fit. draw: a shape at random.
+    choose step has them; not all need fit. draw: a shape at random. known: shapes of models and of
+    this repository's tables, for which measurements come with the package.
     """
 
     tuned: Tuned
@@ -60,6 +61,7 @@ class Subject:
     call: Callable[[Any, torch.device, str | None], Call]
     choices: Callable[[Any, str], Sequence[Choice]]
     draw: Callable[[random.Random], Any]
+    known: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -151,16 +153,17 @@ def tune(
     if keep and folder is None:
         raise ValueError(f"{store.VARIABLE} is off: there is no folder to keep anything in")
     found = []
-    for shape in shapes:
-        say(f"{name} {_words(shape)}")
-        about_shape = _Shape(about, shape, where, machine.arch)
-        bench = (bench_of or _bench)(about, shape, where)
-        outcome = about_shape.outcome(bench, workers, exhaustive, say)
-        found.append(outcome)
-        if keep and outcome.kept and folder is not None:
-            tuned_files.add(folder, place, [entry_of(outcome)])
-        say(f"  {outcome.us:.2f} us with {dict(outcome.best) or 'what the rules choose'}, "
-            f"{outcome.rules_us:.2f} by the rules")  # fmt: skip
+    with Compilers(workers, say) as compilers:
+        for shape in shapes:
+            say(f"{name} {_words(shape)}")
+            about_shape = _Shape(about, shape, where, machine.arch)
+            bench = (bench_of or _bench)(about, shape, where)
+            outcome = about_shape.outcome(bench, compilers, exhaustive, say)
+            found.append(outcome)
+            if keep and outcome.kept and folder is not None:
+                tuned_files.add(folder, place, [entry_of(outcome)])
+            say(f"  {outcome.us:.2f} us with {dict(outcome.best) or 'what the rules choose'}, "
+                f"{outcome.rules_us:.2f} by the rules")  # fmt: skip
     about.tuned.forget()
     return found
 
@@ -201,10 +204,12 @@ class _Shape:
         self._operator, self._given = about.call(shape, device, named)
         self.problem = self._asked({})[1]
 
-    def outcome(self, bench: Bench, workers: int, exhaustive: bool, say: Progress) -> Outcome:
+    def outcome(
+        self, bench: Bench, compilers: Compilers, exhaustive: bool, say: Progress
+    ) -> Outcome:
         fitting, refused, keys = self._fitting()
         say(f"  {len(fitting)} candidates, {len(keys)} kernels")
-        compile_all(keys, workers, say)
+        compilers.bring(keys)
         samplers: dict[int, Sampler] = {}
         for number, choice in enumerate(fitting):
             try:
@@ -261,20 +266,36 @@ class _Shape:
 # ---- compiling
 
 
-def compile_all(keys: Sequence[KernelKey], workers: int, say: Progress) -> None:
-    """Bring kernels into the cache on disk by so many processes. Where there is one, or no cache,
-    nothing is done here: each is compiled when it is first launched."""
-    if workers < 2 or len(keys) < 2 or store.from_environment() is None:
-        return
-    try:
-        texts = [key.to_text() for key in keys]
-    except NotPlain:
-        return
-    with ProcessPoolExecutor(min(workers, len(texts)), get_context("spawn")) as pool:
-        waiting = [pool.submit(_compile, text) for text in texts]
-        for number, _ in enumerate(as_completed(waiting), 1):
+class Compilers:
+    """Processes that bring kernels into the cache on disk. Where there is one, or no cache, they do
+    nothing: each kernel is compiled when it is first launched."""
+
+    def __init__(self, workers: int, say: Progress) -> None:
+        at_once = workers > 1 and store.from_environment() is not None
+        # They start with the first kernels, and each of them imports the DSL once.
+        self._pool = ProcessPoolExecutor(workers, get_context("spawn")) if at_once else None
+        self._say = say
+
+    def __enter__(self) -> Compilers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def bring(self, keys: Sequence[KernelKey]) -> None:
+        """Back when they are there. The error of one that cannot be compiled."""
+        if self._pool is None or len(keys) < 2:
+            return
+        try:
+            texts = [key.to_text() for key in keys]
+        except NotPlain:
+            return
+        waiting = [self._pool.submit(_compile, text) for text in texts]
+        for number, done in enumerate(as_completed(waiting), 1):
+            done.result()
             if number % 10 == 0 or number == len(waiting):
-                say(f"  {number} of {len(waiting)} kernels compiled")
+                self._say(f"  {number} of {len(waiting)} kernels compiled")
 
 
 def _compile(text: str) -> None:

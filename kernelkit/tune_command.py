@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--shapes", action="store_true", help="print the names, and stop")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="and N shapes at random")
+    parser.add_argument(
+        "--known", action="store_true", help="and those of models that come measured with us"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of these")
     parser.add_argument(
         "--exhaustive", action="store_true",
@@ -58,9 +61,10 @@ def run(given: argparse.Namespace) -> int:
         return 0
     order = random.Random(given.seed)
     shapes = [shape_of(about.shape, words) for words in given.shape]
+    shapes += about.known if given.known else ()
     shapes += [about.draw(order) for _ in range(given.random)]
     if not shapes:
-        raise ValueError("no shape: give --shape, which may be empty, or --random")
+        raise ValueError("no shape: give --shape, which may be empty, --known or --random")
     found = tune(
         given.operator,
         shapes,

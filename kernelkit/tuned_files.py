@@ -84,9 +84,11 @@ class Place:
         fields = {"operator": self.operator, **asdict(self.machine), "sources": self.sources}
         return {"format": FORMAT, **fields}
 
-    def with_driver_of(self, header: Mapping[str, Any]) -> Place:
-        """The same with the driver of a header: for files that hold whatever it is."""
-        return replace(self, machine=replace(self.machine, driver=str(header.get("driver"))))
+    def as_shipped(self, header: Mapping[str, Any]) -> Place:
+        """The same with the driver and the sources of a header: for files that hold whatever these
+        are."""
+        machine = replace(self.machine, driver=str(header.get("driver")))
+        return replace(self, machine=machine, sources=str(header.get("sources")))
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,8 @@ def _files(folder: Path, operator: str) -> Iterator[Path]:
 
 
 def shipped(place: Place) -> dict[str, Entry]:
-    """Of the package, for this GPU and these sources, whatever the driver."""
+    """Of the package, for this GPU, whatever the driver is, and however kernels have changed since:
+    like the rules, which were measured as well."""
     found: dict[str, Entry] = {}
     for path in sorted(_files(SHIPPED, place.operator)):
         try:
@@ -183,7 +186,7 @@ def shipped(place: Place) -> dict[str, Entry]:
         except (TableError, OSError) as error:
             _warn(str(error))
             continue
-        if header == place.with_driver_of(header).header():
+        if header == place.as_shipped(header).header():
             found |= {entry.text: entry for entry in entries}
     return found
 

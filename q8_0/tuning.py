@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -73,4 +74,6 @@ def draw(order: random.Random) -> Shape:
     return Shape(order.choice((1, 1, 2, 4, 8, 16)), rows, cols)
 
 
-SUBJECT = Subject(TUNED, Shape, call, choices, draw)
+SIZES = ((8192, 2048), (2048, 8192), (6144, 2048))  # rows and columns
+KNOWN = tuple(Shape(tokens, *size) for size, tokens in product(SIZES, (1, 4, 16)))
+SUBJECT = Subject(TUNED, Shape, call, choices, draw, KNOWN)

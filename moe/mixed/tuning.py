@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -81,4 +82,10 @@ def draw(order: random.Random) -> Shape:
     )
 
 
-SUBJECT = Subject(TUNED, Shape, call, choices, draw)
+# gpt-oss-20b and -120b.
+KNOWN = tuple(
+    Shape(tokens, experts, second=second, bias=True, limit=7.0)
+    for experts, second in product((32, 128), (False, True))
+    for tokens in (1, 8, 32, 64, 2048, 8192)
+)
+SUBJECT = Subject(TUNED, Shape, call, choices, draw, KNOWN)

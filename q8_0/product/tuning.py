@@ -12,7 +12,7 @@ from kernelkit.tensors import DTYPES
 from kernelkit.tune import Call, Subject
 from q8_0.product.choose import TUNED, choices
 from q8_0.product.launch import PRODUCT
-from q8_0.tuning import random_activations, random_weights
+from q8_0.tuning import SIZES, random_activations, random_weights
 
 
 @dataclass(frozen=True)
@@ -41,4 +41,5 @@ def draw(order: random.Random) -> Shape:
     return Shape(round(2 ** order.uniform(5, 13)), rows, cols)
 
 
-SUBJECT = Subject(TUNED, Shape, call, choices, draw)
+KNOWN = tuple(Shape(tokens, *size) for size in SIZES for tokens in (128, 512, 2048))
+SUBJECT = Subject(TUNED, Shape, call, choices, draw, KNOWN)

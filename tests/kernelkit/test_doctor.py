@@ -88,11 +88,11 @@ def test_a_table_of_another_driver_is_told_apart(monkeypatch):
     monkeypatch.setattr(doctor, "gpus", lambda: [{"device": "cuda:0"}])
     place = tuned_files.place_of(subject("decode").tuned, PLACE.machine)
     monkeypatch.setattr(tuned_files, "machine_of", lambda _: PLACE.machine)
-    assert doctor._holds(place.header(), any_driver=False) == "cuda:0"
+    assert doctor._holds(place.header(), shipped=False) == "cuda:0"
     other = place.header() | {"driver": "1.0", "gpu": "Other"}
-    assert doctor._holds(other, any_driver=False) == "nowhere: another gpu, another driver"
+    assert doctor._holds(other, shipped=False) == "nowhere: another gpu, another driver"
     older = place.header() | {"driver": "1.0"}
-    assert doctor._holds(older, any_driver=True) == "cuda:0"
+    assert doctor._holds(older, shipped=True) == "cuda:0, measured with other driver"
 
 
 def test_damaged_files_are_broken_and_left_alone(capsys):

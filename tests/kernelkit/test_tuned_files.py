@@ -143,12 +143,13 @@ def test_other_sources_are_not_misled(here, monkeypatch):
     assert choices_here(DECODE, CUDA) == {}
 
 
-def test_tables_of_the_package_hold_for_any_driver_behind_those_of_the_user(
+def test_tables_of_the_package_hold_for_any_driver_and_sources_behind_those_of_the_user(
     here, monkeypatch, tmp_path
 ):
     shipped = tmp_path / "shipped"
     monkeypatch.setattr(tuned_files, "SHIPPED", shipped)
     place = tuned_files.place_of(DECODE, replace(PLACE.machine, driver="500.1"))
+    place = replace(place, sources="of a release before")
     add(shipped, place, [entry(1, cluster=8), entry(7, cluster=8)])
     assert choices_here(DECODE, CUDA) == {KEYS % 1: {"cluster": 2}, KEYS % 7: {"cluster": 8}}
     monkeypatch.setattr(tuned_files, "machine_of", lambda _: replace(PLACE.machine, sms=114))

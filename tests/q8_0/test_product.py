@@ -27,7 +27,7 @@ from tests.q8_0.cases import DTYPES, Case, same
 from workbench.problems.grouped_gemm import checked
 
 ARCHS = ("sm_100a", "sm_90a", "sm_89", "sm_120a")
-pytestmark = pytest.mark.usefixtures("poisoned_outputs")
+pytestmark = pytest.mark.usefixtures("poisoned_outputs", "largest_tiles")
 
 
 def activations(tokens: int, cols: int, *, calm: bool = True) -> Activations:
@@ -209,6 +209,19 @@ def test_blocks_are_clamped_in_small_tiles_alone():
         for layout, tokens in ((INTERLEAVED, 64), (SOA, 128)):
             config = choose(layout, "bf16", sizes, "sm_90a", aligned=True, vector=True)
             assert config.tile_tokens == tokens
+
+
+# (tokens, rows) -> tokens of a tile, as measured on an H200 with 1,024 to 14,336 columns.
+FASTEST = {(40, 8192): 32, (302, 14336): 64, (69, 2048): 16, (355, 1024): 32, (7446, 4096): 128,
+           (4098, 1024): 128, (5171, 1024): 64}  # fmt: skip
+
+
+def test_tiles_leave_no_sm_without_work(monkeypatch):
+    monkeypatch.undo()
+    for (tokens, rows), tile in FASTEST.items():
+        sizes = Sizes(tokens, rows, 4096)
+        config = choose(SOA, "bf16", sizes, "sm_90a", aligned=True, vector=True)
+        assert config.tile_tokens == tile, sizes
 
 
 def test_many_tokens_have_large_tiles():

@@ -20,7 +20,7 @@ from q8_0.product.split import STAGES_OF_TURN
 
 pytestmark = [
     pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS),
-    pytest.mark.usefixtures("whole_ptxas"),
+    pytest.mark.usefixtures("whole_ptxas", "largest_tiles"),
 ]
 ADDED = 8  # instructions that bring the four sums of an mma to its accumulators
 # Instructions of the loop for each of its mmas, at most.
