@@ -218,29 +218,35 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     if not found["compiling"]:
         yield f"Nothing can be compiled without {DSL}: kernels come from the cache, or from"
         yield f"folders that {aot.VARIABLE} names."
-    yield f"Driver: {found.get('driver') or 'none found'}"
-    for gpu in found.get("gpus", ()):
-        memory = f"{gpu['memory_bytes'] / GIGA:.0f} GB"
-        code = gpu["arch"] or "no kernel is written for it"
-        yield (f"  {gpu['device']} {gpu['name']}, compute capability {gpu['capability']} ({code}), "
-               f"{gpu['sms']} SMs, {memory}, CUDA {gpu['cuda_of_torch']} of torch")  # fmt: skip
-    if not found.get("gpus"):
-        yield "  no CUDA GPU that torch sees: tensors on the CPU run in the emulator"
     yield "Environment:"
     yield from (f"  {name}={value}" for name, value in found["environment"].items())
     if not found["environment"]:
         yield "  no variable of ours is set"
+    if "gpus" in found:
+        yield from _machine_lines(found)
+    yield from (f"BROKEN: {problem}" for problem in found["problems"])
+
+
+def _machine_lines(found: dict[str, Any]) -> Iterator[str]:
+    """What is known where no package is missing."""
+    yield f"Driver: {found['driver'] or 'none found'}"
+    for gpu in found["gpus"]:
+        memory = f"{gpu['memory_bytes'] / GIGA:.0f} GB"
+        code = gpu["arch"] or "no kernel is written for it"
+        yield (f"  {gpu['device']} {gpu['name']}, compute capability {gpu['capability']} ({code}), "
+               f"{gpu['sms']} SMs, {memory}, CUDA {gpu['cuda_of_torch']} of torch")  # fmt: skip
+    if not found["gpus"]:
+        yield "  no CUDA GPU that torch sees: tensors on the CPU run in the emulator"
     yield "Caches:"
-    for name, cached in found.get("caches", {}).items():
+    for name, cached in found["caches"].items():
         yield f"  {name}: " + (_size(cached) if cached else f"off ({store.VARIABLE})")
     yield "Measured choices:"
-    for row in found.get("tables", ()):
+    for row in found["tables"]:
         yield f"  {Path(row['file']).name}: {row.get('problems', 0)} problems, holds {row['holds']}"
-    if not found.get("tables"):
+    if not found["tables"]:
         yield "  none: the rules choose (python -m kernelkit tune)"
     yield "Operators:"
-    yield from _grid([list(row.values()) for row in found.get("operators", ())])
-    yield from (f"BROKEN: {problem}" for problem in found["problems"])
+    yield from _grid([list(row.values()) for row in found["operators"]])
 
 
 def _size(cached: dict[str, Any]) -> str:

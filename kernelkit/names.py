@@ -2,6 +2,9 @@
 
 A config class may have `label`: how its name begins, and the fields that are in it even where they
 are the default. Everything else that differs from a default follows, in the order of the fields.
+
+ptxas makes other machine code of a kernel whose name has the word `cutlass` (notes/log.md), and the
+DSL's names have it. So ours end with it, unless the config class says `cutlass_word = False`.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Any
 
 from kernelkit.keys import KernelKey
 
-LONGEST = 100  # characters
+LONGEST = 100  # characters, the last word aside
 # Of numbers: in front of them, instead of the name of the field.
 SHORT = {
     "experts": "e", "group": "g", "head_dim": "d", "hidden": "h", "page_size": "page",
@@ -28,7 +31,7 @@ _SILENT = re.compile(r"_?kernel$|^signature$|^sm\d+$|^host_function(_of_)?")
 
 
 def kernel_name(key: KernelKey) -> str:
-    """Letters, digits and underscores, LONGEST at most; other configs may have the same one."""
+    """Letters, digits and underscores; other configs may have the same one."""
     first, *always = getattr(type(key.config), "label", (_stem(key.source),))
     name = f"{first}_{re.sub('_|[a-z]$', '', key.arch)}"
     for word in _words(key.config, tuple(always)):
@@ -36,7 +39,7 @@ def kernel_name(key: KernelKey) -> str:
         if len(longer) > LONGEST:
             break
         name = longer
-    return name
+    return f"{name}_cutlass" if getattr(type(key.config), "cutlass_word", True) else name
 
 
 def stem_of(name: str) -> str | None:

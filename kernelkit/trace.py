@@ -119,14 +119,13 @@ class Traced:
 @contextmanager
 def _named(function: Any, name: str) -> Iterator[None]:
     """In the block the DSL calls the host function and the kernels of an object `name`, and not by
-    all types of their arguments. What it knows of names belongs to the class.
-
-    It adds 'cutlass', without which ptxas makes other machine code (notes/log.md)."""
+    all types of their arguments. What it knows of names belongs to the class."""
     kind = type(function)
     methods = [getattr(kind, method, None) for method in ("__call__", "kernel")] if name else []
     named = [method for method in methods if hasattr(method, "set_name_prefix")]
     for method in named:
-        method.set_name_prefix(name, keep_mangled_name=False)
+        # The word that it would add is in the name where it is wanted: `kernelkit.names`.
+        method.set_name_prefix(name, remove_cutlass_symbol=True, keep_mangled_name=False)
     try:
         yield
     finally:

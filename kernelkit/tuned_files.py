@@ -152,11 +152,16 @@ def place_of(tuned: Measured, machine: Machine) -> Place:
 
 
 def choices_here(tuned: Measured, device: torch.device) -> dict[str, Choice]:
-    """`text_of` a problem -> its choice, of all files that hold on a device. Where there is no file
-    of the operator, nothing is asked of the device."""
+    """`text_of` a problem -> its choice, of all files that hold on a device; none of a device that
+    is not there, as fake tensors name one. Where there is no file of the operator, nothing is asked
+    of the device."""
+    import torch
+
     folder = folder_of_user()
     own = any(_files(folder, tuned.name)) if folder else False
     if not own and not any(_files(SHIPPED, tuned.name)):
+        return {}
+    if not torch.cuda.is_available():
         return {}
     place = place_of(tuned, machine_of(device))
     found = shipped(place)

@@ -7,6 +7,7 @@ or 16 neighbouring quants, which have one scale. Neighbouring threads have neigh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kernelkit import hw
 from q8_0.blocks import BLOCK, BLOCK_BYTES, SOA
@@ -111,6 +112,8 @@ class QuantiseConfig:
 class _Warps:
     """How a CTA is shared by warps that have `rows` rows each, or `splits` of them the same."""
 
+    # H200, 4096 x 4096: one token in 6.5 instead of 7.2 us, 16 in 11.2 instead of 11.7.
+    cutlass_word: ClassVar = False  # see `kernelkit.names`
     rows: int
     tokens: int
     splits: int

@@ -26,8 +26,8 @@ from q8_0.config import (
 )
 from q8_0.launch import ARCHS, Config, compile_kernel
 from q8_0.product.choose import TUNED
+from q8_0.product.launch import candidates_for, config_for
 from q8_0.product.launch import compile_kernel as compile_product
-from q8_0.product.launch import config_for
 from q8_0.weights import Weights
 
 
@@ -94,7 +94,11 @@ def kernels_for(
             for out, bias in itertools.product(outs, {False, biases}):
                 shape = count, weights.rows
                 result = torch.empty(shape, dtype=DTYPES[out], device="meta")
-                compile_product(config_for(weights, result, arch, bias=bias), arch)
+                # Which candidate is the fastest changes with every few tiles; which there are, with
+                # thresholds.
+                of_rules = candidates_for(weights, result, arch, bias=bias)
+                for config in (*of_rules, config_for(weights, result, arch, bias=bias)):
+                    compile_product(config, arch)
         return found
 
     many = [count for count in tokens if count > MOST_TOKENS]

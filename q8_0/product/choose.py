@@ -80,6 +80,22 @@ def choose(
 ) -> ProductConfig:
     """The kernel for these sizes. aligned, vector: address and stride of weights, of the result,
     are multiples of 16 bytes. bias: whether there is one."""
+    places = {"aligned": aligned, "vector": vector, "bias": bias}
+    found = candidates(layout, out_dtype, sizes, arch, **places)
+    return found[min(found, key=lambda shape: time_of(shape, sizes, hw.SMS_OF[arch]))]
+
+
+def candidates(
+    layout: str,
+    out_dtype: str,
+    sizes: Sizes,
+    arch: str,
+    *,
+    aligned: bool,
+    vector: bool,
+    bias: bool = False,
+) -> dict[Shape, ProductConfig]:
+    """Those that it chooses from; the largest tiles stand first."""
     blocks = sizes.cols // BLOCK
     plain = ProductConfig(
         layout,
@@ -93,8 +109,7 @@ def choose(
     shapes = _shapes(layout, arch, sizes)
     # A tile of which less than a half is needed is never the fastest.
     filled = [shape for shape in shapes if shape[0] * shape[2] < 2 * sizes.tokens]
-    best = min(filled or shapes[-1:], key=lambda shape: time_of(shape, sizes, hw.SMS_OF[arch]))
-    return with_shape(plain, best, sizes, arch)
+    return {shape: with_shape(plain, shape, sizes, arch) for shape in filled or shapes[-1:]}
 
 
 def time_of(shape: Shape, sizes: Sizes, sms: int) -> float:

@@ -22,6 +22,7 @@ def alone(tmp_path, monkeypatch):
     monkeypatch.setenv(store.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setenv("PTXEMU_CACHE", str(tmp_path / "emulator"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(tuned_files, "SHIPPED", tmp_path / "shipped")
 
 
 def examined(capsys, code: int = 0) -> tuple[dict, str]:
@@ -71,6 +72,7 @@ def test_a_missing_package_is_broken(monkeypatch, capsys):
     found, text = examined(capsys, code=1)
     assert found["problems"] == ["torch is missing"]
     assert "BROKEN: torch is missing" in text
+    assert "GPU" not in text  # which nobody could look for
 
 
 def test_tables_are_listed_with_why_they_do_not_hold(capsys):

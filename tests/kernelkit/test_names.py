@@ -56,14 +56,14 @@ class Labelled(Config):
     ("a.b", Config("q", inner=Inner(8, 2)), "sm_90a", "a_b_sm90_q_h64_k8_n_group2"),
 ])  # fmt: skip
 def test_a_name_says_what_differs_from_the_default(source, config, arch, name):
-    assert kernel_name(KernelKey(source, config, arch)) == name
-    assert stem_of(f"{name}_cutlass_0") == name.partition("_sm")[0]
+    assert kernel_name(KernelKey(source, config, arch)) == f"{name}_cutlass"
+    assert stem_of(f"{name}_cutlass_0") == name.partition("_sm")[0] == stem_of(f"{name}_0")
 
 
 def test_a_long_name_ends_with_a_word():
     name = kernel_name(KernelKey("a.b", Config("x" * 80, out_dtype="y" * 30), "sm_90a"))
-    assert name == "a_b_sm90_" + "x" * 80
-    assert len(name) < LONGEST
+    assert name == f"a_b_sm90_{'x' * 80}_cutlass"
+    assert len(name.removesuffix("_cutlass")) < LONGEST
 
 
 @pytest.mark.parametrize("name", ["void gemm<16>", "nvjet_sm90", "_sm90_a", "moe_smooth_kernel"])
@@ -82,6 +82,15 @@ def test_ptx_and_host_code_have_the_name():
         wanted = f"moe_combine_sm90_k{top_k}_bf16_out_bf16_weighted"
         assert re.findall(r"\.entry (\w+)", made.ptx) == [f"{wanted}_cutlass_0"]
         assert made.name == f"{wanted}_cutlass"
+
+
+def test_a_config_may_go_without_the_word():
+    from q8_0.choose import matvec_config
+
+    config = matvec_config("soa", "bf16", "bf16", sizes=(1, 64, 1024), bias=False, sms=132)
+    made = compile_once(config, "sm_90a", "q8_0.matvec_kernel")
+    assert re.findall(r"\.entry (\w+)", made.ptx) == [f"{made.name}_0"]
+    assert "cutlass" not in made.name
 
 
 # --- ranges

@@ -264,7 +264,10 @@ def test_q8_0_keeps_its_bits():
 def other_choice(name: str, arch: str) -> tuple[dict, str, list]:
     """A choice that compiles another kernel than the rules, its problem, and that kernel."""
     rules, found = asked(name, arch, {})
-    for choice in tune.subject(name).choices(found, arch):
+    choices = tune.subject(name).choices(found, arch)
+    if name == "q8_0.product":  # of which a warm-up has all that the rules know, which stand first
+        choices = choices[::-1]
+    for choice in choices:
         keys, _ = asked(name, arch, choice)
         if keys != rules:
             return choice, text_of(found), keys

@@ -39,6 +39,8 @@ def here(tmp_path, monkeypatch) -> Path:
     """The folder of a user on the machine of PLACE, with one entry for the sources of today."""
     monkeypatch.setenv(store.VARIABLE, str(tmp_path))
     monkeypatch.setattr(tuned_files, "machine_of", lambda _: PLACE.machine)
+    monkeypatch.setattr(tuned_files, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     folder = tuned_files.folder_of_user()
     add(folder, tuned_files.place_of(DECODE, PLACE.machine), [entry(1)])
     return folder
