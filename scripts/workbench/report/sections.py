@@ -17,6 +17,7 @@ from workbench.report import (
     moe,
     prefill,
     steps,
+    tuner,
 )
 from workbench.report.documents import Document
 
@@ -207,6 +208,14 @@ SECTIONS = (
         "Weights in Q8_0",
         "Repacking, products and dequantising.",
         ("q8_0_h200.json",),
+    ),
+    Section(
+        "tuner",
+        "The tuner beside exhaustive search",
+        "What a choice of tiles costs: 110 shapes at random, each of 3 to 113 candidates.",
+        ("tuner_h200.json",),
+        _of(tuner.draw),
+        "tuner_h200.png",
     ),
     Section(
         "cycle-model",
