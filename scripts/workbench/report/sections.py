@@ -15,6 +15,7 @@ from workbench.report import (
     gpt_oss,
     map,
     moe,
+    ncu,
     prefill,
     steps,
 )
@@ -207,6 +208,15 @@ SECTIONS = (
         "Weights in Q8_0",
         "Repacking, products and dequantising.",
         ("q8_0_h200.json",),
+    ),
+    Section(
+        "ncu",
+        "What Nsight Compute says",
+        "One launch of five kernels, with the problems of scripts/nsight.py; docs/profiling.md "
+        "reads them.",
+        ("ncu_h200.csv",),
+        _of(ncu.draw),
+        "ncu.png",
     ),
     Section(
         "cycle-model",
