@@ -68,9 +68,11 @@ def test_a_row_per_launch_below_names_and_units(export, tmp_path, capsys):
 
 def test_what_is_no_such_export_is_refused(export, tmp_path, capsys):
     (tmp_path / "empty.csv").touch()
+    (tmp_path / "few.csv").write_text("Kernel Name,Grid Size\n,\none,1\n", encoding="utf-8")
     other = export("other", **{GPU: "another GPU"})
     for files, words in (
         ([tmp_path / "empty.csv"], "lacks Block Size"),
+        ([tmp_path / "few.csv"], "lacks Block Size"),
         ([tmp_path / "none.csv"], "No such file"),
         ([export("one"), other], "not of a GPU, another GPU"),
         ([export("one"), export("odd", "fortnight")], "gpu__time_duration.sum is in fortnight and"),

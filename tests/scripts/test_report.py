@@ -117,7 +117,7 @@ def launch() -> Document:
     stalls = {"wait": "1", "long_scoreboard": "6", ncu.WORK: "3"}
     row = {**dict.fromkeys((*WORDS, *METRICS), "0"), ncu.NAME: "gqa_decode_sm90_d128_cutlass_0",
            "Grid Size": "(8, 4, 1)", "Block Size": "(1, 1, 1)", "gpu__time_duration.sum": "12160",
-           **shown, **{f"{STALL}{name}{PER_ISSUE}": share for name, share in stalls.items()}}  # fmt: skip
+           **shown, **{f"{STALL}{name}{PER_ISSUE}": n for name, n in stalls.items()}}  # fmt: skip
     return Document("", HEAD, [dict.fromkeys(row, "%"), row], notes="L2 cold")
 
 
@@ -353,12 +353,13 @@ def test_the_busiest_unit_is_filled_and_the_longest_wait_first(figure):
     """That it issues is no wait of a warp. A unit that is nearly as busy is filled, too."""
     document = launch()
     document.rows[1][ncu.UNITS["L2"]] = "57.1"
-    (left, right), _ = figure(ncu.draw, document)
+    (left, right), words = figure(ncu.draw, document)
     assert [bar.get_width() for bar in left.patches] == [10, 10, 10, 57.1, 58.4]
     assert len({bar.get_facecolor() for bar in left.patches[:3]}) == 1
     assert len({bar.get_facecolor() for bar in left.patches[2:]}) == 2
     assert [bar.get_width() for bar in right.patches][:3] == [60, 10, 0]
     assert right.get_yticklabels()[0].get_text() == "long scoreboard"
+    assert "cutlass" not in words
     assert "selected" not in [label.get_text() for label in right.get_yticklabels()]
 
 
