@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernelkit.ranges import VARIABLE as RANGES
+from workbench import nsight_table
 from workbench.commands import RUN
 
 SCRIPTS = Path(__file__).resolve().parents[1]
@@ -45,6 +46,7 @@ SECTIONS = (
 )
 
 
+TABLE = "table"  # in place of a name: what nsight_table.py does
 EXAMPLE = "gpt-oss"  # a name beside those of run.py: the whole model of examples/gpt_oss
 NAMES = [*(name for name in RUN if name != "models"), EXAMPLE]  # models only runs in the emulator
 # Name -> what the kernel's name matches; each kernel of ours has its architecture in it.
@@ -146,7 +148,8 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "model of examples/gpt_oss.",
         epilog="Behind -- stand flags of run.py NAME, or of the example; without any, the problem "
         "is one of the size that people ask about. Without the tool, or with --print, the "
-        "command line is printed and nothing runs.",
+        f"command line is printed and nothing runs. `{TABLE}` in place of NAME makes a slim CSV of "
+        "reports.",
     )
     parser.add_argument("kernel", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--tool", choices=TOOLS, default="ncu", help="default: ncu")
@@ -168,7 +171,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse_arguments(sys.argv[1:] if argv is None else [*argv])
+    arguments = sys.argv[1:] if argv is None else [*argv]
+    if arguments[:1] == [TABLE]:
+        return nsight_table.main(arguments[1:])
+    options = parse_arguments(arguments)
     command = command_line(options)
     found = shutil.which(options.tool)
     if options.print or not found:

@@ -40,6 +40,8 @@ COMMANDS = {
     "moe_models.json": "python scripts/run.py models --json FILE",
     "moe_static.json": "python scripts/dump.py moe --grid --json FILE",
     "moe_tiles_b200.json": "python notes/moe_tiles.py",
+    "ncu_h200.csv": "ncu, as python scripts/nsight.py NAME starts it; slimmed by python "
+    "scripts/nsight.py table EXPORTS --out FILE",
     "published_attention_rivals.csv": OTHERS,
     "published_decode_rivals.csv": OTHERS,
     "published_fa4_b200.csv": OTHERS,

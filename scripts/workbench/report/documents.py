@@ -13,6 +13,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[3] / "results"
 UNKNOWN = "not recorded"
+HEADS = ("gpu: ", "date: ")  # comments of a CSV that are its head
 Row = dict[str, Any]
 
 
@@ -66,8 +67,10 @@ def read(name: str, folder: Path = RESULTS) -> Document:
     if name.endswith(".csv"):
         lines = text.splitlines()
         notes = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
+        head = dict(note.split(": ", 1) for note in notes if note.startswith(HEADS))
         rows = [*csv.DictReader(line for line in lines if not line.startswith("#"))]
-        return Document(name, rows=rows, notes=" ".join(notes), digest=digest)
+        words = " ".join(note for note in notes if not note.startswith(HEADS))
+        return Document(name, head, rows, notes=words, digest=digest)
     found = json.loads(text)
     if isinstance(found, dict):
         head = {key: found[key] for key in ("date", "device", "gpu") if key in found}

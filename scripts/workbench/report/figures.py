@@ -186,9 +186,19 @@ def _conformance(document: Document) -> list[Table]:
     ]
 
 
+def _ncu(document: Document) -> list[Table]:
+    """A line per metric, since there are more of them than launches."""
+    units, *launches = document.rows
+    name, *metrics = units
+    heads = ["metric", "unit", *(launch[name] for launch in launches)]
+    return [("", heads, [[each, units[each], *(launch[each] for launch in launches)]
+                         for each in metrics])]  # fmt: skip
+
+
 SPECIAL: dict[str, Callable[[Document], list[Table]]] = {
     "model_b200_attention.json": _attention,
     "model_b200_layers.json": _layers,
     "gpt_oss_h200.json": _gpt_oss,
     "conformance_h100.json": _conformance,
+    "ncu_h200.csv": _ncu,
 }

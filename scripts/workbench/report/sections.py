@@ -15,6 +15,7 @@ from workbench.report import (
     gpt_oss,
     map,
     moe,
+    ncu,
     prefill,
     steps,
     tuner,
@@ -216,6 +217,15 @@ SECTIONS = (
         ("tuner_h200.json",),
         _of(tuner.draw),
         "tuner_h200.png",
+    ),
+    Section(
+        "ncu",
+        "What Nsight Compute says",
+        "One launch of five kernels, with the problems of scripts/nsight.py; docs/profiling.md "
+        "reads them.",
+        ("ncu_h200.csv",),
+        _of(ncu.draw),
+        "ncu.png",
     ),
     Section(
         "cycle-model",
