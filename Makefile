@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=10 $(D
 QUICK  := -m "not matrix and not sweep and not hw"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick matrix sweep tiers lint wheel smoke clean
+.PHONY: help demo test quick matrix sweep tiers lint bringup wheel smoke clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,9 @@ tiers: $(STAMP)  ## tests of each package and tier, and which pairs of values th
 lint: $(STAMP)  ## ruff, and mypy where pyproject.toml asks for it
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+bringup: $(STAMP)  ## everything there is to find out on this GPU, as one file: docs/bringup.md
+	$(BIN)/python scripts/bringup.py
 
 wheel: $(STAMP)  ## wheel and sdist of this version, into out/dist
 	rm -rf out/dist

@@ -88,11 +88,11 @@ def choose_place(options: argparse.Namespace, archs: Sequence[str] = ARCHS) -> P
 
 @contextmanager
 def emulated(options: argparse.Namespace, **more: Any) -> Iterator[list[LaunchReport]]:
-    """Within the block launches are emulated as --policy and --seed say, without a limit of time;
-    those that have ended are in the list behind it. more: fields of ptxemu.Options."""
+    """Within the block launches are emulated as --policy, --seed and --arch say, without a limit of
+    time; those that have ended are in the list behind it. more: fields of ptxemu.Options."""
     asked = Options(policy=options.policy, seed=options.seed, limit=None, **more)
     launches: list[LaunchReport] = []
-    with emulation(asked) as active:
+    with emulation(asked, arch=getattr(options, "arch", None)) as active:
         try:
             yield launches
         finally:

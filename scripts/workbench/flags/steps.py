@@ -85,8 +85,8 @@ def add_family(family: str, parser: argparse.ArgumentParser) -> None:
 def add_run(step: str, parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py STEP`."""
     add_problems(parser.add_argument_group("problem"), (SMALL_ROWS,), SMALL_HIDDEN)
-    groups.add_run(parser, (), seed="inputs")
-    parser.set_defaults(steps=(step,), family=STEPS[step], arch=None)
+    groups.add_run(parser, seed="inputs")
+    parser.set_defaults(steps=(step,), family=STEPS[step])
 
 
 def add_bench(family: str, parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,222 @@
+"""What bringup.py does: the steps that are asked for, one behind the other, then file and page."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.bringup import gpu, watch
+from workbench.bringup.bundle import pack
+from workbench.bringup.page import save
+from workbench.bringup.planted import KINDS
+from workbench.bringup.session import BAD, NOT_RUN, ROOT, SKIPPED, Record, Session, identity_of
+from workbench.bringup.steps import ARCHS, FOLDER, GROUPS, JSON, Step, steps_of
+from workbench.common import refuse
+from workbench.tables import show, table
+
+OUT = Path("out/bringup")
+GONE, INTERRUPTED = 3, 130  # exit codes
+COLUMNS = (
+    ("step", "{name}"), ("", "{verdict}"), ("seconds", "{seconds:.1f}"),
+    ("", lambda row: row["about"][row["about"].rfind("\n") + 1 :][:90] * (row["verdict"] in TOLD)),
+)  # fmt: skip
+TOLD = (*BAD, SKIPPED, "refused")  # whose reason stands in the table
+# Fractions of a second say nothing in a log that is no terminal.
+TERMINAL = sys.stderr.isatty()
+
+
+def perform(options: argparse.Namespace) -> int:
+    """What the flags ask for; the exit code."""
+    arch = options.arch or (ARCHS[0] if options.emulate else _arch_here())
+    if arch not in ARCHS:
+        return refuse(f"no GPU of {', '.join(ARCHS)} here ({arch or 'none'}): --emulate rehearses")
+    if options.emulate and arch == "sm_103a":
+        return refuse("--emulate: its kernels are those of sm_100a, which is what can be emulated")
+    try:
+        steps = chosen(steps_of(arch), options.only)
+        plants = plants_of(options.plant, steps)
+    except ValueError as error:
+        return refuse(error)
+    if options.list:
+        rows = [{"name": step.name, "words": step.words, "quick": "quick" * step.quick,
+                 "seconds": step.seconds} for step in steps]  # fmt: skip
+        columns = (("step", "{name}"), ("", "{quick}"), ("limit", "{seconds} s"), ("", "{words}"))
+        show(*table(f"bring-up of {arch}", columns, rows))
+        return 0
+    session = Session(options.folder or OUT / (arch + "-emulated" * options.emulate))
+    bring_up = BringUp(session, arch, options, plants)
+    code = 0
+    if not options.bundle:
+        code = bring_up.run(steps)
+    everything = steps_of(arch)
+    document = session.document(everything, bring_up.head())
+    rows = [row for row in document["steps"] if row["verdict"] != NOT_RUN or row["about"]]
+    named = {step.name for step in steps}
+    mine = [row for row in rows if row["name"] in named]
+    show(*table(f"bring-up of {arch}", COLUMNS, mine))
+    paths = save(document, session.folder)
+    if options.bundle:
+        paths.append(pack(session, document))
+    print("\n".join(f"wrote {path}" for path in paths))
+    return code or int(any(map(is_unexpected, mine)))
+
+
+def is_unexpected(row: Mapping[str, Any]) -> bool:
+    """Whether a step did not pass, or passed with a fault that was planted in it."""
+    if row["verdict"] == NOT_RUN:
+        return False
+    return (row["verdict"] in BAD) != bool(row["planted"])
+
+
+def chosen(steps: Sequence[Step], names: Sequence[str]) -> list[Step]:
+    """Those of groups and names, or all. ValueError for a name that is none."""
+    known = {step.name for step in steps} | {*GROUPS}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--only {name}: a group ({', '.join(GROUPS)}) or a step (--list)")
+    return [step for step in steps if not names or {step.name, step.group} & {*names}]
+
+
+def plants_of(words: Sequence[str], steps: Sequence[Step]) -> dict[str, str]:
+    """Step -> the fault. ValueError for another kind, or a step that is not run."""
+    found = {}
+    for word in words:
+        kind, _, name = word.partition("=")
+        if kind not in KINDS or name not in {step.name for step in steps}:
+            raise ValueError(f"--plant {word}: one of {', '.join(KINDS)}, =, and a step (--list)")
+        found[name] = kind
+    return found
+
+
+def _arch_here() -> str:
+    """Of the GPU that torch sees; '' without one."""
+    import torch
+
+    from kernelkit.arch import ARCH_OF_CAPABILITY
+
+    if not torch.cuda.is_available():
+        return ""
+    capability = torch.cuda.get_device_capability()
+    return ARCH_OF_CAPABILITY.get(capability, f"compute capability {capability}")
+
+
+@dataclass
+class BringUp:
+    """A run over steps."""
+
+    session: Session
+    arch: str
+    options: argparse.Namespace
+    plants: dict[str, str]
+
+    def run(self, steps: Sequence[Step]) -> int:
+        """All of them; 0, or the exit code of what ended it early."""
+        for number, step in enumerate(steps, 1):
+            begin = f"[{number:3}/{len(steps)}] {step.name:28}"
+            try:
+                record = self.step(step, begin)
+            except KeyboardInterrupt:
+                _say(f"{begin} interrupted; the same command goes on here\n")
+                return INTERRUPTED
+            _say(f"{begin} {record.verdict:8} {record.seconds:7.1f} s\n")
+            if record.verdict in BAD and not self.options.emulate:
+                said = gpu.answers()
+                if said:
+                    _say(f"the GPU does not answer: {said}. Reset it or reboot, and give the same "
+                         "command: it goes on with the next step\n")  # fmt: skip
+                    return GONE
+        return 0
+
+    def step(self, step: Step, begin: str) -> Record:
+        """Run a step, where it has no record of now."""
+        reason = self.why_not(step)
+        if reason:
+            record = Record(step.name, SKIPPED, reason, when=_now())
+            if self.session.known(step.name) is None or self.plants.get(step.name):
+                self.session.keep(record)
+            return record
+        words = step.command(self.arch, emulate=self.options.emulate, places=self._places(step))
+        planted = self.plants.get(step.name, "")
+        identity = identity_of([*words, planted])
+        known = self.session.known(step.name)
+        if known and known.identity == identity and not self._again(known):
+            return known
+        self.session.place(step.name, "json").unlink(missing_ok=True)
+        wrapped = ["-m", "workbench.bringup.planted", planted, "--", *words] if planted else words
+        before = {} if self.options.emulate else gpu.state()
+        ended = watch.run(
+            [sys.executable, *wrapped], self.session.place(step.name, "log"),
+            self.options.limit or step.seconds, env=_environment(), cwd=ROOT,
+            tick=lambda seconds: _say(f"\r{begin} {seconds:5.0f} s") if TERMINAL else None,
+        )  # fmt: skip
+        _say("\r" if TERMINAL else "")
+        after = {} if self.options.emulate else gpu.state()
+        record = Record(
+            step.name, ended.verdict, ended.tail, round(ended.seconds, 2), ended.code,
+            shlex.join(["python", *wrapped]), {"before": before, "after": after}, planted,
+            identity, _now(),
+        )  # fmt: skip
+        self.session.keep(record)
+        return record
+
+    def why_not(self, step: Step) -> str:
+        """Why a step is left out here; '' where it is run."""
+        if self.options.quick and not step.quick and not self.options.only:
+            return "not among the quick ones"
+        if self.options.no_peers and step.peers:
+            return "no times of other libraries were asked for"
+        if self.options.emulate and step.why_not:
+            return f"not emulated: {step.why_not}"
+        if step.needs and not self.options.emulate and shutil.which(step.needs) is None:
+            return f"{step.needs} is not installed"
+        missing = [name for name in step.modules if not _is_there(name)]
+        return f"the package {missing[0]} is not installed" if missing else ""
+
+    def head(self) -> dict[str, Any]:
+        """What the document begins with."""
+        here = self.session.figures("doctor.here") or {}
+        gpus = here.get("gpus") or [{}]
+        name = "emulator" if self.options.emulate else gpus[0].get("name", "GPU")
+        return {"date": time.strftime("%Y-%m-%d"), "arch": self.arch, "gpu": {"name": name},
+                "emulated": self.options.emulate, "versions": here.get("packages", {}),
+                "driver": here.get("driver"), "system": platform.system()}  # fmt: skip
+
+    def _again(self, known: Record) -> bool:
+        again = self.options.again
+        return again == "all" or (again == "bad" and known.verdict != watch.PASSED)
+
+    def _places(self, step: Step) -> dict[str, str]:
+        folder = self.session.folder.resolve()
+        return {JSON: str(folder / f"{step.name}.json"), FOLDER: str(folder)}
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:
+        return False
+
+
+def _environment() -> dict[str, str]:
+    """With this checkout first."""
+    here = [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, here)),
+            "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}  # fmt: skip
+
+
+def _say(words: str) -> None:
+    print(words, end="", file=sys.stderr, flush=True)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S")
