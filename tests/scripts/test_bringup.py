@@ -20,6 +20,7 @@ from workbench.bringup.session import NOT_RUN, SKIPPED, Record, Session, identit
 from workbench.bringup.steps import ARCHS, GROUPS, JSON, Step, steps_of
 
 PYTHON = "-c"
+HOMES = "/home"
 PASSES = Step("doctor.passes", "", (PYTHON, "print('fine')"))
 WRONG = Step("kernels.wrong", "", (PYTHON, "print('3 differ'); raise SystemExit(1)"))
 REFUSES = Step("kernels.refuses", "", (PYTHON, "raise SystemExit(2)"))
@@ -288,7 +289,7 @@ def test_the_page_has_every_step_and_says_what_is_wrong(begin, tmp_path):
 def test_a_bundle_says_nothing_of_the_machine(begin, monkeypatch, tmp_path):
     monkeypatch.setattr(bundle.getpass, "getuser", lambda: "grace")
     monkeypatch.setattr(bundle.socket, "gethostname", lambda: "lab-node-7")
-    said = f"print('{bundle.ROOT}/x.py of grace on lab-node-7, /home/linus/y; gracefully')"
+    said = f"print('{bundle.ROOT}/x.py of grace on lab-node-7, {HOMES}/linus/y; gracefully')"
     made = begin()
     made.run([replace(PASSES, argv=(PYTHON, said))])
     document = made.session.document([PASSES], made.head())
@@ -306,7 +307,7 @@ def test_a_bundle_says_nothing_of_the_machine(begin, monkeypatch, tmp_path):
             assert "linus" not in text, name
             assert str(bundle.ROOT) not in text, name
     (log,) = (data.decode() for name, data in texts.items() if name.endswith("passes.log"))
-    assert log == "REPOSITORY/x.py of USER on HOST, /home/USER/y; gracefully\n"
+    assert log == f"REPOSITORY/x.py of USER on HOST, {HOMES}/USER/y; gracefully\n"
 
 
 def test_a_torn_record_is_none(tmp_path):
