@@ -7,13 +7,16 @@ wrong and 2 where it refuses, and writes its figures as JSON.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+
+from workbench.bringup.assumptions import problems
 
 HOPPER = "sm_90a"
 ARCHS = ("sm_100a", "sm_103a", HOPPER)
 GROUPS = {
     "doctor": "what is here, and what will run where",
     "instructions": "every form that kernels use, beside the emulator's bits",
+    "assumptions": "what no kernel known to run there shows, each by a problem that needs it",
     "kernels": "kernels from small to large, beside their references",
     "random": "random problems, each twice, beside fp64",
     "sanitizer": "compute-sanitizer on small problems",
@@ -48,7 +51,6 @@ class Step:
     needs: str = ""
     modules: tuple[str, ...] = ()
     archs: tuple[str, ...] = ARCHS
-    kernels: tuple[str, ...] = field(default=())
 
     @property
     def group(self) -> str:
@@ -70,8 +72,8 @@ LARGE = "too large for the emulator"
 
 def steps_of(arch: str) -> list[Step]:
     """All of an architecture, in the order in which they are run."""
-    found = [*_doctor(), *_instructions(), *_kernels(), *_random(), *_sanitizer(), *_rates(),
-             *_speed(), *_model(), *_profiles()]  # fmt: skip
+    found = [*_doctor(), *_instructions(), *_assumptions(), *_kernels(), *_random(), *_sanitizer(),
+             *_rates(), *_speed(), *_model(), *_profiles()]  # fmt: skip
     return [step for step in found if arch in step.archs]
 
 
@@ -104,6 +106,15 @@ def _run(kind: str, name: str, flags: str, **more: object) -> Step:
         emulated=_EMULATED, native=_NATIVE,
     )  # fmt: skip
     return replace(step, **more)  # type: ignore[arg-type]
+
+
+def _assumptions() -> Iterator[Step]:
+    """Of tensor memory and its products, which Hopper has not."""
+    for name, kind, flags, words in problems():
+        yield _run(
+            kind, name, flags, name=f"assumptions.{name}", words=words, quick=True,
+            archs=("sm_100a", "sm_103a"),
+        )  # fmt: skip
 
 
 # Name -> (of run.py, flags): small, and such that each adds one thing.
