@@ -1,4 +1,5 @@
-"""What a wheel should hold: the Python of the packages, a mark that they are typed, metadata."""
+"""What a wheel should hold: the Python of the packages, their tables in JSON, a mark that they are
+typed, metadata."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from workbench.house.source import PACKAGES, files
 
 def expected() -> set[str]:
     """Names of the files that the wheel installs beside its metadata."""
-    ours = {str(path) for path in files(".py") if path.parts[0] in PACKAGES}
+    ours = {str(path) for path in files(".py", ".json") if path.parts[0] in PACKAGES}
     return ours | {f"{package}/py.typed" for package in PACKAGES}
 
 
