@@ -148,10 +148,10 @@ SMALL = {
     "gqa-e4m3": ("gqa", "--kv-len 500 --kv-dtype e4m3 --scales"),
     "q8_0": ("q8_0", "--shapes 136x256 --tokens 1 3 17 130"),
     "kvcache": ("kvcache", ""),
-    "compress": ("compress", "--rows 64"),
+    "compress": ("compress", "--rows 9"),
     "query": ("query", "--rows 9"),
-    "score": ("score", "--rows 256"),
-    "topk": ("topk", "--rows 256"),
+    "score": ("score", "--rows 3"),
+    "topk": ("topk", "--rows 3"),
     "dsv4": ("dsv4", "--steps 2 --requests 1"),
 }
 QUICK = ("append", "merge", "route", "quantise", "fmha-base", "fmha-pingpong", "fmha-256",
@@ -167,6 +167,8 @@ HEADLINES = {
     "fmha-gpt-oss": ("fmha", "--shape 1,2k,2k,64,8 --head-dim 64 --window 127,0 --sinks"),
     "gqa-8k": ("gqa", "--batch 1 --kv-len 8k --q-heads 64 --kv-heads 8"),
     "gqa-64x8k": ("gqa", "--batch 64 --kv-len 8k --q-heads 64 --kv-heads 8"),
+    **{f"{name}-4k": (name, "--rows 4k") for name in ("append", "gather", "compress", "route")},
+    **{f"{name}-1k": (name, "--rows 1k") for name in ("score", "topk")},
     "moe-gpt-oss": ("moe", "--model gpt-oss-120b --tokens 64 --format mxfp4 --activations bf16"),
 }
 
