@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 MEDIUM, LOW_MEDIUM, LOW = "medium", "low to medium", "low"
 _LAYER = "--hidden 256 --intermediate 128 --experts 4 --top-k 2"
+_WIDE = "--hidden 256 --intermediate 128 --experts 2 --top-k 2"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ ASSUMPTIONS = (
         "accumulator-columns", MEDIUM,
         "accumulators of 256 columns begin at multiples of 16 columns of tensor memory",
         "no rule was found; nothing known begins at less than 16 with N = 256",
-        "moe", f"--tokens 200 --format mxfp8 {_LAYER}", mended=True,
+        "moe", f"--tokens 300 --tile-n 256 --format mxfp8 {_WIDE}", mended=True,
     ),
     Assumption(
         "pair-allocation", LOW_MEDIUM,

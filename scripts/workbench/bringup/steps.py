@@ -111,10 +111,8 @@ def _run(kind: str, name: str, flags: str, **more: object) -> Step:
 def _assumptions() -> Iterator[Step]:
     """Of tensor memory and its products, which Hopper has not."""
     for name, kind, flags, words in problems():
-        yield _run(
-            kind, name, flags, name=f"assumptions.{name}", words=words, quick=True,
-            archs=("sm_100a", "sm_103a"),
-        )  # fmt: skip
+        step = _run(kind, name, flags, words=words, quick=True, archs=("sm_100a", "sm_103a"))
+        yield replace(step, name=f"assumptions.{name}")
 
 
 # Name -> (of run.py, flags): small, and such that each adds one thing.

@@ -129,7 +129,10 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py moe`."""
     add_layer(parser)
-    groups.add_tolerance(groups.add_run(parser, MIXED_ARCHS))
+    group = groups.add_run(parser, MIXED_ARCHS)
+    groups.add_tolerance(group)
+    words = f"columns of a tile of packed experts, one of {TILE_N}"
+    add(group, "tile-n", words, type=int, choices=TILE_N, shown="by sizes")
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from kernelkit.tuned import forcing
 from moe import PackedExperts, Quantized, Scales, fused_moe, reference
+from moe.choose import TUNED
 from moe.formats import FORMATS
 from ptxemu.host.command_line import checking
 from ptxemu.report import Report
@@ -61,10 +64,11 @@ def run(
     scales = Scales(**{name: _to(device, value) for name, value in vars(layer.scales).items()})
     given = {"activation": layer.form, "scales": scales, "tile_rows": layer.tile_rows}
 
-    def step() -> partial:
+    def step() -> Callable[..., torch.Tensor]:
         """Of weights of its own."""
         weights = layer.weights(_experts_to(device, experts))
-        return partial(fused_moe, x, weights, logits, layer.router, **given)
+        call = partial(fused_moe, x, weights, logits, layer.router, **given)
+        return call if options.tile_n is None else _forced(call, options.tile_n)
 
     first, start = step(), time.perf_counter()
     with (
@@ -82,6 +86,16 @@ def run(
         more = sets_here(experts.nbytes) - 1
         return found | figures(cold_and_warm([first, *(step() for _ in range(more))]))
     return found | {"launches": len(launches), "instructions": instructions(launches)}
+
+
+def _forced(call: Callable[..., torch.Tensor], tile_n: int) -> Callable[..., torch.Tensor]:
+    """With tiles of so many columns, which `fused_moe` leaves to sizes."""
+
+    def inside(**more: Any) -> torch.Tensor:
+        with forcing(TUNED.name, {"tile_n": tile_n}):
+            return call(**more)
+
+    return inside
 
 
 def _to(device: str, value: Any) -> Any:
