@@ -38,6 +38,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     words = "folder of the records; default: out/bringup/ARCH"
     parser.add_argument("--folder", type=Path, help=words)
     parser.add_argument("--bundle", action="store_true", help="pack what there is; nothing is run")
+    words = "write the README's table of what ran where, by results/; nothing is run"
+    parser.add_argument("--table", action="store_true", help=words)
     words = f"a fault on purpose in a step, to rehearse: {', '.join(KINDS)}"
     parser.add_argument("--plant", nargs="+", default=[], metavar="KIND=STEP", help=words)
     words = "seconds of a step at most; default: each has its own"

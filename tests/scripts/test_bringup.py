@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.bringup import bundle, gpu, page, perform, planted, steps, watch
+from workbench.bringup import bundle, gpu, page, perform, planted, steps, watch, where
 from workbench.bringup.session import NOT_RUN, SKIPPED, Record, Session, identity_of
 from workbench.bringup.steps import ARCHS, GROUPS, JSON, Step, steps_of
 
@@ -39,9 +39,9 @@ ALL = [PASSES, WRONG, REFUSES, DIES, HANGS, WRITES]
 
 
 def flags(**given: object) -> argparse.Namespace:
-    plain = {"arch": "sm_90a", "emulate": False, "quick": False, "only": [], "no_peers": False,
-             "list": False, "again": None, "folder": None, "bundle": False, "plant": [],
-             "limit": None}  # fmt: skip
+    plain = dict.fromkeys(("emulate", "quick", "no_peers", "list", "bundle", "table"), False)
+    plain |= {"arch": "sm_90a", "only": [], "plant": []}
+    plain |= dict.fromkeys(("again", "folder", "limit"))
     return argparse.Namespace(**plain | given)
 
 
@@ -338,6 +338,40 @@ def test_limits_that_are_not_those_of_the_plan_are_said():
     (words,) = surprises({**here, "registers_per_sm": 1}, "sm_90a")
     assert words.startswith("registers_per_sm is 1, kernelkit.hw has")
     assert surprises({}, "sm_90a") == [] == surprises(here, None)
+
+
+def steps_that(verdict: str, *names: str) -> list[dict]:
+    return [{"name": name, "verdict": verdict} for name in names]
+
+
+def test_the_table_of_what_ran_where():
+    """Counts what ran, leaves out what did not, and says that nobody has run a B200."""
+    rows = steps_that("passed", "kernels.fmha-128", "kernels.gqa-1", "random.fmha")
+    rows += steps_that("wrong", "kernels.gqa-2") + steps_that(SKIPPED, "kernels.gqa-4")
+    here = {"gpu": {"name": "NVIDIA H200"}, "emulated": False, "arch": "sm_90a"}
+    here |= {"date": "2026-12-24", "steps": rows}
+    text = where.table([here])
+    assert text.startswith("|  | H200, native, 2026-12-24 | B200, native |\n| --- | --- | --- |\n")
+    assert "| `fmha.attention` | all 2 right | not run by anybody yet |" in text
+    assert "| `gqa_lowlatency.decode` | 1 of 2 right |" in text
+    assert "| `q8_0` | - |" in text
+    blackwell = {**here, "gpu": {"name": "NVIDIA B200"}, "arch": "sm_100a"}
+    assert "not run by anybody" not in where.table([here, blackwell])
+    page = f"before {where.BEGIN} old {where.END} after"
+    assert where.with_table(page, [here]).startswith(f"before {where.BEGIN}\n\n| ")
+    with pytest.raises(ValueError, match="has no"):
+        where.with_table("", [here])
+
+
+def test_the_readme_has_the_table_of_today():
+    text = where.README.read_text(encoding="utf-8")
+    assert where.with_table(text, where.documents()) == text
+
+
+def test_every_row_of_the_table_has_steps():
+    names = [step.name for arch in ARCHS for step in steps_of(arch)]
+    for beginnings in where.ROWS.values():
+        assert all(any(name.startswith(word) for name in names) for word in beginnings)
 
 
 def test_the_emulator_is_brought_up_by_names_that_it_has(capsys):

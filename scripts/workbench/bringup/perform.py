@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.bringup import gpu, watch
+from workbench.bringup import gpu, watch, where
 from workbench.bringup.bundle import pack
 from workbench.bringup.page import save
 from workbench.bringup.planted import KINDS
@@ -37,6 +37,10 @@ TERMINAL = sys.stderr.isatty()
 
 def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; the exit code."""
+    if options.table:
+        text = where.README.read_text(encoding="utf-8")
+        where.README.write_text(where.with_table(text, where.documents()), encoding="utf-8")
+        return 0
     arch = options.arch or (ARCHS[0] if options.emulate else _arch_here())
     if arch not in ARCHS:
         return refuse(f"no GPU of {', '.join(ARCHS)} here ({arch or 'none'}): --emulate rehearses")

@@ -262,10 +262,10 @@ def _speed() -> Iterator[Step]:
 
 
 def _model() -> Iterator[Step]:
-    for name, source in (("gqa", "speed.gqa"), ("kvcache", "speed.kvcache")):
+    for name in ("gqa", "kvcache", "dsv4", "merge", "moe"):
         yield Step(
             f"model.{name}", "modelled beside measured",
-            ("scripts/cycles.py", "beside", f"{FOLDER}/{source}.json", "--parameters",
+            ("scripts/cycles.py", "beside", f"{FOLDER}/speed.{name}.json", "--parameters",
              f"{FOLDER}/rates.parameters.json", "--limit", "20", "--perturbed", "2",
              "--plot", f"{FOLDER}/model.{name}.png", "--json", JSON),
             900, why_not=NO_TIMES,
@@ -277,6 +277,6 @@ def _profiles() -> Iterator[Step]:
                  "route", "combine", "merge", "q8_0"):  # fmt: skip
         yield Step(
             f"profiles.{name}", "ncu of its headline problem",
-            ("scripts/nsight.py", name, "--out", f"{FOLDER}/profiles/{name}"), 240,
+            ("-m", "workbench.bringup.profile", name, f"{FOLDER}/profiles"), 240,
             why_not=NO_TIMES, needs="ncu",
         )  # fmt: skip
