@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import signal
+import subprocess
 import sys
 import tarfile
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from workbench.bringup import bundle, gpu, page, perform, planted, steps, watch, where
-from workbench.bringup.session import NOT_RUN, SKIPPED, Record, Session, identity_of
+from workbench.bringup.session import NOT_RUN, ROOT, SKIPPED, Record, Session, identity_of
 from workbench.bringup.steps import ARCHS, GROUPS, JSON, Step, steps_of
 
 PYTHON = "-c"
@@ -148,6 +149,31 @@ def test_an_interrupt_loses_nothing(begin, monkeypatch):
         assert made.run([WRITES]) == perform.INTERRUPTED
     assert verdicts(made)["passes"] == "passed"
     assert verdicts(made)["writes"] == NOT_RUN
+
+
+def test_a_signal_ends_the_step_as_well(tmp_path):
+    """A terminal that is closed leaves nothing on the GPU."""
+    begin = ("import sys; from workbench.bringup import steps, perform, gpu\n"
+             "gpu.state = dict\n"
+             "argv = ('-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(600)')\n"
+             "perform.steps_of = lambda arch: [steps.Step('doctor.x', '', argv)]\n"
+             "import bringup; sys.exit(bringup.main(sys.argv[1:]))")  # fmt: skip
+    folder = tmp_path / "session"
+    process = subprocess.Popen(
+        [sys.executable, "-c", begin, "--arch", "sm_90a", "--folder", str(folder)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])},
+    )  # fmt: skip
+    log = folder / "doctor.x.log"
+    for _ in range(600):
+        if log.exists() and log.read_text().strip():
+            break
+        time.sleep(0.1)
+    child = int(log.read_text())
+    process.terminate()
+    assert process.wait(60) == perform.INTERRUPTED
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
 
 
 @pytest.mark.parametrize(("given", "step", "words"), [

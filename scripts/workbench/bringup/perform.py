@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -125,6 +126,8 @@ class BringUp:
 
     def run(self, steps: Sequence[Step]) -> int:
         """All of them; 0, or the exit code of what ended it early."""
+        for number in (signal.SIGTERM, signal.SIGHUP):  # as by a closed terminal: ends the step too
+            signal.signal(number, signal.default_int_handler)
         for number, step in enumerate(steps, 1):
             begin = f"[{number:3}/{len(steps)}] {step.name:28}"
             try:
