@@ -43,6 +43,7 @@ from kernelkit.pipelines import (
     publish_barriers,
 )
 from kernelkit.registers import set_registers
+from kernelkit.tmem import order_before_signal
 from kernelkit.warps import Role
 
 
@@ -83,6 +84,7 @@ class AttentionSm100(Forward):
         elif warp <= self.correction.role.last_warp:
             self.correction.run(self.enter(self.correction.role, prologue))
             # The last O has been waited for, so no MMA is in flight; all rows have been read.
+            order_before_signal()
             cute.arch.barrier(barrier_id=FREE_BARRIER, number_of_threads=owner.threads)
         elif warp == self.mma.role.first_warp:
             scope = self.enter(self.mma.role, prologue)

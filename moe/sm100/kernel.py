@@ -22,6 +22,7 @@ from kernelkit.pipelines import (
     publish_barriers,
     tma_group,
 )
+from kernelkit.tmem import order_before_signal
 from moe.config import GroupedConfig
 from moe.sm100.args import Buffers, Numbers, Operands, Pipes, Scope, Sizes, Tensors
 from moe.sm100.boxes import describe_w, scale_box, x_box
@@ -103,6 +104,7 @@ class GroupedGemm:
             self.load.run(scope)
         else:
             self.scheduler.run(scope)
+        order_before_signal()
         cute.arch.sync_threads()
         meet_before_exit(plan.edges)
         if warp == self.epilogue.role.last_warp:
