@@ -77,3 +77,21 @@ def test_what_uses_tensor_memory_is_ordered_before_its_end(name):
     assert barrier < last(found, r"tcgen05\.dealloc")
     used = last(found[:barrier], r"(@\S+ )?tcgen05\.")
     assert found[used] == "tcgen05.fence::before_thread_sync;"
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if "pair" in name])
+def test_tensor_memory_of_a_pair_is_allocated_where_the_peer_is_known_to_run(name):
+    """Behind a cluster barrier, and in front of a barrier behind which the address is read."""
+    found = instructions(name)
+    places = [
+        next(place for place, line in enumerate(found) if re.match(pattern, line))
+        for pattern in (
+            r"barrier\.cluster\.arrive",
+            r"barrier\.cluster\.wait",
+            r"tcgen05\.alloc\.cta_group::2",
+            r"tcgen05\.fence::before_thread_sync",
+            rf"bar(rier)?\.sync {ALL_THREADS}\b",
+            r"tcgen05\.fence::after_thread_sync",
+        )
+    ]
+    assert places == sorted(places)
