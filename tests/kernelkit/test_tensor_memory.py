@@ -24,6 +24,7 @@ from kernelkit.compile import compile_once
 from moe.config import GroupedConfig
 from moe.mixed.config import MixedConfig
 from moe.mixed.launch import KERNELS as MIXED
+from ptxemu.machine.umma_desc import smem_desc
 
 ALL_THREADS = 0
 SCORES = BlockScaledConfig("indexer_fp4", 64, 1, "fp32", box=32)
@@ -95,3 +96,16 @@ def test_tensor_memory_of_a_pair_is_allocated_where_the_peer_is_known_to_run(nam
         )
     ]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", ["grouped pair", "scores"])
+def test_descriptors_of_scale_factors(name):
+    """Of every copy to tensor memory: what is beside the address is a constant."""
+    found = instructions(name)
+    copied = [re.search(r"(%rd\d+);", line)[1] for line in found if line.startswith("tcgen05.cp")]
+    assert copied
+    for register in copied:
+        constants = [re.match(rf"or\.b64 {register}, %rd\d+, (\d+);", line) for line in found]
+        (constant,) = filter(None, constants)
+        desc = smem_desc(int(constant[1]))
+        assert (desc.start, desc.leading, desc.stride, desc.swizzle.bits) == (0, 16, 128, 0)
