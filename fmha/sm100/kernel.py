@@ -69,10 +69,10 @@ class AttentionSm100(Forward):
         pipes = Pipes(**make_pipelines(self.plan.edges, barriers))
         is_two = self.plan.layout.ctas == 2
         owner = self.correction.role  # of O: the last to read tensor memory
-        announce_barriers(self.plan.edges)
         if cutlass.const_expr(self.plan.config.q_terms == 1):
             if warp <= self.softmax.role.last_warp:
                 self.softmax.clear_rows_left_over(smem)
+        announce_barriers(self.plan.edges)
         meet_peer(self.plan.edges)
         if warp == owner.first_warp:
             cute.arch.alloc_tmem(self.plan.tmem.allocated, tmem_base, is_two_cta=is_two)
