@@ -193,11 +193,11 @@ def publish_barriers(plan: EdgePlan) -> None:
     """All threads: barriers, and what else the CTA wrote to its shared memory, can be used.
 
     Between the CTAs of a pair only barriers are ordered. Who allocates tensor memory of a pair
-    takes the three steps, the allocation in front of the last.
+    takes the three steps in another order: the allocation behind the peer, in front of its CTA.
     """
     announce_barriers(plan)
-    meet_peer(plan)
     cute.arch.sync_threads()
+    meet_peer(plan)
 
 
 @cute.jit
