@@ -160,7 +160,6 @@ def set_up(plan: Plan) -> Chip:
 @cute.jit
 def tear_down(plan: Plan, chip: Chip) -> None:
     """All threads: free tensor memory once every row has been read."""
-    tmem.order_before_signal()
     cute.arch.sync_threads()
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
         cute.arch.dealloc_tmem(chip.tmem, plan.tmem.allocated)
