@@ -10,8 +10,9 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import tcgen05
 
-# Of a matrix descriptor: version 1, no swizzle, 8 rows of 16 bytes every 128 bytes.
-_DESCRIPTOR = (1 << 46) | (128 >> 4 << 32)
+# Of a matrix descriptor: version 1, no swizzle, 8 rows of 16 bytes every 128 bytes. The next 16
+# bytes of a row would be 16 further on; there are none, but CUTLASS's descriptors say the same.
+_DESCRIPTOR = (1 << 46) | (128 >> 4 << 32) | (16 >> 4 << 16)
 
 
 @cute.jit

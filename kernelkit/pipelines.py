@@ -167,7 +167,7 @@ class Ring(Event):
 def make_pipelines(plan: EdgePlan, storage: cute.Pointer) -> dict[str, Event]:
     """Initialise the barriers of all edges, in plan order from `storage` on (warp 0 does it).
 
-    `publish_barriers` must follow before any of them is used.
+    `publish_barriers`, or the three steps of it, must follow before any of them is used.
     """
     pipelines, cursor = {}, 0
     for edge in plan.edges:
@@ -192,12 +192,26 @@ def _barriers(pointer: cute.Pointer, completion: Completion, plan: EdgePlan) -> 
 def publish_barriers(plan: EdgePlan) -> None:
     """All threads: barriers, and what else the CTA wrote to its shared memory, can be used.
 
-    Between the CTAs of a pair only barriers are ordered.
+    Between the CTAs of a pair only barriers are ordered. Who allocates tensor memory of a pair
+    takes the three steps in another order: the allocation behind the peer, in front of its CTA.
     """
+    announce_barriers(plan)
+    cute.arch.sync_threads()
+    meet_peer(plan)
+
+
+@cute.jit
+def announce_barriers(plan: EdgePlan) -> None:
+    """All threads, before what else they prepare: the barriers are initialised, the CTA runs."""
     cute.arch.mbarrier_init_fence()
     if cutlass.const_expr(plan.ctas == 2):
         cute.arch.cluster_arrive_relaxed()
-    cute.arch.sync_threads()
+
+
+@cute.jit
+def meet_peer(plan: EdgePlan) -> None:
+    """All threads, behind `announce_barriers`: the peer runs, which who allocates tensor memory of
+    both has to know, and its barriers are initialised. Nothing in a single CTA."""
     if cutlass.const_expr(plan.ctas == 2):
         cute.arch.cluster_wait()
 

@@ -37,12 +37,14 @@ from kernelkit import hw
 from kernelkit.buffers import buffer_at
 from kernelkit.dependent import follow
 from kernelkit.pipelines import (
+    announce_barriers,
     in_leader,
     make_pipelines,
     meet_before_exit,
-    publish_barriers,
+    meet_peer,
 )
 from kernelkit.registers import set_registers
+from kernelkit.tmem import order_after_wait, order_before_signal
 from kernelkit.warps import Role
 
 
@@ -67,13 +69,17 @@ class AttentionSm100(Forward):
         pipes = Pipes(**make_pipelines(self.plan.edges, barriers))
         is_two = self.plan.layout.ctas == 2
         owner = self.correction.role  # of O: the last to read tensor memory
-        if warp == owner.first_warp:
-            cute.arch.alloc_tmem(self.plan.tmem.allocated, tmem_base, is_two_cta=is_two)
-            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=is_two)
         if cutlass.const_expr(self.plan.config.q_terms == 1):
             if warp <= self.softmax.role.last_warp:
                 self.softmax.clear_rows_left_over(smem)
-        publish_barriers(self.plan.edges)
+        announce_barriers(self.plan.edges)
+        meet_peer(self.plan.edges)
+        if warp == owner.first_warp:
+            cute.arch.alloc_tmem(self.plan.tmem.allocated, tmem_base, is_two_cta=is_two)
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=is_two)
+            order_before_signal()
+        cute.arch.sync_threads()
+        order_after_wait()
         if cutlass.const_expr(self.plan.config.pdl):
             follow()
         prologue = Prologue(smem, tma, tensors, scalars, pipes)
@@ -83,6 +89,7 @@ class AttentionSm100(Forward):
         elif warp <= self.correction.role.last_warp:
             self.correction.run(self.enter(self.correction.role, prologue))
             # The last O has been waited for, so no MMA is in flight; all rows have been read.
+            order_before_signal()
             cute.arch.barrier(barrier_id=FREE_BARRIER, number_of_threads=owner.threads)
         elif warp == self.mma.role.first_warp:
             scope = self.enter(self.mma.role, prologue)

@@ -16,12 +16,14 @@ from kernelkit.boxes import ROWS_FIRST, describe, reorder
 from kernelkit.buffers import buffer_at
 from kernelkit.dependent import follow
 from kernelkit.pipelines import (
+    announce_barriers,
     in_leader,
     make_pipelines,
     meet_before_exit,
-    publish_barriers,
+    meet_peer,
     tma_group,
 )
+from kernelkit.tmem import order_after_wait, order_before_signal
 from moe.config import GroupedConfig
 from moe.sm100.args import Buffers, Numbers, Operands, Pipes, Scope, Sizes, Tensors
 from moe.sm100.boxes import describe_w, scale_box, x_box
@@ -80,13 +82,17 @@ class GroupedGemm:
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
         tmem_base = self.buffer(smem, "tmem_base", Int32)
         pipes = Pipes(**make_pipelines(plan.edges, self.buffer(smem, "barriers", Int64)))
-        if warp == self.epilogue.role.last_warp:
-            cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base, is_two_cta=is_two)
-            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=is_two)
+        announce_barriers(plan.edges)
         if warp == self.load.role.first_warp:
             for tensor in vars(operands).values():
                 cpasync.prefetch_descriptor(tensor.atom)
-        publish_barriers(plan.edges)
+        meet_peer(plan.edges)
+        if warp == self.epilogue.role.last_warp:
+            cute.arch.alloc_tmem(plan.tmem.allocated, tmem_base, is_two_cta=is_two)
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=is_two)
+            order_before_signal()
+        cute.arch.sync_threads()
+        order_after_wait()
         if cutlass.const_expr(self.config.pdl and not self.config.w_ready):
             follow()
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_base)
@@ -103,6 +109,7 @@ class GroupedGemm:
             self.load.run(scope)
         else:
             self.scheduler.run(scope)
+        order_before_signal()
         cute.arch.sync_threads()
         meet_before_exit(plan.edges)
         if warp == self.epilogue.role.last_warp:

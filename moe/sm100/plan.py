@@ -33,6 +33,9 @@ GROUP_ATOMS = 4
 BARRIER_BYTES = 512
 PIECE_BYTES = 64  # of a row of the output, that a warp stores together
 PAD = 4  # fp32 behind a row of the transposed accumulator, so that its columns are in all banks
+# Columns: accumulators of 256 that share some begin at multiples of it. The manual states no rule;
+# no kernel that is known to run on hardware begins one of that size at a smaller multiple.
+ACC_ALIGN = 16
 
 ROLES = RolePlan(
     (
@@ -209,8 +212,12 @@ class GroupedPlan:
 
     @property
     def second(self) -> int:
-        """Column at which the second accumulator begins."""
-        return hw.TMEM_COLUMNS - self.scale_columns - self.n if self.shares_columns else self.n
+        """Column at which the second accumulator begins: where they share columns, the last one
+        that leaves room for it and for the scale factors."""
+        if not self.shares_columns:
+            return self.n
+        last = hw.TMEM_COLUMNS - self.scale_columns - self.n
+        return last // ACC_ALIGN * ACC_ALIGN
 
     @property
     def acc_stages(self) -> int:

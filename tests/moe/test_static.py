@@ -10,7 +10,7 @@ import pytest
 
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, resources, tools_found
 from kernelkit import hw
-from moe.config import GRANULARITIES, OUT_BITS, TILE_N, TILE_ROWS, GroupedConfig
+from moe.config import GRANULARITIES, OUT_BITS, PART, TILE_N, TILE_ROWS, GroupedConfig
 from moe.formats import FORMATS
 from moe.launch import compile_for
 from moe.sm100.plan import ROLES, make_plan
@@ -27,8 +27,8 @@ MEMORY = {
     (64, 128): ((6, 28_672, 160), (7, 26_624, 144), (7, 25_600, 136)),
     (128, 128): ((6, 36_864, 288), (6, 34_816, 272), (6, 33_792, 264)),
     (256, 128): ((7, 28_672, 288), (8, 26_624, 272), (8, 25_600, 264)),
-    (128, 256): ((4, 55_296, 512), (4, 52_224, 512), (4, 50_688, 512)),
-    (256, 256): ((5, 38_912, 512), (6, 35_840, 512), (6, 34_304, 512)),
+    (128, 256): ((4, 55_296, 512), (4, 52_224, 504), (4, 50_688, 508)),
+    (256, 256): ((5, 38_912, 512), (6, 35_840, 504), (6, 34_304, 508)),
 }
 TILES = tuple(MEMORY)
 SHAPES = [{"tile_rows": rows, "tile_n": columns} for rows, columns in TILES]
@@ -108,6 +108,20 @@ def test_shared_and_tensor_memory(tile, fmt):
         assert plan.group_bytes == plan.group * scales
         assert plan.group in (1, 2, 4)
         assert plan.group * plan.atoms <= 4
+
+
+@pytest.mark.parametrize(("fmt", "column"), [("nvfp4", 208), ("mxfp4", 224), ("mxfp8", 240)])
+@pytest.mark.parametrize("rows", [128, 256])
+def test_accumulators_that_share_columns(fmt, column, rows):
+    """The second one begins at a multiple of 16, and what they share is in the part of either that
+    the epilogue has read when it lets the next product begin."""
+    plan = make_plan(GroupedConfig(fmt, tile_rows=rows, tile_n=256))
+    assert plan.shares_columns
+    begin, end = plan.tmem["acc1_begin"], plan.tmem["acc1"].end
+    assert begin.begin == plan.second == column
+    assert begin.end == plan.tmem["acc0"].end == plan.tmem["acc1"].begin == plan.n
+    assert plan.tmem["x_scales"].begin == end == plan.second + plan.n
+    assert begin.columns <= PART
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)

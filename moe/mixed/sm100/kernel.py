@@ -17,6 +17,7 @@ from kernelkit import hw
 from kernelkit.buffers import buffer_at
 from kernelkit.dependent import follow
 from kernelkit.pipelines import make_pipelines, publish_barriers
+from kernelkit.tmem import order_before_signal
 from moe.mixed.config import MixedConfig
 from moe.mixed.device.args import Scope, Share, Sizes, Tensors
 from moe.mixed.device.product import Product
@@ -77,6 +78,7 @@ class MixedGemm(Product):
             self.scheduler.run(scope)
         elif cutlass.const_expr(self.config.gather):
             self.gather.run(scope)
+        order_before_signal()
         cute.arch.sync_threads()
         if warp == self.epilogue.role.last_warp:
             cute.arch.dealloc_tmem(tmem, plan.tmem.allocated)

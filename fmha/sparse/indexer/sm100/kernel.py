@@ -34,6 +34,7 @@ from kernelkit.buffers import buffer_at
 from kernelkit.device_table import DeviceTable
 from kernelkit.param_table import ParamTable
 from kernelkit.pipelines import make_pipelines, publish_barriers
+from kernelkit.tmem import order_before_signal
 from kernelkit.words import vector_at
 
 QUARTER = 32  # rows of an atom whose words are not beside each other
@@ -109,6 +110,7 @@ class BlockScaledScores:
 
         if cta * KEYS < most_of(spans):  # otherwise no tile is this CTA's
             self.play(scope, warp)
+        order_before_signal()
         cute.arch.sync_threads()
         if warp == owner:
             cute.arch.dealloc_tmem(buffers.tmem, plan.tmem.allocated)
