@@ -112,8 +112,8 @@ ASSUMPTIONS = (
         "barriers-of-pairs", LOW,
         "arrivals at the peer's barriers and waits for them name the scope of a CTA, and fences of "
         "tcgen05 order tensor memory",
-        "the manual names the cluster, relaxed, which makes the same machine code; CUTLASS's kernels "
-        "of pairs name the CTA",
+        "the manual names the cluster, relaxed, which makes the same machine code; CUTLASS's "
+        "kernels of pairs name the CTA",
         "moe", f"--tokens 300 --format nvfp4 {_LAYER}",
     ),
     Assumption(
