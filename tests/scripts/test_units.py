@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,18 +24,17 @@ from workbench.units.benchmark import (
     span,
 )
 from workbench.units.benchmarks import benchmarks_of
-from workbench.units.flags import GROUPS
-from workbench.units.ptx import RECORD, Kernel, Role
+from workbench.units.flags import ARCHS, GROUPS
+from workbench.units.ptx import BLACKWELL, RECORD, Kernel, Role
 
 MOST = 5  # kernels of a name; of instructions one each
-LONG = 10_000  # cycles that a warp spins: too many here
 
 
 def _by_name() -> dict[str, list[Benchmark]]:
     """What runs here, by name: evenly chosen where there are many; of instructions one kernel."""
     found = defaultdict(list)
     for one in benchmarks_of(GROUPS):
-        if not isinstance(one, Benchmark) or one.variant.get("asleep_for", 0) > LONG:
+        if not emulated.can(one):
             continue
         if one.name == "issue":
             accesses = any(word in one.variant["instruction"] for word in ("shared", "matrix"))
@@ -54,15 +54,109 @@ KERNELS = _by_name()
 def test_kernels_run_and_end(name):
     """Every CTA that measures leaves clocks; what they show here is no time."""
     for one in KERNELS[name]:
-        records = emulated.run(one.points[0].kernel, 2)
+        records = emulated.run(one.points[0].kernel, 2).records
         assert records[..., :2].max(axis=(1, 2)).any(), one.variant
 
 
 def test_names_differ():
-    """Nothing is measured twice."""
-    seen = [(one.group, one.name, str(one.variant)) for one in benchmarks_of(GROUPS)]
-    assert len(seen) == len(set(seen))
-    assert {group for group, *_ in seen} == set(GROUPS)
+    """Nothing is measured twice, and what two points differ in is not nothing."""
+    groups = set()
+    for arch in ARCHS:
+        found = list(benchmarks_of(GROUPS, arch))
+        seen = [(one.group, one.name, str(one.variant)) for one in found]
+        assert len(seen) == len(set(seen))
+        groups |= {group for group, *_ in seen}
+        for one in found:
+            if isinstance(one, Benchmark) and len(one.points) > 1:
+                assert len({point.operations for point in one.points}) == 2, one.variant
+    assert groups == set(GROUPS)
+
+
+# -- Blackwell ------------------------------------------------------------------------------------
+
+
+def _of_blackwell(name: str, **variant: object) -> Benchmark:
+    (found,) = [
+        one
+        for one in benchmarks_of(["tcgen05", "tmem", "launch", "issue", "latency"], BLACKWELL)
+        if one.name == name and variant.items() <= one.variant.items()
+    ]
+    return found
+
+
+MULTIPLIED = [
+    {"kind": "f16", "ctas": 1, "m": 64, "n": 64},
+    {"kind": "f16", "ctas": 2, "m": 256, "n": 64},
+    {"kind": "f16", "ctas": 2, "m": 128, "n": 128},
+    {"kind": "f8f6f4", "ctas": 1, "n": 64, "a": "tensor memory"},
+    *({"kind": kind, "ctas": 1, "n": 64} for kind in ("mxf8f6f4", "mxf4")),
+    {"kind": "mxf4nvf4", "ctas": 2, "n": 128},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        *(("tcgen05_mma", {"a": "shared memory", **each}) for each in MULTIPLIED),
+        ("tcgen05_until_wait", {"ctas": 1, "n": 64, "a": "tensor memory", "per_commit": 4}),
+        ("tcgen05_switch", {"n": 64}),
+        ("tcgen05_cp", {"shape": "64x128b.warpx2::02_13"}),
+        ("tcgen05_cp", {"shape": "4x256b"}),
+        ("tmem_load", {"shape": "16x256b", "repeat": 2, "warps": 8}),
+        ("tmem_store", {"shape": "32x32b", "repeat": 8, "warps": 8}),
+        ("tmem_store_wait", {"shape": "16x64b", "repeat": 16}),
+        ("tensor_allocation", {}),
+        ("cancel", {}),
+        ("issue", {"instruction": "fma.f32x2", "warps": 1}),
+    ],
+)
+def test_kernels_of_blackwell_are_right(name, variant):
+    """They end, nothing is found, and D is what ones make."""
+    assert emulated.wrong(_of_blackwell(name, **variant), BLACKWELL) is None
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "tensor"])
+def test_every_kernel_of_blackwell_is_right(group):
+    for one in filter(emulated.can, benchmarks_of([group], BLACKWELL)):
+        assert emulated.wrong(one, BLACKWELL) is None, one.variant
+
+
+def test_a_wrong_kernel_is_noticed():
+    """By its answer, by the checker, by its end."""
+    point = _of_blackwell("tcgen05_mma", kind="f16", ctas=1, n=64, a="tensor memory").points[0]
+
+    def said(**changes: object) -> str | None:
+        changed = replace(point, kernel=replace(point.kernel, **changes))
+        return emulated.wrong(_benchmark_of(changed), BLACKWELL)
+
+    assert said() is None
+    assert said(answer=1.0) == "128 where 1 should be"
+    assert "nothing wrote" in said(filled="")
+    (role,) = point.kernel.roles
+    early = replace(role, body=role.body.replace("tcgen05.commit", "//"))
+    assert said(roles=(early,)).startswith("Deadlock")
+    assert said(roles=(replace(role, inside=True),)) == "no CTA has looked at its clock"
+
+
+def _benchmark_of(point: Point) -> Benchmark:
+    return Benchmark("tcgen05", "tcgen05_mma", {}, CYCLES, (point,))
+
+
+def test_what_a_gpu_does_not_have_is_refused_by_name(monkeypatch):
+    class Child(_Children):
+        def __iter__(self):
+            yield {"gpu": {"name": "Blackwell", "capability": "10.0"}}
+
+    monkeypatch.setattr(perform, "Child", lambda *_: Child((0, 0)))
+    with pytest.raises(OSError, match="--groups tensor: there is nothing of it for sm_100a"):
+        list(perform.rows_of(["branch", "tensor"], 1))
+    assert "tensor" not in {each.group for each in perform.wanted_of([*GROUPS], BLACKWELL)}
+    assert perform.wanted_of(["tensor"], "sm_90a")
+
+
+def test_emulating_says_how_many(printed):
+    text = printed("bench.py units --groups tmem --emulate sm_100a --every 40")
+    assert "kernels for sm_100a in the emulator, 0 not as they should be" in text
 
 
 def test_nothing_heavy_is_imported():

@@ -38,7 +38,8 @@ class Benchmark:
     """name: of a parameter of the cycle model where there is one. variant: what was measured.
 
     nbytes: of an operation, if the figure is bytes per cycle. whole: of all CTAs together. take:
-    cycles out of the records of a launch, `span` unless something else is asked for.
+    cycles out of the records of a launch, `span` unless something else is asked for. arch: which
+    GPUs have what it measures, by the first of them; "" for all.
     """
 
     group: str
@@ -49,6 +50,7 @@ class Benchmark:
     nbytes: float = 0.0
     whole: bool = False
     take: str = "span"
+    arch: str = ""
     more: dict[str, Any] = field(default_factory=dict)
 
 
