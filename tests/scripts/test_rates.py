@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -13,6 +14,9 @@ from cycle_model.parameters.table import read
 from workbench.bringup import rates
 from workbench.common import read_rows
 from workbench.house.source import ROOT
+from workbench.units.benchmarks import benchmarks_of
+from workbench.units.flags import GROUPS
+from workbench.units.rules import of_tensor
 from workbench.units.rules.arithmetic import (
     Figure,
     Missing,
@@ -113,13 +117,16 @@ def test_what_is_missing_is_kept_and_says_why():
     made = table_of(rows, "rows.json")
     assert "issue_special" not in made.parameters
     assert made.kept["issue_special"].startswith("no row of issue (instruction ex2")
-    assert made.kept["tma_issue"] == "measured for another architecture than sm_90a"
+    assert made.kept["tma_issue"].startswith("kernels on H200 were judged with")
     assert made.over(gpus.named("H200")).value("issue_special") == 8
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("NVIDIA B200", "is of 'NVIDIA H200', not of"), ("NVIDIA A100", "no parameters of 'NVIDIA A")],
+    [
+        ("NVIDIA B200", "is of 'NVIDIA H200', an H200, not of"),
+        ("NVIDIA A100", "no parameters of 'NVIDIA A"),
+    ],
 )
 def test_rows_of_another_gpu_are_refused(name, words):
     with pytest.raises(ValueError, match=words):
@@ -129,6 +136,10 @@ def test_rows_of_another_gpu_are_refused(name, words):
 def test_a_gpu_has_to_be_named_somewhere():
     with pytest.raises(ValueError, match="which GPU"):
         table_of([_row("b", 1)], "rows.json")
+    unknown = [{"kind": "setting", "device": {"name": "NVIDIA B300"}}]
+    with pytest.raises(ValueError, match="no parameters of 'NVIDIA B300'"):
+        table_of(unknown, "rows.json")
+    assert table_of(unknown, "rows.json", "GB300").gpu == "GB300"
     assert gpu_of("NVIDIA H100 80GB HBM3") is hopper.H100
 
 
@@ -193,3 +204,60 @@ def test_cycles_takes_a_table(tmp_path):
     own = Namespace(parameters=None)
     assert parameters.gpu_of(own, arch="sm_90a") is hopper.H100
     assert parameters.origin(own) is None
+
+
+# -- what a GPU would give ------------------------------------------------------------------------
+
+
+def _measured(arch: str, device: str) -> list[dict]:
+    """Rows of all benchmarks for an architecture, with numbers that mean nothing."""
+    made: list[dict] = [{"kind": "setting", "device": {"name": device}, "date": "never"}]
+    for number, each in enumerate(benchmarks_of(GROUPS, arch), start=1000):
+        made.append({**_row(each.name, float(number), **each.variant), "group": each.group})
+    return made
+
+
+NOT_ON_HOPPER = "issue_fma2", "latency_tensor", "tma_issue", "latency_tensor_allocation"
+
+
+@pytest.mark.parametrize(
+    ("arch", "device", "others"),
+    [
+        ("sm_100a", "NVIDIA B200", set(of_tensor.WGMMA)),
+        ("sm_103a", "NVIDIA GB300", set(of_tensor.WGMMA)),
+        ("sm_90a", "NVIDIA H200", {*of_tensor.TCGEN05, *NOT_ON_HOPPER}),
+    ],
+)
+def test_a_whole_run_gives_every_parameter_that_has_a_rule(arch, device, others):
+    """The rows that rules name are rows that are measured; each rule finds just one."""
+    made = table_of(_measured(arch, device), "rows.json")
+    assert set(made.kept) == set(UNRULED) | others
+    assert set(made.parameters) == set(RULES) - others
+
+
+def test_tensor_memory_and_commits_follow_from_their_rows():
+    """As on a GPU whose x32 load takes 32 cycles, and 60 more until its wait."""
+    whole = {each["benchmark"] + str(sorted(each["variant"].items())): each
+             for each in _measured("sm_100a", "NVIDIA B200")[1:]}  # fmt: skip
+
+    def put(value: float, benchmark: str, **variant: object) -> None:
+        found = [each for each in whole.values() if each["benchmark"] == benchmark
+                 and variant.items() <= each["variant"].items()]  # fmt: skip
+        assert found
+        for each in found:
+            each |= {"value": value, "low": value, "high": value}
+
+    for repeat in (8, 16, 32, 64):
+        put(repeat, "tmem_load", shape="32x32b", repeat=repeat)
+        put(repeat + 60, "tmem_load_wait", shape="32x32b", repeat=repeat)
+    for n, a in product((64, 128, 256), ("shared memory", "tensor memory")):
+        put(n / 2, "tcgen05_mma", kind="f16", ctas=1, m=128, n=n, a=a)
+        put(n / 2 + 136, "tcgen05_until_wait", ctas=1, m=128, n=n, a=a, per_commit=1)
+    put(48, "tcgen05_mma", kind="f16", ctas=1, m=128, n=64, a="shared memory")
+    put(60, "tcgen05_switch", n=64)
+    put(84, "tcgen05_switch", n=128)
+    rows = [{"kind": "setting", "device": {"name": "NVIDIA B200"}}, *whole.values()]
+    found = {name: each.value for name, each in table_of(rows, "rows.json").parameters.items()}
+    assert (found["tmem_load_rate"], found["tmem_load_latency"]) == (1, 60)
+    assert (found["commit_latency_smem_1"], found["commit_latency_tmem_1"]) == (136, 136)
+    assert (found["mma_overhead"], found["mma_smem_rate"], found["mma_switch"]) == (0, 128, 20)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -252,3 +253,19 @@ def test_a_worker_that_breaks_is_followed_by_another(monkeypatch):
     assert len(found) == count
     assert [one.get("error") for one in found[:4]] == [None, None, "Segmentation fault", None]
     assert [place for place, one in enumerate(found) if "error" in one] == [2]
+
+
+def test_a_gpu_that_multiplies_wrongly_has_no_figure():
+    """What a launch has left is looked at on the GPU as well."""
+    from workbench.units.worker import Bench
+
+    kernel = _of_blackwell("tcgen05_mma", kind="f16", ctas=1, m=64, n=64).points[0].kernel
+    words = np.zeros((4, 32), np.float32)
+    words[:, :16] = 128  # of 64 rows, 16 lanes of each warp
+    bench = Bench.__new__(Bench)
+    bench.buffer = 0
+    bench.gpu = SimpleNamespace(download=lambda *_: words.reshape(-1).view(np.uint64))
+    bench.answered(kernel)
+    words[3, 15] = 127
+    with pytest.raises(ValueError, match="a wrong result: 127 where 128 should be"):
+        bench.answered(kernel)

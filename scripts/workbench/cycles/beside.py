@@ -92,6 +92,7 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         gpu = parameters.gpu_of(options, problem.gpu)
+        row["real_us"] = real = problem.microseconds(gpu.value("clock"))
         sets = [gpu, *(gpu.perturbed(seed) for seed in range(options.perturbed))]
         launches, (us, *rest) = (_of_blocks if problem.flags else _of_launches)(
             problem, sets, options
@@ -104,7 +105,7 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
         "modelled_us": us,
         "low_us": min([us, *rest]),
         "high_us": max([us, *rest]),
-        "error": us / problem.us - 1,
+        "error": us / real - 1,
         "seconds": time.perf_counter() - began,
     }
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import ptxemu
 from ptxemu.machine.tensor_map import encode
-from workbench.units.benchmark import Benchmark
+from workbench.units.benchmark import Benchmark, unlike
 from workbench.units.ptx import HOPPER, NEVER, RECORD, WARP, Kernel
 
 SMS = 2
@@ -70,18 +70,6 @@ def wrong(benchmark: Benchmark, arch: str) -> str | None:
         if finding.check != MEANT.get(benchmark.name):
             return finding.message
     return unlike(point.kernel, ran.memory)
-
-
-def unlike(kernel: Kernel, memory: np.ndarray) -> str | None:
-    """What a buffer has in the place of the answer, if that is not it."""
-    if kernel.answer is None:
-        return None
-    warps = memory.view(np.float32)[: kernel.block * kernel.grid].reshape(-1, WARP)
-    found = warps[:, : kernel.answered]
-    if (found == np.float32(kernel.answer)).all():
-        return None
-    other = found[found != np.float32(kernel.answer)][0]
-    return f"{other:g} where {kernel.answer:g} should be"
 
 
 def can(benchmark: object) -> bool:

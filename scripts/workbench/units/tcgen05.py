@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.units.benchmark import BYTES, CYCLES, Benchmark, Point
-from workbench.units.ptx import BLACKWELL, WARP, Kernel, Role
+from workbench.units.ptx import BLACKWELL, WARP, Kernel, Memory, Role
 from workbench.units.sync import TURN, initialise, wait
 
 DATA = 1024  # where operands begin, behind barriers
@@ -25,6 +25,7 @@ WARPS = 4
 ROUNDS = 32
 SMEM, TMEM = "shared memory", "tensor memory"
 SWIZZLED = 2 << 61 | 1 << 46 | (1024 >> 4) << 32 | 1 << 16  # K-major, of 128 bytes
+LOOKED = 1 << 18  # bytes of a buffer that has a word of each thread, whatever GPU it is
 ONES = 0x3F803F80  # two bf16, and what tcgen05.cp moves
 
 
@@ -183,7 +184,8 @@ def mma_kernel(
     return Kernel(
         (role,), setup, WARPS * WARP, grid=shape.ctas, cluster=shape.ctas, smem=DATA + nbytes,
         per_sm=per_sm, tmem=COLUMNS, filled=_in_tmem(shape, word),
-        after=looked_at(shape.columns - 1), answer=0.0 if zeros else KINDS[shape.kind].k * summed,
+        memory=Memory(LOOKED), after=looked_at(shape.columns - 1),
+        answer=0.0 if zeros else KINDS[shape.kind].k * summed,
         answered=16 if shape.m == 64 else WARP,
     )  # fmt: skip
 

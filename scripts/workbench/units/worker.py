@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from workbench.units.benchmark import TAKES, Benchmark, failed, figures, gigahertz, row
+from workbench.units.benchmark import TAKES, Benchmark, failed, figures, gigahertz, row, unlike
 from workbench.units.benchmarks import benchmarks_of
 from workbench.units.launch import DriverError, Gpu
 from workbench.units.launches import Timed
@@ -93,6 +93,13 @@ class Bench:
         self._launch(kernel, shape, count, memory)
         return self.gpu.download(self.out, lines)
 
+    def answered(self, kernel: Kernel) -> None:
+        """ValueError where the last launch has left something else than it should."""
+        if kernel.answer is not None:
+            words = self.gpu.download(self.buffer, (kernel.grid * kernel.block // 2,))
+            if fault := unlike(kernel, words):
+                raise ValueError(f"a wrong result: {fault}")
+
     def measure(self, benchmark: Benchmark) -> dict:
         """Its row. The points take turns."""
         texts = {point.kernel.text(self.gpu.arch): point.kernel for point in benchmark.points}
@@ -104,6 +111,8 @@ class Bench:
                 for point, taken in zip(benchmark.points, times, strict=True):
                     _, kernel = loaded[point.kernel.text(self.gpu.arch)]
                     found = self.records(kernel, point.kernel, point.count)
+                    if turn == 0:
+                        self.answered(point.kernel)
                     if turn >= WARM_UPS:
                         taken.append(take(found))
                         if not any(role.inside for role in point.kernel.roles):

@@ -54,7 +54,7 @@ _L2 = row("global_latency_l2", footprint=1 << 20)
 _MEMORY = row("global_latency_hbm", footprint=1 << 26)
 TMA = {
     "tma_issue": (
-        Rule(row("tma_row", rows=ROWS, stages=8, **BOX) * float(ROWS), step=2, arch="sm_100a",
+        Rule(row("tma_row", rows=ROWS, stages=8, **BOX) * float(ROWS), step=2, not_for="sm_90a",
              below=20, why="boxes of 8 rows, of which the rows are hidden"),
     ),
     "tma_row": (

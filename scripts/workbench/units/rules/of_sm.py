@@ -44,7 +44,7 @@ def barrier(warps: int) -> Expression:
 
 ISSUE = {
     "issue_fma": (Rule(issue("fma.f32")),),
-    "issue_fma2": (Rule(issue("fma.f32x2"), arch="sm_100a"),),
+    "issue_fma2": (Rule(issue("fma.f32x2")),),
     "issue_imad": (Rule(issue("mad.lo.s32")),),
     "issue_alu": (Rule(issue("lop3"), also=tuple(map(issue, ("min.f32", "prmt", "shf")))),),
     "issue_pack": (Rule(issue("cvt.bf16x2.f32")),),
@@ -64,7 +64,7 @@ LATENCY = {
     "latency_fma": (Rule(latency("fma.f32"), also=(latency("add.s32"),)),),
     "latency_alu": (Rule(latency("lop3"), also=(latency("add.s32"),)),),
     "latency_special": (Rule(latency("ex2"), also=(latency("rcp") - latency("add.f32"),)),),
-    "latency_tensor": (Rule(latency("mma.m16n8k16"), arch="sm_100a"),),
+    "latency_tensor": (Rule(latency("mma.m16n8k16"), not_for="sm_90a"),),
     "latency_shuffle": (Rule(latency("shfl"), also=(latency("redux") - latency("lop3"),)),),
     "latency_constant": (Rule(latency("ld.const"), above=32, why="LDC that is first of its line"),),
     "latency_vote": (

@@ -49,9 +49,9 @@ def table_of(rows: Sequence[dict[str, Any]], file: str, name: str = "") -> Table
     name = name or measured
     if not name:
         raise ValueError(f"{file} does not say which GPU it is of; --gpu does")
-    gpu = gpu_of(name)
-    if measured and gpu_of(measured) is not gpu:
-        raise ValueError(f"{file} is of {measured!r}, not of {name!r}")
+    gpu, words = gpu_of(name), measured.split()
+    if (other := next((word for word in words if word in gpus.GPUS), gpu.name)) != gpu.name:
+        raise ValueError(f"{file} is of {measured!r}, an {other}, not of {name!r}")
     known, parameters, kept = Rows(rows), {}, {}
     for each, base in gpu.parameters.items():
         if each in UNRULED:
@@ -65,9 +65,9 @@ def table_of(rows: Sequence[dict[str, Any]], file: str, name: str = "") -> Table
 
 
 def _measured(rules: Sequence[Rule], rows: Rows, gpu: Gpu, unit: str, file: str) -> Parameter:
-    missing = Missing(f"measured for another architecture than {gpu.arch}")
+    missing = Missing(f"kernels on {gpu.name} were judged with the number that is there")
     for rule in rules:
-        if rule.arch not in ("", gpu.arch):
+        if rule.not_for == gpu.arch:
             continue
         try:
             return Parameter(*rule.figure(rows), unit, MEASURED, f"{file}: {rule.words}")

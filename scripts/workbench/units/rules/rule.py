@@ -16,7 +16,7 @@ class Rule:
 
     also: what it may be as well. below, above: how much less or more it may be beyond the rows, in
     the parameter's unit, and why: for what reason. needs: benchmarks that the file must have.
-    arch: for which GPUs alone; "" for all.
+    not_for: GPUs whose number stays as it is, by their architecture.
     """
 
     value: Expression
@@ -26,7 +26,7 @@ class Rule:
     step: float = 1.0
     why: str = ""
     needs: tuple[str, ...] = ()
-    arch: str = ""
+    not_for: str = ""
 
     def figure(self, rows: Rows) -> Figure:
         """The parameter, rounded, with its range rounded outwards. Raises Missing."""
