@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from cycle_model.sass.tools import disassemble, find_tool, tools_found
 from workbench.house.source import ROOT
 from workbench.units import emulated, perform
 from workbench.units.benchmark import (
@@ -269,3 +270,27 @@ def test_a_gpu_that_multiplies_wrongly_has_no_figure():
     words[3, 15] = 127
     with pytest.raises(ValueError, match="a wrong result: 127 where 128 should be"):
         bench.answered(kernel)
+
+
+@pytest.mark.skipif(not (find_tool("ptxas") and tools_found()), reason="no ptxas, or no nvdisasm")
+@pytest.mark.parametrize(
+    ("name", "variant", "opcode", "count"),
+    [
+        ("tcgen05_mma", {"kind": "f16", "m": 128, "n": 64, "a": "shared memory"}, "UTCHMMA", 8),
+        ("tcgen05_cp", {"shape": "128x256b"}, "UTCCP", 8),
+        ("tmem_store", {"shape": "32x32b", "repeat": 32, "warps": 8}, "STTM.x32 tmem[", 2),
+    ],
+)
+def test_what_is_timed_is_nothing_else(tmp_path, name, variant, opcode, count):
+    """In the machine code of the loop: no loop over lanes, and no moves between what is timed."""
+    kernel = _of_blackwell(name, **variant).points[0].kernel
+    source, cubin = tmp_path / "bench.ptx", tmp_path / "bench.cubin"
+    source.write_text(kernel.text(BLACKWELL))
+    ptxas = [find_tool("ptxas"), f"-arch={BLACKWELL}", source, "-o", cubin]
+    subprocess.run(ptxas, check=True)
+    _, _, behind = disassemble(cubin).partition("SR_CLOCKLO")
+    loop, _, _ = behind.partition("SR_CLOCKLO")
+    assert loop.count(opcode) == count
+    assert "BRA.U.ANY" not in loop
+    first, last = loop.index(opcode), loop.rindex(opcode)
+    assert loop[first:last].count(";") <= count + 1

@@ -134,7 +134,11 @@ def head(arch: str) -> str:
 
 
 SLOT = 1016  # bytes into shared memory: where the address of tensor memory is
-_ALLOCATED = f"ld.shared.b32 %r_tmem, [%r_smem+{SLOT}];"
+# The compiler has to know that a warp has one address, or each use becomes a loop over its lanes.
+_ALLOCATED = f"""\
+ld.shared.b32 %r_tmem, [%r_smem+{SLOT}];
+shfl.sync.idx.b32 %r_tmem, %r_tmem, 0, 31, -1;
+shfl.sync.idx.b32 %r_warp, %r_warp, 0, 31, -1;"""
 _SEEN, _SEES = "tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_thread_sync;"
 
 
@@ -145,7 +149,7 @@ def _allocate(columns: int, ctas: int) -> str:
     group = f"cta_group::{ctas}.sync.aligned"
     return f"""\
 setp.ne.u32 %p_not, %r_warp, 0;
-@%p_not bra.uni OTHERS;
+@%p_not bra OTHERS;
 add.u32 %r_slot, %r_smem, {SLOT};
 tcgen05.alloc.{group}.shared::cta.b32 [%r_slot], {columns};
 tcgen05.relinquish_alloc_permit.{group};
@@ -158,7 +162,7 @@ def _free(columns: int, ctas: int) -> str:
     return f"""\
 {meet}
 setp.ne.u32 %p_not, %r_warp, 0;
-@%p_not bra.uni FREED;
+@%p_not bra FREED;
 tcgen05.dealloc.cta_group::{ctas}.sync.aligned.b32 %r_tmem, {columns};
 FREED:"""
 

@@ -7,7 +7,7 @@ instructions that were summed: that is looked at where the kernels run in the em
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ STEP_BYTES = 32  # of them one instruction reads
 COLUMNS = 512
 A_AT, SFA_AT, SFB_AT = 256, 288, 320  # columns behind D's
 WARPS = 4
+FILLED = 16 * WARPS * WARP  # bytes that all threads fill at a time
 ROUNDS = 32
 SMEM, TMEM = "shared memory", "tensor memory"
 SWIZZLED = 2 << 61 | 1 << 46 | (1024 >> 4) << 32 | 1 << 16  # K-major, of 128 bytes
@@ -97,24 +98,26 @@ def commit(ctas: int) -> str:
     return f"tcgen05.commit.cta_group::{ctas}.{arrives} [%r_smem];"
 
 
-def waited(label: str) -> str:
-    """For the first barrier, and the next phase."""
-    return f"{wait(0, label)}\n{TURN}"
+def issued(lines: Sequence[str], ctas: int, label: str = "A") -> str:
+    """By one lane, with a commit, for which the whole warp waits."""
+    chosen = f"elect.sync %r_w|%p_one, -1;\n@!%p_one bra SENT{label};"
+    return "\n".join([chosen, *lines, commit(ctas), f"SENT{label}:", wait(0, label), TURN])
 
 
 def _filled(word: int, nbytes: int) -> str:
-    """Shared memory from DATA on, by all threads, for whom the tensor core reads."""
+    """Shared memory from DATA on, by all threads, for the tensor core. All go round as often, as
+    the compiler has to know: it takes warps for divergent for ever, and makes of each tcgen05.mma
+    a loop over lanes."""
     return f"""\
 mov.b32 %r_ones, {word};
-shl.b32 %r_o, %r_tid, 4;
-mov.u32 %r_apart, %ntid.x;
-shl.b32 %r_apart, %r_apart, 4;
+mad.lo.u32 %r_at, %r_tid, 16, %r_smem;
+mov.u32 %r_o, 0;
 FILL:
-add.u32 %r_at, %r_smem, %r_o;
 st.shared.v4.b32 [%r_at+{DATA}], {{%r_ones, %r_ones, %r_ones, %r_ones}};
-add.u32 %r_o, %r_o, %r_apart;
+add.u32 %r_at, %r_at, {FILLED};
+add.u32 %r_o, %r_o, {FILLED};
 setp.lt.u32 %p_fill, %r_o, {nbytes};
-@%p_fill bra FILL;
+@%p_fill bra.uni FILL;
 fence.proxy.async.shared::cta;"""
 
 
@@ -160,8 +163,8 @@ st.global.b32 [%d_w], %r_found;"""
 
 def _operands(shape: Shape) -> str:
     """Registers of the thread that issues."""
-    lines = [f"mov.b32 %r_idesc, {shape.descriptor()};", "setp.ne.u32 %p_on, %r_tid, %r_never;",
-             "setp.eq.u32 %p_off, %r_tid, %r_never;"]  # fmt: skip
+    lines = [f"mov.b32 %r_idesc, {shape.descriptor()};", "setp.ne.u32 %p_on, %r_count, 0;",
+             "setp.eq.u32 %p_off, %r_count, 0;"]  # fmt: skip
     for name, start in (("a", DATA), ("b", DATA + shape.rows * SPAN)):
         lines += [f"add.u32 %r_at, %r_smem, {start};", "shr.u32 %r_at, %r_at, 4;"]
         lines += ["cvt.u64.u32 %d_at, %r_at;", f"or.b64 %d_{name}0, %d_at, {SWIZZLED};"]
@@ -174,12 +177,11 @@ def _operands(shape: Shape) -> str:
 def mma_kernel(
     shape: Shape, body: str, summed: int, *, zeros: bool = False, per_sm: bool = False
 ) -> Kernel:
-    """One thread, of the first CTA of a pair, does `body` over and over; summed: instructions of
+    """One warp, of the first CTA of a pair, does `body` over and over; summed: instructions of
     which D is the sum in the end. zeros: what A and B are instead of ones."""
     word = 0 if zeros else KINDS[shape.kind].ones
     nbytes = (shape.rows + shape.n // shape.ctas) * SPAN
-    role = Role(body, last=1, cta=0 if shape.ctas > 1 else -1, before=_operands(shape),
-                single=True)  # fmt: skip
+    role = Role(body, last=1, cta=0 if shape.ctas > 1 else -1, before=_operands(shape))
     setup = f"{initialise([1], shape.ctas)}\n{_filled(word, nbytes)}"
     return Kernel(
         (role,), setup, WARPS * WARP, grid=shape.ctas, cluster=shape.ctas, smem=DATA + nbytes,
@@ -193,7 +195,7 @@ def mma_kernel(
 def rate_kernel(shape: Shape, steps: int, **how: bool) -> Kernel:
     """So many instructions per commit, whose wait ends the round."""
     lines = [shape.text(k, "%p_on" if k else "%p_off") for k in range(steps)]
-    return mma_kernel(shape, "\n".join([*lines, commit(shape.ctas), waited("A")]), steps, **how)
+    return mma_kernel(shape, issued(lines, shape.ctas), steps, **how)
 
 
 def _rows_of(shape: Shape) -> Benchmark:
@@ -245,8 +247,8 @@ def until_wait() -> Iterator[Benchmark]:
 def _waits(shape: Shape, per_commit: int, steps: int) -> Kernel:
     lines = []
     for step in range(steps):
-        lines += [shape.text(k, "%p_on" if k else "%p_off") for k in range(per_commit)]
-        lines += [commit(shape.ctas), waited(f"A{step}")]
+        sent = [shape.text(k, "%p_on" if k else "%p_off") for k in range(per_commit)]
+        lines.append(issued(sent, shape.ctas, f"A{step}"))
     return mma_kernel(shape, "\n".join(lines), per_commit)
 
 
@@ -257,7 +259,7 @@ def switches() -> Iterator[Benchmark]:
         for steps in (8, 16):
             lines = [shape.text(k // 2, "%p_on" if k else "%p_off", TMEM if k % 2 else SMEM)
                      for k in range(steps)]  # fmt: skip
-            made = mma_kernel(shape, "\n".join([*lines, commit(1), waited("A")]), steps)
+            made = mma_kernel(shape, issued(lines, 1), steps)
             points.append(Point(made, ROUNDS, ROUNDS * steps))
         unit = "cycles per instruction"
         yield Benchmark("tcgen05", "tcgen05_switch", {"n": n}, unit, tuple(points), arch=BLACKWELL)
@@ -284,10 +286,9 @@ shr.u32 %r_at, %r_at, 4;
 cvt.u64.u32 %d_at, %r_at;
 or.b64 %d_from, %d_at, {plain};"""
         for steps in (8, 16):
-            copy = f"tcgen05.cp.cta_group::1.{shape}{cast} [%r_tmem], %d_from;\n"
-            role = Role(f"{copy * steps}{commit(1)}\n{waited('A')}", last=1, before=before,
-                        single=True)  # fmt: skip
-            size = max(rows * nbytes, 16 * WARPS * WARP)  # what all threads fill
+            copy = f"tcgen05.cp.cta_group::1.{shape}{cast} [%r_tmem], %d_from;"
+            role = Role(issued([copy] * steps, 1), last=1, before=before)
+            size = max(rows * nbytes, FILLED)
             made = Kernel(
                 (role,), f"{initialise([1])}\n{_filled(ONES, size)}", WARPS * WARP,
                 smem=DATA + size, tmem=32, filled=f"{OWN_LANES}\n{columns_of(0, 0, 32)}\n{WRITTEN}",

@@ -34,7 +34,14 @@ def access(what: str, shape: str, repeat: int, step: int = 0) -> str:
     if what == LOAD:
         values = ", ".join(f"%r_v{count * step + k}" for k in range(count))
         return f"tcgen05.ld.{name} {{{values}}}, {place};"
-    return f"tcgen05.st.{name} {place}, {{{', '.join(['%r_one'] * count)}}};"
+    return f"tcgen05.st.{name} {place}, {{{', '.join(f'%r_v{k}' for k in range(count))}}};"
+
+
+def _ones(count: int) -> str:
+    """So many registers of 1: of memory, so that the compiler does not make them again each time.
+    The buffer has zeros, or what an earlier launch has left: ones."""
+    return "\n".join(f"ld.volatile.global.b32 %r_v{k}, [%d_mem+{4 * k}];\n"
+                     f"or.b32 %r_v{k}, %r_v{k}, {ONE};" for k in range(count))  # fmt: skip
 
 
 def _kernel(what: str, shape: str, repeat: int, body: str, warps: int, steps: int) -> Kernel:
@@ -44,7 +51,8 @@ def _kernel(what: str, shape: str, repeat: int, body: str, warps: int, steps: in
     columns, groups = max(columns, 32), max(warps // 4, 1)
     sink = tuple(f"%r_v{k}" for k in range(count)) if what == LOAD else ()
     own = OWN_LANES + APART.format(columns=columns)
-    role = Role(body, before=f"{own}\nmov.b32 %r_one, {ONE};", sink=sink)
+    before = own if what == LOAD else f"{own}\n{_ones(SHAPES[shape][0] * repeat)}"
+    role = Role(body, before=before, sink=sink)
     return Kernel(
         (role,), block=WARP * warps, smem=1024, tmem=groups * columns,
         filled=f"{own}\n{columns_of(0, 0, columns)}\n{WRITTEN}", after=looked_at(0),
