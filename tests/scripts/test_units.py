@@ -256,20 +256,24 @@ def test_a_worker_that_breaks_is_followed_by_another(monkeypatch):
     assert [place for place, one in enumerate(found) if "error" in one] == [2]
 
 
-def test_a_gpu_that_multiplies_wrongly_has_no_figure():
+def test_a_gpu_that_multiplies_wrongly_has_no_figure(monkeypatch):
     """What a launch has left is looked at on the GPU as well."""
     from workbench.units.worker import Bench
 
-    kernel = _of_blackwell("tcgen05_mma", kind="f16", ctas=1, m=64, n=64).points[0].kernel
+    benchmark = _of_blackwell("tcgen05_mma", kind="f16", ctas=1, m=64, n=64)
     words = np.zeros((4, 32), np.float32)
     words[:, :16] = 128  # of 64 rows, 16 lanes of each warp
     bench = Bench.__new__(Bench)
-    bench.buffer = 0
-    bench.gpu = SimpleNamespace(download=lambda *_: words.reshape(-1).view(np.uint64))
-    bench.answered(kernel)
+    bench.buffer, bench.repeats = 0, 1
+    bench.gpu = SimpleNamespace(
+        download=lambda *_: words.reshape(-1).view(np.uint64), arch=BLACKWELL, sms=1,
+        load=lambda text, *_: (text, text), unload=lambda _: None,
+    )  # fmt: skip
+    monkeypatch.setattr(bench, "records", lambda *_: _records((100, 400)), raising=False)
+    bench.answered(benchmark.points[0].kernel)
     words[3, 15] = 127
     with pytest.raises(ValueError, match="a wrong result: 127 where 128 should be"):
-        bench.answered(kernel)
+        bench.measure(benchmark)
 
 
 @pytest.mark.skipif(not (find_tool("ptxas") and tools_found()), reason="no ptxas, or no nvdisasm")
