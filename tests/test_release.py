@@ -57,11 +57,14 @@ def test_every_package_is_typed():
 
 
 def test_packages_are_python_and_pages():
-    """And tables of measured choices, which are named as package data, as any other file would have
-    to be."""
-    assert '\nkernelkit = ["tables/*.json"]' in PROJECT
+    """And tables of what was measured, which are named as package data, as any other file would
+    have to be."""
+    folders = {"kernelkit": "tables", "cycle_model": "parameters"}
+    for package, folder in folders.items():
+        assert f'\n{package} = ["{folder}/*.json"]' in PROJECT
+        assert [*(ROOT / package / folder).glob("*.json")]
     for package in PACKAGES:
-        tables = [*(ROOT / package).glob("tables/*.json")]
+        tables = [*(ROOT / package).glob(f"{folders.get(package, '-')}/*.json")]
         kept = [p for p in (ROOT / package).rglob("*") if p.is_file() and p not in tables]
         names = {path.name for path in kept if path.suffix not in (".py", ".pyc")}
         assert names <= {"README.md", "py.typed"}

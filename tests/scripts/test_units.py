@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from cycle_model.sass.tools import disassemble, find_tool, tools_found
 from workbench.house.source import ROOT
 from workbench.units import emulated, perform
 from workbench.units.benchmark import (
@@ -23,18 +26,17 @@ from workbench.units.benchmark import (
     span,
 )
 from workbench.units.benchmarks import benchmarks_of
-from workbench.units.flags import GROUPS
-from workbench.units.ptx import RECORD, Kernel, Role
+from workbench.units.flags import ARCHS, GROUPS
+from workbench.units.ptx import BLACKWELL, RECORD, Kernel, Role
 
 MOST = 5  # kernels of a name; of instructions one each
-LONG = 10_000  # cycles that a warp spins: too many here
 
 
 def _by_name() -> dict[str, list[Benchmark]]:
     """What runs here, by name: evenly chosen where there are many; of instructions one kernel."""
     found = defaultdict(list)
     for one in benchmarks_of(GROUPS):
-        if not isinstance(one, Benchmark) or one.variant.get("asleep_for", 0) > LONG:
+        if not emulated.can(one):
             continue
         if one.name == "issue":
             accesses = any(word in one.variant["instruction"] for word in ("shared", "matrix"))
@@ -54,15 +56,109 @@ KERNELS = _by_name()
 def test_kernels_run_and_end(name):
     """Every CTA that measures leaves clocks; what they show here is no time."""
     for one in KERNELS[name]:
-        records = emulated.run(one.points[0].kernel, 2)
+        records = emulated.run(one.points[0].kernel, 2).records
         assert records[..., :2].max(axis=(1, 2)).any(), one.variant
 
 
 def test_names_differ():
-    """Nothing is measured twice."""
-    seen = [(one.group, one.name, str(one.variant)) for one in benchmarks_of(GROUPS)]
-    assert len(seen) == len(set(seen))
-    assert {group for group, *_ in seen} == set(GROUPS)
+    """Nothing is measured twice, and what two points differ in is not nothing."""
+    groups = set()
+    for arch in ARCHS:
+        found = list(benchmarks_of(GROUPS, arch))
+        seen = [(one.group, one.name, str(one.variant)) for one in found]
+        assert len(seen) == len(set(seen))
+        groups |= {group for group, *_ in seen}
+        for one in found:
+            if isinstance(one, Benchmark) and len(one.points) > 1:
+                assert len({point.operations for point in one.points}) == 2, one.variant
+    assert groups == set(GROUPS)
+
+
+# -- Blackwell ------------------------------------------------------------------------------------
+
+
+def _of_blackwell(name: str, **variant: object) -> Benchmark:
+    (found,) = [
+        one
+        for one in benchmarks_of(["tcgen05", "tmem", "launch", "issue", "latency"], BLACKWELL)
+        if one.name == name and variant.items() <= one.variant.items()
+    ]
+    return found
+
+
+MULTIPLIED = [
+    {"kind": "f16", "ctas": 1, "m": 64, "n": 64},
+    {"kind": "f16", "ctas": 2, "m": 256, "n": 64},
+    {"kind": "f16", "ctas": 2, "m": 128, "n": 128},
+    {"kind": "f8f6f4", "ctas": 1, "n": 64, "a": "tensor memory"},
+    *({"kind": kind, "ctas": 1, "n": 64} for kind in ("mxf8f6f4", "mxf4")),
+    {"kind": "mxf4nvf4", "ctas": 2, "n": 128},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        *(("tcgen05_mma", {"a": "shared memory", **each}) for each in MULTIPLIED),
+        ("tcgen05_until_wait", {"ctas": 1, "n": 64, "a": "tensor memory", "per_commit": 4}),
+        ("tcgen05_switch", {"n": 64}),
+        ("tcgen05_cp", {"shape": "64x128b.warpx2::02_13"}),
+        ("tcgen05_cp", {"shape": "4x256b"}),
+        ("tmem_load", {"shape": "16x256b", "repeat": 2, "warps": 8}),
+        ("tmem_store", {"shape": "32x32b", "repeat": 8, "warps": 8}),
+        ("tmem_store_wait", {"shape": "16x64b", "repeat": 16}),
+        ("tensor_allocation", {}),
+        ("cancel", {}),
+        ("issue", {"instruction": "fma.f32x2", "warps": 1}),
+    ],
+)
+def test_kernels_of_blackwell_are_right(name, variant):
+    """They end, nothing is found, and D is what ones make."""
+    assert emulated.wrong(_of_blackwell(name, **variant), BLACKWELL) is None
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "tensor"])
+def test_every_kernel_of_blackwell_is_right(group):
+    for one in filter(emulated.can, benchmarks_of([group], BLACKWELL)):
+        assert emulated.wrong(one, BLACKWELL) is None, one.variant
+
+
+def test_a_wrong_kernel_is_noticed():
+    """By its answer, by the checker, by its end."""
+    point = _of_blackwell("tcgen05_mma", kind="f16", ctas=1, n=64, a="tensor memory").points[0]
+
+    def said(**changes: object) -> str | None:
+        changed = replace(point, kernel=replace(point.kernel, **changes))
+        return emulated.wrong(_benchmark_of(changed), BLACKWELL)
+
+    assert said() is None
+    assert said(answer=1.0) == "128 where 1 should be"
+    assert "nothing wrote" in said(filled="")
+    (role,) = point.kernel.roles
+    early = replace(role, body=role.body.replace("tcgen05.commit", "//"))
+    assert said(roles=(early,)).startswith("Deadlock")
+    assert said(roles=(replace(role, inside=True),)) == "no CTA has looked at its clock"
+
+
+def _benchmark_of(point: Point) -> Benchmark:
+    return Benchmark("tcgen05", "tcgen05_mma", {}, CYCLES, (point,))
+
+
+def test_what_a_gpu_does_not_have_is_refused_by_name(monkeypatch):
+    class Child(_Children):
+        def __iter__(self):
+            yield {"gpu": {"name": "Blackwell", "capability": "10.0"}}
+
+    monkeypatch.setattr(perform, "Child", lambda *_: Child((0, 0)))
+    with pytest.raises(OSError, match="--groups tensor: there is nothing of it for sm_100a"):
+        list(perform.rows_of(["branch", "tensor"], 1))
+    assert "tensor" not in {each.group for each in perform.wanted_of([*GROUPS], BLACKWELL)}
+    assert perform.wanted_of(["tensor"], "sm_90a")
+
+
+def test_emulating_says_how_many(printed):
+    text = printed("bench.py units --groups tmem --emulate sm_100a --every 40")
+    assert "kernels for sm_100a in the emulator, 0 not as they should be" in text
 
 
 def test_nothing_heavy_is_imported():
@@ -158,3 +254,47 @@ def test_a_worker_that_breaks_is_followed_by_another(monkeypatch):
     assert len(found) == count
     assert [one.get("error") for one in found[:4]] == [None, None, "Segmentation fault", None]
     assert [place for place, one in enumerate(found) if "error" in one] == [2]
+
+
+def test_a_gpu_that_multiplies_wrongly_has_no_figure(monkeypatch):
+    """What a launch has left is looked at on the GPU as well."""
+    from workbench.units.worker import Bench
+
+    benchmark = _of_blackwell("tcgen05_mma", kind="f16", ctas=1, m=64, n=64)
+    words = np.zeros((4, 32), np.float32)
+    words[:, :16] = 128  # of 64 rows, 16 lanes of each warp
+    bench = Bench.__new__(Bench)
+    bench.buffer, bench.repeats = 0, 1
+    bench.gpu = SimpleNamespace(
+        download=lambda *_: words.reshape(-1).view(np.uint64), arch=BLACKWELL, sms=1,
+        load=lambda text, *_: (text, text), unload=lambda _: None,
+    )  # fmt: skip
+    monkeypatch.setattr(bench, "records", lambda *_: _records((100, 400)), raising=False)
+    bench.answered(benchmark.points[0].kernel)
+    words[3, 15] = 127
+    with pytest.raises(ValueError, match="a wrong result: 127 where 128 should be"):
+        bench.measure(benchmark)
+
+
+@pytest.mark.skipif(not (find_tool("ptxas") and tools_found()), reason="no ptxas, or no nvdisasm")
+@pytest.mark.parametrize(
+    ("name", "variant", "opcode", "count"),
+    [
+        ("tcgen05_mma", {"kind": "f16", "m": 128, "n": 64, "a": "shared memory"}, "UTCHMMA", 8),
+        ("tcgen05_cp", {"shape": "128x256b"}, "UTCCP", 8),
+        ("tmem_store", {"shape": "32x32b", "repeat": 32, "warps": 8}, "STTM.x32 tmem[", 2),
+    ],
+)
+def test_what_is_timed_is_nothing_else(tmp_path, name, variant, opcode, count):
+    """In the machine code of the loop: no loop over lanes, and no moves between what is timed."""
+    kernel = _of_blackwell(name, **variant).points[0].kernel
+    source, cubin = tmp_path / "bench.ptx", tmp_path / "bench.cubin"
+    source.write_text(kernel.text(BLACKWELL))
+    ptxas = [find_tool("ptxas"), f"-arch={BLACKWELL}", source, "-o", cubin]
+    subprocess.run(ptxas, check=True)
+    _, _, behind = disassemble(cubin).partition("SR_CLOCKLO")
+    loop, _, _ = behind.partition("SR_CLOCKLO")
+    assert loop.count(opcode) == count
+    assert "BRA.U.ANY" not in loop
+    first, last = loop.index(opcode), loop.rindex(opcode)
+    assert loop[first:last].count(";") <= count + 1

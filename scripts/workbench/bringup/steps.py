@@ -228,8 +228,7 @@ def _rates() -> Iterator[Step]:
     )  # fmt: skip
     yield Step(
         "rates.parameters", "the cycle model's parameters from them",
-        ("-m", "workbench.bringup.rates", f"{FOLDER}/rates.units.json", "--arch", ARCH,
-         "--json", JSON),
+        ("-m", "workbench.bringup.rates", f"{FOLDER}/rates.units.json", "--json", JSON),
         60, why_not=NO_TIMES, quick=True,
     )  # fmt: skip
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from cycle_model import gpus
 from cycle_model.binding.bound import BoundLaunch
 from cycle_model.grid import LaunchModel, in_stream
 from cycle_model.launch import bind
@@ -19,7 +18,7 @@ from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
 from ptxemu.errors import PtxEmuError
 from ptxemu.watch import watched
 from workbench.common import refuse, tracked, write_json
-from workbench.cycles import blocks
+from workbench.cycles import blocks, parameters
 from workbench.cycles.measured import Call, Measured, measured_in
 from workbench.cycles.picture import draw
 from workbench.tables import show, table
@@ -50,6 +49,7 @@ def perform(options: argparse.Namespace) -> int:
     if find_tool("nvdisasm") is None:
         return refuse(HOW_TO_GET_TOOLS)
     try:
+        parameters.check(options)
         problems = [each for path in options.files for each in measured_in(path)]
     except (ValueError, OSError) as refused:
         return refuse(refused)
@@ -58,19 +58,21 @@ def perform(options: argparse.Namespace) -> int:
         if name not in groups:
             return refuse(f"--only {name}: the files have {', '.join(groups)}")
     problems = [each for each in problems if each.group in (options.only or groups)]
-    rows = []
+    rows: list[dict[str, Any]] = []
+    document = {"parameters": parameters.origin(options), "rows": rows}
     for problem in tracked(problems[:: options.every], "modelling"):
         rows.append(row_of(problem, options))
         if options.json:  # whoever stops here keeps what there is
-            write_json(options.json, {"rows": rows, "summary": []})
+            write_json(options.json, {**document, "summary": []})
     done = [row for row in rows if "refused" not in row]
     if not done:
         return refuse("no row could be modelled")
     show(*table("modelled beside measured", COLUMNS, rows))
+    parameters.told(options)
     sums = summary(done)
     show(*table("in all", SUMMARY, sums))
     if options.json:
-        write_json(options.json, {"rows": rows, "summary": sums})
+        write_json(options.json, {**document, "summary": sums})
     if options.plot:
         draw(options.plot, done, "modelled beside measured")
     return 0
@@ -89,7 +91,8 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
         return {**row, "refused": f"{mib} MiB, more than --most-mib {options.most_mib}"}
     began = time.perf_counter()
     try:
-        gpu = gpus.named(problem.gpu)
+        gpu = parameters.gpu_of(options, problem.gpu)
+        row["real_us"] = real = problem.microseconds(gpu.value("clock"))
         sets = [gpu, *(gpu.perturbed(seed) for seed in range(options.perturbed))]
         launches, (us, *rest) = (_of_blocks if problem.flags else _of_launches)(
             problem, sets, options
@@ -102,7 +105,7 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
         "modelled_us": us,
         "low_us": min([us, *rest]),
         "high_us": max([us, *rest]),
-        "error": us / problem.us - 1,
+        "error": us / real - 1,
         "seconds": time.perf_counter() - began,
     }
 

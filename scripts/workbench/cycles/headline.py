@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cycle_model import gpus
 from cycle_model.parameters.parameter import Gpu
 from ptxemu.errors import PtxEmuError
 from workbench.common import refuse, write_json
+from workbench.cycles import parameters
 from workbench.cycles.blocks import case_options, case_parser, microseconds, ours
 from workbench.cycles.flash import Shape
 from workbench.cycles.peers import peers_of
@@ -84,16 +84,19 @@ def perform(options: argparse.Namespace) -> int:
     """The table, the file and the picture."""
     try:
         rows = _chosen(options)
-    except ValueError as refused:
+        parameters.check(options)
+        gpu = parameters.gpu_of(options, options.gpu or ("" if options.parameters else "B200"))
+    except (ValueError, OSError) as refused:
         return refuse(refused)
-    gpu = gpus.named(options.gpu or "B200")
     sets = [gpu, *map(gpu.perturbed, range(options.perturbed))]
-    document: dict[str, Any] = {"gpu": gpu.name, "perturbed": options.perturbed, "rows": []}
+    document: dict[str, Any] = {"gpu": gpu.name, "perturbed": options.perturbed,
+                                "parameters": parameters.origin(options), "rows": []}  # fmt: skip
     for row in rows:
         document["rows"].append(modelled(row, options, sets))
         if options.json:  # whoever stops here keeps what there is
             write_json(options.json, document)
     told(document["rows"])
+    parameters.told(options)
     if options.plot:
         draw(options.plot, Document("", data=document))
     return 0

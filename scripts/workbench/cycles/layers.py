@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from cycle_model import gpus
 from cycle_model.binding.bound import BoundLaunch
 from cycle_model.grid import COLD, LaunchModel, in_stream
 from cycle_model.launch import bind
@@ -32,6 +31,7 @@ from ptxemu.watch import watched
 from workbench.cases.moe import blank
 from workbench.cases.moe_models import logits_of
 from workbench.common import refuse, write_json
+from workbench.cycles import parameters
 from workbench.cycles.flash import spread
 from workbench.cycles.headline import RESULTS
 from workbench.cycles.published import reader_of
@@ -205,19 +205,21 @@ def perform(options: argparse.Namespace) -> int:
     """The table, the file and the picture."""
     if find_tool("nvdisasm") is None:
         return refuse(HOW_TO_GET_TOOLS)
-    gpu = gpus.named(options.gpu)
-    sets = [gpu, *map(gpu.perturbed, range(options.perturbed))]
     rows: list[dict[str, Any]] = []
     try:
+        gpu = parameters.gpu_of(options, options.gpu)
+        sets = [gpu, *map(gpu.perturbed, range(options.perturbed))]
+        setting = {"gpu": gpu.name, "parameters": parameters.origin(options)}
         for problem in problems_of(options):
             rows.append(modelled(problem, options.clusters, sets))
             words = "{model}, {tokens} tokens: {us:.1f} us, in {seconds:.0f} s"
             print(words.format_map(rows[-1]), file=sys.stderr, flush=True)
             if options.json:  # whoever stops here keeps what there is
-                write_json(options.json, {"gpu": gpu.name, "rows": rows})
-    except (ValueError, NotImplementedError) as refused:
+                write_json(options.json, {**setting, "rows": rows})
+    except (ValueError, NotImplementedError, OSError) as refused:
         return refuse(refused)
     show(*table("modelled, not measured", COLUMNS, rows), width=200)
+    parameters.told(options)
     for text in dict.fromkeys(row["rival"] for row in rows if "rival" in row):
         print(f"published: {text}")
     if options.plot:

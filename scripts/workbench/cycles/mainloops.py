@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from cycle_model import gpus
 from cycle_model.binding.bound import BoundLaunch
 from cycle_model.engine import layout as L
 from cycle_model.grid import COLD, WARM, LaunchModel
@@ -27,6 +26,7 @@ from kernelkit.kernel import CompiledKernel
 from kernelkit.launch import choose_target, emulation, launch
 from ptxemu.options import Options
 from workbench.common import refuse, tracked, write_json
+from workbench.cycles import parameters
 from workbench.cycles.beside import SUMMARY, summary
 from workbench.cycles.mainloop_plan import MainloopConfig
 from workbench.cycles.picture import draw
@@ -92,7 +92,7 @@ def perform(options: argparse.Namespace) -> int:
         return refuse(HOW_TO_GET_TOOLS)
     try:
         published = [*published_in(options.file)][:: options.every]
-        gpu = gpus.named(options.gpu).changed(clock=options.clock)
+        gpu = parameters.gpu_of(options, options.gpu).changed(clock=options.clock)
         if not published:
             return refuse(f"{options.file}: no rows")
         each_of = tracked(published, "modelling")
@@ -102,8 +102,10 @@ def perform(options: argparse.Namespace) -> int:
     sums = summary(rows)
     show(*table("modelled beside published", COLUMNS, rows))
     show(*table("in all", SUMMARY, sums))
+    parameters.told(options)
     if options.json:
-        setting = {"gpu": gpu.name, "clock": options.clock, "file": options.file.name}
+        setting = {"gpu": gpu.name, "clock": options.clock, "file": options.file.name,
+                   "parameters": parameters.origin(options)}  # fmt: skip
         write_json(options.json, {"setting": setting, "rows": rows, "summary": sums})
     if options.plot:
         draw(options.plot, rows, "main loops of GEMMs in one CTA, modelled beside published")

@@ -30,7 +30,7 @@ class Measured:
     inputs and gives the call; nbytes: that they have; others: launches of torch beside ours.
 
     flags: of a case of attention, of which a few blocks are run and modelled instead. It was
-    measured in cycles: us are those at the clock of the parameters.
+    measured in cycles: us are those at the clock of the GPU's own parameters.
     """
 
     group: str
@@ -42,6 +42,11 @@ class Measured:
     make: Callable[[], Call]
     others: int = 0
     flags: str = ""
+    cycles: float = 0
+
+    def microseconds(self, clock: float) -> float:
+        """At a clock in GHz, where cycles were measured."""
+        return self.cycles / clock / 1e3 if self.cycles else self.us
 
 
 def measured_in(path: Path) -> Iterator[Measured]:
@@ -106,7 +111,8 @@ def _attention(row: dict[str, Any], gpu: str) -> Measured:
     causal, pairs = "--causal" in row["flags"], "--ctas 2" in row["flags"]
     group = f"attention, {'causal' if causal else 'full'}{', pairs' * pairs}"
     us = row["cycles"] / gpus.named(gpu).value("clock") / 1e3
-    return Measured(group, row["name"], gpu, "cold", us, 0, _no_call, flags=row["flags"])
+    return Measured(group, row["name"], gpu, "cold", us, 0, _no_call, flags=row["flags"],
+                    cycles=row["cycles"])  # fmt: skip
 
 
 def _no_call() -> Call:

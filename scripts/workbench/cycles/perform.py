@@ -23,7 +23,7 @@ from ptxemu.errors import PtxEmuError
 from ptxemu.report import LaunchReport
 from ptxemu.watch import watched
 from workbench.common import refuse, tracked, write_json
-from workbench.cycles import headline, subjects
+from workbench.cycles import headline, parameters, subjects
 from workbench.cycles.peers import launched, peers_of
 from workbench.emulate.perform import key_of
 from workbench.emulate.timeline import draw
@@ -64,6 +64,7 @@ def perform(options: argparse.Namespace) -> int:
         if options.row:
             return refuse("--row names rows of the table that --peers makes without a case")
     try:
+        parameters.check(options)
         edits = {text: edits_of(text) for text in options.what_if}
         for each in edits.values():  # every GPU has parameters of the same names
             edited(gpus.named(options.gpu or next(iter(gpus.GPUS))), each)
@@ -76,13 +77,15 @@ def perform(options: argparse.Namespace) -> int:
         rivals = of_peers(options)
         rows = [*(each.row for each in found), *rivals]
         shown(rows)
+        parameters.told(options)
         chosen = max(found, key=lambda each: each.prediction.cycles)
         if options.launch is not None:
             chosen = found[options.launch]
         ours = [each.row for each in found]
-        document = {"launches": ours, "peers": rivals, **explained(chosen, options)}
+        document = {"parameters": parameters.origin(options), "launches": ours, "peers": rivals,
+                    **explained(chosen, options)}  # fmt: skip
         document["what_if"] = what_if(chosen, edits, options.perturbed)
-    except (ValueError, NotImplementedError, PtxEmuError) as refused:
+    except (ValueError, NotImplementedError, OSError, PtxEmuError) as refused:
         return refuse(refused)
     if options.json:
         write_json(options.json, document)
@@ -134,7 +137,7 @@ def modelled(launches: Sequence[LaunchReport], options: argparse.Namespace) -> l
     if not launches:
         return []
     bound = [bind(each.recording) for each in launches]
-    gpu = gpus.named(options.gpu) if options.gpu else gpus.for_arch(bound[0].recording.arch)
+    gpu = parameters.gpu_of(options, options.gpu or "", bound[0].recording.arch)
     models = [LaunchModel(each, gpu, memory=options.memory) for each in bound]
     predictions = in_stream(models)
     others = [

@@ -20,7 +20,7 @@ from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
 from ptxemu.errors import PtxEmuError
 from ptxemu.record.recording import Recording
 from workbench.common import refuse, write_json
-from workbench.cycles import flash, sample
+from workbench.cycles import flash, parameters, sample
 from workbench.cycles.beside import SUMMARY, summary
 from workbench.cycles.flash import Shape
 from workbench.cycles.picture import draw
@@ -103,10 +103,13 @@ def perform(options: argparse.Namespace) -> int:
     if find_tool("nvdisasm") is None:
         return refuse(HOW_TO_GET_TOOLS)
     try:
+        parameters.check(options)
         found = [each for path in options.files for each in published_in(path)]
         problems = [each for each in found if not options.only or each.group in options.only]
         if len(options.fit) > MOST_FITTED:
             raise ValueError(f"--fit {len(options.fit)} times; at most {MOST_FITTED}")
+        if options.fit and options.parameters:
+            raise ValueError("--fit chooses values, --parameters has measured ones: one of them")
         grid = [_values(text) for text in options.fit]
         if options.source:
             flash.from_source(options.source)
@@ -120,7 +123,8 @@ def perform(options: argparse.Namespace) -> int:
     show(*table("modelled beside published", COLUMNS, rows))
     sums = summary(done)
     show(*table("in all", SUMMARY, sums))
-    document = {"rows": rows, "summary": sums}
+    document = {"parameters": parameters.origin(options), "rows": rows, "summary": sums}
+    parameters.told(options)
     if grid:
         document["fit"] = fitted(timed, grid)
         show(*table("", FITS, [document["fit"]]))
@@ -153,7 +157,7 @@ def modelled(
                "batch": problem.shape.batch, "seqlen": problem.shape.seqlen,
                "real": problem.tflops, "real_us": problem.us}  # fmt: skip
         try:
-            gpu = gpus.named(problem.gpu)
+            gpu = parameters.gpu_of(options, problem.gpu)
             if problem.shape not in known:
                 known[problem.shape] = timed_of(function, problem.shape, gpu, options.clusters)
             model = known[problem.shape]

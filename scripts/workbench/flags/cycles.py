@@ -37,6 +37,12 @@ def edit(text: str) -> str:
     return text
 
 
+def add_parameters(group: argparse._ActionsContainer) -> None:
+    """--parameters, of a GPU that was measured."""
+    words = "of `python -m workbench.bringup.rates`, in the place of the model's own"
+    group.add_argument("--parameters", type=Path, metavar="FILE", help=words)
+
+
 def add_beside(parser: argparse.ArgumentParser) -> None:
     """Which measured kernels are modelled, and how."""
     words = "what bench.py has saved, on a Hopper GPU"
@@ -53,6 +59,7 @@ def add_beside(parser: argparse.ArgumentParser) -> None:
     add(group, "most-mib", words, 1 << 11, **how)
     how = {"type": groups.count, "metavar": "SECONDS"}
     add(group, "limit", "leave out launches that would take longer to run here", 60, **how)
+    add_parameters(group)
     group = parser.add_argument_group("output")
     groups.add_plot(group, "modelled over measured times")
     groups.add_json(group)
@@ -69,6 +76,7 @@ def add_mainloops(parser: argparse.ArgumentParser) -> None:
     add(group, "every", "take every so manieth row", 1, type=groups.positive_count, metavar="N")
     how = {"type": groups.count, "metavar": "N"}
     add(group, "perturbed", "sets of parameters within their ranges", 0, **how)
+    add_parameters(group)
     group = parser.add_argument_group("output")
     groups.add_plot(group, "modelled over published times")
     groups.add_json(group)
@@ -92,6 +100,7 @@ def add_published(parser: argparse.ArgumentParser) -> None:
     words = "choose among these values on hd128, at most three times; repeatable"
     how = {"action": "append", "metavar": "NAME=V1,V2"}
     group.add_argument("--fit", default=[], help=words, **how)
+    add_parameters(group)
     group = parser.add_argument_group("output")
     groups.add_plot(group, "modelled over published times")
     groups.add_json(group)
@@ -120,6 +129,7 @@ def add_layers(parser: argparse.ArgumentParser) -> None:
     add(group, "clusters", words, OF_LAYERS, **how)
     how = {"type": groups.count, "metavar": "N"}
     add(group, "perturbed", "sets of parameters within their ranges", OF_LAYERS, **how)
+    add_parameters(group)
     group = parser.add_argument_group("output")
     groups.add_plot(group, "modelled and published times")
     groups.add_json(group)
@@ -149,7 +159,9 @@ def add_cycles(parser: argparse.ArgumentParser, *, headlines: bool = False) -> N
     """What is modelled, and what is told of it. headlines: there is a table of peers as well."""
     group = parser.add_argument_group("model")
     words = "parameters of which GPU"
-    add(group, "gpu", words, choices=GPUS, shown="B200, of kernels for sm_90a H100")
+    shown = "that of --parameters, else B200, of kernels for sm_90a H100"
+    add(group, "gpu", words, choices=GPUS, shown=shown)
+    add_parameters(group)
     words = "what of the inputs is in L2 before"
     add(group, "memory", words, MEMORY[0], choices=MEMORY)
     how = {"type": clusters, "metavar": "N", "shown": "8, spread over the grid"}

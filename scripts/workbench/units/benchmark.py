@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.units.ptx import Kernel
+from workbench.units.ptx import WARP, Kernel
 
 CYCLES = "cycles"
 PER_WARP = "cycles of a scheduler per warp instruction"
@@ -38,7 +38,8 @@ class Benchmark:
     """name: of a parameter of the cycle model where there is one. variant: what was measured.
 
     nbytes: of an operation, if the figure is bytes per cycle. whole: of all CTAs together. take:
-    cycles out of the records of a launch, `span` unless something else is asked for.
+    cycles out of the records of a launch, `span` unless something else is asked for. arch: which
+    GPUs have what it measures, by the first of them; "" for all.
     """
 
     group: str
@@ -49,6 +50,7 @@ class Benchmark:
     nbytes: float = 0.0
     whole: bool = False
     take: str = "span"
+    arch: str = ""
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -113,6 +115,18 @@ def figures(benchmark: Benchmark, times: Sequence[Sequence[float]], ctas: int) -
             cycles = nbytes / cycles if cycles > 0 else float("inf")
         found.append(cycles)
     return found
+
+
+def unlike(kernel: Kernel, memory: np.ndarray) -> str | None:
+    """What a buffer has in the place of the answer, if that is not it."""
+    if kernel.answer is None:
+        return None
+    warps = memory.view(np.float32)[: kernel.block * kernel.grid].reshape(-1, WARP)
+    found = warps[:, : kernel.answered]
+    if (found == np.float32(kernel.answer)).all():
+        return None
+    other = found[found != np.float32(kernel.answer)][0]
+    return f"{other:g} where {kernel.answer:g} should be"
 
 
 def row(benchmark: Benchmark, values: Sequence[float], clock: float | None) -> dict[str, Any]:

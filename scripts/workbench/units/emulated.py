@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 import ptxemu
 from ptxemu.machine.tensor_map import encode
-from workbench.units.ptx import NEVER, RECORD, WARP, Kernel
+from workbench.units.benchmark import Benchmark, unlike
+from workbench.units.ptx import HOPPER, NEVER, RECORD, WARP, Kernel
 
 SMS = 2
 MOST = 1 << 20  # bytes of a buffer here, however many the GPU has
+ROUNDS = 2
+LONG = 10_000  # cycles that a warp spins: too many here
+# Benchmarks -> what the checker says of them that is meant: nobody reads what they move.
+MEANT = {
+    **dict.fromkeys(("issue", "dsmem_rate", "tma_issue", "tma_multicast_row"), "race"),
+    **{f"{form}_store_{what}": "uninitialised"
+       for form in ("tma", "bulk") for what in ("read", "latency", "row")},
+    "l2_store_bytes_per_cycle": "uninitialised",
+}  # fmt: skip
 
 
-def run(kernel: Kernel, count: int) -> np.ndarray:
-    """The records of a launch, uint64 (CTA, warp, RECORD)."""
+@dataclass(frozen=True)
+class Ran:
+    """records: uint64 (CTA, warp, RECORD). memory: the buffer, uint64."""
+
+    records: np.ndarray
+    memory: np.ndarray
+    findings: tuple[ptxemu.Finding, ...]
+
+
+def run(kernel: Kernel, count: int, arch: str = HOPPER, *, check: bool = False) -> Ran:
+    """A launch of so many rounds."""
     grid = kernel.grid * (SMS if kernel.per_sm else 1)
     grid = -(-grid // kernel.cluster) * kernel.cluster
     out = np.zeros((grid, kernel.block // WARP, RECORD), np.uint64)
@@ -27,11 +48,34 @@ def run(kernel: Kernel, count: int) -> np.ndarray:
         params.append(encode(
             memory.ctypes.data, dims, (shape.pitch,), box, "u8", shape.swizzle, False
         ))  # fmt: skip
-    ptxemu.load(kernel.text()).launch(
+    report = ptxemu.load(kernel.text(arch)).launch(
         "bench", grid=(grid, 1, 1), block=(kernel.block, 1, 1), cluster=(kernel.cluster, 1, 1),
         smem_bytes=kernel.smem, params=params, memory=[out, memory],
+        options=ptxemu.Options(check=check),
     )  # fmt: skip
-    return out
+    return Ran(out, memory, tuple(report.findings))
+
+
+def wrong(benchmark: Benchmark, arch: str) -> str | None:
+    """Why a benchmark's first kernel is not what it should be, or None: it runs, ends, has looked
+    at its clocks, leaves the answer that it has, and nothing to be found fault with."""
+    point = benchmark.points[0]
+    try:
+        ran = run(point.kernel, min(point.count, ROUNDS), arch, check=True)
+    except ptxemu.PtxEmuError as error:
+        return f"{type(error).__name__}: {error}"
+    if not ran.records[..., :2].max(axis=(1, 2)).any():
+        return "no CTA has looked at its clock"
+    for finding in ran.findings:
+        if finding.check != MEANT.get(benchmark.name):
+            return finding.message
+    return unlike(point.kernel, ran.memory)
+
+
+def can(benchmark: object) -> bool:
+    """Whether it can be run here: launches that are timed have a GPU, and long waits take long."""
+    long = isinstance(benchmark, Benchmark) and benchmark.variant.get("asleep_for", 0) > LONG
+    return isinstance(benchmark, Benchmark) and not long
 
 
 def _buffer(kernel: Kernel) -> np.ndarray:

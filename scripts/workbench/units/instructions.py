@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workbench.units.ptx import BLACKWELL
+
 NOTHING = ""
 # addresses: %r_at is the lane's own place in shared memory, zeros behind it
 FILL = """\
@@ -53,6 +55,7 @@ class Instruction:
     latency, issue: whether that is measured. chains: independent ones where issue is. steps: of the
     shorter loop; the longer one has twice as many. per_step: instructions of a step that count.
     tail: the end of a round. results: letters of the registers of a step that have to be computed.
+    arch: which GPUs have it; "" for all.
     """
 
     text: str
@@ -70,10 +73,18 @@ class Instruction:
     sunk: bool = True
     tail: str = ""
     results: str = ""
+    arch: str = ""
 
 
 def _special(name: str, sass: str) -> Instruction:
     return Instruction(f"{name} {{v}}, {{v}};", sass)
+
+
+def _of_pairs(text: str, sass: str) -> Instruction:
+    """Of two float32 in a register of 64 bits."""
+    setup = "mov.b64 %d_y, {%r_y, %r_z};\nmov.b64 %d_z, {%r_z, %r_y};\n"
+    start = "mov.b64 %d{n}, {{%r_y, %r_z}}; mov.u32 {x}, 0;"
+    return Instruction(text, sass, setup, start, arch=BLACKWELL)
 
 
 def _load(text: str, sass: str, setup: str, **how: object) -> Instruction:
@@ -86,6 +97,8 @@ INSTRUCTIONS: dict[str, Instruction] = {
     "fma.f32": Instruction("fma.rn.f32 {v}, {v}, %r_y, %r_z;", "FFMA"),
     "add.f32": Instruction("add.rn.f32 {v}, {v}, %r_y;", "FADD"),
     "mul.f32": Instruction("mul.rn.f32 {v}, {v}, %r_y;", "FMUL"),
+    "fma.f32x2": _of_pairs("fma.rn.f32x2 %d{c}, %d{c}, %d_y, %d_z;", "FFMA2"),
+    "add.f32x2": _of_pairs("add.rn.f32x2 %d{c}, %d{c}, %d_y;", "FADD2"),
     "fma.f16x2": Instruction("fma.rn.f16x2 {v}, {v}, %r_y, %r_z;", "HFMA2"),
     "fma.bf16x2": Instruction("fma.rn.bf16x2 {v}, {v}, %r_y, %r_z;", "HFMA2.BF16"),
     "add.s32": Instruction("add.s32 {x}, {x}, {w};", "IADD3 or IMAD.IADD"),

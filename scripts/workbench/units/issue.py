@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from workbench.units.benchmark import CYCLES, PER_SM, PER_WARP, Benchmark, Point
 from workbench.units.instructions import INSTRUCTIONS, Instruction
-from workbench.units.ptx import WARP, Kernel, Role
+from workbench.units.ptx import HOPPER, WARP, Kernel, Role
 
 SCHEDULERS = 4
 COUNT = 64  # rounds of a loop of instructions
@@ -64,7 +64,7 @@ def issue() -> Iterator[Benchmark]:
                 variant = {"instruction": name, "sass": one.sass, "warps": warps,
                            "schedulers": schedulers}  # fmt: skip
                 unit = PER_WARP if schedulers == 1 else PER_SM
-                yield Benchmark("issue", "issue", variant, unit, points)
+                yield Benchmark("issue", "issue", variant, unit, points, arch=one.arch)
 
 
 def latency() -> Iterator[Benchmark]:
@@ -77,7 +77,7 @@ def latency() -> Iterator[Benchmark]:
             for steps in (one.latency_steps, 2 * one.latency_steps)
         )
         variant = {"instruction": name, "sass": one.sass}
-        yield Benchmark("latency", "latency", variant, CYCLES, points)
+        yield Benchmark("latency", "latency", variant, CYCLES, points, arch=one.arch)
 
 
 # -- branches -------------------------------------------------------------------------------------
@@ -167,12 +167,12 @@ def tensor() -> Iterator[Benchmark]:
                 )  # fmt: skip
                 variant = {"shape": f"m64n{n}k16", "a": a, "warpgroups": groups}
                 unit = "cycles of the SM per instruction"
-                yield Benchmark("tensor", "wgmma", variant, unit, points)
+                yield Benchmark("tensor", "wgmma", variant, unit, points, arch=HOPPER)
             for steps in (1, 4):
                 made = wgmma_kernel(n, registers=registers, steps=steps, groups=1)
                 points = tuple(Point(made, count, count) for count in (64, 128))
                 variant = {"shape": f"m64n{n}k16", "a": a, "per_commit": steps}
-                yield Benchmark("tensor", "wgmma_until_wait", variant, CYCLES, points)
+                yield Benchmark("tensor", "wgmma_until_wait", variant, CYCLES, points, arch=HOPPER)
 
 
 # Instructions of two warps of each scheduler that take as long as the wgmmas of a round beside
@@ -212,7 +212,8 @@ def beside() -> Iterator[Benchmark]:
             made = replace(tensor, roles=roles, block=3 * SCHEDULERS * WARP)
             points = tuple(Point(made, count, count) for count in (64, 128))
             variant = {"instruction": name, "wgmma": with_tensor, "warps": 2}
-            yield Benchmark("tensor", "wgmma_beside", variant, "cycles per round", points)
+            unit = "cycles per round"
+            yield Benchmark("tensor", "wgmma_beside", variant, unit, points, arch=HOPPER)
 
 
 def benchmarks() -> Iterator[Benchmark]:

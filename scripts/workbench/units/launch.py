@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from workbench.units.ptx import Map
+from workbench.units.ptx import ARCH_OF_CAPABILITY, Map, head
 
 SUCCESS = 0
 SHARED_SIZE, NON_PORTABLE = 8, 14  # CUfunction_attribute
@@ -22,9 +22,6 @@ ERROR_LOG, ERROR_LOG_BYTES = 5, 6  # CUjit_option
 LOG_BYTES = 1 << 14
 HEAD_START = 700_000  # nanoseconds for which the GPU is busy while the host hands work over
 BUSY = """\
-.version 8.3
-.target sm_90a
-.address_size 64
 .visible .entry bench(.param .u64 nanoseconds)
 {
 .reg .b64 %d<4>;
@@ -73,6 +70,11 @@ class Gpu:
         self.call("cuStreamCreate", byref(stream), 1)
         self.device, self.stream = device, stream
         self.sms, self.l2_bytes = self.attribute(SMS), self.attribute(L2_BYTES)
+        self.capability = f"{self.attribute(MAJOR)}.{self.attribute(MINOR)}"
+        if self.capability not in ARCH_OF_CAPABILITY:
+            known = ", ".join(ARCH_OF_CAPABILITY)
+            raise DriverError(f"no benchmarks for compute capability {self.capability}: {known}")
+        self.arch = ARCH_OF_CAPABILITY[self.capability]
 
     def call(self, name: str, *arguments: object) -> None:
         error = getattr(self.cuda, name)(*arguments)
@@ -94,7 +96,7 @@ class Gpu:
         return {
             "name": name.value.decode(), "driver_api": version.value, "sms": self.sms,
             "l2_bytes": self.l2_bytes, "max_clock_khz": self.attribute(CLOCK),
-            "capability": f"{self.attribute(MAJOR)}.{self.attribute(MINOR)}",
+            "capability": self.capability,
         }  # fmt: skip
 
     # -- memory -----------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ class Gpu:
 
     @cached_property
     def _busy(self) -> c_void_p:
-        return self.load(BUSY, 0, 1)[1]
+        return self.load(head(self.arch) + BUSY, 0, 1)[1]
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Between events around what `work` enqueues, while the GPU is busy with something else."""

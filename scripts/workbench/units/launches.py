@@ -11,7 +11,9 @@ import numpy as np
 from workbench.units.benchmark import CYCLES, Benchmark, Point
 from workbench.units.issue import FMA, wgmma_kernel
 from workbench.units.memory import stream
-from workbench.units.ptx import Kernel, Role
+from workbench.units.ptx import BLACKWELL, HOPPER, Kernel, Role, head
+from workbench.units.sync import initialise, wait
+from workbench.units.tcgen05 import Shape, rate_kernel
 
 if TYPE_CHECKING:
     from workbench.units.launch import Gpu
@@ -22,9 +24,6 @@ MOVED = 512 << 20
 TOUCHED = 4 << 20  # bytes, of which a half is read and a half is written
 LARGE = 200 * 1024  # bytes of shared memory that leave no room for a second CTA
 KERNEL = """\
-.version 8.3
-.target sm_90a
-.address_size 64
 .visible .entry bench(.param .u64 buffer{more})
 {{
 .reg .b32 %r<9>;
@@ -75,11 +74,12 @@ class Timed:
     words: int = 0
     launches: int = LAUNCHES
     flush: int = 0
+    arch: str = ""
 
     def measure(self, gpu: Gpu, repeats: int) -> dict[str, Any]:
         """Its row."""
         declared = MORE.format(self.words) if self.words else ""
-        text = KERNEL.format(body=self.body, more=declared)
+        text = head(gpu.arch) + KERNEL.format(body=self.body, more=declared)
         module, kernel = gpu.load(text, self.smem, self.cluster)
         grid = self.ctas if self.ctas > 0 else gpu.sms * max(-self.ctas, 1)
         grid = grid // self.cluster * self.cluster
@@ -87,7 +87,7 @@ class Timed:
         params = [buffer.to_bytes(8, "little")]
         params += [bytes(4 * self.words)] * bool(self.words)
         other = gpu.allocate(self.flush) if self.flush else 0
-        nothing, ends = gpu.load(KERNEL.format(body="", more=""), 0, 1)
+        nothing, ends = gpu.load(head(gpu.arch) + KERNEL.format(body="", more=""), 0, 1)
 
         def work(kernel: object = kernel, params: list[bytes] = params) -> None:
             for _ in range(self.launches):
@@ -281,6 +281,23 @@ def replacements() -> Iterator[Benchmark]:
                 yield Benchmark("launch", "cta_start", variant, CYCLES, points, take="replacement")
 
 
+FENCE = "fence.mbarrier_init.release.cluster;"
+CANCEL = """\
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r_smem], 16;
+add.u32 %r_to, %r_smem, 16;
+clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r_to],\
+ [%r_smem];
+"""
+
+
+def cancels() -> Iterator[Benchmark]:
+    """From the request for a CTA that has not begun to the end of the wait for the answer: none is
+    left. Only once, since nobody may ask again."""
+    role = Role(CANCEL + wait(0, "A"), single=True)
+    points = (Point(Kernel((role,), f"{initialise([1])}\n{FENCE}", smem=1024), 1, 1),)
+    yield Benchmark("launch", "cancel", {"form": "try_cancel"}, CYCLES, points, arch=BLACKWELL)
+
+
 LOADS = {
     "fma of one warp": (lambda: Kernel((Role(FMA * 64, before="mov.b32 %r100, %r_y;",
                                              sink=("%r100",)),)), 40000),
@@ -288,6 +305,8 @@ LOADS = {
                                             sink=("%r100",)),), block=512, per_sm=True), 20000),
     "wgmma of zeros, all SMs": (lambda: _everywhere(
         wgmma_kernel(256, registers=False, steps=8, groups=2)), 4000),
+    "tcgen05 of zeros, all SMs": (lambda: rate_kernel(Shape(n=256), 16, zeros=True, per_sm=True),
+                                  4000),
     "loads from L2, all SMs": (lambda: stream("ld.global.v4", 32, 4, cold=False, per_sm=True),
                                10000),
     "loads from HBM, all SMs": (lambda: stream("ld.global.v4", 32, 4, cold=True, per_sm=True),
@@ -299,11 +318,15 @@ def _everywhere(kernel: Kernel) -> Kernel:
     return Kernel(kernel.roles, kernel.setup, kernel.block, smem=kernel.smem, per_sm=True)
 
 
+ARCHS = {"wgmma": HOPPER, "tcgen05": BLACKWELL}  # of loads that not every GPU has
+
+
 def clocks() -> Iterator[Benchmark]:
     """Cycles of the SM per nanosecond of the global timer, over some milliseconds."""
     for name, (make, count) in LOADS.items():
-        points = (Point(make(), count, 1),)
-        yield Benchmark("clock", "clock", {"load": name}, "GHz", points, take="gigahertz")
+        points, arch = (Point(make(), count, 1),), ARCHS.get(name.split()[0], "")
+        how = {"take": "gigahertz", "arch": arch}
+        yield Benchmark("clock", "clock", {"load": name}, "GHz", points, **how)
 
 
 def benchmarks() -> Iterator[Benchmark | Timed]:
@@ -315,4 +338,5 @@ def benchmarks() -> Iterator[Benchmark | Timed]:
     yield from parameter_costs()
     yield from memory_rates()
     yield from replacements()
+    yield from cancels()
     yield from clocks()

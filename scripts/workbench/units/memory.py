@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workbench.units.benchmark import ALL_BYTES, BYTES, CYCLES, PER_SM, Benchmark, Point
-from workbench.units.ptx import VERSION, WARP, Kernel, Memory, Role
+from workbench.units.ptx import WARP, Kernel, Memory, Role
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LINE = 512  # bytes of 16 per lane
 WARM_BYTES, COLD_BYTES = 16 * MIB, GIB
-CHASE = f"""\
-.version {VERSION}
-.target sm_90a
-.address_size 64
+CHASE = """\
 .visible .entry bench(.param .u64 mem, .param .u32 apart, .param .u32 mask)
-{{
+{
 .reg .b32 %r<9>;
 .reg .b64 %d<9>;
 ld.param.u64 %d0, [mem];
@@ -32,7 +29,7 @@ mad.wide.u32 %d2, %r6, %r0, %d0;
 mad.wide.u32 %d3, %r5, %r0, %d1;
 st.global.u64 [%d3], %d2;
 ret;
-}}
+}
 """
 
 

@@ -16,10 +16,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from workbench.common import read_rows, refuse, save_rows
+from workbench.common import read_rows, refuse, save_rows, tracked
 from workbench.tables import show, table
-from workbench.units.benchmark import failed
+from workbench.units import emulated as emulator
+from workbench.units.benchmark import Benchmark, failed
 from workbench.units.benchmarks import benchmarks_of
+from workbench.units.flags import GROUPS
+from workbench.units.launches import Timed
+from workbench.units.ptx import ARCH_OF_CAPABILITY
 
 SILENCE = 60.0  # seconds after which a child hangs
 MOST_FAILURES = 30  # children that end early
@@ -84,19 +88,23 @@ class Child:
 
 def rows_of(groups: list[str], repeats: int) -> Iterator[dict]:
     """First what the GPU is, {"gpu": ...}, then a row for each benchmark, in order."""
-    wanted, place, failures = list(benchmarks_of(groups)), 0, 0
-    while place < len(wanted) and failures < MOST_FAILURES:
+    wanted: list[Benchmark | Timed] | None = None
+    place, failures = 0, 0
+    while (wanted is None or place < len(wanted)) and failures < MOST_FAILURES:
         child, began = Child(groups, place, repeats), False
         for message in child:
             if "gpu" in message:
                 began = True
-                yield message
+                if wanted is None:
+                    capability = message["gpu"].get("capability", "9.0")
+                    wanted = wanted_of(groups, ARCH_OF_CAPABILITY[capability])
+                    yield message
                 continue
             place = message["index"] + 1
             _tell(place, len(wanted), message["row"])
             yield message["row"]
         code, reason = child.end(), child.said
-        if not began:
+        if not began or wanted is None:
             raise OSError(f"the worker has not started: {reason or code}")
         if code == 0:
             break
@@ -104,6 +112,16 @@ def rows_of(groups: list[str], repeats: int) -> Iterator[dict]:
             yield failed(wanted[place], reason or f"exit code {code}")
             place += 1
         failures += 1
+
+
+def wanted_of(groups: list[str], arch: str) -> list[Benchmark | Timed]:
+    """Those for an architecture. OSError where a group that was asked for has none; of all groups
+    it takes those that have some."""
+    found = list(benchmarks_of(groups, arch))
+    missing = [group for group in groups if all(each.group != group for each in found)]
+    if missing and set(groups) != set(GROUPS):
+        raise OSError(f"--groups {missing[0]}: there is nothing of it for {arch}")
+    return found
 
 
 def _tell(done: int, count: int, row: dict) -> None:
@@ -133,7 +151,24 @@ def heading_of(device: dict, repeats: int) -> dict:
     return heading(device=device, repeats=repeats)
 
 
+def emulated(groups: list[str], arch: str, every: int) -> int:
+    """Each kernel, in the emulator under its checker: 1 if one is not as it should be."""
+    try:
+        found = [each for each in wanted_of(groups, arch) if emulator.can(each)][::every]
+    except OSError as refused:
+        return refuse(refused)
+    faults = 0
+    for benchmark in tracked(found, "emulating"):
+        if fault := emulator.wrong(benchmark, arch):
+            faults += 1
+            print(f"{benchmark.name} ({words_of(benchmark.variant)}): {fault}")
+    print(f"{len(found)} kernels for {arch} in the emulator, {faults} not as they should be")
+    return int(faults > 0)
+
+
 def perform(options: argparse.Namespace) -> int:
+    if options.emulate:
+        return emulated(options.groups, options.emulate, options.every)
     if options.show:
         show_rows(read_rows(options.show))
         return 0

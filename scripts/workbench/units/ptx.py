@@ -3,8 +3,9 @@
 Bodies name registers as they like: `%r_x` and `%r7` are .b32, `%d_x` .b64, `%p_x` predicates; the
 text declares what it finds. Known to all bodies: %r_tid, %r_lane, %r_warp, %r_cta, %r_rank (of the
 CTA in its cluster), %r_ctas, %r_smem (dynamic shared memory), %d_mem (the buffer), %d_map (the
-tensor map), %r_count (rounds of the loop), %r_never (a value that no thread id has, of which the
-compiler does not know), %r_y and %r_z (opaque numbers that differ between lanes).
+tensor map), %r_tmem (allocated tensor memory), %r_count (rounds of the loop), %r_never (a value
+that no thread id has, of which the compiler does not know), %r_y and %r_z (opaque numbers that
+differ between lanes).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import re
 from dataclasses import dataclass, field
 
 RECORD = 5  # u64 of a warp: clock before and behind, nanoseconds before and behind, SM
-VERSION = "8.3"
+HOPPER, BLACKWELL = "sm_90a", "sm_100a"
+VERSIONS = {HOPPER: "8.3", BLACKWELL: "8.7", "sm_103a": "8.8"}  # of PTX, by what it is for
+ARCH_OF_CAPABILITY = {"9.0": HOPPER, "10.0": BLACKWELL, "10.3": "sm_103a"}
 NEVER = 0x7FFFFFFF
 WARP = 32
 _REGISTER = re.compile(r"%([rdph])(\d+\w*|_\w+)")
@@ -73,7 +76,11 @@ class Memory:
 class Kernel:
     """Roles, and the shape of the launch. grid: CTAs, times the number of SMs if `per_sm`.
 
-    setup: what all threads do first, followed by a barrier of all that take part.
+    setup: what all threads do first, followed by a barrier of all that take part. tmem: columns of
+    tensor memory to allocate, by pairs of CTAs if clusters are pairs; filled: what all threads do
+    with it before the roles begin. after: what all do when the roles have ended. answer: the
+    float32 that `after` leaves in the buffer for each thread; answered: of how many lanes of each
+    warp.
     """
 
     roles: tuple[Role, ...]
@@ -86,14 +93,24 @@ class Kernel:
     memory: Memory = field(default_factory=Memory)
     map: Map | None = None
     module: str = ""
+    after: str = ""
+    tmem: int = 0
+    filled: str = ""
+    answer: float | None = None
+    answered: int = WARP
 
-    def text(self) -> str:
+    def text(self, arch: str = HOPPER) -> str:
         """The module, whose kernel is called `bench`."""
-        parts = [_PROLOGUE, self.setup, _all_meet(self.cluster)]
+        pair = min(self.cluster, 2)
+        parts = [_PROLOGUE, self.setup, _allocate(self.tmem, pair), _all_meet(self.cluster)]
+        if self.tmem:
+            parts += [_ALLOCATED, self.filled, _SEEN, _all_meet(self.cluster), _SEES]
         for number, role in enumerate(self.roles):
             parts.append(_role(role, number, self.block // WARP))
-        if self.cluster > 1:  # shared memory lives until nobody reads it any more
+        if self.cluster > 1 or self.tmem:  # memory lives until nobody uses it any more
             parts.append(_all_meet(self.cluster))
+        if self.tmem:
+            parts += [_SEES, self.after, _free(self.tmem, pair)]
         code = "\n".join(part for part in parts if part)
         declared = dict.fromkeys(_REGISTER.findall(code))
         registers = "\n".join(f".reg .{_TYPES[kind]} %{kind}{name};" for kind, name in declared)
@@ -103,12 +120,51 @@ class Kernel:
         cluster = f".explicitcluster\n.reqnctapercluster {self.cluster}, 1, 1\n"
         limits = f".maxntid {self.block}, 1, 1\n" + cluster * (self.cluster > 1)
         return (
-            f".version {VERSION}\n.target sm_90a\n.address_size 64\n{self.module}\n"
+            f"{head(arch)}{self.module}\n"
             ".extern .shared .align 1024 .b8 smem[];\n"
             ".visible .entry bench(.param .u64 out, .param .u64 mem, .param .u32 count,\n"
             f".param .u32 never{tensor_map})\n{limits}"
             f"{{\n{registers}\n{declared_map}{address}\n{code}\nret;\n}}\n"
         )
+
+
+def head(arch: str) -> str:
+    """The first lines of a module for an architecture."""
+    return f".version {VERSIONS[arch]}\n.target {arch}\n.address_size 64\n"
+
+
+SLOT = 1016  # bytes into shared memory: where the address of tensor memory is
+# The compiler has to know that a warp has one address, or each use becomes a loop over its lanes.
+_ALLOCATED = f"""\
+ld.shared.b32 %r_tmem, [%r_smem+{SLOT}];
+shfl.sync.idx.b32 %r_tmem, %r_tmem, 0, 31, -1;
+shfl.sync.idx.b32 %r_warp, %r_warp, 0, 31, -1;"""
+_SEEN, _SEES = "tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_thread_sync;"
+
+
+def _allocate(columns: int, ctas: int) -> str:
+    """By the first warp; nothing for no columns."""
+    if not columns:
+        return ""
+    group = f"cta_group::{ctas}.sync.aligned"
+    return f"""\
+setp.ne.u32 %p_not, %r_warp, 0;
+@%p_not bra OTHERS;
+add.u32 %r_slot, %r_smem, {SLOT};
+tcgen05.alloc.{group}.shared::cta.b32 [%r_slot], {columns};
+tcgen05.relinquish_alloc_permit.{group};
+OTHERS:
+{_SEEN}"""
+
+
+def _free(columns: int, ctas: int) -> str:
+    meet = f"{_SEEN}\n{_all_meet(ctas)}\n{_SEES}"
+    return f"""\
+{meet}
+setp.ne.u32 %p_not, %r_warp, 0;
+@%p_not bra FREED;
+tcgen05.dealloc.cta_group::{ctas}.sync.aligned.b32 %r_tmem, {columns};
+FREED:"""
 
 
 _PROLOGUE = """\

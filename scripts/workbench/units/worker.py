@@ -13,12 +13,12 @@ import time
 
 import numpy as np
 
-from workbench.units.benchmark import TAKES, Benchmark, failed, figures, gigahertz, row
+from workbench.units.benchmark import TAKES, Benchmark, failed, figures, gigahertz, row, unlike
 from workbench.units.benchmarks import benchmarks_of
 from workbench.units.launch import DriverError, Gpu
 from workbench.units.launches import Timed
 from workbench.units.memory import CHASE
-from workbench.units.ptx import NEVER, RECORD, WARP, Kernel, Role
+from workbench.units.ptx import NEVER, RECORD, WARP, Kernel, Role, head
 
 WARM_UPS = 2
 SPOILT = 3  # exit code: the context is lost
@@ -40,7 +40,7 @@ class Bench:
 
     def _warm(self) -> None:
         spin = Kernel((Role("bar.warp.sync -1;\n" * 64),), grid=1, per_sm=True, block=128)
-        module, kernel = self.gpu.load(spin.text(), 0, 1)
+        module, kernel = self.gpu.load(spin.text(self.gpu.arch), 0, 1)
         self._launch(kernel, spin, WARM_ROUNDS, 0)
         self.gpu.synchronize()
         self.gpu.unload(module)
@@ -69,7 +69,7 @@ class Bench:
 
     def _chase(self, nbytes: int, apart: int) -> None:
         count = nbytes // apart
-        module, kernel = self.gpu.load(CHASE, 0, 1)
+        module, kernel = self.gpu.load(head(self.gpu.arch) + CHASE, 0, 1)
         params = [_bytes(self.buffer, 8), _bytes(apart, 4), _bytes(count - 1, 4)]
         self.gpu.launch(kernel, max(count // 128, 1), min(count, 128), params)
         self.gpu.synchronize()
@@ -93,17 +93,26 @@ class Bench:
         self._launch(kernel, shape, count, memory)
         return self.gpu.download(self.out, lines)
 
+    def answered(self, kernel: Kernel) -> None:
+        """ValueError where the last launch has left something else than it should."""
+        if kernel.answer is not None:
+            words = self.gpu.download(self.buffer, (kernel.grid * kernel.block // 2,))
+            if fault := unlike(kernel, words):
+                raise ValueError(f"a wrong result: {fault}")
+
     def measure(self, benchmark: Benchmark) -> dict:
         """Its row. The points take turns."""
-        texts = {point.kernel.text(): point.kernel for point in benchmark.points}
+        texts = {point.kernel.text(self.gpu.arch): point.kernel for point in benchmark.points}
         loaded = {text: self.gpu.load(text, k.smem, k.cluster) for text, k in texts.items()}
         take, times = TAKES[benchmark.take], [[] for _ in benchmark.points]
         clocks = []
         try:
             for turn in range(WARM_UPS + self.repeats):
                 for point, taken in zip(benchmark.points, times, strict=True):
-                    _, kernel = loaded[point.kernel.text()]
+                    _, kernel = loaded[point.kernel.text(self.gpu.arch)]
                     found = self.records(kernel, point.kernel, point.count)
+                    if turn == 0:
+                        self.answered(point.kernel)
                     if turn >= WARM_UPS:
                         taken.append(take(found))
                         if not any(role.inside for role in point.kernel.roles):
@@ -147,7 +156,7 @@ def main(words: list[str]) -> int:
     begin_as_torch_does()
     bench = Bench(repeats)
     print(json.dumps({"gpu": bench.gpu.describe()}), flush=True)
-    for index, benchmark in enumerate(benchmarks_of(groups)):
+    for index, benchmark in enumerate(benchmarks_of(groups, bench.gpu.arch)):
         if index < first:
             continue
         began = time.perf_counter()
