@@ -224,7 +224,7 @@ def _rates() -> Iterator[Step]:
     yield Step(
         "rates.units", "issue, latency, barriers, copies, bandwidth, launches",
         ("scripts/bench.py", "units", "--json", JSON), 900,
-        why_not=NO_TIMES, quick=True,
+        emulated=("--emulate", ARCH, "--every", "40"), quick=True,
     )  # fmt: skip
     yield Step(
         "rates.parameters", "the cycle model's parameters from them",
