@@ -1,0 +1,225 @@
+"""Small problems that together launch every kernel module of an architecture, with every shape of
+MMA that one of its configs can have: what `workbench.bringup.table` records.
+
+The kernels whose mutants are judged come first, since those problems use every edge of a plan;
+behind them come the fields of configs that decide what a tensor core is told.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+
+from fmha.api import attention
+from fmha.config import HEAD_DIMS, SCHEDULES
+from fmha.sparse.indexer.api import IndexQuery, scores
+from fmha.sparse.indexer.quantised import quantised
+from fmha.sparse.indexer.scores_config import HEADS, RECORDS
+from gqa_lowlatency import DecodeConfig, decode
+from gqa_lowlatency.config import COLUMNS
+from gqa_lowlatency.config import HEAD_DIMS as DECODE_DIMS
+from kernelkit.arch import PORTABLE, written_for
+from moe.api import grouped_gemm
+from moe.config import SWAPPED_ROWS, TILE_N, TILE_ROWS
+from moe.mixed.config import ROWS_OF
+from workbench.cases import q8_0
+from workbench.cases.steps import problems_of
+from workbench.flags.steps import FAMILIES, NATIVE_ONLY, SMALL_HIDDEN
+from workbench.mutation import attention as attention_subjects
+from workbench.mutation import cache, decode as decode_subjects, experts
+from workbench.problems import attention as attention_problems
+from workbench.problems import grouped_gemm as grouped
+from workbench.problems import mixed_gemm as mixed
+
+MUTATED = {
+    **attention_subjects.SUBJECTS,
+    **decode_subjects.SUBJECTS,
+    **experts.SUBJECTS,
+    **cache.SUBJECTS,
+}
+_OTHER = {"sm_100a": ("sm_90a",), "sm_90a": ("sm_100a", "Blackwell", "tcgen05", "moe 128")}
+_KEYS = 1024  # of a decode, several tiles in each of 16 CTAs or fewer
+_INTEGER_TOKENS = (1, 5, 40)  # by dp4a, by mma.sync of few tokens, by the product's kernel
+
+
+@dataclass(frozen=True)
+class Problem:
+    """launch: in the emulator, of kernels for the architecture or, where they are written for all
+    of them, of another one. It may refuse what the architecture has not."""
+
+    name: str
+    launch: Callable[[], Any]
+
+
+def problems(arch: str) -> Iterator[Problem]:
+    """For sm_100a, sm_103a or sm_90a."""
+    own = written_for(arch)
+    for name, subject in MUTATED.items():
+        if not any(word in name for word in _OTHER[own]):
+            yield Problem(name, subject.launch)
+    yield from _attention(own)
+    yield from _portable_attention()
+    yield from _decode(own)
+    if own == "sm_100a":
+        yield from _grouped()
+    yield from _mixed(own)
+    yield from _index_scores(own)
+    yield from _steps()
+    yield from _q8_0(own)
+
+
+def _case(name: str, arch: str, case: attention_problems.Case) -> Problem:
+    def launched() -> Any:
+        return attention(*case.inputs(), arch=arch, **case.arguments())
+
+    return Problem(name, launched)
+
+
+def _attention(arch: str) -> Iterator[Problem]:
+    """Head dims by types and schedules; outputs; pages, ragged queries, a latent cache."""
+    kinds: tuple[dict[str, str], ...] = (
+        *({"dtype": "bf16", "schedule": schedule} for schedule in SCHEDULES),
+        {"dtype": "fp16"},
+        {"dtype": "bf16", "kv_dtype": "e4m3"},
+        {"dtype": "e4m3"},
+    )
+    for dims, kind in itertools.product(HEAD_DIMS, kinds):
+        words = " ".join([*map(str, dims), *kind.values()])
+        case = attention_problems.Case(130, 300, dims=dims, causal=True, kv_lens=(290,), **kind)
+        yield _case(f"attention {words}", arch, case)
+    more: dict[str, dict[str, Any]] = {
+        "raw": {"normalize": False, "out_dtype": "fp32"},
+        "out fp16": {"dtype": "fp16", "normalize": False, "out_dtype": "fp16"},
+        "pages": {"batch": 2, "q_lens": (90, 40), "page_size": 128, "kv_lens": (270, 5)},
+        "small pages": {"batch": 2, "q_lens": (90, 40), "page_size": 16, "kv_lens": (270, 5)},
+        "ragged": {"batch": 2, "q_lens": (90, 0), "k_lens": (200, 100), "sinks": True},
+        "no keys": {"batch": 2, "kv_lens": (0, 130), "softcap": 20.0},
+        "rope": {"rope_dim": 32, "window": (90, 0), "sink_tokens": 4},
+        "tile 64": {"tile_n": 64},
+        "pdl": {"pdl": True},
+    }
+    for name, options in more.items():
+        queries = 0 if "q_lens" in options else 130
+        keys = 0 if "k_lens" in options else 300
+        case = attention_problems.Case(queries, keys, heads=(2, 1), **options)
+        yield _case(f"attention {name}", arch, case)
+
+
+def _portable_attention() -> Iterator[Problem]:
+    """By mma.sync, compiled for the oldest architecture."""
+    for dims, dtype in itertools.product(((64, 64), (128, 128)), ("bf16", "fp16")):
+        case = attention_problems.Case(
+            70, 150, dims=dims, dtype=dtype, causal=True, instructions="mma.sync"
+        )
+        yield _case(f"attention by mma.sync {dims[0]} {dtype}", PORTABLE, case)
+
+
+def _decode(arch: str) -> Iterator[Problem]:
+    """Head dims by types and columns; clusters of every size."""
+    types = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+    every = itertools.product(DECODE_DIMS, types, COLUMNS)
+    for (head_dim, dtype, columns), clusters in zip(every, itertools.cycle((1, 2, 4, 8, 16))):
+        q_dtype = torch.bfloat16 if dtype.itemsize == 1 else dtype
+        short = str(dtype).removeprefix("torch.")
+
+        def launched(
+            head_dim: int = head_dim, dtype: torch.dtype = dtype, columns: int = columns,
+            q_dtype: torch.dtype = q_dtype, clusters: int = clusters,
+        ) -> Any:  # fmt: skip
+            generator = torch.Generator().manual_seed(0)
+            q = torch.randn(1, 1, columns, head_dim, generator=generator).to(q_dtype)
+            k, v = torch.randn(2, 1, _KEYS, 1, head_dim, generator=generator).to(dtype)
+            return decode(q, k, v, arch=arch, config=DecodeConfig(cluster=clusters))
+
+        yield Problem(f"decode {head_dim} {short} {columns} columns, {clusters} CTAs", launched)
+
+
+def _grouped() -> Iterator[Problem]:
+    """Formats by tiles, quantised or not, with paths of the epilogue for other granularities."""
+    formats = (("nvfp4", ""), ("mxfp4", ""), ("mxfp8", ""), ("mxfp4", "mxfp8"))
+    tiles = [(rows, n) for rows, n in itertools.product(TILE_ROWS, TILE_N) if min(rows, n) >= 128]
+    tiles += [(rows, TILE_N[0]) for rows in SWAPPED_ROWS]
+    for (fmt, x_fmt), (rows, tile_n) in itertools.product(formats, tiles):
+        given = {"fmt": fmt, "x_fmt": x_fmt, "tile_rows": rows, "tile_n": tile_n, "form": None}
+        case = grouped.Case((rows + 2, 5), 320, tile_n + 32, **given)
+        yield Problem(f"product {x_fmt or fmt} by {fmt} {rows} x {tile_n}", partial(_grouped_gemm, case))
+    for fmt, granularity, carry in itertools.product(("nvfp4", "mxfp8"), (8, 64), (False, True)):
+        case = grouped.Case(
+            (130, 5), 320, 256, fmt=fmt, out=fmt, granularity=granularity, carry=carry,
+            tile_rows=128, amax=fmt == "nvfp4", per_token=fmt == "nvfp4",
+        )  # fmt: skip
+        name = f"product {fmt} of {granularity}{' carried' * carry}"
+        yield Problem(name, partial(_grouped_gemm, case))
+
+
+def _grouped_gemm(case: grouped.Case) -> Any:
+    return grouped_gemm(*case.inputs(), case.offsets, **case.options())
+
+
+def _mixed(arch: str) -> Iterator[Problem]:
+    kinds = (("nvfp4", 0), ("mxfp4", 2))
+    for (fmt, gather), rows in itertools.product(kinds, ROWS_OF[arch]):
+        for teams, parts in ((2, 1), (2, 2)) if arch == "sm_100a" else ((2, 1),):
+            case = mixed.Case(
+                (rows + 1, 5), 256, 136, fmt, slots=gather, bias=not gather, tile_rows=rows,
+                teams=teams, parts=parts, arch=arch,
+            )  # fmt: skip
+            words = f"{fmt} {rows} rows, {teams} x {parts} teams{', gathered' * bool(gather)}"
+            yield Problem(f"mixed {words}", lambda case=case: mixed.call(case, case.inputs()))
+
+
+def _index_scores(arch: str) -> Iterator[Problem]:
+    for (name, record), heads in itertools.product(RECORDS.items(), HEADS):
+        yield Problem(f"index scores {name} {heads} heads", partial(_scores, arch, name, heads))
+
+
+def _scores(arch: str, name: str, heads: int) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    record, keys, block = RECORDS[name], 300, 32
+    q = torch.randn(3, heads, 128, generator=generator).bfloat16()
+    data, scales = quantised(q, record)
+    if name == "indexer_fp8":  # its scale is part of the weight
+        data, scales = data.view(torch.float8_e4m3fn), scales[..., :0]
+    blocks = -(-keys // block)
+    query = IndexQuery(data, scales, torch.randn(3, heads, generator=generator))
+    tables = torch.randperm(2 * blocks, generator=generator).view(2, blocks).int()
+    owners, counts = torch.tensor([0, 1, 1]).int(), torch.tensor([70, 33, keys]).int()
+    out = torch.full((3, keys + 2), 7.0)
+    with mock.patch("fmha.sparse.indexer.scores_launch.grid_for", return_value=(1, len(q))):
+        rows = cache._rows(record, block, 2 * blocks)
+        return scores(rows, query, owners, counts, tables, out, arch=arch)
+
+
+def _steps() -> Iterator[Problem]:
+    """What is written for all architectures."""
+    for family, (steps, *_) in FAMILIES.items():
+        for step in steps:
+            if step in NATIVE_ONLY:
+                continue
+            for problem in problems_of(family, [step], [5], SMALL_HIDDEN):
+                yield Problem(str(problem), partial(_step, problem))
+
+
+def _step(problem: Any) -> Any:
+    return problem.peers[problem.ours](*problem.draw(0, "cpu"))
+
+
+def _q8_0(arch: str) -> Iterator[Problem]:
+    for operation in ("repack", "dequantise", "quantise", *q8_0.PRODUCTS):
+        for tokens, dtype in itertools.product(_INTEGER_TOKENS, ("bf16", "fp16")):
+            few = tokens <= q8_0.MOST_TOKENS
+            if operation in q8_0.PRODUCTS and few == (operation == "product"):
+                continue
+            problem = q8_0.Problem(operation, 48, 256, tokens, ("soa", "interleaved"), dtype, True)
+            yield Problem(f"q8_0 {problem} {dtype}", partial(_q8_0_calls, problem, arch))
+
+
+def _q8_0_calls(problem: q8_0.Problem, arch: str) -> Any:
+    calls = q8_0.Inputs.drawn(problem, 0, "cpu").calls(problem, arch=arch)
+    return [call() for call in calls.values()]

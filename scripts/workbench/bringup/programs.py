@@ -1,0 +1,91 @@
+"""The programs that test instructions: those of `tests/ptxemu/ptx`, those of the conformance cases
+that hold a wanted form, and generated ones (`workbench.bringup.generated`).
+
+Names begin with where a program is from: `ptx/tensor_4d`, `memory/...`, `generated/...`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+import ptxemu
+from workbench.bringup import generated
+from workbench.bringup.forms import forms_of_text, recording
+from workbench.conformance import (
+    atomics,
+    barriers,
+    copies,
+    elementwise,
+    everything,
+    matrices,
+    memory,
+    misc,
+    peers,
+    tensors,
+)
+from workbench.conformance.campaign import Outputs
+from workbench.conformance.case import Case, Output
+from workbench.conformance.kernel import opcodes
+from workbench.conformance.ptx_program import FOLDER, aimed_at, emulate, read
+
+_STRUCTURED = (misc, memory, barriers, peers, copies, atomics, matrices, tensors)
+_SLOT = "%warpid"  # a slot of the multiprocessor, which nothing fixes
+
+
+@dataclass(frozen=True)
+class Test:
+    """A program; checked: what it has to give is known without the emulator."""
+
+    name: str
+    case: Case
+    checked: bool = False
+
+    def emulated(self, arch: str) -> Outputs:
+        """What the emulator makes of it, as of a program for this architecture."""
+        program = aimed_at(self.case.program, arch)
+        return emulate(program, ptxemu.load(program.text), ptxemu.Options(limit=None))
+
+    def forms(self, arch: str) -> set[str]:
+        """All forms in it, of instructions that ran or not; it is run to see them."""
+        with recording() as heard:
+            self.emulated(arch)
+        return forms_of_text(self.case.program.text).union(*heard.values())
+
+
+def every(wanted: Collection[str]) -> Iterator[Test]:
+    """The simple ones first. wanted: forms of kernels, those without tests left out; each is in one
+    program at least, if there is one."""
+    yield from from_files()
+    left = set(wanted)
+    for name, case in _of_conformance(wanted):
+        if case.forms & left:
+            left -= case.forms
+            yield Test(f"{name}/{case.name}", replace(case, recorded=False))
+    for case in generated.cases(wanted):
+        yield Test(f"generated/{case.name}", case)
+
+
+def from_files() -> Iterator[Test]:
+    """Each with all of its outputs."""
+    for path in sorted(FOLDER.glob("*.ptx")):
+        text = path.read_text()
+        if _SLOT in text:
+            continue
+        program, forms = read(path), opcodes(text)
+        outputs = {
+            b.name: Output(f"{path.stem} {b.name}", forms, b.data.size)
+            for b in program.outputs()
+            if not b.tolerance
+        }
+        yield Test(f"ptx/{path.stem}", Case(path.stem, program, outputs, recorded=False), True)
+
+
+def _of_conformance(wanted: Collection[str]) -> Iterator[tuple[str, Case]]:
+    """(where it is from, case): instructions of one line for exactly these forms, and then all."""
+    chosen = [variant for variant in everything.variants() if variant.key in wanted]
+    for case in elementwise.cases(chosen):
+        yield "elementwise", case
+    for module in _STRUCTURED:
+        for case in module.cases():
+            yield module.__name__.rpartition(".")[2], case
