@@ -22,9 +22,10 @@ from fmha.sparse.indexer.api import IndexQuery, scores
 from fmha.sparse.indexer.quantised import quantised
 from fmha.sparse.indexer.scores_config import HEADS, RECORDS
 from gqa_lowlatency import DecodeConfig, decode
-from gqa_lowlatency.config import COLUMNS
+from gqa_lowlatency.config import CLUSTERS, COLUMNS
 from gqa_lowlatency.config import HEAD_DIMS as DECODE_DIMS
 from kernelkit.arch import PORTABLE, written_for
+from kvcache.layouts.rows import Rows
 from moe.api import grouped_gemm
 from moe.config import SWAPPED_ROWS, TILE_N, TILE_ROWS
 from moe.mixed.config import ROWS_OF
@@ -32,7 +33,8 @@ from workbench.cases import q8_0
 from workbench.cases.steps import problems_of
 from workbench.flags.steps import FAMILIES, NATIVE_ONLY, SMALL_HIDDEN
 from workbench.mutation import attention as attention_subjects
-from workbench.mutation import cache, decode as decode_subjects, experts
+from workbench.mutation import cache, experts
+from workbench.mutation import decode as decode_subjects
 from workbench.problems import attention as attention_problems
 from workbench.problems import grouped_gemm as grouped
 from workbench.problems import mixed_gemm as mixed
@@ -124,20 +126,18 @@ def _decode(arch: str) -> Iterator[Problem]:
     """Head dims by types and columns; clusters of every size."""
     types = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
     every = itertools.product(DECODE_DIMS, types, COLUMNS)
-    for (head_dim, dtype, columns), clusters in zip(every, itertools.cycle((1, 2, 4, 8, 16))):
-        q_dtype = torch.bfloat16 if dtype.itemsize == 1 else dtype
+    for (head_dim, dtype, columns), ctas in zip(every, itertools.cycle(CLUSTERS)):
         short = str(dtype).removeprefix("torch.")
+        name = f"decode {head_dim} {short} {columns} columns, {ctas} CTAs"
+        yield Problem(name, partial(_decoded, arch, head_dim, dtype, columns, ctas))
 
-        def launched(
-            head_dim: int = head_dim, dtype: torch.dtype = dtype, columns: int = columns,
-            q_dtype: torch.dtype = q_dtype, clusters: int = clusters,
-        ) -> Any:  # fmt: skip
-            generator = torch.Generator().manual_seed(0)
-            q = torch.randn(1, 1, columns, head_dim, generator=generator).to(q_dtype)
-            k, v = torch.randn(2, 1, _KEYS, 1, head_dim, generator=generator).to(dtype)
-            return decode(q, k, v, arch=arch, config=DecodeConfig(cluster=clusters))
 
-        yield Problem(f"decode {head_dim} {short} {columns} columns, {clusters} CTAs", launched)
+def _decoded(arch: str, head_dim: int, dtype: torch.dtype, columns: int, ctas: int) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 1, columns, head_dim, generator=generator)
+    q = q.to(torch.bfloat16 if dtype.itemsize == 1 else dtype)
+    k, v = torch.randn(2, 1, _KEYS, 1, head_dim, generator=generator).to(dtype)
+    return decode(q, k, v, arch=arch, config=DecodeConfig(cluster=ctas))
 
 
 def _grouped() -> Iterator[Problem]:
@@ -148,7 +148,8 @@ def _grouped() -> Iterator[Problem]:
     for (fmt, x_fmt), (rows, tile_n) in itertools.product(formats, tiles):
         given = {"fmt": fmt, "x_fmt": x_fmt, "tile_rows": rows, "tile_n": tile_n, "form": None}
         case = grouped.Case((rows + 2, 5), 320, tile_n + 32, **given)
-        yield Problem(f"product {x_fmt or fmt} by {fmt} {rows} x {tile_n}", partial(_grouped_gemm, case))
+        name = f"product {x_fmt or fmt} by {fmt} {rows} x {tile_n}"
+        yield Problem(name, partial(_grouped_gemm, case))
     for fmt, granularity, carry in itertools.product(("nvfp4", "mxfp8"), (8, 64), (False, True)):
         case = grouped.Case(
             (130, 5), 320, 256, fmt=fmt, out=fmt, granularity=granularity, carry=carry,
@@ -175,25 +176,26 @@ def _mixed(arch: str) -> Iterator[Problem]:
 
 
 def _index_scores(arch: str) -> Iterator[Problem]:
-    for (name, record), heads in itertools.product(RECORDS.items(), HEADS):
+    for name, heads in itertools.product(RECORDS, HEADS):
         yield Problem(f"index scores {name} {heads} heads", partial(_scores, arch, name, heads))
 
 
 def _scores(arch: str, name: str, heads: int) -> Any:
+    """Three tokens of two requests; keys are any codes but NaN."""
     generator = torch.Generator().manual_seed(0)
     record, keys, block = RECORDS[name], 300, 32
     q = torch.randn(3, heads, 128, generator=generator).bfloat16()
     data, scales = quantised(q, record)
     if name == "indexer_fp8":  # its scale is part of the weight
         data, scales = data.view(torch.float8_e4m3fn), scales[..., :0]
-    blocks = -(-keys // block)
     query = IndexQuery(data, scales, torch.randn(3, heads, generator=generator))
+    blocks = -(-keys // block)
+    pool = torch.randint(0, 120, (2 * blocks, record.page_bytes(block)), generator=generator)
+    rows = Rows(pool.byte(), 0, block * record.data_bytes, block, record)
     tables = torch.randperm(2 * blocks, generator=generator).view(2, blocks).int()
     owners, counts = torch.tensor([0, 1, 1]).int(), torch.tensor([70, 33, keys]).int()
-    out = torch.full((3, keys + 2), 7.0)
     with mock.patch("fmha.sparse.indexer.scores_launch.grid_for", return_value=(1, len(q))):
-        rows = cache._rows(record, block, 2 * blocks)
-        return scores(rows, query, owners, counts, tables, out, arch=arch)
+        return scores(rows, query, owners, counts, tables, torch.zeros(3, keys + 2), arch=arch)
 
 
 def _steps() -> Iterator[Problem]:

@@ -37,7 +37,7 @@ from ptxemu.machine.tmem_fill import SHAPES, Fill
 from ptxemu.machine.umma_desc import SmemDesc
 from ptxemu.machine.warp import Warp
 from ptxemu.syntax.parser import parse
-from ptxemu.syntax.tree import Entry, Instr
+from ptxemu.syntax.tree import Entry, Instr, ModuleTree
 
 _COLUMNS = 16  # what nearly every kernel known aligns its accumulators to
 
@@ -128,9 +128,14 @@ def forms_of_entry(entry: Entry) -> set[str]:
     return {instr.opcode for instr in entry.body if isinstance(instr, Instr)}
 
 
-def forms_of_text(text: str) -> set[str]:
+def forms_of_module(tree: ModuleTree) -> set[str]:
     """The same of all kernels of a module."""
-    return set().union(*(forms_of_entry(entry) for entry in parse(text).entries.values()))
+    return set().union(*(forms_of_entry(entry) for entry in tree.entries.values()))
+
+
+def forms_of_text(text: str) -> set[str]:
+    """The same of its text."""
+    return forms_of_module(parse(text))
 
 
 @contextmanager

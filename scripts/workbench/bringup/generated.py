@@ -7,7 +7,7 @@ descriptor may point, so that any layout can be asked about, and the emulator sa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 from workbench.bringup import products, transfers
 from workbench.conformance.case import Case

@@ -18,14 +18,14 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import TimeoutError as Late
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from typing import Any
 
-from workbench.bringup import table
 from workbench.bringup.programs import Test, every
+from workbench.bringup.table import ARCHS, Table, read
 from workbench.common import refuse, write_json
 from workbench.conformance import everything, hw_runner
 from workbench.conformance.campaign import Campaign, Device, Outputs
@@ -44,138 +44,150 @@ class Row:
     """forms: of the program, those that kernels use; kernels: that depend on what failed."""
 
     program: str
-    forms: list[str]
     verdict: str = LEFT
     differences: list[str] = field(default_factory=list)
+    forms: list[str] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    wrong: set[str] = field(default_factory=set)  # forms that differ, where that is known
 
     @property
     def failed(self) -> bool:
         return self.verdict not in GOOD
 
+    def differ(self, found: dict[str, list[str]]) -> None:
+        """found: form -> differences."""
+        self.verdict, self.wrong = DIFFERS, {*found}
+        every = (words[:_WORDS] for some in found.values() for words in some)
+        self.differences = [*dict.fromkeys(every)]
 
-Run = Callable[[Test], tuple[str, dict[str, list[str]]]]  # verdict, form -> differences
-
-
-def natively(gpu: Device, emulator: Device, arch: str, test: Test) -> tuple[str, dict]:
-    """On the GPU, whose bits are compared with the emulator's and with what is known besides."""
-    aimed = aimed_at(test.case.program, arch)
-    found = gpu.ask(hw_runner.launch, aimed)
-    result = Campaign()
-    result.judge(test.case, found, emulator.ask(test.emulated, arch))
-    wrong = {form: tally.examples for form, tally in everything.different(result).items()}
-    if not wrong and test.checked:
-        wrong = _unlike_file(test, found)
-    near = any(tally.same < tally.inputs for tally in result.forms.values())
-    return DIFFERS if wrong else NEAR if near else SAME, wrong
+    def as_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if key != "wrong"}
 
 
-def in_emulator(emulator: Device, arch: str, test: Test) -> tuple[str, dict]:
-    """What its file says, where it does."""
-    found = emulator.ask(test.emulated, arch)
-    if not test.checked:
-        return RUNS, {}
-    wrong = _unlike_file(test, found)
-    return DIFFERS if wrong else EXPECTED, wrong
+@dataclass
+class Judge:
+    """Runs programs. gpu: None, where the emulator is alone."""
+
+    arch: str
+    known: Table
+    emulator: Device
+    gpu: Device | None = None
+
+    def rows(self, tests: Iterable[Test]) -> Iterator[Row]:
+        """One after the other; after several that hung the others are not run."""
+        hung = 0
+        for test in tests:
+            row, start = Row(test.name), time.perf_counter()
+            if hung < MOST_HANGS:
+                self._judge(test, row)
+                hung = hung + 1 if row.verdict == HANG else 0
+            else:
+                row.differences = [f"{MOST_HANGS} programs before it hung"]
+            row.seconds = round(time.perf_counter() - start, 3)
+            yield row
+
+    def _judge(self, test: Test, row: Row) -> None:
+        """The verdict, whatever becomes of the program."""
+        try:
+            emulated, forms = self.emulator.ask(test.emulated, self.arch)
+            row.forms = sorted(forms & self.known.forms.keys())
+            if self.gpu is None:
+                self._look(test, row, emulated)
+            else:
+                aimed = aimed_at(test.case.program, self.arch)
+                self._compare(test, row, self.gpu.ask(hw_runner.launch, aimed), emulated)
+        except Late:
+            row.verdict, row.differences = HANG, ["it did not end in time"]
+        except BrokenProcessPool as error:
+            row.verdict, row.differences = DIED, [str(error)[:_WORDS]]
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is the verdict)
+            row.verdict = REFUSED
+            row.differences = [f"{type(error).__name__}: {error}"[:_WORDS]]
+
+    def _compare(self, test: Test, row: Row, found: Outputs, emulated: Outputs) -> None:
+        """The GPU with the emulator, and with what is known besides."""
+        result = Campaign()
+        result.judge(test.case, found, emulated)
+        wrong = {form: tally.examples for form, tally in everything.different(result).items()}
+        near = any(tally.same < tally.inputs for tally in result.forms.values())
+        row.verdict = NEAR if near else SAME
+        if wrong or (test.checked and (wrong := unlike_file(test, found))):
+            row.differ(wrong)
+
+    def _look(self, test: Test, row: Row, emulated: Outputs) -> None:
+        """The emulator with what is known besides, if anything is."""
+        row.verdict = EXPECTED if test.checked else RUNS
+        if test.checked and (wrong := unlike_file(test, emulated)):
+            row.differ(wrong)
 
 
-def _unlike_file(test: Test, found: Outputs) -> dict[str, list[str]]:
-    """All of its forms, if it gives other outputs than its file says."""
+def unlike_file(test: Test, found: Outputs) -> dict[str, list[str]]:
+    """All forms of the program, if the outputs are others than its file says."""
     try:
         check(test.case.program, found)
     except AssertionError as difference:
-        return dict.fromkeys(test.case.forms, [str(difference)])
+        return {form: [str(difference)] for form in test.case.forms}
     return {}
 
 
-def judged(test: Test, known: table.Table, run: Run) -> Row:
-    """The row of a program, whatever becomes of it."""
-    row, start = Row(test.name, known.forms_of(test.name)), time.perf_counter()
-    wrong: dict[str, list[str]] = {}
-    try:
-        row.verdict, wrong = run(test)
-    except Late:
-        row.verdict, row.differences = HANG, ["it did not end in time"]
-    except BrokenProcessPool as error:
-        row.verdict, row.differences = DIED, [str(error)[:_WORDS]]
-    except Exception as error:  # noqa: BLE001  (whatever it is, it is the verdict)
-        row.verdict = REFUSED
-        row.differences = [f"{type(error).__name__}: {error}"[:_WORDS]]
-    row.seconds = round(time.perf_counter() - start, 3)
-    if wrong:
-        row.differences = [*dict.fromkeys(x[:_WORDS] for some in wrong.values() for x in some)]
-    if row.failed:
-        # A program of many instructions tells which of them differ; one that hangs does not.
-        blamed = [form for form in row.forms if form in wrong or not wrong or " " in form]
-        row.kernels = known.kernels_of(blamed)
-    return row
-
-
-def rows_of(tests: Iterable[Test], known: table.Table, run: Run) -> Iterator[Row]:
-    """One after the other; after several that hung the others are not run."""
-    hung = 0
-    for test in tests:
-        if hung >= MOST_HANGS:
-            words = [f"the {MOST_HANGS} programs before it hung"]
-            yield Row(test.name, known.forms_of(test.name), LEFT, words)
-            continue
-        row = judged(test, known, run)
-        hung = hung + 1 if row.verdict == HANG else 0
-        yield row
+def blame(rows: list[Row], known: Table) -> None:
+    """Give each row that failed the kernels that depend on it: by the forms that differ, where the
+    program tells, and that no other program shows to be right; if all are, by all of them."""
+    right = {form for row in rows if not row.failed for form in row.forms}
+    for row in rows:
+        if row.failed and row.verdict != LEFT:
+            suspects = [form for form in row.forms if form in row.wrong] or row.forms
+            row.kernels = known.kernels_of([f for f in suspects if f not in right] or suspects)
 
 
 def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
-    known = table.read(options.arch)
-    gpu, emulator = Device(), Device()
+    known, devices = read(options.arch), [Device(), Device()]
     try:
-        run: Run = partial(in_emulator, emulator, options.arch)
+        judge = Judge(options.arch, known, devices[0])
         setting = {"gpu": "none, the emulator alone", "target": options.arch}
         if not options.emulate:
+            judge.gpu = devices[1]
             try:
-                setting = gpu.ask(hw_runner.device)
+                setting = judge.gpu.ask(hw_runner.device)
             except Exception as error:  # noqa: BLE001  whatever keeps a GPU from answering
                 return refuse(f"no GPU to compare with: {error}; --emulate needs none")
             if setting["target"] != options.arch:
                 return refuse(f"{setting['gpu']} is {setting['target']}, not {options.arch}")
-            run = partial(natively, gpu, emulator, options.arch)
-        tests = [t for t in every(known.forms) if not options.only or _is_of(t, options.only)]
         rows = []
-        for row in rows_of(tests, known, run):
+        for row in judge.rows(chosen(every(known.forms), options.only)):
             rows.append(row)
-            _say(row)
-        return _finish(options, setting, rows, known)
+            print(f"{row.verdict:<14}{row.seconds:7.2f} s  {row.program}", flush=True)
+            for words in row.differences:
+                print(f"    {words}", flush=True)
     finally:
-        gpu.close()
-        emulator.close()
+        for device in devices:
+            device.close()
+    blame(rows, known)
+    return finish(options, setting, rows, known)
 
 
-def _is_of(test: Test, words: list[str]) -> bool:
-    return any(word in test.name for word in words)
+def chosen(tests: Iterable[Test], words: list[str]) -> Iterator[Test]:
+    return (test for test in tests if not words or any(word in test.name for word in words))
 
 
-def _say(row: Row) -> None:
-    print(f"{row.verdict:<14}{row.seconds:7.2f} s  {row.program}", flush=True)
-    for words in row.differences:
-        print(f"    {words}")
-    if row.kernels:
-        print(f"    used by {', '.join(row.kernels)}", flush=True)
-
-
-def _finish(
-    options: argparse.Namespace, setting: dict[str, str], rows: list[Row], known: table.Table
+def finish(
+    options: argparse.Namespace, setting: dict[str, str], rows: list[Row], known: Table
 ) -> int:
+    """Say and write what came of it; returns the exit code."""
+    failed, untested = [row for row in rows if row.failed], known.untested()
+    for row in failed:
+        if row.kernels:
+            print(f"{row.program} {row.verdict}: used by {', '.join(row.kernels)}")
+    for form, why in untested.items():
+        print(f"without a program: {form}: {why}")
     counts = Counter(row.verdict for row in rows)
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    untested = {form: reason for form, reason in known.untested().items()}
-    for form, reason in untested.items():
-        print(f"without a program: {form}: {reason}")
     if options.json:
-        document = {"setting": setting, "rows": [asdict(row) for row in rows],
-                    "untested": untested}  # fmt: skip
-        write_json(options.json, document)
-    return int(any(row.failed for row in rows))
+        document = {"setting": setting, "rows": [row.as_dict() for row in rows]}
+        write_json(options.json, document | {"untested": untested})
+    return int(bool(failed))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -185,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     words = "which architecture's kernels and programs; default: sm_100a"
-    parser.add_argument("--arch", choices=table.ARCHS, default=table.ARCHS[0], help=words)
+    parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help=words)
     parser.add_argument("--emulate", action="store_true", help="no GPU: the emulator alone")
     words = "programs whose name has one of these words; default: all"
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help=words)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import ptxemu
 from workbench.bringup import generated
-from workbench.bringup.forms import forms_of_text, recording
+from workbench.bringup.forms import forms_of_module, recording
 from workbench.conformance import (
     atomics,
     barriers,
@@ -41,16 +41,17 @@ class Test:
     case: Case
     checked: bool = False
 
-    def emulated(self, arch: str) -> Outputs:
-        """What the emulator makes of it, as of a program for this architecture."""
+    def emulated(self, arch: str) -> tuple[Outputs, set[str]]:
+        """What the emulator makes of it, as of a program for this architecture, and all forms in
+        it, also of instructions that did not run."""
         program = aimed_at(self.case.program, arch)
-        return emulate(program, ptxemu.load(program.text), ptxemu.Options(limit=None))
+        module = ptxemu.load(program.text)
+        with recording() as heard:
+            found = emulate(program, module, ptxemu.Options(limit=None))
+        return found, forms_of_module(module.tree).union(*heard.values())
 
     def forms(self, arch: str) -> set[str]:
-        """All forms in it, of instructions that ran or not; it is run to see them."""
-        with recording() as heard:
-            self.emulated(arch)
-        return forms_of_text(self.case.program.text).union(*heard.values())
+        return self.emulated(arch)[1]
 
 
 def every(wanted: Collection[str]) -> Iterator[Test]:

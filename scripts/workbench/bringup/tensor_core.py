@@ -13,6 +13,7 @@ from collections.abc import Iterator
 SHARED = ".extern .shared .align 1024 .b8 dynamic[];\n"
 THREADS = 128
 RESERVED = 64  # bytes behind those that are filled: an mbarrier, and the address of the allocation
+BOTH = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
 _TOGETHER = 8  # columns that are moved by one instruction
 
 _REGISTERS = (
@@ -33,8 +34,10 @@ def prologue(nbytes: int) -> Iterator[str]:
 
 
 def begin(ctas: int, nbytes: int, columns: int) -> Iterator[str]:
-    """The same, and tensor memory."""
+    """The same, and tensor memory, for a pair once both of it are there."""
     yield from prologue(nbytes)
+    if ctas > 1:
+        yield BOTH
     yield "setp.ne.u32 %p1, %warp, 0; @%p1 bra ALLOCATED;"
     yield f"tcgen05.alloc.cta_group::{ctas}.sync.aligned.shared::cta.b32 [%barrier+16], {columns};"
     yield f"tcgen05.relinquish_alloc_permit.cta_group::{ctas}.sync.aligned;"
@@ -48,8 +51,7 @@ def meet(ctas: int) -> Iterator[str]:
     """All threads of all CTAs, with what they have written."""
     yield "tcgen05.wait::st.sync.aligned; fence.proxy.async.shared::cta;"
     yield "tcgen05.fence::before_thread_sync;"
-    both = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
-    yield both if ctas > 1 else "bar.sync 0;"
+    yield BOTH if ctas > 1 else "bar.sync 0;"
     yield "tcgen05.fence::after_thread_sync;"
 
 
@@ -127,12 +129,13 @@ def commit(ctas: int) -> Iterator[str]:
     """To the mbarrier of every CTA."""
     name = f"tcgen05.commit.cta_group::{ctas}.mbarrier::arrive::one.shared::cluster"
     yield "mov.b16 %h0, 3;"
-    yield f"{name}.multicast::cluster.b64 [%barrier], %h0;" if ctas > 1 else f"{name}.b64 [%barrier];"
+    more = ".multicast::cluster.b64 [%barrier], %h0;" if ctas > 1 else ".b64 [%barrier];"
+    yield name + more
 
 
-def arrived() -> Iterator[str]:
+def arrived(how: str = "parity.shared") -> Iterator[str]:
     """The first phase of the mbarrier."""
-    yield "AGAIN: mbarrier.try_wait.parity.shared.b64 %p3, [%barrier], 0; @!%p3 bra AGAIN;"
+    yield f"AGAIN: mbarrier.try_wait.{how}.b64 %p3, [%barrier], 0; @!%p3 bra AGAIN;"
 
 
 def wait() -> Iterator[str]:

@@ -39,9 +39,7 @@ def cases(wanted: Iterable[str]) -> Iterator[Case]:
         for form in forms:
             if match := pattern.fullmatch(form):
                 yield make(form, *match.groups())
-    left = [form for form in forms if form in _OTHERS]
-    for form in left:
-        yield _other(form)
+    yield from (_other(form) for form in forms if form in _OTHERS)
 
 
 def _case(
@@ -234,22 +232,21 @@ def _pair(form: str, rank: str, multicast: str | None, hint: str | None) -> Case
 
 
 def _loading_both(form: str, tile: _Tile, copies: int, hint: bool) -> Iterator[str]:
-    both = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
     at = _spelt(("%r21", *tile.at[1:]))
     more = ", %h0" * (copies > 1) + f", {kernel.EVICT_FIRST}" * hint
     yield from tensor_core.prologue(copies * tile.nbytes)
     yield "mov.b64 %w9, m; cvta.param.u64 %w9, %w9; mov.b16 %h0, 3;"
     yield f"mul.lo.u32 %r21, %rank, {tile.elements};"
     yield f"mul.lo.u32 %r22, %rank, {tile.nbytes * (copies > 1)}; add.u32 %r22, %smem, %r22;"
-    yield f"fence.proxy.async.shared::cta; {both}"
+    yield f"fence.proxy.async.shared::cta; {tensor_core.BOTH}"
     counted = 2 * copies * tile.counted
     yield f"@%leader mbarrier.arrive.expect_tx.shared.b64 _, [%barrier], {counted};"
     yield "setp.ne.u32 %p2, %thread, 0; @%p2 bra WAIT;"
     yield "and.b32 %r25, %barrier, 0xfeffffff;"
     yield f"{form} [%r22], [%w9, {at}], [%r25]{more};"
     yield "WAIT: setp.ne.u32 %p4, %rank, 0; @%p4 bra MEET;"
-    yield from tensor_core.arrived()
-    yield f"MEET: {both}"
+    yield from tensor_core.arrived("parity.acquire.cluster.shared::cta")
+    yield f"MEET: {tensor_core.BOTH}"
     yield from tensor_core.drain("d", copies * tile.nbytes)
 
 
@@ -261,37 +258,46 @@ def _cluster(form: str, size: str) -> Case:
     ctas = int(size)
 
     def body() -> Iterator[str]:
-        both = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
         yield from tensor_core.prologue(0)
         yield f"add.u32 %r1, %rank, 1; rem.u32 %r1, %r1, {ctas};"
         yield "add.u32 %r2, %barrier, 32; mapa.shared::cluster.u32 %r2, %r2, %r1;"
         yield "mad.lo.u32 %r3, %rank, 3, 5;"
-        yield f"setp.eq.u32 %p2, %thread, 0; {both}"
-        yield f"@%p2 st.shared::cluster.b32 [%r2], %r3; {both}"
+        yield f"setp.eq.u32 %p2, %thread, 0; {tensor_core.BOTH}"
+        yield f"@%p2 st.shared::cluster.b32 [%r2], %r3; {tensor_core.BOTH}"
         yield "ld.shared.b32 %r4, [%barrier+32]; ld.param.u64 %w0, [d];"
         yield "mad.wide.u32 %w0, %rank, 4, %w0; @%p2 st.global.b32 [%w0], %r4;"
 
     return _case(form, body(), [output("d", "u4", ctas)], ctas, 0)
 
 
-# form -> (statements that leave words in %r1.., how many): one warp-wide program each
-_OTHERS: dict[str, tuple[str, int]] = {
+# form -> statements that leave a word in %r1; %w1 is a cell of the output, [%barrier+32] one of
+# shared memory, both 0 before
+_OTHERS = {
     "mbarrier expects 0 bytes": (
         "@%leader mbarrier.arrive.expect_tx.shared.b64 _, [%barrier], 0;"
         " AGAIN: mbarrier.try_wait.parity.shared.b64 %p3, [%barrier], 0; @!%p3 bra AGAIN;"
-        " mov.u32 %r1, 7;",
-        1,
+        " mov.u32 %r1, 7;"
+    ),
+    "atom.global.acq_rel.add.u32": (
+        "atom.global.acq_rel.add.u32 %r2, [%w1], %thread; mov.u32 %r1, 7;"
+    ),
+    "red.relaxed.gpu.global.max.u32": (
+        "red.relaxed.gpu.global.max.u32 [%w1], %thread; mov.u32 %r1, 7;"
+    ),
+    "atom.shared.cta.add.u32": (
+        "atom.shared.cta.add.u32 %r2, [%barrier+32], %thread; bar.sync 0;"
+        " ld.shared.b32 %r1, [%barrier+32];"
     ),
 }
 
 
 def _other(form: str) -> Case:
-    statements, words = _OTHERS[form]
+    """A word for each thread, and the cell behind them."""
 
     def body() -> Iterator[str]:
         yield from tensor_core.prologue(0)
-        yield f"bar.sync 0; {statements} ld.param.u64 %w0, [d];"
-        yield f"mad.wide.u32 %w0, %thread, {4 * words}, %w0;"
-        yield from (f"st.global.b32 [%w0+{4 * k}], %r{1 + k};" for k in range(words))
+        yield "mov.u32 %r0, 0; @%leader st.shared.b32 [%barrier+32], %r0; ld.param.u64 %w0, [d];"
+        yield f"bar.sync 0; add.u64 %w1, %w0, {4 * tensor_core.THREADS}; {_OTHERS[form]}"
+        yield "mad.wide.u32 %w0, %thread, 4, %w0; st.global.b32 [%w0], %r1;"
 
-    return _case(form, body(), [output("d", "u4", words * tensor_core.THREADS)], 1, 0)
+    return _case(form, body(), [output("d", "u4", tensor_core.THREADS + 1)], 1, 0)
