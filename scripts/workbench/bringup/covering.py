@@ -18,6 +18,7 @@ import torch
 
 from fmha.api import attention
 from fmha.config import HEAD_DIMS, SCHEDULES
+from fmha.sm100.layout import TILE_N
 from fmha.sparse.indexer.api import IndexQuery, scores
 from fmha.sparse.indexer.quantised import quantised
 from fmha.sparse.indexer.scores_config import HEADS, RECORDS
@@ -26,8 +27,9 @@ from gqa_lowlatency.config import CLUSTERS, COLUMNS
 from gqa_lowlatency.config import HEAD_DIMS as DECODE_DIMS
 from kernelkit.arch import PORTABLE, written_for
 from kvcache.layouts.rows import Rows
-from moe.api import grouped_gemm
-from moe.config import SWAPPED_ROWS, TILE_N, TILE_ROWS
+from moe.choose import FEW
+from moe.config import SWAPPED_ROWS, TILE_ROWS
+from moe.config import TILE_N as TILE_COLUMNS
 from moe.mixed.config import ROWS_OF
 from workbench.cases import q8_0
 from workbench.cases.steps import problems_of
@@ -46,6 +48,9 @@ MUTATED = {
     **cache.SUBJECTS,
 }
 _OTHER = {"sm_100a": ("sm_90a",), "sm_90a": ("sm_100a", "Blackwell", "tcgen05", "moe 128")}
+_PLACES = 2  # CTAs or pairs that run at the same time: each has several tiles
+NARROW = ((64, 64), (96, 96))  # head dims by the swizzles of their rows
+STEPS = {"bf16": 16, "fp16": 16, "e4m3": 32}  # keys of a tile are a multiple of it
 _KEYS = 1024  # of a decode, several tiles in each of 16 CTAs or fewer
 _INTEGER_TOKENS = (1, 5, 40)  # by dp4a, by mma.sync of few tokens, by the product's kernel
 
@@ -78,7 +83,11 @@ def problems(arch: str) -> Iterator[Problem]:
 
 def _case(name: str, arch: str, case: attention_problems.Case) -> Problem:
     def launched() -> Any:
-        return attention(*case.inputs(), arch=arch, **case.arguments())
+        with (
+            mock.patch("fmha.launch.sms_of", return_value=_PLACES),
+            mock.patch("fmha.launch.clusters_at_once", return_value=_PLACES),
+        ):
+            return attention(*case.inputs(), arch=arch, **case.arguments())
 
     return Problem(name, launched)
 
@@ -95,6 +104,11 @@ def _attention(arch: str) -> Iterator[Problem]:
         words = " ".join([*map(str, dims), *kind.values()])
         case = attention_problems.Case(130, 300, dims=dims, causal=True, kv_lens=(290,), **kind)
         yield _case(f"attention {words}", arch, case)
+    for dims, keys, (dtype, step) in itertools.product(NARROW, TILE_N[:-1], STEPS.items()):
+        if keys % step == 0:
+            options = {"dims": dims, "dtype": dtype, "tile_n": keys}
+            words = f"{dims[0]} {dtype} {keys} keys"
+            yield _case(f"attention {words}", arch, attention_problems.Case(130, 300, **options))
     more: dict[str, dict[str, Any]] = {
         "raw": {"normalize": False, "out_dtype": "fp32"},
         "out fp16": {"dtype": "fp16", "normalize": False, "out_dtype": "fp16"},
@@ -103,7 +117,6 @@ def _attention(arch: str) -> Iterator[Problem]:
         "ragged": {"batch": 2, "q_lens": (90, 0), "k_lens": (200, 100), "sinks": True},
         "no keys": {"batch": 2, "kv_lens": (0, 130), "softcap": 20.0},
         "rope": {"rope_dim": 32, "window": (90, 0), "sink_tokens": 4},
-        "tile 64": {"tile_n": 64},
         "pdl": {"pdl": True},
     }
     for name, options in more.items():
@@ -143,24 +156,23 @@ def _decoded(arch: str, head_dim: int, dtype: torch.dtype, columns: int, ctas: i
 def _grouped() -> Iterator[Problem]:
     """Formats by tiles, quantised or not, with paths of the epilogue for other granularities."""
     formats = (("nvfp4", ""), ("mxfp4", ""), ("mxfp8", ""), ("mxfp4", "mxfp8"))
-    tiles = [(rows, n) for rows, n in itertools.product(TILE_ROWS, TILE_N) if min(rows, n) >= 128]
-    tiles += [(rows, TILE_N[0]) for rows in SWAPPED_ROWS]
+    tiles = [
+        (rows, n) for rows, n in itertools.product(TILE_ROWS, TILE_COLUMNS) if min(rows, n) >= 128
+    ]
+    tiles += [(rows, TILE_COLUMNS[0]) for rows in SWAPPED_ROWS]
     for (fmt, x_fmt), (rows, tile_n) in itertools.product(formats, tiles):
         given = {"fmt": fmt, "x_fmt": x_fmt, "tile_rows": rows, "tile_n": tile_n, "form": None}
-        case = grouped.Case((rows + 2, 5), 320, tile_n + 32, **given)
+        most = rows if rows in FEW else rows + 2  # rows of an expert
+        case = grouped.Case((most, 5), 320, tile_n + 32, **given)
         name = f"product {x_fmt or fmt} by {fmt} {rows} x {tile_n}"
-        yield Problem(name, partial(_grouped_gemm, case))
+        yield Problem(name, experts.product(case).launch)
     for fmt, granularity, carry in itertools.product(("nvfp4", "mxfp8"), (8, 64), (False, True)):
         case = grouped.Case(
             (130, 5), 320, 256, fmt=fmt, out=fmt, granularity=granularity, carry=carry,
             tile_rows=128, amax=fmt == "nvfp4", per_token=fmt == "nvfp4",
         )  # fmt: skip
         name = f"product {fmt} of {granularity}{' carried' * carry}"
-        yield Problem(name, partial(_grouped_gemm, case))
-
-
-def _grouped_gemm(case: grouped.Case) -> Any:
-    return grouped_gemm(*case.inputs(), case.offsets, **case.options())
+        yield Problem(name, experts.product(case).launch)
 
 
 def _mixed(arch: str) -> Iterator[Problem]:

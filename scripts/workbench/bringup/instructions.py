@@ -6,10 +6,10 @@
 Programs of a few instructions come before those of the tensor core. Each runs in a process of its
 own where the one before it hung or died. A row says of a program: `same bits` as the emulator,
 `within bounds` of the manual where an instruction is an approximation, `differs` with the first
-differences, `refused` by the GPU's compiler or by the emulator with the reason, `hang`, or `died`;
-and of one that failed, which kernels use its forms. With --emulate, which needs no GPU: `as
-expected`, where a program's file says what it gives, or `runs`, where nothing but the emulator
-does. Exit code 1: a program failed; 2: refused, for there is no GPU of the architecture.
+differences, `refused` by the GPU's compiler or by the emulator with the reason, `hang`, or `died`
+of an error while it ran; and of one that failed, which kernels use its forms. With --emulate, which
+needs no GPU: `as expected`, where a program's file says what it gives, or `runs`, where nothing but
+the emulator does. Exit code 1: a program failed; 2: refused: no GPU of the architecture.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from workbench.bringup.programs import Test, every
+from workbench.bringup.programs import Trial, every
 from workbench.bringup.table import ARCHS, Table, read
 from workbench.common import refuse, write_json
 from workbench.conformance import everything, hw_runner
@@ -74,60 +74,67 @@ class Judge:
     emulator: Device
     gpu: Device | None = None
 
-    def rows(self, tests: Iterable[Test]) -> Iterator[Row]:
+    def rows(self, trials: Iterable[Trial]) -> Iterator[Row]:
         """One after the other; after several that hung the others are not run."""
         hung = 0
-        for test in tests:
-            row, start = Row(test.name), time.perf_counter()
+        for trial in trials:
+            row, start = Row(trial.name), time.perf_counter()
             if hung < MOST_HANGS:
-                self._judge(test, row)
+                self._judge(trial, row)
                 hung = hung + 1 if row.verdict == HANG else 0
             else:
                 row.differences = [f"{MOST_HANGS} programs before it hung"]
             row.seconds = round(time.perf_counter() - start, 3)
             yield row
 
-    def _judge(self, test: Test, row: Row) -> None:
+    def _judge(self, trial: Trial, row: Row) -> None:
         """The verdict, whatever becomes of the program."""
+        who = "the emulator"
         try:
-            emulated, forms = self.emulator.ask(test.emulated, self.arch)
+            emulated, forms = self.emulator.ask(trial.emulated, self.arch)
             row.forms = sorted(forms & self.known.forms.keys())
             if self.gpu is None:
-                self._look(test, row, emulated)
+                self._look(trial, row, emulated)
             else:
-                aimed = aimed_at(test.case.program, self.arch)
-                self._compare(test, row, self.gpu.ask(hw_runner.launch, aimed), emulated)
+                who = "the GPU"
+                aimed = aimed_at(trial.case.program, self.arch)
+                self._compare(trial, row, self.gpu.ask(hw_runner.launch, aimed), emulated)
         except Late:
-            row.verdict, row.differences = HANG, ["it did not end in time"]
+            row.verdict, row.differences = HANG, [f"{who} did not end in time"]
         except BrokenProcessPool as error:
-            row.verdict, row.differences = DIED, [str(error)[:_WORDS]]
+            row.verdict, row.differences = DIED, [f"{who}: {error}"[:_WORDS]]
         except Exception as error:  # noqa: BLE001  (whatever it is, it is the verdict)
-            row.verdict = REFUSED
-            row.differences = [f"{type(error).__name__}: {error}"[:_WORDS]]
+            row.verdict = DIED if who == "the GPU" and faulted(error) else REFUSED
+            row.differences = [f"{who}: {type(error).__name__}: {error}"[:_WORDS]]
 
-    def _compare(self, test: Test, row: Row, found: Outputs, emulated: Outputs) -> None:
+    def _compare(self, trial: Trial, row: Row, found: Outputs, emulated: Outputs) -> None:
         """The GPU with the emulator, and with what is known besides."""
         result = Campaign()
-        result.judge(test.case, found, emulated)
+        result.judge(trial.case, found, emulated)
         wrong = {form: tally.examples for form, tally in everything.different(result).items()}
         near = any(tally.same < tally.inputs for tally in result.forms.values())
         row.verdict = NEAR if near else SAME
-        if wrong or (test.checked and (wrong := unlike_file(test, found))):
+        if wrong or (trial.checked and (wrong := unlike_file(trial, found))):
             row.differ(wrong)
 
-    def _look(self, test: Test, row: Row, emulated: Outputs) -> None:
+    def _look(self, trial: Trial, row: Row, emulated: Outputs) -> None:
         """The emulator with what is known besides, if anything is."""
-        row.verdict = EXPECTED if test.checked else RUNS
-        if test.checked and (wrong := unlike_file(test, emulated)):
+        row.verdict = EXPECTED if trial.checked else RUNS
+        if trial.checked and (wrong := unlike_file(trial, emulated)):
             row.differ(wrong)
 
 
-def unlike_file(test: Test, found: Outputs) -> dict[str, list[str]]:
+def faulted(error: Exception) -> bool:
+    """The program was loaded, and ended with an error of the driver."""
+    return isinstance(error, RuntimeError) and not str(error).startswith("cuModuleLoadDataEx")
+
+
+def unlike_file(trial: Trial, found: Outputs) -> dict[str, list[str]]:
     """All forms of the program, if the outputs are others than its file says."""
     try:
-        check(test.case.program, found)
+        check(trial.case.program, found)
     except AssertionError as difference:
-        return {form: [str(difference)] for form in test.case.forms}
+        return {form: [str(difference)] for form in trial.case.forms}
     return {}
 
 
@@ -137,7 +144,7 @@ def blame(rows: list[Row], known: Table) -> None:
     right = {form for row in rows if not row.failed for form in row.forms}
     for row in rows:
         if row.failed and row.verdict != LEFT:
-            suspects = [form for form in row.forms if form in row.wrong] or row.forms
+            suspects = [f for f in row.forms if not row.wrong or f in row.wrong or " " in f]
             row.kernels = known.kernels_of([f for f in suspects if f not in right] or suspects)
 
 
@@ -168,8 +175,8 @@ def perform(options: argparse.Namespace) -> int:
     return finish(options, setting, rows, known)
 
 
-def chosen(tests: Iterable[Test], words: list[str]) -> Iterator[Test]:
-    return (test for test in tests if not words or any(word in test.name for word in words))
+def chosen(trials: Iterable[Trial], words: list[str]) -> Iterator[Trial]:
+    return (trial for trial in trials if not words or any(word in trial.name for word in words))
 
 
 def finish(

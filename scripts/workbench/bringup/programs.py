@@ -34,7 +34,7 @@ _SLOT = "%warpid"  # a slot of the multiprocessor, which nothing fixes
 
 
 @dataclass(frozen=True)
-class Test:
+class Trial:
     """A program; checked: what it has to give is known without the emulator."""
 
     name: str
@@ -54,22 +54,24 @@ class Test:
         return self.emulated(arch)[1]
 
 
-def every(wanted: Collection[str]) -> Iterator[Test]:
+def every(wanted: Collection[str]) -> Iterator[Trial]:
     """The simple ones first. wanted: forms of kernels, those without tests left out; each is in one
     program at least, if there is one."""
     yield from from_files()
-    left = set(wanted)
+    left = {form for form in wanted if " " not in form}
     for name, case in _of_conformance(wanted):
+        if not left:
+            break
         if case.forms & left:
             left -= case.forms
-            yield Test(f"{name}/{case.name}", replace(case, recorded=False))
+            yield Trial(f"{name}/{case.name}", replace(case, recorded=False))
     for case in generated.cases(wanted):
-        yield Test(f"generated/{case.name}", case)
+        yield Trial(f"generated/{case.name}", case)
 
 
-def from_files() -> Iterator[Test]:
-    """Each with all of its outputs."""
-    for path in sorted(FOLDER.glob("*.ptx")):
+def from_files(names: str = "*") -> Iterator[Trial]:
+    """Each with all of its outputs. names: a pattern."""
+    for path in sorted(FOLDER.glob(f"{names}.ptx")):
         text = path.read_text()
         if _SLOT in text:
             continue
@@ -79,7 +81,7 @@ def from_files() -> Iterator[Test]:
             for b in program.outputs()
             if not b.tolerance
         }
-        yield Test(f"ptx/{path.stem}", Case(path.stem, program, outputs, recorded=False), True)
+        yield Trial(f"ptx/{path.stem}", Case(path.stem, program, outputs, recorded=False), True)
 
 
 def _of_conformance(wanted: Collection[str]) -> Iterator[tuple[str, Case]]:

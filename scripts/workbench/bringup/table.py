@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -135,36 +135,39 @@ def _used(arch: str, words: Collection[str]) -> tuple[Used, dict[str, set[str]]]
     for problem in problems(arch):
         if words and not any(word in problem.name for word in words):
             continue
-        for kernel, forms in launches(problem, arch):
-            if problem.name in launched[kernel]:
-                forms = [form for form in forms if problem.name not in used[form][kernel]]
+        for kernel, forms in forms_by_kernel(problem, arch).items():
             launched[kernel].add(problem.name)
             for form in forms:
                 used[form][kernel].append(problem.name)
     return used, launched
 
 
-def launches(problem: Problem, arch: str) -> Iterator[tuple[str, Iterable[str]]]:
-    """(kernel, forms of it) of a problem's launches; none of one that is refused."""
-    from kernelkit.compile import compile_once, in_memory
+def forms_by_kernel(problem: Problem, arch: str) -> dict[str, set[str]]:
+    """Module -> forms of its kernels that the problem launches, for the architecture, whichever
+    they were launched for; nothing of a problem that is refused."""
+    from kernelkit.compile import compile_once, forget, in_memory
     from kernelkit.launch import emulation
     from workbench.bringup.forms import forms_of_text, recording
 
+    forget()  # what is in memory behind it, the problem has launched
     try:
         with recording() as heard, emulation(arch=arch):
             problem.launch()
     except (ValueError, NotImplementedError) as refusal:
         print(f"{problem.name}: refused: {refusal}"[:200], file=sys.stderr)
-        return
-    entries = {entry: key for key, kernel in in_memory() if key.source
-               for entry in re.findall(r"\.entry (\w+)", kernel.ptx)}  # fmt: skip
+        return {}
+    found: dict[str, set[str]] = defaultdict(set)
     foreign = ".sm90." if written_for(arch) == "sm_100a" else ".sm100."
-    for entry, forms in heard.items():
-        key = entries[entry]
-        if foreign in f"{key.module}.":
-            continue
-        compiled = compile_once(key.config, arch, key.source)
-        yield key.module, forms_of_text(compiled.ptx) | forms
+    for key, kernel in in_memory():
+        own = {*re.findall(r"\.entry (\w+)", kernel.ptx)} & heard.keys()
+        if own and foreign not in key.module:
+            compiled = compile_once(key.config, arch, key.source)
+            found[key.module] |= forms_of_text(compiled.ptx).union(*(heard[name] for name in own))
+        for name in own:
+            heard[name] = set()
+    if any(heard.values()):
+        raise RuntimeError(f"{problem.name}: nothing is known of {[*filter(heard.get, heard)]}")
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:

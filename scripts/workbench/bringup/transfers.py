@@ -74,8 +74,8 @@ def _move(form: str, way: str, shape: str, count: str) -> Case:
     halves = (0, 16) if shape.startswith("16") else (0,)
     lanes = 128 * _MOVED
     each = len(halves) * words * tensor_core.THREADS
-    params = [random_buffer("x", form, "u4", lanes), random_buffer("y", form, "u4", each)]
-    params += [output("d", "u4", lanes), output("e", "u4", each)]
+    loaded = output("y", "u4", each) if way == "ld" else random_buffer("y", form, "u4", each)
+    params = [random_buffer("x", form, "u4", lanes), loaded, output("d", "u4", lanes)]
     return _case(form, _moving(form, way, shape, words, halves), params, 1, 0)
 
 
@@ -85,7 +85,7 @@ def _moving(form: str, way: str, shape: str, words: int, halves: Sequence[int]) 
     yield from tensor_core.begin(1, 0, 512)
     yield from tensor_core.lanes_from("x", 0, _MOVED)
     yield from tensor_core.meet(1)
-    yield f"ld.param.u64 %w3, [{'e' if way == 'ld' else 'y'}];"
+    yield "ld.param.u64 %w3, [y];"
     yield f"mad.wide.u32 %w3, %thread, {4 * words * len(halves)}, %w3;"
     for number, half in enumerate(halves):
         places = [f"[%w3+{4 * (number * words + k)}]" for k in range(words)]
