@@ -9,9 +9,12 @@ import subprocess
 from concurrent.futures import TimeoutError as Late
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from unittest.mock import MagicMock, call
 
+import numpy as np
 import pytest
 
+from ptxemu.machine import tensor_map
 from workbench.bringup import generated, instructions, programs, table
 from workbench.bringup.instructions import (
     DIED,
@@ -32,7 +35,7 @@ from workbench.bringup.programs import Trial
 from workbench.bringup.table import EVERY, Table, Use
 from workbench.conformance import elementwise, hw_runner, patterns
 from workbench.conformance.case import Case
-from workbench.conformance.ptx_program import FOLDER
+from workbench.conformance.ptx_program import FOLDER, Map
 
 ARCH = "sm_100a"
 REPOSITORY = Path(__file__).parents[2]
@@ -42,6 +45,10 @@ MADE = (  # of each kind of generated program one, or two
     "mma f16 cta_group::1 m128 n64 k16 bf16 x bf16 -> f32, A TMEM, B 128B MN 0/1024",
     "mma mxf4nvf4 cta_group::2 m256 n128 k64 packed e2m1 x packed e2m1 -> f32, A 128B K 1024,"
     " B 128B K 1024, 4 ue4m3 scales",
+    "mma mxf8f6f4 cta_group::1 m128 n16 k32 e4m3 x e2m1 -> f32, A 128B K 1024, B 128B K 1024,"
+    " 1 ue8m0 scales ids 3 3",
+    "mma f8f6f4 cta_group::1 m64 n8 k32 e4m3 x e5m2 -> f32, A 64B MN 0/512, B 128B K 0,"
+    " D at column 8 of 16",
     "tcgen05.st.sync.aligned.16x128b.x8.b32",
     "tcgen05.alloc cta_group::2 of 64 columns",
     "tensor map 4d 16u4_align16b 128B loads",
@@ -146,6 +153,35 @@ def test_a_program_is_generated_that_holds_the_form(form: str) -> None:
     assert any(found.any() for found in outputs.values())
 
 
+def test_a_generated_product_is_that_of_its_operands() -> None:
+    """Two steps of 16, of rows of 128 bytes in the pattern of their swizzle."""
+    form = "mma f16 cta_group::1 m128 n32 k16 bf16 x bf16 -> f32, A TMEM, B 128B K 1024"
+    (case,) = generated.cases([form])
+    image, a, _ = (param.data for param in case.program.params)
+
+    def numbers(codes: np.ndarray) -> np.ndarray:
+        return (codes.view("u2").astype("u4") << 16).view("f4")
+
+    row, byte = np.arange(32)[:, None], np.arange(0, 64, 2)
+    place = row * 128 + (byte ^ (row % 8 << 4))
+    b = numbers(image.view("u2"))[place // 2]
+    (found,) = Trial("made", case).emulated(ARCH)[0].values()
+    assert (found.view("f4").reshape(128, 32) == numbers(a).reshape(128, 32) @ b.T).all()
+
+
+def test_what_moves_comes_back() -> None:
+    for form in (
+        "tcgen05.alloc cta_group::1 of 32 columns",
+        "tcgen05.ld.sync.aligned.32x32b.x8.b32",
+    ):
+        (case,) = generated.cases([form])
+        source = case.program.params[0].data
+        assert (Trial("made", case).emulated(ARCH)[0]["d"] == source).all()
+    (case,) = generated.cases(["cluster of 16"])
+    (found,) = Trial("made", case).emulated(ARCH)[0].values()
+    assert (found == np.roll(3 * np.arange(16) + 5, 1)).all()
+
+
 def test_what_is_no_form_is_not_generated() -> None:
     assert not [*generated.cases(["mov.u32", "mma f16 of three", MADE[0] + ", lanes disabled"])]
 
@@ -166,6 +202,31 @@ def test_the_assembler_takes_every_program() -> None:
         text = test.case.program.text
         said = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         assert not said.stderr, f"{test.name}: {said.stderr}"
+
+
+# -- what launches them on a GPU ----------------------------------------------------------------
+
+
+def test_types_of_tensor_maps_have_the_names_of_the_driver() -> None:
+    kinds = pytest.importorskip("cuda.bindings.driver").CUtensorMapDataType
+    for dtype in tensor_map.DTYPES:
+        assert hasattr(kinds, f"CU_TENSOR_MAP_DATA_TYPE_{hw_runner.type_name(dtype)}"), dtype
+    assert hw_runner.type_name("bf16") == "BFLOAT16"
+
+
+def test_strides_of_elements_that_are_less_than_a_byte() -> None:
+    assert Map("m", "x", "16u4_align16b", (256, 12, 3), (128, 8, 2)).strides() == (128, 1536)
+
+
+@pytest.mark.parametrize(("ctas", "asked"), [(16, True), (8, False)])
+def test_clusters_that_not_every_gpu_has_are_asked_for(ctas: int, asked: bool) -> None:
+    driver = MagicMock()
+    driver.cuFuncSetAttribute.return_value = driver.cuLaunchKernelEx.return_value = (0,)
+    (case,) = generated.cases([f"cluster of {ctas}"])
+    hw_runner._launch(driver, case.program, "kernel", {"d": 4096})
+    wish = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+    assert (call("kernel", wish, 1) in driver.cuFuncSetAttribute.mock_calls) == asked
+    assert driver.cuLaunchKernelEx.call_count == 1
 
 
 # -- verdicts -----------------------------------------------------------------------------------

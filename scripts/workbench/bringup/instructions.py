@@ -9,7 +9,8 @@ own where the one before it hung or died. A row says of a program: `same bits` a
 differences, `refused` by the GPU's compiler or by the emulator with the reason, `hang`, or `died`
 of an error while it ran; and of one that failed, which kernels use its forms. With --emulate, which
 needs no GPU: `as expected`, where a program's file says what it gives, or `runs`, where nothing but
-the emulator does. Exit code 1: a program failed; 2: refused: no GPU of the architecture.
+the emulator does. On Hopper (--arch sm_90a) it is a rehearsal, and what that has not is refused.
+Exit code 1: a program failed; 2: refused, without a GPU of the architecture.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    words = "which architecture's kernels and programs; default: sm_100a"
+    words = "of the GPU, sm_90a for a rehearsal on Hopper; default: sm_100a"
     parser.add_argument("--arch", choices=ARCHS, default=ARCHS[0], help=words)
     parser.add_argument("--emulate", action="store_true", help="no GPU: the emulator alone")
     words = "programs whose name has one of these words; default: all"
