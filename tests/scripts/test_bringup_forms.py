@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -321,6 +322,13 @@ def test_after_some_hangs_nothing_more_is_run() -> None:
     assert all(row.failed for row in rows)
 
 
+def test_hangs_with_others_between_them_stop_nothing() -> None:
+    turns = itertools.cycle([Late(), RuntimeError("cuCtxSynchronize: 715")])
+    judge = Judge(ARCH, KNOWN, Here(), Here(lambda _: refusing(next(turns))(_)))
+    rows = [*judge.rows([program_of("warp_vote")] * (2 * MOST_HANGS + 1))]
+    assert [row.verdict for row in rows] == [HANG, DIED] * MOST_HANGS + [HANG]
+
+
 def test_forms_that_another_program_shows_to_be_right_are_not_blamed() -> None:
     forms = {name: Use({kernel: EVERY}, []) for name, kernel in (("a", "k"), ("b", "l"))}
     known = Table(ARCH, {**forms, "c": Use({"m": EVERY}, [])})
@@ -331,6 +339,9 @@ def test_forms_that_another_program_shows_to_be_right_are_not_blamed() -> None:
     known_bad = Row("known", DIED, forms=["a"])
     blame([good, hangs, differs, known_bad], known)
     assert (good.kernels, hangs.kernels, differs.kernels) == ([], ["l"], ["m"])
+    differs.forms, known.forms["mma m64"] = ["c", "mma m64"], Use({"n": EVERY}, [])
+    blame([differs], known)
+    assert differs.kernels == ["m", "n"], "no output speaks for a form that only a run shows"
     assert known_bad.kernels == ["k"], "all of its forms run elsewhere: any may be the reason"
 
 

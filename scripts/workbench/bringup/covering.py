@@ -27,6 +27,7 @@ from gqa_lowlatency.config import CLUSTERS, COLUMNS
 from gqa_lowlatency.config import HEAD_DIMS as DECODE_DIMS
 from kernelkit.arch import PORTABLE, written_for
 from kvcache.layouts.rows import Rows
+from kvcache.movement.api import append_pages, gather_pages
 from moe.choose import FEW
 from moe.config import SWAPPED_ROWS, TILE_ROWS
 from moe.config import TILE_N as TILE_COLUMNS
@@ -77,6 +78,7 @@ def problems(arch: str) -> Iterator[Problem]:
         yield from _grouped()
     yield from _mixed(own)
     yield from _index_scores(own)
+    yield from _pages()
     yield from _steps()
     yield from _q8_0(own)
 
@@ -198,8 +200,9 @@ def _scores(arch: str, name: str, heads: int) -> Any:
     record, keys, block = RECORDS[name], 300, 32
     q = torch.randn(3, heads, 128, generator=generator).bfloat16()
     data, scales = quantised(q, record)
-    if name == "indexer_fp8":  # its scale is part of the weight
-        data, scales = data.view(torch.float8_e4m3fn), scales[..., :0]
+    if name != "indexer_fp4":  # a scale is part of the weight
+        data = q if name == "indexer_bf16" else data.view(torch.float8_e4m3fn)
+        scales = scales[..., :0]
     query = IndexQuery(data, scales, torch.randn(3, heads, generator=generator))
     blocks = -(-keys // block)
     pool = torch.randint(0, 120, (2 * blocks, record.page_bytes(block)), generator=generator)
@@ -208,6 +211,25 @@ def _scores(arch: str, name: str, heads: int) -> Any:
     owners, counts = torch.tensor([0, 1, 1]).int(), torch.tensor([70, 33, keys]).int()
     with mock.patch("fmha.sparse.indexer.scores_launch.grid_for", return_value=(1, len(q))):
         return scores(rows, query, owners, counts, tables, torch.zeros(3, keys + 2), arch=arch)
+
+
+def _pages() -> Iterator[Problem]:
+    """Rows of numbers as they are, and made e4m3; heads within rows, or pages of each."""
+    for heads_apart, fp8 in itertools.product((False, True), (False, True)):
+        name = f"pages{', heads apart' * heads_apart}{', e4m3' * fp8}"
+        yield Problem(name, partial(_moved_pages, heads_apart, fp8))
+
+
+def _moved_pages(heads_apart: bool, fp8: bool) -> None:
+    shape = (4, 2, 16, 64) if heads_apart else (4, 16, 2, 64)
+    dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
+    pages = torch.zeros(2, *shape).to(dtype)
+    k_pages, v_pages = pages.transpose(2, 3) if heads_apart else pages
+    slots = torch.tensor([9, 40, -1, 3, 22])
+    k, v = torch.randn(2, len(slots), 2, 64).bfloat16()
+    scale = torch.ones(1) if fp8 else None
+    append_pages(k_pages, v_pages, k, v, slots, k_scale=scale, v_scale=scale)
+    gather_pages(k_pages, v_pages, slots, k.to(dtype), v.to(dtype))
 
 
 def _steps() -> Iterator[Problem]:

@@ -28,7 +28,7 @@ WITH_TABLE = ("sm_100a",)
 # Those that read one: the second has the kernels of the first; on Hopper the same programs are a
 # rehearsal, in which what it has not is refused.
 ARCHS = (*WITH_TABLE, "sm_103a", "sm_90a")
-_NAMES = 3  # problems that are named, and programs
+_NAMES = 2  # problems that are named, and programs
 EVERY = ["all"]
 
 # forms that need no program of their own -> why
@@ -38,7 +38,7 @@ UNTESTED: tuple[tuple[str, str], ...] = ()
 @dataclass(frozen=True)
 class Use:
     """Of a form. kernels: module -> names of problems, or EVERY where all of it have the form.
-    programs: some that hold it, the simplest first."""
+    programs: some that hold it, first those whose outputs speak for it."""
 
     kernels: dict[str, list[str]]
     programs: list[str]
@@ -106,9 +106,10 @@ def generated(arch: str, words: Collection[str] = ()) -> Table:
 
     used, launched = _used(arch, words)
     programs: dict[str, list[str]] = defaultdict(list)
-    for test in every(used):
-        for form in test.forms(arch) & used.keys():
-            programs[form].append(test.name)
+    for trial in every(used):
+        for form in trial.forms(arch) & used.keys():
+            of_it = form in trial.case.forms and not trial.checked  # then it comes first
+            programs[form].insert(0 if of_it else len(programs[form]), trial.name)
     forms = {
         form: Use(
             {kernel: _some(names, launched[kernel]) for kernel, names in sorted(kernels.items())},

@@ -26,6 +26,7 @@ _PAIR = re.compile(
     r"(\.multicast::cluster)?(\.L2::cache_hint)?\.cta_group::2"
 )
 _CLUSTER = re.compile(r"cluster of (\d+)")
+_LOAD = re.compile(r"ld\.global(?:\.nc|\.L1::no_allocate)*(?:\.v([24]))?\.b(16|32)")
 _MOVED = 128  # columns that a program of tcgen05.ld or .st has, the most that one reaches
 _PADDED = "16u4_align16b"  # 16 elements in 8 bytes of global memory and 16 of shared memory
 
@@ -33,7 +34,7 @@ _PADDED = "16u4_align16b"  # 16 elements in 8 bytes of global memory and 16 of s
 def cases(wanted: Iterable[str]) -> Iterator[Case]:
     """Of the forms that are known here."""
     makers = ((_MOVE, _move), (_ALLOCATION, _allocation), (_MAP, _map), (_PAIR, _pair),
-              (_CLUSTER, _cluster))  # fmt: skip
+              (_CLUSTER, _cluster), (_LOAD, _load))  # fmt: skip
     forms = list(wanted)
     for pattern, make in makers:
         for form in forms:
@@ -268,6 +269,27 @@ def _cluster(form: str, size: str) -> Case:
         yield "mad.wide.u32 %w0, %rank, 4, %w0; @%p2 st.global.b32 [%w0], %r4;"
 
     return _case(form, body(), [output("d", "u4", ctas)], ctas, 0)
+
+
+def _load(form: str, several: str | None, bits: str) -> Case:
+    """Each thread loads some elements and stores them."""
+    count, nbytes = int(several or 1), int(bits) // 8
+    letter = {"16": "h", "32": "r"}[bits]
+    names = [f"%{letter}{k}" for k in range(count)]
+    vector = _spelt(names) if several else names[0]
+    size = count * tensor_core.THREADS
+
+    def body() -> Iterator[str]:
+        yield from tensor_core.prologue(0)
+        yield f"ld.param.u64 %w0, [x]; mad.wide.u32 %w0, %thread, {count * nbytes}, %w0;"
+        yield f"ld.param.u64 %w1, [d]; mad.wide.u32 %w1, %thread, {count * nbytes}, %w1;"
+        yield f"{form} {vector}, [%w0];"
+        yield from (f"st.global.b{bits} [%w1+{nbytes * k}], {r};" for k, r in enumerate(names))
+
+    kind = f"u{nbytes}"
+    return _case(
+        form, body(), [random_buffer("x", form, kind, size), output("d", kind, size)], 1, 0
+    )
 
 
 # form -> statements that leave a word in %r1; %w1 is a cell of the output, [%barrier+32] one of
