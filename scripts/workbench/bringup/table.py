@@ -3,8 +3,8 @@
     python -m workbench.bringup.table --arch sm_100a          write it anew
     python -m workbench.bringup.table --arch sm_100a --check  is it what comes out of that now?
 
-Problems that cover the kernels are run in the emulator for it, and programs. It takes minutes, and
-a few more where the kernels have to be compiled first.
+PYTHONPATH has `scripts` and the repository for it. Problems that cover the kernels are run in the
+emulator, and programs. It takes minutes, and some more where the kernels have to be compiled first.
 """
 
 from __future__ import annotations
