@@ -174,10 +174,16 @@ def test_what_moves_comes_back() -> None:
     for form in (
         "tcgen05.alloc cta_group::1 of 32 columns",
         "tcgen05.ld.sync.aligned.32x32b.x8.b32",
+        "ld.global.nc.v4.b32",
+        "ld.global.L1::no_allocate.v2.b32",
     ):
         (case,) = generated.cases([form])
         source = case.program.params[0].data
         assert (Trial("made", case).emulated(ARCH)[0]["d"] == source).all()
+    (case,) = generated.cases(["tcgen05.ld.sync.aligned.16x256b.x2.b32"])
+    lanes = case.program.params[0].data.reshape(128, 128)
+    loaded = Trial("made", case).emulated(ARCH)[0]["y"]
+    assert (np.sort(loaded) == np.sort(lanes[:, :16], axis=None)).all(), "both halves of the lanes"
     (case,) = generated.cases(["cluster of 16"])
     (found,) = Trial("made", case).emulated(ARCH)[0].values()
     assert (found == np.roll(3 * np.arange(16) + 5, 1)).all()
