@@ -19,6 +19,7 @@ import numpy as np
 from workbench.conformance.ptx_program import Buffer, Map, Program, Value
 
 NATIVE = (10, 0)  # the compute capability that the programs are written for
+PORTABLE_CLUSTER = 8  # CTAs that every GPU with clusters can launch
 _LOG_BYTES = 1 << 20
 _VERSION = re.compile(r"^\.version (\d+)\.(\d+)$", re.MULTILINE)
 
@@ -166,6 +167,9 @@ def _launch(driver: object, program: Program, kernel: object, addresses: dict[st
     """cuLaunchKernelEx with the cluster attribute; parameters are passed by their raw bytes."""
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     _call(driver.cuFuncSetAttribute, kernel, attribute, program.smem)
+    if np.prod(program.cluster) > PORTABLE_CLUSTER:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        _call(driver.cuFuncSetAttribute, kernel, attribute, 1)
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = _padded(program.grid)
     config.blockDimX, config.blockDimY, config.blockDimZ = _padded(program.block)
@@ -194,11 +198,18 @@ def _raw(driver: object, param: Buffer | Map | Value, addresses: dict[str, objec
     return _tensor_map(driver, param, addresses[param.of])
 
 
+def type_name(dtype: str) -> str:
+    """What the driver calls a type of a tensor map, behind CU_TENSOR_MAP_DATA_TYPE_."""
+    prefixes = {"u": "UINT", "f": "FLOAT", "bf": "BFLOAT", "tf": "TFLOAT"}
+    letters = dtype.rstrip("0123456789")
+    if letters not in prefixes:  # 16u4_align16b
+        return dtype.upper()
+    return prefixes[letters] + dtype.removeprefix(letters)
+
+
 def _tensor_map(driver: object, tensor: Map, address: object) -> np.ndarray:
     """The 128 bytes that cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col makes."""
-    prefixes = {"u": "UINT", "f": "FLOAT", "bf": "BFLOAT", "tf": "TFLOAT"}
-    letters = tensor.dtype.rstrip("0123456789")
-    name = prefixes[letters] + tensor.dtype.removeprefix(letters)
+    name = type_name(tensor.dtype)
     kinds, modes = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     rank, wrapped = len(tensor.dims), driver.cuuint64_t
     box = [driver.cuuint32_t(size) for size in tensor.box]

@@ -74,8 +74,8 @@ class Map:
 
     def strides(self) -> tuple[int, ...]:
         """Bytes, of dimensions 1 and up."""
-        size = tensor_map.DTYPES[self.dtype][1] // 8
-        return tuple(size * int(np.prod(self.dims[:k])) for k in range(1, len(self.dims)))
+        bits = tensor_map.DTYPES[self.dtype][1]
+        return tuple(bits * int(np.prod(self.dims[:k])) // 8 for k in range(1, len(self.dims)))
 
 
 @dataclass
