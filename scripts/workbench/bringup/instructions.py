@@ -9,8 +9,8 @@ own where the one before it hung or died. A row says of a program: `same bits` a
 differences, `refused` by the GPU's compiler or by the emulator with the reason, `hang`, or `died`
 of an error while it ran; and of one that failed, which kernels use its forms. With --emulate, which
 needs no GPU: `as expected`, where a program's file says what it gives, or `runs`, where nothing but
-the emulator does. On Hopper (--arch sm_90a) it is a rehearsal, and what that has not is refused.
-Exit code 1: a program failed; 2: refused, without a GPU of the architecture.
+the emulator does. On Hopper (--arch sm_90a) it is a rehearsal, and what that refuses is `not on
+Hopper`. Exit code 1: a program failed; 2: refused, without a GPU of the architecture.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from workbench.bringup.programs import Trial, every
-from workbench.bringup.table import ARCHS, Table, read
+from workbench.bringup.steps import ARCHS, HOPPER
+from workbench.bringup.table import Table, read
 from workbench.common import refuse, write_json
 from workbench.conformance import everything, hw_runner
 from workbench.conformance.campaign import Campaign, Device, Outputs
@@ -35,6 +36,7 @@ from workbench.flags import groups
 
 SAME, NEAR, EXPECTED, RUNS = "same bits", "within bounds", "as expected", "runs"
 DIFFERS, REFUSED, HANG, DIED, LEFT = "differs", "refused", "hang", "died", "not run"
+ABSENT = "not on Hopper"  # a refusal there, of what Blackwell has
 GOOD = (SAME, NEAR, EXPECTED, RUNS)
 MOST_HANGS = 3  # one after the other; the GPU is then past helping
 _WORDS = 400  # characters of a difference
@@ -54,7 +56,7 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        return self.verdict not in GOOD
+        return self.verdict not in (*GOOD, ABSENT)
 
     def differ(self, found: dict[str, list[str]]) -> None:
         """found: form -> differences."""
@@ -105,7 +107,8 @@ class Judge:
         except BrokenProcessPool as error:
             row.verdict, row.differences = DIED, [f"{who}: {error}"[:_WORDS]]
         except Exception as error:  # noqa: BLE001  (whatever it is, it is the verdict)
-            row.verdict = DIED if who == "the GPU" and faulted(error) else REFUSED
+            refused = ABSENT if self.arch == HOPPER else REFUSED
+            row.verdict = DIED if who == "the GPU" and faulted(error) else refused
             row.differences = [f"{who}: {type(error).__name__}: {error}"[:_WORDS]]
 
     def _compare(self, trial: Trial, row: Row, found: Outputs, emulated: Outputs) -> None:
@@ -142,7 +145,7 @@ def unlike_file(trial: Trial, found: Outputs) -> dict[str, list[str]]:
 def blame(rows: list[Row], known: Table) -> None:
     """Give each row that failed the kernels that depend on it: by the forms that differ, where the
     program tells, and that no other program shows to be right; if all are, by all of them."""
-    right = {form for row in rows if not row.failed for form in row.forms}
+    right = {form for row in rows if row.verdict in GOOD for form in row.forms}
     for row in rows:
         if row.failed and row.verdict != LEFT:
             suspects = [f for f in row.forms if not row.wrong or f in row.wrong or " " in f]

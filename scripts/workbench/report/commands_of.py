@@ -5,6 +5,8 @@ from __future__ import annotations
 BENCH = "python scripts/bench.py"
 OTHERS = "published by others"
 COMMANDS = {
+    "bringup-sm_100a_emulator-2026-11-27.json": "python scripts/bringup.py --arch sm_100a "
+    "--emulate",
     "conformance_h100.json": "python scripts/conformance.py --accumulation aligned --json FILE",
     "dsv4_h100.json": f"{BENCH} dsv4 --json FILE",
     "dsv4_layer_h200.json": "python scripts/run.py dsv4 --experts 0 --steps 300 --json FILE",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.bringup import overview
 from workbench.house.graph import house
 from workbench.report import (
     attention_b200,
@@ -68,6 +69,10 @@ def _prefill(path: Path, documents: Sequence[Document], source: str) -> None:
 
 def _cache(path: Path, documents: Sequence[Document], source: str) -> None:
     cache.draw(path, cache.run(), source)
+
+
+def _bringup(path: Path, documents: Sequence[Document], source: str) -> None:
+    overview.draw(path, documents[0].data, source)
 
 
 def _map(path: Path, documents: Sequence[Document], source: str) -> None:
@@ -270,6 +275,15 @@ SECTIONS = (
         "What ptxas made of the kernels, and errors of layers",
         "Registers, spills and instructions; nothing here is a time on a GPU.",
         ("gqa_static.json", "moe_static.json", "moe_models.json"),
+    ),
+    Section(
+        "bringup",
+        "What ran where",
+        "Steps of a bring-up (docs/bringup.md): instructions, kernels, random problems. In the "
+        "emulator, which says nothing of a GPU.",
+        ("bringup-sm_100a_emulator-2026-11-27.json",),
+        _bringup,
+        "bringup.png",
     ),
     Section(
         "tests",
