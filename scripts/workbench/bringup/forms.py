@@ -7,7 +7,7 @@ what an instruction is, the emulator is listened to:
         kind, shape of all CTAs, types, and where A and B lie: the swizzle of shared memory, the
         major dimension and, where the layout reads them, the byte offsets LBO/SBO; or TMEM. Behind
         them scale factors, and what is rare: a column of D that no 16 divides, lanes disabled
-    tcgen05.cp 32x128b warpx4 cta_group::1 none 0/128
+    tcgen05.cp 32x128b warpx4 cta_group::1 none 16/128
     tensor map 2d bf16 128B loads           rank, type, swizzle and direction of a TMA copy
     tcgen05.alloc cta_group::1 of 512 columns
     cluster of 2, mbarrier expects 0 bytes

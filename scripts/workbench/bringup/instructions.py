@@ -65,7 +65,10 @@ class Row:
         self.differences = [*dict.fromkeys(every)]
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "wrong"}
+        """Forms and kernels where it failed; the table has those of all."""
+        told = asdict(self)
+        silent = ("wrong",) if self.failed else ("wrong", "forms", "kernels", "differences")
+        return {key: value for key, value in told.items() if key not in silent}
 
 
 @dataclass

@@ -235,7 +235,7 @@ def _issue(what: Product) -> Iterator[str]:
         for k in range(count):
             yield f"add.u32 %r7, %tmem, {first + 4 * k};"
             yield f"add.u64 %w5, %w0, {place + _COPY_BYTES * k >> 4};"
-            yield "or.b64 %w5, %w5, 0x400800000000;"
+            yield "or.b64 %w5, %w5, 0x400800010000;"
             yield f"tcgen05.cp.cta_group::{what.ctas}.32x128b.warpx4 [%r7], %w5;"
     scales = " [%r5], [%r6]," if what.scales else ""
     for k, added in enumerate(("%never", "%always")):
