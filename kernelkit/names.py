@@ -4,7 +4,7 @@ A config class may have `label`: how its name begins, and the fields that are in
 are the default. Everything else that differs from a default follows, in the order of the fields.
 
 ptxas makes other machine code of a kernel whose name has the word `cutlass` (notes/log.md), and the
-DSL's names have it. So ours end with it, unless the config class says `cutlass_word = False`.
+DSL's names have it. So ours end with it, unless a config has a `cutlass_word` that is False.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def kernel_name(key: KernelKey) -> str:
         if len(longer) > LONGEST:
             break
         name = longer
-    return f"{name}_cutlass" if getattr(type(key.config), "cutlass_word", True) else name
+    return f"{name}_cutlass" if getattr(key.config, "cutlass_word", True) else name
 
 
 def stem_of(name: str) -> str | None:
