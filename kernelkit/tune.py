@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing import get_context
@@ -284,16 +285,19 @@ class Compilers:
             self._pool.shutdown(cancel_futures=True)
 
     def bring(self, keys: Sequence[KernelKey]) -> None:
-        """Back when they are there. The error of one that cannot be compiled."""
+        """Back when they are there. One that cannot be compiled says why when it is launched."""
         if self._pool is None or len(keys) < 2:
             return
         try:
             texts = [key.to_text() for key in keys]
         except NotPlain:
             return
-        waiting = [self._pool.submit(_compile, text) for text in texts]
-        for number, done in enumerate(as_completed(waiting), 1):
-            done.result()
+        try:
+            waiting = [self._pool.submit(_compile, text) for text in texts]
+        except BrokenProcessPool:
+            self._say("  a compiler was killed: kernels are compiled when they are first launched")
+            return
+        for number, _ in enumerate(as_completed(waiting), 1):
             if number % 10 == 0 or number == len(waiting):
                 self._say(f"  {number} of {len(waiting)} kernels compiled")
 

@@ -97,7 +97,7 @@ def kernels_for(
                 # Which candidate is the fastest changes with every few tiles; which there are, with
                 # thresholds.
                 of_rules = candidates_for(weights, result, arch, bias=bias)
-                for config in (*of_rules, config_for(weights, result, arch, bias=bias)):
+                for config in (*of_rules.values(), config_for(weights, result, arch, bias=bias)):
                     compile_product(config, arch)
         return found
 

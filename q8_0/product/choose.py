@@ -7,6 +7,7 @@ SMs without work, or one SM with a tile more than others, smaller ones are faste
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -68,20 +69,13 @@ class Sizes:
     cols: int
 
 
-def choose(
-    layout: str,
-    out_dtype: str,
-    sizes: Sizes,
-    arch: str,
-    *,
-    aligned: bool,
-    vector: bool,
-    bias: bool = False,
-) -> ProductConfig:
-    """The kernel for these sizes. aligned, vector: address and stride of weights, of the result,
-    are multiples of 16 bytes. bias: whether there is one."""
-    places = {"aligned": aligned, "vector": vector, "bias": bias}
-    found = candidates(layout, out_dtype, sizes, arch, **places)
+def choose(layout: str, out_dtype: str, sizes: Sizes, arch: str, **places: bool) -> ProductConfig:
+    """The kernel for these sizes: of `candidates`, whose arguments these are."""
+    return fastest(candidates(layout, out_dtype, sizes, arch, **places), sizes, arch)
+
+
+def fastest(found: Mapping[Shape, ProductConfig], sizes: Sizes, arch: str) -> ProductConfig:
+    """Of candidates."""
     return found[min(found, key=lambda shape: time_of(shape, sizes, hw.SMS_OF[arch]))]
 
 
@@ -95,7 +89,9 @@ def candidates(
     vector: bool,
     bias: bool = False,
 ) -> dict[Shape, ProductConfig]:
-    """Those that it chooses from; the largest tiles stand first."""
+    """What may be the kernel for these sizes; the largest tiles stand first. aligned, vector:
+    address and stride of weights, of the result, are multiples of 16 bytes. bias: whether there is
+    one."""
     blocks = sizes.cols // BLOCK
     plain = ProductConfig(
         layout,

@@ -27,7 +27,7 @@ from kernelkit.tensors import (
     require_type,
 )
 from q8_0.activations import Activations
-from q8_0.product.choose import Sizes, candidates, choose, group_of, measured
+from q8_0.product.choose import Shape, Sizes, candidates, fastest, group_of, measured
 from q8_0.product.config import ProductConfig
 from q8_0.product.params import Matrix, ProductParams, WeightMatrix
 from q8_0.weights import Weights
@@ -123,30 +123,24 @@ def empty_product(given: Multiplied) -> tuple[torch.Tensor]:
 def config_for(weights: Weights, out: torch.Tensor, arch: str, *, bias: bool) -> ProductConfig:
     """The kernel of a call. out: the result, on the device 'meta' one of its own memory."""
     sizes = _sizes(weights, out)
-    names = weights.layout, DTYPE_NAMES[out.dtype]
-    config = choose(*names, sizes, arch, **_places(weights, out), bias=bias)
+    config = fastest(candidates_for(weights, out, arch, bias=bias), sizes, arch)
     return measured(config, sizes, arch, out.device)
 
 
 def candidates_for(
     weights: Weights, out: torch.Tensor, arch: str, *, bias: bool
-) -> list[ProductConfig]:
+) -> dict[Shape, ProductConfig]:
     """Those that the rules choose the kernel of a call from."""
+    unit = hw.SMEM_UNIT_BYTES
+    ends = _address(out) | (out.stride(0) * out.itemsize if len(out) > 1 else 0)
+    starts = _address(weights.data) | weights.row_stride
+    places = {"aligned": starts % unit == 0, "vector": ends % unit == 0, "bias": bias}
     names = weights.layout, DTYPE_NAMES[out.dtype]
-    places = _places(weights, out)
-    return [*candidates(*names, _sizes(weights, out), arch, **places, bias=bias).values()]
+    return candidates(*names, _sizes(weights, out), arch, **places)
 
 
 def _sizes(weights: Weights, out: torch.Tensor) -> Sizes:
     return Sizes(len(out), weights.rows, weights.cols)
-
-
-def _places(weights: Weights, out: torch.Tensor) -> dict[str, bool]:
-    """Of both in memory, as the choice takes them."""
-    unit = hw.SMEM_UNIT_BYTES
-    ends = _address(out) | (out.stride(0) * out.itemsize if len(out) > 1 else 0)
-    starts = _address(weights.data) | weights.row_stride
-    return {"aligned": starts % unit == 0, "vector": ends % unit == 0}
 
 
 def compile_kernel(config: ProductConfig, arch: str) -> CompiledKernel | None:

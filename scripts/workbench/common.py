@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,6 +44,13 @@ def refuse(reason: object) -> int:
     """Say why nothing runs, in one line on stderr; returns the exit code."""
     print(f"refused: {reason}", file=sys.stderr)
     return REFUSED
+
+
+def environment() -> dict[str, str]:
+    """Of a process that is to import this checkout, whatever else is installed."""
+    scripts = Path(__file__).resolve().parents[1]
+    path = str(scripts.parent), str(scripts), os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def progress_bar(console: Console) -> Progress:

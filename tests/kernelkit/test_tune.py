@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import random
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import torch
@@ -153,6 +155,28 @@ def test_candidates_that_cannot_run_are_refused_with_their_reason():
     reasons = {why for choice, why in found.refused if choice.get("cluster") == 1}
     assert "RuntimeError: ptxas has no registers left" in reasons
     assert not [choice for choice, _ in found.times if choice.get("cluster") == 1]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_kernels_that_cannot_be_compiled_end_no_search(monkeypatch, broken):
+    """Those who compile beside it only save time: who launches one is told why it fails."""
+    asked = []
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, *words):
+            asked.append(words)
+            if broken:
+                raise BrokenProcessPool
+            return super().submit(*words)
+
+    def fails(_):
+        raise RuntimeError("ptxas has no registers left")
+
+    monkeypatch.setattr(tune, "ProcessPoolExecutor", lambda workers, _: Pool(workers))
+    monkeypatch.setattr(tune, "_compile", fails)
+    found = tuned_by(Clock(1), keep=False, workers=2)
+    assert asked
+    assert found.us < found.rules_us
 
 
 def test_an_exhaustive_search_says_how_far_the_answer_is(capsys):

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from workbench.bringup import bundle, gpu, overview, page, perform, planted, steps, watch, where
-from workbench.bringup.session import NOT_RUN, ROOT, SKIPPED, Record, Session, identity_of
+from workbench.bringup.session import NOT_RUN, SKIPPED, Record, Session, identity_of
 from workbench.bringup.steps import ARCHS, GROUPS, HOPPER, JSON, Step, steps_of
+from workbench.house.source import ROOT
 
 PYTHON = "-c"
 HOMES = "/home"
@@ -322,6 +323,7 @@ def test_a_bundle_says_nothing_of_the_machine(begin, monkeypatch, tmp_path):
     made.run([replace(PASSES, argv=(PYTHON, said))])
     document = made.session.document([PASSES], made.head())
     page.save(document, made.session.folder)
+    (made.session.folder / "profiles").mkdir()
     (made.session.folder / "profiles" / "a.ncu-rep").write_bytes(b"grace")
     path = bundle.pack(made.session, document)
     with tarfile.open(path) as archive:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,13 +12,12 @@ from pathlib import Path
 import torch
 
 from kernelkit import aot, store
-from workbench.common import write_json
+from workbench.common import environment, write_json
 from workbench.flags.bench import OPERATORS
 from workbench.tables import show, table
 from workbench.timing import setting
 
 NATIVE_ON_HOPPER = ("decode", "merge", "append")
-ROOT = Path(__file__).resolve().parents[3]
 COLUMNS = (
     ("operator", "{operator}"), ("kernels", "{state}"), ("whole", "{seconds:.3f}"),
     ("ours", "{ours:.3f}"), ("graph", "{graph:.3f}"), ("DSL imported", "{dsl}"),
@@ -68,7 +66,5 @@ def call(name: str, device: str, variables: dict[str, str]) -> dict:
 
 
 def _environment(variables: dict[str, str]) -> dict[str, str]:
-    given = {name: v for name, v in os.environ.items() if not name.startswith("BLACKWELL_KERNELS")}
-    here = str(ROOT), str(ROOT / "scripts")
-    path = os.pathsep.join(filter(None, (*here, os.environ.get("PYTHONPATH"))))
-    return given | {"PYTHONPATH": path} | variables
+    given = environment().items()
+    return {name: v for name, v in given if not name.startswith("BLACKWELL_KERNELS")} | variables

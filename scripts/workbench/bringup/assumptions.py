@@ -133,11 +133,6 @@ ASSUMPTIONS = (
 )  # fmt: skip
 
 
-def named(name: str) -> Assumption:
-    """KeyError for a name that is none."""
-    return {each.name: each for each in ASSUMPTIONS}[name]
-
-
 def problems() -> Iterator[tuple[str, str, str, str]]:
     """(name, kind and flags of run.py, words) of each."""
     for each in ASSUMPTIONS:

@@ -18,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from workbench.bringup.session import ROOT, Session
+from workbench.bringup.session import Session
+from workbench.house.source import ROOT
 
 TEXTS = (".json", ".log", ".html", ".csv", ".record")
 PICTURES = (".png",)

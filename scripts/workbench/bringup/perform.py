@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import platform
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,15 @@ from workbench.bringup import gpu, watch, where
 from workbench.bringup.bundle import pack
 from workbench.bringup.page import save
 from workbench.bringup.planted import KINDS
-from workbench.bringup.session import BAD, NOT_RUN, ROOT, SKIPPED, Record, Session, identity_of
+from workbench.bringup.session import BAD, NOT_RUN, SKIPPED, Record, Session, identity_of
 from workbench.bringup.steps import ARCHS, FOLDER, GROUPS, JSON, Step, steps_of
-from workbench.common import refuse
+from workbench.common import environment, refuse
+from workbench.house.source import ROOT
 from workbench.tables import show, table
 
 OUT = Path("out/bringup")
 GONE, INTERRUPTED = 3, 130  # exit codes
+WRITTEN = {"PYTHONUNBUFFERED": "1", "COLUMNS": "120"}  # of what goes into a log
 COLUMNS = (
     ("step", "{name}"), ("", "{verdict}"), ("seconds", "{seconds:.1f}"),
     ("", lambda row: row["about"][row["about"].rfind("\n") + 1 :][:90] * (row["verdict"] in TOLD)),
@@ -104,15 +106,14 @@ def plants_of(words: Sequence[str], steps: Sequence[Step]) -> dict[str, str]:
 
 
 def _arch_here() -> str:
-    """Of the GPU that torch sees; '' without one."""
-    import torch
-
-    from kernelkit.arch import ARCH_OF_CAPABILITY
-
-    if not torch.cuda.is_available():
-        return ""
-    capability = torch.cuda.get_device_capability()
-    return ARCH_OF_CAPABILITY.get(capability, f"compute capability {capability}")
+    """Of the GPU that torch sees; '' without one. Another process asks: a context that this one had
+    would keep a GPU that hangs from being reset."""
+    asked = "from workbench.place import native_arch; print(native_arch() or '')"
+    said = subprocess.run(
+        [sys.executable, "-c", asked], env=environment(), stdout=subprocess.PIPE, text=True,
+        timeout=gpu.PROBE_SECONDS, check=False,
+    )  # fmt: skip
+    return said.stdout.strip()
 
 
 @dataclass
@@ -163,7 +164,7 @@ class BringUp:
         before = {} if self.options.emulate else gpu.state()
         ended = watch.run(
             [sys.executable, *wrapped], self.session.place(step.name, "log"),
-            self.options.limit or step.seconds, env=_environment(), cwd=ROOT,
+            self.options.limit or step.seconds, env=environment() | WRITTEN, cwd=ROOT,
             tick=lambda seconds: _say(f"\r{begin} {seconds:5.0f} s") if TERMINAL else None,
         )  # fmt: skip
         _say("\r" if TERMINAL else "")
@@ -212,13 +213,6 @@ def _is_there(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ImportError:
         return False
-
-
-def _environment() -> dict[str, str]:
-    """With this checkout first."""
-    here = [str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, here)),
-            "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}  # fmt: skip
 
 
 def _say(words: str) -> None:

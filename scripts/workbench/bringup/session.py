@@ -18,8 +18,8 @@ from typing import Any
 from kernelkit.store import write_whole
 from workbench.bringup.steps import Step
 from workbench.bringup.watch import HUNG
+from workbench.house.source import ROOT, files
 
-ROOT = Path(__file__).parents[3]
 SKIPPED, NOT_RUN = "skipped", "not run"
 BAD = ("wrong", "died", HUNG, NOT_RUN)
 MOST_BYTES = 4 << 20  # of a step's figures in the document
@@ -53,7 +53,6 @@ class Session:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "profiles").mkdir(exist_ok=True)
 
     def place(self, name: str, ending: str) -> Path:
         """Of a file of a step."""
@@ -101,9 +100,8 @@ def identity_of(command: Sequence[str]) -> str:
 def sources() -> str:
     """A digest of what a step may run."""
     found = hashlib.sha256()
-    for path in sorted(ROOT.glob("*/**/*.py")):
-        first = path.relative_to(ROOT).parts[0]
-        if not first.startswith(".") and first not in ("build", "out", "tests", "notes"):
-            found.update(f"{path.relative_to(ROOT)}\0".encode())
-            found.update(path.read_bytes())
+    for path in files(".py"):
+        if path.parts[0] not in ("tests", "notes"):
+            found.update(f"{path}\0".encode())
+            found.update((ROOT / path).read_bytes())
     return found.hexdigest()

@@ -57,13 +57,9 @@ def meet(ctas: int) -> Iterator[str]:
 
 def fill(name: str, nbytes: int) -> Iterator[str]:
     """Shared memory with the CTA's part of a buffer."""
-    yield f"ld.param.u64 %w0, [{name}]; mul.wide.u32 %w1, %rank, {nbytes};"
-    yield "add.u64 %w0, %w0, %w1; shl.b32 %r0, %thread, 4;"
-    yield "FILL: cvt.u64.u32 %w1, %r0; add.u64 %w1, %w0, %w1; add.u32 %r1, %smem, %r0;"
-    yield f"setp.lt.u32 %p2, %r0, {nbytes};"
-    yield "@%p2 ld.global.v4.b32 {%r2, %r3, %r4, %r5}, [%w1];"
-    yield "@%p2 st.shared.v4.b32 [%r1], {%r2, %r3, %r4, %r5};"
-    yield f"add.u32 %r0, %r0, {16 * THREADS}; @%p2 bra FILL;"
+    return _moved(
+        "FILL", name, nbytes, "ld.global.v4.b32 %s, [%%w1]", "st.shared.v4.b32 [%%r1], %s"
+    )
 
 
 def clear(nbytes: int) -> Iterator[str]:
@@ -76,13 +72,21 @@ def clear(nbytes: int) -> Iterator[str]:
 
 def drain(name: str, nbytes: int) -> Iterator[str]:
     """A buffer with shared memory, each CTA its part."""
+    return _moved(
+        "DRAIN", name, nbytes, "ld.shared.v4.b32 %s, [%%r1]", "st.global.v4.b32 [%%w1], %s"
+    )
+
+
+def _moved(label: str, name: str, nbytes: int, load: str, store: str) -> Iterator[str]:
+    """%w1 is where a thread is in the CTA's part of a buffer, %r1 in shared memory."""
+    words = "{%r2, %r3, %r4, %r5}"
     yield f"ld.param.u64 %w0, [{name}]; mul.wide.u32 %w1, %rank, {nbytes};"
     yield "add.u64 %w0, %w0, %w1; shl.b32 %r0, %thread, 4;"
-    yield "DRAIN: cvt.u64.u32 %w1, %r0; add.u64 %w1, %w0, %w1; add.u32 %r1, %smem, %r0;"
+    yield f"{label}: cvt.u64.u32 %w1, %r0; add.u64 %w1, %w0, %w1; add.u32 %r1, %smem, %r0;"
     yield f"setp.lt.u32 %p2, %r0, {nbytes};"
-    yield "@%p2 ld.shared.v4.b32 {%r2, %r3, %r4, %r5}, [%r1];"
-    yield "@%p2 st.global.v4.b32 [%w1], {%r2, %r3, %r4, %r5};"
-    yield f"add.u32 %r0, %r0, {16 * THREADS}; @%p2 bra DRAIN;"
+    yield f"@%p2 {load % words};"
+    yield f"@%p2 {store % words};"
+    yield f"add.u32 %r0, %r0, {16 * THREADS}; @%p2 bra {label};"
 
 
 def zeros(columns: int) -> Iterator[str]:

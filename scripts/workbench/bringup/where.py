@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.bringup.session import NOT_RUN, ROOT, SKIPPED
+from workbench.bringup.session import NOT_RUN, SKIPPED
+from workbench.house.source import ROOT
 
 RESULTS = ROOT / "results"
 README = ROOT / "README.md"

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
-from workbench.common import read_rows, refuse, save_rows, tracked
+from workbench.common import environment, read_rows, refuse, save_rows, tracked
 from workbench.tables import show, table
 from workbench.units import emulated as emulator
 from workbench.units.benchmark import Benchmark, failed
@@ -43,12 +41,10 @@ class Child:
     """A worker, whose lines are read by a thread so that silence is noticed."""
 
     def __init__(self, groups: list[str], first: int, repeats: int) -> None:
-        folders = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
-        path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "workbench.units.worker", ",".join(groups), str(first)]
         self.process = subprocess.Popen(
             [*command, str(repeats)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment(),
         )  # fmt: skip
         self.lines: queue.Queue[str | None] = queue.Queue()
         self.said = ""
