@@ -2,12 +2,13 @@
 
 `definition` evaluates everything that `fmha.attention` can do in fp64. `rounded` rounds where the
 kernel rounds (scores, softcap and sums in fp32, P in the dtype of K and V, O in the output dtype;
-where a sink leaves a subnormal share of a row, it is 0) and nowhere else; the distance between the
-two is what the kernel is allowed to be wrong by (`kernelkit.tolerance`). Neither knows of tiles, so
-neither can share a tiling bug. Products are summed in fp32, as the emulator does it unless it is
-asked for aligned sums, or as a GPU does it (`kernelkit.aligned_sums`). Where K and V are e4m3, a
-row of Q is two terms of it, and P has few bits and a small range: there each row of `rounded`
-refers to a maximum that lags by another share of what it may lag by.
+where a sink leaves so little of a row that its share may be subnormal beside a maximum that lags,
+it is 0) and nowhere else; the distance between the two is what the kernel is allowed to be wrong by
+(`kernelkit.tolerance`). Neither knows of tiles, so neither can share a tiling bug. Products are
+summed in fp32, as the emulator does it unless it is asked for aligned sums, or as a GPU does it
+(`kernelkit.aligned_sums`). Where K and V are e4m3, a row of Q is two terms of it, and P has few
+bits and a small range: there each row of `rounded` refers to a maximum that lags by another share
+of what it may lag by.
 
 Rows are computed some at a time, so that memory grows with a row and not with Sq x Skv: on a GPU,
 too, where the tensors of the problem may be.
@@ -27,7 +28,7 @@ from typing import Any
 
 import torch
 
-from fmha.config import FP8_RESCALE_LOG2, MAX_FP8_LOG2
+from fmha.config import FP8_RESCALE_LOG2, MAX_FP8_LOG2, MAX_RESCALE_LOG2
 from kernelkit.aligned_sums import aligned_product
 
 E4M3 = torch.float8_e4m3fn
@@ -232,8 +233,9 @@ def _some_rows(
         sink = options.sinks.to(q)[:, None]
         highest = torch.maximum(row_max, sink)
         shrink = torch.exp(row_max - _finite(highest))
-        if io is not None:  # ex2.approx.ftz has no subnormal results
-            shrink = shrink.masked_fill(shrink < torch.finfo(shrink.dtype).tiny, 0.0)
+        if io is not None:  # ex2.approx.ftz of a maximum that lags has no subnormal results
+            least = torch.finfo(shrink.dtype).tiny * 2.0 ** _most_lag(io)
+            shrink = shrink.masked_fill(shrink < least, 0.0)
         total = total * shrink + torch.exp(sink - _finite(highest))
         o, row_max = o * shrink[..., None], highest
     lse = torch.log(total) + _finite(row_max)
@@ -287,6 +289,11 @@ def _two_terms(q: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torc
     first = x.to(E4M3).to(q.dtype)
     second = (x - first).to(E4M3).to(q.dtype)
     return (second, first), torch.ldexp(torch.ones_like(x[..., :1]), exponent - 8)
+
+
+def _most_lag(io: torch.dtype) -> float:
+    """By which the kernel's maximum of a row may lag behind the true one, in log2 units."""
+    return MAX_FP8_LOG2 if io == E4M3 else MAX_RESCALE_LOG2
 
 
 def _rounded_weights(weights: torch.Tensor, io: torch.dtype, phase: float) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 `definition` evaluates everything that `gqa_lowlatency.decode` can do in fp64. `rounded` rounds
 where the kernel rounds (scores and sums in fp32, P in the dtype of its product, O in the output
-dtype) and nowhere else; the distance between the two is what the kernel may be wrong by
-(`kernelkit.tolerance`). Neither knows of tiles or clusters, so neither shares a bug with them.
+dtype; where a sink leaves a subnormal share of a row, it is 0) and nowhere else; the distance
+between the two is what the kernel may be wrong by (`kernelkit.tolerance`). Neither knows of tiles
+or clusters, so neither shares a bug with them.
 
 e4m3 keys: on sm_90a, and on GPUs of mma.sync alone, they become 16 bits wide, exactly, and P is
 rounded to fp16. On sm_100a the products are of e4m3: each row of Q is scaled to 448 and rounded,
@@ -134,10 +135,14 @@ def _one_entry(
     scores = torch.einsum("thd,nhd->htn", queries, keys) * _per_head(options.k_scale, heads, wide)
     scores = _capped(scores, q.shape[-1], options).masked_fill(~visible, -math.inf)
     top = scores.amax(-1) if n_keys else scores.new_full((heads, len(q)), -math.inf)
+    of_keys = top
     if options.sinks is not None:
         top = torch.maximum(top, options.sinks.to(wide)[:, None])
     base = top.masked_fill(top == -math.inf, 0.0)
     weights = torch.exp(scores - base[..., None])
+    if not exact:  # ex2.approx.ftz has no subnormal results
+        lost = torch.exp(of_keys - base) < torch.finfo(wide).tiny
+        weights = weights.masked_fill(lost[..., None], 0.0)
     total = weights.sum(-1)
     if options.sinks is not None:
         total = total + torch.exp(options.sinks.to(wide)[:, None] - base)

@@ -7,14 +7,16 @@
     python scripts/bringup.py --arch sm_100a --emulate     # rehearse it without a GPU, small sizes
 
 Each step is a process of its own with a limit of time. One that hangs or dies costs itself alone:
-it is ended, the GPU is looked at, and the next step goes on. docs/bringup.md says how to read the
-file. Exit code 0: every step passed, or refused or could not run for a reason; 1: one did not; 2:
-refused; 3: the GPU does not answer any more; 130: interrupted.
+it is ended, the GPU is looked at, and the next step goes on. Steps that only check run several at a
+time, and what does not pass once more alone. docs/bringup.md says how to read the file. Exit code
+0: every step passed, or refused or could not run for a reason; 1: one did not; 2: refused; 3: the
+GPU does not answer any more; 130: interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from pathlib import Path
 from workbench.bringup.planted import KINDS
 from workbench.bringup.steps import ARCHS
 from workbench.command import Command
+from workbench.flags import groups
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +45,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", action="store_true", help=words)
     words = f"a fault on purpose in a step, to rehearse: {', '.join(KINDS)}"
     parser.add_argument("--plant", nargs="+", default=[], metavar="KIND=STEP", help=words)
+    words = "steps at a time, of those that only check; default: a fourth of the CPUs, at most 4"
+    jobs = max(1, min(4, (os.cpu_count() or 1) // 4))
+    parser.add_argument("--jobs", type=groups.positive_count, default=jobs, metavar="N", help=words)
     words = "seconds of a step at most; default: each has its own"
     parser.add_argument("--limit", type=float, metavar="S", help=words)
 

@@ -150,6 +150,18 @@ def test_extreme_sinks(sink):
     assert_right(results, case.inputs(), **(case.options() | {"sinks": sinks}))
 
 
+@pytest.mark.xdist_group(f"fmha-{EDGES[0].group}")
+def test_a_sink_leaves_nothing_beside_a_maximum_that_lags():
+    """Scores rise from tile to tile by less than the maximum may lag, so that what a sink of 92
+    leaves is subnormal beside the first tile's maximum, but not beside the true one."""
+    q, k = torch.zeros(1, 8, 1, 64), torch.zeros(1, 384, 1, 64)
+    q[..., 0], k[..., 0] = 8.0, torch.linspace(9.7, 0, 384)[:, None]
+    q, k, v = (x.bfloat16() for x in (q, k, torch.randn_like(k)))
+    options = {"sinks": torch.tensor([92.0])}
+    results = attention(q, k, v, return_lse=True, **options)
+    assert_right(results, (q, k, v), **options)
+
+
 @pytest.mark.parametrize("schedule", ["base", "pingpong"])
 def test_a_cache_may_hold_anything_behind_the_offset(schedule):
     """Queries in the middle of a preallocated cache, which no kv_lens describes."""

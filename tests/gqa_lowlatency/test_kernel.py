@@ -161,11 +161,12 @@ def test_clusters_that_share_a_head_leave_their_workspace_as_they_found_it(arch,
 
 
 @each_arch
-@pytest.mark.parametrize("sink", [-math.inf, -200.0, 90.0])
-def test_extreme_sinks(arch, sink):
-    """-inf is no sink at all; a sink far above every score leaves O its relative precision."""
+@pytest.mark.parametrize(("sink", "heads"), [(-math.inf, 1), (-200.0, 1), (90.0, 1), (90.0, 8)])
+def test_extreme_sinks(arch, sink, heads):
+    """-inf is no sink at all; a sink far above every score leaves O its relative precision, until
+    what is left is subnormal."""
     sinks = torch.full((8,), 0.5)
-    sinks[3] = sink
+    sinks[-heads:] = sink
     results = cases.run(STEADY, arch, sinks=sinks)
     cases.expect(cases.judge(STEADY, arch, results, sinks=sinks))
 

@@ -42,7 +42,7 @@ ALL = [PASSES, WRONG, REFUSES, DIES, HANGS, WRITES]
 
 def flags(**given: object) -> argparse.Namespace:
     plain = dict.fromkeys(("emulate", "quick", "no_peers", "list", "bundle", "table"), False)
-    plain |= {"arch": "sm_90a", "only": [], "plant": []}
+    plain |= {"arch": "sm_90a", "only": [], "plant": [], "jobs": 1}
     plain |= dict.fromkeys(("again", "folder", "limit"))
     return argparse.Namespace(**plain | given)
 
@@ -121,11 +121,55 @@ def test_a_run_goes_on_where_it_ended(begin, monkeypatch):
     assert started[3:] == ["print('other')"]
 
 
+def test_a_folder_that_was_moved_goes_on(begin, monkeypatch, tmp_path):
+    """As a step of the host alone may be run elsewhere."""
+    first = begin()
+    first.run([WRITES])
+    moved = begin()
+    moved.session = Session(first.session.folder.rename(tmp_path / "elsewhere"))
+    monkeypatch.setattr(watch, "run", None)
+    assert moved.run([WRITES]) == 0
+
+
 def test_other_sources_are_run_again(monkeypatch):
     before = identity_of(["a"])
     assert identity_of(["a"]) == before != identity_of(["b"])
     monkeypatch.setattr("workbench.bringup.session.sources", lambda: "changed")
     assert identity_of(["a"]) != before
+
+
+def test_checks_run_beside_each_other_and_what_fails_once_more_alone(begin, tmp_path):
+    """A step that stumbles over its neighbour passes; one that is wrong is wrong twice."""
+    lock, meet = tmp_path / "lock", tmp_path / "meet"
+    script = (f"import pathlib, sys, time\nbegun = [pathlib.Path(p) for p in ({str(meet)!r} + '0', "
+              f"{str(meet)!r} + '1')]\nbegun[int(sys.argv[1])].touch()\n"
+              "while not all(p.exists() for p in begun): time.sleep(0.01)\n"
+              f"pathlib.Path({str(lock)!r}).mkdir()\ntime.sleep(1)\n"
+              f"pathlib.Path({str(lock)!r}).rmdir()")  # fmt: skip
+    pair = [Step(f"kernels.{k}", "", (PYTHON, script, str(k)), seconds=30) for k in range(2)]
+    made = begin(jobs=2)
+    assert made.run([PASSES, *pair, WRONG, WRITES]) == 0
+    found = verdicts(made, [*pair, WRONG, WRITES])
+    assert found == {"0": "passed", "1": "passed", "wrong": "wrong", "writes": "passed"}
+
+
+def test_an_interrupt_ends_all_that_run_beside(begin, tmp_path, monkeypatch):
+    sleeps = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    pair = [Step(f"kernels.{k}", "", (PYTHON, sleeps)) for k in range(2)]
+    made = begin(jobs=2)
+    logs = [made.session.place(step.name, "log") for step in pair]
+
+    def interrupted(*given: object) -> None:
+        while not all(log.exists() and log.read_text().strip() for log in logs):
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(perform, "wait", interrupted)
+    assert made.run(pair) == perform.INTERRUPTED
+    for log in logs:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(log.read_text()), 0)
+    assert set(verdicts(made, pair).values()) == {NOT_RUN}
 
 
 def test_a_gpu_that_is_gone_ends_the_run(begin, monkeypatch):
@@ -313,6 +357,17 @@ def test_the_page_has_every_step_and_says_what_is_wrong(begin, tmp_path):
     assert "1.5" in text  # of the figures
     assert (made.session.folder / "overview.png").stat().st_size > 1000
     assert overview.summary_of(document["steps"]).startswith("6 steps: 2 passed")
+
+
+def test_what_cannot_be_drawn_costs_itself_alone(begin, monkeypatch, capsys):
+    """Figures and pictures that the page does not know."""
+    made = begin()
+    made.run(ALL)
+    for place, name in ((page, "tables_of"), (overview, "draw")):
+        monkeypatch.setattr(place, name, lambda *_: {}["no such name"])
+    document = made.session.document(ALL, made.head())
+    assert all(path.exists() for path in page.save(document, made.session.folder))
+    assert capsys.readouterr().err.count("without") == 2
 
 
 def test_a_bundle_says_nothing_of_the_machine(begin, monkeypatch, tmp_path):

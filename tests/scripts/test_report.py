@@ -363,6 +363,13 @@ def test_the_busiest_unit_is_filled_and_the_longest_wait_first(figure):
     assert "selected" not in [label.get_text() for label in right.get_yticklabels()]
 
 
+def test_a_table_of_parameters_has_a_line_for_each():
+    data = {"rows": "units.json", "parameters": {"clock": {"value": 1.98, "unit": "GHz"}}}
+    ((_, heads, lines),) = tables_of(Document("rates.json", data=data))
+    assert heads == ["parameter", "value", "unit"]
+    assert lines == [["clock", "1.98", "GHz"]]
+
+
 def test_metrics_of_ncu_are_lines_with_their_units():
     ((_, heads, lines),) = tables_of(read("ncu_h200.csv"))
     assert heads[:2] == ["metric", "unit"]

@@ -157,7 +157,7 @@ def blame(rows: list[Row], known: Table) -> None:
 
 def perform(options: argparse.Namespace) -> int:
     """What the flags ask for; returns the exit code."""
-    known, devices = read(options.arch), [Device(), Device()]
+    known, devices = read(options.arch), [Device(gpu=False), Device()]
     try:
         judge = Judge(options.arch, known, devices[0])
         setting = {"gpu": "none, the emulator alone", "target": options.arch}

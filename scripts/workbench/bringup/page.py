@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,22 @@ DRAWN: dict[str, Callable[[Path, Document], None]] = {
 }
 
 
+@contextmanager
+def _without(what: str) -> Iterator[None]:
+    """Go on without it, and say so: the file matters more than how it looks."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  whatever it is, figures nobody has seen before cause it
+        print(f"without {what}: {type(error).__name__}: {error}", file=sys.stderr)
+
+
 def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write both, and the pictures; the paths of the document and of the page."""
     name = name_of({**document})
     file, page = folder / f"{name}.json", folder / f"{name}.html"
     file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    overview.draw(folder / "overview.png", document)
+    with _without("overview.png"):
+        overview.draw(folder / "overview.png", document)
     pictures = {group: pictures_of(group, document["steps"], folder) for group in GROUPS}
     page.write_text(html(document, pictures, folder), encoding="utf-8")
     return [file, page]
@@ -61,7 +73,8 @@ def pictures_of(group: str, steps: Sequence[Mapping[str, Any]], folder: Path) ->
             document = _document(row["name"], folder)
             if document is None:
                 continue
-            DRAWN[row["name"]](path, document)
+            with _without(path.name):
+                DRAWN[row["name"]](path, document)
         if path.exists():
             found.append(path.name)
     return found
@@ -71,7 +84,8 @@ def _tables(rows: Sequence[Mapping[str, Any]], folder: Path) -> Any:
     for row in rows:
         document = _document(row["name"], folder)
         if document is not None and row["figures"] is not None:
-            yield row["name"], tables_of(document)
+            with _without(f"a table of {row['name']}"):
+                yield row["name"], tables_of(document)
 
 
 def _document(name: str, folder: Path) -> Document | None:

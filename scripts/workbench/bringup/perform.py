@@ -10,9 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +37,10 @@ COLUMNS = (
     ("", lambda row: row["about"][row["about"].rfind("\n") + 1 :][:90] * (row["verdict"] in TOLD)),
 )  # fmt: skip
 TOLD = (*BAD, SKIPPED, "refused")  # whose reason stands in the table
-# Fractions of a second say nothing in a log that is no terminal.
+# A line that is written over says nothing in a log.
 TERMINAL = sys.stderr.isatty()
+BEGIN, WIDTH = "\r\033[K" * TERMINAL, 100
+TICK = 0.5  # seconds
 
 
 def perform(options: argparse.Namespace) -> int:
@@ -116,6 +121,10 @@ def _arch_here() -> str:
     return said.stdout.strip()
 
 
+class GpuIsGone(Exception):
+    """What it got that asked the GPU for a sum."""
+
+
 @dataclass
 class BringUp:
     """A run over steps."""
@@ -124,28 +133,62 @@ class BringUp:
     arch: str
     options: argparse.Namespace
     plants: dict[str, str]
+    stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self, steps: Sequence[Step]) -> int:
         """All of them; 0, or the exit code of what ended it early."""
         for number in (signal.SIGTERM, signal.SIGHUP):  # as by a closed terminal: ends the step too
             signal.signal(number, signal.default_int_handler)
-        for number, step in enumerate(steps, 1):
-            begin = f"[{number:3}/{len(steps)}] {step.name:28}"
-            try:
-                record = self.step(step, begin)
-            except KeyboardInterrupt:
-                _say(f"{begin} interrupted; the same command goes on here\n")
-                return INTERRUPTED
-            _say(f"{begin} {record.verdict:8} {record.seconds:7.1f} s\n")
-            if record.verdict in BAD and not self.options.emulate:
-                said = gpu.answers()
-                if said:
-                    _say(f"the GPU does not answer: {said}. Reset it or reboot, and give the same "
-                         "command: it goes on with the next step\n")  # fmt: skip
-                    return GONE
+        places = {step.name: f"[{number:3}/{len(steps)}]" for number, step in enumerate(steps, 1)}
+        try:
+            for checks, block in groupby(steps, lambda step: step.checks):
+                jobs = self.options.jobs if checks else 1
+                bad = self._run(list(block), jobs, places)
+                if jobs > 1:  # it may be its neighbours' fault
+                    self._run(bad, 1, places, once_more=True)
+        except KeyboardInterrupt:
+            _say("interrupted; the same command goes on here\n")
+            return INTERRUPTED
+        except GpuIsGone as said:
+            _say(f"the GPU does not answer: {said}. Reset it or reboot, and give the same "
+                 "command: it goes on with the next step\n")  # fmt: skip
+            return GONE
         return 0
 
-    def step(self, step: Step, begin: str) -> Record:
+    def _run(
+        self, steps: Sequence[Step], jobs: int, places: Mapping[str, str], once_more: bool = False
+    ) -> list[Step]:
+        """So many at a time, in their order; those that are not as they should be."""
+        bad, start = [], time.monotonic()
+        known = {step.name: self.session.known(step.name) for step in steps}
+        with ThreadPoolExecutor(jobs) as pool:
+            left = {pool.submit(self.step, step, once_more): step for step in steps}
+            try:
+                while left:
+                    done, _ = wait(left, TICK, FIRST_COMPLETED)
+                    for future in done:
+                        step, record = left.pop(future), future.result()
+                        _say(f"{BEGIN}{places[step.name]} {step.name:28} {record.verdict:8} "
+                             f"{record.seconds:7.1f} s{', alone' * once_more}\n")  # fmt: skip
+                        if record.verdict in BAD and record != known[step.name]:
+                            bad += [step] * is_unexpected(vars(record))
+                            self._ask_the_gpu()
+                    if TERMINAL and left:
+                        running = [step.name for future, step in left.items() if future.running()]
+                        passed = time.monotonic() - start
+                        _say(f"{BEGIN}{passed:5.0f} s: {', '.join(running)}"[: WIDTH + len(BEGIN)])
+            except BaseException:
+                self.stop.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        return bad
+
+    def _ask_the_gpu(self) -> None:
+        said = "" if self.options.emulate else gpu.answers()
+        if said:
+            raise GpuIsGone(said)
+
+    def step(self, step: Step, once_more: bool = False) -> Record:
         """Run a step, where it has no record of now."""
         reason = self.why_not(step)
         if reason:
@@ -155,9 +198,11 @@ class BringUp:
             return record
         words = step.command(self.arch, emulate=self.options.emulate, places=self._places(step))
         planted = self.plants.get(step.name, "")
-        identity = identity_of([*words, planted])
+        # With the places' names in it: a folder may be moved to another machine, and goes on there.
+        named = step.command(self.arch, emulate=self.options.emulate, places={})
+        identity = identity_of([*named, planted])
         known = self.session.known(step.name)
-        if known and known.identity == identity and not self._again(known):
+        if known and known.identity == identity and not (once_more or self._again(known)):
             return known
         self.session.place(step.name, "json").unlink(missing_ok=True)
         wrapped = ["-m", "workbench.bringup.planted", planted, "--", *words] if planted else words
@@ -165,9 +210,8 @@ class BringUp:
         ended = watch.run(
             [sys.executable, *wrapped], self.session.place(step.name, "log"),
             self.options.limit or step.seconds, env=environment() | WRITTEN, cwd=ROOT,
-            tick=lambda seconds: _say(f"\r{begin} {seconds:5.0f} s") if TERMINAL else None,
+            tick=self._end_with_the_others,
         )  # fmt: skip
-        _say("\r" if TERMINAL else "")
         after = {} if self.options.emulate else gpu.state()
         record = Record(
             step.name, ended.verdict, ended.tail, round(ended.seconds, 2), ended.code,
@@ -176,6 +220,10 @@ class BringUp:
         )  # fmt: skip
         self.session.keep(record)
         return record
+
+    def _end_with_the_others(self, _: float) -> None:
+        if self.stop.is_set():
+            raise KeyboardInterrupt
 
     def why_not(self, step: Step) -> str:
         """Why a step is left out here; '' where it is run."""

@@ -13,6 +13,8 @@ import queue
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -142,22 +144,24 @@ def _examples(label: str, sources: list[np.ndarray], a: np.ndarray, b: np.ndarra
 
 
 class Device:
-    """One worker process that holds the GPU; replaced after a failure."""
+    """One worker process; replaced behind what it did not survive. That of a GPU behind every
+    failure, which may have spoiled its context."""
 
-    def __init__(self) -> None:
-        self._pool = self._fresh()
+    def __init__(self, *, gpu: bool = True) -> None:
+        self._pool, self._fragile = self._fresh(), gpu
 
     @staticmethod
     def _fresh() -> ProcessPoolExecutor:
         return ProcessPoolExecutor(1, mp_context=_SPAWN)
 
     def ask(self, function: object, *arguments: object) -> object:
-        """function(*arguments) there; raises what it raises, and forgets the process then."""
+        """function(*arguments) there; raises what it raises."""
         try:
             return self._pool.submit(function, *arguments).result(timeout=_SECONDS)
-        except Exception:
-            self._end()
-            self._pool = self._fresh()
+        except Exception as error:
+            if self._fragile or isinstance(error, (Late, BrokenProcessPool)):
+                self._end()
+                self._pool = self._fresh()
             raise
 
     def _end(self) -> None:

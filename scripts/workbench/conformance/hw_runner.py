@@ -19,6 +19,7 @@ import numpy as np
 from workbench.conformance.ptx_program import Buffer, Map, Program, Value
 
 NATIVE = (10, 0)  # the compute capability that the programs are written for
+_PACKED = "16U"  # begins the types of a tensor map that an older GPU's driver refuses
 PORTABLE_CLUSTER = 8  # CTAs that every GPU with clusters can launch
 _LOG_BYTES = 1 << 20
 _VERSION = re.compile(r"^\.version (\d+)\.(\d+)$", re.MULTILINE)
@@ -202,7 +203,7 @@ def type_name(dtype: str) -> str:
     """What the driver calls a type of a tensor map, behind CU_TENSOR_MAP_DATA_TYPE_."""
     prefixes = {"u": "UINT", "f": "FLOAT", "bf": "BFLOAT", "tf": "TFLOAT"}
     letters = dtype.rstrip("0123456789")
-    if letters not in prefixes:  # 16u4_align16b
+    if letters not in prefixes:  # that is one already, of packed elements
         return dtype.upper()
     return prefixes[letters] + dtype.removeprefix(letters)
 
@@ -210,6 +211,8 @@ def type_name(dtype: str) -> str:
 def _tensor_map(driver: object, tensor: Map, address: object) -> np.ndarray:
     """The 128 bytes that cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col makes."""
     name = type_name(tensor.dtype)
+    if name.startswith(_PACKED) and _capability(driver) < NATIVE:
+        raise Lacking(f"no tensor map of {tensor.dtype} before compute capability {NATIVE}")
     kinds, modes = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     rank, wrapped = len(tensor.dims), driver.cuuint64_t
     box = [driver.cuuint32_t(size) for size in tensor.box]

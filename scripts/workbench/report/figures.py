@@ -66,8 +66,10 @@ def tables_of(document: Document) -> list[Table]:
         return SPECIAL[document.name](document)
     if document.rows:
         return [*_by_kind(document.rows)]
-    rows = document.data.get("rows")
-    if rows:
+    rows, parameters = (document.data.get(name) for name in ("rows", "parameters"))
+    if isinstance(parameters, dict):  # of the cycle model
+        rows = [{"parameter": name} | row for name, row in parameters.items()]
+    if isinstance(rows, list) and rows:
         return [plain("", rows)]
     return [flat("", document.data)]
 
