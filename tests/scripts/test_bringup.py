@@ -373,7 +373,9 @@ def test_what_cannot_be_drawn_costs_itself_alone(begin, monkeypatch, capsys):
 def test_a_bundle_says_nothing_of_the_machine(begin, monkeypatch, tmp_path):
     monkeypatch.setattr(bundle.getpass, "getuser", lambda: "grace")
     monkeypatch.setattr(bundle.socket, "gethostname", lambda: "lab-node-7")
-    said = f"print('{bundle.ROOT}/x.py of grace on lab-node-7, {HOMES}/linus/y; gracefully')"
+    monkeypatch.setattr(bundle.platform, "release", lambda: "6.18-lab")
+    said = (f"print('{bundle.ROOT}/x.py of grace on lab-node-7, Linux-6.18-lab-x86, "
+            f"{HOMES}/linus/y; gracefully')")  # fmt: skip
     made = begin()
     made.run([replace(PASSES, argv=(PYTHON, said))])
     document = made.session.document([PASSES], made.head())
@@ -392,7 +394,9 @@ def test_a_bundle_says_nothing_of_the_machine(begin, monkeypatch, tmp_path):
             assert "linus" not in text, name
             assert str(bundle.ROOT) not in text, name
     (log,) = (data.decode() for name, data in texts.items() if name.endswith("passes.log"))
-    assert log == f"REPOSITORY/x.py of USER on HOST, {HOMES}/USER/y; gracefully\n"
+    assert log == (
+        f"REPOSITORY/x.py of USER on HOST, Linux-KERNEL-x86, {HOMES}/USER/y; gracefully\n"
+    )
 
 
 def test_a_torn_record_is_none(tmp_path):

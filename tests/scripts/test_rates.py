@@ -31,7 +31,8 @@ from workbench.units.rules.parameters import RULES, UNRULED, gpu_of, table_of
 from workbench.units.rules.rule import Rule
 
 H200 = ROOT / "results" / "units_h200.json"
-SHIPPED = ROOT / "cycle_model" / "parameters" / "h200.json"
+PARAMETERS = ROOT / "cycle_model" / "parameters"
+SHIPPED = PARAMETERS / "h200.json"
 
 
 def _row(benchmark: str, value: float, spread: float = 0.0, **variant: object) -> dict:
@@ -93,19 +94,21 @@ def test_every_parameter_has_a_rule_or_a_reason():
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def test_the_shipped_table_is_what_the_rows_of_an_h200_give():
+@pytest.mark.parametrize("gpu", [gpus.H100, gpus.H200], ids=lambda gpu: gpu.name)
+def test_the_shipped_tables_are_what_rows_give(gpu):
     """`python -m workbench.bringup.rates results/units_h200.json --json` of that file."""
-    made = table_of(read_rows(H200), H200.name)
-    assert made.document() == json.loads(SHIPPED.read_text())
-    assert read(SHIPPED) == made
+    rows, shipped = (
+        folder / f"{stem}{gpu.name.lower()}.json"
+        for folder, stem in ((H200.parent, "units_"), (PARAMETERS, ""))
+    )
+    made = table_of(read_rows(rows), rows.name)
+    assert made.document() == json.loads(shipped.read_text())
+    assert read(shipped) == made
     assert len(made.parameters) > 50
+    assert made.parameters.items() <= gpu.parameters.items()
 
 
-def test_the_hopper_gpus_have_it():
-    named = hopper.MEASURED_H200.parameters
-    assert all(hopper.H200.parameters[name] is each for name, each in named.items())
-    of_both = set(named) - set(hopper._OF_H100)
-    assert all(hopper.H100.parameters[name] is named[name] for name in of_both)
+def test_numbers_of_the_hopper_gpus():
     assert hopper.H100.value("l2_bytes_in_all") < hopper.H200.value("l2_bytes_in_all")
     assert [hopper.H200.value(name) for name in ("issue_special", "tma_latency_l2", "tma_row")] == [
         8, 270, 1.19,

@@ -1,7 +1,7 @@
 """One archive of a bring-up to send: document, page, pictures, logs and figures, without names.
 
-Paths of this machine, its name and that of its user are replaced in every text; what is no text, or
-larger than MOST_BYTES, stays here.
+Paths of this machine, its name, its kernel's and that of its user are replaced in every text; what
+is no text, or larger than MOST_BYTES, stays here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import io
 import os
+import platform
 import re
 import socket
 import tarfile
@@ -62,7 +63,7 @@ class Hider:
     def __init__(self) -> None:
         names = {str(ROOT): "REPOSITORY", os.path.realpath(ROOT): "REPOSITORY",
                  str(Path.home()): "HOME", tempfile.gettempdir(): "TMP",
-                 socket.gethostname(): "HOST"}  # fmt: skip
+                 socket.gethostname(): "HOST", platform.release(): "KERNEL"}  # fmt: skip
         with suppress(Exception):  # no entry of the user's number
             names[getpass.getuser()] = "USER"
         for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):

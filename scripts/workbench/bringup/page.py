@@ -38,12 +38,19 @@ def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write both, and the pictures; the paths of the document and of the page."""
     name = name_of({**document})
     file, page = folder / f"{name}.json", folder / f"{name}.html"
-    file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    file.write_text(_lines(document), encoding="utf-8")
     with _without("overview.png"):
         overview.draw(folder / "overview.png", document)
     pictures = {group: pictures_of(group, document["steps"], folder) for group in GROUPS}
     page.write_text(html(document, pictures, folder), encoding="utf-8")
     return [file, page]
+
+
+def _lines(document: Mapping[str, Any]) -> str:
+    """JSON, a line per step."""
+    head = json.dumps({key: each for key, each in document.items() if key != "steps"})
+    steps = ",\n".join(map(json.dumps, document["steps"]))
+    return f'{head[:-1]}, "steps": [\n{steps}\n]}}\n'
 
 
 def html(document: Mapping[str, Any], pictures: Mapping[str, Sequence[str]], folder: Path) -> str:

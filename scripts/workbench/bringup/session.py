@@ -22,7 +22,7 @@ from workbench.house.source import ROOT, files
 
 SKIPPED, NOT_RUN = "skipped", "not run"
 BAD = ("wrong", "died", HUNG, NOT_RUN)
-MOST_BYTES = 4 << 20  # of a step's figures in the document
+MOST_BYTES = 128 << 10  # of a step's figures in the document; the archive has the others
 FORMAT = 1
 
 
@@ -76,7 +76,7 @@ class Session:
         path = self.place(name, "json")
         try:
             if path.stat().st_size > MOST_BYTES:
-                return {"left out": f"{path.stat().st_size} bytes"}
+                return {"left out": f"{path.stat().st_size} bytes, in {path.name} of the archive"}
             return json.loads(path.read_bytes())
         except (FileNotFoundError, ValueError):
             return None
