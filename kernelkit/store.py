@@ -241,8 +241,7 @@ class Store:
         titles = {}
         for path in (self.folder / "configs").glob("*/*.json"):
             content = self.config(path.stem) or {}
-            key = json.dumps(content.get("key", {}))
-            titles[content.get("kernel")] = KernelKey.from_text(key).title() if content else ""
+            titles[content.get("kernel")] = _title(content.get("key", {}))
         return [
             {
                 "title": titles.get(entry.path.stem, entry.path.stem),
@@ -280,3 +279,11 @@ class Store:
 
     def _config_path(self, digest: str) -> Path:
         return self.folder / "configs" / digest[:2] / f"{digest}.json"
+
+
+def _title(key: dict[str, Any]) -> str:
+    """Of a kernel's key; that of sources whose config was another has its operator alone."""
+    try:
+        return KernelKey.from_text(json.dumps(key)).title()
+    except ValueError:
+        return f"{key['source']}, of other sources" if "source" in key else ""

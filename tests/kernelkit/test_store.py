@@ -279,3 +279,14 @@ def test_sums_are_right_from_disk(warm, monkeypatch):
     forget(monkeypatch)
     monkeypatch.setattr(kernel_compile, "_compile", lambda *_: pytest.fail("compiled"))
     assert torch.equal(checksum(pool, slots, 0, 4096, arch=ARCH), first)
+
+
+def test_a_kernel_of_a_config_that_is_no_more_is_listed(warm):
+    """As after an update: the key has a field that the class has not."""
+    (row,) = warm.listed()
+    assert row["title"].startswith("kvcache.movement.checksum_kernel ChecksumConfig()")
+    (path,) = (warm.folder / "configs").glob("*/*.json")
+    content = warm.config(path.stem)
+    content["key"]["config"]["fields"]["gone"] = 1
+    warm.put_config(path.stem, content)
+    assert warm.listed() == [{**row, "title": "kvcache.movement.checksum_kernel, of other sources"}]

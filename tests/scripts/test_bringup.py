@@ -411,7 +411,7 @@ def test_figures_that_are_large_are_left_out(tmp_path, monkeypatch):
     session = Session(tmp_path)
     monkeypatch.setattr("workbench.bringup.session.MOST_BYTES", 4)
     session.place("a.b", "json").write_text("[1, 2, 3]")
-    assert session.figures("a.b") == {"left out": "9 bytes"}
+    assert session.figures("a.b") == {"left out": "9 bytes, in a.b.json of the archive"}
     session.place("a.c", "json").write_text("[")
     assert session.figures("a.c") is None
 

@@ -36,7 +36,7 @@ class Assumption:
         """In one line."""
         way = f"; to avoid it: {self.avoid}" if self.avoid else ""
         mended = "mended: " if self.mended else f"{self.risk} risk: "
-        return f"{mended}{self.words}{way}"
+        return f"{mended}{self.words} ({self.others}){way}"
 
 
 ASSUMPTIONS = (
