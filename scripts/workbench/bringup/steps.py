@@ -22,11 +22,12 @@ GROUPS = {
     "sanitizer": "compute-sanitizer on small problems",
     "rates": "unit costs of the GPU, as parameters of the cycle model",
     "speed": "headline problems beside other libraries",
-    "model": "the cycle model with these parameters, beside what was measured",
     "profiles": "one report of Nsight Compute per kernel",
+    "model": "the cycle model with these parameters, beside what was measured",
 }
-# Whose verdict is the same whatever runs beside, so that several may run at a time.
-CHECKS = ("instructions", "assumptions", "kernels", "random", "sanitizer")
+# Whose verdict is the same whatever runs beside, so that several may run at a time; the last one
+# needs no GPU any more.
+CHECKS = ("instructions", "assumptions", "kernels", "random", "sanitizer", "model")
 JSON, FOLDER, ARCH = "{json}", "{folder}", "{arch}"  # places in a command line
 NO_TIMES = "times of the emulator are no times"
 
@@ -79,7 +80,7 @@ LARGE = "too large for the emulator"
 def steps_of(arch: str) -> list[Step]:
     """All of an architecture, in the order in which they are run."""
     found = [*_doctor(), *_instructions(), *_assumptions(), *_kernels(), *_random(), *_sanitizer(),
-             *_rates(), *_speed(), *_model(), *_profiles()]  # fmt: skip
+             *_rates(), *_speed(), *_profiles(), *_model()]  # fmt: skip
     return [step for step in found if arch in step.archs]
 
 
@@ -272,6 +273,16 @@ def _speed() -> Iterator[Step]:
         )  # fmt: skip
 
 
+def _profiles() -> Iterator[Step]:
+    for name in ("fmha", "gqa", "moe", "append", "gather", "compress", "score", "topk", "quantise",
+                 "route", "combine", "merge", "q8_0"):  # fmt: skip
+        yield Step(
+            f"profiles.{name}", "ncu of its headline problem",
+            ("-m", "workbench.bringup.profile", name, f"{FOLDER}/profiles"), 240,
+            why_not=NO_TIMES, needs="ncu",
+        )  # fmt: skip
+
+
 def _model() -> Iterator[Step]:
     for name in ("gqa", "kvcache", "dsv4", "merge", "moe"):
         yield Step(
@@ -280,14 +291,4 @@ def _model() -> Iterator[Step]:
              f"{FOLDER}/rates.parameters.json", "--limit", "20", "--perturbed", "2",
              "--plot", f"{FOLDER}/model.{name}.png", "--json", JSON),
             900, why_not=NO_TIMES,
-        )  # fmt: skip
-
-
-def _profiles() -> Iterator[Step]:
-    for name in ("fmha", "gqa", "moe", "append", "gather", "compress", "score", "topk", "quantise",
-                 "route", "combine", "merge", "q8_0"):  # fmt: skip
-        yield Step(
-            f"profiles.{name}", "ncu of its headline problem",
-            ("-m", "workbench.bringup.profile", name, f"{FOLDER}/profiles"), 240,
-            why_not=NO_TIMES, needs="ncu",
         )  # fmt: skip
