@@ -243,12 +243,11 @@ def test_clusters_that_others_took_over_cost_nothing(decoded):
 
 
 def test_ctas_are_sent_quickly_at_first(decoded):
-    """launch_exit of results/units_h100.json, CTAs of 128 threads: 1 takes 0.79 us, 132 0.90, 1,056
-    1.11 and 2,112 1.76; CTAs that load anything, as most do, are 0.05 us later on 132 SMs."""
+    """launch_exit in a process of the slower kind: 132 CTAs 1.08 us, 1,056 1.29, 2,112 1.94."""
     model = LaunchModel(bind(decoded), H100)
     model.per_sm = 16
     sent = [model._sent(count) / 1980 for count in (1, 132, 1056, 2112)]
-    assert np.diff(sent) == pytest.approx([0.16, 0.21, 0.65], abs=0.03)
+    assert np.diff(sent) == pytest.approx([0.2, 0.21, 0.64], abs=0.03)
 
 
 def test_a_launch_takes_its_time_whatever_it_does(decoded):

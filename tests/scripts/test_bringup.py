@@ -177,6 +177,8 @@ def test_a_gpu_that_is_gone_ends_the_run(begin, monkeypatch):
     monkeypatch.setattr(gpu, "answers", lambda: "no CUDA-capable device")
     assert made.run([PASSES, DIES, WRITES]) == perform.GONE
     assert verdicts(made)["writes"] == NOT_RUN
+    models = replace(DIES, name="model.dies")  # needs none
+    assert begin().run([models]) == 0
     monkeypatch.setattr(gpu, "answers", lambda: "")
     assert begin().run([PASSES, DIES, WRITES]) == 0
     assert verdicts(made)["writes"] == "passed"

@@ -13,11 +13,12 @@ from cycle_model.grid import LaunchModel
 from cycle_model.launch import bind
 from workbench import commands
 from workbench.command import main_of
-from workbench.cycles import blocks
+from workbench.cycles import blocks, measured
 from workbench.cycles.beside import summary
 from workbench.cycles.headline import RESULTS
 from workbench.cycles.measured import measured_in
 from workbench.cycles.peers import launched
+from workbench.flags import steps
 
 HOPPER = RESULTS / "model_h200" / "fmha.json"
 SETTING = {"kind": "setting", "hidden": 256, "gpu": {"name": "NVIDIA H100 80GB HBM3"}}
@@ -107,3 +108,8 @@ def test_measured_cycles_are_microseconds_at_the_clock_of_the_model():
         "attention, full, pairs",
         "attention, causal",
     }
+
+
+def test_every_step_that_is_timed_on_a_gpu_can_be_modelled():
+    """All but moves to the host's memory."""
+    assert {*steps.ABOUT} - {*measured._FAMILIES} == {"host"}

@@ -105,7 +105,8 @@ def test_the_shipped_tables_are_what_rows_give(gpu):
     assert made.document() == json.loads(shipped.read_text())
     assert read(shipped) == made
     assert len(made.parameters) > 50
-    assert made.parameters.items() <= gpu.parameters.items()
+    others = {} if gpu is gpus.H200 else hopper._OF_SLOWER_PROCESSES
+    assert (made.parameters | others).items() <= gpu.parameters.items()
 
 
 def test_numbers_of_the_hopper_gpus():

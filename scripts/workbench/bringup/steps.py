@@ -25,8 +25,7 @@ GROUPS = {
     "profiles": "one report of Nsight Compute per kernel",
     "model": "the cycle model with these parameters, beside what was measured",
 }
-# Whose verdict is the same whatever runs beside, so that several may run at a time; the last one
-# needs no GPU any more.
+# Whose verdict is the same whatever runs beside, so that several may run at a time.
 CHECKS = ("instructions", "assumptions", "kernels", "random", "sanitizer", "model")
 JSON, FOLDER, ARCH = "{json}", "{folder}", "{arch}"  # places in a command line
 NO_TIMES = "times of the emulator are no times"
@@ -62,6 +61,11 @@ class Step:
     @property
     def checks(self) -> bool:
         return self.group in CHECKS
+
+    @property
+    def on_host(self) -> bool:
+        """It needs no GPU."""
+        return self.group == "model"
 
     def command(self, arch: str, *, emulate: bool, places: dict[str, str]) -> list[str]:
         """Behind the interpreter."""

@@ -178,7 +178,7 @@ def _problem(row: dict[str, Any], gpu: str, hidden: int) -> Call:
 _OTHERS = {"checksum": 1, "quantise: nvfp4, scale of the tensor": 1}  # torch's zeros
 _FAMILIES = {
     "merge": "merge",
-    **dict.fromkeys(("quantise", "route", "permutation", "combine"), "moe"),
+    **dict.fromkeys(("quantise", "route", "route_tokens", "permutation", "combine"), "moe"),
     **dict.fromkeys(("append", "gather", "copy", "checksum"), "kvcache"),
     **dict.fromkeys(("compress", "query", "score", "topk"), "dsv4"),
 }
