@@ -223,7 +223,10 @@ class Engine:
         new = [job for job in self.running if not job.found]
         prefills = bool(new) and self._flight is None
         prefill = self._prefill_shared if self.shares_context else self._prefill
-        requests, tokens = prefill(new) if prefills else self._decode(launch=not new)
+        if prefills:
+            requests, tokens = prefill(new)
+        else:
+            requests = tokens = self._decode(launch=not new)
         self._spent += time.perf_counter() - began
         if tokens:
             kind = PREFILL if prefills else DECODE
@@ -277,9 +280,9 @@ class Engine:
         self._note([(0, job)], newest.tolist(), logits.clone() if self.keep_logits else None)
         return 1, len(job.prompt)
 
-    def _decode(self, launch: bool) -> tuple[int, int]:
-        """Launch a step for every request, if told to, then read the step before: of how many
-        requests tokens came, and how many."""
+    def _decode(self, launch: bool) -> int:
+        """Launch a step for every request, if told to, then read the step before: how many tokens
+        came, each of a request."""
         before = self._flight
         due = [job for job in self.running if len(job.found) + job.coming < job.new_tokens]
         if not (launch and due):
@@ -289,12 +292,12 @@ class Engine:
             self._flight = self._launched(due, known=False)
             return self._landed(before)
         # Others than before: their tokens have to be known first, and some are over then.
-        self._flight, counts = None, self._landed(before)
+        self._flight, count = None, self._landed(before)
         self._retire()
         due = [job for job in due if job in self.running]
         if due:
             self._flight = self._launched(due, known=True)
-        return counts
+        return count
 
     def _launched(self, jobs: list[Job], known: bool) -> Flight:
         """A step behind the newest token of each job. known: to the host; else it is where the step
@@ -312,17 +315,17 @@ class Engine:
             step.run()
         return step.flight(jobs, self.keep_logits)
 
-    def _landed(self, flight: Flight | None) -> tuple[int, int]:
-        """The tokens of a step are noted: of how many requests, and how many; waits for them."""
+    def _landed(self, flight: Flight | None) -> int:
+        """The tokens of a step are noted, and how many they are; waits for them."""
         if flight is None:
-            return 0, 0
+            return 0
         places = [(place, job) for place, job in enumerate(flight.jobs) if job in self.running]
         tokens = flight.tokens()
         self._note(places, tokens, flight.logits)
         for place, job in places:
             if job.held.unknown:  # the next step was given this token
                 self.kept.cache.resolve(job.held, tokens[place : place + 1])
-        return len(places), len(places)
+        return len(places)
 
     def _note(
         self, jobs: Sequence[tuple[int, Job]], tokens: Sequence[int], kept: torch.Tensor | None

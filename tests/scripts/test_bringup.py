@@ -16,7 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from workbench.bringup import bundle, gpu, overview, page, perform, planted, steps, watch, where
+from workbench.bringup import (
+    bundle,
+    gpu,
+    overview,
+    page,
+    perform,
+    planted,
+    runner,
+    steps,
+    watch,
+    where,
+)
 from workbench.bringup.session import NOT_RUN, SKIPPED, Record, Session, identity_of
 from workbench.bringup.steps import ARCHS, GROUPS, HOPPER, JSON, Step, steps_of
 from workbench.house.source import ROOT
@@ -56,14 +67,14 @@ def no_gpu(monkeypatch):
 
 @pytest.fixture
 def begin(tmp_path):
-    def make(**given: object) -> perform.BringUp:
+    def make(**given: object) -> runner.BringUp:
         options = flags(**given)
-        return perform.BringUp(Session(tmp_path / "session"), "sm_90a", options, {})
+        return runner.BringUp(Session(tmp_path / "session"), "sm_90a", options, {})
 
     return make
 
 
-def verdicts(made: perform.BringUp, of: list[Step] = ALL) -> dict[str, str]:
+def verdicts(made: runner.BringUp, of: list[Step] = ALL) -> dict[str, str]:
     rows = made.session.document(of, made.head())["steps"]
     return {row["name"].partition(".")[2]: row["verdict"] for row in rows}
 
@@ -164,8 +175,8 @@ def test_an_interrupt_ends_all_that_run_beside(begin, tmp_path, monkeypatch):
             time.sleep(0.05)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(perform, "wait", interrupted)
-    assert made.run(pair) == perform.INTERRUPTED
+    monkeypatch.setattr(runner, "wait", interrupted)
+    assert made.run(pair) == runner.INTERRUPTED
     for log in logs:
         with pytest.raises(ProcessLookupError):
             os.kill(int(log.read_text()), 0)
@@ -175,7 +186,7 @@ def test_an_interrupt_ends_all_that_run_beside(begin, tmp_path, monkeypatch):
 def test_a_gpu_that_is_gone_ends_the_run(begin, monkeypatch):
     made = begin()
     monkeypatch.setattr(gpu, "answers", lambda: "no CUDA-capable device")
-    assert made.run([PASSES, DIES, WRITES]) == perform.GONE
+    assert made.run([PASSES, DIES, WRITES]) == runner.GONE
     assert verdicts(made)["writes"] == NOT_RUN
     models = replace(DIES, name="model.dies")  # needs none
     assert begin().run([models]) == 0
@@ -193,7 +204,7 @@ def test_an_interrupt_loses_nothing(begin, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(watch, "run", interrupted)
-        assert made.run([WRITES]) == perform.INTERRUPTED
+        assert made.run([WRITES]) == runner.INTERRUPTED
     assert verdicts(made)["passes"] == "passed"
     assert verdicts(made)["writes"] == NOT_RUN
 
@@ -218,7 +229,7 @@ def test_a_signal_ends_the_step_as_well(tmp_path):
         time.sleep(0.1)
     child = int(log.read_text())
     process.terminate()
-    assert process.wait(60) == perform.INTERRUPTED
+    assert process.wait(60) == runner.INTERRUPTED
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
 
@@ -270,10 +281,10 @@ def test_a_planted_address_is_an_error_of_the_emulator():
 
 def test_a_planted_fault_is_expected(begin):
     row = {"verdict": "wrong", "planted": "result"}
-    assert not perform.is_unexpected(row)
-    assert perform.is_unexpected({**row, "verdict": "passed"})
-    assert perform.is_unexpected({**row, "planted": ""})
-    assert not perform.is_unexpected({"verdict": NOT_RUN, "planted": ""})
+    assert not runner.is_unexpected(row)
+    assert runner.is_unexpected({**row, "verdict": "passed"})
+    assert runner.is_unexpected({**row, "planted": ""})
+    assert not runner.is_unexpected({"verdict": NOT_RUN, "planted": ""})
 
 
 @pytest.mark.parametrize("word", ["hang=kernels.nothing", "flood=kernels.fmha-base", "hang"])
