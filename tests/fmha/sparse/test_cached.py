@@ -290,6 +290,6 @@ def test_the_reference_adds_nothing_twice():
         token = Token(q, 0, keys[:cut], keys[cut:], rope)
         assert torch.allclose(definition(token), whole, rtol=1e-12)
         assert (rounded(token).double() - whole).abs().max() < 0.02
-    sink = Token(q, 0, keys, keys[:0], rope, torch.full((2,), 80.0))
+    sink = Token(q, 0, keys, keys[:0], rope, torch.full((2,), 70.0))
     assert definition(sink).abs().max() < 1e-12
     assert torch.equal(rounded(sink), rounded(replace(sink, far=None)))
