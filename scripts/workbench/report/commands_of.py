@@ -5,7 +5,9 @@ from __future__ import annotations
 BENCH = "python scripts/bench.py"
 OTHERS = "published by others"
 COMMANDS = {
-    "bringup-sm_100a_emulator-2026-11-27.json": "python scripts/bringup.py --arch sm_100a "
+    "bringup-NVIDIA_H100_80GB_HBM3-2026-11-28.json": "python scripts/bringup.py; its model steps "
+    "on another machine",
+    "bringup-sm_100a_emulator-2026-11-28.json": "python scripts/bringup.py --arch sm_100a "
     "--emulate",
     "conformance_h100.json": "python scripts/conformance.py --accumulation aligned --json FILE",
     "dsv4_h100.json": f"{BENCH} dsv4 --json FILE",

@@ -67,9 +67,9 @@ def tables_of(document: Document) -> list[Table]:
     if document.rows:
         return [*_by_kind(document.rows)]
     rows, parameters = (document.data.get(name) for name in ("rows", "parameters"))
-    if isinstance(parameters, dict):  # of the cycle model
+    if isinstance(rows, str):  # where the parameters of a table are from
         rows = [{"parameter": name} | row for name, row in parameters.items()]
-    if isinstance(rows, list) and rows:
+    if rows:
         return [plain("", rows)]
     return [flat("", document.data)]
 
