@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from fmha import merge
-from workbench.timing import elapsed
+from workbench.timing import capture, elapsed
 from workbench.units.launch import Gpu
 from workbench.units.launches import KERNEL, Timed
 from workbench.units.ptx import head
@@ -35,14 +35,12 @@ def of_torch(gpu: Gpu) -> float:
     _, kernel = gpu.load(head(gpu.arch) + KERNEL.format(body="", more=""), 0, 1)
     word = torch.zeros(128, dtype=torch.int32, device="cuda")
     params, own = [word.data_ptr().to_bytes(8, "little")], gpu.stream
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.stream(torch.cuda.Stream()):
         gpu.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        for _ in range(LAUNCHES):
-            gpu.launch(kernel, 1, 128, params)
-    gpu.stream = own
-    elapsed(graph)
-    return statistics.median(elapsed(graph) for _ in range(REPEATS)) / LAUNCHES * 1e6
+        graph = capture(lambda: gpu.launch(kernel, 1, 128, params), LAUNCHES)
+        gpu.stream = own
+        elapsed(graph)
+        return statistics.median(elapsed(graph) for _ in range(REPEATS)) / LAUNCHES * 1e6
 
 
 def an_operator() -> None:

@@ -2,8 +2,8 @@
 `python -m workbench.bringup.rates results/units_h100.json --json cycle_model/parameters/h100.json`
 writes, so that a newer run takes its place as one file. What rows do not give stands below, and
 what they gave in a process of another kind: an empty launch takes 0.79 us in some and 0.97 in
-others, and kernels that are timed take what they take in the latter (notes/launch_states.py). What
-an H200's rows do not give it has from an H100.
+others, and kernels that are timed seem to take what they do in the latter
+(notes/launch_states.py). What an H200's rows do not give it has from an H100.
 """
 
 from __future__ import annotations
