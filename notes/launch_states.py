@@ -3,7 +3,8 @@
     PYTHONPATH=.:scripts python notes/launch_states.py
 
 In one process, on a GPU: the time from an empty launch to the next in a CUDA graph, after each of
-the things that a process may have done before. The last column is a graph that torch captured.
+the things that a process may have done before: a graph of the driver, one that torch captured, and
+what nvidia-smi says of the clocks right behind them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from fmha import merge
+from workbench.bringup.gpu import state
 from workbench.timing import capture, elapsed
 from workbench.units.launch import Gpu
 from workbench.units.launches import KERNEL, Timed
@@ -66,11 +68,13 @@ def things(gpu: Gpu) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def main() -> None:
     gpu = Gpu()
-    print(f"{'after':28}{'a graph of the driver':>24}{'one of torch':>16}")
+    print(f"{'after':28}{'a graph of the driver':>24}{'one of torch':>16}  clocks of SM, memory")
     for name, do in things(gpu):
         do()
         torch.cuda.synchronize()
-        print(f"{name:28}{of_the_driver(gpu):21.3f} us{of_torch(gpu):13.3f} us", flush=True)
+        times = f"{of_the_driver(gpu):21.3f} us{of_torch(gpu):13.3f} us"
+        now = state()
+        print(f"{name:28}{times}  {now['clocks.sm']}, {now['clocks.mem']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,9 @@ WRITES = Step(
 ALL = [PASSES, WRONG, REFUSES, DIES, HANGS, WRITES]
 
 
+STATE = gpu.state
+
+
 def flags(**given: object) -> argparse.Namespace:
     plain = dict.fromkeys(("emulate", "quick", "no_peers", "list", "bundle", "table"), False)
     plain |= {"arch": "sm_90a", "only": [], "plant": [], "jobs": 1}
@@ -481,3 +484,13 @@ def test_the_emulator_is_brought_up_by_names_that_it_has(capsys):
     assert "sm_100a" in capsys.readouterr().err
     assert perform.perform(flags(only=["nothing"])) == 2
     assert steps.ARCHS[0] == "sm_100a"
+
+
+def test_the_state_is_of_the_gpu_that_is_seen(tmp_path, monkeypatch):
+    """Two runs on two GPUs of a host: each looks at its own."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho $1, 2\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert STATE()["name"] == "--id=3"

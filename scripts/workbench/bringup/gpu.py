@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -22,8 +23,11 @@ print(torch.cuda.get_device_name())
 
 
 def state() -> dict[str, str]:
-    """Clocks, temperature and errors, as nvidia-smi says them; empty where it says nothing."""
-    asked = ["nvidia-smi", "--id=0", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"]
+    """Clocks, temperature and errors, as nvidia-smi says them of the GPU that processes see first;
+    empty where it says nothing."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
+    asked = ["nvidia-smi", f"--id={first}", f"--query-gpu={','.join(FIELDS)}",
+             "--format=csv,noheader"]  # fmt: skip
     try:
         said = subprocess.run(asked, capture_output=True, text=True, timeout=SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
