@@ -46,7 +46,7 @@ class Reference:
 
     row_max: cute.Tensor
     row_sum: cute.Tensor  # of this thread's weights
-    shift: cute.Tensor  # what is added to a score in log2 units: -row_max, 0 where that is -inf
+    shift: cute.Tensor  # what is added to a score in log2 units: -row_max, FLT_MAX without one
     limit: cute.Tensor  # of the sum of a tile's weights; 0 where row_max is -inf
     unit: cute.Tensor | None  # of scores, where rows differ in it: part of the first factor on them
 
@@ -153,7 +153,8 @@ def refer_to(
     plan: AttentionPlan, tops: tuple[Float32, Float32], reference: Reference, scalars: Scalars
 ) -> tuple[Float32, Float32]:
     """row_max becomes `tops`, the largest scores so far, row_sum refers to it; returns by what O of
-    each row is to be multiplied."""
+    each row is to be multiplied. To a row that saw no key any score is too large, also one whose
+    weight beside 0 would be none: it is to have a maximum then."""
     factors = []
     for half in cutlass.range_constexpr(2):
         scale_log2 = scale_of(plan, reference, scalars, half)
@@ -162,12 +163,13 @@ def refer_to(
         factor = cute.math.exp2((reference.row_max[half] - base) * scale_log2, fastmath=True)
         reference.row_max[half] = top
         reference.row_sum[half] = reference.row_sum[half] * factor
-        reference.shift[half] = -base * scale_log2
+        nothing = top == -Float32.inf
+        reference.shift[half] = Float32(FLT_MAX) if nothing else -base * scale_log2
         most = Float32(2.0**plan.config.lag_log2)
         if cutlass.const_expr(plan.config.is_fp8):
             reference.shift[half] = reference.shift[half] + plan.config.bias_log2
             most = Float32(FLT_MAX)
-        reference.limit[half] = Float32(0.0) if top == -Float32.inf else most
+        reference.limit[half] = Float32(0.0) if nothing else most
         factors.append(factor)
     return tuple(factors)
 

@@ -79,7 +79,7 @@ HEADLINES = {
     "append": "--rows 32k",
     "gather": "--rows 32k",
     "compress": "--rows 4k",
-    "score": "--rows 32k",
+    "score": "--rows 8k",
     "topk": "--rows 32k",
     EXAMPLE: "--model 20b --prompt-len 2048 --new-tokens 8 --no-warm-up",
 }

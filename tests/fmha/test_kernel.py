@@ -209,3 +209,13 @@ def test_the_judge_tells_another_problem_from_this_one(name):
         result = reference.rounded(*JUDGED.inputs(), **(none | wrong.options()))
         reports = cases.judge(JUDGED, (result.o, result.lse))
         assert all(report.ok for report in reports) == expected
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rounded", "right"),
+    [(995.0, 1000.0, True), (993.0, 1000.0, False), (993.0, 998.5, True), (1001.0, 1000.0, False)],
+)
+def test_a_raw_maximum_may_lag_and_is_as_exact_as_the_reference(kernel, rounded, right):
+    """By 2 ** 8, which is 5.5 in natural log."""
+    row_max, exact, other = (torch.tensor([x, -math.inf]) for x in (kernel, 1000.0, rounded))
+    assert cases.compare_row_max(row_max, exact, other, 8.0).ok == right

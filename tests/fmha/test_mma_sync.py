@@ -121,6 +121,10 @@ def test_warps_share_keys(case):
     check(case, CHECKED, FRIENDLY, arch=LARGE)
 
 
+def test_rows_find_their_first_maximum_however_low():
+    check(dataclasses.replace(test_sm90.LOW, tile_n=0), FRIENDLY)
+
+
 TRAPS = {
     # The weights tell when what they refer to is too small; who does not ask overflows.
     "asks": (

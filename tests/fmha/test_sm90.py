@@ -81,6 +81,18 @@ def test_weights_beyond_fp32_ask_for_the_maximum(polynomial):
     check(dataclasses.replace(GROWING, amplitude=300.0, polynomial=polynomial), CHECKED)
 
 
+# Beside a maximum of 0 no weight would be left, and some rows see nothing of the first tile.
+LOW = Case(100, 100, causal=True, tile_n=48, amplitude=0.0, depth=16.0, scale=1.0)
+LOW_E4M3 = dataclasses.replace(LOW, dims=(128, 128), dtype="e4m3", tile_n=64, q_offset=(-16,))
+
+
+@pytest.mark.parametrize(
+    "case", [LOW, LOW_E4M3, dataclasses.replace(LOW, dims=(512, 512), tile_n=0)], ids=str
+)
+def test_rows_find_their_first_maximum_however_low(case):
+    check(case, FRIENDLY)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_large_scores_are_as_exact_as_a_tensor_core(dtype):
     """Its sums of positive products, of which every step cuts something off."""

@@ -23,6 +23,7 @@ from kernelkit.names import kernel_name
 from moe.config import GroupedConfig
 from moe.mixed.config import MixedConfig
 from workbench import nsight
+from workbench.cases.steps import problems_of
 from workbench.commands import RUN
 from workbench.house.source import ROOT
 from workbench.nsight import EXAMPLE, HEADLINES, KERNELS, LINE_INFO, NAMES, OURS, SECTIONS
@@ -56,7 +57,10 @@ def test_profile_prints_what_to_run_elsewhere(tool, monkeypatch, run, tmp_path):
 def test_profile_gives_flags_that_exist(kernel):
     parser = RUN[kernel].parser("run.py")
     flags = [*shlex.split(HEADLINES.get(kernel, "")), "--backend", "cuda"]
-    assert parser.parse_args(flags).backend == "cuda"
+    options = parser.parse_args(flags)
+    assert options.backend == "cuda"
+    if "family" in options:  # refuses what has no problem, as one that is too large
+        problems_of(options.family, options.steps, options.rows, options.hidden, options.names)
 
 
 def test_a_headline_of_the_example_is_one_of_its_own(capsys, monkeypatch, tmp_path):

@@ -195,7 +195,8 @@ def _kernels() -> Iterator[Step]:
         for name, (kind, flags) in found.items():
             yield _run(kind, name, flags, archs=archs, quick=kind == "moe")
     for name, (kind, flags) in HEADLINES.items():
-        yield _run(kind, name, flags, why_not=LARGE, quick=name in ("fmha-4k", "gqa-8k"))
+        quick = name in ("fmha-4k", "gqa-8k")
+        yield _run(kind, name, flags, seconds=300, why_not=LARGE, quick=quick)
 
 
 def _random() -> Iterator[Step]:

@@ -31,12 +31,14 @@ from workbench.soak.campaign.draws import Kernel
 
 GROUPS = (1, 1, 2, 3, 4, 5, 8, 16, 40, 128)  # query heads of a KV head
 EDGES = (0, 48, 64, 80, 112, 128, 192, 256, 384)  # of tiles
-# (amplitude of q, growth of k, scale): maxima that stay, that move, that are exceeded tile by tile.
+# (amplitude of q, growth of k, scale, depth): maxima that stay, that move, that are exceeded tile
+# by tile, and that are so low that a weight beside 0 would be none.
 SCORES = (
-    *((1.0, 0.0, None),) * 4,
-    *((1.0, 0.0, 0.05), (1.0, 0.0, 1.0), (0.0, 0.0, None), (4.0, 0.0, None), (20.0, 0.0, None)),
-    *((20.0, 0.0, 1.0), (1000.0, 0.0, None), (1.0, 30.0, None), (4.0, -30.0, None)),
-    *((1.0, 8.0, 1.0), (1.0, -8.0, None)),
+    *((1.0, 0.0, None, 0.0),) * 4,
+    *((1.0, 0.0, 0.05, 0.0), (1.0, 0.0, 1.0, 0.0), (0.0, 0.0, None, 0.0), (4.0, 0.0, None, 0.0)),
+    *((20.0, 0.0, None, 0.0), (20.0, 0.0, 1.0, 0.0), (1000.0, 0.0, None, 0.0)),
+    *((1.0, 30.0, None, 0.0), (4.0, -30.0, None, 0.0), (1.0, 8.0, 1.0, 0.0)),
+    *((1.0, -8.0, None, 0.0), (1.0, 0.0, 1.0, 16.0)),
 )  # fmt: skip
 TUNING = {
     "tile_m": (64, 128, 192),
@@ -160,10 +162,11 @@ def drawn_problem(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
     """A problem of a kind of kernel."""
     batch, kv_heads = pick.choice((1, 1, 2, 3, 5)), pick.choice((1, 1, 2, 3))
     group = pick.choice(GROUPS) if kind.pack_heads is False else kind.heads[0]
-    amplitude, climb, scale = pick.choice(SCORES)
+    amplitude, climb, scale, depth = pick.choice(SCORES)
     most = sizes.keys
     if not kind.normalize and kind.out_dtype == "fp16":
-        most, (amplitude, climb, scale) = min(most, RAW_FP16_KEYS), SCORES[0]
+        most = min(most, RAW_FP16_KEYS)
+        amplitude, climb, scale, depth = SCORES[0]
     n_q = _lengths(pick, batch, sizes.queries, differ=kind.q_lens is not None)
     n_k = _lengths(pick, batch, most, differ=(kind.k_lens or kind.kv_lens) is not None)
     offsets = [pick.choice((0, pick.randint(-60, length + 60))) for length in n_k]
@@ -188,6 +191,7 @@ def drawn_problem(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
         sink_value=pick.choice((None, None, -math.inf, 90.0)) if kind.sinks else None,
         amplitude=amplitude,
         climb=climb,
+        depth=depth,
         scale=scale,
         tokens_first=pick.random() < 0.4,
     )

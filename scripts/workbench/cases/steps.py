@@ -66,8 +66,11 @@ def problems_of(
     in `names`. ValueError for what there is not."""
     module = import_module(f"workbench.cases.{MODULES[family]}")
     makers, most = module.makers(hidden), getattr(module, "MOST_BYTES", None)
-    found = [make(count) for step in steps for make in makers[step] for count in rows]
-    found = [p for p in found if most is None or p.nbytes <= most]
+    every = [make(count) for step in steps for make in makers[step] for count in rows]
+    found = [p for p in every if most is None or p.nbytes <= most]
+    if not found:
+        least = min(p.nbytes for p in every)
+        raise ValueError(f"{', '.join(steps)}, --rows {min(rows)}: {least} bytes, limit {most}")
     found = [p for p in found if not names or any(name in p.name for name in names)]
     if not found:
         raise ValueError(f"no problem of {', '.join(steps)} has one of {[*names]} in its name")

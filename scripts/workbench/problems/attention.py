@@ -45,7 +45,8 @@ class Case:
     spare ones; what the table holds behind the last page of an entry is no page. amplitude: of q,
     large values move the row maximum from tile to tile. normalize False: the raw output is
     normalised here. out_dtype, schedule '': the default of the API. climb: keys grow by that factor
-    and 1 up to the last, or down from the first where it is negative, and scores with them.
+    and 1 up to the last, or down from the first where it is negative, and scores with them. depth:
+    by whose square all scores are lower, before they are scaled.
     sink_value: of every other head, from the first on. tokens_first: in memory, not heads. scales:
     of each head, of what is e4m3. k_is_v: V is K, the same tensor.
     """
@@ -84,6 +85,7 @@ class Case:
     slices: int = AttentionConfig.slices
     pdl: bool = False
     climb: float = 0.0
+    depth: float = 0.0
     sink_value: float | None = None
     tokens_first: bool = False
     kv_dtype: str = ""
@@ -127,7 +129,8 @@ class Case:
         parts += [] if self.kv_lens is None else [f"lens{_listed(self.kv_lens)}"]
         parts += [] if self.q_offset is None else [f"at{_listed(self.q_offset)}"]
         parts += [f"amp{self.amplitude:g}"] * (self.amplitude != 1.0)
-        parts += [f"climb{self.climb:g}"] * bool(self.climb) + ["tokens"] * self.tokens_first
+        parts += [f"climb{self.climb:g}"] * bool(self.climb)
+        parts += [f"depth{self.depth:g}"] * bool(self.depth) + ["tokens"] * self.tokens_first
         return parts + ([] if self.sink_value is None else [f"sink{self.sink_value:g}"])
 
     @property
@@ -221,7 +224,7 @@ class Case:
         heads, columns = self.heads[min(side, 1)], self.dims[max(side - 1, 0)]
         tensor = memory.nan_view(self, side, (*shape, heads, columns))
         if memory.exists:
-            rows = self._rows(memory, tensor.shape, side) * (1 if side else self.amplitude)
+            rows = self._rows(memory, tensor.shape, side)
             if tensor.dtype == DTYPES[FP8]:  # torch makes NaN of what is too large
                 most = torch.finfo(tensor.dtype).max
                 rows = rows.clamp(-most, most)
@@ -234,6 +237,9 @@ class Case:
         if self.climb and side == 1:
             growth = torch.linspace(0, abs(self.climb), shape[-3], device=memory.device)
             rows *= 1 + (growth if self.climb > 0 else growth.flip(0))[:, None, None]
+        rows *= 1 if side else self.amplitude
+        if self.depth and side < 2:
+            rows[..., -1] = self.depth if side else -self.depth
         return rows
 
     def _pool(self, memory: _Memory, side: int) -> torch.Tensor:
@@ -415,7 +421,7 @@ def judge(
     reports = []
     if not case.normalize:
         o = normalised(*results)
-        reports.append(_row_max_report(results[2], exact.row_max, case.lag_log2))
+        reports.append(compare_row_max(results[2], exact.row_max, rounded.row_max, case.lag_log2))
     return [
         tolerance.compare_output(o, exact.o, rounded.o, case.coarsest),
         tolerance.compare_lse(lse, exact.lse, rounded.lse),
@@ -423,16 +429,20 @@ def judge(
     ]
 
 
-def _row_max_report(
-    row_max: torch.Tensor, exact: torch.Tensor, rescale_log2: float
+def compare_row_max(
+    row_max: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor, rescale_log2: float
 ) -> tolerance.Report:
-    """The maximum that a raw O refers to may lag the true one, by as much as P may grow."""
-    lag = (exact - row_max).nan_to_num(nan=0.0)  # (-inf) - (-inf) where no key was seen
-    limit = rescale_log2 * math.log(2.0) + tolerance.LSE_FLOOR
-    right = (lag >= -tolerance.LSE_FLOOR) & (lag <= limit)
+    """The maximum that a raw O refers to may lag the true one, by as much as P may grow; either is
+    a score, as exact as the reference's."""
+    # (-inf) - (-inf) where no key was seen
+    lag, error = ((exact - other).nan_to_num(nan=0.0) for other in (row_max, rounded))
+    of_scores = error.abs().max().item() if error.numel() else 0.0
+    floor = tolerance.LSE_FLOOR + tolerance.REFERENCE_FACTOR * of_scores
+    limit = rescale_log2 * math.log(2.0) + floor
+    right = (lag >= -floor) & (lag <= limit)
     where = tuple((~right).nonzero()[0].tolist()) if not right.all() else ()
     worst = lag[where].item() if where else 0.0
-    return tolerance.Report("row_max", not where, where, worst, limit, 0.0)
+    return tolerance.Report("row_max", not where, where, worst, limit, of_scores)
 
 
 def normalised(raw: torch.Tensor, lse: torch.Tensor, row_max: torch.Tensor) -> torch.Tensor:
