@@ -48,6 +48,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     words = "steps at a time, of those that only check; default: a fourth of the CPUs, at most 4"
     jobs = max(1, min(4, (os.cpu_count() or 1) // 4))
     parser.add_argument("--jobs", type=groups.positive_count, default=jobs, metavar="N", help=words)
+    words = "by the numbers of nvidia-smi: what measures has the first, what checks runs beside it "
+    words += "on the others; default: one"
+    parser.add_argument("--gpus", nargs="+", default=[], metavar="N", help=words)
     words = "seconds of a step at most; default: each has its own"
     parser.add_argument("--limit", type=float, metavar="S", help=words)
 

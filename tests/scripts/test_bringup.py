@@ -51,12 +51,9 @@ WRITES = Step(
 ALL = [PASSES, WRONG, REFUSES, DIES, HANGS, WRITES]
 
 
-STATE = gpu.state
-
-
 def flags(**given: object) -> argparse.Namespace:
     plain = dict.fromkeys(("emulate", "quick", "no_peers", "list", "bundle", "table"), False)
-    plain |= {"arch": "sm_90a", "only": [], "plant": [], "jobs": 1}
+    plain |= {"arch": "sm_90a", "only": [], "plant": [], "jobs": 1, "gpus": []}
     plain |= dict.fromkeys(("again", "folder", "limit"))
     return argparse.Namespace(**plain | given)
 
@@ -64,8 +61,8 @@ def flags(**given: object) -> argparse.Namespace:
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """As where there is one that answers, and nvidia-smi is not asked."""
-    monkeypatch.setattr(gpu, "state", dict)
-    monkeypatch.setattr(gpu, "answers", lambda: "")
+    monkeypatch.setattr(gpu, "state", lambda which: {})
+    monkeypatch.setattr(gpu, "answers", lambda which: "")
 
 
 @pytest.fixture
@@ -152,48 +149,14 @@ def test_other_sources_are_run_again(monkeypatch):
     assert identity_of(["a"]) != before
 
 
-def test_checks_run_beside_each_other_and_what_fails_once_more_alone(begin, tmp_path):
-    """A step that stumbles over its neighbour passes; one that is wrong is wrong twice."""
-    lock, meet = tmp_path / "lock", tmp_path / "meet"
-    script = (f"import pathlib, sys, time\nbegun = [pathlib.Path(p) for p in ({str(meet)!r} + '0', "
-              f"{str(meet)!r} + '1')]\nbegun[int(sys.argv[1])].touch()\n"
-              "while not all(p.exists() for p in begun): time.sleep(0.01)\n"
-              f"pathlib.Path({str(lock)!r}).mkdir()\ntime.sleep(1)\n"
-              f"pathlib.Path({str(lock)!r}).rmdir()")  # fmt: skip
-    pair = [Step(f"kernels.{k}", "", (PYTHON, script, str(k)), seconds=30) for k in range(2)]
-    made = begin(jobs=2)
-    assert made.run([PASSES, *pair, WRONG, WRITES]) == 0
-    found = verdicts(made, [*pair, WRONG, WRITES])
-    assert found == {"0": "passed", "1": "passed", "wrong": "wrong", "writes": "passed"}
-
-
-def test_an_interrupt_ends_all_that_run_beside(begin, tmp_path, monkeypatch):
-    sleeps = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-    pair = [Step(f"kernels.{k}", "", (PYTHON, sleeps)) for k in range(2)]
-    made = begin(jobs=2)
-    logs = [made.session.place(step.name, "log") for step in pair]
-
-    def interrupted(*given: object) -> None:
-        while not all(log.exists() and log.read_text().strip() for log in logs):
-            time.sleep(0.05)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runner, "wait", interrupted)
-    assert made.run(pair) == runner.INTERRUPTED
-    for log in logs:
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(log.read_text()), 0)
-    assert set(verdicts(made, pair).values()) == {NOT_RUN}
-
-
 def test_a_gpu_that_is_gone_ends_the_run(begin, monkeypatch):
     made = begin()
-    monkeypatch.setattr(gpu, "answers", lambda: "no CUDA-capable device")
+    monkeypatch.setattr(gpu, "answers", lambda which: "no CUDA-capable device")
     assert made.run([PASSES, DIES, WRITES]) == runner.GONE
     assert verdicts(made)["writes"] == NOT_RUN
     models = replace(DIES, name="model.dies")  # needs none
     assert begin().run([models]) == 0
-    monkeypatch.setattr(gpu, "answers", lambda: "")
+    monkeypatch.setattr(gpu, "answers", lambda which: "")
     assert begin().run([PASSES, DIES, WRITES]) == 0
     assert verdicts(made)["writes"] == "passed"
 
@@ -215,7 +178,7 @@ def test_an_interrupt_loses_nothing(begin, monkeypatch):
 def test_a_signal_ends_the_step_as_well(tmp_path):
     """A terminal that is closed leaves nothing on the GPU."""
     begin = ("import sys; from workbench.bringup import steps, perform, gpu\n"
-             "gpu.state = dict\n"
+             "gpu.state = lambda which: {}\n"
              "argv = ('-c', 'import os, time; print(os.getpid(), flush=True); time.sleep(600)')\n"
              "perform.steps_of = lambda arch: [steps.Step('doctor.x', '', argv)]\n"
              "import bringup; sys.exit(bringup.main(sys.argv[1:]))")  # fmt: skip
@@ -256,10 +219,10 @@ def test_a_gpu_is_asked_a_few_times(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(gpu, "PROBE", "raise SystemExit('no device')")
     waited = []
-    assert gpu.answers(3, 20.0, sleep=waited.append) == "no device"
+    assert gpu.answers("", 3, 20.0, sleep=waited.append) == "no device"
     assert waited == [20.0, 20.0]
     monkeypatch.setattr(gpu, "PROBE", "print('here')")
-    assert gpu.answers(sleep=waited.append) == ""
+    assert gpu.answers("", sleep=waited.append) == ""
 
 
 # -- plants ---------------------------------------------------------------------------------------
@@ -484,13 +447,3 @@ def test_the_emulator_is_brought_up_by_names_that_it_has(capsys):
     assert "sm_100a" in capsys.readouterr().err
     assert perform.perform(flags(only=["nothing"])) == 2
     assert steps.ARCHS[0] == "sm_100a"
-
-
-def test_the_state_is_of_the_gpu_that_is_seen(tmp_path, monkeypatch):
-    """Two runs on two GPUs of a host: each looks at its own."""
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho $1, 2\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    assert STATE()["name"] == "--id=3"

@@ -11,6 +11,7 @@ from typing import Any
 from kernelkit import doctor, hw
 from kernelkit.arch import ARCH_OF_CAPABILITY
 from workbench.bringup import gpu
+from workbench.bringup.lanes import ANY
 
 # CUdevice_attribute -> what we call it, and what `kernelkit.hw` says of the architecture.
 LIMITS = {
@@ -70,7 +71,7 @@ def main() -> int:
     first = next(iter(found.get("gpus", ())), None)
     arch = first and first["arch"]
     found["surprises"] = surprises(found["limits"], arch)
-    found["state"] = gpu.state()
+    found["state"] = gpu.state(ANY)
     found["compiled_for"] = sorted(set(ARCH_OF_CAPABILITY.values()))
     print("\n".join(doctor.lines(found)))
     print("\n".join(f"UNEXPECTED: {words}" for words in found["surprises"]))

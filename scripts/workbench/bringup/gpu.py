@@ -22,10 +22,15 @@ print(torch.cuda.get_device_name())
 """
 
 
-def state() -> dict[str, str]:
-    """Clocks, temperature and errors, as nvidia-smi says them of the GPU that processes see first;
-    empty where it says nothing."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
+def seen(gpu: str) -> dict[str, str]:
+    """Of the environment of a process that sees one GPU alone, by the number or name that
+    nvidia-smi has for it; nothing for the one that processes see first."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+
+
+def state(gpu: str) -> dict[str, str]:
+    """Clocks, temperature and errors, as nvidia-smi says them; empty where it says nothing."""
+    first = gpu or os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
     asked = ["nvidia-smi", f"--id={first}", f"--query-gpu={','.join(FIELDS)}",
              "--format=csv,noheader"]  # fmt: skip
     try:
@@ -36,7 +41,11 @@ def state() -> dict[str, str]:
 
 
 def answers(
-    tries: int = TRIES, pause: float = PAUSE, *, sleep: Callable[[float], Any] = time.sleep
+    gpu: str,
+    tries: int = TRIES,
+    pause: float = PAUSE,
+    *,
+    sleep: Callable[[float], Any] = time.sleep,
 ) -> str:
     """'' where a new process gets a right sum from the GPU, else what it got instead. A GPU whose
     process was ended takes a while to be free."""
@@ -47,7 +56,7 @@ def answers(
         try:
             probe = subprocess.run(
                 [sys.executable, "-c", PROBE], capture_output=True, text=True,
-                timeout=PROBE_SECONDS, check=False,
+                timeout=PROBE_SECONDS, check=False, env={**os.environ, **seen(gpu)},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             said = f"a sum was not there after {PROBE_SECONDS:.0f} s"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from workbench.bringup import gpu, where
 from workbench.bringup.bundle import pack
+from workbench.bringup.lanes import ANY
 from workbench.bringup.page import save
 from workbench.bringup.planted import KINDS
 from workbench.bringup.runner import BringUp, is_unexpected
@@ -32,7 +33,11 @@ def perform(options: argparse.Namespace) -> int:
         text = where.README.read_text(encoding="utf-8")
         where.README.write_text(where.with_table(text, where.documents()), encoding="utf-8")
         return 0
-    arch = options.arch or (ARCHS[0] if options.emulate else _arch_here())
+    try:
+        first = first_of(options.gpus, options.emulate)
+    except ValueError as error:
+        return refuse(error)
+    arch = options.arch or (ARCHS[0] if options.emulate else _arch_here(first))
     if arch not in ARCHS:
         return refuse(f"no GPU of {', '.join(ARCHS)} here ({arch or 'none'}): --emulate rehearses")
     if options.emulate and arch == "sm_103a":
@@ -86,12 +91,24 @@ def plants_of(words: Sequence[str], steps: Sequence[Step]) -> dict[str, str]:
     return found
 
 
-def _arch_here() -> str:
+def first_of(gpus: Sequence[str], emulate: bool) -> str:
+    """The GPU that measures. ValueError for what nvidia-smi does not have, and for one twice."""
+    if gpus and emulate:
+        raise ValueError(f"--gpus {gpus[0]} with --emulate, which needs none")
+    for place, each in enumerate(gpus):
+        if each in gpus[:place]:
+            raise ValueError(f"--gpus {each}, twice: what measures has one for itself")
+        if not gpu.state(each):
+            raise ValueError(f"--gpus {each}: nvidia-smi says nothing of it")
+    return gpus[0] if gpus else ANY
+
+
+def _arch_here(which: str) -> str:
     """Of the GPU that torch sees; '' without one. Another process asks: a context that this one had
     would keep a GPU that hangs from being reset."""
     asked = "from workbench.place import native_arch; print(native_arch() or '')"
     said = subprocess.run(
-        [sys.executable, "-c", asked], env=environment(), stdout=subprocess.PIPE, text=True,
-        timeout=gpu.PROBE_SECONDS, check=False,
+        [sys.executable, "-c", asked], env=environment() | gpu.seen(which), text=True,
+        stdout=subprocess.PIPE, timeout=gpu.PROBE_SECONDS, check=False,
     )  # fmt: skip
     return said.stdout.strip()

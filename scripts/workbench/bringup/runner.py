@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 from workbench.bringup import gpu, watch
+from workbench.bringup.lanes import ANY, Lane, rounds_of
 from workbench.bringup.session import BAD, NOT_RUN, SKIPPED, Record, Session, identity_of
 from workbench.bringup.steps import FOLDER, JSON, Step
 from workbench.common import environment
@@ -58,11 +59,11 @@ class BringUp:
             signal.signal(number, signal.default_int_handler)
         places = {step.name: f"[{number:3}/{len(steps)}]" for number, step in enumerate(steps, 1)}
         try:
-            for checks, block in groupby(steps, lambda step: step.checks):
-                jobs = self.options.jobs if checks else 1
-                bad = self._run(list(block), jobs, places)
-                if jobs > 1:  # it may be its neighbours' fault
-                    self._run(bad, 1, places, once_more=True)
+            for lanes in rounds_of(steps, self.options.jobs, self.options.gpus):
+                bad = self._run(lanes, places)
+                if len(lanes) > 1 or lanes[0].jobs > 1:  # it may be its neighbours' fault
+                    for step, which in bad:
+                        self._run([Lane([step], 1, [which])], places, once_more=True)
         except KeyboardInterrupt:
             _say("interrupted; the same command goes on here\n")
             return INTERRUPTED
@@ -73,40 +74,52 @@ class BringUp:
         return 0
 
     def _run(
-        self, steps: Sequence[Step], jobs: int, places: Mapping[str, str], once_more: bool = False
-    ) -> list[Step]:
-        """So many at a time, in their order; those that are not as they should be."""
+        self, lanes: Sequence[Lane], places: Mapping[str, str], once_more: bool = False
+    ) -> list[tuple[Step, str]]:
+        """Side by side; those that are not as they should be, and on which GPU."""
         bad, start = [], time.monotonic()
-        known = {step.name: self.session.known(step.name) for step in steps}
-        with ThreadPoolExecutor(jobs) as pool:
-            left = {pool.submit(self.step, step, once_more): step for step in steps}
+        with ExitStack() as stack:
+            left = {}
+            for lane in lanes:
+                pool = stack.enter_context(ThreadPoolExecutor(lane.jobs))
+                left |= {pool.submit(self._on_a_gpu, step, lane, once_more): step
+                         for step in lane.steps}  # fmt: skip
             try:
                 while left:
                     done, _ = wait(left, TICK, FIRST_COMPLETED)
                     for future in done:
-                        step, record = left.pop(future), future.result()
+                        step, (record, which, gone) = left.pop(future), future.result()
                         _say(f"{BEGIN}{places[step.name]} {step.name:28} {record.verdict:8} "
                              f"{record.seconds:7.1f} s{', alone' * once_more}\n")  # fmt: skip
-                        if record.verdict in BAD and record != known[step.name]:
-                            bad += [step] * is_unexpected(vars(record))
-                            if not (step.on_host or self.options.emulate):
-                                self._ask_the_gpu()
+                        if gone is not None:
+                            bad += [(step, which)] * is_unexpected(vars(record))
+                        if gone:
+                            raise GpuIsGone(gone)
                     if TERMINAL and left:
                         running = [step.name for future, step in left.items() if future.running()]
                         passed = time.monotonic() - start
                         _say(f"{BEGIN}{passed:5.0f} s: {', '.join(running)}"[: WIDTH + len(BEGIN)])
             except BaseException:
                 self.stop.set()
-                pool.shutdown(wait=True, cancel_futures=True)
+                for future in left:
+                    future.cancel()
                 raise
         return bad
 
-    def _ask_the_gpu(self) -> None:
-        said = gpu.answers()
-        if said:
-            raise GpuIsGone(said)
+    def _on_a_gpu(self, step: Step, lane: Lane, once_more: bool) -> tuple[Record, str, str | None]:
+        """(what came of it, on which GPU, and where it is bad since now what is wrong with that:
+        '' for nothing)."""
+        which, known = lane.free.get(), self.session.known(step.name)
+        try:
+            record = self.step(step, which, once_more)
+            if record.verdict not in BAD or record == known:
+                return record, which, None
+            asked = not (step.on_host or self.options.emulate)
+            return record, which, gpu.answers(which) if asked else ""
+        finally:
+            lane.free.put(which)
 
-    def step(self, step: Step, once_more: bool = False) -> Record:
+    def step(self, step: Step, which: str = ANY, once_more: bool = False) -> Record:
         """Run a step, where it has no record of now."""
         reason = self.why_not(step)
         if reason:
@@ -124,13 +137,13 @@ class BringUp:
             return known
         self.session.place(step.name, "json").unlink(missing_ok=True)
         wrapped = ["-m", "workbench.bringup.planted", planted, "--", *words] if planted else words
-        before = {} if self.options.emulate else gpu.state()
+        before = {} if self.options.emulate else gpu.state(which)
         ended = watch.run(
             [sys.executable, *wrapped], self.session.place(step.name, "log"),
-            self.options.limit or step.seconds, env=environment() | WRITTEN, cwd=ROOT,
-            tick=self._end_with_the_others,
+            self.options.limit or step.seconds, cwd=ROOT, tick=self._end_with_the_others,
+            env=environment() | WRITTEN | gpu.seen(which),
         )  # fmt: skip
-        after = {} if self.options.emulate else gpu.state()
+        after = {} if self.options.emulate else gpu.state(which)
         record = Record(
             step.name, ended.verdict, ended.tail, round(ended.seconds, 2), ended.code,
             shlex.join(["python", *wrapped]), {"before": before, "after": after}, planted,

@@ -27,6 +27,7 @@ GROUPS = {
 }
 # Whose verdict is the same whatever runs beside, so that several may run at a time.
 CHECKS = ("instructions", "assumptions", "kernels", "random", "sanitizer", "model")
+MEASURES = ("rates", "speed", "profiles")
 JSON, FOLDER, ARCH = "{json}", "{folder}", "{arch}"  # places in a command line
 NO_TIMES = "times of the emulator are no times"
 
@@ -61,6 +62,10 @@ class Step:
     @property
     def checks(self) -> bool:
         return self.group in CHECKS
+
+    @property
+    def measures(self) -> bool:
+        return self.group in MEASURES
 
     @property
     def on_host(self) -> bool:
