@@ -1,7 +1,8 @@
 """Everything that there is to find out on a GPU, from small to large, as one file to send back.
 
     python scripts/bringup.py                      # on a GPU; goes on where an earlier run ended
-    python scripts/bringup.py --quick              # ten minutes of it
+    python scripts/bringup.py --quick              # the first of each kind: four minutes on an H200
+    python scripts/bringup.py --gpus 0 1 2 3       # with what checks beside what measures
     python scripts/bringup.py --only kernels.fmha-256 speed
     python scripts/bringup.py --bundle             # pack what there is, without names and paths
     python scripts/bringup.py --arch sm_100a --emulate     # rehearse it without a GPU, small sizes
@@ -31,7 +32,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     words = "what is brought up; default: what the GPU here has"
     parser.add_argument("--arch", choices=ARCHS, help=words)
     parser.add_argument("--emulate", action="store_true", help="in the emulator, small sizes")
-    parser.add_argument("--quick", action="store_true", help="ten minutes: the first of each kind")
+    parser.add_argument("--quick", action="store_true", help="minutes: the first of each kind")
     words = "groups and steps by name; default: all (--list)"
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=words)
     parser.add_argument("--no-peers", action="store_true", help="no times of other libraries")
