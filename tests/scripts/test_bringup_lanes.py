@@ -87,7 +87,8 @@ def test_what_measures_has_a_gpu_for_itself(begin, tmp_path):
             ("doctor.d", "kernels.a", "kernels.b", "rates.c", "model.e")}  # fmt: skip
     assert gpus.pop("kernels.a") != gpus["kernels.b"] in ("1", "2")
     assert gpus == {"doctor.d": "5", "kernels.b": gpus["kernels.b"], "rates.c": "5", "model.e": "5"}
-    assert made.session.known("rates.c").gpu["before"] == {"name": "5"}
+    said = made.session.known("rates.c").gpu
+    assert said == {"seen": "5", "before": {"name": "5"}, "after": {"name": "5"}}
 
 
 def test_one_gpu_is_the_one_that_processes_see(begin, monkeypatch):

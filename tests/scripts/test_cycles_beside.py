@@ -113,3 +113,13 @@ def test_measured_cycles_are_microseconds_at_the_clock_of_the_model():
 def test_every_step_that_is_timed_on_a_gpu_can_be_modelled():
     """All but moves to the host's memory."""
     assert {*steps.ABOUT} - {*measured._FAMILIES} == {"host"}
+
+
+def test_what_is_partly_torchs_is_not_modelled(tmp_path):
+    """Above 64 tokens torch multiplies by the router's weight; a model of our launch is no time."""
+    row = {**ROW, "step": "route_tokens", "name": "32 experts, 4", "peer": "moe"}
+    rows = [{**row, "tokens": tokens} for tokens in (64, 65)]
+    ours, partly = measured_in(saved(tmp_path / "rows.json", *rows))
+    ours.make()
+    with pytest.raises(ValueError, match="the linear layer is torch's"):
+        partly.make()

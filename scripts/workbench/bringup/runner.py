@@ -146,8 +146,8 @@ class BringUp:
         after = {} if self.options.emulate else gpu.state(which)
         record = Record(
             step.name, ended.verdict, ended.tail, round(ended.seconds, 2), ended.code,
-            shlex.join(["python", *wrapped]), {"before": before, "after": after}, planted,
-            identity, _now(),
+            shlex.join(["python", *wrapped]),
+            {"seen": which, "before": before, "after": after}, planted, identity, _now(),
         )  # fmt: skip
         self.session.keep(record)
         return record

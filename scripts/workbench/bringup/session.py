@@ -31,8 +31,8 @@ class Record:
     """What came of a step.
 
     verdict: passed, wrong, refused, hung, died; skipped or not run, for a reason. about: that
-    reason, or the last lines of the log. gpu: what nvidia-smi said before and after. planted: a
-    fault on purpose. identity: of the command line and our files.
+    reason, or the last lines of the log. gpu: which one it was given, and what nvidia-smi said
+    before and after. planted: a fault on purpose. identity: of the command line and our files.
     """
 
     name: str

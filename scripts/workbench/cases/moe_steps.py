@@ -13,6 +13,8 @@ from moe.formats import FORMATS, row_blocks, scale_bytes
 from moe.quantiser.launch import Tokens, quantise
 from moe.quantized import Quantized
 from moe.routing import Permutation, combine, permutation, route, route_tokens
+from moe.routing.config import LinearConfig
+from moe.routing.launch import config_of
 from workbench.cases.steps import (
     Arguments,
     Maker,
@@ -185,7 +187,9 @@ def _linear_router(name: str, hidden: int, tokens: int) -> Problem:
     nbytes = 2 * (tokens * hidden + experts * hidden + linear_biased * experts)
     nbytes += 4 * biased * experts + 8 * tokens * options["top_k"]
     peers = {"moe": ours, "torch, moe": in_two, "torch": by_torch}
-    return Problem("route_tokens", name, tokens, nbytes, draw, peers, check)
+    routed = config_of(Router(**options), experts, torch.bfloat16)
+    beside = "the linear layer" * (tokens > LinearConfig(routed, hidden).most_tokens)
+    return Problem("route_tokens", name, tokens, nbytes, draw, peers, check, beside)
 
 
 def torch_route(

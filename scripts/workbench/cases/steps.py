@@ -30,7 +30,8 @@ class Problem:
     """A step for so many rows.
 
     draw(seed, device) makes arguments; peers take them, the first of them is ours;
-    check(arguments, outputs) raises ValueError where these outputs of ours are wrong.
+    check(arguments, outputs) raises ValueError where these outputs of ours are wrong. beside: what
+    is torch's in ours.
     """
 
     step: str
@@ -40,6 +41,7 @@ class Problem:
     draw: Callable[[int, str], Arguments]
     peers: dict[str, Callable[..., Any]]
     check: Callable[[Arguments, Any], None]
+    beside: str = ""
 
     @property
     def ours(self) -> str:

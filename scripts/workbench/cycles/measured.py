@@ -166,6 +166,8 @@ def _problem(row: dict[str, Any], gpu: str, hidden: int) -> Call:
     assert family in MODULES
     found = problems_of(family, [row["step"]], [row["tokens"]], hidden, [row["name"]])
     problem = next(each for each in found if each.name == row["name"])
+    if problem.beside:
+        raise ValueError(f"{problem.beside} is torch's")
     arguments = problem.draw(0, "cpu")
 
     def call() -> None:
