@@ -37,6 +37,23 @@ something did; 2: refused.
 """,
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_fmha.json",
     ),
+    "gqa": Command(
+        "workbench.soak.decode.perform",
+        partial(soak.add_campaign, soak.OF_DECODE),
+        """Random decode steps on the GPU at hand, each twice, against fp64 on the same GPU.
+
+Kinds of steps are drawn from the whole space of options, clusters and tunable fields; what the plan
+refuses is left out and counted. Processes compile their kernels, and as soon as those are there,
+the problems run: batches and lengths at random (zero, a few, beside the edges of tiles), NaN behind
+every length, around every tensor and in every page that nobody uses, scores that are zero, large,
+climb, or lie far below 0. The bits have to be equal from run to run, and errors within the
+tolerance of kernelkit/tolerance.py. All is drawn by --seed: a problem keeps its number whatever the
+other flags are, but --small, --long and the architecture. What fails prints the command that
+repeats it, and goes to out/soak_gqa_failures.json. In the emulator a few small ones run, the second
+time under an adversarial schedule. Exit code 0: nothing failed; 1: something did; 2: refused.
+""",
+        "--configs 60 --problems 3000 --minutes 8 --json out/soak_gqa.json",
+    ),
     "moe": Command(
         "workbench.soak.moe.perform",
         partial(soak.add_campaign, soak.OF_EXPERTS),

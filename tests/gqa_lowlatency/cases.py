@@ -1,210 +1,22 @@
-"""Decode problems for the tests, their hostile inputs, and how a result is judged.
-
-The same cases are for the kernels of all architectures: `arch` says whose turn it is.
-"""
+"""Decode problems run in the emulator, and judged."""
 
 from __future__ import annotations
 
-import math
-import random
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from gqa_lowlatency import DecodeConfig, decode, reference
-from gqa_lowlatency.config import TUNABLE
+from gqa_lowlatency import decode
 from kernelkit import tolerance
 from kernelkit.launch import emulation
 from ptxemu import Options
 from ptxemu.check.text import render
-from workbench.accuracy import coarser
-from workbench.problems import attention
-from workbench.problems.attention import NO_PAGES, PATIENCE, SPARE_PAGES, same_bits
+from workbench.problems.attention import PATIENCE, same_bits
+from workbench.problems.decode import Case, judge
 
-DTYPES = attention.DTYPES | {"e4m3": torch.float8_e4m3fn}
-PAST_ROWS, PAST_COLUMNS = 5, 64  # NaN around every input, inside the same allocation
 FRIENDLY = Options(policy="round-robin", limit=PATIENCE)
-
-
-@dataclass(frozen=True)
-class Case:
-    """q [batch, tokens, Hq, D]; one entry per length; heads (Hq, Hkv).
-
-    keys: 'dense', every entry has the first length; 'lens', a longer cache with NaN behind each
-    length; a number, pages of so many rows, shuffled, in a pool with spare ones. Keys that no token
-    sees are NaN, too. kv_dtype '': dtype, 'e4m3': scales 'none', 'one', or 'heads', one for each KV
-    head. flat: q without the dimension of tokens. pdl: '', 'pdl' or 'ready'. parts, cluster: 0 is
-    chosen; tuning: other tunable fields of the config. firsts: the key with which an entry begins.
-    """
-
-    lens: tuple[int, ...]
-    heads: tuple[int, int] = (8, 1)
-    tokens: int = 1
-    head_dim: int = 128
-    dtype: str = "bf16"
-    kv_dtype: str = ""
-    scales: str = "one"
-    out_dtype: str = ""
-    causal: bool = True
-    window: int | None = None
-    sink_tokens: int = 0
-    firsts: tuple[int, ...] = ()
-    softcap: float = 0.0
-    sinks: bool = False
-    scale: float | None = None
-    keys: str | int = "lens"
-    amplitude: float = 1.0
-    flat: bool = False
-    pdl: str = ""
-    batch_invariant: bool = False
-    parts: int = 0
-    cluster: int = 0
-    tuning: tuple[tuple[str, int], ...] = ()
-
-    def __str__(self) -> str:
-        kv = f".{self.kv_dtype}.{self.scales}" * bool(self.kv_dtype)
-        parts = [f"d{self.head_dim}", self.dtype + kv + f">{self.out_dtype}" * bool(self.out_dtype)]
-        parts += [f"h{self.heads[0]}.{self.heads[1]}", f"t{self.tokens}" + "flat" * self.flat]
-        parts += ["causal" if self.causal else "full"]
-        parts += [f"w{self.window}.{self.sink_tokens}"] * (self.window is not None)
-        parts += [f"from{'.'.join(map(str, self.firsts))}"] * bool(self.firsts)
-        parts += [f"cap{self.softcap:g}"] * bool(self.softcap) + ["sinks"] * self.sinks
-        parts += [f"page{self.keys}" if isinstance(self.keys, int) else str(self.keys)]
-        parts += [".".join(map(str, self.lens)), f"c{self.cluster}"]
-        parts += [f"parts{self.parts}"] * bool(self.parts)
-        parts += [f"{name}{value}" for name, value in self.tuning]
-        parts += [f"scale{self.scale}"] * (self.scale is not None) + [self.pdl] * bool(self.pdl)
-        parts += ["invariant"] * self.batch_invariant
-        return "-".join(parts + [f"amp{self.amplitude:g}"] * (self.amplitude != 1.0))
-
-    @property
-    def group(self) -> str:
-        """Cases of one group share a compiled kernel, unless sizes choose another cluster."""
-        static = replace(
-            self, lens=(), heads=(self.heads[0] // self.heads[1], 1), scales="", amplitude=1.0,
-            window=None if self.window is None else 1, sink_tokens=int(self.sink_tokens > 0),
-            softcap=float(self.softcap > 0), scale=None, parts=int(self.parts > 1),
-            firsts=self.firsts[:0] or (0,) * bool(self.firsts),
-        )  # fmt: skip
-        return f"{zlib.crc32(repr(static).encode()):08x}"
-
-    @property
-    def io(self) -> torch.dtype:
-        """dtype of q and P."""
-        return DTYPES[self.dtype]
-
-    @property
-    def kv(self) -> torch.dtype:
-        """dtype of k and v."""
-        return DTYPES[self.kv_dtype or self.dtype]
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Keys of each entry that exist."""
-        return (self.lens[0],) * len(self.lens) if self.keys == "dense" else self.lens
-
-    def seen(self, entry: int) -> torch.Tensor:
-        """bool [keys]: which of an entry any token sees."""
-        options = reference.Options(
-            causal=self.causal, window=self.window, sink_tokens=self.sink_tokens
-        )
-        seen = reference.visible_keys(self.tokens, self.lengths[entry], options).any(dim=0)
-        seen[: self.firsts[entry] if self.firsts else 0] = False
-        return seen
-
-    def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Views into larger allocations full of NaN, heads before tokens in memory."""
-        generator = torch.Generator().manual_seed(self.seed)
-        batch, (q_heads, _) = len(self.lens), self.heads
-        q = _nan_view((batch, self.tokens), q_heads, self.head_dim, self.io)
-        q.copy_(torch.randn(q.shape, generator=generator) * self.amplitude)
-        k, v = (self._cache(generator) for _ in range(2))
-        return (q[:, 0] if self.flat else q), k, v
-
-    def _cache(self, generator: torch.Generator) -> torch.Tensor:
-        """K or V; NaN wherever no token looks."""
-        heads, dim, size = self.heads[1], self.head_dim, self.keys
-        rows = [torch.randn((n, heads, dim), generator=generator) for n in self.lengths]
-        for entry, entry_rows in enumerate(rows):
-            entry_rows[~self.seen(entry)] = math.nan
-        if not isinstance(size, int):
-            surplus = 37 if size == "lens" else 0
-            cache = _nan_view((len(rows), max(self.lengths) + surplus), heads, dim, self.kv)
-            for entry, entry_rows in enumerate(rows):
-                cache[entry, : len(entry_rows)] = entry_rows.to(self.kv)
-            return cache
-        table = self.page_table()
-        pool = _nan_view((int((table >= 0).sum()) + SPARE_PAGES, size), heads, dim, self.kv)
-        for entry, entry_rows in enumerate(rows):
-            for index, page in enumerate(entry_rows.split(size) if len(entry_rows) else ()):
-                number = int(table[entry, index])
-                if 0 <= number < len(pool):
-                    pool[number, : len(page)] = page.to(self.kv)
-        return pool
-
-    def page_table(self) -> torch.Tensor:
-        """int32 [batch, pages of the longest entry and one more]; no page where no token looks."""
-        counts = [-(-length // self.keys) for length in self.lengths]
-        pages = list(range(sum(counts) + SPARE_PAGES))
-        random.Random(self.seed).shuffle(pages)
-        rows = []
-        for entry in range(len(counts)):
-            looked = [bool(part.any()) for part in self.seen(entry).split(self.keys)]
-            looked = (looked if self.lengths[entry] else []) + [False] * (max(counts) + 1)
-            rows.append([
-                pages.pop() if look else NO_PAGES[index % len(NO_PAGES)]
-                for index, look in enumerate(looked[: max(counts) + 1])
-            ])  # fmt: skip
-        used = sorted(page for row in rows for page in row if page in range(1 << 20))
-        dense = {page: index for index, page in enumerate(used)}
-        return torch.tensor([[dense.get(page, page) for page in row] for row in rows]).int()
-
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments that `decode` and the reference share."""
-        options: dict[str, Any] = {
-            "causal": self.causal, "window": self.window, "sink_tokens": self.sink_tokens,
-            "softcap": self.softcap, "scale": self.scale, "out_dtype": DTYPES.get(self.out_dtype),
-        }  # fmt: skip
-        if self.keys != "dense":
-            options["kv_lens"] = torch.tensor(self.lens, dtype=torch.int32)
-        if self.firsts:
-            options["first_keys"] = torch.tensor(self.firsts, dtype=torch.int32)
-        if isinstance(self.keys, int):
-            options["page_table"] = self.page_table()
-        if self.sinks:
-            options["sinks"] = torch.roll(torch.linspace(-2.0, 4.0, self.heads[0]), 1)
-        if self.kv_dtype and self.scales != "none":
-            count = self.heads[1] if self.scales == "heads" else 1
-            options["k_scale"] = torch.linspace(0.5, 1.5, count)
-            options["v_scale"] = torch.linspace(3.0, 0.25, count)
-        return options
-
-    def launch_options(self, arch: str) -> dict[str, Any]:
-        """Those that change no result."""
-        tuning = dict(self.tuning)
-        if tuning and not self.cluster:
-            raise ValueError(f"tuning {tuning} without a cluster: sizes then choose the config")
-        assert tuning.keys() <= set(TUNABLE)
-        config = DecodeConfig(cluster=self.cluster, **tuning) if self.cluster else None
-        return {
-            "pdl": self.pdl != "", "kv_ready_before_pdl": self.pdl == "ready", "arch": arch,
-            "batch_invariant": self.batch_invariant, "parts": self.parts, "config": config,
-        }  # fmt: skip
-
-    @property
-    def seed(self) -> int:
-        """The same in every process, unlike hash(), and for all that differs in tuning alone."""
-        return zlib.crc32(str(replace(self, parts=0, cluster=0, tuning=(), pdl="")).encode())
-
-
-def _nan_view(rows: tuple[int, int], heads: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    shape = (rows[0], heads, rows[1] + PAST_ROWS, columns + PAST_COLUMNS)
-    full = torch.full(shape, math.nan).to(dtype)
-    return full[:, :, : rows[1], PAST_COLUMNS:].transpose(1, 2)
 
 
 @contextmanager
@@ -223,29 +35,6 @@ def run(
     arguments = case.options() | case.launch_options(arch) | changes
     with watched(schedule):
         return decode(*case.inputs(), return_lse=True, **arguments)
-
-
-def judge(
-    case: Case, arch: str, results: Sequence[torch.Tensor], **changes: Any
-) -> list[tolerance.Report]:
-    """Verdicts on O and LSE. changes: of the reference's options."""
-    # 16 bits of O are rounded once more than those of P.
-    grain = coarser((case.io, results[0].dtype))
-    return verdicts(case.inputs(), case.options() | {"arch": arch} | changes, results, grain)
-
-
-def verdicts(
-    inputs: Sequence[torch.Tensor],
-    options: dict[str, Any],
-    results: Sequence[torch.Tensor],
-    grain: torch.dtype,
-) -> list[tolerance.Report]:
-    """On O, in units of `grain`, and LSE: the fp64 definition beside the kernel's roundings."""
-    exact, rounded = (f(*inputs, **options) for f in (reference.definition, reference.rounded))
-    return [
-        tolerance.compare_output(results[0], exact.o, rounded.o, grain),
-        tolerance.compare_lse(results[1], exact.lse, rounded.lse),
-    ]
 
 
 def expect(reports: Sequence[tolerance.Report]) -> None:

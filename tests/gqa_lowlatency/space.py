@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.fmha.pairwise import Rule, Space, covering
-from tests.gqa_lowlatency.cases import Case
+from workbench.problems.decode import Case
 
 SIZES = {  # keys of each entry; where all have one length, it is the first
     "one": (1,),

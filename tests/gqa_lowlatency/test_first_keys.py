@@ -9,7 +9,9 @@ from gqa_lowlatency import decode, decode_plan
 from gqa_lowlatency.device import split
 from gqa_lowlatency.sm90 import stream
 from ptxemu import Options
-from tests.gqa_lowlatency.cases import PATIENCE, Case, check, judge, run
+from tests.gqa_lowlatency.cases import check, run
+from workbench.problems.attention import PATIENCE
+from workbench.problems.decode import Case, judge
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

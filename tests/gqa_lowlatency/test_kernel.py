@@ -17,8 +17,9 @@ from gqa_lowlatency import choose, decode, decode_plan, launch, reference
 from gqa_lowlatency.choose import MACHINES
 from ptxemu import Options
 from tests.gqa_lowlatency import cases
-from tests.gqa_lowlatency.cases import PATIENCE, Case
 from tests.gqa_lowlatency.space import BORDERS, EDGES, GROUPS, MATRIX, QUICK, SECOND
+from workbench.problems.attention import PATIENCE
+from workbench.problems.decode import Case, verdicts
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -179,7 +180,7 @@ def test_keys_may_be_values_and_heads_may_come_last(arch):
     cache = torch.randn((2, 200, 2, 64), generator=generator).bfloat16()
     q = wide[:, :, 8:16]
     results = decode(q, cache, cache, arch=arch, return_lse=True)
-    cases.expect(cases.verdicts((q, cache, cache), {}, results, q.dtype))
+    cases.expect(verdicts((q, cache, cache), {}, results, q.dtype))
 
 
 JUDGED = Case(

@@ -14,8 +14,8 @@ from gqa_lowlatency import DecodeConfig, decode
 from gqa_lowlatency.launch import check_config
 from ptxemu.errors import HardwareRefusal
 from tests.gqa_lowlatency import cases
-from tests.gqa_lowlatency.cases import Case
 from tests.gqa_lowlatency.test_kernel import each_arch
+from workbench.problems.decode import Case
 
 HOPPER = "sm_90a"
 # 64 columns of O for each of 16 CTAs: their mailboxes grow as owners become fewer.

@@ -1,14 +1,10 @@
 """The same cases on a GPU of compute capability 9.0 or 10.x, and what only a GPU can show.
 
-Run with --hw: results, thousands of random problems, plans, streams, equal bits, and graphs that
-are captured once and replayed at other lengths.
+Run with --hw: results, plans, streams, equal bits, and graphs that are captured once and replayed
+at other lengths. `scripts/soak.py gqa` runs thousands of random problems.
 """
 
 from __future__ import annotations
-
-import random
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -16,30 +12,13 @@ import torch
 from gqa_lowlatency import decode, decode_plan
 from kernelkit.launch import ARCH_OF_CAPABILITY, written_for
 from tests.gqa_lowlatency import cases
-from tests.gqa_lowlatency.cases import Case
 from tests.gqa_lowlatency.space import BORDERS, EDGES, GROUPS, MATRIX, SECOND
+from workbench.cases.attention import moved
+from workbench.problems.decode import Case, verdicts
 
 pytestmark = pytest.mark.hw
 
-KERNELS = 60  # drawn configs, each compiled once,
-PROBLEMS = 40  # and random problems of each
 STEP = Case((900, 130, 0), (16, 2), 2, sinks=True, window=300, sink_tokens=4)
-
-
-def on_gpu(tensors):
-    """Views keep their strides, and the NaN around them."""
-    if isinstance(tensors, dict):
-        return {name: moved(value) for name, value in tensors.items()}
-    return tuple(map(moved, tensors))
-
-
-def moved(value):
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.ndim < 3:
-        return value.cuda()
-    wide = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
-    return wide.copy_(value)
 
 
 def arch_here() -> str:
@@ -54,69 +33,26 @@ def check(case: Case, results) -> None:
 def check_here(inputs, options, results) -> None:
     """On the GPU; options: of the reference. fp32 is held to its own precision."""
     options = {"arch": arch_here(), **options}
-    cases.expect(cases.verdicts(inputs, options, results, results[0].dtype))
+    cases.expect(verdicts(inputs, options, results, results[0].dtype))
 
 
 def options_of(case: Case) -> dict:
-    return on_gpu(case.options()) | case.launch_options(arch=None)
+    return moved(case.options(), "cuda") | case.launch_options(None)
 
 
 @pytest.mark.parametrize("case", [*GROUPS, *BORDERS, *EDGES, *MATRIX, *SECOND], ids=str)
 def test_results(case):
-    inputs, options = on_gpu(case.inputs()), options_of(case)
+    inputs, options = case.inputs("cuda"), options_of(case)
     results = decode(*inputs, return_lse=True, **options)
     check(case, results)
     assert cases.same_bits(results, decode(*inputs, return_lse=True, **options))
 
 
-def drawn_kernel(pick: random.Random) -> Case:
-    """What a kernel is compiled for."""
-    window = pick.choice((None, None, 1))
-    return Case(
-        (1,),
-        pick.choice(((1, 1), (3, 1), (8, 1), (10, 2), (16, 2), (64, 8), (32, 2))),
-        pick.choice((1, 1, 1, 2, 3, 4, 8)),
-        pick.choice((64, 128, 128, 256)),
-        pick.choice(("bf16", "fp16")),
-        pick.choice(("", "", "e4m3")),
-        "heads",
-        pick.choice(("", "", "fp32")),
-        causal=pick.random() < 0.7,
-        window=window,
-        sink_tokens=pick.choice((0, 1)) if window else 0,
-        softcap=pick.choice((0.0, 0.0, 5.0)),
-        sinks=pick.random() < 0.3,
-        keys=pick.choice(("dense", "lens", "lens", "lens", 1, 8, 16, 64, 128)),
-    )
-
-
-def drawn_problem(kernel: Case, pick: random.Random) -> Case:
-    """Other lengths, and other sizes of what the kernel has."""
-    size = pick.choice((1, 17, 128, 129, 700, 3000))
-    lens = (pick.choice((0, 1, size // 2, size - 1, size)) for _ in range(pick.choice((1, 2, 5))))
-    changes: dict[str, Any] = {"lens": tuple(lens), "amplitude": pick.choice((1.0, 4.0))}
-    if kernel.window is not None:
-        changes["window"] = pick.choice((0, 5, 130, 600))
-    if kernel.sink_tokens:
-        changes["sink_tokens"] = pick.choice((1, 64, 200))
-    return replace(kernel, **changes)
-
-
-@pytest.mark.parametrize("seed", range(KERNELS))
-def test_random_problems(seed):
-    pick = random.Random(seed)
-    kernel = drawn_kernel(pick)
-    for _ in range(PROBLEMS):
-        case = drawn_problem(kernel, pick)
-        inputs, options = on_gpu(case.inputs()), on_gpu(case.options())
-        check_here(inputs, options, decode(*inputs, return_lse=True, **options))
-
-
 def test_a_plan_gives_the_same_bits():
-    inputs, options = on_gpu(STEP.inputs()), options_of(STEP)
+    inputs, options = STEP.inputs("cuda"), options_of(STEP)
     expected = decode(*inputs, return_lse=True, **options)
     plan, lens = decode_plan(*inputs, **options), options["kv_lens"]
-    others = tuple(moved(tensor) for tensor in STEP.inputs())
+    others = STEP.inputs("cuda")
     for step in (inputs, others, inputs):
         assert cases.same_bits(plan(*step, kv_lens=lens.clone()), expected)
     side = torch.cuda.Stream()
@@ -130,9 +66,9 @@ def test_a_plan_gives_the_same_bits():
 
 
 def test_a_kept_step_follows_streams_and_tensors():
-    inputs, options = on_gpu(STEP.inputs()), options_of(STEP)
+    inputs, options = STEP.inputs("cuda"), options_of(STEP)
     expected = decode(*inputs, return_lse=True, **options)
-    others = tuple(moved(tensor) for tensor in STEP.inputs())
+    others = STEP.inputs("cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     for wait in (False, True):  # the second call finds the step of the first
@@ -148,7 +84,7 @@ def test_a_kept_step_follows_streams_and_tensors():
 @pytest.mark.parametrize("keys", ["lens", 64])
 def test_a_captured_graph_is_right_at_any_length(keys):
     case = Case((9000, 9000), (16, 2), keys=keys)
-    inputs, options = on_gpu(case.inputs()), on_gpu(case.options())
+    inputs, options = case.inputs("cuda"), moved(case.options(), "cuda")
     lens = options["kv_lens"].fill_(500)
     tables = {name: options[name] for name in ("kv_lens", "page_table") if name in options}
     plan = decode_plan(*inputs, **options)
@@ -168,7 +104,7 @@ def test_a_captured_graph_is_right_at_any_length(keys):
 def test_bits_do_not_change():
     """From run to run, and with what else is in the batch."""
     case = Case((5000, 1, 4999, 0, 129, 2500, 700), (64, 8), batch_invariant=True)
-    (q, k, v), options = on_gpu(case.inputs()), options_of(case)
+    (q, k, v), options = case.inputs("cuda"), options_of(case)
     lens = options.pop("kv_lens")
     first = decode(q, k, v, kv_lens=lens, return_lse=True, **options)
     for _ in range(50):

@@ -33,9 +33,10 @@ from ptxemu import Options
 from ptxemu.errors import HardwareRefusal
 from tests.fmha.pairwise import Rule, Space, covering
 from tests.gqa_lowlatency import cases, test_sm90
-from tests.gqa_lowlatency.cases import PATIENCE, Case
 from tests.gqa_lowlatency.space import BORDERS, EDGES, FACTORS, GROUPS, case_of, work_of
 from tests.gqa_lowlatency.space import SPACE as OTHERS
+from workbench.problems.attention import PATIENCE
+from workbench.problems.decode import Case, verdicts
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -145,7 +146,7 @@ def test_elements_of_q_may_be_far_apart(monkeypatch):
     tensors = test_sm90.problem()
     results = test_sm90.decoded(*tensors, 1.0)
     options = {"scale": 1.0, "arch": ADA}
-    cases.expect(cases.verdicts(tensors, options, results, torch.bfloat16))
+    cases.expect(verdicts(tensors, options, results, torch.bfloat16))
     for value in (float("inf"), float("nan"), 3e38, 2.0**-133):
         test_sm90.test_extreme_elements_of_q_stay_in_their_row(value)
 

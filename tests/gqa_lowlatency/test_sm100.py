@@ -18,7 +18,8 @@ from gqa_lowlatency.sm100.roles import columns, correction, deliver, epilogue, l
 from kernelkit import tolerance
 from ptxemu import Options, PtxEmuError
 from tests.gqa_lowlatency import cases
-from tests.gqa_lowlatency.cases import PATIENCE, Case
+from workbench.problems.attention import PATIENCE
+from workbench.problems.decode import Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

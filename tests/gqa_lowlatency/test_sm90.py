@@ -8,7 +8,8 @@ import torch
 from gqa_lowlatency import decode
 from ptxemu import Options
 from tests.gqa_lowlatency import cases
-from tests.gqa_lowlatency.cases import PATIENCE, Case
+from workbench.problems.attention import PATIENCE
+from workbench.problems.decode import Case, verdicts
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -48,7 +49,7 @@ def test_elements_of_q_may_be_far_apart():
     tensors = problem()
     options = {"scale": 1.0, "arch": ARCH}
     results = decoded(*tensors, 1.0)
-    cases.expect(cases.verdicts(tensors, options, results, torch.bfloat16))
+    cases.expect(verdicts(tensors, options, results, torch.bfloat16))
 
 
 @pytest.mark.parametrize("exponent", [-38, -20, 20, 38])

@@ -34,6 +34,7 @@ REFUSED = [
     ("soak.py fmha --configs 0", "a number from 1 on"),
     ("soak.py moe --backend emulate --graphs", "want a GPU"),
     ("soak.py moe --small --large", "not allowed with"),
+    ("soak.py gqa --small --long", "not allowed with"),
     # decode
     ("run.py gqa --head-dim 96", "head_dim 96"),
     ("run.py gqa --cluster 3", "cluster 3"),

@@ -205,7 +205,7 @@ def _kernels() -> Iterator[Step]:
 
 
 def _random() -> Iterator[Step]:
-    for kind, archs in (("fmha", ARCHS), ("moe", (HOPPER,))):
+    for kind, archs in (("fmha", ARCHS), ("gqa", ARCHS), ("moe", (HOPPER,))):
         yield Step(
             f"random.{kind}", "3,000 problems of 60 kernels",
             ("scripts/soak.py", kind, "--json", JSON), 900, archs=archs,

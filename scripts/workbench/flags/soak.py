@@ -1,4 +1,4 @@
-"""The flags of campaigns of random problems, `soak.py fmha` and `soak.py moe`."""
+"""The flags of campaigns of random problems: `soak.py fmha`, `soak.py gqa`, `soak.py moe`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from workbench.flags.groups import add, switch
 OF_ATTENTION = {
     "small": "a few tiles of an entry",
     "long": "up to 4,096 queries and 131,072 keys of an entry",
+}
+OF_DECODE = {
+    "small": "a few tiles of an entry",
+    "long": "up to 131,072 keys of an entry",
 }
 OF_EXPERTS = {
     "small": "a few tiles of an expert",

@@ -1,0 +1,39 @@
+"""One decode problem on its device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gqa_lowlatency import decode
+from kernelkit import tolerance
+from kernelkit.arch import written_for
+from workbench.cases.attention import moved
+from workbench.problems.decode import Case, grain_of, verdicts
+from workbench.soak.campaign import trial
+from workbench.soak.campaign.trial import Results
+
+
+class Trial(trial.Trial):
+    """Against fp64 on the same device."""
+
+    case: Case
+
+    def prepare(self) -> Results:
+        self.options = moved(self.case.options(), self.place.device)
+        launched = self.case.launch_options(None)
+        self.arguments = self.options | launched | self.place.given
+        return self.case.inputs(self.place.device)
+
+    def step(self, *inputs: torch.Tensor) -> Results:
+        return decode(*inputs, return_lse=True, **self.arguments)
+
+    def reports(self) -> Sequence[tolerance.Report]:
+        options = self.options | {"arch": written_for(self.place.arch)}
+        return verdicts(self.inputs, options, self.first, grain_of(self.case, self.first[0]))
+
+    def change(self) -> None:
+        q, _, v = self.inputs
+        for tensor, factor in ((q, -1.0), (v, 0.5)):
+            tensor.copy_(tensor.float() * factor)  # torch does not multiply in e4m3
