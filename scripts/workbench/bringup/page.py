@@ -16,6 +16,7 @@ from workbench.bringup.steps import GROUPS
 from workbench.report import decode, prefill
 from workbench.report.documents import Document, read
 from workbench.report.figures import tables_of
+from workbench.report.page import rendered
 
 TEMPLATE = Path(__file__).with_name("page.html")
 # Step -> what draws its figures.
@@ -55,17 +56,13 @@ def _lines(document: Mapping[str, Any]) -> str:
 
 def html(document: Mapping[str, Any], pictures: Mapping[str, Sequence[str]], folder: Path) -> str:
     """The page."""
-    from jinja2 import Environment
-
     steps = document["steps"]
     groups = [(group, words, [row for row in steps if row["group"] == group])
               for group, words in GROUPS.items()]  # fmt: skip
     figures = {group: [*_tables(rows, folder)] for group, _, rows in groups}
-    environment = Environment(autoescape=True)
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
-        head=document, summary=overview.summary_of(steps), groups=groups, pictures=pictures,
-        figures=figures, bad=BAD,
+    return rendered(
+        TEMPLATE, head=document, summary=overview.summary_of(steps), groups=groups,
+        pictures=pictures, figures=figures, bad=BAD,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from workbench.report.figures import tables_of
 from workbench.report.sections import Section
 from workbench.tables import Table
 
-TEMPLATE = Path(__file__).with_name("page.html")
+TEMPLATES = Path(__file__).parent
 FEW = 24  # rows of a table that is shown at once
 
 
@@ -61,14 +61,19 @@ def picture_of(section: Section) -> str:
 
 def html(sections: Sequence[Section], folder: Path = RESULTS) -> str:
     """The page."""
-    from jinja2 import Environment
-
-    # Of what is written below everything is data, and nothing in it is HTML.
-    environment = Environment(autoescape=True, trim_blocks=False, keep_trailing_newline=True)
     earlier: set[str] = set()
     found = []
     for section in sections:
         found.append(shown(section, earlier, folder))
         earlier |= {*section.files}
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(sections=found, few=FEW)
+    return rendered(TEMPLATES / "page.html", sections=found, few=FEW)
+
+
+def rendered(template: Path, **data: object) -> str:
+    """A template, which may use those that are here. All that it is given is data, and nothing in
+    that is HTML."""
+    from jinja2 import Environment, FileSystemLoader
+
+    folders = FileSystemLoader([template.parent, TEMPLATES], encoding="utf-8")
+    environment = Environment(autoescape=True, loader=folders, keep_trailing_newline=True)
+    return environment.get_template(template.name).render(**data)
