@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from tests.scripts.test_bringup import PASSES, PYTHON, WRITES, WRONG, flags, verdicts
 from workbench.bringup import gpu, perform, runner
 from workbench.bringup.lanes import rounds_of
-from workbench.bringup.session import NOT_RUN, Session
+from workbench.bringup.session import NOT_RUN, Record, Session
 from workbench.bringup.steps import ARCHS, Step, steps_of
 
 STATE = gpu.state
@@ -65,6 +66,18 @@ def test_an_interrupt_ends_all_that_run_beside(begin, tmp_path, monkeypatch):
         with pytest.raises(ProcessLookupError):
             os.kill(int(log.read_text()), 0)
     assert set(verdicts(made, pair).values()) == {NOT_RUN}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "seconds", "again"),
+    [("wrong", 20.0, True), ("wrong", 480.0, False), ("hung", 480.0, True), ("died", 480.0, True),
+     ("passed", 20.0, False), ("refused", 20.0, False)],
+)  # fmt: skip
+def test_what_was_wrong_after_minutes_is_not_run_again(verdict, seconds, again):
+    record = Record("random.a", verdict, seconds=seconds)
+    assert runner.may_be_the_neighbours(record) == again
+    if again:
+        assert not runner.may_be_the_neighbours(replace(record, planted="hang"))
 
 
 def beside(tmp_path: Path, *names: str) -> list[Step]:

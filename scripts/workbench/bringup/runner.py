@@ -21,6 +21,7 @@ from workbench.bringup import gpu, watch
 from workbench.bringup.lanes import ANY, Lane, rounds_of
 from workbench.bringup.session import BAD, NOT_RUN, SKIPPED, Record, Session, identity_of
 from workbench.bringup.steps import FOLDER, JSON, Step
+from workbench.bringup.watch import WRONG
 from workbench.common import environment
 from workbench.house.source import ROOT
 
@@ -30,6 +31,7 @@ WRITTEN = {"PYTHONUNBUFFERED": "1", "COLUMNS": "120"}  # of what goes into a log
 TERMINAL = sys.stderr.isatty()
 BEGIN, WIDTH = "\r\033[K" * TERMINAL, 100
 TICK = 0.5  # seconds
+LONG = 240.0  # of a step that is wrong
 
 
 def is_unexpected(row: Mapping[str, Any]) -> bool:
@@ -37,6 +39,12 @@ def is_unexpected(row: Mapping[str, Any]) -> bool:
     if row["verdict"] == NOT_RUN:
         return False
     return (row["verdict"] in BAD) != bool(row["planted"])
+
+
+def may_be_the_neighbours(record: Record) -> bool:
+    """Whether a step that did not pass beside others is to run again alone. What was wrong after
+    minutes has said which problems are."""
+    return is_unexpected(vars(record)) and (record.verdict != WRONG or record.seconds < LONG)
 
 
 class GpuIsGone(Exception):
@@ -61,7 +69,7 @@ class BringUp:
         try:
             for lanes in rounds_of(steps, self.options.jobs, self.options.gpus):
                 bad = self._run(lanes, places)
-                if len(lanes) > 1 or lanes[0].jobs > 1:  # it may be its neighbours' fault
+                if len(lanes) > 1 or lanes[0].jobs > 1:
                     for step, which in bad:
                         self._run([Lane([step], 1, [which])], places, once_more=True)
         except KeyboardInterrupt:
@@ -76,7 +84,7 @@ class BringUp:
     def _run(
         self, lanes: Sequence[Lane], places: Mapping[str, str], once_more: bool = False
     ) -> list[tuple[Step, str]]:
-        """Side by side; those that are not as they should be, and on which GPU."""
+        """Side by side; those that are to run again, and on which GPU."""
         bad, start = [], time.monotonic()
         with ExitStack() as stack:
             left = {}
@@ -92,7 +100,7 @@ class BringUp:
                         _say(f"{BEGIN}{places[step.name]} {step.name:28} {record.verdict:8} "
                              f"{record.seconds:7.1f} s{', alone' * once_more}\n")  # fmt: skip
                         if gone is not None:
-                            bad += [(step, which)] * is_unexpected(vars(record))
+                            bad += [(step, which)] * may_be_the_neighbours(record)
                         if gone:
                             raise GpuIsGone(gone)
                     if TERMINAL and left:
