@@ -33,8 +33,10 @@ def fetch_q(plan: PortablePlan, work: Work, scope: Scope, place: Place) -> None:
     if cutlass.const_expr(layout.shape.shares_keys):
         own, begin = place.slice, Int32(0)
     first += begin * item
-    for turn in cutlass.range_constexpr(layout.rows * chunks // (hw.WARP_THREADS * warps)):
-        number = place.lane + (turn * warps + own) * hw.WARP_THREADS
+    pieces = layout.rows * chunks // hw.WARP_THREADS  # of a chunk for each lane
+    for turn in cutlass.range_constexpr(-(-pieces // warps)):
+        piece = turn * warps + own
+        number = place.lane + piece * hw.WARP_THREADS
         row, chunk = number // chunks, number % chunks
         at = row_of(plan, work, scope.scalars, place.team, row)
         column = begin + chunk * (CHUNK_BYTES // item)
@@ -43,7 +45,12 @@ def fetch_q(plan: PortablePlan, work: Work, scope: Scope, place: Place) -> None:
             valid = valid and column < plan.config.head_dim
         line = q[work.q_start + at.token, None, at.head, entry_of_q(plan, work)]
         source = line.iterator.toint() + Int64(column * item)
-        copy_chunk_unless(first + row * row_bytes + chunk * CHUNK_BYTES, source, not valid)
+        target = first + row * row_bytes + chunk * CHUNK_BYTES
+        if cutlass.const_expr((turn + 1) * warps <= pieces):
+            copy_chunk_unless(target, source, not valid)
+        else:
+            if piece < pieces:
+                copy_chunk_unless(target, source, not valid)
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,12 @@ def test_rows_find_their_first_maximum_however_low():
     check(dataclasses.replace(test_sm90.LOW, tile_n=0), FRIENDLY)
 
 
+@pytest.mark.parametrize("dim", [48, 16, 80])
+def test_two_warps_fetch_an_odd_number_of_pieces_of_q(dim):
+    """16 rows have three of 32 chunks at head dim 48."""
+    check(Case(40, 70, dims=(dim, dim), tile_m=16, schedule="keys"), CHECKED, arch=LARGE)
+
+
 TRAPS = {
     # The weights tell when what they refer to is too small; who does not ask overflows.
     "asks": (
