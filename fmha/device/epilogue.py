@@ -83,14 +83,22 @@ def trade(words: cute.Tensor) -> None:
 
 
 @cute.jit
-def rotate_back(plan: AttentionPlan, work: Work, lane: Lane, o: cute.Tensor, scope: Scope) -> None:
+def rotate_back(
+    plan: AttentionPlan,
+    work: Work,
+    lane: Lane,
+    o: cute.Tensor,
+    scope: Scope,
+    *,
+    whole: cutlass.Constexpr,
+) -> None:
     """The last rope_dim columns of O: pairs (x, y) of neighbours become
-    (x cos + y sin, y cos - x sin), the angle being that of the row's position."""
+    (x cos + y sin, y cos - x sin), the angle being that of the row's position. whole: no part of
+    the columns ends behind the last one."""
     config, tables = plan.config, scope.tensors.tables
     begin, columns = config.v_dim - config.rope_dim, plan.layout.o_columns
-    # Of a part, whose other columns are never turned; the last one may end behind the last column.
+    # Of a part, whose other columns are never turned.
     first = max(begin - (config.v_dim - 1) // columns * columns, 0)
-    whole = config.v_dim % columns == 0
     for half in cutlass.range_constexpr(2):
         position = angle_row(work, lane.rows[half].token, tables)
         for block in cutlass.range_constexpr(first // 8, columns // 8):

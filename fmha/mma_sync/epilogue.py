@@ -29,11 +29,11 @@ def store_o(
     layout, config = plan.layout, plan.config
     if cutlass.const_expr(config.normalize):
         rescale(o, factors)
+    whole = layout.o_columns * layout.shape.slices == config.v_dim
     if cutlass.const_expr(config.rope_dim > 0):
-        rotate_back(plan, work, lane, o, scope)
+        rotate_back(plan, work, lane, o, scope, whole=whole)
     rounded = cute.make_rmem_tensor(o.shape, OUT_TYPES[config.o_dtype])
     rounded.store(o.load().to(rounded.element_type))
-    whole = layout.o_columns * layout.shape.slices == config.v_dim
     if cutlass.const_expr(whole and (layout.o_columns % TRADED == 0 or config.out_bytes == 4)):
         store_pieces(plan, work, lane, rounded, scope)
     else:

@@ -42,7 +42,7 @@ def store_o(
     if cutlass.const_expr(scale is not None):
         rescale(o, (scale, scale))
     if cutlass.const_expr(plan.config.rope_dim > 0):
-        rotate_back(plan, work, lane, o, scope)
+        rotate_back(plan, work, lane, o, scope, whole=True)
     rounded = cute.make_rmem_tensor(o.shape, OUT_TYPES[plan.config.o_dtype])
     rounded.store(o.load().to(rounded.element_type))
     if cutlass.const_expr(not plan.layout.o_in_smem):

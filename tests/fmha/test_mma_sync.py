@@ -131,6 +131,12 @@ def test_two_warps_fetch_an_odd_number_of_pieces_of_q(dim):
     check(Case(40, 70, dims=(dim, dim), tile_m=16, schedule="keys"), CHECKED, arch=LARGE)
 
 
+@pytest.mark.parametrize(("dim", "slices"), [(16, 2), (144, 4)])
+def test_a_slice_without_columns_turns_none(dim, slices):
+    """The last one would read behind the tables of angles."""
+    check(Case(20, 40, dims=(dim, dim), slices=slices, rope_dim=16), CHECKED)
+
+
 TRAPS = {
     # The weights tell when what they refer to is too small; who does not ask overflows.
     "asks": (
