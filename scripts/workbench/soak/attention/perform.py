@@ -14,7 +14,8 @@ from workbench.soak.campaign.family import Family
 FAMILY = Family(
     "fmha",
     ARCHS,
-    lambda seed, arch, size: Draws(seed, arch, SIZES[size]),
+    Draws,
+    SIZES,
     Trial,
     FEATURES,
     {"O": "output", "LSE": "lse"},

@@ -14,13 +14,14 @@ from workbench.soak.campaign.trial import Trial
 
 @dataclass(frozen=True)
 class Family:
-    """name: as `soak.py` has it. draws: of a seed, an architecture, and a size by its name. trial:
-    of a problem. features: of which problems are counted. errors: reports of a trial whose shares
-    of their limits are shown, and what they are called."""
+    """name: as `soak.py` has it. draws: of a seed, an architecture and sizes. sizes: those by their
+    names. trial: of a problem. features: of which problems are counted. errors: reports of a trial
+    whose shares of their limits are shown, and what they are called."""
 
     name: str
     archs: Sequence[str]
-    draws: Callable[[int, str, str], Draws]
+    draws: Callable[[int, str, Any], Draws]
+    sizes: Mapping[str, Any]
     trial: Callable[[Any, Place], Trial]
     features: Mapping[str, Feature]
     errors: Mapping[str, str]

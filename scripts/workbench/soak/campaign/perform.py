@@ -155,7 +155,7 @@ def perform(family: Family, options: argparse.Namespace) -> int:
     if place.backend != "cuda" and (options.graphs or options.streams):
         return refuse(f"--graphs and --streams want a GPU: {place.reason}")
     size, count, problems = DEFAULTS[place.backend]
-    draws = family.draws(options.seed, place.arch, options.size or size)
+    draws = family.draws(options.seed, place.arch, family.sizes[options.size or size])
     ends = time.monotonic() + 60 * options.minutes
     record = Record(family.features, family.errors)
     soak = Soak(family, options, place, draws, record, ends, [])

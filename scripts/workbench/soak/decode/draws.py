@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gqa_lowlatency.api import fields_of
 from gqa_lowlatency.arguments import Arguments
@@ -134,9 +133,7 @@ def drawn_problem(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
     """A problem of a kind of step."""
     batch, kv_heads = pick.choice(BATCHES), pick.choice((1, 1, 2, 3, 8))
     lens = [_length(pick, sizes.keys) for _ in range(batch)]
-    changes: dict[str, Any] = {"firsts": ()}
-    if kind.firsts:
-        changes["firsts"] = tuple(pick.choice((0, pick.randint(0, n + 20))) for n in lens)
+    firsts = [pick.choice((0, pick.randint(0, n + 20))) for n in lens if kind.firsts]
     amplitude, climb, scale, depth = pick.choice(SCORES)
     return replace(
         kind,
@@ -150,7 +147,7 @@ def drawn_problem(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
         climb=climb,
         scale=scale,
         depth=depth,
-        **changes,
+        firsts=tuple(firsts),
     )
 
 

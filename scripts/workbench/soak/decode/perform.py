@@ -14,7 +14,8 @@ from workbench.soak.decode.trial import Trial
 FAMILY = Family(
     "gqa",
     ARCHS,
-    lambda seed, arch, size: Draws(seed, arch, SIZES[size]),
+    Draws,
+    SIZES,
     Trial,
     FEATURES,
     {"O": "output", "LSE": "lse"},

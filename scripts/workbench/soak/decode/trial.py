@@ -31,7 +31,9 @@ class Trial(trial.Trial):
 
     def reports(self) -> Sequence[tolerance.Report]:
         options = self.options | {"arch": written_for(self.place.arch)}
-        return verdicts(self.inputs, options, self.first, grain_of(self.case, self.first[0]))
+        o = self.first[0]  # of which fp32 is held to its own precision
+        grain = o.dtype if o.dtype == torch.float32 else grain_of(self.case, o)
+        return verdicts(self.inputs, options, self.first, grain)
 
     def change(self) -> None:
         q, _, v = self.inputs

@@ -14,7 +14,8 @@ from workbench.soak.moe.trial import Trial
 FAMILY = Family(
     "moe",
     ARCHS,
-    lambda seed, arch, size: Draws(seed, arch, SIZES[size]),
+    Draws,
+    SIZES,
     Trial,
     FEATURES,
     {"O": "output"},
