@@ -3,7 +3,8 @@
     PYTHONPATH=.:scripts python notes/launch_states.py
 
 On a GPU: the time from an empty launch to the next in a graph of the driver, before and after one
-thing that a process may do, each thing in a process of its own.
+thing that a process may do, each thing in a process of its own. On an H200 none of those below did,
+but the last, which nobody has run alone (notes/log.md, 2026-11-28).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from workbench.timing import HEAD_START, capture, elapsed
 from workbench.units.launch import Gpu
 from workbench.units.launches import KERNEL, Timed
 from workbench.units.ptx import head
+from workbench.units.worker import begin_as_who_times_kernels
 
 LAUNCHES, REPEATS = 200, 9
 LOCAL = """\
@@ -95,6 +97,7 @@ THINGS: dict[str, Callable[[Gpu], object]] = {
     "a kernel with a stack": module_with_a_stack,
     "a kernel of ours": lambda gpu: operator(),
     "16 GiB": lambda gpu: kept.append(torch.empty(16 << 30, dtype=torch.uint8, device="cuda")),
+    "200 launches in one of torch": lambda gpu: kept.append(begin_as_who_times_kernels(gpu)),
 }
 
 

@@ -420,7 +420,7 @@ def test_the_table_of_what_ran_where():
     here |= {"date": "2026-12-24", "steps": rows}
     text = where.table([here])
     assert text.startswith("|  | H200, native, 2026-12-24 | B200, native |\n| --- | --- | --- |\n")
-    assert "| `fmha.attention` | all 2 right | not run by anybody yet |" in text
+    assert "| `fmha.attention` | 2 of 2 right | not run by anybody yet |" in text
     assert "| `gqa_lowlatency.decode` | 1 of 2 right |" in text
     assert "| `q8_0` | - |" in text
     blackwell = {**here, "gpu": {"name": "NVIDIA B200"}, "arch": "sm_100a"}

@@ -13,7 +13,7 @@ from cycle_model.grid import LaunchModel
 from cycle_model.launch import bind
 from workbench import commands
 from workbench.command import main_of
-from workbench.cycles import blocks, measured
+from workbench.cycles import beside, blocks, measured
 from workbench.cycles.beside import summary
 from workbench.cycles.headline import RESULTS
 from workbench.cycles.measured import measured_in
@@ -113,6 +113,16 @@ def test_measured_cycles_are_microseconds_at_the_clock_of_the_model():
 def test_every_step_that_is_timed_on_a_gpu_can_be_modelled():
     """All but moves to the host's memory."""
     assert {*steps.ABOUT} - {*measured._FAMILIES} == {"host"}
+
+
+def test_a_launch_that_goes_where_another_has_counted_is_run_whole(tmp_path, monkeypatch):
+    """A few clusters of the permutation's first launch leave the rest of the counts as they were."""
+    seen = []
+    monkeypatch.setattr(beside, "_bound", lambda make, limit, clusters: seen.append(clusters) or ())
+    permutation = {**ROW, "step": "permutation", "name": "256 experts, 8", "peer": "moe"}
+    file = saved(tmp_path / "rows.json", ROW, permutation)
+    assert main_of(commands.CYCLES, "", ["beside", str(file), "--clusters", "3"]) == 0
+    assert seen == [3, None]
 
 
 def test_what_is_partly_torchs_is_not_modelled(tmp_path):

@@ -114,7 +114,7 @@ def _of_launches(
     problem: Measured, sets: Sequence[Gpu], options: argparse.Namespace
 ) -> tuple[int, list[float]]:
     """How many there are, and microseconds with each set of parameters."""
-    bound = _bound(problem.make, options.limit, options.clusters)
+    bound = _bound(problem.make, options.limit, None if problem.whole else options.clusters)
     return len(bound), [
         _microseconds(bound, one, problem.memory) + problem.others * one.value("launch_least")
         for one in sets

@@ -27,7 +27,8 @@ _DEPENDENT = {"decode pdl": {"pdl": True},
 @dataclass(frozen=True)
 class Measured:
     """One problem. group: the step; us: measured; memory: 'cold' or 'warm'; make: allocates its
-    inputs and gives the call; nbytes: that they have; others: launches of torch beside ours.
+    inputs and gives the call; nbytes: that they have; others: launches of torch beside ours; whole:
+    all clusters are run, as a launch takes addresses from what those of an earlier one have found.
 
     flags: of a case of attention, of which a few blocks are run and modelled instead. It was
     measured in cycles: us are those at the clock of the GPU's own parameters.
@@ -41,6 +42,7 @@ class Measured:
     nbytes: int
     make: Callable[[], Call]
     others: int = 0
+    whole: bool = False
     flags: str = ""
     cycles: float = 0
 
@@ -128,7 +130,8 @@ def _step(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Measured:
     others = next(
         (n for words, n in _OTHERS.items() if f"{row['step']}: {name}".startswith(words)), 0
     )
-    return Measured(row["step"], name, gpu, memory, row["us"], row["nbytes"], make, others)
+    whole = row["step"] in _WHOLE
+    return Measured(row["step"], name, gpu, memory, row["us"], row["nbytes"], make, others, whole)
 
 
 def _decode(row: dict[str, Any]) -> Call:
@@ -178,6 +181,7 @@ def _problem(row: dict[str, Any], gpu: str, hidden: int) -> Call:
 
 
 _OTHERS = {"checksum": 1, "quantise: nvfp4, scale of the tensor": 1}  # torch's zeros
+_WHOLE = ("permutation",)  # rows go where counts of all of them say
 _FAMILIES = {
     "merge": "merge",
     **dict.fromkeys(("quantise", "route", "route_tokens", "permutation", "combine"), "moe"),

@@ -150,10 +150,11 @@ class Case:
         count = int((table >= 0).sum()) + SPARE_PAGES
         pool = _nan_view((count, size), heads, dim, self.kv, device)
         for entry, entry_rows in enumerate(rows):
-            for index, page in enumerate(entry_rows.split(size) if len(entry_rows) else ()):
-                number = int(table[entry, index])
-                if 0 <= number < len(pool):
-                    pool[number, : len(page)] = page.to(self.kv)
+            key = torch.arange(len(entry_rows))
+            page = table[entry, key // size].long()
+            there = (page >= 0) & (page < count)
+            place = page[there].to(device), (key % size)[there].to(device)
+            pool[place] = entry_rows[there].to(device, self.kv)
         return pool
 
     def _rows(self, generator: torch.Generator, entry: int, *, is_k: bool) -> torch.Tensor:
@@ -175,12 +176,12 @@ class Case:
         pages = list(range(sum(counts) + SPARE_PAGES))
         random.Random(self.seed).shuffle(pages)
         rows = []
-        for entry in range(len(counts)):
-            looked = [bool(part.any()) for part in self.seen(entry).split(self.keys)]
-            looked = (looked if self.lengths[entry] else []) + [False] * (max(counts) + 1)
+        for entry, count in enumerate(counts):
+            looked = torch.zeros(max(counts) + 1, self.keys, dtype=torch.bool)
+            looked[:count].view(-1)[: self.lengths[entry]] = self.seen(entry)
             rows.append([
                 pages.pop() if look else NO_PAGES[index % len(NO_PAGES)]
-                for index, look in enumerate(looked[: max(counts) + 1])
+                for index, look in enumerate(looked.any(1).tolist())
             ])  # fmt: skip
         used = sorted(page for row in rows for page in row if page in range(1 << 20))
         dense = {page: index for index, page in enumerate(used)}

@@ -5,8 +5,7 @@ from __future__ import annotations
 BENCH = "python scripts/bench.py"
 OTHERS = "published by others"
 COMMANDS = {
-    "bringup-NVIDIA_H100_80GB_HBM3-2026-11-28.json": "python scripts/bringup.py; its model steps "
-    "on another machine",
+    "bringup-NVIDIA_H200-2026-11-28.json": "python scripts/bringup.py --gpus 0 1",
     "bringup-sm_100a_emulator-2026-11-28.json": "python scripts/bringup.py --arch sm_100a "
     "--emulate",
     "conformance_h100.json": "python scripts/conformance.py --accumulation aligned --json FILE",

@@ -280,9 +280,9 @@ SECTIONS = (
         "bringup",
         "What ran where",
         "Steps of a bring-up (docs/bringup.md): instructions, kernels, random problems, rates. On "
-        "an H100, and in the emulator, which says nothing of a GPU.",
+        "H200s, and in the emulator, which says nothing of a GPU.",
         (
-            "bringup-NVIDIA_H100_80GB_HBM3-2026-11-28.json",
+            "bringup-NVIDIA_H200-2026-11-28.json",
             "bringup-sm_100a_emulator-2026-11-28.json",
         ),
         _bringup,
