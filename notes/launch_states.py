@@ -21,7 +21,7 @@ from workbench.timing import HEAD_START, capture, elapsed
 from workbench.units.launch import Gpu
 from workbench.units.launches import KERNEL, Timed
 from workbench.units.ptx import head
-from workbench.units.worker import begin_as_who_times_kernels
+from workbench.units.worker import time_a_graph_of_torch
 
 LAUNCHES, REPEATS = 200, 9
 LOCAL = """\
@@ -97,7 +97,7 @@ THINGS: dict[str, Callable[[Gpu], object]] = {
     "a kernel with a stack": module_with_a_stack,
     "a kernel of ours": lambda gpu: operator(),
     "16 GiB": lambda gpu: kept.append(torch.empty(16 << 30, dtype=torch.uint8, device="cuda")),
-    "200 launches in one of torch": lambda gpu: kept.append(begin_as_who_times_kernels(gpu)),
+    "200 launches in one of torch": lambda gpu: kept.append(time_a_graph_of_torch(gpu)),
 }
 
 

@@ -6,7 +6,6 @@ FIRST on. A kernel that faults spoils its process: `perform` then starts another
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import sys
@@ -144,30 +143,36 @@ def measured(bench: Bench, benchmark: Benchmark | Timed) -> tuple[dict, bool]:
         return failed(benchmark, f"{type(error).__name__}: {error}"), False
 
 
-def begin_as_who_times_kernels(gpu: Gpu) -> object:
+def time_a_graph_of_torch(gpu: Gpu) -> object:
     """A graph of 200 launches, captured and timed by torch; keep it. Behind one a launch took 0.18
-    us more in all of a process, as launches of kernels that are timed seem to (notes/log.md)."""
-    with contextlib.suppress(ImportError):
-        import torch
+    us more in all of a process, as launches of kernels that are timed seem to (notes/log.md).
+    ImportError and RuntimeError where there is no torch for this GPU."""
+    import torch
 
-        from workbench.timing import capture, elapsed
+    from workbench.timing import capture, elapsed
 
-        _, kernel = gpu.load(head(gpu.arch) + KERNEL.format(body="", more=""), 0, 1)
-        word = torch.zeros(1, device="cuda")
-        own = gpu.stream
-        with torch.cuda.stream(torch.cuda.Stream()):
-            gpu.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    _, kernel = gpu.load(head(gpu.arch) + KERNEL.format(body="", more=""), 0, 1)
+    word, own = torch.zeros(1, device="cuda"), gpu.stream
+    with torch.cuda.stream(torch.cuda.Stream()):
+        gpu.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        try:
             graph = capture(lambda: gpu.launch(kernel, 1, 128, [_bytes(word.data_ptr(), 8)]), 200)
+        finally:
             gpu.stream = own
-            elapsed(graph)
-        return graph, word
+        elapsed(graph)
+    return graph, word
 
 
 def main(words: list[str]) -> int:
     groups, first, repeats = words[0].split(","), int(words[1]), int(words[2])
     bench = Bench(repeats)
-    _kept = begin_as_who_times_kernels(bench.gpu)
-    print(json.dumps({"gpu": bench.gpu.describe()}), flush=True)
+    device = bench.gpu.describe()
+    try:
+        _kept = time_a_graph_of_torch(bench.gpu)
+        device["behind_a_graph_of_torch"] = "yes"
+    except (ImportError, RuntimeError) as error:
+        device["behind_a_graph_of_torch"] = f"no: {error}"
+    print(json.dumps({"gpu": device}), flush=True)
     for index, benchmark in enumerate(benchmarks_of(groups, bench.gpu.arch)):
         if index < first:
             continue
