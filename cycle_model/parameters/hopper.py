@@ -1,9 +1,9 @@
 """H100 and H200, measured by `scripts/bench.py units`: `h100.json` and `h200.json` are what
 `python -m workbench.bringup.rates results/units_h200.json --json cycle_model/parameters/h200.json`
 writes, so that a newer run takes its place as one file. What rows do not give stands below, and
-what they gave in processes of another kind than those that time kernels: there an empty launch
-takes 0.18 us more (notes/log.md, notes/launch_states.py). What an H200's rows do not give it has
-from an H100.
+what they gave in graphs of another kind than those by which kernels are timed: there an empty
+launch takes 0.18 us more (notes/log.md, notes/launch_states.py). What an H200's rows do not give
+it has from an H100.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BESIDE = {
     ),
 }
 _FROM_LAUNCH_TO_LAUNCH = "microseconds from a launch to the next"
-_OF_PROCESSES_THAT_TIME = {
+_IN_GRAPHS_OF_TORCH = {
     "H100": {
         "launch": _measured(0.86, 0.66, 0.95, "microseconds", "launch_exit, touch"),
         "launch_least": _measured(
@@ -54,14 +54,14 @@ _OF_PROCESSES_THAT_TIME = {
 }
 
 
-def _of_processes_that_time(gpu: Gpu) -> Gpu:
-    return replace(gpu, parameters={**gpu.parameters, **_OF_PROCESSES_THAT_TIME[gpu.name]})
+def _in_graphs_of_torch(gpu: Gpu) -> Gpu:
+    return replace(gpu, parameters={**gpu.parameters, **_IN_GRAPHS_OF_TORCH[gpu.name]})
 
 
 _BARE = Gpu(
     name="H100", arch="sm_90a", sms=132, l2_bytes=50 << 20, parameters={**PARAMETERS, **_BESIDE}
 )
-H100 = _of_processes_that_time(read(Path(__file__).with_name("h100.json")).over(_BARE))
-H200 = _of_processes_that_time(
+H100 = _in_graphs_of_torch(read(Path(__file__).with_name("h100.json")).over(_BARE))
+H200 = _in_graphs_of_torch(
     read(Path(__file__).with_name("h200.json")).over(replace(H100, name="H200"))
 )

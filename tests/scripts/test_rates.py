@@ -105,7 +105,7 @@ def test_the_shipped_tables_are_what_rows_give(gpu):
     assert made.document() == json.loads(shipped.read_text())
     assert read(shipped) == made
     assert len(made.parameters) > 50
-    others = hopper._OF_PROCESSES_THAT_TIME[gpu.name]
+    others = hopper._IN_GRAPHS_OF_TORCH[gpu.name]
     assert (made.parameters | others).items() <= gpu.parameters.items()
 
 

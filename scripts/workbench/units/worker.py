@@ -144,8 +144,8 @@ def measured(bench: Bench, benchmark: Benchmark | Timed) -> tuple[dict, bool]:
 
 
 def time_a_graph_of_torch(gpu: Gpu) -> object:
-    """A graph of 200 launches, captured and timed by torch; keep it. Behind one a launch took 0.18
-    us more in all of a process, as launches of kernels that are timed seem to (notes/log.md).
+    """A graph of 200 launches, captured and timed by torch as those are by which kernels are timed.
+    Keep it: in it, and in all of the process behind it, a launch took 0.18 us more (notes/log.md).
     ImportError and RuntimeError where there is no torch for this GPU."""
     import torch
 

@@ -10,7 +10,7 @@ from workbench.units.rules.rule import Rule
 OWN = 250.0  # cycles of the kernel of `touch` beside its load, as modelled: its code is short
 SPINS = 4000.0  # cycles of work of launch_dependent
 ROOT = 131**0.5 - 1  # the first CTAs of 131 SMs, of which one is there already
-OF_PROCESSES = "up to 0.2 more in some processes"
+TIMED = "up to 0.2 more in graphs by which kernels are timed"
 
 
 def _exit(ctas: int) -> Expression:
@@ -42,9 +42,9 @@ RULES = {
     "cluster_start": (Rule(_started(128, 2), also=(_started(384, 2),), step=10),),
     "launch": (
         Rule(_touch("load", 1) - (_L2 + OWN) / PER_US, step=0.01, below=0.03, above=0.2,
-             why=OF_PROCESSES),
+             why=TIMED),
     ),
-    "launch_least": (Rule(_exit(1), above=0.2, step=0.01, why=OF_PROCESSES),),
+    "launch_least": (Rule(_exit(1), above=0.2, step=0.01, why=TIMED),),
     "dependent_least": (
         Rule(row("launch", how="overlapped", ctas=1), needs=("launch_dependent",), step=0.01,
              also=(row("launch", how="overlapped", ctas=132),)),
