@@ -183,6 +183,12 @@ class Layout(Tiles):
             raise ValueError(
                 f"tile_m {config.tile_m} by mma.sync: at most {MOST_TEAMS} teams of warps"
             )
+        columns = max(config.head_dim, config.v_dim)
+        if (pieces := columns * config.q_item_bytes // hw.SMEM_UNIT_BYTES) > self.threads:
+            raise ValueError(
+                f"tile_m {config.tile_m} by mma.sync with slices {shape.slices}: {self.threads} "
+                f"threads, at least one for each of {pieces} pieces of a row of head dim {columns}"
+            )
         if (shape.slices == 1 or shape.shares_keys) and config.k_stages not in (0, MIN_STAGES):
             raise ValueError(f"k_stages {config.k_stages} by mma.sync: {MIN_STAGES}")
         if self.sized.stages < MIN_STAGES:

@@ -245,6 +245,11 @@ def test_every_head_dim_fits(arch):
         ({"schedule": "keys", "instructions": "mma.sync", "tile_m": 192}, ValueError, "5 pairs"),
         ({"schedule": "keys"}, NotImplementedError, "keys"),
         ({"k_stages": 1}, ValueError, "k_stages 1"),
+        (
+            {"head_dim": 272, "tile_m": 16, "slices": 1, "instructions": "mma.sync"},
+            ValueError,
+            "32 threads.*34 pieces",
+        ),
         ({"v_stages": 2}, NotImplementedError, "v_stages 2"),
         ({"head_dim": 520}, NotImplementedError, "520"),
         ({"head_dim": 512, "tile_n": 128}, ValueError, "101376"),
