@@ -3,8 +3,8 @@
     PYTHONPATH=.:scripts python notes/launch_states.py
 
 On a GPU: the time from an empty launch to the next in a graph of the driver, before and after one
-thing that a process may do, each thing in a process of its own. On an H200 none of those below did,
-but the last, which nobody has run alone (notes/log.md, 2026-11-28).
+thing that a process may do, each thing in a process of its own. On an H200 none of those below made
+any difference; the last one nobody has run yet (notes/log.md, 2026-11-28).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 
 from fmha import merge
 from workbench.common import environment
-from workbench.timing import HEAD_START, capture, elapsed
+from workbench.timing import HEAD_START, MAX_LAUNCHES, capture, elapsed
 from workbench.units.launch import Gpu
 from workbench.units.launches import KERNEL, Timed
 from workbench.units.ptx import head
 from workbench.units.worker import time_a_graph_of_torch
 
-LAUNCHES, REPEATS = 200, 9
+REPEATS = 9
 LOCAL = """\
 .local .align 4 .b8 room[4096];
 mov.u32 %r0, %tid.x;
@@ -41,7 +41,7 @@ kept: list[object] = []
 
 def microseconds(gpu: Gpu) -> float:
     """Of a launch in a graph of the driver."""
-    timed = Timed("launch", "launch_exit", {}, "graph", 1, body="", launches=LAUNCHES)
+    timed = Timed("launch", "launch_exit", {}, "graph", 1, body="", launches=MAX_LAUNCHES)
     return timed.measure(gpu, REPEATS)["value"]
 
 
@@ -97,7 +97,7 @@ THINGS: dict[str, Callable[[Gpu], object]] = {
     "a kernel with a stack": module_with_a_stack,
     "a kernel of ours": lambda gpu: operator(),
     "16 GiB": lambda gpu: kept.append(torch.empty(16 << 30, dtype=torch.uint8, device="cuda")),
-    "200 launches in one of torch": lambda gpu: kept.append(time_a_graph_of_torch(gpu)),
+    "many launches in one of torch": lambda gpu: kept.append(time_a_graph_of_torch(gpu)),
 }
 
 

@@ -31,6 +31,7 @@ _BESIDE = {
     ),
 }
 _FROM_LAUNCH_TO_LAUNCH = "microseconds from a launch to the next"
+# Not for rows whose device says "behind_a_graph_of_torch": "yes", which have them so already.
 _IN_GRAPHS_OF_TORCH = {
     "H100": {
         "launch": _measured(0.86, 0.66, 0.95, "microseconds", "launch_exit, touch"),

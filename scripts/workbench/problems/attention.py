@@ -235,8 +235,7 @@ class Case:
         """[.., tokens, heads, columns] in fp32."""
         rows = torch.randn(shape, generator=memory.generator).to(memory.device)
         if self.climb and side == 1:
-            growth = torch.linspace(0, abs(self.climb), shape[-3], device=memory.device)
-            rows *= 1 + (growth if self.climb > 0 else growth.flip(0))[:, None, None]
+            grow(rows, self.climb)
         rows *= 1 if side else self.amplitude
         if self.depth and side < 2:
             rows[..., -1] = self.depth if side else -self.depth
@@ -353,15 +352,34 @@ class _Memory:
         return self.device != "meta"
 
     def nan_view(self, case: Case, side: int, sizes: tuple[int, int, int, int]) -> torch.Tensor:
-        """[batch, tokens, heads, columns] of NaN, and NaN around it."""
-        batch, tokens, heads, columns = sizes
-        shape = [batch, heads, tokens + PAST_ROWS, columns + PAST_COLUMNS]
-        if case.tokens_first:
-            shape[1:3] = shape[2:0:-1]
+        """For q, k or v (side 0, 1, 2)."""
         dtype = DTYPES[case.kv_dtype or case.dtype] if side else case.io
-        whole = torch.full(shape, math.nan, dtype=dtype, device=self.device)
-        whole = whole if case.tokens_first else whole.transpose(1, 2)
-        return whole[:, :tokens, :, PAST_COLUMNS:]
+        return nan_view(sizes, dtype, self.device, tokens_first=case.tokens_first)
+
+
+def nan_view(
+    sizes: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    device: str,
+    *,
+    tokens_first: bool = False,
+) -> torch.Tensor:
+    """[batch, tokens, heads, columns] of NaN, and NaN around it. tokens_first: heads lie behind
+    tokens in memory, not before them."""
+    batch, tokens, heads, columns = sizes
+    shape = [batch, heads, tokens + PAST_ROWS, columns + PAST_COLUMNS]
+    if tokens_first:
+        shape[1:3] = shape[2:0:-1]
+    whole = torch.full(shape, math.nan, dtype=dtype, device=device)
+    whole = whole if tokens_first else whole.transpose(1, 2)
+    return whole[:, :tokens, :, PAST_COLUMNS:]
+
+
+def grow(rows: torch.Tensor, climb: float) -> None:
+    """[.., tokens, heads, columns] times 1 to 1 + |climb| from the first token to the last one, or
+    from the last one to the first where it is negative."""
+    growth = torch.linspace(0, abs(climb), rows.shape[-3], device=rows.device)
+    rows *= 1 + (growth if climb > 0 else growth.flip(0))[:, None, None]
 
 
 def run(

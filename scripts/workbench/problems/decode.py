@@ -18,11 +18,7 @@ from gqa_lowlatency import DecodeConfig, reference
 from gqa_lowlatency.config import TUNABLE
 from kernelkit import tolerance
 from workbench.accuracy import coarser
-from workbench.problems import attention
-from workbench.problems.attention import NO_PAGES, SPARE_PAGES
-
-DTYPES = attention.DTYPES | {"e4m3": torch.float8_e4m3fn}
-PAST_ROWS, PAST_COLUMNS = 5, 64  # NaN around every input, inside the same allocation
+from workbench.problems.attention import DTYPES, NO_PAGES, SPARE_PAGES, grow, nan_view
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ class Case:
         numbers on every device but 'meta', where there is no memory."""
         generator = torch.Generator().manual_seed(self.seed)
         batch, (q_heads, _) = len(self.lens), self.heads
-        q = _nan_view((batch, self.tokens), q_heads, self.head_dim, self.io, device)
+        q = nan_view((batch, self.tokens, q_heads, self.head_dim), self.io, device)
         if device != "meta":
             rows = torch.randn(q.shape, generator=generator) * self.amplitude
             if self.depth:
@@ -141,14 +137,14 @@ class Case:
                 for entry in range(len(self.lens) if is_there else 0)]  # fmt: skip
         if not isinstance(size, int):
             surplus = 37 if size == "lens" else 0
-            shape = len(self.lens), max(self.lengths) + surplus
-            cache = _nan_view(shape, heads, dim, self.kv, device)
+            shape = len(self.lens), max(self.lengths) + surplus, heads, dim
+            cache = nan_view(shape, self.kv, device)
             for entry, entry_rows in enumerate(rows):
                 cache[entry, : len(entry_rows)] = entry_rows.to(self.kv)
             return cache
         table = self.page_table()
         count = int((table >= 0).sum()) + SPARE_PAGES
-        pool = _nan_view((count, size), heads, dim, self.kv, device)
+        pool = nan_view((count, size, heads, dim), self.kv, device)
         for entry, entry_rows in enumerate(rows):
             key = torch.arange(len(entry_rows))
             page = table[entry, key // size].long()
@@ -163,8 +159,7 @@ class Case:
             (self.lengths[entry], self.heads[1], self.head_dim), generator=generator
         )  # fmt: skip
         if self.climb and is_k:
-            growth = torch.linspace(0, abs(self.climb), len(rows))
-            rows *= 1 + (growth if self.climb > 0 else growth.flip(0))[:, None, None]
+            grow(rows, self.climb)
         if self.depth and is_k:
             rows[..., -1] = self.depth
         rows[~self.seen(entry)] = math.nan
@@ -225,14 +220,6 @@ class Case:
     def seed(self) -> int:
         """The same in every process, unlike hash(), and for all that differs in tuning alone."""
         return zlib.crc32(str(replace(self, parts=0, cluster=0, tuning=(), pdl="")).encode())
-
-
-def _nan_view(
-    rows: tuple[int, int], heads: int, columns: int, dtype: torch.dtype, device: str
-) -> torch.Tensor:
-    shape = (rows[0], heads, rows[1] + PAST_ROWS, columns + PAST_COLUMNS)
-    full = torch.full(shape, math.nan, device=device).to(dtype)
-    return full[:, :, : rows[1], PAST_COLUMNS:].transpose(1, 2)
 
 
 def judge(

@@ -144,19 +144,20 @@ def measured(bench: Bench, benchmark: Benchmark | Timed) -> tuple[dict, bool]:
 
 
 def time_a_graph_of_torch(gpu: Gpu) -> object:
-    """A graph of 200 launches, captured and timed by torch as those are by which kernels are timed.
+    """A graph of launches, captured and timed by torch as those are by which kernels are timed.
     Keep it: in it, and in all of the process behind it, a launch took 0.18 us more (notes/log.md).
     ImportError and RuntimeError where there is no torch for this GPU."""
     import torch
 
-    from workbench.timing import capture, elapsed
+    from workbench.timing import MAX_LAUNCHES, capture, elapsed
 
     _, kernel = gpu.load(head(gpu.arch) + KERNEL.format(body="", more=""), 0, 1)
     word, own = torch.zeros(1, device="cuda"), gpu.stream
     with torch.cuda.stream(torch.cuda.Stream()):
         gpu.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        params = [_bytes(word.data_ptr(), 8)]
         try:
-            graph = capture(lambda: gpu.launch(kernel, 1, 128, [_bytes(word.data_ptr(), 8)]), 200)
+            graph = capture(lambda: gpu.launch(kernel, 1, 128, params), MAX_LAUNCHES)
         finally:
             gpu.stream = own
         elapsed(graph)

@@ -36,6 +36,4 @@ class Trial(trial.Trial):
         return verdicts(self.inputs, options, self.first, grain)
 
     def change(self) -> None:
-        q, _, v = self.inputs
-        for tensor, factor in ((q, -1.0), (v, 0.5)):
-            tensor.copy_(tensor.float() * factor)  # torch does not multiply in e4m3
+        trial.change_q_and_v(self.inputs)
