@@ -72,4 +72,18 @@ adversarial schedule. Exit code 0: nothing failed; 1: something did; 2: refused.
 """,
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_moe.json",
     ),
+    "rows": Command(
+        "workbench.soak.rows.perform",
+        soak.add_rows,
+        """A row's result does not depend on other rows: random calls of every family, each twice.
+
+The second time one row, such as a token, has other contents: NaN, infinities, numbers near 1e30,
+subnormal ones, zeros, or other experts. The bits of all other rows have to be the same. Kinds of
+calls come from all subjects in turns; each has many problems, which share its kernels. All is drawn
+by --seed: a problem keeps its number whatever the other flags are, but --small and the
+architecture. What fails prints the command that repeats it, and goes to
+out/soak_rows_failures.json. Exit code 0: nothing failed; 1: something did; 2: refused.
+""",
+        "--configs 100 --problems 50000 --minutes 8 --json out/soak_rows.json",
+    ),
 }

@@ -1,4 +1,4 @@
-"""The flags of campaigns of random problems: `soak.py fmha`, `soak.py gqa`, `soak.py moe`."""
+"""The flags of campaigns of random problems: `soak.py fmha`, `gqa`, `moe`, `rows`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ OF_EXPERTS = {
     "small": "a few tiles of an expert",
     "large": "sizes of models: up to 128 experts and K of 2,880",
 }
+OF_ROWS = {"small": "a few rows, short ones"}
 
 
 def problem(text: str) -> tuple[int, int]:
@@ -34,6 +35,22 @@ def problem(text: str) -> tuple[int, int]:
 
 def add_campaign(sizes: Mapping[str, str], parser: argparse.ArgumentParser) -> None:
     """Flags of a campaign. sizes: names of those that are not the usual ones, and what they are."""
+    _add_problems(sizes, parser)
+    group = parser.add_argument_group("ways to run each problem again, with equal bits")
+    switch(group, "graphs", "in a CUDA graph, replayed with other contents, too")
+    switch(group, "streams", "beside other problems, each on a stream of its own")
+    switch(group, "compile", "through torch.compile")
+    _add_run(parser)
+
+
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """Flags of a campaign whose problems run twice, and in no other way."""
+    _add_problems(OF_ROWS, parser)
+    _add_run(parser)
+    parser.set_defaults(graphs=False, streams=False, compile=False)
+
+
+def _add_problems(sizes: Mapping[str, str], parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("problems")
     add(group, "seed", "of all that is drawn", 0)
     many = {"type": groups.positive_count}
@@ -45,10 +62,9 @@ def add_campaign(sizes: Mapping[str, str], parser: argparse.ArgumentParser) -> N
     for size, words in sizes.items():
         how = {"action": "store_const", "const": size, "dest": "size"}
         one.add_argument(f"--{size}", help=words, **how)
-    group = parser.add_argument_group("ways to run each problem again, with equal bits")
-    switch(group, "graphs", "in a CUDA graph, replayed with other contents, too")
-    switch(group, "streams", "beside other problems, each on a stream of its own")
-    switch(group, "compile", "through torch.compile")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("run")
     groups.add_backend(group)
     words = "processes that compile; 1: none beside this one"

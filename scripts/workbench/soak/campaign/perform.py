@@ -75,7 +75,7 @@ class Soak:
         try:
             trial = self.family.trial(case, self.place)
             if not trial.repeats():
-                wrong.append("bits differ from run to run")
+                wrong.append(trial.differs)
             reports = trial.reports()
             wrong += [str(report) for report in reports if not report.ok]
             for way, (same, words) in WAYS.items():

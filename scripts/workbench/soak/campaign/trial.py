@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,7 +23,10 @@ Results = tuple[torch.Tensor, ...]
 
 
 class Trial(ABC):
-    """A problem, its tensors, and the results of the first call."""
+    """A problem, its tensors, and the results of the first call. differs: what is said where
+    `repeats` is false."""
+
+    differs: ClassVar[str] = "bits differ from run to run"
 
     def __init__(self, case: Any, place: Place) -> None:
         self.case, self.place = case, place

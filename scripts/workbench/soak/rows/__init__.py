@@ -1,0 +1,1 @@
+"""A row's result does not depend on other rows: random calls, one row of which is replaced."""

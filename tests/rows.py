@@ -1,0 +1,48 @@
+"""A row's result does not depend on other rows: what the tests of packages share.
+
+The problems are those of `scripts/soak.py rows`. A kind of call has its kernels, which a test
+compiles once, so that a case more costs a call and no compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import pytest
+
+from workbench.place import Place
+from workbench.soak.campaign.draws import Kernel
+from workbench.soak.rows.draws import Draws
+from workbench.soak.rows.subject import Subject
+from workbench.soak.rows.trial import Trial
+
+SMALL = True
+KINDS = 25  # of a subject
+PROBLEMS = 10  # of a kind
+
+
+def each_kind(subjects: Sequence[Subject]) -> pytest.MarkDecorator:
+    """Parameters `subject` and `number`, of a kind of its calls."""
+    cases = [
+        pytest.param(subject, number, id=f"{subject.name}-{number}")
+        for subject in subjects
+        for number in range(KINDS)
+    ]
+    return pytest.mark.parametrize(("subject", "number"), cases)
+
+
+def changed(subject: Subject, number: int) -> list[str]:
+    """The problems of a kind in which other rows change, in the emulator, the architectures of the
+    subject in turns."""
+    arch = subject.archs[number % len(subject.archs)]
+    draws = Draws(0, arch, SMALL, subjects=(subject,))
+    kernel = next(islice(draws.kernels(), number, None))
+    return changed_of(draws, kernel)
+
+
+def changed_of(draws: Draws, kernel: Kernel) -> list[str]:
+    """The same of a kernel that is drawn."""
+    place = Place("emulate", draws.arch, "a test")
+    problems = [draws.problem(kernel, number) for number in range(PROBLEMS)]
+    return [repr(problem) for problem in problems if not Trial(problem, place).repeats()]
