@@ -85,13 +85,13 @@ def _order(f: Match) -> tuple[str, ...]:
 @op("mbarrier.try_wait", types="b64", flags=f"{_WHERE} {_ORDER} parity", blocking=True)
 @op("mbarrier.test_wait", types="b64", flags=f"{_WHERE} {_ORDER} parity")
 def wait(c: Lower, i: Instr, f: Match) -> Value:
-    """The third operand is a parity, or the state that an arrive returned, whose low bit serves."""
+    """The third operand is a parity, or the state that an arrive returned; bit 0 alone counts."""
     address = barrier_address(c, i.operands[1])
     if "parity" in f.flags:
         parity = c.src(i.operands[2], "u32")
     else:
         parity = c.convert(c.src(i.operands[2], "u64"), "u32")
-        parity = c.pure("u32", "({0} & 1)", "{0} & 1", parity)
+    parity = c.pure("u32", "({0} & 1)", "{0} & 1", parity)
     uniform = address.uniform and parity.uniform
     function = f.form.name.replace(".", "_")
     if not uniform:  # lanes that wait on different barriers poll
