@@ -265,12 +265,6 @@ def _is_pretended() -> bool:
     return emulator is not None and emulator.pretends()
 
 
-def _seen(arguments: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors among the arguments once more. The emulator's checker knows memory by the tensors
-    that the garbage collector knows, and those that were there at a `gc.freeze` it does not."""
-    return [leaf.detach() for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
-
-
 def _emulate(compiled: CompiledKernel, packed: Packed, arguments: Sequence[Any]) -> None:
     """Run the launches of a host function here, under the options of this context."""
     import ptxemu
@@ -278,10 +272,8 @@ def _emulate(compiled: CompiledKernel, packed: Packed, arguments: Sequence[Any])
     from ptxemu.watch import suggested
 
     active = _emulation.get() or Emulation()
-    kept = _seen(arguments)
-    LIVE.note(kept)
+    LIVE.note(leaf for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor))
     pointers = [pointer or 0 for pointer in packed.pointers[:-1]]
     with suggested(**naming(compiled.key)):
         report = ptxemu.run_host(compiled, pointers, active.options)
-    del kept
     active.reports.append(report)

@@ -25,6 +25,7 @@ from ptxemu.kept import kept
 from ptxemu.machine.machine import Dim3, Machine, Shape, padded
 from ptxemu.machine.memory import Allocated, Fixed, GlobalMemory, Range
 from ptxemu.machine.touched import WatchedMemory
+from ptxemu.one_launch import one_at_a_time
 from ptxemu.options import Options
 from ptxemu.record.recorder import Recorder
 from ptxemu.report import LaunchReport
@@ -145,6 +146,7 @@ class Module:
             self._kept.put(part, found)
         return found
 
+    @one_at_a_time
     def launch(
         self,
         entry: str | None = None,

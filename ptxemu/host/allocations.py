@@ -1,5 +1,6 @@
-"""Which memory a program has allocated, as far as it can be seen from outside: torch's tensors,
-numpy arrays that were arguments, and what the stubs of the CUDA runtime have handed out."""
+"""Which memory a program has allocated, as far as it can be seen from outside: torch's tensors and
+storages, numpy arrays that were arguments, and what the stubs of the CUDA runtime have handed out.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +12,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from ptxemu.machine.memory import Block, Range
+from ptxemu.one_launch import one_at_a_time
+
+_MOST_FREED = 1 << 14  # ranges that are remembered as freed
+_EVERYTHING: Range = (0, 1 << 47, True)
 
 
 class _Known(NamedTuple):
@@ -18,30 +23,42 @@ class _Known(NamedTuple):
     is_gone: Callable[[], bool]
 
 
+class _Witness:
+    """An object that is frozen if the program has called `gc.freeze` since it was made."""
+
+
 class LiveTensors:
     """The storages of CPU tensors, by weak references: it keeps nothing alive.
 
     `note` and the others tell of some at once; `look` goes through all objects that the garbage
-    collector knows, which takes tens of milliseconds.
+    collector knows, which takes tens of milliseconds. Threads may share one.
     """
 
     def __init__(self) -> None:
         self._seen: dict[object, _Known] = {}
         self._freed: list[Range] = []
+        self._forgotten = 0  # how many were freed before those in the list
+        self._witness: _Witness | None = None  # made after the last look at frozen objects
+        self._hidden = False  # the last look has not seen everything
 
     # -- what it is told ----------------------------------------------------------------------
 
+    @one_at_a_time
     def note(self, values: Iterable[Any]) -> None:
-        """Tell of tensors and arrays among values, also in tuples and lists."""
+        """Tell of tensors, storages and arrays among values, also in tuples and lists."""
         for value in values:
             if isinstance(value, tuple | list):
                 self.note(value)
             elif hasattr(value, "untyped_storage"):
                 if value.is_cpu and _stored(value):
                     self.note_storage(value.untyped_storage())
+            elif type(value).__name__ == "UntypedStorage":
+                if value.device.type == "cpu" and value.data_ptr():
+                    self.note_storage(value)
             elif type(value).__module__ == "numpy" and hasattr(value, "ctypes"):
                 self._note_array(value)
 
+    @one_at_a_time
     def note_storage(self, storage: Any, block_bytes: int = 0) -> None:
         """Tell of a storage of torch, in a block of so many bytes where that is known."""
         start, key = storage.data_ptr(), storage._cdata
@@ -53,6 +70,7 @@ class LiveTensors:
             block = Block(start, end, max(end, start + block_bytes))
             self._seen[key] = _Known(block, reference.expired)
 
+    @one_at_a_time
     def note_memory(self, owner: Any, start: int, nbytes: int) -> None:
         """Tell of memory that is there as long as `owner`, which has weak references."""
         reference = weakref.ref(owner)
@@ -67,27 +85,56 @@ class LiveTensors:
 
     # -- what it knows ------------------------------------------------------------------------
 
+    @one_at_a_time
     def known(self) -> list[Block]:
-        """What is alive of that which has been seen or told of."""
+        """Return what is alive of that which has been seen or told of."""
         gone = [key for key, known in self._seen.items() if known.is_gone()]
         for key in gone:
             start, end, _ = self._seen.pop(key).block
             self._freed.append((start, end, True))
+        surplus = len(self._freed) - _MOST_FREED
+        if surplus > 0:
+            del self._freed[:surplus]
+            self._forgotten += surplus
         return [known.block for known in self._seen.values()]
 
+    @one_at_a_time
     def look(self) -> list[Block]:
-        """The same after a look at all that is there."""
+        """Return the same after a look at all objects that the garbage collector goes through."""
         torch = sys.modules.get("torch")
         if torch is not None:
-            kinds = _with_subclasses(torch.Tensor)
-            self.note([each for each in gc.get_objects() if type(each) in kinds])
+            kinds = _with_subclasses(torch.Tensor) | {torch.UntypedStorage, _Witness}
+            found = [each for each in gc.get_objects() if type(each) in kinds]
+            frozen = self._witness is None or not any(each is self._witness for each in found)
+            self._hidden = frozen and gc.get_freeze_count() > 0
+            self.note(found)
         return self.known()
 
-    def take_freed(self) -> list[Range]:
-        """What has been freed since the last call."""
+    @one_at_a_time
+    def look_at_frozen(self) -> list[Block]:
+        """Return the same as `look`, called after it, and what `gc.freeze` had hidden from it.
+
+        Such objects have to be unfrozen for that, and are frozen again with all others that there
+        are. So this is done only where an address is not found otherwise, once for each `gc.freeze`
+        of the program.
+        """
+        if self._hidden:
+            gc.unfreeze()
+            try:
+                self.look()
+            finally:
+                gc.freeze()
+            self._witness, self._hidden = _Witness(), False
+        return self.known()
+
+    @one_at_a_time
+    def freed_since(self, mark: int) -> tuple[list[Range], int]:
+        """Return what was freed after an earlier call that returned this mark, and a new mark. Too
+        long ago, it may be anything."""
         self.known()
-        freed, self._freed = self._freed, []
-        return freed
+        first = mark - self._forgotten
+        freed = [_EVERYTHING] if first < 0 else self._freed[first:]
+        return freed, self._forgotten + len(self._freed)
 
 
 LIVE = LiveTensors()  # of this process

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
 from ptxemu.host.allocations import LIVE
 from ptxemu.host.device_code import cubin_at
 from ptxemu.host.launch_config import LaunchRequest
+from ptxemu.machine.memory import Range
 from ptxemu.options import Options
 from ptxemu.report import LaunchReport, Report
 from ptxemu.watch import adapted
@@ -40,15 +42,30 @@ class Emulator:
             options=self.options,
             dependent=request.attributes.pdl,
             allocated=LIVE if known else None,
-            freed=LIVE.take_freed() if checked else (),
+            freed=_freed_since_last_time() if checked else (),
         )
         if launched.recording is not None:
             launched.recording.cubin = cubin_at(request.image)
             launched.recording.dependent = request.attributes.pdl
-            blocks = LIVE.known() if known else LIVE.look()  # that it touched, it has looked for
+            if not known:  # else it has looked for what it touched
+                LIVE.look()
+                LIVE.look_at_frozen()
+            blocks = LIVE.known()
             launched.recording.memory = [(block.start, block.end) for block in blocks]
         self.report.launches.append(launched)
         return launched
+
+
+# The mark of `LIVE.freed_since` at the last checked launch of this context.
+_mark: ContextVar[int] = ContextVar("mark", default=0)
+
+
+def _freed_since_last_time() -> list[Range]:
+    """Return what was freed since the launch before this one in the same context, which is the one
+    that `ptxemu.module.memory_before` is about."""
+    freed, mark = LIVE.freed_since(_mark.get())
+    _mark.set(mark)
+    return freed
 
 
 @lru_cache(maxsize=32)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ptxemu.host.runtime_symbols import Launcher, Run, RuntimeSymbols
+from ptxemu.one_launch import one_at_a_time
 
 _MISSING_PTX = (
     "the compiled function has no PTX: add `--keep-ptx` to the options of cute.compile "
@@ -155,6 +156,7 @@ _PROGRAMS: dict[int, HostProgram] = {}  # by id; an entry leaves with its compil
 atexit.register(_PROGRAMS.clear)  # engines must go while ctypes callbacks can still run
 
 
+@one_at_a_time
 def host_program(compiled: Any) -> HostProgram:
     """The program of what `cute.compile` returned, or of `HostCode`, built at its first use.
 

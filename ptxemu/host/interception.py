@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from ptxemu.host import ffi
@@ -12,6 +12,7 @@ from ptxemu.host.engine import host_program
 from ptxemu.host.patching import patched
 from ptxemu.host.pretence import pretended
 from ptxemu.host.runtime_symbols import Launcher
+from ptxemu.host.threads import threads_within
 
 # Libraries that keep compiled kernels on disk load what they have exported, and go on without that
 # where an export fails.
@@ -66,6 +67,7 @@ def intercepted(launcher: Launcher) -> Iterator[None]:
                 changes |= {"_create_tvm_ffi_function": function, "export_to_c": export}
             stack.enter_context(patched(compiled_class, changes))
         stack.callback(pretended.reset, pretended.set(launcher))
+        stack.enter_context(threads_within(nullcontext))
         yield
 
 

@@ -27,6 +27,7 @@ from ptxemu.host.launch_config import (
 )
 from ptxemu.host.tensor_map_encode import encode_pixels, encode_tiled
 from ptxemu.machine.gpu_limits import limits_of, target_of
+from ptxemu.one_launch import launch_lock
 
 Launcher = Callable[[LaunchRequest], Any]
 
@@ -73,8 +74,9 @@ def device_attribute(identifier: int, target: str = "") -> int:
 class Run:
     """One call of a host function: where its launches go, what they gave, and what went wrong.
 
-    As a context manager it makes itself the current run; on exit it raises the first exception of
-    a callback in place of whatever the host code made of the error code that it was given.
+    As a context manager it makes itself the current run, the only one of the process; on exit it
+    raises the first exception of a callback in place of whatever the host code made of the error
+    code that it was given.
     """
 
     launcher: Launcher
@@ -82,11 +84,14 @@ class Run:
     error: BaseException | None = None
 
     def __enter__(self) -> Run:
+        self._lock = launch_lock()
+        self._lock.acquire()
         self._token = _CURRENT.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         _CURRENT.reset(self._token)
+        self._lock.release()
         if self.error is not None:
             raise self.error from None
 

@@ -21,6 +21,7 @@ from ptxemu.host.cuda_stubs import CAPABILITY, L2_BYTES, NAME, SMS, constantly, 
 from ptxemu.host.patching import patched
 from ptxemu.host.runtime_symbols import device_attribute
 from ptxemu.host.scaled_mm import substitute
+from ptxemu.host.threads import threads_within
 
 BLOCK_BYTES = 512  # of torch's CUDA allocator; CPU memory comes in multiples of nothing
 
@@ -41,6 +42,7 @@ def torch_without_gpu() -> Iterator[None]:
             patched(torch.library, {"custom_op": _for_any_device(torch.library.custom_op)})
         )
         stack.enter_context(_mode())
+        stack.enter_context(threads_within(_mode))
         yield
 
 

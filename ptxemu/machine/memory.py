@@ -46,7 +46,11 @@ class Allocated(Protocol):
         ...
 
     def look(self) -> list[Block]:
-        """All that can be found now; it may take its time."""
+        """Return all that can be found now; it may take its time."""
+        ...
+
+    def look_at_frozen(self) -> list[Block]:
+        """Return also what can only be found in a way that disturbs the program."""
         ...
 
 
@@ -59,7 +63,7 @@ class Fixed:
     def known(self) -> list[Block]:
         return self._blocks
 
-    look = known
+    look = look_at_frozen = known
 
 
 @dataclass(frozen=True)
@@ -256,9 +260,8 @@ class GlobalMemory:
 
     def _may(self, low: int, high: int, write: bool) -> bool:
         found = self._find(low, high, write)
-        if found is None and self._can_refresh:
-            self._refresh()  # something may have been allocated since
-            found = self._find(low, high, write)
+        if found is None and self._can_refresh:  # something may have been allocated since
+            found = self._found_anew(low, high, write)
             self._can_refresh = found is not None or self._outside is None  # it is all known now
         if found is None:
             return False
@@ -266,11 +269,17 @@ class GlobalMemory:
         self.table.remember(*found)
         return True
 
-    def _refresh(self) -> None:
+    def _found_anew(self, low: int, high: int, write: bool) -> Range | None:
+        """Look for it among all that is there now."""
         if self._allocated is None:
             self._set(_merge(process_ranges()))
-        else:
-            self._take(self._allocated.look())
+            return self._find(low, high, write)
+        self._take(self._allocated.look())
+        found = self._find(low, high, write)
+        if found is None:
+            self._take(self._allocated.look_at_frozen())
+            found = self._find(low, high, write)
+        return found
 
     def blocks(self) -> list[Block]:
         """Allocations, as far as they are known."""

@@ -109,6 +109,9 @@ class Program:
         self.looks += 1
         return [*self.known(), Block(self.start + 256, self.start + 320, self.start + 320)]
 
+    def look_at_frozen(self) -> list[Block]:
+        return [*self.look(), Block(self.start + 512, self.start + 576, self.start + 576)]
+
 
 @pytest.fixture
 def told() -> tuple[GlobalMemory, Program, list[Stray]]:
@@ -172,9 +175,10 @@ def test_a_look_is_taken_where_something_is_missing_and_once(told) -> None:
     assert memory.check(program.start + 256, program.start + 260, True)
     assert not strays
     assert program.looks == 1
+    assert memory.check(program.start + 512, program.start + 516, True), "a closer look finds it"
     for _ in range(5):
         memory.load(program.start + 128, 4)
-    assert program.looks == 2
+    assert program.looks == 5, "one look for each, and one at what is frozen, of the last two"
     assert len(strays) == 5
 
 
