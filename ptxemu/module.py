@@ -22,8 +22,9 @@ from ptxemu.errors import Deadlock, HardwareRefusal, PtxEmuError, UnsupportedPtx
 from ptxemu.inspect.inspection import Inspection
 from ptxemu.inspect.request import Stop
 from ptxemu.kept import kept
-from ptxemu.machine.machine import Dim3, Machine, Shape, padded
+from ptxemu.machine.machine import Machine
 from ptxemu.machine.memory import Allocated, Fixed, GlobalMemory, Range
+from ptxemu.machine.shape import Dim3, Shape, cluster_of, padded
 from ptxemu.machine.touched import WatchedMemory
 from ptxemu.one_launch import one_at_a_time
 from ptxemu.options import Options
@@ -153,7 +154,7 @@ class Module:
         *,
         grid: Sequence[int],
         block: Sequence[int],
-        cluster: Sequence[int] = (1, 1, 1),
+        cluster: Sequence[int] | None = None,
         smem_bytes: int = 0,
         params: Sequence[bytes] = (),
         memory: list[Any] | None = None,
@@ -161,10 +162,12 @@ class Module:
         dependent: bool = False,
         allocated: Sequence[Range] | Allocated | None = None,
         freed: Sequence[Range] = (),
+        non_portable: bool = False,
     ) -> LaunchReport:
         """Execute one launch to completion.
 
-        grid, block, cluster: (x, y, z) in CTAs, threads, CTAs. smem_bytes: dynamic shared memory.
+        grid, block, cluster: (x, y, z) in CTAs, threads, CTAs. Without a cluster it is that of the
+        kernel's .reqnctapercluster, or one CTA. smem_bytes: dynamic shared memory.
         params: the raw block of each kernel parameter, in order; pointers in them are host
         addresses. memory: what the kernel may touch, as tensors, arrays or (address, nbytes); None:
         what is `allocated`, and where that is None, too, every mapping of this process. An access
@@ -172,17 +175,15 @@ class Module:
         the launch goes on; without one it raises OutOfBounds. dependent: on hardware it may begin
         before the launch before it has ended (programmatic dependent launch). allocated: address
         ranges (start, end, writable), or who knows them. freed: of those of the launch before the
-        ones that are gone; what lies there now it has not touched.
+        ones that are gone; what lies there now it has not touched. non_portable: clusters may have
+        more than 8 CTAs, as after cudaFuncAttributeNonPortableClusterSizeAllowed.
         Raises the errors of `ptxemu.errors`.
         """
         options = watch.adapted(options or Options())
         late = options.check or options.policy == "adversarial"
         stops = options.inspect.stops if options.inspect else ()
         program = self.program(entry, late=late, checked=options.check, stops=stops)
-        shape = Shape(
-            _dim3("grid", grid), _dim3("block", block), _dim3("cluster", cluster), smem_bytes
-        )
-        shape.check(program)
+        shape = _shape(program, (grid, block, cluster), smem_bytes, non_portable)
         block_of_params = _pack(program, params)
         reachable = self._reachable(memory, allocated, block_of_params, options)
         findings = watch.Told(program.entry.name)
@@ -276,6 +277,20 @@ def _take_memory_before(dependent: bool, freed: Sequence[Range]) -> GlobalShadow
         for each in before.chain() if before else ():
             each.forget(low, high)
     return before
+
+
+def _shape(
+    program: Program,
+    dims: tuple[Sequence[int], Sequence[int], Sequence[int] | None],
+    smem_bytes: int,
+    non_portable: bool,
+) -> Shape:
+    """Return the geometry of a launch that the driver does not refuse; dims: of `Module.launch`."""
+    grid, block, cluster = dims
+    ctas = cluster_of(program.entry, None if cluster is None else _dim3("cluster", cluster))
+    shape = Shape(_dim3("grid", grid), _dim3("block", block), ctas, smem_bytes, non_portable)
+    shape.check(program)
+    return shape
 
 
 def _dim3(name: str, dims: Sequence[int]) -> Dim3:

@@ -37,6 +37,7 @@ class Emulator:
             grid=request.grid,
             block=request.block,
             cluster=request.cluster,
+            non_portable=request.non_portable,
             smem_bytes=request.smem_bytes,
             params=list(request.params),
             options=self.options,

@@ -24,13 +24,14 @@ _COOPERATIVE = 2
 _CLUSTER = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _PREFERRED_CLUSTER = 11
+_PORTABLE_MODE = 17  # 0: as the attribute of the kernel has it, 1: portable, 2: not
 
 # cudaFuncAttribute, those that a launch needs.
 _MAX_DYNAMIC_SHARED_MEMORY = 8
+_REQUIRED_CLUSTER = (11, 12, 13)  # width, height, depth
 _NON_PORTABLE_CLUSTER = 14
 
 _SHARED_MEMORY = 48 * 1024  # bytes of dynamic shared memory that a kernel may have unasked
-_PORTABLE_CLUSTER = 8  # CTAs
 
 _ENTRY = re.compile(r"\.entry\s+([\w$%]+)\s*\(([^)]*)\)")
 _PARAMETER = re.compile(r"\.param\b.*?\.[bsuf](\d+)\b.*?(?:\[(\d+)\])?\s*$", re.DOTALL)
@@ -42,8 +43,9 @@ class LaunchAttributes:
 
     cooperative: bool = False
     pdl: bool = False  # programmatic stream serialization
-    cluster: Dim3 = (1, 1, 1)
+    cluster: Dim3 | None = None  # None: the launch names none
     preferred_cluster: Dim3 | None = None
+    portable_mode: int = 0
     other: dict[int, bytes] = field(default_factory=dict)
 
 
@@ -63,19 +65,21 @@ class LaunchRequest:
     """One kernel launch as the host code asked for it.
 
     `params` holds the raw little-endian bytes of each kernel parameter in order, copied at launch;
-    pointers in them are host addresses and a tensor map is its 128 bytes. `image`: the address of
-    the machine code that the host code has loaded, see `device_code`.
+    pointers in them are host addresses and a tensor map is its 128 bytes. `cluster`: None where
+    the host names none. `image`: the address of the machine code that the host code has loaded, see
+    `device_code`. `non_portable`: whether the host has allowed clusters of more than 8 CTAs.
     """
 
     ptx: str
     entry: str
     grid: Dim3
     block: Dim3
-    cluster: Dim3
+    cluster: Dim3 | None
     smem_bytes: int
     params: tuple[bytes, ...]
     attributes: LaunchAttributes
     image: int = 0
+    non_portable: bool = False
 
 
 def read_config(address: int) -> LaunchConfig:
@@ -126,22 +130,42 @@ def require_allowed(config: LaunchConfig, attributes: dict[int, int], target: st
             f" may have {allowed}; the host has to set"
             " cudaFuncAttributeMaxDynamicSharedMemorySize"
         )
-    ctas = prod(config.attributes.cluster)
-    refusal = cluster_refusal(ctas, target)
+    cluster = cluster_wished(config, attributes)
+    refusal = cluster_refusal(prod(cluster or ()), target, may_be_large(config, attributes))
     if refusal:
         raise HardwareRefusal(refusal)
-    if ctas > _PORTABLE_CLUSTER and not attributes.get(_NON_PORTABLE_CLUSTER):
+
+
+def cluster_wished(config: LaunchConfig, attributes: dict[int, int]) -> Dim3 | None:
+    """Return the cluster that the host names: for this launch, or for the kernel (CUDA Runtime API,
+    cudaFuncAttributeRequiredClusterWidth and its like); None for none.
+
+    Raises HardwareRefusal where the two differ.
+    """
+    x, y, z = (attributes.get(attribute, 0) for attribute in _REQUIRED_CLUSTER)
+    given, required = config.attributes.cluster, (x, y, z) if x or y or z else None
+    if required and given not in (None, required):
         raise HardwareRefusal(
-            f"a launch with clusters of {ctas} CTAs, of which {_PORTABLE_CLUSTER} are portable; the"
-            " host has to set cudaFuncAttributeNonPortableClusterSizeAllowed"
+            f"cluster={given}; the host has set cudaFuncAttributeRequiredClusterWidth, Height and "
+            f"Depth of the kernel to {required}"
         )
+    return given or required
+
+
+def may_be_large(config: LaunchConfig, attributes: dict[int, int]) -> bool:
+    """Return whether the host has allowed clusters that are not portable."""
+    mode = config.attributes.portable_mode
+    return mode == 2 or (not mode and bool(attributes.get(_NON_PORTABLE_CLUSTER)))
 
 
 def _attributes(raw: dict[int, bytes]) -> LaunchAttributes:
     """Only the first four bytes of a flag are written by the host code; the rest is stale stack."""
 
+    def number(identifier: int) -> int:
+        return struct.unpack_from("<i", raw.pop(identifier))[0] if identifier in raw else 0
+
     def flag(identifier: int) -> bool:
-        return identifier in raw and struct.unpack_from("<i", raw.pop(identifier))[0] != 0
+        return number(identifier) != 0
 
     def dim(identifier: int) -> Dim3 | None:
         return struct.unpack_from("<3I", raw.pop(identifier)) if identifier in raw else None
@@ -149,8 +173,9 @@ def _attributes(raw: dict[int, bytes]) -> LaunchAttributes:
     return LaunchAttributes(
         cooperative=flag(_COOPERATIVE),
         pdl=flag(_PROGRAMMATIC_STREAM_SERIALIZATION),
-        cluster=dim(_CLUSTER) or (1, 1, 1),
+        cluster=dim(_CLUSTER),
         preferred_cluster=dim(_PREFERRED_CLUSTER),
+        portable_mode=number(_PORTABLE_MODE),
         other=raw,
     )
 

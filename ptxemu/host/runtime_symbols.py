@@ -19,6 +19,8 @@ from ptxemu.host.launch_config import (
     LaunchAttributes,
     LaunchConfig,
     LaunchRequest,
+    cluster_wished,
+    may_be_large,
     parameter_sizes,
     read_config,
     read_params,
@@ -284,17 +286,19 @@ class RuntimeSymbols:
         if run.error is not None:
             raise run.error
         entry = self._entries[kernel]
-        require_allowed(config, self._attributes.get(entry, {}), self._target)
+        attributes = self._attributes.get(entry, {})
+        require_allowed(config, attributes, self._target)
         request = LaunchRequest(
             ptx=self._ptx,
             entry=entry,
             grid=config.grid,
             block=config.block,
-            cluster=config.attributes.cluster,
+            cluster=cluster_wished(config, attributes),
             smem_bytes=config.smem_bytes,
             params=read_params(params, parameter_sizes(self._ptx)[entry]),
             attributes=config.attributes,
             image=self._image,
+            non_portable=may_be_large(config, attributes),
         )
         run.results.append(run.launcher(request))
 

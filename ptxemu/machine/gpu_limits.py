@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+PORTABLE_CLUSTER = 8  # CTAs; of so many every GPU with clusters has some
+MAX_CLUSTER = 16
 RESERVED = 1 << 10  # bytes of shared memory, the system's share of each CTA
 
 
@@ -55,11 +57,25 @@ def target_of(ptx: str) -> str:
     return found[1] if found else ""
 
 
-def cluster_refusal(ctas: int, target: str) -> str:
-    """Why a launch with clusters of so many CTAs is refused; "" where it is not."""
-    if ctas == 1 or limits_of(target).clusters:
-        return ""
-    return (
-        f"a launch with clusters of {ctas} CTAs, and the module is of .target {target}; clusters"
-        " need compute capability 9.0"
-    )
+def cluster_refusal(ctas: int, target: str, non_portable: bool) -> str:
+    """Return why a launch with clusters of so many CTAs is refused; "" where it is not.
+
+    Args:
+        ctas: of a cluster.
+        target: of the module.
+        non_portable: whether the kernel may have more than is portable.
+    """
+    if ctas > 1 and not limits_of(target).clusters:
+        return (
+            f"a launch with clusters of {ctas} CTAs, and the module is of .target {target}; "
+            "clusters need compute capability 9.0"
+        )
+    if ctas > MAX_CLUSTER:
+        return f"a launch with clusters of {ctas} CTAs; at most {MAX_CLUSTER}"
+    if ctas > PORTABLE_CLUSTER and not non_portable:
+        return (
+            f"a launch with clusters of {ctas} CTAs, of which {PORTABLE_CLUSTER} are portable; the "
+            "host has to set cudaFuncAttributeNonPortableClusterSizeAllowed (in ptxemu.load: "
+            "launch with non_portable=True)"
+        )
+    return ""

@@ -6,80 +6,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ptxemu.codegen.program import SMEM_RESERVED, Program
-from ptxemu.errors import HardwareRefusal, OutOfBounds, PtxEmuError
+from ptxemu.codegen.program import Program
+from ptxemu.errors import OutOfBounds, PtxEmuError
 from ptxemu.machine.access import SHARED_WINDOW
 from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.blas import one_thread
 from ptxemu.machine.cta import Cluster, Cta
-from ptxemu.machine.gpu_limits import cluster_refusal, limits_of
 from ptxemu.machine.launch_queue import TRY_CANCEL, LaunchQueue, ctas_of_sm
 from ptxemu.machine.listener import Listener
 from ptxemu.machine.memory import GlobalMemory, views_of
 from ptxemu.machine.scheduler import Scheduler
+from ptxemu.machine.shape import Dim3, Shape
 from ptxemu.machine.warp import Warp, unravelled
 from ptxemu.options import Options
 from ptxemu.report import Finding, LaunchReport, place_of
-
-Dim3 = tuple[int, int, int]
-MAX_THREADS = 1024
-MAX_CLUSTER = 16
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Launch geometry. `smem_bytes` is the dynamic shared memory."""
-
-    grid: Dim3
-    block: Dim3
-    cluster: Dim3
-    smem_bytes: int
-
-    def check(self, program: Program) -> None:
-        """Refuse what the driver would refuse, naming value and limit."""
-        for name in ("grid", "block", "cluster"):
-            dims = getattr(self, name)
-            if len(dims) != 3 or any(d < 1 for d in dims):
-                raise HardwareRefusal(f"{name}={dims}; every dimension must be >= 1")
-        threads = int(np.prod(self.block))
-        if threads > MAX_THREADS:
-            raise HardwareRefusal(
-                f"block={self.block} has {threads} threads; at most {MAX_THREADS}"
-            )
-        required = program.entry.directives.get("reqntid")
-        if required and padded(required) != self.block:
-            raise HardwareRefusal(
-                f"block={self.block}; the kernel requires {padded(required)} (.reqntid)"
-            )
-        limit = program.entry.directives.get("maxntid")
-        if limit and threads > int(np.prod(padded(limit))):
-            raise HardwareRefusal(
-                f"block={self.block}; the kernel allows {padded(limit)} (.maxntid)"
-            )
-        if int(np.prod(self.cluster)) > MAX_CLUSTER:
-            raise HardwareRefusal(f"cluster={self.cluster}; at most {MAX_CLUSTER} CTAs")
-        if any(g % c for g, c in zip(self.grid, self.cluster, strict=True)):
-            raise HardwareRefusal(f"grid={self.grid} is not a multiple of cluster={self.cluster}")
-        target = program.entry.target
-        if refusal := cluster_refusal(int(np.prod(self.cluster)), target):
-            raise HardwareRefusal(refusal)
-        most = limits_of(target).smem_of_cta
-        if (used := self.smem_used(program)) > most:
-            raise HardwareRefusal(f"{used} bytes of shared memory; at most {most}")
-
-    def smem_used(self, program: Program) -> int:
-        """Bytes of shared memory of a CTA, without the system's share."""
-        return program.layout.smem_static - SMEM_RESERVED + self.smem_bytes
-
-
-def padded(dims: tuple[int, ...]) -> Dim3:
-    x, y, z = (*dims, *(1,) * (3 - len(dims)))
-    return x, y, z
 
 
 class Machine:

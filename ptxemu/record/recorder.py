@@ -24,9 +24,9 @@ from ptxemu.machine.listener import (
     Starts,
     Waiters,
 )
-from ptxemu.machine.machine import Shape
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.mma import Mma
+from ptxemu.machine.shape import Shape
 from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.umma_desc import SmemDesc

@@ -9,6 +9,7 @@ import re
 from typing import Any, NoReturn
 
 from ptxemu.errors import PtxEmuError, PtxSyntaxError, UnsupportedPtx
+from ptxemu.syntax import directives
 from ptxemu.syntax.inline import Function, inline_calls
 from ptxemu.syntax.lexer import Token, tokenize
 from ptxemu.syntax.line_info import LineInfo
@@ -36,10 +37,6 @@ TYPE_BYTES = {name: TYPE_BITS[name] // 8 for name in _DECLARED.split()}  # of va
 _TEXTURES = ("texref", "samplerref", "surfref")
 _SPACES = (".shared", ".global", ".const", ".local", ".param")
 _LINKAGE = (".extern", ".visible", ".weak", ".common")
-_TUNING = (
-    ".maxntid .reqntid .minnctapersm .maxnreg .explicitcluster .reqnctapercluster .maxclusterrank "
-    ".noreturn .blocksareclusters"
-).split()
 _SKIPPED_LINES = (".pragma", ".address_size", ".alias", ".branchtargets", ".callprototype")
 _SPECIAL = re.compile(
     r"%(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(?:\.[xyz])?$"
@@ -307,14 +304,15 @@ class Parser:
         if word == ".pragma":
             self.skip_line()
             return
-        if word not in _TUNING:
+        if word not in directives.TUNING:
             self.at -= 1
             self.fail(f"unknown directive {word!r}")
-        values = []
+        line, values = self.tokens[self.at - 1][2], []
         while self.kind() == "number":
             values.append(self.integer())
             self.accept(",")
-        entry.directives[word.lstrip(".")] = tuple(values)
+        if error := directives.added(entry, word, tuple(values)):
+            raise error.at(line=line, text=self.lines[line - 1].strip())
 
     def body_statement(self, entry: Entry) -> None:
         kind, word = self.kind(), self.peek()

@@ -114,7 +114,7 @@ def pointer_of(parameter):
 def check_scale(request, x, y, factor):
     assert request.grid == (3, 1, 1)
     assert request.block == (THREADS, 1, 1)
-    assert request.cluster == (1, 1, 1)
+    assert request.cluster is None
     assert f".entry {request.entry}(" in request.ptx
     assert ".target sm_100a" in request.ptx
     source, target, scalar = request.params
@@ -148,7 +148,7 @@ def test_several_launches_and_their_attributes(vectors):
     first, second = record(compiled, *vectors, 1.0, STREAM)
     assert pointer_of(first.params[0]) == pointer_of(second.params[1]) == vectors[0].data_ptr()
     assert (first.grid, second.grid) == ((1, 1, 1), (2, 1, 1))
-    assert (first.cluster, second.cluster) == ((1, 1, 1), (2, 1, 1))
+    assert (first.cluster, second.cluster) == (None, (2, 1, 1))
     assert (first.smem_bytes, second.smem_bytes) == (0, 2048)
     assert (first.attributes.pdl, second.attributes.pdl) == (False, True)
 

@@ -11,6 +11,8 @@ from ptxemu.errors import HardwareRefusal
 from ptxemu.host.launch_config import (
     LaunchAttributes,
     LaunchConfig,
+    cluster_wished,
+    may_be_large,
     parameter_sizes,
     read_config,
     read_params,
@@ -63,6 +65,14 @@ def test_attributes_present_but_off():
     assert read_config(address).attributes == LaunchAttributes()
 
 
+def test_whose_wish_for_a_cluster_counts():
+    address, _alive = config_at(attribute(17, 2))
+    assert may_be_large(read_config(address), {})
+    assert cluster_wished(launched(), {}) is None
+    assert cluster_wished(launched(), {11: 2, 12: 1, 13: 1}) == (2, 1, 1)
+    assert cluster_wished(launched(cluster=(1, 1, 1)), {}) == (1, 1, 1)
+
+
 def test_unknown_attributes_are_kept():
     address, _alive = config_at(attribute(8, 3))
     (value,) = read_config(address).attributes.other.values()
@@ -100,8 +110,10 @@ def test_read_params():
     assert read_params(0, ()) == ()
 
 
-def launched(smem_bytes: int = 0, cluster: tuple[int, int, int] = (1, 1, 1)) -> LaunchConfig:
-    attributes = LaunchAttributes(cluster=cluster)
+def launched(
+    smem_bytes: int = 0, cluster: tuple[int, int, int] | None = None, portable_mode: int = 0
+) -> LaunchConfig:
+    attributes = LaunchAttributes(cluster=cluster, portable_mode=portable_mode)
     return LaunchConfig((16, 1, 1), (128, 1, 1), smem_bytes, 0, attributes)
 
 
@@ -115,6 +127,8 @@ SMEM, CLUSTER = 8, 14  # cudaFuncAttribute
         (launched(200_000), {SMEM: 200_000}),
         (launched(cluster=(8, 1, 1)), {}),
         (launched(cluster=(4, 4, 1)), {CLUSTER: 1}),
+        (launched(cluster=(4, 4, 1), portable_mode=2), {}),
+        (launched(cluster=(4, 1, 1)), {11: 4, 12: 1, 13: 1}),
     ],
 )
 def test_a_launch_that_the_host_has_allowed(config, attributes):
@@ -129,6 +143,9 @@ def test_a_launch_that_the_host_has_allowed(config, attributes):
         (launched(1), {SMEM: 0}, "may have 0"),
         (launched(cluster=(9, 1, 1)), {}, "NonPortableClusterSizeAllowed"),
         (launched(cluster=(4, 4, 1)), {CLUSTER: 0, SMEM: 4096}, "16 CTAs"),
+        (launched(cluster=(4, 4, 1), portable_mode=1), {CLUSTER: 1}, "8 are portable"),
+        (launched(cluster=(2, 1, 1)), {11: 4, 12: 1, 13: 1}, r"RequiredCluster.*\(4, 1, 1\)"),
+        (launched(), {11: 16, 12: 1, 13: 1}, "16 CTAs"),
     ],
 )
 def test_a_launch_that_a_gpu_would_refuse(config, attributes, missing):
