@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inspect import unwrap
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -203,8 +204,9 @@ def _offsets(
     """int32 [B]; a number is spread on the device, so no host memory is copied."""
     if q_offset is None or isinstance(q_offset, torch.Tensor):
         return q_offset
-    if not isinstance(q_offset, int) or isinstance(q_offset, bool):
+    if not isinstance(q_offset, Integral) or isinstance(q_offset, bool):
         raise TypeError(f"q_offset is {type(q_offset).__name__}, expected an int or a tensor")
+    q_offset = int(q_offset)
     if not -MAX_POSITION < q_offset < MAX_POSITION:
         raise ValueError(f"q_offset {q_offset}: within +-{MAX_POSITION - 1}")
     counted, name = (q, "q") if cu_seqlens_q is None else (cu_seqlens_q, "cu_seqlens_q")

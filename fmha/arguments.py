@@ -158,10 +158,6 @@ def _check_tables(arguments: Arguments) -> None:
 
 
 def _check_options(arguments: Arguments) -> None:
-    if arguments.causal and arguments.window_right is not None:
-        raise ValueError(
-            f"causal with window right {arguments.window_right}: causal is window right 0"
-        )
     longest = arguments.max_seqlen_q
     if longest is not None and arguments.cu_seqlens_q is None:
         raise ValueError(f"max_seqlen_q {longest} without cu_seqlens_q: q says how long it is")

@@ -205,15 +205,13 @@ class AttentionConfig:
         if self.o_dtype not in OUT_DTYPES:
             raise NotImplementedError(f"out_dtype {self.o_dtype!r}: one of {OUT_DTYPES}")
         check_head_dims(self.head_dim, self.v_dim)
-        schedules = SCHEDULES if self.instructions != "mma.sync" else PORTABLE_SCHEDULES
+        schedules = tuple(dict.fromkeys((*SCHEDULES, *PORTABLE_SCHEDULES)))
         if self.schedule not in ("", *schedules):
             raise NotImplementedError(f"schedule {self.schedule!r}: one of {schedules}, '' chooses")
         if self.instructions not in ("", *INSTRUCTIONS):
             raise NotImplementedError(
                 f"instructions {self.instructions!r}: one of {INSTRUCTIONS}, '' chooses"
             )
-        if self.slices and self.instructions != "mma.sync" and self.has_own_dims:
-            raise ValueError(f"slices {self.slices} without instructions 'mma.sync'")
         if self.page_size and self.page_size not in PORTABLE_PAGE_SIZES:
             raise NotImplementedError(
                 f"page_size {self.page_size}: one of {PORTABLE_PAGE_SIZES}, 0: none"

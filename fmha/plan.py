@@ -42,7 +42,9 @@ class AttentionPlan:
 def make_plan(config: AttentionConfig, arch: str = "sm_100a") -> AttentionPlan:
     """The plan of `config` for the kernel of `arch`, checked."""
     config.check_values()
-    tiles_of(config, arch).check()
+    layout = tiles_of(config, arch)
+    layout.check_options()
+    layout.check()
     plan = plan_unchecked(config, arch)
     plan.check()
     return plan

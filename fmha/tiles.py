@@ -7,9 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd
+from typing import ClassVar
 
-from fmha.config import AttentionConfig
+from fmha.config import SCHEDULES, AttentionConfig
 from kernelkit import hw
+from kernelkit.arch import require_pdl
 
 DEPTH = 3  # tiles of K and of V in flight that hide the latency of global memory
 
@@ -21,8 +23,27 @@ class Tiles(ABC):
     A query tile is what is multiplied by a key tile at a time.
     """
 
+    schedules: ClassVar = SCHEDULES  # what `AttentionConfig.schedule` may be
+    has_slices: ClassVar = False  # whether warps share a query tile by `AttentionConfig.slices`
+
     config: AttentionConfig
     arch: str = ""
+
+    def check_options(self) -> None:
+        """Raise NotImplementedError for options that other kernels have, or the GPU lacks."""
+        config = self.config
+        if config.schedule not in ("", *self.schedules):
+            raise NotImplementedError(
+                f"schedule {config.schedule!r} on {self.arch}: this kernel has {self.schedules}, "
+                "'' chooses"
+            )
+        if config.slices and not self.has_slices:
+            raise NotImplementedError(
+                f"slices {config.slices} on {self.arch}: only the kernel of instructions="
+                "'mma.sync' has slices, 0 chooses"
+            )
+        if config.pdl:
+            require_pdl(self.arch)
 
     @abstractmethod
     def check(self) -> None:

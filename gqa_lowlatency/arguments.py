@@ -122,10 +122,15 @@ def _check_tables(arguments: Arguments) -> None:
 def _check_options(arguments: Arguments) -> None:
     if arguments.window_right not in (None, 0):
         raise NotImplementedError(
-            f"window right {arguments.window_right}: decode has causal, which is window right 0"
+            f"window right {arguments.window_right}: decode has causal=True, where right is 0, and "
+            "causal=False, where it is None; fmha.attention has other windows"
         )
     if arguments.window_right == 0 and not arguments.causal:
-        raise ValueError("window right 0 with causal=False: causal is window right 0")
+        window = arguments.window_left, 0
+        raise ValueError(
+            f"causal=False conflicts with window={window}: right = 0 is a causal mask. Pass "
+            "causal=True, or right = None"
+        )
     if arguments.kv_ready_before_pdl and not arguments.pdl:
         raise ValueError("kv_ready_before_pdl without pdl: there is nothing to wait for")
     table = arguments.page_table if arguments.kv_ready_before_pdl else None

@@ -30,6 +30,15 @@ WRITTEN_FOR: dict[str, str] = {
 Arch = TypeVar("Arch", str, str | None)
 
 
+def require_pdl(arch: str) -> None:
+    """NotImplementedError for an architecture without programmatic dependent launch."""
+    if arch.startswith("sm_8"):
+        raise NotImplementedError(
+            f"pdl=True on {arch}: programmatic dependent launch (griddepcontrol) needs compute "
+            "capability 9.0 or later"
+        )
+
+
 def written_for(arch: Arch) -> Arch:
     """The architecture whose kernels serve `arch` where it has none of its own, None for none."""
     return arch if arch is None else WRITTEN_FOR.get(arch, arch)

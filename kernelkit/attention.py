@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress
+from numbers import Integral, Real
 from operator import is_not
 from typing import Any
 
@@ -17,8 +18,7 @@ from kernelkit.limits import FLT_MAX, UNBOUNDED
 from kernelkit.log2 import check_factors, exponent_factors
 from kernelkit.tensors import (
     DTYPE_NAMES,
-    require_apart,
-    require_own_elements,
+    as_number,
     require_table,
     require_tensors,
     require_tma,
@@ -199,13 +199,19 @@ class AttentionArguments:
         if q_heads == 0 or kv_heads == 0:
             raise ValueError(f"{q_heads} query and {kv_heads} KV heads: at least 1 of each")
         if q_heads % kv_heads:
-            raise ValueError(f"{q_heads} query heads are no multiple of {kv_heads} KV heads")
+            raise ValueError(f"{q_heads} query heads are not a multiple of {kv_heads} KV heads")
 
     def _check_window(self) -> None:
         for side in ("left", "right"):
             size = getattr(self, f"window_{side}")
             if size is not None and size < 0:
                 raise ValueError(f"window {side} {size}: at least 0 keys, None for unbounded")
+        if self.causal and self.window_right not in (None, 0):
+            window = self.window_left, self.window_right
+            raise ValueError(
+                f"causal=True conflicts with window={window}: a causal mask has right = 0. Drop "
+                "causal, or pass right = 0 or None"
+            )
         if self.sink_tokens < 0:
             raise ValueError(f"sink_tokens {self.sink_tokens}: at least 0")
         if self.sink_tokens and self.window_left is None:
@@ -218,10 +224,6 @@ class AttentionArguments:
             raise ValueError(f"out is {out.dtype}, out_dtype {self.out_dtype}")
         if tuple(out.shape) != shape:
             raise ValueError(f"out has shape {tuple(out.shape)}, expected {shape}")
-        require_own_elements("out", out)
-        for name, tensor in self.tensors().items():
-            if name != "out":
-                require_apart("out", out, name, tensor)
         require_tma("out", out)
 
     def kernel_sinks(self) -> torch.Tensor | None:
@@ -252,7 +254,10 @@ def spread_scales(fields: dict[str, Any], names: Mapping[str, str]) -> None:
     says."""
     for name, scaled in names.items():
         scale, tensor = fields.get(name), fields[scaled]
-        if isinstance(scale, int | float) and not isinstance(scale, bool):
+        if scale is not None and not isinstance(scale, torch.Tensor):
+            if isinstance(scale, bool) or not isinstance(scale, Real):
+                raise TypeError(f"{name} is {scale!r}, expected a number or torch.Tensor")
+            scale = as_number(name, scale, float)
             require_type(scaled, tensor, torch.Tensor)
             if not abs(scale) <= FLT_MAX:
                 raise ValueError(f"{name} {scale}: a finite number of fp32, {FLT_MAX:.4g} at most")
@@ -285,7 +290,7 @@ def fill_without_keys(
 
 def window_sides(window: Window) -> Sides:
     """(left, right) of a window: a number is keys before the own position."""
-    if window is None or (isinstance(window, int) and not isinstance(window, bool)):
+    if window is None or (isinstance(window, Integral) and not isinstance(window, bool)):
         return window, None
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise TypeError(f"window {window!r}: keys before, or (before, behind), None for unbounded")

@@ -20,6 +20,7 @@ from kernelkit.operator import (
 )
 from kernelkit.tape import ADDRESS_UNIT, Results, Taping
 from kernelkit.tensors import require_apart, require_no_grad, require_no_tangents, require_type
+from kernelkit.writable import require_writable
 
 
 class Plan:
@@ -158,6 +159,7 @@ class Plan:
         for name, tensor in zip(self._results, results, strict=True):
             if tensor is None:
                 continue
+            require_writable(**{name: tensor})
             for other, read in named.items():
                 require_apart(name, tensor, other, read)
             named[name] = tensor

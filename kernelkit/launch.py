@@ -40,6 +40,10 @@ class Target:
     arch: str
 
 
+class NoTarget(NotImplementedError):
+    """Tensors on the device meta do not say which architecture to choose."""
+
+
 @dataclass
 class Emulation:
     """Options for emulated launches of this context, and the reports they leave, in order. arch:
@@ -111,6 +115,8 @@ def choose_target(
         return _cpu_target(backend, arch, archs)
     if device.type == "meta" and arch is not None:
         return Target("none", arch)  # what has no memory is only asked for its kernels
+    if device.type == "meta":
+        raise NoTarget("device meta: tensors without memory, for which arch has to be given")
     if device.type != "cuda":
         raise NotImplementedError(f"device {device}: tensors live on the CPU or on a CUDA GPU")
     if backend == "emulate":

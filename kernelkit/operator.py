@@ -11,6 +11,7 @@ the CPU every call is checked, also what tensors hold.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -24,11 +25,14 @@ from torch._C._dynamo.guards import TensorGuards  # what torch's compiled graphs
 from torch._subclasses import FakeTensor
 from torch.overrides import has_torch_function
 
+from kernelkit.compile import collecting
+from kernelkit.launch import NoTarget
 from kernelkit.ranges import ranged
 from kernelkit.schema import Schema
 from kernelkit.signature import leaves
 from kernelkit.tape import Results, Tape, Taping
-from kernelkit.tensors import require_memory
+from kernelkit.tensors import require_apart, require_memory, require_own_elements
+from kernelkit.writable import require_writable
 
 NAMESPACE = "blackwell_kernels"
 TAPES = 64  # of an operator and a thread
@@ -62,7 +66,9 @@ class Operator:
     arguments: a frozen dataclass whose fields are tensors, numbers, words, dtypes, or dataclasses
     of such. run: does the work, and returns a tuple of new tensors; with `out` the first of them is
     that tensor. empty: makes results like those, without checks, for tracers: sizes may be symbols.
-    results: how many there are. writes: names of other arguments that are written to.
+    results: how many there are. writes: names of other arguments that are written to. What is
+    written overlaps no other argument, but `out` may be q itself. pools: only parts of the written
+    arguments are written, and `run` checks which.
     """
 
     def __init__(
@@ -74,8 +80,9 @@ class Operator:
         *,
         results: int,
         writes: tuple[str, ...] = (),
+        pools: bool = False,
     ) -> None:
-        self.name, self.schema, self._run = name, Schema(arguments), run
+        self.name, self.schema, self._run, self._pools = name, Schema(arguments), run, pools
         self.tapes, self._writes = _Tapes(), ("out", *writes)
         self._splits: dict[tuple[str, ...], tuple[list[str], list[str], bool]] = {}
         names = [leaf.name for leaf in self.schema.tensors]
@@ -158,7 +165,32 @@ class Operator:
     def run(self, flat: dict[str, Any]) -> Results:
         """The whole way down. flat: leaves of the schema that are not at their default."""
         require_all_memory(flat)
+        self._require_written(flat)
         return self._run(self.schema.build(flat))
+
+    def check(self, flat: dict[str, Any]) -> None:
+        """Raise what `run` would for tensors without memory; nothing is compiled or launched.
+
+        Without an `arch` the checks of the arguments are made, and none of an architecture's own.
+        """
+        with collecting(), contextlib.suppress(NoTarget):
+            self.run(flat)
+
+    def _require_written(self, flat: Mapping[str, Any]) -> None:
+        """ValueError for a written tensor that cannot be written, or overlaps another argument."""
+        written = {n: t for n, t in _one_by_one(flat).items() if n.split("[")[0] in self._writes}
+        if not written:
+            return
+        require_writable(**written)
+        if self._pools:
+            return
+        others = {self.schema.path(name): t for name, t in _one_by_one(flat).items()}
+        for name, tensor in written.items():
+            path = self.schema.path(name)
+            require_own_elements(path, tensor)
+            del others[path]
+            for other, read in others.items():
+                require_apart(path, tensor, other, read)
 
     def recall(self, names: Sequence[str], tensors: Sequence[Any], options: dict) -> Results:
         """The results, by the tape of an earlier call of this thread, if one had these layouts and
@@ -296,7 +328,10 @@ class _Call:
     def fake(self, *tensors: torch.Tensor | None, **options: Any) -> Any:
         """Shapes, dtypes and strides alone."""
         _require_no_meta_beside_others(self._names, tensors)
-        arguments = self._operator.schema.build(by_name(self._names, tensors) | options)
+        given = by_name(self._names, tensors) | options
+        if _is_plain_meta(tensors):
+            self._operator.check(given)
+        arguments = self._operator.schema.build(given)
         try:
             return self._returned(self._empty(arguments))
         except IndexError as error:
@@ -307,6 +342,12 @@ class _Call:
         if self._nothing:
             return None
         return results[self._first] if self._single else results[self._first :]
+
+
+def _is_plain_meta(tensors: Sequence[Any]) -> bool:
+    """Whether tensors are those of a caller on the device meta, and not a tracer's."""
+    given = [*_one_by_one({str(n): t for n, t in enumerate(tensors)}).values()]
+    return all(t.device.type == "meta" and not isinstance(t, FakeTensor) for t in given)
 
 
 def _require_no_meta_beside_others(names: Sequence[str], tensors: Sequence[Any]) -> None:

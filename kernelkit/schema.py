@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from kernelkit.tensors import require_no_grad, require_no_tangents, require_type
+from kernelkit.tensors import as_number, require_no_grad, require_no_tangents, require_type
 
 SCHEMA_TYPES = {
     torch.Tensor: "Tensor",
@@ -60,10 +60,13 @@ class Leaf:
         """Whether it goes by position."""
         return self.kind is torch.Tensor
 
-    def check(self, value: Any) -> None:
-        """TypeError for a value of another kind."""
+    def checked(self, value: Any) -> Any:
+        """Return the value, a number as Python's own; TypeError for a value of another kind."""
+        if self.kind in (int, float) and not self.many:
+            return as_number(self.path, value, self.kind, optional=self.optional)
         for item in value if self.many else (value,):
             require_type(self.path, item, self.kind, optional=self.optional)
+        return value
 
     def declared(self, letter: str = "") -> str:
         """In a schema. letter: of the memory that the operator writes to, '' for none."""
@@ -90,6 +93,7 @@ class Schema:
         self.tensors.sort(key=lambda leaf: leaf.default is not MISSING)
         self.others = [leaf for leaf in leaves if not leaf.is_tensor]
         self._defaults = {leaf.name: leaf.default for leaf in leaves if leaf.default is not MISSING}
+        self._paths = {leaf.name: leaf.path for leaf in leaves}
         self._of_field: dict[str, list[tuple[Leaf, tuple[str, ...]]]] = {}
         for leaf in leaves:
             field, *path = leaf.path.split(".")
@@ -105,6 +109,11 @@ class Schema:
             for name, kind in ((field, _split(hints[field])) for field in self._of_field)
             if kind[0] and dataclasses.is_dataclass(kind[0][0])
         }
+
+    def path(self, name: str) -> str:
+        """Return a leaf's name as users write it; `parts[0]` of a sequence keeps its number."""
+        leaf, bracket, number = name.partition("[")
+        return f"{self._paths[leaf]}{bracket}{number}"
 
     def text(self, results: int, writes: tuple[str, ...] = (), without: str = "") -> str:
         """'(Tensor q, ..., *, bool causal=False, ...) -> (Tensor, Tensor)'. writes: names of
@@ -130,7 +139,7 @@ class Schema:
                 continue
             leaf, exact, is_tensor, default = plain
             if type(value) not in exact:
-                leaf.check(value)
+                value = leaf.checked(value)
             if is_tensor:
                 if value is None:
                     continue
@@ -159,7 +168,7 @@ class Schema:
             if not leaf.alone and isinstance(item, str) != (leaf.kind is str):
                 item = None
             if type(item) not in leaf.exact:
-                leaf.check(item)
+                item = leaf.checked(item)
             if leaf.is_tensor:
                 if item is None:
                     continue

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping
+from fractions import Fraction
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,8 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp
 INPUT_NAMES = DTYPE_NAMES | {torch.float8_e4m3fn: "e4m3"}
 DTYPES = {name: dtype for dtype, name in INPUT_NAMES.items()}
 
-# A bool is no number, an int is a float.
-ACCEPTED = {int: (int, torch.SymInt), float: (float, int, torch.SymFloat)}
+# A bool is no number, an int is a float; numbers of numpy are numbers.
+ACCEPTED = {int: (int, Integral, torch.SymInt), float: (float, int, Real, torch.SymFloat)}
 
 
 def require_type(name: str, value: object, kind: type, *, optional: bool = False) -> None:
@@ -33,13 +35,32 @@ def require_type(name: str, value: object, kind: type, *, optional: bool = False
         return
     is_truth = isinstance(value, bool) and kind is not bool
     if isinstance(value, ACCEPTED.get(kind, (kind,))) and not is_truth:
-        if kind is float and isinstance(value, int) and abs(value) > sys.float_info.max:
-            raise ValueError(f"{name} is an int of {value.bit_length()} bits, beyond any float")
+        if kind is float and isinstance(value, int | Fraction):
+            _require_float_range(name, int(value))
         return
     if kind is torch.Tensor:
         raise TypeError(f"{name} is {type(value).__name__}, expected torch.Tensor")
     text = "torch.dtype" if kind is torch.dtype else kind.__name__
     raise TypeError(f"{name} is {value!r}, expected {text}{' | None' * optional}")
+
+
+def _require_float_range(name: str, value: int) -> None:
+    if abs(value) > sys.float_info.max:
+        raise ValueError(f"{name} is an int of {value.bit_length()} bits, beyond any float")
+
+
+def as_number(name: str, value: Any, kind: type, *, optional: bool = False) -> Any:
+    """Return a number of any library as Python's own int or float.
+
+    The result for `kind` float may be an int. None and symbolic sizes stay as they are.
+
+    Raises:
+        TypeError, ValueError: as `require_type` does.
+    """
+    require_type(name, value, kind, optional=optional)
+    if type(value) in (int, float) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def require_types(**tensors: object) -> None:
@@ -225,15 +246,6 @@ def reach(tensor: torch.Tensor) -> int:
     return (1 + sum((size - 1) * stride for size, stride in sizes)) * tensor.itemsize
 
 
-def share_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether tensors that are in one piece lie in each other; no address is read, so that tensors
-    without memory are asked as well."""
-    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
-        return False
-    begins = [tensor.storage_offset() * tensor.itemsize for tensor in (one, other)]
-    return begins[0] < begins[1] + other.nbytes and begins[1] < begins[0] + one.nbytes
-
-
 def same_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether both are the same view of the same memory; no address is read."""
     views = [(t.dtype, t.storage_offset(), t.shape, t.stride()) for t in (one, other)]
@@ -270,12 +282,16 @@ class _Elements:
 
 
 def require_apart(name: str, written: torch.Tensor, other: str, read: torch.Tensor) -> None:
-    """ValueError for a tensor that is written and lies in the memory of another; the other itself
-    is none but q: whoever writes an element there has read it."""
+    """ValueError for a tensor that is written and has a byte in common with another argument.
+
+    It may be q itself, all of it: whoever writes an element of O has read that of q.
+    """
     if other == "q" and is_same(written, read):
         return
     if share_elements(written, read):
-        raise ValueError(f"{name} shares memory with {other}, which other CTAs still read")
+        raise ValueError(
+            f"{name} shares memory with {other}: what is written may not overlap another argument"
+        )
 
 
 def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def token_ids(name: str, tokens: Any) -> np.ndarray:
         what = f"tokens are {shown(tokens)}, expected integers in one row, in host memory"
         raise TypeError(f"{name}: {what}") from error
     if ids.dtype.kind != "i" or ids.ndim != 1 or not ids.size:
-        _check_odd(name, tokens, ids)
+        ids = _from_odd(name, tokens, ids)
     if isinstance(tokens, Sequence) and not TRUTHS.isdisjoint(map(type, tokens)):
         place = next(n for n, token in enumerate(tokens) if type(token) in TRUTHS)
         raise TypeError(f"{name}: token {place} is {tokens[place]!r}, expected an integer")
@@ -62,24 +63,28 @@ def _count(tokens: Any) -> int:
         return sys.maxsize
 
 
-def _check_odd(name: str, tokens: object, ids: np.ndarray) -> None:
-    """Refuse what is not a row of signed integers, nor of unsigned ones that are small enough."""
+def _from_odd(name: str, tokens: Any, ids: np.ndarray) -> np.ndarray:
+    """Return a row of integers for which numpy chose another dtype than a signed one.
+
+    Refuse anything else, and integers beyond int64. numpy makes objects of integers beyond 64 bits,
+    and floats of a row in which some integers are signed and others need 64 bits without a sign.
+    """
     if tokens is None or isinstance(tokens, str | bytes):
         raise TypeError(f"{name}: tokens are {shown(tokens)}, expected integers in one row")
     if ids.ndim != 1 or not ids.size:
         raise ValueError(f"{name}: tokens of shape {ids.shape}, expected at least one in one row")
-    if ids.dtype == object and all(isinstance(each, int | np.integer) for each in ids):
-        _require_int64(name, ids)  # what numpy has no integer for
-    if ids.dtype.kind not in "iu":
+    if isinstance(tokens, Sequence) and all(isinstance(each, Integral) for each in tokens):
+        ids = np.array([int(each) for each in tokens], object)
+    elif ids.dtype.kind not in "iu":
         raise TypeError(f"{name}: tokens of dtype {ids.dtype}, expected integers")
-    if ids.dtype == np.uint64:
-        _require_int64(name, ids)
+    _require_int64(name, ids)
+    return ids
 
 
 def _require_int64(name: str, ids: np.ndarray) -> None:
     least, most = int(min(ids)), int(max(ids))
     if most > MAX_TOKEN or least < -MAX_TOKEN - 1:
         raise ValueError(
-            f"{name}: tokens from {least} to {most}, limits {-MAX_TOKEN - 1} and {MAX_TOKEN} "
+            f"{name}: tokens from {least} to {most}, expected {-MAX_TOKEN - 1} to {MAX_TOKEN} "
             "(int64)"
         )

@@ -17,7 +17,6 @@ from kernelkit.tensors import (
     require_tensors,
     require_tma,
     require_type,
-    share_bytes,
 )
 from kernelkit.tuned import are_open
 from moe.choose import (
@@ -39,8 +38,6 @@ from moe.config import (
 from moe.formats import FORMATS, scale_blocks, scale_bytes
 from moe.indices import check_offsets, check_scale
 from moe.quantized import Quantized
-
-SCALES = ("encode_scale", "decode_scale", "scales", "data")
 
 
 @dataclass(frozen=True)
@@ -76,6 +73,11 @@ class Router:
     def slots(self) -> int:
         """Experts of a token, chosen and shared."""
         return self.top_k + self.shared
+
+    def check_shared(self) -> None:
+        """ValueError for a negative number of shared experts."""
+        if self.shared < 0:
+            raise ValueError(f"shared {self.shared}: at least 0")
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,24 +312,12 @@ class Arguments:
                 require_tensors(x=self.x.data, **{name: tensor})
         if self.encode_scale is not None:
             check_scale("encode_scale", self.encode_scale)
-        if self.amax is not None:
-            self._check_amax(self.amax)
 
     def _check_bias(self) -> None:
         if self.bias is not None:
             require_tensors(x=self.x.data, bias=self.bias)
             require_table("bias", self.bias, torch.float32, (self.experts, self.w.rows))
             require_tma("bias", self.bias)  # what threads load is aligned as for TMA
-
-    def _check_amax(self, amax: torch.Tensor) -> None:
-        """It is written: ValueError where it is also read as something else."""
-        read = {"encode_scale": self.encode_scale, "offsets": self.offsets, "bias": self.bias}
-        for name in ("x", "w"):
-            operand = getattr(self, name)
-            read |= {f"{name}.{field}": getattr(operand, field) for field in SCALES}
-        for name, tensor in read.items():
-            if tensor is not None and share_bytes(amax, tensor):
-                raise ValueError(f"amax is the memory of {name}: it is written while that is read")
 
 
 def check_tiles(arguments: Arguments) -> None:

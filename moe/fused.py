@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kernelkit.operator import Operator
-from kernelkit.tensors import DTYPE_NAMES, require_rank, require_tensors, share_bytes
+from kernelkit.tensors import DTYPE_NAMES, require_rank, require_tensors
 from moe.arguments import Arguments, Router, RouterLinear, Scales, SwiGLU, check_form
 from moe.choose import check_tile_rows
 from moe.config import GroupedConfig
@@ -113,6 +113,7 @@ class Layer:
         if x.dtype not in DTYPE_NAMES or x.dtype == torch.float32:
             raise NotImplementedError(f"x is {x.dtype}: bfloat16 or float16")
         check_form(self.activation)
+        self.router.check_shared()
         self._check_own()
         self._check_range()
         routed = self.routed if self.is_partial else experts.experts - self.router.shared
@@ -126,7 +127,6 @@ class Layer:
 
     def _check_own(self) -> None:
         """What the products of this kind of experts refuse, or cannot be asked for."""
-        self._check_amax()
         if self.fmt != self.experts.fmt and (self.fmt, self.experts.fmt) not in MIXED:
             raise NotImplementedError(
                 f"activations {self.activations!r} with weights in {self.experts.fmt}: None for "
@@ -144,14 +144,6 @@ class Layer:
         check_expert_range(first, end, self.total)
         if end - first != self.experts.experts:
             raise ValueError(f"expert_range ({first}, {end}): {self.experts.experts} are packed")
-
-    def _check_amax(self) -> None:
-        """ValueError where what is written is a scale that is read."""
-        amax = self.scales.h_amax
-        for name in ("x", "h"):
-            scale = getattr(self.scales, name)
-            if amax is not None and isinstance(scale, torch.Tensor) and share_bytes(amax, scale):
-                raise ValueError(f"scales.h_amax is memory of scales.{name}: it is written")
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from kernelkit.limits import FLT_MAX, FLT_MIN
-from kernelkit.tensors import require_type
+from kernelkit.tensors import as_number, require_type
 
 
 def check_range(name: str, tensor: torch.Tensor, end: int, limit: str, *, begin: int = 0) -> None:
@@ -35,9 +35,10 @@ def range_fields(expert_range: tuple[int, int] | None) -> dict[str, int]:
     if not isinstance(expert_range, tuple | list) or len(expert_range) != 2:
         raise TypeError(f"expert_range is {expert_range!r}, expected (first, end) or None")
     first, end = expert_range
-    require_type("expert_range[0]", first, int)
-    require_type("expert_range[1]", end, int)
-    return {"first_expert": first, "end_expert": end}
+    return {
+        "first_expert": as_number("expert_range[0]", first, int),
+        "end_expert": as_number("expert_range[1]", end, int),
+    }
 
 
 def check_expert_range(first: int, end: int, experts: int) -> None:
@@ -58,8 +59,22 @@ def check_scale(name: str, scale: torch.Tensor) -> None:
         raise ValueError(f"{name}[{row}] is {scale[row].item()}: positive and finite")
 
 
+def check_bias(name: str, bias: torch.Tensor) -> None:
+    """ValueError for a bias of experts that is NaN or +inf; -inf is the last choice of all."""
+    if bias.device.type != "cpu":
+        return
+    wrong = (~(bias < torch.inf)).nonzero()
+    if len(wrong):
+        expert = int(wrong[0, 0])
+        raise ValueError(
+            f"{name}[{expert}] is {bias[expert].item()}: expected a number below +inf; -inf makes "
+            "an expert the last choice"
+        )
+
+
 def check_factor(name: str, factor: float) -> None:
-    """ValueError for a number of the host that is no positive normal one of fp32."""
+    """TypeError for what is no number, ValueError unless it is positive and normal in fp32."""
+    require_type(name, factor, float)
     if not FLT_MIN <= factor <= FLT_MAX:
         raise ValueError(
             f"{name} {factor}: above 0, from {FLT_MIN:.4g} to {FLT_MAX:.4g} (normal in fp32)"

@@ -24,6 +24,7 @@ import torch
 from kernelkit import hw
 from kernelkit.tensors import (
     DTYPE_NAMES,
+    as_number,
     require_memory,
     require_rank,
     require_table,
@@ -100,7 +101,8 @@ class PackedExperts(LayerWeights):
         if self.w13.fmt != self.w2.fmt:
             raise ValueError(f"w13 is in {self.w13.fmt}, w2 in {self.w2.fmt}: one format for both")
         _check_sizes(_logical_shape(self.w13), _logical_shape(self.w2), self.w13.format)
-        _check_granularity(self.granularity, self.intermediate)
+        granularity = _check_granularity(self.granularity, self.intermediate)
+        object.__setattr__(self, "granularity", granularity)
         packed = self.w13.granularity
         if packed not in (None, self.granularity):
             raise ValueError(
@@ -279,7 +281,7 @@ def interleaved_rows(intermediate: int, granularity: int, order: str = "gate_up"
     """int64 [2I]: which row of w13, in this order, each packed row is."""
     if not isinstance(order, str) or order not in ORDERS:
         raise ValueError(f"order {order!r}: one of {', '.join(ORDERS)}")
-    _check_granularity(granularity, intermediate)
+    granularity = _check_granularity(granularity, intermediate)
     row = torch.arange(2 * intermediate)
     gate, up = (row[::2], row[1::2]) if order == "alternating" else row.chunk(2)
     if order == "up_gate":
@@ -407,9 +409,10 @@ def _check_sizes(w13: Sequence[int], w2: Sequence[int], form: BlockFormat) -> No
             )
 
 
-def _check_granularity(granularity: int, intermediate: int) -> None:
-    require_type("granularity", granularity, int)
+def _check_granularity(granularity: int, intermediate: int) -> int:
+    granularity = as_number("granularity", granularity, int)
     if granularity not in GRANULARITIES:
         raise ValueError(f"granularity {granularity}: one of {GRANULARITIES}")
     if intermediate % granularity:
         raise ValueError(f"I = {intermediate}: a multiple of granularity {granularity}")
+    return granularity

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.tensors import require_memory, require_type, require_types
+from kernelkit.tensors import as_number, require_memory, require_type, require_types
 from q8_0.blocks import (
     ALIGN,
     INTERLEAVED,
@@ -45,7 +45,7 @@ class Weights:
     def __post_init__(self) -> None:
         require_types(data=self.data)
         for name in ("rows", "cols"):
-            require_type(name, getattr(self, name), int)
+            object.__setattr__(self, name, as_number(name, getattr(self, name), int))
         require_type("layout", self.layout, str)
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout {self.layout!r}: one of {LAYOUTS}")
@@ -130,7 +130,6 @@ class Weights:
 
 def empty(rows: int, cols: int, layout: str, device: torch.device | str | None = None) -> Weights:
     """Weights that nobody has written yet."""
-    for name, value in (("rows", rows), ("cols", cols)):
-        require_type(name, value, int)
+    rows, cols = as_number("rows", rows, int), as_number("cols", cols, int)
     shape = (rows, interleaved_bytes(cols)) if layout == INTERLEAVED else (soa_bytes(rows, cols),)
     return Weights(torch.empty(shape, dtype=torch.uint8, device=device), rows, cols, layout)

@@ -128,7 +128,9 @@ REFUSED: dict[str, Refusal] = {
     "out of another dtype": (
         (Q, K, V), {"out": Q.half(), "out_dtype": BF16}, ValueError, "out is torch.float16",
     ),
-    "out shape": ((Q, K, V), {"out": Q[0]}, ValueError, "out has shape (1, 4, 64), expected (1, "),
+    "out shape": (
+        (Q, K, V), {"out": Q[0].clone()}, ValueError, "out has shape (1, 4, 64), expected (1, "
+    ),
     "out misaligned": (
         (Q, K, V), {"out": torch.zeros(257, dtype=BF16)[1:].view(Q.shape)}, ValueError, "out",
     ),

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 from fmha.config import IO_DTYPES, PORTABLE_SCHEDULES, AttentionConfig
 from fmha.tiles import Tiles
@@ -92,6 +93,9 @@ SHAPES: dict[int, tuple[Shape, ...]] = {
 class Layout(Tiles):
     """Sizes and places of one config on one architecture."""
 
+    schedules: ClassVar = PORTABLE_SCHEDULES
+    has_slices: ClassVar = True
+
     @cached_property
     def shape(self) -> Shape:
         """The first of the head dim's that fits, with what the config says instead."""
@@ -159,10 +163,6 @@ class Layout(Tiles):
             raise NotImplementedError("k_is_v by mma.sync: K and V are loaded by themselves")
         if config.ctas > 1:
             raise NotImplementedError(f"ctas {config.ctas} by mma.sync: 1, a CTA works alone")
-        if config.schedule not in ("", *PORTABLE_SCHEDULES):
-            raise NotImplementedError(
-                f"schedule {config.schedule!r} by mma.sync: one of {PORTABLE_SCHEDULES}"
-            )
         if config.v_stages:
             raise NotImplementedError(
                 f"v_stages {config.v_stages} by mma.sync: k_stages are those of K and V"

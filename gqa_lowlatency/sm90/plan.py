@@ -11,7 +11,7 @@ from functools import cached_property
 
 from gqa_lowlatency.config import COLUMNS, WARP_COUNTS, DecodeConfig
 from kernelkit import hw
-from kernelkit.arch import PORTABLE, written_for
+from kernelkit.arch import PORTABLE, require_pdl, written_for
 from kernelkit.dtypes import ITEM_BYTES
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 
@@ -200,8 +200,8 @@ class Plan90:
             raise NotImplementedError(
                 f"cluster {config.cluster} on {arch}: 1, and CTAs share keys through `parts`"
             )
-        if config.pdl and arch.startswith("sm_8"):
-            raise NotImplementedError(f"pdl on {arch}: griddepcontrol needs compute capability 9.0")
+        if config.pdl:
+            require_pdl(arch)
         if config.keys_dtype == "e4m3" and arch in WITHOUT_E4M3:
             raise NotImplementedError(
                 f"e4m3 keys on {arch}: their conversion needs compute capability 8.9"

@@ -5,6 +5,7 @@ What does not need SGLang's classes stands in `integrations.engines` and in `poo
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from fmha.launch import ARCHS
 from integrations.engines.attend import Scores, attend
 from integrations.engines.limits import Layer, why_not
+from integrations.engines.scales import ADVICE, cache_scales
 from integrations.engines.step import Step, make_step
 from integrations.sglang.pool import keys_of, page_table, pages_of
 from kernelkit.launch import choose_target
@@ -49,6 +51,7 @@ class BlackwellKernelsBackend(AttentionBackend):
         self.is_fp8 = runner.kv_cache_dtype == torch.float8_e4m3fn
         self._own = runner.kv_cache_dtype == runner.dtype  # then new keys are those of the pool
         self._scores: dict[int, Scores] = {}
+        self._without_scales: set[int] = set()
         self._buffers: dict[str, torch.Tensor] = {}
         self.batch: Batch | None = None
         self._refuse(runner)
@@ -187,7 +190,7 @@ class BlackwellKernelsBackend(AttentionBackend):
         assert batch is not None  # the engine describes a forward before it runs layers
         if save_kv_cache and new[0] is not None:
             where = KVWriteLoc.for_batch(forward_batch, swa_loc=batch.written)
-            scales = (layer.k_scale_float, layer.v_scale_float) if self.is_fp8 else ()
+            scales = self._scales_of(layer)
             self.pool.set_kv_buffer(layer, where, *new, *(s for s in scales if s is not None))
         step = batch.step
         if batch.windowed is not None and self.pool.layers_mapping[layer.layer_id][1]:
@@ -209,7 +212,7 @@ class BlackwellKernelsBackend(AttentionBackend):
         if found is None:
             _refuse_layer(layer)
             window, heads = layer.sliding_window_size, layer.tp_k_head_num
-            scales = (layer.k_scale_float, layer.v_scale_float) if self.is_fp8 else (None, None)
+            scales = self._scales_of(layer)
             k_scale, v_scale = (
                 None if scale is None
                 else torch.full((heads,), float(scale), dtype=torch.float32, device=self.device)
@@ -224,6 +227,29 @@ class BlackwellKernelsBackend(AttentionBackend):
                 v_scale,
             )
         return found
+
+    def _scales_of(self, layer: Any) -> tuple[float | None, ...]:
+        """Return (k_scale, v_scale), or None for both where there are none.
+
+        A layer that lacks one in an FP8 cache is named by a warning: 1.0 is used there.
+
+        Raises:
+            ValueError: for scales that are not positive and finite.
+        """
+        scales = {"k_scale": layer.k_scale_float, "v_scale": layer.v_scale_float}
+        if not self.is_fp8:
+            return None, None
+        missing = [name for name, scale in scales.items() if scale is None]
+        if missing and layer.layer_id not in self._without_scales:
+            self._without_scales.add(layer.layer_id)
+            warnings.warn(
+                f"layer {layer.layer_id}: {' and '.join(missing)} not set, 1.0 is used: {ADVICE}",
+                stacklevel=2,
+            )
+        if len(missing) == len(scales):
+            return None, None
+        given = {name: 1.0 if scale is None else scale for name, scale in scales.items()}
+        return cache_scales(layer.layer_id, **given)
 
 
 def _refuse_layer(layer: Any) -> None:

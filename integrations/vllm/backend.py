@@ -22,6 +22,7 @@ from vllm.v1.attention.backend import (
 from gqa_lowlatency.config import MAX_Q_TOKENS
 from integrations.engines.attend import Scores, attend
 from integrations.engines.limits import Layer, arch_of, why_not
+from integrations.engines.scales import cache_scales
 from integrations.engines.step import Step, make_step
 from integrations.vllm import NAME
 from integrations.vllm.cache import BLOCK_SIZES, CACHE_DTYPES, pages_of, write
@@ -185,7 +186,7 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
         self.sinks = sinks
         self._window = None if sliding_window is None else sliding_window - 1
         self._softcap = logits_soft_cap
-        self._scores: dict[tuple[float, float], Scores] = {}
+        self._scores: dict[tuple[float, ...], Scores] = {}
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Sinks have their values now."""
@@ -201,6 +202,8 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
     ) -> None:
         """New tokens [T or more, kv_heads, head_size] to where `slot_mapping` int64 [T] says."""
         if kv_cache.numel():
+            if CACHE_DTYPES[self.kv_cache_dtype] == torch.float8_e4m3fn:
+                _scales_of(layer)
             pages = pages_of(kv_cache, self.head_size, self.kv_cache_dtype)
             write(pages, key, value, slot_mapping, layer._k_scale, layer._v_scale)
 
@@ -220,6 +223,7 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
 
         Raises:
             NotImplementedError: for an output that is to be quantised, and what kernels refuse.
+            ValueError: for an FP8 cache of a layer whose scales were not loaded.
         """
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("output_scale: no kernel here quantises its output")
@@ -232,7 +236,7 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
     def _scores_of(self, layer: Any, k_pages: torch.Tensor) -> Scores:
         """Made once: scales by KV head and sinks in fp32 are what kernels read in place."""
         is_fp8 = k_pages.dtype == torch.float8_e4m3fn
-        numbers = (layer._k_scale_float, layer._v_scale_float) if is_fp8 else (1.0, 1.0)
+        numbers = _scales_of(layer) if is_fp8 else (1.0, 1.0)
         if numbers not in self._scores:
             scales: dict[str, torch.Tensor] = {}
             if is_fp8:
@@ -247,3 +251,9 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
     def _by_head(self, number: float, device: torch.device) -> torch.Tensor:
         """Of fp32, whatever the engine's default dtype is."""
         return torch.full((self.num_kv_heads,), number, dtype=torch.float32, device=device)
+
+
+def _scales_of(layer: Any) -> tuple[float, ...]:
+    """Return (k_scale, v_scale) of an FP8 cache; ValueError for a layer that has none."""
+    name = getattr(layer, "layer_name", type(layer).__name__)
+    return cache_scales(name, k_scale=layer._k_scale_float, v_scale=layer._v_scale_float)

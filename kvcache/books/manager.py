@@ -96,12 +96,13 @@ class Manager:
     # -- life of a request -------------------------------------------------------------------
 
     def admit(
-        self, name: str, prompt: Tokens, *, salt: bytes = b"", use_cache: bool = True
+        self, name: str, prompt: Tokens | Placeholders, *, salt: bytes = b"", use_cache: bool = True
     ) -> Admission:
         """A request for `prompt`, of which the first `hit` tokens are there.
 
         The others, at least one, are the caller's to append. salt: requests with different ones
-        share nothing. PoolExhausted without a free state.
+        share nothing. A prompt of `Placeholders` hits nothing: its tokens are not known.
+        PoolExhausted without a free state.
         """
         require("name", name, str)
         require("salt", salt, bytes)
@@ -109,7 +110,8 @@ class Manager:
         tokens = token_ids("prompt", prompt)
         self.poll()
         self.states.require(int(self.layout.has_state), name)
-        match = self.prefix.match(tokens, salt) if use_cache else Match([], [], -1, 0)
+        is_looked_up = use_cache and not isinstance(prompt, Placeholders)
+        match = self.prefix.match(tokens, salt) if is_looked_up else Match([], [], -1, 0)
         size = self.layout.block_tokens
         request = Request(name, salt, (len(tokens) - 1) // size * size)
         self.blocks.share(match.blocks)

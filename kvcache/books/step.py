@@ -164,8 +164,10 @@ def _check_memory(name: str, buffer: torch.Tensor) -> None:
     import torch
 
     from kernelkit.tensors import require_memory, require_own_elements
+    from kernelkit.writable import require_writable
 
     require_memory(**{name: buffer})
+    require_writable(**{name: buffer})
     require_own_elements(name, buffer)
     if buffer.is_inference() and not torch.is_inference_mode_enabled():
         raise ValueError(f"{name} is an inference tensor: fill it in inference mode, too")

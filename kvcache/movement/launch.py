@@ -321,11 +321,11 @@ def _fake_checksum(given: Checksum) -> tuple[torch.Tensor]:
 
 _WRITES = ("rows_pool",)
 APPEND_SWA = Operator(
-    "kv_append_swa", AppendSwa, run_append_swa, _nothing, results=0, writes=_WRITES
+    "kv_append_swa", AppendSwa, run_append_swa, _nothing, results=0, writes=_WRITES, pools=True
 )
 APPEND_ROWS = Operator(
     "kv_append_rows", AppendRows, run_append_rows, _nothing, results=0,
-    writes=("pool", "other_pool"),
+    writes=("pool", "other_pool"), pools=True,
 )  # fmt: skip
 APPEND_PAGES = Operator(
     "kv_append_pages", AppendPages, run_append_pages, _nothing, results=0,
@@ -334,8 +334,10 @@ APPEND_PAGES = Operator(
 GATHER_PAGES = Operator(
     "kv_gather_pages", GatherPages, run_gather_pages, _nothing, results=0, writes=("k", "v")
 )
-GATHER = Operator("kv_gather", Gather, run_gather, _nothing, results=0, writes=("out",))
+GATHER = Operator(
+    "kv_gather", Gather, run_gather, _nothing, results=0, writes=("out",), pools=True
+)
 COPY_SLOTS = Operator(
-    "kv_copy_slots", CopySlots, run_copy_slots, _nothing, results=0, writes=("target",)
+    "kv_copy_slots", CopySlots, run_copy_slots, _nothing, results=0, writes=("target",), pools=True
 )
 CHECKSUM = Operator("kv_checksum", Checksum, run_checksum, _fake_checksum, results=1)

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from kernelkit.tensors import (
-    require_apart,
     require_no_grad,
-    require_own_elements,
     require_rank,
     require_table,
     require_tensors,
@@ -104,11 +102,6 @@ class AppendPages(MovedPages):
                 f"{tuple(SOURCES)} to {QUANTISED}"
             )
         self._check_scales()
-        for name in NAMES:
-            pages = getattr(self, f"{name}_pages")
-            require_own_elements(f"{name}_pages", pages)
-            for other in ("k", "v", "slots"):
-                require_apart(f"{name}_pages", pages, f"tokens {other}", getattr(self, other))
         require_once("slots", self.slots)
 
     def _check_scales(self) -> None:
@@ -141,9 +134,3 @@ class GatherPages(MovedPages):
         self.check_layouts()
         if self.k.dtype != self.k_pages.dtype:
             raise ValueError(f"k is {self.k.dtype}, its pages are {self.k_pages.dtype}: the same")
-        for name in NAMES:
-            x = getattr(self, name)
-            require_own_elements(name, x)
-            for other in ("k_pages", "v_pages", "slots"):
-                require_apart(name, x, other, getattr(self, other))
-        require_apart("k", self.k, "v", self.v)

@@ -18,7 +18,6 @@ from kernelkit.tensors import (
     require_table,
     require_tensors,
     require_tma,
-    require_type,
     with_plain_strides,
 )
 from moe.formats import BlockFormat, format_of, row_blocks, scale_atoms, scale_blocks, scale_bytes
@@ -225,7 +224,6 @@ def _check(given: Tokens, form: BlockFormat) -> None:
 
 def _check_places(given: Tokens) -> None:
     choices, slots = given.choices, len(given.x) * given.choices
-    require_type("choices", choices, int)
     if choices < 1 or (given.rows is None and choices > 1):
         raise ValueError(f"choices {choices}: at least 1, and 1 without rows")
     if max(slots, choices) > MAX_SLOTS:

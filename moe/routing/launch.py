@@ -23,7 +23,7 @@ from kernelkit.tensors import (
     without_broadcast,
 )
 from moe.arguments import Router
-from moe.indices import check_expert_range, check_factor, check_range
+from moe.indices import check_bias, check_expert_range, check_factor, check_range
 from moe.routing.config import (
     VECTOR_BYTES,
     CombineConfig,
@@ -239,6 +239,7 @@ def _check_logits(logits: torch.Tensor, biases: dict[str, torch.Tensor]) -> None
     require_table("logits", logits, logits.dtype, (None, None))
     for name, bias in biases.items():
         require_table(name, bias, torch.float32, (logits.shape[1],))
+        check_bias(name, bias)
 
 
 def _check_combine(

@@ -15,6 +15,7 @@ from kernelkit.launch import choose_target, launch
 from kernelkit.operator import Operator
 from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors, require_tma
 from moe.arguments import Router, RouterLinear
+from moe.indices import check_bias
 from moe.routing.config import LinearConfig
 from moe.routing.launch import (
     ARCHS,
@@ -93,6 +94,8 @@ def _checked_config(given: TokenChoices) -> LinearConfig:
     for name, table in tables.items():
         dtype = x.dtype if table is layer.bias else torch.float32
         require_table(name, table, dtype, (experts,))
+    for name, bias in biases.items():
+        check_bias(name, bias)
     route = config_of(given.router, experts, x.dtype)
     config = LinearConfig(route, hidden, layer.bias is not None, layer.ready)
     config.check()

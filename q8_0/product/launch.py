@@ -19,9 +19,7 @@ from kernelkit.operator import Operator
 from kernelkit.param_table import ParamTable
 from kernelkit.tensors import (
     DTYPE_NAMES,
-    require_apart,
     require_grid,
-    require_own_elements,
     require_table,
     require_tensors,
     require_type,
@@ -179,13 +177,9 @@ def _check(given: Multiplied) -> None:
     if bias is not None:
         require_tensors(bias=bias, x=x.quants)
         require_table("bias", bias, given.out_dtype, (weights.rows,))
-        parts["bias"] = bias
     if out is not None:
         require_tensors(out=out, x=x.quants)
         require_table("out", out, given.out_dtype, (x.tokens, weights.rows))
-        require_own_elements("out", out)
-        for name, part in parts.items():
-            require_apart("out", out, name, part)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -33,7 +33,7 @@ REFUSED = attentions.REFUSED | {
         {}, NotImplementedError, "v_head_dim 40",
     ),
     "config": (tensors(), {"config": AttentionConfig(k_stages=99)}, ValueError, "232448"),
-    "causal and right": (tensors(), {"causal": True, "window": (3, 2)}, ValueError, "right 2"),
+    "causal and right": (tensors(), {"causal": True, "window": (3, 2)}, ValueError, "=(3, 2)"),
     "sinks raw": (tensors(), {"sinks": SINKS, "normalize": False}, ValueError, "no denominator"),
     "offset type": (tensors(), {"q_offset": 1.5}, TypeError, "q_offset is float"),
     "offset range": (tensors(), {"q_offset": 1 << 29}, ValueError, "536870911"),

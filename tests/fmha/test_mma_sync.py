@@ -231,6 +231,25 @@ def test_every_head_dim_fits(arch):
 
 
 @pytest.mark.parametrize(
+    ("arch", "schedules"),
+    [("sm_89", ("base", "keys")), ("sm_90a", ("base", "pingpong")), ("sm_100a", ("base", "pingp"))],
+)
+def test_options_are_those_of_the_kernel_that_serves(arch, schedules):
+    """Without a word on instructions: where mma.sync serves, its schedules and slices are there."""
+    portable = arch == "sm_89"
+    if portable:
+        assert make_plan(AttentionConfig(head_dim=128, schedule="keys"), arch).layout.warps
+        assert make_plan(AttentionConfig(slices=2), arch).layout.shape.slices == 2
+    wrong = {"schedule": "pingpong"} if portable else {"schedule": "keys"}
+    words = ".*".join(map(str, (*wrong.values(), arch, *schedules)))
+    with pytest.raises(NotImplementedError, match=words):
+        make_plan(AttentionConfig(**wrong), arch)
+    if not portable:
+        with pytest.raises(NotImplementedError, match=f"slices 2 on {arch}"):
+            make_plan(AttentionConfig(slices=2), arch)
+
+
+@pytest.mark.parametrize(
     ("fields", "error", "words"),
     [
         ({"dtype": "e4m3"}, NotImplementedError, "e4m3"),
@@ -243,7 +262,7 @@ def test_every_head_dim_fits(arch):
         ({"schedule": "keys", "instructions": "mma.sync", "slices": 4}, ValueError, "slices 4"),
         ({"schedule": "keys", "instructions": "mma.sync", "tile_n": 48}, ValueError, "tile_n 48"),
         ({"schedule": "keys", "instructions": "mma.sync", "tile_m": 192}, ValueError, "5 pairs"),
-        ({"schedule": "keys"}, NotImplementedError, "keys"),
+        ({"pdl": True}, NotImplementedError, "pdl=True on sm_89.*compute capability 9.0"),
         ({"k_stages": 1}, ValueError, "k_stages 1"),
         (
             {"head_dim": 272, "tile_m": 16, "slices": 1, "instructions": "mma.sync"},

@@ -266,7 +266,7 @@ def test_what_is_chosen_fits(arch, head_dim):
     [
         (ADA, {"cluster": 2}, NotImplementedError, "cluster 2 on sm_89: 1"),
         (BLACKWELL, {"cluster": 8}, NotImplementedError, "cluster 8 on sm_120a: 1"),
-        (ADA, {"pdl": True}, NotImplementedError, "pdl on sm_89: griddepcontrol"),
+        (ADA, {"pdl": True}, NotImplementedError, "pdl=True on sm_89"),
         ("sm_80", {"kv_dtype": "e4m3"}, NotImplementedError, "e4m3 keys on sm_80: .* 8.9"),
         ("sm_86", {"kv_dtype": "e4m3"}, NotImplementedError, "e4m3 keys on sm_86"),
         ("sm_87", {"kv_dtype": "e4m3"}, NotImplementedError, "e4m3 keys on sm_87"),
@@ -299,5 +299,5 @@ def test_a_call_refuses_before_it_compiles(no_compile):
     q, k = torch.zeros(1, 8, 64).bfloat16(), torch.zeros(1, 64, 1, 64)
     with pytest.raises(NotImplementedError, match="e4m3 keys on sm_86"):
         decode(q, *(k.to(torch.float8_e4m3fn),) * 2, arch="sm_86")
-    with pytest.raises(NotImplementedError, match="pdl on sm_80"):
+    with pytest.raises(NotImplementedError, match="pdl=True on sm_80"):
         decode(q, *(k.bfloat16(),) * 2, arch="sm_80", pdl=True)

@@ -228,7 +228,15 @@ def test_a_named_error(attempt, words):
 
 
 @pytest.mark.parametrize(
-    "tokens", [[1 << 63], [-(1 << 63) - 1], [0, HUGE], np.array([1 << 63], "u8")]
+    "tokens",
+    [
+        [1 << 63],
+        [1 << 63, 1],  # of which numpy makes floats
+        [np.uint64(1 << 63), -1],
+        [-(1 << 63) - 1],
+        [0, HUGE],
+        np.array([1 << 63], "u8"),
+    ],
 )
 def test_token_ids_are_int64(tokens):
     """None of them wraps around to one that somebody else has."""
@@ -240,6 +248,25 @@ def test_token_ids_are_int64(tokens):
     request = manager.admit("one", [(1 << 63) - 1, -(1 << 63)]).request
     manager.append({request: np.array([(1 << 63) - 1], np.uint64)})
     assert request.tokens.tolist() == [(1 << 63) - 1]
+
+
+def test_a_prompt_of_placeholders_hits_nothing():
+    """-1 is what placeholders are kept as, and a token like any other."""
+    manager = Manager(gqa(1, 2, 64, block_tokens=16), Sizes(8))
+    request = manager.admit("known", [-1] * 40).request
+    manager.append({request: [-1] * 40})
+    assert manager.admit("same", [-1] * 40).hit == 32
+    unknown = manager.admit("unknown", kvcache.Placeholders(40))
+    assert (unknown.hit, unknown.cached) == (0, 0)
+    manager.check()
+
+
+def test_integers_of_several_widths_are_token_ids():
+    """numpy makes floats of a row with both."""
+    manager = Manager(PLAIN, Sizes(4))
+    request = manager.admit("mixed", [np.uint64(5), -1]).request
+    manager.append({request: [np.uint64(5), -1, 7]})
+    assert request.tokens.tolist() == [5, -1, 7]
 
 
 def test_integers_of_numpy_are_integers():

@@ -169,7 +169,7 @@ NO_PRODUCT = [
     no("different devices", bias=BIAS.to("meta")),
     no("bias requires grad", NotImplementedError, bias=BIAS.clone().requires_grad_()),
     no("bias is list", TypeError, bias=[0.0]),
-    no("amax is the memory of bias", bias=BIAS, amax=BIAS[1, 3:4]),
+    no("amax shares memory with bias", bias=BIAS, amax=BIAS[1, 3:4]),
     no("x is mxfp4 with K = 128, w is mxfp8 .* or .'mxfp8', 'mxfp4'.", x=MX4[0], w=MX8[1]),
     no("x is mxfp8 .*, w is nvfp4", x=MX8[0]),
     no("K = 64 of w in mxfp4 with x in mxfp8: a multiple of 64, at least 128", NotImplementedError,

@@ -112,5 +112,6 @@ def compile_compressor(config: WindowConfig | WalkConfig, arch: str) -> Compiled
 
 
 COMPRESS = Operator(
-    "kv_compress", Compress, run_compress, lambda _: (), results=0, writes=("tail_pool", "out_pool")
-)
+    "kv_compress", Compress, run_compress, lambda _: (), results=0,
+    writes=("tail_pool", "out_pool"), pools=True,
+)  # fmt: skip

@@ -26,8 +26,6 @@ from kernelkit.param_table import ParamTable
 from kernelkit.tensors import (
     DTYPE_NAMES,
     is_broadcast,
-    require_apart,
-    require_own_elements,
     require_rank,
     require_table,
     require_tensors,
@@ -74,9 +72,6 @@ class Scores:
         _check_rows(self.rows)
         _check_query(self)
         _check_out(self.out, len(self.q))
-        for name, tensor in (tensors | {"the pool of rows": self.rows.pool}).items():
-            if name != "out":
-                require_apart("out", self.out, name, tensor)
         _check_tables(self)
 
 
@@ -188,9 +183,6 @@ def _check_out(out: torch.Tensor, tokens: int) -> None:
     if out.dtype not in OUT_DTYPES:
         raise ValueError(f"out is {out.dtype}: one of {OUT_DTYPES}")
     require_table("out", out, out.dtype, (tokens, None))
-    if is_broadcast(out):
-        raise ValueError(f"out has strides {out.stride()}: no broadcast")
-    require_own_elements("out", out)
     if out.shape[1] > MAX_KEYS:
         raise ValueError(f"out has {out.shape[1]} columns, limit {MAX_KEYS}")
 

@@ -95,6 +95,21 @@ def test_layers_that_are_refused(changes, match, plugin, engines_by_definition):
         engine.step({1: 9})
 
 
+def test_an_fp8_layer_without_scales_is_named(plugin, engines_by_definition):
+    """Without any 1.0 is used, with a warning; what engines have for a missing one is refused."""
+    for scales in ((-1.0, 0.5), (0.5, float("nan"))):
+        engine = Engine(plugin, Shape(head_dim=128, kv_dtype=E4M3, scales=scales))
+        engine.admit(1, 9)
+        with pytest.raises(ValueError, match=r"layer 0: ._scale is (-1.0|nan), expected a pos"):
+            engine.step({1: 9})
+    shape = Shape(head_dim=128, kv_dtype=E4M3, scales=(1.0, 1.0))
+    engine = Engine(plugin, shape)
+    engine.layers = [layer_of(shape, v_scale_float=None)]
+    engine.admit(1, 9)
+    with pytest.warns(UserWarning, match="layer 0: v_scale not set, 1.0 is used: the checkpoint"):
+        engine.step({1: 8})
+
+
 def test_batches_that_are_refused(plugin):
     engine = Engine(plugin, Shape())
     engine.admit(1, 9)

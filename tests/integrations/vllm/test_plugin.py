@@ -90,6 +90,25 @@ def test_steps_that_are_refused(plugin):
         engine.impl.forward(engine.layer, out, out, out, engine.cache, None, out, torch.ones(1))
 
 
+@pytest.mark.parametrize("scale", [-1.0, 0.0, float("nan"), float("inf")])
+def test_an_fp8_layer_without_scales_is_named(scale, plugin):
+    """-1.0 is what the engine has where the checkpoint sets none; nothing is written or read."""
+    engine = Engine(plugin, Shape(kv_dtype=torch.float8_e4m3fn, scales=(0.5, scale)))
+    engine.layer.layer_name = "model.layers.3.self_attn.attn"
+    rows, before = torch.ones(5, 2, 64).bfloat16(), engine.cache.clone()
+    words = rf"layer model.layers.3.self_attn.attn: v_scale is {scale}, .*: the checkpoint sets no"
+    with pytest.raises(ValueError, match=words):
+        engine.impl.do_kv_cache_update(engine.layer, rows, rows, engine.cache, torch.arange(5))
+    assert torch.equal(engine.cache, before)
+    out = torch.zeros(5, 4, 64).bfloat16()
+    engine.admit(1, 10)
+    common, _ = engine.metadata({1: 5})
+    with pytest.raises(ValueError, match=words):
+        engine.impl.forward(
+            engine.layer, out, rows, rows, engine.cache, engine.builder.build(0, common), out
+        )
+
+
 def test_a_run_that_measures_memory_is_given_zeros(plugin):
     engine, out = Engine(plugin, Shape()), torch.ones(5, 4, 64).bfloat16()
     engine.impl.forward(engine.layer, out, out, out, torch.tensor([]), None, out)
