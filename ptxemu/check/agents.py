@@ -21,6 +21,7 @@ from ptxemu.check.clocks import (
     join,
 )
 from ptxemu.check.lanes import Met
+from ptxemu.machine.tmem import PendingLoad
 from ptxemu.machine.warp import Warp
 
 _INT64 = np.dtype(np.int64).char
@@ -82,7 +83,8 @@ class WarpClock:
         self.woken_at: int | None = None
         # Lanes that have accessed, and written, memory since they met others or arrived.
         self.touched = self.stored = 0
-        self.waited_loads = 0  # tcgen05.ld that a wait::ld has completed
+        # tcgen05.ld that are not known to be complete: step, site
+        self.open_loads: dict[PendingLoad, tuple[int, int]] = {}
         # tcgen05.ld whose columns are lost, by step: reported if a register is used all the same
         self.given_up: list[tuple[int, Callable[[], None]]] = []
         self.heard: np.ndarray | None = None  # by relaxed waits, since the last fence
@@ -265,10 +267,14 @@ class WarpClock:
         step = self.issued[kind] if step is None else step
         self.know(component, step)
         if kind == "tcgen05.ld":
-            used = [report for load, report in self.given_up if load <= step]
-            self.given_up = [each for each in self.given_up if each[0] > step]
-            for report in used:
-                report()
+            self.load_matters(step)
+
+    def load_matters(self, step: int) -> None:
+        """The registers of tcgen05.ld up to `step` are used: report those that were given up."""
+        used = [report for load, report in self.given_up if load <= step]
+        self.given_up = [each for each in self.given_up if each[0] > step]
+        for report in used:
+            report()
 
     def knows(self, component: int, step: int) -> bool:
         """Whether step `step` of `component` has been waited for."""

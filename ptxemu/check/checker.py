@@ -33,6 +33,7 @@ from ptxemu.check.pointers import Pointers
 from ptxemu.check.races import Races, Unchanged
 from ptxemu.check.state import States
 from ptxemu.check.taint_memory import Taint
+from ptxemu.check.tensor_loads import TensorLoads
 from ptxemu.check.tensor_maps import MAP_BYTES, TensorMaps
 from ptxemu.check.unused import Unused
 from ptxemu.check.wgmma import Warpgroups
@@ -79,11 +80,12 @@ class Checker(Forwarding):
             self.findings.report(finding)
         self.lifetime = Lifetime(self.states, self.findings, strict)
         self.manual = Manual(self.states, self.findings, strict)
-        self.edges = Edges(self.states, self.lifetime, self.manual, unheeded_waits)
         pointers = Pointers(memory, params, program.layout.params)
         self.coverage = Coverage(memory, self.shadow, pointers, program.sites)
         self.races = Races(self.states, self.findings, self.lifetime, self.shadow, self.coverage)
         self.races.reads = self.manual.read
+        self.loads = TensorLoads(program, self.states, self.races, self.manual)
+        self.edges = Edges(self.states, self.lifetime, self.manual, self.loads, unheeded_waits)
         self.tensor_maps = TensorMaps(self.states, self.findings, self.shadow)
         self.warpgroups = Warpgroups(program, self.states, self.findings, self.races)
         self.taint = Taint(self.states, self.findings, program.flows)
@@ -247,6 +249,7 @@ class Checker(Forwarding):
             )
 
     def fence(self, w: Warp, near: bool) -> None:
+        self.loads.before_signal(w)
         self.states.clocks[w].fence(near=near)
 
     def fence_init(self, w: Warp) -> None:
@@ -285,6 +288,7 @@ class Checker(Forwarding):
     # -- asynchronous operations --------------------------------------------------------------
 
     def issued(self, w: Warp, work: Work) -> None:
+        self.loads.before_signal(w)
         if work.stream == "tensor core":
             self.manual.tensor_used(w)
         clock, mask = self.states.clocks[w], w.frag.mask
@@ -451,6 +455,7 @@ class Checker(Forwarding):
         self.edges.arrival_of(self.states.tickets[work], cta, barrier)
 
     def columns_allocated(self, w: Warp, column: int, count: int, pair: bool, told: int) -> None:
+        self.loads.before_signal(w)
         self.races.columns(w, column, count, pair, told)
         self.taint.allocated(w, column, count, told)
         self.manual.allocated(w, pair)
@@ -458,25 +463,18 @@ class Checker(Forwarding):
 
     def columns_freed(self, w: Warp, column: int, count: int, pair: bool) -> None:
         self.unused.freed(w.cta, column, count)
+        self.loads.before_signal(w)
         self.races.columns(w, column, count, pair, None)
 
     def tensor_load(self, w: Warp, load: PendingLoad) -> None:
         self.taint.load(w, load.address, load.move)
         self.manual.tensor_used(w)
-        self.states.loads[load] = self.races.move(w, load.address, load.move, False), w.at
-
-    def tensor_loaded(self, w: Warp, load: PendingLoad) -> None:
-        step, site = self.states.loads.pop(load)
-        self.manual.loaded(w, site, step)
-        self.states.clocks[w].complete("tcgen05.ld", step)
-
-    def tensor_loads_waited(self, w: Warp) -> None:
-        clock = self.states.clocks[w]
-        clock.waited_loads = clock.issued.get("tcgen05.ld", 0)
+        self.loads.issued(w, load)
 
     def tensor_store(self, w: Warp, address: int, move: Move) -> None:
         self.taint.store(w, address, move)
         self.manual.tensor_used(w)
+        self.loads.before_signal(w)
         self.races.move(w, address, move, True)
 
     def tensor_stores_waited(self, w: Warp) -> None:

@@ -2,8 +2,8 @@
 the sections named at each method.
 
 `hardware` rules, those that kernels known right on hardware rely on: mbarrier arrivals and waits
-order tcgen05 operations without tcgen05.fence; using the registers of a tcgen05.ld completes it;
-the scope of a wait is not looked at, that of an arrival is.
+order tcgen05 operations without tcgen05.fence; the scope of a wait is not looked at, that of an
+arrival is. When a tcgen05.ld without a wait is complete: `tensor_loads`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ptxemu.check.global_memory import Flags
 from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.manual import Manual
 from ptxemu.check.state import States
+from ptxemu.check.tensor_loads import TensorLoads
 from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
 from ptxemu.machine.listener import How, Waiters
 from ptxemu.machine.mbarrier import MBarrier
@@ -36,13 +37,24 @@ class Edges:
     """Moves the clocks of warps. unheeded: waits, by site, that tell nothing."""
 
     def __init__(
-        self, states: States, lifetime: Lifetime, manual: Manual, unheeded: frozenset[int]
+        self,
+        states: States,
+        lifetime: Lifetime,
+        manual: Manual,
+        loads: TensorLoads,
+        unheeded: frozenset[int],
     ) -> None:
         self._states = states
+        self._loads = loads
         self._unheeded = unheeded
         self._lifetime = lifetime
         self._manual = manual
         self._flags = Flags()
+
+    def _told_others(self, w: Warp) -> None:
+        """A warp is about to signal."""
+        self._loads.before_signal(w)
+        self._manual.told_others(w)
 
     # -- mbarrier -----------------------------------------------------------------------------
 
@@ -51,7 +63,7 @@ class Edges:
         .cta; CUTLASS's ClusterBarrier::arrive relies on more at the barrier of a peer."""
         clock, phases = self._states.clocks[w], self._states.phases[barrier]
         self._used(w, barrier)
-        self._manual.told_others(w)
+        self._told_others(w)
         self._manual.scope_of_arrival(w, cta, how)
         phases.from_peers |= cta is not w.cta
         too_narrow = cta is not w.cta and "cta" in how
@@ -130,7 +142,7 @@ class Edges:
     def barrier_arrival(self, w: Warp, barrier: NamedBarrier) -> None:
         """bar.sync, bar.arrive, bar.red: a release to all that wait ("bar / barrier")."""
         clock, state = self._states.clocks[w], self._states.barrier(barrier)
-        self._manual.told_others(w)
+        self._told_others(w)
         if state.phases and not clock.knows(state.component, state.phases):
             self._lifetime.barrier_reused(w, barrier)
         state.add(clock.release())
@@ -154,7 +166,7 @@ class Edges:
     def cluster_arrival(self, w: Warp, relaxed: bool) -> None:
         """barrier.cluster.arrive: .release is the default ("barrier.cluster")."""
         state = self._states.clusters[w.cluster.index]
-        self._manual.told_others(w)
+        self._told_others(w)
         state.add(self._states.clocks[w].release(relaxed=relaxed))
 
     def cluster_completed(self, cluster: Cluster) -> None:
@@ -204,7 +216,7 @@ class Edges:
         if write:
             releases = "release" in how or "acq_rel" in how
             if releases:
-                self._manual.told_others(w)
+                self._told_others(w)
             told = self._flag_told(w, relaxed=not releases, near=True)
             self._flags.release((address, w.cta), told, adds=adds)
             if near or not releases:

@@ -32,8 +32,8 @@ MISSING = {
         "tcgen05.alloc",
     ),
     "tcgen05.ld": (
-        "tcgen05.wait::ld (or a use of its registers) before the arrival; in CuTe DSL"
-        " cute.arch.fence_view_async_tmem_load()",
+        "tcgen05.wait::ld before the arrival, behind which ptxas may move uses of the registers; in"
+        " CuTe DSL cute.arch.fence_view_async_tmem_load()",
         "tcgen05.wait",
     ),
     "tcgen05.st": (

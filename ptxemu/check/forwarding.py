@@ -9,10 +9,12 @@ from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.manual import Manual
 from ptxemu.check.state import States
 from ptxemu.check.taint_memory import Taint
+from ptxemu.check.tensor_loads import TensorLoads
 from ptxemu.check.wgmma import Warpgroups
 from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
 from ptxemu.machine.listener import How, Listener, Starts, Waiters
 from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.tmem import PendingLoad
 from ptxemu.machine.warp import Warp
 from ptxemu.machine.warpgroup import Multiplication, Warpgroup
 
@@ -26,6 +28,7 @@ class Forwarding(Listener):
     edges: Edges
     warpgroups: Warpgroups
     manual: Manual
+    loads: TensorLoads
 
     # -- states --------------------------------------------------------------------------
 
@@ -101,6 +104,14 @@ class Forwarding(Listener):
 
     def accumulator_used(self, w: Warp, what: Multiplication) -> None:
         self.warpgroups.accumulator_used(w, what)
+
+    # -- loads of tensor memory ----------------------------------------------------------
+
+    def tensor_used(self, w: Warp, load: PendingLoad) -> None:
+        self.loads.used(w, load)
+
+    def tensor_loads_waited(self, w: Warp) -> None:
+        self.loads.waited(w)
 
     # -- manual --------------------------------------------------------------------------
 

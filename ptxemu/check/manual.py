@@ -18,10 +18,10 @@ from ptxemu.machine.warp import Warp
 from ptxemu.report import MANUAL, NOTE, Finding, place_of
 
 _NOTES = {  # name -> (what is said, what is missing, manual section)
-    # CUTLASS's tutorials use the registers at once: the scoreboard makes them wait, unpromised.
+    # No error by itself: see `tensor_loads`, which knows when such a use is too late for a signal.
     "wait::ld": (
         "registers of tcgen05.ld are used before a tcgen05.wait::ld: only the hardware's scoreboard"
-        " makes that wait",
+        " makes that wait, and a signal in between may come before the use",
         "tcgen05.wait::ld between the two",
         "tcgen05.wait",
     ),
@@ -116,14 +116,10 @@ class Manual:
                 clock.woken_at = None
             clock.tensor_at = w.at
 
-    def loaded(self, w: Warp, load_site: int, step: int) -> None:
-        """The tcgen05.ld at `load_site` is completed by a wait, or by the use of a register."""
+    def used(self, w: Warp, load_site: int) -> None:
+        """Called when a register of the tcgen05.ld at `load_site` is used before a wait."""
         use = self._findings.sites[w.at]
-        if not use.opcode.startswith("tcgen05."):
-            why = f"the first use is {use.opcode} at {line_of(use)}"
-            self._note("wait::ld", load_site, why)
-            clock = self._states.clocks[w]
-            clock.waited_loads = max(clock.waited_loads, step)
+        self._note("wait::ld", load_site, f"the first use is {use.opcode} at {line_of(use)}")
 
     def fence_tensor(self, w: Warp, before: bool) -> None:
         """tcgen05.fence."""
@@ -152,7 +148,7 @@ class Manual:
         if clock.tensor_at is not None:
             self._note("before", w.at)
             clock.tensor_at = None  # one fence here would do for later signals, too
-        if clock.issued.get("tcgen05.ld", 0) > clock.waited_loads:
+        if clock.open_loads:
             self._note("wait::ld before", w.at)
 
     def heard_others(self, w: Warp) -> None:

@@ -15,7 +15,6 @@ from ptxemu.check.undefined import SharedCodes, TensorCodes
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.tmem import PendingLoad
 from ptxemu.machine.warp import Warp
 from ptxemu.machine.warpgroup import Warpgroup
 
@@ -79,7 +78,6 @@ class States:
         self.tickets: dict[Work, Ticket] = {}  # of outstanding work
         # by index of the cluster and component
         self.warpgroups: dict[tuple[int, int], Warpgroup] = {}
-        self.loads: dict[PendingLoad, tuple[int, int]] = {}  # step among those of its warp, site
         self.has_waited = False  # a warp for the grids before, by griddepcontrol.wait
 
     def cluster_started(self, cluster: Cluster) -> None:

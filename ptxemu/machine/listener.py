@@ -278,13 +278,13 @@ class Listener:
     def columns_freed(self, w: Warp, column: int, count: int, pair: bool) -> None: ...
 
     def tensor_load(self, w: Warp, load: PendingLoad) -> None:
-        """tcgen05.ld is issued,"""
+        """Called when a tcgen05.ld is issued."""
 
-    def tensor_loaded(self, w: Warp, load: PendingLoad) -> None:
-        """and is known to be complete;"""
+    def tensor_used(self, w: Warp, load: PendingLoad) -> None:
+        """Called at the first use of a register that comes before a wait for the load."""
 
     def tensor_loads_waited(self, w: Warp) -> None:
-        """all of them are."""
+        """Called at tcgen05.wait::ld."""
 
     def tensor_store(self, w: Warp, address: int, move: Move) -> None: ...
 

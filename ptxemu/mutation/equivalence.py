@@ -4,7 +4,7 @@ kernel; below, what they argue. Sections are those of the PTX ISA manual.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ptxemu.mutation.operators import Change
@@ -13,76 +13,9 @@ from ptxemu.mutation.text import Text, used, written
 from ptxemu.syntax.tree import Imm, Instr, Reg, Vec
 
 Rule = Callable[[Text, Change], bool]
-Parts = tuple[Reg, ...]  # the loaded registers that a register is a copy or a pair of
 
 # Where another thread, or the tensor core, may learn that this one is done with a TMEM range.
 _RELEASES = ("mbarrier.arrive", "bar", "tcgen05.commit", "tcgen05.dealloc", "ret", "exit")
-
-
-def registers_used_before_release(text: Text, change: Change) -> bool:
-    """Every register that the loads before a `tcgen05.wait::ld` fill is used by an instruction, on
-    every path, before this thread signals anybody: its interlock has waited for the load."""
-    place = text.places[change.instr.line]
-    start, waiting = _loaded_before(text, place)
-    parts: dict[Reg, Parts] = {reg: (reg,) for reg in waiting}
-    for item in _straight_on(text, start):
-        if item.opcode.startswith(_RELEASES):
-            break
-        if item.opcode.startswith("tcgen05.ld"):
-            continue
-        if item.root == "mov":
-            parts |= _moved(item, parts)
-        else:
-            waiting -= {part for reg in used(item) for part in parts.get(reg, ())}
-    return not waiting
-
-
-def _loaded_before(text: Text, place: int) -> tuple[int, set[Reg]]:
-    """(place of the first, registers) of the loads that the wait at `place` is the next one of."""
-    first = place
-    found: set[Reg] = set()
-    for k in range(place - 1, -1, -1):
-        item = text.body[k]
-        if isinstance(item, Instr) and item.opcode.startswith("tcgen05.wait::ld"):
-            break
-        if isinstance(item, Instr) and item.opcode.startswith("tcgen05.ld"):
-            first, found = k, found | written(item)
-        if isinstance(item, str) and "@" not in item:  # a label of the kernel: other paths join
-            break
-    return first, found
-
-
-def _moved(item: Instr, parts: dict[Reg, Parts]) -> dict[Reg, Parts]:
-    """What a mov makes copies, pairs or halves of loaded registers."""
-    target, source = item.operands
-    if isinstance(target, Vec):
-        whole = parts.get(source, ())
-        if len(whole) == len(target.items):
-            return {reg: (part,) for reg, part in zip(target.items, whole, strict=True) if reg}
-        return {reg: () for reg in target.items if reg}
-    sources = source.items if isinstance(source, Vec) else (source,)
-    return {target: tuple(part for reg in sources for part in parts.get(reg, ()))}
-
-
-def _straight_on(text: Text, start: int) -> Iterator[Instr]:
-    """From `start` on, the instructions that every path executes, up to the end of the loop."""
-    k, skipped_until = start, start
-    while k < len(text.body):
-        item = text.body[k]
-        k += 1
-        if not isinstance(item, Instr):
-            continue
-        target = text.target(item)
-        if target is None:
-            always = k > skipped_until and item.guard is None
-            if always or item.opcode.startswith(_RELEASES):
-                yield item
-        elif target <= start:
-            return
-        elif target >= k and item.guard is not None:
-            skipped_until = max(skipped_until, target)
-        elif target >= k and k > skipped_until:
-            k = target
 
 
 _WRITES = ("st", "red", "atom", "tcgen05.st", "tcgen05.mma", "mbarrier.init")
@@ -264,11 +197,6 @@ NO_STORE_WAITS = Equivalence(
     no_store_waits,
     "the thread has stored nothing to TMEM, or waits once more before it signals anybody "
     "(tcgen05.wait: all prior tcgen05.st of the thread)",
-)
-REGISTERS_USED = Equivalence(
-    registers_used_before_release,
-    "every loaded register is used before the next signal, and its use waits for the load "
-    "(tcgen05.ld writes registers asynchronously; hardware interlocks them)",
 )
 ORDERED_ANYWAY = Equivalence(
     lambda text, change: True,

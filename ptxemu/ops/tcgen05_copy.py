@@ -1,9 +1,10 @@
 """Tensor memory: alloc, dealloc, ld, st, wait. PTX ISA "tcgen05.alloc", "tcgen05.ld", "tcgen05.st",
 "tcgen05.wait".
 
-`tcgen05.ld` destinations are interlocked, so the read may happen at any time up to the earlier of
-`wait::ld` and the first real use of a destination. Under the adversarial policy it happens then:
-the destinations are rows of an array that is filled in place, and moves pass the rows on unread.
+Under the adversarial policy a `tcgen05.ld` reads tensor memory at `wait::ld`: the destinations are
+rows of an array that is filled in place then, and moves pass the rows on unread. A load one of
+whose registers is used before the wait leaves poison in all of them. Under the other policies, with
+a checker, it reads at the first use. Hardware makes the use wait, but not the signals before it.
 `tcgen05.st` reaches tensor memory at `wait::st` under that policy.
 """
 
@@ -127,7 +128,6 @@ def tmem_alloc(w: Warp, target: PerLane, columns: PerLane, pair: bool) -> bool |
 def tmem_dealloc(w: Warp, address: PerLane, columns: PerLane, pair: bool) -> None:
     address = w.agreed(address, "the address of tcgen05.dealloc")
     columns = w.agreed(columns, "the number of columns of tcgen05.dealloc")
-    settle_loads(w)
     w.cta.tmem.dealloc(address, columns)
     for each in w.listeners:
         each.columns_freed(w, address, columns, pair)
@@ -168,8 +168,6 @@ def _read(w: Warp, address: int, move: Move) -> np.ndarray:
 
 def _fill(w: Warp, pending: PendingLoad) -> None:
     pending.out[:] = tmem_load(w, pending.address, pending.move)
-    for each in w.listeners:
-        each.tensor_loaded(w, pending)
 
 
 @runtime
@@ -184,14 +182,17 @@ def settle_loads(w: Warp) -> None:
 
 @runtime
 def settle_value(w: Warp, value: PerLane) -> None:
-    """First real use of a register: the load behind it, if still pending, happens now."""
+    """First real use of a register before a wait for what fills it."""
     base = getattr(value, "base", None)
     if base is None:
         base = value
     for position, pending in enumerate(w.pending_loads):
         if pending.out is base:
             del w.pending_loads[position]
-            _fill(w, pending)
+            if not w.machine.late:
+                _fill(w, pending)
+            for each in w.listeners:
+                each.tensor_used(w, pending)
             return
     group = w.cta.warpgroups.get(w.index & ~3)
     early = group.reading(w, base) if group else None

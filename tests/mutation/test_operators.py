@@ -210,24 +210,12 @@ def test_an_mma_moves_behind_its_commit_where_the_same_lane_issues_both(elected)
 
 
 LOAD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%r9];\ntcgen05.wait::ld.sync.aligned;"
-USE = "add.f32 %r5, %r1, %r2;"
 
 
-@pytest.mark.parametrize(
-    ("after", "same"),
-    [
-        (f"{USE}\n{ARRIVE}", True),
-        (f"{ARRIVE}\n{USE}", False),
-        (f"add.f32 %r5, %r1, %r1;\n{ARRIVE}\n{USE}", False),  # half of it
-        (f"mov.b64 %rd1, {{%r1, %r2}};\n{ARRIVE}\nadd.f32x2 %rd2, %rd1, %rd1;", False),  # no use
-        (f"mov.b64 %rd1, {{%r1, %r2}};\nadd.f32x2 %rd2, %rd1, %rd1;\n{ARRIVE}", True),
-        (f"@%p1 bra L;\n{USE}\nL:\n{ARRIVE}", False),  # not on every path
-        (f"@%p1 bra L;\nadd.s32 %r7, %r7, 1;\nL:\n{USE}\n{ARRIVE}", True),
-        (f"@%p1 bra L;\n{ARRIVE}\nL:\n{USE}", False),
-    ],
-)
-def test_waiting_for_loads_whose_registers_are_used_before_a_signal(after, same):
-    assert equivalent(f"{LOAD}\n{after}", "remove wait::ld") == [same]
+@pytest.mark.parametrize("after", ["add.f32 %r5, %r1, %r2;", "st.shared.b32 [%r9], %r1;", ""])
+def test_no_use_of_registers_stands_for_a_wait(after):
+    """ptxas keeps no order between a use and the arrival; the checker knows of stores."""
+    assert equivalent(f"{LOAD}\n{after}\n{ARRIVE}", "remove wait::ld") == [False]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ UNNOTICED = 1  # in a sample; of all, one in thirty
 
 def assert_noticed(subject: Subject, count: int) -> None:
     """Nearly all of `count` mutants, and none that is excused."""
-    first = dict([*SCHEDULES.items()][:1])  # the others tell nothing that it does not
+    first = dict([*SCHEDULES.items()][:2])  # what is read too early shows in late schedules alone
     judge = subject.judge(first)
     assert not judge.known, "the kernel itself has findings"
     unnoticed, wrongly_excused = [], []

@@ -144,17 +144,37 @@ SCENARIOS = {
         Lacks("complete", "tcgen05.wait::ld", "read", "mma"),
         Lacks("wait", "an mbarrier arrival and a wait", "read", "mma"),
     ),
-    "use of the registers of tcgen05.ld": Scenario(
-        f"""// A use completes the load as a wait does: kernels right on hardware rely on it.
+    "a store of what tcgen05.ld has read": Scenario(
+        f"""// ptxas moves a use behind the arrival, but no store: CUTLASS, dense_gemm.py.
         warp 0:
             {parts.READ} //:read
-            add.u32 %r5, %r1, 1; //-use //~move: mov.b32 %r5, %r1;
+            add.u32 %r5, %r1, 1;
+            st.shared.b32 [%mine], %r5; //-used //-other
+            //~other: st.shared.b32 [%mine], %zero;
             mbarrier.arrive.shared.b64 _, [free];
+            st.shared.b32 [%mine], %r5;
         warp 1:
             wait free, 0;
             {parts.MULTIPLY}
         """,
-        Lacks("use move", "tcgen05.wait::ld", "read", "mma"),
+        Lacks("used other", "tcgen05.wait::ld", "read", "mma"),
+    ),
+    "registers of tcgen05.ld that nobody needs": Scenario(
+        f"""// FlashAttention-4, head_dim 256: loads of rows beyond the end are left open.
+        warp 0:
+            {parts.READ} //:read
+            setp.eq.u32 %p1, %zero, 0;
+            @%p1 bra BEYOND;
+            add.u32 %r5, %r1, 1;
+            st.shared.b32 [%mine], %r5;
+            BEYOND:
+            mbarrier.arrive.shared.b64 _, [free];
+            //~needed: st.shared.b32 [%mine], %r1;
+        warp 1:
+            wait free, 0;
+            {parts.MULTIPLY}
+        """,
+        Lacks("needed", "tcgen05.wait::ld", "read", "mma"),
     ),
     "operands in two CTAs": Scenario(
         f"""// CTA 0 issues for both: what CTA 1 wrote needs its fence, what it reads its wait.

@@ -15,6 +15,7 @@ _ACCESSES = {"st": parts.WRITE, "ld": parts.READ}
 def _in_turn(first: str, second: str) -> dict[str, Scenario]:
     """Accesses to the same columns by one warp, and by two, which reach the same lanes."""
     one, other = _ACCESSES[first], _ACCESSES[second]
+    use = "st.shared.b32 [%mine], %r1;" if first == "ld" else ""  # or nobody needs the load
     complete = Lacks("complete", f"tcgen05.wait::{first}", first, second)
     alone = Scenario(
         f"""
@@ -23,6 +24,7 @@ def _in_turn(first: str, second: str) -> dict[str, Scenario]:
             tcgen05.wait::{first}.sync.aligned; //-complete
             {other} //:{second}
             tcgen05.wait::{second}.sync.aligned;
+            {use}
         """,
         complete,
     )
@@ -32,6 +34,7 @@ def _in_turn(first: str, second: str) -> dict[str, Scenario]:
             {one} //:{first}
             tcgen05.wait::{first}.sync.aligned; //-complete
             bar.sync 1, 64; //-barrier
+            {use}
         warp 4:
             bar.sync 1, 64; //-barrier
             mov.u32 %lanes, %tmem;
@@ -99,6 +102,7 @@ SCENARIOS = {
             {parts.READ} //:read
             tcgen05.wait::ld.sync.aligned; //-complete
         all: bar.sync 1, 128; //-barrier
+        warp 1: st.shared.b32 [%mine], %r1;
         warp 0: {parts.dealloc()} //:dealloc //-never
         """,
         Lacks("complete", "tcgen05.wait::ld", "read", "dealloc"),

@@ -1,0 +1,163 @@
+"""Which `tcgen05.ld` of a warp are complete when it signals: PTX ISA, "tcgen05.ld", "tcgen05.wait".
+
+A load is complete behind `tcgen05.wait::ld`. Before it, the scoreboard delays whatever uses a
+register, but not the signals in between: ptxas 12.9, 13.0 and 13.5 move arithmetic, shuffles,
+votes, redux and MMAs of loaded registers behind a later `mbarrier.arrive` or `st.release`, so that
+the signal is issued while the load is under way. They do not move a write to memory behind a
+signal, and so the load is complete if such a write needs what was loaded. 29 of the 41 Blackwell
+examples of CUTLASS of August 2026 have no wait and rely on that: they store their accumulators
+before they release them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from ptxemu.check.manual import Manual
+from ptxemu.check.races import Races
+from ptxemu.check.state import States
+from ptxemu.codegen.blocks import Block
+from ptxemu.codegen.flow import names
+from ptxemu.codegen.program import Program
+from ptxemu.machine.tmem import PendingLoad
+from ptxemu.machine.warp import Warp
+from ptxemu.syntax.tree import Addr, Instr
+
+_LOAD, _WAIT, _STORE = "tcgen05.ld.", "tcgen05.wait::ld", "tcgen05.st."
+_WRITES = ("st", "stmatrix", "red", "atom")
+_OWN = ("local", "param")  # memory of which no other thread hears
+_WITHOUT_TARGET = ("st", "stmatrix", "red", "bar", "barrier", "bra", "cp", "fence")
+_ASKED = (*_WRITES, "bar", "barrier", "mbarrier", "tcgen05", "cp", "fence", "membar", "wgmma")
+_NONE = frozenset[int]()
+
+Sites = frozenset[int]  # of tcgen05.ld
+Origins = dict[str, Sites]  # by register: unfinished loads that its value depends on
+
+
+class TensorLoads:
+    """Follows the loads of all warps of one launch."""
+
+    def __init__(self, program: Program, states: States, races: Races, manual: Manual) -> None:
+        self._program = program
+        self._states = states
+        self._races = races
+        self._manual = manual
+
+    @cached_property
+    def _flying(self) -> Mapping[int, Sites]:
+        return flying(self._program.blocks, self._program.site_of)
+
+    def issued(self, w: Warp, load: PendingLoad) -> None:
+        """Called for a tcgen05.ld."""
+        step = self._races.move(w, load.address, load.move, False)
+        self._states.clocks[w].open_loads[load] = step, w.at
+
+    def used(self, w: Warp, load: PendingLoad) -> None:
+        """Called when a register is used before a wait, once for each load."""
+        clock = self._states.clocks[w]
+        step, site = clock.open_loads[load]
+        self._manual.used(w, site)
+        clock.load_matters(step)
+
+    def waited(self, w: Warp) -> None:
+        """Called for tcgen05.wait::ld."""
+        clock = self._states.clocks[w]
+        clock.open_loads.clear()
+        clock.complete("tcgen05.ld")
+
+    def before_signal(self, w: Warp) -> None:
+        """Called before a warp tells others of what it has done, or acts on tensor memory itself:
+        loads that are complete at this instruction are known to be."""
+        clock = self._states.clocks[w]
+        if not clock.open_loads:
+            return
+        under_way = self._flying.get(w.at, _NONE)
+        for load, (_, site) in list(clock.open_loads.items()):
+            if site not in under_way:
+                del clock.open_loads[load]
+        steps = (step for step, _ in clock.open_loads.values())
+        first_open = min(steps, default=clock.issued["tcgen05.ld"] + 1)
+        clock.know(clock.streams["tcgen05.ld"], first_open - 1)
+
+
+def flying(blocks: list[Block], site_of: Mapping[int, int]) -> dict[int, Sites]:
+    """Loads that may be under way, on some path, when each instruction is executed, by its site;
+    only those whose data is still needed. site_of: by id of an instruction."""
+    found: dict[int, Sites] = {}
+    before: dict[int, Origins] = {0: {}}
+    pending = [0]
+    while pending:
+        index = pending.pop()
+        origins = dict(before[index])
+        for step in blocks[index].steps:
+            _execute(origins, step.instr, site_of[id(step.instr)])
+            if step.instr.root in _ASKED:
+                found[site_of[id(step.instr)]] = _all(origins.values())
+        for after in blocks[index].successors:
+            if after == len(blocks):
+                continue
+            needed = {name: origins[name] for name in origins.keys() & blocks[after].live_in}
+            if after not in before:
+                before[after] = needed
+                pending.append(after)
+            elif _merged(before[after], needed):
+                pending.append(after)
+    return found
+
+
+def _merged(known: Origins, more: Origins) -> bool:
+    """Add the paths of another; return whether that changed anything."""
+    changed = False
+    for name, sites in more.items():
+        if not sites <= known.get(name, _NONE):
+            known[name] = known.get(name, _NONE) | sites
+            changed = True
+    return changed
+
+
+def _execute(origins: Origins, instr: Instr, site: int) -> None:
+    """What an instruction does to the origins of registers."""
+    if instr.opcode.startswith(_WAIT):
+        origins.clear()
+        return
+    if not origins and not instr.opcode.startswith(_LOAD):
+        return
+    if instr.opcode.startswith(_LOAD):
+        origins.update((name, frozenset((site,))) for name in names(instr.operands[0]))
+        return
+    needed = _all(origins.get(name, _NONE) for name in _read(instr))
+    if _keeps_its_place(instr) and needed:
+        for name, sites in list(origins.items()):
+            origins[name] = sites - needed
+            if not origins[name]:
+                del origins[name]
+        needed = _NONE
+    for name in _targets(instr):
+        sites = needed | origins.get(name, _NONE) if instr.guard else needed
+        if sites:
+            origins[name] = sites
+        else:
+            origins.pop(name, None)
+
+
+def _keeps_its_place(instr: Instr) -> bool:
+    """Whether it writes memory, so that no later signal comes before it."""
+    if instr.opcode.startswith(_STORE):
+        return True
+    return instr.root in _WRITES and not any(space in instr.parts for space in _OWN)
+
+
+def _targets(instr: Instr) -> list[str]:
+    if not instr.operands or instr.root in _WITHOUT_TARGET or instr.root == "tcgen05":
+        return []
+    return [] if isinstance(instr.operands[0], Addr) else names(instr.operands[0])
+
+
+def _read(instr: Instr) -> list[str]:
+    operands = instr.operands[1:] if _targets(instr) else instr.operands
+    return [name for operand in (*operands, instr.guard) for name in names(operand)]
+
+
+def _all(sites: Iterable[Sites]) -> Sites:
+    return _NONE.union(*sites)
