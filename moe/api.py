@@ -25,7 +25,6 @@ from moe.arguments import (
     out_name,
 )
 from moe.config import DEFAULT_GRANULARITY
-from moe.formats import format_of
 from moe.fused import FUSED, layer_fields, logit_fields
 from moe.indices import range_fields
 from moe.launch import GROUPED_GEMM, quantised_result
@@ -217,7 +216,8 @@ def fused_moe(
 
     Every step is a kernel: top-k, permutation, quantising with the gather of rows, the first
     product with SwiGLU (and quantising, where its scale is known), the second one, and the
-    combination in the order of a token's choices.
+    combination in the order of a token's choices. A token's result does not depend on other tokens,
+    whatever they hold, unless a scale is that of the 'tensor'.
 
     Args:
         x: [T, H], bfloat16 or float16.
@@ -227,10 +227,11 @@ def fused_moe(
             x, which for few tokens is one launch with the choice, see `route_tokens`.
         router: how experts are chosen.
         activation: plain SwiGLU by default.
-        scales: global scales of the activations, of a format that has any; found by default.
+        scales: global scales of the activations, of a format that has any; by default each row has
+            its own, see `Scales`.
         expert_range: (first, end): `experts` are those alone of all E + shared, the experts of a
-            rank. What they add is the result; the sum over ranks is the layer's. A global scale of
-            x is found from all tokens, one of h from the rows of these experts.
+            rank. What they add is the result; the sum over ranks is the layer's. With scales of
+            the 'tensor' x is looked at as a whole, and h in the rows of these experts.
         activations: the format of x and h in the products, None for that of the weights: 'mxfp8'
             with weights in mxfp4, whose error is a fifth of that of mxfp4 with mxfp4.
         tile_rows: of both products, see `grouped_gemm`; None: chosen by sizes.
@@ -263,10 +264,9 @@ def fused_moe_plan(
     """A plan for a layer that is computed again and again in place: plan() writes plan.result.
 
     Args:
-        x, experts, router_logits, router, options: as for `fused_moe`. Global scales have to be
-            known, as tensors, where the format has any. Everything is checked here, contents on the
-            CPU as well, and all is compiled and allocated here; a call makes the launches alone,
-            some microseconds of host work each.
+        x, experts, router_logits, router, options: as for `fused_moe`. Everything is checked here,
+            contents on the CPU as well, and all is compiled and allocated here; a call makes the
+            launches alone, some microseconds of host work each.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as `fused_moe`, and ValueError for what a plan
@@ -277,12 +277,8 @@ def fused_moe_plan(
     operator = FUSED_MIXED if arranged else FUSED
     tokens = {"x": x, "experts": experts, "router": router, **logit_fields(router_logits)}
     layer = operator.arguments(tokens | given)
-    if not arranged and format_of(layer.fmt).has_global:
-        for name in ("x", "h"):
-            scale = getattr(layer.scales, name)
-            if not isinstance(scale, torch.Tensor):
-                raise ValueError(f"scales.{name} is {scale!r}: a plan takes one that is known")
-        layer = replace(layer, h_decode_scale=scale.reciprocal())  # of h, the last
+    if isinstance(layer.scales.h, torch.Tensor):
+        layer = replace(layer, h_decode_scale=layer.scales.h.reciprocal())
     biases = {name: getattr(layer.router, name) for name in ("bias", "logit_bias")}
     linear = layer.linear and layer.linear.bias
     tables = {"router_logits": layer.router_logits, "linear.bias": linear, **biases}

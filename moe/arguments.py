@@ -110,11 +110,24 @@ class SwiGLU:
 
 @dataclass(frozen=True)
 class Scales:
-    """Global scales of the activations in nvfp4, fp32 [1]: what a calibration run found. None: of
-    the tensor, or of each token, found at every call. h: of the output of SwiGLU; with one the
-    first product quantises its output itself.
+    """Global scales of the activations in nvfp4; formats without a global scale take None alone.
 
-    h_amax: fp32 [1], becomes max(h_amax, the largest magnitude of h).
+    x is the scale of the tokens, h that of the output of SwiGLU. Each is one of these:
+
+    - 'token': each row has its own, from its largest magnitude. A row's result does not depend on
+      other rows, whatever they hold.
+    - None, the default: as 'token'.
+    - 'tensor': all rows share one, from the largest magnitude among them. A single row with a NaN
+      or an infinity makes every other row NaN, and one that is 1,000 times as large as the others
+      rounds them to 0. It takes a launch more than 'token'.
+    - a tensor, fp32 [1]: a scale that is known, such as a calibrated one
+      (`moe.huggingface.activation_scales`). A row's result does not depend on other rows; numbers
+      beyond 2688 / scale saturate. With a known h the first product quantises its own output,
+      which saves a launch.
+
+    h_amax: fp32 [1], becomes max(h_amax, the largest magnitude of h), from which a later scale can
+    be computed: 2688 / h_amax. No product of the same call reads it. Once a row of h has a NaN it
+    is NaN: calibrate without padding.
     """
 
     x: torch.Tensor | str | None = None

@@ -20,6 +20,8 @@ SCALE_ROWS = 128  # of an atom
 SCALE_COLUMNS = 4
 SCALE_ATOM_BYTES = SCALE_ROWS * SCALE_COLUMNS
 
+SCALINGS = ("token", "tensor")  # whose largest magnitude a global scale is computed from
+
 E2M1_LARGEST = 6.0
 E4M3_LARGEST = 448.0
 

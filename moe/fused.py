@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from kernelkit.operator import Operator
-from kernelkit.tensors import DTYPE_NAMES, require_rank, require_tensors
+from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
 from moe.arguments import Arguments, Router, RouterLinear, Scales, SwiGLU, check_form
 from moe.choose import check_tile_rows
 from moe.config import GroupedConfig
-from moe.formats import format_of
-from moe.indices import check_expert_range, range_fields
+from moe.formats import SCALINGS, format_of
+from moe.indices import check_expert_range, check_scale, range_fields
 from moe.launch import forward
 from moe.packing import PackedExperts
 from moe.quantiser.launch import Tokens, quantise
@@ -127,6 +127,7 @@ class Layer:
 
     def _check_own(self) -> None:
         """What the products of this kind of experts refuse, or cannot be asked for."""
+        self._check_scales()
         if self.fmt != self.experts.fmt and (self.fmt, self.experts.fmt) not in MIXED:
             raise NotImplementedError(
                 f"activations {self.activations!r} with weights in {self.experts.fmt}: None for "
@@ -144,6 +145,27 @@ class Layer:
         check_expert_range(first, end, self.total)
         if end - first != self.experts.experts:
             raise ValueError(f"expert_range ({first}, {end}): {self.experts.experts} are packed")
+
+    def _check_scales(self) -> None:
+        """TypeError or ValueError for what is no scale of this format."""
+        has_global = format_of(self.fmt).has_global
+        for name in ("x", "h"):
+            scale = getattr(self.scales, name)
+            if scale is not None and not has_global:
+                raise ValueError(
+                    f"scales.{name} with {self.fmt}, which has no global scale: None for it"
+                )
+            if isinstance(scale, torch.Tensor):
+                require_table(f"scales.{name}", scale, torch.float32, (1,))
+                check_scale(f"scales.{name}", scale)
+            elif not isinstance(scale, str | None):
+                raise TypeError(
+                    f"scales.{name} is {type(scale).__name__}, expected str, torch.Tensor or None"
+                )
+            elif scale not in (None, *SCALINGS):
+                raise ValueError(
+                    f"scales.{name} {scale!r}: one of {SCALINGS}, fp32 [1], or None for 'token'"
+                )
 
 
 @dataclass(frozen=True, eq=False)

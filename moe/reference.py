@@ -54,8 +54,8 @@ def quantise(
 ) -> Quantized:
     """x [T, K] of any float dtype in the format `fmt`.
 
-    global_scale: g as fp32 [1] or [rows of the result], or what to compute it from: 'tensor' (the
-    default where the format has one) or 'token', one for each row of x.
+    global_scale: g as fp32 [1] or [rows of the result], or what to compute it from: 'token', one
+    for each row of x (the default where the format has one), or 'tensor', one for all rows.
     rows: int [R], result row r is row rows[r] of x. offsets: int [E + 1], result rows are sorted by
     expert and the scale factors lie as `moe.formats` says, with room for `scale_blocks`.
     """
@@ -64,7 +64,7 @@ def quantise(
     x = x.float()
     if rows is not None:
         x = x[rows.long()]
-        if encode is not None and global_scale == "token":
+        if encode is not None and global_scale in (None, "token"):
             encode = encode[rows.long()]
     data, codes = quantise_blocks(x, form, encode)
     return of_bytes(data, swizzle_scales(codes, offsets), fmt, encode)
@@ -250,12 +250,12 @@ def _encode_scale_of(
     if isinstance(global_scale, torch.Tensor):
         return global_scale.float()
     magnitude = x.float().abs()
-    if global_scale in (None, "tensor"):
-        amax = magnitude.amax().reshape(1) if x.numel() else magnitude.new_zeros(1)
-    elif global_scale == "token":
+    if global_scale in (None, "token"):
         amax = magnitude.amax(-1)
+    elif global_scale == "tensor":
+        amax = magnitude.amax().reshape(1) if x.numel() else magnitude.new_zeros(1)
     else:
-        raise ValueError(f"global_scale {global_scale!r}: 'tensor', 'token' or a tensor")
+        raise ValueError(f"global_scale {global_scale!r}: 'token', 'tensor' or a tensor")
     return encode_scale(amax, form.name)
 
 

@@ -21,15 +21,17 @@ def quantise(
     arch: str | None = None,
 ) -> Quantized:
     """x in the format `fmt`, bit for bit as `moe.reference.quantise` defines it; one launch,
-    another in front for the scale of the tensor.
+    another in front for the scale of the tensor. Rows do not depend on each other, but for a scale
+    of the tensor.
 
     Args:
         x: [T, K], bfloat16 or float16, K a multiple of the format's block; the last dimension is
             contiguous, the other stride a multiple of 16 bytes.
         fmt: 'nvfp4', 'mxfp4' or 'mxfp8'.
-        global_scale: of nvfp4 alone: fp32 [1] or [R], one for each row of the result, or what to
-            compute it from, the largest magnitude of the 'tensor' x (the default) or of each
-            'token'. Those that are given are positive and finite, which is looked at on the CPU.
+        global_scale: of nvfp4 alone: 'token', the default, where each row has its own, from its
+            largest magnitude; 'tensor', one from the largest magnitude of x, which a single NaN
+            makes NaN; or fp32 [1] or [R], one for each row of the result. Those that are given are
+            positive and finite, which is looked at on the CPU.
         rows: int32 [R], row r of the result is row rows[r] // choices of x, from 0 to T - 1;
             without it R = T.
         choices: of a token, where rows are slots (`Permutation.slot_of_row`).

@@ -20,7 +20,15 @@ from kernelkit.tensors import (
     require_tma,
     with_plain_strides,
 )
-from moe.formats import BlockFormat, format_of, row_blocks, scale_atoms, scale_blocks, scale_bytes
+from moe.formats import (
+    SCALINGS,
+    BlockFormat,
+    format_of,
+    row_blocks,
+    scale_atoms,
+    scale_blocks,
+    scale_bytes,
+)
 from moe.indices import check_offsets, check_range, check_scale
 from moe.quantiser.config import (
     AMAX_CTAS_OF_SM,
@@ -59,6 +67,13 @@ class Tokens:
     partial: bool = False
     backend: str = "auto"
     arch: str | None = None
+
+    @property
+    def scale(self) -> torch.Tensor | str | None:
+        """The global scale, or what it is computed from; None in a format without."""
+        if self.global_scale is None and format_of(self.fmt).has_global:
+            return "token"
+        return self.global_scale
 
     @property
     def count(self) -> int:
@@ -107,7 +122,7 @@ def forward(given: Tokens) -> Results:
 
 def empty_results(given: Tokens) -> Results:
     """Bytes of elements and of scale factors; the global scales and their inverses, or nothing."""
-    x, form, scale = given.x, format_of(given.fmt), given.global_scale
+    x, form, scale = given.x, format_of(given.fmt), given.scale
     data = x.new_empty((given.count, x.shape[1] // form.per_byte), dtype=torch.uint8)
     room = scale_bytes(given.blocks, form.columns(x.shape[1]))
     of_rows = scale.shape[0] != 1 if isinstance(scale, torch.Tensor) else scale == "token"
@@ -179,7 +194,7 @@ def _given_scale(
     given: Tokens, form: BlockFormat, target: Target
 ) -> tuple[str, torch.Tensor | None]:
     """(`scaling` of the config, what it speaks of: global scales, or bits of amaxes)."""
-    global_scale = given.global_scale
+    global_scale = given.scale
     if not form.has_global:
         return "", None
     if isinstance(global_scale, torch.Tensor):
@@ -260,8 +275,8 @@ def _check_global_scale(
     if not form.has_global:
         raise ValueError(f"global_scale with {form.name}, which has none")
     if isinstance(global_scale, str):
-        if global_scale not in ("tensor", "token"):
-            raise ValueError(f"global_scale {global_scale!r}: 'tensor', 'token' or a tensor")
+        if global_scale not in SCALINGS:
+            raise ValueError(f"global_scale {global_scale!r}: 'token', 'tensor' or a tensor")
         return
     require_table("global_scale", global_scale, torch.float32, (None,))
     if len(global_scale) not in (1, count):

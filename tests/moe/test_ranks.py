@@ -52,15 +52,15 @@ def test_shared_experts_beside_the_reference():
 
 
 @pytest.mark.parametrize(("fmt", "scales"), [
-    ("mxfp8", Scales()), ("nvfp4", Scales(h=torch.tensor([300.0]))), ("nvfp4", Scales("token")),
-], ids=["mxfp8", "nvfp4", "nvfp4-found"])  # fmt: skip
+    ("mxfp8", Scales()), ("nvfp4", Scales()), ("nvfp4", Scales("token", "tensor")),
+], ids=["mxfp8", "nvfp4", "nvfp4-tensor"])  # fmt: skip
 def test_the_sum_over_ranks_is_the_layer(fmt, scales):
     """Where scales do not depend on the rank, but for the rounding of each rank's output."""
     whole = run(packed(fmt), scales=scales)
     parts = [run(packed(fmt, *rank), expert_range=rank, scales=scales) for rank in RANKS]
     total = sum(part.double() for part in parts)
-    # The scale of h is found from the rows of a rank, which then are quantised otherwise.
-    assert apart(total, whole) < (8e-3 if scales.h is not None or fmt == "mxfp8" else 0.2)
+    # A scale of the tensor h is found from the rows of a rank, which then are quantised otherwise.
+    assert apart(total, whole) < (0.2 if scales.h == "tensor" else 8e-3)
     assert all(part.any() for part in parts)
 
 
@@ -83,8 +83,8 @@ OF_TWO[:, 2:] -= 50.0  # only the experts 0 and 1 are chosen
 
 
 @pytest.mark.parametrize(("fmt", "scales"), [
-    ("mxfp8", Scales()), ("nvfp4", Scales()), ("nvfp4", Scales("token", "token", torch.zeros(1))),
-], ids=["mxfp8", "nvfp4", "nvfp4-token"])  # fmt: skip
+    ("mxfp8", Scales()), ("nvfp4", Scales("tensor", "tensor")), ("nvfp4", Scales(h_amax=torch.zeros(1))),
+], ids=["mxfp8", "nvfp4-tensor", "nvfp4"])  # fmt: skip
 def test_all_tokens_are_foreign(fmt, scales):
     """Zeros, whatever the rows of nobody hold; the largest |h| is that of nothing."""
     y = run(packed(fmt, 2, 4), OF_TWO, router=PLAIN, scales=scales, expert_range=(2, 4))

@@ -152,13 +152,16 @@ def test_global_scale_is_rounded_once(amax):
 
 def test_where_global_scales_come_from():
     x = torch.tensor([[1.0] * 16, [0.0] * 16, [-4.0] * 16])
-    assert quantise(x, "nvfp4").encode_scale.tolist() == [672]
+    assert quantise(x, "nvfp4").encode_scale.tolist() == [2688, 1, 672]
     assert quantise(x, "nvfp4", global_scale="tensor").encode_scale.tolist() == [672]
+    assert quantise(x, "nvfp4", rows=torch.tensor([2, 1])).encode_scale.tolist() == [672, 1]
     per_token = quantise(x, "nvfp4", global_scale="token", rows=torch.tensor([2, 2, 1, 0]))
     assert per_token.encode_scale.tolist() == [672, 672, 1, 2688]
     given = quantise(x, "nvfp4", global_scale=torch.tensor([3.0]))
     assert given.decode_scale.tolist() == torch.tensor([1 / 3]).tolist()
-    assert quantise(torch.zeros(0, 16), "nvfp4").encode_scale.tolist() == [1]
+    assert quantise(torch.zeros(0, 16), "nvfp4").encode_scale.tolist() == []
+    nobody = quantise(torch.zeros(0, 16), "nvfp4", global_scale="tensor")
+    assert nobody.encode_scale.tolist() == [1]
     assert quantise(torch.zeros(1, 32), "mxfp8").decode_scale is None
 
 
@@ -209,7 +212,7 @@ def test_quantise_refuses():
     x = torch.ones(2, 32)
     with pytest.raises(ValueError, match="global_scale with mxfp4"):
         quantise(x, "mxfp4", global_scale="token")
-    with pytest.raises(ValueError, match="'expert': 'tensor', 'token' or a tensor"):
+    with pytest.raises(ValueError, match="'expert': 'token', 'tensor' or a tensor"):
         quantise(x, "nvfp4", global_scale="expert")
     with pytest.raises(ValueError, match="K = 24"):
         quantise(x[:, :24], "nvfp4")

@@ -206,7 +206,8 @@ def test_products_are_those_of_the_layer():
     assert (second.x.data.shape, second.w.data.shape) == ((80, 64), (6, 256, 64))
     assert (second.out, second.columns, second.config.granularity) == ("bf16", 256, 0)
     assert first.config.amax > second.config.amax
-    late = layer("--h-scale token --dtype fp16")
+    assert first.config.row_scale  # a scale of each token, by default
+    late = layer("--x-scale tensor --h-scale token --dtype fp16")
     assert (late.product("w13").out, late.product("w2").config.row_scale) == ("fp16", True)
     assert not late.product("w13").config.row_scale
 

@@ -289,7 +289,8 @@ def layer_of(arguments: argparse.Namespace) -> Layer:
     if layer.mixed:
         return _mixed(layer, arguments)
     if FORMATS[layer.format].has_global:
-        return replace(layer, h_scale=300.0 if layer.h_scale is None else layer.h_scale)
+        h_scale = 300.0 if layer.h_scale is None else layer.h_scale
+        return replace(layer, x_scale=layer.x_scale or "token", h_scale=h_scale)
     for name in ("x_scale", "h_scale"):
         if fields[name] is not None:
             flag = name.replace("_", "-")

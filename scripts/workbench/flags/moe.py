@@ -96,8 +96,8 @@ def add_layer(parser: argparse.ArgumentParser) -> None:
     words = "rows of gate in w13 before as many of up"
     add(group, "granularity", words, DEFAULT_GRANULARITY, type=int, choices=GRANULARITIES)
     found = {"type": scale, "metavar": "S"}
-    words = "global scale of x in nvfp4: a known number, or found from each tensor or token"
-    add(group, "x-scale", words, shown="tensor", **found)
+    words = "global scale of x in nvfp4: a known number, or found from each token or tensor"
+    add(group, "x-scale", words, shown="token", **found)
     words = "the same of what SwiGLU gives; 1 with --activations e4m3"
     add(group, "h-scale", words, shown="300", **found)
     switch(group, "amax", "find the largest |h|, too")
