@@ -18,7 +18,7 @@ from workbench.soak.rows.subject import Subject
 from workbench.soak.rows.trial import Trial
 
 SMALL = True
-KINDS = 25  # of a subject
+KINDS = 25  # of a subject; the first two are those of the matrix
 PROBLEMS = 10  # of a kind
 
 

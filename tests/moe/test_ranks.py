@@ -83,7 +83,8 @@ OF_TWO[:, 2:] -= 50.0  # only the experts 0 and 1 are chosen
 
 
 @pytest.mark.parametrize(("fmt", "scales"), [
-    ("mxfp8", Scales()), ("nvfp4", Scales("tensor", "tensor")), ("nvfp4", Scales(h_amax=torch.zeros(1))),
+    ("mxfp8", Scales()), ("nvfp4", Scales("tensor", "tensor")),
+    ("nvfp4", Scales(h_amax=torch.zeros(1))),
 ], ids=["mxfp8", "nvfp4-tensor", "nvfp4"])  # fmt: skip
 def test_all_tokens_are_foreign(fmt, scales):
     """Zeros, whatever the rows of nobody hold; the largest |h| is that of nothing."""

@@ -15,7 +15,7 @@ from moe.quantiser.launch import ARCHS
 from moe.reference import encode_scale, unswizzle_scales
 from q8_0.launch import ARCHS as Q8_ARCHS
 from workbench.soak.rows import hostile
-from workbench.soak.rows.subject import Given, Problem, Results, Subject
+from workbench.soak.rows.subject import Given, Problem, Results, Subject, without
 
 DTYPES = (torch.bfloat16, torch.float16)
 SCALINGS = ("default", "token", "given", "given rows")
@@ -125,11 +125,6 @@ class IntegerProblem(Problem):
 
     def others(self, results: Results) -> Results:
         return [without(each, self.row) for each in results]
-
-
-def without(rows: torch.Tensor, row: int) -> torch.Tensor:
-    """All rows but one."""
-    return torch.cat((rows[:row], rows[row + 1 :]))
 
 
 def _integer_kind(pick: random.Random, _arch: str) -> Integers:

@@ -65,6 +65,11 @@ class Subject:
     problem: Callable[[Any, random.Random, bool], Problem]
 
 
+def without(rows: torch.Tensor, row: int) -> torch.Tensor:
+    """All rows but one."""
+    return torch.cat((rows[:row], rows[row + 1 :]))
+
+
 def moved(value: Any, device: str) -> Any:
     """The same on a device, tensors within dataclasses, dicts, tuples and lists, too."""
     if isinstance(value, torch.Tensor):

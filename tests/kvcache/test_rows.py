@@ -1,0 +1,13 @@
+"""An entry's bytes do not depend on other entries, whatever stands in one of them."""
+
+from __future__ import annotations
+
+from tests.rows import changed, each_kind
+from workbench.soak.rows import subjects
+
+SUBJECTS = [each for each in subjects.SUBJECTS if each.name.startswith("kvcache")]
+
+
+@each_kind(SUBJECTS)
+def test_other_rows_keep_their_bits(subject, number):
+    assert not changed(subject, number)
