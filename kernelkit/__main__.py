@@ -28,7 +28,10 @@ EXAMPLES = f"""examples:
 environment:
   {store.VARIABLE}: the folder of the cache, or 'off'
   {store.LIMIT_VARIABLE}: its size at most, {store.DEFAULT_LIMIT} unless set
-  {aot.VARIABLE}: folders of kernels compiled ahead of time, separated by colons
+  {aot.VARIABLE}: folders of kernels compiled ahead of time, separated by colons; as FOLDER@DIGEST
+    a folder is used only if it has that digest
+  {store.SHARED_VARIABLE}: folders of kernels that other users may write, separated by colons;
+    their kernels are executed all the same
   {aot.RECORD_VARIABLE}: a file that notes the kernels of a run, one to a line
 """
 
@@ -174,6 +177,7 @@ def _aot(given: argparse.Namespace) -> int:
             print_progress(number, len(keys), key, time.perf_counter() - start)
 
     print(f"{aot.write(given.out, compiled(), toolchain())} kernels in {given.out}")
+    print(f"digest {aot.digest_of(given.out)}")
     return 0
 
 
@@ -183,6 +187,7 @@ def _show(given: argparse.Namespace) -> int:
         print(f"{item['file']}  {item['title']}")
     made = ", ".join(f"{name} {number}" for name, number in manifest["toolchain"].items())
     print(f"{len(manifest['kernels'])} kernels, made by {made}")
+    print(f"digest {aot.digest_of(given.folder)}")
     changed = aot.changed_sources(manifest)
     print(f"other sources here: {', '.join(changed)}" if changed else "made from the sources here")
     return 1 if changed else 0

@@ -5,7 +5,10 @@ DSL, and the record of a run that says which kernels to put there.
                      digest of each source file that it is traced from
     *.kernel         `kernelkit.artifact.Artifact`
 
-A folder is loaded by `load(folder)` or named in BLACKWELL_KERNELS_AOT, several separated by colons.
+A folder is loaded by `load(folder)` or named in BLACKWELL_KERNELS_AOT, several separated by colons,
+each as FOLDER or as FOLDER@DIGEST. Its kernels are executed, so either the folder has the digest
+that the caller names, or nobody else may write it (`kernelkit.trusted`).
+
 A run writes its record to the file that BLACKWELL_KERNELS_RECORD names, a key to a line.
 """
 
@@ -26,6 +29,9 @@ from kernelkit import sources
 from kernelkit.arch import written_for
 from kernelkit.artifact import Artifact, ArtifactError
 from kernelkit.keys import KernelKey, NotPlain
+from kernelkit.outside import json_of, require_fields
+from kernelkit.store import GUARD, SHARED_VARIABLE
+from kernelkit.trusted import Untrusted, write_whole
 
 VARIABLE = "BLACKWELL_KERNELS_AOT"
 RECORD_VARIABLE = "BLACKWELL_KERNELS_RECORD"
@@ -33,22 +39,27 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 
 
+# What an entry of the manifest has to have, and of which type.
+_FIELDS = {"key": dict, "title": str, "file": str, "sha256": str, "sources": dict}
+_NAMED = re.compile(r"(.+)@([0-9a-f]{64})")  # a folder with its digest
+
+
 class AotError(RuntimeError):
-    """A folder of artefacts that does not fit this installation, or is damaged."""
+    """A folder of artefacts that does not fit this installation, is damaged, or may be written by
+    others."""
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A kernel of a folder, read when it is first asked for."""
+    """A kernel of a folder, read when it is first asked for. trust: whoever may write the file, as
+    its manifest has the digest that the caller named, or the caller shares the folder."""
 
     path: Path
     sha256: str
+    trust: bool = False
 
     def read(self) -> Artifact:
-        try:
-            data = self.path.read_bytes()
-        except OSError as error:
-            raise AotError(f"{self.path}: {error.strerror}") from error
+        data = _content(self.path, self.trust)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise AotError(f"{self.path} is not the file that the manifest names (sha256 differs)")
         try:
@@ -65,11 +76,16 @@ _lock = threading.Lock()
 # ---- using
 
 
-def load(folder: str | Path) -> int:
+def load(folder: str | Path, *, digest: str | None = None, trust: bool = False) -> int:
     """Use the artefacts of a folder in this process.
 
     Args:
         folder: as `python -m kernelkit aot` wrote it.
+        digest: the SHA-256 of its manifest in hex, which that command and `python -m kernelkit
+            show` print. The manifest has the digest of each kernel, so nothing else is executed,
+            whoever may write the folder.
+        trust: use the folder although other users may write it; BLACKWELL_KERNELS_SHARED does the
+            same.
 
     Returns:
         How many they are.
@@ -77,9 +93,12 @@ def load(folder: str | Path) -> int:
     Raises:
         AotError: for a folder without a manifest, one of another format, and one whose kernels
             were traced from other sources than those installed here: it names the files that
-            differ.
+            differ. Also for another digest, and without one for a folder that others may write.
     """
-    manifest = read_manifest(Path(folder))
+    data = _content(Path(folder) / MANIFEST, trust or digest is not None)
+    if digest is not None and digest_of(data) != digest:
+        raise AotError(f"{folder} has digest {digest_of(data)}, expected {digest}")
+    manifest = _manifest(Path(folder), data)
     changed = changed_sources(manifest)
     if changed:
         raise AotError(
@@ -88,19 +107,48 @@ def load(folder: str | Path) -> int:
         )
     for item in manifest["kernels"]:
         key = json.dumps(item["key"], sort_keys=True)
-        _ready[key] = _Ready(Path(folder) / item["file"], item["sha256"])
+        path = Path(folder) / item["file"]
+        _ready[key] = _Ready(path, item["sha256"], trust or digest is not None)
     return len(manifest["kernels"])
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a folder holds. AotError where it has no manifest that this version reads."""
+    """What a folder holds, whoever wrote it. AotError where it has no manifest that this version
+    reads."""
+    return _manifest(folder, _content(folder / MANIFEST, trust=True))
+
+
+def digest_of(manifest: bytes | Path) -> str:
+    """The digest of a folder, as `load` takes it: of the bytes of its manifest."""
+    data = manifest if isinstance(manifest, bytes) else _content(manifest / MANIFEST, trust=True)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _content(path: Path, trust: bool) -> bytes:
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return GUARD.read(path, trust=trust)
+    except Untrusted as error:
+        name = f"load(..., trust=True), a digest or {SHARED_VARIABLE}"
+        raise AotError(f"{path} is not used: {error}. ({name} allows it.)") from error
+    except OSError as error:
+        if path.name == MANIFEST:
+            raise AotError(f"{path.parent} has no readable {MANIFEST}: {error}") from error
+        raise AotError(f"{path}: {error.strerror}") from error
+
+
+def _manifest(folder: Path, data: bytes) -> dict[str, Any]:
+    try:
+        manifest = json_of(data, MANIFEST)
         given = manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if given != FORMAT:
+            raise AotError(f"{folder} has format {given}, this version reads {FORMAT}")
+        require_fields(MANIFEST, manifest, {"toolchain": dict, "kernels": list})
+        for item in manifest["kernels"]:
+            require_fields(MANIFEST, item, _FIELDS)
+            if Path(item["file"]).name != item["file"]:
+                raise ValueError(f"file is {item['file']!r}, expected a name in the folder")
+    except (ValueError, KeyError, TypeError) as error:
         raise AotError(f"{folder} has no readable {MANIFEST}: {error}") from error
-    if given != FORMAT:
-        raise AotError(f"{folder} has format {given}, this version reads {FORMAT}")
     return manifest
 
 
@@ -122,7 +170,8 @@ def artefact_for(key: KernelKey) -> Artifact | None:
     with _lock:
         for folder in filter(None, named.split(os.pathsep)):
             if folder not in _folders_read:
-                load(folder)
+                match = _NAMED.fullmatch(folder)
+                load(match[1], digest=match[2]) if match else load(folder)
                 _folders_read.add(folder)
     if not _ready:
         return None
@@ -180,10 +229,10 @@ def write(
     folder: Path, kernels: Iterable[tuple[KernelKey, Artifact]], toolchain: dict[str, str]
 ) -> int:
     """Fill a folder, the manifest last, without which it is none; how many kernels there are."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o755)  # for others to read
     items = [_written(folder, key, artifact) for key, artifact in kernels]
     manifest = {"format": FORMAT, "toolchain": toolchain, "kernels": items}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
     return len(items)
 
 
@@ -192,7 +241,7 @@ def _written(folder: Path, key: KernelKey, artifact: Artifact) -> dict[str, Any]
     data = artifact.to_bytes()
     digest = hashlib.sha256(data).hexdigest()
     file = f"{re.sub(r'[^a-zA-Z0-9_]+', '_', f'{key.source}_{key.arch}')}_{digest[:12]}.kernel"
-    (folder / file).write_bytes(data)
+    write_whole(folder / file, data)
     return {
         "key": json.loads(key.to_text()),
         "title": key.title(),

@@ -127,6 +127,10 @@ def cache_report() -> tuple[dict[str, Any], list[str]]:
         nbytes = sum(entry.nbytes for entry in entries)
         found["kernels"] = _folder(kept.folder, len(entries), nbytes) | {"limit": kept.limit}
         damaged = [path for entry in entries if (path := _damaged(entry.path))]
+        try:
+            store.GUARD.check(kept.folder)
+        except OSError as error:
+            damaged += [] if isinstance(error, FileNotFoundError) else [str(error)]
         found["measured choices"] = _sizes(kept.folder / tuned_files.FOLDER, "*.json")
     named = os.environ.get("PTXEMU_CACHE", "")
     if named.lower() not in store.OFF:

@@ -1,7 +1,8 @@
 """What a kernel is compiled from, as text: where its source is, its config, the architecture.
 
 A config is a frozen dataclass of plain values, so that it can be written down, compared between
-processes, and read again.
+processes, and read again. A text can name only kernels and configs of our own packages: reading it
+imports nothing else and calls nothing but their constructors.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ from enum import Enum
 from importlib import import_module
 from typing import Any
 
+from kernelkit.outside import json_of, require_fields
+from kernelkit.sources import PACKAGES, path_of
+
+# What constructors raise for arguments that are not theirs.
+_FAILURES = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 PLAIN = (bool, int, float, str, type(None))  # types of values that have a lasting text
 
 
@@ -47,10 +53,13 @@ class KernelKey:
     def from_text(cls, text: str) -> KernelKey:
         """Of what `to_text` gave. ValueError for anything else."""
         try:
-            fields = json.loads(text)
-            return cls(fields["source"], _decoded(fields["config"]), fields["arch"])
-        except (KeyError, TypeError, AttributeError, ImportError) as error:
+            fields = json_of(text, "it")
+            require_fields("it", fields, {"source": str, "arch": str})
+            key = cls(fields["source"], _decoded(fields["config"]), fields["arch"])
+            _require_ours(key.module)
+        except (*_FAILURES, ImportError) as error:
             raise ValueError(f"no key of a kernel: {text[:200]} ({error})") from error
+        return key
 
     def title(self) -> str:
         """For people: the source and what differs from the config's defaults."""
@@ -77,17 +86,28 @@ def _decoded(value: Any) -> Any:
     if "tuple" in value:
         return tuple(_decoded(item) for item in value["tuple"])
     if "enum" in value:
-        return _named(value["enum"])[value["name"]]
+        return _class_of(value["enum"])[value["name"]]
     fields = {name: _decoded(item) for name, item in value["fields"].items()}
-    return _named(value["class"])(**fields)
+    return _class_of(value["class"])(**fields)
 
 
-def _named(path: str) -> Any:
+def _class_of(path: str) -> Any:
+    """An Enum or a frozen dataclass by its name; ValueError for anything else."""
     module, _, name = path.partition(":")
-    found = import_module(module)
+    _require_ours(module)
+    found: Any = import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
-    return found
+    if isinstance(found, type) and found.__module__ == module:
+        about: Any = vars(found).get("__dataclass_params__")
+        if issubclass(found, Enum) or (about is not None and about.frozen):
+            return found
+    raise ValueError(f"{path} is not the class of a config")
+
+
+def _require_ours(module: str) -> None:
+    if path_of(module) is None:
+        raise ValueError(f"{module} is not a module of {', '.join(PACKAGES)}")
 
 
 def _short(value: Any) -> str:

@@ -5,7 +5,8 @@
 
 Files appear whole, by renaming, so that a process that is killed leaves no torn one. What does not
 read well is dropped, said so, and compiled again. A folder that cannot be written is said once, and
-is no error.
+is no error. Kernels are executed, so a folder or file that another user may write is not used
+(`kernelkit.trusted`); a warning names it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import contextlib
 import json
 import os
 import re
-import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -26,13 +26,15 @@ from typing import Any
 
 from kernelkit.artifact import Artifact, ArtifactError
 from kernelkit.keys import KernelKey
+from kernelkit.trusted import UNFINISHED, Guard, Untrusted, write_whole
 
 VARIABLE = "BLACKWELL_KERNELS_CACHE"
 LIMIT_VARIABLE = "BLACKWELL_KERNELS_CACHE_LIMIT"
+SHARED_VARIABLE = "BLACKWELL_KERNELS_SHARED"  # folders that may belong to others
+GUARD = Guard(SHARED_VARIABLE)
 OFF = ("off", "0", "no")
 DEFAULT_LIMIT = "2G"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-UNFINISHED = ".new-"  # what the name of a file that is being written begins with
 _DAY = 86_400  # seconds
 _SELDOM = 3600  # seconds after which a use is noted anew
 _BETWEEN_LOOKS = 32  # files written between two looks at the size of the folder
@@ -41,27 +43,6 @@ _PATIENCE = 900  # seconds to wait for another process that compiles the same ke
 
 class CacheWarning(UserWarning):
     """The cache of compiled kernels could not do its work; kernels are compiled instead."""
-
-
-def write_whole(path: Path, data: bytes, *, lasting: bool = False) -> None:
-    """The file is the old one or the new one, whatever ends this process; lasting: or the machine,
-    once this returns the new one. OSError where it cannot be written."""
-    new = path.with_name(f"{UNFINISHED}{os.getpid()}-{threading.get_ident()}-{path.name}")
-    try:
-        with new.open("wb") as file:
-            file.write(data)
-            file.flush()
-            if lasting:
-                os.fsync(file.fileno())
-        os.replace(new, path)
-        if lasting:
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def sweep(paths: Iterable[Path]) -> None:
@@ -114,7 +95,7 @@ class Store:
         self.folder = folder
         self.limit = limit
         self._writes = 0
-        self._complained = False
+        self._complaints: set[str] = set()
 
     # ---- reading
 
@@ -146,7 +127,7 @@ class Store:
 
     def _read(self, path: Path) -> bytes | None:
         try:
-            data = path.read_bytes()
+            data = GUARD.read(path)
             if time.time() - path.stat().st_mtime > _SELDOM:
                 os.utime(path)
         except FileNotFoundError:
@@ -173,7 +154,7 @@ class Store:
 
     def _write(self, path: Path, data: bytes) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            GUARD.make(path.parent)
             write_whole(path, data)
         except OSError as error:
             self._complain(error)
@@ -183,10 +164,12 @@ class Store:
         self._writes += 1
 
     def _complain(self, error: OSError) -> None:
-        """Once for a process: what is wrong will not change soon."""
-        if not self._complained:
-            self._complained = True
-            message = f"the cache of compiled kernels in {self.folder} is of no use: {error}"
+        """Warn once of each file or folder that others may write, and once of all else: what is
+        wrong will not change soon."""
+        culprit = error.culprit if isinstance(error, Untrusted) else ""
+        if culprit not in self._complaints:
+            self._complaints.add(culprit)
+            message = f"the cache of compiled kernels in {self.folder} cannot be used: {error}"
             warnings.warn(f"{message}; going on without it", CacheWarning, stacklevel=4)
 
     @contextmanager
@@ -198,7 +181,7 @@ class Store:
         path = self.folder / "locks" / digest[:2] / f"{digest}.lock"
         with contextlib.ExitStack() as stack:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                GUARD.make(path.parent)
                 stack.enter_context(FileLock(path, timeout=_PATIENCE))
             except (OSError, NotImplementedError) as error:
                 if not isinstance(error, Timeout):
@@ -254,7 +237,9 @@ class Store:
         ]
 
     def verify(self) -> tuple[int, list[Path]]:
-        """Read everything; (files that are whole, damaged ones, which are removed)."""
+        """Read everything; (files that are whole, damaged ones, which are removed). Raises
+        Untrusted for a folder that others may write."""
+        self._require_trusted()
         good, damaged = 0, []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CacheWarning)
@@ -267,12 +252,18 @@ class Store:
         return good, damaged
 
     def clear(self) -> int:
-        """Remove everything; how many files that were."""
+        """Remove everything; how many files that were. Raises Untrusted for a folder that others
+        may write: what a link in it names is not removed."""
+        self._require_trusted()
         entries = self.entries()
         for path in [*(entry.path for entry in entries), *self.folder.glob(f"*/*/{UNFINISHED}*")]:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
         return len(entries)
+
+    def _require_trusted(self) -> None:
+        if self.folder.exists():
+            GUARD.check(self.folder)
 
     def _kernel_path(self, digest: str) -> Path:
         return self.folder / "kernels" / digest[:2] / f"{digest}.kernel"

@@ -204,6 +204,7 @@ def load(folder: Path, place: Place) -> dict[str, Entry]:
     a damaged file, which is set aside, and one that says it belongs elsewhere."""
     path = folder / place.file_name
     try:
+        store.GUARD.check(path)
         header, entries = read(path)
     except FileNotFoundError:
         return {}
@@ -247,7 +248,7 @@ def add(folder: Path, place: Place, entries: Iterable[Entry]) -> Path:
     if not place.machine.driver:
         raise ValueError("nothing says which driver this is: no measurement is kept without it")
     path = folder / place.file_name
-    path.parent.mkdir(parents=True, exist_ok=True)
+    store.GUARD.make(path.parent)
     with FileLock(path.with_suffix(".lock"), timeout=_PATIENCE):
         store.sweep(folder.glob(f"{store.UNFINISHED}*"))
         known = load(folder, place)

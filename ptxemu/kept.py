@@ -5,8 +5,8 @@
 The digest covers all sources of the emulator and the versions of Python and numpy, so that nothing
 stale is found. A file appears whole, by renaming, and begins with the digest of its content: a
 damaged one counts as missing. What is read can run code, as a compiled module of Python can. So a
-folder or a file that others may write is not read. What was used least recently goes when there is
-too much.
+folder or a file that others may write is not used (`ptxemu.trusted`), and a warning names it. What
+was used least recently goes when there is too much.
 
 The folder is `ptxemu/programs` in the user's cache folder, elsewhere where `PTXEMU_CACHE` names a
 folder, and nowhere where that is `off`.
@@ -20,7 +20,6 @@ import itertools
 import os
 import pickle
 import sys
-import threading
 import time
 import zlib
 from functools import cache
@@ -29,6 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from ptxemu.guard import GUARD, warn
+from ptxemu.trusted import UNFINISHED, write_whole
+
 FOLDER = "PTXEMU_CACHE"  # environment variable: where to
 OFF = ("off", "0", "no")
 LIMIT = 256 << 20  # bytes of the folder
@@ -36,7 +38,7 @@ _SHORT = 4096  # letters: less is read anew in the time that a file takes
 _SELDOM = 3600  # seconds after which a use is noted anew
 _BETWEEN_LOOKS = 32  # files written between two looks at the size of the folder
 _FILES = "[0-9a-f]" * 2 + "/" + "[0-9a-f]" * 62
-_DRAFTS = "[0-9a-f]" * 2 + "/.new-*-" + "[0-9a-f]" * 62
+_DRAFTS = f"{'[0-9a-f]' * 2}/{UNFINISHED}*-{'[0-9a-f]' * 62}"
 _DIGEST = hashlib.sha256().digest_size
 _UNREADABLE = (
     *(pickle.UnpicklingError, EOFError, AttributeError, ImportError),
@@ -63,31 +65,28 @@ class Kept:
         """What `put` was given under that name, in any process; None where there is nothing of
         use."""
         try:
-            data = _trusted(self._path(part))
+            data = _content(self._path(part))
             if data[:_DIGEST] != hashlib.sha256(data[_DIGEST:]).digest():
                 return None
             return pickle.loads(zlib.decompress(data[_DIGEST:]))
-        except (OSError, zlib.error, *_UNREADABLE):
+        except OSError as error:
+            warn(error)
+            return None
+        except (zlib.error, *_UNREADABLE):
             return None
 
     def put(self, part: str, value: Any) -> None:
         """Keep it; without a word where the folder cannot be written, or the value not be kept."""
         path = self._path(part)
-        draft = path.with_name(f".new-{os.getpid()}-{threading.get_ident()}-{path.name}")
         try:
             content = zlib.compress(pickle.dumps(value, 5), 1)
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _own(self._folder)
-            path.parent.mkdir(exist_ok=True, mode=0o700)
-            try:
-                draft.write_bytes(hashlib.sha256(content).digest() + content)
-                draft.chmod(0o600)
-                draft.replace(path)
-            finally:
-                draft.unlink(missing_ok=True)
+            GUARD.make(path.parent)
+            write_whole(path, hashlib.sha256(content).digest() + content)
             if next(_writes) % _BETWEEN_LOOKS == 0:
                 evict(self._folder, LIMIT)
-        except (OSError, RecursionError, pickle.PicklingError):
+        except OSError as error:
+            warn(error)
+        except (RecursionError, pickle.PicklingError):
             return
 
 
@@ -129,23 +128,13 @@ def _sources() -> bytes:
     return found.digest()
 
 
-def _own(path: Path) -> os.stat_result:
-    """The status of what nobody else can write; PermissionError where somebody can."""
-    status = path.stat()
-    if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
-        raise PermissionError(f"others may write {path}")
-    return status
-
-
-def _trusted(path: Path) -> bytes:
+def _content(path: Path) -> bytes:
     """The bytes of a file that nobody else can have written, OSError where that is not so."""
-    _own(path.parent.parent)
-    _own(path.parent)
-    used = _own(path).st_mtime
-    if time.time() - used > _SELDOM:
-        with contextlib.suppress(OSError):
+    data = GUARD.read(path)
+    with contextlib.suppress(OSError):
+        if time.time() - path.stat().st_mtime > _SELDOM:
             os.utime(path)
-    return path.read_bytes()
+    return data
 
 
 def evict(folder: Path, limit: int) -> None:

@@ -7,6 +7,9 @@ import os
 import tempfile
 from pathlib import Path
 
+from ptxemu.guard import GUARD, warn
+from ptxemu.trusted import write_whole
+
 FOLDER = "PTXEMU_KEEP"  # environment variable: where to
 MACHINE_CODE = (".cubin", ".sass")  # what commands put beside it
 _AT_MOST = 32  # kernels that are left in the folder
@@ -20,18 +23,18 @@ def folder() -> Path:
 
 def keep(text: str, entry: str) -> Path | None:
     """Write PTX under a name that its text decides, and remove the oldest of what was kept before.
-    None where the folder cannot be written to: a report is worth more than its appendix."""
+    None where the folder cannot be written to, or where others may write it, too: they could make
+    links of our names there. A report is worth more than its appendix."""
     words = "".join(c if c.isalnum() else "_" for c in entry)[:40].strip("_")
     path = folder() / f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.ptx"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        GUARD.make(path.parent)
+        write_whole(path, text.encode())
         kept = sorted(path.parent.glob("*.ptx"), key=lambda p: p.stat().st_mtime)
         for old in kept[:-_AT_MOST]:
             for kind in (".ptx", *MACHINE_CODE):
                 old.with_suffix(kind).unlink(missing_ok=True)
-    except OSError:
+    except OSError as error:
+        warn(error)
         return None
     return path

@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ptxemu.guard import GUARD, warn
 from ptxemu.native import accesses, operands, primitives, shadow
 from ptxemu.native.builtin import builtin, interface
 from ptxemu.native.ir import Key
 from ptxemu.native.routines import ROUTINES, symbol
+from ptxemu.trusted import write_whole
 
 _KEPT = 8  # files; others are of sources that have changed since
 
@@ -171,14 +173,17 @@ def _compiled(llvm: Any, machine: Any, source: Source) -> _Code:
 
 
 def _read(path: Path) -> _Code | None:
-    """None where it is missing or broken."""
+    """None where it is missing or broken, or where others may write it."""
     try:
-        head, _, code = path.read_bytes().partition(b"\n")
+        head, _, code = GUARD.read(path).partition(b"\n")
         told = json.loads(head)
         keys = [(name, tuple(types)) for name, types in told["keys"]]
         if told["checksum"] != _checksum(keys, code):
             return None
-    except (OSError, ValueError, TypeError, KeyError):
+    except OSError as error:
+        warn(error)
+        return None
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return _Code(keys, code)
 
@@ -191,16 +196,14 @@ def _keep(path: Path, found: _Code) -> None:
     """For the next process; a folder that cannot be written costs the time of compiling each
     time."""
     head = json.dumps({"checksum": _checksum(*found), "keys": found.keys})
-    draft = path.with_suffix(f".{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(head.encode() + b"\n" + found.code)
-        draft.replace(path)
+        GUARD.make(path.parent)
+        write_whole(path, head.encode() + b"\n" + found.code)
         by_age = sorted(path.parent.glob("*.o"), key=lambda file: file.stat().st_mtime)
         for old in by_age[:-_KEPT]:
             old.unlink()
-    except OSError:
-        draft.unlink(missing_ok=True)
+    except OSError as error:
+        warn(error)
 
 
 def _folder() -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import re
 import shutil
 import subprocess
@@ -56,6 +57,33 @@ def test_what_has_no_lasting_text_has_no_key(config):
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"source": "a", "config": {"class": "no:x"}}'])
 def test_text_that_is_no_key_is_refused(text):
     with pytest.raises(ValueError):
+        KernelKey.from_text(text)
+
+
+@pytest.mark.parametrize("config", [
+    {"class": "os:system", "fields": {"command": "exit 7"}},
+    {"class": "subprocess:Popen", "fields": {"args": "true"}},
+    {"class": "kernelkit.aot:os.system", "fields": {"command": "exit 7"}},  # by way of ours
+    {"class": "kernelkit.aot:KernelKey.to_text", "fields": {}},
+    {"class": "kernelkit.aot:load", "fields": {"folder": "/"}},  # ours, but not a class
+    {"class": "kernelkit.aot:Path", "fields": {}},
+    {"enum": "antigravity:x", "name": "y"},
+    {"class": "dataclasses:make_dataclass", "fields": {"cls_name": "A", "fields": []}},
+    {"class": "../../tests:x", "fields": {}},
+])  # fmt: skip
+def test_a_text_calls_nothing_but_configs(config, monkeypatch):
+    """A record of kernels may come from anybody."""
+    monkeypatch.setattr("os.system", lambda *_, **__: pytest.fail("called"))
+    known = set(sys.modules)
+    text = json.dumps({"source": ATTENTION, "arch": "sm_90a", "config": config})
+    with pytest.raises(ValueError, match=r"not a module of|not the class of a config"):
+        KernelKey.from_text(text)
+    assert "antigravity" not in set(sys.modules) - known
+
+
+def test_a_source_of_others_is_refused():
+    text = json.dumps({"source": "subprocess:run", "arch": "sm_90a", "config": None})
+    with pytest.raises(ValueError, match="subprocess is not a module of"):
         KernelKey.from_text(text)
 
 
