@@ -9,8 +9,10 @@ An H100 answered for sm_90a (`scripts/conformance.py --questions`): 25 bits of f
 13 bits of FP8 in wgmma, whose f32 results keep 13 bits, too, as DeepSeek-V3's report has it. FP8 in
 mma.sync there is turned into f16 and summed from zero, first of elements 0, 1, 4, 5, ... along K,
 then of the others beside that sum, both to D's type; C is added in the end, with one rounding.
-Of newer GPUs MMA-Sim (arXiv:2511.10909, github.com/microsoft/MMA-Sim) claims 25 bits for all of
-this, tcgen05.mma without scales included, where none of us could look.
+ptxas of CUDA 13.0 and 13.5 makes the same code of it for sm_100, sm_103 and sm_110 (F2FP, two HMMA,
+FADD or HADD2), whose tensor cores have FP8 in tcgen05.mma alone; sm_89, sm_120 and sm_121 have one
+QMMA. Of newer GPUs MMA-Sim (arXiv:2511.10909, github.com/microsoft/MMA-Sim) claims 25 bits for all
+of this, tcgen05.mma without scales included, where none of us could look.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ _LEAST = {
 }
 _FP8 = ("e4m3", "e5m2")
 _HOPPER = ("f16", "bf16", "tf32", *_FP8)
+_WITHOUT_QMMA = (90, 100, 101, 103, 110)  # whose mma.sync turns FP8 into f16
 _NOTHING = -4096  # the exponent of zero, which moves nobody
 _AT_ONCE = 1 << 18  # products, so that what is written is still in a cache when it is read
 _F32_BITS = 23
@@ -65,13 +68,12 @@ def rule(instruction: str, target: str, types: Types) -> Rule:
     """
     digits = re.match(r"sm_(\d+)", target)
     version = int(digits[1]) if digits else 0
-    if version == 90 and {types.a, types.b}.issubset(_HOPPER):
-        eight = types.a in _FP8
-        if instruction == "wgmma.mma_async":
-            return Rule(13, 13) if eight else Rule(25)
-        if instruction == "mma.sync":
-            return Rule(25, split=eight)
-    if version >= 100 and instruction in ("mma.sync", "tcgen05.mma"):
+    eight, known = types.a in _FP8, {types.a, types.b}.issubset(_HOPPER)
+    if instruction == "wgmma.mma_async" and version == 90 and known:
+        return Rule(13, 13) if eight else Rule(25)
+    if instruction == "mma.sync" and (version >= 100 or (version == 90 and known)):
+        return Rule(25, split=eight and version in _WITHOUT_QMMA)
+    if instruction == "tcgen05.mma" and version >= 100:
         return Rule(25)  # MMA-Sim's claim
     raise unknown(f"{instruction} of {types.d}.{types.a}.{types.b}, .target {target or 'none'}")
 

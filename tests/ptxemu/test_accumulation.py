@@ -137,7 +137,32 @@ def test_what_nobody_knows_is_refused_by_name(name: str) -> None:
     assert caught.value.line
 
 
+# how ptxas 13.0 and 13.5 assemble mma.sync with FP8 operands
+QMMA = {
+    **dict.fromkeys("sm_90 sm_90a sm_100 sm_100a sm_100f sm_103a sm_110 sm_110a".split(), False),
+    **dict.fromkeys("sm_120 sm_120a sm_121a".split(), True),
+}
+
+
+@pytest.mark.parametrize("target", QMMA)
+@pytest.mark.parametrize("d", ["f32", "f16"])
+def test_fp8_without_an_instruction_of_its_own_goes_through_f16(target: str, d: str) -> None:
+    """Two sums of 16 products each, then C: what is below the last bit of the first sum is lost."""
+    for a, b in (("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e5m2")):
+        assert rule("mma.sync", target, Types(d, a, b)).split is not QMMA[target]
+    for other in ("f16", "bf16", "tf32"):
+        assert not rule("mma.sync", target, Types(d, other, other)).split
+    types = Types("f32", "e4m3", "e4m3")
+    how = rule("mma.sync", target, types)
+    # 2^18 of C hides 2^-8 where all are aligned at once; else the sum of the products has it
+    values = [2.0**-4, 0.0, 0.0, 0.0] * 8
+    found = _one(values, [2.0**-4] * 32, 2.0**18, types, how)
+    assert found == (2.0**18 if QMMA[target] else 2.0**18 + 2.0**-5)
+
+
 def test_older_gpus_and_other_words_are_refused() -> None:
+    with pytest.raises(UnsupportedPtx, match="sm_89"):
+        rule("mma.sync", "sm_89", Types("f32", "e4m3", "e4m3"))
     with pytest.raises(UnsupportedPtx, match="sm_80"):
         rule("mma.sync", "sm_80", Types("f32", "f16", "f16"))
     with pytest.raises(ValueError, match="accumulation='exact'"):
