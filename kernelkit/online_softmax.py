@@ -9,8 +9,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
+from kernelkit.branch import once
 from kernelkit.log2 import LN_2, LOG2_E
 
+# A row whose maximum is larger than this in log2 units is `far`: the rounding of scale_log2 *
+# row_max would show in its weights, so the maximum is subtracted before the multiplication.
+FAR_LOG2 = 2.0**14
+# Factors of scores beyond these act like them, so that no product with a finite score of e4m3 is
+# infinite, and a factor of 0 gives equal weights where -inf * 0 would be NaN.
+MIN_FACTOR, MAX_FACTOR = 2.0**-100, 2.0**96
 CHUNK = 32  # scores per mask word and per conversion
 ALL_BITS = 0xFFFFFFFF
 
@@ -107,6 +114,28 @@ def finite(top: Float32) -> Float32:
 
 
 @cute.jit
+def magnitude(factor: Float32) -> Float32:
+    """Return |factor| within [MIN_FACTOR, MAX_FACTOR]."""
+    return cute.arch.fmin(cute.arch.fmax(abs(factor), MIN_FACTOR), MAX_FACTOR)
+
+
+@cute.jit
+def negate_where(scores: cute.Tensor, negative: Boolean) -> None:
+    """Negate the scores (N,) of a row whose factor is negative, so that its largest score is the
+    one with the largest weight. All lanes of the warp call this."""
+    for _ in cutlass.range(once(cute.arch.vote_any_sync(negative)), unroll=1):
+        sign = Float32(-1.0) if negative else Float32(1.0)
+        for column in cutlass.range_constexpr(cute.size(scores)):
+            scores[column] = scores[column] * sign
+
+
+@cute.jit
+def is_far(base: Float32, scale_log2: Float32) -> Boolean:
+    """Whether `base`, a finite row maximum, is to be subtracted before the multiplication."""
+    return abs(base * scale_log2) > FAR_LOG2
+
+
+@cute.jit
 def exponentiate(
     scores: cute.Tensor,
     row_max: Float32,
@@ -116,13 +145,16 @@ def exponentiate(
 ) -> None:
     """scores (N,) in place: exp2(scale_log2 * (s - row_max) + bias_log2), 0 where both are -inf.
 
-    by_polynomial: of 16 pairs of scores so many go through `exp2_polynomial`, which leaves the MUFU
-    to the others.
+    All lanes of the warp call this. by_polynomial: number of pairs of scores, out of 16, that go
+    through `exp2_polynomial`, which leaves the MUFU to the others.
     """
-    finite_max = row_max
-    if row_max == -Float32.inf:
-        finite_max = Float32(0.0)
-    shift = -finite_max * scale_log2
+    base = finite(row_max)
+    far = is_far(base, scale_log2)
+    for _ in cutlass.range(once(cute.arch.vote_any_sync(far)), unroll=1):
+        offset = -base if far else Float32(0.0)
+        for column in cutlass.range_constexpr(cute.size(scores)):
+            scores[column] = scores[column] + offset
+    shift = Float32(0.0) if far else -base * scale_log2
     if cutlass.const_expr(bias_log2):
         shift += bias_log2
     for first in cutlass.range_constexpr(0, cute.size(scores), CHUNK):

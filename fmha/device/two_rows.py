@@ -5,10 +5,17 @@ Element c + 2 h + 4 j of a thread belongs to row h. Four lanes share a row: its 
 between them where it is found, its sum once at the end. `kernelkit.online_softmax` says what
 `row_max` and `scale_log2` mean.
 
-A maximum costs as many instructions as an exponential, and a row's moves in a few tiles only. So
-weights refer to the one that was found last, and it is found anew where they tell that it is too
-small: no weight may be above 2 ** rescale_log2, and none is where their sum is not. In e4m3 their
-sum may be above what one of them may be, and too small is what a weight tells that became 448.
+A maximum costs as many instructions as an exponential, and the maximum of a row changes in few
+tiles. So the kernel keeps a stale maximum and checks it afterwards. If the sum of a thread's weights
+exceeds 2 ** rescale_log2, the maximum may be too small: the tile is weighed again, with a new maximum
+for the rows that asked for one. If the sum is within the bound, so is every weight. In e4m3 the sum
+may exceed the bound of a single weight; there a row asks if one of its weights became 448.
+
+Rows do not depend on each other: a row that did not ask keeps its maximum, so its weights have the
+same bits whatever the other rows of the tile hold.
+
+`far` rows (`kernelkit.online_softmax.FAR_LOG2`) ask in every tile. Their maximum is subtracted
+before the multiplication (`bring_near`), which only the second weighing does.
 """
 
 from dataclasses import dataclass
@@ -22,13 +29,16 @@ from fmha.device.args import Row, Scalars, Tables, Work
 from fmha.device.lanes import Lane
 from fmha.device.scales import score_scale
 from fmha.plan import AttentionPlan
+from kernelkit.branch import once
 from kernelkit.limits import FLT_MAX
 from kernelkit.online_softmax import (
     EXP2_COEFFICIENTS,
     LEAST_EXPONENT,
     ROUNDER,
     finite,
+    is_far,
     lowest_bits,
+    magnitude,
     raised,
 )
 from kernelkit.warp_mma import pack, pack_e4m3
@@ -46,9 +56,10 @@ class Reference:
 
     row_max: cute.Tensor
     row_sum: cute.Tensor  # of this thread's weights
-    shift: cute.Tensor  # what is added to a score in log2 units: -row_max, FLT_MAX without one
-    limit: cute.Tensor  # of the sum of a tile's weights; 0 where row_max is -inf
-    unit: cute.Tensor | None  # of scores, where rows differ in it: part of the first factor on them
+    # What is added to a score in log2 units: -row_max, 0 for a far row, FLT_MAX without a maximum.
+    shift: cute.Tensor
+    limit: cute.Tensor  # of the sum of a tile's weights; 0 without a maximum, -1 for a far row
+    unit: cute.Tensor | None  # in e4m3: factor of a row's scores beside scale_log2, may be negative
 
 
 def make_reference(plan: AttentionPlan) -> Reference:
@@ -73,10 +84,28 @@ def begin_row(
 def scale_of(
     plan: AttentionPlan, reference: Reference, scalars: Scalars, half: cutlass.Constexpr
 ) -> Float32:
-    """What a score of a row is multiplied by inside exp2."""
+    """What a score of a row is multiplied by inside exp2, above 0; `make_positive` has the sign."""
     if cutlass.const_expr(plan.config.is_fp8 and not plan.config.softcap):
-        return scalars.scale_log2 * reference.unit[half]
+        return magnitude(scalars.scale_log2 * reference.unit[half])
     return scalars.scale_log2
+
+
+@cute.jit
+def make_positive(
+    plan: AttentionPlan, scores: cute.Tensor, reference: Reference, tables: Tables
+) -> None:
+    """Negate the scores of rows whose factor is negative, so that a row's largest score is the one
+    with the largest weight. A softcap has the sign in its own factor."""
+    scaled = tables.q_scale is not None or tables.k_scale is not None
+    if cutlass.const_expr(scaled and plan.config.is_fp8 and not plan.config.softcap):
+        first, second = reference.unit[0] < 0.0, reference.unit[1] < 0.0
+        signs = (
+            Float32(-1.0) if first else Float32(1.0),
+            Float32(-1.0) if second else Float32(1.0),
+        )
+        for _ in cutlass.range(once(cute.arch.vote_any_sync(first or second)), unroll=1):
+            for number in cutlass.range_constexpr(cute.size(scores)):
+                scores[number] = scores[number] * signs[number // 2 % 2]
 
 
 @cute.jit
@@ -149,12 +178,36 @@ def largest(scores: cute.Tensor, reference: Reference) -> tuple[Float32, Float32
 
 
 @cute.jit
+def asked(reference: Reference, sums: tuple[Float32, Float32]) -> tuple[Boolean, Boolean]:
+    """Whether each row needs a new maximum: the sum of any of its four lanes is above the limit."""
+    rows = []
+    for half in cutlass.range_constexpr(2):
+        mine = Int32(not (sums[half] <= reference.limit[half]))
+        for step in cutlass.range_constexpr(2):
+            mine = mine | cute.arch.shuffle_sync_bfly(mine, offset=1 << step)
+        rows.append(mine != 0)
+    return tuple(rows)
+
+
+@cute.jit
+def tops_of(
+    reference: Reference, tops: tuple[Float32, Float32], rows: tuple[Boolean, Boolean]
+) -> tuple[Float32, Float32]:
+    """`tops` for the rows that asked; the others keep the maximum that they have."""
+    first = tops[0] if rows[0] else reference.row_max[0]
+    second = tops[1] if rows[1] else reference.row_max[1]
+    return first, second
+
+
+@cute.jit
 def refer_to(
     plan: AttentionPlan, tops: tuple[Float32, Float32], reference: Reference, scalars: Scalars
 ) -> tuple[Float32, Float32]:
-    """row_max becomes `tops`, the largest scores so far, row_sum refers to it; returns by what O of
-    each row is to be multiplied. To a row that saw no key any score is too large, also one whose
-    weight beside 0 would be none: it is to have a maximum then."""
+    """Make `tops` the maxima that weights and sums refer to; return the factors for O of each row.
+
+    A row that has seen no key gets limit 0, so its first visible score always sets a maximum, even
+    one so negative that exp2 would underflow.
+    """
     factors = []
     for half in cutlass.range_constexpr(2):
         scale_log2 = scale_of(plan, reference, scalars, half)
@@ -163,15 +216,34 @@ def refer_to(
         factor = cute.math.exp2((reference.row_max[half] - base) * scale_log2, fastmath=True)
         reference.row_max[half] = top
         reference.row_sum[half] = reference.row_sum[half] * factor
-        nothing = top == -Float32.inf
-        reference.shift[half] = Float32(FLT_MAX) if nothing else -base * scale_log2
-        most = Float32(2.0**plan.config.lag_log2)
+        nothing, far = top == -Float32.inf, is_far(base, scale_log2)
+        most = Float32(FLT_MAX if plan.config.is_fp8 else 2.0**plan.config.lag_log2)
+        shift, limit = -base * scale_log2, most
+        if far:
+            shift, limit = Float32(0.0), Float32(-1.0)
+        if nothing:
+            shift, limit = Float32(FLT_MAX), Float32(0.0)
         if cutlass.const_expr(plan.config.is_fp8):
-            reference.shift[half] = reference.shift[half] + plan.config.bias_log2
-            most = Float32(FLT_MAX)
-        reference.limit[half] = Float32(0.0) if nothing else most
+            shift = shift + plan.config.bias_log2
+        reference.shift[half], reference.limit[half] = shift, limit
         factors.append(factor)
     return tuple(factors)
+
+
+@cute.jit
+def bring_near(
+    plan: AttentionPlan, scores: cute.Tensor, reference: Reference, scalars: Scalars
+) -> None:
+    """Subtract the maximum from the scores of far rows, whose `shift` does without it."""
+    far, offsets = Boolean(False), []
+    for half in cutlass.range_constexpr(2):
+        base = finite(reference.row_max[half])
+        mine = is_far(base, scale_of(plan, reference, scalars, half))
+        offsets.append(-base if mine else Float32(0.0))
+        far = far or mine
+    for _ in cutlass.range(once(cute.arch.vote_any_sync(far)), unroll=1):
+        for number in cutlass.range_constexpr(cute.size(scores)):
+            scores[number] = scores[number] + offsets[number // 2 % 2]
 
 
 @cute.jit

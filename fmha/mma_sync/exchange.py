@@ -13,7 +13,7 @@ from cutlass import Boolean, Float32, Int32, Uint32
 
 from fmha.device.two_rows import rescale
 from fmha.mma_sync.args import Buffers, Place
-from fmha.mma_sync.branch import once
+from kernelkit.branch import once
 from fmha.mma_sync.layout import ROWS
 from fmha.mma_sync.plan import TEAM_BARRIER, PortablePlan
 from kernelkit import hw

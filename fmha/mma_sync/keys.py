@@ -21,7 +21,7 @@ from fmha.device.statistics import own_sink
 from fmha.device.two_rows import largest, make_reference, over_lanes, rescale, take_up
 from fmha.device.walk import first_key
 from fmha.mma_sync.args import Buffers, Place, Scope, Seen, Tile, Weights
-from fmha.mma_sync.branch import once
+from kernelkit.branch import once
 from fmha.mma_sync.epilogue import store_o
 from fmha.mma_sync.exchange import fetch_weights, leave_weights, meet_team
 from fmha.mma_sync.fetch import coming_rows, fetch_keys

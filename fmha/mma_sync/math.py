@@ -15,16 +15,18 @@ from fmha.device.epilogue import finish_rows
 from fmha.device.order import count_rounds
 from fmha.device.statistics import own_sink
 from fmha.device.two_rows import (
+    asked,
     largest,
     make_reference,
     over_lanes,
     refer_to,
     rescale,
     take_up,
+    tops_of,
 )
 from fmha.device.walk import first_key, locate, plan_walk
 from fmha.mma_sync.args import Place, Scope, Seen, Tile, Weights
-from fmha.mma_sync.branch import once
+from kernelkit.branch import once
 from fmha.mma_sync.epilogue import store_o
 from fmha.mma_sync.fetch import fetch_keys, fetch_q
 from fmha.mma_sync.plan import PortablePlan
@@ -109,27 +111,32 @@ class RowMath(Math):
             self.score(scope, seen, tile, q, stage)
             if cutlass.const_expr(plan.layout.asks_weights):
                 for _ in cutlass.range(once(step == 0), unroll=1):
-                    self.refer(scope, tile)
-                sums = self.weigh(scope, tile)
+                    self.refer(scope, tile, None)
+                sums = self.weigh(scope, tile, False)
                 for _ in cutlass.range(once(self.too_large(tile, sums)), unroll=1):
                     # What was S are weights by now.
                     self.score(scope, seen, tile, q, stage)
-                    self.refer(scope, tile)
-                    sums = self.weigh(scope, tile)
+                    self.refer(scope, tile, sums)
+                    sums = self.weigh(scope, tile, True)
             else:
                 self.follow(scope, tile)
-                sums = self.weigh(scope, tile)
+                sums = self.weigh(scope, tile, True)
             for number in cutlass.range_constexpr(len(tile.o)):
                 take_up(tile.references[number], sums[number])
             multiply_pv(plan, tile.o, tile.part.p, place, stage, Int32(0))
             stage = 1 - stage
 
     @cute.jit
-    def refer(self, scope: Scope, tile: Tile) -> None:
-        """Find what weights are to refer to; O and the sums do, too."""
+    def refer(
+        self, scope: Scope, tile: Tile, sums: tuple[tuple[Float32, Float32], ...] | None
+    ) -> None:
+        """Find new maxima and make weights, O and sums refer to them. sums: of the tile's weights,
+        which tell the rows that need one; None for all rows."""
         for number in cutlass.range_constexpr(len(tile.o)):
             reference = tile.references[number]
             tops = largest(tile.part.scores[number], reference)
+            if cutlass.const_expr(sums is not None):
+                tops = tops_of(reference, tops, asked(reference, sums[number]))
             rescale(tile.o[number], refer_to(self.plan, tops, reference, scope.scalars))
 
     @cute.jit
@@ -143,12 +150,14 @@ class RowMath(Math):
                 rescale(tile.o[number], factors)
 
     @cute.jit
-    def weigh(self, scope: Scope, tile: Tile) -> tuple[tuple[Float32, Float32], ...]:
+    def weigh(
+        self, scope: Scope, tile: Tile, maximum_is_new: cutlass.Constexpr
+    ) -> tuple[tuple[Float32, Float32], ...]:
         """S becomes weights, and P; returns their sums of each row."""
         part, sums = tile.part, []
         for number in cutlass.range_constexpr(len(tile.o)):
-            scores, p = part.scores[number], part.p[number]
-            sums.append(weigh(self.plan, scope, scores, p, tile.references[number]))
+            scores, p, reference = part.scores[number], part.p[number], tile.references[number]
+            sums.append(weigh(self.plan, scope, scores, p, reference, maximum_is_new))
         return tuple(sums)
 
     @cute.jit

@@ -6,16 +6,18 @@ from cutlass import Boolean, Float32, Int32
 
 from fmha.device.two_rows import (
     Reference,
+    bring_near,
     exponentiate,
     mask,
     refer_to,
     round_weights,
     softcap,
     tile_sums,
+    tops_of,
 )
 from fmha.device.types import IO_TYPES
 from fmha.mma_sync.args import Scope, Seen
-from fmha.mma_sync.branch import once
+from kernelkit.branch import once
 from fmha.mma_sync.plan import PortablePlan
 from fmha.mma_sync.rows import own_lane
 
@@ -59,25 +61,36 @@ def prepare(
 def follow_maximum(
     plan: PortablePlan, scope: Scope, tops: tuple[Float32, Float32], reference: Reference
 ) -> tuple[Boolean, tuple[Float32, Float32]]:
-    """(whether weights of any row of the warp refer to another maximum from now on, by what O of
-    the lane's rows is to be multiplied then). It lags while no weight is above 2 ** lag_log2.
-    tops: the largest scores of the lane's rows so far."""
+    """Return whether the maximum of any row of the warp moved, and the factors for O of both rows.
+
+    The maximum of a row lags while no weight of the row is above 2 ** lag_log2. tops: the largest
+    scores of the lane's rows so far.
+    """
     scale, lag = scope.scalars.scale_log2, plan.config.lag_log2
     # (-inf) - (-inf) is NaN, the comparison false: a row that saw no key stays at -inf.
-    mine = (tops[0] - reference.row_max[0]) * scale > lag
-    mine = mine or (tops[1] - reference.row_max[1]) * scale > lag
-    moved = cute.arch.vote_any_sync(mine)
+    rows = tuple((tops[half] - reference.row_max[half]) * scale > lag for half in range(2))
+    moved = cute.arch.vote_any_sync(rows[0] or rows[1])
     factors = (Float32(1.0), Float32(1.0))
     if moved:
-        factors = refer_to(plan, tops, reference, scope.scalars)
+        factors = refer_to(plan, tops_of(reference, tops, rows), reference, scope.scalars)
     return moved, factors
 
 
 @cute.jit
 def weigh(
-    plan: PortablePlan, scope: Scope, scores: cute.Tensor, p: cute.Tensor, reference: Reference
+    plan: PortablePlan,
+    scope: Scope,
+    scores: cute.Tensor,
+    p: cute.Tensor,
+    reference: Reference,
+    maximum_is_new: cutlass.Constexpr = True,
 ) -> tuple[Float32, Float32]:
-    """S becomes weights, and P; returns the lane's sums of them."""
+    """S becomes weights, and P; returns the lane's sums of them.
+
+    maximum_is_new: False if weights of far rows do not matter yet, since they ask for another one.
+    """
+    if cutlass.const_expr(maximum_is_new):
+        bring_near(plan, scores, reference, scope.scalars)
     exponentiate(plan, scores, reference, scope.scalars, 0, cute.size(scores))
     round_weights(plan, scores, p)
     return tile_sums(plan, scores, p)

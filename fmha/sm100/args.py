@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from fmha.device.args import Buffers, Pipes, Row, Scalars
 
@@ -27,3 +27,4 @@ class Lane:
     scalars: Scalars
     buffers: Buffers
     pipes: Pipes
+    negative: Boolean | None = None  # whether scores are negated: their factor is below 0

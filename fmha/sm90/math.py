@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState
 
@@ -22,9 +22,12 @@ from fmha.device.statistics import own_sink
 from fmha.device.two_rows import (
     PIECE,
     Reference,
+    asked,
     begin_row,
+    bring_near,
     exponentiate,
     largest,
+    make_positive,
     make_reference,
     mask,
     over_lanes,
@@ -35,6 +38,7 @@ from fmha.device.two_rows import (
     take_up,
     tile_sums,
     too_large,
+    tops_of,
 )
 from fmha.device.types import IO_TYPES
 from fmha.device.walk import first_key, hidden_steps, locate, plan_walk
@@ -167,7 +171,7 @@ class Math:
     ) -> None:
         """The first tile that is weighed, whose K is there: nothing is in flight, and there is
         nothing to refer to. stage: of K."""
-        take_up(tile.reference, self.begin_anew(scope, lane, walk, step, tile, stage))
+        take_up(tile.reference, self.begin_anew(scope, lane, walk, step, tile, stage, None))
         scope.pipes.k.release(stage)
 
     @cute.jit
@@ -185,7 +189,8 @@ class Math:
         is too small. stage: of K."""
         reference = tile.reference
         if any_of(lane, too_large(lane, reference, sums)):
-            sums = self.begin_anew(scope, lane, walk, step, tile, stage)
+            rows = asked(reference, sums)
+            sums = self.begin_anew(scope, lane, walk, step, tile, stage, rows)
         take_up(reference, sums)
         scope.pipes.k.release(stage)
 
@@ -227,19 +232,23 @@ class Math:
         step: Int32,
         tile: Tile,
         stage: Int32,
+        rows: tuple[Boolean, Boolean] | None,
     ) -> tuple[Float32, Float32]:
-        """Find what weights are to refer to, and weigh the tile; returns their sums. stage: of K.
+        """Find new maxima and weigh the tile; return the sums of its weights.
 
-        No product may be in flight. The scores of the tile are computed for it: those that there
-        may be are weights already.
+        stage: of K. rows: which rows get a new maximum; None for all. No product may be in flight.
+        The scores of the tile are computed again: those that there may be are weights already.
         """
         plan, scalars = self.plan, scope.scalars
         issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, stage])
         warpgroup.wait_group(0)
         self.prepare(scope, lane, walk, step, tile, 0, cute.size(tile.scores))
         tops = largest(tile.scores, tile.reference)
+        if cutlass.const_expr(rows is not None):
+            tops = tops_of(tile.reference, tops, rows)
         factors = refer_to(plan, tops, tile.reference, scalars)
         rescale(tile.o, factors)
+        bring_near(plan, tile.scores, tile.reference, scalars)
         every = cute.size(tile.scores)
         exponentiate(plan, tile.scores, tile.reference, scalars, 0, every)
         round_weights(plan, tile.scores, tile.p)
@@ -278,6 +287,8 @@ class Math:
     ) -> None:
         """Elements [begin, end) of S as they are to be weighed."""
         plan = self.plan
+        if cutlass.const_expr(plan.config.is_fp8):  # whose tiles are prepared as a whole
+            make_positive(plan, tile.scores, tile.reference, scope.tensors.tables)
         if cutlass.const_expr(plan.config.softcap):
             softcap(plan, tile.scores, tile.reference, scope.scalars, begin, end)
         if step < walk.masked:

@@ -24,7 +24,9 @@ from fmha.device.order import count_rounds
 from fmha.device.statistics import own_sink
 from fmha.device.two_rows import (
     Reference,
+    asked,
     begin_row,
+    bring_near,
     exponentiate,
     largest,
     make_reference,
@@ -35,6 +37,7 @@ from fmha.device.two_rows import (
     take_up,
     tile_sums,
     too_large,
+    tops_of,
 )
 from fmha.device.walk import locate, plan_walk
 from fmha.sm90.epilogue import store_o
@@ -253,20 +256,25 @@ class Seesaw(Math):
         multiplied before the product is added."""
         plan, tile, lane, scope = self.plan, block.tile, block.lane, block.scope
         self.prepare(scope, lane, block.walk, step, tile, 0, cute.size(tile.scores))
-        sums = self.weights(tile, scope)
+        sums = self.weights(tile, scope, False)
         factors = (Float32(1.0), Float32(1.0))
         if cute.arch.vote_any_sync(too_large(lane, tile.reference, sums)):
-            tops = largest(tile.scores, tile.reference)
+            rows = asked(tile.reference, sums)
+            tops = tops_of(tile.reference, largest(tile.scores, tile.reference), rows)
             factors = refer_to(plan, tops, tile.reference, scope.scalars)
-            sums = self.weights(tile, scope)
+            sums = self.weights(tile, scope, True)
         take_up(tile.reference, sums)
         return factors
 
     @cute.jit
-    def weights(self, tile: Tile, scope: Scope) -> tuple[Float32, Float32]:
+    def weights(
+        self, tile: Tile, scope: Scope, maximum_is_new: cutlass.Constexpr
+    ) -> tuple[Float32, Float32]:
         """P of S, which stays; returns the sums of the weights."""
         weights = cute.make_rmem_tensor(tile.scores.shape, Float32)
         weights.store(tile.scores.load())
+        if cutlass.const_expr(maximum_is_new):
+            bring_near(self.plan, weights, tile.reference, scope.scalars)
         exponentiate(self.plan, weights, tile.reference, scope.scalars, 0, cute.size(weights))
         round_weights(self.plan, weights, tile.p)
         return tile_sums(self.plan, weights, tile.p)

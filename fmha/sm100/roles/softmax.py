@@ -27,6 +27,8 @@ from kernelkit.buffers import buffer_at
 from kernelkit.online_softmax import (
     exponentiate,
     keep_columns,
+    magnitude,
+    negate_where,
     next_max,
     row_total,
     softcap_scores,
@@ -62,8 +64,8 @@ class Softmax:
                     power = split_row(plan, row, scope.buffers.q)
                     scope.pipes.terms.signal(q_tile)
                     q_state.advance()
-            scalars = self.own_scalars(scope, work, row, power)
-            lane = Lane(row, scores, scalars, scope.buffers, scope.pipes)
+            scalars, negative = self.own_scalars(scope, work, row, power)
+            lane = Lane(row, scores, scalars, scope.buffers, scope.pipes, negative)
             row_max, row_sum = -Float32.inf, Float32(0.0)
             for step in cutlass.range(walk.masked, unroll=1):
                 key, first = first_key(plan, walk, step), step == 0
@@ -96,17 +98,23 @@ class Softmax:
             row_state.advance()
 
     @cute.jit
-    def own_scalars(self, scope: Scope, work: Work, row: Row, power: Float32) -> Scalars:
-        """The numbers of the launch, with what scores of this row are multiplied by. power: of two,
-        by which its terms are smaller than Q."""
+    def own_scalars(
+        self, scope: Scope, work: Work, row: Row, power: Float32
+    ) -> tuple[Scalars, Boolean | None]:
+        """Return the numbers of the launch with the factor of this row's scores, and whether that
+        factor is negative. power: of two, by which the row's terms are smaller than Q."""
         scalars, config = scope.scalars, self.plan.config
         factor = score_scale(scope.tensors.tables, work, row.head)
+        negative = None
+        if cutlass.const_expr(factor is not None and not config.softcap):
+            negative = factor < 0.0
         if cutlass.const_expr(config.q_terms > 1):
             factor = power if cutlass.const_expr(factor is None) else factor * power
         if cutlass.const_expr(factor is None):
-            return scalars
-        name = "softcap_log2" if config.softcap else "scale_log2"
-        return replace(scalars, **{name: getattr(scalars, name) * factor})
+            return scalars, None
+        if cutlass.const_expr(config.softcap):
+            return replace(scalars, softcap_log2=scalars.softcap_log2 * factor), None
+        return replace(scalars, scale_log2=magnitude(scalars.scale_log2 * factor)), negative
 
     @cute.jit
     def clear_rows_left_over(self, smem: cute.Pointer) -> None:
@@ -158,6 +166,8 @@ class Softmax:
         stage = s_state.index
         lane.pipes.s.wait(s_state)
         self.read_scores(lane, stage)
+        if cutlass.const_expr(lane.negative is not None):
+            negate_where(lane.scores, lane.negative)
         if cutlass.const_expr(config.softcap):
             softcap_scores(lane.scores, lane.scalars.softcap_log2)
         if cutlass.const_expr(key is not None):

@@ -6,8 +6,11 @@ from cutlass import Boolean, Int32
 
 @cute.jit
 def once(condition: Boolean) -> Int32:
-    """1 or 0, how often a loop is to run that stands for an `if`. What is in an `if` ptxas would do
-    for every tile, under predicates; what a loop does it skips, since it cannot know the number."""
+    """Return the condition as an opaque trip count of 0 or 1.
+
+    `for _ in cutlass.range(once(c), unroll=1)` acts like `if c`, but ptxas cannot convert it into
+    predicates, so the body is really skipped where c is false.
+    """
     return cute.arch.inline_ptx(
         "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[Int32(condition)]
     )
