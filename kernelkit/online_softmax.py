@@ -124,9 +124,7 @@ def negate_where(scores: cute.Tensor, negative: Boolean) -> None:
     """Negate the scores (N,) of a row whose factor is negative, so that its largest score is the
     one with the largest weight. All lanes of the warp call this."""
     for _ in cutlass.range(once(cute.arch.vote_any_sync(negative)), unroll=1):
-        sign = Float32(-1.0) if negative else Float32(1.0)
-        for column in cutlass.range_constexpr(cute.size(scores)):
-            scores[column] = scores[column] * sign
+        scores.store(scores.load() * (Float32(-1.0) if negative else Float32(1.0)))
 
 
 @cute.jit
@@ -151,9 +149,7 @@ def exponentiate(
     base = finite(row_max)
     far = is_far(base, scale_log2)
     for _ in cutlass.range(once(cute.arch.vote_any_sync(far)), unroll=1):
-        offset = -base if far else Float32(0.0)
-        for column in cutlass.range_constexpr(cute.size(scores)):
-            scores[column] = scores[column] + offset
+        scores.store(scores.load() + (-base if far else Float32(0.0)))
     shift = Float32(0.0) if far else -base * scale_log2
     if cutlass.const_expr(bias_log2):
         shift += bias_log2

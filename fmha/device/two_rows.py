@@ -6,10 +6,11 @@ between them where it is found, its sum once at the end. `kernelkit.online_softm
 `row_max` and `scale_log2` mean.
 
 A maximum costs as many instructions as an exponential, and the maximum of a row changes in few
-tiles. So the kernel keeps a stale maximum and checks it afterwards. If the sum of a thread's weights
-exceeds 2 ** rescale_log2, the maximum may be too small: the tile is weighed again, with a new maximum
-for the rows that asked for one. If the sum is within the bound, so is every weight. In e4m3 the sum
-may exceed the bound of a single weight; there a row asks if one of its weights became 448.
+tiles. So the kernel keeps a stale maximum and checks it afterwards. If the sum of a thread's
+weights exceeds 2 ** rescale_log2, the maximum may be too small: the tile is weighed again, with a
+new maximum for the rows that asked for one. If the sum is within the bound, so is every weight. In
+e4m3 the sum may exceed the bound of a single weight; there a row asks if one of its weights became
+448.
 
 Rows do not depend on each other: a row that did not ask keeps its maximum, so its weights have the
 same bits whatever the other rows of the tile hold.

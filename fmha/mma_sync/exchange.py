@@ -13,10 +13,10 @@ from cutlass import Boolean, Float32, Int32, Uint32
 
 from fmha.device.two_rows import rescale
 from fmha.mma_sync.args import Buffers, Place
-from kernelkit.branch import once
 from fmha.mma_sync.layout import ROWS
 from fmha.mma_sync.plan import TEAM_BARRIER, PortablePlan
 from kernelkit import hw
+from kernelkit.branch import once
 from kernelkit.shared_words import load, store
 from kernelkit.warp_mma import CHUNK_BYTES, load_fragment
 

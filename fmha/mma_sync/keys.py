@@ -21,7 +21,6 @@ from fmha.device.statistics import own_sink
 from fmha.device.two_rows import largest, make_reference, over_lanes, rescale, take_up
 from fmha.device.walk import first_key
 from fmha.mma_sync.args import Buffers, Place, Scope, Seen, Tile, Weights
-from kernelkit.branch import once
 from fmha.mma_sync.epilogue import store_o
 from fmha.mma_sync.exchange import fetch_weights, leave_weights, meet_team
 from fmha.mma_sync.fetch import coming_rows, fetch_keys
@@ -32,6 +31,7 @@ from fmha.mma_sync.products import accumulators, multiply_pv, multiply_qk
 from fmha.mma_sync.rows import own_lane
 from fmha.mma_sync.softmax import follow_maximum, make_weights, weigh
 from kernelkit import hw
+from kernelkit.branch import once
 from kernelkit.shared_words import load, store
 
 EARLIER = 4 * hw.WARP_THREADS  # the first warp of each of an SM's four schedulers

@@ -26,13 +26,13 @@ from fmha.device.two_rows import (
 )
 from fmha.device.walk import first_key, locate, plan_walk
 from fmha.mma_sync.args import Place, Scope, Seen, Tile, Weights
-from kernelkit.branch import once
 from fmha.mma_sync.epilogue import store_o
 from fmha.mma_sync.fetch import fetch_keys, fetch_q
 from fmha.mma_sync.plan import PortablePlan
 from fmha.mma_sync.products import accumulators, hold_q, multiply_pv, multiply_qk, own_place
 from fmha.mma_sync.rows import own_lane
 from fmha.mma_sync.softmax import begin_rows, follow_maximum, make_weights, prepare, weigh
+from kernelkit.branch import once
 
 
 class Math:

@@ -17,9 +17,9 @@ from fmha.device.two_rows import (
 )
 from fmha.device.types import IO_TYPES
 from fmha.mma_sync.args import Scope, Seen
-from kernelkit.branch import once
 from fmha.mma_sync.plan import PortablePlan
 from fmha.mma_sync.rows import own_lane
+from kernelkit.branch import once
 
 
 @cute.jit
