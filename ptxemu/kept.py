@@ -4,9 +4,10 @@
 
 The digest covers all sources of the emulator and the versions of Python and numpy, so that nothing
 stale is found. A file appears whole, by renaming, and begins with the digest of its content: a
-damaged one counts as missing. What is read can run code, as a compiled module of Python can. So a
-folder or a file that others may write is not used (`ptxemu.trusted`), and a warning names it. What
-was used least recently goes when there is too much.
+damaged one counts as missing. Reading makes plain objects and runs nothing (`ptxemu.plain`); but
+generated blocks are code, as a compiled module of Python is. So a folder or a file that others may
+write is not used (`ptxemu.trusted`), and a warning names it. What was used least recently goes when
+there is too much.
 
 The folder is `ptxemu/programs` in the user's cache folder, elsewhere where `PTXEMU_CACHE` names a
 folder, and nowhere where that is `off`.
@@ -18,7 +19,6 @@ import contextlib
 import hashlib
 import itertools
 import os
-import pickle
 import sys
 import time
 import zlib
@@ -28,7 +28,28 @@ from typing import Any
 
 import numpy as np
 
+from ptxemu.codegen.analysis import Analysis
+from ptxemu.codegen.registers import RegisterFile
+from ptxemu.codegen.written import Written
 from ptxemu.guard import GUARD, warn
+from ptxemu.native.frame import Plan
+from ptxemu.plain import Codec, NotPlain
+from ptxemu.syntax.line_info import Location
+from ptxemu.syntax.tree import (
+    Addr,
+    Args,
+    Entry,
+    Imm,
+    Instr,
+    ModuleTree,
+    Not,
+    Pair,
+    Reg,
+    Special,
+    Sym,
+    Variable,
+    Vec,
+)
 from ptxemu.trusted import UNFINISHED, write_whole
 
 FOLDER = "PTXEMU_CACHE"  # environment variable: where to
@@ -40,10 +61,10 @@ _BETWEEN_LOOKS = 32  # files written between two looks at the size of the folder
 _FILES = "[0-9a-f]" * 2 + "/" + "[0-9a-f]" * 62
 _DRAFTS = f"{'[0-9a-f]' * 2}/{UNFINISHED}*-{'[0-9a-f]' * 62}"
 _DIGEST = hashlib.sha256().digest_size
-_UNREADABLE = (
-    *(pickle.UnpicklingError, EOFError, AttributeError, ImportError),
-    *(LookupError, TypeError, ValueError),
-)
+# Classes of what is kept.
+_OPERANDS = (Reg, Special, Imm, Sym, Not, Vec, Pair, Addr, Args)
+_TREE = (ModuleTree, Entry, Variable, Instr, Location, *_OPERANDS)
+_CODEC = Codec((*_TREE, Analysis, RegisterFile, Written, Plan))
 _STARTED = time.time()
 _writes = itertools.count()
 
@@ -68,25 +89,25 @@ class Kept:
             data = _content(self._path(part))
             if data[:_DIGEST] != hashlib.sha256(data[_DIGEST:]).digest():
                 return None
-            return pickle.loads(zlib.decompress(data[_DIGEST:]))
+            return _CODEC.loads(zlib.decompressobj().decompress(data[_DIGEST:], LIMIT))
         except OSError as error:
             warn(error)
             return None
-        except (zlib.error, *_UNREADABLE):
+        except (zlib.error, ValueError):
             return None
 
     def put(self, part: str, value: Any) -> None:
         """Keep it; without a word where the folder cannot be written, or the value not be kept."""
         path = self._path(part)
         try:
-            content = zlib.compress(pickle.dumps(value, 5), 1)
+            content = zlib.compress(_CODEC.dumps(value), 1)
             GUARD.make(path.parent)
             write_whole(path, hashlib.sha256(content).digest() + content)
             if next(_writes) % _BETWEEN_LOOKS == 0:
                 evict(self._folder, LIMIT)
         except OSError as error:
             warn(error)
-        except (RecursionError, pickle.PicklingError):
+        except (RecursionError, NotPlain):
             return
 
 

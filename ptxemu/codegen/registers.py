@@ -20,6 +20,12 @@ from ptxemu.syntax.tree import TYPE_BITS
 class RegisterFile:
     """The registers of one entry. Filled by the analysis pass, then read-only after `settle()`."""
 
+    # What `ptxemu.plain` keeps of one that is settled.
+    PLAIN = (
+        *("_width", "_float_votes", "_pair_votes", "_alias", "_deps", "_varying", "_slots"),
+        *("slot_count", "frozen"),
+    )
+
     def __init__(self, declared: dict[str, str]) -> None:
         self._width = {
             name: max(TYPE_BITS[type_], 16) if type_ != "pred" else 1
@@ -91,8 +97,7 @@ class RegisterFile:
             root = self.root(name)
             self._slots[name] = self._layout(name, width, floats[root], pairs[root])
         self._spread_varying()
-        for record in (self._float_votes, self._pair_votes, self._deps):
-            record.clear()  # they have said what they had to
+        self._float_votes, self._pair_votes, self._deps = {}, {}, {}  # they have done their duty
 
     def _layout(
         self, name: str, width: int, floats: int, pairs: int

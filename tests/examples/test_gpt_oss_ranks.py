@@ -96,7 +96,8 @@ def test_ranks_compute_what_one_does(shared, tmp_path):
     """The same to a sum's roundings, and all ranks the same bits."""
     flags = [each in shared for each in ("heads", "experts", "context")]
     mp.spawn(on_a_rank, (str(tmp_path), *flags), nprocs=WORLD)
-    (first, tokens), (second, others) = (torch.load(tmp_path / f"{r}.pt") for r in range(WORLD))
+    files = [tmp_path / f"{rank}.pt" for rank in range(WORLD)]
+    (first, tokens), (second, others) = (torch.load(file, weights_only=True) for file in files)
     assert torch.equal(first, second)
     assert tokens == others
     alone, _ = served(None)

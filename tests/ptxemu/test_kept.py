@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import zlib
@@ -15,6 +16,7 @@ import pytest
 import ptxemu
 from ptxemu import kept as on_disk
 from ptxemu.codegen.program import Program
+from ptxemu.guard import CacheWarning
 from ptxemu.module import Module, load
 from ptxemu.syntax import parser
 from tests.ptxemu.kernels import HEAD
@@ -184,8 +186,25 @@ def test_addresses_of_this_process_are_not_kept(folder: Path) -> None:
     assert not any(module.program(None).keeps for module in modules)
 
 
+def _file(content: bytes) -> bytes:
+    """As a file would have it, with its digest."""
+    return hashlib.sha256(content).digest() + content
+
+
+class Harm:
+    """What a pickle could do: call any function."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (3,)
+
+
 @pytest.mark.parametrize(
-    "damage", [b"", b"x", bytes(64), b"longer" * 9, bytes(32) + zlib.compress(pickle.dumps("PTX"))]
+    "damage",
+    [
+        *(b"", b"x", bytes(64), b"longer" * 9, bytes(32) + zlib.compress(b"PTX")),
+        *(_file(b""), _file(b"PTX"), _file(zlib.compress(b"")), _file(zlib.compress(bytes(64)))),
+        _file(zlib.compress(pickle.dumps(Harm()))),
+    ],
 )
 def test_a_damaged_file_is_made_anew(folder: Path, parsed: list[str], damage: bytes) -> None:
     whole = launched(load(RUNS))
@@ -231,7 +250,8 @@ def test_what_others_may_write_is_not_read(folder: Path, parsed: list[str], whic
     load(RUNS)
     (path,) = files(folder)
     (folder if which == "folder" else path).chmod(0o777)
-    load(RUNS)
+    with pytest.warns(CacheWarning, match="may be written by other users"):
+        load(RUNS)
     assert len(parsed) == 2
 
 

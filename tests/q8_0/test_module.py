@@ -68,7 +68,7 @@ def test_saved_and_loaded():
     torch.save(made.state_dict(), file)
     file.seek(0)
     other = Q8Linear.empty(CASE.cols, CASE.rows, bias=torch.bfloat16)
-    other.load_state_dict(torch.load(file))
+    other.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(other.data, made.data)
     wrong = Q8Linear.empty(CASE.cols, CASE.rows, layout=INTERLEAVED, bias=torch.bfloat16)
     with pytest.raises(RuntimeError, match="size mismatch for data"):
