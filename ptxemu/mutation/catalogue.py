@@ -45,7 +45,7 @@ MAP_FENCE = r"fence\.proxy\.tensormap(?:::generic)?"
 INIT_FENCE = r"fence\.mbarrier_init"
 FENCE = r"fence\.(?:acq_rel|sc|acquire|release)"
 COMMIT = r"tcgen05\.commit"
-WAIT_STORES = r"tcgen05\.wait::st"
+WAIT_LOADS, WAIT_STORES = r"tcgen05\.wait::ld", r"tcgen05\.wait::st"
 TMA_LOAD = r"cp\.async\.bulk\.tensor\.\dd\.shared::c\w+\.global"
 BULK_LOAD = r"cp\.async\.bulk\.shared::c\w+\.global"
 BULK_STORE = r"cp\.(?:reduce\.)?async\.bulk(?:\.tensor\.\dd)?\.global"
@@ -90,7 +90,7 @@ _REMOVED = (
      same.UNHEARD),
     ("wait::st", "TMEM stores are not waited for", "tcgen05.wait", remove(WAIT_STORES),
      same.NO_STORE_WAITS),
-    ("wait::ld", "TMEM loads are not waited for", "tcgen05.wait", remove(r"tcgen05\.wait::ld")),
+    ("wait::ld", "TMEM loads are not waited for", "tcgen05.wait", remove(WAIT_LOADS)),
     ("tcgen05.fence", "orders nothing", "tcgen05.fence", remove(r"tcgen05\.fence"),
      same.ORDERED_ANYWAY),
     ("alloc", "no tensor memory", "tcgen05.alloc", remove(r"tcgen05\.alloc")),
@@ -226,7 +226,13 @@ _MOVED = (
             ("st.shared behind proxy fence", STORE, PROXY_FENCE),
             ("ld.shared behind arrival", r"ld\.shared", ARRIVE),
             ("proxy fence behind arrival", PROXY_FENCE, ARRIVE),
+            ("ldmatrix behind arrival", r"ldmatrix", ARRIVE),
+            ("ldmatrix behind barrier", r"ldmatrix", MEETING),
+            ("wait::ld behind arrival", WAIT_LOADS, ARRIVE),
+            ("wait::ld behind barrier", WAIT_LOADS, MEETING),
             ("wait::st behind arrival", WAIT_STORES, ARRIVE),
+            ("wgmma wait behind arrival", WGMMA_WAIT, ARRIVE),
+            ("cp.async wait behind barrier", COPY_WAIT, MEETING),
             ("tcgen05.st behind wait::st", r"tcgen05\.st", WAIT_STORES),
             ("tcgen05.ld behind arrival", r"tcgen05\.ld", ARRIVE),
             ("mma behind commit", r"tcgen05\.mma", COMMIT),

@@ -16,7 +16,7 @@ from ptxemu.mutation.carried import Carried, witnessed
 from ptxemu.mutation.launches import Launch, launching
 from ptxemu.mutation.observe import observe
 from ptxemu.mutation.text import Observed, changed, spread
-from ptxemu.report import LaunchReport, Report
+from ptxemu.report import Finding, LaunchReport, Report
 from ptxemu.watch import watched
 
 # By what a mutant is noticed; the last is what the script itself says, such as of wrong numbers.
@@ -105,6 +105,16 @@ def verdict(
         if found.by != UNNOTICED:
             break
     return found
+
+
+def findings(run: Run, kernel: str, lines: Mapping[int, str], **changes: Any) -> list[Finding]:
+    """Run the script with other text on `lines` of the kernel of that digest, and return what the
+    checker finds, notes included. changes: fields of `Options`."""
+    with watched(check=True, **changes) as report, _mutated(kernel, lines) as launched:
+        run()
+    if not launched:
+        raise ValueError(f"the kernel {kernel} was not launched: give the digest of one that is")
+    return report.findings
 
 
 def carried(run: Run, kernel: str, lines: Mapping[int, str]) -> Carried:
