@@ -70,7 +70,7 @@ class Edges:
         if cta is not w.cta:
             self._lifetime.reached(cta, clock.own, clock.now, w.at)
         relaxed = "relaxed" in how or too_narrow
-        phases.arrive(clock.release(relaxed=relaxed, near=cta is w.cta))
+        phases.arrive(clock.release(relaxed=relaxed, near=cta is w.cta), far=cta is not w.cta)
 
     def arrival_of(self, ticket: Ticket, cta: Cta, barrier: MBarrier) -> None:
         """tcgen05.commit: an arrival by operations that completed.
@@ -106,7 +106,9 @@ class Edges:
         phases.landing |= not ticket.component
 
     def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
-        """A wait that was successful: an acquire ("mbarrier.test_wait / try_wait")."""
+        """A wait that was successful: an acquire ("mbarrier.test_wait / try_wait"). One of scope
+        .cta is relaxed for what threads of peers have told: with .cluster, and only then, ptxas
+        invalidates the L1 cache behind it."""
         clock = self._states.clocks[w]
         self._used(w, barrier)
         self._manual.heard_others(w)
@@ -115,11 +117,17 @@ class Edges:
         if w.at in self._unheeded:
             clock.unheeded[phases.component] = w.at
             return
-        told = phases.told(clock, parity)
+        phase = phases.told(clock, parity)
+        told = phases.phases[phase] if phase is not None else None
         known = int(told[EXECUTED, phases.component]) if told is not None else 0
         clock.phase_waits[phases.component] = (w.at, parity, known)
-        if told is not None:
-            clock.learn(told, whole=w.frag.mask == w.live, relaxed="relaxed" in how)
+        if phase is None or told is None:
+            return
+        whole, relaxed = w.frag.mask == w.live, "relaxed" in how
+        if "cta" in how and phases.from_peers:
+            clock.learn(told, relaxed=True)
+            told = phases.near(phase)
+        clock.learn(told, whole=whole, relaxed=relaxed)
 
     mbarrier_tested = mbarrier_waited
 

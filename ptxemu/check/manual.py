@@ -67,6 +67,11 @@ _NOTES = {  # name -> (what is said, what is missing, manual section)
         ".acquire.cluster",
         "mbarrier.test_wait / try_wait",
     ),
+    "scope of wait, cta": (
+        "a wait for what a peer has signalled is of scope .cta: it orders no memory of the peer",
+        ".acquire.cluster",
+        "mbarrier.test_wait / try_wait",
+    ),
     # No error: the manual says when the source may be written again, and of an exit nothing. The
     # CUDA C++ Programming Guide waits in its examples of bulk stores; every CTA of CUTLASS's
     # tutorial_tma/tma_v0.py exits with its last store under way, and its results are right. An H100
@@ -95,7 +100,7 @@ _NOTES = {  # name -> (what is said, what is missing, manual section)
     ),
 }
 
-_ALWAYS = {"wait::ld", "lanes written", "scope of arrival, cta", "exit"}
+_ALWAYS = {"wait::ld", "lanes written", "scope of arrival, cta", "scope of wait, cta", "exit"}
 
 
 class Manual:
@@ -161,8 +166,8 @@ class Manual:
             self._note("scope of arrival, cta" if "cta" in how else "scope of arrival", w.at)
 
     def scope_of_wait(self, w: Warp, barrier: MBarrier, how: tuple[str, ...]) -> None:
-        if self._strict and self._states.phases[barrier].from_peers and "cluster" not in how:
-            self._note("scope of wait", w.at)
+        if "cluster" not in how and self._states.phases[barrier].from_peers:
+            self._note("scope of wait, cta" if "cta" in how else "scope of wait", w.at)
 
     def allocated(self, w: Warp, pair: bool) -> None:
         """tcgen05.alloc. A warp knows its peer to be running if anything of it has been told."""

@@ -16,9 +16,11 @@ class PhaseClock:
         self.agent = agent
         self.component = components.add("mbarrier", agent)
         self._gathered: np.ndarray | None = None  # a clock, once something is told
+        self._near: np.ndarray | None = None  # the same without `far` arrivals, once there is one
         self._latest: np.ndarray | None = None  # what was told last,
         self._reached: dict[int, int] = {}  # and besides steps, by component
         self.phases: list[np.ndarray] = []
+        self._near_phases: dict[int, np.ndarray] = {}  # those that differ from `phases`
         self.landing = False  # bytes are part of the current phase, and of which others they were
         self.with_bytes: list[bool] = []
         self.from_peers = False  # some arrival was of another CTA
@@ -32,8 +34,13 @@ class PhaseClock:
             self._gathered = fresh(self.components)
         return self._gathered
 
-    def arrive(self, told: np.ndarray) -> None:
+    def arrive(self, told: np.ndarray, *, far: bool = False) -> None:
+        """Add what an arrival tells; far: by a thread of another CTA, not by its copies."""
+        if far and self._near is None:
+            self._near = self.gathered.copy()
         if told is not self._latest:
+            if self._near is not None and not far:
+                self._near = join(self._near, told)
             self._gathered, self._latest = join(self.gathered, told), told
 
     def arrive_with(self, ticket: Ticket) -> None:
@@ -46,26 +53,38 @@ class PhaseClock:
             self._reached[ticket.component] = ticket.step
 
     def completed(self) -> None:
-        told = self.gathered
-        if max(self.component, 0, *self._reached) >= told.shape[1]:
-            told = self._gathered = join(told, fresh(self.components))
-        for component, step in self._reached.items():
-            for row in (EXECUTED, ORDERED):
-                told[row, component] = max(told[row, component], step)
+        self._gathered = told = self._with_reached(self.gathered)
+        if self._near is not None:
+            self._near = self._with_reached(self._near)
+            self._near_phases[len(self.phases)] = self._near.copy()
         self._reached.clear()
-        told[EXECUTED, self.component] = told[ORDERED, self.component] = len(self.phases) + 1
         self.phases.append(told.copy())
         self.with_bytes.append(self.landing)
         self.landing = False
 
-    def told(self, by: WarpClock, parity: int) -> np.ndarray | None:
-        """What a successful wait is sure to tell, in any schedule: a phase of this parity behind
-        those that `by` already knows of, none if one that it knows is of this parity."""
+    def _with_reached(self, told: np.ndarray) -> np.ndarray:
+        """Add the steps of units that the phase has reached, and the phase itself."""
+        if max(self.component, 0, *self._reached) >= told.shape[1]:
+            told = join(told, fresh(self.components))
+        for component, step in self._reached.items():
+            for row in (EXECUTED, ORDERED):
+                told[row, component] = max(told[row, component], step)
+        told[EXECUTED, self.component] = told[ORDERED, self.component] = len(self.phases) + 1
+        return told
+
+    def told(self, by: WarpClock, parity: int) -> int | None:
+        """Return the number of the phase that a successful wait is sure to tell of, in any
+        schedule: one of this parity behind those that `by` already knows of. None if one that it
+        knows is of this parity."""
         known = int(by.rows[EXECUTED, self.component]) if self.component < by.rows.shape[1] else 0
         while known < len(self.phases) and self._made_by_known(known, by):
             known += 1
         phase = known if (known & 1) != parity else known + 1
-        return self.phases[min(phase, len(self.phases)) - 1] if phase else None
+        return min(phase, len(self.phases)) - 1 if phase else None
+
+    def near(self, phase: int) -> np.ndarray:
+        """Return what a phase tells a wait of scope .cta: nothing of threads of other CTAs."""
+        return self._near_phases.get(phase, self.phases[phase])
 
     def _made_by_known(self, phase: int, by: WarpClock) -> bool:
         """Whether `by` knows of all arrivals of a phase, hence of its completion: in CUTLASS's

@@ -117,9 +117,10 @@ def _line(checker: Checker, w: Warp) -> int:
 
 def _tells(clock: WarpClock, phases: PhaseClock, parity: int) -> bool:
     """Whether a wait tells more than that the phase is complete."""
-    told = phases.told(clock, parity)
-    if told is None:
+    phase = phases.told(clock, parity)
+    if phase is None:
         return False
+    told = phases.phases[phase]
     known = join(fresh(clock.components), clock.rows)
     new = told > known[:, : told.shape[1]]
     if not any(phases.with_bytes):

@@ -53,10 +53,10 @@ SCENARIOS = {
             {parts.arrive_at_peer()} \
 //~cta: mbarrier.arrive.release.cta.shared::cluster.b64 _, [%r2];
         cta 1:
-            wait.cluster full, 0; //-wait
+            wait.cluster full, 0; //-wait //~narrow: wait.cta full, 0;
             ld.shared.b32 %r3, [%mine]; //:use
         """,
-        Lacks("cta", "scope", "fill", "use"),
+        Lacks("cta narrow", "scope", "fill", "use"),
         Lacks("wait", "mbarrier arrival and a wait", "use", "fill"),
     ),
     "a fence before a relaxed arrival at a peer": Scenario(
@@ -71,6 +71,17 @@ SCENARIOS = {
         """,
         Lacks("fence", "release", "fill", "use"),
         Lacks("cta", "scope", "fill", "use"),
+    ),
+    "global memory that a peer has written": Scenario(
+        f"""// Only an acquire of the cluster's scope makes the L1 cache forget what it had.
+        cta 0:
+            st.global.b32 [%out], %lane; //:fill
+            {parts.arrive_at_peer()}
+        cta 1:
+            wait.cluster full, 0; //~narrow: wait.cta full, 0;
+            ld.global.b32 %r3, [%out]; //:use
+        """,
+        Lacks("narrow", "scope", "fill", "use"),
     ),
     "a stage in a peer filled twice": Scenario(
         f"""// CTA 1 tells CTA 0 that it has read, before CTA 0 writes again.

@@ -3,8 +3,8 @@
 The body of a kernel is PTX in sections. `warp 1:` begins what warp 1 alone executes, `cta 0:` what
 all warps of the CTA of that rank do, `cta 0 warp 1:` what one warp of it does, `all:` what everyone
 does; the first line of a section may stand behind the colon. `wait full, 0;` loops until that phase
-of an mbarrier is complete; `wait.cluster` is an acquire of the cluster's scope. At the end of a
-line stand marks:
+of an mbarrier is complete; `wait.cluster` is an acquire of the cluster's scope, `wait.cta` one of
+the CTA's. At the end of a line stand marks:
 
     //:name               the line is called so where the checker is to name it
     //-variant            the variant lacks the line
@@ -71,7 +71,7 @@ mov.u32 %idesc, 0x08020010;
 """
 _THEIRS = "mapa.shared::cluster.u32 %theirs, %mine, %peer;"
 _MARK = re.compile(r"\s*//([:~-])(\w+)(?:: ((?:(?!\s*//~).)*))?")
-_WAIT = re.compile(r"wait(.cluster)? (\w+), (\w+);")
+_WAIT = re.compile(r"wait(\.cluster|\.cta)? (\w+), (\w+);")
 _LANES = 32
 _OF_A_CLUSTER = re.compile(r"%(peer|theirs)\b|barrier\.cluster|cta_group::2")
 _SECTION = re.compile(r"(?:all|(?:cta (\d+))? ?(?:warp (\d+))?):(?:\s+(.*)|$)")
@@ -137,7 +137,7 @@ def _mbarriers(code: str) -> dict[str, int]:
     own = re.findall(r"mbarrier\.init\S* \[(\w+)\]", code)
     commits = re.findall(r"tcgen05\.commit.*?\[(\w+)\]", code)
     alone = re.findall(r"@%(?:first|one) mbarrier\.arrive.*?\[(\w+)\]", code) + commits
-    names = re.findall(r"\bwait(?:\.cluster)? (\w+),|_wait\S* %\w+, \[(\w+)\]", code)
+    names = re.findall(r"\bwait(?:\.cluster|\.cta)? (\w+),|_wait\S* %\w+, \[(\w+)\]", code)
     names = [name or other for name, other in names] + commits
     return {name: 1 if name in alone else _LANES for name in names if name not in own}
 
@@ -235,8 +235,8 @@ def _expanded(written: Written, line: str) -> str:
     waits = _WAIT.fullmatch(line)
     if not waits:
         return line
-    cluster, barrier, parity = waits.groups()
-    form = "parity.acquire.cluster.shared::cta" if cluster else "parity.shared"
+    scope, barrier, parity = waits.groups()
+    form = f"parity.acquire{scope}.shared::cta" if scope else "parity.shared"
     test = f"mbarrier.try_wait.{form}.b64 %again, [{barrier}], {parity};"
     label = f"L{len(written.lines)}"
     return f"{label}: {test} @!%again bra {label};"
