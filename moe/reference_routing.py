@@ -21,11 +21,11 @@ Exponential = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Permutation:
-    """offsets: int32 [E + 1], expert e has rows offsets[e] .. offsets[e + 1] - 1.
-    slot_of_row, row_of_slot: int32 [R], inverse to each other.
+    """offsets: int32 [E + 1], expert e has rows offsets[e] .. offsets[e + 1] - 1; of a range of
+    experts those of its experts. slot_of_row, row_of_slot: int32 [R], inverse to each other.
 
-    Of a range of experts: offsets are those of its experts, slots of others have the row -1, and
-    what slot_of_row has behind the last offset means nothing."""
+    Slots without an expert, and those of experts outside of the range, have the row -1. What
+    slot_of_row has behind the last offset means nothing."""
 
     offsets: torch.Tensor
     slot_of_row: torch.Tensor
@@ -100,9 +100,9 @@ def weights_of(scores: torch.Tensor, ids: torch.Tensor, renormalize: bool) -> to
 def permutation(
     ids: torch.Tensor, num_experts: int, *, expert_range: tuple[int, int] | None = None
 ) -> Permutation:
-    """Rows sorted by expert, of ids int [T, k] within 0 .. num_experts - 1.
+    """Rows sorted by expert, of ids int [T, k] within 0 .. num_experts - 1, or others for none.
 
-    expert_range: (first, end), only those have rows, and offsets are theirs; slots of others have
+    expert_range: (first, end), only those have rows, and offsets are theirs. Slots of others have
     the row -1, and rows that nobody has the slot -1.
     """
     first, end = expert_range or (0, num_experts)

@@ -123,16 +123,18 @@ def permutation(
     slots, two above.
 
     Args:
-        ids: int32 [T, k], experts of each token, 0 to num_experts - 1; copied if not contiguous.
-            What is out of range counts as the last expert on a GPU.
+        ids: int32 [T, k], experts of each token, 0 to num_experts - 1, or -1 for none, as engines
+            pad batches; copied if not contiguous. Other ids are refused on the CPU, and on a GPU
+            count as -1.
         num_experts: up to 512.
         expert_range: (first, end), experts first .. end - 1 alone have rows, those of a rank; all
             of them by default.
 
     Returns:
         offsets [E + 1], slot_of_row [T k] and row_of_slot [T k], int32, see `Permutation`. Of a
-        range E is end - first, offsets[E] says how many rows there are, slots of other experts have
-        row -1, and what is behind the last row of slot_of_row is not written.
+        range E is end - first. offsets[E] says how many rows there are. Slots without an expert, or
+        of one outside of the range, have row -1; what is behind the last row of slot_of_row is not
+        written.
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
@@ -147,7 +149,7 @@ def combine(
     row_of_slot: torch.Tensor,
     *,
     out_dtype: torch.dtype | None = None,
-    partial: bool = False,
+    partial: bool = True,
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
@@ -161,8 +163,10 @@ def combine(
         weights: fp32 [T, k]; None adds the rows as they are, for those that are weighted already.
         row_of_slot: int32 [T * k] or [T, k], k up to 16; [T, k] where weights is None.
         out_dtype: of the result, by default that of y.
-        partial: whether slots may have no row, -1, which add nothing (those of experts outside of
-            `expert_range`); a token without any row gives zeros.
+        partial: slots may have no row, -1, which add nothing: those without an expert, or of one
+            outside of `expert_range`; a token without any row gives zeros. False promises that
+            every slot has a row, which then is not looked at; on a GPU a -1 reads what is not
+            there.
 
     Returns:
         [T, H].

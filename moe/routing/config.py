@@ -230,7 +230,7 @@ class LinearConfig:
 class PermutationConfig:
     """turns: of a warp in a round, 32 slots each. chunked: several CTAs share the slots, and know
     from a first launch what each of them has. packed: two counts in a word. partial: `experts` are
-    a range of all, and slots of others have no row."""
+    a range of all, which does not begin at 0."""
 
     experts: int
     turns: int

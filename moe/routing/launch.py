@@ -156,19 +156,19 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
         check_expert_range(given.first_expert, given.first_expert + given.experts, experts)
     plan = plan_permutation(max(ids.numel(), 1), given.experts, partial)
     target = choose_target(ids.device, given.backend, given.arch, ARCHS)
-    check_range("ids", ids, experts, f"experts 0 to {experts - 1}")
+    check_range("ids", ids, experts, f"experts are 0 to {experts - 1}, and -1 for none", begin=-1)
     outputs = empty_permutation(given)
     if ids.numel() == 0:
         outputs[0].zero_()
         return outputs
     flat = ids.reshape(-1)  # in place where ids is in one piece
-    counts, span = None, (given.first_expert, experts) if partial else None
+    counts, first = None, given.first_expert if partial else None
     if plan.config.chunked:
         counts = ids.new_empty(plan.chunks * plan.config.words)
         compiled = compile_once(plan.config, target.arch, f"{PERMUTING}:host_function_of_count")
-        launch(compiled, (flat, span, counts, plan.rounds), target, ids.device)
+        launch(compiled, (flat, first, counts, plan.rounds), target, ids.device)
     compiled = compile_once(plan.config, target.arch, f"{PERMUTING}:host_function_of_scatter")
-    launch(compiled, (flat, span, counts, outputs, plan.rounds, plan.chunks), target, ids.device)
+    launch(compiled, (flat, first, counts, outputs, plan.rounds, plan.chunks), target, ids.device)
     return outputs
 
 

@@ -5,7 +5,9 @@ slots, one per warp. Within 32 slots votes say how many of the same expert stand
 of shared memory per warp knows how many stood in its 32s before. The sum over lower warps, lower
 experts and lower chunks is where a slot goes. Nothing depends on the order in which warps run.
 
-Of a range of experts, slots of others have no row: they are neither ranked nor scattered.
+A slot whose id is no expert of those that have rows, such as the -1 of padding or an expert of
+another rank, has no row: it is neither ranked nor scattered, and nothing outside of shared memory
+is touched for it.
 
 One CTA does all in one launch. With several, `Count` writes the counts of every chunk first. While
 it runs, each CTA of `Scatter` sorts its first round in shared memory; then it adds up the counts
@@ -34,12 +36,10 @@ HALF = 16  # bits of a packed count, and what lies below an expert in a word of 
 
 @dataclass(frozen=True)
 class Chosen:
-    """ids (R,) int32, experts of slots. Of a range of experts: its first one, and how many there
-    are in all; None for all of them."""
+    """ids (R,) int32, experts of slots. first: of a range of experts, None for all of them."""
 
     ids: cute.Tensor
     first: Int32 | None = None
-    total: Int32 | None = None
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,8 @@ class Run:
 def experts_of(
     config: PermutationConfig, chosen: Chosen, first: Int32, step: cutlass.Constexpr[int]
 ) -> cute.Tensor:
-    """Of a lane's slots in a round, `step` apart, from the first expert that has rows on; a slot
-    without a row has expert E. What is no expert counts as the last of all, so that nothing outside
-    of shared memory is touched. All loads are in flight together."""
+    """Experts of a lane's slots in a round, `step` apart, counted from the first expert that has
+    rows; a slot without a row has expert E. All loads are in flight together."""
     (rows,) = chosen.ids.shape
     ids, experts = (cute.make_rmem_tensor(config.turns, Int32) for _ in range(2))
     ids.fill(0)
@@ -68,12 +67,10 @@ def experts_of(
         if first + turn * step < rows:
             ids[turn] = chosen.ids[first + turn * step]
     for turn in cutlass.range_constexpr(config.turns):
+        local = Uint32(ids[turn])  # huge for a negative id
         if cutlass.const_expr(config.partial):
-            known = Int32(cutlass.min(Uint32(ids[turn]), Uint32(chosen.total - 1)))
-            local = Uint32(known - chosen.first)  # huge in front of the first one
-            expert = Int32(cutlass.min(local, Uint32(config.experts)))
-        else:
-            expert = Int32(cutlass.min(Uint32(ids[turn]), Uint32(config.experts - 1)))
+            local = Uint32(ids[turn] - chosen.first)  # and in front of the first one
+        expert = Int32(cutlass.min(local, Uint32(config.experts)))
         experts[turn] = expert if first + turn * step < rows else Int32(config.experts)
     return experts
 
@@ -101,15 +98,15 @@ class Count:
     def __call__(
         self,
         ids: cute.Tensor,
-        span: tuple[Int32, ...] | None,
+        first: Int32 | None,
         counts: cute.Tensor,
         rounds: Int32,
         stream: CUstream,
     ) -> None:
-        """ids, span: the fields of `Chosen`; counts: int32, `words` of each chunk; rounds: of a
+        """ids, first: the fields of `Chosen`; counts: int32, `words` of each chunk; rounds: of a
         chunk."""
         chunks = cute.size(counts) // self.config.words
-        self.kernel(chosen_of(ids, span), counts, rounds).launch(
+        self.kernel(Chosen(ids, first), counts, rounds).launch(
             grid=(chunks, 1, 1),
             block=(self.config.threads, 1, 1),
             stream=stream,
@@ -158,16 +155,16 @@ class Scatter:
     def __call__(
         self,
         ids: cute.Tensor,
-        span: tuple[Int32, ...] | None,
+        first: Int32 | None,
         counts: cute.Tensor | None,
         outputs: tuple[cute.Tensor, ...],
         rounds: Int32,
         chunks: Int32,
         stream: CUstream,
     ) -> None:
-        """ids, span: the fields of `Chosen`; counts: of `Count`, None for one chunk of one round;
+        """ids, first: the fields of `Chosen`; counts: of `Count`, None for one chunk of one round;
         outputs: offsets (E + 1,), slot_of_row (R,), row_of_slot (R,), all int32."""
-        self.kernel(chosen_of(ids, span), counts, *outputs, rounds).launch(
+        self.kernel(Chosen(ids, first), counts, *outputs, rounds).launch(
             grid=(chunks, 1, 1),
             block=(self.config.threads, 1, 1),
             stream=stream,
@@ -354,12 +351,9 @@ class Scatter:
         (rows,) = chosen.ids.shape
         for turn in cutlass.range_constexpr(config.turns):
             slot, expert = run.first + turn * WARP_THREADS + lane, run.experts[turn]
-            has_row = slot < rows
-            if cutlass.const_expr(config.partial):
-                if slot < rows and expert == config.experts:
-                    gRowOfSlot[slot] = Int32(-1)
-                has_row = expert < config.experts
-            if has_row:
+            if slot < rows and expert == config.experts:
+                gRowOfSlot[slot] = Int32(-1)
+            if expert < config.experts:
                 if cutlass.const_expr(sDeltas is not None):
                     gRowOfSlot[slot] = run.ranks[turn] + sDeltas[expert]
                 else:
@@ -430,7 +424,7 @@ class Scatter:
 def host_function_of_count(config: PermutationConfig, _arch: str) -> tuple:
     """What is compiled for `config`, and example arguments."""
     ids = fake_tensor(Int32, cute.sym_int32())
-    return Count(config), ids, _span(config), _counts(config), Int32(0), CUstream(0)
+    return Count(config), ids, _first(config), _counts(config), Int32(0), CUstream(0)
 
 
 def host_function_of_scatter(config: PermutationConfig, _arch: str) -> tuple:
@@ -440,16 +434,11 @@ def host_function_of_scatter(config: PermutationConfig, _arch: str) -> tuple:
     outputs = tuple(fake_tensor(Int32, size) for size in (config.experts + 1, rows, rows))
     counts = _counts(config) if config.chunked else None
     sizes = Int32(0), Int32(0)
-    return Scatter(config), ids, _span(config), counts, outputs, *sizes, CUstream(0)
+    return Scatter(config), ids, _first(config), counts, outputs, *sizes, CUstream(0)
 
 
-def chosen_of(ids: cute.Tensor, span: tuple | None) -> Chosen:
-    """Of the arguments of a host function."""
-    return Chosen(ids, *(() if span is None else span))
-
-
-def _span(config: PermutationConfig) -> tuple | None:
-    return (Int32(0), Int32(0)) if config.partial else None
+def _first(config: PermutationConfig) -> Int32 | None:
+    return Int32(0) if config.partial else None
 
 
 def _counts(config: PermutationConfig) -> Any:

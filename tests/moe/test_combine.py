@@ -79,7 +79,7 @@ def test_slots_without_rows_add_nothing(weighted):
     rows[4] = -1
     shares = (weights if weighted else torch.ones(9, 5)).masked_fill(rows < 0, 0.0)
     weights = weights.masked_fill(rows < 0, math.nan) if weighted else None
-    got = emulated(lambda: combine(y, weights, rows, partial=True))
+    got = emulated(lambda: combine(y, weights, rows))
     assert torch.equal(got, one_by_one(y, shares, rows.clamp(min=1)).bfloat16())
     assert not got[4].any()
     expected = reference_routing.combine(y, weights, rows).bfloat16()
@@ -145,8 +145,8 @@ REFUSED = [
     ((torch.zeros(8, 65)[:, 1:], WEIGHTS, ROWS), {}, ValueError, "y starts at address"),
     ((torch.zeros(8, 66)[:, :64], WEIGHTS, ROWS), {}, ValueError, "stride of 264 bytes"),
     ((Y[:7], WEIGHTS, ROWS), {}, ValueError, "values from 0 to 7, but y has rows 0 to 6"),
-    ((Y, WEIGHTS, ROWS - 1), {}, ValueError, "values from -1 to 6"),
-    ((Y, WEIGHTS, ROWS - 2), {"partial": True}, ValueError, "values from -2 to 5"),
+    ((Y, WEIGHTS, ROWS - 1), {"partial": False}, ValueError, "values from -1 to 6"),
+    ((Y, WEIGHTS, ROWS - 2), {}, ValueError, "values from -2 to 5"),
     ((Y, WEIGHTS, ROWS), {"partial": 1}, TypeError, "partial is 1"),
     ((Y, WEIGHTS, ROWS), {"backend": "cuda"}, ValueError, "needs CUDA tensors"),
     ((Y, 1.0, ROWS), {}, TypeError, "weights is float"),

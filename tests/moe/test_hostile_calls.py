@@ -138,7 +138,7 @@ CALLS = [
     hostile(lambda: permutation(IDS, 3.0), "num_experts is 3.0"),
     hostile(lambda: permutation(IDS, 0), "0 experts"),
     hostile(lambda: permutation(IDS, 513), "513 experts"),
-    hostile(lambda: permutation(IDS - 1, 3), "ids has values from -1"),
+    hostile(lambda: permutation(IDS - 2, 3), "ids has values from -2"),
     hostile(lambda: permutation(IDS[0], 3), r"ids has shape \(2,\)"),
     hostile(lambda: permutation(IDS.tolist(), 3), "ids is list"),
     hostile(lambda: combine(None, None, IDS), "y is NoneType"),

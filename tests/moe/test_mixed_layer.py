@@ -21,9 +21,12 @@ from moe import (
     Scales,
     SwiGLU,
     arrange,
+    combine,
     fused_moe,
     fused_moe_plan,
+    mixed_gemm,
     pack,
+    permutation,
     reference,
     unpack,
     unpack_biases,
@@ -65,6 +68,35 @@ BIASES = normal(EXPERTS + 1, 2 * INTERMEDIATE), normal(EXPERTS + 1, HIDDEN)
 def packed(fmt: str = "mxfp4", first: int = 0, end: int = EXPERTS) -> PackedExperts:
     biases = tuple(bias[first:end] for bias in BIASES)
     return pack(W13[first:end], W2[first:end], fmt, biases=biases)
+
+
+def steps(ids: torch.Tensor, weights: torch.Tensor, arch: str) -> torch.Tensor:
+    """A layer as an engine that routes by itself calls it."""
+    where, experts = {"arch": arch}, arrange(packed())
+    with checked():
+        order = permutation(ids, EXPERTS, **where)
+        h = mixed_gemm(
+            X, experts.w13, order.offsets, bias=experts.bias13, activation=GPT_OSS,
+            rows=order.slot_of_row, slots=ids.shape[1], **where,
+        )  # fmt: skip
+        y = mixed_gemm(h, experts.w2, order.offsets, bias=experts.bias2, **where)
+        return combine(y, weights, order.row_of_slot, **where)
+
+
+@BOTH
+def test_an_id_of_minus_one_is_no_expert(arch):
+    """It adds nothing, whatever its weight; other tokens keep their bits."""
+    ids, weights = route(LOGITS, 2)
+    whole = steps(ids, weights, arch)
+    padded, shares = ids.clone(), weights.clone()
+    padded[2], padded[4, 1], padded[TOKENS - 1] = -1, -1, -1
+    shares[padded < 0] = torch.nan
+    mine = steps(padded, shares, arch)
+    own = torch.tensor([0, 1, 3, 5])
+    assert torch.equal(mine[own], whole[own])
+    assert not mine[[2, TOKENS - 1]].any()
+    alone = steps(ids[:, :1].contiguous(), weights[:, :1].contiguous(), arch)
+    torch.testing.assert_close(mine[4], alone[4])
 
 
 def run(

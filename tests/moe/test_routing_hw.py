@@ -114,6 +114,9 @@ def test_permutation(seed):
     ids = torch.randint(experts, shape, device="cuda", dtype=torch.int32)
     if draw.random() < 0.3:
         ids.fill_(draw.randrange(experts))
+    if draw.random() < 0.5:
+        nobody = draw.choice((-1, experts, 1 << 30, -(1 << 31)))
+        ids[torch.rand(shape, device="cuda") < 0.3] = nobody
     check_permutation(ids, experts)
     first = draw.randrange(experts)
     check_permutation(ids, experts, expert_range=(first, draw.randint(first + 1, experts)))

@@ -142,7 +142,7 @@ class SortProblem(Problem):
 
     def spoil(self, given: Given) -> None:
         pick = random.Random(self.seed)
-        other = [pick.randrange(self.kind.experts) for _ in range(self.choices)]
+        other = [pick.randrange(-1, self.kind.experts) for _ in range(self.choices)]
         given["ids"][self.row] = torch.tensor(other, dtype=torch.int32)
 
     def call(self, given: Given, where: dict[str, Any]) -> Results:
