@@ -212,6 +212,7 @@ class Arguments:
             fmt=self.w.fmt,
             x_fmt=self.x.fmt if self.mixed else "",
             row_scale=decode is not None and len(decode) > 1,
+            pair_scale=self.w.has_pairs,
             granularity=0 if activation is None else activation.granularity,
             limit=activation is not None and activation.limit is not None,
             out=self.out,
@@ -258,7 +259,8 @@ class Arguments:
         for name, operand in (("x", x), ("w", w)):
             require_tma(f"{name}.scales", operand.scales)
             if operand.decode_scale is not None:
-                require_table(f"{name}.decode_scale", operand.decode_scale, torch.float32, (None,))
+                shape = (None, 2) if operand.has_pairs else (None,)
+                require_table(f"{name}.decode_scale", operand.decode_scale, torch.float32, shape)
         wanted = scale_bytes(self.blocks, x.format.columns(x.k))
         if x.rows and x.scales.numel() != wanted:
             raise ValueError(
@@ -269,6 +271,8 @@ class Arguments:
             raise ValueError(
                 f"w has {len(w.decode_scale)} global scales for {self.experts} experts"
             )
+        if w.has_pairs and self.activation is None:
+            raise ValueError("w has global scales of gate and of up, but there is no activation")
 
     def _check_windows(self) -> None:
         """What TMA asks for of elements that it pads."""

@@ -31,6 +31,7 @@ class GroupedConfig:
 
     fmt: of the weights, a name of moe.formats.FORMATS. x_fmt: that of the rows, '' for the same.
     row_scale: the rows of A have a global scale each instead of one for all.
+    pair_scale: gate and up of an expert have a global scale each instead of one for both.
     granularity: rows of gate, then of up, that alternate in the packed weights; 0: no activation,
         the plain product. limit: gate and up are clamped before it.
     out: dtype of the output, or a format that it is quantised to. amax: the largest magnitude of
@@ -50,6 +51,7 @@ class GroupedConfig:
 
     fmt: str = "nvfp4"
     row_scale: bool = False
+    pair_scale: bool = False
     granularity: int = 32
     limit: bool = False
     out: str = "bf16"
@@ -137,6 +139,11 @@ class GroupedConfig:
             raise ValueError("limit without an activation: nothing is clamped")
         if self.row_scale and not self.format.has_global:
             raise ValueError(f"row_scale with {self.fmt}, which has no global scale")
+        if self.pair_scale and not (self.format.has_global and self.swiglu):
+            raise ValueError(
+                f"pair_scale with {self.fmt} and granularity {self.granularity}: a format with "
+                "global scales, and gate and up in turn"
+            )
         if self.swapped and self.tile_n != PART:
             raise ValueError(f"tile_n {self.tile_n} with tile_rows {self.tile_rows}: {PART}")
         if self.carry and (self.granularity != CARRIED or self.swapped):

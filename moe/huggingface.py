@@ -27,6 +27,8 @@ from moe.indices import check_expert_range, range_fields
 from moe.packing import CheckpointWeight, PackedExperts, pack_quantised
 
 INDEX = "model.safetensors.index.json"
+BYTES = (torch.int8, torch.float4_e2m1fn_x2)  # of two elements, beside uint8
+PAIRS = ("w13.encode_scale", "w13.decode_scale")  # [1] of an expert, or [1, 2] of gate and up
 PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))  # gate, up, down
 
 
@@ -170,8 +172,7 @@ def pack_experts(
             those of a rank alone, or 'model.layers.3.mlp.shared_experts' behind them.
 
     Raises:
-        TypeError, ValueError: naming the tensor that is missing, or the value and the limit; for
-            global scales of gate and up that differ, too.
+        TypeError, ValueError: naming the tensor that is missing, or the value and the limit.
     """
     with Checkpoint(path) as checkpoint:
         scheme, names = _scheme_of(checkpoint, experts)
@@ -237,7 +238,8 @@ def _matrix(checkpoint: Checkpoint, name: str, scheme: Scheme) -> CheckpointWeig
         return checkpoint.tensor(f"{name}.{field}").reshape(1) if field else None
 
     data, scales = (checkpoint.tensor(f"{name}.{each}") for each in (scheme.data, scheme.scales))
-    data = data.view(torch.uint8) if data.dtype == torch.int8 else data
+    if data.dtype in BYTES:  # torch joins no float4
+        data = data.view(torch.uint8)
     encode, decode = scale(scheme.encode), scale(scheme.decode)
     return CheckpointWeight(data[None], scales[None], encode, decode)
 
@@ -276,8 +278,10 @@ def _one_by_one(
                 for field, each in tensors.items()
             }
         for field, each in tensors.items():
-            if each.shape != whole[field].shape[1:]:
-                wanted = tuple(whole[field].shape[1:])
+            wanted = tuple(whole[field].shape[1:])
+            if field in PAIRS and each.ndim > len(wanted):  # the first one that has two
+                whole[field] = whole[field][..., None].repeat(1, 1, 2)
+            elif each.shape != wanted and field not in PAIRS:
                 raise ValueError(f"{name}: {field} has shape {tuple(each.shape)}, others {wanted}")
             whole[field][place].copy_(each)
     return of_layout(layout, {field: each.flatten(0, 1) for field, each in whole.items()})

@@ -76,7 +76,10 @@ def kernel_arguments(arguments: Arguments, results: Results) -> list:
     codes = None if arguments.config.out_format is None else scales
     bias = None if arguments.bias is None else with_plain_strides(arguments.bias)
     ends = (codes, arguments.encode_scale, arguments.amax, bias)
-    tensors = (arguments.offsets, data, x.decode_scale, w.decode_scale, *ends)
+    w_scale = w.decode_scale
+    if w_scale is not None and w.has_pairs:
+        w_scale = with_plain_strides(w_scale)
+    tensors = (arguments.offsets, data, x.decode_scale, w_scale, *ends)
     act = arguments.activation or Activation(0)
     numbers = (float(act.alpha), float(act.beta), float(act.limit or 0.0))
     return [moved, tensors, numbers, x.k, grid(arguments)]

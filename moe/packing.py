@@ -16,7 +16,7 @@ look at the values (on a GPU the host waits) and refuse what no kernel could mul
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,11 +103,16 @@ class PackedExperts(LayerWeights):
         _check_sizes(_logical_shape(self.w13), _logical_shape(self.w2), self.w13.format)
         granularity = _check_granularity(self.granularity, self.intermediate)
         object.__setattr__(self, "granularity", granularity)
+        if self.w2.has_pairs:
+            raise ValueError("w2 has two global scales of an expert: it has neither gate nor up")
         packed = self.w13.granularity
         if packed not in (None, self.granularity):
             raise ValueError(
                 f"granularity {self.granularity}, but gate and up of w13 alternate by {packed} rows"
             )
+        if self.w13.has_pairs and packed is None:  # whoever dequantises it has to know
+            w13 = laid_out(replace(self.w13), granularity=self.granularity)
+            object.__setattr__(self, "w13", w13)
         self._check_biases()
 
     def _check_biases(self) -> None:
@@ -132,7 +137,7 @@ class CheckpointWeight:
     scales: [E, N, K / block] in their own dtype or as bytes.
     decode_scale: fp32 [E], what values are multiplied by (`weight_scale_2` of ModelOpt), or
     encode_scale, its reciprocal (`weight_global_scale` of compressed-tensors); of w13 also [E, 2],
-    one for gate and one for up, which have to agree.
+    one for gate and one for up.
     """
 
     data: torch.Tensor
@@ -326,20 +331,20 @@ def _laid_out(
         _check_codes(f"{name}.data", data & 0x7F, NAN_CODE["e4m3"] - 1)
     scales = torch.cat([swizzle_scales(each) for each in codes])
     encode, decode = (
-        None if scale is None else _one_per_expert(name, scale.detach(), len(data))
+        None if scale is None else _of_experts(name, scale.detach(), len(data))
         for scale in (w.encode_scale, w.decode_scale)
     )
     return of_bytes(data, scales, form.name, encode, decode)
 
 
-def _one_per_expert(name: str, scale: torch.Tensor, experts: int) -> torch.Tensor:
-    """fp32 [E] of global scales [E], or [E, 2] of gate and up that agree."""
-    if scale.ndim == 2 and scale.shape[1] == 2:
-        agree = scale[:, 0] == scale[:, 1]
-        _require_each(name, "global scales of gate and up", scale, agree, "equal")
-        scale = scale[:, 0].contiguous()
-    _require_global_scale(f"global scale of {name}", scale, experts)
-    return scale
+def _of_experts(name: str, scale: torch.Tensor, experts: int) -> torch.Tensor:
+    """fp32 [E] of global scales [E], or of w13 [E, 2] of gate and up, unless all of them agree."""
+    pairs = name == "w13" and scale.ndim == 2 and scale.shape[1] == 2
+    for each in scale.unbind(1) if pairs else (scale,):
+        _require_global_scale(f"global scale of {name}", each.contiguous(), experts)
+    if pairs and torch.equal(scale[:, 0], scale[:, 1]):
+        scale = scale[:, 0]
+    return scale.contiguous()
 
 
 def _require_global_scale(name: str, scale: torch.Tensor, experts: int) -> None:

@@ -23,8 +23,9 @@ class Quantized:
 
     data: [rows, K] or [E, rows, K]; of e2m1 two elements per byte, so that K / 2 is its last size.
     scales: 1-D, swizzled as `moe.formats` says; every expert begins at a fresh 128 rows.
-    encode_scale: fp32 [1], [rows] or [E], what the values were multiplied by before; None in a
-    format without. decode_scale: 1 / encode_scale, rounded once, so that no kernel divides again.
+    encode_scale: fp32 [1], [rows] or [E], what the values were multiplied by before; [E, 2] where
+    gate and up, whose rows alternate, have one each; None in a format without. decode_scale: 1 /
+    encode_scale, rounded once, so that no kernel divides again.
     fmt: a key of `moe.formats.FORMATS`.
 
     Who makes one of rows by expert, or of gate and up in turn, leaves that in `offsets` (on the
@@ -53,16 +54,26 @@ class Quantized:
         if self.data.ndim not in (2, 3):
             raise ValueError(f"data has shape {tuple(self.data.shape)}: [rows, K] or [E, rows, K]")
         self._check_scales(scale_bytes(1, form.columns(self.k)))
-        sizes = (1, self.data.shape[0])
+        shapes = ((1,), (self.data.shape[0],), *self._pairs)
         for name, scale in global_scales.items():
             _require_dtype(name, scale, torch.float32)
             encode = global_scales["encode_scale"]
-            if scale.ndim != 1 or len(scale) not in sizes or len(scale) != len(encode):
+            if tuple(scale.shape) not in shapes or scale.shape != encode.shape:
                 require_strided(**{name: scale})
                 raise ValueError(
-                    f"{name} has shape {tuple(scale.shape)}, expected [1] or "
-                    f"[{self.data.shape[0]}], like encode_scale {tuple(encode.shape)}"
+                    f"{name} has shape {tuple(scale.shape)}, expected one of {shapes}, like "
+                    f"encode_scale {tuple(encode.shape)}"
                 )
+
+    @property
+    def _pairs(self) -> tuple[tuple[int, int], ...]:
+        """The shape of global scales of gate and of up, where there may be such."""
+        return ((self.data.shape[0], 2),) if self.data.ndim == 3 else ()
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether gate and up of an expert have a global scale each."""
+        return self.decode_scale is not None and self.decode_scale.ndim == 2
 
     def _global_scales(self, form: BlockFormat) -> dict[str, torch.Tensor]:
         """The global scales by name, both of them or none, as the format has it."""

@@ -121,8 +121,24 @@ def dequantise(
     values = values.flatten(-2)
     if quantized.decode_scale is not None:
         decode = quantized.decode_scale.double()
-        values = values * decode.reshape(-1, *[1] * (data.ndim - 1))
+        if quantized.has_pairs:
+            decode = _of_rows(decode, quantized)
+        else:
+            decode = decode.reshape(-1, *[1] * (data.ndim - 1))
+        values = values * decode
     return values.to(dtype)
+
+
+def _of_rows(decode: torch.Tensor, quantized: Quantized) -> torch.Tensor:
+    """[E, rows, 1] of the global scales [E, 2] of gate and of up."""
+    width = quantized.granularity
+    if width is None:
+        raise ValueError(
+            "global scales of gate and of up, but not by how many rows they alternate: "
+            "moe.quantized.laid_out says it, and PackedExperts does"
+        )
+    half = torch.arange(quantized.rows, device=decode.device) // width % 2
+    return decode[:, half, None]
 
 
 def swiglu(

@@ -39,6 +39,7 @@ class MixedConfig:
     """One compiled kernel: rows of numbers, sorted by expert, times the matrix of their expert.
 
     fmt: of the weights. x: dtype of the rows; row_scale: in e4m3 each has a scale of its own.
+    pair_factor: gate and up of an expert have a factor each instead of one for both.
     swiglu: pairs of columns become one; limit: which are clamped before it.
     bias: is added to the products. out: dtype of the output.
     tile_rows: rows of an expert in a tile, the N of the MMA.
@@ -57,6 +58,7 @@ class MixedConfig:
     fmt: str = "mxfp4"
     x: str = "bf16"
     row_scale: bool = False
+    pair_factor: bool = False
     swiglu: bool = False
     limit: bool = False
     bias: bool = False
@@ -124,6 +126,8 @@ class MixedConfig:
                 raise NotImplementedError(f"{name} {value!r}: one of {possible}")
         if self.limit and not self.swiglu:
             raise ValueError("limit without an activation: nothing is clamped")
+        if self.pair_factor and not self.swiglu:
+            raise ValueError("pair_factor without an activation: there are no gate and up")
         if self.least and not self.pdl:
             raise ValueError(f"least {self.least} without pdl: it runs beside the launch in front")
         if arch == "sm_100a":

@@ -72,8 +72,9 @@ def unit_bytes(fmt: str) -> int:
 @dataclass(frozen=True, eq=False)
 class Fragments:
     """A weight [E, rows, K] as above. data: uint8 [E, bytes]. factor: fp32 [E], of every expert's
-    products; for x in e4m3 [E, rows], of those of every row. swiglu: rows are gate and up in turn,
-    by eight. x: dtype of the activations that they are laid out for."""
+    products, or [E, 2], of those of gate and of up; for x in e4m3 [E, rows], of those of every row.
+    swiglu: rows are gate and up in turn, by eight. x: dtype of the activations that they are laid
+    out for."""
 
     data: torch.Tensor
     factor: torch.Tensor
@@ -87,6 +88,11 @@ class Fragments:
     def experts(self) -> int:
         """E."""
         return len(self.factor)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether gate and up have a factor each."""
+        return self.x != "e4m3" and self.factor.ndim == 2
 
     @property
     def nbytes(self) -> int:
@@ -167,7 +173,7 @@ def fragments(w: Quantized, order: torch.Tensor | None = None, x: str = "bf16") 
     data = torch.stack([data for data, _ in every])
     factor = torch.stack([factor for _, factor in every])
     if w.decode_scale is not None:
-        factor = factor * w.decode_scale
+        factor = (factor[:, None] if w.has_pairs else factor) * w.decode_scale
     return Fragments(data, factor, w.rows, w.k, w.fmt, order is not None, x)
 
 

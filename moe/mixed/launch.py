@@ -153,6 +153,7 @@ class MixedArguments:
             fmt=self.w.fmt,
             x=self.w.x,
             row_scale=self.x_scale is not None and len(self.x_scale) > 1,
+            pair_factor=self.w.has_pairs,
             swiglu=self.activation is not None,
             limit=self.activation is not None and self.activation.limit is not None,
             bias=self.bias is not None,

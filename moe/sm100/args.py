@@ -27,10 +27,10 @@ class Operands:
 class Tensors:
     """offsets: int32 [E + 1]. out: [rows, columns], in bytes where it is quantised.
 
-    x_scale, w_scale: fp32 [1] or [rows] and [E], what decodes x and w, in a format with global
-    scales. out_scales, encode_scale: scale factors of a quantised output, 1-D, and fp32 [1]. amax:
-    fp32 [1], the largest magnitude of the output, where it is asked for. bias: fp32 [E, N], in the
-    order of the rows of w.
+    x_scale, w_scale: fp32 [1] or [rows], and [E] or [E, 2] of gate and of up, what decodes x and w,
+    in a format with global scales. out_scales, encode_scale: scale factors of a quantised output,
+    1-D, and fp32 [1]. amax: fp32 [1], the largest magnitude of the output, where it is asked for.
+    bias: fp32 [E, N], in the order of the rows of w.
     """
 
     offsets: cute.Tensor

@@ -44,7 +44,9 @@ def example_arguments(config: GroupedConfig) -> tuple:
         _array(Int32),
         moved(OUT_TYPES.get(config.out, Uint8), rows, cute.sym_int32()),
         _array(Float32, config.format.has_global),
-        _array(Float32, config.format.has_global),
+        fake_tensor(Float32, experts, 2)
+        if config.pair_scale
+        else _array(Float32, config.format.has_global),
         _array(Uint8, config.out_format is not None, align=4),
         _array(Float32, config.out_format is not None and config.out_format.has_global),
         _array(Float32, config.amax),

@@ -84,16 +84,22 @@ def values_of(scheme: str, tensors: dict[str, torch.Tensor], name: str) -> torch
 
 
 def experts_of(
-    scheme: str, names: list[str], projections: tuple[str, ...], hidden: int, intermediate: int
+    scheme: str,
+    names: list[str],
+    projections: tuple[str, ...],
+    hidden: int,
+    intermediate: int,
+    unlike: tuple[int, ...] = (),
 ) -> dict[str, torch.Tensor]:
-    """The tensors of experts; gate and up have the same global scale, a power of two."""
+    """The tensors of experts. Global scales are powers of two, the same one of gate and of up but
+    for the experts at the places `unlike`."""
     found: dict[str, torch.Tensor] = {}
     gate, up, down = projections
     for place, expert in enumerate(names):
         for seed, (name, rows, k) in enumerate((
             (gate, intermediate, hidden), (up, intermediate, hidden), (down, hidden, intermediate),
         )):  # fmt: skip
-            factor = 2.0 ** -(3 + place + (name == down))
+            factor = 2.0 ** -(3 + place + (name == down) + 2 * (name == up and place in unlike))
             tensors = matrix(scheme, rows, k, 3 * place + seed, factor)
             found |= {f"{expert}.{name}.{key}": tensor for key, tensor in tensors.items()}
     return found

@@ -20,6 +20,7 @@ from moe import (
     unpack,
     unpack_biases,
 )
+from moe.checkpoint import from_state_dict, state_dict
 from moe.reference_routing import route
 from ptxemu import Options
 from tests.moe.hub_files import (
@@ -188,6 +189,38 @@ def test_experts_with_tensors_of_their_own(scheme, names, projections, tmp_path)
     assert torch.equal(unpack(few)[0], w13[[1, 0, 1]])
 
 
+@pytest.mark.parametrize("unlike", [(0,), (2,), (1, 3)])
+@pytest.mark.parametrize("scheme", SCHEMES[:2])
+def test_gate_and_up_may_have_global_scales_of_their_own(scheme, unlike, tmp_path):
+    """Of the first expert, of a later one, of several: two for each expert then."""
+    tensors = experts_of(scheme, NAMES, USUAL, HIDDEN, INTERMEDIATE, unlike)
+    write(tmp_path, tensors)
+    packed = pack_experts(tmp_path, NAMES)
+    assert packed.w13.decode_scale.shape == (len(NAMES), 2)
+    assert packed.w2.decode_scale.shape == (len(NAMES),)
+    w13, _ = unpack(packed)
+    for place, name in enumerate(NAMES):
+        wanted = [values_of(scheme, tensors, f"{name}.{each}") for each in USUAL[:2]]
+        assert torch.equal(w13[place], torch.cat(wanted))
+    again = from_state_dict(state_dict(packed))
+    assert torch.equal(unpack(again)[0], w13)
+    arranged = arrange(packed)
+    assert arranged.w13.factor.shape == (len(NAMES), 2)
+
+
+def test_elements_in_the_dtype_of_float4(tmp_path):
+    """Which torch does not join."""
+    tensors = experts_of("modelopt", NAMES, USUAL, HIDDEN, INTERMEDIATE)
+    write(tmp_path, tensors)
+    plain = pack_experts(tmp_path, NAMES)
+    views = {name: tensor.view(torch.float4_e2m1fn_x2) if name.endswith(".weight") else tensor
+             for name, tensor in tensors.items()}  # fmt: skip
+    write(tmp_path, views)
+    mine = state_dict(pack_experts(tmp_path, NAMES))
+    for name, tensor in state_dict(plain).items():
+        assert torch.equal(mine[name], tensor), name
+
+
 @pytest.mark.parametrize("scheme", SCHEMES[:2])
 def test_calibrated_scales_are_the_smallest_of_all(scheme, tmp_path):
     """The largest activations are those of the first expert, whose factor is 1/8 and 1/16."""
@@ -232,7 +265,7 @@ def test_what_is_missing_or_wrong_elsewhere(tmp_path, tmp_path_factory):
     tensors = experts_of("modelopt", NAMES, USUAL, HIDDEN, INTERMEDIATE)
     scale = f"{NAMES[2]}.up_proj.weight_scale_2"
     for change, words in (
-        ({scale: torch.tensor(3.0)}, f"{NAMES[2]}: w13, expert 0: global scales of gate and up"),
+        ({scale: torch.tensor(-3.0)}, f"{NAMES[2]}: global scale of w13, expert 0: value -3.0"),
         ({scale: None}, f"{NAMES[2]}: no tensor '{scale}'"),
         (
             {f"{NAMES[0]}.gate_proj.weight_scale_2": None},

@@ -13,10 +13,10 @@ from moe.sm100.args import Numbers
 @dataclass(frozen=True)
 class Tensors:
     """weights: uint8 [E, bytes], as `fragments.py` has them. factor: fp32, of the products of an
-    expert [E], or of each of its rows of weights, [E, rows]. offsets: int32 [E + 1]. out: [rows,
-    columns]. bias: fp32 [E, rows of weights]. rows: int32 [rows], the slot that each row is of,
-    where x is gathered. x_scale: fp32, of all rows of x or of each; out_scale: fp32 [1], what
-    outputs are multiplied by before they are rounded to e4m3."""
+    expert [E], of its gate and of its up, [E, 2], or of each of its rows of weights, [E, rows].
+    offsets: int32 [E + 1]. out: [rows, columns]. bias: fp32 [E, rows of weights]. rows: int32
+    [rows], the slot that each row is of, where x is gathered. x_scale: fp32, of all rows of x or of
+    each; out_scale: fp32 [1], what outputs are multiplied by before they are rounded to e4m3."""
 
     weights: cute.Tensor
     factor: cute.Tensor

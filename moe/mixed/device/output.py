@@ -51,6 +51,8 @@ def own_rows(
         if cutlass.const_expr(not config.row_scale):
             scale = tensors.x_scale[0]
             factors = [(first * scale, second * scale) for first, second in factors]
+    elif cutlass.const_expr(config.pair_factor):
+        factors = [(tensors.factor[tile.expert, 0], tensors.factor[tile.expert, 1])] * plan.parts
     else:
         factor = tensors.factor[tile.expert]
         factors = [(factor, factor)] * plan.parts

@@ -18,6 +18,8 @@ def example_arguments(config: MixedConfig) -> tuple:
     bias = fake_tensor(Float32, experts, cute.sym_int32()) if config.bias else None
     is_fp8 = config.x == "e4m3"
     factor = (experts, cute.sym_int32()) if is_fp8 else (cute.sym_int32(),)
+    if config.pair_factor:
+        factor = experts, 2
     tensors = (
         fake_tensor(Uint8, experts, cute.sym_int32(), align=align),
         fake_tensor(Float32, *factor),

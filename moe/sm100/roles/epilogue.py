@@ -160,7 +160,7 @@ class Epilogue:
             source = scope.buffers.transposed[row, None].iterator + part * config.subtile
             cute.autovec_copy(cute.make_tensor(source.align(16), values.layout), values)
             if cutlass.const_expr(not self.by_column):
-                apply(self.affine(scope, tile, place), values, 0)
+                apply(config, self.affine(scope, tile, place), values, 0)
             values = self.activated(scope, values)
             top = cute.arch.fmax(top, self.magnitude(place, values), nan=True)
             room = self.room(config.subtile)
@@ -208,7 +208,7 @@ class Epilogue:
     ) -> cute.Tensor:
         """The same with the global scale and the bias. first: beyond `column` and `affine`."""
         values = self.columns(scope, column + first, count)
-        apply(affine, values, first)
+        apply(self.plan.config, affine, values, first)
         return values
 
     @cute.jit
@@ -294,10 +294,10 @@ class Epilogue:
         """Of the thread's column of a swapped tile."""
         tensors, config = scope.tensors, self.plan.config
         factor, bias = Float32(1.0), Float32(0.0)
+        thread, _, _ = cute.arch.thread_idx()
         if cutlass.const_expr(self.by_column and config.format.has_global):
-            factor = tensors.x_scale[0] * tensors.w_scale[tile.expert]
+            factor = tensors.x_scale[0] * self.w_scale(scope, tile, thread)
         if cutlass.const_expr(self.by_column and config.bias):
-            thread, _, _ = cute.arch.thread_idx()
             column = tile.n * config.tile_n + thread
             if column < cute.size(tensors.bias, mode=[1]):
                 bias = tensors.bias[tile.expert, column]
@@ -307,13 +307,24 @@ class Epilogue:
     def affine(self, scope: Scope, tile: Tile, place: Place) -> Affine:
         """What becomes of products of the row, before anything that is not linear."""
         tensors, config = scope.tensors, self.plan.config
-        factor = Float32(1.0)
+        affine = Affine(Float32(1.0))
         if cutlass.const_expr(config.format.has_global):
             index = Int32(0)
             if cutlass.const_expr(config.row_scale):
                 index = place.row if place.exists else Int32(0)
-            factor = tensors.x_scale[index] * tensors.w_scale[tile.expert]
+            x_scale, up = tensors.x_scale[index], None
+            if cutlass.const_expr(config.pair_scale):
+                up = x_scale * self.w_scale(scope, tile, Int32(config.granularity))
+            affine = Affine(x_scale * self.w_scale(scope, tile, Int32(0)), up)
         if cutlass.const_expr(not config.bias):
-            return Affine(factor)
+            return affine
         column = place.column * config.inputs_of_output
-        return affine_at(factor, tensors.bias[tile.expert, None], column)
+        return affine_at(affine, tensors.bias[tile.expert, None], column)
+
+    @cute.jit
+    def w_scale(self, scope: Scope, tile: Tile, column: Int32) -> Float32:
+        """Of the expert, of a column of the tile."""
+        config, scale = self.plan.config, scope.tensors.w_scale
+        if cutlass.const_expr(config.pair_scale):
+            return scale[tile.expert, column // config.granularity % 2]
+        return scale[tile.expert]

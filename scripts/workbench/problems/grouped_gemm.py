@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,7 @@ from moe.api import grouped_gemm
 from moe.arguments import Activation
 from moe.formats import format_of
 from moe.packing import pack, quantise_experts
-from moe.quantized import Quantized
+from moe.quantized import Quantized, laid_out
 from ptxemu import Options
 from ptxemu.check.text import render
 from workbench.problems import hostile
@@ -39,7 +39,8 @@ class Case:
     """counts: rows of each expert. k; columns: of the output. form: (alpha, beta, limit) of SwiGLU,
     None for the plain product. amplitude: of x. x_like, w_like: kinds of numbers, of
     `workbench.problems.hostile`. bias: whether there is one, of the amplitude of x. x_fmt: that of
-    x, '' for fmt. tile_rows, tile_n, carry, pdl: as `grouped_gemm` takes them."""
+    x, '' for fmt. pairs: gate and up have a global scale each. tile_rows, tile_n, carry, pdl: as
+    `grouped_gemm` takes them."""
 
     counts: tuple[int, ...]
     k: int = 256
@@ -60,6 +61,7 @@ class Case:
     carry: bool = False
     pdl: bool = False
     w_ready: bool = False
+    pairs: bool = False
 
     def __str__(self) -> str:
         tile = f"-m{self.tile_rows}" * bool(self.tile_rows) + f"-{self.tile_n}" * bool(self.tile_n)
@@ -79,6 +81,7 @@ class Case:
         parts += [f"g{self.granularity}-{self.form}"] if self.form else ["plain"]
         parts += [self.out] + ["token"] * self.per_token + ["amax"] * self.amax
         parts += ["bias"] * self.bias + [f"x.{self.x_fmt}"] * bool(self.x_fmt)
+        parts += ["pairs"] * self.pairs
         likes = (("x", self.x_like), ("w", self.w_like))
         parts += [f"{name}.{like.replace(' ', '.')}" for name, like in likes if like != "normal"]
         return "-".join(parts).replace(" ", "")
@@ -143,7 +146,8 @@ class Case:
         other = torch.ones(len(w), self.k, self.columns, dtype=w.dtype)
         both = None if scale is None else (scale, torch.ones_like(scale))
         packing = {"granularity": self.granularity, "encode_scales": both}
-        return pack(w, other, self.fmt, **packing).w13
+        packed = pack(w, other, self.fmt, **packing).w13
+        return with_pairs(packed, self._generator(2), self.granularity) if self.pairs else packed
 
     def encode_scale(self) -> torch.Tensor | None:
         """Of an output in nvfp4."""
@@ -165,6 +169,15 @@ class Case:
         if self.tile_rows:
             given |= {"tile_rows": self.tile_rows, "most_rows": max(self.counts)}
         return given
+
+
+def with_pairs(w: Quantized, generator: torch.Generator, granularity: int) -> Quantized:
+    """The same with another global scale of up, whose rows then mean something else."""
+    factor = torch.rand(len(w.data), generator=generator) + 0.25
+    assert w.decode_scale is not None
+    decode = torch.stack((w.decode_scale, w.decode_scale * factor), 1)
+    made = replace(w, encode_scale=decode.reciprocal(), decode_scale=decode)
+    return laid_out(made, granularity=granularity)
 
 
 def run(case: Case, options: Options = CHECKED, **changes: Any) -> tuple:

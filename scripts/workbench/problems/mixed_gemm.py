@@ -41,7 +41,7 @@ from moe.quantized import Quantized
 from ptxemu import Options
 from workbench.poison import poisoned_outputs
 from workbench.problems import hostile
-from workbench.problems.grouped_gemm import CHECKED, DTYPES, LARGEST_FP16, checked
+from workbench.problems.grouped_gemm import CHECKED, DTYPES, LARGEST_FP16, checked, with_pairs
 
 STEP = MixedConfig().step  # K of an MMA
 AROUND = 64  # elements of poison on either side of a tensor
@@ -54,9 +54,9 @@ PLANS = {"sm_90a": sm90.make_plan, "sm_100a": sm100.make_plan}
 class Case:
     """counts: rows of each expert; room: rows behind them that nobody has. k; columns: of the
     output. form: (alpha, beta, limit) of SwiGLU, None for the plain product. slots: of a token,
-    where rows are gathered; 0: they are not. amplitude: of x; w_like: a kind of numbers of
-    `workbench.problems.hostile`. tile_rows, teams, parts, split, pdl, arch: as `mixed_gemm` takes
-    them."""
+    where rows are gathered; 0: they are not. pairs: gate and up have a global scale each.
+    amplitude: of x; w_like: a kind of numbers of `workbench.problems.hostile`. tile_rows, teams,
+    parts, split, pdl, arch: as `mixed_gemm` takes them."""
 
     counts: tuple[int, ...]
     k: int = 192
@@ -75,6 +75,7 @@ class Case:
     split: int | None = None
     pdl: bool = False
     arch: str = "sm_90a"
+    pairs: bool = False
 
     def __str__(self) -> str:
         names = {"tile_rows": "m", "teams": "t", "parts": "p", "split": "s"}
@@ -91,6 +92,7 @@ class Case:
         parts += [f"slots{self.slots}"] * bool(self.slots) + [f"room{self.room}"] * bool(self.room)
         parts += [f"x{self.amplitude:g}"] * (self.amplitude != 1.0)
         parts += [self.w_like.replace(" ", ".")] * (self.w_like != "normal")
+        parts += ["pairs"] * self.pairs
         return "-".join(parts).replace(" ", "")
 
     @property
@@ -118,6 +120,9 @@ class Case:
         quantised = quantise_experts(
             "w", w.to(device), format_of(self.fmt), None if scale is None else scale.to(device)
         )
+        if self.pairs:
+            of_up = torch.Generator().manual_seed(len(self.counts))
+            quantised = with_pairs(quantised, of_up, self.columns)
         order = interleaved_rows(self.columns, PAIR_ROWS) if self.form else slice(None)
         arranged = fragments(quantised, order if self.form else None)
         bias = torch.randn(shape[:2], generator=generator).to(device) if self.bias else None
@@ -182,10 +187,13 @@ def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def empty_fragments(experts: int, rows: int, k: int, fmt: str, *, swiglu: bool) -> Fragments:
-    """Weights without memory."""
+def empty_fragments(
+    experts: int, rows: int, k: int, fmt: str, *, swiglu: bool, pairs: bool = False
+) -> Fragments:
+    """Weights without memory. pairs: gate and up have a factor each."""
     size = units_of(rows, ROWS) * units_of(k, DEPTH) * unit_bytes(fmt)
-    data, factor = empty(experts, size, dtype=torch.uint8), empty(experts, dtype=torch.float32)
+    factors = (experts, 2) if pairs else (experts,)
+    data, factor = empty(experts, size, dtype=torch.uint8), empty(*factors, dtype=torch.float32)
     return Fragments(data, factor, rows, k, fmt, swiglu)
 
 
@@ -195,7 +203,9 @@ def arguments_of(case: Case) -> MixedArguments:
     form = None if case.form is None else Activation(PAIR_ROWS, *case.form)
     return MixedArguments(
         empty(count, case.k, dtype=torch.bfloat16),
-        empty_fragments(experts, rows, case.k, case.fmt, swiglu=case.form is not None),
+        empty_fragments(
+            experts, rows, case.k, case.fmt, swiglu=case.form is not None, pairs=case.pairs
+        ),
         empty(experts + 1),
         empty(experts, rows, dtype=torch.float32) if case.bias else None,
         rows=empty(count) if case.slots else None,
@@ -238,14 +248,16 @@ def definition(
     rows = slice(case.rows) if inputs.rows is None else inputs.rows[: case.rows] // case.slots
     x = x[rows]
     factor = torch.ones(len(case.counts)) if w.decode_scale is None else w.decode_scale
+    factor = factor.view(len(factor), -1)  # of all rows of an expert, or of gate and of up
+    factor = factor.repeat_interleave(case.rows_of_w // factor.shape[1], 1)
     if w.decode_scale is not None:
-        one = torch.ones_like(w.decode_scale)
+        one = w.decode_scale.new_ones(len(w.data))
         w = replace(w, encode_scale=one, decode_scale=one)
     matrices = reference.dequantise(w)
     xs = [x[begin:end] for begin, end in pairwise(inputs.offsets.tolist())]
     rows_of = sums(xs, matrices, dtype, aligned_sums=aligned_sums)
     for expert, found in enumerate(rows_of):
-        found *= factor[expert].to(dtype).item()
+        found *= factor[expert].to(found)
         if inputs.plain_bias is not None:
             found += inputs.plain_bias[expert].to(dtype)
     product = torch.cat(rows_of)

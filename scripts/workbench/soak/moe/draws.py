@@ -122,6 +122,8 @@ def _product(pick: random.Random, arch: str) -> Case:
         pdl=pick.random() < 0.25,
         arch=arch,
     )
+    if case.fmt == "nvfp4" and case.form:
+        case = replace(case, pairs=pick.random() < 0.5)
     may_split = arch == SPLIT_ARCH and tile_rows <= SPLIT_ROWS
     return replace(case, split=pick.choice(SPLITS) if may_split else 1)
 

@@ -32,6 +32,7 @@ PRODUCTS: dict[str, Feature] = {
     "an odd number of units of K": lambda case: -(-case.k // 64) % 2,
     "a tail of K": lambda case: case.k % 64,
     "K within a unit": lambda case: case.k <= 64,
+    "a global scale of up": lambda case: case.pairs,
     "hostile weights": lambda case: case.w_like != "normal",
     "pdl": lambda case: case.pdl,
 }
