@@ -69,11 +69,10 @@ def attention(
         q: [B, Sq, Hq, D], or packed [T, Hq, D] with cu_seqlens_q; bfloat16, float16 or
             float8_e4m3fn. (D, Dv) is one of `fmha.config.HEAD_DIMS`.
         k, v: [B, Skv, Hkv, D] and [B, Skv, Hkv, Dv] of q's dtype; packed [Tk, Hkv, ..] with
-            cu_seqlens_k; or pages [pages, page_size, Hkv, ..] with page_table, page_size one of
-            `fmha.config.PAGE_SIZES`, by mma.sync also 1, 2 or 4. Queries and keys choose
-            independently. In float8_e4m3fn with q in bfloat16, whose rows then are two terms of
-            e4m3 without loss where an element is above 2^-9 of its row's largest, or with q in
-            float8_e4m3fn; D up to 256.
+            cu_seqlens_k; or pages [pages, page_size, Hkv, ..] with page_table, page_size a
+            multiple of 8, with mma.sync any number. Queries and keys choose independently. k and v
+            may be float8_e4m3fn for D <= 256. q may then be float8_e4m3fn, or bfloat16: a bfloat16
+            row is split into two e4m3 terms, exact for elements above 2^-9 of the row's maximum.
         causal: the same as right = 0.
         window: (left, right), keys seen before and behind the own position, None for unbounded; a
             number is left.

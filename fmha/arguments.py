@@ -15,14 +15,13 @@ import torch
 from fmha.config import (
     FP8,
     IO_DTYPES,
-    PORTABLE_PAGE_SIZES,
     Q_DTYPES_OF_FP8,
     AttentionConfig,
     check_head_dims,
 )
 from kernelkit.attention import AttentionArguments
 from kernelkit.limits import MAX_POSITION
-from kernelkit.tensors import INPUT_NAMES, require_grid, require_pages, require_rank, require_table
+from kernelkit.tensors import INPUT_NAMES, require_pages, require_rank, require_table
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,8 @@ def _check_tokens(arguments: Arguments) -> None:
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q has head_dim {q.shape[-1]}, k has {k.shape[-1]}")
     check_head_dims(q.shape[-1], v.shape[-1])
-    if arguments.page_table is not None and k.shape[1] not in PORTABLE_PAGE_SIZES:
-        raise NotImplementedError(f"pages of {k.shape[1]} rows: one of {PORTABLE_PAGE_SIZES}")
+    if arguments.page_table is not None and not k.shape[1]:
+        raise ValueError("pages of 0 rows: at least 1")
 
 
 def _check_batch(arguments: Arguments) -> None:
@@ -130,7 +129,6 @@ def _check_batch(arguments: Arguments) -> None:
             if starts.shape[0] == 0:
                 raise ValueError(f"{name} is empty, expected the B + 1 starts of B entries")
     batch = arguments.batch
-    require_grid(batch=batch, heads=arguments.q_heads)
     arguments.check_lengths()
     if arguments.cu_seqlens_k is not None:
         require_table("cu_seqlens_k", arguments.cu_seqlens_k, torch.int32, (batch + 1,))

@@ -17,8 +17,9 @@ IO_DTYPES = ("bf16", "fp16")
 OUT_DTYPES = (*IO_DTYPES, "fp32")
 FP8 = "e4m3"
 Q_DTYPES_OF_FP8 = ("bf16", FP8)  # beside K and V in it: two terms of e4m3 hold a bf16
-PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # by TMA: one swizzle atom at least
-PORTABLE_PAGE_SIZES = (1, 2, 4, *PAGE_SIZES)  # by mma.sync, which fetches rows one by one
+PAGE_STEP = 8  # rows of a page that TMA reads are a multiple of it, one swizzle atom
+PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # rows that pools of ours may have in a page
+PORTABLE_PAGE_SIZES = (1, 2, 4, *PAGE_SIZES)  # with mma.sync, which fetches rows one by one
 SCHEDULES = ("base", "pingpong")
 PORTABLE_SCHEDULES = ("base", "keys")  # by mma.sync
 INSTRUCTIONS = ("mma.sync",)
@@ -212,10 +213,8 @@ class AttentionConfig:
             raise NotImplementedError(
                 f"instructions {self.instructions!r}: one of {INSTRUCTIONS}, '' chooses"
             )
-        if self.page_size and self.page_size not in PORTABLE_PAGE_SIZES:
-            raise NotImplementedError(
-                f"page_size {self.page_size}: one of {PORTABLE_PAGE_SIZES}, 0: none"
-            )
+        if self.page_size < 0:
+            raise ValueError(f"page_size {self.page_size}: at least 1 row, 0 for no pages")
         if self.group < 1:
             raise ValueError(f"group {self.group}: at least 1 query head")
         if not -1 <= self.polynomial <= EXP2_PAIRS:
@@ -277,11 +276,11 @@ def check_head_dims(head_dim: int, v_dim: int) -> None:
 
 
 def check_pages_by_tma(page_size: int) -> None:
-    """Raise NotImplementedError, naming the value and what is possible, for pages of fewer rows
-    than the swizzle of shared memory repeats after: a box of TMA is rows that follow one another.
+    """Raise NotImplementedError, naming the value and what is possible, for pages that are not made
+    of the rows after which the swizzle of shared memory repeats: a box of TMA has rows of one page.
     """
-    if page_size and page_size not in PAGE_SIZES:
+    if page_size % PAGE_STEP:
         raise NotImplementedError(
-            f"page_size {page_size} by TMA: one of {PAGE_SIZES}; config=AttentionConfig("
+            f"page_size {page_size} with TMA: a multiple of {PAGE_STEP}; config=AttentionConfig("
             "instructions='mma.sync') reads pages of any, and kvcache.gather_pages copies rows"
         )

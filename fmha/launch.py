@@ -22,6 +22,7 @@ from kernelkit.operator import Operator
 from kernelkit.tensors import require_tma, with_plain_strides
 
 ARCHS = ("sm_100a", "sm_90a", PORTABLE)
+MAX_BLOCKS = (1 << 31) - (1 << 16)  # a round of CTAs is counted beyond the last block
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -36,6 +37,7 @@ def forward(arguments: Arguments) -> Results:
     arguments = settled(arguments, target.arch)
     config = choose_config(arguments, target.arch)
     check_config(config, target.arch)
+    check_blocks(arguments, config, target.arch)
     for name in ("q", "k", "v"):
         require_tma(name, getattr(arguments, name))
     results = empty_results(arguments)
@@ -62,6 +64,23 @@ def settled(arguments: Arguments, arch: str) -> Arguments:
 def check_config(config: AttentionConfig, arch: str) -> None:
     """Raise ValueError or NotImplementedError, naming the value and what is possible."""
     make_plan(config, arch)
+
+
+def check_blocks(arguments: Arguments, config: AttentionConfig, arch: str) -> None:
+    """ValueError for more query blocks than a launch counts in 31 bits.
+
+    The grid has one dimension and no more CTAs than run at once, so that the number of entries and
+    of heads has no other limit.
+    """
+    heads, longest = arguments.q_heads // config.group, longest_queries(arguments)
+    of_head = tiles_of(config, arch).blocks(longest)
+    total = arguments.batch * heads * of_head
+    if total >= MAX_BLOCKS:
+        raise ValueError(
+            f"{total} query blocks: {arguments.batch} entries x {heads} heads x {of_head} blocks "
+            f"for {longest} queries, limit {MAX_BLOCKS - 1}. Give max_seqlen_q, the queries of the "
+            "longest packed entry, or fewer entries"
+        )
 
 
 def compile_attention(config: AttentionConfig, arch: str = "sm_100a") -> CompiledKernel | None:

@@ -19,6 +19,7 @@ from kernelkit import hw
 EVEN_PAST = 4  # times as many keys before the queries: their rows are about as long
 KEYS_OF_A_BLOCK = 128  # what a block costs beside its keys, in keys
 MOST_CANDIDATES = 16
+MOST_ROUNDS = 1000
 
 
 def heads_of_section(
@@ -47,13 +48,18 @@ def most_even(
     """(heads of a section, heads whose blocks alternate) with which the CTAs end the most evenly,
     to a hundredth: sections of at most so many heads, the smallest of such, or head after head.
 
-    Block b of a head takes past + (b + 1) * step keys.
+    Block b of a head takes past + (b + 1) * step keys. More heads than make MOST_ROUNDS rounds
+    change the evenness no more, and are not counted.
     """
+    every = heads
+    heads = min(heads, max(MOST_ROUNDS * places // max(blocks, 1), 1))
+    most = min(most, heads)
     whole = {round(2 * places * pairs / (blocks + 1)) for pairs in range(1, MOST_CANDIDATES)}
     sizes = sorted({size for size in whole if 1 <= size <= most} | {most})
     lengths = [past + (blocks - place) * step + KEYS_OF_A_BLOCK for place in range(blocks)]
     found = [*((size, size) for size in sizes), (heads, 1)]
-    return min(found, key=lambda order: round(unevenness(heads, places, *order, lengths), 2))
+    best = min(found, key=lambda order: round(unevenness(heads, places, *order, lengths), 2))
+    return (every, 1) if best == (heads, 1) else best
 
 
 def unevenness(heads: int, places: int, section: int, near: int, lengths: list[int]) -> float:

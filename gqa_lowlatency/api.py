@@ -63,7 +63,7 @@ def decode(
         q: [B, T, Hq, D], T from 1 to 8 tokens, or [B, Hq, D] for one; bfloat16 or float16, D one
             of `gqa_lowlatency.config.HEAD_DIMS`.
         k, v: [B, S, Hkv, D] of q's dtype or, from compute capability 8.9 on, float8_e4m3fn; with
-            page_table pages [pages, page_size, Hkv, D], page_size a divisor of 128.
+            page_table pages [pages, page_size, Hkv, D], page_size any number.
         kv_lens: int32 [B], keys of each entry, the T query tokens included: token t stands at
             kv_lens - T + t. The cache may be longer, what lies behind is never used; None is all
             of S, and the last token then stands at key S - 1: give kv_lens wherever less of a cache

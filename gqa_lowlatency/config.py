@@ -21,7 +21,6 @@ COLUMNS = (8, 16, 32, 64)  # query rows of one CTA, padded: the N of its matrix 
 WARP_COUNTS = (4, 8, 16)  # of a CTA of the Hopper kernel
 STEPS = (16, 32)  # keys that one of its warps takes at a time
 MAX_Q_TOKENS = 8
-MAX_PAGE_SIZE = 128
 KERNELS = {
     "sm_100a": "gqa_lowlatency.sm100.kernel",
     "sm_90a": "gqa_lowlatency.sm90.kernel",
@@ -166,10 +165,8 @@ class DecodeConfig:
             raise ValueError(f"group {self.group}: at least 1")
         if not 1 <= self.q_tokens <= MAX_Q_TOKENS:
             raise ValueError(f"q_tokens {self.q_tokens}: from 1 to {MAX_Q_TOKENS}")
-        if self.page_size and (MAX_PAGE_SIZE % self.page_size or self.page_size < 0):
-            raise NotImplementedError(
-                f"page_size {self.page_size}: a divisor of {MAX_PAGE_SIZE}, 0: none"
-            )
+        if self.page_size < 0:
+            raise ValueError(f"page_size {self.page_size}: at least 1 row, 0 for no pages")
         self._check_options()
 
     def _check_options(self) -> None:

@@ -146,7 +146,7 @@ REFUSED: dict[str, Refusal] = {
     "lengths negative": ((Q, K, V), lens(-1), ValueError, "kv_lens -1 of entry 0"),
     "page": (*pages([4]), ValueError, "pages 0 to 3"),
     "page negative": (*pages([0, -1], lengths=(17,)), ValueError, "[0, -1]"),
-    "page size": (*pages([0], page_size=24), NotImplementedError, "pages of 24 rows"),
+    "page size": (*pages([0], page_size=0), ValueError, "pages of 0 rows: at least 1"),
     "pages too few": (*pages([0], lengths=(17,)), ValueError, "= 16"),
     "pages of another batch": (*pages([0], [1]), ValueError, "(2, 1)"),
     "pages of int64": (

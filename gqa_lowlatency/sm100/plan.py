@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 
 from gqa_lowlatency.config import DecodeConfig
 from kernelkit import hw
@@ -98,8 +99,8 @@ class Plan100:
 
     @property
     def box_rows(self) -> int:
-        """Keys that one TMA copy brings: a tile, or of it what a page holds."""
-        return min(TILE, self.config.page_size or TILE)
+        """Keys of one TMA copy: a tile, or the most whose multiples fill both a tile and a page."""
+        return gcd(TILE, self.config.page_size or TILE)
 
     @property
     def ragged(self) -> bool:

@@ -85,6 +85,11 @@ class Plan90:
         return self.config.step or KEYS
 
     @property
+    def page_holds_step(self) -> bool:
+        """Whether the keys of a step lie in one page; true without pages."""
+        return self.config.page_size % self.keys == 0
+
+    @property
     def blocks(self) -> int:
         """Products' worth of keys that a warp takes at a time."""
         return self.keys // KEYS

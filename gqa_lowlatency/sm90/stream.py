@@ -146,7 +146,7 @@ def fetch(
         rows = 32 // chunks  # that a warp copies at a time
         lane = cute.arch.lane_idx()
         chunk, own_row = lane % chunks, lane // chunks
-        small = 0 < plan.config.page_size < plan.keys  # a page for each row, not one for all
+        small = not plan.page_holds_step  # a page for each row, not one for all
         line, stride = line_of(plan.config, work, index, key, page)
         source = line + Int64(own_row) * stride + Int64(chunk * warp_mma.CHUNK_BYTES)
         for part in cutlass.range_constexpr(plan.keys // rows):
@@ -166,7 +166,7 @@ def fetch(
 def page_of(plan: Plan90, work: Stream, share: Share, step: Int32) -> Int32:
     """The page that holds a step's keys, looked up a step before it is needed."""
     page, pages = Int32(0), work.tables.pages
-    if cutlass.const_expr(pages is not None and plan.config.page_size >= plan.keys):
+    if cutlass.const_expr(pages is not None and plan.page_holds_step):
         if step < share.count:
             key = first_key(plan, share, step)
             if key < share.n_keys:

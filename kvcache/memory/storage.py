@@ -16,7 +16,7 @@ from kvcache.books.manager import CLEAN, RESERVED
 from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Pool
 from kvcache.checks import require, whole
-from kvcache.layouts.layout import Layout, Region, Stream, Tail
+from kvcache.layouts.layout import Layout, Region, Ring, Stream, Tail
 from kvcache.layouts.rows import Rows, TailRows
 
 
@@ -94,9 +94,16 @@ class Storage:
     ) -> torch.Tensor:
         """A view [slots, rows, *shape] of entries that are plain numbers: what attention reads.
 
-        shape: of an entry, all of its bytes. ValueError for an entry with scales, or of other size.
+        shape: of an entry, all of its bytes. ValueError for an entry with scales, or of other size,
+        and for a ring with room for drafts: it has rows that the next token does not see.
         """
-        rows = self.rows(name, copy)
+        rows, array = self.rows(name, copy), self.layout.find(name)
+        if isinstance(array, Ring) and rows.rows != array.window:
+            raise ValueError(
+                f"ring {name!r} has {rows.rows} rows for a window of {array.window}: with drafts a "
+                "ring is no page of attention. Use a layout without draft, or read its rows by "
+                "kvcache.gather"
+            )
         require_type("dtype", dtype, torch.dtype)
         require("shape", shape, tuple)
         for place, length in enumerate(shape):

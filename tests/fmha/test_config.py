@@ -23,7 +23,7 @@ EXAMPLES = 2000
         ({"v_head_dim": 528}, NotImplementedError, ("64 with v_head_dim 528", "to 512")),
         ({"dtype": "fp8"}, NotImplementedError, ("fp8", "bf16", "fp16")),
         ({"out_dtype": "fp64"}, NotImplementedError, ("fp64", "fp32")),
-        ({"page_size": 48, "kv_lens": True}, NotImplementedError, ("48", "128")),
+        ({"page_size": -16, "kv_lens": True}, ValueError, ("page_size -16", "at least 1")),
         ({"page_size": 16}, ValueError, ("pages without kv_lens",)),
         (
             {"page_size": 16, "kv_lens": True, "varlen_k": True},

@@ -81,13 +81,32 @@ def test_just_outside_is_refused(name, forced):
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, 4, 17, 132])
 def test_small_pages_by_tma_are_refused(size, arch):
     """The kernel by mma.sync takes them: tests/fmha/test_mma_sync.py."""
     q, pool = torch.zeros(1, 5, 1, 64).half(), torch.zeros(33, size, 1, 64).half()
     table, lens = torch.arange(33).int()[None], torch.tensor([33], dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match=rf"page_size {size} by TMA: one of \(8, "):
+    with pytest.raises(NotImplementedError, match=f"page_size {size} with TMA: a multiple of 8"):
         attention(q, pool, pool, page_table=table, kv_lens=lens, arch=arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_90a", "sm_89"])
+@pytest.mark.parametrize("size", [24, 528])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(40, 700, (4, 2), batch=2, kv_lens=(700, 61), causal=True),
+        Case(130, 600, (2, 1), batch=2, kv_lens=(600, 529), dims=(128, 128), causal=True,
+             window=(200, None), sink_tokens=9),
+        Case(30, 560, (4, 1), kv_lens=(541,), dims=(256, 256)),
+    ],
+    ids=["64", "128", "256"],
+)  # fmt: skip
+def test_pages_of_any_multiple_of_8(case, size, arch):
+    """Those of hybrid models too, such as 528 = 33 x 16."""
+    results, _ = cases.run_reported(replace(case, page_size=size), "round-robin", arch=arch)
+    for report in cases.judge(replace(case, page_size=size), results):
+        assert report.ok, str(report)
 
 
 def test_pages_of_one_key_are_refused(forced):

@@ -84,7 +84,7 @@ def test_edges_of_masks(case):
 
 
 @pytest.mark.parametrize("arch", [*ARCHS, LARGE])
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2, 4, 17])
 def test_pages_of_few_rows(size, arch):
     """Rows of keys are fetched one by one; TMA, whose boxes are rows side by side, refuses them."""
     case = Case(

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmha.api import fields_of
+from fmha.api import attention, fields_of
 from fmha.choose import choose_config
-from fmha.launch import ATTENTION
+from fmha.launch import ATTENTION, MAX_BLOCKS
 from fmha.sections import heads_of_section, most_even, unevenness
 from kernelkit import hw
 from ptxemu import Options
@@ -95,6 +95,32 @@ def test_the_longest_blocks_come_first_of_as_many_heads_as_l2_holds():
 def test_heads_follow_each_other_where_blocks_are_as_long(change):
     case = dataclasses.replace(Case(8192, 8192, (32, 32), 4, causal=True), **change)
     assert order(case) == (128, 1)
+
+
+def refusal_of(entries: int, tokens: int, **options) -> str:
+    """Return what `attention` says of packed entries without memory, '' where it would launch."""
+    table = {"dtype": torch.int32, "device": "meta"}
+    q, k = (torch.empty(tokens, heads, 64, dtype=torch.bfloat16, device="meta") for heads in (8, 2))
+    starts = torch.empty(entries + 1, **table)
+    packed = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "pack_heads": False}
+    try:
+        attention(q, k, k, **packed, **options)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_90a", "sm_89"])
+def test_entries_are_limited_by_what_a_launch_counts(arch):
+    """The grid has one dimension, of as many CTAs as run at once, whatever is computed."""
+    ctas = {"arch": arch, "causal": True}
+    assert not refusal_of(70_000, 70_000, max_seqlen_q=1, **ctas)
+    most = (MAX_BLOCKS - 1) // 8
+    assert not refusal_of(most, 4, max_seqlen_q=1, **ctas)
+    assert f"{8 * most + 8} query blocks: {most + 1} entries x 8 heads x 1 blocks" in refusal_of(
+        most + 1, 4, max_seqlen_q=1, **ctas
+    )
+    assert "Give max_seqlen_q" in refusal_of(70_000, 1 << 20, **ctas)  # as long as all together
 
 
 @settings(max_examples=60, deadline=None)

@@ -51,7 +51,6 @@ REFUSED = attentions.REFUSED | {
         },
         ValueError, "kv_ready_before_pdl with page_table of strides (0, 1)",
     ),
-    "page too large": (*pages([0], page_size=256), NotImplementedError, "pages of 256 rows"),
 }  # fmt: skip
 
 

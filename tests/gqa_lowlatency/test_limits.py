@@ -5,6 +5,7 @@ forced past the check, ptxemu or the DSL refuses it.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -57,6 +58,37 @@ def test_the_smallest_pages(arch):
     """A line a page."""
     for size in (1, 2, 4, 8):
         attend(Case((37, 0, 20), (4, 2), head_dim=64, keys=size), arch)
+
+
+PAGES = [*product((HOPPER, "sm_100a", "sm_89"), (256, 528, 48, 17))]
+
+
+@pytest.mark.parametrize(("arch", "size"), PAGES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((700, 0, 37, 529), (4, 2), head_dim=64),
+        Case((1100, 5, 260), (8, 2), 2, window=300, sink_tokens=20, cluster=1),
+        Case((600, 40), (8, 1), kv_dtype="e4m3", firsts=(270, 3), cluster=1),
+    ],
+    ids=["lengths", "a window", "first keys"],
+)
+def test_pages_of_any_number_of_rows(arch, size, case):
+    """Those of hybrid models too, such as 528 = 33 x 16; pages that no token sees do not exist."""
+    attend(replace(case, keys=size), arch)
+
+
+@pytest.mark.parametrize("arch", [HOPPER, "sm_100a", "sm_89"])
+def test_pages_may_lie_apart(arch):
+    """K and V in turns, page by page, which no other shape of the same memory is."""
+    generator = torch.Generator().manual_seed(0)
+    pool = torch.randn((5, 2, 528, 1, 64), generator=generator).half()
+    q = torch.randn((2, 1, 2, 64), generator=generator).half()
+    table = torch.tensor([[3, 0], [4, 1]], dtype=torch.int32)
+    lengths = torch.tensor([1000, 529], dtype=torch.int32)
+    paged = decode(q, pool[:, 0], pool[:, 1], kv_lens=lengths, page_table=table, arch=arch)
+    k, v = (pool[:, side][table.long()].flatten(1, 2) for side in (0, 1))
+    assert torch.equal(paged, decode(q, k, v, kv_lens=lengths, arch=arch))
 
 
 @each_arch

@@ -42,7 +42,6 @@ REFUSED = [
     ("explain.py gqa --cluster 3", "refused: cluster 3"),
     ("explain.py gqa --batch 3 --kv-len 5,6", "one length, or as many"),
     ("explain.py gqa --sink-tokens 4", "without a left window"),
-    ("explain.py gqa --page-size 48", "pages of 48 rows: a divisor of 128"),
     ("explain.py gqa --page-size 0 --kv-ready-before-pdl", "without pdl"),
     ("explain.py gqa --arch sm_90a --stages 1", "stages 1: at least 2"),
     ("explain.py gqa --arch sm_90a --head-dim 256 --q-heads 128 --max-columns 64",

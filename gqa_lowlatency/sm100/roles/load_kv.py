@@ -77,15 +77,24 @@ class LoadKV:
         barrier = scope.pipes.kv.barrier(stage)
         for word in cutlass.range_constexpr(self.words):
             for lane in cutlass.range(min(self.boxes, hw.WARP_THREADS), unroll=1):
+                index = word * hw.WARP_THREADS + lane
                 row, entry = self.first_key(scope, step), where[word]
                 if cutlass.const_expr(plan.config.page_size > 0):
-                    row, entry = Int32(0), cute.arch.shuffle_sync(where[word], lane)
-                index = word * hw.WARP_THREADS + lane
+                    row = self.row_in_page(row, index)
+                    entry = cute.arch.shuffle_sync(where[word], lane)
                 for panel in cutlass.range_constexpr(panels):
                     column = piece * plan.piece_columns + panel * plan.panel
                     slot = (stage * panels + panel) * self.boxes + index
                     position = BoxPosition(row, column, scope.place.head, entry)
                     copy_in(source, box, position, box.at(scope.buffers.ring, slot), barrier)
+
+    @cute.jit
+    def row_in_page(self, first: Int32, index: Int32) -> Int32:
+        """Where box `index` of the tile that begins with key `first` begins in its page."""
+        row = Int32(0)
+        if cutlass.const_expr(self.plan.box_rows < self.plan.config.page_size):
+            row = (first + index * self.plan.box_rows) % self.plan.config.page_size
+        return row
 
     @cute.jit
     def first_key(self, scope: Scope, step: Int32) -> Int32:
@@ -94,7 +103,8 @@ class LoadKV:
 
     @cute.jit
     def look_up(self, scope: Scope, step: Int32, where: cute.Tensor) -> None:
-        """Where the keys of a tile are: the batch entry, or in lane l the pages l, l + 32, ...
+        """Look up where the boxes of a tile are: the batch entry, or in lane l the pages of boxes
+        l, l + 32, ...
 
         The table is not asked for a page that no row sees: a page that does not exist arrives as
         zeros.
@@ -104,10 +114,10 @@ class LoadKV:
         if cutlass.const_expr(config.page_size > 0):
             for word in cutlass.range_constexpr(self.words):
                 index = word * hw.WARP_THREADS + cute.arch.lane_idx()
-                key = self.first_key(scope, step) + index * config.page_size
+                key = self.first_key(scope, step) + index * self.plan.box_rows
                 seen = (step < share.count) & (index < self.boxes) & (key < share.n_keys)
                 if cutlass.const_expr(config.has_begin):
-                    inside = key + config.page_size > share.lowest
+                    inside = key + self.plan.box_rows > share.lowest
                     if cutlass.const_expr(config.sink_tokens):
                         inside = inside | (key < share.sink_end)
                     seen = seen & inside

@@ -42,6 +42,8 @@ def test_the_entry_point_is_declared(pyproject):
         ("sm_100a", 1, None, True),
         ("sm_90a", 4, None, True),
         ("sm_90a", 8, None, False),
+        ("sm_90a", 256, None, False),
+        ("sm_100a", 528, None, False),
         ("sm_100a", 64, E4M3, False),
         ("sm_90a", 1, E4M3, True),
         ("sm_89", 1, None, False),
@@ -59,7 +61,6 @@ def test_keys_of_prompts_are_gathered_where_no_kernel_reads_them(
 @pytest.mark.parametrize(
     ("shape", "page_size", "arch", "match"),
     [
-        (Shape(head_dim=128), 256, "sm_90a", "pages of 256 rows: a divisor of 128"),
         (Shape(head_dim=128, kv_dtype=E4M3), 16, "sm_89", "K and V in e4m3 by mma.sync"),
         (Shape(head_dim=64, kv_dtype=E4M3), 1, "sm_100a", "page_size 1 on sm_100a with 64 bytes"),
         (Shape(dtype=torch.float32), 16, "sm_90a", "dtype torch.float32"),
