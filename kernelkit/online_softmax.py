@@ -9,7 +9,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
-from kernelkit.branch import once
 from kernelkit.log2 import LN_2, LOG2_E
 
 # A row whose maximum is larger than this in log2 units is `far`: the rounding of scale_log2 *
@@ -115,16 +114,18 @@ def finite(top: Float32) -> Float32:
 
 @cute.jit
 def magnitude(factor: Float32) -> Float32:
-    """Return |factor| within [MIN_FACTOR, MAX_FACTOR]."""
-    return cute.arch.fmin(cute.arch.fmax(abs(factor), MIN_FACTOR), MAX_FACTOR)
+    """Return |factor| within [MIN_FACTOR, MAX_FACTOR]; NaN stays NaN, which fmin would hide."""
+    size = abs(factor)
+    size = Float32(MIN_FACTOR) if size < MIN_FACTOR else size
+    return Float32(MAX_FACTOR) if size > MAX_FACTOR else size
 
 
 @cute.jit
-def negate_where(scores: cute.Tensor, negative: Boolean) -> None:
+def negate(scores: cute.Tensor, negative: Boolean) -> None:
     """Negate the scores (N,) of a row whose factor is negative, so that its largest score is the
-    one with the largest weight. All lanes of the warp call this."""
-    for _ in cutlass.range(once(cute.arch.vote_any_sync(negative)), unroll=1):
-        scores.store(scores.load() * (Float32(-1.0) if negative else Float32(1.0)))
+    one with the largest weight."""
+    sign = Float32(-1.0) if negative else Float32(1.0)
+    scores.store(scores.load() * sign)
 
 
 @cute.jit
@@ -134,23 +135,38 @@ def is_far(base: Float32, scale_log2: Float32) -> Boolean:
 
 
 @cute.jit
+def may_be_far(top: Float32, scale_log2: Float32) -> Boolean:
+    """Whether a row whose largest score is `top` may be far; its row_max lags by 2^13 at most."""
+    return abs(top * scale_log2) > FAR_LOG2 / 2 and top > -Float32.inf
+
+
+@cute.jit
+def bring_near(scores: cute.Tensor, row_max: Float32, scale_log2: Float32) -> None:
+    """Subtract the maximum from the scores (N,) of a far row, in place."""
+    base = finite(row_max)
+    offset = -base if is_far(base, scale_log2) else Float32(0.0)
+    scores.store(scores.load() + offset)
+
+
+@cute.jit
 def exponentiate(
     scores: cute.Tensor,
     row_max: Float32,
     scale_log2: Float32,
     by_polynomial: cutlass.Constexpr = 0,
     bias_log2: cutlass.Constexpr = 0.0,
+    near: cutlass.Constexpr = False,
 ) -> None:
     """scores (N,) in place: exp2(scale_log2 * (s - row_max) + bias_log2), 0 where both are -inf.
 
-    All lanes of the warp call this. by_polynomial: number of pairs of scores, out of 16, that go
-    through `exp2_polynomial`, which leaves the MUFU to the others.
+    by_polynomial: number of pairs of scores, out of 16, that go through `exp2_polynomial`, which
+    leaves the MUFU to the others. near: whether `bring_near` came before; without it the row may
+    not be far.
     """
     base = finite(row_max)
-    far = is_far(base, scale_log2)
-    for _ in cutlass.range(once(cute.arch.vote_any_sync(far)), unroll=1):
-        scores.store(scores.load() + (-base if far else Float32(0.0)))
-    shift = Float32(0.0) if far else -base * scale_log2
+    shift = -base * scale_log2
+    if cutlass.const_expr(near):
+        shift = Float32(0.0) if is_far(base, scale_log2) else shift
     if cutlass.const_expr(bias_log2):
         shift += bias_log2
     for first in cutlass.range_constexpr(0, cute.size(scores), CHUNK):

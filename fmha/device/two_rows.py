@@ -15,8 +15,9 @@ e4m3 the sum may exceed the bound of a single weight; there a row asks if one of
 Rows do not depend on each other: a row that did not ask keeps its maximum, so its weights have the
 same bits whatever the other rows of the tile hold.
 
-`far` rows (`kernelkit.online_softmax.FAR_LOG2`) ask in every tile. Their maximum is subtracted
-before the multiplication (`bring_near`), which only the second weighing does.
+Two kinds of rows ask in every tile, since only the second weighing does them right: `far` ones
+(`kernelkit.online_softmax.FAR_LOG2`), whose maximum is subtracted before the multiplication
+(`bring_near`), and those with a negative factor, whose scores are negated (`make_positive`).
 """
 
 from dataclasses import dataclass
@@ -59,7 +60,8 @@ class Reference:
     row_sum: cute.Tensor  # of this thread's weights
     # What is added to a score in log2 units: -row_max, 0 for a far row, FLT_MAX without a maximum.
     shift: cute.Tensor
-    limit: cute.Tensor  # of the sum of a tile's weights; 0 without a maximum, -1 for a far row
+    # Of the sum of a tile's weights; 0 without a maximum, -1 for a row that asks in every tile.
+    limit: cute.Tensor
     unit: cute.Tensor | None  # in e4m3: factor of a row's scores beside scale_log2, may be negative
 
 
@@ -92,19 +94,22 @@ def scale_of(
 
 
 @cute.jit
-def make_positive(
-    plan: AttentionPlan, scores: cute.Tensor, reference: Reference, tables: Tables
-) -> None:
+def is_negative(plan: AttentionPlan, reference: Reference, half: cutlass.Constexpr) -> Boolean:
+    """Whether a row's scores are negated. A softcap has the sign in its own factor."""
+    if cutlass.const_expr(plan.config.softcap):
+        return Boolean(False)
+    return reference.unit[half] < 0.0
+
+
+@cute.jit
+def make_positive(plan: AttentionPlan, scores: cute.Tensor, reference: Reference) -> None:
     """Negate the scores of rows whose factor is negative, so that a row's largest score is the one
-    with the largest weight. A softcap has the sign in its own factor."""
-    scaled = tables.q_scale is not None or tables.k_scale is not None
-    if cutlass.const_expr(scaled and plan.config.is_fp8 and not plan.config.softcap):
-        first, second = reference.unit[0] < 0.0, reference.unit[1] < 0.0
-        signs = (
-            Float32(-1.0) if first else Float32(1.0),
-            Float32(-1.0) if second else Float32(1.0),
-        )
-        for _ in cutlass.range(once(cute.arch.vote_any_sync(first or second)), unroll=1):
+    with the largest weight. In e4m3, where factors differ by row."""
+    if cutlass.const_expr(plan.config.is_fp8 and not plan.config.softcap):
+        negative = tuple(is_negative(plan, reference, half) for half in range(2))
+        signs = tuple(Float32(-1.0) if each else Float32(1.0) for each in negative)
+        some = cute.arch.vote_any_sync(negative[0] or negative[1])
+        for _ in cutlass.range(once(some), unroll=1):
             for number in cutlass.range_constexpr(cute.size(scores)):
                 scores[number] = scores[number] * signs[number // 2 % 2]
 
@@ -226,6 +231,8 @@ def refer_to(
             shift, limit = Float32(FLT_MAX), Float32(0.0)
         if cutlass.const_expr(plan.config.is_fp8):
             shift = shift + plan.config.bias_log2
+            if is_negative(plan, reference, half):
+                limit = Float32(-1.0)
         reference.shift[half], reference.limit[half] = shift, limit
         factors.append(factor)
     return tuple(factors)

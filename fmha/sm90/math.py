@@ -242,6 +242,7 @@ class Math:
         plan, scalars = self.plan, scope.scalars
         issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, stage])
         warpgroup.wait_group(0)
+        make_positive(plan, tile.scores, tile.reference)
         self.prepare(scope, lane, walk, step, tile, 0, cute.size(tile.scores))
         tops = largest(tile.scores, tile.reference)
         if cutlass.const_expr(rows is not None):
@@ -287,8 +288,6 @@ class Math:
     ) -> None:
         """Elements [begin, end) of S as they are to be weighed."""
         plan = self.plan
-        if cutlass.const_expr(plan.config.is_fp8):  # whose tiles are prepared as a whole
-            make_positive(plan, tile.scores, tile.reference, scope.tensors.tables)
         if cutlass.const_expr(plan.config.softcap):
             softcap(plan, tile.scores, tile.reference, scope.scalars, begin, end)
         if step < walk.masked:

@@ -4,7 +4,7 @@ Per tile: read S, mask it in boundary tiles, tell the correction by how much O i
 exponentiate, write P, signal. The row sum comes after the signal: the MMA warp has no use for it.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -25,16 +25,33 @@ from fmha.sm100.roles.split import split_row
 from kernelkit import tmem
 from kernelkit.buffers import buffer_at
 from kernelkit.online_softmax import (
+    bring_near,
     exponentiate,
     keep_columns,
     magnitude,
-    negate_where,
+    may_be_far,
+    negate,
     next_max,
     row_total,
     softcap_scores,
     top_score,
 )
 from kernelkit.pipelines import consumer_state, producer_state
+
+
+@dataclass(frozen=True)
+class Step:
+    """One key tile of a row. The states are read only.
+
+    first: whether it is the first of the block, so that there is no O to rescale. key: with which
+    the tile begins, None where the row sees all of it.
+    """
+
+    s_state: PipelineState
+    row_state: PipelineState
+    o_state: PipelineState
+    first: Boolean
+    key: Int32 | None
 
 
 class Softmax:
@@ -71,9 +88,8 @@ class Softmax:
                 key, first = first_key(plan, walk, step), step == 0
                 if not first:
                     row_state.advance()
-                row_max, row_sum = self.do_tile(
-                    lane, row_max, row_sum, s_state, row_state, o_state, first, key
-                )
+                tile = Step(s_state, row_state, o_state, first, key)
+                row_max, row_sum = self.do_tile(lane, row_max, row_sum, tile)
                 for _ in cutlass.range_constexpr(q_tiles):
                     s_state.advance()
                 o_state.advance()
@@ -81,9 +97,8 @@ class Softmax:
                 first = step == 0
                 if not first:
                     row_state.advance()
-                row_max, row_sum = self.do_tile(
-                    lane, row_max, row_sum, s_state, row_state, o_state, first, None
-                )
+                tile = Step(s_state, row_state, o_state, first, None)
+                row_max, row_sum = self.do_tile(lane, row_max, row_sum, tile)
                 for _ in cutlass.range_constexpr(q_tiles):
                     s_state.advance()
                 o_state.advance()
@@ -147,43 +162,74 @@ class Softmax:
 
     @cute.jit
     def do_tile(
+        self, lane: Lane, row_max: Float32, row_sum: Float32, step: Step
+    ) -> tuple[Float32, Float32]:
+        """One tile from S to a published P; returns the new (row_max, row_sum)."""
+        if cutlass.const_expr(lane.negative is None):
+            return self.weigh(lane, row_max, row_sum, step, False)
+        if cute.arch.vote_any_sync(lane.negative):
+            row_max, row_sum = self.weigh(lane, row_max, row_sum, step, True)
+        else:
+            row_max, row_sum = self.weigh(lane, row_max, row_sum, step, False)
+        return row_max, row_sum
+
+    @cute.jit
+    def weigh(
         self,
         lane: Lane,
         row_max: Float32,
         row_sum: Float32,
-        s_state: PipelineState,
-        row_state: PipelineState,
-        o_state: PipelineState,
-        first: Boolean,
-        key: Int32 | None,
+        step: Step,
+        negated: cutlass.Constexpr,
     ) -> tuple[Float32, Float32]:
-        """One tile from S to a published P; returns the new (row_max, row_sum).
-
-        The pipeline states are read only. first: of the block, so there is no O to rescale.
-        key: with which the tile begins, None where the row sees all of it.
-        """
-        config, scale_log2, q_tile = self.plan.config, lane.scalars.scale_log2, lane.row.q_tile
-        stage = s_state.index
-        lane.pipes.s.wait(s_state)
-        self.read_scores(lane, stage)
-        if cutlass.const_expr(lane.negative is not None):
-            negate_where(lane.scores, lane.negative)
+        """As `do_tile`. negated: whether a row of the warp has a negative factor."""
+        config, scale_log2 = self.plan.config, lane.scalars.scale_log2
+        lane.pipes.s.wait(step.s_state)
+        self.read_scores(lane, step.s_state.index)
+        if cutlass.const_expr(negated):
+            negate(lane.scores, lane.negative)
         if cutlass.const_expr(config.softcap):
             softcap_scores(lane.scores, lane.scalars.softcap_log2)
-        if cutlass.const_expr(key is not None):
-            self.mask(lane, key)
+        if cutlass.const_expr(step.key is not None):
+            self.mask(lane, step.key)
         top = top_score(lane.scores, row_max)
         if cutlass.const_expr(self.plan.layout.halves == 2):
-            top = cutlass.max(top, from_other_half(self.plan, lane, top, o_state.phase))
+            top = cutlass.max(top, from_other_half(self.plan, lane, top, step.o_state.phase))
+        # Scores behind a softcap are at most 1, and its factor is small.
+        if cutlass.const_expr(negated or config.softcap):
+            return self.publish_p(lane, row_max, row_sum, top, step, not config.softcap)
+        if cute.arch.vote_any_sync(may_be_far(top, scale_log2)):
+            row_max, row_sum = self.publish_p(lane, row_max, row_sum, top, step, True)
+        else:
+            row_max, row_sum = self.publish_p(lane, row_max, row_sum, top, step, False)
+        return row_max, row_sum
+
+    @cute.jit
+    def publish_p(
+        self,
+        lane: Lane,
+        row_max: Float32,
+        row_sum: Float32,
+        top: Float32,
+        step: Step,
+        far: cutlass.Constexpr,
+    ) -> tuple[Float32, Float32]:
+        """From the largest score to a published P; returns the new (row_max, row_sum).
+
+        far: whether a row of the warp may be far. The code for that is a copy, since ptxas would
+        move all scores to other registers at the end of a branch that changes them.
+        """
+        config, scale_log2, q_tile = self.plan.config, lane.scalars.scale_log2, lane.row.q_tile
+        share, stage = self.plan.layout.exp2_share, step.s_state.index
         row_max, acc_scale = next_max(top, row_max, scale_log2, config.lag_log2)
-        if not first:
+        if not step.first:
             publish(lane, (acc_scale,))
         cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials
-        exponentiate(
-            lane.scores, row_max, scale_log2, self.plan.layout.exp2_share, config.bias_log2
-        )
+        if cutlass.const_expr(far):
+            bring_near(lane.scores, row_max, scale_log2)
+        exponentiate(lane.scores, row_max, scale_log2, share, config.bias_log2, far)
         if cutlass.const_expr(self.plan.layout.p_in_smem):
-            lane.pipes.o.wait(o_state, q_tile)  # the P V before has read the one buffer of P
+            lane.pipes.o.wait(step.o_state, q_tile)  # the P V before has read the one buffer of P
         first = self.plan.layout.p_columns[0] // self.plan.layout.halves
         store_p(self.plan, lane, stage, 0, first)
         tmem.wait_stores()
@@ -196,7 +242,7 @@ class Softmax:
             lane.pipes.p_tail.signal(stage)
         # For the next `publish`. Here, because the branch of a wait keeps ptxas from moving
         # the row sum in front of the signal, and the warps that it waits for are long through.
-        lane.pipes.row.wait_free(row_state, q_tile)
+        lane.pipes.row.wait_free(step.row_state, q_tile)
         return row_max, row_total(lane.scores, row_sum * acc_scale)
 
     @cute.jit
