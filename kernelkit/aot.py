@@ -29,7 +29,7 @@ from kernelkit import sources
 from kernelkit.arch import written_for
 from kernelkit.artifact import Artifact, ArtifactError
 from kernelkit.keys import KernelKey, NotPlain
-from kernelkit.outside import json_of, require_fields
+from kernelkit.outside import json_of, read_bounded, require_fields
 from kernelkit.store import GUARD, SHARED_VARIABLE
 from kernelkit.trusted import Untrusted, write_whole
 
@@ -205,7 +205,10 @@ def _note_once(file: str, key: KernelKey) -> None:
 def read_record(path: str | Path) -> list[KernelKey]:
     """The kernels of a record, each once, in order. ValueError names the line that is none."""
     found: dict[str, KernelKey] = {}
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    try:
+        lines = read_bounded(path).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text: {error}") from error
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue

@@ -9,9 +9,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import struct
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
+
+from kernelkit.outside import json_of, require_fields
 
 FORMAT = 2  # another one is not read
 _MAGIC = b"BWKERNEL"
@@ -19,6 +23,12 @@ _HEADER = len(_MAGIC) + hashlib.sha256().digest_size
 _MANIFEST, _HOST, _PTX = "manifest.json", "host.o", "kernel.ptx"
 _FATBIN_MAGIC = b"\x50\xed\x55\xba"
 _ELF_MAGIC = b"\x7fELF"
+
+
+MOST_BYTES = 256 << 20  # of a member
+_FIELDS = {"function": str, "arch": str, "signature": list, "about": dict}
+# What zipfile raises for archives that are damaged on purpose.
+_FAILURES = (ValueError, LookupError, EOFError, OSError, RuntimeError, ArithmeticError)
 
 
 class ArtifactError(ValueError):
@@ -67,14 +77,32 @@ class Artifact:
         content = data[_HEADER:]
         if data[:_HEADER] != _MAGIC + hashlib.sha256(content).digest():
             raise ArtifactError("damaged, or no artefact")
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            manifest = json.loads(archive.read(_MANIFEST))
-            if manifest["format"] != FORMAT:
-                raise ArtifactError(f"of format {manifest['format']}, this version reads {FORMAT}")
-            host, ptx = archive.read(_HOST), archive.read(_PTX).decode()
-        names = ("function", "arch", "signature", "about")
-        function, arch, signature, about = (manifest[name] for name in names)
-        return cls(function, arch, ptx, host, signature, about)
+        try:
+            manifest, host, ptx = _members(content)
+        except ArtifactError:
+            raise
+        except (*_FAILURES, zipfile.BadZipFile, zlib.error, struct.error) as error:
+            raise ArtifactError(f"damaged: {type(error).__name__} {error}") from error
+        return cls(ptx=ptx, host=host, **{name: manifest[name] for name in _FIELDS})
+
+
+def _members(content: bytes) -> tuple[dict[str, Any], bytes, str]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        manifest = json_of(_member(archive, _MANIFEST), _MANIFEST)
+        require_fields(_MANIFEST, manifest, {"format": int})
+        if manifest["format"] != FORMAT:
+            raise ArtifactError(f"of format {manifest['format']}, this version reads {FORMAT}")
+        require_fields(_MANIFEST, manifest, _FIELDS)
+        return manifest, _member(archive, _HOST), _member(archive, _PTX).decode()
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Its content, of at most MOST_BYTES, whatever the archive says of its size."""
+    with archive.open(name) as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ArtifactError(f"damaged: {name} has more than {MOST_BYTES} bytes")
+    return content
 
 
 def cubin_in(binary: bytes) -> bytes:

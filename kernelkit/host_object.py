@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
@@ -19,6 +19,7 @@ _RELA, _NOBITS, _SYMTAB = 4, 8, 2  # section types
 _ALLOC, _EXECUTABLE, _WRITABLE = 2, 4, 1  # section flags
 _UNDEFINED, _FIRST_RESERVED = 0, 0xFF00  # section indices of symbols
 _R_64, _R_PC64, _R_GOTOFF64, _R_GOT64, _R_GOTPC64 = 1, 24, 25, 27, 29
+MOST_BYTES = 256 << 20  # of what is loaded
 _GOT_SYMBOL = "_GLOBAL_OFFSET_TABLE_"
 _WORD = 8
 
@@ -55,13 +56,17 @@ class HostObject:
     """The parsed file: what it defines, what it needs."""
 
     def __init__(self, data: bytes) -> None:
-        if data[:6] != _MAGIC or struct.unpack_from("<HH", data, 16) != (_RELOCATABLE, _X86_64):
+        kind = data[16:20]
+        if data[:6] != _MAGIC or kind != struct.pack("<HH", _RELOCATABLE, _X86_64):
             raise ObjectError("not a relocatable ELF object for x86-64")
         self.data = data
         try:
             self.sections = self._read_sections()
+            self._check_sections()
             self.symbols = self._read_symbols()
-        except (struct.error, IndexError, UnicodeDecodeError) as error:
+        except ObjectError:
+            raise
+        except (struct.error, IndexError, ValueError, OverflowError) as error:
             raise ObjectError(f"a damaged object file: {error}") from error
 
     def _read_sections(self) -> list[Section]:
@@ -77,6 +82,19 @@ class HostObject:
             for name, kind, flags, _, offset, length, link, info, align in headers
         ]
 
+    def _check_sections(self) -> None:
+        """Everything lies within the file, and what is loaded is no larger than MOST_BYTES."""
+        room = MOST_BYTES
+        for section in self.sections:
+            inside = section.offset + section.size <= len(self.data)
+            room -= section.size + section.align if section.flags & _ALLOC else 0
+            power = section.align & (section.align - 1) == 0
+            if not power or room < 0 or not (inside or section.kind == _NOBITS):
+                raise ObjectError(
+                    f"section {section.name!r:.80} has {section.size} bytes at {section.offset}, "
+                    f"aligned to {section.align}, in a file of {len(self.data)}"
+                )
+
     def _read_symbols(self) -> list[Symbol]:
         (table,) = [section for section in self.sections if section.kind == _SYMTAB]
         names = self.sections[table.link].offset
@@ -84,6 +102,8 @@ class HostObject:
         for offset in range(table.offset, table.offset + table.size, 24):
             name, _, _, section, value, size = struct.unpack_from("<IBBHQQ", self.data, offset)
             found.append(Symbol(self._text(names + name), section, value, size))
+            if _UNDEFINED < section < _FIRST_RESERVED and value > self.sections[section].size:
+                raise ObjectError(f"symbol {found[-1].name!r:.80} lies outside its section")
         return found
 
     def _text(self, offset: int) -> str:
@@ -112,14 +132,24 @@ class HostObject:
         """(section that is changed, its (offset, kind, symbol, addend)) of loaded sections."""
         found = []
         for table in self.sections:
-            if table.kind != _RELA or not self.sections[table.info].flags & _ALLOC:
+            if table.kind != _RELA:
                 continue
-            entries = []
-            for offset in range(table.offset, table.offset + table.size, 24):
-                where, info, addend = struct.unpack_from("<QQq", self.data, offset)
-                entries.append((where, info & 0xFFFFFFFF, self.symbols[info >> 32], addend))
-            found.append((self.sections[table.info], entries))
+            if table.info >= len(self.sections):
+                raise ObjectError(f"relocations {table.name!r:.80} of section {table.info}")
+            if not self.sections[table.info].flags & _ALLOC:
+                continue
+            found.append((self.sections[table.info], [*self._entries(table)]))
         return found
+
+    def _entries(self, table: Section) -> Iterator[tuple[int, int, Symbol, int]]:
+        room = self.sections[table.info].size - _WORD
+        if table.size % 24:
+            raise ObjectError(f"relocations {table.name!r:.80} of {table.size} bytes")
+        for offset in range(table.offset, table.offset + table.size, 24):
+            where, info, addend = struct.unpack_from("<QQq", self.data, offset)
+            if where > room or info >> 32 >= len(self.symbols):
+                raise ObjectError(f"relocation at {where} against symbol {info >> 32}")
+            yield where, info & 0xFFFFFFFF, self.symbols[info >> 32], addend
 
 
 class LoadedObject:

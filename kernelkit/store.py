@@ -26,6 +26,7 @@ from typing import Any
 
 from kernelkit.artifact import Artifact, ArtifactError
 from kernelkit.keys import KernelKey
+from kernelkit.outside import FileError, json_of, require_fields
 from kernelkit.trusted import UNFINISHED, Guard, Untrusted, write_whole
 
 VARIABLE = "BLACKWELL_KERNELS_CACHE"
@@ -106,9 +107,9 @@ class Store:
         if data is None:
             return None
         try:
-            content = json.loads(data)
-            content["kernel"] + ""
-        except (ValueError, KeyError, TypeError) as error:
+            content = json_of(data, "it")
+            require_fields("it", content, {"kernel": str})
+        except FileError as error:
             self._drop(path, f"damaged: {error}")
             return None
         return content
@@ -272,9 +273,10 @@ class Store:
         return self.folder / "configs" / digest[:2] / f"{digest}.json"
 
 
-def _title(key: dict[str, Any]) -> str:
+def _title(key: Any) -> str:
     """Of a kernel's key; that of sources whose config was another has its operator alone."""
     try:
         return KernelKey.from_text(json.dumps(key)).title()
     except ValueError:
-        return f"{key['source']}, of other sources" if "source" in key else ""
+        known = isinstance(key, dict) and "source" in key
+        return f"{key['source']}, of other sources" if known else ""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import re
 import time
 import warnings
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelkit import sources, store
 from kernelkit.arch import ARCH_OF_CAPABILITY, written_for
+from kernelkit.outside import json_file, require_fields
 
 if TYPE_CHECKING:
     import torch
@@ -223,21 +225,25 @@ def load(folder: Path, place: Place) -> dict[str, Entry]:
 def read(path: Path) -> tuple[dict[str, Any], list[Entry]]:
     """(header, entries). TableError for a damaged file, OSError for one that cannot be read."""
     try:
-        content = json.loads(path.read_bytes())
-        found = [_entry(item) for item in content["entries"]]
-        header = content["header"]
-        if not isinstance(header, dict):
-            raise TypeError("a header that is none")
-    except (ValueError, KeyError, TypeError) as error:
+        content = json_file(path)
+        require_fields("it", content, {"header": dict, "entries": list})
+        header, found = content["header"], [_entry(item) for item in content["entries"]]
+    except (ValueError, TypeError) as error:
         raise TableError(f"{path} is damaged: {type(error).__name__} {error}") from error
     return header, found
 
 
 def _entry(item: Any) -> Entry:
-    entry = Entry(**item | {"candidates": tuple((c, us) for c, us in item["candidates"])})
-    if not isinstance(entry.problem, dict) or not isinstance(entry.choice, dict):
-        raise TypeError("an entry without a problem or a choice")
-    return entry
+    number = int, float
+    require_fields("an entry", item, {"problem": dict, "choice": dict, "candidates": list})
+    require_fields("an entry", item, {"us": number, "default_us": number, "when": number})
+    candidates = tuple((choice, us) for choice, us in item["candidates"])
+    for choice, us in candidates:
+        require_fields("a candidate", {"choice": choice, "us": us}, {"choice": dict, "us": number})
+    times = [item["us"], item["default_us"], item["when"], *(us for _, us in candidates)]
+    if not all(0 <= time < math.inf for time in times):
+        raise ValueError(f"times are {times!r:.80}, expected numbers from 0 on")
+    return Entry(**item | {"candidates": candidates})
 
 
 def add(folder: Path, place: Place, entries: Iterable[Entry]) -> Path:

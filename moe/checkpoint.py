@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib import import_module
 from itertools import product
 from os import PathLike
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from kernelkit.outside import json_of, require_fields
 from kernelkit.tensors import device_of, require_memory
 from moe.formats import format_of
 from moe.packing import PackedExperts, require_kind
 from moe.quantized import Quantized, of_bytes
+from moe.safetensors_files import load_file, safetensors_of
 
 PLAIN, BIASED = 1, 2  # versions
 LAYOUT = "layout"
+MAX_LAYOUT = 1 << 16  # bytes
 WEIGHTS = ("w13", "w2")
 FIELDS = ("data", "scales", "encode_scale", "decode_scale")
 BIASES = ("bias13", "bias2")
@@ -83,8 +84,7 @@ def save(path: str | PathLike[str], layers: Mapping[str, PackedExperts]) -> None
 
 def load(path: str | PathLike[str], device: str | torch.device = "cpu") -> dict[str, PackedExperts]:
     """All layers of a safetensors file by name, on `device`."""
-    module = safetensors_of("safetensors.torch")
-    tensors = module.load_file(path, device=str(device_of(device)))
+    tensors = load_file(path, str(device_of(device)))
     ending = f".{LAYOUT}"
     names = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
     return {name: from_state_dict(tensors, f"{name}.") for name in names}
@@ -97,15 +97,21 @@ def _weight(tensors: Mapping[str, torch.Tensor], prefix: str, fmt: str) -> Quant
 
 def read_layout(name: str, stored: torch.Tensor) -> Layout:
     """What the bytes of a `layout` say; ValueError for bytes that say something else."""
+    if stored.numel() > MAX_LAYOUT:
+        raise ValueError(f"{name} has {stored.numel()} bytes, at most {MAX_LAYOUT}")
     try:
-        layout = json.loads(bytes(stored.tolist()))
+        layout = json_of(bytes(stored.tolist()), name)
         version, names = layout["version"], ["version", "fmt", "granularity"]
         names += ["biases"] if version == BIASED else []
         found = {field: layout[field] for field in names}
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{name} is no JSON text of version, fmt and granularity") from error
     if version not in (PLAIN, BIASED):
-        raise ValueError(f"{name} has version {version}, expected {PLAIN} or {BIASED}")
+        raise ValueError(f"{name} has version {version!r:.80}, expected {PLAIN} or {BIASED}")
+    require_fields(name, found, {"fmt": str, "granularity": int})
+    biases = found.get("biases", [])
+    if not isinstance(biases, list) or not all(each in BIASES for each in biases):
+        raise ValueError(f"{name} has biases {biases!r:.80}, expected names of {BIASES}")
     return found
 
 
@@ -119,11 +125,3 @@ def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     if tensor.dtype != wanted:
         raise ValueError(f"{name} is {tensor.dtype}, stored as {wanted}")
     return tensor
-
-
-def safetensors_of(module: str) -> ModuleType:
-    """A module of safetensors, which only files need."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ImportError("files need safetensors: pip install safetensors") from error

@@ -9,7 +9,6 @@ only the experts of a rank where they are told to.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,16 +18,19 @@ from typing import Any
 
 import torch
 
+from kernelkit.outside import FileError, json_file, require_fields
 from kernelkit.tensors import device_of
 from moe.arguments import Scales
-from moe.checkpoint import LAYOUT, of_layout, read_layout, safetensors_of, state_dict
+from moe.checkpoint import LAYOUT, of_layout, read_layout, state_dict
 from moe.config import DEFAULT_GRANULARITY
 from moe.indices import check_expert_range, range_fields
 from moe.packing import CheckpointWeight, PackedExperts, pack_quantised
+from moe.safetensors_files import open_file
 
 INDEX = "model.safetensors.index.json"
 BYTES = (torch.int8, torch.float4_e2m1fn_x2)  # of two elements, beside uint8
 PAIRS = ("w13.encode_scale", "w13.decode_scale")  # [1] of an expert, or [1, 2] of gate and up
+_MOST_NAME = 255  # bytes of the name of a file
 PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))  # gate, up, down
 
 
@@ -64,12 +66,12 @@ class Checkpoint:
     """The tensors of one safetensors file, or of a folder of them, by name; read when asked for."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.path, self._open = Path(path), safetensors_of("safetensors").safe_open
+        self.path = Path(path)
         self._stack = ExitStack()
         self._files: dict[Path, Any] = {}
         folder = self.path if self.path.is_dir() else self.path.parent
         if (index := folder / INDEX).is_file() and self.path.is_dir():
-            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            names = _weight_map(index)
             self._places = {name: folder / file for name, file in names.items()}
             return
         files = sorted(folder.glob("*.safetensors")) if self.path.is_dir() else [self.path]
@@ -108,8 +110,24 @@ class Checkpoint:
         if path not in self._files:
             if not path.is_file():
                 raise ValueError(f"no file {path}")
-            self._files[path] = self._stack.enter_context(self._open(path, framework="pt"))
+            self._files[path] = self._stack.enter_context(open_file(path))
         return self._files[path]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Name of a tensor -> name of its file, in the same folder."""
+    content = json_file(index)
+    require_fields(str(index), content, {"weight_map": dict})
+    for name, file in content["weight_map"].items():
+        if not isinstance(file, str) or not _is_name(file):
+            raise FileError(f"{index}: {name!r:.80} is in {file!r:.80}, expected a name of a file")
+    return content["weight_map"]
+
+
+def _is_name(file: str) -> bool:
+    """Of a file in the same folder."""
+    short = len(file.encode("utf-8", "replace")) <= _MOST_NAME
+    return short and Path(file).name == file and bool(file.strip(".")) and "\0" not in file
 
 
 def pack_gpt_oss(

@@ -19,6 +19,7 @@ from typing import Any
 from moe.arguments import Router, SwiGLU
 
 Config = Mapping[str, Any]
+MAX_NUMBER = (1 << 31) - 1  # of anything that a config counts
 GPT_OSS_ALPHA, GPT_OSS_BETA = 1.702, 1.0
 
 
@@ -142,11 +143,39 @@ def of_model(name: str) -> ModelLayer:
 
 def from_config(config: Config) -> ModelLayer:
     """The layer that a config.json describes; ValueError for a family that is not known here, and
-    for a field that is missing."""
-    family = str(config.get("model_type"))
-    if family not in READERS:
-        raise ValueError(f"model_type {family!r}: one of {', '.join(READERS)}")
+    for a field that is missing or has another type or size than it can have."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"a config is a {type(config).__name__}, expected an object")
+    family = config.get("model_type")
+    if not isinstance(family, str) or family not in READERS:
+        raise ValueError(f"model_type {family!r:.80}: one of {', '.join(READERS)}")
     try:
-        return READERS[family](config)
+        layer = READERS[family](config)
     except KeyError as error:
         raise ValueError(f"a config of {family} without {error}") from error
+    _check(family, layer)
+    return layer
+
+
+def _check(family: str, layer: ModelLayer) -> None:
+    router, activation = layer.router, layer.activation
+    counts = {
+        "hidden size": layer.hidden, "intermediate size": layer.intermediate,
+        "number of experts": layer.experts, "number of experts per token": router.top_k,
+        "n_group": router.n_group, "topk_group": router.topk_group,
+    }  # fmt: skip
+    for name, value in {**counts, "number of shared experts": router.shared}.items():
+        least = 1 if name in counts else 0
+        if type(value) is not int or not least <= value <= MAX_NUMBER:
+            raise ValueError(
+                f"a config of {family} has {name} {value!r:.80}, expected an integer from {least} "
+                f"to {MAX_NUMBER}"
+            )
+    limit = 1.0 if activation.limit is None else activation.limit
+    for name, number in {"routed_scaling_factor": router.scale, "swiglu_limit": limit}.items():
+        if type(number) not in (int, float) or not 0 < number < MAX_NUMBER:
+            given = f"a config of {family} has {name} {number!r:.80}"
+            raise ValueError(f"{given}, expected a number between 0 and {MAX_NUMBER}")
+    if type(router.renormalize) is not bool or not isinstance(router.scoring, str):
+        given = f"norm_topk_prob {router.renormalize!r:.80}, scoring_func {router.scoring!r:.80}"
+        raise ValueError(f"a config of {family} has {given}")

@@ -78,7 +78,8 @@ class Module:
         buffer = np.zeros(max(variable.nbytes, 1) + 255, np.uint8)
         start = -buffer.ctypes.data % 256
         view = buffer[start : start + variable.nbytes]
-        view[:] = _initial_bytes(variable)
+        if variable.init:
+            view[:] = _initial_bytes(variable)
         self._buffers[variable.name] = view
         self._symbols[variable.name] = ("global", view.ctypes.data)
 
@@ -320,16 +321,16 @@ def _pack(program: Program, params: Sequence[bytes]) -> np.ndarray:
 
 
 def _initial_bytes(variable: Variable) -> np.ndarray:
-    """The initialiser of a module variable; zeros where it has none."""
+    """The initialiser of a module variable."""
     out = np.zeros(variable.nbytes, np.uint8)
-    if not variable.init:
-        return out
     size = TYPE_BYTES[variable.type]
     for k, item in enumerate(variable.init):
         if not isinstance(item, Imm):
             raise UnsupportedPtx(f"initialiser of {variable.name} with a symbol")
         bits = item.value
         if isinstance(bits, float):
+            if size not in (2, 4, 8):
+                raise UnsupportedPtx(f"initialiser of {variable.name} with a decimal number")
             raw = np.array([bits], f"f{size}").tobytes()
         else:
             raw = (int(bits) & ((1 << 8 * size) - 1)).to_bytes(size, "little")

@@ -77,8 +77,15 @@ class Trace:
 
     @classmethod
     def from_perfetto(cls, path: str | Path) -> Trace:
-        """Read back what `to_perfetto` wrote."""
-        events = json.loads(Path(path).read_text(encoding="utf-8"))["traceEvents"]
+        """Read back what `to_perfetto` wrote; ValueError for a file that is something else."""
+        try:
+            return cls._of_events(json.loads(Path(path).read_text(encoding="utf-8"))["traceEvents"])
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            message = f"{path} is not a timeline of ptxemu: {type(error).__name__} {error}"
+            raise ValueError(message) from error
+
+    @classmethod
+    def _of_events(cls, events: list[dict[str, Any]]) -> Trace:
         agents = {
             (event["pid"], event["tid"]): event["args"]["name"]
             for event in events
@@ -89,6 +96,8 @@ class Trace:
             if event["ph"] == "X":
                 agent = agents[event["pid"], event["tid"]]
                 start, end = event["ts"], event["ts"] + event["dur"]
+                if not isinstance(end, int | float):
+                    raise TypeError(f"times {start!r:.80} and {event['dur']!r:.80}")
                 what = (event["pid"], agent, event["name"], start, end, event["cat"])
                 trace.spans.append(Span(*what, event["args"]))
         return trace

@@ -1,9 +1,9 @@
 """GGUF files: matrices in Q8_0 by name, mapped into memory, and the plain numbers beside them.
 
-The package gguf reads the file's table of contents (`pip install gguf`, the extra `gguf`); it is
-imported here, when a file is opened. Tensors are views of the mapped file: what is not asked for is
-not read, and the file must stay as it is while they live. They are copied when they are written
-to.
+`q8_0.gguf_table` reads the file's table of contents. Names of formats and sizes of their blocks are
+those of the package gguf (`pip install gguf`, the extra `gguf`), which is imported here, when a
+file is opened. Tensors are views of the mapped file: what is not asked for is not read, and the
+file must stay as it is while they live. They are copied when they are written to.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
+import numpy as np
 import torch
 
+from kernelkit.outside import FileError
 from kernelkit.tensors import device_of, require_type
 from q8_0.api import repack
 from q8_0.blocks import INTERLEAVED, blocks_of
+from q8_0.gguf_table import Entry, read_table
 from q8_0.launch import require_layout
 from q8_0.weights import Weights
 
@@ -28,8 +30,8 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16}  # GGUF's name -> dtype
 class GgufFile:
     """A GGUF file of this machine's byte order.
 
-    ImportError without the package gguf; FileNotFoundError, and ValueError for what is no GGUF
-    file or one of the other byte order.
+    ImportError without the package gguf; FileNotFoundError, and a ValueError that names the field
+    for what is no GGUF file, is damaged, or has the other byte order.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -39,14 +41,13 @@ class GgufFile:
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(f"{self.path}: no such file")
-        try:
-            # A private mapping: torch wants memory that may be written to.
-            reader = package.GGUFReader(self.path, "c")
-        except (ValueError, IndexError) as error:
-            raise ValueError(f"{self.path} is no GGUF file: {error}") from error
-        if reader.byte_order != "I":
-            raise ValueError(f"{self.path} has the other byte order: Q8_0 is read little endian")
-        self._tensors: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
+        if not self.path.stat().st_size:
+            raise FileError(f"{self.path} is no GGUF file: it is empty")
+        # A private mapping: torch wants memory that may be written to.
+        self._data = np.memmap(self.path, mode="c")
+        sizes = package.GGML_QUANT_SIZES.items()
+        formats = {int(kind): (kind.name, *size) for kind, size in sizes}
+        self._tensors = read_table(str(self.path), self._data.data, formats)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,7 +56,7 @@ class GgufFile:
 
     def format_of(self, name: str) -> str:
         """What GGUF calls a tensor's numbers: 'Q8_0', 'F32', 'Q4_K', ..."""
-        return self._find(name).tensor_type.name
+        return self._find(name).format
 
     def weights(
         self,
@@ -74,26 +75,33 @@ class GgufFile:
         """
         require_layout(layout)
         tensor = self._find(name)
-        kind, shape = tensor.tensor_type.name, [int(size) for size in tensor.shape]
-        if kind != FORMAT:
-            raise NotImplementedError(f"{name} is in {kind}: only {FORMAT} is read as weights")
-        if len(shape) != 2:
+        if tensor.format != FORMAT:
+            raise NotImplementedError(
+                f"{name} is in {tensor.format}: only {FORMAT} is read as weights"
+            )
+        if len(tensor.dims) != 2:
+            shape = [*tensor.dims]
             raise NotImplementedError(f"{name} has dimensions {shape}: matrices alone are read")
-        cols, rows = shape
+        cols, rows = tensor.dims
         blocks_of(cols)
-        data = torch.from_numpy(tensor.data).to(device_of(device))
+        data = self._bytes(tensor).view(rows, -1).to(device_of(device))
         return repack(Weights(data, rows, cols, INTERLEAVED), layout, backend=backend, arch=arch)
 
     def numbers(self, name: str, *, device: torch.device | str = "cpu") -> torch.Tensor:
         """A tensor of plain numbers, a bias or a norm, in the file's dtype, dimensions as torch
         orders them. NotImplementedError for other formats."""
         tensor = self._find(name)
-        kind = tensor.tensor_type.name
-        if kind not in PLAIN:
-            raise NotImplementedError(f"{name} is in {kind}: plain numbers are {', '.join(PLAIN)}")
-        return torch.from_numpy(tensor.data).to(device_of(device))
+        if tensor.format not in PLAIN:
+            formats = ", ".join(PLAIN)
+            raise NotImplementedError(f"{name} is in {tensor.format}: plain numbers are {formats}")
+        numbers = self._bytes(tensor).view(PLAIN[tensor.format])
+        return numbers.view(tensor.dims[::-1]).to(device_of(device))
 
-    def _find(self, name: str) -> Any:
+    def _bytes(self, tensor: Entry) -> torch.Tensor:
+        """uint8, a view of the file."""
+        return torch.from_numpy(self._data[tensor.start : tensor.start + tensor.nbytes])
+
+    def _find(self, name: str) -> Entry:
         require_type("name", name, str)
         if name not in self._tensors:
             raise KeyError(

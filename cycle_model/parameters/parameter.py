@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,9 @@ class Parameter:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r}; must be one of {', '.join(KINDS)}")
+        numbers = self.low, self.value, self.high
+        if not all(type(n) in (int, float) and abs(n) < math.inf for n in numbers):
+            raise ValueError(f"low, value and high are {numbers!r:.80}, expected finite numbers")
         if not self.low <= self.value <= self.high:
             raise ValueError(f"{self.value} is not within {self.low} .. {self.high}")
 

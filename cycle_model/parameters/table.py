@@ -54,12 +54,15 @@ def read(path: Path) -> Table:
     """The table of a file. ValueError that names the file and the entry where it is none."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"{path}: no table of parameters of format {FORMAT}")
+    named, kept = document.get("parameters", {}), document.get("kept", {})
+    if not isinstance(named, dict) or not isinstance(kept, dict):
+        raise ValueError(f"{path}: parameters and kept are objects")
     parameters = {}
-    for name, each in document.get("parameters", {}).items():
+    for name, each in named.items():
         if not isinstance(each, dict) or set(each) != _KEYS:
             raise ValueError(f"{path}: {name} must have {', '.join(sorted(_KEYS))}, nothing else")
         try:
@@ -67,4 +70,4 @@ def read(path: Path) -> Table:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {name}: {error}") from None
     gpu, date, rows = (str(document.get(key, "")) for key in ("gpu", "date", "rows"))
-    return Table(gpu, date, rows, parameters, document.get("kept", {}))
+    return Table(gpu, date, rows, parameters, kept)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kernelkit.outside import json_file
 from kvcache import Layout, gqa
 from moe.models import ModelLayer
 from moe.models import from_config as experts_of
@@ -143,7 +143,7 @@ def named(name: str) -> Config:
 def of_folder(folder: str | PathLike[str]) -> Config:
     """The config.json of a checkpoint; ValueError for another model's."""
     path = Path(folder)
-    values = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    values = json_file(path / "config.json")
     if values.get("model_type") != "gpt_oss":
         raise ValueError(f"{path} is a model of type {values.get('model_type')!r}, not 'gpt_oss'")
     return Config(path.name, values)

@@ -6,11 +6,11 @@ absent, transformers fills in a layer order whose phase is the opposite of the r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kernelkit.outside import FileError, json_file
 from kvcache.checks import require
 from kvcache.layouts.layout import Layout
 from kvcache.layouts.models import (
@@ -132,13 +132,11 @@ def _load(config: str | Path | Mapping[str, Any], name: str) -> tuple[Mapping[st
     path = Path(config)
     path = path / "config.json" if path.is_dir() else path
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json_file(path)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON, {error}") from error
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{path}: a JSON object is expected, found a {type(values).__name__}")
+    except FileError as error:
+        raise ConfigError(str(error)) from error
     return values, name or (path.parent.name if path.name == "config.json" else path.stem)
 
 

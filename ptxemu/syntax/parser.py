@@ -13,6 +13,7 @@ from ptxemu.syntax import directives
 from ptxemu.syntax.inline import Function, inline_calls
 from ptxemu.syntax.lexer import Token, tokenize
 from ptxemu.syntax.line_info import LineInfo
+from ptxemu.syntax.literals import integer_literal, register_count, variable_bytes
 from ptxemu.syntax.scopes import VECTORS, Scopes
 from ptxemu.syntax.tree import (
     CARRY,
@@ -266,7 +267,8 @@ class Parser:
             init = self.initializer()
             if count == 0:
                 count = len(init)
-        return Variable(name, space, type_name, align or size, size * count, init, extern)
+        nbytes = variable_bytes(size * count, align, size // vector * len(init))
+        return Variable(name, space, type_name, align or size, nbytes, init, extern)
 
     def initializer(self) -> tuple[Any, ...]:
         if not self.accept("{"):
@@ -372,7 +374,8 @@ class Parser:
         while True:
             names = [self.next()]
             if self.accept("<"):
-                names = [f"{names[0]}{i}" for i in range(self.integer())]
+                count = register_count(self.integer(), len(entry.registers))
+                names = [f"{names[0]}{i}" for i in count]
                 self.expect(">")
             for name in names:
                 for register in self.scopes.declare_register(name, vector):
@@ -486,13 +489,10 @@ class Parser:
         return Imm(sign * integer_literal(text))
 
 
-def integer_literal(text: str) -> int:
-    """Decimal, 0x, 0b, or octal with a leading 0; U says unsigned."""
-    digits = text.rstrip("U")
-    octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
-    return int(digits, 8 if octal else 0)
-
-
 def parse(text: str) -> ModuleTree:
     """Parse a PTX module; raises PtxSyntaxError with the line."""
-    return Parser(text).parse()
+    parser = Parser(text)
+    try:
+        return parser.parse()
+    except (ValueError, OverflowError, RecursionError) as error:  # numbers, nesting
+        parser.fail(str(error))

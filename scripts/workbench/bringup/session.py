@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernelkit.store import write_whole
+from kernelkit.outside import json_file, json_of, read_bounded, require_fields
+from kernelkit.trusted import write_whole
 from workbench.bringup.steps import Step
 from workbench.bringup.watch import HUNG
 from workbench.house.source import ROOT, files
@@ -61,7 +62,8 @@ class Session:
     def known(self, name: str) -> Record | None:
         """The record of a step, where it has ended."""
         try:
-            content = json.loads(self.place(name, "record").read_bytes())
+            content = json_file(self.place(name, "record"))
+            require_fields(name, content, {"name": str, "verdict": str, "seconds": (int, float)})
             return Record(**content)
         except (FileNotFoundError, ValueError, TypeError):
             return None
@@ -77,7 +79,7 @@ class Session:
         try:
             if path.stat().st_size > MOST_BYTES:
                 return {"left out": f"{path.stat().st_size} bytes, in {path.name} of the archive"}
-            return json.loads(path.read_bytes())
+            return json_of(read_bounded(path, MOST_BYTES), path.name)
         except (FileNotFoundError, ValueError):
             return None
 

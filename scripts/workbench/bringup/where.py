@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernelkit.outside import json_file, require_fields
 from workbench.bringup.session import NOT_RUN, SKIPPED
 from workbench.house.source import ROOT
 
@@ -34,8 +34,18 @@ NOBODY = "B200"  # whose column says so while it has no file
 
 def documents(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """Bring-ups that are kept, real GPUs first."""
-    found = [json.loads(path.read_bytes()) for path in sorted(folder.glob("bringup-*.json"))]
+    found = [_document(path) for path in sorted(folder.glob("bringup-*.json"))]
     return sorted(found, key=lambda each: (each["emulated"], each["gpu"]["name"]))
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """FileError that names the field where a file is not what `Session.document` makes."""
+    content, name = json_file(path), str(path)
+    require_fields(name, content, {"date": str, "arch": str, "emulated": bool, "steps": list})
+    require_fields(name, content.get("gpu"), {"name": str})
+    for row in content["steps"]:
+        require_fields(f"{name}: a step", row, {"name": str, "verdict": str})
+    return content
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> str:
