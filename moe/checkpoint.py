@@ -52,6 +52,7 @@ def state_dict(packed: PackedExperts, prefix: str = "") -> dict[str, torch.Tenso
 def layout_of(packed: PackedExperts) -> Layout:
     """What `layout` says of them."""
     layout = {"version": PLAIN, "fmt": packed.fmt, "granularity": packed.granularity}
+    layout |= {"pairs": True} if packed.w13.has_pairs else {}
     names = [name for name in BIASES if getattr(packed, name) is not None]
     return layout | {"version": BIASED, "biases": names} if names else layout
 
@@ -103,6 +104,7 @@ def read_layout(name: str, stored: torch.Tensor) -> Layout:
         layout = json_of(bytes(stored.tolist()), name)
         version, names = layout["version"], ["version", "fmt", "granularity"]
         names += ["biases"] if version == BIASED else []
+        names += ["pairs"] if "pairs" in layout else []
         found = {field: layout[field] for field in names}
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{name} is no JSON text of version, fmt and granularity") from error

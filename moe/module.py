@@ -23,7 +23,7 @@ class ExpertWeights(nn.Module):
     that files of either can be loaded as the other.
 
     A change of dtype, such as `model.bfloat16()`, leaves them as they are. Of a state dict only
-    experts of the same sizes, format, granularity and biases can be loaded.
+    experts of the same sizes, format, granularity, biases and pairs can be loaded.
     """
 
     def __init__(self, packed: PackedExperts) -> None:
@@ -45,10 +45,11 @@ class ExpertWeights(nn.Module):
         *,
         granularity: int = DEFAULT_GRANULARITY,
         biases: bool = False,
+        pairs: bool = False,
         device: str | torch.device | None = None,
     ) -> ExpertWeights:
         """Without contents, for `load_state_dict`. sizes: E, H and I; biases: whether both products
-        have some."""
+        have some; pairs: whether gate and up have a global scale each."""
         experts, hidden, intermediate = sizes
 
         def bias(rows: int) -> torch.Tensor | None:
@@ -56,7 +57,7 @@ class ExpertWeights(nn.Module):
 
         return cls(
             PackedExperts(
-                _empty((experts, 2 * intermediate, hidden), fmt, device),
+                _empty((experts, 2 * intermediate, hidden), fmt, device, pairs),
                 _empty((experts, hidden, intermediate), fmt, device),
                 granularity,
                 bias(2 * intermediate),
@@ -114,10 +115,13 @@ class ExpertWeights(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _empty(shape: tuple[int, int, int], fmt: str, device: str | torch.device | None) -> Quantized:
+def _empty(
+    shape: tuple[int, int, int], fmt: str, device: str | torch.device | None, pairs: bool = False
+) -> Quantized:
     (experts, rows, k), form = shape, format_of(fmt)
     room = experts * scale_bytes(row_blocks(rows), form.columns(k))
     data = torch.empty(experts, rows, k // form.per_byte, dtype=torch.uint8, device=device)
     scales = torch.empty(room, dtype=torch.uint8, device=device)
-    factors = (torch.empty(experts, device=device) for _ in range(2 * form.has_global))
+    of_experts = (experts, 2) if pairs else (experts,)
+    factors = (torch.empty(of_experts, device=device) for _ in range(2 * form.has_global))
     return of_bytes(data, scales, fmt, *factors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -111,6 +112,19 @@ def test_other_layouts_are_refused(other, words):
     state = Model(ExpertWeights(pack(W13, W2, **other))).state_dict()
     with pytest.raises(RuntimeError, match=words):
         Model(ExpertWeights(pack(W13, W2))).load_state_dict(state)
+
+
+def test_global_scales_of_gate_and_of_up_go_round():
+    packed = pack(W13, W2, "nvfp4")
+    both = torch.rand(EXPERTS, 2) + 0.5
+    w13 = replace(packed.w13, encode_scale=both, decode_scale=both.reciprocal())
+    packed = replace(packed, w13=w13)
+    other = ExpertWeights.empty(SIZES, pairs=True)
+    other.load_state_dict(ExpertWeights(packed).state_dict())
+    assert_same(other.packed, packed)
+    assert other.packed.w13.granularity == packed.granularity
+    with pytest.raises(RuntimeError, match=r"'pairs': True.*these experts are"):
+        ExpertWeights.empty(SIZES).load_state_dict(ExpertWeights(packed).state_dict())
 
 
 def test_what_is_no_pack():

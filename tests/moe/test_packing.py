@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from kernelkit import e2m1
 from moe import checkpoint
 from moe.config import GRANULARITIES
 from moe.formats import FORMATS, row_blocks, scale_bytes
@@ -153,6 +154,22 @@ def test_checkpoint_in_the_format_packs_alike(fmt, as_bytes):
     packed = pack(w13, w2, fmt, granularity=8)
     assert_equal(imported.w13, packed.w13)
     assert_equal(imported.w2, packed.w2)
+
+
+def test_values_of_mxfp4_stay_and_bytes_of_blocks_that_use_its_largest_elements():
+    """A checkpoint's, dequantised and quantised again: a block without an element of 4 or more gets
+    a smaller scale factor, and the same values."""
+    form, generator = FORMATS["mxfp4"], torch.Generator().manual_seed(0)
+    most = torch.arange(64) % 8 + 1  # of a block's codes
+    codes = (torch.rand(64, 32, generator=generator) * most[:, None]).to(torch.uint8)
+    codes[:, 0], codes[:, 1:] = most - 1, codes[:, 1:] | 8 * (codes[:, 1:] % 2)
+    scales = torch.randint(100, 140, (64, 1), generator=generator).to(torch.uint8)
+    plain = e2m1.values_of(codes) * torch.exp2(scales.float() - 127)
+    data, found = quantise_blocks(plain, form, None)
+    again = e2m1.unpacked(data.view(torch.uint8)) * found.float()
+    assert torch.equal(again, plain)
+    same = found.view(torch.uint8) == scales
+    assert torch.equal(same.flatten(), most - 1 >= 6)  # 4 is code 6, 6 is code 7
 
 
 def test_checkpoint_order():
