@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,22 @@ _POLLED = 8  # a poll repeats what it was told: looked for among so many
 STEP_BYTES = 4  # of a clock's elements
 _TENSOR = ("tensor core", "tcgen05.ld", "tcgen05.st", "tcgen05.alloc")
 _GENERIC = ("cp.async", "st.async")  # asynchronous operations that are not of the async proxy
+
+
+@dataclass(eq=False, slots=True)
+class OpenLoad:
+    """A tcgen05.ld that is not known to be complete.
+
+    step: its number among those of its warp.
+    site: its instruction.
+    signal: the first signal behind it.
+    used: whether a register was used before a wait.
+    """
+
+    step: int
+    site: int
+    signal: int | None = None
+    used: bool = False
 
 
 class GroupWait(NamedTuple):
@@ -83,8 +100,7 @@ class WarpClock:
         self.woken_at: int | None = None
         # Lanes that have accessed, and written, memory since they met others or arrived.
         self.touched = self.stored = 0
-        # tcgen05.ld that are not known to be complete: step, site
-        self.open_loads: dict[PendingLoad, tuple[int, int]] = {}
+        self.open_loads: dict[PendingLoad, OpenLoad] = {}  # tcgen05.ld not known to be complete
         # tcgen05.ld whose columns are lost, by step: reported if a register is used all the same
         self.given_up: list[tuple[int, Callable[[], None]]] = []
         self.heard: np.ndarray | None = None  # by relaxed waits, since the last fence

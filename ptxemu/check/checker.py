@@ -84,7 +84,7 @@ class Checker(Forwarding):
         self.coverage = Coverage(memory, self.shadow, pointers, program.sites)
         self.races = Races(self.states, self.findings, self.lifetime, self.shadow, self.coverage)
         self.races.reads = self.manual.read
-        self.loads = TensorLoads(program, self.states, self.races, self.manual)
+        self.loads = TensorLoads(program, self.states, self.findings, self.races, self.manual)
         self.edges = Edges(self.states, self.lifetime, self.manual, self.loads, unheeded_waits)
         self.tensor_maps = TensorMaps(self.states, self.findings, self.shadow)
         self.warpgroups = Warpgroups(program, self.states, self.findings, self.races)

@@ -63,7 +63,8 @@ class Edges:
         .cta; CUTLASS's ClusterBarrier::arrive relies on more at the barrier of a peer."""
         clock, phases = self._states.clocks[w], self._states.phases[barrier]
         self._used(w, barrier)
-        self._told_others(w)
+        self._loads.signals(w)
+        self._manual.told_others(w)
         self._manual.scope_of_arrival(w, cta, how)
         phases.from_peers |= cta is not w.cta
         too_narrow = cta is not w.cta and "cta" in how
@@ -224,7 +225,8 @@ class Edges:
         if write:
             releases = "release" in how or "acq_rel" in how
             if releases:
-                self._told_others(w)
+                self._loads.signals(w)
+                self._manual.told_others(w)
             told = self._flag_told(w, relaxed=not releases, near=True)
             self._flags.release((address, w.cta), told, adds=adds)
             if near or not releases:

@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
+from ptxemu.check.agents import OpenLoad
+from ptxemu.check.explain import MISSING
+from ptxemu.check.findings import Findings
 from ptxemu.check.manual import Manual
 from ptxemu.check.races import Races
 from ptxemu.check.state import States
@@ -22,6 +25,7 @@ from ptxemu.codegen.flow import names
 from ptxemu.codegen.program import Program
 from ptxemu.machine.tmem import PendingLoad
 from ptxemu.machine.warp import Warp
+from ptxemu.report import Access, Finding, place_of
 from ptxemu.syntax.tree import Addr, Instr
 
 _LOAD, _WAIT, _STORE = "tcgen05.ld.", "tcgen05.wait::ld", "tcgen05.st."
@@ -38,9 +42,12 @@ Origins = dict[str, Sites]  # by register: unfinished loads that its value depen
 class TensorLoads:
     """Follows the loads of all warps of one launch."""
 
-    def __init__(self, program: Program, states: States, races: Races, manual: Manual) -> None:
+    def __init__(
+        self, program: Program, states: States, findings: Findings, races: Races, manual: Manual
+    ) -> None:
         self._program = program
         self._states = states
+        self._findings = findings
         self._races = races
         self._manual = manual
 
@@ -51,14 +58,17 @@ class TensorLoads:
     def issued(self, w: Warp, load: PendingLoad) -> None:
         """Called for a tcgen05.ld."""
         step = self._races.move(w, load.address, load.move, False)
-        self._states.clocks[w].open_loads[load] = step, w.at
+        self._states.clocks[w].open_loads[load] = OpenLoad(step, w.at)
 
     def used(self, w: Warp, load: PendingLoad) -> None:
         """Called when a register is used before a wait, once for each load."""
         clock = self._states.clocks[w]
-        step, site = clock.open_loads[load]
-        self._manual.used(w, site)
-        clock.load_matters(step)
+        known = clock.open_loads[load]
+        known.used = True
+        self._manual.used(w, known.site)
+        clock.load_matters(known.step)
+        if known.signal is not None:
+            self._report(w, known.site, known.signal)
 
     def waited(self, w: Warp) -> None:
         """Called for tcgen05.wait::ld."""
@@ -73,12 +83,39 @@ class TensorLoads:
         if not clock.open_loads:
             return
         under_way = self._flying.get(w.at, _NONE)
-        for load, (_, site) in list(clock.open_loads.items()):
-            if site not in under_way:
+        for load, known in list(clock.open_loads.items()):
+            if known.site not in under_way:
                 del clock.open_loads[load]
-        steps = (step for step, _ in clock.open_loads.values())
+        steps = (known.step for known in clock.open_loads.values())
         first_open = min(steps, default=clock.issued["tcgen05.ld"] + 1)
         clock.know(clock.streams["tcgen05.ld"], first_open - 1)
+
+    def signals(self, w: Warp) -> None:
+        """Called for what ptxas moves uses of registers behind: an mbarrier arrival, a release. It
+        is an error with a load under way that no wait completes, whoever hears of it; a load that
+        is waited for behind the signal may be of other columns."""
+        self.before_signal(w)
+        for known in self._states.clocks[w].open_loads.values():
+            if known.used:
+                self._report(w, known.site, w.at)
+            elif known.signal is None:
+                known.signal = w.at
+
+    def _report(self, w: Warp, load: int, signal: int) -> None:
+        if not self._findings.new("early signal", load, signal):
+            return
+        sites = self._findings.sites
+        missing, rule = MISSING["tcgen05.ld"]
+        what = (load, "read"), (signal, "signal")
+        accesses = tuple(
+            Access(w.label, sites[site].opcode, kind, "", **place_of(sites[site]))
+            for site, kind in what
+        )
+        message = f"{sites[signal].opcode} may come before tcgen05.ld is complete"
+        place = place_of(sites[signal])
+        self._findings.report(
+            Finding("tmem", message, **place, accesses=accesses, missing=missing, rule=rule)
+        )
 
 
 def flying(blocks: list[Block], site_of: Mapping[int, int]) -> dict[int, Sites]:
@@ -94,6 +131,7 @@ def flying(blocks: list[Block], site_of: Mapping[int, int]) -> dict[int, Sites]:
             _execute(origins, step.instr, site_of[id(step.instr)])
             if step.instr.root in _ASKED:
                 found[site_of[id(step.instr)]] = _all(origins.values())
+        _write(origins, _guarded(blocks, index))
         for after in blocks[index].successors:
             if after == len(blocks):
                 continue
@@ -126,19 +164,34 @@ def _execute(origins: Origins, instr: Instr, site: int) -> None:
     if instr.opcode.startswith(_LOAD):
         origins.update((name, frozenset((site,))) for name in names(instr.operands[0]))
         return
-    needed = _all(origins.get(name, _NONE) for name in _read(instr))
-    if _keeps_its_place(instr) and needed:
-        for name, sites in list(origins.items()):
-            origins[name] = sites - needed
-            if not origins[name]:
-                del origins[name]
-        needed = _NONE
+    _write(origins, instr)
+    needed = _needed(origins, instr)
     for name in _targets(instr):
         sites = needed | origins.get(name, _NONE) if instr.guard else needed
         if sites:
             origins[name] = sites
         else:
             origins.pop(name, None)
+
+
+def _write(origins: Origins, instr: Instr | None) -> None:
+    """Loads whose data a write to memory needs are complete."""
+    needed = _needed(origins, instr) if instr and _keeps_its_place(instr) else _NONE
+    for name, sites in list(origins.items()) if needed else ():
+        origins[name] = sites - needed
+        if not origins[name]:
+            del origins[name]
+
+
+def _guarded(blocks: list[Block], index: int) -> Instr | None:
+    """The instruction under a predicate that a block ends with. It waits for its operands whatever
+    the predicate is."""
+    steps = blocks[index + 1].steps if index + 1 < len(blocks) else []
+    return steps[0].instr if steps and steps[0].instr.guard else None
+
+
+def _needed(origins: Origins, instr: Instr) -> Sites:
+    return _all(origins.get(name, _NONE) for name in _read(instr))
 
 
 def _keeps_its_place(instr: Instr) -> bool:

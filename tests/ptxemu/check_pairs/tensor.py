@@ -159,6 +159,17 @@ SCENARIOS = {
         """,
         Lacks("used other", "tcgen05.wait::ld", "read", "mma"),
     ),
+    "a signal between tcgen05.ld and a use": Scenario(
+        f"""// Another agent's columns or data may be meant; without a wait the signal is early.
+        warp 0:
+            {parts.READ} //:read
+            mbarrier.arrive.shared.b64 _, [free]; //:signal
+            tcgen05.wait::ld.sync.aligned; //-unwaited
+            st.shared.b32 [%mine], %r1;
+        warp 1: wait free, 0;
+        """,
+        Lacks("unwaited", "tcgen05.wait::ld", "read", "signal", check="tmem"),
+    ),
     "registers of tcgen05.ld that nobody needs": Scenario(
         f"""// FlashAttention-4, head_dim 256: loads of rows beyond the end are left open.
         warp 0:
