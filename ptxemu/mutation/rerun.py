@@ -26,6 +26,7 @@ CHECKER, DEADLOCK, REFUSED, SCRIPT, CRASH = NOTICED = (
 UNNOTICED, BROKEN = "", "broken"  # broken: the mutant is no PTX, or was not launched
 _HANGS = ("Deadlock", "LimitExceeded")
 _NO_PTX = ("PtxSyntaxError", "UnsupportedPtx")
+_REFUSALS = ("HardwareRefusal", "OutOfBounds")  # perhaps before the launch has begun
 
 Changes = Mapping[str, Any]  # fields of `Options`
 Run = Callable[[], str]  # runs the script; how it failed, or ''
@@ -142,7 +143,7 @@ def _judged(report: Report, failure: str, known: set[tuple[Any, ...]]) -> Verdic
     if kind in _NO_PTX:
         return Verdict(BROKEN, _line(stop))
     if stop:
-        return Verdict(REFUSED if stopped else SCRIPT, _line(stop))
+        return Verdict(REFUSED if stopped or kind in _REFUSALS else SCRIPT, _line(stop))
     return Verdict(UNNOTICED)
 
 
