@@ -166,8 +166,11 @@ class Manual:
             self._note("scope of arrival, cta" if "cta" in how else "scope of arrival", w.at)
 
     def scope_of_wait(self, w: Warp, barrier: MBarrier, how: tuple[str, ...]) -> None:
-        if "cluster" not in how and self._states.phases[barrier].from_peers:
-            self._note("scope of wait, cta" if "cta" in how else "scope of wait", w.at)
+        narrow = "cta" in how
+        if "cluster" in how or not (narrow or self._strict):
+            return
+        if self._states.phases[barrier].from_peers:
+            self._note("scope of wait, cta" if narrow else "scope of wait", w.at)
 
     def allocated(self, w: Warp, pair: bool) -> None:
         """tcgen05.alloc. A warp knows its peer to be running if anything of it has been told."""
