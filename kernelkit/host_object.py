@@ -238,6 +238,8 @@ class LoadedObject:
 
     def _address_of(self, symbol: Symbol) -> int:
         if symbol.section == _UNDEFINED:
+            if symbol.name not in self._outside:
+                raise ObjectError(f"a relocation against {symbol.name!r:.80}, which has no address")
             return self._outside[symbol.name]
         if symbol.section >= _FIRST_RESERVED or symbol.section not in self._places:
             raise ObjectError(f"symbol {symbol.name!r} lies in no loaded section")

@@ -86,6 +86,14 @@ class _Reader:
                 raise self.fail(f"{key}[{place}] is {value!r}, an integer of at least 0")
         return values
 
+    def words(self, key: str) -> list[str]:
+        """A list of strings; no list is an empty one."""
+        values = self.values.get(key)
+        values = [] if values is None else values
+        if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+            raise self.fail(f"{key} is {values!r:.80}, a list of strings")
+        return values
+
     def fixed(self, key: str, value: int, why: str) -> None:
         """The key has that value."""
         found = self.count(key)
@@ -197,9 +205,7 @@ def _check_drafters(reader: _Reader, ratios: list[int], layers: int, options: Op
 
 def _check_layer_types(reader: _Reader, ratios: list[int]) -> None:
     """layer_types, where transformers wrote them, too, say the same."""
-    kinds = reader.values.get("layer_types")
-    if not isinstance(kinds, list):
-        return
+    kinds = reader.words("layer_types")
     for layer, (kind, ratio) in enumerate(zip(kinds, ratios, strict=False)):
         if V4_LAYER_TYPES.get(kind, ratio) != ratio:
             raise reader.fail(
@@ -255,11 +261,12 @@ def _gqa(reader: _Reader, options: Options) -> Layout:
 
 def _windowed(reader: _Reader, layers: int) -> list[bool]:
     """Which layers see a window alone."""
-    kinds = reader.values.get("layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != layers:
-            found = f"{len(kinds)} entries" if isinstance(kinds, list) else repr(kinds)
-            raise reader.fail(f"layer_types has {found}, num_hidden_layers is {layers}")
+    if reader.has("layer_types"):
+        kinds = reader.words("layer_types")
+        if len(kinds) != layers:
+            raise reader.fail(
+                f"layer_types has {len(kinds)} entries, num_hidden_layers is {layers}"
+            )
         for layer, kind in enumerate(kinds):
             if kind not in LAYER_TYPES:
                 raise reader.fail(f"layer_types[{layer}] is {kind!r}, one of {tuple(LAYER_TYPES)}")

@@ -371,6 +371,8 @@ class Parser:
         type_name, vector = self.next().lstrip("."), ""
         if type_name in VECTORS:
             type_name, vector = self.next().lstrip("."), type_name
+        if type_name not in TYPE_BITS:
+            self.fail(f"unknown type .{type_name}")
         while True:
             names = [self.next()]
             if self.accept("<"):

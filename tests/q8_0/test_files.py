@@ -84,6 +84,39 @@ def test_a_layer_out_of_a_file(path, numbers):
     assert torch.equal(layer(x), matvec(repack(layer.weights, INTERLEAVED), x, layer.bias))
 
 
+def _put(data: bytes, at: bytes, behind: int, value: bytes) -> bytes:
+    """Other bytes, so many behind where `at` first stands."""
+    place = data.index(at) + len(at) + behind
+    return data[:place] + value + data[place + len(value) :]
+
+
+HUGE = b"\xff" * 7 + b"\x7f"
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda d: d[:-9], "tensor 'bias' at byte .* takes 24 bytes, 23 are left"),
+    (lambda d: d[:40], "are left"),
+    (lambda d: b"", "it is empty"),
+    (lambda d: _put(d, b"GGUF", 0, b"\7"), r"version 7, expected one of \(2, 3\)"),
+    (lambda d: _put(d, b"GGUF", 4, HUGE), "tensor '' has"),  # so many tensors
+    (lambda d: _put(d, b"GGUF", 12, HUGE), "the key of value 2 has"),  # so many values
+    (lambda d: _put(d, b"general.architecture", 4, HUGE), "takes 9223372036854775807 bytes"),
+    (lambda d: _put(d, b"general.architecture", 0, b"\x0f"), "has type 15"),
+    (lambda d: _put(d, b"bias", 0, b"\x09"), "'bias' has 9 dimensions, at most 4"),
+    (lambda d: _put(d, b"bias", 4, HUGE), "'bias' at byte .* takes"),
+    (lambda d: _put(d, b"bias", 4, bytes(8)), "at least 1 each"),
+    (lambda d: _put(d, b"bias", 12, b"\x63"), "'bias' has format 99"),
+    (lambda d: _put(d, b"bias", 16, b"\x01"), "offset .* not a multiple of 32"),
+    (lambda d: _put(d, b"bias", 16, b"\0" * 7 + b"\x40"), "'bias' at byte .* takes 24"),
+    (lambda d: d.replace(b"small", b"w\xff\xfe\xff\xff"), "not UTF-8"),
+])  # fmt: skip
+def test_a_damaged_file_names_the_field(path, tmp_path, change, words):
+    other = tmp_path / "other.gguf"
+    other.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ValueError, match=f"other.gguf is no GGUF file: .*{words}"):
+        GgufFile(other)
+
+
 def test_what_is_refused(path, tmp_path, monkeypatch):
     file = GgufFile(path)
     refused(lambda: file.weights("small"), "small is in Q4_0: only Q8_0")

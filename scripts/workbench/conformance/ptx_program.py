@@ -13,7 +13,8 @@ The header of `ptx/*.ptx` is comment lines, up to the first line that is none:
 
 Each of in, out, inout, map and value is one kernel parameter, in order: a 64-bit pointer, the 128
 bytes of the map, or the value's bytes. Expressions see numpy as `np`, the buffers as they are
-before the launch, and everything in `isa_reference`. dtypes are numpy's, plus bf16 (as u16 codes).
+before the launch, and everything in `isa_reference`; they are Python, so a program is code of the
+tests and not a file of a stranger. dtypes are numpy's, plus bf16 (as u16 codes).
 Generators: see `generate`.
 """
 
