@@ -138,7 +138,10 @@ def append_pages(
             nearest even and saturated. Any strides but for the last.
         v: [T or more, heads, Dv] of k's dtype.
         slots: int64 [T], page * page_size + row of each token, or -1 for none; none twice.
-        k_scale, v_scale: both or none, fp32 with one element, of pages in e4m3, read in place.
+        k_scale, v_scale: both or none, fp32 with one element, of pages in e4m3, read in place. A
+            scale is a normal number of fp32 of either sign; on the CPU others raise ValueError. On
+            a GPU, where the host does not wait, a scale of NaN stores NaN, and one of 0 stores
+            +-448, or NaN for elements of 0.
 
     Raises:
         NotImplementedError: for e4m3 on compute capabilities 8.0, 8.6 and 8.7, and as the module

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernelkit.limits import FLT_MAX, FLT_MIN
 from kernelkit.tensors import (
     require_no_grad,
     require_rank,
@@ -113,6 +114,11 @@ class AppendPages(MovedPages):
             if scale.dtype != torch.float32 or scale.numel() != 1:
                 raise ValueError(
                     f"{name} is {scale.dtype} {tuple(scale.shape)}, expected one torch.float32"
+                )
+            if scale.device.type == "cpu" and not FLT_MIN <= abs(scale.item()) <= FLT_MAX:
+                raise ValueError(
+                    f"{name} {scale.item()}: elements are divided by it, so its magnitude is from "
+                    f"{FLT_MIN:.4g} to {FLT_MAX:.4g}. Pass 1.0 for pages that are not scaled"
                 )
         if len(scales) == 1:
             raise ValueError(f"{next(iter(scales))} alone: K and V are scaled, or neither is")

@@ -3,6 +3,7 @@ engine; what is refused."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -134,6 +135,10 @@ ONE = torch.ones(1)
         ({"k_scale": ONE, "v_scale": ONE}, ValueError, "k_scale with pages of torch.bfloat16"),
         (FP8 | {"k_scale": ONE}, ValueError, "k_scale alone"),
         (FP8 | {"k_scale": ONE, "v_scale": torch.ones(2)}, ValueError, "one torch.float32"),
+        (FP8 | {"k_scale": ONE, "v_scale": 0 * ONE}, ValueError, "v_scale 0.0: elements are div"),
+        (FP8 | {"k_scale": ONE, "v_scale": 1e-39 * ONE}, ValueError, "v_scale .*e-39: elements"),
+        (FP8 | {"k_scale": ONE * math.nan, "v_scale": ONE}, ValueError, "k_scale nan: elements"),
+        (FP8 | {"k_scale": ONE * math.inf, "v_scale": ONE}, ValueError, "k_scale inf: elements"),
         (FP8 | {"arch": "sm_86"}, NotImplementedError, "e4m3 on sm_86: from sm_89 on"),
         ({"arch": "sm_70"}, NotImplementedError, "arch 'sm_70'"),
         ({"k": None}, TypeError, "k is None"),
