@@ -40,7 +40,8 @@ def merge(
             are multiples of 16 bytes, LSE and row_max have any strides. A stack is one tuple of
             tensors with one more dimension in front, O [N, B, S, H, D], LSE [N, B, H, S], any N.
             A row with LSE = -inf (or +inf, as some kernels mark it) has no keys, and its O may
-            hold anything, NaN too.
+            hold anything, NaN too. A raw part has its sum of weights only as exp(LSE - row_max),
+            which fp32 rounds by up to |LSE| 2^-23: give normalised parts where scores are huge.
         sinks: fp32 [H], a logit per head whose value is zero. It is applied here, once: the LSE of
             the parts must not include it.
         out_dtype: of O; by default that of the first normalised part, else that of the first part.

@@ -228,10 +228,15 @@ def _attend(
     sinks: torch.Tensor | None,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """O of the tokens of `group`; the sink joins once, where the parts become one."""
+    """O of the tokens of `group`; the sink joins once, where the parts become one.
+
+    Parts are normalised: of raw ones a merge knows the sum of weights as exp(LSE - row_max), which
+    fp32 rounds away where scores are huge.
+    """
     if len(parts) == 1:
         return parts[0].attend(q, group, {**options, "sinks": sinks})[0]
-    found = [keys.attend(q, group, {**options, "normalize": False}) for keys in parts]
+    wide = {"out_dtype": torch.float32, "return_lse": True}
+    found = [keys.attend(q, group, options | wide) for keys in parts]
     place = {name: options[name] for name in ("backend", "arch")}
     return merge(found, sinks=sinks, out_dtype=q.dtype, return_lse=False, **place)
 

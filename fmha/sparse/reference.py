@@ -1,7 +1,7 @@
 """Cached attention of one token in plain torch: the definition, and with the kernels' roundings.
 
 `definition` is one softmax over the entries of the window and of the past, in fp64. `rounded` does
-what the kernels do: attention over either, raw in fp32, then one merge with the sink. Both read
+what the kernels do: attention over either, O in fp32, then one merge with the sink. Both read
 entries as a record gives them back, bf16, and turn the last columns of O by the token's position.
 """
 
@@ -59,16 +59,14 @@ def rounded(token: Token) -> torch.Tensor:
         keys = token.near[None, :, None]
         return reference.rounded(q, keys, keys, sinks=token.sinks, **token.options).o[0, 0]
     parts = [
-        reference.rounded(q, keys, keys, normalize=False, **token.options)
+        reference.rounded(q, keys, keys, out_dtype=torch.float32, **token.options)
         for keys in (token.near[None, :, None], token.far[None, :, None])
     ]
     o = torch.cat([part.o[0] for part in parts])
-    lse, row_max = (
-        torch.stack([getattr(part, name)[0, :, 0] for part in parts]) for name in ("lse", "row_max")
-    )
+    lse = torch.stack([part.lse[0, :, 0] for part in parts])
     sums = lse if token.sinks is None else torch.cat((lse, token.sinks[None]))
     top = sums.amax(0)
     top = top.masked_fill(top == -math.inf, 0.0)
     total = torch.exp(sums - top).sum(0)
-    o = (o * torch.exp(row_max - top)[..., None]).sum(0)
+    o = (o * torch.exp(lse - top)[..., None]).sum(0)
     return (o / total.masked_fill(total == 0, 1.0)[:, None]).bfloat16()

@@ -3,7 +3,7 @@
 entries expanded to BF16, 1,024 bytes each: those that all tokens of a step read together, and
                   those of each token's own
 scratch           a record of the step's own window entries, of a chunk
-partial results   raw O in fp32, LSE and row maximum of two parts, where there is a past
+partial results   O in fp32 and LSE of two parts, where there is a past
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvcache.layouts.records import BF16_512, Record
 COLUMNS = 512
 ROW_BYTES = BF16_BYTES * COLUMNS
 PARTS = 2  # the window and the past
-STATISTICS = 2  # LSE and row maximum
+STATISTICS = 1  # LSE
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ import torch
 from fmha.sparse import keys as cached_keys
 from fmha.sparse.api import Every, Selected, StepView, cached_attention, step_view
 from fmha.sparse.reference import Token, definition, rounded
-from fmha.sparse.window import PAGE, ChunkWindow, EntryPages, TokenWindow
+from fmha.sparse.window import PAGE, ChunkWindow, EntryPages, TokenWindow, see_window
 from fmha.sparse.workspace import Workspace, plan_workspace
 from kernelkit.tolerance import compare_output
 from kvcache.layouts.models import Options, deepseek_v4
-from kvcache.layouts.records import FP8_656
+from kvcache.layouts.records import BF16_512, FP8_656
 from kvcache.layouts.rows import Rows
+from kvcache.movement import reference
 from kvcache.planner.capacity import workspace_bytes
 from tests.fmha.sparse.cached_cases import BF16, LAYERS, Case, Model
 from tests.kvcache.movement.rows_cases import checked
@@ -89,7 +90,7 @@ def test_the_workspace_in_the_terms_of_the_planner():
     """Entries in BF16, as `kvcache.planner.capacity` counts them, and partial results."""
     layout = deepseek_v4("v4", [0, 4, 128], 128, Options(draft=1))
     given = {"tokens": 3, "requests": 3, "longest": 1}
-    each = 2 * 64 * 4 * (512 + 2)
+    each = 2 * 64 * 4 * (512 + 1)
     alone = plan_workspace(layout, 64, **given)
     assert sizes(alone) == (0, workspace_bytes(layout, 128))
     chosen = plan_workspace(layout, 64, **given, selected=512)
@@ -293,3 +294,22 @@ def test_the_reference_adds_nothing_twice():
     sink = Token(q, 0, keys, keys[:0], rope, torch.full((2,), 70.0))
     assert definition(sink).abs().max() < 1e-12
     assert torch.equal(rounded(sink), rounded(replace(sink, far=None)))
+
+
+def test_equal_entries_of_huge_scores_are_averaged():
+    """Scores near 2^33, of which an LSE holds no sum: 16 entries of the window are equal, and those
+    of the past score half as much."""
+    x = (torch.arange(512) % 7 - 3.0).bfloat16()[None]
+    rope, positions = (torch.ones(16, 32), torch.zeros(16, 32)), torch.arange(16)
+    near, far = (Rows(torch.zeros(2, 16 * 1024, dtype=torch.uint8), 0, 0, 16, BF16_512)
+                 for _ in range(2))  # fmt: skip
+    for rows, entry in ((near, x), (far, x / 2)):
+        reference.append_swa(rows, entry.expand(16, -1), positions, positions, *rope)
+    arrays = {"positions": positions[15:]}
+    window = see_window(arrays, positions[15:], window=16, rows=16, longest=1, context=16)
+    past = Selected(far, positions[None, :6], torch.tensor([6], dtype=torch.int32))
+    q = x[:, None].expand(-1, 2, -1) * torch.tensor([1.0, 4.0]).bfloat16()[:, None]
+    o = cached_attention(
+        q.contiguous(), x, near, window, rope=rope, past=past, scale=1e6, arch="sm_100a"
+    )
+    assert torch.equal(o, x[:, None].expand(-1, 2, -1))
