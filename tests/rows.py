@@ -32,17 +32,17 @@ def each_kind(subjects: Sequence[Subject]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("subject", "number"), cases)
 
 
-def changed(subject: Subject, number: int) -> list[str]:
+def changed(subject: Subject, number: int, problems: int = PROBLEMS) -> list[str]:
     """The problems of a kind in which other rows change, in the emulator, the architectures of the
-    subject in turns."""
+    subject in turns. problems: how many there are of the kind."""
     arch = subject.archs[number % len(subject.archs)]
     draws = Draws(0, arch, SMALL, subjects=(subject,))
     kernel = next(islice(draws.kernels(), number, None))
-    return changed_of(draws, kernel)
+    return changed_of(draws, kernel, problems)
 
 
-def changed_of(draws: Draws, kernel: Kernel) -> list[str]:
+def changed_of(draws: Draws, kernel: Kernel, count: int = PROBLEMS) -> list[str]:
     """The same of a kernel that is drawn."""
     place = Place("emulate", draws.arch, "a test")
-    problems = [draws.problem(kernel, number) for number in range(PROBLEMS)]
+    problems = [draws.problem(kernel, number) for number in range(count)]
     return [repr(problem) for problem in problems if not Trial(problem, place).repeats()]

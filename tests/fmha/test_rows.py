@@ -10,4 +10,4 @@ SUBJECTS = [each for each in subjects.SUBJECTS if each.name == "fmha.attention"]
 
 @each_kind(SUBJECTS)
 def test_other_rows_keep_their_bits(subject, number):
-    assert not changed(subject, number)
+    assert not changed(subject, number, problems=20)

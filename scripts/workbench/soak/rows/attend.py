@@ -30,10 +30,11 @@ SMALL_STEP = decode_draws.Sizes(keys=300, rows=1 << 10)
 
 @dataclass(frozen=True)
 class Kind:
-    """case: what is drawn of every problem. config: compiled for it. arch: whose kernel."""
+    """case: what is drawn of every problem. configs: compiled for usual and for small ones. arch:
+    whose kernel."""
 
     case: Any
-    config: Any
+    configs: tuple[Any, Any]
     arch: str
 
 
@@ -174,22 +175,22 @@ class DecodeProblem(AttendProblem):
         return gqa_lowlatency.decode(**given["tensors"], return_lse=True, **options)
 
 
-def _kind(draws: type[Draws], sizes: Any) -> Callable[[random.Random, str], Kind]:
+def _kind(draws: type[Draws], sizes: tuple[Any, Any]) -> Callable[[random.Random, str], Kind]:
     def kind(pick: random.Random, arch: str) -> Kind:
-        drawn = draws(0, arch, sizes)
-        case = drawn.kind(pick)
-        return Kind(case, drawn.config(case, pick), arch)
+        usual, small = (draws(0, arch, each) for each in sizes)
+        case = usual.kind(pick)
+        return Kind(case, (usual.config(case, pick), small.config(case, pick)), arch)
 
     return kind
 
 
 def _problem(
-    of: type[AttendProblem], draws: type[Draws], small: Any, usual: Any
+    of: type[AttendProblem], draws: type[Draws], sizes: tuple[Any, Any]
 ) -> Callable[[Kind, random.Random, bool], AttendProblem]:
-    def problem(kind: Kind, pick: random.Random, is_small: bool) -> AttendProblem:
-        drawn = draws(0, kind.arch, small if is_small else usual)
+    def problem(kind: Kind, pick: random.Random, small: bool) -> AttendProblem:
+        drawn = draws(0, kind.arch, sizes[small])
         while True:
-            case = drawn.drawn(Kernel(0, kind.case, kind.config), pick)
+            case = drawn.drawn(Kernel(0, kind.case, kind.configs[small]), pick)
             # With an amplitude of 0 other contents of a query may be the same.
             case = replace(case, amplitude=case.amplitude or 1.0)
             for _ in range(TRIES):
@@ -218,14 +219,17 @@ def _row(
 
 
 def _subject(
-    of: type[AttendProblem], archs: tuple[str, ...], draws: type[Draws], small: Any, usual: Any
+    of: type[AttendProblem], archs: tuple[str, ...], draws: type[Draws], sizes: tuple[Any, Any]
 ) -> Subject:
-    return Subject(of.subject, archs, _kind(draws, usual), _problem(of, draws, small, usual))
+    """sizes: of usual problems, and of small ones."""
+    return Subject(of.subject, archs, _kind(draws, sizes), _problem(of, draws, sizes))
 
 
 SUBJECTS = (
-    _subject(AttentionProblem, ARCHS, attention_draws.Draws, SMALL, attention_draws.SIZES["usual"]),
     _subject(
-        DecodeProblem, DECODE_ARCHS, decode_draws.Draws, SMALL_STEP, decode_draws.SIZES["usual"]
+        AttentionProblem, ARCHS, attention_draws.Draws, (attention_draws.SIZES["usual"], SMALL)
+    ),
+    _subject(
+        DecodeProblem, DECODE_ARCHS, decode_draws.Draws, (decode_draws.SIZES["usual"], SMALL_STEP)
     ),
 )
