@@ -73,7 +73,9 @@ def without(rows: torch.Tensor, row: int) -> torch.Tensor:
 def moved(value: Any, device: str) -> Any:
     """The same on a device, tensors within dataclasses, dicts, tuples and lists, too."""
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        if value.element_size() > 1:
+            return value.to(device)
+        return value.view(torch.uint8).to(device).view(value.dtype)  # torch copies no float4
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         return dataclasses.replace(value, **moved(fields, device))
