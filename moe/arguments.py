@@ -3,7 +3,6 @@ limit, and the config of the grouped GEMM that serves them."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,6 +10,7 @@ import torch
 
 from kernelkit import hw
 from kernelkit.dtypes import ITEM_BYTES
+from kernelkit.limits import FLT_MAX
 from kernelkit.tensors import (
     DTYPE_NAMES,
     require_table,
@@ -350,10 +350,15 @@ def check_form(form: Activation | SwiGLU | None) -> None:
     require_type("limit", form.limit, float, optional=True)
     for name in ("alpha", "beta"):
         require_type(name, getattr(form, name), float)
-        if not math.isfinite(getattr(form, name)):
-            raise ValueError(f"{name} {getattr(form, name)}: a finite number")
-    if form.limit is not None and not form.limit > 0:
-        raise ValueError(f"limit {form.limit}: a positive number, None for no limit")
+        if not abs(getattr(form, name)) <= FLT_MAX:
+            raise ValueError(
+                f"{name} {getattr(form, name)}: a finite number of fp32, at most {FLT_MAX:.4g}"
+            )
+    if form.limit is not None and not 0 < form.limit <= FLT_MAX:
+        raise ValueError(
+            f"limit {form.limit}: a positive number of fp32, at most {FLT_MAX:.4g}; None for no "
+            "limit"
+        )
     if not isinstance(form, Activation):
         return
     require_type("granularity", form.granularity, int)

@@ -74,7 +74,7 @@ FORMATS = {
 def format_of(name: str) -> BlockFormat:
     """The format of this name, or TypeError or ValueError."""
     if not isinstance(name, str):
-        raise TypeError(f"format is {type(name).__name__}, expected str: one of {[*FORMATS]}")
+        raise TypeError(f"fmt is {type(name).__name__}, expected str: one of {[*FORMATS]}")
     if name not in FORMATS:
         raise ValueError(f"format {name!r}: one of {', '.join(FORMATS)}")
     return FORMATS[name]

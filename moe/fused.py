@@ -149,6 +149,8 @@ class Layer:
     def _check_scales(self) -> None:
         """TypeError or ValueError for what is no scale of this format."""
         has_global = format_of(self.fmt).has_global
+        if self.scales.h_amax is not None:
+            require_table("scales.h_amax", self.scales.h_amax, torch.float32, (1,))
         for name in ("x", "h"):
             scale = getattr(self.scales, name)
             if scale is not None and not has_global:

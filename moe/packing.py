@@ -228,6 +228,18 @@ def require_kind(name: str, value: object, kind: type) -> None:
         raise TypeError(f"{name} is {type(value).__name__}, expected {kind.__name__}")
 
 
+def require_packed(name: str, packed: object) -> None:
+    """What `require_kind` raises for what is no PackedExperts, `require_memory` for its tensors."""
+    require_kind(name, packed, PackedExperts)
+    assert isinstance(packed, PackedExperts)
+    biases = {"bias13": packed.bias13, "bias2": packed.bias2}
+    tensors = {f"{name}.{field}": bias for field, bias in biases.items() if bias is not None}
+    for field in ("w13", "w2"):
+        parts = vars(getattr(packed, field)).items()
+        tensors |= {f"{name}.{field}.{n}": t for n, t in parts if isinstance(t, torch.Tensor)}
+    require_memory(**tensors)
+
+
 def _pair(name: str, pair: object) -> Biases:
     """Those of w13 and of w2."""
     if pair is None:
@@ -263,7 +275,7 @@ def unpack(
     packed: PackedExperts, dtype: torch.dtype = torch.float64
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The values of w13 [E, 2I, H], all of gate first, and of w2 [E, H, I]."""
-    require_kind("packed", packed, PackedExperts)
+    require_packed("packed", packed)
     require_type("dtype", dtype, torch.dtype)
     if not dtype.is_floating_point:
         raise ValueError(f"dtype {dtype}: one of floating-point numbers")
@@ -274,7 +286,7 @@ def unpack(
 
 def unpack_biases(packed: PackedExperts) -> Biases:
     """Those of w13 [E, 2I], all of gate first, and of w2 [E, H]; None for none."""
-    require_kind("packed", packed, PackedExperts)
+    require_packed("packed", packed)
     bias = packed.bias13
     if bias is not None:
         rows = interleaved_rows(packed.intermediate, packed.granularity).argsort()

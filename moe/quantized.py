@@ -44,6 +44,12 @@ class Quantized:
 
     def __post_init__(self) -> None:
         require_types(data=self.data, scales=self.scales)
+        scales = {"encode_scale": self.encode_scale, "decode_scale": self.decode_scale}
+        given = {name: scale for name, scale in scales.items() if scale is not None}
+        require_types(**given)
+        for name, tensor in ({"data": self.data, "scales": self.scales} | given).items():
+            if tensor.is_nested:
+                require_strided(**{name: tensor})
         if any(isinstance(size, torch.SymInt) for size in (*self.data.shape, *self.scales.shape)):
             return  # a tracer's, on whose sizes no check could decide
         form = self.format

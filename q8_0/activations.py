@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.tensors import require_memory, require_tensors
+from kernelkit.tensors import require_memory, require_strided, require_tensors
 from q8_0.blocks import ALIGN, BLOCK, blocks_of
 
 
@@ -27,6 +27,8 @@ class Activations:
 
     def __post_init__(self) -> None:
         require_tensors(quants=self.quants, scales=self.scales)
+        if self.quants.is_nested or self.scales.is_nested:
+            require_strided(quants=self.quants, scales=self.scales)
         sizes = (*self.quants.shape, *self.scales.shape)
         if any(isinstance(size, torch.SymInt) for size in sizes):
             return  # a tracer's, on whose sizes no check could decide

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.tensors import as_number, require_memory, require_type, require_types
+from kernelkit.tensors import (
+    as_number,
+    require_memory,
+    require_strided,
+    require_type,
+    require_types,
+)
 from q8_0.blocks import (
     ALIGN,
     INTERLEAVED,
@@ -44,6 +50,8 @@ class Weights:
 
     def __post_init__(self) -> None:
         require_types(data=self.data)
+        if self.data.is_nested:
+            require_strided(data=self.data)
         for name in ("rows", "cols"):
             object.__setattr__(self, name, as_number(name, getattr(self, name), int))
         require_type("layout", self.layout, str)

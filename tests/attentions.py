@@ -93,7 +93,6 @@ REFUSED: dict[str, Refusal] = {
     "group": (tensors((1, 1, 3, 64)), {}, ValueError, "3 query heads"),
     "zero heads": (tensors((1, 1, 0, 64)), {}, ValueError, "0 query"),
     "zero key heads": (tensors(kv_shape=(1, 8, 0, 64)), {}, ValueError, "0 KV"),
-    "grid": (tensors((70000, 1, 1, 64), (70000, 1, 1, 64)), {}, ValueError, "70000"),
     "last stride": ((Q.mT.contiguous().mT, K, V), {}, ValueError, "stride 4"),
     "row stride": (
         (torch.zeros(1, 1, 4, 68, dtype=BF16)[..., :64], K, V), {}, ValueError, "136 bytes",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from kvcache.books.prefix import PrefixCache
 from kvcache.books.requests import Nameless, Request
 from kvcache.books.work import Copy, Pool
-from kvcache.checks import require, whole
+from kvcache.checks import MAX_SLOTS, require, whole
 from kvcache.layouts.layout import Layout
 
 
@@ -31,7 +31,7 @@ class Policy:
     def __post_init__(self) -> None:
         for name in ("prompt_end", "rolling"):
             require(name, getattr(self, name), bool)
-        if self.every is not None and whole("every", self.every, None) < 1:
+        if self.every is not None and whole("every", self.every, None, MAX_SLOTS) < 1:
             raise ValueError(f"a checkpoint every {self.every} blocks: at least 1, None for none")
 
     def wants(self, request: Request, boundary: int, block_tokens: int) -> bool:

@@ -407,7 +407,7 @@ def _check_types(layout: Layout) -> None:
             if isinstance(array, Tail):
                 whole(f"{where}.ratio", array.ratio, None, MAX_TAIL_RATIO)
     for name in ("block_tokens", "draft"):
-        whole(name, getattr(layout, name), None, MAX_TOKENS)
+        object.__setattr__(layout, name, whole(name, getattr(layout, name), None, MAX_TOKENS))
     whole("model_layers", layout.model_layers, 0, MAX_COPIES)
 
 

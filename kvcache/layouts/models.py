@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvcache.checks import require, whole
-from kvcache.layouts.layout import MAX_COPIES, Layout, Ring, Stream, Tail
+from kvcache.layouts.layout import MAX_COPIES, MAX_TOKENS, Layout, Ring, Stream, Tail
 from kvcache.layouts.records import (
     BF16_512,
     FP4_288,
@@ -210,8 +210,9 @@ def gqa(
         ValueError: for numbers that make no cache, or where no layer has pages.
     """
     require("windowed", windowed, Sequence)
-    whole(f"{name}: window", window)
-    whole(f"{name}: layers", layers, None, MAX_LAYERS)
+    require("name", name, str)
+    whole(f"{name}: window", window, 0, MAX_TOKENS)
+    whole(f"{name}: layers", layers, 1, MAX_LAYERS)
     marks = tuple(windowed) or (False,) * layers
     if len(marks) != layers:
         raise ValueError(f"{name}: `windowed` marks {len(marks)} layers, the model has {layers}")

@@ -30,7 +30,8 @@ class Record:
     def __post_init__(self) -> None:
         require("name", self.name, str)
         for field in ("data_bytes", "scale_bytes", "page_align"):
-            whole(f"{self.name}: {field}", getattr(self, field), None, MAX_BYTES)
+            size = whole(f"{self.name}: {field}", getattr(self, field), None, MAX_BYTES)
+            object.__setattr__(self, field, size)  # an int, of an integer of numpy too
         if self.data_bytes < 1 or self.scale_bytes < 0:
             raise ValueError(
                 f"{self.name}: {self.data_bytes} data bytes and {self.scale_bytes} scale bytes, "

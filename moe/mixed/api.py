@@ -68,7 +68,7 @@ def mixed_gemm(
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
     require_type("activation", activation, SwiGLU, optional=True)
-    if out not in NAMES:
+    if not isinstance(out, torch.dtype) or out not in NAMES:
         raise NotImplementedError(f"out {out}: supported are {tuple(NAMES)}")
     form = None if activation is None else activation.of_rows(PAIR_ROWS)
     return MIXED_GEMM({

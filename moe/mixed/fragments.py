@@ -27,10 +27,11 @@ from itertools import product
 import torch
 
 from kernelkit import e2m1
+from kernelkit.tensors import require_table, require_type
 from moe.formats import format_of
 from moe.indices import check_factor
 from moe.mixed.config import ACTIVATIONS, DEPTH, ROWS
-from moe.packing import LayerWeights, PackedExperts, interleaved_rows, require_kind
+from moe.packing import LayerWeights, PackedExperts, interleaved_rows, require_packed
 from moe.quantized import Quantized
 from moe.reference import unswizzle_scales
 
@@ -89,6 +90,24 @@ class Fragments:
         """E."""
         return len(self.factor)
 
+    def check(self) -> None:
+        """Raise ValueError for tensors that are not what `arrange` makes of such a weight."""
+        if self.x not in ACTIVATIONS:
+            raise NotImplementedError(f"w.x is {self.x!r}: one of {tuple(ACTIVATIONS)}")
+        if self.fmt not in ACTIVATIONS[self.x]:
+            raise NotImplementedError(f"w.fmt is {self.fmt!r}: one of {ACTIVATIONS[self.x]}")
+        units = -(-self.rows // ROWS) * -(-self.k // DEPTH)
+        factors: tuple[int | None, ...] = (None, 2) if self.has_pairs else (None,)
+        if self.x == "e4m3":
+            factors = (None, self.rows)
+        require_table("w.factor", self.factor, torch.float32, factors)
+        size = units * unit_bytes(self.fmt)
+        require_table("w.data", self.data, torch.uint8, (self.experts, size))
+        for name in ("data", "factor"):
+            tensor = getattr(self, name)
+            if tensor.numel() and not tensor.is_contiguous():
+                raise ValueError(f"w.{name} has strides {tensor.stride()}: it has to be contiguous")
+
     @property
     def has_pairs(self) -> bool:
         """Whether gate and up have a factor each."""
@@ -140,7 +159,8 @@ def arrange(
     Raises:
         TypeError, NotImplementedError, ValueError: naming the value and the limit.
     """
-    require_kind("experts", experts, PackedExperts)
+    require_packed("experts", experts)
+    require_type("activations", activations, str)
     if experts.intermediate % PAIR_ROWS:
         raise ValueError(f"I = {experts.intermediate}: a multiple of {PAIR_ROWS}")
     rows = interleaved_rows(experts.intermediate, experts.granularity).argsort()

@@ -167,6 +167,10 @@ class MixedArguments:
         x, w = self.x, self.w
         check_form(self.activation)
         require_tensors(x=x, w=w.data, factor=w.factor, offsets=self.offsets)
+        w.check()
+        tiles = sorted({rows for each in ROWS_OF.values() for rows in each})
+        if self.tile_rows is not None and self.tile_rows not in tiles:
+            raise NotImplementedError(f"tile_rows {self.tile_rows}: one of {tiles}")
         dtype = X_DTYPES[w.x]
         if x.dtype != dtype:
             raise NotImplementedError(f"x is {x.dtype}: {dtype}, for which w is laid out")

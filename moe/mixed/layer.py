@@ -31,6 +31,8 @@ class MixedLayer(Layer):
     def _check_own(self) -> None:
         """ValueError or NotImplementedError for scales, which nothing has here, and for other
         numbers than bf16."""
+        self.experts.w13.check()
+        self.experts.w2.check()
         if self.x.dtype != torch.bfloat16:
             raise NotImplementedError(f"x is {self.x.dtype}: bfloat16, with arranged experts")
         if self.activations is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernelkit.tensors import require_rank, require_types
+from kernelkit.tensors import require_rank, require_strided, require_types
 from moe.arguments import Router, RouterLinear
 from moe.indices import range_fields
 from moe.reference_routing import Permutation
@@ -178,13 +178,14 @@ def combine(
     if weights is not None:
         given["weights"] = weights
     require_types(**given)
+    require_strided(**given)
     if weights is not None:
         require_rank("weights", weights, "[T, k]")
-        if not weights.is_nested and row_of_slot.numel() != weights.numel():
+        if row_of_slot.numel() != weights.numel():
             raise ValueError(
                 f"row_of_slot has {row_of_slot.numel()} slots, weights {tuple(weights.shape)}"
             )
-        if row_of_slot.ndim == 1 and not (weights.is_nested or row_of_slot.is_sparse):
+        if row_of_slot.ndim == 1:
             row_of_slot = row_of_slot.reshape(weights.shape)
     require_rank("row_of_slot", row_of_slot, "[T, k]")
     given |= {"row_of_slot": row_of_slot, "partial": partial, "backend": backend, "arch": arch}

@@ -119,10 +119,8 @@ def config_of(router: Router, experts: int, dtype: torch.dtype) -> RouteConfig:
 def scales_of(router: Router) -> tuple[float, float | None]:
     """(scale, shared_weight), checked; None where no experts are shared."""
     check_factor("scale", router.scale)
-    if not router.shared:
-        return router.scale, None
     check_factor("shared_weight", router.shared_weight)
-    return router.scale, router.shared_weight
+    return router.scale, router.shared_weight if router.shared else None
 
 
 def in_vectors(config: RouteConfig, *read: torch.Tensor | None) -> RouteConfig:

@@ -33,6 +33,7 @@ REFUSED = attentions.REFUSED | {
         {"config": DecodeConfig(max_columns=64), **ARCH}, NotImplementedError, "64 columns",
     ),
     "k_scale": (tensors(), {"k_scale": 1.0}, ValueError, "only e4m3 is scaled"),
+    "grid": (tensors((70000, 1, 1, 64), (70000, 1, 1, 64)), {}, ValueError, "70000"),
     "k_scale text": (FP8, {"k_scale": "1"}, TypeError, "k_scale is '1'"),
     "v_scale shape": (FP8, {"v_scale": torch.ones(3)}, ValueError, "(3,)"),
     "v_scale dtype": (FP8, {"v_scale": torch.ones(2).half()}, ValueError, "float16"),

@@ -1,0 +1,385 @@
+"""Calls that somebody gets wrong, drawn from the signatures of public functions.
+
+A call that is right is changed at one or two places: an argument gets a value of another type or
+out of range, a field of a dataclass does, or two tensors are brought into a relation that they may
+not have, such as common memory. What an argument may be is read from its annotation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import random
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+Given = dict[str, Any]
+Change = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Base:
+    """A public function and a call of it that is right.
+
+    writes: paths of tensors that it writes to. arguments: makes the call's arguments anew.
+    in_place: paths of two tensors that may be one.
+    """
+
+    name: str
+    function: Callable
+    arguments: Callable[[], Given]
+    writes: tuple[str, ...] = ()
+    in_place: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A changed call. paths: of what was changed. refused: whether it has to be. typed: whether it
+    is the type that is wrong, so that the message has to name the argument. raised: what the
+    constructor of an argument raised already."""
+
+    base: Base
+    given: Given
+    paths: tuple[str, ...]
+    what: str
+    refused: bool
+    typed: bool
+    raised: Exception | None = None
+
+    def __str__(self) -> str:
+        return f"{self.base.name}: {' and '.join(self.paths)} {self.what}"
+
+
+class Stranger:
+    """Something that no function knows."""
+
+
+# By kind of an argument: (what it is, the value), of another type, and out of range.
+NUMBERS: tuple[tuple[str, Any], ...] = (
+    ("a text", "1"), ("True", True), ("a list", [1]), ("a complex number", 1j), ("bytes", b"1"),
+    ("an array", np.ones(2)), ("a stranger", Stranger()), ("np.True_", np.bool_(True)),
+)  # fmt: skip
+OF_OTHER_TYPES: dict[type, tuple[tuple[str, Any], ...]] = {
+    int: (*NUMBERS, ("1.5", 1.5), ("NaN", math.nan), ("np.float32", np.float32(2))),
+    float: NUMBERS,
+    bool: (
+        ("0", 0), ("1", 1), ("a text", "yes"), ("np.True_", np.bool_(True)), ("1.0", 1.0),
+        ("a tensor", torch.ones(())), ("a stranger", Stranger()), ("a list", []),
+    ),
+    str: (("1", 1), ("bytes", b"auto"), ("a list", ["auto"]), ("True", True), ("1.0", 1.0)),
+    torch.dtype: (("a text", "bf16"), ("1", 1), ("a type", float), ("a list", [torch.float16])),
+    torch.Tensor: (
+        ("a text", "q"), ("1.5", 1.5), ("a list", [1.0]), ("an array", np.zeros((2, 2))),
+        ("a stranger", Stranger()), ("True", True), ("a dtype", torch.float32), ("a tuple", ()),
+    ),
+}  # fmt: skip
+OUT_OF_RANGE: dict[type, tuple[Any, ...]] = {
+    int: (-1, -(1 << 31), 1 << 31, 1 << 63, 1 << 70, -(1 << 63) - 1),
+    float: (math.nan, math.inf, -math.inf, 10**400),
+    str: ("", "nonsense", "sm_75", "CUDA"),
+    torch.dtype: (torch.complex64, torch.int8, torch.float64),
+}
+AT_THE_EDGE: dict[type, tuple[Any, ...]] = {
+    int: (0, 1, 7, np.int64(1), np.uint8(3)),
+    float: (0.0, -1.0, 1e-320, 1e39, np.float32(0.5), 2, np.int32(1)),
+    bool: (True, False),
+    str: ("auto", "emulate"),
+    torch.dtype: (torch.float16, torch.bfloat16, torch.float32),
+}
+
+
+def sparse(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.ones(tensor.shape).to_sparse()
+
+
+def nested(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(tensor.shape)])
+
+
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    copy = tensor.clone()
+    copy.untyped_storage().resize_(0)
+    return copy
+
+
+def elsewhere(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("meta")
+
+
+def spread(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, every other element of a row."""
+    if not tensor.ndim:
+        return tensor
+    words = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
+    return words.repeat_interleave(2, -1).view(tensor.dtype)[..., ::2]
+
+
+def broadcast(tensor: torch.Tensor) -> torch.Tensor:
+    """Rows that are all the first one."""
+    return tensor[:1].expand(tensor.shape) if tensor.ndim else tensor
+
+
+def deeper(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[None]
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten()
+
+
+def shorter(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:-1].clone() if tensor.ndim and len(tensor) else tensor
+
+
+def narrower(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[..., :-1].clone() if tensor.ndim and tensor.shape[-1] else tensor
+
+
+def empty(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:0].clone() if tensor.ndim else tensor
+
+
+def shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values at an address that is a multiple of no more than two elements."""
+    if not tensor.is_contiguous():
+        return tensor
+    memory = tensor.new_empty(tensor.numel() + 3)[2 : 2 + tensor.numel()]
+    return memory.copy_(tensor.flatten()).view(tensor.shape)
+
+
+def of_integers(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.ones(tensor.shape, dtype=torch.int16)
+
+
+def of_doubles(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.ones(tensor.shape, dtype=torch.float64)
+
+
+def of_truths(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.ones(tensor.shape, dtype=torch.bool)
+
+
+def hollow(tensor: torch.Tensor) -> torch.Tensor:
+    """NaN everywhere, of integers the least of all."""
+    if tensor.dtype.is_floating_point and tensor.itemsize > 1:
+        return torch.full(tensor.shape, math.nan, dtype=tensor.dtype)
+    if tensor.dtype in (torch.int32, torch.int64):
+        return torch.full(tensor.shape, torch.iinfo(tensor.dtype).min, dtype=tensor.dtype)
+    return tensor
+
+
+def large(tensor: torch.Tensor) -> torch.Tensor:
+    """Integers that name nothing; of other tensors nothing changes."""
+    return tensor + (1 << 20) if not tensor.dtype.is_floating_point else tensor
+
+
+def negative(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor - 1000 if tensor.dtype in (torch.int32, torch.int64) else tensor
+
+
+# What is always refused, and what is where it is not right by chance.
+NO_MEMORY: tuple[Change, ...] = (sparse, nested, freed, of_truths)
+ODD: tuple[Change, ...] = (
+    elsewhere, spread, broadcast, deeper, flat, shorter, narrower, empty, shifted, of_integers,
+    large, negative, hollow, of_doubles,
+)  # fmt: skip
+
+
+def calls(bases: Mapping[str, Base], seed: int, count: int) -> Iterator[Call]:
+    """Yield `count` calls, each of a function that is drawn, the same ones for the same seed."""
+    draw = random.Random(seed)
+    names = [*bases]
+    for number in range(count):
+        base = bases[names[(seed + number) % len(names)]]
+        sort = draw.random()
+        if sort < 0.5:
+            yield _changed(base, base.arguments(), draw)
+        elif sort < 0.65:
+            yield _twice(base, draw)
+        else:
+            yield _related(base, draw)
+
+
+def _twice(base: Base, draw: random.Random) -> Call:
+    """Two arguments are something else; either may be the one that is named."""
+    first = _changed(base, base.arguments(), draw)
+    if first.raised is not None:
+        return first
+    try:
+        second = _changed(base, first.given, draw)
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        return first  # which left nothing to change
+    paths, what = (*first.paths, *second.paths), f"{first.what}, {second.what}"
+    if len({path.split(".")[0] for path in paths}) == 1:  # the second may have undone the first
+        return first
+    refused = first.refused or second.refused
+    return Call(base, second.given, paths, what, refused, False, second.raised)
+
+
+def _changed(base: Base, given: Given, draw: random.Random) -> Call:
+    """One argument, or a field of one, is something else."""
+    places = [*_places(base.function, given)]
+    path, hint = draw.choice(places)
+    kinds = [kind for kind in _kinds(hint) if kind in OF_OTHER_TYPES]
+    value, what, refused, typed = _wrong(_at(given, path), kinds, hint, draw)
+    return _call(base, given, {path: value}, what, refused, typed)
+
+
+def _wrong(
+    now: Any, kinds: list[type], hint: Any, draw: random.Random
+) -> tuple[Any, str, bool, bool]:
+    """(a value for what is `now`, what it is, whether it has to be refused, for its type)."""
+    sort = draw.random()
+    if isinstance(now, torch.Tensor) and sort < 0.7:
+        change = draw.choice(NO_MEMORY if sort < 0.25 else ODD)
+        value = change(now)
+        certain = change in NO_MEMORY and (now.numel() > 0 or change is not freed)
+        same = value is now or (value.dtype == now.dtype and change is of_truths)
+        return value, f"is {change.__name__}", certain and not same, False
+    if sort < 0.35 and len(kinds) == 1 and kinds[0] in OUT_OF_RANGE:
+        value = draw.choice(OUT_OF_RANGE[kinds[0]])
+        certain = kinds[0] is float or (kinds[0] is int and abs(value) >= 1 << 62)
+        return value, f"is {value!r}"[:60], certain, False
+    if sort < 0.5 and len(kinds) == 1 and kinds[0] in AT_THE_EDGE:
+        value = draw.choice(AT_THE_EDGE[kinds[0]])
+        return value, f"is {value!r}", False, False
+    if not kinds:  # a dataclass, a tuple, or a thing of another library
+        value = draw.choice((Stranger(), 3, "text", None, [], {}))
+        optional = type(None) in _kinds(hint) or hint is Any
+        fits = _fits(value, hint)
+        return value, f"is {type(value).__name__}", not fits and not optional, not fits
+    words, value = draw.choice([pair for kind in kinds for pair in OF_OTHER_TYPES[kind]])
+    fits = any(_is_one(value, kind) for kind in kinds) or _fits(value, hint)
+    return value, f"is {words}", not fits, not fits
+
+
+def _related(base: Base, draw: random.Random) -> Call:
+    """Two tensors have common memory, or do not fit each other."""
+    given = base.arguments()
+    tensors = [path for path, _ in _places(base.function, given, tensors=True)]
+    if len(tensors) < 2:
+        return _changed(base, given, draw)
+    one, other = draw.sample(tensors, 2)
+    written = next((path for path in (one, other) if path in base.writes), "")
+    first, second = _at(given, one), _at(given, other)
+    sort = draw.choice(("common", "common", "same", "device", "dtype"))
+    if sort == "same" and first.shape == second.shape and first.dtype == second.dtype:
+        refused = bool(written) and second.numel() > 0 and {one, other} != base.in_place
+        values = {one: second, other: second}
+        return _call(base, given, values, "are one tensor", refused, False)
+    if sort in ("common", "same"):
+        here, there = in_common(first, second, draw)
+        parts = any(path.endswith("pool") for path in (one, other))  # of which some is not used
+        refused = bool(written) and here.numel() > 0 and there.numel() > 0 and not parts
+        values = {one: here, other: there}
+        return _call(base, given, values, "have common memory", refused, False)
+    change = elsewhere if sort == "device" else of_integers
+    certain = sort == "device"
+    values = {one: change(first), other: second}
+    return _call(base, given, values, f"differ in {sort}", certain, False)
+
+
+def _call(
+    base: Base, given: Given, values: Given, what: str, refused: bool, typed: bool
+) -> Call:
+    """The call with other values at some paths, or with what a constructor says of them."""
+    raised = None
+    try:
+        for path, value in values.items():
+            given = _with(given, path, value)
+    except Exception as error:  # noqa: BLE001 - whatever it is, a test judges it
+        raised = error
+    return Call(base, given, (*values,), what, refused, typed, raised)
+
+
+def in_common(
+    one: torch.Tensor, other: torch.Tensor, draw: random.Random
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same values in one piece of memory: `other` begins within `one`, whose end is lost."""
+    sizes = [tensor.numel() * tensor.itemsize for tensor in (one, other)]
+    begin = draw.randrange(0, max(sizes[0], 1), 16)
+    memory = torch.zeros(-(-(sizes[0] + begin + sizes[1]) // 16) * 16 + 256, dtype=torch.uint8)
+    start = -memory.data_ptr() % 128
+    found = []
+    for tensor, place, size in ((one, 0, sizes[0]), (other, begin, sizes[1])):
+        view = memory[start + place : start + place + size].view(tensor.dtype).view(tensor.shape)
+        found.append(view.copy_(tensor) if size else tensor)
+    return found[0], found[1]
+
+
+def _places(
+    function: Callable, given: Given, tensors: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """Yield the path and hint of each argument and field; with `tensors` of given tensors only."""
+    hints = typing.get_type_hints(inspect.unwrap(function))
+    for name in inspect.signature(function).parameters:
+        hint = hints.get(name, Any)
+        if hint is Any or name == "options":
+            continue
+        yield from _within(name, hint, given.get(name), tensors)
+
+
+def _within(path: str, hint: Any, value: Any, tensors: bool) -> Iterator[tuple[str, Any]]:
+    if not tensors or isinstance(value, torch.Tensor):
+        yield path, hint
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        hints = typing.get_type_hints(type(value))
+        for field in dataclasses.fields(value):
+            inner = getattr(value, field.name)
+            if field.init:
+                yield from _within(f"{path}.{field.name}", hints[field.name], inner, tensors)
+    elif isinstance(value, tuple | list):
+        for place, inner in enumerate(value):
+            yield from _within(f"{path}.{place}", type(inner), inner, tensors)
+
+
+def _kinds(hint: Any) -> list[type]:
+    """The types of a hint, those of a union one by one."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [kind for part in typing.get_args(hint) for kind in _kinds(part)]
+    return [typing.get_origin(hint) or hint]
+
+
+def _is_one(value: Any, kind: type) -> bool:
+    """Whether a value is of a kind: a bool is no number, and an int is a float."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    return any(
+        kind is Any or (isinstance(kind, type) and _is_one(value, kind)) for kind in _kinds(hint)
+    )
+
+
+def _at(given: Given, path: str) -> Any:
+    name, *fields = path.split(".")
+    value = given.get(name)
+    for field in fields:
+        value = value[int(field)] if isinstance(value, tuple | list) else getattr(value, field)
+    return value
+
+
+def _with(given: Given, path: str, value: Any) -> Given:
+    """The same arguments with another value at a path."""
+    name, *fields = path.split(".")
+    return given | {name: _replaced(given.get(name), fields, value)}
+
+
+def _replaced(whole: Any, fields: list[str], value: Any) -> Any:
+    if not fields:
+        return value
+    if isinstance(whole, tuple | list):
+        items = [*whole]
+        items[int(fields[0])] = _replaced(items[int(fields[0])], fields[1:], value)
+        return type(whole)(items)
+    inner = _replaced(getattr(whole, fields[0]), fields[1:], value)
+    return dataclasses.replace(whole, **{fields[0]: inner})
