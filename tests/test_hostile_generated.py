@@ -105,7 +105,7 @@ def test_a_call_that_is_right_is_accepted(name, reaching):
     assert kind == "accepted", text
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(100))
 def test_calls_that_are_wrong_are_refused_by_name(seed, reaching):
     found = [(str(call), complaint(call)) for call in calls(BASES, seed, OF_A_TEST)]
     wrong = [f"{call}\n    {words}" for call, words in found if words]
