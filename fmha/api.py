@@ -79,11 +79,14 @@ def attention(
         sink_tokens: that many first keys are visible beside a left window.
         softcap: c > 0 makes a score s c tanh(s / c), None or 0 leaves it.
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
-            is read in place, others are converted first.
-        scale: multiplies q.k, > 0; 1 / sqrt(D) by default.
+            is read in place, others are converted first. Beyond 2.36e38 in magnitude they act like
+            that number, or like -inf.
+        scale: multiplies q.k, from 1e-12 to 1e12; 1 / sqrt(D) by default.
         q_scale, k_scale, v_scale: what e4m3 queries, keys and values are multiplied by, a number or
             fp32 [1], or [Hq] or [Hkv], 1 by default; only the last is read in place: a number takes
-            a small fill before the kernel, [1] a copy.
+            a small fill before the kernel, [1] a copy. Finite and of any sign: a factor of scores
+            that is 0 gives all visible keys the same weight, a negative one negates the scores.
+            An LSE beyond +-2^64 is right in sign only, and finite.
         q_offset: an int, or int32 [B]; n_k - n_q by default: the last query at the last key, not
             the first at the first. Where k is longer than what is filled, kv_lens or q_offset has
             to say so. Given without a right edge, end = min(n_k, q_offset + n_q): a prefix and a

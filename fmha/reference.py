@@ -1,7 +1,8 @@
 """Attention in plain torch: the definition, and the definition with the kernel's roundings.
 
-`definition` evaluates everything that `fmha.attention` can do in fp64. `rounded` rounds where the
-kernel rounds (scores, softcap and sums in fp32, P in the dtype of K and V, O in the output dtype;
+`definition` evaluates everything that `fmha.attention` can do in fp64, the softmax itself by
+`kernelkit.definition`. `rounded` rounds where the kernel rounds (scores, softcap and sums in fp32,
+P in the dtype of K and V, O in the output dtype;
 where a sink leaves so little of a row that its share may be subnormal beside a maximum that lags,
 it is 0) and nowhere else; the distance between the two is what the kernel is allowed to be wrong by
 (`kernelkit.tolerance`). Neither knows of tiles, so neither can share a tiling bug. Products are
@@ -23,13 +24,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from fmha.config import FP8_RESCALE_LOG2, MAX_FP8_LOG2, MAX_RESCALE_LOG2
 from kernelkit.aligned_sums import aligned_product
+from kernelkit.definition import Numbers, attend, of_heads
+from kernelkit.log2 import LOG2_E, MAX_FACTOR, MIN_FACTOR
 
 E4M3 = torch.float8_e4m3fn
 FP8_KEYS = 128  # at most, whose P V is summed in few bits and added to O in fp32
@@ -206,36 +209,53 @@ def _some_rows(
 ) -> tuple[torch.Tensor, ...]:
     """o [Hq, rows, Dv] before it is turned and rounded, lse and row_max [Hq, rows], of an entry in
     the dtype that is computed in."""
+    n_q, n_k = entry.q.shape[0], entry.k.shape[0]
+    visible = visible_keys(n_q, n_k, entry.offset, options, rows, entry.q.device)
+    if io is None:
+        return _exact_rows(entry, rows, visible, options)
+    return _rounded_rows(entry, rows, visible, options, io)
+
+
+def _exact_rows(
+    entry: Entry, rows: slice, visible: torch.Tensor, options: Options
+) -> tuple[torch.Tensor, ...]:
+    numbers = Numbers(**{each.name: getattr(options, each.name) for each in fields(Numbers)})
+    exact = attend(entry.q[rows], entry.k, entry.v, visible, numbers)
+    o = exact.o.transpose(0, 1)
+    if not options.normalize:
+        o = o * torch.exp(exact.lse - _finite(exact.row_max))[..., None]
+    return o, exact.lse, exact.row_max
+
+
+def _rounded_rows(
+    entry: Entry, rows: slice, visible: torch.Tensor, options: Options, io: torch.dtype
+) -> tuple[torch.Tensor, ...]:
     q, values = entry.q[rows], entry.v.transpose(0, 1)
     (n_q, q_heads, head_dim), (kv_heads, n_k, v_dim) = q.shape, values.shape
     heads_rows = q_heads // kv_heads * n_q  # of a group, whose heads read the same keys
     queries = q.transpose(0, 1).reshape(kv_heads, heads_rows, head_dim)
     scores = _scores(queries, entry.k.permute(1, 2, 0), options, io).reshape(q_heads, n_q, n_k)
-    scores = scores * _of_heads(scores, options.q_scale) * _of_heads(scores, options.k_scale)
     scores, unit = _units(scores, head_dim, options)
-    visible = visible_keys(entry.q.shape[0], n_k, entry.offset, options, rows, q.device)
     scores = scores.masked_fill(~visible, -math.inf)
     # Values that no row sees may be anything, NaN too: they are not part of the problem.
     values = values.masked_fill(~visible.any(dim=0)[:, None], 0.0)
     top = q.new_full((q_heads, n_q), -math.inf)
     if n_k:
         top = scores.amax(dim=-1)
-    weights = torch.exp2((scores - _finite(top)[..., None]) * (unit * math.log2(math.e)))
+    weights = torch.exp2((scores - _finite(top)[..., None]) * (unit * LOG2_E))
     total = weights.sum(dim=-1)
-    if io is not None:
-        weights = _rounded_weights(weights, io, options.phase)
-    weights = weights.reshape(kv_heads, heads_rows, n_k)
+    weights = _rounded_weights(weights, io, options.phase).reshape(kv_heads, heads_rows, n_k)
     o = _weighed(weights, values, options, io).reshape(q_heads, n_q, v_dim)
-    o = o * _of_heads(o, options.v_scale)
-    row_max = top * unit
+    o = o * of_heads(o, options.v_scale)
+    row_max = top * torch.as_tensor(unit).squeeze(-1)
     if options.sinks is not None:
         # The sink is a key with value zero: it moves the maximum and joins the sum.
         sink = options.sinks.to(q)[:, None]
         highest = torch.maximum(row_max, sink)
         shrink = torch.exp(row_max - _finite(highest))
-        if io is not None:  # ex2.approx.ftz of a maximum that lags has no subnormal results
-            least = torch.finfo(shrink.dtype).tiny * 2.0 ** _most_lag(io)
-            shrink = shrink.masked_fill(shrink < least, 0.0)
+        # ex2.approx.ftz of a maximum that lags has no subnormal results
+        least = torch.finfo(shrink.dtype).tiny * 2.0 ** _most_lag(io)
+        shrink = shrink.masked_fill(shrink < least, 0.0)
         total = total * shrink + torch.exp(sink - _finite(highest))
         o, row_max = o * shrink[..., None], highest
     lse = torch.log(total) + _finite(row_max)
@@ -244,9 +264,7 @@ def _some_rows(
     return o, lse, row_max
 
 
-def _scores(
-    q: torch.Tensor, k: torch.Tensor, options: Options, io: torch.dtype | None
-) -> torch.Tensor:
+def _scores(q: torch.Tensor, k: torch.Tensor, options: Options, io: torch.dtype) -> torch.Tensor:
     """Q K^T [Hkv, rows, keys] of q [Hkv, rows, D] and k [Hkv, D, keys], by terms of Q where K is
     e4m3."""
     if io != E4M3:
@@ -255,9 +273,7 @@ def _scores(
     return _product(torch.cat(terms, -1), torch.cat((k, k), -2), options, io) * power
 
 
-def _weighed(
-    p: torch.Tensor, v: torch.Tensor, options: Options, io: torch.dtype | None
-) -> torch.Tensor:
+def _weighed(p: torch.Tensor, v: torch.Tensor, options: Options, io: torch.dtype) -> torch.Tensor:
     """P V [Hkv, rows, Dv] of p [Hkv, rows, keys] and v [Hkv, keys, Dv]."""
     if io != E4M3 or not options.aligned_sums:
         return _product(p, v, options, io)
@@ -266,19 +282,9 @@ def _weighed(
     return sum((_product(*part, options, io) for part in parts), zeros)
 
 
-def _product(
-    a: torch.Tensor, b: torch.Tensor, options: Options, io: torch.dtype | None
-) -> torch.Tensor:
+def _product(a: torch.Tensor, b: torch.Tensor, options: Options, io: torch.dtype) -> torch.Tensor:
     """A B of numbers of `io`, summed in the dtype of A and B or as tensor cores do."""
-    return a @ b if io is None or not options.aligned_sums else aligned_product(a, b, io)
-
-
-def _of_heads(numbers: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor | float:
-    """A scale, of all heads or of each, for `numbers` [Hq, ..]."""
-    if scale is None:
-        return 1.0
-    each = scale.to(numbers).reshape(-1)
-    return each.repeat_interleave(numbers.shape[0] // len(each))[:, None, None]
+    return a @ b if not options.aligned_sums else aligned_product(a, b, io)
 
 
 def _two_terms(q: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -306,12 +312,24 @@ def _rounded_weights(weights: torch.Tensor, io: torch.dtype, phase: float) -> to
     return (weights * factor).to(io).to(weights.dtype) / factor
 
 
-def _units(scores: torch.Tensor, head_dim: int, options: Options) -> tuple[torch.Tensor, float]:
-    """(numbers, unit) with logits = numbers * unit: the kernel multiplies late, in the exponent."""
+def _units(
+    scores: torch.Tensor, head_dim: int, options: Options
+) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """(numbers, unit) with logits = numbers * unit: the kernel multiplies late, in the exponent.
+
+    The unit is a number, or [Hq, 1, 1], above 0; numbers of negative factors are negated."""
     scale = 1.0 / math.sqrt(head_dim) if options.scale is None else options.scale
-    if not options.softcap:
+    factor = None
+    if options.q_scale is not None or options.k_scale is not None:
+        one = scores.new_ones(scores.shape[0], 1, 1, dtype=torch.float64)
+        factor = one * of_heads(one, options.q_scale) * of_heads(one, options.k_scale)
+    if options.softcap:
+        inner = scale / options.softcap * (1.0 if factor is None else factor)
+        return torch.tanh((scores * inner).to(scores)), options.softcap
+    if factor is None:
         return scores, scale
-    return torch.tanh(scores * (scale / options.softcap)), options.softcap
+    unit = (scale * factor).abs().clamp(MIN_FACTOR / LOG2_E, MAX_FACTOR / LOG2_E)
+    return scores * torch.where(factor < 0, -1.0, 1.0).to(scores), unit.to(scores)
 
 
 def _finite(maximum: torch.Tensor) -> torch.Tensor:

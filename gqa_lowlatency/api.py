@@ -81,11 +81,12 @@ def decode(
         sink_tokens: that many first keys are visible beside a window.
         softcap: c > 0 makes a score s c tanh(s / c), None or 0 leaves it.
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
-            is read in place, others are converted first.
-        scale: multiplies q.k, > 0; 1 / sqrt(D) by default.
+            is read in place, others are converted first. Beyond 2.36e38 in magnitude they act like
+            that number, or like -inf.
+        scale: multiplies q.k, from 1e-12 to 1e12; 1 / sqrt(D) by default.
         k_scale, v_scale: what e4m3 keys and values are multiplied by, a number or fp32 [1] or
             [Hkv], 1 by default; only [Hkv] is read in place: a number takes a small fill before
-            the kernel, [1] a copy.
+            the kernel, [1] a copy. Finite and of any sign, see `fmha.attention`.
         return_lse: whether the LSE is returned, too.
         out: like q, where O is written.
         out_dtype: of O: bfloat16, float16, float32; by default that of out, else of q.

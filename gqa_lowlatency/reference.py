@@ -1,10 +1,10 @@
 """Decode attention in plain torch: the definition, and the definition with the kernel's roundings.
 
-`definition` evaluates everything that `gqa_lowlatency.decode` can do in fp64. `rounded` rounds
-where the kernel rounds (scores and sums in fp32, P in the dtype of its product, O in the output
-dtype; where a sink leaves a subnormal share of a row, it is 0) and nowhere else; the distance
-between the two is what the kernel may be wrong by (`kernelkit.tolerance`). Neither knows of tiles
-or clusters, so neither shares a bug with them.
+`definition` evaluates everything that `gqa_lowlatency.decode` can do in fp64, the softmax itself by
+`kernelkit.definition`. `rounded` rounds where the kernel rounds (scores and sums in fp32, P in the
+dtype of its product, O in the output dtype; where a sink leaves a subnormal share of a row, it is
+0) and nowhere else; the distance between the two is what the kernel may be wrong by
+(`kernelkit.tolerance`). Neither knows of tiles or clusters, so neither shares a bug with them.
 
 e4m3 keys: on sm_90a, and on GPUs of mma.sync alone, they become 16 bits wide, exactly, and P is
 rounded to fp16. On sm_100a the products are of e4m3: each row of Q is scaled to 448 and rounded,
@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from kernelkit.arch import written_for
+from kernelkit.definition import Numbers, attend, of_heads
+from kernelkit.log2 import LOG2_E, MAX_FACTOR, MIN_FACTOR
 
 E4M3 = torch.float8_e4m3fn
 P_BIAS = 2.0**8  # of P in e4m3, whose largest number is 448
@@ -93,7 +95,8 @@ def _decode(
         first = 0 if options.first_keys is None else int(options.first_keys[entry])
         seen = visible_keys(tokens, len(keys), options)
         seen[:, :first] = False
-        o[entry], lse[entry] = _one_entry(q[entry], keys, values, seen, options, exact=exact)
+        attended = (_exact if exact else _rounded)(q[entry], keys, values, seen, options)
+        o[entry], lse[entry] = attended
     return Decoded(o if exact else o.to(options.out_dtype or q.dtype), lse)
 
 
@@ -108,48 +111,49 @@ def _rows(cache: torch.Tensor, entry: int, options: Options) -> torch.Tensor:
     return cache[used].flatten(0, 1)[:length]
 
 
-def _one_entry(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    seen: torch.Tensor,
-    options: Options,
-    *,
-    exact: bool,
+def _exact(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """o [T, Hq, D] before its last rounding, lse [Hq, T]; seen: bool [T, n_keys]."""
-    wide = torch.float64 if exact else torch.float32
-    fp8 = k.dtype == E4M3
-    narrow = written_for(options.arch) == "sm_100a"
-    products = (E4M3 if narrow else torch.float16) if fp8 else q.dtype
+    """o [T, Hq, D], lse [Hq, T]; seen: bool [T, n_keys]."""
+    names = (each.name for each in fields(Numbers) if hasattr(options, each.name))
+    numbers = Numbers(**{name: getattr(options, name) for name in names})
+    exact = attend(q, k, v, seen.to(q.device), numbers)
+    return exact.o, exact.lse
+
+
+def _rounded(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, options: Options
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, o before its last rounding."""
+    narrow = k.dtype == E4M3 and written_for(options.arch) == "sm_100a"
+    products = (E4M3 if narrow else torch.float16) if k.dtype == E4M3 else q.dtype
     (_, heads, _), (n_keys, kv_heads, _) = q.shape, k.shape
     group = heads // kv_heads
     visible = seen.to(q.device)
     anyone = visible.any(dim=0)[:, None, None]
     # What no token sees may be anything, NaN too: it is not part of the problem.
     keys, values = (
-        tensor.to(wide).masked_fill(~anyone, 0.0).repeat_interleave(group, dim=1)
+        tensor.float().masked_fill(~anyone, 0.0).repeat_interleave(group, dim=1)
         for tensor in (k, v)
     )
-    queries = q.to(wide) if exact or products != E4M3 else _quantised(q)
-    scores = torch.einsum("thd,nhd->htn", queries, keys) * _per_head(options.k_scale, heads, wide)
-    scores = _capped(scores, q.shape[-1], options).masked_fill(~visible, -math.inf)
+    queries = _quantised(q) if narrow else q.float()
+    products_qk = torch.einsum("thd,nhd->htn", queries, keys)
+    scores = _capped(products_qk, q.shape[-1], options).masked_fill(~visible, -math.inf)
     top = scores.amax(-1) if n_keys else scores.new_full((heads, len(q)), -math.inf)
     of_keys = top
     if options.sinks is not None:
-        top = torch.maximum(top, options.sinks.to(wide)[:, None])
+        top = torch.maximum(top, options.sinks.to(scores)[:, None])
     base = top.masked_fill(top == -math.inf, 0.0)
     weights = torch.exp(scores - base[..., None])
-    if not exact:  # ex2.approx.ftz has no subnormal results
-        lost = torch.exp(of_keys - base) < torch.finfo(wide).tiny
-        weights = weights.masked_fill(lost[..., None], 0.0)
+    # ex2.approx.ftz has no subnormal results
+    lost = torch.exp(of_keys - base) < torch.finfo(scores.dtype).tiny
+    weights = weights.masked_fill(lost[..., None], 0.0)
     total = weights.sum(-1)
     if options.sinks is not None:
-        total = total + torch.exp(options.sinks.to(wide)[:, None] - base)
-    if not exact:
-        weights = _rounded_weights(weights, products)
+        total = total + torch.exp(options.sinks.to(scores)[:, None] - base)
+    weights = _rounded_weights(weights, products)
     o = torch.einsum("htn,nhd->htd", weights, values)
-    o = o / total.masked_fill(total == 0, 1.0)[..., None] * _per_head(options.v_scale, heads, wide)
+    o = o / total.masked_fill(total == 0, 1.0)[..., None] * of_heads(o, options.v_scale)
     return o.transpose(0, 1), torch.log(total) + base
 
 
@@ -170,18 +174,15 @@ def _rounded_weights(weights: torch.Tensor, products: torch.dtype) -> torch.Tens
     return (weights * bias).to(products).to(weights.dtype) / bias
 
 
-def _per_head(
-    scale: float | torch.Tensor | None, heads: int, wide: torch.dtype
-) -> torch.Tensor | float:
-    """A scale of KV heads, for each of their query heads: [Hq, 1, 1]."""
-    if not isinstance(scale, torch.Tensor):
-        return 1.0 if scale is None else scale
-    each = scale.to(wide).reshape(-1)
-    return each.repeat_interleave(heads // len(each))[:, None, None]
-
-
 def _capped(scores: torch.Tensor, head_dim: int, options: Options) -> torch.Tensor:
+    """Logits of the products q.k. A factor too large for fp32 is applied in fp64."""
     scale = 1.0 / math.sqrt(head_dim) if options.scale is None else options.scale
-    if not options.softcap:
+    factor = scale * of_heads(scores.double(), options.k_scale)
+    if options.softcap:
+        return options.softcap * torch.tanh((scores * (factor / options.softcap)).to(scores))
+    if options.k_scale is None:
         return scores * scale
-    return options.softcap * torch.tanh(scores * (scale / options.softcap))
+    one = torch.ones((), dtype=torch.float64, device=scores.device)
+    factor = one * factor
+    least, most = MIN_FACTOR / LOG2_E, MAX_FACTOR / LOG2_E
+    return scores * (torch.where(factor < 0, -1.0, 1.0) * factor.abs().clamp(least, most)).float()

@@ -5,6 +5,9 @@ import math
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 MIN_SCALE = 1e-12
+# Factors of scores of e4m3 in log2 units beyond these act like them, so that no product with a
+# finite score is infinite, and a factor of 0 gives equal weights where -inf * 0 would be NaN.
+MIN_FACTOR, MAX_FACTOR = 2.0**-100, 2.0**80
 MIN_SOFTCAP, MAX_SOFTCAP = 1e-6, 4096.0  # the logits of a larger cap would be off by 2 ** -11
 
 

@@ -9,14 +9,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
-from kernelkit.log2 import LN_2, LOG2_E
+from kernelkit.limits import FLT_MAX
+from kernelkit.log2 import LN_2, LOG2_E, MAX_FACTOR, MIN_FACTOR
 
 # A row whose maximum is larger than this in log2 units is `far`: the rounding of scale_log2 *
 # row_max would show in its weights, so the maximum is subtracted before the multiplication.
 FAR_LOG2 = 2.0**14
-# Factors of scores beyond these act like them, so that no product with a finite score of e4m3 is
-# infinite, and a factor of 0 gives equal weights where -inf * 0 would be NaN.
-MIN_FACTOR, MAX_FACTOR = 2.0**-100, 2.0**96
 CHUNK = 32  # scores per mask word and per conversion
 ALL_BITS = 0xFFFFFFFF
 
@@ -118,6 +116,13 @@ def magnitude(factor: Float32) -> Float32:
     size = abs(factor)
     size = Float32(MIN_FACTOR) if size < MIN_FACTOR else size
     return Float32(MAX_FACTOR) if size > MAX_FACTOR else size
+
+
+@cute.jit
+def bounded_factor(factor: Float32) -> Float32:
+    """Return `factor` with its sign and that magnitude."""
+    size = magnitude(factor)
+    return -size if factor < 0.0 else size
 
 
 @cute.jit
@@ -229,6 +234,13 @@ def row_total(weights: cute.Tensor, older: Float32) -> Float32:
 
 
 @cute.jit
+def in_log2_units(sink: Float32) -> Float32:
+    """Return a sink's logit times log2(e), FLT_MAX at most: inf - inf would be NaN."""
+    sink_log2 = sink * LOG2_E
+    return Float32(FLT_MAX) if sink_log2 == Float32.inf else sink_log2
+
+
+@cute.jit
 def finish_row(
     max_log2: Float32, row_sum: Float32, sink: Float32 | None = None
 ) -> tuple[Float32, Float32]:
@@ -239,7 +251,7 @@ def finish_row(
     """
     acc_scale, total = Float32(1.0), row_sum
     if cutlass.const_expr(sink is not None):
-        sink_log2 = sink * LOG2_E
+        sink_log2 = in_log2_units(sink)
         joint = cutlass.max(max_log2, sink_log2)
         base = finite(joint)
         acc_scale = cute.math.exp2(max_log2 - base, fastmath=True)

@@ -37,6 +37,7 @@ from kernelkit.online_softmax import (
     EXP2_COEFFICIENTS,
     LEAST_EXPONENT,
     ROUNDER,
+    bounded_factor,
     finite,
     is_far,
     lowest_bits,
@@ -157,11 +158,13 @@ def softcap(
     end: int,
 ) -> None:
     """`kernelkit.online_softmax.softcap_scores` without arithmetic on pairs."""
+    factors = (scalars.softcap_log2,) * 2
+    if cutlass.const_expr(plan.config.is_fp8):
+        factors = tuple(
+            bounded_factor(scalars.softcap_log2 * reference.unit[half]) for half in range(2)
+        )
     for number in cutlass.range_constexpr(begin, end):
-        softcap_log2 = scalars.softcap_log2
-        if cutlass.const_expr(plan.config.is_fp8):
-            softcap_log2 = softcap_log2 * reference.unit[number // 2 % 2]
-        power = cute.math.exp2(scores[number] * softcap_log2, fastmath=True)
+        power = cute.math.exp2(scores[number] * factors[number // 2 % 2], fastmath=True)
         scores[number] = cute.arch.rcp_approx(-1.0 - power)
 
 

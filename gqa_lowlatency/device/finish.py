@@ -17,8 +17,8 @@ from cutlass import BFloat16, Boolean, Float16, Float32, Int32
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device import mailbox
 from gqa_lowlatency.device.args import Place, Tables, Tensors
-from kernelkit.log2 import LN_2, LOG2_E
-from kernelkit.online_softmax import finite
+from kernelkit.log2 import LN_2
+from kernelkit.online_softmax import finite, in_log2_units
 from kernelkit.shared_words import load, store
 
 OUT_TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32}
@@ -109,7 +109,7 @@ def write(
         token, head = row // config.group, place.head * config.group + row % config.group
         acc_scale = Float32(1.0)
         if cutlass.const_expr(tables.sinks is not None):
-            sink = tables.sinks[head] * LOG2_E
+            sink = in_log2_units(tables.sinks[head])
             higher = cute.arch.fmax(top, sink)
             acc_scale = cute.math.exp2(top - finite(higher), fastmath=True)
             total = total * acc_scale + cute.math.exp2(sink - finite(higher), fastmath=True)

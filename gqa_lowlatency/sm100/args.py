@@ -22,7 +22,7 @@ class Buffers:
 
     parts: Int32  # fp32 [parity][warp][column]
     bases: Int32  # fp32 [warp][base or acc_scale][column]
-    row_scales: Int32  # fp32 [column], with e4m3: what products of a quantised row are to be times
+    row_scales: Int32  # fp32 [column], with e4m3: factors of the products of quantised rows
     q: cute.Pointer
     p: cute.Pointer
     ring: cute.Pointer

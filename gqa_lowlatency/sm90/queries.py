@@ -17,6 +17,7 @@ from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
 from gqa_lowlatency.sm90.plan import Plan90
 from kernelkit import warp_mma
+from kernelkit.online_softmax import bounded_factor
 from kernelkit.shared_words import store
 from kernelkit.words import float_of
 
@@ -201,4 +202,6 @@ def factors_of(plan: Plan90, factor: Float32, powers: cute.Tensor | None) -> cut
             factors[column, tile] = factor
             if cutlass.const_expr(powers is not None):
                 factors[column, tile] = factor * powers[column, tile]
+            if cutlass.const_expr(plan.config.k_scale):
+                factors[column, tile] = bounded_factor(factors[column, tile])
     return factors

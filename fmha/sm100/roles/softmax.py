@@ -25,6 +25,7 @@ from fmha.sm100.roles.split import split_row
 from kernelkit import tmem
 from kernelkit.buffers import buffer_at
 from kernelkit.online_softmax import (
+    bounded_factor,
     bring_near,
     exponentiate,
     keep_columns,
@@ -128,7 +129,9 @@ class Softmax:
         if cutlass.const_expr(factor is None):
             return scalars, None
         if cutlass.const_expr(config.softcap):
-            return replace(scalars, softcap_log2=scalars.softcap_log2 * factor), None
+            return replace(
+                scalars, softcap_log2=bounded_factor(scalars.softcap_log2 * factor)
+            ), None
         return replace(scalars, scale_log2=magnitude(scalars.scale_log2 * factor)), negative
 
     @cute.jit

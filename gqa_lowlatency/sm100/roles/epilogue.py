@@ -128,21 +128,22 @@ class Epilogue:
     @cute.jit
     def to_log2_units(self, scope: Scope, scores: cute.Tensor) -> None:
         """Products to what exp2 takes, through the softcap if there is one."""
-        scale = scope.scalars.scale_log2
+        config, scalars = self.plan.config, scope.scalars
+        scale, shift = scalars.scale_log2, Float32(0.0)
         if cutlass.const_expr(self.plan.is_fp8):
             self.scale_rows(scope, scores)
-        shift = Float32(0.0)
-        if cutlass.const_expr(self.plan.config.softcap):
-            softcap_scores(scores, scope.scalars.softcap_log2)
+        if cutlass.const_expr(config.softcap):
+            softcap_scores(scores, 1.0 if self.plan.is_fp8 else scalars.softcap_log2)
             shift = scale * 0.5  # the c that `softcap_scores` leaves out
-        for pair in cutlass.range_constexpr(0, self.plan.columns, 2):
-            scores[pair], scores[pair + 1] = cute.arch.fma_packed_f32x2(
-                (scores[pair], scores[pair + 1]), (scale, scale), (shift, shift)
-            )
+        if cutlass.const_expr(config.softcap or not self.plan.is_fp8):
+            for pair in cutlass.range_constexpr(0, self.plan.columns, 2):
+                scores[pair], scores[pair + 1] = cute.arch.fma_packed_f32x2(
+                    (scores[pair], scores[pair + 1]), (scale, scale), (shift, shift)
+                )
 
     @cute.jit
     def scale_rows(self, scope: Scope, scores: cute.Tensor) -> None:
-        """Products of quantised rows times the scales of Q and K."""
+        """Products of quantised rows times the factors of `quantise_row`."""
         for first in cutlass.range_constexpr(0, self.plan.columns, VECTOR):
             factors = load(scope.buffers.row_scales + first * 4, Float32, VECTOR)
             for k in cutlass.range_constexpr(VECTOR):

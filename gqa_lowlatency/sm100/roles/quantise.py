@@ -8,6 +8,7 @@ from gqa_lowlatency.device.signature import TYPES
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import Plan100
 from kernelkit import hw
+from kernelkit.online_softmax import bounded_factor
 from kernelkit.shared_words import store
 from kernelkit.swizzle import swizzled
 from kernelkit.warp_mma import pack_e4m3
@@ -20,7 +21,9 @@ SMALLEST = 2.0**-100  # of a row's maximum, below which the row counts as zeros
 def quantise_row(
     plan: Plan100, scope: Scope, source: cute.Tensor, column: Int32, valid: Boolean
 ) -> None:
-    """A row of Q to sQ by a whole warp, and its scale, that of K included, to `row_scales`.
+    """A row of Q to sQ by a whole warp, and the factor of its products to `row_scales`.
+
+    The factor has the scales of the row, of K and of the softmax.
 
     valid: whether there is such a row.
     """
@@ -47,9 +50,15 @@ def quantise_row(
         scaled = [numbers[first + k] * factor for k in range(min(count, 4))]
         store_bits(target + first, pack_e4m3(*scaled), 8 * len(scaled))
     if lane == 0:
+        scalars = scope.scalars
+        factor = scalars.softcap_log2 if config.softcap else scalars.scale_log2
         scale = top * (1.0 / LARGEST)
-        if cutlass.const_expr(scope.tables.k_scale is not None):
-            scale *= scope.tables.k_scale[scope.place.head]
+        if cutlass.const_expr(config.k_scale):
+            scale = bounded_factor(
+                scale * bounded_factor(factor * scope.tables.k_scale[scope.place.head])
+            )
+        else:
+            scale *= factor
         store(scope.buffers.row_scales + column * 4, Float32, (scale,))
 
 

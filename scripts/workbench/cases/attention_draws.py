@@ -25,6 +25,7 @@ from fmha.config import (
 from fmha.plan import kernel_of
 from kernelkit.keys import KernelKey
 from workbench.cases.attention import arguments_of, config_of, plan_of
+from workbench.problems import extremes
 from workbench.problems.attention import Case
 from workbench.soak.campaign import draws
 from workbench.soak.campaign.draws import Kernel
@@ -58,6 +59,7 @@ PORTABLE_TUNING = {
     "polynomial": (0, 4),
     "rescale_log2": (0.0, 4.0, 8.0),
 }
+EXTREME = 0.25  # of problems: their numbers are at the ends of what is accepted
 RAW_FP16_KEYS = 900  # whose sums stay in the range of fp16 while the maximum hardly lags
 
 
@@ -175,7 +177,7 @@ def drawn_problem(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
         offsets = [max(offset, 0) for offset in offsets]
     surplus = pick.choice((0, 1, 140)) if kind.kv_lens is not None else 0
     stored = [length + surplus for length in n_k]
-    return replace(
+    case = replace(
         kind,
         sq=max(n_q),
         skv=max(stored),
@@ -195,6 +197,10 @@ def drawn_problem(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
         scale=scale,
         tokens_first=pick.random() < 0.4,
     )
+    # A raw O with an LSE of 1e6 cannot be normalised, and infinities cannot be turned.
+    turned = kind.rope_dim and kind.scales
+    fits = kind.normalize and not turned
+    return extremes.of_case(case, pick) if fits and pick.random() < EXTREME else case
 
 
 def _lengths(pick: random.Random, batch: int, most: int, *, differ: bool) -> list[int]:

@@ -19,6 +19,7 @@ from kernelkit import tolerance
 from kernelkit.launch import emulation
 from ptxemu import Options
 from ptxemu.check.text import render
+from workbench.problems import extremes
 
 POLICIES = ("round-robin", "random", "adversarial")
 DTYPES = {
@@ -48,7 +49,8 @@ class Case:
     and 1 up to the last, or down from the first where it is negative, and scores with them. depth:
     by whose square all scores are lower, before they are scaled.
     sink_value: of every other head, from the first on. tokens_first: in memory, not heads. scales:
-    of each head, of what is e4m3. k_is_v: V is K, the same tensor.
+    of each head, of what is e4m3. k_is_v: V is K, the same tensor. extreme: a seed, by
+    which q, k, scales and sinks come from `extremes`; 0 for none.
     """
 
     sq: int
@@ -91,6 +93,7 @@ class Case:
     kv_dtype: str = ""
     scales: bool = False
     k_is_v: bool = False
+    extreme: int = 0
 
     def __str__(self) -> str:
         return "-".join(self.words())
@@ -131,6 +134,7 @@ class Case:
         parts += [f"amp{self.amplitude:g}"] * (self.amplitude != 1.0)
         parts += [f"climb{self.climb:g}"] * bool(self.climb)
         parts += [f"depth{self.depth:g}"] * bool(self.depth) + ["tokens"] * self.tokens_first
+        parts += [f"extreme{self.extreme}"] * bool(self.extreme)
         return parts + ([] if self.sink_value is None else [f"sink{self.sink_value:g}"])
 
     @property
@@ -233,6 +237,11 @@ class Case:
 
     def _rows(self, memory: _Memory, shape: Sequence[int], side: int) -> torch.Tensor:
         """[.., tokens, heads, columns] in fp32."""
+        if self.extreme and side < 2:
+            pick = random.Random(torch.randint(1 << 31, (1,), generator=memory.generator).item())
+            dtype = DTYPES[self.kv_dtype or self.dtype] if side else self.io
+            rows = extremes.elements(pick, shape, dtype, is_query=side == 0)
+            return rows.to(memory.device)
         rows = torch.randn(shape, generator=memory.generator).to(memory.device)
         if self.climb and side == 1:
             grow(rows, self.climb)
@@ -293,6 +302,8 @@ class Case:
             options["sinks"] = torch.roll(spread, 1)  # the first head has the strongest sink
             if self.sink_value is not None:
                 options["sinks"][::2] = self.sink_value
+            if self.extreme:
+                options["sinks"] = extremes.sinks(random.Random(self.extreme), self.heads[0])
         if self.rope_dim:
             options["rope"] = self._rope()
         if self.scales:
@@ -301,6 +312,11 @@ class Case:
 
     def _scales_of_heads(self) -> dict[str, torch.Tensor]:
         """One for each head of what is e4m3."""
+        if self.extreme:
+            heads = {"k_scale": self.heads[1], "v_scale": self.heads[1]}
+            heads |= {"q_scale": self.heads[0]} if self.dtype == FP8 else {}
+            pick = random.Random(self.extreme)
+            return {name: extremes.factors(pick, count) for name, count in heads.items()}
         scales = {name: torch.linspace(0.5, 2.0, self.heads[1]) for name in ("k_scale", "v_scale")}
         if self.dtype == FP8:
             scales["q_scale"] = torch.linspace(1.5, 0.75, self.heads[0])
@@ -440,6 +456,10 @@ def judge(
     if not case.normalize:
         o = normalised(*results)
         reports.append(compare_row_max(results[2], exact.row_max, rounded.row_max, case.lag_log2))
+    if case.extreme:
+        pairs = ((o, lse), *((each.o, each.lse) for each in (exact, rounded)))
+        packed = case.q_lens is not None
+        return extremes.judge(*pairs, case.coarsest, packed=packed)
     return [
         tolerance.compare_output(o, exact.o, rounded.o, case.coarsest),
         tolerance.compare_lse(lse, exact.lse, rounded.lse),

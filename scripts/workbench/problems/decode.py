@@ -18,6 +18,7 @@ from gqa_lowlatency import DecodeConfig, reference
 from gqa_lowlatency.config import TUNABLE
 from kernelkit import tolerance
 from workbench.accuracy import coarser
+from workbench.problems import extremes
 from workbench.problems.attention import DTYPES, NO_PAGES, SPARE_PAGES, grow, nan_view
 
 
@@ -30,7 +31,8 @@ class Case:
     sees are NaN, too. kv_dtype '': dtype, 'e4m3': scales 'none', 'one', or 'heads', one for each KV
     head. flat: q without the dimension of tokens. pdl: '', 'pdl' or 'ready'. parts, cluster: 0 is
     chosen; tuning: other tunable fields of the config. firsts: the key with which an entry begins.
-    sink_value: of every other head, from the first on. climb, depth: as of the attention problems.
+    sink_value: of every other head, from the first on. climb, depth, extreme: as of the attention
+    problems.
     """
 
     lens: tuple[int, ...]
@@ -59,6 +61,7 @@ class Case:
     parts: int = 0
     cluster: int = 0
     tuning: tuple[tuple[str, int], ...] = ()
+    extreme: int = 0
 
     def __str__(self) -> str:
         kv = f".{self.kv_dtype}.{self.scales}" * bool(self.kv_dtype)
@@ -77,6 +80,7 @@ class Case:
         parts += [] if self.sink_value is None else [f"sink{self.sink_value:g}"]
         parts += [f"climb{self.climb:g}"] * bool(self.climb)
         parts += [f"depth{self.depth:g}"] * bool(self.depth)
+        parts += [f"extreme{self.extreme}"] * bool(self.extreme)
         return "-".join(parts + [f"amp{self.amplitude:g}"] * (self.amplitude != 1.0))
 
     @property
@@ -84,7 +88,7 @@ class Case:
         """Cases of one group share a compiled kernel, unless sizes choose another cluster."""
         static = replace(
             self, lens=(), heads=(self.heads[0] // self.heads[1], 1), scales="", amplitude=1.0,
-            sink_value=None, climb=0.0, depth=0.0,
+            sink_value=None, climb=0.0, depth=0.0, extreme=0,
             window=None if self.window is None else 1, sink_tokens=int(self.sink_tokens > 0),
             softcap=float(self.softcap > 0), scale=None, parts=int(self.parts > 1),
             firsts=self.firsts[:0] or (0,) * bool(self.firsts),
@@ -122,7 +126,7 @@ class Case:
         batch, (q_heads, _) = len(self.lens), self.heads
         q = nan_view((batch, self.tokens, q_heads, self.head_dim), self.io, device)
         if device != "meta":
-            rows = torch.randn(q.shape, generator=generator) * self.amplitude
+            rows = self._numbers(generator, q.shape, is_query=True) * self.amplitude
             if self.depth:
                 rows[..., -1] = -self.depth
             q.copy_(rows)
@@ -155,15 +159,27 @@ class Case:
 
     def _rows(self, generator: torch.Generator, entry: int, *, is_k: bool) -> torch.Tensor:
         """Of an entry, [keys, heads, head_dim] in fp32."""
-        rows = torch.randn(
-            (self.lengths[entry], self.heads[1], self.head_dim), generator=generator
-        )  # fmt: skip
+        shape = (self.lengths[entry], self.heads[1], self.head_dim)
+        if is_k:
+            rows = self._numbers(generator, shape, is_query=False)
+        else:
+            rows = torch.randn(shape, generator=generator)
         if self.climb and is_k:
             grow(rows, self.climb)
         if self.depth and is_k:
             rows[..., -1] = self.depth
         rows[~self.seen(entry)] = math.nan
         return rows
+
+    def _numbers(
+        self, generator: torch.Generator, shape: Sequence[int], *, is_query: bool
+    ) -> torch.Tensor:
+        """Of q or k, in fp32."""
+        if not self.extreme:
+            return torch.randn(tuple(shape), generator=generator)
+        pick = random.Random(torch.randint(1 << 31, (1,), generator=generator).item())
+        dtype = self.io if is_query else self.kv
+        return extremes.elements(pick, shape, dtype, is_query=is_query)
 
     def page_table(self) -> torch.Tensor:
         """int32 [batch, pages of the longest entry and one more]; no page where no token looks."""
@@ -198,10 +214,15 @@ class Case:
             options["sinks"] = torch.roll(torch.linspace(-2.0, 4.0, self.heads[0]), 1)
             if self.sink_value is not None:
                 options["sinks"][::2] = self.sink_value
+            if self.extreme:
+                options["sinks"] = extremes.sinks(random.Random(self.extreme), self.heads[0])
         if self.kv_dtype and self.scales != "none":
             count = self.heads[1] if self.scales == "heads" else 1
             options["k_scale"] = torch.linspace(0.5, 1.5, count)
             options["v_scale"] = torch.linspace(3.0, 0.25, count)
+            pick = random.Random(self.extreme)
+            for name in ("k_scale", "v_scale") if self.extreme else ():
+                options[name] = extremes.factors(pick, count)
         return options
 
     def launch_options(self, arch: str | None) -> dict[str, Any]:
@@ -227,7 +248,8 @@ def judge(
 ) -> list[tolerance.Report]:
     """Verdicts on O and LSE, on the host. changes: of the reference's options."""
     options = case.options() | {"arch": arch} | changes
-    return verdicts(case.inputs(), options, results, grain_of(case, results[0]))
+    grain = grain_of(case, results[0])
+    return verdicts(case.inputs(), options, results, grain, extreme=case.extreme > 0)
 
 
 def grain_of(case: Case, o: torch.Tensor) -> torch.dtype:
@@ -240,9 +262,15 @@ def verdicts(
     options: dict[str, Any],
     results: Sequence[torch.Tensor],
     grain: torch.dtype,
+    *,
+    extreme: bool = False,
 ) -> list[tolerance.Report]:
-    """On O, in units of `grain`, and LSE: the fp64 definition beside the kernel's roundings."""
+    """On O, in units of `grain`, and LSE: the fp64 definition beside the kernel's roundings.
+    extreme: each head by itself."""
     exact, rounded = (f(*inputs, **options) for f in (reference.definition, reference.rounded))
+    if extreme:
+        pairs = (results[0], results[1]), (exact.o, exact.lse), (rounded.o, rounded.lse)
+        return extremes.judge(*pairs, grain)
     return [
         tolerance.compare_output(results[0], exact.o, rounded.o, grain),
         tolerance.compare_lse(results[1], exact.lse, rounded.lse),

@@ -41,6 +41,7 @@ FEATURES: dict[str, Feature] = {
     "huge scores": lambda case: case.amplitude >= LARGE,
     "scores that climb": lambda case: case.climb,
     "scores far below 0": lambda case: case.depth,
+    "extremes": lambda case: case.extreme,
     "a tuned tile": lambda case: case.tile_m or case.tile_n,
     "tuned CTAs": lambda case: case.ctas,
     "tuned rings": lambda case: case.k_stages or case.v_stages,

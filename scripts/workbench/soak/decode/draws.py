@@ -25,6 +25,7 @@ from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.launch import Target
 from workbench.cases.attention import moved
+from workbench.problems import extremes
 from workbench.problems.decode import Case
 from workbench.soak.campaign import draws
 from workbench.soak.campaign.draws import Kernel
@@ -39,6 +40,7 @@ SCORES = (
     *((0.0, 0.0, None, 0.0), (4.0, 0.0, None, 0.0), (20.0, 0.0, None, 0.0), (1.0, 0.0, 1.0, 0.0)),
     *((1.0, 8.0, None, 0.0), (1.0, -8.0, None, 0.0), (1.0, 0.0, 1.0, 16.0)),
 )  # fmt: skip
+EXTREME = 0.25  # of problems: their numbers are at the ends of what is accepted
 TUNING = {
     "owners": (1, 2, 4), "max_columns": COLUMNS, "warps": WARP_COUNTS, "step": STEPS,
     "stages": (2, 3, 4),
@@ -135,7 +137,7 @@ def drawn_problem(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
     lens = [_length(pick, sizes.keys) for _ in range(batch)]
     firsts = [pick.choice((0, pick.randint(0, n + 20))) for n in lens if kind.firsts]
     amplitude, climb, scale, depth = pick.choice(SCORES)
-    return replace(
+    case = replace(
         kind,
         lens=tuple(lens),
         heads=(kind.heads[0] * kv_heads, kv_heads),
@@ -149,6 +151,7 @@ def drawn_problem(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
         depth=depth,
         firsts=tuple(firsts),
     )
+    return extremes.of_case(case, pick) if pick.random() < EXTREME else case
 
 
 def _length(pick: random.Random, most: int) -> int:

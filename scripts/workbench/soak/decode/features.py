@@ -30,6 +30,7 @@ FEATURES: dict[str, Feature] = {
     "large scores": lambda case: case.amplitude > Case.amplitude,
     "scores that climb": lambda case: case.climb,
     "scores far below 0": lambda case: case.depth,
+    "extremes": lambda case: case.extreme,
     "several clusters a head": lambda case: case.parts > 1,
     "the same bits in any batch": lambda case: case.batch_invariant,
     "a tuned cluster": lambda case: case.cluster,

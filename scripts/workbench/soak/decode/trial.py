@@ -33,7 +33,8 @@ class Trial(trial.Trial):
         options = self.options | {"arch": written_for(self.place.arch)}
         o = self.first[0]  # of which fp32 is held to its own precision
         grain = o.dtype if o.dtype == torch.float32 else grain_of(self.case, o)
-        return verdicts(self.inputs, options, self.first, grain)
+        extreme = self.case.extreme > 0
+        return verdicts(self.inputs, options, self.first, grain, extreme=extreme)
 
     def change(self) -> None:
         trial.change_q_and_v(self.inputs)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from workbench.soak.rows import attend, experts, movement, products, quantise, routing, sparse
+from workbench.soak.rows import (
+    attend,
+    experts,
+    merging,
+    movement,
+    products,
+    quantise,
+    routing,
+    sparse,
+)
 from workbench.soak.rows.subject import Subject
 
 SUBJECTS: tuple[Subject, ...] = (
     *quantise.SUBJECTS, *routing.SUBJECTS, *experts.SUBJECTS, *products.SUBJECTS,
-    *movement.SUBJECTS, *attend.SUBJECTS, *sparse.SUBJECTS,
+    *movement.SUBJECTS, *attend.SUBJECTS, *sparse.SUBJECTS, *merging.SUBJECTS,
 )  # fmt: skip
 ARCHS = tuple(dict.fromkeys(arch for subject in SUBJECTS for arch in subject.archs))

@@ -1,0 +1,48 @@
+"""Attention, decode and merge at the ends of what they accept: what the tests of packages share.
+
+A kind is a kernel; a round is CALLS problems of it, in which each KV head of each entry has
+contents and numbers of its own. `scripts/soak.py fmha` and `gqa` draw the same on a GPU.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kernelkit.tolerance import Report
+from workbench.problems import extremes
+
+ROUNDS = 68  # of a kind; tiers.md says which of them run when
+CALLS = 4  # of a round
+BATCH, KV_HEADS, GROUP = 2, 2, 2
+LENGTHS = (0, 1, 17, 40, 70, 130, 150, 200)
+
+Kinds = dict[str, tuple[str, dict[str, Any]]]  # name -> (architecture, fields of a Case)
+
+
+def each_round(kinds: Kinds) -> pytest.MarkDecorator:
+    """Parameters `kind` and `number` of a round."""
+    pairs = [(kind, number) for kind in kinds for number in range(ROUNDS)]
+    ids = [f"{kind}-{number}" for kind, number in pairs]
+    return pytest.mark.parametrize(("kind", "number"), pairs, ids=ids)
+
+
+def wrong(
+    judged: Callable[[Any], Sequence[Report]], drawn: Callable[[random.Random], Any], seed: str
+) -> list[str]:
+    """What is out of tolerance in a round. judged: runs a case. drawn: one, without extremes."""
+    pick, found = random.Random(seed), []
+    for _ in range(CALLS):
+        case = extremes.of_case(drawn(pick), pick)
+        bad = [str(report) for report in judged(case) if not report.ok]
+        if bad:
+            found.append("\n".join([repr(case), *bad]))
+    return found
+
+
+def lengths(pick: random.Random) -> list[int]:
+    """Keys of each entry."""
+    return [pick.choice(LENGTHS) for _ in range(BATCH)]

@@ -1,0 +1,11 @@
+"""A merged row does not depend on other rows of the parts."""
+
+from __future__ import annotations
+
+from tests.rows import changed, each_kind
+from workbench.soak.rows import merging
+
+
+@each_kind(merging.SUBJECTS)
+def test_other_rows_keep_their_bits(subject, number):
+    assert not changed(subject, number)
