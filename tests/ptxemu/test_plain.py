@@ -48,7 +48,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize("value", VALUES, ids=[type(value).__name__ for value in VALUES])
 def test_it_comes_back(value: Any) -> None:
     again = CODEC.loads(CODEC.dumps(value))
     assert repr(again) == repr(value) or again == value
