@@ -288,8 +288,10 @@ def _shape(
 ) -> Shape:
     """Return the geometry of a launch that the driver does not refuse; dims: of `Module.launch`."""
     grid, block, cluster = dims
-    ctas = cluster_of(program.entry, None if cluster is None else _dim3("cluster", cluster))
-    shape = Shape(_dim3("grid", grid), _dim3("block", block), ctas, smem_bytes, non_portable)
+    given = None if cluster is None else _dim3("cluster", cluster)
+    ctas, explicit = cluster_of(program.entry, given)
+    threads = _dim3("block", block)
+    shape = Shape(_dim3("grid", grid), threads, ctas, smem_bytes, non_portable, explicit)
     shape.check(program)
     return shape
 

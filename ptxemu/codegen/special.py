@@ -30,7 +30,7 @@ SPECIALS: dict[str, tuple[str, bool, str, bool]] = {
     "%gridid": ("u64", True, "0", True),
     "%cluster_ctarank": ("u32", True, "w.cta.rank", True),
     "%cluster_nctarank": ("u32", True, "len(w.cluster.ctas)", True),
-    "%is_explicit_cluster": ("pred", True, "len(w.cluster.ctas) > 1", True),
+    "%is_explicit_cluster": ("pred", True, "w.machine.shape.explicit", True),
     "%dynamic_smem_size": ("u32", True, "w.machine.shape.smem_bytes", True),
     "%total_smem_size": ("u32", True, "w.cta.smem_size", True),
     "%clock": ("u32", True, "clock(w) & 0xffffffff", False),

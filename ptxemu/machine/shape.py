@@ -25,7 +25,8 @@ class Shape:
     """Launch geometry.
 
     smem_bytes: dynamic shared memory. non_portable: the kernel may have clusters of more than 8
-    CTAs.
+    CTAs. explicit: whether the launch or a directive of the kernel names the cluster; one of
+    (1, 1, 1) counts, as on an H200.
     """
 
     grid: Dim3
@@ -33,6 +34,7 @@ class Shape:
     cluster: Dim3
     smem_bytes: int
     non_portable: bool = False
+    explicit: bool = False
 
     def check(self, program: Program) -> None:
         """Refuse what the driver would refuse, naming value and limit."""
@@ -67,11 +69,13 @@ def _check_block(block: Dim3, directives: Mapping[str, tuple[int, ...]]) -> None
         raise HardwareRefusal(f"block={block}; the kernel allows {padded(limit)} (.maxntid)")
 
 
-def cluster_of(entry: Entry, given: Dim3 | None) -> Dim3:
-    """Return the CTAs of a cluster in a launch that names `given`, or none.
+def cluster_of(entry: Entry, given: Dim3 | None) -> tuple[Dim3, bool]:
+    """Return the CTAs of a cluster in a launch that names `given`, and whether anybody named them.
 
-    Raises HardwareRefusal where the directives of the kernel do not allow that.
+    None and (0, 0, 0) name no cluster, the latter as in a launch attribute of the driver. Raises
+    HardwareRefusal where the directives of the kernel do not allow that.
     """
+    given = None if given == (0, 0, 0) else given
     directives = entry.directives
     required = directives.get("reqnctapercluster")
     named = given or (padded(required) if required else None)
@@ -92,7 +96,7 @@ def cluster_of(entry: Entry, given: Dim3 | None) -> Dim3:
             f"cluster={cluster} has {prod(cluster)} CTAs; kernel {entry.name} allows "
             f"{most[0]} (.maxclusterrank)"
         )
-    return cluster
+    return cluster, named is not None
 
 
 def padded(dims: tuple[int, ...]) -> Dim3:

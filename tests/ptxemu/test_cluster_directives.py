@@ -31,6 +31,7 @@ def ranks(directives: str, ctas: int, cluster: tuple[int, ...] | None, **how: ob
 # directives, CTAs, cluster of the launch -> CTAs of a cluster
 ALLOWED = [
     ("", 4, None, 1),
+    ("", 4, (0, 0, 0), 1),
     (".reqnctapercluster 2, 1, 1", 4, None, 2),
     (".reqnctapercluster 2", 4, None, 2),
     (".reqnctapercluster 2, 1", 4, (2,), 2),
@@ -50,6 +51,29 @@ ALLOWED = [
 @pytest.mark.parametrize(("directives", "ctas", "cluster", "wanted"), ALLOWED)
 def test_what_is_allowed(directives, ctas, cluster, wanted):
     assert ranks(directives, ctas, cluster) == [wanted] * ctas
+
+
+@pytest.mark.parametrize(
+    ("directives", "cluster", "wanted"),
+    [
+        ("", None, 0),
+        ("", (0, 0, 0), 0),
+        ("", (1, 1, 1), 1),  # as on an H200
+        ("", (2, 1, 1), 1),
+        (".reqnctapercluster 2, 1, 1", None, 1),
+        (".explicitcluster", (1, 1, 1), 1),
+        (".maxclusterrank 2", None, 0),
+    ],
+)
+def test_a_cluster_is_explicit_where_it_is_named(directives, cluster, wanted):
+    text = text_of(directives).replace(
+        "mov.u32 %r1, %cluster_nctarank;",
+        ".reg .pred %p0; mov.pred %p0, %is_explicit_cluster; selp.u32 %r1, 1, 0, %p0;",
+    )
+    assert "is_explicit" in text
+    out = np.zeros(4, np.uint32)
+    launch(text, out, grid=(4,), cluster=cluster)
+    assert out.tolist() == [wanted] * 4
 
 
 # directives, CTAs, cluster of the launch -> what the error names
