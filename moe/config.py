@@ -51,7 +51,6 @@ class GroupedConfig:
 
     fmt: str = "nvfp4"
     row_scale: bool = False
-    pair_scale: bool = False
     granularity: int = 32
     limit: bool = False
     out: str = "bf16"
@@ -63,6 +62,7 @@ class GroupedConfig:
     tile_n: int = 128
     pdl: bool = False
     w_ready: bool = False
+    pair_scale: bool = False
 
     @property
     def swapped(self) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -231,11 +231,11 @@ def require_kind(name: str, value: object, kind: type) -> None:
 def require_packed(name: str, packed: object) -> None:
     """What `require_kind` raises for what is no PackedExperts, `require_memory` for its tensors."""
     require_kind(name, packed, PackedExperts)
-    assert isinstance(packed, PackedExperts)
-    biases = {"bias13": packed.bias13, "bias2": packed.bias2}
+    experts = cast(PackedExperts, packed)
+    biases = {"bias13": experts.bias13, "bias2": experts.bias2}
     tensors = {f"{name}.{field}": bias for field, bias in biases.items() if bias is not None}
     for field in ("w13", "w2"):
-        parts = vars(getattr(packed, field)).items()
+        parts = vars(getattr(experts, field)).items()
         tensors |= {f"{name}.{field}.{n}": t for n, t in parts if isinstance(t, torch.Tensor)}
     require_memory(**tensors)
 

@@ -1,6 +1,6 @@
 """Damaged files of every kind that is read here: each has to be read, or refused by a named error.
 
-    python scripts/fuzz.py [KIND ...] [--count 20000] [--seed 0] [--json FILE]
+    python scripts/fuzz.py gguf ptx --count 200 --seed 1
 
 Exit code 1 where a file raised anything else, took too long, or took too much memory.
 """

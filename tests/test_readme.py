@@ -74,6 +74,7 @@ def test_commands_about_compiled_kernels_exist():
 
 def test_variables_about_compiled_kernels_exist():
     known = {store.VARIABLE, store.LIMIT_VARIABLE, aot.VARIABLE, aot.RECORD_VARIABLE}
+    known.add(store.SHARED_VARIABLE)
     assert set(re.findall(r"BLACKWELL_KERNELS_\w+", COMPILED)) == known
     assert f"`{store.LIMIT_VARIABLE}` ({store.DEFAULT_LIMIT})" in COMPILED
 

@@ -105,10 +105,16 @@ class LiveTensors:
         if torch is not None:
             kinds = _with_subclasses(torch.Tensor) | {torch.UntypedStorage, _Witness}
             found = [each for each in gc.get_objects() if type(each) in kinds]
-            frozen = self._witness is None or not any(each is self._witness for each in found)
-            self._hidden = frozen and gc.get_freeze_count() > 0
+            self._hidden = self._hidden or self._has_been_frozen(found)
             self.note(found)
         return self.known()
+
+    def _has_been_frozen(self, found: list[Any]) -> bool:
+        """Whether somebody has frozen objects since the last look; at the first one, ever."""
+        if self._witness is None:
+            self._witness = _Witness()
+            return gc.get_freeze_count() > 0  # it walks over all of them: once
+        return not any(each is self._witness for each in found)
 
     @one_at_a_time
     def look_at_frozen(self) -> list[Block]:

@@ -102,7 +102,7 @@ def test_rows_by_expert_may_have_more_blocks():
         ({"scales": codes_of(2, 512)}, ValueError, r"scales have shape \(2, 512\)"),
         ({"data": EXPERTS, "scales": codes_of(7 * 512)}, ValueError, "1-D, 3072 bytes"),
         ({"decode_scale": None}, ValueError, "nvfp4 has both global scales, not encode"),
-        ({"encode_scale": torch.ones(2)}, ValueError, r"encode_scale has shape \(2,\), .* \[130\]"),
+        ({"encode_scale": torch.ones(2)}, ValueError, r"encode_.* has shape \(2,\), .* \(130,\)"),
         ({"encode_scale": torch.ones(130)}, ValueError, r"decode_.* \(1,\), .* encode_.* \(130,\)"),
         ({"decode_scale": torch.ones(1).half()}, ValueError, "decode_scale is torch.float16"),
         ({"decode_scale": torch.ones(1, device="meta")}, ValueError, "different devices"),

@@ -153,7 +153,7 @@ def test_softmax_of_the_chosen_alone():
 def test_a_logit_bias_decides_where_logits_do_not():
     """It is added before scores: it may exclude an expert, and makes up for a logit."""
     bias = torch.zeros(64)
-    bias[5], bias[6], bias[7] = 1.0, -math.inf, math.nan
+    bias[5], bias[6], bias[7] = 1.0, -math.inf, -math.inf
     logits = torch.zeros(2, 64, dtype=torch.bfloat16)
     logits[1, 5], logits[1, [6, 7]] = -math.inf, 9.0
     ids, weights = emulated(lambda: route(logits, 4, logit_bias=bias, renormalize=False))

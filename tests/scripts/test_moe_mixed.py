@@ -100,7 +100,7 @@ def test_what_is_tolerated(monkeypatch, run, share, code):
     ("run.py moe --arch sm_90a", "--arch sm_90a: sm_100a with --activations quantised"),
     ("explain.py moe --arch sm_90a", "--arch sm_90a: sm_100a with --activations quantised"),
     ("run.py moe --activations bf16 --dtype fp16", "x is torch.float16: "),
-    ("run.py moe --activations bf16 --tile-rows 100", "tile_rows 100: one of (16, 32"),
+    ("run.py moe --activations bf16 --tile-rows 100", "tile_rows 100: one of [8, 16, 32"),
     ("explain.py moe --activations bf16 --tile-n 128", "--tile-n 128: with --activations bf16"),
     ("explain.py moe --teams 2", "--teams 2: needs --activations bf16"),
     ("dump.py moe --activations bf16 --teams 4 --tile-rows 128 --arch sm_90a",
