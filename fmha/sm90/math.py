@@ -187,9 +187,15 @@ class Math:
     ) -> None:
         """Take up the sums of a tile, which is weighed anew where they tell that what they refer to
         is too small. stage: of K."""
-        reference = tile.reference
-        if any_of(lane, too_large(lane, reference, sums)):
+        reference, all_rows = tile.reference, Boolean(False)
+        if cutlass.const_expr(self.plan.config.is_fp8):
+            # Their maxima lag by little. In the first tile that no mask hides most rows ask, those
+            # above all that a mask has left few keys so far: all at once saves most of the later
+            # weighings. It depends on the walk alone, so rows stay independent.
+            all_rows = step == walk.masked
+        if any_of(lane, too_large(lane, reference, sums) or all_rows):
             rows = asked(reference, sums)
+            rows = (rows[0] or all_rows, rows[1] or all_rows)
             sums = self.begin_anew(scope, lane, walk, step, tile, stage, rows)
         take_up(reference, sums)
         scope.pipes.k.release(stage)
