@@ -129,7 +129,7 @@ TRAPS = {
         'cute.arch.fence_proxy("async.shared", space="cta")', "pass",
     ),
     "maxima of two tiles share a place": (
-        epilogue, (kernel,), "Epilogue", MOVING, "step % 2, plan.bias_log2)", "Int32(0), 0)",
+        epilogue, (kernel,), "Epilogue", MOVING, "row_max, step % 2)", "row_max, Int32(0))",
     ),
     "warps do not meet for the maxima": (
         columns, (epilogue, deliver), "update_row_max", MOVING,

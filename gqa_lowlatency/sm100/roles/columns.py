@@ -79,15 +79,11 @@ def part_of(buffers: Buffers, columns: cutlass.Constexpr, parity: Int32, warp: I
 
 @cute.jit
 def update_row_max(
-    buffers: Buffers,
-    scores: cute.Tensor,
-    row_max: cute.Tensor,
-    parity: Int32,
-    bias_log2: cutlass.Constexpr,
+    buffers: Buffers, scores: cute.Tensor, row_max: cute.Tensor, parity: Int32
 ) -> cutlass.Boolean:
     """row_max, of this lane's columns, takes in a tile of scores; whether any has moved.
 
-    parity: of the tile. bias_log2: by what weights are to be larger than under their maximum.
+    parity: of the tile.
 
     Then `bases` holds for each column what to subtract from its scores, and what older sums and O
     are to be multiplied by.
@@ -112,7 +108,7 @@ def update_row_max(
         row_max[k] = top
         if is_speaker(columns):
             place = mine + (own_column(columns) + k) * 4
-            store(place, Float32, (base - bias_log2,))
+            store(place, Float32, (base,))
             store(place + columns * 4, Float32, (acc_scale,))
     cute.arch.sync_warp()
     return cute.arch.vote_any_sync(least_scale < 1.0)

@@ -97,7 +97,7 @@ class Epilogue:
         if some_row_misses(plan.config, share, first, scope.scalars.left):
             thread, _, _ = cute.arch.thread_idx()
             hide(plan.config, scope, scores, first + thread)
-        moved = update_row_max(scope.buffers, scores, row_max, step % 2, plan.bias_log2)
+        moved = update_row_max(scope.buffers, scores, row_max, step % 2)
         self.exponentiate(scope, scores)
         pipes.o.wait(o_state)  # the product before has read the one buffer of P
         self.store_p(scope, scores)
@@ -151,12 +151,16 @@ class Epilogue:
 
     @cute.jit
     def exponentiate(self, scope: Scope, scores: cute.Tensor) -> None:
-        """Scores to weights."""
-        columns = self.plan.columns
+        """Scores to weights. A bias joins their difference from the maximum, which is exact; beside
+        a maximum of 1e8 it would be lost to rounding."""
+        columns, bias_log2 = self.plan.columns, self.plan.bias_log2
         for first in cutlass.range_constexpr(0, columns, VECTOR):
             base = bases(scope.buffers, columns, first, VECTOR)
             for k in cutlass.range_constexpr(VECTOR):
-                scores[first + k] = cute.math.exp2(scores[first + k] - base[k], fastmath=True)
+                power = scores[first + k] - base[k]
+                if cutlass.const_expr(bias_log2):
+                    power += bias_log2
+                scores[first + k] = cute.math.exp2(power, fastmath=True)
 
     @cute.jit
     def rescale_sums(self, scope: Scope, row_sum: cute.Tensor) -> None:

@@ -139,16 +139,16 @@ def _dims(of_o: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _below_infinity(
     actual: torch.Tensor, exact: torch.Tensor, rounded: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """The three in fp64, with 0 where fp32 has no normal number, which kernels flush, and in rows
-    beyond the range of the dtype of O: there elements near the largest have to be infinities of
-    their sign, and the error of the others is in proportion to these."""
+    """The three in fp64, with 0 near the least normal number of fp32, below which kernels flush,
+    and in rows beyond the range of the dtype of O: there elements near the largest have to be
+    infinities of their sign, and the error of the others is in proportion to these."""
     most, size = torch.finfo(actual.dtype).max, exact.abs()
     top = size.amax(dim=-1, keepdim=True)
     large = size > (top / 4).clamp_min(2 * most)
     right = (top > most / 2) & ~actual.isnan() & ~large
     right |= large & (actual == exact.sign() * math.inf)
-    three = [each.double().masked_fill(right, 0.0) for each in (actual, exact, rounded)]
-    return tuple(each.masked_fill(each.abs() < FLT_MIN, 0.0) for each in three)
+    right |= (size < 2 * FLT_MIN) & (actual.double().abs() < 2 * FLT_MIN)
+    return tuple(each.double().masked_fill(right, 0.0) for each in (actual, exact, rounded))
 
 
 def _within_range(
