@@ -406,7 +406,7 @@ def returned(results: Results) -> Any:
 
 
 def by_name(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, Any]:
-    """Those that there are."""
+    """Map each name to its tensor, leaving out those that are None."""
     return {n: t for n, t in zip(names, tensors, strict=False) if t is not None}
 
 

@@ -119,8 +119,10 @@ def make_positive(plan: AttentionPlan, scores: cute.Tensor, reference: Reference
 def mask(
     plan: AttentionPlan, scores: cute.Tensor, lane: Lane, key: Int32, begin: int, end: int
 ) -> None:
-    """Of elements [begin, end), a multiple of 4 each, keys that a row does not see score -inf. key:
-    with which the tile begins."""
+    """Set the scores of keys that a row does not see to -inf, in elements [begin, end).
+
+    begin, end: multiples of 4. key: the first one of the tile.
+    """
     for half in cutlass.range_constexpr(2):
         row, first = lane.rows[half], key + lane.column
         for chunk in cutlass.range_constexpr(begin, end, CHUNK):
@@ -133,7 +135,7 @@ def mask(
 
 @cute.jit
 def seen(plan: AttentionPlan, row: Row, first: Int32) -> Uint32:
-    """Which of a thread's 32 columns from key `first` on a row sees: a bit for each."""
+    """Return a bit for each of a thread's 32 columns from key `first` on: the row sees it."""
     bits = lowest_bits(columns_below(row.end - first))
     if cutlass.const_expr(plan.config.left):
         bits = bits & ~lowest_bits(columns_below(row.begin - first))
@@ -294,8 +296,8 @@ def exp2_polynomial(exponent: Float32) -> Float32:
 
 @cute.jit
 def tile_sums(plan: AttentionPlan, weights: cute.Tensor, p: cute.Tensor) -> tuple[Float32, Float32]:
-    """Of this thread's weights of each row; infinite where one is too large for P, their rounded
-    form."""
+    """Return the sums of this thread's weights of each row, infinite if one of them is too large
+    for P, their rounded form."""
     sums = []
     for half in cutlass.range_constexpr(2):
         total, other = weights[2 * half], weights[2 * half + 1]

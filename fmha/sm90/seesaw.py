@@ -246,7 +246,7 @@ class Seesaw(Math):
 
     @cute.jit
     def release_other(self, block: Block, step: Int32, team: cutlass.Constexpr) -> None:
-        """That product is done."""
+        """Release V and the other warpgroup's P once our P V has read them."""
         block.scope.pipes.v.release(self.own_v(block, step, team).index)
         block.scope.pipes.p.release(1 - team)
 
@@ -294,15 +294,15 @@ class Seesaw(Math):
         scope.pipes.p.signal(team)
 
     def other_p(self, block: Block, step: Int32) -> PipelineState:
-        """Of the other's P of `step`."""
+        """Return the state of the other warpgroup's P of `step`."""
         return consumer_state_at(1, block.tiles - block.weighed + step // 2)
 
     def k_state(self, block: Block, step: Int32, piece: int) -> PipelineState:
-        """Of a piece of K of `step`."""
+        """Return the state of a piece of K of `step`."""
         layout = self.plan.layout
         return consumer_state_at(layout.stages[0], (block.tiles + step) * layout.k_pieces + piece)
 
     def own_v(self, block: Block, step: Int32, team: int) -> PipelineState:
-        """Of the piece of V of `step` that has the warpgroup's columns."""
+        """Return the state of the piece of V of `step` with this warpgroup's columns."""
         layout = self.plan.layout
         return consumer_state_at(layout.stages[1], (block.tiles + step) * layout.v_pieces + team)

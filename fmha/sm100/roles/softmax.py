@@ -155,7 +155,7 @@ class Softmax:
 
     @cute.jit
     def own_q_tile(self) -> Int32:
-        """Which of the CTA's query tiles this warp works for."""
+        """Return the number of the query tile that this warp works for."""
         q_tile = Int32(0)
         if cutlass.const_expr(self.role.teams > 1):
             q_tile = cute.arch.make_warp_uniform(
