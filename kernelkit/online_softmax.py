@@ -148,8 +148,8 @@ def may_be_far(top: Float32, scale_log2: Float32) -> Boolean:
 @cute.jit
 def bring_near(scores: cute.Tensor, row_max: Float32, scale_log2: Float32) -> None:
     """Subtract the maximum from the scores (N,) of a far row, in place."""
-    base = finite(row_max)
-    offset = -base if is_far(base, scale_log2) else Float32(0.0)
+    top = finite(row_max)
+    offset = -top if is_far(top, scale_log2) else Float32(0.0)
     scores.store(scores.load() + offset)
 
 
