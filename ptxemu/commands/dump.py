@@ -187,7 +187,9 @@ def _written(folder: Folder, *, execute: bool) -> Iterator[None]:
         def run(entry: str | None = None, **given: Any) -> LaunchReport:
             name = module.entry(entry).name
             grid, block, cluster = (
-                _dim3(given.get(what, (1,))) for what in ("grid", "block", "cluster")
+                # None where a launch names no cluster.
+                _dim3(given.get(what) or (1,))
+                for what in ("grid", "block", "cluster")
             )
             shape = {
                 "grid": grid,
