@@ -9,12 +9,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
+from kernelkit.branch import once
 from kernelkit.limits import FLT_MAX
 from kernelkit.log2 import LN_2, LOG2_E, MAX_FACTOR, MIN_FACTOR
 
 # A row whose maximum is larger than this in log2 units is `far`: the rounding of scale_log2 *
 # row_max would show in its weights, so the maximum is subtracted before the multiplication.
 FAR_LOG2 = 2.0**14
+# Beyond this only scores equal to the row maximum have a weight, see `refer`.
+ONE_HOT_LOG2 = 2.0**28
 CHUNK = 32  # scores per mask word and per conversion
 ALL_BITS = 0xFFFFFFFF
 
@@ -105,6 +108,42 @@ def next_max(
 
 
 @cute.jit
+def refer(
+    top: Float32,
+    row_max: Float32,
+    older: Float32,
+    scale_log2: Float32,
+    one_hot: Float32,
+    slack_log2: cutlass.Constexpr,
+) -> tuple[Float32, Float32, Float32, Float32]:
+    """Return (row_max, acc_scale, scale, shift): weights are exp2(scale * s + shift) from now on.
+
+    As `next_max`, for rows of any scores whose weights have the exponents of fp32. `shift` is
+    -scale_log2 * row_max, rounded. The error of that is a factor that all weights of the row have,
+    so it cancels: acc_scale is the exact ratio to weights of the shift before, `older`, and the LSE
+    is log2 of the sum less the shift. Up to ONE_HOT_LOG2 the factor is within 2^8. Beyond, the
+    fp32 numbers next to row_max are 16 log2 units away and have no weight. So `scale` may be
+    smaller than scale_log2 there, and makes the maximum ONE_HOT_LOG2.
+
+    one_hot: ONE_HOT_LOG2 / scale_log2. top: at least row_max.
+    """
+    new_max = row_max
+    if (top - row_max) * scale_log2 > slack_log2:
+        new_max = top
+    base = finite(new_max)
+    scale, shift = scale_log2, -base * scale_log2
+    exponent = shift - older
+    for _ in cutlass.range(once(cute.arch.vote_any_sync(abs(top) > one_hot)), unroll=1):
+        if abs(base) > one_hot:
+            exponent = (row_max - new_max) * scale_log2
+            scale = cute.arch.rcp_approx(abs(base) * (1.0 / ONE_HOT_LOG2))
+            shift = -base * scale
+    # Above 0 only where nothing was summed before, so that any finite factor will do.
+    acc_scale = cute.math.exp2(cute.arch.fmin(exponent, 0.0), fastmath=True)
+    return new_max, acc_scale, scale, shift
+
+
+@cute.jit
 def finite(top: Float32) -> Float32:
     """`top` as a base for weights: (-inf) - (-inf) would be NaN, any finite base gives 0."""
     return Float32(0.0) if top == -Float32.inf else top
@@ -119,9 +158,10 @@ def magnitude(factor: Float32) -> Float32:
 
 
 @cute.jit
-def bounded_factor(factor: Float32) -> Float32:
-    """Return `factor` with its sign and that magnitude."""
-    size = magnitude(factor)
+def bounded_factor(factor: Float32, power: Float32 | None = None) -> Float32:
+    """Return `factor` times `power`, which is above 0, within the same magnitudes; its sign stays,
+    also where the product is 0."""
+    size = magnitude(factor if cutlass.const_expr(power is None) else factor * power)
     return -size if factor < 0.0 else size
 
 
@@ -141,8 +181,9 @@ def is_far(base: Float32, scale_log2: Float32) -> Boolean:
 
 @cute.jit
 def may_be_far(top: Float32, scale_log2: Float32) -> Boolean:
-    """Whether a row whose largest score is `top` may be far; its row_max lags by 2^13 at most."""
-    return abs(top * scale_log2) > FAR_LOG2 / 2 and top > -Float32.inf
+    """Whether a row whose largest score is `top` may be far; its row_max lags by 2^13 at most. A
+    row that saw no key may be, too: a second comparison would take 13 cycles."""
+    return abs(top * scale_log2) > FAR_LOG2 / 2
 
 
 @cute.jit
@@ -154,26 +195,28 @@ def bring_near(scores: cute.Tensor, row_max: Float32, scale_log2: Float32) -> No
 
 
 @cute.jit
-def exponentiate(
-    scores: cute.Tensor,
-    row_max: Float32,
-    scale_log2: Float32,
-    by_polynomial: cutlass.Constexpr = 0,
-    bias_log2: cutlass.Constexpr = 0.0,
-    near: cutlass.Constexpr = False,
-) -> None:
-    """scores (N,) in place: exp2(scale_log2 * (s - row_max) + bias_log2), 0 where both are -inf.
-
-    by_polynomial: number of pairs of scores, out of 16, that go through `exp2_polynomial`, which
-    leaves the MUFU to the others. near: whether `bring_near` came before; without it the row may
-    not be far.
-    """
+def shift_of(row_max: Float32, scale_log2: Float32, near: cutlass.Constexpr = False) -> Float32:
+    """Return what `exponentiate` adds. near: whether `bring_near` came before; without it the row
+    may not be far."""
     base = finite(row_max)
     shift = -base * scale_log2
     if cutlass.const_expr(near):
         shift = Float32(0.0) if is_far(base, scale_log2) else shift
-    if cutlass.const_expr(bias_log2):
-        shift += bias_log2
+    return shift
+
+
+@cute.jit
+def exponentiate(
+    scores: cute.Tensor,
+    scale_log2: Float32,
+    shift: Float32,
+    by_polynomial: cutlass.Constexpr = 0,
+) -> None:
+    """scores (N,) in place: exp2(scale_log2 * s + shift).
+
+    by_polynomial: number of pairs of scores, out of 16, that go through `exp2_polynomial`, which
+    leaves the MUFU to the others.
+    """
     for first in cutlass.range_constexpr(0, cute.size(scores), CHUNK):
         for column in cutlass.range_constexpr(0, min(CHUNK, cute.size(scores) - first), 2):
             pair = first + column
@@ -218,14 +261,14 @@ def raised(value: Float32, rounded: Float32) -> Float32:
 
 
 @cute.jit
-def row_total(weights: cute.Tensor, older: Float32) -> Float32:
-    """older + the sum of the weights (N,) in fp32: two interleaved pairs of partial sums, then
-    their sum.
+def row_total(weights: cute.Tensor, older: Float32, more: Float32 | float = 0.0) -> Float32:
+    """older + more + the sum of the weights (N,) in fp32: two interleaved pairs of partial sums,
+    then their sum.
 
     The older sum is where the first of them begins. Added at the end it is an FFMA that a loop
     carries, and then ptxas keeps MUFU.EX2 10 cycles apart instead of 8.
     """
-    first, second = (older, Float32(0.0)), (Float32(0.0), Float32(0.0))
+    first, second = (older, Float32(0.0)), (Float32(more), Float32(0.0))
     for quad in cutlass.range_constexpr(0, cute.size(weights), 4):
         first = cute.arch.add_packed_f32x2(first, (weights[quad], weights[quad + 1]))
         second = cute.arch.add_packed_f32x2(second, (weights[quad + 2], weights[quad + 3]))

@@ -15,9 +15,11 @@ e4m3 the sum may exceed the bound of a single weight; there a row asks if one of
 Rows do not depend on each other: a row that did not ask keeps its maximum, so its weights have the
 same bits whatever the other rows of the tile hold.
 
-Two kinds of rows ask in every tile, since only the second weighing does them right: `far` ones
-(`kernelkit.online_softmax.FAR_LOG2`), whose maximum is subtracted before the multiplication
-(`bring_near`), and those with a negative factor, whose scores are negated (`make_positive`).
+`far` rows (`kernelkit.online_softmax.FAR_LOG2`) ask in every tile, since only the second weighing
+does them right: their maximum is subtracted before the multiplication (`bring_near`).
+
+In e4m3 the factor of a row's scores may be negative. The score with the largest weight, the row's
+top, then is the smallest one, and a hidden key scores +inf.
 """
 
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
 from fmha.config import EXP2_PAIRS
-from fmha.device.args import Row, Scalars, Tables, Work
+from fmha.device.args import Row, Scalars, Scope, Work
 from fmha.device.lanes import Lane
 from fmha.device.scales import score_scale
 from fmha.plan import AttentionPlan
@@ -38,10 +40,8 @@ from kernelkit.online_softmax import (
     LEAST_EXPONENT,
     ROUNDER,
     bounded_factor,
-    finite,
     is_far,
     lowest_bits,
-    magnitude,
     raised,
 )
 from kernelkit.warp_mma import pack, pack_e4m3
@@ -57,80 +57,94 @@ SIGNS = 0x80808080
 class Reference:
     """What the weights of a thread's two rows refer to, each (2,) in registers."""
 
-    row_max: cute.Tensor
+    row_max: cute.Tensor  # the score with the largest weight
     row_sum: cute.Tensor  # of this thread's weights
     # What is added to a score in log2 units: -row_max, 0 for a far row, FLT_MAX without a maximum.
     shift: cute.Tensor
     # Of the sum of a tile's weights; 0 without a maximum, -1 for a row that asks in every tile.
     limit: cute.Tensor
-    unit: cute.Tensor | None  # in e4m3: factor of a row's scores beside scale_log2, may be negative
+    # In e4m3: what a row's scores are multiplied by, in log2 units or as a softcap wants it.
+    factor: cute.Tensor | None
 
 
 def make_reference(plan: AttentionPlan) -> Reference:
-    unit = cute.make_rmem_tensor(2, Float32) if plan.config.is_fp8 else None
-    return Reference(*(cute.make_rmem_tensor(2, Float32) for _ in range(4)), unit)
+    factor = cute.make_rmem_tensor(2, Float32) if plan.config.is_fp8 else None
+    return Reference(*(cute.make_rmem_tensor(2, Float32) for _ in range(4)), factor)
 
 
 @cute.jit
 def begin_row(
-    plan: AttentionPlan, reference: Reference, lane: Lane, work: Work, tables: Tables
+    plan: AttentionPlan, reference: Reference, lane: Lane, work: Work, scope: Scope
 ) -> None:
     """No key has been seen."""
-    reference.row_max.fill(-Float32.inf)
     reference.row_sum.fill(0.0)
     if cutlass.const_expr(plan.config.is_fp8):
+        common = scope.scalars.scale_log2
+        if cutlass.const_expr(plan.config.softcap):
+            common = scope.scalars.softcap_log2
         for half in cutlass.range_constexpr(2):
-            scale = score_scale(tables, work, lane.rows[half].head)
-            reference.unit[half] = Float32(1.0) if cutlass.const_expr(scale is None) else scale
+            scale = score_scale(scope.tensors.tables, work, lane.rows[half].head)
+            factor = common if cutlass.const_expr(scale is None) else common * scale
+            reference.factor[half] = bounded_factor(factor)
+    for half in cutlass.range_constexpr(2):
+        reference.row_max[half] = hidden(plan, reference, half)
 
 
 @cute.jit
 def scale_of(
     plan: AttentionPlan, reference: Reference, scalars: Scalars, half: cutlass.Constexpr
 ) -> Float32:
-    """What a score of a row is multiplied by inside exp2, above 0; `make_positive` has the sign."""
+    """What a score of a row is multiplied by inside exp2; negative only in `signed` kernels."""
     if cutlass.const_expr(plan.config.is_fp8 and not plan.config.softcap):
-        return magnitude(scalars.scale_log2 * reference.unit[half])
+        return reference.factor[half]
     return scalars.scale_log2
 
 
-@cute.jit
-def is_negative(plan: AttentionPlan, reference: Reference, half: cutlass.Constexpr) -> Boolean:
-    """Whether a row's scores are negated. A softcap has the sign in its own factor."""
-    if cutlass.const_expr(plan.config.softcap):
-        return Boolean(False)
-    return reference.unit[half] < 0.0
+def signed(plan: AttentionPlan) -> bool:
+    """Whether `scale_of` may be negative. A softcap has the sign in its own factor."""
+    return (plan.config.q_scale or plan.config.k_scale) and not plan.config.softcap
 
 
 @cute.jit
-def make_positive(plan: AttentionPlan, scores: cute.Tensor, reference: Reference) -> None:
-    """Negate the scores of rows whose factor is negative, so that a row's largest score is the one
-    with the largest weight. In e4m3, where factors differ by row."""
-    if cutlass.const_expr(plan.config.is_fp8 and not plan.config.softcap):
-        negative = tuple(is_negative(plan, reference, half) for half in range(2))
-        signs = tuple(Float32(-1.0) if each else Float32(1.0) for each in negative)
-        some = cute.arch.vote_any_sync(negative[0] or negative[1])
-        for _ in cutlass.range(once(some), unroll=1):
-            for number in cutlass.range_constexpr(cute.size(scores)):
-                scores[number] = scores[number] * signs[number // 2 % 2]
+def hidden(plan: AttentionPlan, reference: Reference, half: cutlass.Constexpr) -> Float32:
+    """Return the score of keys that a row does not see, and its top while it has seen none."""
+    score = -Float32.inf
+    if cutlass.const_expr(signed(plan)):
+        score = Float32.inf if reference.factor[half] < 0.0 else score
+    return score
+
+
+@cute.jit
+def base_of(
+    plan: AttentionPlan, reference: Reference, half: cutlass.Constexpr, top: Float32
+) -> Float32:
+    """`top` of a row as a base for weights: any finite base gives 0 to hidden keys."""
+    return Float32(0.0) if top == hidden(plan, reference, half) else top
 
 
 @cute.jit
 def mask(
-    plan: AttentionPlan, scores: cute.Tensor, lane: Lane, key: Int32, begin: int, end: int
+    plan: AttentionPlan,
+    scores: cute.Tensor,
+    reference: Reference,
+    lane: Lane,
+    key: Int32,
+    begin: int,
+    end: int,
 ) -> None:
-    """Set the scores of keys that a row does not see to -inf, in elements [begin, end).
+    """Hide the keys that a row does not see, in elements [begin, end).
 
     begin, end: multiples of 4. key: the first one of the tile.
     """
     for half in cutlass.range_constexpr(2):
         row, first = lane.rows[half], key + lane.column
+        least = hidden(plan, reference, half)
         for chunk in cutlass.range_constexpr(begin, end, CHUNK):
             bits = seen(plan, row, first + chunk // 4 * 8)
             for place in cutlass.range_constexpr(min(CHUNK, end - chunk) // 2):
                 number = chunk + place // 2 * 4 + half * 2 + place % 2
                 inside = Boolean(bits & Uint32(1 << place))
-                scores[number] = scores[number] if inside else -Float32.inf
+                scores[number] = scores[number] if inside else least
 
 
 @cute.jit
@@ -162,28 +176,37 @@ def softcap(
     """`kernelkit.online_softmax.softcap_scores` without arithmetic on pairs."""
     factors = (scalars.softcap_log2,) * 2
     if cutlass.const_expr(plan.config.is_fp8):
-        factors = tuple(
-            bounded_factor(scalars.softcap_log2 * reference.unit[half]) for half in range(2)
-        )
+        factors = (reference.factor[0], reference.factor[1])
     for number in cutlass.range_constexpr(begin, end):
         power = cute.math.exp2(scores[number] * factors[number // 2 % 2], fastmath=True)
         scores[number] = cute.arch.rcp_approx(-1.0 - power)
 
 
 @cute.jit
-def largest(scores: cute.Tensor, reference: Reference) -> tuple[Float32, Float32]:
-    """The largest score of each row so far, of this warpgroup's keys."""
+def largest(
+    plan: AttentionPlan, scores: cute.Tensor, reference: Reference
+) -> tuple[Float32, Float32]:
+    """The tops of the two rows so far, of this warpgroup's keys."""
     found = []
     for half in cutlass.range_constexpr(2):
         # Two chains, so that one does not wait for the other.
         top, other = reference.row_max[half], scores[2 * half + 1]
+        if cutlass.const_expr(signed(plan)):
+            # The smallest score is the largest of the negated ones. A branch costs registers.
+            sign = Float32(-1.0) if reference.factor[half] < 0.0 else Float32(1.0)
+            top, other = top * sign, other * sign
         for quad in cutlass.range_constexpr(0, cute.size(scores), 4):
-            top = cute.arch.fmax(top, scores[quad + 2 * half])
+            first, second = scores[quad + 2 * half], scores[quad + 2 * half + 1]
+            if cutlass.const_expr(signed(plan)):
+                first, second = first * sign, second * sign
+            top = cute.arch.fmax(top, first)
             if cutlass.const_expr(quad > 0):
-                other = cute.arch.fmax(other, scores[quad + 2 * half + 1])
+                other = cute.arch.fmax(other, second)
         top = cute.arch.fmax(top, other)
         for step in cutlass.range_constexpr(2):
             top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, offset=1 << step))
+        if cutlass.const_expr(signed(plan)):
+            top = top * sign
         found.append(top)
     return tuple(found)
 
@@ -223,11 +246,12 @@ def refer_to(
     for half in cutlass.range_constexpr(2):
         scale_log2 = scale_of(plan, reference, scalars, half)
         top = tops[half]
-        base = finite(top)
+        base = base_of(plan, reference, half, top)
         factor = cute.math.exp2((reference.row_max[half] - base) * scale_log2, fastmath=True)
         reference.row_max[half] = top
         reference.row_sum[half] = reference.row_sum[half] * factor
-        nothing, far = top == -Float32.inf, is_far(base, scale_log2)
+        nothing = top == hidden(plan, reference, half)
+        far = is_far(base, scale_log2)
         most = Float32(FLT_MAX if plan.config.is_fp8 else 2.0**plan.config.lag_log2)
         shift, limit = -base * scale_log2, most
         if far:
@@ -236,8 +260,6 @@ def refer_to(
             shift, limit = Float32(FLT_MAX), Float32(0.0)
         if cutlass.const_expr(plan.config.is_fp8):
             shift = shift + plan.config.bias_log2
-            if is_negative(plan, reference, half):
-                limit = Float32(-1.0)
         reference.shift[half], reference.limit[half] = shift, limit
         factors.append(factor)
     return tuple(factors)
@@ -250,7 +272,7 @@ def bring_near(
     """Subtract the maximum from the scores of far rows, whose `shift` does without it."""
     far, offsets = Boolean(False), []
     for half in cutlass.range_constexpr(2):
-        base = finite(reference.row_max[half])
+        base = base_of(plan, reference, half, reference.row_max[half])
         mine = is_far(base, scale_of(plan, reference, scalars, half))
         offsets.append(-base if mine else Float32(0.0))
         far = far or mine

@@ -87,7 +87,7 @@ class KeyMath(Math):
         key = first_key(plan, walk, step) + place.slice * plan.layout.shape.score_keys
         self.prepare(scope, Seen(work, place, key, step < walk.masked), tile)
         for number in cutlass.range_constexpr(len(tile.references)):
-            tops = largest(tile.part.scores[number], tile.references[number])
+            tops = largest(plan, tile.part.scores[number], tile.references[number])
             tell_rows(plan, tops, place, scope.buffers, number, step % 2)
 
     @cute.jit

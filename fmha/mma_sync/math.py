@@ -134,7 +134,7 @@ class RowMath(Math):
         which tell the rows that need one; None for all rows."""
         for number in cutlass.range_constexpr(len(tile.o)):
             reference = tile.references[number]
-            tops = largest(tile.part.scores[number], reference)
+            tops = largest(self.plan, tile.part.scores[number], reference)
             if cutlass.const_expr(sums is not None):
                 tops = tops_of(reference, tops, asked(reference, sums[number]))
             rescale(tile.o[number], refer_to(self.plan, tops, reference, scope.scalars))
@@ -144,7 +144,7 @@ class RowMath(Math):
         """The same where a maximum has grown by too much."""
         for number in cutlass.range_constexpr(len(tile.o)):
             scores, reference = tile.part.scores[number], tile.references[number]
-            tops = largest(scores, reference)
+            tops = largest(self.plan, scores, reference)
             moved, factors = follow_maximum(self.plan, scope, tops, reference)
             for _ in cutlass.range(once(moved), unroll=1):
                 rescale(tile.o[number], factors)

@@ -54,7 +54,7 @@ def prepare(
     for _ in cutlass.range(once(seen.masked), unroll=1):
         # Here, since the numbers of a row would take registers in the loop over key tiles.
         lane = own_lane(plan, seen.work, scope.scalars, seen.place, row_tile, Int32(0))
-        mask(plan, scores, lane, seen.key, 0, every)
+        mask(plan, scores, reference, lane, seen.key, 0, every)
 
 
 @cute.jit

@@ -69,7 +69,7 @@ class SliceMath(Math):
         add_up(plan, partial, own, place, buffers)
         seen = Seen(work, place, first_key(plan, walk, step), step < walk.masked)
         prepare(plan, scope, seen, own, reference, own_tile(plan, place))
-        moved, factors = follow_maximum(plan, scope, largest(own, reference), reference)
+        moved, factors = follow_maximum(plan, scope, largest(plan, own, reference), reference)
         take_up(reference, weigh(plan, scope, own, p[0], reference))
         tell_weights(plan, p[0], moved, factors, place, buffers)
         meet_team(plan, place)

@@ -27,7 +27,6 @@ from fmha.device.two_rows import (
     bring_near,
     exponentiate,
     largest,
-    make_positive,
     make_reference,
     mask,
     over_lanes,
@@ -102,7 +101,7 @@ class Math:
             walk = plan_walk(plan, work, scope.scalars)
             lane = own_lane(plan, work, scope.scalars, team)
             sinks = [own_sink(plan, row.head, scope.tensors) for row in lane.rows]
-            begin_row(plan, reference, lane, work, scope.tensors.tables)
+            begin_row(plan, reference, lane, work, scope)
             o.fill(0.0)
             if walk.tiles > 0:
                 if cutlass.const_expr(plan.config.ragged_keys and not plan.config.is_fp8):
@@ -248,9 +247,8 @@ class Math:
         plan, scalars = self.plan, scope.scalars
         issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, stage])
         warpgroup.wait_group(0)
-        make_positive(plan, tile.scores, tile.reference)
         self.prepare(scope, lane, walk, step, tile, 0, cute.size(tile.scores))
-        tops = largest(tile.scores, tile.reference)
+        tops = largest(plan, tile.scores, tile.reference)
         if cutlass.const_expr(rows is not None):
             tops = tops_of(tile.reference, tops, rows)
         factors = refer_to(plan, tops, tile.reference, scalars)
@@ -297,7 +295,8 @@ class Math:
         if cutlass.const_expr(plan.config.softcap):
             softcap(plan, tile.scores, tile.reference, scope.scalars, begin, end)
         if step < walk.masked:
-            mask(plan, tile.scores, lane, first_key(plan, walk, step), begin, end)
+            key = first_key(plan, walk, step)
+            mask(plan, tile.scores, tile.reference, lane, key, begin, end)
 
     @cute.jit
     def clear_tail_rows(self, scope: Scope, walk: Walk, v_state: object) -> None:

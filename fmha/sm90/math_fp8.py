@@ -19,6 +19,7 @@ from fmha.sm90.layout import Layout
 from fmha.sm90.math import Math, Tile
 from fmha.sm90.products import issue_pv, issue_qk
 from fmha.sm90.split import split_q
+from kernelkit.online_softmax import bounded_factor
 
 
 def waits_for_parts(layout: Layout, following: bool) -> list[int]:
@@ -50,7 +51,7 @@ class MathFp8(Math):
         if cutlass.const_expr(plan.config.q_terms == 2):
             powers = split_q(plan, lane, scope.buffers.q)
             for half in cutlass.range_constexpr(2):
-                reference.unit[half] = reference.unit[half] * powers[half]
+                reference.factor[half] = bounded_factor(reference.factor[half], powers[half])
         pipes.k.wait(k_state)
         self.take_first(scope, lane, walk, hidden, tile, k_state.index)
         k_state.advance()

@@ -110,7 +110,7 @@ class Seesaw(Math):
             walk = plan_walk(plan, work, scope.scalars)
             lane = own_lane(plan, work, scope.scalars, Int32(team))
             sinks = [own_sink(plan, row.head, scope.tensors) for row in lane.rows]
-            begin_row(plan, reference, lane, work, scope.tensors.tables)
+            begin_row(plan, reference, lane, work, scope)
             refer_to(plan, (-Float32.inf, -Float32.inf), reference, scope.scalars)
             o.fill(0.0)
             if walk.tiles > 0:
@@ -260,7 +260,7 @@ class Seesaw(Math):
         factors = (Float32(1.0), Float32(1.0))
         if cute.arch.vote_any_sync(too_large(lane, tile.reference, sums)):
             rows = asked(tile.reference, sums)
-            tops = tops_of(tile.reference, largest(tile.scores, tile.reference), rows)
+            tops = tops_of(tile.reference, largest(plan, tile.scores, tile.reference), rows)
             factors = refer_to(plan, tops, tile.reference, scope.scalars)
             sums = self.weights(tile, scope, True)
         take_up(tile.reference, sums)

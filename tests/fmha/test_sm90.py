@@ -135,7 +135,7 @@ TRAPS = {
     # The weights tell when what they refer to is too small; who does not ask overflows.
     "asks": (
         LARGE,
-        ("if any_of(lane, too_large(lane, reference, sums)):", "if walk.tiles < 0:"),
+        ("if any_of(lane, too_large(lane, reference, sums) or all_rows):", "if walk.tiles < 0:"),
     ),
     "clears": (LENGTHS, ("self.clear_tail_rows(scope, walk, v_state)", "pass")),
     "fences": (LENGTHS, ('cute.arch.fence_proxy("async.shared", space="cta")', "pass")),
@@ -187,7 +187,7 @@ FP8_TRAPS = {
     "scales rows by their power": (
         TERMS,
         MATH,
-        ("reference.unit[half] = reference.unit[half] * powers[half]", "pass"),
+        ("reference.factor[half] = bounded_factor(reference.factor[half], powers[half])", "pass"),
     ),
 }  # fmt: skip
 

@@ -14,13 +14,16 @@ pytestmark = [
     pytest.mark.usefixtures("whole_ptxas"),
 ]
 
+SCALES = {"k_scale": True, "v_scale": True}
 KINDS = {
     "bf16": {"right": True},
     "e4m3": {"right": True, "dtype": "e4m3"},
     "bf16 by e4m3": {"right": True, "kv_dtype": "e4m3"},
+    "e4m3, scales": {"right": True, "dtype": "e4m3", "q_scale": True, **SCALES},
+    "bf16 by e4m3, scales": {"right": True, "kv_dtype": "e4m3", **SCALES},
 }
 # Too few registers (C7511); who issues products as they come is not serialised there.
-SERIALISED = {(96, "e4m3")}
+SERIALISED = {(96, "e4m3"), (96, "bf16 by e4m3")}
 
 
 @pytest.mark.parametrize(("dims", "kind"), [

@@ -72,7 +72,7 @@ def test_the_kernel_as_it_is_passes(kind):
 
 # A kernel that keeps the registers of its first S until others have overwritten it, and returns
 # O = 0 where they are not what they were. Only waiting for loads makes that safe.
-_BLOCK_BEGINS = "            row_max, row_sum = -Float32.inf, Float32(0.0)\n"
+_BLOCK_BEGINS = "            row_max, row_sum, shift = -Float32.inf, Float32(0.0), Float32(0.0)\n"
 _BLOCK_ENDS = "            if cutlass.const_expr(plan.layout.halves == 2):\n"
 _KEEP_FIRST_S = (
     (
@@ -166,16 +166,18 @@ def test_a_block_waits_for_the_one_before(changed, module, name, wait):
 
 
 @pytest.mark.parametrize(
-    ("name", "cure", "uncured"),
+    ("name", "cure", "uncured", "fields"),
     [
-        ("exponentiate", "base = finite(row_max)", "base = row_max"),
-        ("next_max", "acc_scale = Float32(1.0)\n    ret", "acc_scale = acc_scale\n    ret"),
+        ("refer", "base = finite(new_max)", "base = new_max", {}),
+        ("shift_of", "base = finite(row_max)", "base = row_max", {"softcap": 20.0}),
+        ("next_max", "acc_scale = Float32(1.0)\n    ret", "acc_scale = acc_scale\n    ret",
+         {"dtype": "fp16"}),
     ],
-)
-def test_a_fully_masked_tile_makes_no_nan(changed, name, cure, uncured):
+)  # fmt: skip
+def test_a_fully_masked_tile_makes_no_nan(changed, name, cure, uncured, fields):
     """The walk begins at the last tile, of which the first rows see nothing: their maximum is still
     -inf when they meet only keys that score -inf."""
-    case = Case(130, 200, causal=True)
+    case = Case(130, 200, causal=True, **fields)
     assert not noticed(case)
     changed(online_softmax, [softmax], name, (cure, uncured))
     assert "wrong O" in noticed(case)

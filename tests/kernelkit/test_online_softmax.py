@@ -46,18 +46,32 @@ def next_max(scores, _integers, numbers):
     return online_softmax.next_max(top, numbers[0], numbers[1], SLACK_LOG2)
 
 
+def refer(scores, _integers, numbers):
+    """numbers: row_max, scale_log2, the shift before."""
+    top = online_softmax.top_score(scores, numbers[0])
+    one_hot = online_softmax.ONE_HOT_LOG2 / numbers[1]
+    found = online_softmax.refer(top, numbers[0], numbers[2], numbers[1], one_hot, SLACK_LOG2)
+    online_softmax.exponentiate(scores, found[2], found[3])
+    return found
+
+
+def exponentiate(scores, numbers, share=0):
+    shift = online_softmax.shift_of(numbers[0], numbers[1])
+    online_softmax.exponentiate(scores, numbers[1], shift, share)
+
+
 def weigh(scores, _integers, numbers):
-    online_softmax.exponentiate(scores, numbers[0], numbers[1])
+    exponentiate(scores, numbers)
     return (online_softmax.row_total(scores, numbers[2]),)
 
 
 def weigh_by_polynomial(scores, _integers, numbers):
-    online_softmax.exponentiate(scores, numbers[0], numbers[1], by_polynomial=16)
+    exponentiate(scores, numbers, 16)
     return ()
 
 
 def weigh_by_both(scores, _integers, numbers):
-    online_softmax.exponentiate(scores, numbers[0], numbers[1], by_polynomial=4)
+    exponentiate(scores, numbers, 4)
     return ()
 
 
@@ -128,6 +142,54 @@ def test_first_keys_of_a_row_shrink_nothing():
     scores[1, 3] = -5.0
     _, results = run(next_max, scores, rows_of((-INF, 1.0)))
     assert results[:, :2].tolist() == [[-INF, 1.0], [-5.0, 1.0]]
+
+
+def test_what_a_row_refers_to_moves_with_its_shift():
+    """The maximum as in `next_max`; acc_scale is the ratio of weights before and after."""
+    scale_log2 = 0.3
+    older = torch.tensor([-3.0, -3.0, 1e7, 2.0**22])
+    tops = torch.tensor([-100.0, 60.0, 1.1e7, 2.0**22 + 30])
+    scores = torch.full((4, COLUMNS), -INF)
+    scores[:, 0], scores[:, 1] = older, tops
+    shift = -older * torch.tensor(scale_log2)
+    numbers = torch.stack((older, torch.full((4,), scale_log2), shift), dim=1)
+    after, results = run(refer, scores, numbers)
+    assert results[:, 0].tolist() == [-3.0, 60.0, *tops[2:].tolist()]
+    moved = results[:, 3]
+    torch.testing.assert_close(
+        results[:, 1].double(), torch.exp2(moved.double() - shift.double()), rtol=2.0**-18, atol=0
+    )
+    exact = scores[:, :2].double() * torch.tensor(scale_log2).double() + moved[:, None].double()
+    torch.testing.assert_close(after[:, :2].double(), exact.exp2(), rtol=2.0**-18, atol=1e-38)
+
+
+def test_first_keys_of_a_row_shrink_nothing_that_is_summed():
+    """Whatever the maximum is, the factor is finite."""
+    scores = torch.full((4, COLUMNS), -INF)
+    scores[1:, 3] = torch.tensor([-5.0, -1e5, 1e5])
+    _, results = run(refer, scores, rows_of((-INF, 1.0, 0.0)))
+    assert results[:, 0].tolist() == [-INF, -5.0, -1e5, 1e5]
+    assert results[:, 1].tolist() == [1.0, 1.0, 1.0, 0.0]
+
+
+def test_of_scores_beyond_all_others_the_largest_count():
+    """Equal ones equally, by at most 2^8 more or less than 1; the next numbers of fp32 do not."""
+    tops = torch.tensor([2.0**28, 1.2e9, -3.3e9, 7e19, 2.9e38, -2.9e38])
+    scores = tops[:, None].repeat(1, COLUMNS)
+    scores[:, 2:] = torch.nextafter(tops, torch.tensor(-INF))[:, None]
+    for scale_log2 in (1.0, 1.44, 1e12):
+        after, results = run(refer, scores, rows_of((-INF, scale_log2, 0.0)))
+        assert (after[:, 0] == after[:, 1]).all()
+        assert ((after[:, 0] >= 2.0**-8) & (after[:, 0] <= 2.0**8)).all()
+        assert (after[:, 2:] <= 2.0**-15 * after[:, :1]).all()
+        # A tile with the same maximum changes nothing, one with a larger one all.
+        again = torch.stack((results[:, 0], torch.full((6,), scale_log2), results[:, 3]), dim=1)
+        _, same = run(refer, scores, again)
+        assert torch.equal(same[:, 1], torch.ones(6))
+        assert torch.equal(same[:, 2:4], results[:, 2:4])
+        larger = torch.nextafter(tops, torch.tensor(INF))[:, None].expand(-1, COLUMNS)
+        _, moved = run(refer, larger, again)
+        assert (moved[:, 1] <= 2.0**-15).all()
 
 
 def test_weights_and_their_sum():

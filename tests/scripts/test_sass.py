@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from cycle_model.sass.flow import Function
@@ -83,6 +85,39 @@ def test_counts_between_head_and_back_edge():
     assert loop.nested == ()
     assert softmax.other_loops(function) == {}
     assert softmax.exponentials_outside(function) == 0
+
+
+COPIES = """
+    MOV R1, R2
+    .L_x_0:
+    LDTM.x32 R4, tmem[UR4] * 4
+    VOTE.ANY P1, !P1
+    @P1 BRA `(.L_x_3)
+    VOTE.ANY P2, !P2
+    @P2 BRA `(.L_x_4)
+    MUFU.EX2 R4, R4 * 128
+    BRA `(.L_x_5)
+    .L_x_3:
+    FMUL R4, R4, R5 * 8
+    MUFU.EX2 R4, R4 * 128
+    BRA `(.L_x_5)
+    .L_x_4:
+    FADD R4, R4, R5 * 64
+    MUFU.EX2 R4, R4 * 128
+    .L_x_5:
+    STTM.x32 tmem[UR4], R4 * 2
+    BRA.U UP0, `(.L_x_0)
+    EXIT
+"""
+
+
+def test_copies_for_rare_rows_do_not_count():
+    """The shortest of three remains, though the branch to it leads to a longer one, too."""
+    loop = loop_of(COPIES)
+    assert loop.opcodes()["MUFU"] == 128
+    assert loop.total == 4 + 2 + 2 + 128 + 1 + 2 + 1
+    rare = {"MUFU": 256, "FADD": 64, "FMUL": 8, "BRA": 1}
+    assert Counter(item.word for item in loop.rare) == rare
 
 
 def test_positions_are_shares_of_the_body():

@@ -23,8 +23,10 @@ from fmha.sm100.roles.publish import store_p
 from fmha.sm100.roles.rows import from_other_half, own_row, publish, told_in_log2
 from fmha.sm100.roles.split import split_row
 from kernelkit import tmem
+from kernelkit.branch import once
 from kernelkit.buffers import buffer_at
 from kernelkit.online_softmax import (
+    ONE_HOT_LOG2,
     bounded_factor,
     bring_near,
     exponentiate,
@@ -33,7 +35,9 @@ from kernelkit.online_softmax import (
     may_be_far,
     negate,
     next_max,
+    refer,
     row_total,
+    shift_of,
     softcap_scores,
     top_score,
 )
@@ -84,13 +88,13 @@ class Softmax:
                     q_state.advance()
             scalars, negative = self.own_scalars(scope, work, row, power)
             lane = Lane(row, scores, scalars, scope.buffers, scope.pipes, negative)
-            row_max, row_sum = -Float32.inf, Float32(0.0)
+            row_max, row_sum, shift = -Float32.inf, Float32(0.0), Float32(0.0)
             for step in cutlass.range(walk.masked, unroll=1):
                 key, first = first_key(plan, walk, step), step == 0
                 if not first:
                     row_state.advance()
                 tile = Step(s_state, row_state, o_state, first, key)
-                row_max, row_sum = self.do_tile(lane, row_max, row_sum, tile)
+                row_max, row_sum, shift = self.do_tile(lane, row_max, row_sum, shift, tile)
                 for _ in cutlass.range_constexpr(q_tiles):
                     s_state.advance()
                 o_state.advance()
@@ -99,7 +103,7 @@ class Softmax:
                 if not first:
                     row_state.advance()
                 tile = Step(s_state, row_state, o_state, first, None)
-                row_max, row_sum = self.do_tile(lane, row_max, row_sum, tile)
+                row_max, row_sum, shift = self.do_tile(lane, row_max, row_sum, shift, tile)
                 for _ in cutlass.range_constexpr(q_tiles):
                     s_state.advance()
                 o_state.advance()
@@ -163,18 +167,40 @@ class Softmax:
             )
         return q_tile
 
+    @property
+    def any_scores(self) -> bool:
+        """Whether `refer` may be used: P has the exponents of fp32."""
+        return self.plan.config.keys_dtype == "bf16" and not self.plan.config.softcap
+
     @cute.jit
     def do_tile(
-        self, lane: Lane, row_max: Float32, row_sum: Float32, step: Step
-    ) -> tuple[Float32, Float32]:
-        """One tile from S to a published P; returns the new (row_max, row_sum)."""
+        self, lane: Lane, row_max: Float32, row_sum: Float32, shift: Float32, step: Step
+    ) -> tuple[Float32, Float32, Float32]:
+        """One tile from S to a published P; returns the new (row_max, row_sum, shift)."""
+        if cutlass.const_expr(self.any_scores):
+            return self.weigh_any(lane, row_max, row_sum, shift, step)
         if cutlass.const_expr(lane.negative is None):
-            return self.weigh(lane, row_max, row_sum, step, False)
-        if cute.arch.vote_any_sync(lane.negative):
-            row_max, row_sum = self.weigh(lane, row_max, row_sum, step, True)
-        else:
             row_max, row_sum = self.weigh(lane, row_max, row_sum, step, False)
-        return row_max, row_sum
+        else:
+            if cute.arch.vote_any_sync(lane.negative):
+                row_max, row_sum = self.weigh(lane, row_max, row_sum, step, True)
+            else:
+                row_max, row_sum = self.weigh(lane, row_max, row_sum, step, False)
+        return row_max, row_sum, shift
+
+    @cute.jit
+    def weigh_any(
+        self, lane: Lane, row_max: Float32, row_sum: Float32, shift: Float32, step: Step
+    ) -> tuple[Float32, Float32, Float32]:
+        """As `do_tile`, for weights that may be as large as fp32."""
+        scale_log2 = lane.scalars.scale_log2
+        top = self.find_top(lane, row_max, step, False)
+        one_hot = cute.arch.rcp_approx(scale_log2) * ONE_HOT_LOG2
+        row_max, acc_scale, scale, shift = refer(
+            top, row_max, shift, scale_log2, one_hot, self.plan.config.lag_log2
+        )
+        self.publish_p(lane, acc_scale, scale, shift, step)
+        return row_max, row_total(lane.scores, row_sum * acc_scale), shift
 
     @cute.jit
     def weigh(
@@ -185,8 +211,59 @@ class Softmax:
         step: Step,
         negated: cutlass.Constexpr,
     ) -> tuple[Float32, Float32]:
-        """As `do_tile`. negated: whether a row of the warp has a negative factor."""
+        """As `do_tile`, for weights in a P of fewer exponents, or behind a softcap.
+
+        negated: whether a row of the warp has a negative factor.
+        """
         config, scale_log2 = self.plan.config, lane.scalars.scale_log2
+        top = self.find_top(lane, row_max, step, negated)
+        may_far = may_be_far(top, scale_log2)
+        row_max, acc_scale = next_max(top, row_max, scale_log2, config.lag_log2)
+        if cutlass.const_expr(config.softcap):  # scores are at most 1, and their factor is small
+            return row_max, self.weigh_rows(lane, row_max, row_sum, acc_scale, step, False)
+        if cutlass.const_expr(negated):
+            return row_max, self.weigh_rows(lane, row_max, row_sum, acc_scale, step, True)
+        # A copy, since ptxas would move all scores to other registers at the end of a branch that
+        # changes them.
+        if cute.arch.vote_any_sync(may_far):
+            row_sum = self.weigh_rows(lane, row_max, row_sum, acc_scale, step, True)
+        else:
+            row_sum = self.weigh_rows(lane, row_max, row_sum, acc_scale, step, False)
+        return row_max, row_sum
+
+    @cute.jit
+    def weigh_rows(
+        self,
+        lane: Lane,
+        row_max: Float32,
+        row_sum: Float32,
+        acc_scale: Float32,
+        step: Step,
+        far: cutlass.Constexpr,
+    ) -> Float32:
+        """From a maximum to a published P; returns the new row_sum. far: whether a row of the warp
+        may be far."""
+        scale_log2 = lane.scalars.scale_log2
+        if cutlass.const_expr(far):
+            bring_near(lane.scores, row_max, scale_log2)
+        shift = shift_of(row_max, scale_log2, far) + self.plan.config.bias_log2
+        self.publish_p(lane, acc_scale, scale_log2, shift, step)
+        total, more = row_sum * acc_scale, Float32(0.0)
+        if cutlass.const_expr(self.plan.config.softcap):
+            return row_total(lane.scores, total)
+        # Always true. In a copy only a branch keeps ptxas from moving the sum in front of the
+        # signals of P, and only what a loop carries keeps both parts of the sum within it.
+        for _ in cutlass.range(once(scale_log2 > 0.0), unroll=1):
+            total = row_total(lane.scores, total, more)
+            more = total
+        return total
+
+    @cute.jit
+    def find_top(
+        self, lane: Lane, row_max: Float32, step: Step, negated: cutlass.Constexpr
+    ) -> Float32:
+        """Read S as it is to be weighed; return the row's largest score so far."""
+        config = self.plan.config
         lane.pipes.s.wait(step.s_state)
         self.read_scores(lane, step.s_state.index)
         if cutlass.const_expr(negated):
@@ -198,39 +275,20 @@ class Softmax:
         top = top_score(lane.scores, row_max)
         if cutlass.const_expr(self.plan.layout.halves == 2):
             top = cutlass.max(top, from_other_half(self.plan, lane, top, step.o_state.phase))
-        # Scores behind a softcap are at most 1, and its factor is small.
-        if cutlass.const_expr(negated or config.softcap):
-            return self.publish_p(lane, row_max, row_sum, top, step, not config.softcap)
-        if cute.arch.vote_any_sync(may_be_far(top, scale_log2)):
-            row_max, row_sum = self.publish_p(lane, row_max, row_sum, top, step, True)
-        else:
-            row_max, row_sum = self.publish_p(lane, row_max, row_sum, top, step, False)
-        return row_max, row_sum
+        return top
 
     @cute.jit
     def publish_p(
-        self,
-        lane: Lane,
-        row_max: Float32,
-        row_sum: Float32,
-        top: Float32,
-        step: Step,
-        far: cutlass.Constexpr,
-    ) -> tuple[Float32, Float32]:
-        """From the largest score to a published P; returns the new (row_max, row_sum).
-
-        far: whether a row of the warp may be far. The code for that is a copy, since ptxas would
-        move all scores to other registers at the end of a branch that changes them.
-        """
-        config, scale_log2, q_tile = self.plan.config, lane.scalars.scale_log2, lane.row.q_tile
+        self, lane: Lane, acc_scale: Float32, scale_log2: Float32, shift: Float32, step: Step
+    ) -> None:
+        """Tell the correction `acc_scale`; turn scores into weights, and those into a published P.
+        scale_log2, shift: see `exponentiate`."""
         share, stage = self.plan.layout.exp2_share, step.s_state.index
-        row_max, acc_scale = next_max(top, row_max, scale_log2, config.lag_log2)
+        q_tile = lane.row.q_tile
         if not step.first:
             publish(lane, (acc_scale,))
         cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials
-        if cutlass.const_expr(far):
-            bring_near(lane.scores, row_max, scale_log2)
-        exponentiate(lane.scores, row_max, scale_log2, share, config.bias_log2, far)
+        exponentiate(lane.scores, scale_log2, shift, share)
         if cutlass.const_expr(self.plan.layout.p_in_smem):
             lane.pipes.o.wait(step.o_state, q_tile)  # the P V before has read the one buffer of P
         first = self.plan.layout.p_columns[0] // self.plan.layout.halves
@@ -243,10 +301,9 @@ class Softmax:
             tmem.wait_stores()
             tmem.order_before_signal()
             lane.pipes.p_tail.signal(stage)
-        # For the next `publish`. Here, because the branch of a wait keeps ptxas from moving
-        # the row sum in front of the signal, and the warps that it waits for are long through.
+        # For the next `publish`. Here, because the branch of a wait keeps ptxas from moving the row
+        # sum in front of the signal, and the warps that it waits for are long through.
         lane.pipes.row.wait_free(step.row_state, q_tile)
-        return row_max, row_total(lane.scores, row_sum * acc_scale)
 
     @cute.jit
     def read_scores(self, lane: Lane, stage: Int32) -> None:

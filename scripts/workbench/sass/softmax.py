@@ -1,7 +1,8 @@
 """The softmax loops in the SASS of an attention kernel: their work by kind, where they publish.
 
 Counted per warp and tile of 128 columns: what stands between loop head and back edge, without the
-conditional block that rescales O (the correction, kept beside) and without repeated waits.
+conditional block that rescales O (the correction, kept beside), without repeated waits, and without
+the longer copies of code that exists more than once for rare rows.
 """
 
 from __future__ import annotations
@@ -71,14 +72,16 @@ class Publishes:
 class SoftmaxLoop:
     """One copy of the tile loop of the softmax role.
 
-    body: its instructions in execution order, without correction and wait retries.
-    correction: the conditional block that rescales O. tiles: tiles per iteration.
+    body: its instructions in execution order, without correction, wait retries and rare copies.
+    correction: the conditional block that rescales O. rare: the copies for rare rows, far ones and
+    those with a negative factor. tiles: tiles per iteration.
     nested: addresses of loops inside that do more than wait: their bodies count once here.
     """
 
     address: int
     body: tuple[Instruction, ...]
     correction: tuple[Instruction, ...]
+    rare: tuple[Instruction, ...]
     tiles: int
     nested: tuple[int, ...]
 
@@ -94,8 +97,8 @@ class SoftmaxLoop:
 
     @property
     def spills(self) -> int:
-        """Instructions that move registers to memory or back, correction included."""
-        return _count((*self.body, *self.correction), SPILLS)
+        """Instructions that move registers to memory or back, correction and copies included."""
+        return _count((*self.body, *self.correction, *self.rare), SPILLS)
 
     @property
     def stalls(self) -> float:
@@ -165,7 +168,7 @@ class Static:
         said = ("address", "masked", "total", "tiles", "nested", "stalls", "mufu_distance")
         loops = [
             {name: getattr(loop, name) for name in said}
-            | {"kinds": loop.kinds(), "correction": len(loop.correction)}
+            | {"kinds": loop.kinds(), "correction": len(loop.correction), "rare": len(loop.rare)}
             | {"publishes": asdict(loop.publishes())}
             for loop in self.loops
         ]
@@ -249,6 +252,8 @@ def _softmax_loop(function: Function, head: int) -> SoftmaxLoop:
     body = function.loops[head]
     correction = _correction(function, body)
     rest = body - correction - _retries(function, body)
+    rare = _rare(function, rest)
+    rest -= rare
     code = function.code(rest)
     columns = sum(item.repetition for item in code if item.opcode.startswith("LDTM"))
     nested = [
@@ -261,9 +266,28 @@ def _softmax_loop(function: Function, head: int) -> SoftmaxLoop:
         address=function.address(head),
         body=code,
         correction=function.code(correction),
+        rare=function.code(rare),
         tiles=max(1, round(columns / TILE_COLUMNS)),
         nested=tuple(map(function.address, nested)),
     )
+
+
+def _rare(function: Function, body: frozenset[int]) -> frozenset[int]:
+    """Where a branch leads to one of two copies of the exponentials: the longer copy.
+
+    Innermost branches come first, so that a copy with a branch of its own counts once.
+    """
+    dropped: frozenset[int] = frozenset()
+    while True:
+        ways: dict[int, list[frozenset[int]]] = {}
+        for block, region in function.guarded(body):
+            if _exponentials(function, region - dropped):
+                ways.setdefault(block, []).append(region - dropped)
+        pairs = [copies for copies in ways.values() if len(copies) == 2]
+        if not pairs:
+            return dropped
+        innermost = min(pairs, key=lambda copies: sum(map(len, copies)))
+        dropped |= max(innermost, key=lambda copy: len(function.code(copy)))
 
 
 def _retries(function: Function, body: frozenset[int]) -> frozenset[int]:
