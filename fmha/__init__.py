@@ -1,7 +1,8 @@
 """Attention forward kernels: `attention`, and `merge` for what was computed over parts of the keys.
 
 `AttentionConfig` is what a kernel is compiled for: the arguments decide most of its fields, the
-tunable ones may be chosen. README.md has examples, the limits, and the order in which to read.
+tunable ones may be chosen. `AttentionOptions` are the keyword arguments of `attention`, for type
+checkers. README.md has examples, the limits, and the order in which to read.
 """
 
 from typing import TYPE_CHECKING
@@ -9,15 +10,22 @@ from typing import TYPE_CHECKING
 from kernelkit.exports import exports
 
 if TYPE_CHECKING:
-    from fmha.api import attention, attention_plan
+    from fmha.api import AttentionOptions, attention, attention_plan
     from fmha.config import AttentionConfig
     from fmha.warm import warmup
     from kernelkit.merge import merge
 
-__all__ = ["AttentionConfig", "attention", "attention_plan", "merge", "warmup"]
+__all__ = [
+    "AttentionConfig",
+    "AttentionOptions",
+    "attention",
+    "attention_plan",
+    "merge",
+    "warmup",
+]
 
 __getattr__, __dir__ = exports(__name__, {
-    "fmha.api": "attention attention_plan",
+    "fmha.api": "AttentionOptions attention attention_plan",
     "fmha.config": "AttentionConfig",
     "fmha.warm": "warmup",
     "kernelkit.merge": "merge",

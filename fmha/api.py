@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inspect import unwrap
+from collections.abc import Mapping
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
 import torch
 
@@ -13,49 +13,78 @@ from fmha.launch import ATTENTION
 from kernelkit.attention import (
     OTHER_NAMES,
     Scale,
-    Window,
-    given_options,
+    SharedOptions,
+    WithLse,
     shared_fields,
     spread_scales,
 )
 from kernelkit.call_plan import Plan
-from kernelkit.front import fronted, require_names
+from kernelkit.front import fronted
 from kernelkit.limits import MAX_POSITION
+from kernelkit.options import defaults_of, given_options, require_names, spelled
 from kernelkit.tensors import require_type
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Raw = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (O_raw, LSE, row_max)
+
+
+class AttentionPlanOptions(SharedOptions, total=False):
+    """Options of `attention_plan`, and of `attention` but for `out`."""
+
+    causal: Annotated[bool, False]
+    q_scale: Annotated[Scale | None, None]
+    q_offset: Annotated[int | torch.Tensor | None, None]
+    cu_seqlens_q: Annotated[torch.Tensor | None, None]
+    cu_seqlens_k: Annotated[torch.Tensor | None, None]
+    max_seqlen_q: Annotated[int | None, None]
+    rope: Annotated[tuple[torch.Tensor, torch.Tensor] | None, None]
+    pack_heads: Annotated[bool | None, None]
+    config: Annotated[AttentionConfig | None, None]
+
+
+class AttentionOptions(AttentionPlanOptions, total=False):
+    """Options of `attention` that its overloads have in common."""
+
+    out: Annotated[torch.Tensor | None, None]
+
+
+@overload
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    normalize: Literal[True] = True, return_lse: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> torch.Tensor: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    normalize: Literal[True] = True, return_lse: Literal[True], **options: Unpack[AttentionOptions],
+) -> WithLse: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    normalize: Literal[False], return_lse: bool = False, **options: Unpack[AttentionOptions],
+) -> Raw: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    normalize: bool = True, return_lse: bool = False, **options: Unpack[AttentionOptions],
+) -> torch.Tensor | WithLse | Raw: ...  # fmt: skip
 
 
 @fronted(ATTENTION, OTHER_NAMES)
+@spelled(AttentionOptions)
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    window: Window = None,
-    sink_tokens: int = 0,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    scale: float | None = None,
-    q_scale: Scale | None = None,
-    k_scale: Scale | None = None,
-    v_scale: Scale | None = None,
-    q_offset: int | torch.Tensor | None = None,
-    kv_lens: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    page_table: torch.Tensor | None = None,
-    rope: tuple[torch.Tensor, torch.Tensor] | None = None,
-    normalize: bool = True,
-    return_lse: bool = False,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    pack_heads: bool | None = None,
-    pdl: bool = False,
-    backend: str = "auto",
-    arch: str | None = None,
-    config: AttentionConfig | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    normalize: bool = True, return_lse: bool = False, **options: Unpack[AttentionOptions],
+) -> torch.Tensor | WithLse | Raw:  # fmt: skip
     """softmax(scale Q K^T + mask) V, as `fmha.reference.definition` defines it.
 
     The last dimension of every tensor is contiguous, other strides of q, k, v and out are multiples
@@ -130,26 +159,22 @@ def attention(
     """
     if return_lse is not True and return_lse is not False:
         raise TypeError(f"return_lse is {return_lse!r}, expected bool")
-    options = {
-        "causal": causal, "window": window, "sink_tokens": sink_tokens, "softcap": softcap,
-        "sinks": sinks, "scale": scale, "q_scale": q_scale, "k_scale": k_scale,
-        "v_scale": v_scale, "q_offset": q_offset, "kv_lens": kv_lens,
-        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "max_seqlen_q": max_seqlen_q,
-        "page_table": page_table, "rope": rope, "normalize": normalize, "out": out,
-        "out_dtype": out_dtype, "pack_heads": pack_heads, "pdl": pdl, "backend": backend,
-        "arch": arch, "config": config,
-    }  # fmt: skip
-    o, lse, row_max = ATTENTION(fields_of(q, k, v, given_options(options, _DEFAULTS)))
+    given = given_options(attention, {"normalize": normalize, **options}, _DEFAULTS)
+    o, lse, row_max = ATTENTION(fields_of(q, k, v, given))
     if not normalize:
         return o, lse, row_max
     return (o, lse) if return_lse else o
 
 
-_DEFAULTS = dict(unwrap(attention).__kwdefaults__)
+_DEFAULTS = defaults_of(attention)
 SCALES = {"q_scale": "q", "k_scale": "k", "v_scale": "k"}  # and whose heads they have
 
 
-def attention_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Plan:
+@spelled(AttentionPlanOptions)
+def attention_plan(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    normalize: bool = True, **options: Unpack[AttentionPlanOptions],
+) -> Plan:  # fmt: skip
     """A plan for calls like this one: plan(q, k, v, kv_lens=, page_table=, ..., out=, lse=).
 
     The kernel is compiled here. A call costs the host some microseconds: it compares shapes,
@@ -158,7 +183,7 @@ def attention_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options:
     Args:
         q, k, v: as for `attention`: without kv_lens and q_offset the last query stands at the last
             key of k.
-        options: those of `attention` but return_lse and out. Tables (kv_lens, q_offset,
+        normalize, options: those of `attention` but return_lse and out. Tables (kv_lens, q_offset,
             cu_seqlens_q, cu_seqlens_k, page_table) are given to each call by the same names; sinks,
             scales and rope tables belong to the plan.
 
@@ -174,12 +199,12 @@ def attention_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options:
             raise TypeError(f"attention_plan takes no {name}: a call returns (O, LSE, row_max)")
     require_names(attention, options, OTHER_NAMES)
     moves = ("q", "k", "v", "kv_lens", "q_offset", "cu_seqlens_q", "cu_seqlens_k", "page_table")
-    fields = fields_of(q, k, v, options)
+    fields = fields_of(q, k, v, {"normalize": normalize, **options})
     return Plan(ATTENTION, fields, moves=moves, results=("out", "lse", "row_max"))
 
 
 def fields_of(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Arguments of `attention` -> fields of `fmha.arguments.Arguments`."""
     fields = shared_fields({"q": q, "k": k, "v": v, **options}, AttentionConfig, TUNABLE)
@@ -192,7 +217,7 @@ def fields_of(
     return fields
 
 
-def _rope_tables(rope: object) -> tuple[torch.Tensor, torch.Tensor]:
+def _rope_tables(rope: object) -> WithLse:
     if not isinstance(rope, tuple | list) or len(rope) != 2:
         raise TypeError(f"rope is {type(rope).__name__}, expected two tables (cos, sin)")
     if rope[0] is None and rope[1] is None:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from fmha.api import attention, fields_of
+from fmha.api import AttentionOptions, attention, fields_of
 from fmha.arguments import Arguments
 from fmha.choose import TUNED, Sizes, best_of, candidates, problem_of
 from fmha.config import AttentionConfig
 from fmha.launch import ARCHS, ATTENTION, check_config
 from fmha.plan import kernel_of
 from kernelkit.attention import OTHER_NAMES
-from kernelkit.front import require_names
 from kernelkit.hw import MAX_GRID_YZ
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
+from kernelkit.options import require_names, spelled
 from kernelkit.tuned import described
 from kernelkit.warm import Progress, Warmed, counts, warm
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+
+@spelled(AttentionOptions)
 def warmup(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -31,7 +35,8 @@ def warmup(
     batches: Sequence[int],
     lengths: Sequence[int],
     progress: Progress | bool | None = None,
-    **options: Any,
+    normalize: bool = True,
+    **options: Unpack[AttentionOptions],
 ) -> Warmed:
     """Find or compile all kernels that `attention` can choose for calls like this one: a later
     `attention` within these sizes compiles nothing.
@@ -43,7 +48,7 @@ def warmup(
         lengths: query tokens of the longest entry, or an upper bound of them; a sequence such as
             `range(1, 8193)`.
         progress: see `kernelkit.warm.warm`.
-        options: those of `attention`; masks and which tables there are count.
+        normalize, options: those of `attention`; masks and which tables there are count.
 
     Returns:
         The keys of the kernels, and the seconds that each took.
@@ -52,7 +57,7 @@ def warmup(
         TypeError, ValueError, NotImplementedError: what `attention` raises.
     """
     require_names(attention, options, OTHER_NAMES)
-    arguments = ATTENTION.arguments(fields_of(q, k, v, options))
+    arguments = ATTENTION.arguments(fields_of(q, k, v, {"normalize": normalize, **options}))
     arguments.check()
     sizes = counts("batches", batches, MAX_GRID_YZ), counts("lengths", lengths)
     return warm(kernels_for(arguments, *sizes), progress)

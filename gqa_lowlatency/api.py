@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inspect import unwrap
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
 import torch
 
@@ -11,49 +11,68 @@ from gqa_lowlatency.config import TUNABLE, DecodeConfig
 from gqa_lowlatency.launch import DECODE, launched, prepare
 from kernelkit.attention import (
     OTHER_NAMES,
-    Scale,
-    Window,
-    given_options,
+    SharedOptions,
+    WithLse,
     shared_fields,
     spread_scales,
 )
 from kernelkit.call_plan import Plan
-from kernelkit.front import fronted, require_names
+from kernelkit.front import fronted
 from kernelkit.operator import Operator
+from kernelkit.options import defaults_of, given_options, require_names, spelled
 from kernelkit.tape import Results
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SCALES = {"k_scale": "k", "v_scale": "k"}  # and whose heads they have
 
 
-@fronted(DECODE, OTHER_NAMES)
+class DecodePlanOptions(SharedOptions, total=False):
+    """Options of `decode_plan`, and of `decode` but for `out`."""
+
+    causal: Annotated[bool, True]
+    first_keys: Annotated[torch.Tensor | None, None]
+    max_kv_len: Annotated[int | None, None]
+    kv_ready_before_pdl: Annotated[bool, False]
+    batch_invariant: Annotated[bool, False]
+    parts: Annotated[int, 0]
+    config: Annotated[DecodeConfig | None, None]
+
+
+class DecodeOptions(DecodePlanOptions, total=False):
+    """Options of `decode` that its overloads have in common."""
+
+    out: Annotated[torch.Tensor | None, None]
+
+
+@overload
 def decode(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    kv_lens: torch.Tensor | None = None,
-    first_keys: torch.Tensor | None = None,
-    page_table: torch.Tensor | None = None,
-    max_kv_len: int | None = None,
-    causal: bool = True,
-    window: Window = None,
-    sink_tokens: int = 0,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    scale: float | None = None,
-    k_scale: Scale | None = None,
-    v_scale: Scale | None = None,
-    return_lse: bool = False,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    pdl: bool = False,
-    kv_ready_before_pdl: bool = False,
-    batch_invariant: bool = False,
-    parts: int = 0,
-    backend: str = "auto",
-    arch: str | None = None,
-    config: DecodeConfig | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    return_lse: Literal[False] = False, **options: Unpack[DecodeOptions],
+) -> torch.Tensor: ...  # fmt: skip
+
+
+@overload
+def decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    return_lse: Literal[True], **options: Unpack[DecodeOptions],
+) -> WithLse: ...  # fmt: skip
+
+
+@overload
+def decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    return_lse: bool = False, **options: Unpack[DecodeOptions],
+) -> torch.Tensor | WithLse: ...  # fmt: skip
+
+
+@fronted(DECODE, OTHER_NAMES)
+@spelled(DecodeOptions)
+def decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    return_lse: bool = False, **options: Unpack[DecodeOptions],
+) -> torch.Tensor | WithLse:  # fmt: skip
     """softmax(scale Q K^T + mask) V of the newest tokens over a cache of keys and values.
 
     The last dimension of every tensor is contiguous, other strides of q, k, v and out are multiples
@@ -119,19 +138,11 @@ def decode(
     """
     if return_lse is not True and return_lse is not False:
         raise TypeError(f"return_lse is {return_lse!r}, expected bool")
-    options = {
-        "kv_lens": kv_lens, "first_keys": first_keys, "page_table": page_table,
-        "max_kv_len": max_kv_len, "causal": causal, "window": window, "sink_tokens": sink_tokens,
-        "softcap": softcap, "sinks": sinks, "scale": scale, "k_scale": k_scale, "v_scale": v_scale,
-        "out": out, "out_dtype": out_dtype, "pdl": pdl, "kv_ready_before_pdl": kv_ready_before_pdl,
-        "batch_invariant": batch_invariant, "parts": parts, "backend": backend, "arch": arch,
-        "config": config,
-    }  # fmt: skip
-    o, lse = DECODE(fields_of(q, k, v, given_options(options, _DEFAULTS)))
+    o, lse = DECODE(fields_of(q, k, v, given_options(decode, options, _DEFAULTS)))
     return (o, lse) if return_lse else o
 
 
-_DEFAULTS = dict(unwrap(decode).__kwdefaults__)
+_DEFAULTS = defaults_of(decode)
 
 
 class DecodePlan(Plan):
@@ -146,7 +157,10 @@ class DecodePlan(Plan):
         return launched(arguments, target, self.config)
 
 
-def decode_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> DecodePlan:
+@spelled(DecodePlanOptions)
+def decode_plan(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Unpack[DecodePlanOptions]
+) -> DecodePlan:
     """A plan for steps like this one, which a call costs the host some microseconds: it compares
     shapes, strides, dtypes and devices with those planned, puts the new addresses into arguments
     that were made here, and launches.
@@ -174,7 +188,7 @@ def decode_plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: An
 
 
 def fields_of(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Arguments of `decode` -> fields of `gqa_lowlatency.arguments.Arguments`."""
     fields = shared_fields({"q": q, "k": k, "v": v, **options}, DecodeConfig, TUNABLE)

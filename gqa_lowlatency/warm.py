@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from gqa_lowlatency.api import decode, fields_of
+from gqa_lowlatency.api import DecodeOptions, decode, fields_of
 from gqa_lowlatency.arguments import MAX_PARTS, Arguments
 from gqa_lowlatency.choose import (
     MIN_KEYS_OF_PART,
@@ -31,16 +31,20 @@ from gqa_lowlatency.config import CLUSTERS, DecodeConfig
 from gqa_lowlatency.launch import ARCHS, DECODE, KERNELS, check_config
 from kernelkit.arch import written_for
 from kernelkit.attention import OTHER_NAMES
-from kernelkit.front import require_names
 from kernelkit.hw import MAX_GRID_YZ
 from kernelkit.keys import KernelKey
 from kernelkit.launch import Target, choose_target
+from kernelkit.options import require_names, spelled
 from kernelkit.tuned import described
 from kernelkit.warm import Progress, Warmed, counts, warm
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MANY = 1 << 30  # clusters at once
 
 
+@spelled(DecodeOptions)
 def warmup(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -49,7 +53,7 @@ def warmup(
     batches: Sequence[int],
     lengths: Sequence[int],
     progress: Progress | bool | None = None,
-    **options: Any,
+    **options: Unpack[DecodeOptions],
 ) -> Warmed:
     """Find or compile all kernels that `decode` can choose for steps like this one: a later
     `decode` within these sizes compiles nothing.

@@ -7,10 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import compress
 from numbers import Integral, Real
-from operator import is_not
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 
@@ -30,6 +28,7 @@ from kernelkit.tensors import (
 Sides = tuple[int | None, int | None]
 Window = int | Sides | None
 Scale = float | torch.Tensor
+WithLse = tuple[torch.Tensor, torch.Tensor]  # (O, LSE)
 
 # Names that other libraries give these arguments (FlashAttention, FlashInfer, vLLM, torch).
 OTHER_NAMES = {
@@ -54,6 +53,24 @@ OTHER_NAMES = {
     "q_descale": "q_scale",
     "return_softmax_lse": "return_lse",
 }
+
+
+class SharedOptions(TypedDict, total=False):
+    """Options of both, but for `out`; `causal` has two defaults."""
+
+    window: Annotated[Window, None]
+    sink_tokens: Annotated[int, 0]
+    softcap: Annotated[float | None, None]
+    sinks: Annotated[torch.Tensor | None, None]
+    scale: Annotated[float | None, None]
+    k_scale: Annotated[Scale | None, None]
+    v_scale: Annotated[Scale | None, None]
+    kv_lens: Annotated[torch.Tensor | None, None]
+    page_table: Annotated[torch.Tensor | None, None]
+    out_dtype: Annotated[torch.dtype | None, None]
+    pdl: Annotated[bool, False]
+    backend: Annotated[str, "auto"]
+    arch: Annotated[str | None, None]
 
 
 @dataclass(frozen=True)
@@ -295,12 +312,6 @@ def window_sides(window: Window) -> Sides:
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise TypeError(f"window {window!r}: keys before, or (before, behind), None for unbounded")
     return window[0], window[1]
-
-
-def given_options(options: Mapping[str, object], defaults: Mapping[str, object]) -> dict:
-    """Those of a call that are not at their default: an operator parses every one it is given."""
-    plain = map(defaults.__getitem__, options)
-    return dict(compress(options.items(), map(is_not, options.values(), plain)))
 
 
 def shared_fields(

@@ -10,18 +10,17 @@ of just these tensors, the tape is repeated at once.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.autograd import forward_ad
 
 from kernelkit.operator import Operator, is_watched, returned
+from kernelkit.options import Function, require_names
 from kernelkit.ranges import ranged
 from kernelkit.tape import Tape
 
@@ -33,7 +32,7 @@ _Noted = tuple[Tape, Sequence[torch.Tensor], Sequence[Any]]
 
 def fronted(
     operator: Operator, hints: Mapping[str, str] = _NONE, *others: Operator
-) -> Callable[[Callable], Callable]:
+) -> Callable[[Function], Function]:
     """A public function that checks and arranges the arguments of one call of `operator`, or of one
     of the others, does nothing else with tensors, and returns results of it. hints: names that
     users of other libraries will try -> the name here, which the answer to a wrong name is.
@@ -42,7 +41,7 @@ def fronted(
     sequences and dataclasses of such, goes past the function and the operator.
     """
 
-    def around(function: Callable) -> Callable:
+    def around(function: Function) -> Function:
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
             if torch.compiler.is_compiling():
@@ -71,7 +70,8 @@ def fronted(
                 _learn(operator, key, tensors, noted[0], results)
             return results
 
-        return ranged(call, f"{function.__module__.partition('.')[0]}.{function.__name__}")
+        name = f"{function.__module__.partition('.')[0]}.{function.__name__}"
+        return cast(Function, ranged(call, name))
 
     return around
 
@@ -136,15 +136,3 @@ def _asked(function: Callable, hints: Mapping[str, str], args: tuple, options: d
     except TypeError:
         require_names(function, options, hints)
         raise
-
-
-def require_names(function: Callable, options: Mapping[str, Any], hints: Mapping[str, str]) -> None:
-    """TypeError for an option that is no argument of a function; hints: as for `fronted`."""
-    known = inspect.signature(function).parameters
-    for wrong in options:
-        if wrong in known:
-            continue
-        close = difflib.get_close_matches(wrong, known, 1)
-        right = hints.get(wrong) or (close[0] if close else "")
-        advice = f"; it is called {right} here" if right else ""
-        raise TypeError(f"{function.__name__} has no argument {wrong}{advice}")

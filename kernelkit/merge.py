@@ -8,23 +8,51 @@ tracers see whole: here are its arguments and shapes, `merge_launch.py` does the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, overload
 
 import torch
 
+from kernelkit.attention import WithLse
 from kernelkit.merge_launch import MERGE, NAMES, Part
+from kernelkit.options import defaults_of, given_options, spelled
 from kernelkit.tensors import require_type, require_types
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+
+class MergeOptions(TypedDict, total=False):
+    """Options of `merge` that its overloads have in common."""
+
+    sinks: Annotated[torch.Tensor | None, None]
+    out_dtype: Annotated[torch.dtype | None, None]
+    backend: Annotated[str, "auto"]
+    arch: Annotated[str | None, None]
+
+
+@overload
 def merge(
-    parts: Part | Sequence[Part],
-    *,
-    sinks: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    return_lse: bool = True,
-    backend: str = "auto",
-    arch: str | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    parts: Part | Sequence[Part], *,
+    return_lse: Literal[True] = True, **options: Unpack[MergeOptions],
+) -> WithLse: ...  # fmt: skip
+
+
+@overload
+def merge(
+    parts: Part | Sequence[Part], *, return_lse: Literal[False], **options: Unpack[MergeOptions]
+) -> torch.Tensor: ...
+
+
+@overload
+def merge(
+    parts: Part | Sequence[Part], *, return_lse: bool = True, **options: Unpack[MergeOptions]
+) -> torch.Tensor | WithLse: ...
+
+
+@spelled(MergeOptions)
+def merge(
+    parts: Part | Sequence[Part], *, return_lse: bool = True, **options: Unpack[MergeOptions]
+) -> torch.Tensor | WithLse:
     """Attention over the union of disjoint key sets, from the attention over each of them.
 
     With M = max of all LSE and the sink, O = sum w_i O_i / total where w_i = exp(LSE_i - M), for
@@ -60,15 +88,17 @@ def merge(
     one launch, no copy, no wait.
     """
     require_type("return_lse", return_lse, bool)
+    given = given_options(merge, options, _DEFAULTS)
     o, lse, row_max = _columns(parts)
-    if out_dtype is None:
+    if "out_dtype" not in given:
         normalised = [each for each, raw in zip(o, row_max, strict=True) if raw is None]
-        out_dtype = (normalised or o)[0].dtype
-    results = MERGE({
-        "o": o, "lse": lse, "row_max": row_max, "sinks": sinks, "stacked": _is_stack(parts),
-        "out_dtype": out_dtype, "backend": backend, "arch": arch,
-    })  # fmt: skip
+        given["out_dtype"] = (normalised or o)[0].dtype
+    stacked = _is_stack(parts)
+    results = MERGE({"o": o, "lse": lse, "row_max": row_max, "stacked": stacked, **given})
     return results if return_lse else results[0]
+
+
+_DEFAULTS = defaults_of(merge)
 
 
 def _is_stack(parts: Part | Sequence[Part]) -> bool:

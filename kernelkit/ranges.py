@@ -10,11 +10,12 @@ import functools
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 VARIABLE = "BLACKWELL_KERNELS_NVTX"
 ON = os.environ.get(VARIABLE, "0") not in ("", "0")
 _NOTHING: AbstractContextManager[None] = nullcontext()
+_Function = TypeVar("_Function", bound=Callable)
 
 
 def nvtx_range(name: str) -> AbstractContextManager[Any]:
@@ -26,7 +27,7 @@ def nvtx_range(name: str) -> AbstractContextManager[Any]:
     return torch.cuda.nvtx.range(name) if torch.cuda.is_available() else _NOTHING
 
 
-def ranged(call: Callable, name: str | None = None) -> Callable:
+def ranged(call: _Function, name: str | None = None) -> _Function:
     """The function, in a range of this name or of its own; itself where ranges are off. name: of a
     method None, whose object has a `name`."""
     if not ON:

@@ -7,13 +7,15 @@ CUDA graph captures every call; torch.compile sees one operator,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypedDict, TypeVar, overload
 
 import torch
 
 from kernelkit.call_plan import Plan
 from kernelkit.front import fronted
+from kernelkit.options import defaults_of, given_options, spelled
 from kernelkit.tensors import is_broadcast, require_memory
 from moe.arguments import (
     Activation,
@@ -33,28 +35,53 @@ from moe.mixed.layer import FUSED_MIXED
 from moe.packing import PackedExperts
 from moe.quantized import Quantized, laid_out
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Result = TypeVar("Result", bound=torch.Tensor | Quantized)
 
 
+class SwigluOptions(TypedDict, total=False):
+    """Options of `grouped_gemm_swiglu` that `grouped_gemm` has, too."""
+
+    bias: Annotated[torch.Tensor | None, None]
+    encode_scale: Annotated[torch.Tensor | None, None]
+    amax: Annotated[torch.Tensor | None, None]
+    tile_rows: Annotated[int | None, None]
+    most_rows: Annotated[int | None, None]
+    tile_n: Annotated[int | None, None]
+    carry: Annotated[bool, False]
+    pdl: Annotated[bool, False]
+    w_ready: Annotated[bool, False]
+    backend: Annotated[str, "auto"]
+    arch: Annotated[str | None, None]
+
+
+class GemmOptions(SwigluOptions, total=False):
+    """Options of `grouped_gemm` that its overloads and plans have in common."""
+
+    activation: Annotated[Activation | None, None]
+
+
+@overload
 def grouped_gemm(
-    x: Quantized,
-    w: Quantized,
-    offsets: torch.Tensor,
-    *,
-    activation: Activation | None = None,
-    bias: torch.Tensor | None = None,
-    out: torch.dtype | str = torch.bfloat16,
-    encode_scale: torch.Tensor | None = None,
-    amax: torch.Tensor | None = None,
-    tile_rows: int | None = None,
-    most_rows: int | None = None,
-    tile_n: int | None = None,
-    carry: bool = False,
-    pdl: bool = False,
-    w_ready: bool = False,
-    backend: str = "auto",
-    arch: str | None = None,
-) -> torch.Tensor | Quantized:
+    x: Quantized, w: Quantized, offsets: torch.Tensor, *,
+    out: torch.dtype = torch.bfloat16, **options: Unpack[GemmOptions],
+) -> torch.Tensor: ...  # fmt: skip
+
+
+@overload
+def grouped_gemm(
+    x: Quantized, w: Quantized, offsets: torch.Tensor, *,
+    out: str, **options: Unpack[GemmOptions],
+) -> Quantized: ...  # fmt: skip
+
+
+@spelled(GemmOptions)
+def grouped_gemm(
+    x: Quantized, w: Quantized, offsets: torch.Tensor, *,
+    out: torch.dtype | str = torch.bfloat16, **options: Unpack[GemmOptions],
+) -> torch.Tensor | Quantized:  # fmt: skip
     """Y_e = X_e W_e^T + b_e for every expert e, in one launch, and the activation of pairs of
     columns, as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them.
 
@@ -88,25 +115,37 @@ def grouped_gemm(
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
-    options = {
-        "activation": activation, "bias": bias, "out": out, "encode_scale": encode_scale,
-        "amax": amax, "tile_rows": tile_rows, "most_rows": most_rows, "tile_n": tile_n,
-        "carry": carry, "pdl": pdl, "w_ready": w_ready, "backend": backend, "arch": arch,
-    }  # fmt: skip
-    fields = _fields(x, w, offsets, options)
+    fields = _fields(x, w, offsets, {"out": out, **options})
+    encode_scale = fields.get("encode_scale")
     result = quantised_result(fields["out"], encode_scale, *GROUPED_GEMM(fields))
     return laid_out(result, offsets=offsets) if isinstance(result, Quantized) else result
 
 
+_DEFAULTS = defaults_of(grouped_gemm)
+
+
+@overload
 def grouped_gemm_swiglu(
-    x: Quantized,
-    w13: Quantized,
-    offsets: torch.Tensor,
-    *,
-    form: SwiGLU | None = None,
-    granularity: int = DEFAULT_GRANULARITY,
-    **options: Any,
-) -> torch.Tensor | Quantized:
+    x: Quantized, w13: Quantized, offsets: torch.Tensor, *,
+    form: SwiGLU | None = None, granularity: int = DEFAULT_GRANULARITY,
+    out: torch.dtype = torch.bfloat16, **options: Unpack[SwigluOptions],
+) -> torch.Tensor: ...  # fmt: skip
+
+
+@overload
+def grouped_gemm_swiglu(
+    x: Quantized, w13: Quantized, offsets: torch.Tensor, *,
+    form: SwiGLU | None = None, granularity: int = DEFAULT_GRANULARITY,
+    out: str, **options: Unpack[SwigluOptions],
+) -> Quantized: ...  # fmt: skip
+
+
+@spelled(SwigluOptions)
+def grouped_gemm_swiglu(
+    x: Quantized, w13: Quantized, offsets: torch.Tensor, *,
+    form: SwiGLU | None = None, granularity: int = DEFAULT_GRANULARITY,
+    out: torch.dtype | str = torch.bfloat16, **options: Unpack[SwigluOptions],
+) -> torch.Tensor | Quantized:  # fmt: skip
     """H_e = swiglu(X_e W13_e^T), the first product of a layer: `grouped_gemm` with its options.
 
     Args:
@@ -125,7 +164,7 @@ def grouped_gemm_swiglu(
     if not isinstance(form, SwiGLU | None):
         raise TypeError(f"form is {type(form).__name__}, expected SwiGLU or None")
     activation = (form or SwiGLU()).of_rows(granularity)
-    return grouped_gemm(x, w13, offsets, activation=activation, **options)
+    return grouped_gemm(x, w13, offsets, activation=activation, out=out, **options)
 
 
 class InPlacePlan(Generic[Result]):
@@ -144,36 +183,52 @@ class InPlacePlan(Generic[Result]):
         return self.result
 
 
+@overload
 def grouped_gemm_plan(
-    x: Quantized, w: Quantized, offsets: torch.Tensor, **options: Any
-) -> InPlacePlan[torch.Tensor | Quantized]:
+    x: Quantized, w: Quantized, offsets: torch.Tensor, *,
+    out: torch.dtype = torch.bfloat16, **options: Unpack[GemmOptions],
+) -> InPlacePlan[torch.Tensor]: ...  # fmt: skip
+
+
+@overload
+def grouped_gemm_plan(
+    x: Quantized, w: Quantized, offsets: torch.Tensor, *,
+    out: str, **options: Unpack[GemmOptions],
+) -> InPlacePlan[Quantized]: ...  # fmt: skip
+
+
+@spelled(GemmOptions)
+def grouped_gemm_plan(
+    x: Quantized, w: Quantized, offsets: torch.Tensor, *,
+    out: torch.dtype | str = torch.bfloat16, **options: Unpack[GemmOptions],
+) -> InPlacePlan[Any]:  # fmt: skip
     """A plan for a product that is computed again and again in place: plan() writes plan.result.
 
     Args:
-        x, w, offsets, options: as for `grouped_gemm`. Everything is checked here, the kernel is
-            compiled and the result allocated here; a call launches, and costs the host some
+        x, w, offsets, out, options: as for `grouped_gemm`. Everything is checked here, the kernel
+            is compiled and the result allocated here; a call launches, and costs the host some
             microseconds.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as `grouped_gemm`.
     """
-    fields = _fields(x, w, offsets, options)
+    fields = _fields(x, w, offsets, {"out": out, **options})
     plan = Plan(GROUPED_GEMM, fields)
     result = quantised_result(fields["out"], fields.get("encode_scale"), *plan.made)
     return InPlacePlan(plan, result)
 
 
 def _fields(
-    x: Quantized, w: Quantized, offsets: torch.Tensor, options: dict[str, Any]
+    x: Quantized, w: Quantized, offsets: torch.Tensor, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Arguments of `grouped_gemm` -> fields of `moe.arguments.Arguments`."""
-    out = out_name(options.get("out", torch.bfloat16))
-    activation = options.get("activation")
+    given = given_options(grouped_gemm, options, _DEFAULTS)
+    activation = given.get("activation")
     if isinstance(activation, Activation):
         check_form(activation)
         _check_granularity(w, activation)
     _check_offsets(x, offsets)
-    return {"x": x, "w": w, "offsets": offsets, **options, "out": out}
+    return {"x": x, "w": w, "offsets": offsets, **given, "out": out_name(options["out"])}
 
 
 def _check_granularity(w: Quantized, activation: Activation) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from examples.gpt_oss.config import Config
-from fmha import attention
+from fmha import AttentionOptions, attention
 from gqa_lowlatency import decode
 from kernelkit.tensors import brought
 from kvcache import Cache, Ring, Rows, Sizes, Step, append_rows, gather
@@ -98,18 +98,20 @@ class Prefill:
         """See `examples.gpt_oss.model.Attend`; one launch for all requests."""
         place, at = self.kept.places[number], self.at
         starts = at["cu_tokens"]
-        queries = {"cu_seqlens_q": starts, "max_seqlen_q": self.longest, "sinks": sinks}
+        options: AttentionOptions = {
+            "cu_seqlens_q": starts, "max_seqlen_q": self.longest, "sinks": sinks,
+        }  # fmt: skip
         mapping = at["rows_of.k_window" if place.sliding else "rows_of.k"]
         pairs = (place.rows[0], k), (place.rows[1], v)
         if not place.sliding:
             append_rows(*pairs, mapping)
-            tables = {"page_table": at["block_tables"], "kv_lens": at["lengths"]}
-            return attention(q, *place.pages, causal=True, **tables, **queries)
+            tables: AttentionOptions = {"page_table": at["block_tables"], "kv_lens": at["lengths"]}
+            return attention(q, *place.pages, **(options | tables | {"causal": True}))
         if self.before is not None:  # and only then are the rings written to
             (k, v), starts = self.before.joined(place, k, v), self.before.starts
         append_rows(*pairs, mapping)
-        window = (self.kept.window - 1, 0)
-        return attention(q, k, v, window=window, cu_seqlens_k=starts, **queries)
+        options |= {"window": (self.kept.window - 1, 0), "cu_seqlens_k": starts}
+        return attention(q, k, v, **options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,12 +201,11 @@ class Decoding:
         place, tables = self.kept.places[number], self.tables
         mapping = tables["rows_of.k_window" if place.sliding else "rows_of.k"]
         append_rows((place.rows[0], k), (place.rows[1], v), mapping)
+        lengths, table = tables["lengths"], tables["block_tables"]
         if place.sliding:
-            where = {"kv_lens": self.in_window, "page_table": self.rings}
-        else:
-            where = {"kv_lens": tables["lengths"], "page_table": tables["block_tables"]}
+            lengths, table = self.in_window, self.rings
         # Launched while `append_rows` ends, for which the kernel itself waits.
-        return decode(q, *place.pages, sinks=sinks, pdl=True, **where)
+        return decode(q, *place.pages, sinks=sinks, kv_lens=lengths, page_table=table, pdl=True)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -55,13 +55,11 @@ class SharedPrefill:
         place, group = self.kept.places[number], self.ranks.group
         keys, values = self._gathered(k), self._gathered(v)
         mapping = self.at["rows_of.k_window" if place.sliding else "rows_of.k"]
-        kept = zip(place.rows, (keys[: self.tokens], values[: self.tokens]), strict=True)
-        append_rows(*kept, mapping)
+        new = keys[: self.tokens], values[: self.tokens]
+        append_rows((place.rows[0], new[0]), (place.rows[1], new[1]), mapping)
         if not place.sliding:
             own = (x[None].contiguous() for x in (q, k, v))
-            o = ring_attention(*own, causal=True, sinks=sinks, group=group)
-            assert isinstance(o, torch.Tensor)
-            return o[0]
+            return ring_attention(*own, causal=True, sinks=sinks, group=group)[0]
         near = [torch.cat([x[slice(*span)] for span in self.spans]) for x in (keys, values)]
         return attention(
             q, *near, window=(self.kept.window - 1, 0), sinks=sinks, cu_seqlens_q=self.starts[0],

@@ -5,7 +5,6 @@ the rest, and one more that lays keys side by side where no prefill reads them i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from fmha.api import attention
 from gqa_lowlatency.api import decode
 from gqa_lowlatency.config import HEAD_DIMS, MAX_Q_TOKENS
 from integrations.engines.step import Gathered, Step
+from kernelkit.attention import SharedOptions
 from kvcache.movement.api import gather_pages
 
 
@@ -31,9 +31,12 @@ class Scores:
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
 
-    def options(self) -> dict[str, Any]:
-        """Those of `decode` and `attention`."""
-        return {**vars(self), "softcap": self.softcap or None}
+    def options(self) -> SharedOptions:
+        """Options of `decode` and `attention`."""
+        return {
+            "scale": self.scale, "window": self.window, "softcap": self.softcap or None,
+            "sinks": self.sinks, "k_scale": self.k_scale, "v_scale": self.v_scale,
+        }  # fmt: skip
 
 
 def decodes(tokens: int, columns: int, value_columns: int) -> bool:
@@ -70,31 +73,28 @@ def attend(
     if begun:
         shape = (step.requests, step.tokens)
         batch, o = (tensor[:begun].unflatten(0, shape) for tensor in (q, out))
-        tables = {
-            "kv_lens": step.seq_lens[: step.requests],
-            "page_table": step.table[: step.requests],
-        }
+        options |= {
+            "kv_lens": step.seq_lens[: step.requests], "page_table": step.table[: step.requests],
+        }  # fmt: skip
         if decodes(step.tokens, k.shape[-1], v.shape[-1]):
             bound = _rounded(step.bound, step.table.shape[1] * k.shape[1])
-            decode(batch, k, v, max_kv_len=bound, out=o, **tables, **options)
+            decode(batch, k, v, max_kv_len=bound, out=o, **options)
         else:
-            attention(batch, k, v, causal=True, out=o, **tables, **options)
+            attention(batch, k, v, causal=True, out=o, **options)
     if step.rest:
         queries = slice(begun, begun + step.rest)
-        options |= {
-            "causal": True, "cu_seqlens_q": step.starts, "max_seqlen_q": step.longest,
-            "out": out[queries],
-        }  # fmt: skip
+        options, starts = scores.options(), None
         if fresh is not None:
-            k, v = (x[queries] for x in fresh)
-            options["cu_seqlens_k"] = step.starts
+            (k, v), starts = (x[queries] for x in fresh), step.starts
         elif step.gathered is not None:
-            k, v = side_by_side(step.gathered, pages)
-            options["cu_seqlens_k"] = step.gathered.starts
+            (k, v), starts = side_by_side(step.gathered, pages), step.gathered.starts
         else:
             options["kv_lens"] = step.seq_lens[step.requests :]
             options["page_table"] = step.table[step.requests :]
-        attention(q[queries], k, v, **options)
+        attention(
+            q[queries], k, v, causal=True, cu_seqlens_q=step.starts, cu_seqlens_k=starts,
+            max_seqlen_q=step.longest, out=out[queries], **options,
+        )  # fmt: skip
 
 
 def _rounded(bound: int, capacity: int) -> int:

@@ -8,31 +8,60 @@ merge behind each part would read and write what there is so far again and again
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict, overload
 
 import torch
 import torch.distributed as dist
 
 from fmha import attention, merge
 from integrations.parallel.zigzag import Step, steps
+from kernelkit.options import defaults_of, given_options, spelled
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Parts = list[tuple[torch.Tensor, torch.Tensor]]
 
 
+class RingOptions(TypedDict, total=False):
+    """Options of `ring_attention` that its overloads have in common."""
+
+    causal: Annotated[bool, True]
+    scale: Annotated[float | None, None]
+    softcap: Annotated[float | None, None]
+    sinks: Annotated[torch.Tensor | None, None]
+    group: Annotated[dist.ProcessGroup | None, None]
+    backend: Annotated[str, "auto"]
+    arch: Annotated[str | None, None]
+
+
+@overload
 def ring_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = True,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    return_lse: bool = False,
-    group: dist.ProcessGroup | None = None,
-    backend: str = "auto",
-    arch: str | None = None,
-) -> torch.Tensor | Pair:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    return_lse: Literal[False] = False, **options: Unpack[RingOptions],
+) -> torch.Tensor: ...  # fmt: skip
+
+
+@overload
+def ring_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    return_lse: Literal[True], **options: Unpack[RingOptions],
+) -> Pair: ...  # fmt: skip
+
+
+@overload
+def ring_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    return_lse: bool = False, **options: Unpack[RingOptions],
+) -> torch.Tensor | Pair: ...  # fmt: skip
+
+
+@spelled(RingOptions)
+def ring_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+    return_lse: bool = False, **options: Unpack[RingOptions],
+) -> torch.Tensor | Pair:  # fmt: skip
     """`fmha.attention` of this rank's queries over the keys of all ranks of `group`.
 
     Every rank calls it with tensors of the same shapes. Keys and values move by `isend` and `irecv`
@@ -56,6 +85,9 @@ def ring_attention(
         ValueError: for an odd T where it is causal. TypeError, ValueError, NotImplementedError:
             what `fmha.attention` raises.
     """
+    given = _DEFAULTS | given_options(ring_attention, options, _DEFAULTS)
+    causal, group, sinks = given["causal"], given["group"], given["sinks"]
+    place = {"backend": given["backend"], "arch": given["arch"]}
     if q.ndim != 4:
         raise ValueError(f"q has {q.ndim} dimensions: [B, T, Hq, D]")
     if causal and q.shape[1] % 2:
@@ -64,15 +96,18 @@ def ring_attention(
 
     def attend(queries: torch.Tensor, keys: Pair, step: Step, out: torch.Tensor) -> torch.Tensor:
         _, lse = attention(
-            queries, *keys, causal=step.causal, scale=scale, softcap=softcap, return_lse=True,
-            out=out, backend=backend, arch=arch,
+            queries, *keys, causal=step.causal, scale=given["scale"], softcap=given["softcap"],
+            return_lse=True, out=out, **place,
         )  # fmt: skip
         return lse
 
     plan = steps(rank, world, causal=causal)
     parts = attend_all(plan, q, round_the_ring((k, v), group), attend)
     sinks = None if sinks is None else sinks.float()
-    return merge(parts, sinks=sinks, return_lse=return_lse, backend=backend, arch=arch)
+    return merge(parts, sinks=sinks, return_lse=return_lse, **place)
+
+
+_DEFAULTS = defaults_of(ring_attention)
 
 
 def attend_all(

@@ -16,6 +16,7 @@ from fmha.api import attention
 from gqa_lowlatency.api import decode
 from gqa_lowlatency.config import HEAD_DIMS, MAX_Q_TOKENS
 from integrations.transformers.sight import Sight, packed
+from kernelkit.attention import SharedOptions
 
 # Tensors that models hand to every layer, which attention has no use for.
 UNUSED = {"position_ids", "cache_position", "num_items_in_batch"}
@@ -49,19 +50,20 @@ def attention_forward(
     """
     sight = _sight(module, query, key, attention_mask, options)
     _refuse(sight, options)
-    given = {
+    given: SharedOptions = {
         "softcap": options.get("softcap"), "sinks": options.get("s_aux"),
         "scale": options.get("scaling"),
     }  # fmt: skip
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if _decodes(sight, q, v):
-        lengths = {"kv_lens": sight.end, "first_keys": sight.first}
-        return decode(q, k, v, window=sight.left, **lengths, **given), None
+        given |= {"window": sight.left, "kv_lens": sight.end}
+        return decode(q, k, v, first_keys=sight.first, **given), None
     window = None if (sight.left, sight.right) == (None, None) else (sight.left, sight.right)
     given["window"] = window
     if sight.first is not None:
         return _left_padded(sight, q, k, v, given), None
-    return attention(q, k, v, kv_lens=sight.end, q_offset=sight.start, **given), None
+    given["kv_lens"] = sight.end
+    return attention(q, k, v, q_offset=sight.start, **given), None
 
 
 def _sight(
@@ -118,7 +120,7 @@ def _decodes(sight: Sight, q: torch.Tensor, v: torch.Tensor) -> bool:
 
 
 def _left_padded(
-    sight: Sight, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: dict[str, Any]
+    sight: Sight, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: SharedOptions
 ) -> torch.Tensor:
     """[B, S, Hq, D], with entries that begin behind pads."""
     (keys, pitch), (values, pitch_v) = _rows(k), _rows(v)
