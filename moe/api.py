@@ -21,14 +21,12 @@ from moe.arguments import (
     Activation,
     Router,
     RouterLinear,
-    Scales,
     SwiGLU,
     check_form,
     out_name,
 )
 from moe.config import DEFAULT_GRANULARITY
-from moe.fused import FUSED, layer_fields, logit_fields
-from moe.indices import range_fields
+from moe.fused import FUSED, FusedOptions, layer_fields, logit_fields
 from moe.launch import GROUPED_GEMM, quantised_result
 from moe.mixed.fragments import ArrangedExperts
 from moe.mixed.layer import FUSED_MIXED
@@ -253,19 +251,13 @@ def _check_offsets(x: Quantized, offsets: torch.Tensor) -> None:
 
 
 @fronted(FUSED, {}, FUSED_MIXED)
+@spelled(FusedOptions)
 def fused_moe(
     x: torch.Tensor,
     experts: PackedExperts | ArrangedExperts,
     router_logits: torch.Tensor | RouterLinear,
     router: Router,
-    *,
-    activation: SwiGLU | None = None,
-    scales: Scales | None = None,
-    activations: str | None = None,
-    expert_range: tuple[int, int] | None = None,
-    tile_rows: int | None = None,
-    backend: str = "auto",
-    arch: str | None = None,
+    **options: Unpack[FusedOptions],
 ) -> torch.Tensor:
     """The sum of a token's experts, weighted by the router, as `moe.reference.layer` defines it.
 
@@ -300,21 +292,21 @@ def fused_moe(
             step refuses, when the steps before it have been launched.
     """
     operator = FUSED_MIXED if isinstance(experts, ArrangedExperts) else FUSED
-    given = {
-        "x": x, **logit_fields(router_logits), "experts": experts, "router": router,
-        "activation": SwiGLU() if activation is None else activation,
-        "scales": Scales() if scales is None else scales,
-        "activations": activations, "tile_rows": tile_rows, "backend": backend, "arch": arch,
-    }  # fmt: skip
-    return operator(given if expert_range is None else given | range_fields(expert_range))
+    tokens = {"x": x, "experts": experts, "router": router, **logit_fields(router_logits)}
+    given = given_options(fused_moe, options, _FUSED_DEFAULTS)
+    return operator(tokens | layer_fields(given))
 
 
+_FUSED_DEFAULTS = defaults_of(fused_moe)
+
+
+@spelled(FusedOptions)
 def fused_moe_plan(
     x: torch.Tensor,
     experts: PackedExperts | ArrangedExperts,
     router_logits: torch.Tensor | RouterLinear,
     router: Router,
-    **options: Any,
+    **options: Unpack[FusedOptions],
 ) -> InPlacePlan[torch.Tensor]:
     """A plan for a layer that is computed again and again in place: plan() writes plan.result.
 
@@ -327,7 +319,7 @@ def fused_moe_plan(
         TypeError, ValueError, NotImplementedError: as `fused_moe`, and ValueError for what a plan
             cannot repeat.
     """
-    given = layer_fields(options)
+    given = layer_fields(given_options(fused_moe_plan, options, _FUSED_DEFAULTS))
     arranged = isinstance(experts, ArrangedExperts)
     operator = FUSED_MIXED if arranged else FUSED
     tokens = {"x": x, "experts": experts, "router": router, **logit_fields(router_logits)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 
@@ -237,9 +237,21 @@ def logit_fields(given: torch.Tensor | RouterLinear) -> dict[str, Any]:
     return {"router_logits": given}
 
 
+class FusedOptions(TypedDict, total=False):
+    """Options of `moe.fused_moe`, its plan and its `warmup`."""
+
+    activation: Annotated[SwiGLU | None, None]
+    scales: Annotated[Scales | None, None]
+    activations: Annotated[str | None, None]
+    expert_range: Annotated[tuple[int, int] | None, None]
+    tile_rows: Annotated[int | None, None]
+    backend: Annotated[str, "auto"]
+    arch: Annotated[str | None, None]
+
+
 def layer_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of `moe.fused_moe` as fields of `Layer`, but for those that are None."""
-    given = {name: value for name, value in options.items() if value is not None}
+    """Map options of `moe.fused_moe` that are not at their default to fields of `Layer`."""
+    given = dict(options)
     return range_fields(given.pop("expert_range", None)) | given
 
 

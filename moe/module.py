@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,8 +14,12 @@ from moe.arguments import Router
 from moe.checkpoint import LAYOUT, WEIGHTS, Layout, layout_of, of_layout, read_layout, state_dict
 from moe.config import DEFAULT_GRANULARITY
 from moe.formats import format_of, row_blocks, scale_bytes
+from moe.fused import FusedOptions
 from moe.packing import PackedExperts, require_kind
 from moe.quantized import Quantized, of_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class ExpertWeights(nn.Module):
@@ -76,8 +80,9 @@ class ExpertWeights(nn.Module):
         return packed
 
     def forward(
-        self, x: torch.Tensor, router_logits: torch.Tensor, router: Router, **options: Any
-    ) -> torch.Tensor:
+        self, x: torch.Tensor, router_logits: torch.Tensor, router: Router,
+        **options: Unpack[FusedOptions],
+    ) -> torch.Tensor:  # fmt: skip
         """`moe.fused_moe` with these experts."""
         return fused_moe(x, self.packed, router_logits, router, **options)
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
+from kernelkit.options import defaults_of, given_options, spelled
 from kernelkit.tensors import as_meta
 from kernelkit.tuned import standing_for
 from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
 from moe.arguments import Router, RouterLinear
 from moe.choose import TUNED
-from moe.fused import Layer, layer_fields, logit_fields, run_layer
+from moe.fused import FusedOptions, Layer, layer_fields, logit_fields, run_layer
 from moe.launch import ARCHS
 from moe.mixed.choose import MANY
 from moe.mixed.choose import TUNED as TUNED_MIXED
@@ -27,7 +28,11 @@ from moe.mixed.layer import MixedLayer
 from moe.mixed.layer import run_layer as run_mixed
 from moe.packing import PackedExperts
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+
+@spelled(FusedOptions)
 def warmup(
     x: torch.Tensor,
     experts: PackedExperts | ArrangedExperts,
@@ -36,7 +41,7 @@ def warmup(
     *,
     tokens: Sequence[int],
     progress: Progress | bool | None = None,
-    **options: Any,
+    **options: Unpack[FusedOptions],
 ) -> Warmed:
     """Find or compile all kernels that `fused_moe` can choose for layers like this one.
 
@@ -52,8 +57,11 @@ def warmup(
     Raises:
         TypeError, ValueError, NotImplementedError: as `fused_moe`.
     """
-    sizes = counts("tokens", tokens)
-    return warm(kernels_for(x, experts, router_logits, router, sizes, **options), progress)
+    sizes, given = counts("tokens", tokens), given_options(warmup, options, _DEFAULTS)
+    return warm(kernels_for(x, experts, router_logits, router, sizes, **given), progress)
+
+
+_DEFAULTS = defaults_of(warmup)
 
 
 def kernels_for(

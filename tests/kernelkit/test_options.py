@@ -18,7 +18,7 @@ from kernelkit.options import defaults_of, given_options, spelled
 FUNCTIONS = [
     fmha.attention, fmha.attention_plan, fmha.merge, fmha.warmup, gqa_lowlatency.decode,
     gqa_lowlatency.decode_plan, gqa_lowlatency.warmup, moe.grouped_gemm, moe.grouped_gemm_plan,
-    moe.grouped_gemm_swiglu,
+    moe.grouped_gemm_swiglu, moe.fused_moe, moe.fused_moe_plan, moe.warmup,
 ]  # fmt: skip
 
 
