@@ -14,102 +14,99 @@ from moe.quantized import laid_out
 from moe.reference import quantise as quantised
 from q8_0 import reference as q8_0_reference
 from tests.hostile_generator import Base, Given
+from tests.hostile_values import angles, bf16, normal, positive, some_bytes
 
 INT = torch.int32
 OFFSETS = torch.tensor([0, 2, 2, 5], dtype=INT)
 
 
-def _bf16(*shape: int) -> torch.Tensor:
-    return torch.zeros(shape, dtype=torch.bfloat16)
-
-
 def _attention() -> Given:
-    return {"q": _bf16(2, 8, 4, 64), "k": _bf16(2, 32, 2, 64), "v": _bf16(2, 32, 2, 64),
-            "out": _bf16(2, 8, 4, 64), "sinks": torch.zeros(4),
+    return {"q": bf16(2, 8, 4, 64), "k": bf16(2, 32, 2, 64), "v": bf16(2, 32, 2, 64),
+            "out": bf16(2, 8, 4, 64), "sinks": normal(4),
             "kv_lens": torch.tensor([32, 9], dtype=INT)}  # fmt: skip
 
 
 def _packed() -> Given:
     starts = torch.tensor([0, 5, 8], dtype=INT)
-    return {"q": _bf16(8, 4, 64), "k": _bf16(9, 16, 2, 64), "v": _bf16(9, 16, 2, 64),
+    return {"q": bf16(8, 4, 64), "k": bf16(9, 16, 2, 64), "v": bf16(9, 16, 2, 64),
             "cu_seqlens_q": starts, "max_seqlen_q": 5, "causal": True, "window": (7, 0),
             "q_offset": torch.tensor([3, 0], dtype=INT), "scale": 0.5, "softcap": 3.0,
             "kv_lens": torch.tensor([17, 9], dtype=INT),
-            "rope": (torch.ones(32, 8), torch.zeros(32, 8)),
+            "rope": angles(32, 8),
             "page_table": torch.tensor([[1, 2], [8, 0]], dtype=INT)}  # fmt: skip
 
 
 def _decode() -> Given:
-    e4m3 = torch.zeros(9, 64, 2, 64).to(torch.float8_e4m3fn)
-    return {"q": _bf16(2, 1, 8, 64), "k": e4m3, "v": e4m3.clone(), "out": _bf16(2, 1, 8, 64),
-            "k_scale": torch.ones(2), "v_scale": torch.ones(2), "sinks": torch.zeros(8),
+    k, v = (normal(9, 64, 2, 64, dtype=torch.float8_e4m3fn) for _ in range(2))
+    return {"q": bf16(2, 1, 8, 64), "k": k, "v": v, "out": bf16(2, 1, 8, 64),
+            "k_scale": positive(2), "v_scale": positive(2), "sinks": normal(8),
             "kv_lens": torch.tensor([10, 64], dtype=INT), "max_kv_len": 64,
             "page_table": torch.tensor([[3], [1]], dtype=INT), "window": 20}  # fmt: skip
 
 
 def _merge() -> Given:
-    part = torch.zeros(1, 3, 2, 64), torch.zeros(1, 2, 3)
-    return {"parts": [part, (part[0].clone(), part[1].clone())], "sinks": torch.zeros(2)}
+    parts = [(normal(1, 3, 2, 64), normal(1, 2, 3)) for _ in range(2)]
+    return {"parts": parts, "sinks": normal(2)}
 
 
 def _pages() -> Given:
-    return {"k_pages": _bf16(4, 16, 2, 64), "v_pages": _bf16(4, 16, 2, 64), "k": _bf16(3, 2, 64),
-            "v": _bf16(3, 2, 64), "slots": torch.tensor([1, 17, -1])}  # fmt: skip
+    return {"k_pages": bf16(4, 16, 2, 64), "v_pages": bf16(4, 16, 2, 64), "k": bf16(3, 2, 64),
+            "v": bf16(3, 2, 64), "slots": torch.tensor([1, 17, -1])}  # fmt: skip
 
 
 def _fp8_pages() -> Given:
     pages = {name: _pages()[name].to(torch.float8_e4m3fn) for name in ("k_pages", "v_pages")}
-    return _pages() | pages | {"k_scale": torch.ones(1), "v_scale": torch.ones(1)}
+    return _pages() | pages | {"k_scale": positive(1), "v_scale": positive(1)}
 
 
 POOL_BYTES = 4096
 
 
 def _rows(record=None) -> kvcache.Rows:
-    pool = torch.zeros(4, POOL_BYTES, dtype=torch.uint8)
+    pool = some_bytes(4, POOL_BYTES)
     record = plain("k", 1, 64) if record is None else record
     rows = min(POOL_BYTES // 1024, 4)
     return kvcache.Rows(pool, 0, rows * record.data_bytes, rows, record)
 
 
 def _append_rows() -> Given:
-    return {"first": (_rows(), _bf16(3, 64)), "second": None, "slots": torch.tensor([0, 5, -1])}
+    return {"first": (_rows(), bf16(3, 64)), "second": None, "slots": torch.tensor([0, 5, -1])}
 
 
 def _append_swa() -> Given:
-    return {"rows": _rows(BF16_512), "kv": _bf16(3, 512), "positions": torch.arange(3),
-            "slots": torch.tensor([0, 5, -1]), "cos": torch.ones(8, 32),
-            "sin": torch.zeros(8, 32)}  # fmt: skip
+    return {"rows": _rows(BF16_512), "kv": bf16(3, 512), "positions": torch.arange(3),
+            "slots": torch.tensor([0, 5, -1]),
+            **dict(zip(("cos", "sin"), angles(8, 32), strict=True))}  # fmt: skip
 
 
 def _gather() -> Given:
-    return {"rows": _rows(), "indices": torch.tensor([0, 5, -1]), "out": _bf16(3, 64)}
+    return {"rows": _rows(), "indices": torch.tensor([0, 5, -1]), "out": bf16(3, 64)}
 
 
 def _dequantising() -> Given:
-    return {"rows": _rows(FP8_584), "indices": torch.tensor([0, 5, -1]), "out": _bf16(3, 512)}
+    return {"rows": _rows(FP8_584), "indices": torch.tensor([0, 5, -1]), "out": bf16(3, 512)}
 
 
 def _copy_slots() -> Given:
-    pools = (torch.zeros(4, 256, dtype=torch.uint8) for _ in range(2))
+    pools = (some_bytes(4, 256) for _ in range(2))
     return {**dict(zip(("source", "target"), pools, strict=True)),
             "pairs": torch.tensor([[0, 1], [2, 3]]),
             "segments": torch.tensor([[0, 16, 32]])}  # fmt: skip
 
 
 def _checksum() -> Given:
-    pool = torch.zeros(4, 256, dtype=torch.uint8)
+    pool = some_bytes(4, 256)
     return {"pool": pool, "slots": torch.tensor([1, -1]), "begin": 0, "end": 64}
 
 
 def _route() -> Given:
-    return {"logits": torch.zeros(5, 8), "top_k": 2, "bias": torch.zeros(8), "n_group": 2,
-            "logit_bias": torch.zeros(8), "shared": 1, "scale": 2.0}  # fmt: skip
+    return {"logits": normal(5, 8), "top_k": 2, "bias": normal(8), "n_group": 2,
+            "logit_bias": normal(8), "shared": 1, "scale": 2.0}  # fmt: skip
 
 
 def _route_tokens() -> Given:
-    linear = moe.RouterLinear(_bf16(8, 64), _bf16(8))
-    return {"x": _bf16(5, 64), "linear": linear, "router": moe.Router(2, bias=torch.zeros(8))}
+    linear = moe.RouterLinear(bf16(8, 64), bf16(8))
+    return {"x": bf16(5, 64), "linear": linear, "router": moe.Router(2, bias=normal(8))}
 
 
 def _permutation() -> Given:
@@ -118,38 +115,38 @@ def _permutation() -> Given:
 
 
 def _combine() -> Given:
-    return {"y": _bf16(6, 64), "weights": torch.ones(3, 2),
+    return {"y": bf16(6, 64), "weights": positive(3, 2),
             "row_of_slot": torch.arange(6, dtype=INT).view(3, 2)}  # fmt: skip
 
 
 def _quantise() -> Given:
-    return {"x": _bf16(5, 128), "fmt": "nvfp4", "global_scale": torch.ones(1), "offsets": OFFSETS}
+    return {"x": bf16(5, 128), "fmt": "nvfp4", "global_scale": positive(1), "offsets": OFFSETS}
 
 
-W13, W2 = torch.ones(3, 128, 128).bfloat16(), torch.ones(3, 128, 64).bfloat16()
+W13, W2 = bf16(3, 128, 128), bf16(3, 128, 64)
 PACKED, MX = moe.pack(W13, W2, "nvfp4"), moe.pack(W13, W2, "mxfp4")
 ARRANGED = moe.arrange(MX)
 
 
 def _grouped_gemm() -> Given:
-    x = quantised(torch.ones(5, 128).bfloat16(), "nvfp4", offsets=OFFSETS)
+    x = quantised(bf16(5, 128), "nvfp4", offsets=OFFSETS)
     return {"x": laid_out(x, offsets=OFFSETS), "w": PACKED.w13, "offsets": OFFSETS.clone(),
-            "amax": torch.zeros(1), "bias": torch.zeros(3, 128)}  # fmt: skip
+            "amax": torch.zeros(1), "bias": normal(3, 128)}  # fmt: skip
 
 
 def _mixed_gemm() -> Given:
-    return {"x": _bf16(5, 64), "w": ARRANGED.w2, "offsets": OFFSETS.clone(),
-            "bias": torch.zeros(3, 128)}  # fmt: skip
+    return {"x": bf16(5, 64), "w": ARRANGED.w2, "offsets": OFFSETS.clone(),
+            "bias": normal(3, 128)}  # fmt: skip
 
 
 def _fused_moe() -> Given:
-    return {"x": _bf16(5, 128), "experts": PACKED, "router_logits": torch.zeros(5, 3),
-            "router": moe.Router(2, bias=torch.zeros(3)), "activation": moe.SwiGLU(),
-            "scales": moe.Scales(torch.ones(1), torch.ones(1), torch.zeros(1))}  # fmt: skip
+    return {"x": bf16(5, 128), "experts": PACKED, "router_logits": normal(5, 3),
+            "router": moe.Router(2, bias=normal(3)), "activation": moe.SwiGLU(),
+            "scales": moe.Scales(positive(1), positive(1), torch.zeros(1))}  # fmt: skip
 
 
 def _fused_mixed() -> Given:
-    return {"x": _bf16(5, 128), "experts": ARRANGED, "router_logits": torch.zeros(5, 3),
+    return {"x": bf16(5, 128), "experts": ARRANGED, "router_logits": normal(5, 3),
             "router": moe.Router(2)}  # fmt: skip
 
 
@@ -158,11 +155,11 @@ def _pack() -> Given:
 
 
 def _weights() -> q8_0.Weights:
-    return q8_0_reference.rounded(torch.ones(4, 96), "soa")
+    return q8_0_reference.rounded(normal(4, 96), "soa")
 
 
 def _matvec() -> Given:
-    return {"weights": _weights(), "x": _bf16(2, 96), "bias": _bf16(4)}
+    return {"weights": _weights(), "x": bf16(2, 96), "bias": bf16(4)}
 
 
 def _swiglu() -> Given:
@@ -190,7 +187,7 @@ def _layout() -> Given:
 
 
 def _integers() -> Given:
-    return {"weights": _weights(), "x": q8_0_reference.quantise(torch.ones(2, 96))}
+    return {"weights": _weights(), "x": q8_0_reference.quantise(normal(2, 96))}
 
 
 BASES = {
@@ -203,8 +200,8 @@ BASES = {
         Base("append_pages", kvcache.append_pages, _pages, ("k_pages", "v_pages")),
         Base("append_pages in e4m3", kvcache.append_pages, _fp8_pages, ("k_pages", "v_pages")),
         Base("gather_pages", kvcache.gather_pages, _pages, ("k", "v")),
-        Base("append_rows", kvcache.append_rows, _append_rows),
-        Base("append_swa", kvcache.append_swa, _append_swa, ("rows.pool",)),
+        Base("append_rows", kvcache.append_rows, _append_rows, ("first/0/pool",)),
+        Base("append_swa", kvcache.append_swa, _append_swa, ("rows/pool",)),
         Base("gather", kvcache.gather, _gather, ("out",)),
         Base("gather of records", kvcache.gather, _dequantising, ("out",)),
         Base(
@@ -220,7 +217,7 @@ BASES = {
         Base("grouped_gemm", moe.grouped_gemm, _grouped_gemm, ("amax",)),
         Base("grouped_gemm_swiglu", moe.grouped_gemm_swiglu, _swiglu),
         Base("mixed_gemm", moe.mixed_gemm, _mixed_gemm),
-        Base("fused_moe", moe.fused_moe, _fused_moe, ("scales.h_amax",)),
+        Base("fused_moe", moe.fused_moe, _fused_moe, ("scales/h_amax",)),
         Base("fused_moe, arranged", moe.fused_moe, _fused_mixed),
         Base("pack", moe.pack, _pack),
         Base("arrange", moe.arrange, lambda: {"experts": MX, "activations": "e4m3"}),
@@ -235,7 +232,7 @@ BASES = {
         Base("admit", kvcache.Manager.admit, _admitting),
         Base("repack", q8_0.repack, lambda: {"weights": _weights(), "layout": "interleaved"}),
         Base("dequantise", q8_0.dequantise, lambda: {"weights": _weights()}),
-        Base("q8_0.quantise", q8_0.quantise, lambda: {"x": _bf16(2, 96)}),
+        Base("q8_0.quantise", q8_0.quantise, lambda: {"x": bf16(2, 96)}),
         Base("matvec", q8_0.matvec, _matvec),
         Base("matvec of integers", q8_0.matvec, _integers),
     )

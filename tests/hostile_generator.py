@@ -8,6 +8,7 @@ not have, such as common memory. What an argument may be is read from its annota
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import random
@@ -20,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.hostile_values import begin_again
+
 Given = dict[str, Any]
 Change = Callable[[Any], Any]
 
@@ -28,15 +31,20 @@ Change = Callable[[Any], Any]
 class Base:
     """A public function and a call of it that is right.
 
-    writes: paths of tensors that it writes to. arguments: makes the call's arguments anew.
-    in_place: paths of two tensors that may be one.
+    make: makes the call's arguments. writes: paths of tensors that it writes to. in_place: paths of
+    two tensors that may be one.
     """
 
     name: str
     function: Callable
-    arguments: Callable[[], Given]
+    make: Callable[[], Given]
     writes: tuple[str, ...] = ()
     in_place: frozenset[str] = frozenset()
+
+    def arguments(self) -> Given:
+        """The call's arguments, made anew with the same values."""
+        begin_again()
+        return self.make()
 
 
 @dataclass(frozen=True)
@@ -154,6 +162,33 @@ def shifted(tensor: torch.Tensor) -> torch.Tensor:
     return memory.copy_(tensor.flatten()).view(tensor.shape)
 
 
+def wider(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values amid others: rows lie apart."""
+    if not tensor.ndim:
+        return tensor
+    beside = -(-32 // tensor.itemsize)  # so that addresses stay multiples of 32 bytes
+    memory = _others(tensor, *tensor.shape[:-1], tensor.shape[-1] + 2 * beside)
+    return memory[..., beside : beside + tensor.shape[-1]].copy_(tensor)
+
+
+def swapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, the first two dimensions the other way round in memory."""
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1) if tensor.ndim > 2 else tensor
+
+
+def every_other(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in every other row of a longer tensor."""
+    if not tensor.ndim:
+        return tensor
+    return _others(tensor, 2 * len(tensor), *tensor.shape[1:])[::2].copy_(tensor)
+
+
+def _others(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
+    """Memory of the tensor's dtype whose bytes are all 0x55, a value that is no NaN."""
+    content = torch.full((math.prod(shape) * tensor.itemsize,), 0x55, dtype=torch.uint8)
+    return content.view(tensor.dtype).view(shape)
+
+
 def of_integers(tensor: torch.Tensor) -> torch.Tensor:
     return torch.ones(tensor.shape, dtype=torch.int16)
 
@@ -188,7 +223,7 @@ def negative(tensor: torch.Tensor) -> torch.Tensor:
 NO_MEMORY: tuple[Change, ...] = (sparse, nested, freed, of_truths)
 ODD: tuple[Change, ...] = (
     elsewhere, spread, broadcast, deeper, flat, shorter, narrower, empty, shifted, of_integers,
-    large, negative, hollow, of_doubles,
+    large, negative, hollow, of_doubles, wider, swapped, every_other,
 )  # fmt: skip
 
 
@@ -217,7 +252,7 @@ def _twice(base: Base, draw: random.Random) -> Call:
     except (AttributeError, IndexError, RuntimeError, TypeError):
         return first  # which left nothing to change
     paths, what = (*first.paths, *second.paths), f"{first.what}, {second.what}"
-    if len({path.split(".")[0] for path in paths}) == 1:  # the second may have undone the first
+    if len({path.split("/")[0] for path in paths}) == 1:  # the second may have undone the first
         return first
     refused = first.refused or second.refused
     return Call(base, second.given, paths, what, refused, False, second.raised)
@@ -228,7 +263,7 @@ def _changed(base: Base, given: Given, draw: random.Random) -> Call:
     places = [*_places(base.function, given)]
     path, hint = draw.choice(places)
     kinds = [kind for kind in _kinds(hint) if kind in OF_OTHER_TYPES]
-    value, what, refused, typed = _wrong(_at(given, path), kinds, hint, draw)
+    value, what, refused, typed = _wrong(at(given, path), kinds, hint, draw)
     return _call(base, given, {path: value}, what, refused, typed)
 
 
@@ -268,7 +303,7 @@ def _related(base: Base, draw: random.Random) -> Call:
         return _changed(base, given, draw)
     one, other = draw.sample(tensors, 2)
     written = next((path for path in (one, other) if path in base.writes), "")
-    first, second = _at(given, one), _at(given, other)
+    first, second = at(given, one), at(given, other)
     sort = draw.choice(("common", "common", "same", "device", "dtype"))
     if sort == "same" and first.shape == second.shape and first.dtype == second.dtype:
         refused = bool(written) and second.numel() > 0 and {one, other} != base.in_place
@@ -286,9 +321,7 @@ def _related(base: Base, draw: random.Random) -> Call:
     return _call(base, given, values, f"differ in {sort}", certain, False)
 
 
-def _call(
-    base: Base, given: Given, values: Given, what: str, refused: bool, typed: bool
-) -> Call:
+def _call(base: Base, given: Given, values: Given, what: str, refused: bool, typed: bool) -> Call:
     """The call with other values at some paths, or with what a constructor says of them."""
     raised = None
     try:
@@ -314,30 +347,29 @@ def in_common(
     return found[0], found[1]
 
 
-def _places(
-    function: Callable, given: Given, tensors: bool = False
-) -> Iterator[tuple[str, Any]]:
+def _places(function: Callable, given: Given, tensors: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield the path and hint of each argument and field; with `tensors` of given tensors only."""
-    hints = typing.get_type_hints(inspect.unwrap(function))
-    for name in inspect.signature(function).parameters:
-        hint = hints.get(name, Any)
-        if hint is Any or name == "options":
-            continue
+    for name, hint in _hints(function).items():
         yield from _within(name, hint, given.get(name), tensors)
+
+
+@functools.cache
+def _hints(function: Callable) -> dict[str, Any]:
+    """The arguments of a function, or the fields of a dataclass, whose types are known."""
+    hints = typing.get_type_hints(inspect.unwrap(function))
+    names = inspect.signature(function).parameters
+    return {name: hints[name] for name in names if hints.get(name, Any) is not Any}
 
 
 def _within(path: str, hint: Any, value: Any, tensors: bool) -> Iterator[tuple[str, Any]]:
     if not tensors or isinstance(value, torch.Tensor):
         yield path, hint
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        hints = typing.get_type_hints(type(value))
-        for field in dataclasses.fields(value):
-            inner = getattr(value, field.name)
-            if field.init:
-                yield from _within(f"{path}.{field.name}", hints[field.name], inner, tensors)
+        for field, kind in _hints(type(value)).items():
+            yield from _within(f"{path}/{field}", kind, getattr(value, field), tensors)
     elif isinstance(value, tuple | list):
         for place, inner in enumerate(value):
-            yield from _within(f"{path}.{place}", type(inner), inner, tensors)
+            yield from _within(f"{path}/{place}", type(inner), inner, tensors)
 
 
 def _kinds(hint: Any) -> list[type]:
@@ -360,8 +392,8 @@ def _fits(value: Any, hint: Any) -> bool:
     )
 
 
-def _at(given: Given, path: str) -> Any:
-    name, *fields = path.split(".")
+def at(given: Given, path: str) -> Any:
+    name, *fields = path.split("/")
     value = given.get(name)
     for field in fields:
         value = value[int(field)] if isinstance(value, tuple | list) else getattr(value, field)
@@ -370,7 +402,7 @@ def _at(given: Given, path: str) -> Any:
 
 def _with(given: Given, path: str, value: Any) -> Given:
     """The same arguments with another value at a path."""
-    name, *fields = path.split(".")
+    name, *fields = path.split("/")
     return given | {name: _replaced(given.get(name), fields, value)}
 
 

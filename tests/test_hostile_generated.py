@@ -5,7 +5,6 @@ anything is compiled, launched or changed; or they reach the compiler, as calls 
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,14 +15,11 @@ from kernelkit import compile as kernel_compile
 from tests.hostile_bases import BASES
 from tests.hostile_calls import BARE, NAMED
 from tests.hostile_generator import Call, calls
+from tests.hostile_plain import Reached, tensors
 
 OF_A_TEST = 100
 # What messages call parts of an argument.
 ALSO = {"rope": ("cos", "sin"), "of_layer": ("map",)}
-
-
-class Reached(Exception):
-    """Every check was passed: something would be compiled."""
 
 
 @pytest.fixture
@@ -39,7 +35,7 @@ def reaching(monkeypatch):
 
 def outcome(call: Call) -> tuple[str, str]:
     """('refused' or 'accepted', the message), or ('wrong', why) for what a call may not do."""
-    before = [(tensor, _bytes(tensor)) for tensor in _tensors(call.given)]
+    before = [(tensor, _bytes(tensor)) for tensor in _memory(call.given)]
     try:
         if call.raised is not None:
             raise call.raised
@@ -67,28 +63,19 @@ def complaint(call: Call) -> str:
         return "accepted in silence" if call.refused else ""
     if BARE.search(text):
         return f"not in our words: {text}"
-    names = {part for path in call.paths for part in path.split(".") if not part.isdigit()}
+    names = {part for path in call.paths for part in path.split("/") if not part.isdigit()}
     names |= {also for name in names for also in ALSO.get(name, ())}
     if call.typed and not any(name in text for name in names):
         return f"the argument is not named: {text}"
     return ""
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield what has bytes of its own on the CPU."""
-    if isinstance(value, torch.Tensor):
-        plain = value.layout is torch.strided and not value.is_nested and value.is_cpu
-        if plain and value.untyped_storage().nbytes():
-            yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for item in vars(value).values():
-            yield from _tensors(item)
+def _memory(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that have bytes of their own on the CPU."""
+    for _, tensor in tensors(value):
+        plain = tensor.layout is torch.strided and not tensor.is_nested and tensor.is_cpu
+        if plain and tensor.untyped_storage().nbytes():
+            yield tensor
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

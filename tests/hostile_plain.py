@@ -1,0 +1,110 @@
+"""Judge an accepted hostile call by its plain form: both have to end with the same bits.
+
+In the plain form every tensor is contiguous, aligned and has memory of its own, and every number is
+one of Python's. So a stride, an alignment, common memory or a type of number that is accepted but
+not honoured shows as other bits. Other tests show that the plain call itself is right.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.hostile_calls import NAMED
+from tests.hostile_generator import Call, Given, at
+from workbench.poison import poisoned_outputs
+
+
+class Reached(Exception):
+    """Every check was passed: something would be compiled."""
+
+
+def plain(value: Any) -> Any:
+    """The same value in its simplest form; an object with a state of its own stays as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        items = [plain(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)  # with what it remembers beside its fields
+        for field in dataclasses.fields(value):
+            object.__setattr__(made, field.name, plain(getattr(value, field.name)))
+        return made
+    return value
+
+
+def unlike_plain(call: Call, twin: Call) -> str | None:
+    """What the plain form of a call does otherwise: '' for nothing, None where nothing was run.
+
+    Args:
+        call: the call to judge; it is made as it is.
+        twin: the same call, drawn once more, whose plain form is made.
+    """
+    if call.raised is not None or any(tensor.is_meta for _, tensor in tensors(call.given)):
+        return None
+    try:
+        found = _ending(call.given, call)
+    except (*NAMED, Reached):
+        return None
+    except Exception as error:  # noqa: BLE001 - any other is a finding
+        return f"accepted, then {type(error).__name__}: {error}"
+    try:
+        wanted = _ending(plain(twin.given), twin)
+    except Reached:
+        return None
+    except Exception as error:  # noqa: BLE001 - the plain call means the same
+        return f"its plain form raises {type(error).__name__}: {error}"
+    return _unlike(found, wanted)
+
+
+def _ending(given: Given, call: Call) -> dict[str, Any]:
+    """Results and written arguments of a call that is made."""
+    with poisoned_outputs():
+        result = call.base.function(**given)
+    written = {path: at(given, path) for path in call.base.writes}
+    return {"the result": result} | {f"{path}, which is written,": t for path, t in written.items()}
+
+
+def _unlike(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+    if not [*tensors(found)]:
+        return None
+    for name, value in found.items():
+        here, there = [*tensors(value)], [*tensors(wanted[name])]
+        if [path for path, _ in here] != [path for path, _ in there]:
+            return f"{name} has other parts"
+        for (path, one), (_, other) in zip(here, there, strict=True):
+            if (one.shape, one.dtype) != (other.shape, other.dtype):
+                return f"{name}{path} is {one.dtype} {tuple(one.shape)}, unlike the plain one"
+            if not torch.equal(_bits(one), _bits(other)):
+                return f"{name}{path} has other bits"
+    return ""
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor's elements, in order."""
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+def tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the path and the tensor of each one in arguments or results."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from tensors(item, f"{path}.{name}")
+    elif isinstance(value, tuple | list):
+        for place, item in enumerate(value):
+            yield from tensors(item, f"{path}.{place}")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors(getattr(value, field.name), f"{path}.{field.name}")
