@@ -17,6 +17,7 @@ from kernelkit.log2 import check_factors, exponent_factors
 from kernelkit.tensors import (
     DTYPE_NAMES,
     as_number,
+    require_int64,
     require_table,
     require_tensors,
     require_tma,
@@ -331,11 +332,17 @@ def shared_fields(
 
 
 def _tunable_fields(config: object, kind: type, names: tuple[str, ...]) -> dict[str, object]:
-    """The fields of a config that a user may choose, where they are not at their default."""
+    """The fields of a config that a user may choose, where they are not at their default; the types
+    of all fields are checked."""
     if config is None:
         return {}
     if not isinstance(config, kind):
         raise TypeError(f"config is {type(config).__name__}, expected {kind.__name__}")
-    plain = kind()
-    fields = {name: getattr(config, name) for name in names}
-    return {name: value for name, value in fields.items() if value != getattr(plain, name)}
+    chosen = {}
+    for name, default in vars(kind()).items():
+        where = f"config.{name}"
+        value = as_number(where, getattr(config, name), type(default))
+        require_int64(**{where: value})
+        if name in names and value != default:
+            chosen[name] = value
+    return chosen

@@ -48,7 +48,7 @@ class Plan:
         nothing is launched here, so that what later steps check of earlier ones is not there.
         """
         flat = operator.schema.flat(given)
-        require_all_memory(flat)
+        operator.require_usable(flat)
         tensors = {n: t for n, t in flat.items() if isinstance(t, torch.Tensor)}
         self._moves = [name for name in moves if name in tensors]
         planned = [tensors.pop(name) for name in self._moves]

@@ -31,7 +31,14 @@ from kernelkit.ranges import ranged
 from kernelkit.schema import Schema
 from kernelkit.signature import leaves
 from kernelkit.tape import Results, Tape, Taping
-from kernelkit.tensors import require_apart, require_memory, require_own_elements
+from kernelkit.tensors import (
+    require_apart,
+    require_int64,
+    require_memory,
+    require_own_elements,
+    require_strided,
+    require_tensors,
+)
 from kernelkit.writable import require_writable
 
 NAMESPACE = "blackwell_kernels"
@@ -68,7 +75,8 @@ class Operator:
     that tensor. empty: makes results like those, without checks, for tracers: sizes may be symbols.
     results: how many there are. writes: names of other arguments that are written to. What is
     written overlaps no other argument, but `out` may be q itself. pools: only parts of the written
-    arguments are written, and `run` checks which.
+    arguments are written, and `run` checks which. hosted: the argument that may be in the host's
+    memory where others are on a GPU, and `run` checks how.
     """
 
     def __init__(
@@ -81,8 +89,10 @@ class Operator:
         results: int,
         writes: tuple[str, ...] = (),
         pools: bool = False,
+        hosted: str = "",
     ) -> None:
         self.name, self.schema, self._run, self._pools = name, Schema(arguments), run, pools
+        self._hosted = hosted
         self.tapes, self._writes = _Tapes(), ("out", *writes)
         self._splits: dict[tuple[str, ...], tuple[list[str], list[str], bool]] = {}
         names = [leaf.name for leaf in self.schema.tensors]
@@ -146,7 +156,7 @@ class Operator:
                     results = operator(*needed, **flat)
             except (RuntimeError, AssertionError):  # what torch says of them names no argument
                 tensors = dict(zip(self._needed, needed, strict=True)) | flat
-                _require_int64(flat)
+                require_int64(**flat)
                 _require_no_fake_beside_others(tensors)
                 require_all_memory(tensors)
                 raise
@@ -156,15 +166,29 @@ class Operator:
             return out
         return (out, *(results if isinstance(results, tuple | list) else (results,)))
 
-    def arguments(self, given: Mapping[str, Any]) -> Any:
-        """The dataclass, of checked types."""
+    def arguments(self, given: Mapping[str, Any], *, alone: bool = False) -> Any:
+        """The dataclass, of checked types. alone: no kernel is to take the tensors as they are, so
+        that they may lack memory and be on several devices."""
         flat = self.schema.flat(given)
-        require_all_memory(flat)
+        if alone:
+            require_strided(**_one_by_one(flat))
+            require_int64(**flat)
+        else:
+            self.require_usable(flat)
         return self.schema.build(flat)
+
+    def require_usable(self, flat: Mapping[str, Any]) -> None:
+        """TypeError or ValueError for leaves of the schema that no kernel can take: tensors without
+        memory or on several devices, and numbers beyond int64."""
+        require_all_memory(flat)
+        require_int64(**flat)
+        named = _one_by_one({n: t for n, t in flat.items() if n != self._hosted})
+        if len({tensor.device for tensor in named.values()}) > 1:
+            require_tensors(**{self.schema.path(name): t for name, t in named.items()})
 
     def run(self, flat: dict[str, Any]) -> Results:
         """The whole way down. flat: leaves of the schema that are not at their default."""
-        require_all_memory(flat)
+        self.require_usable(flat)
         self._require_written(flat)
         return self._run(self.schema.build(flat))
 
@@ -381,13 +405,6 @@ def _one_by_one(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
             if isinstance(item, torch.Tensor):
                 tensors[f"{name}[{number}]" if several else name] = item
     return tensors
-
-
-def _require_int64(flat: Mapping[str, Any]) -> None:
-    """ValueError for an int that no operator of torch takes."""
-    for name, value in flat.items():
-        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            raise ValueError(f"{name} {value}: within int64")
 
 
 def is_watched(tensors: Sequence[torch.Tensor]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
@@ -61,6 +61,23 @@ def as_number(name: str, value: Any, kind: type, *, optional: bool = False) -> A
     if type(value) in (int, float) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
+
+
+def require_int64(**values: object) -> None:
+    """ValueError for an int that no operator of torch takes."""
+    for name, value in values.items():
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise ValueError(f"{name} {value}: within int64")
+
+
+def require_dtypes(dtypes: object, supported: Collection[torch.dtype]) -> None:
+    """TypeError for what is no collection of dtypes, NotImplementedError for one that is not
+    supported."""
+    if not isinstance(dtypes, tuple | list | set | frozenset):
+        raise TypeError(f"dtypes is {type(dtypes).__name__}, expected a sequence of torch.dtype")
+    for dtype in dtypes:
+        if not isinstance(dtype, torch.dtype) or dtype not in supported:
+            raise NotImplementedError(f"dtypes has {dtype!r}: supported are {tuple(supported)}")
 
 
 def require_types(**tensors: object) -> None:
@@ -136,6 +153,8 @@ def require_no_tangents(given: Mapping[str, object]) -> None:
 
 def require_rank(name: str, tensor: torch.Tensor, layout: str) -> None:
     """ValueError unless `tensor` has as many dimensions as `layout` names, e.g. '[B, S, H, D]'."""
+    if tensor.is_nested:  # which has no shape
+        require_strided(**{name: tensor})
     rank = layout.count(",") + 1
     if tensor.ndim != rank:
         raise ValueError(
@@ -148,6 +167,8 @@ def require_table(
 ) -> None:
     """ValueError unless `tensor` has this dtype and shape, None for any size, with rows in one
     piece: what threads read themselves, element by element."""
+    if tensor.is_nested:  # which has no shape
+        require_strided(**{name: tensor})
     fits = tensor.ndim == len(shape) and all(
         wanted in (None, size) for size, wanted in zip(tensor.shape, shape, strict=True)
     )

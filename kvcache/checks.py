@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
+MAX_NUMBER = 1 << 60  # of whatever is counted: sums and products of a few still fit in 64 bits
 MAX_SLOTS = 1 << 28  # of a pool: block tables are int32, and the books take some tens of bytes each
 
 
@@ -23,17 +24,37 @@ def require(name: str, value: object, kind: type, *, optional: bool = False) -> 
 
 
 def whole(name: str, value: Any, least: int | None = 0, most: int | None = None) -> int:
-    """An int, of an int or an integer of numpy; TypeError for anything else, a bool too, ValueError
-    outside of least .. most."""
+    """Convert an int or an integer of numpy to an int.
+
+    Args:
+        least, most: the limits; None is MAX_NUMBER, with its sign.
+
+    Raises:
+        TypeError: for anything else, a bool too.
+        ValueError: outside of the limits.
+    """
     if type(value) is not int:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError(f"{name} is {shown(value)}, expected int")
         value = int(value)
-    if least is not None and value < least:
+    least = -MAX_NUMBER if least is None else least
+    most = MAX_NUMBER if most is None else most
+    if value < least:
         raise ValueError(f"{name} {value}: at least {least}")
-    if most is not None and value > most:
+    if value > most:
         raise ValueError(f"{name} {value}: at most {most}")
     return value
+
+
+def set_whole(owner: object, *names: str) -> None:
+    """Make the fields of a frozen dataclass ints, of any sign; raise as `whole` for what is none.
+
+    Arithmetic on a small integer of numpy overflows, and operators know no such type.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if type(value) is not int:
+            object.__setattr__(owner, name, whole(name, value, None))
 
 
 def share(name: str, value: Any) -> None:

@@ -113,7 +113,7 @@ class Layer:
         if x.dtype not in DTYPE_NAMES or x.dtype == torch.float32:
             raise NotImplementedError(f"x is {x.dtype}: bfloat16 or float16")
         check_form(self.activation)
-        self.router.check_shared()
+        self.router.check_slots()
         self._check_own()
         self._check_range()
         routed = self.routed if self.is_partial else experts.experts - self.router.shared

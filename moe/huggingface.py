@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from kernelkit.outside import FileError, json_file, require_fields
-from kernelkit.tensors import device_of
+from kernelkit.tensors import device_of, require_type
 from moe.arguments import Scales
 from moe.checkpoint import LAYOUT, of_layout, read_layout, state_dict
 from moe.config import DEFAULT_GRANULARITY
@@ -66,6 +66,8 @@ class Checkpoint:
     """The tensors of one safetensors file, or of a folder of them, by name; read when asked for."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
+        if not isinstance(path, str | PathLike):
+            raise TypeError(f"path is {type(path).__name__}, expected str or os.PathLike")
         self.path = Path(path)
         self._stack = ExitStack()
         self._files: dict[Path, Any] = {}
@@ -154,6 +156,8 @@ def pack_gpt_oss(
     Raises:
         TypeError, ValueError: naming the tensor that is missing, or the value and the limit.
     """
+    require_type("prefix", prefix, str)
+    require_type("progress", progress, bool)
     with Checkpoint(path) as checkpoint:
         count = checkpoint.shape(f"{prefix}.gate_up_proj_blocks")[0]
         first, end = range_fields(expert_range).values() if expert_range else (0, count)
@@ -192,6 +196,7 @@ def pack_experts(
     Raises:
         TypeError, ValueError: naming the tensor that is missing, or the value and the limit.
     """
+    require_type("progress", progress, bool)
     with Checkpoint(path) as checkpoint:
         scheme, names = _scheme_of(checkpoint, experts)
 
@@ -237,8 +242,10 @@ def _of_gpt_oss(
 
 def _scheme_of(checkpoint: Checkpoint, experts: Sequence[str]) -> tuple[Scheme, tuple[str, ...]]:
     """How the matrices of experts are stored, and what they are called: as those of the first."""
-    if isinstance(experts, str) or not len(experts):
-        raise TypeError(f"experts is {experts!r}, expected a sequence of names, at least one")
+    if isinstance(experts, str) or not isinstance(experts, Sequence) or not experts:
+        raise TypeError(f"experts is {experts!r:.80}, expected a sequence of names, at least one")
+    for place, name in enumerate(experts):
+        require_type(f"experts[{place}]", name, str)
     expert = experts[0]
     for names in PROJECTIONS:
         for scheme in SCHEMES:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from kernelkit.tensors import require_strided
 from moe.api import fused_moe
 from moe.arguments import Router
 from moe.checkpoint import LAYOUT, WEIGHTS, Layout, layout_of, of_layout, read_layout, state_dict
@@ -33,10 +34,12 @@ class ExpertWeights(nn.Module):
     def __init__(self, packed: PackedExperts) -> None:
         """Shares memory with `packed`."""
         require_kind("packed", packed, PackedExperts)
+        tensors = state_dict(packed)
+        require_strided(**tensors)
         super().__init__()
         self._layout: Layout = layout_of(packed)
         self.w13, self.w2 = nn.Module(), nn.Module()
-        for name, tensor in state_dict(packed).items():
+        for name, tensor in tensors.items():
             owner, _, field = name.rpartition(".")
             self.get_submodule(owner).register_buffer(field, tensor)
         self._made: tuple[list[torch.Tensor], PackedExperts] = self._tensors(), packed

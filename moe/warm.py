@@ -18,13 +18,13 @@ from kernelkit.tuned import standing_for
 from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
 from moe.arguments import Router, RouterLinear
 from moe.choose import TUNED
-from moe.fused import FusedOptions, Layer, layer_fields, logit_fields, run_layer
+from moe.fused import FUSED, FusedOptions, layer_fields, logit_fields, run_layer
 from moe.launch import ARCHS
 from moe.mixed.choose import MANY
 from moe.mixed.choose import TUNED as TUNED_MIXED
 from moe.mixed.config import ARCHS as MIXED_ARCHS
 from moe.mixed.fragments import ArrangedExperts
-from moe.mixed.layer import MixedLayer
+from moe.mixed.layer import FUSED_MIXED
 from moe.mixed.layer import run_layer as run_mixed
 from moe.packing import PackedExperts
 
@@ -76,15 +76,17 @@ def kernels_for(
     **options: Any,
 ) -> list[KernelKey]:
     """The kernels of `warmup`, each once."""
-    kind: Any = Layer
     run: Callable[[Any], Any]
     archs: Sequence[str]
-    run, archs = run_layer, ARCHS
-    if isinstance(experts, ArrangedExperts):
-        kind, run, archs = MixedLayer, run_mixed, MIXED_ARCHS
+    operator, run, archs = FUSED, run_layer, ARCHS
+    arranged = isinstance(experts, ArrangedExperts)
+    if arranged:
+        operator, run, archs = FUSED_MIXED, run_mixed, MIXED_ARCHS
+    layer_of = {"x": x, "experts": experts, "router": router, **logit_fields(router_logits)}
+    place = {"backend": backend, "arch": arch}
+    given = operator.arguments(layer_of | layer_fields(options) | place, alone=True)
     target = choose_target(x.device, backend, arch, archs)
-    given = layer_fields(options) | logit_fields(router_logits)
-    layer = as_meta(kind(x=x, experts=experts, router=router, arch=target.arch, **given))
+    layer = as_meta(replace(given, arch=target.arch))
 
     def kernels_at(count: int) -> list[KernelKey]:
         with collecting() as keys, standing_for(x.device):
@@ -96,9 +98,9 @@ def kernels_for(
 
     wanted = sorted({count for count in tokens if count > 0})
     # Tiles of arranged experts are chosen by full waves of CTAs, for which there are no thresholds.
-    alone = bisect_left(wanted, MANY * experts.experts // router.slots) if kind is MixedLayer else 0
+    alone = bisect_left(wanted, MANY * experts.experts // router.slots) if arranged else 0
     each = [key for count in wanted[:alone] for key in kernels_at(count)]
-    tuned = TUNED_MIXED if kind is MixedLayer else TUNED
+    tuned = TUNED_MIXED if arranged else TUNED
     slots = min(router.slots, experts.experts)
     measured = {problem["rows"] // slots for problem, _ in tuned.measured(x.device)}
     each += [key for count in measured.intersection(wanted[alone:]) for key in kernels_at(count)]

@@ -27,6 +27,12 @@ FORMAT = "Q8_0"
 PLAIN = {"F32": torch.float32, "F16": torch.float16}  # GGUF's name -> dtype
 
 
+class NoSuchTensor(KeyError, ValueError):
+    """A file has no tensor of that name."""
+
+    __str__ = Exception.__str__
+
+
 class GgufFile:
     """A GGUF file of this machine's byte order.
 
@@ -70,8 +76,9 @@ class GgufFile:
         """A matrix [rows, cols] in Q8_0; rows are GGUF's second dimension.
 
         layout: 'interleaved' is the file's own, 'soa' is repacked on `device`, by one launch.
-        backend, arch: of that launch. KeyError for a name that the file does not have,
-        NotImplementedError for another format, by its name, or another rank.
+        backend, arch: of that launch. NoSuchTensor, a KeyError and a ValueError, for a name that
+        the file does not have, NotImplementedError for another format, by its name, or another
+        rank.
         """
         require_layout(layout)
         tensor = self._find(name)
@@ -104,7 +111,7 @@ class GgufFile:
     def _find(self, name: str) -> Entry:
         require_type("name", name, str)
         if name not in self._tensors:
-            raise KeyError(
+            raise NoSuchTensor(
                 f"{self.path} has no tensor {name!r}, it has {len(self._tensors)} others"
             )
         return self._tensors[name]

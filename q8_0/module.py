@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
 
-from kernelkit.tensors import require_type, require_types
+from kernelkit.tensors import DTYPE_NAMES, require_strided, require_type, require_types
 from q8_0.activations import Activations
 from q8_0.api import matvec, quantise
 from q8_0.blocks import SOA
@@ -42,6 +43,9 @@ class Q8Linear(nn.Module):
             raise ValueError(f"activations {activations!r}: one of {ACTIVATIONS}")
         if bias is not None:
             require_types(bias=bias)
+            require_strided(bias=bias)
+            if bias.dtype not in DTYPE_NAMES:
+                raise ValueError(f"bias is {bias.dtype}: one of {tuple(DTYPE_NAMES)}")
             if tuple(bias.shape) != (weights.rows,):
                 raise ValueError(f"bias has shape {tuple(bias.shape)}, expected ({weights.rows},)")
         super().__init__()
@@ -92,7 +96,12 @@ class Q8Linear(nn.Module):
         self, x: torch.Tensor, *, backend: str = "auto", arch: str | None = None
     ) -> torch.Tensor:
         """x: [..., in_features], bfloat16, float16 or float32; the result [..., out_features]."""
-        rows = x.reshape(-1, self.in_features)
+        require_types(x=x)
+        if not torch.compiler.is_compiling():
+            require_strided(x=x)
+        if not x.ndim or x.shape[-1] != self.in_features:
+            raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., {self.in_features})")
+        rows = x.reshape(math.prod(x.shape[:-1]), self.in_features)
         place: dict[str, Any] = {"backend": backend, "arch": arch}
         if rows.shape[0] <= MOST_TOKENS:
             given: torch.Tensor | Activations = rows

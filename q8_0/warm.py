@@ -11,7 +11,7 @@ import torch
 from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target, sms_of
-from kernelkit.tensors import DTYPE_NAMES, DTYPES
+from kernelkit.tensors import DTYPE_NAMES, DTYPES, require_dtypes, require_type
 from kernelkit.tuned import standing_for
 from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
 from q8_0.choose import measured, product_config
@@ -54,9 +54,8 @@ def warmup(
     """
     if not isinstance(weights, Weights):
         raise TypeError(f"weights is {type(weights).__name__}, expected q8_0.Weights")
-    for dtype in dtypes:
-        if dtype not in DTYPE_NAMES:
-            raise NotImplementedError(f"dtypes has {dtype}: supported are {tuple(DTYPE_NAMES)}")
+    require_dtypes(dtypes, DTYPE_NAMES)
+    require_type("biases", biases, bool)
     sizes = counts("tokens", tokens)
     target = choose_target(weights.data.device, backend, arch, ARCHS)
     names = [DTYPE_NAMES[dtype] for dtype in dtypes]

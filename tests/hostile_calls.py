@@ -10,6 +10,7 @@ import pytest
 import torch
 
 NAMED = (TypeError, ValueError, NotImplementedError)
+REFUSALS = (*NAMED, FileNotFoundError)  # the last one of functions that read files
 # What Python and torch say of themselves, which names no argument.
 BARE = re.compile(
     r"not supported between instances|unsupported operand|object is not (iterable|subscriptable)|"

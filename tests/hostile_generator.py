@@ -27,12 +27,19 @@ Given = dict[str, Any]
 Change = Callable[[Any], Any]
 
 
+def _the_result(result: Any, given: Given) -> Any:
+    return result
+
+
 @dataclass(frozen=True)
 class Base:
     """A public function and a call of it that is right.
 
-    make: makes the call's arguments. writes: paths of tensors that it writes to. in_place: paths of
-    two tensors that may be one.
+    make: makes the call's arguments. writes: paths, such as 'rows/pool', of tensors that it writes
+    to. in_place: paths of two tensors that may be one. options_of: the function whose arguments the
+    options of this one are. contents: whether tensors are read, so that they have to have memory,
+    and on one device. computed: makes tensors of the result and the arguments; None: a call
+    computes nothing.
     """
 
     name: str
@@ -40,6 +47,9 @@ class Base:
     make: Callable[[], Given]
     writes: tuple[str, ...] = ()
     in_place: frozenset[str] = frozenset()
+    options_of: Callable | None = None
+    contents: bool = True
+    computed: Callable[[Any, Given], Any] | None = _the_result
 
     def arguments(self) -> Given:
         """The call's arguments, made anew with the same values."""
@@ -260,10 +270,11 @@ def _twice(base: Base, draw: random.Random) -> Call:
 
 def _changed(base: Base, given: Given, draw: random.Random) -> Call:
     """One argument, or a field of one, is something else."""
-    places = [*_places(base.function, given)]
+    places = [*_places(base, given)]
     path, hint = draw.choice(places)
     kinds = [kind for kind in _kinds(hint) if kind in OF_OTHER_TYPES]
     value, what, refused, typed = _wrong(at(given, path), kinds, hint, draw)
+    refused = refused and (base.contents or what != "is freed")
     return _call(base, given, {path: value}, what, refused, typed)
 
 
@@ -273,6 +284,8 @@ def _wrong(
     """(a value for what is `now`, what it is, whether it has to be refused, for its type)."""
     sort = draw.random()
     if isinstance(now, torch.Tensor) and sort < 0.7:
+        if _is_freed(now):
+            raise RuntimeError("freed by another change: what reads it ends the process")
         change = draw.choice(NO_MEMORY if sort < 0.25 else ODD)
         value = change(now)
         certain = change in NO_MEMORY and (now.numel() > 0 or change is not freed)
@@ -295,10 +308,16 @@ def _wrong(
     return value, f"is {words}", not fits, not fits
 
 
+def _is_freed(tensor: torch.Tensor) -> bool:
+    if tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided:
+        return False
+    return tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
+
+
 def _related(base: Base, draw: random.Random) -> Call:
     """Two tensors have common memory, or do not fit each other."""
     given = base.arguments()
-    tensors = [path for path, _ in _places(base.function, given, tensors=True)]
+    tensors = [path for path, _ in _places(base, given, tensors=True)]
     if len(tensors) < 2:
         return _changed(base, given, draw)
     one, other = draw.sample(tensors, 2)
@@ -316,7 +335,7 @@ def _related(base: Base, draw: random.Random) -> Call:
         values = {one: here, other: there}
         return _call(base, given, values, "have common memory", refused, False)
     change = elsewhere if sort == "device" else of_integers
-    certain = sort == "device"
+    certain = sort == "device" and base.contents
     values = {one: change(first), other: second}
     return _call(base, given, values, f"differ in {sort}", certain, False)
 
@@ -347,16 +366,18 @@ def in_common(
     return found[0], found[1]
 
 
-def _places(function: Callable, given: Given, tensors: bool = False) -> Iterator[tuple[str, Any]]:
+def _places(base: Base, given: Given, tensors: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield the path and hint of each argument and field; with `tensors` of given tensors only."""
-    for name, hint in _hints(function).items():
+    options = {} if base.options_of is None else _hints(base.options_of)
+    for name, hint in (options | _hints(base.function)).items():
         yield from _within(name, hint, given.get(name), tensors)
 
 
 @functools.cache
 def _hints(function: Callable) -> dict[str, Any]:
     """The arguments of a function, or the fields of a dataclass, whose types are known."""
-    hints = typing.get_type_hints(inspect.unwrap(function))
+    of_class = isinstance(function, type) and not dataclasses.is_dataclass(function)
+    hints = typing.get_type_hints(function.__init__ if of_class else inspect.unwrap(function))
     names = inspect.signature(function).parameters
     return {name: hints[name] for name in names if hints.get(name, Any) is not Any}
 
@@ -367,8 +388,9 @@ def _within(path: str, hint: Any, value: Any, tensors: bool) -> Iterator[tuple[s
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field, kind in _hints(type(value)).items():
             yield from _within(f"{path}/{field}", kind, getattr(value, field), tensors)
-    elif isinstance(value, tuple | list):
-        for place, inner in enumerate(value):
+    elif isinstance(value, tuple | list | Mapping):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for place, inner in items:
             yield from _within(f"{path}/{place}", type(inner), inner, tensors)
 
 
@@ -393,11 +415,18 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def at(given: Given, path: str) -> Any:
+    """What stands at a path of the arguments; None for an argument that is not given."""
     name, *fields = path.split("/")
     value = given.get(name)
     for field in fields:
-        value = value[int(field)] if isinstance(value, tuple | list) else getattr(value, field)
+        value = _part(value, field)
     return value
+
+
+def _part(whole: Any, field: str) -> Any:
+    if isinstance(whole, Mapping):
+        return whole[field]
+    return whole[int(field)] if isinstance(whole, tuple | list) else getattr(whole, field)
 
 
 def _with(given: Given, path: str, value: Any) -> Given:
@@ -409,9 +438,11 @@ def _with(given: Given, path: str, value: Any) -> Given:
 def _replaced(whole: Any, fields: list[str], value: Any) -> Any:
     if not fields:
         return value
+    inner = _replaced(_part(whole, fields[0]), fields[1:], value)
+    if isinstance(whole, Mapping):
+        return {**whole, fields[0]: inner}
     if isinstance(whole, tuple | list):
         items = [*whole]
-        items[int(fields[0])] = _replaced(items[int(fields[0])], fields[1:], value)
-        return type(whole)(items)
-    inner = _replaced(getattr(whole, fields[0]), fields[1:], value)
+        items[int(fields[0])] = inner
+        return type(whole)(*items) if hasattr(whole, "_fields") else type(whole)(items)
     return dataclasses.replace(whole, **{fields[0]: inner})

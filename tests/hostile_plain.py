@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.hostile_calls import NAMED
+from tests.hostile_calls import REFUSALS
 from tests.hostile_generator import Call, Given, at
 from workbench.poison import poisoned_outputs
 
@@ -54,7 +54,7 @@ def unlike_plain(call: Call, twin: Call) -> str | None:
         return None
     try:
         found = _ending(call.given, call)
-    except (*NAMED, Reached):
+    except (*REFUSALS, Reached):
         return None
     except Exception as error:  # noqa: BLE001 - any other is a finding
         return f"accepted, then {type(error).__name__}: {error}"
@@ -70,7 +70,8 @@ def unlike_plain(call: Call, twin: Call) -> str | None:
 def _ending(given: Given, call: Call) -> dict[str, Any]:
     """Results and written arguments of a call that is made."""
     with poisoned_outputs():
-        result = call.base.function(**given)
+        assert call.base.computed is not None
+        result = call.base.computed(call.base.function(**given), given)
     written = {path: at(given, path) for path in call.base.writes}
     return {"the result": result} | {f"{path}, which is written,": t for path, t in written.items()}
 

@@ -5,21 +5,33 @@ anything is compiled, launched or changed; or they reach the compiler, as calls 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+import dataclasses
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+import fmha
+import fmha.sparse
+import gqa_lowlatency
+import kvcache
+import moe
+import q8_0
+from integrations import parallel
 from kernelkit import compile as kernel_compile
 from tests.hostile_bases import BASES
-from tests.hostile_calls import BARE, NAMED
+from tests.hostile_calls import BARE, REFUSALS
 from tests.hostile_generator import Call, calls
 from tests.hostile_plain import Reached, tensors
 
 OF_A_TEST = 100
 # What messages call parts of an argument.
-ALSO = {"rope": ("cos", "sin"), "of_layer": ("map",)}
+ALSO = {
+    "rope": ("cos", "sin"), "of_layer": ("map",), "query": ("q", "q_scales", "weights"),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -42,7 +54,7 @@ def outcome(call: Call) -> tuple[str, str]:
         call.base.function(**call.given)
     except Reached:
         found = "accepted", ""
-    except NAMED as error:
+    except REFUSALS as error:
         found = "refused", f"{type(error).__name__}: {error}"
     except Exception as error:  # noqa: BLE001 - any other is a finding
         return "wrong", f"an error of another kind, {type(error).__name__}: {error}"
@@ -105,3 +117,53 @@ def test_the_calls_are_of_many_kinds(reaching):
     refused = collections.Counter(call.base.name for call in drawn if outcome(call)[0] == "refused")
     assert refused.total() > 100
     assert refused.keys() == BASES.keys()
+
+
+PACKAGES = (fmha, fmha.sparse, gqa_lowlatency, kvcache, moe, q8_0, parallel)
+WITHOUT = {  # a base: what has no arguments of a user's
+    "Admission": "a result", "Copy": "a result", "Permutation": "a result", "Plan": "a result",
+    "Request": "a result", "StepView": "a result", "Step": "a result", "Work": "a result",
+    "Pool": "an enum", "BlockFormat": "a row of FORMATS",
+    "ring_attention": "needs ranks, and is fmha.attention on each",
+}  # fmt: skip
+
+
+def public(package: ModuleType) -> Iterator[tuple[str, Any]]:
+    """Yield the names of a package's functions and classes, errors aside, and what they are."""
+    for name in package.__all__:
+        value = getattr(package, name)
+        error = isinstance(value, type) and issubclass(value, Exception)
+        if callable(value) and not error:
+            yield name, value
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_all_that_is_public_has_a_base(package):
+    """A function is called by one; a class is, or one of the arguments is of it."""
+    functions = {inspect.unwrap(base.function) for base in BASES.values()}
+    kinds = {type(value) for base in BASES.values() for value in _values(base.arguments())}
+    missing = [
+        name
+        for name, value in public(package)
+        if inspect.unwrap(value) not in functions and value not in kinds and name not in WITHOUT
+    ]
+    assert not missing, f"{', '.join(missing)}: a call that is right, in tests/hostile_bases.py"
+
+
+def test_nothing_is_left_out_that_is_gone():
+    names = {name for package in PACKAGES for name, _ in public(package)}
+    assert names >= WITHOUT.keys()
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """Yield a value and all that stand in it."""
+    yield value
+    parts: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, tuple | list):
+        parts = value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = (getattr(value, field.name) for field in dataclasses.fields(value))
+    for part in parts:
+        yield from _values(part)

@@ -10,6 +10,7 @@ from tests.hostile_generator import calls
 from tests.hostile_plain import Reached, unlike_plain
 
 OF_A_TEST = 100  # calls, about 20 of which are accepted
+COMPUTING = {name: base for name, base in BASES.items() if base.computed}
 KERNELS = 8  # compiled by a test; a call that needs one more is passed over
 
 
@@ -29,7 +30,7 @@ def few_kernels(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(200))
 def test_accepted_calls_end_as_their_plain_forms(seed, few_kernels):
-    drawn = zip(calls(BASES, seed, OF_A_TEST), calls(BASES, seed, OF_A_TEST), strict=True)
+    drawn = zip(calls(COMPUTING, seed, OF_A_TEST), calls(COMPUTING, seed, OF_A_TEST), strict=True)
     judged = [(str(call), unlike_plain(call, twin)) for call, twin in drawn]
     wrong = [f"{call}\n    {words}" for call, words in judged if words]
     run = [words for _, words in judged if words is not None]

@@ -142,6 +142,7 @@ def _rings_and_streams(
     layout: Layout, ring: str, every: Sequence[str]
 ) -> tuple[Ring, list[Stream]]:
     """The ring of that name, and those streams that the layout has; TypeError for others."""
+    require("ring", ring, str)
     found = layout.find(ring)
     if not isinstance(found, Ring):
         raise TypeError(f"{ring!r} is no ring")

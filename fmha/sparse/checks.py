@@ -25,6 +25,7 @@ from kernelkit.tensors import (
 from kvcache.checks import whole
 from kvcache.layouts.records import BF16_512, FP8_584
 from kvcache.layouts.rows import Rows, check_mapping, check_range
+from kvcache.movement.arguments import LATENT_DTYPES
 from kvcache.movement.rope import check_angles, check_positions
 
 RECORDS = (BF16_512, FP8_584)
@@ -129,6 +130,8 @@ def _check_tokens(q: torch.Tensor, kv: torch.Tensor, tokens: int) -> None:
         raise ValueError("q has 0 heads: at least 1")
     if kv.shape != (tokens, COLUMNS):
         raise ValueError(f"kv has shape {tuple(kv.shape)}: ({tokens}, {COLUMNS})")
+    if kv.dtype not in LATENT_DTYPES:
+        raise ValueError(f"kv is {kv.dtype}: one of {LATENT_DTYPES}")
     require_tma("q", q)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fmha.sparse.tables import INT, LONG, Shapes, require_tables
-from kvcache.checks import whole
+from kvcache.checks import set_whole, whole
 from kvcache.layouts.rows import NO_ENTRY, check_range
 
 MAX_PAGES = (1 << 31) // 128  # their rows are counted in 32 bits
@@ -125,6 +125,7 @@ class EntryPages:
     entries: torch.Tensor | None
 
     def __post_init__(self) -> None:
+        set_whole(self, "ratio")
         whole("ratio", self.ratio, 1)
         shapes: dict = {"counts": (INT, ("T",)), "table": (INT, ("T", None))}
         if self.entries is not None:
@@ -134,8 +135,10 @@ class EntryPages:
 
 def _check_numbers(seen: TokenWindow | ChunkWindow) -> None:
     """TypeError or ValueError for a window that is no number of tokens, or larger than its ring."""
+    set_whole(seen, "window", "rows")
     whole("window", seen.window, 1, whole("rows", seen.rows, 1))
     if isinstance(seen, ChunkWindow):
+        set_whole(seen, "longest")
         whole("longest", seen.longest)
 
 
@@ -228,6 +231,10 @@ def see_entries(
         whole("pages", pages, 0, MAX_PAGES)
     requests = len(arrays["block_tables"])
     check_range("owners", arrays["owners"], (0, requests), f"there are {requests} requests")
+    room = arrays["block_tables"].shape[1] * block_entries
+    most_tokens = room * ratio + ratio - 1
+    limit = f"the block tables have room for {room} entries of {ratio} tokens"
+    check_range("lengths", arrays["lengths"], (0, most_tokens + 1), limit)
     positions, owners = arrays["positions"], arrays["owners"].long()
     blocks, token = arrays["block_tables"], torch.arange(len(positions), device=positions.device)
     counts = torch.div(positions + 1, ratio, rounding_mode="floor")
@@ -239,9 +246,11 @@ def see_entries(
     ends = torch.div(arrays["lengths"].long(), ratio, rounding_mode="floor")
     found = _pages(torch.zeros_like(ends), ends, most, columns)
     column = torch.div(found.number, block_entries, rounding_mode="floor")
-    block = blocks[found.owner, column.clamp(max=max(blocks.shape[1] - 1, 0))].long()
-    entries = block * block_entries + found.number % block_entries
-    entries = torch.where(found.there, entries, NO_ENTRY)
+    entries = torch.full_like(found.number, NO_ENTRY)
+    if blocks.shape[1]:
+        block = blocks[found.owner, column.clamp(max=blocks.shape[1] - 1)].long()
+        there = block * block_entries + found.number % block_entries
+        entries = torch.where(found.there, there, NO_ENTRY)
     return EntryPages(ratio, counts.int(), found.table[owners], entries)
 
 

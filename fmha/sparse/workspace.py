@@ -118,6 +118,7 @@ def plan_workspace(
         TypeError: for a name that is no ring's.
     """
     require("layout", layout, Layout)
+    require("ring", ring, str)
     array = layout.find(ring)
     if not isinstance(array, Ring):
         raise TypeError(f"{ring!r} is no ring")

@@ -11,6 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from kernelkit.tensors import require_memory, require_tensors, require_types
+from kvcache.checks import whole
+from kvcache.tokens import MAX_TOKENS
+
+MAX_RANKS = 1 << 20
+
 
 @dataclass(frozen=True)
 class Step:
@@ -39,7 +45,8 @@ def steps(rank: int, world: int, *, causal: bool) -> list[Step]:
 
 
 def require_chunks(tokens: int, world: int) -> int:
-    """Tokens of a chunk; ValueError where they do not come out even."""
+    """Return the tokens of a chunk; ValueError where they do not come out even."""
+    tokens, world = whole("tokens", tokens, 0, MAX_TOKENS), whole("world", world, 1, MAX_RANKS)
     if tokens % (2 * world):
         raise ValueError(f"{tokens} tokens over {world} ranks: a multiple of {2 * world}")
     return tokens // (2 * world)
@@ -48,7 +55,8 @@ def require_chunks(tokens: int, world: int) -> int:
 def own_positions(tokens: int, rank: int, world: int) -> torch.Tensor:
     """int64 [tokens / world]: which tokens of the sequence `rank` has, in its order; for rope."""
     chunk = require_chunks(tokens, world)
-    late = 2 * world - 1 - rank
+    rank = whole("rank", rank, 0, int(world) - 1)
+    late = 2 * int(world) - 1 - rank
     early_begin, late_begin = rank * chunk, late * chunk
     return torch.cat(
         [
@@ -60,13 +68,44 @@ def own_positions(tokens: int, rank: int, world: int) -> torch.Tensor:
 
 def own_tokens(x: torch.Tensor, rank: int, world: int, *, dim: int = 1) -> torch.Tensor:
     """The part of a whole sequence that `rank` has, [.., tokens / world, ..], contiguous."""
+    dim = _dimension("x", x, dim)
     positions = own_positions(x.shape[dim], rank, world)
     return x.index_select(dim, positions.to(x.device))
 
 
 def join(parts: Sequence[torch.Tensor], *, dim: int = 1) -> torch.Tensor:
     """The whole sequence of the parts of all ranks, in the order of ranks."""
+    if not isinstance(parts, Sequence) or isinstance(parts, str | bytes):
+        raise TypeError(f"parts is {type(parts).__name__}, expected a sequence of tensors")
     if not parts:
         raise ValueError("0 parts: one of each rank")
+    named = {f"parts[{rank}]": part for rank, part in enumerate(parts)}
+    require_tensors(**named)
+    (first, like), *others = named.items()
+    dim = _dimension(first, like, dim)
+    require_chunks(like.shape[dim], 1)
+    for name, part in others:
+        _require_memory(name, part)
+        if (part.shape, part.dtype) != (like.shape, like.dtype):
+            raise ValueError(
+                f"{name} is {part.dtype} {tuple(part.shape)}, {first} is {like.dtype} "
+                f"{tuple(like.shape)}: ranks have equal parts"
+            )
     early, late = zip(*(part.chunk(2, dim) for part in parts), strict=True)
     return torch.cat([*early, *reversed(late)], dim)
+
+
+def _require_memory(name: str, x: torch.Tensor) -> None:
+    """What `require_memory` raises, where no tracer stands in for the memory."""
+    if not torch.compiler.is_compiling():
+        require_memory(**{name: x})
+
+
+def _dimension(name: str, x: torch.Tensor, dim: int) -> int:
+    """Return the number of a dimension of a tensor that is its elements by strides."""
+    require_types(**{name: x})
+    _require_memory(name, x)
+    dim = whole("dim", dim, None)
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"dim {dim}: {name} has shape {tuple(x.shape)}")
+    return dim

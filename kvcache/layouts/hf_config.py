@@ -86,6 +86,13 @@ class _Reader:
                 raise self.fail(f"{key}[{place}] is {value!r}, an integer of at least 0")
         return values
 
+    def word(self, key: str) -> str:
+        """A string, "" for none."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.fail(f"{key} is {value!r:.80}, a string")
+        return value or ""
+
     def words(self, key: str) -> list[str]:
         """A list of strings; no list is an empty one."""
         values = self.values.get(key)
@@ -125,7 +132,7 @@ def from_config(
     if unsupported:
         shown = ", ".join(f"{key} {values[key]!r:.60}" for key in unsupported)
         raise reader.fail(f"this cache has no layers as in {shown}")
-    if str(values.get("model_type", "")).startswith("deepseek_v4") or reader.has("compress_ratios"):
+    if reader.word("model_type").startswith("deepseek_v4") or reader.has("compress_ratios"):
         return _v4(reader, options)
     if reader.has("kv_lora_rank"):
         return _mla(reader, options)
@@ -173,7 +180,7 @@ def _v4(reader: _Reader, options: Options) -> Layout:
         if reader.has(key):
             sources = reader.counts(key)
             return deepseek_v41(reader.name, ratios, sources, window, options)
-    if str(reader.values.get("model_type", "")).startswith("deepseek_v41"):
+    if reader.word("model_type").startswith("deepseek_v41"):
         raise reader.fail("kv_source_layer_ids is missing: the layers that make entries")
     return deepseek_v4(reader.name, ratios, window, options)
 

@@ -45,6 +45,9 @@ class Stream:
     packed: bool = False
     of_layer: tuple[int | None, ...] = ()
 
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
     @property
     def bytes_per_token(self) -> float:
         """Payload."""
@@ -60,6 +63,9 @@ class Ring:
     window: int
     copies: int
     of_layer: tuple[int | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
     def rows(self, draft: int) -> int:
         """So many that a step may append `draft` tokens and take them all back."""
@@ -99,6 +105,9 @@ class Tail:
     overlap: int = 1
     online: bool = False
     of_layer: tuple[int | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
 
     def rows(self, draft: int) -> int:
         """So many that a step may append `draft` tokens and take them all back."""
@@ -396,31 +405,32 @@ def _check_types(layout: Layout) -> None:
     for name, kind in (("streams", Stream), ("rings", Ring), ("tails", Tail)):
         require(name, getattr(layout, name), tuple)
         for place, array in enumerate(getattr(layout, name)):
-            where = f"{name}[{place}]"
-            require(where, array, kind)
-            _check_fields(where, array, {"name": str, "record": Record, "of_layer": tuple})
-            _check_fields(where, array, {"packed": bool, "online": bool})
-            limits = {"ratio": MAX_TOKENS, "window": MAX_TOKENS, "copies": MAX_COPIES}
-            for field, most in (limits | {"overlap": None}).items():
-                whole(f"{where}.{field}", getattr(array, field, 0), None, most)
-            whole(f"{where}.width", getattr(array, "width", 1), 1, MAX_WIDTH)
-            if isinstance(array, Tail):
-                whole(f"{where}.ratio", array.ratio, None, MAX_TAIL_RATIO)
+            require(f"{name}[{place}]", array, kind)
     for name in ("block_tokens", "draft"):
         object.__setattr__(layout, name, whole(name, getattr(layout, name), None, MAX_TOKENS))
-    whole("model_layers", layout.model_layers, 0, MAX_COPIES)
+    layers = whole("model_layers", layout.model_layers, 0, MAX_COPIES)
+    object.__setattr__(layout, "model_layers", layers)
 
 
-def _check_fields(where: str, array: Stream | Ring | Tail, kinds: dict[str, type]) -> None:
-    """TypeError for fields, where there are such, that are of another kind."""
-    for field, kind in kinds.items():
-        if hasattr(array, field):
-            require(f"{where}.{field}", getattr(array, field), kind)
-
-
-def _is_copy(copy: object, copies: int) -> bool:
-    """Whether a layer's copy is None or one that there is."""
-    return copy is None or (type(copy) is int and 0 <= copy < copies)
+def _check_fields(array: Stream | Ring | Tail) -> None:
+    """TypeError for a field of another kind, ValueError for a number beyond any model's; numbers
+    become ints."""
+    require("name", array.name, str)
+    kinds = {"record": Record, "of_layer": tuple, "packed": bool, "online": bool}
+    limits = {"window": MAX_TOKENS, "copies": MAX_COPIES, "overlap": None, "width": MAX_WIDTH}
+    limits["ratio"] = MAX_TAIL_RATIO if isinstance(array, Tail) else MAX_TOKENS
+    for field in array.__dataclass_fields__:
+        value, name = getattr(array, field), f"{array.name}: {field}"
+        if field in limits:
+            least = 1 if field == "width" else None
+            object.__setattr__(array, field, whole(name, value, least, limits[field]))
+        elif field in kinds:
+            require(name, value, kinds[field])
+    copies = (
+        copy if copy is None else whole(f"{array.name}: of_layer[{layer}]", copy, None, MAX_COPIES)
+        for layer, copy in enumerate(array.of_layer)
+    )
+    object.__setattr__(array, "of_layer", tuple(copies))
 
 
 def _check(layout: Layout) -> None:
@@ -445,7 +455,8 @@ def _check(layout: Layout) -> None:
                 f"{array.name}: a map of {len(array.of_layer)} layers, "
                 f"the model has {layout.model_layers}"
             )
-        wrong = [copy for copy in array.of_layer if not _is_copy(copy, array.copies)]
+        named = (copy for copy in array.of_layer if copy is not None)
+        wrong = [copy for copy in named if not 0 <= copy < array.copies]
         if wrong:
             raise ValueError(f"{array.name}: copies {wrong} in its map, there are {array.copies}")
         ratio = getattr(array, "ratio", 1)

@@ -14,7 +14,7 @@ import torch
 
 from kernelkit.dtypes import FP32_BYTES
 from kernelkit.tensors import require_memory, require_rank, require_types
-from kvcache.checks import require, whole
+from kvcache.checks import require, set_whole
 from kvcache.layouts.layout import Tail
 from kvcache.layouts.records import TMA_ALIGN, Record
 
@@ -31,6 +31,9 @@ class Rows:
     scale_offset: int
     rows: int
     record: Record
+
+    def __post_init__(self) -> None:
+        set_whole(self, "data_offset", "scale_offset", "rows")
 
     @property
     def entries(self) -> int:
@@ -83,8 +86,6 @@ class Rows:
 
     def _check_places(self, align: int) -> None:
         """The same of all but the pool."""
-        for name in ("data_offset", "scale_offset", "rows"):
-            whole(name, getattr(self, name), None)
         require("record", self.record, Record)
         slots, slot_bytes = self.pool.shape
         if self.rows < 1 or self.entries > MAX_ENTRIES:
@@ -96,7 +97,7 @@ class Rows:
             ("scales", self.scale_offset, self.record.scale_bytes, 1),
         ):
             end = offset + self.rows * row_bytes
-            if row_bytes and (offset < 0 or offset % unit or end > slot_bytes):
+            if offset < 0 or offset % unit or end > slot_bytes:
                 raise ValueError(
                     f"{name} of {self.record.name} at {offset}, {self.rows} rows of {row_bytes} "
                     f"bytes: a multiple of {unit} from 0, and the end {end} at most the slot's "
@@ -112,6 +113,9 @@ class TailRows:
     offset: int
     rows: int
     tail: Tail
+
+    def __post_init__(self) -> None:
+        set_whole(self, "offset", "rows")
 
     @property
     def columns(self) -> int:

@@ -334,10 +334,9 @@ APPEND_PAGES = Operator(
 GATHER_PAGES = Operator(
     "kv_gather_pages", GatherPages, run_gather_pages, _nothing, results=0, writes=("k", "v")
 )
-GATHER = Operator(
-    "kv_gather", Gather, run_gather, _nothing, results=0, writes=("out",), pools=True
-)
+GATHER = Operator("kv_gather", Gather, run_gather, _nothing, results=0, writes=("out",), pools=True)
 COPY_SLOTS = Operator(
-    "kv_copy_slots", CopySlots, run_copy_slots, _nothing, results=0, writes=("target",), pools=True
-)
-CHECKSUM = Operator("kv_checksum", Checksum, run_checksum, _fake_checksum, results=1)
+    "kv_copy_slots", CopySlots, run_copy_slots, _nothing, results=0, writes=("target",), pools=True,
+    hosted="source",
+)  # fmt: skip
+CHECKSUM = Operator("kv_checksum", Checksum, run_checksum, _fake_checksum, results=1, hosted="pool")

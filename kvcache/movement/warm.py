@@ -9,7 +9,7 @@ import torch
 from kernelkit.compile import collecting
 from kernelkit.keys import KernelKey
 from kernelkit.launch import choose_target
-from kernelkit.tensors import DTYPE_NAMES, device_of
+from kernelkit.tensors import DTYPE_NAMES, device_of, require_dtypes
 from kernelkit.warm import Progress, Warmed, warm
 from kvcache.checks import require
 from kvcache.layouts.latent import LATENTS
@@ -51,11 +51,7 @@ def warmup(
     """
     require("layout", layout, Layout)
     target = choose_target(device_of(device), backend, arch, ARCHS)
-    if not isinstance(dtypes, tuple | list | set | frozenset):
-        raise TypeError(f"dtypes is {type(dtypes).__name__}, expected a sequence of torch.dtype")
-    for dtype in dtypes:
-        if not isinstance(dtype, torch.dtype) or dtype not in LATENT_DTYPES:
-            raise NotImplementedError(f"dtypes has {dtype!r}: supported are {LATENT_DTYPES}")
+    require_dtypes(dtypes, LATENT_DTYPES)
     names = [DTYPE_NAMES[dtype] for dtype in dtypes]
     return warm(kernels_for(layout, names, target.arch), progress)
 

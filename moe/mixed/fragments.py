@@ -27,7 +27,7 @@ from itertools import product
 import torch
 
 from kernelkit import e2m1
-from kernelkit.tensors import require_table, require_type
+from kernelkit.tensors import require_table, require_tma, require_type
 from moe.formats import format_of
 from moe.indices import check_factor
 from moe.mixed.config import ACTIVATIONS, DEPTH, ROWS
@@ -107,6 +107,7 @@ class Fragments:
             tensor = getattr(self, name)
             if tensor.numel() and not tensor.is_contiguous():
                 raise ValueError(f"w.{name} has strides {tensor.stride()}: it has to be contiguous")
+        require_tma("w.data", self.data)
 
     @property
     def has_pairs(self) -> bool:

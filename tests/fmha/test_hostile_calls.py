@@ -103,6 +103,8 @@ CALLS = [
     hostile(call(pdl=None), "pdl is None"),
     hostile(call(backend=1), "backend is 1"),
     hostile(call(arch="sm_75"), "arch 'sm_75'"),
+    hostile(call(config=AttentionConfig(k_scale="yes")), "config.k_scale is 'yes'"),
+    hostile(call(config=AttentionConfig(head_dim=1 << 70)), "config.head_dim 1180591620717411303"),
     hostile(call(config=DecodeConfig()), "config is DecodeConfig"),
     hostile(call(config=AttentionConfig(k_stages=-1)), "k_stages -1"),
     hostile(call(config=AttentionConfig(schedule="fast")), "schedule 'fast'"),

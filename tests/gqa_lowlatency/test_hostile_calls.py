@@ -89,6 +89,8 @@ CALLS = [
     hostile(call(backend="cpu"), "backend 'cpu'"),
     hostile(call(arch="sm_75"), "arch 'sm_75'"),
     hostile(call(arch=90), "arch is 90"),
+    hostile(call(config=DecodeConfig(group="8")), "config.group is '8'"),
+    hostile(call(config=DecodeConfig(stages=[3])), r"config.stages is \[3\]"),
     hostile(call(config={"stages": 3}), "config is dict"),
     hostile(call(config=DecodeConfig(warps=5), arch="sm_90a"), "warps 5"),
     hostile(call(config=DecodeConfig(warps=5), arch="sm_100a"), "warps 5", name="warps 5 sm_100a"),

@@ -35,6 +35,7 @@ from kvcache import (
     usage,
 )
 from kvcache.checks import MAX_SLOTS
+from kvcache.layouts.presets import CONFIGS
 from kvcache.layouts.records import BF16_512, plain
 from kvcache.movement.api import cut_segments
 from tests.hostile_calls import freed, hostile, refused, sharing
@@ -103,8 +104,9 @@ CALLS = [
     hostile(appended(rows=replace(ROWS, record="k")), "record is 'k'"),
     hostile(appended(rows=replace(ROWS, rows=0)), "4 slots of 0 rows"),
     hostile(appended(rows=replace(ROWS, rows=HUGE)), "1180591620717411303424"),
-    hostile(appended(rows=replace(ROWS, data_offset=1.0)), "data_offset is 1.0"),
-    hostile(appended(rows=replace(ROWS, data_offset=True)), "data_offset is True"),
+    hostile(lambda: replace(ROWS, data_offset=1.0), "data_offset is 1.0"),
+    hostile(lambda: replace(ROWS, data_offset=True), "data_offset is True"),
+    hostile(gathered(rows=replace(ROWS, scale_offset=1 << 40)), "scales of k at 1099511627776"),
     hostile(appended(x=X.T.contiguous().T), "a token's elements in one piece"),
     hostile(appended(x=X[:1].expand(3, 64)), "in one piece", name="broadcast"),
     hostile(appended(rows=replace(ROWS, pool=freed(POOL))), "pool reaches to byte"),
@@ -166,10 +168,12 @@ CALLS = [
     hostile(laid_out(streams=()), "at least one stream"),
     hostile(laid_out(streams=(RECORD,)), r"streams\[0\] is Record"),
     hostile(laid_out(streams=(replace(STREAM, ratio=0),)), "kv: one entry for 0 tokens"),
-    hostile(laid_out(streams=(replace(STREAM, copies=1.0),)), r"streams\[0\].copies is 1.0"),
-    hostile(laid_out(streams=(replace(STREAM, record="k"),)), r"streams\[0\].record is 'k'"),
-    hostile(laid_out(rings=(Ring("r", RECORD, "4", 1),)), r"rings\[0\].window is '4'"),
-    hostile(laid_out(tails=(Tail("t", 4, 0, 1),)), r"tails\[0\].width 0"),
+    hostile(lambda: replace(STREAM, copies=1.0), "kv: copies is 1.0"),
+    hostile(lambda: replace(STREAM, record="k"), "kv: record is 'k'"),
+    hostile(lambda: replace(STREAM, name=3), "name is 3", name="stream"),
+    hostile(lambda: replace(STREAM, of_layer=(0, 1.0)), r"kv: of_layer\[1\] is 1.0"),
+    hostile(lambda: Ring("r", RECORD, "4", 1), "r: window is '4'"),
+    hostile(lambda: Tail("t", 4, 0, 1), "t: width 0"),
     hostile(laid_out(model_layers=-1), "model_layers -1"),
     hostile(lambda: Record("r", 1.5), "data_bytes is 1.5"),
     hostile(lambda: Record(None, 16), "name is None", name="record without a name"),
@@ -190,7 +194,9 @@ CALLS = [
     hostile(lambda: Options(online_hca=1), "online_hca is 1"),
     hostile(lambda: from_config(None), "config is NoneType"),
     hostile(lambda: from_config({}, {}), "options is dict"),
-    hostile(lambda: from_config({"model_type": 3}), "3: num_hidden_layers is missing"),
+    hostile(lambda: from_config({"model_type": 3}), "3: model_type is 3, a string"),
+    hostile(lambda: from_config({**CONFIGS["deepseek-v4-pro"], "model_type": b"deepseek_v4"}),
+            "model_type is b'deepseek_v4', a string"),
     hostile(lambda: usage(PLAIN, 1.5), "tokens is 1.5"),
     hostile(lambda: usage("gqa", 1), "layout is 'gqa'"),
     hostile(lambda: Mix([100]), "tokens is list"),
@@ -199,8 +205,8 @@ CALLS = [
     hostile(lambda: plan(PLAIN, 1 << 30, 100), "mix is 100"),
     hostile(lambda: plan(PLAIN, 1 << 30, Mix((9,)), checkpoint_share=math.nan), "share nan"),
     hostile(lambda: plan(PLAIN, 1 << 30, Mix((9,)), checkpoint_share="1"), "share is '1'"),
-    hostile(laid_out(streams=(replace(STREAM, copies=1 << 31),)), "copies 2147483648: at most"),
-    hostile(laid_out(rings=(Ring("r", RECORD, 1 << 31, 1),)), "window 2147483648: at most"),
+    hostile(lambda: replace(STREAM, copies=1 << 31), "copies 2147483648: at most"),
+    hostile(lambda: Ring("r", RECORD, 1 << 31, 1), "window 2147483648: at most"),
     hostile(laid_out(model_layers=1 << 31), "model_layers 2147483648: at most"),
     hostile(lambda: Record("r", 1 << 40), "data_bytes 1099511627776: at most"),
     hostile(lambda: PLAIN.blocks("3"), "tokens is '3'"),
@@ -307,6 +313,15 @@ def test_a_step_that_is_abandoned_twice_takes_no_checkpoint_of_others():
     manager.abandon(step)
     assert manager.metrics.checkpoints_kept == 1
     manager.check()
+
+
+def test_rows_take_integers_of_numpy():
+    """Small ones would overflow where bytes are counted."""
+    rows = Rows(POOL, np.uint8(0), np.uint8(0), np.uint8(8), RECORD)
+    assert [type(size) for size in (rows.data_offset, rows.scale_offset, rows.rows)] == [int] * 3
+    rows.check()
+    ring = Ring("r", RECORD, np.uint8(200), np.uint8(2))
+    assert ring.page_bytes(100) == 299 * 128
 
 
 def test_memory_beside_is_no_overlap(no_launches):

@@ -12,6 +12,7 @@ import torch
 
 from moe import (
     Activation,
+    ExpertWeights,
     PackedExperts,
     Quantized,
     Router,
@@ -20,9 +21,14 @@ from moe import (
     arrange,
     combine,
     fused_moe,
+    fused_moe_plan,
     grouped_gemm,
+    grouped_gemm_plan,
     grouped_gemm_swiglu,
+    mixed_gemm,
     pack,
+    pack_experts,
+    pack_gpt_oss,
     pack_quantised,
     permutation,
     quantise,
@@ -48,6 +54,8 @@ def rows(fmt: str = "nvfp4") -> Quantized:
 
 XQ = rows()
 SAME = torch.ones(1)
+ARRANGED = arrange(pack(W13, W2, "mxfp4"))
+NOWHERE = "no such folder"
 STORED = state_dict(PACKED)
 FORM = Activation(PACKED.granularity)
 
@@ -100,6 +108,20 @@ def packing(**options):
 def stored(**changes):
     tensors = STORED | {name.replace("__", "."): value for name, value in changes.items()}
     return lambda: from_state_dict(tensors)
+
+
+def one_token(**options):
+    return lambda: fused_moe(X[:1], PACKED, LOGITS[:1], **options)
+
+
+def planned(**options):
+    return lambda: fused_moe_plan(X, PACKED, LOGITS, Router(2), **options)
+
+
+def sparse_part(field: str) -> PackedExperts:
+    """Packed experts of which a part of w13 is sparse."""
+    w13 = replace(PACKED.w13, **{field: getattr(PACKED.w13, field).to_sparse()})
+    return replace(PACKED, w13=w13)
 
 
 def warming(**options):
@@ -237,6 +259,23 @@ CALLS = [
     hostile(layer(scales=Scales(h=SAME, h_amax=SAME)), "scales.h_amax shares memory with scales.h"),
     hostile(layer(scales=Scales(x=SAME, h_amax=SAME)), "scales.h_amax shares memory with scales.x"),
     hostile(layer(x=X.to("meta")), "different devices", name="x elsewhere"),
+    hostile(layer(router=Router(-1)), "top_k -1: at least 1"),
+    hostile(one_token(router=Router(-1)), "top_k -1: at least 1", name="one token"),
+    hostile(warming(tokens=[1], scales=3), "scales is int"),
+    hostile(warming(tokens=[1], activation="silu"), "activation is str"),
+    hostile(lambda: warmup(X, 3, LOGITS, Router(2), tokens=[1]), "experts is int"),
+    hostile(lambda: warmup(X, PACKED, LOGITS.to_sparse(), Router(2), tokens=[1]),
+            "router_logits is a sparse_coo tensor"),
+    hostile(planned(scales=Scales(h_amax=SAME.to("meta"))), "different devices", name="amax there"),
+    hostile(lambda: grouped_gemm_plan(XQ, PACKED.w13, OFFSETS, most_rows=1 << 70),
+            "most_rows 1180591620717411303424: within int64"),
+    hostile(lambda: ExpertWeights(sparse_part("decode_scale")), "w13.decode_scale is a sparse"),
+    hostile(lambda: replace(PACKED, bias2=nested(torch.zeros(3, 128))), "bias2 is a nested"),
+    hostile(lambda: mixed_gemm(X[:, :64].contiguous(), replace(ARRANGED.w2, data=shifted(
+        ARRANGED.w2.data)), OFFSETS), "w.data starts at address"),
+    hostile(lambda: pack_experts([], ["e"]), "path is list"),
+    hostile(lambda: pack_experts(NOWHERE, ["e"], progress=1), "progress is 1"),
+    hostile(lambda: pack_gpt_oss(NOWHERE, 1.0), "prefix is 1.0"),
     hostile(layer(tile_rows=True), "tile_rows is True"),
     hostile(layer(backend=None), "backend is None"),
 ]  # fmt: skip

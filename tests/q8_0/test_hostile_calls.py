@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from kernelkit import compile as kernel_compile
-from q8_0 import Activations, Weights, dequantise, matvec, quantise, repack
+from q8_0 import (
+    Activations,
+    Q8Linear,
+    Weights,
+    dequantise,
+    matvec,
+    quantise,
+    repack,
+    warmup,
+)
 from q8_0.blocks import INTERLEAVED, SOA
 from tests.hostile_calls import freed, hostile, refused
 from tests.q8_0.cases import Case
@@ -63,6 +72,12 @@ CALLS = [
     hostile(lambda: quantise(torch.ones(2, COLS, requires_grad=True)), "x requires grad"),
     hostile(lambda: Activations(X, ROUNDED.scales), "quants is torch.bfloat16"),
     hostile(lambda: Activations(ROUNDED.quants, ROUNDED.scales[:1]), r"expected torch.float16 \(2"),
+    hostile(lambda: Q8Linear(ARRAYS, torch.ones(4, dtype=torch.bool)), "bias is torch.bool"),
+    hostile(lambda: Q8Linear(ARRAYS, torch.ones(4).to_sparse()), "bias is a sparse_coo tensor"),
+    hostile(lambda: Q8Linear(ARRAYS)(1.5), "x is float, expected torch.Tensor"),
+    hostile(lambda: Q8Linear(ARRAYS)(X.to_sparse()), "x is a sparse_coo tensor"),
+    hostile(lambda: Q8Linear(ARRAYS)(X[:, :64]), r"x has shape \(2, 64\), expected \(..., 96\)"),
+    hostile(lambda: warmup(ARRAYS, dtypes=1), "dtypes is int"),
     hostile(times(weights=BLOCKS.data), "weights is Tensor", name="bytes without a layout"),
     hostile(times(x=[1.0]), "x is list, expected torch.Tensor or Activations"),
     hostile(times(x=torch.ones(2, 64)), "x has 64 columns, the weights are 4 x 96"),

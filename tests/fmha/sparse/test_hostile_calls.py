@@ -40,6 +40,7 @@ def arrays_of(tokens: int) -> dict[str, torch.Tensor]:
 
 ARRAYS, CHUNK = arrays_of(1), step_view(LAYOUT, arrays_of(5), longest=5).window
 VIEW = step_view(LAYOUT, ARRAYS, longest=1)
+LONG = torch.tensor([128], dtype=INT)
 WINDOW, PAGES = VIEW.window, VIEW.pages["hca"]
 POOL = torch.zeros(3, LAYOUT.state_bytes, dtype=torch.uint8)
 RING = Rows(POOL, **vars(LAYOUT.place("swa", 0)))
@@ -76,6 +77,8 @@ CALLS = [
     hostile(called(q=Q.to_sparse()), "q is a sparse_coo tensor"),
     hostile(called(q=Q[:, :0]), "0 heads"),
     hostile(called(kv=freed(KV)), "kv reaches to byte"),
+    hostile(called(kv=KV.half()), "kv is torch.float16"),
+    hostile(called(ring=replace(RING, scale_offset=1 << 40)), "at 1099511627776", name="scales"),
     hostile(called(ring=None), "ring is NoneType, expected Rows"),
     hostile(called(ring=replace(RING, record=INDEXER_BF16)), "ring of indexer_bf16"),
     hostile(called(ring=replace(RING, data_offset=1 << 40)), "1099511627776"),
@@ -113,12 +116,14 @@ CALLS = [
     hostile(chunked(longest=4), "longest 4: a request has 5 tokens"),
     hostile(viewed(layout=None), "layout is None"),
     hostile(viewed(ring="csa"), "'csa' is no ring"),
-    hostile(viewed(ring=None), "name is None"),
+    hostile(viewed(ring=None), "ring is None"),
     hostile(viewed(every="hca"), "every is 'hca'"),
     hostile(viewed(every=("swa",)), "'swa' is no stream"),
     hostile(viewed(pages={"hca": 1.5}), "pages is 1.5"),
     hostile(viewed(longest=None), "longest is None"),
     hostile(viewed(owners=ARRAYS["owners"] + 1), "owners has numbers from 1"),
+    hostile(viewed(block_tables=ARRAYS["block_tables"][:, :0].contiguous(), lengths=LONG),
+            "lengths has numbers from 128 to 128: the block tables have room for 0 entries"),
     hostile(viewed(positions=None), "positions is NoneType"),
     hostile(viewed(block_tables=ARRAYS["block_tables"].long()), "block_tables is torch.int64"),
     hostile(lambda: step_view(LAYOUT, {}, longest=1), "no table 'rows_of.swa'"),
@@ -126,6 +131,8 @@ CALLS = [
     hostile(planned(tokens=1.5), "tokens is 1.5"),
     hostile(planned(selected="2"), "selected is '2'"),
     hostile(planned(ring="hca"), "'hca' is no ring"),
+    hostile(planned(ring=1.0), "ring is 1.0"),
+    hostile(planned(longest=1 << 70), "longest 1180591620717411303424: at most"),
     hostile(lambda: Tables.of({}, "csa", "tail"), r"no tables \['positions'"),
     hostile(lambda: scores(HCA, None, None, None, None, None), "query is NoneType"),
     hostile(lambda: prepare_query(Q[..., :128].contiguous(), torch.ones(1, 16),

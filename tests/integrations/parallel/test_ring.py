@@ -12,6 +12,7 @@ from integrations.parallel import join, own_positions, own_tokens, ring_attentio
 from integrations.parallel.ring import attend_all
 from integrations.parallel.zigzag import steps
 from kernelkit.tolerance import compare_output
+from tests.hostile_calls import hostile, refused
 
 SHAPE = (2, 48, (4, 2), 64)  # entries, tokens of all ranks, heads, head dim
 
@@ -50,6 +51,26 @@ def test_every_pair_is_computed_once_and_ranks_have_the_same_work(world):
 def test_parts_of_a_sequence_are_joined_again(world):
     x = torch.arange(5 * 12 * 2).view(5, 12, 2)
     assert torch.equal(join([own_tokens(x, rank, world) for rank in range(world)]), x)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "words"),
+    [
+        hostile(lambda: own_positions(8, 2, 2), "rank 2: at most 1"),
+        hostile(lambda: own_positions(8, -1, 2), "rank -1: at least 0"),
+        hostile(lambda: own_positions(8.0, 0, 2), "tokens is 8.0"),
+        hostile(lambda: own_positions(8, 0, 0), "world 0: at least 1"),
+        hostile(lambda: own_positions(1 << 31, 0, 1), "tokens 2147483648: at most"),
+        hostile(lambda: own_tokens(3, 0, 1), "x is int"),
+        hostile(lambda: own_tokens(torch.ones(8), 0, 2), r"dim 1: x has shape \(8,\)"),
+        hostile(lambda: join(3), "parts is int"),
+        hostile(lambda: join([]), "0 parts"),
+        hostile(lambda: join([torch.ones(1, 4), torch.ones(1, 2)]), r"parts\[1\] is .* \(1, 2\)"),
+        hostile(lambda: join([torch.ones(1, 3)]), "3 tokens over 1 ranks"),
+    ],
+)
+def test_a_named_error(attempt, words):
+    refused(attempt, words)
 
 
 def test_what_does_not_come_out_even_is_refused():
