@@ -172,8 +172,8 @@ def arrange(
     scales: list[torch.Tensor | None] = [None, None]
     if activations == "e4m3":
         check_factor("h_scale", h_scale)
-        device = experts.w2.data.device
-        scales = [torch.tensor([s], device=device) for s in (h_scale, 1 / h_scale)]
+        place = {"dtype": torch.float32, "device": experts.w2.data.device}
+        scales = [torch.tensor([s], **place) for s in (float(h_scale), 1 / float(h_scale))]
     return ArrangedExperts(
         fragments(experts.w13, order, activations),
         fragments(experts.w2, None, activations),

@@ -287,6 +287,14 @@ def test_a_named_error(attempt, words):
     refused(attempt, words)
 
 
+@pytest.mark.parametrize("scale", [2, np.int32(2), np.float64(2)])
+def test_a_scale_may_be_any_number(scale):
+    arranged = arrange(pack(W13, W2, "mxfp4"), "e4m3", h_scale=scale)
+    assert torch.equal(arranged.h_scale, fp32(2.0))
+    assert torch.equal(arranged.h_decode_scale, fp32(0.5))
+    assert arranged.h_scale.dtype == torch.float32
+
+
 def test_scales_of_a_layer_are_looked_at():
     """In the middle of it, behind the kernels that need none."""
     for field in ("x", "h"):
