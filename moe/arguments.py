@@ -75,9 +75,10 @@ class Router:
         return self.top_k + self.shared
 
     def check_slots(self) -> None:
-        """ValueError for numbers of experts that no table has room for; routing knows the most."""
+        """Raise NotImplementedError or ValueError for a negative number of experts, and for none;
+        routing knows the most."""
         if self.top_k < 1:
-            raise ValueError(f"top_k {self.top_k}: at least 1")
+            raise NotImplementedError(f"top_k {self.top_k}: at least 1")
         if self.shared < 0:
             raise ValueError(f"shared {self.shared}: at least 0")
 

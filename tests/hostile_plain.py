@@ -93,7 +93,8 @@ def _unlike(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor's elements, in order."""
-    return tensor.detach().contiguous().flatten().view(torch.uint8)
+    packed = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return packed.flatten().view(torch.uint8)
 
 
 def tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
