@@ -72,22 +72,17 @@ BASES = {
         Base("attention of pages", fmha.attention, _packed),
         Base(
             "attention_plan", fmha.attention_plan, lambda: _without(_attention(), "out"),
-            options_of=fmha.attention, computed=_planned,
+            computed=_planned,
         ),
-        Base(
-            "fmha.warmup", fmha.warmup, lambda: _warming(_packed()), options_of=fmha.attention,
-            computed=None,
-        ),
-        Base(
-            "decode", gqa_lowlatency.decode, _decode, ("out",), frozenset({"q", "out"})
-        ),
+        Base("fmha.warmup", fmha.warmup, lambda: _warming(_packed()), computed=None),
+        Base("decode", gqa_lowlatency.decode, _decode, ("out",), frozenset({"q", "out"})),
         Base(
             "decode_plan", gqa_lowlatency.decode_plan, lambda: _without(_decode(), "out"),
-            options_of=gqa_lowlatency.decode, computed=_planned,
+            computed=_planned,
         ),
         Base(
             "gqa_lowlatency.warmup", gqa_lowlatency.warmup, lambda: _warming(_decode()),
-            options_of=gqa_lowlatency.decode, computed=None,
+            computed=None,
         ),
         Base("merge", fmha.merge, _merge),
         Base(

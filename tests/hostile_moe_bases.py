@@ -136,25 +136,23 @@ MOE_BASES = (
     Base("grouped_gemm", moe.grouped_gemm, _grouped_gemm, ("amax",)),
     Base("grouped_gemm, activated", moe.grouped_gemm, _activated, ("amax",)),
     Base(
-        "grouped_gemm_swiglu", moe.grouped_gemm_swiglu, _swiglu, options_of=moe.grouped_gemm
+        "grouped_gemm_swiglu", moe.grouped_gemm_swiglu, _swiglu
     ),
     Base("mixed_gemm", moe.mixed_gemm, _mixed_gemm),
     Base("fused_moe", moe.fused_moe, _fused_moe, ("scales/h_amax",)),
     Base("fused_moe, arranged", moe.fused_moe, _fused_mixed),
     Base(
-        "grouped_gemm_plan", moe.grouped_gemm_plan, _grouped_gemm, ("amax",),
-        options_of=moe.grouped_gemm, computed=_planned,
+        "grouped_gemm_plan", moe.grouped_gemm_plan, _grouped_gemm, ("amax",), computed=_planned,
     ),
     Base(
-        "fused_moe_plan", moe.fused_moe_plan, _fused_moe, ("scales/h_amax",),
-        options_of=moe.fused_moe, computed=_planned,
+        "fused_moe_plan", moe.fused_moe_plan, _fused_moe, ("scales/h_amax",), computed=_planned,
     ),
     Base(
-        "fused_moe_plan, arranged", moe.fused_moe_plan, _fused_mixed, options_of=moe.fused_moe,
+        "fused_moe_plan, arranged", moe.fused_moe_plan, _fused_mixed,
         computed=_planned,
     ),
     Base(
-        "moe.warmup", moe.warmup, _warming, options_of=moe.fused_moe, contents=False, computed=None
+        "moe.warmup", moe.warmup, _warming, contents=False, computed=None
     ),
     Base("pack", moe.pack, _pack),
     Base("pack_quantised", moe.pack_quantised, _pack_quantised),

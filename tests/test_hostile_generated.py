@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
+import typing
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -129,11 +130,12 @@ WITHOUT = {  # a base: what has no arguments of a user's
 
 
 def public(package: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Yield the names of a package's functions and classes, errors aside, and what they are."""
+    """Yield the names of a package's functions and classes, and what they are; no errors, and no
+    types of options, which functions have in their signatures."""
     for name in package.__all__:
         value = getattr(package, name)
         error = isinstance(value, type) and issubclass(value, Exception)
-        if callable(value) and not error:
+        if callable(value) and not error and not typing.is_typeddict(value):
             yield name, value
 
 

@@ -42,7 +42,7 @@ COLUMN, TOKENS, BEHIND = 5, 256, 250
     [("sm_100a", "bf16"), ("sm_90a", "bf16"), ("sm_90a", "e4m3"), ("sm_89", "bf16")],
 )
 def test_rows_that_do_not_see_a_key(arch, dtype, name):
-    """As docs/hidden_keys.md says: its V alone may matter, times 0, in one column, and only where the query
+    """docs/hidden_keys.md: only its V may matter, times 0, in one column, and only where the query
     tile of the row reads its key tile."""
     generator = torch.Generator().manual_seed(0)
     shape = 1, TOKENS, 2, 64
