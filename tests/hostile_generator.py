@@ -415,11 +415,11 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def at(given: Given, path: str) -> Any:
-    """What stands at a path of the arguments; None for an argument that is not given."""
+    """What stands at a path of the arguments; None where there is nothing on the way."""
     name, *fields = path.split("/")
     value = given.get(name)
     for field in fields:
-        value = _part(value, field)
+        value = None if value is None else _part(value, field)
     return value
 
 
