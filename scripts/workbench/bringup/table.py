@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import ptxemu
 from kernelkit.arch import written_for
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ def forms_by_kernel(problem: Problem, arch: str) -> dict[str, set[str]]:
 
     forget()  # what is in memory behind it, the problem has launched
     try:
-        with recording() as heard, emulation(arch=arch):
+        # However slow the host is: every problem counts.
+        with recording() as heard, emulation(ptxemu.Options(limit=None), arch=arch):
             problem.launch()
     except (ValueError, NotImplementedError) as refusal:
         print(f"{problem.name}: refused: {refusal}"[:200], file=sys.stderr)
