@@ -25,7 +25,14 @@ from kernelkit.boxes import ROWS_FIRST, Box, BoxPosition, TmaTensor, copy_in, de
 from kernelkit.buffers import buffer_at
 from kernelkit.edges import EdgePlan
 from kernelkit.log2 import LOG2_E
-from kernelkit.online_softmax import exponentiate, finish_row, next_max, row_total, top_score
+from kernelkit.online_softmax import (
+    exponentiate,
+    finish_row,
+    next_max,
+    row_total,
+    shift_of,
+    top_score,
+)
 from kernelkit.pipelines import Event, make_pipelines, publish_barriers
 from kernelkit.smem_plan import SmemBuffer, SmemPlan
 from kernelkit.tmem_plan import TmemPlan
@@ -248,7 +255,7 @@ def weigh(
     Returns (row_max, row_sum, acc_scale), the last being what earlier sums are to be multiplied by.
     """
     row_max, acc_scale = next_max(top_score(lane.scores, row_max), row_max, scale_log2, 0.0)
-    exponentiate(lane.scores, row_max, scale_log2)
+    exponentiate(lane.scores, scale_log2, shift_of(row_max, scale_log2))
     return row_max, row_total(lane.scores, row_sum * acc_scale), acc_scale
 
 
