@@ -217,7 +217,7 @@ def fields_of(
     return fields
 
 
-def _rope_tables(rope: object) -> WithLse:
+def _rope_tables(rope: object) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(rope, tuple | list) or len(rope) != 2:
         raise TypeError(f"rope is {type(rope).__name__}, expected two tables (cos, sin)")
     if rope[0] is None and rope[1] is None:

@@ -89,6 +89,15 @@ def top_score(scores: cute.Tensor, row_max: Float32) -> Float32:
 
 
 @cute.jit
+def followed(
+    top: Float32, row_max: Float32, scale_log2: Float32, slack_log2: cutlass.Constexpr
+) -> Float32:
+    """Return row_max, or `top` where that is larger by more than the slack."""
+    # (-inf) - (-inf) is NaN, the comparison false, and a row that saw no key stays at -inf.
+    return top if (top - row_max) * scale_log2 > slack_log2 else row_max
+
+
+@cute.jit
 def next_max(
     top: Float32, row_max: Float32, scale_log2: Float32, slack_log2: cutlass.Constexpr
 ) -> tuple[Float32, Float32]:
@@ -97,10 +106,7 @@ def next_max(
     top: at least row_max. Where nothing was summed before (row_max = -inf) acc_scale is 1: there is
     nothing to rescale.
     """
-    new_max = row_max
-    # (-inf) - (-inf) is NaN, the comparison false, and a row that saw no key stays at -inf.
-    if (top - row_max) * scale_log2 > slack_log2:
-        new_max = top
+    new_max = followed(top, row_max, scale_log2, slack_log2)
     acc_scale = cute.math.exp2((row_max - new_max) * scale_log2, fastmath=True)
     if row_max == -Float32.inf:
         acc_scale = Float32(1.0)
@@ -127,9 +133,7 @@ def refer(
 
     one_hot: ONE_HOT_LOG2 / scale_log2. top: at least row_max.
     """
-    new_max = row_max
-    if (top - row_max) * scale_log2 > slack_log2:
-        new_max = top
+    new_max = followed(top, row_max, scale_log2, slack_log2)
     base = finite(new_max)
     scale, shift = scale_log2, -base * scale_log2
     exponent = shift - older

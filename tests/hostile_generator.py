@@ -415,7 +415,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def at(given: Given, path: str) -> Any:
-    """What stands at a path of the arguments; None where there is nothing on the way."""
+    """Return what stands at a path of the arguments; None where nothing is on the way."""
     name, *fields = path.split("/")
     value = given.get(name)
     for field in fields:

@@ -44,7 +44,7 @@ def plain(value: Any) -> Any:
 
 
 def unlike_plain(call: Call, twin: Call) -> str | None:
-    """What the plain form of a call does otherwise: '' for nothing, None where nothing was run.
+    """Return what the plain form of a call does otherwise: '' for nothing, None if nothing ran.
 
     Args:
         call: the call to judge; it is made as it is.

@@ -78,15 +78,15 @@ def begin_row(
 ) -> None:
     """No key has been seen."""
     reference.row_sum.fill(0.0)
-    if cutlass.const_expr(plan.config.is_fp8):
-        common = scope.scalars.scale_log2
-        if cutlass.const_expr(plan.config.softcap):
-            common = scope.scalars.softcap_log2
-        for half in cutlass.range_constexpr(2):
-            scale = score_scale(scope.tensors.tables, work, lane.rows[half].head)
-            factor = common if cutlass.const_expr(scale is None) else common * scale
-            reference.factor[half] = bounded_factor(factor)
     for half in cutlass.range_constexpr(2):
+        if cutlass.const_expr(plan.config.is_fp8):
+            factor = scope.scalars.scale_log2
+            if cutlass.const_expr(plan.config.softcap):
+                factor = scope.scalars.softcap_log2
+            scale = score_scale(scope.tensors.tables, work, lane.rows[half].head)
+            if cutlass.const_expr(scale is not None):
+                factor = factor * scale
+            reference.factor[half] = bounded_factor(factor)
         reference.row_max[half] = hidden(plan, reference, half)
 
 
@@ -94,7 +94,7 @@ def begin_row(
 def scale_of(
     plan: AttentionPlan, reference: Reference, scalars: Scalars, half: cutlass.Constexpr
 ) -> Float32:
-    """What a score of a row is multiplied by inside exp2; negative only in `signed` kernels."""
+    """Return what exp2 multiplies a row's scores by; negative only in `signed` kernels."""
     if cutlass.const_expr(plan.config.is_fp8 and not plan.config.softcap):
         return reference.factor[half]
     return scalars.scale_log2
@@ -138,13 +138,13 @@ def mask(
     """
     for half in cutlass.range_constexpr(2):
         row, first = lane.rows[half], key + lane.column
-        least = hidden(plan, reference, half)
+        unseen = hidden(plan, reference, half)
         for chunk in cutlass.range_constexpr(begin, end, CHUNK):
             bits = seen(plan, row, first + chunk // 4 * 8)
             for place in cutlass.range_constexpr(min(CHUNK, end - chunk) // 2):
                 number = chunk + place // 2 * 4 + half * 2 + place % 2
                 inside = Boolean(bits & Uint32(1 << place))
-                scores[number] = scores[number] if inside else least
+                scores[number] = scores[number] if inside else unseen
 
 
 @cute.jit

@@ -96,7 +96,7 @@ def join(parts: Sequence[torch.Tensor], *, dim: int = 1) -> torch.Tensor:
 
 
 def _require_memory(name: str, x: torch.Tensor) -> None:
-    """What `require_memory` raises, where no tracer stands in for the memory."""
+    """As `require_memory`, where no tracer stands in for the memory."""
     if not torch.compiler.is_compiling():
         require_memory(**{name: x})
 

@@ -217,7 +217,7 @@ class Softmax:
         """
         config, scale_log2 = self.plan.config, lane.scalars.scale_log2
         top = self.find_top(lane, row_max, step, negated)
-        may_far = may_be_far(top, scale_log2)
+        may_far = may_be_far(top, scale_log2)  # first: its predicate takes 13 cycles
         row_max, acc_scale = next_max(top, row_max, scale_log2, config.lag_log2)
         if cutlass.const_expr(config.softcap):  # scores are at most 1, and their factor is small
             return row_max, self.weigh_rows(lane, row_max, row_sum, acc_scale, step, False)
