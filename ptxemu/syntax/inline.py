@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ptxemu.errors import UnsupportedPtx
+from ptxemu.syntax.literals import MOST_CALLS, MOST_NESTED
 from ptxemu.syntax.tree import (
     TYPE_BITS,
     Addr,
@@ -43,8 +44,8 @@ class Function:
 
 def inline_calls(entry: Entry, functions: dict[str, Function]) -> None:
     """Replace the calls of `functions` in the body of an entry. Raises UnsupportedPtx for
-    recursion, and for arguments whose parts are accessed in several sizes or in fewer than 32
-    bits."""
+    recursion, for more calls or deeper ones than MOST_CALLS and MOST_NESTED say, and for arguments
+    whose parts are accessed in several sizes or in fewer than 32 bits."""
     if functions and any(_callee(item, functions) for item in entry.body):
         _Inliner(entry, functions).run()
 
@@ -95,6 +96,10 @@ class _Inliner:
         actuals = _actuals(instr)
         if len(actuals) != len(callee.formals):
             raise _refused(instr, f"a call of {name} with {len(actuals)} results and arguments")
+        if len(open_) == MOST_NESTED:
+            raise _refused(instr, f"more than {MOST_NESTED} calls in each other")
+        if self.calls == MOST_CALLS:
+            raise _refused(instr, f"more than {MOST_CALLS} calls in a kernel, all of them inlined")
         self.calls += 1
         suffix = f"@{name}@{self.calls}"
         end, around = f"end{suffix}", f"around{suffix}"

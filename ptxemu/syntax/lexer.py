@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 
 from ptxemu.errors import PtxSyntaxError
+from ptxemu.syntax.literals import MOST_NESTED
 
 Token = tuple[str, str, int]
 
@@ -29,12 +30,14 @@ _KINDS = r"""
     | (?P<punct>[][{}()<>,;:@!|+\-=*~])
     | (?P<unknown>[^ \t\r])
 """
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 _KIND = re.compile(_KINDS, re.VERBOSE | re.DOTALL)
 _WORD = re.compile(f"[ \\t\\r]*({re.sub('[?]P<[a-z]+>', '?:', _KINDS)})", re.VERBOSE | re.DOTALL)
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens of `text`, with 1-based line numbers."""
+    """Return all tokens of `text`, with 1-based line numbers. PtxSyntaxError for a character that
+    PTX has not, and for brackets that nest more than MOST_NESTED deep."""
     tokens: list[Token] = []
     line = 1
     inline = ignored = False  # within inline assembly; behind a .loc in it
@@ -59,7 +62,22 @@ def tokenize(text: str) -> list[Token]:
             ignored = True
         else:
             tokens.append((kind, word, line))
+    _require_shallow(tokens, text)
     return tokens
+
+
+def _require_shallow(tokens: list[Token], text: str) -> None:
+    """Refuse brackets that nest too deep for a parser that calls itself. Python's own limit of
+    calls says nothing: other packages raise it."""
+    depth = 0
+    for _, word, line in tokens:
+        if word in _OPENING:
+            depth += 1
+        elif word in _CLOSING:
+            depth -= 1
+        if depth > MOST_NESTED:
+            message = f"brackets nest more than {MOST_NESTED} deep"
+            raise PtxSyntaxError(message, line=line, text=text.split("\n")[line - 1].strip())
 
 
 def _kind(word: str) -> str:

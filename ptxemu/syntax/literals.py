@@ -1,9 +1,11 @@
-"""Numbers of a PTX text: integers as they are written, and limits of counts and sizes."""
+"""Numbers of a PTX text: integers as they are written, and limits of counts, sizes and depths."""
 
 from __future__ import annotations
 
 MOST_REGISTERS = 1 << 20  # of an entry
 MOST_BYTES = 1 << 30  # of a variable
+MOST_NESTED = 100  # brackets in brackets, calls in calls
+MOST_CALLS = 10_000  # inlined into an entry
 _MOST_DIGITS = 100  # of an integer; in binary a number of 64 bits has 66
 
 

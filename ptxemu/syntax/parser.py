@@ -496,5 +496,5 @@ def parse(text: str) -> ModuleTree:
     parser = Parser(text)
     try:
         return parser.parse()
-    except (ValueError, OverflowError, RecursionError) as error:  # numbers, nesting
+    except (ValueError, OverflowError) as error:  # of numbers
         parser.fail(str(error))

@@ -9,6 +9,7 @@ import pytest
 
 import ptxemu
 from ptxemu.errors import UnsupportedPtx
+from ptxemu.syntax.literals import MOST_NESTED
 from tests.ptxemu.kernels import POINTER, kernel, launch
 
 # x * 3 + y if x is odd, else y - x; by branches, so that a return is not the last instruction
@@ -154,6 +155,21 @@ def test_what_is_not_supported_is_refused_by_name(changed: str, what: str) -> No
     with pytest.raises(UnsupportedPtx, match=what) as caught:
         ptxemu.load(module)
     assert caught.value.line
+
+
+def chained(levels: int, calls: int) -> str:
+    """Functions of which each calls the one before so many times; the kernel calls the last."""
+    bodies = ["", *(f"call f{level};\n" * calls for level in range(levels - 1))]
+    functions = [f".func f{level}() {{ {body} ret; }}\n" for level, body in enumerate(bodies)]
+    return kernel(f"call f{levels - 1};\n", "", "".join(functions))
+
+
+def test_calls_in_calls_have_limits() -> None:
+    ptxemu.load(chained(MOST_NESTED, 1))
+    with pytest.raises(UnsupportedPtx, match="more than 100 calls in each other"):
+        ptxemu.load(chained(MOST_NESTED + 1, 1))
+    with pytest.raises(UnsupportedPtx, match="more than 10000 calls in a kernel"):
+        ptxemu.load(chained(40, 2))
 
 
 def test_a_body_that_is_no_ptx_matters_only_where_it_is_called() -> None:

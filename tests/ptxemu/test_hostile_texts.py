@@ -6,7 +6,7 @@ import pytest
 
 import ptxemu
 from ptxemu.module import Module
-from ptxemu.syntax.literals import MOST_BYTES, MOST_REGISTERS
+from ptxemu.syntax.literals import MOST_BYTES, MOST_NESTED, MOST_REGISTERS
 from tests.ptxemu.kernels import HEAD
 
 
@@ -25,7 +25,8 @@ def kernel(statement: str, before: str = "") -> str:
     (kernel("", ".global .align 3 .b32 x;"), "expected a power of two"),
     (kernel(".reg .b32 %r1; mov.b32 %r1, 09;"), "09"),
     (kernel(f".reg .b32 %r1; mov.b32 %r1, {'1' * 5_000};"), "an integer of 5000 digits"),
-    (kernel(f".reg .b32 %r1; mov.b32 %r1, {'{' * 5_000};"), "recursion"),
+    (kernel(f".reg .b32 %r1; mov.b32 %r1, {'{' * 5_000};"), "nest more than 100 deep"),
+    (kernel("{" * MOST_NESTED + "}" * MOST_NESTED), "nest more than 100 deep"),
 ])  # fmt: skip
 def test_it_is_a_syntax_error(text, words):
     with pytest.raises(ptxemu.PtxSyntaxError, match=words) as raised:
@@ -36,3 +37,5 @@ def test_it_is_a_syntax_error(text, words):
 def test_the_limits_themselves_are_read():
     """One register of an entry is that of carries."""
     Module(kernel(f".reg .b32 %r<{MOST_REGISTERS - 1}>;", f".global .b8 x[{MOST_BYTES}];"))
+    scopes = MOST_NESTED - 1  # the kernel's own braces count
+    Module(kernel("{" * scopes + "}" * scopes))
