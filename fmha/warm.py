@@ -77,7 +77,8 @@ def kernels_for(
 def _configs(
     arguments: Arguments, arch: str, batches: Sequence[int], lengths: Sequence[int]
 ) -> Iterator[AttentionConfig]:
-    """Of every length; of the batches the ends, since more of them only fill more CTAs."""
+    """Yield the configs of every length, at the smallest and the largest batch: others only fill
+    more CTAs."""
     found = candidates(arguments, arch)
     entries = [batch for batch in batches if batch > 0]
     for length in lengths:
@@ -90,7 +91,8 @@ def _configs(
 def _measured(
     arguments: Arguments, arch: str, batches: set[int], lengths: set[int]
 ) -> Iterator[AttentionConfig]:
-    """Those that were measured to be the best for calls like this one, of these sizes."""
+    """Yield the configs that were measured to be the best for calls like this one, of these
+    sizes."""
     asked = problem_of(arguments)
     if asked is None:
         return

@@ -116,7 +116,8 @@ def _configs(
 def _measured(
     arguments: Arguments, target: Target, batches: Sequence[int]
 ) -> Iterator[DecodeConfig]:
-    """Those that were measured to be the best for calls like this one with so many entries."""
+    """Yield the configs that were measured to be the best for calls like this one with so many
+    entries."""
     asked, heads = problem_of(arguments), {batch * arguments.kv_heads for batch in batches}
     sms = load_of(arguments, target.arch).sms
     if asked is None:

@@ -207,7 +207,8 @@ class AttentionArguments:
                 raise ValueError(f"{name} {scale.tolist()}: finite numbers")
 
     def kernel_scales(self) -> tuple[torch.Tensor | None, ...]:
-        """Those of `scaled` as kernels read them, one for each head; a copy of a single one."""
+        """Return the scales of `scaled` as kernels read them, one for each head; a single one is
+        copied."""
         return tuple(
             per_head(getattr(self, name), heads) for name, (_, heads) in self.scaled().items()
         )

@@ -106,8 +106,8 @@ class SwiGLU:
     limit: float | None = None
 
     def of_rows(self, granularity: int) -> Activation:
-        """Of gate and up that alternate by so many rows. Each field is named, since torch.compile
-        of torch 2.11 does not follow vars()."""
+        """Return this activation for gate and up that alternate by so many rows. Each field is
+        named, since torch.compile of torch 2.11 does not follow vars()."""
         return Activation(granularity, self.alpha, self.beta, self.limit)
 
 
@@ -171,12 +171,12 @@ class Arguments:
 
     @property
     def columns(self) -> int:
-        """Of the output."""
+        """Columns of the output."""
         return self.w.rows // (1 if self.activation is None else 2)
 
     @property
     def blocks(self) -> int:
-        """Of 128 rows, that the scale factors of x and of the output have room for."""
+        """Blocks of 128 rows that the scale factors of x and of the output have room for."""
         return scale_blocks(self.x.rows, self.experts)
 
     @property

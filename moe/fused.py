@@ -66,7 +66,7 @@ class Layer:
 
     @property
     def fmt(self) -> str:
-        """Of x and h as they are multiplied."""
+        """Format of x and h as they are multiplied."""
         return self.activations or self.experts.fmt
 
     @property
@@ -89,7 +89,7 @@ class Layer:
 
     @property
     def rows(self) -> int:
-        """That there is room for: a token chooses an expert once."""
+        """Rows that there is room for: a token chooses an expert once."""
         return len(self.x) * min(self.router.slots, self.experts.experts)
 
     @property
@@ -188,7 +188,7 @@ def run_layer(layer: Layer) -> tuple[torch.Tensor]:
 
 
 def run_routing(layer: Layer) -> Routed:
-    """Of the tokens of a layer; the slots of one token are sorted by the launch that routes it."""
+    """Route the tokens of a layer; the launch that routes one token also sorts its slots."""
     if len(layer.x) == 1:
         tables = empty_tables(layer.x, layer.experts.experts, layer.router.slots)
         first = layer.first_expert if layer.is_partial else None

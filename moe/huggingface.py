@@ -49,7 +49,7 @@ class Scheme:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all tensors that a matrix has."""
+        """Names of all tensors that a matrix has."""
         return tuple(name for name in (self.data, self.scales, self.encode, self.decode) if name)
 
 
@@ -91,7 +91,7 @@ class Checkpoint:
         return name in self._places
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor, which is not read."""
+        """Shape of a tensor, which is not read."""
         return tuple(self._slices(name).get_shape())
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -127,7 +127,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _is_name(file: str) -> bool:
-    """Of a file in the same folder."""
+    """Whether this is the name of a file in the same folder."""
     short = len(file.encode("utf-8", "replace")) <= _MOST_NAME
     return short and Path(file).name == file and bool(file.strip(".")) and "\0" not in file
 
@@ -257,7 +257,7 @@ def _scheme_of(checkpoint: Checkpoint, experts: Sequence[str]) -> tuple[Scheme, 
 
 
 def _matrix(checkpoint: Checkpoint, name: str, scheme: Scheme) -> CheckpointWeight:
-    """Of one expert, [1, ...]."""
+    """Read a matrix of one expert, [1, ...]."""
 
     def scale(field: str) -> torch.Tensor | None:
         return checkpoint.tensor(f"{name}.{field}").reshape(1) if field else None

@@ -57,7 +57,7 @@ class GgufFile:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all tensors, in the file's order."""
+        """Names of all tensors, in the file's order."""
         return tuple(self._tensors)
 
     def format_of(self, name: str) -> str:

@@ -81,8 +81,8 @@ class Q8Linear(nn.Module):
         device: torch.device | str = "cuda",
         **options: Any,
     ) -> Q8Linear:
-        """Of tensors of a file: weights, repacked where `layout` asks for it, and a bias in
-        `dtype`. options: of `__init__`."""
+        """Make a layer of tensors of a file: weights, repacked where `layout` asks for it, and a
+        bias in `dtype`. options: of `__init__`."""
         weights = file.weights(name, layout=layout, device=device)
         found = None if bias is None else file.numbers(bias, device=device).to(dtype)
         return cls(weights, found, **options)

@@ -75,7 +75,7 @@ class Kept:
 
     @property
     def nbytes(self) -> int:
-        """Of all pools."""
+        """Bytes of all pools."""
         return sum(pool.nbytes for pool in self.cache.storage.pools.values())
 
 
@@ -209,7 +209,7 @@ class Decoding:
 
 
 def _dtype(name: str) -> torch.dtype:
-    """Of an array of a step."""
+    """Return the dtype of an array of a step."""
     return torch.int64 if name == "positions" or name.startswith("rows_of") else torch.int32
 
 

@@ -67,7 +67,7 @@ class SharedPrefill:
         )  # fmt: skip
 
     def _gathered(self, x: torch.Tensor) -> torch.Tensor:
-        """Of all ranks, [2 world chunk, ..], in the order of the prompt."""
+        """Gather the rows of all ranks, [2 world chunk, ..], in the order of the prompt."""
         own = x.contiguous()
         parts = [torch.empty_like(own) for _ in range(self.ranks.world)]
         dist.all_gather(parts, own, group=self.ranks.group)

@@ -50,7 +50,7 @@ PV_TILE = (TILE, HEAD_DIM, TILE)  # (M, N, K) of O = P V
 
 @dataclass(frozen=True)
 class Plan:
-    """Who works, who waits for whom, what lies where: everything decided before tracing."""
+    """Roles, edges and memory maps of a kernel: everything decided before tracing."""
 
     roles: RolePlan
     edges: EdgePlan

@@ -58,7 +58,8 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Selected:
-    """Of each token `chosen` entries: int64 [T, k], the first chosen[t] (int32 [T]) of row t."""
+    """Entries that each token chose: the first chosen[t] (int32 [T]) of row t in `entries`, int64
+    [T, k]."""
 
     rows: Rows
     entries: torch.Tensor
@@ -280,7 +281,7 @@ def _check_kinds(ring: Rows, window: Window, past: Past | None) -> None:
 
 
 def _workspace(ring: Rows, window: Window, heads: int, past: Past | None) -> Workspace:
-    """Of this call, by the shapes of its tensors."""
+    """Return the workspace of this call, by the shapes of its tensors."""
     if isinstance(window, TokenWindow):
         near = decoding_rows(ring.record, window.window, window.rows)
     else:

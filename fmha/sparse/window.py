@@ -44,7 +44,7 @@ OF_ENTRIES: Shapes = {
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """Of a step whose requests have so few tokens that a ring holds what all of them see, also
+    """Keys of a step whose requests have so few tokens that a ring holds what all of them see, also
     once they are in it: every token has its own keys, in any order.
 
     window: tokens that one sees, itself included; rows: of a ring. positions, slots: int64 [T], of
@@ -71,8 +71,8 @@ class TokenWindow:
 
 @dataclass(frozen=True)
 class ChunkWindow:
-    """Of a step of any tokens: the keys of a request stand in pages by their position, first those
-    that the ring has, then its own tokens, which are written to the ring when it has been read.
+    """Keys of a step of any tokens: those of a request stand in pages by their position, first what
+    the ring has, then its own tokens, which are written to the ring when it has been read.
 
     window, rows, positions, slots, offsets: as in TokenWindow. longest: most tokens of a request.
     cu_tokens, starts, lengths: of the requests, as in a Step. table: int32 [B, columns], the page
@@ -260,13 +260,13 @@ def decodes(window: int, rows: int, longest: int) -> bool:
 
 
 def chunk_pages(tokens: int, requests: int, window: int) -> int:
-    """That the keys of a ChunkWindow take at most: n keys in a row lie in (n + 2 PAGE - 2) // PAGE
-    pages or less."""
+    """Return the most pages that the keys of a ChunkWindow take: n keys in a row lie in at most
+    (n + 2 PAGE - 2) // PAGE pages."""
     return (tokens + requests * (window - 1 + 2 * PAGE - 2)) // PAGE
 
 
 def pages_of(entries: np.ndarray) -> int:
-    """That requests with so many entries have; `Step.entries`."""
+    """Count the pages of requests with so many entries; see `Step.entries`."""
     return int((-(-entries // PAGE)).sum())
 
 
@@ -287,7 +287,8 @@ class _Pages:
 
 
 def _pages(begins: torch.Tensor, ends: torch.Tensor, most: int, columns: int) -> _Pages:
-    """Of `most` pages; ValueError for more, where the values are in the memory of this machine."""
+    """Lay keys out in `most` pages. ValueError for more pages, where the values are in the memory
+    of this machine."""
     device = begins.device
     first = torch.div(begins, PAGE, rounding_mode="floor")
     behind = torch.div(ends + PAGE - 1, PAGE, rounding_mode="floor")

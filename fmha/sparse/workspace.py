@@ -25,7 +25,8 @@ STATISTICS = 1  # LSE
 
 @dataclass(frozen=True)
 class Workspace:
-    """Of a call: entries in BF16 and bytes that all its tokens share, and those of each token."""
+    """Room that a call needs: entries in BF16 and bytes that all its tokens share, and those of
+    each token."""
 
     rows: int
     bytes: int
@@ -69,7 +70,8 @@ def workspace_of(near: tuple[int, int, int], far: tuple[int, int] | None, heads:
 
 
 def decoding_rows(record: Record, window: int, rows: int) -> tuple[int, int, int]:
-    """Of a step whose tokens read rings of `rows` rows, in place where these are pages."""
+    """Return `near` of `workspace_of` for a step whose tokens read rings of `rows` rows, in place
+    where these are pages."""
     return 0, 0, 0 if is_page(record, window, rows) else window
 
 
@@ -79,7 +81,8 @@ def is_page(record: Record, window: int, rows: int) -> bool:
 
 
 def chunk_rows(record: Record, window: int, tokens: int, requests: int) -> tuple[int, int, int]:
-    """Of a step of any tokens: its keys in pages, those of the rings, and its own in `record`."""
+    """Return `near` of `workspace_of` for a step of any tokens: its keys in pages, those of the
+    rings, and its own in `record`."""
     keys = chunk_pages(tokens, requests, window) * PAGE + requests * (window - 1)
     return keys, -(-tokens // PAGE) * record.page_bytes(PAGE), 0
 

@@ -154,7 +154,7 @@ def _milliseconds(call: Callable[[], object], repeats: int) -> float:
 def _together(
     ranks: Sequence[dict[str, Any]], options: argparse.Namespace, device: torch.device
 ) -> dict[str, Any]:
-    """Of all ranks: the slowest is what a caller waits for."""
+    """Join the rows of all ranks: a caller waits for the slowest one."""
     on_gpu = device.type == "cuda"
     found = {
         "device": torch.cuda.get_device_name(device) if on_gpu else "emulator",

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence a rank has, so that causal attention is the same work for each.
+"""The tokens of a sequence that a rank has, so that causal attention is the same work for each.
 
 The sequence is cut in two chunks for each rank; rank r has chunk r and the r-th from the end. An
 early chunk sees little and a late one much, and every rank has one of both.

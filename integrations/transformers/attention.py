@@ -73,7 +73,7 @@ def _sight(
     mask: object,
     options: dict[str, Any],
 ) -> Sight:
-    """Of the mask, on the device of the layer; sizes are compared."""
+    """Return what the mask lets see, on the device of the layer; sizes are compared."""
     sizes = query.shape[0], query.shape[2], key.shape[2]
     if mask is None:
         causal = options.get("is_causal")

@@ -267,7 +267,7 @@ def _gqa(reader: _Reader, options: Options) -> Layout:
 
 
 def _windowed(reader: _Reader, layers: int) -> list[bool]:
-    """Which layers see a window alone."""
+    """Say for each layer whether it sees a window alone."""
     if reader.has("layer_types"):
         kinds = reader.words("layer_types")
         if len(kinds) != layers:

@@ -72,7 +72,7 @@ class Ring:
         return self.window + max(draft, 1) - 1
 
     def page_bytes(self, draft: int) -> int:
-        """Of one copy."""
+        """Bytes of one copy's page."""
         return self.record.page_bytes(self.rows(draft))
 
     def live(self, position: int, draft: int) -> Iterator[tuple[int, int]]:
@@ -115,11 +115,11 @@ class Tail:
 
     @property
     def row_bytes(self) -> int:
-        """Of values or of scores; of all three, online."""
+        """Bytes of a row of values or of scores; of all three, online."""
         return FP32_BYTES * self.width * (3 if self.online else self.overlap)
 
     def page_bytes(self, draft: int) -> int:
-        """Of one copy."""
+        """Bytes of one copy's page."""
         return self.rows(draft) * self.row_bytes * (1 if self.online else 2)
 
     def live(self, position: int, draft: int) -> Iterator[tuple[int, int]]:
@@ -207,7 +207,7 @@ class Layout:
 
     @property
     def window(self) -> int:
-        """Of the widest ring, 0 without one."""
+        """Tokens of the widest ring, 0 without one."""
         return max((ring.window for ring in self.rings), default=0)
 
     @property
@@ -216,7 +216,7 @@ class Layout:
         return sum(stream.bytes_per_token for stream in self.streams)
 
     def entries(self, stream: Stream) -> int:
-        """Of one copy in a block."""
+        """Entries of one copy in a block."""
         require("stream", stream, Stream)
         return self.block_tokens // stream.ratio
 
@@ -290,7 +290,7 @@ class Layout:
         return sum(tokens // s.ratio * s.copies * s.record.bytes for s in self.streams)
 
     def blocks(self, tokens: int) -> int:
-        """That a request of `tokens` tokens has."""
+        """Blocks that a request of `tokens` tokens has."""
         if type(tokens) is not int or tokens < 0:
             tokens = whole("tokens", tokens)
         return -(-tokens // self.block_tokens)
@@ -367,7 +367,7 @@ class Layout:
         )
 
     def offset(self, name: str, page: int) -> int:
-        """Of a page in its slot: of copy `page`, or page 0 of a packed stream."""
+        """Byte offset of a page in its slot: of copy `page`, or page 0 of a packed stream."""
         place = self.find(name).name, whole("page", page, None)
         if place not in self._offsets:
             raise NoSuchCopy(f"page {page} of {name!r}: it has fewer")

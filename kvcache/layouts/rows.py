@@ -119,7 +119,7 @@ class TailRows:
 
     @property
     def columns(self) -> int:
-        """Of a row of each part."""
+        """Columns of a row of each part."""
         return self.tail.width * self.tail.overlap
 
     def parts(self) -> tuple[torch.Tensor, ...]:

@@ -253,8 +253,8 @@ def _move_pages(given: AppendPages | GatherPages) -> None:
 
 
 def _steps(x: torch.Tensor) -> list[int]:
-    """Of a tensor the address, the strides of what has more than one place, and the bytes of a
-    row, which the width of an access has to divide."""
+    """Address of a tensor, strides of what has more than one place, and bytes of a row: the width
+    of an access has to divide them."""
     sizes = zip(x.shape[:-1], x.stride()[:-1], strict=True)
     strides = [stride * x.itemsize for size, stride in sizes if size > 1]
     return [x.data_ptr(), x.shape[-1] * x.itemsize, *strides]

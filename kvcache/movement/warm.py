@@ -65,7 +65,7 @@ def kernels_for(layout: Layout, dtypes: Sequence[str], arch: str) -> list[Kernel
 
 
 def _configs(layout: Layout, dtypes: Sequence[str]) -> Iterator[Config]:
-    """Of those kernels, some of them more than once."""
+    """Yield the configs of these kernels, some of them more than once."""
     yield from (CopyConfig(segmented=False), CopyConfig(segmented=True), ChecksumConfig())
     for array in (*layout.streams, *layout.rings):
         record = array.record

@@ -58,7 +58,7 @@ def _callee(item: object, functions: dict[str, Function]) -> Function | None:
 
 
 class _Inliner:
-    """Of one entry."""
+    """Inlines the calls of one entry."""
 
     def __init__(self, entry: Entry, functions: dict[str, Function]) -> None:
         self.entry = entry

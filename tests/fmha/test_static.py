@@ -182,7 +182,7 @@ def test_a_window_skips_most_tiles():
 
 
 def plan_of(case: Case) -> Plan:
-    """Of the schedule and the layout that `case` names."""
+    """Return the plan of the schedule and the layout that `case` names."""
     return make_plan(
         AttentionConfig(
             head_dim=case.dims[0],

@@ -1,4 +1,4 @@
-"""Which kernels use which form of an instruction, and which programs test it: the committed table.
+"""The committed table of forms of instructions: the kernels that use each, programs that test it.
 
     python -m workbench.bringup.table --arch sm_100a          write it anew
     python -m workbench.bringup.table --arch sm_100a --check  is it what comes out of that now?
@@ -37,7 +37,7 @@ UNTESTED: tuple[tuple[str, str], ...] = ()
 
 @dataclass(frozen=True)
 class Use:
-    """Of a form. kernels: module -> names of problems, or EVERY where all of it have the form.
+    """Use of a form. kernels: module -> names of problems, or EVERY where all of it have the form.
     programs: some that hold it, first those whose outputs speak for it."""
 
     kernels: dict[str, list[str]]
@@ -54,7 +54,7 @@ class Table:
         return {form: reason(form) for form, use in self.forms.items() if not use.programs}
 
     def kernels_of(self, forms: Iterable[str]) -> list[str]:
-        """Who uses one of the forms, each with problems if not all of it do."""
+        """Name the kernels that use one of the forms, each with problems if not all of it do."""
         found: dict[str, list[str]] = {}
         for form in forms:
             for kernel, names in self.forms[form].kernels.items():

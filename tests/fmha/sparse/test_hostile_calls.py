@@ -32,7 +32,7 @@ LAYOUT = Layout(
 
 
 def arrays_of(tokens: int) -> dict[str, torch.Tensor]:
-    """Of a step of one request."""
+    """Return the arrays of a step of one request."""
     manager = Manager(LAYOUT, Sizes(4, 2))
     request = manager.admit("one", [1] * tokens).request
     return manager.append({request: [1] * tokens}).tensors("cpu")
