@@ -182,9 +182,8 @@ class Operator:
         memory or on several devices, and numbers beyond int64."""
         require_all_memory(flat)
         require_int64(**flat)
-        named = _one_by_one({n: t for n, t in flat.items() if n != self._hosted})
-        if len({tensor.device for tensor in named.values()}) > 1:
-            require_tensors(**{self.schema.path(name): t for name, t in named.items()})
+        together = _one_by_one({n: t for n, t in flat.items() if n != self._hosted})
+        require_tensors(**{self.schema.path(name): t for name, t in together.items()})
 
     def run(self, flat: dict[str, Any]) -> Results:
         """The whole way down. flat: leaves of the schema that are not at their default."""

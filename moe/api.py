@@ -114,8 +114,7 @@ def grouped_gemm(
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
     """
     fields = _fields(x, w, offsets, {"out": out, **options})
-    encode_scale = fields.get("encode_scale")
-    result = quantised_result(fields["out"], encode_scale, *GROUPED_GEMM(fields))
+    result = quantised_result(fields["out"], fields.get("encode_scale"), *GROUPED_GEMM(fields))
     return laid_out(result, offsets=offsets) if isinstance(result, Quantized) else result
 
 

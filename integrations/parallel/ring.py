@@ -8,14 +8,14 @@ merge behind each part would read and write what there is so far again and again
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, overload
 
 import torch
 import torch.distributed as dist
 
 from fmha import attention, merge
 from integrations.parallel.zigzag import Step, steps
-from kernelkit.options import defaults_of, given_options, spelled
+from kernelkit.options import defaults_of, require_names, spelled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -85,7 +85,8 @@ def ring_attention(
         ValueError: for an odd T where it is causal. TypeError, ValueError, NotImplementedError:
             what `fmha.attention` raises.
     """
-    given = _DEFAULTS | given_options(ring_attention, options, _DEFAULTS)
+    require_names(ring_attention, options)
+    given: dict[str, Any] = {**_DEFAULTS, **options}
     causal, group, sinks = given["causal"], given["group"], given["sinks"]
     place = {"backend": given["backend"], "arch": given["arch"]}
     if q.ndim != 4:

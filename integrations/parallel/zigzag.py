@@ -55,8 +55,9 @@ def require_chunks(tokens: int, world: int) -> int:
 def own_positions(tokens: int, rank: int, world: int) -> torch.Tensor:
     """int64 [tokens / world]: which tokens of the sequence `rank` has, in its order; for rope."""
     chunk = require_chunks(tokens, world)
-    rank = whole("rank", rank, 0, int(world) - 1)
-    late = 2 * int(world) - 1 - rank
+    world = int(world)
+    rank = whole("rank", rank, 0, world - 1)
+    late = 2 * world - 1 - rank
     early_begin, late_begin = rank * chunk, late * chunk
     return torch.cat(
         [
