@@ -75,7 +75,7 @@ class Operator:
     that tensor. empty: makes results like those, without checks, for tracers: sizes may be symbols.
     results: how many there are. writes: names of other arguments that are written to. What is
     written overlaps no other argument, but `out` may be q itself. pools: only parts of the written
-    arguments are written, and `run` checks which. hosted: the argument that may be in the host's
+    arguments are written, and `run` checks which. hosted: arguments that may be in the host's
     memory where others are on a GPU, and `run` checks how.
     """
 
@@ -89,7 +89,7 @@ class Operator:
         results: int,
         writes: tuple[str, ...] = (),
         pools: bool = False,
-        hosted: str = "",
+        hosted: tuple[str, ...] = (),
     ) -> None:
         self.name, self.schema, self._run, self._pools = name, Schema(arguments), run, pools
         self._hosted = hosted
@@ -182,7 +182,7 @@ class Operator:
         memory or on several devices, and numbers beyond int64."""
         require_all_memory(flat)
         require_int64(**flat)
-        together = _one_by_one({n: t for n, t in flat.items() if n != self._hosted})
+        together = _one_by_one({n: t for n, t in flat.items() if n not in self._hosted})
         require_tensors(**{self.schema.path(name): t for name, t in together.items()})
 
     def run(self, flat: dict[str, Any]) -> Results:

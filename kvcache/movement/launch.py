@@ -337,6 +337,8 @@ GATHER_PAGES = Operator(
 GATHER = Operator("kv_gather", Gather, run_gather, _nothing, results=0, writes=("out",), pools=True)
 COPY_SLOTS = Operator(
     "kv_copy_slots", CopySlots, run_copy_slots, _nothing, results=0, writes=("target",), pools=True,
-    hosted="source",
+    hosted=("source", "target"),
 )  # fmt: skip
-CHECKSUM = Operator("kv_checksum", Checksum, run_checksum, _fake_checksum, results=1, hosted="pool")
+CHECKSUM = Operator(
+    "kv_checksum", Checksum, run_checksum, _fake_checksum, results=1, hosted=("pool",)
+)

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import shlex
+import threading
 from contextlib import nullcontext
 from itertools import islice
 from unittest.mock import Mock
@@ -225,19 +226,37 @@ def test_who_differs_beside_others_is_named(monkeypatch):
 def test_processes_need_a_cache_between_them(monkeypatch):
     monkeypatch.setenv(store.VARIABLE, "off")
     with pytest.raises(ValueError, match="--jobs 1"):
-        next(compiled.compiled([], 2, 1.0))
+        next(compiled.compiled([], list, 2, 1.0))
 
 
 def test_processes_hand_kernels_over(monkeypatch, tmp_path):
     monkeypatch.setenv(store.VARIABLE, str(tmp_path / "cache"))
     draws = Draws(0, "sm_90a", SMALL)
     kernels = [*islice(draws.kernels(), 2)]
-    keyed = [(one, draws.keys(one, range(2))) for one in kernels]
-    found = [*compiled.compiled(keyed, 2, 600.0)]
+
+    def keys(kernel):
+        return draws.keys(kernel, range(2))
+
+    found = [*compiled.compiled(kernels, keys, 2, 600.0)]
     assert {one.number for one, _, _ in found} == {one.number for one in kernels}
     assert all(seconds > 0 and not wrong for _, seconds, wrong in found)
     assert len(store.from_environment().listed()) == 2
-    assert not [*compiled.compiled(keyed, 1, 0.0)]
+    assert not [*compiled.compiled(kernels, keys, 1, 0.0)]
+
+
+def test_the_first_kernel_does_not_wait_for_what_others_are_asked(monkeypatch, tmp_path):
+    monkeypatch.setenv(store.VARIABLE, str(tmp_path / "cache"))
+    first, second = islice(Draws(0, "sm_90a", SMALL).kernels(), 2)
+    arrived = threading.Event()
+
+    def keys(kernel):
+        assert kernel is first or arrived.wait(60.0)
+        return []
+
+    found = compiled.compiled([first, second], keys, 1, 60.0)
+    assert next(found)[0] is first
+    arrived.set()
+    assert [one for one, _, _ in found] == [second]
 
 
 def test_the_kernel_runs_in_the_emulator(printed):

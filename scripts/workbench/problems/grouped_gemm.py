@@ -173,8 +173,8 @@ class Case:
 
 def with_pairs(w: Quantized, generator: torch.Generator, granularity: int) -> Quantized:
     """The same with another global scale of up, whose rows then mean something else."""
-    factor = torch.rand(len(w.data), generator=generator) + 0.25
     assert w.decode_scale is not None
+    factor = torch.rand(len(w.data), generator=generator).to(w.decode_scale) + 0.25
     decode = torch.stack((w.decode_scale, w.decode_scale * factor), 1)
     made = replace(w, encode_scale=decode.reciprocal(), decode_scale=decode)
     return laid_out(made, granularity=granularity)

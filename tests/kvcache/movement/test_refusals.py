@@ -175,3 +175,15 @@ def test_tracers_see_operators():
         assert api.gather(rows, slots, x) is None
         assert api.copy_slots(pool, pool, slots.view(-1, 1).expand(3, 2)) is None
         assert api.checksum(pool, slots, 0, 64).shape == (3,)
+
+
+def test_both_pools_of_a_copy_may_be_in_memory_of_the_host(monkeypatch):
+    """Tables elsewhere stand for those on a GPU; tests on GPUs copy to and from pinned memory."""
+    monkeypatch.setattr("kernelkit.operator.require_all_memory", lambda tensors: None)
+    pairs = torch.zeros(1, 2, dtype=torch.int64, device="meta")
+    host = CASE.build_rows().pool
+    for source, target in ((host, host.to("meta")), (host.to("meta"), host), (host, host)):
+        launch.COPY_SLOTS.require_usable({"source": source, "target": target, "pairs": pairs})
+    segments = torch.zeros(1, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="different devices.*segments"):
+        launch.COPY_SLOTS.require_usable({"target": host, "pairs": pairs, "segments": segments})

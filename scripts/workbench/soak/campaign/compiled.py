@@ -6,7 +6,7 @@ import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kernelkit import store
 from kernelkit.keys import KernelKey
@@ -17,25 +17,29 @@ Compiled = tuple[Kernel, float, str]  # seconds; what was wrong, '' for nothing
 
 
 def compiled(
-    kernels: Sequence[tuple[Kernel, Sequence[KernelKey]]], jobs: int, seconds: float
+    kernels: Sequence[Kernel],
+    keys: Callable[[Kernel], Sequence[KernelKey]],
+    jobs: int,
+    seconds: float,
 ) -> Iterator[Compiled]:
     """Each kernel as soon as all of its keys are there, as far as they come within `seconds`.
 
-    ValueError where there is no cache through which processes could hand kernels over.
+    `keys` is called in a thread, for one kernel after the other, while the first ones compile: it
+    may draw thousands of problems. ValueError where there is no cache through which processes could hand kernels over.
     """
     if store.from_environment() is None:
         raise ValueError(f"{store.VARIABLE} switches the cache off: --jobs 1 compiles without one")
     ends = time.monotonic() + seconds
-    keys = [(number, keys) for number, (_, keys) in enumerate(kernels)]
+    numbered = ((number, keys(kernel)) for number, kernel in enumerate(kernels))
     with multiprocessing.get_context("spawn").Pool(jobs, _leave_interrupts) as pool:
-        results = pool.imap_unordered(_compile, keys)
-        for _ in keys:
+        results = pool.imap_unordered(_compile, numbered)
+        for _ in kernels:
             try:
                 left = max(ends - time.monotonic(), 0.0)
                 number, *found = results.next(timeout=None if left == math.inf else left)
             except multiprocessing.TimeoutError:
                 return
-            yield kernels[number][0], *found
+            yield kernels[number], *found
 
 
 def _leave_interrupts() -> None:

@@ -217,8 +217,8 @@ def _ready(
     """By processes of their own; with one job, and in the emulator, by the first call."""
     if soak.options.jobs == 1 or soak.place.backend == "emulate":
         return ((kernel, 0.0, "") for kernel in kernels)
-    keyed = [(kernel, soak.draws.keys(kernel, each)) for kernel in kernels]
-    return compiled(keyed, soak.options.jobs, soak.seconds_left)
+    draws, options = soak.draws, soak.options
+    return compiled(kernels, lambda one: draws.keys(one, each), options.jobs, soak.seconds_left)
 
 
 def finish(soak: Soak) -> int:
