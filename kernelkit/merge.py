@@ -119,5 +119,7 @@ def _columns(parts: Part | Sequence[Part]) -> tuple[list[Any], ...]:
             raise ValueError(
                 f"parts[{index}] has {len(part)} tensors: (O, LSE) or (O_raw, LSE, row_max)"
             )
-        require_types(**{f"parts[{index}] {n}": t for n, t in zip(NAMES, part, strict=False)})
+        for name, tensor in zip(NAMES, part, strict=False):
+            if not isinstance(tensor, torch.Tensor):  # names are made for an error alone
+                require_types(**{f"parts[{index}] {name}": tensor})
     return tuple(map(list, zip(*((*part, None)[:3] for part in listed), strict=True)))

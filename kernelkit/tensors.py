@@ -31,7 +31,7 @@ ACCEPTED = {int: (int, Integral, torch.SymInt), float: (float, int, Real, torch.
 
 def require_type(name: str, value: object, kind: type, *, optional: bool = False) -> None:
     """TypeError for a value that is not of `kind`, nor None where it is optional."""
-    if value is None and optional:
+    if type(value) is kind or (value is None and optional):
         return
     is_truth = isinstance(value, bool) and kind is not bool
     if isinstance(value, ACCEPTED.get(kind, (kind,))) and not is_truth:

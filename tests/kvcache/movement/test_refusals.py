@@ -185,5 +185,5 @@ def test_both_pools_of_a_copy_may_be_in_memory_of_the_host(monkeypatch):
     for source, target in ((host, host.to("meta")), (host.to("meta"), host), (host, host)):
         launch.COPY_SLOTS.require_usable({"source": source, "target": target, "pairs": pairs})
     segments = torch.zeros(1, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match="different devices.*segments"):
+    with pytest.raises(ValueError, match=r"different devices.*segments"):
         launch.COPY_SLOTS.require_usable({"target": host, "pairs": pairs, "segments": segments})

@@ -25,7 +25,8 @@ def compiled(
     """Each kernel as soon as all of its keys are there, as far as they come within `seconds`.
 
     `keys` is called in a thread, for one kernel after the other, while the first ones compile: it
-    may draw thousands of problems. ValueError where there is no cache through which processes could hand kernels over.
+    may draw thousands of problems. ValueError where there is no cache through which processes could
+    hand kernels over.
     """
     if store.from_environment() is None:
         raise ValueError(f"{store.VARIABLE} switches the cache off: --jobs 1 compiles without one")
