@@ -7,13 +7,13 @@ checkers. README.md has examples, the limits, and the order in which to read.
 
 from typing import TYPE_CHECKING
 
-from kernelkit.exports import exports
+from kernelkit.call.exports import exports
 
 if TYPE_CHECKING:
     from fmha.api import AttentionOptions, attention, attention_plan
     from fmha.config import AttentionConfig
     from fmha.warm import warmup
-    from kernelkit.merge import merge
+    from kernelkit.merge.api import merge
 
 __all__ = [
     "AttentionConfig",
@@ -28,5 +28,5 @@ __getattr__, __dir__ = exports(__name__, {
     "fmha.api": "AttentionOptions attention attention_plan",
     "fmha.config": "AttentionConfig",
     "fmha.warm": "warmup",
-    "kernelkit.merge": "merge",
+    "kernelkit.merge.api": "merge",
 })  # fmt: skip

@@ -18,11 +18,11 @@ from kernelkit.attention import (
     shared_fields,
     spread_scales,
 )
-from kernelkit.call_plan import Plan
-from kernelkit.front import fronted
-from kernelkit.limits import MAX_POSITION
-from kernelkit.options import defaults_of, given_options, require_names, spelled
-from kernelkit.tensors import require_type
+from kernelkit.call.front import fronted
+from kernelkit.call.options import defaults_of, given_options, require_names, spelled
+from kernelkit.call.prepared import Plan
+from kernelkit.call.tensors import require_type
+from kernelkit.plan.limits import MAX_POSITION
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -137,7 +137,7 @@ def attention(
         pack_heads: all query heads of a key head share query tiles; None: where that makes fewer.
         pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
             the stream has ended.
-        backend, arch: see `kernelkit.launch.choose_target`.
+        backend, arch: see `kernelkit.call.launch.choose_target`.
         config: its tunable fields (`fmha.config.TUNABLE`) instead of those that sizes choose; the
             arguments decide the rest.
 

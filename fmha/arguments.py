@@ -20,8 +20,8 @@ from fmha.config import (
     check_head_dims,
 )
 from kernelkit.attention import AttentionArguments
-from kernelkit.limits import MAX_POSITION
-from kernelkit.tensors import INPUT_NAMES, require_pages, require_rank, require_table
+from kernelkit.call.tensors import INPUT_NAMES, require_pages, require_rank, require_table
+from kernelkit.plan.limits import MAX_POSITION
 
 
 @dataclass(frozen=True)

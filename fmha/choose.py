@@ -10,11 +10,11 @@ from fmha.arguments import Arguments, entry_lengths
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.plan import kernel_of, make_plan, tiles_of
 from fmha.tiles import Tiles
-from kernelkit import hw
-from kernelkit.arch import ARCHITECTURES
 from kernelkit.attention import bounded
-from kernelkit.tensors import DTYPE_NAMES, INPUT_NAMES, same_elements
-from kernelkit.tuned import Choice, Tuned, are_open
+from kernelkit.call.tensors import DTYPE_NAMES, INPUT_NAMES, same_elements
+from kernelkit.compile.arch import ARCHITECTURES
+from kernelkit.plan import hw
+from kernelkit.tune.choices import Choice, Tuned, are_open
 
 KEYS_OF_A_STEP = 32  # what a step costs beside its keys, in keys
 LEAST_GAIN = 0.1  # for which another kernel is worth compiling
@@ -258,6 +258,6 @@ def _tiles(plain: AttentionConfig, arch: str) -> list[Choice]:
         names = ("tile_m", "tile_n", "ctas", "schedule")
         heights = (128, 192) if plain.head_dim <= 256 else (64,)  # as two warpgroups share 64 rows
         values = [heights, WIDTHS_OF_HOPPER, (1, 2), ("base", "pingpong")]
-    elif "mma_sync" in kernel:
+    elif "portable" in kernel:
         names, values = ("tile_n", "slices"), [tuple(range(16, 129, 16)), (0, 1, 2, 4)]
     return [dict(zip(names, each, strict=True)) for each in product(*values)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kernelkit.dtypes import ITEM_BYTES
+from kernelkit.plan.dtypes import ITEM_BYTES
 
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))  # of TMA and wgmma
 PORTABLE_DIMS = range(16, 513, 16)  # of mma.sync

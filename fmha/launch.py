@@ -13,13 +13,13 @@ from fmha.choose import TUNED, choose_config, longest_queries, problem_of
 from fmha.config import AttentionConfig
 from fmha.plan import kernel_of, make_plan, tiles_of
 from fmha.sections import heads_of_section
-from kernelkit.arch import PORTABLE
 from kernelkit.attention import bounded, fill_without_keys, plain_table
-from kernelkit.compile import compile_once
-from kernelkit.kernel import CompiledKernel
-from kernelkit.launch import choose_target, clusters_at_once, launch, sms_of
-from kernelkit.operator import Operator
-from kernelkit.tensors import require_tma, with_plain_strides
+from kernelkit.call.launch import choose_target, clusters_at_once, launch, sms_of
+from kernelkit.call.operator import Operator
+from kernelkit.call.tensors import require_tma, with_plain_strides
+from kernelkit.compile.arch import PORTABLE
+from kernelkit.compile.compiler import compile_once
+from kernelkit.compile.kernel import CompiledKernel
 
 ARCHS = ("sm_100a", "sm_90a", PORTABLE)
 MAX_BLOCKS = (1 << 31) - (1 << 16)  # a round of CTAs is counted beyond the last block

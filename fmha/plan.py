@@ -14,10 +14,10 @@ from typing import Any
 
 from fmha.config import AttentionConfig
 from fmha.tiles import Tiles
-from kernelkit.arch import written_for
-from kernelkit.edges import EdgePlan
-from kernelkit.smem_plan import SmemPlan
-from kernelkit.warps import RolePlan
+from kernelkit.compile.arch import written_for
+from kernelkit.plan.edges import EdgePlan
+from kernelkit.plan.smem import SmemPlan
+from kernelkit.plan.warps import RolePlan
 
 OWN = {"sm_100a": "sm100", "sm_90a": "sm90"}  # folders of kernels for one architecture
 
@@ -68,7 +68,7 @@ def kernel_of(config: AttentionConfig, arch: str) -> str:
 def _folder(config: AttentionConfig, arch: str) -> str:
     own = OWN.get(written_for(arch))
     if own is None or config.instructions == "mma.sync" or not config.has_own_dims:
-        return "mma_sync"
+        return "portable"
     return own
 
 

@@ -1,15 +1,15 @@
 """Attention in plain torch: the definition, and the definition with the kernel's roundings.
 
 `definition` evaluates everything that `fmha.attention` can do in fp64, the softmax itself by
-`kernelkit.definition`. `rounded` rounds where the kernel rounds (scores, softcap and sums in fp32,
-P in the dtype of K and V, O in the output dtype;
-where a sink leaves so little of a row that its share may be subnormal beside a maximum that lags,
-it is 0) and nowhere else; the distance between the two is what the kernel is allowed to be wrong by
-(`kernelkit.tolerance`). Neither knows of tiles, so neither can share a tiling bug. Products are
-summed in fp32, as the emulator does it unless it is asked for aligned sums, or as a GPU does it
-(`kernelkit.aligned_sums`). Where K and V are e4m3, a row of Q is two terms of it, and P has few
-bits and a small range: there each row of `rounded` refers to a maximum that lags by another share
-of what it may lag by.
+`kernelkit.numerics.definition`. `rounded` rounds where the kernel rounds (scores, softcap and sums
+in fp32, P in the dtype of K and V, O in the output dtype; where a sink leaves so little of a row
+that its share may be subnormal beside a maximum that lags, it is 0) and nowhere else; the distance
+between the two is what the kernel is allowed to be wrong by (`kernelkit.numerics.tolerance`).
+Neither knows of tiles, so neither can share a tiling bug. Products are summed in fp32, as the
+emulator does it unless it is asked for aligned sums, or as a GPU does it
+(`kernelkit.numerics.aligned_sums`). Where K and V are e4m3, a row of Q is two terms of it, and P
+has few bits and a small range: there each row of `rounded` refers to a maximum that lags by another
+share of what it may lag by.
 
 Rows are computed some at a time, so that memory grows with a row and not with Sq x Skv: on a GPU,
 too, where the tensors of the problem may be.
@@ -30,9 +30,9 @@ from typing import Any
 import torch
 
 from fmha.config import FP8_RESCALE_LOG2, MAX_FP8_LOG2, MAX_RESCALE_LOG2
-from kernelkit.aligned_sums import aligned_product
-from kernelkit.definition import Numbers, attend, of_heads
-from kernelkit.log2 import LOG2_E, MAX_FACTOR, MIN_FACTOR
+from kernelkit.numerics.aligned_sums import aligned_product
+from kernelkit.numerics.definition import Numbers, attend, of_heads
+from kernelkit.plan.log2 import LOG2_E, MAX_FACTOR, MIN_FACTOR
 
 E4M3 = torch.float8_e4m3fn
 FP8_KEYS = 128  # at most, whose P V is summed in few bits and added to O in fp32

@@ -1,4 +1,4 @@
-"""How many heads make a section of the order in which blocks are computed (`fmha.device.order`).
+"""How many heads make a section of the order in which blocks are computed (`fmha.shared.order`).
 
 Blocks of a section are taken longest first. The more heads it has, the more evenly the CTAs end;
 the fewer, the more of K and V is still in L2 when it is read again. That is power as well as time:
@@ -14,7 +14,7 @@ from fmha.arguments import Arguments
 from fmha.choose import longest_queries
 from fmha.config import AttentionConfig
 from fmha.plan import tiles_of
-from kernelkit import hw
+from kernelkit.plan import hw
 
 EVEN_PAST = 4  # times as many keys before the queries: their rows are about as long
 KEYS_OF_A_BLOCK = 128  # what a block costs beside its keys, in keys
@@ -65,7 +65,7 @@ def most_even(
 def unevenness(heads: int, places: int, section: int, near: int, lengths: list[int]) -> float:
     """What the busiest CTA takes, over the mean. lengths: of the blocks of a head."""
     whole, rest = divmod(heads, section)
-    # Sections are taken in turn from either end (see `fmha.device.order.position`).
+    # Sections are taken in turn from either end (see `fmha.shared.order.position`).
     parts = [(section, 0, whole - whole // 2), (section, 1, whole // 2), (rest, whole % 2, 1)]
     busiest = max(
         sum(

@@ -10,8 +10,8 @@ from math import gcd
 from typing import ClassVar
 
 from fmha.config import SCHEDULES, AttentionConfig
-from kernelkit import hw
-from kernelkit.arch import require_pdl
+from kernelkit.compile.arch import require_pdl
+from kernelkit.plan import hw
 
 DEPTH = 3  # tiles of K and of V in flight that hide the latency of global memory
 

@@ -15,12 +15,12 @@ from fmha.config import AttentionConfig
 from fmha.launch import ARCHS, ATTENTION, check_config
 from fmha.plan import kernel_of
 from kernelkit.attention import OTHER_NAMES
-from kernelkit.hw import MAX_GRID_YZ
-from kernelkit.keys import KernelKey
-from kernelkit.launch import choose_target
-from kernelkit.options import require_names, spelled
-from kernelkit.tuned import described
-from kernelkit.warm import Progress, Warmed, counts, warm
+from kernelkit.call.launch import choose_target
+from kernelkit.call.options import require_names, spelled
+from kernelkit.compile.keys import KernelKey
+from kernelkit.compile.warm import Progress, Warmed, counts, warm
+from kernelkit.plan.hw import MAX_GRID_YZ
+from kernelkit.tune.choices import described
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,7 +47,7 @@ def warmup(
         batches: entries of a call, a sequence such as `range(1, 65)`.
         lengths: query tokens of the longest entry, or an upper bound of them; a sequence such as
             `range(1, 8193)`.
-        progress: see `kernelkit.warm.warm`.
+        progress: see `kernelkit.compile.warm.warm`.
         normalize, options: those of `attention`; masks and which tables there are count.
 
     Returns:

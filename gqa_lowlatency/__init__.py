@@ -7,13 +7,13 @@ has examples, the limits, and the order in which to read.
 
 from typing import TYPE_CHECKING
 
-from kernelkit.exports import exports
+from kernelkit.call.exports import exports
 
 if TYPE_CHECKING:
     from gqa_lowlatency.api import DecodeOptions, decode, decode_plan
     from gqa_lowlatency.config import DecodeConfig
     from gqa_lowlatency.warm import warmup
-    from kernelkit.merge import merge
+    from kernelkit.merge.api import merge
 
 __all__ = ["DecodeConfig", "DecodeOptions", "decode", "decode_plan", "merge", "warmup"]
 
@@ -21,5 +21,5 @@ __getattr__, __dir__ = exports(__name__, {
     "gqa_lowlatency.api": "DecodeOptions decode decode_plan",
     "gqa_lowlatency.config": "DecodeConfig",
     "gqa_lowlatency.warm": "warmup",
-    "kernelkit.merge": "merge",
+    "kernelkit.merge.api": "merge",
 })  # fmt: skip

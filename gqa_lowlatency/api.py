@@ -16,11 +16,11 @@ from kernelkit.attention import (
     shared_fields,
     spread_scales,
 )
-from kernelkit.call_plan import Plan
-from kernelkit.front import fronted
-from kernelkit.operator import Operator
-from kernelkit.options import defaults_of, given_options, require_names, spelled
-from kernelkit.tape import Results
+from kernelkit.call.front import fronted
+from kernelkit.call.operator import Operator
+from kernelkit.call.options import defaults_of, given_options, require_names, spelled
+from kernelkit.call.prepared import Plan
+from kernelkit.call.tape import Results
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -118,7 +118,7 @@ def decode(
         parts: num_splits of other libraries: clusters that share a KV head and merge through a
             workspace in global memory, up to 64; 0 chooses: 1 unless there are few KV heads and
             many keys, and on compute capabilities 8.x and 12.x as many as fill the GPU.
-        backend, arch: see `kernelkit.launch.choose_target`.
+        backend, arch: see `kernelkit.call.launch.choose_target`.
         config: its tunable fields (`gqa_lowlatency.config.TUNABLE`) instead of those that sizes
             choose; a cluster of 1 unless it says another one, and 0 leaves that to the sizes.
 

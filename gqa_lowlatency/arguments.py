@@ -13,8 +13,7 @@ import torch
 from gqa_lowlatency.config import IO_DTYPES, KV_DTYPES, MAX_Q_TOKENS
 from gqa_lowlatency.split import reach
 from kernelkit.attention import AttentionArguments
-from kernelkit.limits import MAX_POSITION
-from kernelkit.tensors import (
+from kernelkit.call.tensors import (
     DTYPE_NAMES,
     INPUT_NAMES,
     is_broadcast,
@@ -23,6 +22,7 @@ from kernelkit.tensors import (
     require_rank,
     require_table,
 )
+from kernelkit.plan.limits import MAX_POSITION
 
 MAX_PARTS = 64  # clusters of a KV head, whose sums the last of them adds up
 

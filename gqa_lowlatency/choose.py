@@ -2,7 +2,7 @@
 query rows stand in one of them, and what else follows from sizes.
 
 Pure functions of sizes, with what was measured as data. What a CTA of one architecture holds where
-is in `sm90/plan.py` and `sm100/plan.py`. Compute capabilities 8.x and 12.x have no clusters here,
+is in `portable/plan.py`, `sm100/plan.py`. Compute capabilities 8.x and 12.x have no clusters here,
 and as many parts of a KV head as fill their SMs.
 """
 
@@ -24,12 +24,12 @@ from gqa_lowlatency.config import (
     WARP_COUNTS,
     DecodeConfig,
 )
-from kernelkit import hw
-from kernelkit.arch import ARCHITECTURES, PORTABLE, written_for
-from kernelkit.launch import Target, clusters_at_once, sms_of
-from kernelkit.tensors import DTYPE_NAMES, INPUT_NAMES
-from kernelkit.tuned import Choice as Measured
-from kernelkit.tuned import Tuned, are_open
+from kernelkit.call.launch import Target, clusters_at_once, sms_of
+from kernelkit.call.tensors import DTYPE_NAMES, INPUT_NAMES
+from kernelkit.compile.arch import ARCHITECTURES, PORTABLE, written_for
+from kernelkit.plan import hw
+from kernelkit.tune.choices import Choice as Measured
+from kernelkit.tune.choices import Tuned, are_open
 
 TILE = 128  # keys that a CTA takes at a time
 # More clusters than SMs, of shorter CTAs: the last of them end closer together. H100, 64 entries of
@@ -380,7 +380,7 @@ def _residents(config: DecodeConfig, arch: str) -> int:
     """CTAs that shared memory lets stand on an SM."""
     if arch != "sm_90a":
         return 1
-    from gqa_lowlatency.sm90.plan import Plan90
+    from gqa_lowlatency.portable.plan import Plan90
 
     needed = Plan90(config).smem_bytes + hw.SMEM_RESERVED_BYTES
     return max(1, hw.SMEM_BYTES_PER_SM // needed)

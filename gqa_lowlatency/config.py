@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kernelkit.arch import PORTABLE
-from kernelkit.dtypes import ITEM_BYTES
+from kernelkit.compile.arch import PORTABLE
+from kernelkit.plan.dtypes import ITEM_BYTES
 
 HEAD_DIMS = (64, 128, 256)
 IO_DTYPES = ("bf16", "fp16")
@@ -23,8 +23,8 @@ STEPS = (16, 32)  # keys that one of its warps takes at a time
 MAX_Q_TOKENS = 8
 KERNELS = {
     "sm_100a": "gqa_lowlatency.sm100.kernel",
-    "sm_90a": "gqa_lowlatency.sm90.kernel",
-    PORTABLE: "gqa_lowlatency.sm90.kernel",
+    "sm_90a": "gqa_lowlatency.portable.kernel",
+    PORTABLE: "gqa_lowlatency.portable.kernel",
 }
 TUNABLE = ("cluster", "owners", "max_columns", "warps", "step", "stages")
 

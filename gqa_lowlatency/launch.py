@@ -18,15 +18,15 @@ from gqa_lowlatency.choose import (
     with_options,
 )
 from gqa_lowlatency.config import KERNELS, DecodeConfig
-from kernelkit import hw
-from kernelkit.arch import written_for
 from kernelkit.attention import bounded, fill_without_keys, plain_table
-from kernelkit.compile import compile_once
-from kernelkit.kernel import CompiledKernel
-from kernelkit.launch import Target, choose_target, launch
-from kernelkit.operator import Operator
-from kernelkit.tape import zeros_that_stay
-from kernelkit.tensors import require_tma, with_plain_strides
+from kernelkit.call.launch import Target, choose_target, launch
+from kernelkit.call.operator import Operator
+from kernelkit.call.tape import zeros_that_stay
+from kernelkit.call.tensors import require_tma, with_plain_strides
+from kernelkit.compile.arch import written_for
+from kernelkit.compile.compiler import compile_once
+from kernelkit.compile.kernel import CompiledKernel
+from kernelkit.plan import hw
 
 ARCHS = tuple(KERNELS)
 
@@ -94,7 +94,7 @@ def check_config(config: DecodeConfig, arch: str) -> None:
             raise NotImplementedError(f"step {config.step} on {arch}: it is a tile, 0 leaves it")
         make_plan(config)
         return
-    from gqa_lowlatency.sm90.plan import Plan90
+    from gqa_lowlatency.portable.plan import Plan90
 
     Plan90(config, arch).check()
 

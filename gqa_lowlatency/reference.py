@@ -1,10 +1,11 @@
 """Decode attention in plain torch: the definition, and the definition with the kernel's roundings.
 
 `definition` evaluates everything that `gqa_lowlatency.decode` can do in fp64, the softmax itself by
-`kernelkit.definition`. `rounded` rounds where the kernel rounds (scores and sums in fp32, P in the
-dtype of its product, O in the output dtype; where a sink leaves a subnormal share of a row, it is
-0) and nowhere else; the distance between the two is what the kernel may be wrong by
-(`kernelkit.tolerance`). Neither knows of tiles or clusters, so neither shares a bug with them.
+`kernelkit.numerics.definition`. `rounded` rounds where the kernel rounds (scores and sums in fp32,
+P in the dtype of its product, O in the output dtype; where a sink leaves a subnormal share of a
+row, it is 0) and nowhere else; the distance between the two is what the kernel may be wrong by
+(`kernelkit.numerics.tolerance`). Neither knows of tiles or clusters, so neither shares a bug with
+them.
 
 e4m3 keys: on sm_90a, and on GPUs of mma.sync alone, they become 16 bits wide, exactly, and P is
 rounded to fp16. On sm_100a the products are of e4m3: each row of Q is scaled to 448 and rounded,
@@ -23,9 +24,9 @@ from typing import Any
 
 import torch
 
-from kernelkit.arch import written_for
-from kernelkit.definition import Numbers, attend, of_heads
-from kernelkit.log2 import LOG2_E, MAX_FACTOR, MIN_FACTOR
+from kernelkit.compile.arch import written_for
+from kernelkit.numerics.definition import Numbers, attend, of_heads
+from kernelkit.plan.log2 import LOG2_E, MAX_FACTOR, MIN_FACTOR
 
 E4M3 = torch.float8_e4m3fn
 P_BIAS = 2.0**8  # of P in e4m3, whose largest number is 448

@@ -1,4 +1,4 @@
-"""What of decode can be tuned, by shapes that a user names: see `kernelkit.tune`."""
+"""What of decode can be tuned, by shapes that a user names: see `kernelkit.tune.tuner`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from gqa_lowlatency.api import fields_of
 from gqa_lowlatency.choose import TUNED, choices
 from gqa_lowlatency.launch import DECODE
-from kernelkit.tensors import DTYPES
-from kernelkit.tune import Call, Subject
+from kernelkit.call.tensors import DTYPES
+from kernelkit.tune.tuner import Call, Subject
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,14 @@ from gqa_lowlatency.choose import (
 )
 from gqa_lowlatency.config import CLUSTERS, DecodeConfig
 from gqa_lowlatency.launch import ARCHS, DECODE, KERNELS, check_config
-from kernelkit.arch import written_for
 from kernelkit.attention import OTHER_NAMES
-from kernelkit.hw import MAX_GRID_YZ
-from kernelkit.keys import KernelKey
-from kernelkit.launch import Target, choose_target
-from kernelkit.options import require_names, spelled
-from kernelkit.tuned import described
-from kernelkit.warm import Progress, Warmed, counts, warm
+from kernelkit.call.launch import Target, choose_target
+from kernelkit.call.options import require_names, spelled
+from kernelkit.compile.arch import written_for
+from kernelkit.compile.keys import KernelKey
+from kernelkit.compile.warm import Progress, Warmed, counts, warm
+from kernelkit.plan.hw import MAX_GRID_YZ
+from kernelkit.tune.choices import described
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,7 +63,7 @@ def warmup(
             and contents do not, and they may be on the device 'meta' where `arch` is given.
         batches: entries of a step, a sequence such as `range(1, 65)`.
         lengths: values of `max_kv_len`, or capacities where that is not given; a sequence.
-        progress: see `kernelkit.warm.warm`.
+        progress: see `kernelkit.compile.warm.warm`.
         options: those of `decode`; masks and which tables there are count.
 
     Returns:

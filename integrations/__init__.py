@@ -1,5 +1,10 @@
-"""Other people's models and engines on these kernels; each is imported when it is asked for."""
+"""The old name of `blackwell_engines`, for one release; importing it warns."""
 
-from kernelkit.exports import exports
+import sys
+from importlib import import_module
 
-__getattr__, __dir__ = exports(__name__, {})
+import kernelkit  # noqa: F401 - it knows what moved
+from kernelkit.call.moved import told
+
+told("integrations", "blackwell_engines")
+sys.modules[__name__] = import_module("blackwell_engines")

@@ -1,5 +1,11 @@
-"""Vocabulary that the kernel packages share: limits, plans, pipelines, compiling, launching."""
+"""What the kernel packages share: plans, device code, compiling, calling, tuning.
 
-from kernelkit.exports import exports
+`import kernelkit` also lets modules be found by the names that they had in 0.2.0.
+"""
+
+from kernelkit.call import moved
+from kernelkit.call.exports import exports
+
+moved.install()
 
 __getattr__, __dir__ = exports(__name__, {})

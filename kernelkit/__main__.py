@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kernelkit import aot, store, tune_command
-from kernelkit.arch import ARCHITECTURES
-from kernelkit.artifact import Artifact
-from kernelkit.keys import KernelKey
+from kernelkit.compile import aot, store
+from kernelkit.compile.arch import ARCHITECTURES
+from kernelkit.compile.artifact import Artifact
+from kernelkit.compile.keys import KernelKey
+from kernelkit.tune import command as tune_command
 
 EXAMPLES = f"""examples:
   python -m kernelkit cache list
@@ -145,7 +146,7 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _warm(given: argparse.Namespace) -> int:
-    from kernelkit.warm import warm
+    from kernelkit.compile.warm import warm
 
     _opened()
     print(warm(_keys(given), progress=True))
@@ -163,8 +164,8 @@ def _keys(given: argparse.Namespace) -> list[KernelKey]:
 
 
 def _aot(given: argparse.Namespace) -> int:
-    from kernelkit.trace import PTXAS_VARIABLE, toolchain
-    from kernelkit.warm import print_progress, ready
+    from kernelkit.compile.trace import PTXAS_VARIABLE, toolchain
+    from kernelkit.compile.warm import print_progress, ready
 
     if os.environ.get(PTXAS_VARIABLE):
         raise ValueError(f"{PTXAS_VARIABLE} is set: artefacts are for GPUs, so unset it")

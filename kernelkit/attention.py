@@ -12,9 +12,7 @@ from typing import Annotated, Any, TypedDict
 
 import torch
 
-from kernelkit.limits import FLT_MAX, UNBOUNDED
-from kernelkit.log2 import check_factors, exponent_factors
-from kernelkit.tensors import (
+from kernelkit.call.tensors import (
     DTYPE_NAMES,
     as_number,
     require_int64,
@@ -25,6 +23,8 @@ from kernelkit.tensors import (
     with_plain_strides,
     without_broadcast,
 )
+from kernelkit.plan.limits import FLT_MAX, UNBOUNDED
+from kernelkit.plan.log2 import check_factors, exponent_factors
 
 Sides = tuple[int | None, int | None]
 Window = int | Sides | None
@@ -250,7 +250,7 @@ class AttentionArguments:
         return None if self.sinks is None else plain_table(self.sinks.float())
 
     def factors(self) -> tuple[float, float]:
-        """scale_log2 and softcap_log2, see `kernelkit.log2`."""
+        """scale_log2 and softcap_log2, see `kernelkit.plan.log2`."""
         return exponent_factors(self.softmax_scale, self.softcap)
 
 

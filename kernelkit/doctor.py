@@ -1,8 +1,8 @@
 """What is installed here, what is cached, and where each operator will run.
 
-Where an operator runs is asked of `kernelkit.launch.choose_target`, as every call does. Nothing is
-compiled, launched or changed. A machine without a GPU or without the DSL is whole; broken are a
-package that is needed always and is missing, and a damaged file.
+Where an operator runs is asked of `kernelkit.call.launch.choose_target`, as every call does.
+Nothing is compiled, launched or changed. A machine without a GPU or without the DSL is whole;
+broken are a package that is needed always and is missing, and a damaged file.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from kernelkit import aot, store, tuned_files
-from kernelkit.artifact import Artifact, ArtifactError
+from kernelkit.compile import aot, store
+from kernelkit.compile.artifact import Artifact, ArtifactError
+from kernelkit.tune import files as tuned_files
 
 NEEDED = ("torch", "numpy", "filelock", "platformdirs")
 OTHERS = ("nvidia-cutlass-dsl", "cuda-python", "llvmlite", "apache-tvm-ffi")
@@ -28,9 +29,9 @@ GIGA = 2**30
 # own for several, by what they are given.
 OPERATORS = {
     "fmha.attention": "fmha.launch:ARCHS",
-    "fmha.merge": "kernelkit.merge_launch:ARCHS",
-    "fmha.sparse compressors": "fmha.sparse.compressor.launch:ARCHS",
-    "fmha.sparse indexer": "fmha.sparse.indexer.scores_launch:ARCHS",
+    "fmha.merge": "kernelkit.merge.launch:ARCHS",
+    "mla compressors": "mla.compressor.launch:ARCHS",
+    "mla indexer": "mla.indexer.scores_launch:ARCHS",
     "gqa_lowlatency.decode": "gqa_lowlatency.launch:ARCHS",
     "kvcache appends and copies": "kvcache.movement.launch:ARCHS",
     "moe.route": "moe.routing.launch:ARCHS",
@@ -74,7 +75,7 @@ def gpus() -> list[dict[str, Any]]:
     """Those that torch sees."""
     import torch
 
-    from kernelkit.arch import ARCH_OF_CAPABILITY
+    from kernelkit.compile.arch import ARCH_OF_CAPABILITY
 
     found = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
@@ -102,7 +103,7 @@ def operators() -> list[dict[str, str]]:
 
 def _place(source: str, device: Any) -> str:
     """Of the operator whose architectures are there."""
-    from kernelkit.launch import choose_target
+    from kernelkit.call.launch import choose_target
 
     module, _, name = source.partition(":")
     try:
@@ -189,7 +190,7 @@ def _holds(header: dict[str, Any], *, shipped: bool) -> str:
     """'cuda:0' and so on, or why on no GPU."""
     import torch
 
-    from kernelkit.tune import SUBJECTS, subject
+    from kernelkit.tune.tuner import SUBJECTS, subject
 
     if header.get("operator") not in SUBJECTS:
         return f"nowhere: no operator {header.get('operator')!r} here"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypedDict, TypeVar, o
 
 import torch
 
-from kernelkit.call_plan import Plan
-from kernelkit.front import fronted
-from kernelkit.options import defaults_of, given_options, spelled
-from kernelkit.tensors import is_broadcast, require_memory
+from kernelkit.call.front import fronted
+from kernelkit.call.options import defaults_of, given_options, spelled
+from kernelkit.call.prepared import Plan
+from kernelkit.call.tensors import is_broadcast, require_memory
 from moe.arguments import (
     Activation,
     Router,
@@ -104,7 +104,7 @@ def grouped_gemm(
         pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
             the stream has ended, and waits for it before it reads anything; with w_ready, anything
             but offsets, w and bias, which then are older than that one.
-        backend, arch: see `kernelkit.launch.choose_target`.
+        backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Returns:
         [R, N], with an activation [R, I]; in a format a `Quantized` with scale factors by expert as
@@ -281,7 +281,7 @@ def fused_moe(
         activations: the format of x and h in the products, None for that of the weights: 'mxfp8'
             with weights in mxfp4, whose error is a fifth of that of mxfp4 with mxfp4.
         tile_rows: of both products, see `grouped_gemm`; None: chosen by sizes.
-        backend, arch: see `kernelkit.launch.choose_target`.
+        backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Returns:
         [T, H] in the dtype of x.

@@ -8,17 +8,17 @@ from functools import cached_property
 
 import torch
 
-from kernelkit import hw
-from kernelkit.dtypes import ITEM_BYTES
-from kernelkit.limits import FLT_MAX
-from kernelkit.tensors import (
+from kernelkit.call.tensors import (
     DTYPE_NAMES,
     require_table,
     require_tensors,
     require_tma,
     require_type,
 )
-from kernelkit.tuned import are_open
+from kernelkit.plan import hw
+from kernelkit.plan.dtypes import ITEM_BYTES
+from kernelkit.plan.limits import FLT_MAX
+from kernelkit.tune.choices import are_open
 from moe.choose import (
     OPTIONS,
     TUNED,

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from kernelkit.outside import json_of, require_fields
-from kernelkit.tensors import device_of, require_memory
+from kernelkit.call.tensors import device_of, require_memory
+from kernelkit.compile.outside import json_of, require_fields
 from moe.formats import format_of
 from moe.packing import PackedExperts, require_kind
 from moe.quantized import Quantized, of_bytes

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kernelkit import hw
-from kernelkit.tuned import Choice, Tuned
+from kernelkit.plan import hw
+from kernelkit.tune.choices import Choice, Tuned
 from moe.config import KERNELS, TILE_N, TILE_ROWS, GroupedConfig
 
 # An expert may not have more rows than such a tile: a second one would read scale factors from

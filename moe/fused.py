@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypedDict
 
 import torch
 
-from kernelkit.operator import Operator
-from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
+from kernelkit.call.operator import Operator
+from kernelkit.call.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
 from moe.arguments import Arguments, Router, RouterLinear, Scales, SwiGLU, check_form
 from moe.choose import check_tile_rows
 from moe.config import GroupedConfig

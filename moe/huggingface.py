@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from kernelkit.outside import FileError, json_file, require_fields
-from kernelkit.tensors import device_of, require_type
+from kernelkit.call.tensors import device_of, require_type
+from kernelkit.compile.outside import FileError, json_file, require_fields
 from moe.arguments import Scales
 from moe.checkpoint import LAYOUT, of_layout, read_layout, state_dict
 from moe.config import DEFAULT_GRANULARITY

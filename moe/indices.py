@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from kernelkit.limits import FLT_MAX, FLT_MIN
-from kernelkit.tensors import as_number, require_type
+from kernelkit.call.tensors import as_number, require_type
+from kernelkit.plan.limits import FLT_MAX, FLT_MIN
 
 
 def check_range(name: str, tensor: torch.Tensor, end: int, limit: str, *, begin: int = 0) -> None:

@@ -9,12 +9,12 @@ import math
 
 import torch
 
-from kernelkit.arch import written_for
-from kernelkit.compile import compile_once
-from kernelkit.kernel import CompiledKernel
-from kernelkit.launch import choose_target, launch, sms_of
-from kernelkit.operator import Operator
-from kernelkit.tensors import DTYPES, with_plain_strides
+from kernelkit.call.launch import choose_target, launch, sms_of
+from kernelkit.call.operator import Operator
+from kernelkit.call.tensors import DTYPES, with_plain_strides
+from kernelkit.compile.arch import written_for
+from kernelkit.compile.compiler import compile_once
+from kernelkit.compile.kernel import CompiledKernel
 from moe.arguments import Activation, Arguments
 from moe.choose import row_tiles
 from moe.config import KERNELS, WINDOW, WINDOW_STEP, GroupedConfig

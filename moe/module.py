@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from kernelkit.tensors import require_strided
+from kernelkit.call.tensors import require_strided
 from moe.api import fused_moe
 from moe.arguments import Router
 from moe.checkpoint import LAYOUT, WEIGHTS, Layout, layout_of, of_layout, read_layout, state_dict

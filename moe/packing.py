@@ -21,8 +21,7 @@ from typing import Any, cast
 
 import torch
 
-from kernelkit import hw
-from kernelkit.tensors import (
+from kernelkit.call.tensors import (
     DTYPE_NAMES,
     as_number,
     require_memory,
@@ -31,6 +30,7 @@ from kernelkit.tensors import (
     require_tensors,
     require_type,
 )
+from kernelkit.plan import hw
 from moe.config import DEFAULT_GRANULARITY, GRANULARITIES
 from moe.formats import BlockFormat, format_of
 from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized, laid_out, of_bytes

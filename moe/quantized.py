@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.tensors import require_strided, require_tensors, require_types
+from kernelkit.call.tensors import require_strided, require_tensors, require_types
 from moe.formats import BlockFormat, format_of, row_blocks, scale_bytes
 
 ELEMENT_DTYPES = {"e2m1": torch.float4_e2m1fn_x2, "e4m3": torch.float8_e4m3fn}

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from kernelkit import e2m1
+from kernelkit.numerics import e2m1
 from moe.formats import (
     E4M3_LARGEST,
     SCALE_ATOM_BYTES,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernelkit.outside import FileError, json_of
+from kernelkit.compile.outside import FileError, json_of
 
 MAX_HEADER = 100_000_000  # bytes, the library's own limit
 _LENGTH = 8  # bytes of the header's length

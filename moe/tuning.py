@@ -1,4 +1,4 @@
-"""What of the grouped GEMM can be tuned, by sizes that a user names: see `kernelkit.tune`."""
+"""What of the grouped GEMM can be tuned, by sizes that a user names: see `kernelkit.tune.tuner`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernelkit.tune import Call, Subject
+from kernelkit.tune.tuner import Call, Subject
 from moe.arguments import SwiGLU
 from moe.choose import TUNED, choices
 from moe.config import DEFAULT_GRANULARITY

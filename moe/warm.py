@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernelkit.compile import collecting
-from kernelkit.keys import KernelKey
-from kernelkit.launch import choose_target
-from kernelkit.options import defaults_of, given_options, spelled
-from kernelkit.tensors import as_meta
-from kernelkit.tuned import standing_for
-from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
+from kernelkit.call.launch import choose_target
+from kernelkit.call.options import defaults_of, given_options, spelled
+from kernelkit.call.tensors import as_meta
+from kernelkit.compile.compiler import collecting
+from kernelkit.compile.keys import KernelKey
+from kernelkit.compile.warm import Progress, Warmed, counts, kernels_over, warm
+from kernelkit.tune.choices import standing_for
 from moe.arguments import Router, RouterLinear
 from moe.choose import TUNED
 from moe.fused import FUSED, FusedOptions, layer_fields, logit_fields, run_layer
@@ -52,7 +52,7 @@ def warmup(
             not count, nor how many tokens there are, and they may be on the device 'meta' where
             `arch` is given.
         tokens: how many a call may have, a sequence such as `range(1, 8193)`.
-        progress: see `kernelkit.warm.warm`.
+        progress: see `kernelkit.compile.warm.warm`.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as `fused_moe`.

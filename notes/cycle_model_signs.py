@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 from cycle_model import gpus
 from cycle_model.parameters.parameter import Gpu
-from workbench.cycles import flash
-from workbench.cycles.flash import Shape
-from workbench.cycles.published import timed_of
-from workbench.tables import show, table
+from lab.cycles import flash
+from lab.cycles.flash import Shape
+from lab.cycles.published import timed_of
+from lab.tools.tables import show, table
 
 CLUSTERS, PERTURBED = 32, 8
 SHAPES = {

@@ -14,9 +14,9 @@ from cycle_model.sass.listing import read
 from cycle_model.sass.tools import resources
 from fmha.config import AttentionConfig
 from gqa_lowlatency.config import DecodeConfig
-from kernelkit.kernel import CompiledKernel
-from kernelkit.keys import KernelKey
-from kernelkit.trace import Traced
+from kernelkit.compile.kernel import CompiledKernel
+from kernelkit.compile.keys import KernelKey
+from kernelkit.compile.trace import Traced
 from moe.mixed.config import MixedConfig
 from q8_0.product.choose import Sizes, choose
 
@@ -25,7 +25,7 @@ KEYS = (
     KernelKey("q8_0.product.kernel", PRODUCT, "sm_90a"),
     KernelKey("fmha.sm90.kernel", AttentionConfig(head_dim=128, right=True), "sm_90a"),
     KernelKey("fmha.sm100.kernel", AttentionConfig(head_dim=128, right=True), "sm_100a"),
-    KernelKey("gqa_lowlatency.sm90.kernel", DecodeConfig(group=8, lens=True), "sm_90a"),
+    KernelKey("gqa_lowlatency.portable.kernel", DecodeConfig(group=8, lens=True), "sm_90a"),
     KernelKey("moe.mixed.sm90.kernel", MixedConfig(swiglu=True), "sm_90a"),
 )
 NAMES = ("a_kernel", "a_cutlass_kernel", "a_CUTLASS_kernel", "a_cutlas_kernel")

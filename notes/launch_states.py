@@ -16,12 +16,12 @@ from collections.abc import Callable
 import torch
 
 from fmha import merge
-from workbench.common import environment
-from workbench.timing import HEAD_START, MAX_LAUNCHES, capture, elapsed
-from workbench.units.launch import Gpu
-from workbench.units.launches import KERNEL, Timed
-from workbench.units.ptx import head
-from workbench.units.worker import time_a_graph_of_torch
+from lab.measure.timing import HEAD_START, MAX_LAUNCHES, capture, elapsed
+from lab.silicon.units.launch import Gpu
+from lab.silicon.units.launches import KERNEL, Timed
+from lab.silicon.units.ptx import head
+from lab.silicon.units.worker import time_a_graph_of_torch
+from lab.tools.common import environment
 
 REPEATS = 9
 LOCAL = """\

@@ -18,14 +18,14 @@ import torch
 from cycle_model import gpus
 from cycle_model.grid import LaunchModel
 from cycle_model.launch import bind
+from lab.cases.moe import blank
+from lab.tools.common import write_json
+from lab.tools.tables import show, table
 from moe import grouped_gemm
 from moe.arguments import Activation
 from moe.models import of_model
 from moe.reference_routing import permutation
 from ptxemu.watch import watched
-from workbench.cases.moe import blank
-from workbench.common import write_json
-from workbench.tables import show, table
 
 EXPERTS, K, N, TOP_K = 128, 2880, 5760, 4
 AVERAGES = (16, 48, 64, 96, 128, 192, 256, 512)

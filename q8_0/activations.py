@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.tensors import require_memory, require_strided, require_tensors
+from kernelkit.call.tensors import require_memory, require_strided, require_tensors
 from q8_0.blocks import ALIGN, BLOCK, blocks_of
 
 

@@ -2,8 +2,8 @@
 
 Every function is one launch, which a CUDA graph captures, and reads either layout: the bits of the
 results do not depend on it. A tensor on a CUDA GPU runs there, one on the CPU in the emulator;
-`backend` and `arch`: see `kernelkit.launch.choose_target`. Forward only. TypeError, ValueError and
-NotImplementedError name the value and the limit, before anything compiles.
+`backend` and `arch`: see `kernelkit.call.launch.choose_target`. Forward only. TypeError, ValueError
+and NotImplementedError name the value and the limit, before anything compiles.
 """
 
 from __future__ import annotations

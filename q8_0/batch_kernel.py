@@ -14,11 +14,11 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit.device_table import DeviceTable
-from kernelkit.hw import WARP_THREADS
-from kernelkit.param_table import ParamTable
-from kernelkit.warp_mma import multiply
-from kernelkit.words import fused
+from kernelkit.device.device_table import DeviceTable
+from kernelkit.device.param_table import ParamTable
+from kernelkit.device.warp_mma import multiply
+from kernelkit.device.words import fused
+from kernelkit.plan.hw import WARP_THREADS
 from q8_0.blocks import BLOCK, SCALE_BYTES
 from q8_0.config import INTEGERS, ITEMSIZE, RESIDENT_WARPS, BatchConfig
 from q8_0.device import (

@@ -13,9 +13,9 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
-from kernelkit import hw
-from kernelkit.arch import PORTABLE
-from kernelkit.tuned import Choice, Tuned
+from kernelkit.compile.arch import PORTABLE
+from kernelkit.plan import hw
+from kernelkit.tune.choices import Choice, Tuned
 from q8_0.blocks import BLOCK
 from q8_0.config import (
     INTEGERS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelkit import hw
+from kernelkit.plan import hw
 from q8_0.blocks import BLOCK, BLOCK_BYTES, SOA
 
 VECTOR_BYTES = 16  # of the widest access
@@ -158,8 +158,8 @@ class MatvecConfig(_Warps):
 
     @property
     def cutlass_word(self) -> bool:
-        """Of the kernel's name, see `kernelkit.names`: without it one token takes 6.5 instead of
-        7.2 us (H200, 4096 x 4096), but sums of fp32 are spilled."""
+        """Of the kernel's name, see `kernelkit.compile.names`: without it one token takes 6.5
+        instead of 7.2 us (H200, 4096 x 4096), but sums of fp32 are spilled."""
         return self.dtype == "fp32"
 
 

@@ -4,9 +4,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 
-from kernelkit.device_table import DeviceTable
-from kernelkit.table_kernel import TableKernel
-from kernelkit.words import vector_at
+from kernelkit.device.device_table import DeviceTable
+from kernelkit.device.table_kernel import TableKernel
+from kernelkit.device.words import vector_at
 from q8_0.config import ITEMSIZE, DequantiseConfig
 from q8_0.device import TYPES, fetch, product, quant_floats, row_of, scale_float
 from q8_0.params import DequantiseParams

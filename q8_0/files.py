@@ -15,8 +15,8 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from kernelkit.outside import FileError
-from kernelkit.tensors import device_of, require_type
+from kernelkit.call.tensors import device_of, require_type
+from kernelkit.compile.outside import FileError
 from q8_0.api import repack
 from q8_0.blocks import INTERLEAVED, blocks_of
 from q8_0.gguf_table import Entry, read_table

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from kernelkit.outside import FileError
+from kernelkit.compile.outside import FileError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

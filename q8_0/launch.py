@@ -7,13 +7,9 @@ from typing import Any
 
 import torch
 
-from kernelkit.arch import PORTABLE
-from kernelkit.compile import compile_once
-from kernelkit.kernel import CompiledKernel
-from kernelkit.launch import Target, choose_target, launch, sms_of
-from kernelkit.operator import Operator
-from kernelkit.param_table import ParamTable
-from kernelkit.tensors import (
+from kernelkit.call.launch import Target, choose_target, launch, sms_of
+from kernelkit.call.operator import Operator
+from kernelkit.call.tensors import (
     DTYPE_NAMES,
     require_no_grad,
     require_rank,
@@ -21,6 +17,10 @@ from kernelkit.tensors import (
     require_tensors,
     require_tma,
 )
+from kernelkit.compile.arch import PORTABLE
+from kernelkit.compile.compiler import compile_once
+from kernelkit.compile.kernel import CompiledKernel
+from kernelkit.device.param_table import ParamTable
 from q8_0.activations import Activations
 from q8_0.blocks import BLOCK, INTERLEAVED, LAYOUTS, SOA, blocks_of
 from q8_0.choose import measured, product_config, width_of
@@ -292,7 +292,7 @@ def _launch(config: Config, params: Any, ctas: int, target: Target, device: torc
 
 
 def compile_kernel(config: Config, arch: str) -> CompiledKernel | None:
-    """The kernel of a config; None while `kernelkit.compile.collecting`."""
+    """The kernel of a config; None while `kernelkit.compile.compiler.collecting`."""
     return compile_once(config, arch, f"q8_0.{KERNELS[type(config)]}")
 
 

@@ -13,10 +13,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit.device_table import DeviceTable
-from kernelkit.hw import WARP_THREADS
-from kernelkit.table_kernel import TableKernel
-from kernelkit.words import fused, vector_at
+from kernelkit.device.device_table import DeviceTable
+from kernelkit.device.table_kernel import TableKernel
+from kernelkit.device.words import fused, vector_at
+from kernelkit.plan.hw import WARP_THREADS
 from q8_0.blocks import BLOCK, SCALE_BYTES
 from q8_0.config import INTEGERS, ITEMSIZE, PIECE, VECTOR_BYTES, BatchConfig, MatvecConfig
 from q8_0.device import (

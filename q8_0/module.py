@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernelkit.tensors import DTYPE_NAMES, require_strided, require_type, require_types
+from kernelkit.call.tensors import DTYPE_NAMES, require_strided, require_type, require_types
 from q8_0.activations import Activations
 from q8_0.api import matvec, quantise
 from q8_0.blocks import SOA

@@ -1,4 +1,4 @@
-"""What the kernels here are launched with, word by word: see `kernelkit.param_table`.
+"""What the kernels here are launched with, word by word: see `kernelkit.device.param_table`.
 
 Addresses and strides are in bytes.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernelkit.param_table import Word
+from kernelkit.device.param_table import Word
 from q8_0.blocks import SCALE_BYTES, SOA, scales_offset
 
 if TYPE_CHECKING:

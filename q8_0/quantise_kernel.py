@@ -4,9 +4,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
 
-from kernelkit.device_table import DeviceTable
-from kernelkit.table_kernel import TableKernel
-from kernelkit.words import float_of, vector_at
+from kernelkit.device.device_table import DeviceTable
+from kernelkit.device.table_kernel import TableKernel
+from kernelkit.device.words import float_of, vector_at
 from q8_0.blocks import SCALE_BYTES
 from q8_0.config import VECTOR_BYTES, QuantiseConfig
 from q8_0.device import load_words, numbers_of

@@ -12,9 +12,9 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint16, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit.device_table import DeviceTable
-from kernelkit.table_kernel import TableKernel
-from kernelkit.words import vector_at
+from kernelkit.device.device_table import DeviceTable
+from kernelkit.device.table_kernel import TableKernel
+from kernelkit.device.words import vector_at
 from q8_0.blocks import BLOCK, BLOCK_BYTES, SCALE_BYTES
 from q8_0.config import PIECE, VECTOR_BYTES, RepackConfig
 from q8_0.params import RepackParams

@@ -1,5 +1,5 @@
 """What of the product with few tokens can be tuned, by sizes that a user names: see
-`kernelkit.tune`."""
+`kernelkit.tune.tuner`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from kernelkit.tensors import DTYPES
-from kernelkit.tune import Call, Subject
+from kernelkit.call.tensors import DTYPES
+from kernelkit.tune.tuner import Call, Subject
 from q8_0.activations import Activations
 from q8_0.blocks import BLOCK, INTERLEAVED
 from q8_0.choose import TUNED, choices

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import torch
 
-from kernelkit.compile import collecting
-from kernelkit.keys import KernelKey
-from kernelkit.launch import choose_target, sms_of
-from kernelkit.tensors import DTYPE_NAMES, DTYPES, require_dtypes, require_type
-from kernelkit.tuned import standing_for
-from kernelkit.warm import Progress, Warmed, counts, kernels_over, warm
+from kernelkit.call.launch import choose_target, sms_of
+from kernelkit.call.tensors import DTYPE_NAMES, DTYPES, require_dtypes, require_type
+from kernelkit.compile.compiler import collecting
+from kernelkit.compile.keys import KernelKey
+from kernelkit.compile.warm import Progress, Warmed, counts, kernels_over, warm
+from kernelkit.tune.choices import standing_for
 from q8_0.choose import measured, product_config
 from q8_0.config import (
     INTEGERS,
@@ -50,7 +50,7 @@ def warmup(
         dtypes: of x, and of the results beside float32.
         tokens: how many a call may have, a sequence such as `range(1, 8193)`.
         biases: whether calls have a bias, too.
-        progress: see `kernelkit.warm.warm`.
+        progress: see `kernelkit.compile.warm.warm`.
     """
     if not isinstance(weights, Weights):
         raise TypeError(f"weights is {type(weights).__name__}, expected q8_0.Weights")

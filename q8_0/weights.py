@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.tensors import (
+from kernelkit.call.tensors import (
     as_number,
     require_memory,
     require_strided,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from workbench.command import main_of
-from workbench.commands import BENCH
+import _checkout  # noqa: F401 - lab is found
+from lab.commands import BENCH
+from lab.tools.command import main_of
 
 main = partial(main_of, BENCH, __doc__)
 

@@ -22,10 +22,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from workbench.bringup.planted import KINDS
-from workbench.bringup.steps import ARCHS
-from workbench.command import Command
-from workbench.flags import groups
+import _checkout  # noqa: F401 - lab is found
+from lab.bringup.planted import KINDS
+from lab.bringup.steps import ARCHS
+from lab.tools import groups
+from lab.tools.command import Command
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +57,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, metavar="S", help=words)
 
 
-COMMAND = Command("workbench.bringup.perform", add_flags, __doc__)
+COMMAND = Command("lab.bringup.perform", add_flags, __doc__)
 main = partial(COMMAND.main, "bringup.py")
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from workbench.command import Command
-from workbench.flags import groups
+import _checkout  # noqa: F401 - lab is found
+from lab.tools import groups
+from lab.tools.command import Command
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help=words)
 
 
-COMMAND = Command("workbench.conformance.perform", add_flags, __doc__)
+COMMAND = Command("lab.silicon.conformance.perform", add_flags, __doc__)
 main = partial(COMMAND.main, "conformance.py")
 
 if __name__ == "__main__":

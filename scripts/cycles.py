@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from workbench.command import main_of
-from workbench.commands import CYCLES, cycles_of_file
+import _checkout  # noqa: F401 - lab is found
+from lab.commands import CYCLES, cycles_of_file
+from lab.tools.command import main_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:

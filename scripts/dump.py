@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from workbench.command import main_of
-from workbench.commands import DUMP
+import _checkout  # noqa: F401 - lab is found
+from lab.commands import DUMP
+from lab.tools.command import main_of
 
 main = partial(main_of, DUMP, __doc__, default="fmha")
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from workbench.command import main_of
-from workbench.commands import EMULATE
+import _checkout  # noqa: F401 - lab is found
+from lab.commands import EMULATE
+from lab.tools.command import main_of
 
 main = partial(main_of, EMULATE, __doc__, default="fmha")
 

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import _checkout  # noqa: F401 - lab is found
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """What the flags ask for; returns the exit code."""
@@ -25,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts")
     given = parser.parse_args(argv)
 
-    from workbench.fuzz.kinds import KINDS
-    from workbench.fuzz.perform import judged
+    from lab.fuzz.kinds import KINDS
+    from lab.fuzz.perform import judged
 
     unknown = [name for name in given.kinds if name not in KINDS]
     if unknown:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from workbench.command import main_of
-from workbench.house.commands import HOUSE
+import _checkout  # noqa: F401 - lab is found
+from lab.house.commands import HOUSE
+from lab.tools.command import main_of
 
 main = partial(main_of, HOUSE, __doc__)
 

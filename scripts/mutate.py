@@ -16,8 +16,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import _checkout  # noqa: F401 - lab is found
+from lab.tools.command import Command
 from ptxemu.host.command_line import output_file
-from workbench.command import Command
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=output_file, default=Path("out/mutants.json"), help=words)
 
 
-COMMAND = Command("workbench.mutation.perform", add_flags, __doc__)
+COMMAND = Command("lab.mutation.perform", add_flags, __doc__)
 main = partial(COMMAND.main, "mutate.py")
 
 if __name__ == "__main__":

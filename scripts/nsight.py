@@ -7,7 +7,8 @@ Without the tool it prints the command line to use elsewhere.
 
 import sys
 
-from workbench.nsight import main
+import _checkout  # noqa: F401 - lab is found
+from lab.nsight.perform import main
 
 if __name__ == "__main__":
     sys.exit(main())

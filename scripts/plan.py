@@ -7,7 +7,7 @@
 Nothing is allocated and no GPU is needed. All numbers are of one GPU that holds every KV head; k
 and M of token counts are 1,024 and 1,048,576, GB is 10^9 bytes and GiB 2^30. For DeepSeek-V4 the
 last table has vLLM's layout beside, rebuilt from its specs (sources:
-scripts/workbench/plan/vllm.py).
+lab/cache_model/vllm.py).
 
 What the words mean: a block holds `--block-tokens` tokens of all layers; a state is what a request
 has beside its blocks (the windows' entries, rows that wait for compression); a checkpoint is a copy
@@ -23,10 +23,11 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from workbench.command import Command
-from workbench.flags import kvcache
+import _checkout  # noqa: F401 - lab is found
+from lab.flags import kvcache
+from lab.tools.command import Command
 
-COMMAND = Command("workbench.plan.kv", kvcache.add_plan, __doc__)
+COMMAND = Command("lab.cache_model.kv", kvcache.add_plan, __doc__)
 main = partial(COMMAND.main, "plan.py")
 
 if __name__ == "__main__":

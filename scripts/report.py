@@ -16,8 +16,9 @@ import argparse
 import sys
 from functools import partial
 
-from workbench.command import Command
-from workbench.flags import groups
+import _checkout  # noqa: F401 - lab is found
+from lab.tools import groups
+from lab.tools.command import Command
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     groups.switch(parser, "docs", "write the pictures that docs/ shows there, and no page")
 
 
-COMMAND = Command("workbench.report.perform", add_flags, __doc__)
+COMMAND = Command("lab.report.perform", add_flags, __doc__)
 main = partial(COMMAND.main, "report.py")
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from workbench.command import Command
+import _checkout  # noqa: F401 - lab is found
+from lab.tools.command import Command
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="examples at a time; default: 2")
 
 
-main = partial(Command("workbench.smoke.perform", _flags, __doc__).main, "smoke.py")
+main = partial(Command("lab.smoke.perform", _flags, __doc__).main, "smoke.py")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,8 +12,9 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from workbench.command import main_of
-from workbench.soak_commands import SOAK
+import _checkout  # noqa: F401 - lab is found
+from lab.soak_commands import SOAK
+from lab.tools.command import main_of
 
 main = partial(main_of, SOAK, __doc__, default="kvcache")
 

@@ -22,12 +22,12 @@ from types import ModuleType
 
 import pytest
 
-from kernelkit import compile as kernel_compile
-from kernelkit.trace import PTXAS_VARIABLE
+from kernelkit.compile import compiler as kernel_compile
+from kernelkit.compile.trace import PTXAS_VARIABLE
+from lab.house import tiers
+from lab.tools import poison
 from tests.bindings import Bindings
 from tests.durations import Durations
-from workbench import poison
-from workbench.house import tiers
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

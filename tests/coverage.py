@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lab.house.tiers import TIERS
 from tests.fmha import space as fmha
 from tests.fmha.pairwise import Space
 from tests.gqa_lowlatency import space as gqa
 from tests.moe import grouped_space as moe
 from tests.moe import mixed_space as mixed
-from workbench.house.tiers import TIERS
 
 Row = Mapping[str, Any]
 SEEDS = ("seed", "name")  # fields that are no factor
@@ -71,13 +71,13 @@ FAMILIES = (
     by_hand("quantiser", "moe/test_quantise.py::test_bits", "moe/test_quantise.py::test_matrix",
             "moe/test_quantise.py::test_every_token"),
     by_hand("combination", "moe/test_combine.py::test_combine"),
-    by_hand("attention over a cache", "fmha/sparse/test_cached.py",
+    by_hand("attention over a cache", "mla/test_cached.py",
             "kvcache/test_attention.py"),
     by_hand("append, gather, copy", "kvcache/movement/test_kernels.py"),
-    by_hand("compressor", "fmha/sparse/test_compressor.py"),
-    by_hand("indexer", "fmha/sparse/test_index_query.py::test_queries",
-            "fmha/sparse/test_index_query.py::test_more", "fmha/sparse/test_scores.py",
-            "fmha/sparse/test_select.py::test_select", "fmha/sparse/test_select.py::test_every"),
+    by_hand("compressor", "mla/test_compressor.py"),
+    by_hand("indexer", "mla/test_index_query.py::test_queries",
+            "mla/test_index_query.py::test_more", "mla/test_scores.py",
+            "mla/test_select.py::test_select", "mla/test_select.py::test_every"),
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from workbench.house.tiers import package_of, tier_of
+from lab.house.tiers import package_of, tier_of
 
 START_UP = "start-up"
 HOUSE = "house"  # tests of no package

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kernelkit.tolerance import Report
-from workbench.problems import extremes
+from kernelkit.numerics.tolerance import Report
+from lab.problems import extremes
 
 ROUNDS = 68  # of a kind; tiers.md says which of them run when
 CALLS = 4  # of a round

@@ -8,8 +8,8 @@ import torch
 
 import fmha
 import gqa_lowlatency
-from integrations import parallel
-from kernelkit.call_plan import Plan
+from blackwell_engines import parallel
+from kernelkit.call.prepared import Plan
 from tests.hostile_cache_bases import CACHE_BASES
 from tests.hostile_generator import Base, Given
 from tests.hostile_moe_bases import MOE_BASES

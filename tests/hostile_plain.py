@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from lab.tools.poison import poisoned_outputs
 from tests.hostile_calls import REFUSALS
 from tests.hostile_generator import Call, Given, at
-from workbench.poison import poisoned_outputs
 
 
 class Reached(Exception):

@@ -7,7 +7,11 @@ import functools
 
 import torch
 
-from fmha.sparse import (
+from kvcache import Manager, Sizes
+from kvcache.layouts.models import Options, deepseek_v4
+from kvcache.layouts.records import INDEXER_BF16
+from kvcache.layouts.rows import Rows, TailRows
+from mla import (
     Compressor,
     Every,
     IndexQuery,
@@ -23,10 +27,6 @@ from fmha.sparse import (
     select,
     step_view,
 )
-from kvcache import Manager, Sizes
-from kvcache.layouts.models import Options, deepseek_v4
-from kvcache.layouts.records import INDEXER_BF16
-from kvcache.layouts.rows import Rows, TailRows
 from tests.hostile_generator import Base, Given
 from tests.hostile_values import angles, bf16, normal, positive
 

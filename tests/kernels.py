@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-import kernelkit.compile
+import kernelkit.compile.compiler
 import ptxemu
-from workbench.house.tiers import SWEEP, package_of, tier_of
+from lab.house.tiers import SWEEP, package_of, tier_of
 
 _asked: list[str] = []
 _of_sweep = False
@@ -86,4 +86,4 @@ class Kernels:
             Path(self.file).write_text(json.dumps(found), encoding="utf-8")
 
 
-kernelkit.compile.compile_once = note  # before any module of a package has imported it
+kernelkit.compile.compiler.compile_once = note  # before any module of a package has imported it

@@ -11,11 +11,11 @@ from itertools import islice
 
 import pytest
 
-from workbench.place import Place
-from workbench.soak.campaign.draws import Kernel
-from workbench.soak.rows.draws import Draws
-from workbench.soak.rows.subject import Subject
-from workbench.soak.rows.trial import Trial
+from lab.problems.draws import Kernel
+from lab.soak.rows.draws import Draws
+from lab.soak.rows.subject import Subject
+from lab.soak.rows.trial import Trial
+from lab.tools.place import Place
 
 SMALL = True
 KINDS = 25  # of a subject; the first two are those of the matrix

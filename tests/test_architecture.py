@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-from workbench.house.graph import house
-from workbench.house.hops import LIMITS, hops
-from workbench.house.perform import table_of_files
-from workbench.house.source import ROOT, Source
+from lab.house.graph import house
+from lab.house.hops import LIMITS, hops
+from lab.house.perform import table_of_files
+from lab.house.source import ROOT, Source
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
@@ -22,21 +22,21 @@ def sources(**texts: str) -> list[Source]:
 
 def test_a_circle_of_files_and_one_of_folders_are_seen():
     """Also through an import inside a function, and through files that are none by themselves."""
-    lazily = "def f():\n    from kernelkit import tmem\n"
+    lazily = "def f():\n    from kernelkit.device import tmem\n"
     found = house(sources(**{
-        "kernelkit/tmem.py": "from kernelkit import umma\n",
-        "kernelkit/umma.py": lazily,
+        "kernelkit/device/tmem.py": "from kernelkit.device import umma\n",
+        "kernelkit/device/umma.py": lazily,
         "ptxemu/ops/move.py": "from ptxemu.machine import warp\n",
         "ptxemu/machine/cta.py": "from ptxemu.ops import warp\n",
     }))  # fmt: skip
     assert found.circles() == [
-        ["kernelkit/tmem.py", "kernelkit/umma.py"],
+        ["kernelkit/device/tmem.py", "kernelkit/device/umma.py"],
         ["ptxemu/machine", "ptxemu/ops"],
     ]
 
 
 def test_an_arrow_upwards_is_seen():
-    found = house(sources(**{"kernelkit/tmem.py": "import moe.config\n"}))
+    found = house(sources(**{"kernelkit/device/tmem.py": "import moe.config\n"}))
     assert found.upwards() == [("kernelkit", "moe")]
 
 

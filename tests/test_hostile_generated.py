@@ -16,13 +16,13 @@ import pytest
 import torch
 
 import fmha
-import fmha.sparse
 import gqa_lowlatency
 import kvcache
+import mla
 import moe
 import q8_0
-from integrations import parallel
-from kernelkit import compile as kernel_compile
+from blackwell_engines import parallel
+from kernelkit.compile import compiler as kernel_compile
 from tests.hostile_bases import BASES
 from tests.hostile_calls import BARE, REFUSALS
 from tests.hostile_generator import Call, calls
@@ -120,7 +120,7 @@ def test_the_calls_are_of_many_kinds(reaching):
     assert refused.keys() == BASES.keys()
 
 
-PACKAGES = (fmha, fmha.sparse, gqa_lowlatency, kvcache, moe, q8_0, parallel)
+PACKAGES = (fmha, mla, gqa_lowlatency, kvcache, moe, q8_0, parallel)
 WITHOUT = {  # a base: what has no arguments of a user's
     "Admission": "a result", "Copy": "a result", "Permutation": "a result", "Plan": "a result",
     "Request": "a result", "StepView": "a result", "Step": "a result", "Work": "a result",

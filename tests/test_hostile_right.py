@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelkit import compile as kernel_compile
+from kernelkit.compile import compiler as kernel_compile
 from tests.hostile_bases import BASES
 from tests.hostile_generator import calls
 from tests.hostile_plain import Reached, unlike_plain

@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 
-from workbench.house import dsl, imports, repository, size
-from workbench.house.source import ROOT, Source
+from lab.house import dsl, imports, repository, size
+from lab.house.source import ROOT, Source
 
 
 def probe(rule, text: str, path: str = "kernelkit/probe.py") -> list[str]:
@@ -90,12 +90,12 @@ def test_rules_of_a_file(rule, bad, good):
     (imports.direction, "kernelkit/a.py", "import fmha", "import torch"),
     (imports.direction, "kvcache/a.py", "from gqa_lowlatency import split",
      "from kernelkit.tma import atoms"),
-    (imports.direction, "fmha/a.py", "from moe import router", "from gqa_lowlatency import decode"),
+    (imports.direction, "fmha/a.py", "from moe import router", "from kernelkit.plan import hw"),
     (imports.direction, "moe/a.py", "import kvcache.layouts.layout", "from . import plan"),
     (imports.direction, "moe/sm100/a.py", "from fmha.config import C", "from ..plan import P"),
     (imports.direction, "fmha/api.py", "def f():\n    import ptxemu",
-     "from kernelkit.launch import launch"),
-    (imports.direction, "kernelkit/launch.py", "import ptxemu", "def f():\n    import ptxemu"),
+     "from kernelkit.call.launch import launch"),
+    (imports.direction, "kernelkit/call/launch.py", "import ptxemu", "def f():\n    import ptxemu"),
     (imports.direction, "ptxemu/run.py", "def f():\n    from kernelkit import launch",
      "import ptxemu.report"),
     (imports.direction, "kernelkit/a.py", "from tests.compare import close",
@@ -119,8 +119,8 @@ def test_plans_alone_do_without_the_dsl():
 
 def test_plans_without_dsl_follows_our_modules(monkeypatch):
     modules = {
-        "kernelkit.edges": "from kernelkit import pipelines",
-        "kernelkit.pipelines": "from kernelkit import edges\nimport cutlass",
+        "kernelkit.plan.edges": "from kernelkit.device import pipelines",
+        "kernelkit.device.pipelines": "from kernelkit.plan import edges\nimport cutlass",
     }
 
     def own_source(module: str) -> Source | None:
@@ -128,8 +128,10 @@ def test_plans_without_dsl_follows_our_modules(monkeypatch):
         return Source(path, modules[module]) if module in modules else None
 
     monkeypatch.setattr(imports, "own_source", own_source)
-    messages = probe(imports.plans_without_dsl, "import kernelkit.edges", "fmha/sm100/plan.py")
-    assert messages == ["reaches the DSL: kernelkit.edges -> kernelkit.pipelines -> cutlass"]
+    messages = probe(imports.plans_without_dsl, "import kernelkit.plan.edges", "fmha/sm100/plan.py")
+    assert messages == [
+        "reaches the DSL: kernelkit.plan.edges -> kernelkit.device.pipelines -> cutlass"
+    ]
 
 
 def test_prose():

@@ -1,6 +1,6 @@
 """The house rules hold: limits, import direction, the DSL's silent traps, prose.
 
-`workbench.house` has the rules, tests/test_house_probes.py shows that each of them can fail, and
+`lab.house` has the rules, tests/test_house_probes.py shows that each of them can fail, and
 ruff holds the rest.
 """
 
@@ -10,11 +10,11 @@ import gc
 
 import pytest
 
-from workbench.house import dsl, imports, repository, size
-from workbench.house.exceptions import EXCEPTIONS
-from workbench.house.graph import house
-from workbench.house.source import PACKAGES, ROOT, Finding, Source, files, sources
-from workbench.report import map, style
+from lab.house import dsl, imports, map, repository, size
+from lab.house.exceptions import EXCEPTIONS
+from lab.house.graph import house
+from lab.house.source import PACKAGES, ROOT, Finding, Source, files, sources
+from lab.tools import style
 
 EVERYWHERE = None
 KEPT = (".py", ".md", ".toml", ".txt", ".ptx", ".sh", ".yml", ".yaml", ".json", ".cfg", ".ini", "")

@@ -8,9 +8,9 @@ import subprocess
 from pathlib import PurePosixPath
 
 from kernelkit import __main__ as command_line
-from kernelkit import aot, store
-from kernelkit.compile import collecting
-from workbench.house.source import PACKAGES, ROOT, files
+from kernelkit.compile import aot, store
+from kernelkit.compile.compiler import collecting
+from lab.house.source import PACKAGES, ROOT, files
 
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from workbench.house.tiers import (
+from lab.house.tiers import (
     DECIDED,
     MATRIX,
     QUICK,

@@ -17,17 +17,18 @@ from typing import Any
 
 import pytest
 
-from kernelkit import aot, trusted, tuned_files
-from kernelkit.artifact import Artifact
-from kernelkit.keys import KernelKey
-from kernelkit.store import SHARED_VARIABLE, CacheWarning, Store
-from kernelkit.trusted import Guard, Untrusted
+from kernelkit.compile import aot, trusted
+from kernelkit.compile.artifact import Artifact
+from kernelkit.compile.keys import KernelKey
+from kernelkit.compile.store import SHARED_VARIABLE, CacheWarning, Store
+from kernelkit.compile.trusted import Guard, Untrusted
+from kernelkit.tune import files as tuned_files
 from kvcache.movement.config import ChecksumConfig
+from lab.house.source import ROOT
 from ptxemu import guard as emulator
 from ptxemu import kept
 from ptxemu.check import kept as reports
 from ptxemu.native import library
-from workbench.house.source import ROOT
 
 STRANGER = 12_345  # a user that is neither root nor us
 KEY = KernelKey("kvcache.movement.checksum_kernel", ChecksumConfig(), "sm_100a")
@@ -64,7 +65,9 @@ def _owned(status: os.stat_result, user: int | None) -> os.stat_result:
 
 
 def test_both_packages_have_the_same_rule():
-    texts = {(ROOT / package / "trusted.py").read_text() for package in ("kernelkit", "ptxemu")}
+    texts = {
+        (ROOT / folder / "trusted.py").read_text() for folder in ("kernelkit/compile", "ptxemu")
+    }
     assert len(texts) == 1
 
 

@@ -10,7 +10,7 @@ import re
 import pytest
 from mypy import api
 
-from workbench.house.source import ROOT
+from lab.house.source import ROOT
 
 HEAD = """
 import torch

@@ -21,13 +21,21 @@ from typing import Any
 
 import pytest
 
+from lab.house.tiers import TESTS, TIERS, package_of, tier_of
 from tests import coverage
-from workbench.house.tiers import TESTS, TIERS, package_of, tier_of
 
 ROOT = TESTS.parent
 SAVED = ROOT / "results" / "test_coverage.json"
 HOUSE = "house"  # tests of no package
-COMPILING = ("fmha", "gqa_lowlatency", "kernelkit", "kvcache", "moe", "q8_0")  # what has kernels
+COMPILING = (
+    "fmha",
+    "gqa_lowlatency",
+    "kernelkit",
+    "kvcache",
+    "mla",
+    "moe",
+    "q8_0",
+)  # what has kernels
 
 
 class Collected:

@@ -1,5 +1,5 @@
 """H100 and H200, measured by `scripts/bench.py units`: `h100.json` and `h200.json` are what
-`python -m workbench.bringup.rates results/units_h200.json --json cycle_model/parameters/h200.json`
+`python -m lab.bringup.rates results/units_h200.json --json cycle_model/parameters/h200.json`
 writes, so that a newer run takes its place as one file. What rows do not give stands below, and
 what they gave in graphs of another kind than those by which kernels are timed: there an empty
 launch takes 0.18 us more (notes/log.md, notes/launch_states.py). What an H200's rows do not give

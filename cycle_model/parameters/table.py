@@ -1,4 +1,4 @@
-"""Files of measured parameters, which `python -m workbench.bringup.rates` writes.
+"""Files of measured parameters, which `python -m lab.bringup.rates` writes.
 
     {"format": 1, "gpu": "NVIDIA H200", "date": "2026-11-24", "rows": "units_h200.json",
      "parameters": {"issue_fma": {"value": 1, "low": 1, "high": 1, "unit": "cycles ...",

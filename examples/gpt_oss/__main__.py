@@ -22,7 +22,7 @@ from examples.gpt_oss.floors import Speed, part_table, parts_of, work_of
 from examples.gpt_oss.model import Model
 from examples.gpt_oss.ranks import Ranks, reach_each_other
 from examples.gpt_oss.weights import KINDS, Drawn, Source, Stored, load
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
 
 PROFILED = 8  # decoding steps
 

@@ -19,7 +19,7 @@ import torch
 from examples.gpt_oss.config import Config
 from fmha import AttentionOptions, attention
 from gqa_lowlatency import decode
-from kernelkit.tensors import brought
+from kernelkit.call.tensors import brought
 from kvcache import Cache, Ring, Rows, Sizes, Step, append_rows, gather
 from kvcache.layouts.records import round_up
 

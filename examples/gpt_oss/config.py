@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernelkit.outside import json_file
+from kernelkit.compile.outside import json_file
 from kvcache import Layout, gqa
 from moe.models import ModelLayer
 from moe.models import from_config as experts_of

@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from blackwell_engines.parallel import join, own_positions, ring_attention
 from examples.gpt_oss.cache import Kept
 from examples.gpt_oss.ranks import Ranks
 from fmha import attention
-from integrations.parallel import join, own_positions, ring_attention
-from kernelkit.tensors import brought
+from kernelkit.call.tensors import brought
 from kvcache import Step, append_rows
 
 

@@ -20,7 +20,7 @@ import torch
 from examples.gpt_oss.cache import Decoding, Kept, Prefill
 from examples.gpt_oss.context import SharedPrefill
 from examples.gpt_oss.model import Model
-from kernelkit.tensors import brought
+from kernelkit.call.tensors import brought
 from kvcache import Placeholders, Request
 
 PREFILL, DECODE = "prefill", "decode"

@@ -16,7 +16,7 @@ from examples.gpt_oss.fused import Elementwise
 from examples.gpt_oss.ranks import Ranks
 from examples.gpt_oss.rope import angle_table
 from examples.gpt_oss.weights import Layer, Weights
-from kernelkit.ranges import nvtx_range
+from kernelkit.call.ranges import nvtx_range
 from moe import RouterLinear
 
 # (number of the layer, its sinks, q [T, Hq, D], k and v [T, Hkv, D]) -> O [T, Hq, D]: keeps k and v

@@ -11,7 +11,7 @@ import torch
 
 from examples.gpt_oss.compare import Comparison
 from examples.gpt_oss.engine import DECODE, PREFILL, Engine, Took
-from kernelkit.names import stem_of
+from kernelkit.compile.names import stem_of
 
 # What the names of their kernels begin with -> packages.
 OURS = {"fmha": "fmha", "gqa": "gqa_lowlatency", "moe": "moe", "kvcache": "kvcache"}

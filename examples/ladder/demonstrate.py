@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from kernelkit import tolerance
-from kernelkit.compile import compile_once
-from kernelkit.kernel import CompiledKernel
-from kernelkit.launch import Target, emulation, launch
+from kernelkit.call.launch import Target, emulation, launch
+from kernelkit.compile.compiler import compile_once
+from kernelkit.compile.kernel import CompiledKernel
+from kernelkit.numerics import tolerance
 from masks import MASKS, Mask
 from pieces import HEAD_DIM, example_arguments
 from ptxemu.check.text import render

@@ -20,12 +20,18 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 from cutlass.utils import blackwell_helpers as sm100
 
-from kernelkit import hw, tmem
-from kernelkit.boxes import ROWS_FIRST, Box, BoxPosition, TmaTensor, copy_in, describe, reorder
-from kernelkit.buffers import buffer_at
-from kernelkit.edges import EdgePlan
-from kernelkit.log2 import LOG2_E
-from kernelkit.online_softmax import (
+from kernelkit.device import tmem
+from kernelkit.device.boxes import (
+    ROWS_FIRST,
+    Box,
+    BoxPosition,
+    TmaTensor,
+    copy_in,
+    describe,
+    reorder,
+)
+from kernelkit.device.buffers import buffer_at
+from kernelkit.device.online_softmax import (
     exponentiate,
     finish_row,
     next_max,
@@ -33,11 +39,14 @@ from kernelkit.online_softmax import (
     shift_of,
     top_score,
 )
-from kernelkit.pipelines import Event, make_pipelines, publish_barriers
-from kernelkit.smem_plan import SmemBuffer, SmemPlan
-from kernelkit.tmem_plan import TmemPlan
-from kernelkit.umma import accumulator, issue, shared
-from kernelkit.warps import RolePlan
+from kernelkit.device.pipelines import Event, make_pipelines, publish_barriers
+from kernelkit.device.umma import accumulator, issue, shared
+from kernelkit.plan import hw
+from kernelkit.plan.edges import EdgePlan
+from kernelkit.plan.log2 import LOG2_E
+from kernelkit.plan.smem import SmemBuffer, SmemPlan
+from kernelkit.plan.tmem import TmemPlan
+from kernelkit.plan.warps import RolePlan
 
 TILE = 128  # queries of a CTA, keys of a tile, lanes of tensor memory
 HEAD_DIM = 64

@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 from demonstrate import main
-from kernelkit.pipelines import consumer_state, producer_state
+from kernelkit.device.pipelines import consumer_state, producer_state
 from minimal import make_plan
 from pieces import (
     TILE,

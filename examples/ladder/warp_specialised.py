@@ -11,12 +11,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from demonstrate import main
-from kernelkit import tmem
-from kernelkit.arrivals import Signal
-from kernelkit.edges import Edge, EdgePlan
-from kernelkit.pipelines import consumer_state, producer_state
-from kernelkit.tmem_plan import TmemPlan, TmemRange
-from kernelkit.warps import Role, RolePlan
+from kernelkit.device import tmem
+from kernelkit.device.pipelines import consumer_state, producer_state
+from kernelkit.plan.arrivals import Signal
+from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.tmem import TmemPlan, TmemRange
+from kernelkit.plan.warps import Role, RolePlan
 from pieces import (
     TILE,
     TILE_BYTES,

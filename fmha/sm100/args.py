@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from fmha.device.args import Buffers, Pipes, Row, Scalars
+from fmha.shared.args import Buffers, Pipes, Row, Scalars
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """The attention forward kernel for Blackwell: host entry, prologue, dispatch of the warps.
 
-Read `plan.py` first (who, where, who waits for whom), then this file, `fmha/device/walk.py` (which
-tiles), then the roles in data-flow order: `fmha/device/load.py`, and in `roles/` mma, softmax,
-correction, epilogue, store. What the host does before the launch is in `fmha/device/host.py`.
+Read `plan.py` first (who, where, who waits for whom), then this file, `fmha/shared/walk.py` (which
+tiles), then the roles in data-flow order: `fmha/shared/load.py`, and in `roles/` mma, softmax,
+correction, epilogue, store. What the host does before the launch is in `fmha/shared/host.py`.
 
 A CTA, from head_dim 256 on a pair, computes query blocks one after another
-(`fmha/device/order.py`): products, loads and stores of neighbouring blocks overlap.
+(`fmha/shared/order.py`): products, loads and stores of neighbouring blocks overlap.
 """
 
 import cutlass
@@ -14,7 +14,8 @@ from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from fmha.config import AttentionConfig
-from fmha.device.args import (
+from fmha.plan import make_plan
+from fmha.shared.args import (
     Buffers,
     Globals,
     Pipes,
@@ -23,29 +24,28 @@ from fmha.device.args import (
     Scope,
     TmaTensors,
 )
-from fmha.device.host import Forward
-from fmha.device.load import LoadQK, LoadV
-from fmha.device.signature import example_arguments
-from fmha.device.types import IO_TYPES, OUT_TYPES
-from fmha.plan import make_plan
+from fmha.shared.host import Forward
+from fmha.shared.load import LoadQK, LoadV
+from fmha.shared.signature import example_arguments
+from fmha.shared.types import IO_TYPES, OUT_TYPES
 from fmha.sm100.plan import FREE_BARRIER, Plan
 from fmha.sm100.roles.correction import Correction
 from fmha.sm100.roles.mma import Mma
 from fmha.sm100.roles.softmax import Softmax
 from fmha.sm100.roles.store import Store
-from kernelkit import hw
-from kernelkit.buffers import buffer_at
-from kernelkit.dependent import follow
-from kernelkit.pipelines import (
+from kernelkit.device.buffers import buffer_at
+from kernelkit.device.dependent import follow
+from kernelkit.device.pipelines import (
     announce_barriers,
     in_leader,
     make_pipelines,
     meet_before_exit,
     meet_peer,
 )
-from kernelkit.registers import set_registers
-from kernelkit.tmem import order_after_wait, order_before_signal
-from kernelkit.warps import Role
+from kernelkit.device.registers import set_registers
+from kernelkit.device.tmem import order_after_wait, order_before_signal
+from kernelkit.plan import hw
+from kernelkit.plan.warps import Role
 
 
 class AttentionSm100(Forward):

@@ -20,9 +20,9 @@ from functools import cached_property
 
 from fmha.config import AttentionConfig, check_pages_by_tma
 from fmha.tiles import Tiles
-from kernelkit import hw
-from kernelkit.smem_plan import SmemBuffer, SmemPlan
-from kernelkit.tmem_plan import TmemPlan, TmemRange
+from kernelkit.plan import hw
+from kernelkit.plan.smem import SmemBuffer, SmemPlan
+from kernelkit.plan.tmem import TmemPlan, TmemRange
 
 TILE_N = range(64, 129, 16)  # keys of a tile: MMAs take 16 at a time, of e4m3 32
 TILE_M = 128  # query rows of a tile: one TMEM lane each, or two halves of a row in a pair

@@ -5,9 +5,10 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from fmha.sm100.args import OwnRow
-from kernelkit import hw, tmem
-from kernelkit.boxes import Box
-from kernelkit.swizzle import turn
+from kernelkit.device import tmem
+from kernelkit.device.boxes import Box
+from kernelkit.device.swizzle import turn
+from kernelkit.plan import hw
 
 
 @cute.jit

@@ -11,10 +11,10 @@ from typing import Any
 from fmha.config import AttentionConfig
 from fmha.plan import AttentionPlan
 from fmha.sm100.layout import Layout
-from kernelkit.arrivals import Signal
-from kernelkit.edges import Edge, EdgePlan
-from kernelkit.tmem_plan import TmemPlan
-from kernelkit.warps import Role, RolePlan
+from kernelkit.plan.arrivals import Signal
+from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.tmem import TmemPlan
+from kernelkit.plan.warps import Role, RolePlan
 
 # Named barriers; 0 is that of the whole CTA.
 FREE_BARRIER = 1  # who corrects O: all its rows have been read, tensor memory can be freed

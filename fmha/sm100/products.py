@@ -10,10 +10,10 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
-from fmha.device.types import IO_TYPES
+from fmha.shared.types import IO_TYPES
 from fmha.sm100.plan import Plan
-from kernelkit.pipelines import cta_group
-from kernelkit.umma import shared
+from kernelkit.device.pipelines import cta_group
+from kernelkit.device.umma import shared
 
 
 def qk_tile(plan: Plan) -> tuple[int, int, int]:

@@ -3,9 +3,9 @@
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
-from fmha.device.lanes import Lane
+from fmha.shared.lanes import Lane
 from fmha.sm90.plan import TILE_BARRIER
-from kernelkit import hw
+from kernelkit.plan import hw
 
 THREADS = hw.WARPGROUP_WARPS * hw.WARP_THREADS
 

@@ -9,20 +9,20 @@ import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cute.nvgpu import warp
 
-from fmha.device.args import Scope, Work
-from fmha.device.boxes import o_box, panel_at
-from fmha.device.epilogue import rotate_back, store_pieces
-from fmha.device.lanes import Lane
-from fmha.device.scales import value_scale
-from fmha.device.two_rows import rescale
-from fmha.device.types import OUT_TYPES
-from fmha.device.walk import box_row, entry_of_q, own_tile, stored_by_tma
+from fmha.shared.args import Scope, Work
+from fmha.shared.boxes import o_box, panel_at
+from fmha.shared.epilogue import rotate_back, store_pieces
+from fmha.shared.lanes import Lane
+from fmha.shared.scales import value_scale
+from fmha.shared.two_rows import rescale
+from fmha.shared.types import OUT_TYPES
+from fmha.shared.walk import box_row, entry_of_q, own_tile, stored_by_tma
 from fmha.sm90.barriers import THREADS, meet
 from fmha.sm90.plan import Plan90
 from fmha.sm90.products import K, make_pv_mma, panels_of
-from kernelkit import hw
-from kernelkit.boxes import BoxPosition, copy_out
-from kernelkit.umma import shared
+from kernelkit.device.boxes import BoxPosition, copy_out
+from kernelkit.device.umma import shared
+from kernelkit.plan import hw
 
 
 @cute.jit

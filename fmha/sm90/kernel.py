@@ -1,10 +1,10 @@
 """The attention forward kernel for Hopper: prologue, dispatch of the warps.
 
-Read `plan.py` first (who, who waits for whom), then this file, `fmha/device/walk.py` (which tiles),
-`fmha/device/load.py` and `math.py`, which has the softmax and the epilogue beside it; for head dim
+Read `plan.py` first (who, who waits for whom), then this file, `fmha/shared/walk.py` (which tiles),
+`fmha/shared/load.py` and `math.py`, which has the softmax and the epilogue beside it; for head dim
 512 also `seesaw.py` and `sharing.py`, for K and V in e4m3 `math_fp8.py`, `split.py` and `turn.py`.
 
-A CTA computes query blocks one after another (`fmha/device/order.py`).
+A CTA computes query blocks one after another (`fmha/shared/order.py`).
 """
 
 import cutlass
@@ -13,22 +13,22 @@ from cutlass import Float32, Int64
 from cutlass.memory import SmemAllocator
 
 from fmha.config import AttentionConfig
-from fmha.device.args import Buffers, Globals, Pipes, Scalars, Scope, TmaTensors
-from fmha.device.host import Forward
-from fmha.device.load import LoadQK, LoadV
-from fmha.device.signature import example_arguments
-from fmha.device.types import IO_TYPES, OUT_TYPES
 from fmha.plan import make_plan
+from fmha.shared.args import Buffers, Globals, Pipes, Scalars, Scope, TmaTensors
+from fmha.shared.host import Forward
+from fmha.shared.load import LoadQK, LoadV
+from fmha.shared.signature import example_arguments
+from fmha.shared.types import IO_TYPES, OUT_TYPES
 from fmha.sm90.math import Math
 from fmha.sm90.math_fp8 import MathFp8
 from fmha.sm90.plan import Plan90
 from fmha.sm90.seesaw import Seesaw
 from fmha.sm90.turn import Turn
-from kernelkit import hw
-from kernelkit.buffers import buffer_at
-from kernelkit.dependent import follow
-from kernelkit.pipelines import make_pipelines, publish_barriers
-from kernelkit.registers import set_registers
+from kernelkit.device.buffers import buffer_at
+from kernelkit.device.dependent import follow
+from kernelkit.device.pipelines import make_pipelines, publish_barriers
+from kernelkit.device.registers import set_registers
+from kernelkit.plan import hw
 
 
 class AttentionSm90(Forward):

@@ -20,9 +20,9 @@ from functools import cached_property
 
 from fmha.config import AttentionConfig, check_pages_by_tma
 from fmha.tiles import DEPTH, Tiles
-from kernelkit import hw
-from kernelkit.dtypes import ITEM_BYTES
-from kernelkit.smem_plan import SmemBuffer, SmemPlan
+from kernelkit.plan import hw
+from kernelkit.plan.dtypes import ITEM_BYTES
+from kernelkit.plan.smem import SmemBuffer, SmemPlan
 
 ROWS = 64  # M of wgmma
 WIDTHS = range(32, 193, 16)  # keys of a tile

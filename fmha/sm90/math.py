@@ -14,12 +14,12 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState
 
-from fmha.device.args import Scope, Walk
-from fmha.device.epilogue import finish_rows
-from fmha.device.lanes import Lane
-from fmha.device.order import count_rounds
-from fmha.device.statistics import own_sink
-from fmha.device.two_rows import (
+from fmha.shared.args import Scope, Walk
+from fmha.shared.epilogue import finish_rows
+from fmha.shared.lanes import Lane
+from fmha.shared.order import count_rounds
+from fmha.shared.statistics import own_sink
+from fmha.shared.two_rows import (
     PIECE,
     Reference,
     asked,
@@ -39,8 +39,8 @@ from fmha.device.two_rows import (
     too_large,
     tops_of,
 )
-from fmha.device.types import IO_TYPES
-from fmha.device.walk import first_key, hidden_steps, locate, plan_walk
+from fmha.shared.types import IO_TYPES
+from fmha.shared.walk import first_key, hidden_steps, locate, plan_walk
 from fmha.sm90.barriers import any_of
 from fmha.sm90.epilogue import store_o
 from fmha.sm90.layout import VT_STAGES
@@ -58,8 +58,8 @@ from fmha.sm90.products import (
     v_operand,
 )
 from fmha.sm90.rows import own_lane
-from kernelkit import hw
-from kernelkit.pipelines import consumer_state
+from kernelkit.device.pipelines import consumer_state
+from kernelkit.plan import hw
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState
 
-from fmha.device.args import Scope, Walk
-from fmha.device.lanes import Lane
-from fmha.device.two_rows import exponentiate, round_weights, tile_sums
+from fmha.shared.args import Scope, Walk
+from fmha.shared.lanes import Lane
+from fmha.shared.two_rows import exponentiate, round_weights, tile_sums
 from fmha.sm90.layout import Layout
 from fmha.sm90.math import Math, Tile
 from fmha.sm90.products import issue_pv, issue_qk
 from fmha.sm90.split import split_q
-from kernelkit.online_softmax import bounded_factor
+from kernelkit.device.online_softmax import bounded_factor
 
 
 def waits_for_parts(layout: Layout, following: bool) -> list[int]:

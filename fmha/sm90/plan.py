@@ -13,9 +13,9 @@ from typing import Any
 from fmha.config import AttentionConfig
 from fmha.plan import AttentionPlan
 from fmha.sm90.layout import VT_STAGES, Layout
-from kernelkit.arrivals import Signal
-from kernelkit.edges import Edge, EdgePlan
-from kernelkit.warps import Role, RolePlan
+from kernelkit.plan.arrivals import Signal
+from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.warps import Role, RolePlan
 
 # Named barriers; 0 is that of the whole CTA.
 TILE_BARRIER = 1  # and the next two: all of a warpgroup

@@ -19,10 +19,10 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.utils import hopper_helpers as sm90
 
-from fmha.device.types import IO_TYPES, OUT_TYPES
+from fmha.shared.types import IO_TYPES, OUT_TYPES
 from fmha.sm90.layout import VT_STAGES
 from fmha.sm90.plan import Plan90
-from kernelkit.umma import shared
+from kernelkit.device.umma import shared
 
 K, MN = OperandMajorMode.K, OperandMajorMode.MN
 ATOMS = {  # by the bytes of a line

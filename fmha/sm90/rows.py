@@ -3,11 +3,11 @@
 import cutlass.cute as cute
 from cutlass import Int32
 
-from fmha.device.args import Scalars, Work
-from fmha.device.lanes import Lane
-from fmha.device.walk import row_of
+from fmha.shared.args import Scalars, Work
+from fmha.shared.lanes import Lane
+from fmha.shared.walk import row_of
 from fmha.sm90.plan import Plan90
-from kernelkit import hw
+from kernelkit.plan import hw
 
 
 @cute.jit

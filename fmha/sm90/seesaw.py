@@ -17,12 +17,12 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState
 
-from fmha.device.args import Scope, Walk
-from fmha.device.epilogue import finish_rows
-from fmha.device.lanes import Lane
-from fmha.device.order import count_rounds
-from fmha.device.statistics import own_sink
-from fmha.device.two_rows import (
+from fmha.shared.args import Scope, Walk
+from fmha.shared.epilogue import finish_rows
+from fmha.shared.lanes import Lane
+from fmha.shared.order import count_rounds
+from fmha.shared.statistics import own_sink
+from fmha.shared.two_rows import (
     Reference,
     asked,
     begin_row,
@@ -39,7 +39,7 @@ from fmha.device.two_rows import (
     too_large,
     tops_of,
 )
-from fmha.device.walk import locate, plan_walk
+from fmha.shared.walk import locate, plan_walk
 from fmha.sm90.epilogue import store_o
 from fmha.sm90.math import Math
 from fmha.sm90.products import (
@@ -56,8 +56,8 @@ from fmha.sm90.products import (
 )
 from fmha.sm90.rows import own_lane
 from fmha.sm90.sharing import MAXIMUM, share_p, sums_of_all, tell, told_by
-from kernelkit import hw
-from kernelkit.pipelines import consumer_state, consumer_state_at, producer_state_at
+from kernelkit.device.pipelines import consumer_state, consumer_state_at, producer_state_at
+from kernelkit.plan import hw
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warp
 
-from fmha.device.lanes import Lane
+from fmha.shared.lanes import Lane
 from fmha.sm90.barriers import THREADS
 from fmha.sm90.plan import SHARED_BARRIER, Plan90
 from fmha.sm90.products import make_qk_mma, shared_p

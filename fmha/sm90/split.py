@@ -8,12 +8,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
-from fmha.device.lanes import Lane
-from fmha.device.split import anew, largest_of, place_of, power_of, two_terms
+from fmha.shared.lanes import Lane
+from fmha.shared.split import anew, largest_of, place_of, power_of, two_terms
 from fmha.sm90.barriers import meet
 from fmha.sm90.plan import Plan90
-from kernelkit import hw
-from kernelkit.shared_words import load, store
+from kernelkit.device.shared_words import load, store
+from kernelkit.plan import hw
 
 LANES = 2  # that share a row
 UNIT = hw.SMEM_UNIT_BYTES

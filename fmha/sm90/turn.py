@@ -10,15 +10,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Uint32
 
-from fmha.device.args import Scope, Walk
-from fmha.device.order import count_rounds
-from fmha.device.walk import first_key, locate, plan_walk
+from fmha.shared.args import Scope, Walk
+from fmha.shared.order import count_rounds
+from fmha.shared.walk import first_key, locate, plan_walk
 from fmha.sm90.layout import VT_STAGES
 from fmha.sm90.plan import Plan90
-from kernelkit.online_softmax import lowest_bits
-from kernelkit.pipelines import consumer_state, producer_state
-from kernelkit.swizzle import swizzled
-from kernelkit.warp_mma import load_fragment, pick, store_fragment
+from kernelkit.device.online_softmax import lowest_bits
+from kernelkit.device.pipelines import consumer_state, producer_state
+from kernelkit.device.swizzle import swizzled
+from kernelkit.device.warp_mma import load_fragment, pick, store_fragment
 
 KEYS, COLUMNS = 32, 16  # of a warp at a time: one row of a matrix is the 16 bytes of 16 columns
 EVEN, ODD = 0x6420, 0x7531  # bytes of one column, of two words

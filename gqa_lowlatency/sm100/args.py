@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from gqa_lowlatency.device.args import Place, Scalars, Tables, Tensors
-from gqa_lowlatency.device.mailbox import Mailbox
-from gqa_lowlatency.device.split import Share
-from kernelkit.boxes import TmaTensor
-from kernelkit.pipelines import Event, Ring
+from gqa_lowlatency.shared.args import Place, Scalars, Tables, Tensors
+from gqa_lowlatency.shared.mailbox import Mailbox
+from gqa_lowlatency.shared.split import Share
+from kernelkit.device.boxes import TmaTensor
+from kernelkit.device.pipelines import Event, Ring
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ A piece is made of panels: all its keys, 128 bytes of each. K is the K-major A o
 MN-major A operand of O^T, and both read this one arrangement.
 """
 
-from gqa_lowlatency.device.signature import TYPES
+from gqa_lowlatency.shared.signature import TYPES
 from gqa_lowlatency.sm100.plan import Plan100
-from kernelkit.boxes import Box
+from kernelkit.device.boxes import Box
 
 
 def kv_box(plan: Plan100) -> Box:

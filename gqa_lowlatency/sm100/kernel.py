@@ -2,7 +2,7 @@
 
 Read `plan.py` first (who, where, who waits for whom), then this file, then `roles/` in the order in
 which data flows: load_q, load_kv, mma, epilogue (mask, columns, correction, deliver). What the
-cluster does together is in `gqa_lowlatency/device/`.
+cluster does together is in `gqa_lowlatency/shared/`.
 
 One cluster per batch entry, KV head and tile of query rows; its CTAs share the keys.
 """
@@ -15,11 +15,11 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.device.args import Scalars, Tables, Tensors
-from gqa_lowlatency.device.finish import senders_of
-from gqa_lowlatency.device.mailbox import Mailbox, open_mailbox
-from gqa_lowlatency.device.signature import TYPES, example_arguments
-from gqa_lowlatency.device.split import locate, place_of
+from gqa_lowlatency.shared.args import Scalars, Tables, Tensors
+from gqa_lowlatency.shared.finish import senders_of
+from gqa_lowlatency.shared.mailbox import Mailbox, open_mailbox
+from gqa_lowlatency.shared.signature import TYPES, example_arguments
+from gqa_lowlatency.shared.split import locate, place_of
 from gqa_lowlatency.sm100.args import Buffers, Pipes, Scope
 from gqa_lowlatency.sm100.boxes import kv_box
 from gqa_lowlatency.sm100.plan import ROLES, TILE, make_plan
@@ -27,10 +27,10 @@ from gqa_lowlatency.sm100.roles.epilogue import Epilogue
 from gqa_lowlatency.sm100.roles.load_kv import LoadKV
 from gqa_lowlatency.sm100.roles.load_q import LoadQ
 from gqa_lowlatency.sm100.roles.mma import Mma
-from kernelkit import hw
-from kernelkit.boxes import ROWS_FIRST, TmaTensor, describe, reorder
-from kernelkit.buffers import buffer_at
-from kernelkit.pipelines import make_pipelines, publish_barriers
+from kernelkit.device.boxes import ROWS_FIRST, TmaTensor, describe, reorder
+from kernelkit.device.buffers import buffer_at
+from kernelkit.device.pipelines import make_pipelines, publish_barriers
+from kernelkit.plan import hw
 
 
 class DecodeSm100:

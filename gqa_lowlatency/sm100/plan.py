@@ -13,13 +13,13 @@ from functools import cached_property
 from math import gcd
 
 from gqa_lowlatency.config import DecodeConfig
-from kernelkit import hw
-from kernelkit.arrivals import Signal
-from kernelkit.dtypes import ITEM_BYTES
-from kernelkit.edges import Edge, EdgePlan
-from kernelkit.smem_plan import SmemBuffer, SmemPlan
-from kernelkit.tmem_plan import TmemPlan, TmemRange
-from kernelkit.warps import Role, RolePlan
+from kernelkit.plan import hw
+from kernelkit.plan.arrivals import Signal
+from kernelkit.plan.dtypes import ITEM_BYTES
+from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.smem import SmemBuffer, SmemPlan
+from kernelkit.plan.tmem import TmemPlan, TmemRange
+from kernelkit.plan.warps import Role, RolePlan
 
 TILE = 128  # keys of a tile: the M of S, a thread each in the softmax
 PIECE = 128  # columns of the head in a piece, and the M of O^T

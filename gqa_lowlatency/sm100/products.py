@@ -11,9 +11,9 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
-from gqa_lowlatency.device.signature import TYPES
+from gqa_lowlatency.shared.signature import TYPES
 from gqa_lowlatency.sm100.plan import TILE, Plan100
-from kernelkit.umma import shared
+from kernelkit.device.umma import shared
 
 
 def s_tile(plan: Plan100) -> tuple[int, int, int]:

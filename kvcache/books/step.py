@@ -115,7 +115,7 @@ class Step(Work):
         """
         import torch
 
-        from kernelkit.tensors import brought, device_of
+        from kernelkit.call.tensors import brought, device_of
 
         place, arrays = device_of(device), self.arrays().items()
         return {name: brought(torch.from_numpy(array), place) for name, array in arrays}
@@ -163,8 +163,8 @@ def _check_memory(name: str, buffer: torch.Tensor) -> None:
     """TypeError or ValueError for a buffer that has no elements of its own to write to."""
     import torch
 
-    from kernelkit.tensors import require_memory, require_own_elements
-    from kernelkit.writable import require_writable
+    from kernelkit.call.tensors import require_memory, require_own_elements
+    from kernelkit.call.writable import require_writable
 
     require_memory(**{name: buffer})
     require_writable(**{name: buffer})

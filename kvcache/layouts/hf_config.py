@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kernelkit.outside import FileError, json_file
+from kernelkit.compile.outside import FileError, json_file
 from kvcache.checks import require
 from kvcache.layouts.layout import Layout
 from kvcache.layouts.models import (

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from kernelkit.dtypes import FP32_BYTES
+from kernelkit.plan.dtypes import FP32_BYTES
 from kvcache.checks import require, whole
 from kvcache.layouts.records import TMA_ALIGN, Record, round_up
 

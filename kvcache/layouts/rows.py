@@ -12,8 +12,8 @@ from functools import cached_property
 
 import torch
 
-from kernelkit.dtypes import FP32_BYTES
-from kernelkit.tensors import require_memory, require_rank, require_types
+from kernelkit.call.tensors import require_memory, require_rank, require_types
+from kernelkit.plan.dtypes import FP32_BYTES
 from kvcache.checks import require, set_whole
 from kvcache.layouts.layout import Tail
 from kvcache.layouts.records import TMA_ALIGN, Record

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernelkit.launch import choose_target
-from kernelkit.tensors import device_of
+from kernelkit.call.launch import choose_target
+from kernelkit.call.tensors import device_of
 from kvcache.books.checkpoints import Policy
 from kvcache.books.errors import CorruptedBlock, StepOpen
 from kvcache.books.manager import Admission, Manager

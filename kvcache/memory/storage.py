@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.tensors import brought, require_type
+from kernelkit.call.tensors import brought, require_type
 from kvcache.books.manager import CLEAN, RESERVED
 from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Pool

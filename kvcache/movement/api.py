@@ -2,7 +2,7 @@
 
 A tensor on a CUDA GPU of compute capability 9.0 or 10.x runs there (of `append_pages` and
 `gather_pages` also on 8.x and 12.x), one on the CPU in the emulator;
-`backend` and `arch`: see `kernelkit.launch.choose_target`. Each call is one launch (a checksum
+`backend` and `arch`: see `kernelkit.call.launch.choose_target`. Each call is one launch (a checksum
 another, which writes zeros), can be captured in a graph, and does nothing for no rows.
 
 Every function checks all of its arguments before anything compiles. It raises TypeError for a wrong
@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from kernelkit.front import fronted
-from kernelkit.tensors import require_types
+from kernelkit.call.front import fronted
+from kernelkit.call.tensors import require_types
 from kvcache.checks import require
 from kvcache.layouts.layout import Place
 from kvcache.layouts.records import Record

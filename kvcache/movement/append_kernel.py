@@ -6,10 +6,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from kernelkit.device_table import DeviceTable
-from kernelkit.hw import WARP_THREADS
-from kernelkit.table_kernel import TableKernel
-from kernelkit.words import float_of, vector_at
+from kernelkit.device.device_table import DeviceTable
+from kernelkit.device.table_kernel import TableKernel
+from kernelkit.device.words import float_of, vector_at
+from kernelkit.plan.hw import WARP_THREADS
 from kvcache.movement.config import PIECE, VECTOR_BYTES, AppendConfig
 from kvcache.movement.device import EntryAddress, entry_address, entry_of, int64_at, zeros
 from kvcache.movement.entry import Pieces, load_angles, rotated, rounded, store_piece, widened

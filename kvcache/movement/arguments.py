@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernelkit.tensors import (
+from kernelkit.call.tensors import (
     has_whole_rows,
     is_broadcast,
     require_own_elements,

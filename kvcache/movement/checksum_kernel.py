@@ -9,9 +9,9 @@ import cutlass.cute as cute
 from cutlass import AddressSpace, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit.device_table import DeviceTable
-from kernelkit.hw import WARP_THREADS
-from kernelkit.table_kernel import TableKernel
+from kernelkit.device.device_table import DeviceTable
+from kernelkit.device.table_kernel import TableKernel
+from kernelkit.plan.hw import WARP_THREADS
 from kvcache.movement.config import VECTOR_BYTES, VECTORS, ChecksumConfig
 from kvcache.movement.device import int64_at, load_bytes, zeros
 from kvcache.movement.params import ChecksumParams

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import gcd
 
-from kernelkit import hw
+from kernelkit.plan import hw
 from kvcache.layouts.latent import LATENTS, ROPE, Latent
 
 VECTOR_BYTES = 16  # the widest access

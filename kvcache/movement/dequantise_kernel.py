@@ -7,10 +7,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 
-from kernelkit.device_table import DeviceTable
-from kernelkit.hw import WARP_THREADS
-from kernelkit.table_kernel import TableKernel
-from kernelkit.words import float_of
+from kernelkit.device.device_table import DeviceTable
+from kernelkit.device.table_kernel import TableKernel
+from kernelkit.device.words import float_of
+from kernelkit.plan.hw import WARP_THREADS
 from kvcache.layouts.latent import INLINE_SCALE_BYTES
 from kvcache.movement.config import PIECE, DequantiseConfig
 from kvcache.movement.device import entry_address, entry_of, load_bytes, store_bytes, zeros

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32
 
-from kernelkit.words import vector_at
+from kernelkit.device.words import vector_at
 from kvcache.layouts.records import Record
 from kvcache.movement.params import Entries
 

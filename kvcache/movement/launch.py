@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from kernelkit.arch import PORTABLE
-from kernelkit.compile import compile_once
-from kernelkit.kernel import CompiledKernel
-from kernelkit.launch import Target, choose_target, launch
-from kernelkit.operator import Operator
-from kernelkit.param_table import ParamTable
-from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.call.launch import Target, choose_target, launch
+from kernelkit.call.operator import Operator
+from kernelkit.call.tensors import DTYPE_NAMES
+from kernelkit.compile.arch import PORTABLE
+from kernelkit.compile.compiler import compile_once
+from kernelkit.compile.kernel import CompiledKernel
+from kernelkit.device.param_table import ParamTable
 from kvcache.checks import require, whole
 from kvcache.layouts.records import round_up
 from kvcache.layouts.rows import Rows
@@ -295,7 +295,7 @@ def cut_segments(
 
 
 def compile_kernel(config: Config, arch: str) -> CompiledKernel | None:
-    """The kernel of a config; None while `kernelkit.compile.collecting`."""
+    """The kernel of a config; None while `kernelkit.compile.compiler.collecting`."""
     return compile_once(config, arch, f"kvcache.movement.{KERNELS[type(config)]}")
 
 

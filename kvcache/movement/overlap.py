@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernelkit.tensors import has_whole_rows
+from kernelkit.call.tensors import has_whole_rows
 from kvcache.layouts.rows import NO_ENTRY, Rows
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.limits import FLT_MAX, FLT_MIN
-from kernelkit.tensors import (
+from kernelkit.call.tensors import (
     require_no_grad,
     require_rank,
     require_table,
     require_tensors,
 )
+from kernelkit.plan.limits import FLT_MAX, FLT_MIN
 from kvcache.layouts.rows import MAX_ENTRIES, check_mapping
 from kvcache.movement.overlap import require_once
 

@@ -6,10 +6,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from kernelkit.device_table import DeviceTable
-from kernelkit.narrow import packed_elements
-from kernelkit.table_kernel import TableKernel
-from kernelkit.words import vector_at
+from kernelkit.device.device_table import DeviceTable
+from kernelkit.device.narrow import packed_elements
+from kernelkit.device.table_kernel import TableKernel
+from kernelkit.device.words import vector_at
 from kvcache.movement.config import PAGES_VECTORS, PagesConfig
 from kvcache.movement.device import (
     entry_of,

@@ -1,4 +1,5 @@
-"""What the kernels that move data are launched with, word by word: see `kernelkit.param_table`.
+"""What the kernels that move data are launched with, word by word: see
+`kernelkit.device.param_table`.
 
 Addresses, strides and sizes are in bytes. A pool has slots at equal distances; a slot has `rows`
 rows, and an entry is a row of a slot: number slot * rows + row. Tokens, positions, cosines, sines
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernelkit.param_table import Word
+from kernelkit.device.param_table import Word
 
 if TYPE_CHECKING:
     import torch

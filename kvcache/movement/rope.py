@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernelkit.tensors import require_table, require_tma
+from kernelkit.call.tensors import require_table, require_tma
 from kvcache.layouts.latent import ROPE
 from kvcache.layouts.rows import check_range
 

@@ -4,8 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from kernelkit.device_table import DeviceTable
-from kernelkit.table_kernel import TableKernel
+from kernelkit.device.device_table import DeviceTable
+from kernelkit.device.table_kernel import TableKernel
 from kvcache.movement.config import VECTORS, RowsConfig
 from kvcache.movement.device import (
     entry_of,

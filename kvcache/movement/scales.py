@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
-from kernelkit.words import bits_of, float_of
+from kernelkit.device.words import bits_of, float_of
 
 MANTISSA = 23
 INFINITY, NAN_CODE, NAN_BITS = 0x7F800000, 255, 0x7FFFFFFF

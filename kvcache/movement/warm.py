@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from kernelkit.compile import collecting
-from kernelkit.keys import KernelKey
-from kernelkit.launch import choose_target
-from kernelkit.tensors import DTYPE_NAMES, device_of, require_dtypes
-from kernelkit.warm import Progress, Warmed, warm
+from kernelkit.call.launch import choose_target
+from kernelkit.call.tensors import DTYPE_NAMES, device_of, require_dtypes
+from kernelkit.compile.compiler import collecting
+from kernelkit.compile.keys import KernelKey
+from kernelkit.compile.warm import Progress, Warmed, warm
 from kvcache.checks import require
 from kvcache.layouts.latent import LATENTS
 from kvcache.layouts.layout import Layout, Ring, Stream
@@ -44,7 +44,7 @@ def warmup(
     Args:
         dtypes: of what `append_swa` takes.
         device: of the cache; 'meta' with `arch` needs no GPU.
-        progress: see `kernelkit.warm.warm`, as for what is returned.
+        progress: see `kernelkit.compile.warm.warm`, as for what is returned.
 
     Raises:
         NotImplementedError, ValueError: for a place where no kernel runs.

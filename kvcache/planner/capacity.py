@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kernelkit.dtypes import BF16_BYTES
+from kernelkit.plan.dtypes import BF16_BYTES
 from kvcache.books.manager import RESERVED
 from kvcache.books.slot_pool import Sizes
 from kvcache.checks import require, share, whole

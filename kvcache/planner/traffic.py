@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kernelkit.dtypes import FP32_BYTES
+from kernelkit.plan.dtypes import FP32_BYTES
 from kvcache.checks import require, whole
 from kvcache.layouts.layout import Layout, Ring, Stream, Tail
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from kernelkit.tensors import DTYPE_NAMES, require_type
+from kernelkit.call.tensors import DTYPE_NAMES, require_type
 from moe.arguments import SwiGLU
 from moe.mixed.fragments import PAIR_ROWS, Fragments
 from moe.mixed.launch import MIXED_GEMM

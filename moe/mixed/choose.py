@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
-from kernelkit import hw
-from kernelkit.tuned import Choice, Tuned
+from kernelkit.plan import hw
+from kernelkit.tune.choices import Choice, Tuned
 from moe.mixed.config import (
     DEPTH,
     KERNELS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kernelkit import hw
+from kernelkit.plan import hw
 from moe.formats import FORMATS, BlockFormat, format_of
 
 KERNELS = {"sm_100a": "moe.mixed.sm100.kernel", "sm_90a": "moe.mixed.sm90.kernel"}

@@ -26,8 +26,8 @@ from itertools import product
 
 import torch
 
-from kernelkit import e2m1
-from kernelkit.tensors import require_table, require_tma, require_type
+from kernelkit.call.tensors import require_table, require_tma, require_type
+from kernelkit.numerics import e2m1
 from moe.formats import format_of
 from moe.indices import check_factor
 from moe.mixed.config import ACTIVATIONS, DEPTH, ROWS

@@ -10,18 +10,18 @@ from functools import cached_property
 
 import torch
 
-from kernelkit import hw
-from kernelkit.compile import compile_once
-from kernelkit.launch import Target, choose_target, launch, sms_of
-from kernelkit.operator import Operator
-from kernelkit.tensors import (
+from kernelkit.call.launch import Target, choose_target, launch, sms_of
+from kernelkit.call.operator import Operator
+from kernelkit.call.tensors import (
     DTYPES,
     require_table,
     require_tensors,
     require_tma,
     with_plain_strides,
 )
-from kernelkit.tuned import are_open
+from kernelkit.compile.compiler import compile_once
+from kernelkit.plan import hw
+from kernelkit.tune.choices import are_open
 from moe.arguments import Activation, SwiGLU, check_form
 from moe.choose import row_tiles
 from moe.indices import check_offsets, check_range

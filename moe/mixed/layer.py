@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernelkit.launch import choose_target
-from kernelkit.operator import Operator
-from kernelkit.tensors import DTYPE_NAMES
+from kernelkit.call.launch import choose_target
+from kernelkit.call.operator import Operator
+from kernelkit.call.tensors import DTYPE_NAMES
 from moe.fused import Layer, Routed, combined, run_routing
 from moe.mixed.config import ARCHS, MixedConfig
 from moe.mixed.fragments import PAIR_ROWS, ArrangedExperts

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from kernelkit.arrivals import Signal
-from kernelkit.edges import Edge, EdgePlan
-from kernelkit.smem_plan import SmemPlan
-from kernelkit.warps import RolePlan
+from kernelkit.plan.arrivals import Signal
+from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.smem import SmemPlan
+from kernelkit.plan.warps import RolePlan
 from moe.mixed.config import BITS, ROWS, MixedConfig
 from moe.mixed.fragments import DEPTH, unit_bytes
 from moe.sm100.plan import TILE_STAGES  # of the same scheduler

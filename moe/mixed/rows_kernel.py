@@ -9,13 +9,13 @@ from cuda.bindings.driver import CUstream
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32
 from cutlass.memory import SmemAllocator
 
-from kernelkit import hw
-from kernelkit.dependent import follow
-from kernelkit.fake import fake_tensor
-from moe.device.quantise import largest_magnitude
+from kernelkit.device.dependent import follow
+from kernelkit.device.fake import fake_tensor
+from kernelkit.plan import hw
 from moe.formats import E4M3_LARGEST
 from moe.mixed.config import ROW_THREADS, RowsConfig
-from moe.mixed.device.types import X_TYPES
+from moe.mixed.shared.types import X_TYPES
+from moe.shared.quantise import largest_magnitude
 
 MOST = 2.0**126  # of a scale: 1 over it is no subnormal
 WARPS = ROW_THREADS // hw.WARP_THREADS

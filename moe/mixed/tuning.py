@@ -1,4 +1,5 @@
-"""What of the mixed product can be tuned, by layers that a user names: see `kernelkit.tune`."""
+"""What of the mixed product can be tuned, by layers that a user names: see
+`kernelkit.tune.tuner`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernelkit.tune import Call, Subject
+from kernelkit.tune.tuner import Call, Subject
 from moe.arguments import SwiGLU
 from moe.mixed.choose import TUNED, choices
 from moe.mixed.config import DEPTH, ROWS

@@ -11,12 +11,12 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit import hw
-from kernelkit.dependent import follow
-from kernelkit.fake import fake_tensor
-from moe.device.quantise import largest_half
+from kernelkit.device.dependent import follow
+from kernelkit.device.fake import fake_tensor
+from kernelkit.plan import hw
 from moe.quantiser.config import VECTOR_BYTES, AmaxConfig
 from moe.quantiser.kernel import TYPES
+from moe.shared.quantise import largest_half
 
 
 class Amax:

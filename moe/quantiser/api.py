@@ -38,7 +38,7 @@ def quantise(
         offsets: int32 [E + 1], ascending from 0 to R at most. Rows offsets[e] .. offsets[e + 1] - 1
             belong to expert e, whose scale factors begin at a fresh block of 128 rows. Rows behind
             offsets[E] are nobody's: neither read nor written.
-        backend, arch: see `kernelkit.launch.choose_target`.
+        backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Returns:
         data [R, K]; scale factors with room for any counts, of which those behind the last block of

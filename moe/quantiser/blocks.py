@@ -7,8 +7,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from kernelkit import hw
-from kernelkit.lanes import sum_below
+from kernelkit.device.lanes import sum_below
+from kernelkit.plan import hw
 from moe.formats import SCALE_COLUMNS, SCALE_ROWS
 from moe.quantiser.config import QUARTERS, VECTOR_BYTES
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kernelkit import hw
+from kernelkit.plan import hw
 from moe.formats import FORMATS, SCALE_COLUMNS, SCALE_ROWS, BlockFormat
 
 VECTOR_BYTES = 16  # of a load: what rows are aligned to

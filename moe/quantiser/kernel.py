@@ -13,11 +13,10 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_tensor
 from cutlass.memory import SmemAllocator
 
-from kernelkit import hw
-from kernelkit.arch import written_for
-from kernelkit.dependent import follow
-from kernelkit.fake import fake_tensor
-from moe.device.quantise import encode_scale_of, float_of_half, largest_half, quantise_block
+from kernelkit.compile.arch import written_for
+from kernelkit.device.dependent import follow
+from kernelkit.device.fake import fake_tensor
+from kernelkit.plan import hw
 from moe.formats import SCALE_COLUMNS, SCALE_ROWS
 from moe.quantiser.blocks import (
     NO_ROWS,
@@ -29,6 +28,7 @@ from moe.quantiser.blocks import (
     rows_of_block,
 )
 from moe.quantiser.config import CODE_WORDS, CTAS_OF_AMAX, MAX_WHOLE, VECTOR_BYTES, QuantiseConfig
+from moe.shared.quantise import encode_scale_of, float_of_half, largest_half, quantise_block
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernelkit import hw
-from kernelkit.compile import compile_once
-from kernelkit.launch import Target, choose_target, launch
-from kernelkit.operator import Operator
-from kernelkit.tensors import (
+from kernelkit.call.launch import Target, choose_target, launch
+from kernelkit.call.operator import Operator
+from kernelkit.call.tensors import (
     require_grid,
     require_no_grad,
     require_rank,
@@ -20,6 +18,8 @@ from kernelkit.tensors import (
     require_tma,
     with_plain_strides,
 )
+from kernelkit.compile.compiler import compile_once
+from kernelkit.plan import hw
 from moe.formats import (
     SCALINGS,
     BlockFormat,

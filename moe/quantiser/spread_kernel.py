@@ -13,8 +13,8 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
-from kernelkit.dependent import follow
-from kernelkit.fake import fake_tensor
+from kernelkit.device.dependent import follow
+from kernelkit.device.fake import fake_tensor
 from moe.formats import SCALE_COLUMNS, SCALE_ROWS
 from moe.quantiser.blocks import (
     NO_ROWS,

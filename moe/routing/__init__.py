@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kernelkit.exports import exports
+from kernelkit.call.exports import exports
 
 if TYPE_CHECKING:
     from moe.routing.api import Permutation, combine, permutation, route, route_tokens

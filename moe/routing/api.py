@@ -2,7 +2,7 @@
 
 Everything is checked before it compiles; what indices say is looked at on the CPU alone. Every run
 gives the same bits; nothing waits for a GPU, so that a CUDA graph captures every call. `backend`
-and `arch`: see `kernelkit.launch.choose_target`. Forward only.
+and `arch`: see `kernelkit.call.launch.choose_target`. Forward only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernelkit.tensors import require_rank, require_strided, require_types
+from kernelkit.call.tensors import require_rank, require_strided, require_types
 from moe.arguments import Router, RouterLinear
 from moe.indices import range_fields
 from moe.reference_routing import Permutation

@@ -17,9 +17,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit.fake import fake_tensor
-from kernelkit.hw import WARP_THREADS
-from kernelkit.log2 import LOG2_E
+from kernelkit.device.fake import fake_tensor
+from kernelkit.plan.hw import WARP_THREADS
+from kernelkit.plan.log2 import LOG2_E
 from moe.routing.config import VECTOR_BYTES, RouteConfig
 from moe.routing.warp import LOWEST, flip, key_of, lanes_below, lanes_equal, number, value_of
 

@@ -7,8 +7,8 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
 
-from kernelkit.dependent import follow
-from kernelkit.fake import fake_tensor
+from kernelkit.device.dependent import follow
+from kernelkit.device.fake import fake_tensor
 from moe.routing.config import COMBINE_THREADS, VECTOR_BYTES, CombineConfig
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}

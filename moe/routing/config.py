@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from kernelkit.dtypes import ITEM_BYTES
-from kernelkit.hw import WARP_THREADS
+from kernelkit.plan.dtypes import ITEM_BYTES
+from kernelkit.plan.hw import WARP_THREADS
 
 MAX_EXPERTS = 512  # a lane holds 16 of them, up to 30 of odd groups
 MAX_TOP_K = 16

@@ -10,10 +10,9 @@ from typing import Any, overload
 
 import torch
 
-from kernelkit.compile import compile_once
-from kernelkit.launch import choose_target, launch
-from kernelkit.operator import Operator
-from kernelkit.tensors import (
+from kernelkit.call.launch import choose_target, launch
+from kernelkit.call.operator import Operator
+from kernelkit.call.tensors import (
     DTYPE_NAMES,
     require_rank,
     require_table,
@@ -22,6 +21,7 @@ from kernelkit.tensors import (
     with_plain_strides,
     without_broadcast,
 )
+from kernelkit.compile.compiler import compile_once
 from moe.arguments import Router
 from moe.indices import check_bias, check_expert_range, check_factor, check_range
 from moe.routing.config import (

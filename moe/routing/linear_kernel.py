@@ -18,11 +18,11 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
-from kernelkit.dependent import follow
-from kernelkit.fake import fake_tensor
-from kernelkit.hw import WARP_THREADS
-from kernelkit.warp_mma import multiply
-from kernelkit.words import four_words_if
+from kernelkit.device.dependent import follow
+from kernelkit.device.fake import fake_tensor
+from kernelkit.device.warp_mma import multiply
+from kernelkit.device.words import four_words_if
+from kernelkit.plan.hw import WARP_THREADS
 from moe.routing.choice import (
     TYPES,
     Candidates,

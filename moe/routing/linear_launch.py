@@ -10,10 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear
 
-from kernelkit.compile import compile_once
-from kernelkit.launch import choose_target, launch
-from kernelkit.operator import Operator
-from kernelkit.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors, require_tma
+from kernelkit.call.launch import choose_target, launch
+from kernelkit.call.operator import Operator
+from kernelkit.call.tensors import (
+    DTYPE_NAMES,
+    require_rank,
+    require_table,
+    require_tensors,
+    require_tma,
+)
+from kernelkit.compile.compiler import compile_once
 from moe.arguments import Router, RouterLinear
 from moe.indices import check_bias
 from moe.routing.config import LinearConfig

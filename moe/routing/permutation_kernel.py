@@ -23,10 +23,10 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit.dependent import follow
-from kernelkit.fake import fake_tensor
-from kernelkit.hw import WARP_THREADS
-from kernelkit.lanes import sum_below
+from kernelkit.device.dependent import follow
+from kernelkit.device.fake import fake_tensor
+from kernelkit.device.lanes import sum_below
+from kernelkit.plan.hw import WARP_THREADS
 from moe.routing.config import VECTOR_BYTES, WORDS_IN_FLIGHT, PermutationConfig
 from moe.routing.warp import is_first, lanes_alike, lanes_below
 

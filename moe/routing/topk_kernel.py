@@ -8,9 +8,9 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
 
-from kernelkit.dependent import follow
-from kernelkit.fake import fake_tensor
-from kernelkit.hw import WARP_THREADS
+from kernelkit.device.dependent import follow
+from kernelkit.device.fake import fake_tensor
+from kernelkit.plan.hw import WARP_THREADS
 from moe.routing.choice import TYPES, Choice, Outputs, candidates_of, fake_outputs, order_of
 from moe.routing.config import ROUTE_WARPS, VECTOR_BYTES, RouteConfig
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernelkit.boxes import TmaTensor
-from kernelkit.pipelines import Ring
+from kernelkit.device.boxes import TmaTensor
+from kernelkit.device.pipelines import Ring
 
 
 @dataclass(frozen=True)

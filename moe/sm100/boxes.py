@@ -8,7 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float4E2M1FN, Int32, Uint8, Uint16
 from cutlass.cute.nvgpu import cpasync
 
-from kernelkit.boxes import ROWS_FIRST, Box, TmaTensor, describe, reorder
+from kernelkit.device.boxes import ROWS_FIRST, Box, TmaTensor, describe, reorder
 from moe.formats import SCALE_ATOM_BYTES
 from moe.sm100.plan import LINE, GroupedPlan
 

@@ -11,11 +11,10 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from kernelkit import hw
-from kernelkit.boxes import ROWS_FIRST, describe, reorder
-from kernelkit.buffers import buffer_at
-from kernelkit.dependent import follow
-from kernelkit.pipelines import (
+from kernelkit.device.boxes import ROWS_FIRST, describe, reorder
+from kernelkit.device.buffers import buffer_at
+from kernelkit.device.dependent import follow
+from kernelkit.device.pipelines import (
     announce_barriers,
     in_leader,
     make_pipelines,
@@ -23,7 +22,8 @@ from kernelkit.pipelines import (
     meet_peer,
     tma_group,
 )
-from kernelkit.tmem import order_after_wait, order_before_signal
+from kernelkit.device.tmem import order_after_wait, order_before_signal
+from kernelkit.plan import hw
 from moe.config import GroupedConfig
 from moe.sm100.args import Buffers, Numbers, Operands, Pipes, Scope, Sizes, Tensors
 from moe.sm100.boxes import describe_w, scale_box, x_box

@@ -18,8 +18,8 @@ from cutlass import (
     Uint16,
 )
 
-from kernelkit import hw
-from kernelkit.fake import fake_tensor
+from kernelkit.device.fake import fake_tensor
+from kernelkit.plan import hw
 from moe.config import WINDOW, WINDOW_ALIGN_BYTES, GroupedConfig
 
 OUT_TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32}

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernelkit import shared_words, warp_mma
+from kernelkit.device import shared_words, warp_mma
 from q8_0.product.config import (
     APART,
     CHUNK_BYTES,

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kernelkit import hw
-from kernelkit.arch import PORTABLE
-from kernelkit.tuned import Choice, Tuned
+from kernelkit.compile.arch import PORTABLE
+from kernelkit.plan import hw
+from kernelkit.tune.choices import Choice, Tuned
 from q8_0.blocks import BLOCK, INTERLEAVED, LAYOUTS, SOA
 from q8_0.product.config import (
     ALIGNED_BLOCKS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernelkit import hw
+from kernelkit.plan import hw
 from q8_0.blocks import BLOCK, INTERLEAVED
 
 BLOCKS_OF_STAGE = 2

@@ -10,8 +10,8 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32, Uint32
 from cutlass.memory import SmemAllocator
 
-from kernelkit.device_table import DeviceTable
-from kernelkit.param_table import ParamTable
+from kernelkit.device.device_table import DeviceTable
+from kernelkit.device.param_table import ParamTable
 from q8_0.blocks import SCALE_BYTES
 from q8_0.product.blocks import Blocks
 from q8_0.product.config import BLOCKS_OF_STAGE, STAGE_K, ProductConfig

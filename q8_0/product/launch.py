@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit import hw
-from kernelkit.arch import PORTABLE
-from kernelkit.compile import compile_once
-from kernelkit.kernel import CompiledKernel
-from kernelkit.launch import choose_target, launch
-from kernelkit.operator import Operator
-from kernelkit.param_table import ParamTable
-from kernelkit.tensors import (
+from kernelkit.call.launch import choose_target, launch
+from kernelkit.call.operator import Operator
+from kernelkit.call.tensors import (
     DTYPE_NAMES,
     require_grid,
     require_table,
     require_tensors,
     require_type,
 )
+from kernelkit.compile.arch import PORTABLE
+from kernelkit.compile.compiler import compile_once
+from kernelkit.compile.kernel import CompiledKernel
+from kernelkit.device.param_table import ParamTable
+from kernelkit.plan import hw
 from q8_0.activations import Activations
 from q8_0.product.choose import Shape, Sizes, candidates, fastest, group_of, measured
 from q8_0.product.config import ProductConfig
@@ -73,7 +73,7 @@ def product(
         bias: [rows], in the dtype of the result.
         out_dtype: bfloat16, float16 or float32: that of `out`, or float32, by default.
         out: [tokens, rows] for the result, rows in one piece.
-        backend, arch: see `kernelkit.launch.choose_target`.
+        backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit, before it
@@ -142,7 +142,7 @@ def _sizes(weights: Weights, out: torch.Tensor) -> Sizes:
 
 
 def compile_kernel(config: ProductConfig, arch: str) -> CompiledKernel | None:
-    """The kernel of a config; None while `kernelkit.compile.collecting`."""
+    """The kernel of a config; None while `kernelkit.compile.compiler.collecting`."""
     return compile_once(config, arch, "q8_0.product.kernel")
 
 

@@ -11,8 +11,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint16, Uint32, Uint64
 
-from kernelkit import shared_words
-from kernelkit.words import vector_at
+from kernelkit.device import shared_words
+from kernelkit.device.words import vector_at
 from q8_0.blocks import BLOCK, SCALE_BYTES
 from q8_0.product.config import (
     BLOCKS_OF_STAGE,

@@ -1,4 +1,4 @@
-"""What the product's kernel is launched with, word by word: see `kernelkit.param_table`.
+"""What the product's kernel is launched with, word by word: see `kernelkit.device.param_table`.
 
 Addresses and strides are in bytes. Rows of quants and of scales, where these are apart, lie in one
 piece, so that the number of blocks gives their strides.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernelkit.param_table import Word
+from kernelkit.device.param_table import Word
 from q8_0.blocks import SOA, scales_offset
 
 if TYPE_CHECKING:

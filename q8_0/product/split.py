@@ -8,8 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from kernelkit import shared_words
-from kernelkit.warp_mma import pick
+from kernelkit.device import shared_words
+from kernelkit.device.warp_mma import pick
 from q8_0.blocks import BLOCK_BYTES
 from q8_0.product.config import (
     ALIGNED_BLOCKS,

@@ -4,8 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
-from kernelkit.warp_mma import pack
-from kernelkit.words import bits_of, vector_at
+from kernelkit.device.warp_mma import pack
+from kernelkit.device.words import bits_of, vector_at
 from q8_0.product.blocks import GROUP, GROUP_ROWS, Blocks
 from q8_0.product.config import MMA_TOKENS, OWN_ROWS, ProductConfig
 from q8_0.product.scope import Scope

@@ -1,5 +1,5 @@
 """What of the product with many tokens can be tuned, by sizes that a user names: see
-`kernelkit.tune`."""
+`kernelkit.tune.tuner`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.tensors import DTYPES
-from kernelkit.tune import Call, Subject
+from kernelkit.call.tensors import DTYPES
+from kernelkit.tune.tuner import Call, Subject
 from q8_0.product.choose import TUNED, choices
 from q8_0.product.launch import PRODUCT
 from q8_0.tuning import SIZES, random_activations, random_weights

@@ -7,8 +7,8 @@ the sum I of 32 products of int8: |I| <= 32 * 128 * 128 < 2^22. So no integer is
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from kernelkit.shared_words import operands
-from kernelkit.words import float_of
+from kernelkit.device.shared_words import operands
+from kernelkit.device.words import float_of
 
 OFFSET = 1.5 * 2**23  # fp32 numbers here are 1 apart, 2^22 to both sides
 OFFSET_BITS = 0x4B400000
@@ -20,7 +20,7 @@ def multiply(a: tuple[Uint32, ...], b: tuple[Uint32, ...]) -> tuple[Float32, ...
 
     Lane 4 g + i has of A, 16 x 32, the bytes from 4 i on of rows g and g + 8, then from 16 + 4 i on
     of both; of B, 32 x 8, those of column g from 4 i and from 16 + 4 i on; of the result what
-    `kernelkit.warp_mma` says.
+    `kernelkit.device.warp_mma` says.
     """
     offset = Uint32(OFFSET_BITS)
     words = cute.arch.inline_ptx(

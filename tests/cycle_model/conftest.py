@@ -7,7 +7,7 @@ import torch
 
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from gqa_lowlatency import decode
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
 from ptxemu.options import Options
 from ptxemu.record.recording import Recording
 

@@ -13,15 +13,15 @@ import pytest
 
 from fmha import AttentionConfig, attention
 from gqa_lowlatency import decode
+from lab.cases.steps import problems_of
+from lab.flags.steps import FAMILIES, NATIVE_ONLY, SMALL_HIDDEN, SMALL_ROWS
+from lab.problems.attention import Case
+from lab.problems.grouped_gemm import Case as GroupedCase
 from moe import grouped_gemm
 from moe.config import GroupedConfig
 from tests.fmha import test_static_sass as attention_tables
 from tests.gqa_lowlatency.space import MATRIX as DECODES
 from tests.moe import test_static as expert_tables
-from workbench.cases.steps import problems_of
-from workbench.flags.steps import FAMILIES, NATIVE_ONLY, SMALL_HIDDEN, SMALL_ROWS
-from workbench.problems.attention import Case
-from workbench.problems.grouped_gemm import Case as GroupedCase
 
 ARCHS = ("sm_90a", "sm_100a")
 QUERIES, KEYS = 40, 300  # more than two tiles of keys: some that a mask leaves as they are

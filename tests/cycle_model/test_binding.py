@@ -12,7 +12,7 @@ from cycle_model.binding.bound import BoundLaunch
 from cycle_model.binding.search import Unbound
 from cycle_model.binding.symbols import of_sass
 from cycle_model.launch import bind
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
 from kvcache.movement.api import checksum
 from ptxemu.options import Options
 from ptxemu.record import recording as r

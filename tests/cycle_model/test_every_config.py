@@ -8,8 +8,8 @@ from cycle_model.gpus import for_arch
 from cycle_model.grid import LaunchModel
 from cycle_model.launch import bind
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
-from kernelkit.compile import collecting
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
+from kernelkit.compile.compiler import collecting
 from ptxemu.native.accesses import COPIED
 from ptxemu.options import Options
 from ptxemu.record.recording import Recording

@@ -11,10 +11,10 @@ from cycle_model.engine import layout as L
 from cycle_model.engine.tables import mma_parts
 from cycle_model.gpus import GPUS
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
+from lab.cycles.mainloop_plan import MainloopConfig
+from lab.cycles.mainloops import Published, published_in, row_of, run_mainloop
 from ptxemu.options import Options
-from workbench.cycles.mainloop_plan import MainloopConfig
-from workbench.cycles.mainloops import Published, published_in, row_of, run_mainloop
 
 B200 = GPUS["B200"]
 TABLE = Path(__file__).parents[2] / "results" / "published_mainloops_b200.csv"

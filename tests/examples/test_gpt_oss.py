@@ -30,9 +30,9 @@ from examples.gpt_oss.model import Model
 from examples.gpt_oss.rope import frequencies
 from examples.gpt_oss.weights import Drawn, Stored, load
 from kvcache import preset
+from lab.house.source import ROOT
 from tests.examples import gpt_oss_models as models
 from tests.examples.gpt_oss_models import NEW, ROOM, TINY
-from workbench.house.source import ROOT
 
 CPU = torch.device("cpu")
 DIGITS = 2e-5  # of logits around 1; a key too many makes a difference of 1e-2

@@ -16,7 +16,7 @@ from examples.gpt_oss import __main__ as command_line
 from examples.gpt_oss.compare import logits_of
 from examples.gpt_oss.engine import TokenStep
 from examples.gpt_oss.model import Model
-from kernelkit.tolerance import compare_output
+from kernelkit.numerics.tolerance import compare_output
 from tests.examples import gpt_oss_models as models
 from tests.examples.test_gpt_oss_kernels import SEED
 

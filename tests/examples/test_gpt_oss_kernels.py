@@ -16,10 +16,10 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from examples.gpt_oss import __main__ as command_line
 from examples.gpt_oss.compare import Difference, logits_of
-from kernelkit.launch import emulation
-from kernelkit.tolerance import compare_output
+from kernelkit.call.launch import emulation
+from kernelkit.numerics.tolerance import compare_output
+from lab.house.source import ROOT
 from tests.examples import gpt_oss_models as models
-from workbench.house.source import ROOT
 
 PAGE = (ROOT / "examples/gpt_oss/README.md").read_text(encoding="utf-8")
 ARCH = "sm_90a"

@@ -20,9 +20,9 @@ from examples.gpt_oss.engine import Engine
 from examples.gpt_oss.model import Model
 from examples.gpt_oss.ranks import Ranks
 from examples.gpt_oss.weights import Drawn, load
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
+from lab.house.source import ROOT
 from tests.examples import gpt_oss_models as models
-from workbench.house.source import ROOT
 
 TINY, SEED, WORLD = named("tiny"), 5, 2
 CPU = torch.device("cpu")

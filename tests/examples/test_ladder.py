@@ -11,11 +11,11 @@ import demonstrate
 import masks
 import pieces
 from demonstrate import Problem, judge, overlap, run
+from lab.house.source import ROOT
 from minimal import Minimal
 from pipelined import Pipelined
 from ptxemu import Options, PtxEmuError
 from warp_specialised import WarpSpecialised
-from workbench.house.source import ROOT
 
 RUNGS = (Minimal, Pipelined, WarpSpecialised)
 EVERY_RUNG = pytest.mark.parametrize("rung", RUNGS)

@@ -3,7 +3,7 @@
 QUICK, MATRIX and SWEPT together have every allowed pair of values of two factors (`pairwise`);
 QUICK every value at least once, SWEPT what is left of pages of 16 and 64 keys. PLAIN and EDGES are
 many problems for few kernels: shapes, and where masks meet. What is drawn at random, and for
-`scripts/soak.py`, is in `workbench.cases.attention_draws`.
+`scripts/soak.py`, is in `lab.cases.attention_draws`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from lab.problems.attention import Case
 from tests.fmha.pairwise import Rule, Space, covering
-from workbench.problems.attention import Case
 
 # (queries, keys) of each batch entry; where a layout has one length for all, it is the first.
 SIZES = {

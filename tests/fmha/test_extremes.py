@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 
 from fmha import attention, reference
+from lab.problems.attention import Case, judge
+from lab.tools.poison import poisoned_outputs
 from tests.extremes import BATCH, GROUP, KV_HEADS, each_round, lengths, wrong
-from workbench.poison import poisoned_outputs
-from workbench.problems.attention import Case, judge
 
 HEADS = (KV_HEADS * GROUP, KV_HEADS)
 FP8_KEYS = {"kv_dtype": "e4m3", "scales": True}

@@ -11,13 +11,13 @@ import torch
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
 from fmha.sm90 import layout
-from kernelkit.tensors import same_elements
+from kernelkit.call.tensors import same_elements
+from lab.cases.attention import config_of
+from lab.problems import attention as cases
+from lab.problems.attention import Case
 from ptxemu import Options
 from tests.fmha.test_kernel import by_group
 from tests.fmha.test_sm90 import ARCH, CHECKED, FRIENDLY, check
-from workbench.cases.attention import config_of
-from workbench.problems import attention as cases
-from workbench.problems.attention import Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

@@ -11,20 +11,20 @@ import torch
 from cutlass import Uint32
 
 from fmha import AttentionConfig, attention, reference
-from fmha.device.split import largest_of, power_of, two_terms
 from fmha.plan import make_plan
+from fmha.shared.split import largest_of, power_of, two_terms
 from fmha.sm100 import kernel
 from fmha.sm100.roles import correction, mma, softmax, split
-from kernelkit.launch import emulation
-from kernelkit.words import float_of
+from kernelkit.call.launch import emulation
+from kernelkit.device.words import float_of
+from lab.problems import attention as cases
+from lab.problems.attention import Case
 from ptxemu import Options
 from tests.fmha import test_kernel
 from tests.fmha.space import MATRIX, QUICK
 from tests.fmha.test_kernel import EVERY_POLICY, by_group
 from tests.fmha.test_sm90 import CHECKED, FRIENDLY, noticed
 from tests.kernelkit.row_kernel import apply_to_rows
-from workbench.problems import attention as cases
-from workbench.problems.attention import Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from fmha import AttentionConfig, attention, reference
-from kernelkit import tolerance
+from kernelkit.numerics import tolerance
+from lab.problems import attention as cases
+from lab.problems.attention import PATIENCE, POLICIES, Case
 from ptxemu import Options
 from tests.fmha.space import EDGES, MATRIX, PLAIN, QUICK, SWEPT
-from workbench.problems import attention as cases
-from workbench.problems.attention import PATIENCE, POLICIES, Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

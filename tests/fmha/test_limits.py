@@ -16,11 +16,11 @@ import fmha.launch
 import fmha.sm100.kernel
 from fmha import AttentionConfig, attention
 from fmha.plan import make_plan, plan_unchecked
+from lab.problems import attention as cases
+from lab.problems.attention import Case
 from ptxemu.errors import Deadlock, HardwareRefusal
 from tests.fmha import space
 from tests.fmha.pairwise import random_row
-from workbench.problems import attention as cases
-from workbench.problems.attention import Case
 
 
 @pytest.fixture

@@ -8,16 +8,16 @@ import itertools
 import pytest
 
 from fmha.config import PORTABLE_SCHEDULES, AttentionConfig
-from fmha.mma_sync import exchange, fetch, kernel, keys, math, products, split
 from fmha.plan import kernel_of, make_plan
-from kernelkit import hw
+from fmha.portable import exchange, fetch, kernel, keys, math, products, split
+from kernelkit.plan import hw
+from lab.problems.attention import PATIENCE, Case
 from ptxemu import Options
 from tests.fmha import test_kernel, test_sm90
 from tests.fmha.pairwise import Rule, Space, covering
 from tests.fmha.space import EDGES, FACTORS, PLAIN, case_of, quick_rows
 from tests.fmha.space import RULES as SHARED_RULES
 from tests.fmha.test_kernel import by_group
-from workbench.problems.attention import PATIENCE, Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
@@ -209,12 +209,12 @@ def noticed(case: Case) -> bool:
 @pytest.mark.parametrize(
     ("arch", "fields", "folder"),
     [
-        ("sm_89", {}, "mma_sync"),
-        ("sm_120a", {"head_dim": 512}, "mma_sync"),
+        ("sm_89", {}, "portable"),
+        ("sm_120a", {"head_dim": 512}, "portable"),
         ("sm_90a", {"head_dim": 128}, "sm90"),
-        ("sm_90a", {"head_dim": 80}, "mma_sync"),
+        ("sm_90a", {"head_dim": 80}, "portable"),
         ("sm_103a", {}, "sm100"),
-        ("sm_100a", {"instructions": "mma.sync"}, "mma_sync"),
+        ("sm_100a", {"instructions": "mma.sync"}, "portable"),
     ],
 )
 def test_which_kernel_serves(arch, fields, folder):

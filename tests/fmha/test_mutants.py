@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.mutation.attention import SUBJECTS
-from workbench.mutation.sample import assert_noticed
+from lab.mutation.attention import SUBJECTS
+from lab.mutation.sample import assert_noticed
 
 SAMPLES = {  # kernel -> mutants
     "64 base": 9, "128 pingpong": 6, "256 pair": 4, "512 pair": 4, "64 dependent launch": 2,

@@ -14,10 +14,10 @@ from fmha.api import attention, fields_of
 from fmha.choose import choose_config
 from fmha.launch import ATTENTION, MAX_BLOCKS
 from fmha.sections import heads_of_section, most_even, unevenness
-from kernelkit import hw
+from kernelkit.plan import hw
+from lab.problems import attention as cases
+from lab.problems.attention import Case
 from ptxemu import Options
-from workbench.problems import attention as cases
-from workbench.problems.attention import Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

@@ -6,7 +6,7 @@ import pytest
 
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
-from kernelkit import hw
+from kernelkit.plan import hw
 
 KIB = 1024
 

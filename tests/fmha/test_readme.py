@@ -9,7 +9,7 @@ import torch
 from fmha import reference
 from fmha.config import HEAD_DIMS, SCHEDULES, AttentionConfig
 from fmha.plan import make_plan
-from workbench.house.source import ROOT
+from lab.house.source import ROOT
 
 README = (ROOT / "fmha" / "README.md").read_text(encoding="utf-8")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fmha import reference
-from kernelkit import aligned_sums, tolerance
+from kernelkit.numerics import aligned_sums, tolerance
 
 
 def inputs(batch=2, sq=19, skv=33, heads=(4, 2), dtype=torch.bfloat16, dims=(64, 64)):

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fmha import attention
-from kernelkit.tensors import DTYPES
+from kernelkit.call.tensors import DTYPES
+from lab.problems.attention import Case
+from lab.soak.rows import subjects
+from lab.soak.rows.attend import AttentionProblem, Kind
+from lab.soak.rows.trial import Trial
+from lab.tools.place import Place
 from tests.rows import changed, each_kind
-from workbench.place import Place
-from workbench.problems.attention import Case
-from workbench.soak.rows import subjects
-from workbench.soak.rows.attend import AttentionProblem, Kind
-from workbench.soak.rows.trial import Trial
 
 SUBJECTS = [each for each in subjects.SUBJECTS if each.name == "fmha.attention"]
 TILES = Case(16, 300, dtype="fp16", rescale_log2=4.0, amplitude=2.0)  # of which maxima lag

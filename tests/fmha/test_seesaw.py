@@ -9,11 +9,11 @@ import pytest
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
 from fmha.sm90 import kernel, seesaw, sharing
+from lab.problems import attention as cases
+from lab.problems.attention import Case
 from ptxemu import Options
 from tests.fmha.test_kernel import by_group
 from tests.fmha.test_sm90 import ARCH, CHECKED, FRIENDLY, PATIENCE, check, noticed
-from workbench.problems import attention as cases
-from workbench.problems.attention import Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

@@ -12,17 +12,17 @@ from fmha.api import fields_of
 from fmha.arguments import Arguments
 from fmha.choose import choose_config
 from fmha.config import HEAD_DIMS, AttentionConfig
-from fmha.device import two_rows
 from fmha.plan import make_plan
+from fmha.shared import two_rows
 from fmha.sm90 import kernel, math, math_fp8, split, turn
 from fmha.sm90.layout import Layout
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
+from lab.problems import attention as cases
+from lab.problems.attention import PATIENCE, Case
 from ptxemu import Options, PtxEmuError
 from tests.fmha import test_kernel
 from tests.fmha.space import MATRIX, PLAIN, QUICK, SWEPT
 from tests.fmha.test_kernel import EXACT, MOVING, by_group
-from workbench.problems import attention as cases
-from workbench.problems.attention import PATIENCE, Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

@@ -13,15 +13,15 @@ import pytest
 
 import ptxemu
 from fmha.config import EXP2_PAIRS, AttentionConfig
-from fmha.device.boxes import k_box, q_box, v_box
 from fmha.launch import compile_attention
 from fmha.plan import make_plan
 from fmha.reference import Options, visible_keys
+from fmha.shared.boxes import k_box, q_box, v_box
 from fmha.sm100.plan import Plan
-from kernelkit import hw
+from kernelkit.plan import hw
+from lab.problems import attention as cases
+from lab.problems.attention import Case
 from ptxemu.host.engine import host_program
-from workbench.problems import attention as cases
-from workbench.problems.attention import Case
 
 # Causal: where at most one tile is masked the compiler peels that loop and drops what is dead.
 CONFIGS = {

@@ -15,7 +15,7 @@ from cycle_model.sass.tools import HOW_TO_GET_TOOLS, resources, tools_found
 from fmha.config import EXP2_PAIRS, AttentionConfig
 from fmha.launch import compile_attention
 from fmha.sm100.layout import Layout
-from workbench.sass import softmax as _softmax_sass
+from lab.sass import softmax as _softmax_sass
 
 pytestmark = [
     pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS),

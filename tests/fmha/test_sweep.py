@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.cases.attention_draws import SIZES, Draws
-from workbench.problems import attention as cases
+from lab.cases.attention_draws import SIZES, Draws
+from lab.problems import attention as cases
 
 SEEDS = 1000
 PROBLEMS = 6

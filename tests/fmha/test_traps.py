@@ -10,13 +10,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fmha.device import load, statistics
+from fmha.shared import load, statistics
 from fmha.sm100 import kernel
 from fmha.sm100.roles import correction, mma, publish, softmax, store
-from kernelkit import online_softmax
+from kernelkit.device import online_softmax
+from lab.problems import attention as cases
+from lab.problems.attention import Case
 from ptxemu import Deadlock, Options, PtxEmuError
-from workbench.problems import attention as cases
-from workbench.problems.attention import Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from kernelkit import hw
+from kernelkit.plan import hw
+from lab.problems import attention as cases
 from ptxemu import Options
-from workbench.problems import attention as cases
 
 CASES = {  # with the CPU seconds of this process, the kernel's compilation among them
     "a causal head of 4096 tokens": (

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from gqa_lowlatency import decode
-from kernelkit import tolerance
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
+from kernelkit.numerics import tolerance
+from lab.problems.attention import PATIENCE, same_bits
+from lab.problems.decode import Case, judge
 from ptxemu import Options
 from ptxemu.check.text import render
-from workbench.problems.attention import PATIENCE, same_bits
-from workbench.problems.decode import Case, judge
 
 FRIENDLY = Options(policy="round-robin", limit=PATIENCE)
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from lab.problems.decode import Case
 from tests.fmha.pairwise import Rule, Space, covering
-from workbench.problems.decode import Case
 
 SIZES = {  # keys of each entry; where all have one length, it is the first
     "one": (1,),

@@ -24,9 +24,9 @@ from gqa_lowlatency.choose import (
 )
 from gqa_lowlatency.config import CLUSTERS, COLUMNS, HEAD_DIMS, MAX_Q_TOKENS, DecodeConfig
 from gqa_lowlatency.launch import check_config
-from gqa_lowlatency.sm90.plan import Plan90
+from gqa_lowlatency.portable.plan import Plan90
 from gqa_lowlatency.sm100.plan import make_plan
-from kernelkit.launch import Target
+from kernelkit.call.launch import Target
 
 quietly = settings(max_examples=300, derandomize=True, database=None, deadline=None)
 ARCHS = st.sampled_from(sorted(MACHINES))

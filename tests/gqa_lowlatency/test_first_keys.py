@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from gqa_lowlatency import decode, decode_plan
-from gqa_lowlatency.device import split
-from gqa_lowlatency.sm90 import stream
+from gqa_lowlatency.portable import stream
+from gqa_lowlatency.shared import split
+from lab.problems.attention import PATIENCE
+from lab.problems.decode import Case, judge
 from ptxemu import Options
 from tests.gqa_lowlatency.cases import check, run
-from workbench.problems.attention import PATIENCE
-from workbench.problems.decode import Case, judge
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

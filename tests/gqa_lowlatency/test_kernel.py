@@ -15,11 +15,11 @@ import torch
 
 from gqa_lowlatency import choose, decode, decode_plan, launch, reference
 from gqa_lowlatency.choose import MACHINES
+from lab.problems.attention import PATIENCE
+from lab.problems.decode import Case, verdicts
 from ptxemu import Options
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.space import BORDERS, EDGES, GROUPS, MATRIX, QUICK, SECOND
-from workbench.problems.attention import PATIENCE
-from workbench.problems.decode import Case, verdicts
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

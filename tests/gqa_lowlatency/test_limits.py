@@ -13,10 +13,10 @@ import torch
 import gqa_lowlatency.launch
 from gqa_lowlatency import DecodeConfig, decode
 from gqa_lowlatency.launch import check_config
+from lab.problems.decode import Case
 from ptxemu.errors import HardwareRefusal
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.test_kernel import each_arch
-from workbench.problems.decode import Case
 
 HOPPER = "sm_90a"
 # 64 columns of O for each of 16 CTAs: their mailboxes grow as owners become fewer.

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from gqa_lowlatency import decode, decode_plan
-from kernelkit.launch import ARCH_OF_CAPABILITY, written_for
+from kernelkit.call.launch import ARCH_OF_CAPABILITY, written_for
+from lab.cases.attention import moved
+from lab.problems.decode import Case, verdicts
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.space import BORDERS, EDGES, GROUPS, MATRIX, SECOND
-from workbench.cases.attention import moved
-from workbench.problems.decode import Case, verdicts
 
 pytestmark = pytest.mark.hw
 

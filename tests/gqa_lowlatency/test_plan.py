@@ -9,7 +9,7 @@ import torch
 
 from gqa_lowlatency import choose, decode, decode_plan, launch
 from gqa_lowlatency.launch import DECODE
-from kernelkit.launch import Target
+from kernelkit.call.launch import Target
 from tests.attentions import BF16, problem, same
 from tests.kernelkit.recorded import Gpu, Recorded
 from tests.kernelkit.test_tape import held_by

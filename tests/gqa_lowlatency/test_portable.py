@@ -23,20 +23,20 @@ from gqa_lowlatency.choose import (
     load_of,
 )
 from gqa_lowlatency.config import HEAD_DIMS, DecodeConfig
-from gqa_lowlatency.device import finish
 from gqa_lowlatency.launch import check_config
-from gqa_lowlatency.sm90 import kernel
-from gqa_lowlatency.sm90.plan import WITHOUT_E4M3, Plan90
-from kernelkit import hw
-from kernelkit.launch import Target
+from gqa_lowlatency.portable import kernel
+from gqa_lowlatency.portable.plan import WITHOUT_E4M3, Plan90
+from gqa_lowlatency.shared import finish
+from kernelkit.call.launch import Target
+from kernelkit.plan import hw
+from lab.problems.attention import PATIENCE
+from lab.problems.decode import Case, verdicts
 from ptxemu import Options
 from ptxemu.errors import HardwareRefusal
 from tests.fmha.pairwise import Rule, Space, covering
 from tests.gqa_lowlatency import cases, test_sm90
 from tests.gqa_lowlatency.space import BORDERS, EDGES, FACTORS, GROUPS, case_of, work_of
 from tests.gqa_lowlatency.space import SPACE as OTHERS
-from workbench.problems.attention import PATIENCE
-from workbench.problems.decode import Case, verdicts
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

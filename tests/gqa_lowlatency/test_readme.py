@@ -9,8 +9,8 @@ import torch
 
 from gqa_lowlatency import DecodeConfig, reference
 from gqa_lowlatency.config import COLUMNS, HEAD_DIMS, MAX_Q_TOKENS, TUNABLE
-from gqa_lowlatency.sm90.plan import Plan90
-from workbench.house.source import ROOT
+from gqa_lowlatency.portable.plan import Plan90
+from lab.house.source import ROOT
 
 README = (ROOT / "gqa_lowlatency" / "README.md").read_text(encoding="utf-8")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lab.soak.rows import subjects
 from tests.rows import changed, each_kind
-from workbench.soak.rows import subjects
 
 SUBJECTS = [each for each in subjects.SUBJECTS if each.name == "gqa_lowlatency.decode"]
 

@@ -15,11 +15,11 @@ from gqa_lowlatency import DecodeConfig, decode, decode_plan, reference
 from gqa_lowlatency.launch import compile_for
 from gqa_lowlatency.sm100 import kernel
 from gqa_lowlatency.sm100.roles import columns, correction, deliver, epilogue, load_q, mma
-from kernelkit import tolerance
+from kernelkit.numerics import tolerance
+from lab.problems.attention import PATIENCE
+from lab.problems.decode import Case
 from ptxemu import Options, PtxEmuError
 from tests.gqa_lowlatency import cases
-from workbench.problems.attention import PATIENCE
-from workbench.problems.decode import Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

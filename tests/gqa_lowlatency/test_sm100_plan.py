@@ -10,7 +10,7 @@ import pytest
 from gqa_lowlatency import DecodeConfig
 from gqa_lowlatency.config import CLUSTERS, COLUMNS, HEAD_DIMS, KV_DTYPES
 from gqa_lowlatency.sm100.plan import MIN_STAGES, ROLES, TILE, make_plan
-from kernelkit import hw
+from kernelkit.plan import hw
 
 KIB = 1024
 

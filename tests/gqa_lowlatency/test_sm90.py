@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gqa_lowlatency import decode
+from lab.problems.attention import PATIENCE
+from lab.problems.decode import Case, verdicts
 from ptxemu import Options
 from tests.gqa_lowlatency import cases
-from workbench.problems.attention import PATIENCE
-from workbench.problems.decode import Case, verdicts
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

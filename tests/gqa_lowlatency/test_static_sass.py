@@ -7,7 +7,7 @@ import pytest
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.launch import compile_for
-from workbench.sass import decode
+from lab.sass import decode
 
 pytestmark = [
     pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS),

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernelkit.merge import merge
-from kernelkit.tolerance import compare_lse, compare_output
+from kernelkit.merge.api import merge
+from kernelkit.numerics.tolerance import compare_lse, compare_output
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 EXP2_BITS = 22  # PTX ISA, ex2.approx: relative error up to 2 ** -22

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernelkit.kernel import CompiledKernel
+from kernelkit.compile.kernel import CompiledKernel
 
 
 class Recorded:
@@ -47,7 +47,7 @@ class Gpu:
         patch.setattr(torch.cuda, "current_device", lambda: self.index)
         for name in ("launch", "tape"):
             patch.setattr(f"kernelkit.{name}.current_device", lambda: self.index)
-        patch.setattr("kernelkit.launch.current_stream", lambda index: self.stream)
+        patch.setattr("kernelkit.call.launch.current_stream", lambda index: self.stream)
 
     def _enter(self, device: torch.device | int) -> nullcontext:
         self.index = device if isinstance(device, int) else device.index or 0

@@ -10,8 +10,8 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
 from cutlass.cute.runtime import make_fake_tensor
 
-from kernelkit.compile import compile_once
-from kernelkit.launch import choose_target, launch
+from kernelkit.call.launch import choose_target, launch
+from kernelkit.compile.compiler import compile_once
 
 COLUMNS = 64  # of a row: two mask words
 THREADS = 32

@@ -1,6 +1,7 @@
 """A kernel without tensor cores, y = factor * x, that compiles for any architecture.
 
-It exercises `kernelkit.compile` and `kernelkit.launch` natively on a Hopper GPU and in ptxemu.
+It exercises `kernelkit.compile.compiler` and `kernelkit.call.launch` natively on a Hopper GPU and
+in ptxemu.
 """
 
 from typing import Any
@@ -11,9 +12,9 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32
 from cutlass.cute.runtime import make_fake_tensor
 
-from kernelkit.compile import compile_once
-from kernelkit.launch import choose_target, launch
-from kernelkit.tensors import require_tensors, require_tma
+from kernelkit.call.launch import choose_target, launch
+from kernelkit.call.tensors import require_tensors, require_tma
+from kernelkit.compile.compiler import compile_once
 
 ARCHS = ("sm_90a", "sm_100a")
 THREADS = 128

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernelkit import aligned_sums
-from kernelkit.aligned_sums import SUMS, aligned_product
+from kernelkit.numerics import aligned_sums
+from kernelkit.numerics.aligned_sums import SUMS, aligned_product
 from ptxemu.numerics.accumulation import Types, accumulate, rule
 
 E4M3 = torch.float8_e4m3fn

@@ -15,17 +15,18 @@ import torch
 from fmha.config import AttentionConfig
 from fmha.launch import compile_attention
 from kernelkit import __main__ as command_line
-from kernelkit import aot
-from kernelkit import compile as kernel_compile
-from kernelkit.aot import AotError
-from kernelkit.compile import collecting
-from kernelkit.keys import KernelKey
-from kernelkit.store import VARIABLE
-from kernelkit.trace import PTXAS_VARIABLE
+from kernelkit.compile import aot
+from kernelkit.compile import compiler as kernel_compile
+from kernelkit.compile.aot import AotError
+from kernelkit.compile.compiler import collecting
+from kernelkit.compile.keys import KernelKey
+from kernelkit.compile.store import VARIABLE
+from kernelkit.compile.trace import PTXAS_VARIABLE
 from kvcache.movement.config import ChecksumConfig
 from kvcache.movement.launch import compile_kernel
-from workbench.house.source import ROOT
+from lab.house.source import ROOT
 
+WORDS = "kernelkit.device.words"  # a module that kernels are traced from
 CHECKSUM = KernelKey("kvcache.movement.checksum_kernel", ChecksumConfig(), "sm_100a")
 
 # Every family in a process that cannot import the DSL: results go to the first argument.
@@ -102,7 +103,7 @@ def test_a_kernel_that_is_nowhere_is_named(folder, monkeypatch):
 @pytest.mark.parametrize(("change", "words"), [
     (lambda m: m | {"format": 7}, "format 7, this version reads 1"),
     (lambda m: {}, "no readable manifest.json: 'format'"),
-    (lambda m: _with_sources(m, "kernelkit.words", "0"), "other sources: kernelkit.words differ"),
+    (lambda m: _with_sources(m, WORDS, "0"), f"other sources: {WORDS} differ"),
     (lambda m: _with_sources(m, "fmha.gone", "0"), "other sources: fmha.gone differ"),
     (lambda m: m | {"kernels": [m["kernels"][0] | {"file": "gone.kernel"}]}, "No such file"),
     (lambda m: m | {"kernels": [m["kernels"][0] | {"sha256": "0"}]}, "sha256 differs"),
@@ -151,7 +152,7 @@ def test_collecting_compiles_nothing(monkeypatch):
 
 
 def test_architectures_of_a_record():
-    decode = KernelKey("gqa_lowlatency.sm90.kernel", None, "sm_90a")
+    decode = KernelKey("gqa_lowlatency.portable.kernel", None, "sm_90a")
     found = aot.for_archs([CHECKSUM, decode], ["sm_90a", "sm_103a"])
     assert [(key.source.split(".")[0], key.arch) for key in found] == [
         ("kvcache", "sm_90a"), ("kvcache", "sm_103a"), ("gqa_lowlatency", "sm_90a"),

@@ -9,12 +9,12 @@ import struct
 import pytest
 import torch
 
-from kernelkit.artifact import FORMAT, Artifact, ArtifactError, cubin_in
-from kernelkit.cuda import runtime_symbol
-from kernelkit.host_object import HostObject, LoadedObject, ObjectError
-from kernelkit.param_table import ParamTable
-from kernelkit.signature import Argument, Signature, signature_of
-from kernelkit.trace import PTXAS_VARIABLE
+from kernelkit.compile.artifact import FORMAT, Artifact, ArtifactError, cubin_in
+from kernelkit.compile.cuda import runtime_symbol
+from kernelkit.compile.host_object import HostObject, LoadedObject, ObjectError
+from kernelkit.compile.signature import Argument, Signature, signature_of
+from kernelkit.compile.trace import PTXAS_VARIABLE
+from kernelkit.device.param_table import ParamTable
 from tests.kernelkit.scale_kernel import compile_scale
 
 MATRIX = Argument("tensor", ("ptr", "i32", "i32", "i64"), 32, (None, None), (None, 1))
@@ -47,7 +47,7 @@ def test_every_damage_is_noticed(kernel):
 
 def test_another_format_is_refused(kernel, monkeypatch):
     data = kernel.artifact.to_bytes()
-    monkeypatch.setattr("kernelkit.artifact.FORMAT", 99)
+    monkeypatch.setattr("kernelkit.compile.artifact.FORMAT", 99)
     with pytest.raises(ArtifactError, match=f"of format {FORMAT}, this version reads 99"):
         Artifact.from_bytes(data)
 

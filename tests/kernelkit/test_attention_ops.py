@@ -23,8 +23,8 @@ from fmha.launch import ATTENTION
 from gqa_lowlatency import decode
 from gqa_lowlatency.arguments import Arguments as DecodeArguments
 from gqa_lowlatency.launch import DECODE
-from kernelkit.launch import Target
-from kernelkit.merge_launch import MERGE
+from kernelkit.call.launch import Target
+from kernelkit.merge.launch import MERGE
 from tests.attentions import BF16, INT, Watched, metadata, problem, same
 
 E4M3 = torch.float8_e4m3fn

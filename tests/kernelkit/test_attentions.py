@@ -12,8 +12,8 @@ import torch
 import fmha
 import gqa_lowlatency
 from kernelkit.attention import OTHER_NAMES
+from lab.house.hops import as_on_a_gpu
 from tests.attentions import BF16, problem, same
-from workbench.house.hops import as_on_a_gpu
 
 WINDOW = 9
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernelkit.call_plan import Plan
+from kernelkit.call.prepared import Plan
 from tests.kernelkit.test_operator import SCALED, Arguments, Bias, run, same
 from tests.kernelkit.test_tape import held_by, matrix, odd
 

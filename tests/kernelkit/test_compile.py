@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernelkit import compile as kernel_compile
-from kernelkit import trace
+from kernelkit.compile import compiler as kernel_compile
+from kernelkit.compile import trace
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 import fmha.reference
 import gqa_lowlatency.reference
-from kernelkit.definition import Numbers, attend
+from kernelkit.numerics.definition import Numbers, attend
 
 ROWS, KEYS, HEADS, KV_HEADS, DIM = 3, 9, 4, 2, 16
 FULL = torch.ones(ROWS, KEYS, dtype=torch.bool)

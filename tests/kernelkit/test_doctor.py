@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from kernelkit import __main__ as command_line
-from kernelkit import doctor, launch, store, tuned_files
+from kernelkit import doctor
+from kernelkit.call import launch
+from kernelkit.compile import store
+from kernelkit.tune import files as tuned_files
 from tests.kernelkit.tuned_writer import PLACE, entry
 
 
@@ -85,7 +88,7 @@ def test_tables_are_listed_with_why_they_do_not_hold(capsys):
 
 
 def test_a_table_of_another_driver_is_told_apart(monkeypatch):
-    from kernelkit.tune import subject
+    from kernelkit.tune.tuner import subject
 
     monkeypatch.setattr(doctor, "gpus", lambda: [{"device": "cuda:0"}])
     place = tuned_files.place_of(subject("decode").tuned, PLACE.machine)

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kernelkit import operator as module
-from kernelkit.front import fronted
+from kernelkit.call import operator as module
+from kernelkit.call.front import fronted
 from tests.hostile_calls import freed
 from tests.kernelkit.test_operator import SCALED, Arguments, Subclass, Watch, WatchFunctions, run
 from tests.kernelkit.test_tape import held_by, matrix, odd

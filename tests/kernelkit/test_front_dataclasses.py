@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from kernelkit import operator as module
-from kernelkit.front import fronted
-from kernelkit.operator import Operator
+from kernelkit.call import operator as module
+from kernelkit.call.front import fronted
+from kernelkit.call.operator import Operator
 from tests.kernelkit.test_front import CALLS, expected, scaled, whole_ways
 from tests.kernelkit.test_operator import SCALED, Arguments, run
 from tests.kernelkit.test_tape import matrix

@@ -14,16 +14,17 @@ from pathlib import Path
 
 import pytest
 
-import kernelkit.hw
+import kernelkit.plan.hw
 from fmha.config import AttentionConfig
-from fmha.device import walk
+from fmha.shared import walk
 from fmha.sm100 import lines
 from fmha.sm100.roles import softmax
-from kernelkit import merge_plan, pristine, sources
-from kernelkit.keys import KernelKey, NotPlain
-from kernelkit.merge_plan import MergeConfig
+from kernelkit.compile import pristine, sources
+from kernelkit.compile.keys import KernelKey, NotPlain
+from kernelkit.merge import plan as merge_plan
+from kernelkit.merge.plan import MergeConfig
+from lab.house.source import PACKAGES, ROOT
 from moe.routing.config import PermutationConfig
-from workbench.house.source import PACKAGES, ROOT
 
 ATTENTION = "fmha.sm100.kernel"
 MERGE = MergeConfig(64, ("bf16", "fp32"), "bf16", False, True, False, capacity=4, lanes=2)
@@ -63,10 +64,10 @@ def test_text_that_is_no_key_is_refused(text):
 @pytest.mark.parametrize("config", [
     {"class": "os:system", "fields": {"command": "exit 7"}},
     {"class": "subprocess:Popen", "fields": {"args": "true"}},
-    {"class": "kernelkit.aot:os.system", "fields": {"command": "exit 7"}},  # by way of ours
-    {"class": "kernelkit.aot:KernelKey.to_text", "fields": {}},
-    {"class": "kernelkit.aot:load", "fields": {"folder": "/"}},  # ours, but not a class
-    {"class": "kernelkit.aot:Path", "fields": {}},
+    {"class": "kernelkit.compile.aot:os.system", "fields": {"command": "exit 7"}},  # by way of ours
+    {"class": "kernelkit.compile.aot:KernelKey.to_text", "fields": {}},
+    {"class": "kernelkit.compile.aot:load", "fields": {"folder": "/"}},  # ours, but not a class
+    {"class": "kernelkit.compile.aot:Path", "fields": {}},
     {"enum": "antigravity:x", "name": "y"},
     {"class": "dataclasses:make_dataclass", "fields": {"cls_name": "A", "fields": []}},
     {"class": "../../tests:x", "fields": {}},
@@ -97,9 +98,18 @@ def test_a_title_says_what_differs_from_the_defaults():
 
 def test_a_kernel_is_traced_from_what_it_reaches():
     found = set(sources.closure(ATTENTION))
-    assert {"fmha.sm100.roles.softmax", "kernelkit.online_softmax", "kernelkit.hw"} <= found
+    assert {
+        "fmha.sm100.roles.softmax",
+        "kernelkit.device.online_softmax",
+        "kernelkit.plan.hw",
+    } <= found
     assert not {name for name in found if name.startswith(("moe.", "ptxemu", "kvcache"))}
-    assert not found & {"kernelkit.compile", "kernelkit.launch", "fmha.api", "fmha.launch"}
+    assert not found & {
+        "kernelkit.compile.compiler",
+        "kernelkit.call.launch",
+        "fmha.api",
+        "fmha.launch",
+    }
 
 
 def test_what_a_trace_imports_was_reached(tmp_path):
@@ -109,11 +119,11 @@ def test_what_a_trace_imports_was_reached(tmp_path):
         "import importlib, sys; importlib.import_module(sys.argv[1]);"
         "print(*(m for m in sys.modules if m.partition('.')[0] in sys.argv[2:]))"
     )
-    for root in (ATTENTION, "fmha.sparse.compressor.window_kernel", "moe.sm100.kernel"):
+    for root in (ATTENTION, "mla.compressor.window_kernel", "moe.sm100.kernel"):
         command = [sys.executable, "-c", code, root, *sources.PACKAGES]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         imported = {name for name in done.stdout.split() if not _is_package(name)}
-        assert imported <= {*sources.closure(root), "kernelkit.exports"}
+        assert imported <= {*sources.closure(root), "kernelkit.call.exports"}
 
 
 def _is_package(module: str) -> bool:
@@ -123,7 +133,7 @@ def _is_package(module: str) -> bool:
 def test_packages_are_those_that_are_installed():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     installed = set(re.findall(r'^    "(\w+)", "\1\.\*",$', project, re.M))
-    others = {"cycle_model", "integrations", "ptxemu"}  # that have no kernels
+    others = {"blackwell_engines", "cycle_model", "ptxemu"}  # that have no kernels
     assert installed == {*sources.PACKAGES, *others} == set(PACKAGES)
 
 
@@ -146,8 +156,8 @@ def copy(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "counts"), [
-    ("fmha/sm100/roles/softmax.py", True), ("kernelkit/hw.py", True), ("fmha/config.py", True),
-    ("fmha/api.py", False), ("kernelkit/merge_kernel.py", False),
+    ("fmha/sm100/roles/softmax.py", True), ("kernelkit/plan/hw.py", True), ("fmha/config.py", True),
+    ("fmha/api.py", False), ("kernelkit/merge/kernel.py", False),
     ("gqa_lowlatency/choose.py", False),
 ])  # fmt: skip
 def test_a_change_counts_where_it_is_reached(copy, tmp_path, name, counts):
@@ -157,16 +167,16 @@ def test_a_change_counts_where_it_is_reached(copy, tmp_path, name, counts):
 
 
 @pytest.mark.parametrize("text", [
-    "from kernelkit import (  # (why)\n    hw,\n    merge_plan as plan,\n)",
-    "import kernelkit.merge_plan",
-    "def late():\n    from kernelkit.merge_plan import (\n        MergeConfig,\n    )",
+    "from kernelkit.merge import (  # (why)\n    api,\n    plan as merge_plan,\n)",
+    "import kernelkit.merge.plan",
+    "def late():\n    from kernelkit.merge.plan import (\n        MergeConfig,\n    )",
 ])  # fmt: skip
 def test_imports_are_found_however_they_are_written(copy, tmp_path, text):
-    assert "kernelkit.merge_plan" not in sources.closure(ATTENTION)
+    assert "kernelkit.merge.plan" not in sources.closure(ATTENTION)
     path = tmp_path / "fmha/sm100/layout.py"
     path.write_text(path.read_text(encoding="utf-8") + f"\n{text}\n", encoding="utf-8")
     copy()
-    assert "kernelkit.merge_plan" in sources.closure(ATTENTION)
+    assert "kernelkit.merge.plan" in sources.closure(ATTENTION)
 
 
 # ---- what is loaded
@@ -197,11 +207,11 @@ def _other(*_: object) -> None:
     (softmax.Softmax, "mask", softmax.Softmax.run, "fmha.sm100.roles.softmax.Softmax.mask"),
     (softmax.Softmax, "added", _other, "fmha.sm100.roles.softmax.Softmax.added"),
     (softmax, "Softmax", type("Softmax", (), {}), "fmha.sm100.roles.softmax.Softmax"),
-    (walk, "locate", _other, "fmha.device.walk.locate"),
-    (walk, "locate", walk.plan_walk, "fmha.device.walk.locate"),
+    (walk, "locate", _other, "fmha.shared.walk.locate"),
+    (walk, "locate", walk.plan_walk, "fmha.shared.walk.locate"),
     (lines, "hw", merge_plan, "fmha.sm100.lines.hw"),
-    (kernelkit.hw, "SMS", 3, "kernelkit.hw.SMS"),
-    (kernelkit.hw, "TMA_ALIGN_BYTES", 16.0, "kernelkit.hw.TMA_ALIGN_BYTES"),
+    (kernelkit.plan.hw, "SMS", 3, "kernelkit.plan.hw.SMS"),
+    (kernelkit.plan.hw, "TMA_ALIGN_BYTES", 16.0, "kernelkit.plan.hw.TMA_ALIGN_BYTES"),
 ], ids=[*"abcdefghi"])  # fmt: skip
 def test_patches_are_found(monkeypatch, owner, name, value, found):
     monkeypatch.setattr(owner, name, value, raising=False)
@@ -213,4 +223,4 @@ def test_patches_are_found(monkeypatch, owner, name, value, found):
 def test_what_is_not_traced_may_be_patched(monkeypatch):
     monkeypatch.setattr(merge_plan, "MergeConfig", None)
     assert pristine.patched(ATTENTION) == []
-    assert Path(merge_plan.__file__).name == "merge_plan.py"
+    assert Path(merge_plan.__file__).parent.name == "merge"

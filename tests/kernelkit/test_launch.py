@@ -1,4 +1,5 @@
-"""kernelkit.launch: the same kernel in the emulator, and natively with `--hw` on a Hopper GPU."""
+"""kernelkit.call.launch: the same kernel in the emulator, and natively with `--hw` on a Hopper
+GPU."""
 
 import ctypes
 import gc
@@ -12,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernelkit import compile as kernel_compile
-from kernelkit.launch import (
+from kernelkit.call.launch import (
     PreparedLaunch,
     Target,
     choose_target,
@@ -21,12 +21,13 @@ from kernelkit.launch import (
     launch,
     watching,
 )
-from kernelkit.tape import Taping
+from kernelkit.call.tape import Taping
+from kernelkit.compile import compiler as kernel_compile
+from lab.house.source import ROOT
 from ptxemu.host.allocations import LIVE
 from ptxemu.options import Options
 from tests.kernelkit.recorded import Gpu, Recorded
 from tests.kernelkit.scale_kernel import ARCHS, compile_scale, scale
-from workbench.house.source import ROOT
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.hw)]
 

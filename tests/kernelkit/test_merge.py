@@ -1,4 +1,5 @@
-"""kernelkit.merge in the emulator, and natively with `--hw`: numbers, layouts, empty, refusals."""
+"""kernelkit.merge.api in the emulator, and natively with `--hw`: numbers, layouts, empty,
+refusals."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ptxemu
-from kernelkit import compile as kernel_compile
-from kernelkit import merge_plan
-from kernelkit.launch import emulation
-from kernelkit.merge import merge
-from kernelkit.merge_launch import KERNEL
-from kernelkit.param_table import ParamTable
+from kernelkit.call.launch import emulation
+from kernelkit.compile import compiler as kernel_compile
+from kernelkit.device.param_table import ParamTable
+from kernelkit.merge import plan as merge_plan
+from kernelkit.merge.api import merge
+from kernelkit.merge.launch import KERNEL
 from tests.kernelkit.merge_cases import DTYPES, Case, as_argument, build, check
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")

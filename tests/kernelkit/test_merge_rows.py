@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lab.soak.rows import merging
 from tests.rows import changed, each_kind
-from workbench.soak.rows import merging
 
 
 @each_kind(merging.SUBJECTS)

@@ -12,10 +12,10 @@ from typing import ClassVar
 import pytest
 import torch
 
-from kernelkit import ranges
-from kernelkit.compile import compile_once
-from kernelkit.keys import KernelKey
-from kernelkit.names import LONGEST, kernel_name, stem_of
+from kernelkit.call import ranges
+from kernelkit.compile.compiler import compile_once
+from kernelkit.compile.keys import KernelKey
+from kernelkit.compile.names import LONGEST, kernel_name, stem_of
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def test_without_a_gpu_there_are_no_ranges(seen, monkeypatch):
 SCRIPT = """
 import torch
 from kernelkit import ranges
-from kernelkit.operator import Operator
+from kernelkit.call.operator import Operator
 import moe
 assert ranges.ON is (%r != "0")
 print(hasattr(Operator.__call__, "__wrapped__"), moe.fused_moe.__code__.co_name)

@@ -1,11 +1,11 @@
-"""kernelkit.online_softmax, function by function, in the emulator."""
+"""kernelkit.device.online_softmax, function by function, in the emulator."""
 
 import itertools
 import math
 
 import torch
 
-from kernelkit import online_softmax
+from kernelkit.device import online_softmax
 from tests.kernelkit.row_kernel import COLUMNS, apply_to_rows
 
 INF = math.inf

@@ -17,10 +17,10 @@ from torch.library import opcheck
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernelkit import operator as module
-from kernelkit.launch import Target, launch
-from kernelkit.operator import Operator, layouts
-from kernelkit.tape import zeros_that_stay
+from kernelkit.call import operator as module
+from kernelkit.call.launch import Target, launch
+from kernelkit.call.operator import Operator, layouts
+from kernelkit.call.tape import zeros_that_stay
 from tests.kernelkit.scale_kernel import compile_scale
 from tests.kernelkit.test_tape import held_by, matrix, odd
 

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from kernelkit.operator import Operator
+from kernelkit.call.operator import Operator
 from tests.kernelkit.test_operator import SCALED, Arguments, empty, run, same
 from tests.kernelkit.test_tape import matrix
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kernelkit.outside import FileError, json_file, json_of, read_bounded, require_fields
+from kernelkit.compile.outside import FileError, json_file, json_of, read_bounded, require_fields
 
 
 def test_a_file_is_read_up_to_its_limit(tmp_path):

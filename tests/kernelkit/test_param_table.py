@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kernelkit.device_table import DeviceTable
-from kernelkit.param_table import ParamTable, Word, word_names
+from kernelkit.device.device_table import DeviceTable
+from kernelkit.device.param_table import ParamTable, Word, word_names
 
 
 @dataclass(frozen=True, kw_only=True)

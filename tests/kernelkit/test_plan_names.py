@@ -7,9 +7,9 @@ import torch
 
 from fmha.config import AttentionConfig
 from gqa_lowlatency.config import DecodeConfig
-from kernelkit import plan_names
-from kernelkit.keys import KernelKey
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
+from kernelkit.compile import plan_names
+from kernelkit.compile.keys import KernelKey
 from moe.config import GroupedConfig
 from tests.kernelkit.scale_kernel import scale
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from kernelkit.arrivals import Reach, Signal, arrivals
-from kernelkit.edges import Edge, EdgePlan
-from kernelkit.smem_plan import SmemBuffer, SmemPlan
-from kernelkit.tmem_plan import TmemPlan, TmemRange
-from kernelkit.warps import Role, RolePlan
+from kernelkit.plan.arrivals import Reach, Signal, arrivals
+from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.smem import SmemBuffer, SmemPlan
+from kernelkit.plan.tmem import TmemPlan, TmemRange
+from kernelkit.plan.warps import Role, RolePlan
 
 ROLES = RolePlan(
     (Role("compute", 0, 4, "rows"), Role("issue", 4, 1, "mma"), Role("load", 5, 1, "tma"))

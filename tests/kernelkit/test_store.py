@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelkit import compile as kernel_compile
-from kernelkit import pristine, sources, store
-from kernelkit.store import LIMIT_VARIABLE, VARIABLE, CacheWarning, Store, bytes_of
-from kernelkit.trace import settings
+from kernelkit.compile import compiler as kernel_compile
+from kernelkit.compile import pristine, sources, store
+from kernelkit.compile.store import LIMIT_VARIABLE, VARIABLE, CacheWarning, Store, bytes_of
+from kernelkit.compile.trace import settings
 from kvcache.movement import checksum_kernel
 from kvcache.movement.config import ChecksumConfig
 from kvcache.movement.launch import compile_kernel
-from workbench.house.source import ROOT
+from lab.house.source import ROOT
 
 ARCH = "sm_90a"
 NO_DSL = "import sys; sys.modules['cutlass'] = None\n"  # importing it raises
@@ -139,7 +139,7 @@ def test_another_fingerprint_is_another_config(warm, traces, monkeypatch):
     """A change of the sources that the kernel does not see: it is traced, and not compiled."""
     compiled()
     forget(monkeypatch)
-    monkeypatch.setattr("kernelkit.sources.fingerprint", lambda module: "changed")
+    monkeypatch.setattr("kernelkit.compile.sources.fingerprint", lambda module: "changed")
     compiled()
     assert traces == ["found"]
     assert [len(files(warm, kind)) for kind in ("kernels", "configs")] == [1, 2]

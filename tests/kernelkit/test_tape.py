@@ -8,11 +8,11 @@ from types import FunctionType, ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from kernelkit.compile import collecting
-from kernelkit.launch import Target, launch
-from kernelkit.tape import Tape, Taping, _maker, zeros_that_stay
+from kernelkit.call.launch import Target, launch
+from kernelkit.call.tape import Tape, Taping, _maker, zeros_that_stay
+from kernelkit.compile.compiler import collecting
+from lab.tools.poison import poisoned_outputs
 from tests.kernelkit.scale_kernel import compile_scale
-from workbench.poison import poisoned_outputs
 
 SHAPE = (3, 8)
 
@@ -198,7 +198,7 @@ def test_a_dry_run_launches_nothing():
 
 def test_a_tape_of_poisoned_outputs_poisons_them_again(monkeypatch):
     """Also on a GPU, where it allocates past torch otherwise."""
-    monkeypatch.setattr("kernelkit.tape._empty_strided_cuda", lambda *layout: "unfilled")
+    monkeypatch.setattr("kernelkit.call.tape._empty_strided_cuda", lambda *layout: "unfilled")
     like = SimpleNamespace(shape=(2,), stride=lambda: (1,), dtype=torch.float32)
     like.device = torch.device("cuda")
     assert _maker(like)() == "unfilled"

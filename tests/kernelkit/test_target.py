@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernelkit import launch
-from kernelkit.launch import Target, choose_target
-from kernelkit.tensors import has_whole_rows, with_plain_strides
+from kernelkit.call import launch
+from kernelkit.call.launch import Target, choose_target
+from kernelkit.call.tensors import has_whole_rows, with_plain_strides
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)

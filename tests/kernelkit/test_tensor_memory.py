@@ -16,11 +16,11 @@ import moe.launch as grouped
 from fmha.config import AttentionConfig
 from fmha.launch import compile_attention
 from fmha.sm100.plan import FREE_BARRIER
-from fmha.sparse.indexer.scores_config import BlockScaledConfig
-from fmha.sparse.indexer.scores_launch import SOURCES
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.sm100.plan import DONE_BARRIER
-from kernelkit.compile import compile_once
+from kernelkit.compile.compiler import compile_once
+from mla.indexer.scores_config import BlockScaledConfig
+from mla.indexer.scores_launch import SOURCES
 from moe.config import GroupedConfig
 from moe.mixed.config import MixedConfig
 from moe.mixed.launch import KERNELS as MIXED

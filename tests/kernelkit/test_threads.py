@@ -7,7 +7,7 @@ import torch
 
 from fmha import attention
 from gqa_lowlatency import decode
-from kernelkit import compile as kernel_compile
+from kernelkit.compile import compiler as kernel_compile
 from moe import Router, fused_moe, pack
 from tests.ptxemu.test_threads import THREADS, in_threads
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from kernelkit.tolerance import compare_lse, compare_output, ulp
+from kernelkit.numerics.tolerance import compare_lse, compare_output, ulp
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,14 @@ import pytest
 import torch
 
 from kernelkit import __main__ as command_line
-from kernelkit import halving, store, tune, tuned_files
-from kernelkit.halving import Time, race
-from kernelkit.stopwatch import Bench, require_agreement
-from kernelkit.tuned_files import Machine
-from workbench.house.source import ROOT
+from kernelkit.compile import store
+from kernelkit.tune import files as tuned_files
+from kernelkit.tune import halving
+from kernelkit.tune import tuner as tune
+from kernelkit.tune.files import Machine
+from kernelkit.tune.halving import Time, race
+from kernelkit.tune.stopwatch import Bench, require_agreement
+from lab.house.source import ROOT
 
 MACHINE = Machine("Test GPU", 132, "sm_90a", "570.1")
 NOISE = 0.02

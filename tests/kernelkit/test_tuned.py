@@ -18,9 +18,9 @@ from fmha import warm as fmha_warm
 from gqa_lowlatency import choose as decode_choose
 from gqa_lowlatency import warm as gqa_warm
 from gqa_lowlatency.config import DecodeConfig
-from kernelkit import tune
-from kernelkit.compile import collecting
-from kernelkit.tuned import (
+from kernelkit.compile.compiler import collecting
+from kernelkit.tune import tuner as tune
+from kernelkit.tune.choices import (
     Tuned,
     TunedWarning,
     are_open,
@@ -111,7 +111,7 @@ def test_forced_choices_are_for_one_operator_and_raise_where_they_do_not_fit(tun
 
 def test_a_file_is_read_once_and_again_when_forgotten(tuned, monkeypatch):
     reads = []
-    monkeypatch.setattr("kernelkit.tuned_files.choices_here", lambda *_: reads.append(1) or {})
+    monkeypatch.setattr("kernelkit.tune.files.choices_here", lambda *_: reads.append(1) or {})
     applied(tuned, Item(1))
     assert not reads
     tuned.forget()

@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelkit import store, tuned_files
-from kernelkit.tuned import Tuned, TunedWarning
-from kernelkit.tuned_files import TableError, add, choices_here, load, read
+from kernelkit.compile import store
+from kernelkit.tune import files as tuned_files
+from kernelkit.tune.choices import Tuned, TunedWarning
+from kernelkit.tune.files import TableError, add, choices_here, load, read
+from lab.house.source import ROOT
 from tests.kernelkit import tuned_writer
 from tests.kernelkit.tuned_writer import PLACE, entry
-from workbench.house.source import ROOT
 
 KEYS = '{"keys": %d}'
 CUDA = torch.device("cuda", 0)
-DECODE = Tuned("decode", {"sm_90a": ["gqa_lowlatency.sm90.kernel"]}, ["cluster"])
+DECODE = Tuned("decode", {"sm_90a": ["gqa_lowlatency.portable.kernel"]}, ["cluster"])
 
 
 def start(folder: Path, *words: object) -> subprocess.Popen:

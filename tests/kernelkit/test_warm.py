@@ -13,19 +13,19 @@ import gqa_lowlatency.warm
 import kvcache.movement.warm
 import moe.warm
 import q8_0.warm
-from kernelkit import compile as kernel_compile
-from kernelkit.compile import collecting
-from kernelkit.keys import KernelKey
-from kernelkit.launch import Target, launch
-from kernelkit.warm import kernels_over, warm
+from kernelkit.call.launch import Target, launch
+from kernelkit.compile import compiler as kernel_compile
+from kernelkit.compile.compiler import collecting
+from kernelkit.compile.keys import KernelKey
+from kernelkit.compile.warm import kernels_over, warm
 from kvcache import gqa, preset
+from lab.cases.moe import layer_of
+from lab.commands import EXPLAIN
 from moe import ArrangedExperts, Router, pack
 from q8_0.blocks import LAYOUTS
 from q8_0.product.launch import config_for
 from q8_0.weights import empty
 from tests.kernelkit.scale_kernel import compile_scale
-from workbench.cases.moe import layer_of
-from workbench.commands import EXPLAIN
 
 SAMPLES = 300
 
@@ -193,7 +193,7 @@ def test_each_kernel_is_made_once_with_progress(monkeypatch, capsys):
     made, seen = [], []
     monkeypatch.setattr(kernel_compile, "_compiled", {})
     monkeypatch.setattr(kernel_compile, "_make", lambda *key: made.append(key) or object())
-    keys = [KernelKey("kernelkit.merge_kernel", n, "sm_90a") for n in (1, 2, 1)]
+    keys = [KernelKey("kernelkit.merge.kernel", n, "sm_90a") for n in (1, 2, 1)]
     done = warm(keys, lambda number, count, key, seconds: seen.append((number, count, key)))
     assert [config for config, _, _ in made] == [1, 2]
     assert seen == [(1, 2, keys[0]), (2, 2, keys[1])]

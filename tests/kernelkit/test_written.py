@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernelkit.operator import Operator
-from kernelkit.schema import Schema
-from kernelkit.writable import require_writable
+from kernelkit.call.operator import Operator
+from kernelkit.call.schema import Schema
+from kernelkit.call.writable import require_writable
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
-from kernelkit import tuned_files
-from kernelkit.tuned_files import Entry, Machine, Place
+from kernelkit.tune import files as tuned_files
+from kernelkit.tune.files import Entry, Machine, Place
 
 PLACE = Place("decode", Machine("Test GPU", 132, "sm_90a", "570.1"), "ab" * 32)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelkit import compile as kernel_compile
+from kernelkit.compile import compiler as kernel_compile
 from kvcache.movement import launch as forward
 
 

@@ -14,7 +14,7 @@ import torch
 
 import fmha.reference
 import gqa_lowlatency.reference
-from kernelkit.launch import watching
+from kernelkit.call.launch import watching
 from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Pool
 from kvcache.layouts.layout import Layout, Ring

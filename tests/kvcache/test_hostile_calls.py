@@ -1,5 +1,5 @@
 """Calls of the cache's functions that cannot be: a named error, or the right result. Those of a
-manager and a cache object are in `workbench.soak.wrong_types`."""
+manager and a cache object are in `lab.soak.wrong_types`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import re
 import torch
 
 from kvcache import preset
-from workbench.house.source import ROOT
+from lab.house.source import ROOT
 
 README = (ROOT / "kvcache" / "README.md").read_text(encoding="utf-8")
 MIB = 1 << 20

@@ -10,8 +10,8 @@ import moe.mixed.launch
 import moe.quantiser.launch
 import moe.routing.launch
 import moe.routing.linear_launch
-from kernelkit import compile as kernel_compile
-from kernelkit.launch import Target, launch
+from kernelkit.call.launch import Target, launch
+from kernelkit.compile import compiler as kernel_compile
 from tests.moe.mixed_space import CTAS
 
 

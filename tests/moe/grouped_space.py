@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from lab.problems import hostile
+from lab.problems.grouped_gemm import DTYPES, Case
 from moe.choose import FEW
 from moe.config import CARRIED, TILE_ROWS, WINDOW, WINDOW_STEP
 from moe.formats import format_of
 from tests.fmha.pairwise import Rule, Space, covering, random_row
-from workbench.problems import hostile
-from workbench.problems.grouped_gemm import DTYPES, Case
 
 FORMS = {
     "plain": None,

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernelkit.tolerance import REFERENCE_FACTOR, compare_output, ulp
+from kernelkit.numerics.tolerance import REFERENCE_FACTOR, compare_output, ulp
+from lab.problems.grouped_gemm import checked
 from moe import Router, RouterLinear, reference_routing, route_tokens
 from tests.moe.routing_cases import DTYPES, Case, apart, draw_biases, rounded_exp
-from workbench.problems.grouped_gemm import checked
 
 INF, NAN = math.inf, math.nan
 CALIBRATING = 64  # tokens

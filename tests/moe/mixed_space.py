@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from lab.problems.mixed_gemm import Case
 from moe.formats import format_of
 from moe.mixed.config import (
     ARCHS,
@@ -23,7 +24,6 @@ from moe.mixed.config import (
 )
 from tests.fmha.pairwise import Rule, Space, covering, random_row
 from tests.moe.grouped_space import FORMS, random_counts
-from workbench.problems.mixed_gemm import Case
 
 CTAS = 2  # in the emulator: each has several tiles, of several experts
 WORK = 1_500_000  # products of numbers of x and of w, about, in a problem at random

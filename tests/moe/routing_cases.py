@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from kernelkit.tolerance import compare_output
+from kernelkit.numerics.tolerance import compare_output
+from lab.problems.grouped_gemm import CHECKED, checked
 from moe import reference_routing as reference
 from moe.routing import combine, permutation, route
 from ptxemu import Options
 from tests.kernelkit.merge_cases import EXP2_BITS
-from workbench.problems.grouped_gemm import CHECKED, checked
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 STEP = 2.0**-6  # logits are multiples of it, so that many are equal and none almost

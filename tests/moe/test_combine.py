@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernelkit.compile import compile_once
+from kernelkit.compile.compiler import compile_once
 from moe import reference_routing
 from moe.routing import combine
 from moe.routing.config import CombineConfig, combine_columns

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
 from moe import Router, arrange, fused_moe, pack, route, unpack, unpack_biases
 from moe.models import of_model
 from ptxemu import Options

@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernelkit import e2m1
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
+from kernelkit.numerics import e2m1
+from lab.problems import grouped_gemm as cases
+from lab.problems.grouped_gemm import CHECKED, PATIENCE, Case
 from moe.api import grouped_gemm, grouped_gemm_swiglu
 from moe.arguments import Activation, SwiGLU
 from moe.formats import SCALE_COLUMNS
@@ -22,8 +24,6 @@ from moe.sm100.roles import affine, epilogue, mma
 from ptxemu import Options
 from ptxemu.record.recording import EXPECT, LOAD
 from tests.moe.grouped_space import FORMS, MATRIX, QUICK, random_case
-from workbench.problems import grouped_gemm as cases
-from workbench.problems.grouped_gemm import CHECKED, PATIENCE, Case
 
 GROUPS = 4
 SEEDS = 200  # of the sweep

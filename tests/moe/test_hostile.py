@@ -13,7 +13,10 @@ from itertools import product
 import pytest
 import torch
 
-from kernelkit import tolerance
+from kernelkit.numerics import tolerance
+from lab.problems import grouped_gemm as cases
+from lab.problems import hostile
+from lab.problems.grouped_gemm import Case, checked, same_bits
 from moe import reference
 from moe.api import grouped_gemm
 from moe.formats import FORMATS, format_of
@@ -23,9 +26,6 @@ from moe.quantized import Quantized
 from moe.reference import FLT_MAX
 from tests.moe.grouped_space import FORMS
 from tests.moe.quantise_cases import assert_equal, used_bytes
-from workbench.problems import grouped_gemm as cases
-from workbench.problems import hostile
-from workbench.problems.grouped_gemm import Case, checked, same_bits
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs", "three_ctas")
 

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
 from moe import (
     Router,
     activation_scales,

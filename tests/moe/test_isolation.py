@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lab.problems.grouped_gemm import Case, checked, same_bits
 from moe import reference
 from moe.api import grouped_gemm
 from moe.formats import FORMATS, SCALE_COLUMNS, format_of
@@ -15,7 +16,6 @@ from moe.quantiser.api import quantise
 from moe.quantized import Quantized
 from moe.reference import NAN_CODE
 from tests.moe.grouped_space import FORMS
-from workbench.problems.grouped_gemm import Case, checked, same_bits
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs", "three_ctas")
 

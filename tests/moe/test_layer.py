@@ -10,13 +10,13 @@ import shlex
 
 import pytest
 
+from lab.cases.moe import errors_of, layer_of
+from lab.commands import EXPLAIN
+from lab.problems.grouped_gemm import checked
+from lab.verbs.run.moe import EXTRA
 from moe import reference_routing
 from moe.api import fused_moe
 from moe.packing import pack
-from workbench.cases.moe import errors_of, layer_of
-from workbench.commands import EXPLAIN
-from workbench.problems.grouped_gemm import checked
-from workbench.run.moe import EXTRA
 
 QUANTISING = {"nvfp4": 0.26, "mxfp4": 0.3, "mxfp8": 0.08}  # of random numbers
 IDLE = 1  # an expert that no token chooses

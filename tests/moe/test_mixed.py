@@ -13,10 +13,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernelkit import compile as kernel_compile
-from kernelkit import store
-from moe.mixed.device import gather
+from kernelkit.compile import compiler as kernel_compile
+from kernelkit.compile import store
+from lab.problems import mixed_gemm as cases
+from lab.problems.grouped_gemm import CHECKED, PATIENCE
+from lab.problems.mixed_gemm import Case
 from moe.mixed.plan import ProductPlan
+from moe.mixed.shared import gather
 from moe.mixed.sm90 import kernel
 from moe.mixed.sm100 import kernel as blackwell
 from ptxemu import Deadlock, Options
@@ -32,9 +35,6 @@ from tests.moe.mixed_space import (
     TILES_OF,
     random_case,
 )
-from workbench.problems import mixed_gemm as cases
-from workbench.problems.grouped_gemm import CHECKED, PATIENCE
-from workbench.problems.mixed_gemm import Case
 
 pytestmark = pytest.mark.usefixtures("two_ctas")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.problems.grouped_gemm import checked
 from moe import Router, SwiGLU, arrange, fused_moe, pack, reference, unpack, unpack_biases
 from moe.mixed.fragments import MOST_BELOW
 from moe.mixed.launch import MixedArguments, forward, write_rows
 from moe.packing import PackedExperts
 from moe.reference_routing import route
 from ptxemu import Options
-from workbench.problems.grouped_gemm import checked
 
 E4M3 = torch.float8_e4m3fn
 FORM = SwiGLU(1.702, 1.0, 7.0)

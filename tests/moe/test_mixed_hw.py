@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import soak
+from lab.problems.attention import same_bits
+from lab.problems.mixed_gemm import Case, call
+from lab.problems.mixed_layer import Layer
+from lab.soak.campaign.trial import replays
+from lab.soak.moe.trial import Trial
+from lab.tools.place import Place, why_not_here
 from moe.mixed.launch import MIXED_GEMM
 from tests.moe.mixed_space import CTAS, FIRST, MATRIX, QUICK, TILES
-from workbench.place import Place, why_not_here
-from workbench.problems.attention import same_bits
-from workbench.problems.mixed_gemm import Case, call
-from workbench.problems.mixed_layer import Layer
-from workbench.soak.campaign.trial import replays
-from workbench.soak.moe.trial import Trial
 
 pytestmark = [pytest.mark.hw, pytest.mark.xdist_group("moe-mixed-hw")]
 

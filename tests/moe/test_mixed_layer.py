@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils._pytree import tree_map_only
 
-from kernelkit.launch import watching
+from kernelkit.call.launch import watching
+from lab.problems.grouped_gemm import CHECKED, PATIENCE, checked
 from moe import (
     ExpertWeights,
     Router,
@@ -37,7 +38,6 @@ from moe.packing import PackedExperts
 from moe.reference_routing import route
 from ptxemu import Options
 from tests.attentions import Watched
-from workbench.problems.grouped_gemm import CHECKED, PATIENCE, checked
 
 TOKENS, HIDDEN, INTERMEDIATE, EXPERTS = 7, 160, 96, 5
 GPT_OSS = SwiGLU(1.702, 1.0, 7.0)

@@ -14,6 +14,8 @@ from torch.library import opcheck
 from torch.utils._pytree import tree_map_only
 
 import moe.mixed.launch
+from lab.problems.grouped_gemm import checked
+from lab.problems.mixed_gemm import PLANS, Case, call
 from moe import Router, SwiGLU, arrange, fused_moe, mixed_gemm, pack
 from moe.mixed.config import MixedConfig
 from moe.mixed.fragments import fragments
@@ -22,8 +24,6 @@ from moe.mixed.plan import TILE_STAGES
 from moe.sm100 import plan as blackwell
 from tests.attentions import metadata
 from tests.moe.mixed_space import TILES_OF
-from workbench.problems.grouped_gemm import checked
-from workbench.problems.mixed_gemm import PLANS, Case, call
 
 pytestmark = pytest.mark.usefixtures("two_ctas")
 

@@ -10,14 +10,14 @@ from unittest import mock
 import pytest
 import torch
 
+from lab.mutation.experts import SUBJECTS
+from lab.problems import mixed_gemm as cases
+from lab.problems.grouped_gemm import CHECKED, PATIENCE
+from lab.problems.mixed_gemm import Case, arguments_of
 from moe.mixed.choose import BY_AVERAGE, choose_tile_rows
 from moe.mixed.config import MixedConfig
 from ptxemu import Options
 from tests.moe.mixed_space import FIRST
-from workbench.mutation.experts import SUBJECTS
-from workbench.problems import mixed_gemm as cases
-from workbench.problems.grouped_gemm import CHECKED, PATIENCE
-from workbench.problems.mixed_gemm import Case, arguments_of
 
 SIZES = 8, 16
 COUNTS = {

@@ -10,7 +10,10 @@ from unittest import mock
 import pytest
 import torch
 
-from kernelkit import hw
+from kernelkit.plan import hw
+from lab.problems import mixed_gemm as cases
+from lab.problems.grouped_gemm import CHECKED, PATIENCE, checked
+from lab.problems.mixed_gemm import Case
 from moe.mixed.choose import LEAST_UNITS, choose_split
 from moe.mixed.config import SPLIT_ROWS, SPLITS, MixedConfig
 from moe.mixed.fragments import fragments
@@ -19,9 +22,6 @@ from moe.mixed.sm90 import exchange, math
 from moe.mixed.sm90.plan import make_plan
 from ptxemu import Options, PtxEmuError
 from tests.moe.mixed_space import FIRST
-from workbench.problems import mixed_gemm as cases
-from workbench.problems.grouped_gemm import CHECKED, PATIENCE, checked
-from workbench.problems.mixed_gemm import Case
 
 CTAS = 4  # two clusters of two, or one of four: each has several tiles
 # A short ring, eleven units of K: more steps than stages in every share but the last.

@@ -10,9 +10,10 @@ import pytest
 
 from cycle_model.sass.listing import read
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
-from kernelkit import compile as kernel_compile
-from kernelkit import hw, store
-from kernelkit.compile import compile_once
+from kernelkit.compile import compiler as kernel_compile
+from kernelkit.compile import store
+from kernelkit.compile.compiler import compile_once
+from kernelkit.plan import hw
 from moe.mixed import config as limits
 from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
 from moe.mixed.config import PARTS, SPLITS, TEAMS, TILE_ROWS, MixedConfig

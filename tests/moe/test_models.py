@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
+from lab.flags.moe import ACTIVATIONS, MODELS
 from moe import Router, SwiGLU, models
 from moe.formats import FORMATS
 from moe.reference_routing import route
 from moe.routing import route as route_on_gpu
 from moe.routing.config import MAX_EXPERTS, MAX_TOP_K, RouteConfig
-from workbench.flags.moe import ACTIVATIONS, MODELS
 
 
 @pytest.mark.parametrize("name", models.CONFIGS)

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import moe.fused
+from lab.problems.grouped_gemm import checked
 from moe import ExpertWeights, PackedExperts, Router, checkpoint, fused_moe, pack
 from moe.arguments import Arguments, SwiGLU
 from moe.formats import FORMATS
-from workbench.problems.grouped_gemm import checked
 
 EXPERTS, HIDDEN, INTERMEDIATE = 3, 128, 64
 SIZES = EXPERTS, HIDDEN, INTERMEDIATE

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.mutation.experts import SUBJECTS
-from workbench.mutation.sample import assert_noticed
+from lab.mutation.experts import SUBJECTS
+from lab.mutation.sample import assert_noticed
 
 SAMPLES = {"moe 128 quantised": 5, "moe pair x 256": 5, "moe swapped": 5, "moe permutation": 7}
 SAMPLES |= {"moe dependent launch": 2, "moe bias": 5, "moe mxfp8 by mxfp4": 5}

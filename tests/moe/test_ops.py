@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 import moe.launch
-from kernelkit.operator import Operator
+from kernelkit.call.operator import Operator
+from lab.problems.grouped_gemm import Case
 from moe.api import fused_moe, grouped_gemm
 from moe.arguments import Activation, Arguments, Router, RouterLinear, Scales, SwiGLU
 from moe.fused import FUSED, PLAIN, Layer, run_layer
@@ -27,7 +28,6 @@ from moe.packing import PackedExperts, pack
 from moe.quantiser.api import quantise
 from moe.quantiser.launch import QUANTISE, Tokens
 from tests.attentions import Watched, metadata
-from workbench.problems.grouped_gemm import Case
 
 COUNTS = (1, 3, 0)
 K, COLUMNS = 128, 64

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from kernelkit import e2m1
+from kernelkit.numerics import e2m1
 from moe import checkpoint
 from moe.config import GRANULARITIES
 from moe.formats import FORMATS, row_blocks, scale_bytes

@@ -7,6 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lab.problems import grouped_gemm as cases
+from lab.problems import mixed_gemm as mixed_cases
+from lab.problems.grouped_gemm import Case, checked, same_bits
+from lab.problems.mixed_gemm import Case as Mixed
 from moe import arrange, fused_moe, pack, unpack
 from moe.api import grouped_gemm
 from moe.arguments import Router, SwiGLU
@@ -14,10 +18,6 @@ from moe.packing import PackedExperts
 from moe.quantized import Quantized, laid_out
 from moe.reference import dequantise, layer, swizzle_scales, unswizzle_scales
 from moe.reference_routing import route
-from workbench.problems import grouped_gemm as cases
-from workbench.problems import mixed_gemm as mixed_cases
-from workbench.problems.grouped_gemm import Case, checked, same_bits
-from workbench.problems.mixed_gemm import Case as Mixed
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs", "three_ctas")
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.problems.grouped_gemm import Case, checked
 from moe.api import fused_moe, fused_moe_plan, grouped_gemm, grouped_gemm_plan
 from moe.arguments import Activation, Router, Scales
 from moe.packing import pack
-from workbench.problems.grouped_gemm import Case, checked
 
 QUANTISED = Case((3, 0, 2), 128, 64, out="nvfp4", amax=True, bias=True)
 MIXED = Case((2, 1), 192, 64, "mxfp4", out="fp32", amax=True, x_fmt="mxfp8")

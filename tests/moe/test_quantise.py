@@ -11,16 +11,17 @@ import pytest
 import torch
 from cutlass import Float32, Uint32
 
-from kernelkit.compile import compile_once
-from kernelkit.narrow import packed_elements
-from kernelkit.words import float_of
+from kernelkit.compile.compiler import compile_once
+from kernelkit.device.narrow import packed_elements
+from kernelkit.device.words import float_of
+from lab.problems.grouped_gemm import CHECKED, PATIENCE, checked
 from moe import reference
-from moe.device.quantise import quantise_block
 from moe.formats import FORMATS, BlockFormat, format_of
 from moe.quantiser.api import quantise
 from moe.quantiser.config import AmaxConfig, QuantiseConfig, with_whole_rows
 from moe.quantiser.launch import ARCHS, Tokens
 from moe.quantiser.launch import quantise as run_quantise
+from moe.shared.quantise import quantise_block
 from ptxemu import Options
 from ptxemu.numerics import formats
 from tests.kernelkit.row_kernel import apply_to_rows
@@ -34,7 +35,6 @@ from tests.moe.quantise_cases import (
     random_case,
     used_bytes,
 )
-from workbench.problems.grouped_gemm import CHECKED, PATIENCE, checked
 
 ADVERSARIAL = Options(policy="adversarial", seed=1, limit=PATIENCE)
 
@@ -323,7 +323,7 @@ def test_global_scale_of_extremes(arch):
 def test_sizes_share_a_kernel(monkeypatch):
     for k in (48, 64):  # rows of whole and of half pieces
         check(Case("nvfp4", 130, k, scaling="tensor", calm=True))
-    monkeypatch.setattr("kernelkit.compile._make", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr("kernelkit.compile.compiler._make", lambda *_: pytest.fail("compiled"))
     for tokens, k in ((1, 16), (140, 288), (17, 1040)):
         check(Case("nvfp4", tokens, k, scaling="tensor", calm=True))
 

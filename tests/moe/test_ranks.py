@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lab.problems.grouped_gemm import checked
 from moe import reference
 from moe.api import fused_moe, fused_moe_plan
 from moe.arguments import Router, Scales
 from moe.packing import PackedExperts, pack, unpack
 from moe.reference_routing import route
 from moe.warm import kernels_for
-from workbench.problems.grouped_gemm import checked
 
 TOKENS, HIDDEN, INTERMEDIATE, EXPERTS = 7, 128, 64, 5
 SHARED = Router(2, "sigmoid", scale=2.5, shared=1)

@@ -6,9 +6,9 @@ import re
 
 import torch
 
+from lab.house.source import ROOT
 from moe import Router, pack_gpt_oss, reference, reference_routing, unpack, unpack_biases
 from tests.moe.hub_files import gpt_oss, write
-from workbench.house.source import ROOT
 
 README = (ROOT / "moe" / "README.md").read_text(encoding="utf-8")
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
+from lab.problems.grouped_gemm import CHECKED, checked
 from moe import (
     Router,
     RouterLinear,
@@ -39,7 +40,6 @@ from moe.warm import kernels_for
 from ptxemu import Options
 from tests.moe.linear_cases import Linear, check_exact, check_normal, logits_of
 from tests.moe.routing_cases import Case
-from workbench.problems.grouped_gemm import CHECKED, checked
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

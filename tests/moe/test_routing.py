@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
 from moe import reference_routing as reference
 from moe.routing import config, permutation, route
 from moe.routing.launch import ARCHS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lab.soak.rows import subjects
+from lab.soak.rows.draws import Draws
 from tests.rows import changed, changed_of, each_kind
-from workbench.soak.rows import subjects
-from workbench.soak.rows.draws import Draws
 
 SUBJECTS = [each for each in subjects.SUBJECTS if each.name.startswith("moe")]
 

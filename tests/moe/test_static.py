@@ -9,7 +9,7 @@ import itertools
 import pytest
 
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, resources, tools_found
-from kernelkit import hw
+from kernelkit.plan import hw
 from moe.config import GRANULARITIES, OUT_BITS, PART, TILE_N, TILE_ROWS, GroupedConfig
 from moe.formats import FORMATS
 from moe.launch import compile_for

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from lab.problems import grouped_gemm as cases
+from lab.problems.grouped_gemm import Case
 from moe.choose import FEW
 from moe.config import TILE_ROWS
 from tests.moe.grouped_space import FORMS
-from workbench.problems import grouped_gemm as cases
-from workbench.problems.grouped_gemm import Case
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs", "three_ctas")
 

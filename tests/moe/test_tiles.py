@@ -7,13 +7,13 @@ import json
 
 import pytest
 
+from lab.house.source import ROOT
+from lab.problems.grouped_gemm import Case
 from moe import launch
 from moe.api import grouped_gemm
 from moe.choose import FEW, check_tile_rows, choose_tile_n, choose_tile_rows, row_tiles
 from moe.config import TILE_ROWS, GroupedConfig
 from moe.sm100.plan import make_plan
-from workbench.house.source import ROOT
-from workbench.problems.grouped_gemm import Case
 
 MODELLED = ROOT / "results" / "moe_tiles_b200.json"
 

@@ -12,15 +12,15 @@ from functools import partial
 import pytest
 import torch
 
-from kernelkit import e2m1
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
+from kernelkit.numerics import e2m1
+from lab.flags.moe import ACTIVATIONS
+from lab.problems.grouped_gemm import SAME_BYTES
+from lab.verbs.run.moe import EXTRA
 from moe import CheckpointWeight, Router, SwiGLU, fused_moe, pack_quantised, reference
 from moe.formats import format_of
 from moe.reference_routing import combine, permutation, route
 from ptxemu import Options
-from workbench.flags.moe import ACTIVATIONS
-from workbench.problems.grouped_gemm import SAME_BYTES
-from workbench.run.moe import EXTRA
 
 TOKENS, TOP_K, EXPERTS = 64, 4, 32
 HIDDEN = INTERMEDIATE = 2880

@@ -9,12 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from lab.mutation import campaign, subject
+from lab.mutation.campaign import Record, Records
+from lab.mutation.reasons import CATEGORIES, REASONS
+from lab.mutation.subject import SCHEDULES, WRONG_BITS, Subject
+from lab.mutation.table import counts, shares, show, survivors, within_contract
 from ptxemu.mutation.rerun import BROKEN, CHECKER, DEADLOCK, UNNOTICED, Verdict
-from workbench.mutation import campaign, subject
-from workbench.mutation.campaign import Record, Records
-from workbench.mutation.reasons import CATEGORIES, REASONS
-from workbench.mutation.subject import SCHEDULES, WRONG_BITS, Subject
-from workbench.mutation.table import counts, shares, show, survivors, within_contract
 
 
 def test_other_bits_and_errors_tell_a_mutant():

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 
 import ptxemu
+from lab.silicon.conformance.ptx_program import aligned_copy
 from ptxemu.mutation.carried import UNREACHED, Carried, instead
 from ptxemu.mutation.observe import observe
 from tests.ptxemu.check_pairs import parts
 from tests.ptxemu.check_pairs.scenario import Scenario, write
-from workbench.conformance.ptx_program import aligned_copy
 
 KERNEL = write(
     Scenario(

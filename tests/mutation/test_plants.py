@@ -1,7 +1,7 @@
 """Faults planted in our own kernels: a wait, fence or signal that is missing, too late or too early
 for registers and asynchronous copies. The checker reports each, and says what is missing.
 
-A plant is a mutant (`ptxemu.mutation`) of a kernel that `workbench.mutation` has a problem for.
+A plant is a mutant (`ptxemu.mutation`) of a kernel that `lab.mutation` has a problem for.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from lab.bringup.covering import MUTATED
+from lab.mutation.subject import LIMIT, SCHEDULES
 from ptxemu.mutation.catalogue import CLASSES
 from ptxemu.mutation.classes import Mutant, mutants
 from ptxemu.mutation.rerun import findings, verdict
 from ptxemu.mutation.text import Text
 from ptxemu.report import ERROR, NOTE
-from workbench.bringup.covering import MUTATED
-from workbench.mutation.subject import LIMIT, SCHEDULES
 
 KINDS = {kind.name: kind for kind in CLASSES}
 LATE = {name: how for name, how in SCHEDULES.items() if name.startswith("adversarial")}

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from lab.bringup.covering import MUTATED
+from lab.mutation.subject import LIMIT
 from ptxemu.mutation.rerun import (
     BROKEN,
     CHECKER,
@@ -22,8 +24,6 @@ from ptxemu.mutation.rerun import (
     findings,
     verdict,
 )
-from workbench.bringup.covering import MUTATED
-from workbench.mutation.subject import LIMIT
 
 ROUND_ROBIN = {"round-robin": {"check": True, "limit": LIMIT}}
 

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from workbench.conformance.bounds import bounds_of, excess
-from workbench.conformance.elementwise import module, register_bits
-from workbench.conformance.patterns import Variant
-from workbench.conformance.ptx_program import Buffer, Program
-from workbench.conformance.semantics import LETTERS, alike, evaluate
-from workbench.conformance.values import operands
+from lab.silicon.conformance.bounds import bounds_of, excess
+from lab.silicon.conformance.elementwise import module, register_bits
+from lab.silicon.conformance.patterns import Variant
+from lab.silicon.conformance.ptx_program import Buffer, Program
+from lab.silicon.conformance.semantics import LETTERS, alike, evaluate
+from lab.silicon.conformance.values import operands
 
 LANES = 32
 SETS = 4  # equal operations on distinct registers: the least that is grouped

@@ -14,8 +14,8 @@ from collections import defaultdict
 
 import numpy as np
 
+from lab.silicon.conformance.semantics import Lanes
 from tests.ptxemu.kernels import kernel
-from workbench.conformance.semantics import Lanes
 
 REGISTERS = 9
 MEMORY_WORDS = 64

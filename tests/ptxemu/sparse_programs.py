@@ -14,8 +14,8 @@ from string import Template
 
 import numpy as np
 
-from workbench.conformance.exact_arithmetic import FORMATS, values_of
-from workbench.conformance.ptx_program import Buffer, Program
+from lab.silicon.conformance.exact_arithmetic import FORMATS, values_of
+from lab.silicon.conformance.ptx_program import Buffer, Program
 
 from .umma_operands import image_of, put_operand, random_codes
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance import fragments, lane_matrices, matrices, precision, wgmma_sparse
+from lab.silicon.conformance.case import Case
+from lab.silicon.conformance.ptx_program import Program, aimed_at, emulate
 from ptxemu import Options
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.mma import mma
 from ptxemu.numerics.accumulation import Rule, Types, accumulate, rule
 from tests.ptxemu.test_mma import D_AT
 from tests.ptxemu.test_mma import Case as Tcgen05
-from workbench.conformance import fragments, lane_matrices, matrices, precision, wgmma_sparse
-from workbench.conformance.case import Case
-from workbench.conformance.ptx_program import Program, aimed_at, emulate
 
 RESULTS = Path(__file__).parents[2] / "results" / "conformance_h100.json"
 ALIGNED = Options(accumulation="aligned", limit=None)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance.ptx_program import aligned_copy
 from ptxemu import Options
 from ptxemu.check.text import render, single
 from ptxemu.report import Finding, Report
@@ -16,7 +17,6 @@ from tests.ptxemu.check_pairs.run import launch
 from tests.ptxemu.check_pairs.scenario import Scenario, write
 from tests.ptxemu.kernels import POINTER, kernel
 from tests.ptxemu.kernels import launch as launch_kernel
-from workbench.conformance.ptx_program import aligned_copy
 
 _SIGNAL = "mbarrier.arrive.shared.b64 _, [full];"
 _STORE = f"{parts.WRITE}\ntcgen05.wait::st.sync.aligned;"

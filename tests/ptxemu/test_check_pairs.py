@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance.ptx_program import POLICIES, aligned_copy
 from ptxemu.report import Finding
 from tests.ptxemu.check_pairs.run import launch
 from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, Written, write
-from workbench.conformance.ptx_program import POLICIES, aligned_copy
 
 TOPICS = (
     "barriers mbarriers clusters copies bulk tensor scale_factors tmem memory lifetime lanes "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lab.silicon.conformance.ptx_program import aligned_copy
 from tests.ptxemu.kernels import DYNAMIC, kernel, launch
-from workbench.conformance.ptx_program import aligned_copy
 
 # A barrier in each CTA; %p0: not the first thread, %p1: CTA 1.
 MEET = """

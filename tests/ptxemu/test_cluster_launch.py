@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.silicon.conformance import ptx_program
 from ptxemu.record.recording import SEND
 from tests.ptxemu.kernels import launch
-from workbench.conformance import ptx_program
 
 CLUSTERS = 9
 _COUNTED = "atom.global.add.u32 %r50, [%rd0+36], 1;\n"

@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 
 import ptxemu
-from ptxemu import Options
-from ptxemu.errors import UnsupportedPtx
-from workbench.conformance import (
+from lab.silicon.conformance import (
     bounds,
     coverage,
     declined,
@@ -29,9 +27,11 @@ from workbench.conformance import (
     precision,
     values,
 )
-from workbench.conformance.campaign import Campaign, emulated, refusals
-from workbench.conformance.case import Case
-from workbench.conformance.journal import Journal
+from lab.silicon.conformance.campaign import Campaign, emulated, refusals
+from lab.silicon.conformance.case import Case
+from lab.silicon.conformance.journal import Journal
+from ptxemu import Options
+from ptxemu.errors import UnsupportedPtx
 
 RESULTS = Path(__file__).parents[2] / "results" / "conformance_h100.json"
 INPUTS = 1000  # at least, of each form

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.silicon.conformance.ptx_program import POLICIES, aligned_copy
 from ptxemu import Deadlock
 from ptxemu.check import kept
 from ptxemu.host.stopping import report_alone
 from tests.ptxemu.kernels import kernel, launch, pointers
-from workbench.conformance.ptx_program import POLICIES, aligned_copy
 
 SHARED = """.shared .align 128 .b8 tile[1024];
 .shared .align 8 .b64 full[2];

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
+from lab.silicon.conformance import hw_runner, patterns
+from lab.silicon.conformance.elementwise import grouped
+from lab.silicon.conformance.patterns import Variant, line
+from lab.silicon.conformance.ptx_program import emulate
 from ptxemu import Options, load
 from tests.ptxemu.elementwise import judge, program
-from workbench.conformance import hw_runner, patterns
-from workbench.conformance.elementwise import grouped
-from workbench.conformance.patterns import Variant, line
-from workbench.conformance.ptx_program import emulate
 
 _NEGATIVE = "{{ .reg .pred %x, %y; setp.lt.s32 %x, {a}, 0; mov.pred %y, %x; "
 IMMEDIATE = (

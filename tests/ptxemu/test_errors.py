@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance.ptx_program import POLICIES, aligned_copy
 from ptxemu import (
     Deadlock,
     HardwareRefusal,
@@ -19,7 +20,6 @@ from ptxemu import (
 )
 from ptxemu.machine.tensor_map import encode
 from tests.ptxemu.kernels import DYNAMIC, HEAD, POINTER, kernel, launch, pointers
-from workbench.conformance.ptx_program import POLICIES, aligned_copy
 
 SHARED = ".shared .align 16 .b8 fixed[64];\n"
 _ARRAY = np.zeros(64, np.uint32)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance.ptx_program import aligned_copy
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine import tensor_map
 from tests.ptxemu import kernels
-from workbench.conformance.ptx_program import aligned_copy
 
 ROWS, COLUMNS = 40, 96  # of the tensor, of 16-bit elements
 WIDTH = 64  # of the box: 128 bytes

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import pytest
 
 from ptxemu import __main__ as command
-from tests.scripts.test_start_up import HEAVY, SECONDS, started
+from tests.lab.test_start_up import HEAVY, SECONDS, started
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import ScalingType, SwizzleType, scaled_grouped_mm
 
+from lab.silicon.conformance.exact_arithmetic import values_of
 from ptxemu.host.scaled_mm import scaled_mm, substitute
 from ptxemu.host.torch_shim import torch_without_gpu
-from workbench.conformance.exact_arithmetic import values_of
 
 # name: elements, scale factors, block
 FORMATS = {

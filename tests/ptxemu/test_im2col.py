@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance.ptx_program import aligned_copy
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine import tensor_map
 from ptxemu.machine.im2col import PixelBox
 from ptxemu.machine.tma_tile import load_tile
 from tests.ptxemu import kernels
 from tests.ptxemu.test_tma_tile import BASE, FlatMemory
-from workbench.conformance.ptx_program import aligned_copy
 
 # Words 2..15 as the DSL's host code encoded them (4.8.1): a batch of f16 images, 64 pixels of 32
 # channels; sizes, strides (bytes), and, W first, lower corner, upper corner, traversal strides.

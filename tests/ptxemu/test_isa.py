@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 
 import ptxemu
+from lab.silicon.conformance import hw_runner
+from lab.silicon.conformance.ptx_program import FOLDER, POLICIES, Program, check, emulate, read
 from ptxemu.errors import UnsupportedPtx
-from workbench.conformance import hw_runner
-from workbench.conformance.ptx_program import FOLDER, POLICIES, Program, check, emulate, read
 
 FILES = sorted(FOLDER.glob("*.ptx"))
 

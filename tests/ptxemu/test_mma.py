@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from lab.silicon.conformance.exact_arithmetic import values_of
 from ptxemu.check import footprints
 from ptxemu.check.undefined import TensorCodes
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.mma import mma
 from ptxemu.machine.tmem import POISON, Tmem
 from ptxemu.machine.umma_desc import instr_desc, smem_desc
-from workbench.conformance.exact_arithmetic import values_of
 
 from .umma_operands import SWIZZLES, put_operand, random_codes
 

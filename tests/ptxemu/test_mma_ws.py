@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance.exact_arithmetic import values_of
 from ptxemu.check.undefined import TensorCodes
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.tmem import POISON
 from ptxemu.machine.umma_desc import instr_desc, require_shape, stationary_desc
 from tests.ptxemu import kernels
 from tests.ptxemu.test_mma import A_TMEM, D_AT, Case
-from workbench.conformance.exact_arithmetic import values_of
 
 KINDS = [("f16", "bf16", "f32"), ("tf32", "tf32", "f32"), ("f8f6f4", "e4m3", "f16"),
          ("i8", "s8", "s32")]  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.silicon.conformance import everything
 from ptxemu.codegen import native_writer
 from ptxemu.codegen.namespace import GLOBALS
 from ptxemu.codegen.program import Program
@@ -23,7 +24,6 @@ from ptxemu.native.ir import BITS, LANES, NUMPY, TABLE, Key
 from ptxemu.native.recipes import recipe
 from tests.ptxemu.kernels import launch
 from tests.ptxemu.random_programs import MEMORY_WORDS, REGISTERS, Generator, ptx_of
-from workbench.conformance import everything
 
 native = pytest.mark.skipif(library.library() is None, reason="llvmlite is not installed")
 SPECIALS = np.array(

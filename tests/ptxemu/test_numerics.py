@@ -11,8 +11,8 @@ from math import inf
 import numpy as np
 import pytest
 
+from lab.silicon.conformance.exact_arithmetic import FORMATS, decode, encode, ieee, to_format
 from ptxemu.numerics import arith, formats, half
-from workbench.conformance.exact_arithmetic import FORMATS, decode, encode, ieee, to_format
 
 TINY = 2.0**-126
 

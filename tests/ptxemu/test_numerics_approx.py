@@ -6,8 +6,8 @@ from math import inf, nan
 import numpy as np
 import pytest
 
+from lab.silicon.conformance.bounds import bounds_of, excess
 from ptxemu.numerics import approx
-from workbench.conformance.bounds import bounds_of, excess
 
 SUB = 2.0**-130  # an f32 subnormal
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from lab.house.source import ROOT
+from tests.lab.test_start_up import HEAVY
 from tests.ptxemu.kernels import REVERSE
-from tests.scripts.test_start_up import HEAVY
-from workbench.house.source import ROOT
 
 pytest_plugins = ["pytester"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.house.source import ROOT
 from ptxemu.__main__ import COMMANDS
-from workbench.house.source import ROOT
 
 PAGES = [
     *(ROOT / "ptxemu").rglob("README.md"),

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance import ptx_program
+from lab.silicon.conformance.exact_arithmetic import FORMATS, values_of
 from ptxemu.check.undefined import TensorCodes
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.mma import mma
@@ -17,8 +19,6 @@ from ptxemu.machine.scale_factors import Placement, Scales
 from ptxemu.machine.tmem import POISON, Tmem
 from ptxemu.machine.umma_desc import InstrDesc, instr_desc, smem_desc
 from ptxemu.native.library import without
-from workbench.conformance import ptx_program
-from workbench.conformance.exact_arithmetic import FORMATS, values_of
 
 from .test_mma import A_AT, A_TMEM, B_AT, Cta, put_a_in_tmem
 from .umma_operands import image_of, put_operand, random_codes

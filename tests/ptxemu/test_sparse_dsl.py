@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import ptxemu
+from lab.silicon.conformance.ptx_program import POLICIES
 from tests.ptxemu import sparse_gemm
 from tests.ptxemu.sparse_gemm import M, N, SparseGemm
-from workbench.conformance.ptx_program import POLICIES
 
 CODES = (0x4, 0x8, 0xC, 0x9, 0xD, 0xE)
 DTYPES = {

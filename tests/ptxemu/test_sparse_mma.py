@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance.ptx_program import POLICIES, emulate
 from ptxemu import watch
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.umma_desc import instr_desc, require_shape
 from ptxemu.report import Finding
-from workbench.conformance.ptx_program import POLICIES, emulate
 
 from .sparse_programs import Variant
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance.ptx_program import aligned_copy
 from ptxemu.machine import cta, tensor_map
 from tests.ptxemu import kernels, random_programs
-from workbench.conformance.ptx_program import aligned_copy
 
 # the thread's number, the start of shared memory, the thread's word of it, and of `out`
 PROLOGUE = """.local .align 16 .b8 depot[64];

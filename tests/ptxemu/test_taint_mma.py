@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance.ptx_program import FOLDER, Program, check, emulate, read
 from ptxemu.watch import watched
 from tests.ptxemu.test_taint import GLOBAL, found
-from workbench.conformance.ptx_program import FOLDER, Program, check, emulate, read
 
 
 def checked(program: Program, text: str) -> tuple[list[ptxemu.Finding], dict[str, np.ndarray]]:

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from lab.silicon.conformance.ptx_program import POLICIES, aligned_copy
 from ptxemu.check.undefined import TensorCodes
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.tmem import POISON, Tmem
@@ -16,7 +17,6 @@ from ptxemu.machine.umma_desc import smem_desc
 from ptxemu.report import LaunchReport
 from tests.ptxemu import kernels
 from tests.ptxemu.umma_operands import put_operand
-from workbench.conformance.ptx_program import POLICIES, aligned_copy
 
 # (shape, multicast): the first row that each quarter of the lanes gets, how many, bytes of a row
 QUARTERS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lab.silicon.conformance.exact_arithmetic import values_of
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.swizzle import BY_NAME
 from ptxemu.machine.umma_desc import (
@@ -16,7 +17,6 @@ from ptxemu.machine.umma_desc import (
     require_shape,
     smem_desc,
 )
-from workbench.conformance.exact_arithmetic import values_of
 
 from .umma_operands import SWIZZLES, image_of, put_operand, random_codes, smem_desc_word
 

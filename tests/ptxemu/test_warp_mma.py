@@ -11,13 +11,7 @@ import numpy as np
 import pytest
 
 import ptxemu
-from ptxemu.check.rules import ALL, RULES, both_halves
-from ptxemu.codegen.flow import flow_of
-from ptxemu.errors import UnsupportedPtx
-from ptxemu.ops import warp_fragments, warp_mma
-from ptxemu.syntax.tree import Instr, Reg, Vec
-from tests.ptxemu.test_taint import found, launch, program
-from workbench.conformance import (
+from lab.silicon.conformance import (
     bounds,
     coverage,
     everything,
@@ -26,9 +20,15 @@ from workbench.conformance import (
     matrices,
     unavailable,
 )
-from workbench.conformance.campaign import Campaign
-from workbench.conformance.case import Case
-from workbench.conformance.fragments import BITS, M, N, place_a, place_b, place_d
+from lab.silicon.conformance.campaign import Campaign
+from lab.silicon.conformance.case import Case
+from lab.silicon.conformance.fragments import BITS, M, N, place_a, place_b, place_d
+from ptxemu.check.rules import ALL, RULES, both_halves
+from ptxemu.codegen.flow import flow_of
+from ptxemu.errors import UnsupportedPtx
+from ptxemu.ops import warp_fragments, warp_mma
+from ptxemu.syntax.tree import Instr, Reg, Vec
+from tests.ptxemu.test_taint import found, launch, program
 
 COUNT = 16  # matrices of a program
 CASES = {case.name: case for case in matrices.products(COUNT)}

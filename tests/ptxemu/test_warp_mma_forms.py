@@ -9,9 +9,9 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
+from lab.silicon.conformance.exact_arithmetic import values_of
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from tests.ptxemu import kernels
-from workbench.conformance.exact_arithmetic import values_of
 
 M, N = 16, 8
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "e4m3": 8, "e5m2": 8}

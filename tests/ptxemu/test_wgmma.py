@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance import wgmma
+from lab.silicon.conformance.ptx_program import POLICIES, emulate
+from lab.silicon.conformance.wgmma import Variant, program
 from ptxemu import watch
 from ptxemu.errors import Deadlock, HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.wgmma import smem_desc
 from ptxemu.ops import registry
 from ptxemu.report import NOTE, Finding
 from ptxemu.syntax.tree import Instr
-from workbench.conformance import wgmma
-from workbench.conformance.ptx_program import POLICIES, emulate
-from workbench.conformance.wgmma import Variant, program
 
 VARIANTS = {variant.name: variant for variant in wgmma.variants()}
 PLAIN = Variant("f32.f16.f16", 16)

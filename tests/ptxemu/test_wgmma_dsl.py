@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import ptxemu
+from lab.silicon.conformance.ptx_program import POLICIES
 from ptxemu.report import LaunchReport
 from tests.ptxemu import hopper_gemm
 from tests.ptxemu.hopper_gemm import HopperGemm
-from workbench.conformance.ptx_program import POLICIES
 
 M, N, STAGES = 128, 96, 3
 STEPS = 5  # along K, more than there are stages

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 import ptxemu
+from lab.silicon.conformance import wgmma, wgmma_sparse
+from lab.silicon.conformance.ptx_program import POLICIES, emulate
+from lab.silicon.conformance.wgmma import program
+from lab.silicon.conformance.wgmma_sparse import Sparse
 from ptxemu import watch
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.ops import registry
 from ptxemu.report import Finding
 from ptxemu.syntax.tree import Instr
 from tests.ptxemu import kernels
-from workbench.conformance import wgmma, wgmma_sparse
-from workbench.conformance.ptx_program import POLICIES, emulate
-from workbench.conformance.wgmma import program
-from workbench.conformance.wgmma_sparse import Sparse
 
 VARIANTS = {variant.name: variant for variant in wgmma_sparse.variants()}
 PLAIN = Sparse("f32.f16.f16", 16)

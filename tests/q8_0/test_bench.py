@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench.bench import q8_0 as bench
-from workbench.commands import BENCH
-from workbench.flags.q8_0 import LAYOUTS, OPERATIONS
+from lab.bench import q8_0 as bench
+from lab.commands import BENCH
+from lab.flags.q8_0 import LAYOUTS, OPERATIONS
 
 SMALL = bench.Problem("matvec", 8, 64, 2, LAYOUTS)
 

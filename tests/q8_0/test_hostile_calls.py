@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernelkit import compile as kernel_compile
+from kernelkit.compile import compiler as kernel_compile
 from q8_0 import (
     Activations,
     Q8Linear,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernelkit.tolerance import compare_output
+from kernelkit.numerics.tolerance import compare_output
 from q8_0 import Q8Linear, dequantise, matvec, quantise, reference, repack
 from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA
 from tests.q8_0.cases import DTYPES, Case, same

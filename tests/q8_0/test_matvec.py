@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernelkit.tolerance import compare_output
+from kernelkit.numerics.tolerance import compare_output
+from lab.problems.grouped_gemm import checked
 from q8_0 import matvec, reference
 from q8_0.activations import Activations
 from q8_0.choose import batch_config, matvec_config, product_config
 from q8_0.config import MOST_TOKENS, RESIDENT_WARPS, BatchConfig
 from q8_0.launch import MATVEC
 from tests.q8_0.cases import DTYPES, Case, same
-from workbench.problems.grouped_gemm import checked
 
 ARCHS = ("sm_100a", "sm_90a", "sm_89", "sm_120a")
 KINDS = (*DTYPES, "q8_1")

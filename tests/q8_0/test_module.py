@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from kernelkit.compile import collecting
+from kernelkit.compile.compiler import collecting
 from q8_0 import Q8Linear, dequantise, matvec, quantise, reference, repack, warmup
 from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA
 from q8_0.config import MOST_TOKENS
@@ -94,7 +94,7 @@ def test_wrong_arguments():
 @pytest.mark.parametrize("arch", ARCHS)
 def test_warmup_has_every_kernel_of_later_calls(arch, monkeypatch):
     made = []
-    monkeypatch.setattr("kernelkit.warm.ready", made.append)
+    monkeypatch.setattr("kernelkit.compile.warm.ready", made.append)
     for layout in LAYOUTS:
         weights = empty(64, 1024, layout)  # on the device 'meta' no operator asks for a kernel
         options = {"dtypes": (torch.bfloat16, torch.float32), "arch": arch, "biases": True}

@@ -9,10 +9,11 @@ from fractions import Fraction
 import pytest
 import torch
 
-from kernelkit import hw
-from kernelkit.arch import ARCHITECTURES
-from kernelkit.launch import emulation
-from kernelkit.tolerance import compare_output
+from kernelkit.call.launch import emulation
+from kernelkit.compile.arch import ARCHITECTURES
+from kernelkit.numerics.tolerance import compare_output
+from kernelkit.plan import hw
+from lab.problems.grouped_gemm import checked
 from ptxemu import Options
 from q8_0 import Activations, Weights
 from q8_0 import reference as definition
@@ -24,7 +25,6 @@ from q8_0.product.launch import MOST_COLS, PRODUCT, config_for, product
 from q8_0.weights import empty
 from tests.hostile_calls import freed, hostile, refused
 from tests.q8_0.cases import DTYPES, Case, same
-from workbench.problems.grouped_gemm import checked
 
 ARCHS = ("sm_100a", "sm_90a", "sm_89", "sm_120a")
 pytestmark = pytest.mark.usefixtures("poisoned_outputs", "largest_tiles")

@@ -8,9 +8,9 @@ import torch
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Uint32
 
-from kernelkit.compile import compile_once
-from kernelkit.fake import fake_tensor
-from kernelkit.launch import choose_target, launch
+from kernelkit.call.launch import choose_target, launch
+from kernelkit.compile.compiler import compile_once
+from kernelkit.device.fake import fake_tensor
 from q8_0.product.words import OFFSET, multiply
 
 ROWS, COLUMNS, DEPTH = 16, 8, 32

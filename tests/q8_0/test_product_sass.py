@@ -10,8 +10,8 @@ import pytest
 
 from cycle_model.sass.listing import read
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, resources, tools_found
-from kernelkit import hw
-from kernelkit.arch import ARCHITECTURES
+from kernelkit.compile.arch import ARCHITECTURES
+from kernelkit.plan import hw
 from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA
 from q8_0.product.choose import Sizes, choose
 from q8_0.product.config import PAIRS, ProductConfig

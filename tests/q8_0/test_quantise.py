@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
+from lab.problems.grouped_gemm import checked
 from q8_0 import quantise, reference
 from q8_0.blocks import BLOCK
 from tests.q8_0.cases import DTYPES, Case
-from workbench.problems.grouped_gemm import checked
 
 ARCHS = ("sm_100a", "sm_90a", "sm_89", "sm_120a")
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")

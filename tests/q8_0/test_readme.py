@@ -7,8 +7,8 @@ import re
 import torch
 
 import q8_0
+from lab.house.source import ROOT
 from q8_0 import reference
-from workbench.house.source import ROOT
 
 README = (ROOT / "q8_0" / "README.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernelkit.launch import Target
+from kernelkit.call.launch import Target
+from lab.problems.grouped_gemm import checked
 from q8_0 import Weights, dequantise, reference, repack
 from q8_0.blocks import BLOCK, INTERLEAVED, LAYOUTS, SOA, interleaved_bytes
 from q8_0.choose import width_of
@@ -16,7 +17,6 @@ from q8_0.launch import MOST_FLAT
 from q8_0.launch import _launch as run_kernel
 from q8_0.params import DequantiseParams, RepackParams, WeightWords
 from tests.q8_0.cases import DTYPES, Case, same
-from workbench.problems.grouped_gemm import checked
 
 ARCHS = ("sm_100a", "sm_90a", "sm_89", "sm_120a")
 each_arch = pytest.mark.parametrize("arch", ARCHS)

@@ -8,7 +8,7 @@ from itertools import pairwise, product
 import pytest
 
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, disassemble, resources, tools_found
-from kernelkit import hw
+from kernelkit.plan import hw
 from q8_0.choose import product_config
 from q8_0.config import RESIDENT_WARPS, BatchConfig, DequantiseConfig, RepackConfig
 from q8_0.launch import compile_kernel

@@ -9,16 +9,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.device.args import Globals, Scope, Walk, Work
-from fmha.device.boxes import o_box
-from fmha.device.types import OUT_TYPES
-from fmha.device.walk import entry_of_q, stored_by_tma
+from fmha.shared.args import Globals, Scope, Walk, Work
+from fmha.shared.boxes import o_box
+from fmha.shared.types import OUT_TYPES
+from fmha.shared.walk import entry_of_q, stored_by_tma
 from fmha.sm100.args import Lane
 from fmha.sm100.lines import store_line
 from fmha.sm100.plan import Plan
 from fmha.sm100.roles.rope import rotate_back
 from fmha.sm100.roles.rows import o_column
-from kernelkit import tmem
+from kernelkit.device import tmem
 
 
 @cute.jit

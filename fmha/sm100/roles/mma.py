@@ -18,9 +18,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from cutlass.pipeline import PipelineState
 
-from fmha.device.args import Pipes, Scope
-from fmha.device.order import count_rounds
-from fmha.device.walk import locate, plan_walk
+from fmha.shared.args import Pipes, Scope
+from fmha.shared.order import count_rounds
+from fmha.shared.walk import locate, plan_walk
 from fmha.sm100.plan import Plan
 from fmha.sm100.products import (
     k_operand,
@@ -32,9 +32,9 @@ from fmha.sm100.products import (
     qk_tile,
     v_operand,
 )
-from kernelkit import tmem
-from kernelkit.pipelines import Event, consumer_state, producer_state
-from kernelkit.umma import accumulator, issue
+from kernelkit.device import tmem
+from kernelkit.device.pipelines import Event, consumer_state, producer_state
+from kernelkit.device.umma import accumulator, issue
 
 
 class Mma:

@@ -9,13 +9,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.device.types import IO_TYPES
+from fmha.shared.types import IO_TYPES
 from fmha.sm100.args import Lane
 from fmha.sm100.layout import CHUNK
 from fmha.sm100.lines import store_part
 from fmha.sm100.plan import Plan
-from kernelkit import hw, tmem
-from kernelkit.boxes import Box
+from kernelkit.device import tmem
+from kernelkit.device.boxes import Box
+from kernelkit.plan import hw
 
 
 @cute.jit

@@ -10,8 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.device.args import Tables, Work
-from fmha.device.walk import angle_row
+from fmha.shared.args import Tables, Work
+from fmha.shared.walk import angle_row
 from fmha.sm100.args import OwnRow
 from fmha.sm100.plan import Plan
 

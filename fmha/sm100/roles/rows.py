@@ -9,12 +9,12 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.pipeline import PipelineState
 
-from fmha.device.args import Scalars, Work
-from fmha.device.walk import row_of
+from fmha.shared.args import Scalars, Work
+from fmha.shared.walk import row_of
 from fmha.sm100.args import Lane, OwnRow
 from fmha.sm100.layout import STATISTICS
 from fmha.sm100.plan import HALVES_BARRIER, Plan
-from kernelkit import hw
+from kernelkit.plan import hw
 
 
 @cute.jit

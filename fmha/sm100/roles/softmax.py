@@ -11,21 +11,21 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 from cutlass.pipeline import PipelineState
 
-from fmha.device.args import Scalars, Scope, Work
-from fmha.device.order import count_rounds
-from fmha.device.scales import score_scale
-from fmha.device.types import IO_TYPES
-from fmha.device.walk import first_key, locate, plan_walk
+from fmha.shared.args import Scalars, Scope, Work
+from fmha.shared.order import count_rounds
+from fmha.shared.scales import score_scale
+from fmha.shared.types import IO_TYPES
+from fmha.shared.walk import first_key, locate, plan_walk
 from fmha.sm100.args import Lane, Row
 from fmha.sm100.layout import CHUNK
 from fmha.sm100.plan import Plan
 from fmha.sm100.roles.publish import store_p
 from fmha.sm100.roles.rows import from_other_half, own_row, publish, told_in_log2
 from fmha.sm100.roles.split import split_row
-from kernelkit import tmem
-from kernelkit.branch import once
-from kernelkit.buffers import buffer_at
-from kernelkit.online_softmax import (
+from kernelkit.device import tmem
+from kernelkit.device.branch import once
+from kernelkit.device.buffers import buffer_at
+from kernelkit.device.online_softmax import (
     ONE_HOT_LOG2,
     bounded_factor,
     bring_near,
@@ -41,7 +41,7 @@ from kernelkit.online_softmax import (
     softcap_scores,
     top_score,
 )
-from kernelkit.pipelines import consumer_state, producer_state
+from kernelkit.device.pipelines import consumer_state, producer_state
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
-from fmha.device.split import anew, largest_of, place_of, power_of, two_terms
+from fmha.shared.split import anew, largest_of, place_of, power_of, two_terms
 from fmha.sm100.args import Row
 from fmha.sm100.plan import SPLIT_BARRIER, Plan
-from kernelkit import hw
-from kernelkit.shared_words import load, store
+from kernelkit.device.shared_words import load, store
+from kernelkit.plan import hw
 
 WORDS = hw.SMEM_UNIT_BYTES // 4
 

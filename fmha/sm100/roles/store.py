@@ -3,13 +3,13 @@
 import cutlass
 import cutlass.cute as cute
 
-from fmha.device.args import Scope
-from fmha.device.boxes import o_box, panel_at
-from fmha.device.order import count_rounds
-from fmha.device.walk import box_row, entry_of_q, locate, own_tile, stored_by_tma
+from fmha.shared.args import Scope
+from fmha.shared.boxes import o_box, panel_at
+from fmha.shared.order import count_rounds
+from fmha.shared.walk import box_row, entry_of_q, locate, own_tile, stored_by_tma
 from fmha.sm100.plan import Plan
-from kernelkit.boxes import BoxPosition, copy_out
-from kernelkit.pipelines import consumer_state
+from kernelkit.device.boxes import BoxPosition, copy_out
+from kernelkit.device.pipelines import consumer_state
 
 
 class Store:

@@ -13,9 +13,9 @@ from cutlass import Float32, Int32
 
 from gqa_lowlatency.sm100.args import Buffers
 from gqa_lowlatency.sm100.plan import COLUMNS_BARRIER, ROLES
-from kernelkit import hw
-from kernelkit.online_softmax import finite
-from kernelkit.shared_words import load, store
+from kernelkit.device.online_softmax import finite
+from kernelkit.device.shared_words import load, store
+from kernelkit.plan import hw
 
 WARPS = ROLES["epilogue"].warps
 VECTOR = 4

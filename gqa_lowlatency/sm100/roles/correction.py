@@ -9,11 +9,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from gqa_lowlatency.device.split import any_row_sees
+from gqa_lowlatency.shared.split import any_row_sees
 from gqa_lowlatency.sm100.args import Fill, Scope
 from gqa_lowlatency.sm100.plan import TILE, Plan100
 from gqa_lowlatency.sm100.roles.columns import acc_scales
-from kernelkit import hw, tmem
+from kernelkit.device import tmem
+from kernelkit.plan import hw
 
 CHUNK = 16  # columns of O in flight: enough to hide latency, few enough not to spill
 

@@ -4,11 +4,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from gqa_lowlatency.device import mailbox
+from gqa_lowlatency.shared import mailbox
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import Plan100
 from gqa_lowlatency.sm100.roles.columns import is_speaker, own_column, owned, total_sums
-from kernelkit import hw, tmem
+from kernelkit.device import tmem
+from kernelkit.plan import hw
 
 
 @cute.jit

@@ -11,9 +11,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.pipeline import PipelineState
 
-from gqa_lowlatency.device import mailbox
-from gqa_lowlatency.device.finish import Finishing, finish, senders_of
-from gqa_lowlatency.device.split import tile_start
+from gqa_lowlatency.shared import mailbox
+from gqa_lowlatency.shared.finish import Finishing, finish, senders_of
+from gqa_lowlatency.shared.split import tile_start
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import DONE_BARRIER, ROLES, TILE, Plan100
 from gqa_lowlatency.sm100.roles.columns import VECTOR, acc_scales, bases, owned, update_row_max
@@ -21,11 +21,12 @@ from gqa_lowlatency.sm100.roles.correction import clear_unseen_rows, rescale_o
 from gqa_lowlatency.sm100.roles.deliver import deliver_o, deliver_statistics
 from gqa_lowlatency.sm100.roles.mask import hide, no_row_sees_some, some_row_misses
 from gqa_lowlatency.sm100.roles.quantise import pack_e4m3, store_bits
-from kernelkit import hw, tmem, warp_mma
-from kernelkit.online_softmax import softcap_scores
-from kernelkit.pipelines import consumer_state, producer_state
-from kernelkit.shared_words import load
-from kernelkit.swizzle import swizzled
+from kernelkit.device import tmem, warp_mma
+from kernelkit.device.online_softmax import softcap_scores
+from kernelkit.device.pipelines import consumer_state, producer_state
+from kernelkit.device.shared_words import load
+from kernelkit.device.swizzle import swizzled
+from kernelkit.plan import hw
 
 
 class Epilogue:

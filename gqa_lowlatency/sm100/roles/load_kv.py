@@ -6,13 +6,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from gqa_lowlatency.device.split import tile_start
+from gqa_lowlatency.shared.split import tile_start
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.boxes import kv_box
 from gqa_lowlatency.sm100.plan import ROLES, TILE, Plan100
-from kernelkit import hw
-from kernelkit.boxes import BoxPosition, TmaTensor, copy_in
-from kernelkit.pipelines import producer_state
+from kernelkit.device.boxes import BoxPosition, TmaTensor, copy_in
+from kernelkit.device.pipelines import producer_state
+from kernelkit.plan import hw
 
 
 class LoadKV:

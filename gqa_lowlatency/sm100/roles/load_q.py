@@ -8,12 +8,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
-from gqa_lowlatency.device.args import Place, Tensors
+from gqa_lowlatency.shared.args import Place, Tensors
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import ROLES, Plan100
 from gqa_lowlatency.sm100.roles.quantise import quantise_row
-from kernelkit import hw, warp_mma
-from kernelkit.swizzle import swizzled
+from kernelkit.device import warp_mma
+from kernelkit.device.swizzle import swizzled
+from kernelkit.plan import hw
 
 
 class LoadQ:

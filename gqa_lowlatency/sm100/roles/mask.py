@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.device.split import Share, row_begin, row_sees
+from gqa_lowlatency.shared.split import Share, row_begin, row_sees
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import TILE
 

@@ -18,9 +18,9 @@ from gqa_lowlatency.sm100.products import (
     rows_operand,
     s_tile,
 )
-from kernelkit import tmem
-from kernelkit.pipelines import consumer_state, producer_state
-from kernelkit.umma import accumulator, issue
+from kernelkit.device import tmem
+from kernelkit.device.pipelines import consumer_state, producer_state
+from kernelkit.device.umma import accumulator, issue
 
 
 class Mma:

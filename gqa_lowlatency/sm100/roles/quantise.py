@@ -4,14 +4,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
-from gqa_lowlatency.device.signature import TYPES
+from gqa_lowlatency.shared.signature import TYPES
 from gqa_lowlatency.sm100.args import Scope
 from gqa_lowlatency.sm100.plan import Plan100
-from kernelkit import hw
-from kernelkit.online_softmax import bounded_factor
-from kernelkit.shared_words import store
-from kernelkit.swizzle import swizzled
-from kernelkit.warp_mma import pack_e4m3
+from kernelkit.device.online_softmax import bounded_factor
+from kernelkit.device.shared_words import store
+from kernelkit.device.swizzle import swizzled
+from kernelkit.device.warp_mma import pack_e4m3
+from kernelkit.plan import hw
 
 LARGEST = 448.0  # e4m3
 SMALLEST = 2.0**-100  # of a row's maximum, below which the row counts as zeros

@@ -4,13 +4,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernelkit import tmem
-from kernelkit.pipelines import consumer_state
-from kernelkit.tmem_fragments import fragment_at, load_sums
+from kernelkit.device import tmem
+from kernelkit.device.pipelines import consumer_state
+from kernelkit.device.tmem_fragments import fragment_at, load_sums
 from moe.mixed.config import HALVES
-from moe.mixed.device.args import Scope
-from moe.mixed.device.output import meet, own_rows, put, take
 from moe.mixed.plan import CHUNK, TILE_STAGES
+from moe.mixed.shared.args import Scope
+from moe.mixed.shared.output import meet, own_rows, put, take
 from moe.mixed.sm100.plan import MixedPlan
 from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import read_tile

@@ -8,12 +8,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
-from kernelkit.swizzle import swizzled
-from kernelkit.warp_mma import CHUNK_BYTES, copy_chunk
-from moe.mixed.device import gather
-from moe.mixed.device.args import Scope
-from moe.mixed.device.gather import NO_ROW
+from kernelkit.device.swizzle import swizzled
+from kernelkit.device.warp_mma import CHUNK_BYTES, copy_chunk
 from moe.mixed.fragments import DEPTH
+from moe.mixed.shared import gather
+from moe.mixed.shared.args import Scope
+from moe.mixed.shared.gather import NO_ROW
 from moe.sm100.args import Tile
 
 

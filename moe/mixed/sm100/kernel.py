@@ -13,18 +13,18 @@ from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from kernelkit import hw
-from kernelkit.buffers import buffer_at
-from kernelkit.dependent import follow
-from kernelkit.pipelines import make_pipelines, publish_barriers
-from kernelkit.tmem import order_before_signal
+from kernelkit.device.buffers import buffer_at
+from kernelkit.device.dependent import follow
+from kernelkit.device.pipelines import make_pipelines, publish_barriers
+from kernelkit.device.tmem import order_before_signal
+from kernelkit.plan import hw
 from moe.mixed.config import MixedConfig
-from moe.mixed.device.args import Scope, Share, Sizes, Tensors
-from moe.mixed.device.product import Product
-from moe.mixed.device.scheduler import Scheduler
-from moe.mixed.device.signature import example_arguments
-from moe.mixed.device.types import X_TYPES
 from moe.mixed.plan import TILE_STAGES, TILE_WORDS
+from moe.mixed.shared.args import Scope, Share, Sizes, Tensors
+from moe.mixed.shared.product import Product
+from moe.mixed.shared.scheduler import Scheduler
+from moe.mixed.shared.signature import example_arguments
+from moe.mixed.shared.types import X_TYPES
 from moe.mixed.sm100.args import Buffers, Pipes
 from moe.mixed.sm100.epilogue import Epilogue
 from moe.mixed.sm100.gather import Gather

@@ -4,10 +4,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from kernelkit.pipelines import consumer_state, producer_state
-from moe.mixed.device.args import Scope
-from moe.mixed.device.load import Loader
+from kernelkit.device.pipelines import consumer_state, producer_state
 from moe.mixed.plan import TILE_STAGES
+from moe.mixed.shared.args import Scope
+from moe.mixed.shared.load import Loader
 from moe.sm100.roles.scheduler import read_tile
 
 

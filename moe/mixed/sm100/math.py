@@ -8,14 +8,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from kernelkit import hw, tmem
-from kernelkit.pipelines import consumer_state, producer_state
-from kernelkit.tmem_fragments import fragment_at, store_a
+from kernelkit.device import tmem
+from kernelkit.device.pipelines import consumer_state, producer_state
+from kernelkit.device.tmem_fragments import fragment_at, store_a
+from kernelkit.plan import hw
 from moe.mixed.config import HALVES, unit_columns
-from moe.mixed.device import dequantise
-from moe.mixed.device.args import Scope
 from moe.mixed.fragments import DEPTH, ELEMENT_BYTES, THREADS, WORDS
 from moe.mixed.plan import TILE_STAGES
+from moe.mixed.shared import dequantise
+from moe.mixed.shared.args import Scope
 from moe.mixed.sm100.plan import MixedPlan
 from moe.sm100.roles.scheduler import read_tile
 

@@ -10,13 +10,14 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
-from kernelkit import hw, tmem
-from kernelkit.pipelines import consumer_state, cta_group, producer_state
-from kernelkit.umma import accumulator, issue, shared
-from moe.mixed.device.args import Scope
-from moe.mixed.device.types import X_TYPES
+from kernelkit.device import tmem
+from kernelkit.device.pipelines import consumer_state, cta_group, producer_state
+from kernelkit.device.umma import accumulator, issue, shared
+from kernelkit.plan import hw
 from moe.mixed.fragments import DEPTH
 from moe.mixed.plan import TILE_STAGES
+from moe.mixed.shared.args import Scope
+from moe.mixed.shared.types import X_TYPES
 from moe.mixed.sm100.math import a_column
 from moe.mixed.sm100.plan import MixedPlan
 from moe.sm100.roles.scheduler import read_tile

@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from kernelkit import hw
-from kernelkit.arrivals import Signal
-from kernelkit.edges import Edge, EdgePlan
-from kernelkit.smem_plan import SmemBuffer, SmemPlan
-from kernelkit.tmem_plan import TmemPlan, TmemRange
-from kernelkit.warps import Role, RolePlan
+from kernelkit.plan import hw
+from kernelkit.plan.arrivals import Signal
+from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.smem import SmemBuffer, SmemPlan
+from kernelkit.plan.tmem import TmemPlan, TmemRange
+from kernelkit.plan.warps import Role, RolePlan
 from moe.mixed.config import HALVES, MixedConfig, unit_columns
 from moe.mixed.plan import (
     BARRIER_BYTES,

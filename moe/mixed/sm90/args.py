@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import cutlass.cute as cute
 
-from kernelkit.pipelines import Ring
+from kernelkit.device.pipelines import Ring
 
 
 @dataclass(frozen=True)

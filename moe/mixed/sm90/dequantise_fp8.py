@@ -9,8 +9,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from kernelkit.shared_words import load
-from kernelkit.warp_mma import pick
+from kernelkit.device.shared_words import load
+from kernelkit.device.warp_mma import pick
 from moe.mixed.fragments import WORDS
 
 # 0, 0.5, 1, 1.5 and 2, 3, 4, 6 times 2^6; a power of two less is 8 less of every byte but of 0.

@@ -4,11 +4,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from kernelkit.shared_words import store as store_words
-from moe.mixed.device.args import Scope
-from moe.mixed.device.output import OwnRows, meet, own_rows, put, take
+from kernelkit.device.shared_words import store as store_words
 from moe.mixed.fragments import THREADS
 from moe.mixed.plan import CHUNK
+from moe.mixed.shared.args import Scope
+from moe.mixed.shared.output import OwnRows, meet, own_rows, put, take
 from moe.mixed.sm90.plan import MixedPlan
 from moe.sm100.args import Tile
 

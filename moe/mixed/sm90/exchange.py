@@ -13,11 +13,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
-from kernelkit import hw
-from kernelkit.shared_words import load, operands
-from moe.mixed.device.args import Scope, Share, Sizes
+from kernelkit.device.shared_words import load, operands
+from kernelkit.plan import hw
 from moe.mixed.fragments import THREADS
 from moe.mixed.plan import PAIR
+from moe.mixed.shared.args import Scope, Share, Sizes
 from moe.mixed.sm90.plan import MixedPlan
 
 VECTOR = 4  # sums of a thread of eight rows of x

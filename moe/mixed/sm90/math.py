@@ -13,16 +13,16 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.pipeline import PipelineState
 from cutlass.utils import hopper_helpers as sm90
 
-from kernelkit import hw
-from kernelkit.pipelines import consumer_state
-from kernelkit.umma import shared
+from kernelkit.device.pipelines import consumer_state
+from kernelkit.device.umma import shared
+from kernelkit.plan import hw
 from moe.mixed.config import ROWS
-from moe.mixed.device import dequantise
-from moe.mixed.device.args import Scope
-from moe.mixed.device.output import own_rows
-from moe.mixed.device.types import X_TYPES
 from moe.mixed.fragments import DEPTH, ELEMENT_BYTES, THREADS, WORDS
 from moe.mixed.plan import PAIR, TILE_STAGES
+from moe.mixed.shared import dequantise
+from moe.mixed.shared.args import Scope
+from moe.mixed.shared.output import own_rows
+from moe.mixed.shared.types import X_TYPES
 from moe.mixed.sm90 import dequantise_fp8
 from moe.mixed.sm90.epilogue import fetch_scales, store
 from moe.mixed.sm90.exchange import exchange, finishes, leave

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from kernelkit import hw
-from kernelkit.arrivals import Signal
-from kernelkit.edges import Edge, EdgePlan
-from kernelkit.smem_plan import SmemBuffer, SmemPlan
-from kernelkit.warps import Role, RolePlan
+from kernelkit.plan import hw
+from kernelkit.plan.arrivals import Signal
+from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.smem import SmemBuffer, SmemPlan
+from kernelkit.plan.warps import Role, RolePlan
 from moe.mixed.config import REGISTERS, ROWS, MixedConfig
 from moe.mixed.plan import (
     BARRIER_BYTES,

@@ -10,12 +10,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
-from kernelkit import hw, tmem
-from kernelkit.dependent import follow
-from kernelkit.pipelines import consumer_state
+from kernelkit.device import tmem
+from kernelkit.device.dependent import follow
+from kernelkit.device.pipelines import consumer_state
+from kernelkit.plan import hw
 from moe.config import CARRIED, PART
-from moe.device.quantise import largest_magnitude
-from moe.device.swiglu import gate_weight, swiglu, weighted_up
+from moe.shared.quantise import largest_magnitude
+from moe.shared.swiglu import gate_weight, swiglu, weighted_up
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import LANES, PIECE_BYTES, ROLES, TILE_STAGES, GroupedPlan
 from moe.sm100.roles.affine import Affine, OfColumn, affine_at, apply

@@ -8,8 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Uint8
 
-from kernelkit.boxes import BoxPosition, copy_in
-from kernelkit.pipelines import consumer_state, producer_state
+from kernelkit.device.boxes import BoxPosition, copy_in
+from kernelkit.device.pipelines import consumer_state, producer_state
 from moe.config import WINDOW, WINDOW_STEP
 from moe.formats import SCALE_ROWS
 from moe.sm100.args import Scope, Tile

@@ -12,12 +12,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint8, Uint16, Uint32
 
-from kernelkit import hw
-from kernelkit.swizzle import swizzled
-from kernelkit.words import bits_of
+from kernelkit.device.swizzle import swizzled
+from kernelkit.device.words import bits_of
+from kernelkit.plan import hw
 from moe.config import GroupedConfig
-from moe.device.quantise import quantise_block
 from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS
+from moe.shared.quantise import quantise_block
 from moe.sm100.args import Tensors
 from moe.sm100.plan import PIECE_BYTES
 from moe.sm100.signature import OUT_TYPES

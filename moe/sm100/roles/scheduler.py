@@ -15,9 +15,9 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.pipeline import PipelineState
 
-from kernelkit import hw
-from kernelkit.lanes import sum_below
-from kernelkit.pipelines import in_leader, producer_state
+from kernelkit.device.lanes import sum_below
+from kernelkit.device.pipelines import in_leader, producer_state
+from kernelkit.plan import hw
 from moe.formats import SCALE_ROWS
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import ROLES, TILE_STAGES, GroupedPlan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.soak.cases import CASES, Case
-from workbench.soak.driver import Driver, Live
+from lab.soak.cases import CASES, Case
+from lab.soak.driver import Driver, Live
 
 
 def cache(name: str, **changes: object) -> Driver:

@@ -8,6 +8,7 @@ from kvcache.books.checkpoints import Policy
 from kvcache.books.metrics import BlockRemoved, BlockStored, CheckpointStored, Cleared
 from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Pool
+from lab.soak.machine import CLEAN, Machine
 from tests.kvcache.books.lone import (
     admitted,
     appended,
@@ -18,7 +19,6 @@ from tests.kvcache.books.lone import (
     served,
     tokens,
 )
-from workbench.soak.machine import CLEAN, Machine
 
 EVERY_BLOCK = Policy(every=1)
 BLOCKS = 5

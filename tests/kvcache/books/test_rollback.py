@@ -7,8 +7,8 @@ import math
 import pytest
 
 from kvcache.books.errors import RollbackPastRing
+from lab.soak.naive import History
 from tests.kvcache.books.lone import admitted, appended, cache, case_names, image, served, tokens
-from workbench.soak.naive import History
 
 # Of these the layouts have drafts.
 DRAFTING = ["sparse", "raw", "window", "plain", "drafts"]

@@ -12,7 +12,7 @@ from kvcache.layouts import presets
 from kvcache.layouts.hf_config import UNSUPPORTED, from_config
 from kvcache.layouts.models import ConfigError, gqa
 from kvcache.layouts.presets import CONFIGS, PRESETS, Options, preset
-from workbench.house.source import ROOT
+from lab.house.source import ROOT
 
 MIB = 2**20
 PRO = CONFIGS["deepseek-v4-pro"]

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from kernelkit.tensors import brought
-from kernelkit.tolerance import Report, compare_lse, compare_output
+from kernelkit.call.tensors import brought
+from kernelkit.numerics.tolerance import Report, compare_lse, compare_output
 from kvcache.books.requests import Request
 from kvcache.books.step import Step
 from kvcache.books.work import Pool
 from kvcache.layouts.layout import GUARD_BYTES, Stream, Tail
 from kvcache.memory.cache import Cache
 from kvcache.movement.api import append_rows
-from workbench.soak.naive import History, ends, half_rows, whole_rows
+from lab.soak.naive import History, ends, half_rows, whole_rows
 
 NAN_BYTE = 0xFF  # bf16 and fp32 of such bytes are NaN
 STEP, SPREAD = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # odd, without a pattern

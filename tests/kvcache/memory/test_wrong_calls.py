@@ -11,9 +11,9 @@ import torch
 from kvcache.books.errors import StepOpen
 from kvcache.books.slot_pool import Sizes
 from kvcache.memory.cache import Cache
+from lab.soak.wrong_types import NO_WORKS, Call, books_of, wrong_batches, wrong_calls
 from tests.kvcache.memory.shadow import ids
 from tests.kvcache.memory.test_cache import new
-from workbench.soak.wrong_types import NO_WORKS, Call, books_of, wrong_batches, wrong_calls
 
 
 def memory_of(cache: Cache) -> list[object]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from hypothesis import strategies as st
 
-from kernelkit.launch import emulation
+from kernelkit.call.launch import emulation
 from kvcache.layouts.latent import LATENTS, ROPE
 from kvcache.layouts.records import BF16_512, FP8_584, FP8_656, Record, round_up
 from kvcache.layouts.rows import NO_ENTRY, Rows

@@ -15,6 +15,7 @@ from kvcache.layouts.rows import Rows
 from kvcache.movement import api, launch, reference
 from kvcache.movement.config import SMALLEST_PIECE
 from kvcache.movement.launch import ARCHS
+from lab.house.hops import as_on_a_gpu
 from tests.kvcache.movement.rows_cases import (
     DTYPES,
     LATENT_RECORDS,
@@ -32,7 +33,6 @@ from tests.kvcache.movement.rows_cases import (
     more_cases,
     poisoned,
 )
-from workbench.house.hops import as_on_a_gpu
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 PARTS = ((16, 32, 4000), (4032, 4096, 64), (0, 0, 0))

@@ -7,10 +7,10 @@ from functools import partial
 import numpy as np
 
 import ptxemu
+from lab.silicon.conformance.ptx_program import aligned_copy
 from ptxemu.machine import tensor_map
 from ptxemu.report import LaunchReport
 from tests.ptxemu.check_pairs.scenario import Scenario
-from workbench.conformance.ptx_program import aligned_copy
 
 _ROWS, _COLUMNS = 128, 32  # words; a box is one row
 

@@ -1,0 +1,5 @@
+"""Other people's models and engines on these kernels; each is imported when it is asked for."""
+
+from kernelkit.call.exports import exports
+
+__getattr__, __dir__ = exports(__name__, {})

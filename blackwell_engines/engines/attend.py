@@ -1,0 +1,113 @@
+"""Attention of a layer over the batch of a step: at most one launch for what is decoded and one for
+the rest, and one more that lays keys side by side where no prefill reads them in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from blackwell_engines.engines.step import Gathered, Step
+from fmha.api import attention
+from gqa_lowlatency.api import decode
+from gqa_lowlatency.config import HEAD_DIMS, MAX_Q_TOKENS
+from kernelkit.attention import SharedOptions
+from kvcache.movement.api import gather_pages
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a layer does to its scores.
+
+    scale: multiplies q.k. window: keys seen before the own position, None for all. softcap: None
+    or 0 for none. sinks: fp32 [Hq]. k_scale, v_scale: fp32 [Hkv] of pages in e4m3.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+
+    def options(self) -> SharedOptions:
+        """Options of `decode` and `attention`."""
+        return {
+            "scale": self.scale, "window": self.window, "softcap": self.softcap or None,
+            "sinks": self.sinks, "k_scale": self.k_scale, "v_scale": self.v_scale,
+        }  # fmt: skip
+
+
+def decodes(tokens: int, columns: int, value_columns: int) -> bool:
+    """Whether `gqa_lowlatency.decode` knows so many tokens and these head dims."""
+    return tokens <= MAX_Q_TOKENS and columns == value_columns and columns in HEAD_DIMS
+
+
+def attend(
+    step: Step,
+    q: torch.Tensor,
+    pages: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    scores: Scores,
+    fresh: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> None:
+    """Causal attention of new tokens over pages that hold them already.
+
+    Nothing here reads a tensor of the GPU, so a CUDA graph captures it; lengths and tables may then
+    change in place.
+
+    Args:
+        q: [tokens, Hq, D], those of `step` and perhaps more behind them, any stride between tokens.
+        pages: K [pages, page_size, Hkv, D] and V [pages, page_size, Hkv, Dv], any strides but for
+            the last.
+        fresh: K [tokens, Hkv, D] and V [.., Dv] of the step's packed tokens, where these see no
+            others: then no key is read from pages.
+        out: [tokens, Hq, Dv], where O is written; rows behind those of `step` are left.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: what `decode` and `attention` raise.
+    """
+    (k, v), begun = pages, step.requests * step.tokens
+    options = scores.options()
+    if begun:
+        shape = (step.requests, step.tokens)
+        batch, o = (tensor[:begun].unflatten(0, shape) for tensor in (q, out))
+        options |= {
+            "kv_lens": step.seq_lens[: step.requests], "page_table": step.table[: step.requests],
+        }  # fmt: skip
+        if decodes(step.tokens, k.shape[-1], v.shape[-1]):
+            bound = _rounded(step.bound, step.table.shape[1] * k.shape[1])
+            decode(batch, k, v, max_kv_len=bound, out=o, **options)
+        else:
+            attention(batch, k, v, causal=True, out=o, **options)
+    if step.rest:
+        queries = slice(begun, begun + step.rest)
+        options, starts = scores.options(), None
+        if fresh is not None:
+            (k, v), starts = (x[queries] for x in fresh), step.starts
+        elif step.gathered is not None:
+            (k, v), starts = side_by_side(step.gathered, pages), step.gathered.starts
+        else:
+            options["kv_lens"] = step.seq_lens[step.requests :]
+            options["page_table"] = step.table[step.requests :]
+        attention(
+            q[queries], k, v, causal=True, cu_seqlens_q=step.starts, cu_seqlens_k=starts,
+            max_seqlen_q=step.longest, out=out[queries], **options,
+        )  # fmt: skip
+
+
+def _rounded(bound: int, capacity: int) -> int:
+    """The next power of two that tables have room for: a call with a number that is new costs the
+    host more than one that it knows, and clusters are chosen by it."""
+    return min(1 << max(bound - 1, 0).bit_length(), capacity)
+
+
+def side_by_side(
+    gathered: Gathered, pages: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K [keys, Hkv, D] and V [keys, Hkv, Dv] of all requests: a copy, by one launch."""
+    rows = gathered.slots.shape[0]
+    k, v = (x.new_empty((rows, *x.shape[2:])) for x in pages)
+    gather_pages(*pages, gathered.slots, k, v)
+    return k, v

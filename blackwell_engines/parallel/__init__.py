@@ -1,0 +1,16 @@
+"""More than one GPU by torch.distributed: attention over a sequence that ranks share."""
+
+from typing import TYPE_CHECKING
+
+from kernelkit.call.exports import exports
+
+if TYPE_CHECKING:
+    from blackwell_engines.parallel.ring import ring_attention
+    from blackwell_engines.parallel.zigzag import join, own_positions, own_tokens
+
+__all__ = ["join", "own_positions", "own_tokens", "ring_attention"]
+
+__getattr__, __dir__ = exports(__name__, {
+    "blackwell_engines.parallel.ring": "ring_attention",
+    "blackwell_engines.parallel.zigzag": "join own_positions own_tokens",
+})  # fmt: skip

@@ -1,0 +1,159 @@
+"""`keys_in_sight`: what transformers registers as a mask, without a mask.
+
+A mask arrives as a function of positions, made of others by transformers, beside the padding
+[B, S]. Known functions become a left and a right bound, padding a first and a last key; whatever
+else there is raises, because a kernel that did not see it would be silently wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import masking_utils
+from transformers.utils.import_utils import is_tracing
+
+from blackwell_engines.transformers.sight import Sight
+
+Sides = tuple[int | None, int | None]
+MaskFunction = Callable[..., Any]
+
+CAUSAL: Sides = (None, 0)
+EVERYTHING: Sides = (None, None)
+# Where transformers makes a function of positions -> its bounds by what it was made with.
+MADE: dict[str, Callable[[Any], Sides]] = {
+    "sliding_window_overlay.<locals>.inner_mask": lambda window: (window - 1, None),
+    "sliding_window_bidirectional_overlay.<locals>.inner_mask": lambda window: (window, window),
+}
+BOTH = "and_masks.<locals>.and_mask"
+
+
+def keys_in_sight(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: MaskFunction = masking_utils.causal_mask_function,
+    attention_mask: torch.Tensor | Sight | None = None,
+    **options: Any,
+) -> Sight:
+    """The interface of masks of transformers; options are what other implementations need.
+
+    Args:
+        batch_size, q_length: of the new tokens.
+        kv_length: columns that the cache of a layer returns, filled or not.
+        q_offset: tokens before the new ones, an int or int64 []; kv_offset: those of them that the
+            cache has dropped.
+        mask_function: causal, bidirectional, or either with a sliding window.
+        attention_mask: bool [B, S], True for tokens, in one piece for every entry; or what an
+            earlier call returned, which `generate` makes ahead.
+
+    Raises:
+        NotImplementedError: for another mask function.
+        ValueError: for padding in the middle of an entry, and sizes that disagree.
+
+    Reads the padding on the host, once; but where it is traced.
+    """
+    left, right = sides_of(mask_function)
+    if left is not None and right is None:
+        raise NotImplementedError(f"a window of {left + 1} keys to the left and none to the right")
+    sight = Sight(batch_size, q_length, kv_length, left, right)
+    if isinstance(attention_mask, Sight):
+        if attention_mask.plain != sight.plain:
+            raise ValueError(f"a mask of {attention_mask.plain} for layers of {sight.plain}")
+        return attention_mask
+    start = q_offset - kv_offset
+    stop = start + q_length if right == 0 else kv_length
+    if attention_mask is None:
+        return _unpadded(sight, start, stop, options.get("device"))
+    if attention_mask.ndim != 2 or attention_mask.shape[1] <= kv_offset:
+        raise ValueError(
+            f"attention_mask {tuple(attention_mask.shape)}: [B, S] of all tokens so far, those "
+            f"{kv_offset} that a sliding cache has dropped among them"
+        )
+    return _padded(sight, start, stop, attention_mask[:, kv_offset : kv_offset + kv_length])
+
+
+def sides_of(mask_function: MaskFunction) -> Sides:
+    """(left, right): columns before and behind the own one that a mask function shows.
+
+    Raises:
+        NotImplementedError: naming a function that is no such window.
+    """
+    if mask_function is masking_utils.causal_mask_function:
+        return CAUSAL
+    if mask_function is masking_utils.bidirectional_mask_function:
+        return EVERYTHING
+    return _sides_of_made(mask_function)
+
+
+@torch.compiler.disable(reason="what transformers made a mask function of cannot be traced")
+def _sides_of_made(mask_function: MaskFunction) -> Sides:
+    """The same of a function that another one made."""
+    name = mask_function.__qualname__
+    made_with = [cell.cell_contents for cell in mask_function.__closure__ or ()]
+    if mask_function.__module__ == masking_utils.__name__ and len(made_with) == 1:
+        if name in MADE:
+            return MADE[name](made_with[0])
+        if name == BOTH:
+            lefts, rights = zip(*map(sides_of, made_with[0]), strict=True)
+            return _smallest(lefts), _smallest(rights)
+    raise NotImplementedError(
+        f"mask function {name}: supported are causal and bidirectional attention and sliding "
+        "windows; not chunks, packed sequences, blocks of images, or functions of one's own"
+    )
+
+
+def _smallest(sizes: tuple[int | None, ...]) -> int | None:
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def _unpadded(sight: Sight, start: Any, stop: Any, device: Any) -> Sight:
+    """Where every token is one. Without tables if they say nothing; but one new token always has
+    them, so that it takes the same kernel with every cache."""
+    grown = isinstance(start, int) and stop == sight.keys == start + sight.queries
+    if grown and sight.queries > 1:
+        return sight
+    return _placed(sight, start, _table(sight, stop, device))
+
+
+def _padded(sight: Sight, start: Any, stop: Any, padding: torch.Tensor) -> Sight:
+    """padding: bool [B, n], of the columns that it is known for; all others are pads."""
+    places = torch.arange(padding.shape[1], dtype=torch.int32, device=padding.device)
+    shown = padding & (places < stop)
+    end = torch.where(shown, places + 1, 0).amax(1)
+    first = torch.minimum(torch.where(shown, places, sight.keys).amin(1), end)
+    holes = end - first - shown.sum(1)
+    first, end = _table(sight, first, padding.device), _table(sight, end, padding.device)
+    if is_tracing(padding):
+        torch._assert_async(holes.amax() == 0, "attention_mask has pads between tokens of an entry")
+        # One query that is itself a pad stands behind its entry's end; nobody asks for its row.
+        return _placed(sight, start, end, first=first, newest=sight.queries == 1)
+    facts = torch.stack((first.amax(), (stop - end).amax(), holes.amax())).tolist()
+    if facts[2]:
+        entry = int(holes.argmax())
+        raise ValueError(
+            f"attention_mask of entry {entry} has {int(holes[entry])} pads between its tokens "
+            f"{int(first[entry])} and {int(end[entry]) - 1}: pads have to be at its ends"
+        )
+    if not facts[0] and not facts[1]:
+        return _unpadded(sight, start, stop, padding.device)
+    newest = sight.queries == 1 or not facts[1]
+    return _placed(sight, start, end, first=first if facts[0] else None, newest=newest)
+
+
+def _placed(sight: Sight, start: Any, end: torch.Tensor, **padding: Any) -> Sight:
+    """With tables of where queries stand, which matters to bounds alone, and of where keys end."""
+    bounded = (sight.left, sight.right) != EVERYTHING
+    where = _table(sight, start, end.device) if bounded else None
+    return replace(sight, start=where, end=end, **padding)
+
+
+def _table(sight: Sight, value: Any, device: Any) -> torch.Tensor:
+    """int32 [B] of a number, which may be on the device, or of a tensor [B]."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, torch.int32).expand(sight.batch).contiguous()
+    return torch.full((sight.batch,), value, dtype=torch.int32, device=device)

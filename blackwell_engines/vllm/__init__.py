@@ -1,0 +1,22 @@
+"""vLLM on these kernels; `register()` is the entry point of the plugin.
+
+Written for the interface of vLLM 0.33.0. Nothing of vLLM is imported before it calls `register`.
+"""
+
+from __future__ import annotations
+
+NAME = "BLACKWELL_KERNELS"  # --attention-backend
+BACKEND = "blackwell_engines.vllm.backend.BlackwellKernelsBackend"
+
+
+def register() -> None:
+    """Tell vLLM of the backend `NAME`, which is then chosen by that name alone. Processes call it
+    more than once.
+
+    Raises:
+        ImportError: where vllm is not installed, or has no registry of attention backends.
+    """
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if NAME not in AttentionBackendEnum.__members__:
+        register_backend(NAME, BACKEND)

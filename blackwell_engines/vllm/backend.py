@@ -1,0 +1,259 @@
+"""The classes that vLLM 0.33.0 asks an attention backend for. Only vLLM imports this file.
+
+What does not need vLLM's classes stands in `blackwell_engines.engines` and in `cache.py` beside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+)
+
+from blackwell_engines.engines.attend import Scores, attend
+from blackwell_engines.engines.limits import Layer, arch_of, why_not
+from blackwell_engines.engines.scales import cache_scales
+from blackwell_engines.engines.step import Step, make_step
+from blackwell_engines.vllm import NAME
+from blackwell_engines.vllm.cache import BLOCK_SIZES, CACHE_DTYPES, pages_of, write
+from gqa_lowlatency.config import MAX_Q_TOKENS
+from kernelkit.plan.limits import MAX_POSITION
+
+
+class BlackwellKernelsBackend(AttentionBackend):
+    """Decoder self-attention over paged keys."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = [*CACHE_DTYPES]
+    forward_includes_kv_cache_update = False
+
+    @staticmethod
+    def get_name() -> str:
+        """Of `--attention-backend`."""
+        return NAME
+
+    @staticmethod
+    def get_impl_cls() -> type[BlackwellKernelsImpl]:
+        """Of a layer."""
+        return BlackwellKernelsImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[BlackwellKernelsBuilder]:
+        """Of a step's metadata."""
+        return BlackwellKernelsBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int]:
+        """Rows of a page; the engine cuts its blocks into such."""
+        return [*BLOCK_SIZES]
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        """What `supports_combination` says, with an architecture, is more."""
+        return head_size % 16 == 0 and 16 <= head_size <= 512
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        """Learned sinks."""
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """Keys before the own position."""
+        return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """A batch is divided by the lengths that the host knows."""
+        return False
+
+    @classmethod
+    def supports_combination(
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: str | None,
+        block_size: int | None,
+        use_mla: bool,
+        has_sink: bool,
+        use_sparse: bool,
+        use_mm_prefix: bool,
+        device_capability: Any,
+    ) -> str | None:
+        """Why no kernel takes such a layer, by the kernels' own checks."""
+        try:
+            arch = arch_of((device_capability.major, device_capability.minor))
+        except NotImplementedError as error:
+            return str(error)
+        kv_dtype = CACHE_DTYPES.get(kv_cache_dtype or "auto") or dtype
+        layer = Layer(head_size, dtype, kv_dtype, BLOCK_SIZES[0], sinks=has_sink)
+        return why_not(layer, arch) or None
+
+
+class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
+    """A `Step` for each step of the engine; of its tensors none is copied for what is decoded, so
+    that a captured graph reads what the engine writes to them."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        # One that is wider than a decode takes is a prompt's piece.
+        self.reorder_batch_threshold: int = min(self.reorder_batch_threshold or 1, MAX_Q_TOKENS)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> Step:
+        """The batch of a step.
+
+        Raises:
+            NotImplementedError: for what is not causal.
+        """
+        given = common_attn_metadata
+        if given.causal is not True:
+            raise NotImplementedError(f"causal {given.causal}: True, decoder self-attention")
+        starts = given.query_start_loc_cpu[: given.num_reqs + 1].tolist()
+        lengths = [end - begin for begin, end in pairwise(starts)]
+        return make_step(
+            lengths,
+            given.query_start_loc,
+            given.seq_lens,
+            given.block_table_tensor,
+            padded=given.num_actual_tokens,
+            bound=given.max_seq_len,
+            most=self.reorder_batch_threshold,
+        )
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Step:
+        """The batch of a step that is captured: its launches are laid out for the longest request
+        that tables have room for, whatever the lengths are now."""
+        step = self.build(0, common_attn_metadata)
+        return replace(step, bound=MAX_POSITION)
+
+
+class BlackwellKernelsImpl(AttentionImpl[Step]):
+    """Of one layer."""
+
+    can_return_lse_for_decode = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
+        """As vLLM calls it.
+
+        Raises:
+            NotImplementedError: for ALiBi, and for what is no decoder self-attention.
+            ValueError: for sinks that are not one for each query head.
+        """
+        if alibi_slopes is not None:
+            raise NotImplementedError("alibi_slopes: no kernel adds a bias to scores")
+        if attn_type != AttentionType.DECODER:
+            raise NotImplementedError(f"attn_type {attn_type}: {AttentionType.DECODER}")
+        if kv_cache_dtype not in CACHE_DTYPES:
+            raise NotImplementedError(f"kv_cache_dtype {kv_cache_dtype!r}: {[*CACHE_DTYPES]}")
+        if sinks is not None and tuple(sinks.shape) != (num_heads,):
+            raise ValueError(f"sinks {tuple(sinks.shape)}: one for each of {num_heads} heads")
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.sinks = sinks
+        self._window = None if sliding_window is None else sliding_window - 1
+        self._softcap = logits_soft_cap
+        self._scores: dict[tuple[float, ...], Scores] = {}
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Sinks have their values now."""
+        self._scores.clear()
+
+    def do_kv_cache_update(
+        self,
+        layer: Any,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """New tokens [T or more, kv_heads, head_size] to where `slot_mapping` int64 [T] says."""
+        if kv_cache.numel():
+            if CACHE_DTYPES[self.kv_cache_dtype] == torch.float8_e4m3fn:
+                _scales_of(layer)
+            pages = pages_of(kv_cache, self.head_size, self.kv_cache_dtype)
+            write(pages, key, value, slot_mapping, layer._k_scale, layer._v_scale)
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Step | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """O of new tokens, which the cache has already, into `output` [tokens, heads, head_size].
+
+        Raises:
+            NotImplementedError: for an output that is to be quantised, and what kernels refuse.
+            ValueError: for an FP8 cache of a layer whose scales were not loaded.
+        """
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("output_scale: no kernel here quantises its output")
+        if attn_metadata is None:  # a run that measures memory
+            return output.zero_()
+        pages = pages_of(kv_cache, self.head_size, self.kv_cache_dtype)
+        attend(attn_metadata, query, pages, output, self._scores_of(layer, pages[0]))
+        return output
+
+    def _scores_of(self, layer: Any, k_pages: torch.Tensor) -> Scores:
+        """Made once: scales by KV head and sinks in fp32 are what kernels read in place."""
+        is_fp8 = k_pages.dtype == torch.float8_e4m3fn
+        numbers = _scales_of(layer) if is_fp8 else (1.0, 1.0)
+        if numbers not in self._scores:
+            scales: dict[str, torch.Tensor] = {}
+            if is_fp8:
+                scales = {
+                    name: self._by_head(number, k_pages.device)
+                    for name, number in zip(("k_scale", "v_scale"), numbers, strict=True)
+                }
+            sinks = None if self.sinks is None else self.sinks.detach().float()
+            self._scores[numbers] = Scores(self.scale, self._window, self._softcap, sinks, **scales)
+        return self._scores[numbers]
+
+    def _by_head(self, number: float, device: torch.device) -> torch.Tensor:
+        """Of fp32, whatever the engine's default dtype is."""
+        return torch.full((self.num_kv_heads,), number, dtype=torch.float32, device=device)
+
+
+def _scales_of(layer: Any) -> tuple[float, ...]:
+    """Return (k_scale, v_scale) of an FP8 cache; ValueError for a layer that has none."""
+    name = getattr(layer, "layer_name", type(layer).__name__)
+    return cache_scales(name, k_scale=layer._k_scale_float, v_scale=layer._v_scale_float)

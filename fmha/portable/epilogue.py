@@ -1,0 +1,63 @@
+"""O of 16 rows on its way to global memory (device code)."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Uint32
+
+from fmha.portable.args import Scope
+from fmha.portable.plan import PortablePlan
+from fmha.shared.args import Work
+from fmha.shared.epilogue import rotate_back, store_pieces
+from fmha.shared.lanes import Lane
+from fmha.shared.two_rows import rescale
+from fmha.shared.types import OUT_TYPES
+from fmha.shared.walk import entry_of_q
+
+TRADED = 32  # columns of which four lanes trade pieces for longer ones
+
+
+@cute.jit
+def store_o(
+    plan: PortablePlan,
+    work: Work,
+    lane: Lane,
+    o: cute.Tensor,
+    factors: tuple[Float32, Float32],
+    scope: Scope,
+) -> None:
+    """The slice's columns, normalised, turned back and rounded as the config says."""
+    layout, config = plan.layout, plan.config
+    if cutlass.const_expr(config.normalize):
+        rescale(o, factors)
+    whole = layout.o_columns * layout.shape.slices == config.v_dim
+    if cutlass.const_expr(config.rope_dim > 0):
+        rotate_back(plan, work, lane, o, scope, whole=whole)
+    rounded = cute.make_rmem_tensor(o.shape, OUT_TYPES[config.o_dtype])
+    rounded.store(o.load().to(rounded.element_type))
+    if cutlass.const_expr(whole and (layout.o_columns % TRADED == 0 or config.out_bytes == 4)):
+        store_pieces(plan, work, lane, rounded, scope)
+    else:
+        store_pairs(plan, work, lane, rounded, scope)
+
+
+@cute.jit
+def store_pairs(
+    plan: PortablePlan, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope
+) -> None:
+    """Neighbouring columns at a time, those that there are."""
+    columns, entry = plan.layout.o_columns, entry_of_q(plan, work)
+    size = plan.config.out_bytes // 2  # words of two columns
+    words = cute.recast_tensor(rounded, Uint32)
+    pair = cute.make_rmem_tensor(size, Uint32)
+    for half in cutlass.range_constexpr(2):
+        row = lane.rows[half]
+        if lane.real[half]:
+            line = scope.tensors.o[work.q_start + row.token, None, row.head, entry]
+            start = cute.recast_ptr(line.iterator, dtype=Uint32)
+            for block in cutlass.range_constexpr(columns // 8):
+                column = lane.part * columns + 8 * block + lane.column
+                if column < plan.config.v_dim:
+                    for word in cutlass.range_constexpr(size):
+                        pair[word] = words[(2 * block + half) * size + word]
+                    target = (start + column // 2 * size).align(4 * size)
+                    cute.autovec_copy(pair, cute.make_tensor(target, cute.make_layout(size)))

@@ -1,0 +1,356 @@
+"""AttentionConfig -> tiles and where each of them lies in shared memory, for mma.sync.
+
+A team computes a query tile: 16 or 32 rows, S, P and O in its registers. Up to head dim 128 a team
+is one warp. Above, the O of so many rows is more than its registers hold, and a team is two or four
+warps, of which each has a slice of the columns of V and O. They share Q K^T in one of two ways:
+
+- 'base': each has a slice of the columns of Q and K, too, and sums Q K^T over it; the warps add
+  these sums up through shared memory, and P comes back the same way;
+- 'keys': each of two has half of the keys of a tile, and tells the other its half of P alone.
+
+Rows lie in shared memory behind each other, each with 16 bytes more than it needs. A row then is an
+odd number of 16-byte chunks, and the eight rows that ldmatrix reads at a time lie in eight
+different places among the banks, whatever the head dim is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+from fmha.config import IO_DTYPES, PORTABLE_SCHEDULES, AttentionConfig
+from fmha.tiles import Tiles
+from kernelkit.plan import hw
+from kernelkit.plan.smem import SmemBuffer, SmemPlan
+
+ROWS = 16  # of mma.sync
+DIM_STEP = 16  # K of mma.sync, and what head dims are multiples of
+PAIR = 2  # warps that share keys
+MOST_PAIRS = 5  # each has three of the 15 named barriers that a CTA leaves
+MOST_TEAMS = 15
+MOST_COLUMNS = 256  # of O of 16 rows of a warp
+KEY_STEP = 16  # keys of the B operands that one ldmatrix reads
+PAD_BYTES = 16
+SLICES = (1, 2, 4)
+WIDTHS = (16, 32, 48, 64, 80, 96, 112, 128)  # keys of a tile
+HELD_DIMS = 64  # columns of Q that registers hold beside S, P and O
+MIN_STAGES = 2  # key tiles in shared memory: one is read while the next one comes
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a CTA shares its work. slices: warps of a team; row_tiles: times 16 rows of a team; teams
+    of a CTA; tile_n: keys of a tile; residents: CTAs that an SM is to hold; schedule: what the
+    warps of a team share of Q K^T."""
+
+    slices: int
+    row_tiles: int
+    teams: int
+    tile_n: int
+    residents: int
+    schedule: str = "base"
+
+    @property
+    def shares_keys(self) -> bool:
+        return self.schedule == "keys"
+
+    @property
+    def dim_slices(self) -> int:
+        """Warps that share the columns of Q and K."""
+        return 1 if self.shares_keys else self.slices
+
+    @property
+    def score_keys(self) -> int:
+        """Keys of a tile of which a warp computes S."""
+        return self.tile_n // self.slices if self.shares_keys else self.tile_n
+
+
+# Largest of head_dim and v_head_dim -> shapes: the first is taken that shared memory holds.
+SHAPES: dict[int, tuple[Shape, ...]] = {
+    64: (Shape(1, 2, 4, 64, 2), Shape(1, 2, 4, 32, 2)),
+    128: (Shape(1, 2, 4, 64, 2), Shape(1, 2, 4, 32, 1), Shape(1, 1, 4, 32, 1)),
+    256: (
+        Shape(2, 2, 4, 64, 1, "keys"),
+        Shape(2, 2, 4, 32, 1, "keys"),
+        Shape(1, 1, 8, 64, 1),
+        Shape(2, 2, 4, 48, 1),
+        Shape(2, 2, 4, 32, 1),
+        Shape(2, 2, 2, 32, 1),
+        Shape(2, 2, 2, 16, 1),
+    ),
+    512: (
+        Shape(4, 2, 2, 32, 1),
+        Shape(4, 2, 2, 16, 1),
+        Shape(4, 2, 1, 16, 1),
+        Shape(4, 1, 1, 16, 1),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Layout(Tiles):
+    """Sizes and places of one config on one architecture."""
+
+    schedules: ClassVar = PORTABLE_SCHEDULES
+    has_slices: ClassVar = True
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The first of the head dim's that fits, with what the config says instead."""
+        found = [self._as_configured(shape) for shape in self._shapes()]
+        return next((shape for shape in found if self._fits(shape)), found[-1])
+
+    def _shapes(self) -> tuple[Shape, ...]:
+        """Of the head dim; of as many slices and the schedule that are configured, if there are
+        such."""
+        config = self.config
+        widest = max(config.head_dim, config.v_dim)
+        found = next((shapes for most, shapes in SHAPES.items() if widest <= most), SHAPES[512])
+        schedules = (config.schedule,) if config.schedule else ("base", "keys")
+        found = tuple(one for one in found if one.schedule in schedules) or found
+        return tuple(one for one in found if config.slices in (0, one.slices)) or found
+
+    def _as_configured(self, shape: Shape) -> Shape:
+        config = self.config
+        tile_m = config.tile_m or shape.row_tiles * shape.teams * ROWS
+        schedule = config.schedule or shape.schedule
+        slices = config.slices or (PAIR if schedule == "keys" else shape.slices)
+        row_tiles = shape.row_tiles if tile_m % (shape.row_tiles * ROWS) == 0 else 1
+        # Columns of Q and K count where all are a warp's, and registers hold no more of O.
+        widest = config.v_dim if schedule == "keys" else max(config.head_dim, config.v_dim)
+        whole = slices == 1 or schedule == "keys"
+        if whole and self._padded(widest, slices) // slices * row_tiles > MOST_COLUMNS:
+            row_tiles = 1
+        return replace(
+            shape,
+            slices=slices,
+            schedule=schedule,
+            row_tiles=row_tiles,
+            teams=max(tile_m // (row_tiles * ROWS), 1),
+            tile_n=config.tile_n or shape.tile_n,
+        )
+
+    def _fits(self, shape: Shape) -> bool:
+        if shape.shares_keys and not self._shares_out(shape):
+            return False
+        room = hw.smem_bytes_per_sm(self.arch) // shape.residents - hw.SMEM_RESERVED_BYTES
+        return _Sized(self.config, shape).bytes <= room
+
+    @staticmethod
+    def _shares_out(shape: Shape) -> bool:
+        """Two warps, and whole 16 keys for each; barriers for so many teams."""
+        halves = shape.slices == PAIR and shape.tile_n % (PAIR * KEY_STEP) == 0
+        return halves and shape.teams <= MOST_PAIRS
+
+    @property
+    def sized(self) -> _Sized:
+        """The buffers."""
+        return _Sized(self.config, self.shape)
+
+    def smem(self) -> SmemPlan:
+        """Where everything lies."""
+        return SmemPlan(self.sized.buffers(), hw.smem_bytes_per_cta(self.arch))
+
+    def check(self) -> None:
+        config, shape = self.config, self.shape
+        if config.is_fp8:
+            raise NotImplementedError(
+                f"K and V in {config.keys_dtype} by mma.sync: one of {IO_DTYPES}"
+            )
+        if config.k_is_v:
+            raise NotImplementedError("k_is_v by mma.sync: K and V are loaded by themselves")
+        if config.ctas > 1:
+            raise NotImplementedError(f"ctas {config.ctas} by mma.sync: 1, a CTA works alone")
+        if config.v_stages:
+            raise NotImplementedError(
+                f"v_stages {config.v_stages} by mma.sync: k_stages are those of K and V"
+            )
+        if config.tile_m % ROWS:
+            raise ValueError(f"tile_m {config.tile_m} by mma.sync: a multiple of {ROWS}")
+        if shape.slices not in SLICES:
+            raise ValueError(f"slices {shape.slices} by mma.sync: one of {SLICES}, 0 chooses")
+        if shape.tile_n not in WIDTHS:
+            raise ValueError(f"tile_n {shape.tile_n} by mma.sync: one of {WIDTHS}, 0 chooses")
+        if shape.shares_keys and not self._shares_out(shape):
+            raise ValueError(
+                f"schedule 'keys' by mma.sync with slices {shape.slices}, tile_n {shape.tile_n}, "
+                f"tile_m {config.tile_m}: {PAIR} slices, a multiple of {PAIR * KEY_STEP} keys, at "
+                f"most {MOST_PAIRS} pairs of warps"
+            )
+        if shape.slices > 1 and shape.teams > MOST_TEAMS:
+            raise ValueError(
+                f"tile_m {config.tile_m} by mma.sync: at most {MOST_TEAMS} teams of warps"
+            )
+        columns = max(config.head_dim, config.v_dim)
+        if (pieces := columns * config.q_item_bytes // hw.SMEM_UNIT_BYTES) > self.threads:
+            raise ValueError(
+                f"tile_m {config.tile_m} by mma.sync with slices {shape.slices}: {self.threads} "
+                f"threads, at least one for each of {pieces} pieces of a row of head dim {columns}"
+            )
+        if (shape.slices == 1 or shape.shares_keys) and config.k_stages not in (0, MIN_STAGES):
+            raise ValueError(f"k_stages {config.k_stages} by mma.sync: {MIN_STAGES}")
+        if self.sized.stages < MIN_STAGES:
+            raise ValueError(f"k_stages {config.k_stages} by mma.sync: at least {MIN_STAGES}")
+
+    def variants(self) -> Iterator[AttentionConfig]:
+        for keys in WIDTHS[1:]:
+            wide = replace(self.config, tile_n=keys)
+            shape = Layout(wide, self.arch).shape
+            shared = not shape.shares_keys or self._shares_out(shape)
+            if keys <= self.tile_n and shape.tile_n == keys and shared:
+                yield wide
+
+    def larger(self) -> AttentionConfig | None:
+        return None
+
+    @property
+    def rows(self) -> int:
+        return self.shape.row_tiles * ROWS
+
+    @property
+    def q_tiles(self) -> int:
+        return self.shape.teams
+
+    @property
+    def residents(self) -> int:
+        return self.shape.residents
+
+    @property
+    def tile_n(self) -> int:
+        return self.shape.tile_n
+
+    @property
+    def asks_weights(self) -> bool:
+        """Maxima are found where weights tell that they are too small, not for each key tile."""
+        return self.shape.slices == 1 and self.shape.row_tiles > 1
+
+    @property
+    def holds_q(self) -> bool:
+        """Fragments of Q stay in registers, and are not read again for each key tile."""
+        return self.shape.slices == 1 and self.dims <= HELD_DIMS
+
+    @property
+    def key_step(self) -> int:
+        """1: rows of keys are fetched one by one, and a tile may begin anywhere in a page."""
+        return 1
+
+    @property
+    def stages(self) -> tuple[int, int]:
+        return self.sized.stages, self.sized.stages
+
+    @property
+    def k_rows(self) -> int:
+        return self.tile_n
+
+    @property
+    def k_columns(self) -> int:
+        return self.config.head_dim
+
+    @property
+    def o_tile(self) -> int:
+        return self.config.v_dim
+
+    @property
+    def o_panel(self) -> int:
+        return self.config.v_dim
+
+    @property
+    def warps(self) -> int:
+        return self.shape.teams * self.shape.slices
+
+    @property
+    def threads(self) -> int:
+        return self.warps * hw.WARP_THREADS
+
+    @property
+    def dims(self) -> int:
+        """Columns of Q and K of a warp; the last warp's may reach beyond them, to zeros."""
+        slices = self.shape.dim_slices
+        return self._padded(self.config.head_dim, slices) // slices
+
+    @property
+    def o_columns(self) -> int:
+        """Columns of V and O of a warp, the same way."""
+        return self._padded(self.config.v_dim, self.shape.slices) // self.shape.slices
+
+    @property
+    def exp2_share(self) -> int:
+        """Of 16 pairs of exponentials those by a polynomial."""
+        return max(self.config.polynomial, 0)
+
+    @staticmethod
+    def _padded(columns: int, slices: int) -> int:
+        step = DIM_STEP * slices
+        return -(-columns // step) * step
+
+
+@dataclass(frozen=True)
+class _Sized:
+    """Bytes of the buffers of a config in a shape."""
+
+    config: AttentionConfig
+    shape: Shape
+
+    @property
+    def stages(self) -> int:
+        """Of K and of V."""
+        return self.config.k_stages or MIN_STAGES
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a CTA."""
+        return self.shape.teams * self.shape.row_tiles * ROWS
+
+    @property
+    def k_row_bytes(self) -> int:
+        return self._row_bytes(self.config.head_dim, self.shape.dim_slices)
+
+    @property
+    def v_row_bytes(self) -> int:
+        return self._row_bytes(self.config.v_dim, self.shape.slices)
+
+    def _row_bytes(self, columns: int, slices: int) -> int:
+        return Layout._padded(columns, slices) * self.config.q_item_bytes + PAD_BYTES
+
+    @property
+    def p_row_bytes(self) -> int:
+        return self.shape.tile_n * self.config.q_item_bytes + PAD_BYTES
+
+    @property
+    def trades(self) -> bool:
+        """Two warps have 16 rows each of their own: each needs half of what the other has."""
+        return self.shape.slices == 2 and self.shape.row_tiles == 2
+
+    @property
+    def tops_bytes(self) -> int:
+        """Largest scores of a team's rows over each warp's keys, fp32."""
+        return self.shape.slices * self.shape.row_tiles * ROWS * 4
+
+    @property
+    def sums_bytes(self) -> int:
+        """Sums over their slices that the warps of a team tell each other, in fp32: all of them, or
+        what two warps trade. Where they share keys, largest scores of two tiles."""
+        if self.shape.shares_keys:
+            return 2 * self.tops_bytes
+        traded = 1 if self.trades else self.shape.row_tiles
+        return self.shape.slices * traded * ROWS * self.shape.tile_n * 4
+
+    def buffers(self) -> tuple[SmemBuffer, ...]:
+        """In the order in which they lie; those of teams of one warp are empty."""
+        shape, team_rows = self.shape, self.shape.row_tiles * ROWS
+        shared = shape.slices > 1
+        return (
+            SmemBuffer("sQ", self.rows * self.k_row_bytes, align=16),
+            SmemBuffer("sK", shape.tile_n * self.k_row_bytes, self.stages, align=16),
+            SmemBuffer("sV", shape.tile_n * self.v_row_bytes, self.stages, align=16),
+            SmemBuffer("sSums", self.sums_bytes * shared, shape.teams, align=16),
+            SmemBuffer("sP", team_rows * self.p_row_bytes * shared, shape.teams, align=16),
+            SmemBuffer("sFactors", team_rows * 4 * shared, shape.teams, align=16),
+            SmemBuffer("sMoved", 16 * shared, shape.teams, align=16),
+        )
+
+    @property
+    def bytes(self) -> int:
+        return SmemPlan(self.buffers()).bytes

@@ -1,0 +1,193 @@
+"""What every warp does where its query rows are its own: S = Q K^T, softmax, O += P V, key tile by
+key tile, and O on its way out.
+
+A CTA meets once for a key tile. Then the tile is there, and all are done with the one before, whose
+place the next one takes. Between two such meetings warps go their own way: the softmax of one runs
+beside the products of another, of the same CTA or of the other one on the SM.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+
+from fmha.portable.args import Place, Scope, Seen, Tile, Weights
+from fmha.portable.epilogue import store_o
+from fmha.portable.fetch import fetch_keys, fetch_q
+from fmha.portable.plan import PortablePlan
+from fmha.portable.products import accumulators, hold_q, multiply_pv, multiply_qk, own_place
+from fmha.portable.rows import own_lane
+from fmha.portable.softmax import begin_rows, follow_maximum, make_weights, prepare, weigh
+from fmha.shared.args import Walk, Work
+from fmha.shared.epilogue import finish_rows
+from fmha.shared.order import count_rounds
+from fmha.shared.statistics import own_sink
+from fmha.shared.two_rows import (
+    asked,
+    largest,
+    make_reference,
+    over_lanes,
+    refer_to,
+    rescale,
+    take_up,
+    tops_of,
+)
+from fmha.shared.walk import first_key, locate, plan_walk
+from kernelkit.device.branch import once
+
+
+class Math:
+    """Whole life of a warp; a subclass says how it sweeps the keys of a block."""
+
+    def __init__(self, plan: PortablePlan) -> None:
+        self.plan = plan
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """Block after block."""
+        plan = self.plan
+        place = own_place(plan, scope)
+        tile = self.make_tile()
+        for turn in cutlass.range(count_rounds(plan, scope.tensors.order), unroll=1):
+            work = locate(plan, scope.tensors, turn)
+            walk = plan_walk(plan, work, scope.scalars)
+            for part in cutlass.range_constexpr(len(tile.references)):
+                begin_rows(tile.references[part])
+            for part in cutlass.range_constexpr(len(tile.o)):
+                tile.o[part].fill(0.0)
+            if walk.tiles > 0:
+                cute.arch.sync_threads()  # nobody reads tiles of the block before any more
+                fetch_q(plan, work, scope, place)
+                self.sweep(scope, work, walk, place, tile)
+            self.finish(scope, work, place, tile)
+
+    @cute.jit
+    def fetch(
+        self, scope: Scope, work: Work, walk: Walk, place: Place, step: Int32, stage: Int32
+    ) -> None:
+        """Begin to fetch a key tile, if there is one."""
+        fetch_keys(self.plan, work, walk, scope, place.thread, step, stage)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def score(
+        self, scope: Scope, seen: Seen, tile: Tile, q: cute.Tensor | None, stage: Int32
+    ) -> None:
+        """S of the tile in `stage` as it is to be weighed."""
+        multiply_qk(self.plan, tile.part.scores, q, seen.place, stage)
+        self.prepare(scope, seen, tile)
+
+    @cute.jit
+    def prepare(self, scope: Scope, seen: Seen, tile: Tile) -> None:
+        """What products left becomes S as it is to be weighed."""
+        scores = tile.part.scores
+        for number in cutlass.range_constexpr(len(scores)):
+            reference = tile.references[number]
+            prepare(self.plan, scope, seen, scores[number], reference, Int32(number))
+
+
+class RowMath(Math):
+    """A warp weighs all rows of its team, and has all columns of their O.
+
+    Up to head dim 128 weights refer to the maximum that was found last, and it is found anew only
+    where they tell that it is too small, see `fmha/shared/two_rows.py`; of a block's first tile it
+    is found first. Above, products take so long that finding it each time costs less than a branch
+    between the exponentials and P V, which then run one after the other.
+    """
+
+    @cute.jit
+    def sweep(self, scope: Scope, work: Work, walk: Walk, place: Place, tile: Tile) -> None:
+        """All key tiles of a block. While one is computed the next one comes."""
+        plan = self.plan
+        self.fetch(scope, work, walk, place, Int32(0), Int32(0))
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.sync_warp()
+        q, stage = hold_q(plan, place), Int32(0)
+        for step in cutlass.range(walk.tiles, unroll=1):
+            cute.arch.cp_async_wait_group(0)
+            cute.arch.sync_threads()
+            self.fetch(scope, work, walk, place, step + 1, 1 - stage)
+            key = first_key(plan, walk, step)
+            seen = Seen(work, place, key, step < walk.masked)
+            self.score(scope, seen, tile, q, stage)
+            if cutlass.const_expr(plan.layout.asks_weights):
+                for _ in cutlass.range(once(step == 0), unroll=1):
+                    self.refer(scope, tile, None)
+                sums = self.weigh(scope, tile, False)
+                for _ in cutlass.range(once(self.too_large(tile, sums)), unroll=1):
+                    # What was S are weights by now.
+                    self.score(scope, seen, tile, q, stage)
+                    self.refer(scope, tile, sums)
+                    sums = self.weigh(scope, tile, True)
+            else:
+                self.follow(scope, tile)
+                sums = self.weigh(scope, tile, True)
+            for number in cutlass.range_constexpr(len(tile.o)):
+                take_up(tile.references[number], sums[number])
+            multiply_pv(plan, tile.o, tile.part.p, place, stage, Int32(0))
+            stage = 1 - stage
+
+    @cute.jit
+    def refer(
+        self, scope: Scope, tile: Tile, sums: tuple[tuple[Float32, Float32], ...] | None
+    ) -> None:
+        """Find new maxima and make weights, O and sums refer to them. sums: of the tile's weights,
+        which tell the rows that need one; None for all rows."""
+        for number in cutlass.range_constexpr(len(tile.o)):
+            reference = tile.references[number]
+            tops = largest(self.plan, tile.part.scores[number], reference)
+            if cutlass.const_expr(sums is not None):
+                tops = tops_of(reference, tops, asked(reference, sums[number]))
+            rescale(tile.o[number], refer_to(self.plan, tops, reference, scope.scalars))
+
+    @cute.jit
+    def follow(self, scope: Scope, tile: Tile) -> None:
+        """The same where a maximum has grown by too much."""
+        for number in cutlass.range_constexpr(len(tile.o)):
+            scores, reference = tile.part.scores[number], tile.references[number]
+            tops = largest(self.plan, scores, reference)
+            moved, factors = follow_maximum(self.plan, scope, tops, reference)
+            for _ in cutlass.range(once(moved), unroll=1):
+                rescale(tile.o[number], factors)
+
+    @cute.jit
+    def weigh(
+        self, scope: Scope, tile: Tile, maximum_is_new: cutlass.Constexpr
+    ) -> tuple[tuple[Float32, Float32], ...]:
+        """S becomes weights, and P; returns their sums of each row."""
+        part, sums = tile.part, []
+        for number in cutlass.range_constexpr(len(tile.o)):
+            scores, p, reference = part.scores[number], part.p[number], tile.references[number]
+            sums.append(weigh(self.plan, scope, scores, p, reference, maximum_is_new))
+        return tuple(sums)
+
+    @cute.jit
+    def too_large(self, tile: Tile, sums: tuple[tuple[Float32, Float32], ...]) -> Boolean:
+        """Whether the sums tell that a weight of any of the warp's rows may be."""
+        found = Boolean(False)
+        for number in cutlass.range_constexpr(len(sums)):
+            limit = tile.references[number].limit
+            for half in cutlass.range_constexpr(2):
+                found = found or not (sums[number][half] <= limit[half])
+        return cute.arch.vote_any_sync(found)
+
+    @cute.jit
+    def finish(self, scope: Scope, work: Work, place: Place, tile: Tile) -> None:
+        """What the rows leave, to global memory."""
+        plan = self.plan
+        for part in cutlass.range_constexpr(len(tile.o)):
+            reference = tile.references[part]
+            lane = own_lane(plan, work, scope.scalars, place, Int32(part), Int32(0))
+            sinks = [own_sink(plan, row.head, scope.tensors) for row in lane.rows]
+            over_lanes(reference.row_sum)
+            factors = finish_rows(plan, work, lane, reference, sinks, scope)
+            store_o(plan, work, lane, tile.o[part], factors, scope)
+
+    @cute.jit
+    def make_tile(self) -> Tile:
+        plan, row_tiles = self.plan, self.plan.layout.shape.row_tiles
+        keys = plan.layout.tile_n
+        return Tile(
+            Weights(accumulators(plan, keys), make_weights(plan, keys)),
+            accumulators(plan, plan.layout.o_columns),
+            tuple(make_reference(plan) for _ in range(row_tiles)),
+        )

@@ -1,0 +1,112 @@
+"""O of two rows a thread, its LSE and its maximum on their way to global memory (device code)."""
+
+from collections.abc import Sequence
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Uint32
+
+from fmha.plan import AttentionPlan
+from fmha.shared.args import Scope, Work
+from fmha.shared.lanes import Lane
+from fmha.shared.statistics import finish, store_statistics
+from fmha.shared.two_rows import Reference, scale_of
+from fmha.shared.walk import angle_row, entry_of_q
+from kernelkit.plan.dtypes import ITEM_BYTES
+
+
+@cute.jit
+def finish_rows(
+    plan: AttentionPlan,
+    work: Work,
+    lane: Lane,
+    reference: Reference,
+    sinks: Sequence[Float32 | None],
+    scope: Scope,
+) -> tuple[Float32, Float32]:
+    """Store what both rows leave beside O; returns what normalises it."""
+    factors = []
+    for half in cutlass.range_constexpr(2):
+        scale_log2 = scale_of(plan, reference, scope.scalars, half)
+        factor, lse, max_log2 = finish(
+            plan, scale_log2, reference.row_max[half], reference.row_sum[half], sinks[half]
+        )
+        if lane.real[half] and lane.column == 0 and lane.part == 0:
+            store_statistics(plan, work, lane.rows[half], lse, max_log2, scope)
+        factors.append(factor)
+    return tuple(factors)
+
+
+@cute.jit
+def store_pieces(
+    plan: AttentionPlan, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope
+) -> None:
+    """Each thread's pieces of its rows, where the entry has them; four lanes fill whole sectors. Of
+    fp32 a piece is a pair of columns, of 16 bits it is eight, for which four lanes trade."""
+    words, batch = cute.recast_tensor(rounded, Uint32), entry_of_q(plan, work)
+    wide = plan.config.out_bytes == ITEM_BYTES["fp32"]
+    size = 2 if wide else 4  # words of a piece
+    if cutlass.const_expr(not wide):
+        trade(words)
+    piece = cute.make_rmem_tensor(size, Uint32)
+    for half in cutlass.range_constexpr(2):
+        row = lane.rows[half]
+        if lane.real[half]:
+            line = scope.tensors.o[work.q_start + row.token, None, row.head, batch]
+            start = cute.recast_ptr(line.iterator + lane.part * plan.layout.o_columns, dtype=Uint32)
+            start = start + lane.column // 2 * size
+            for number in cutlass.range_constexpr(cute.size(words) // 2 // size):
+                for word in cutlass.range_constexpr(size):
+                    place = 4 * number + 2 * half + word
+                    if cutlass.const_expr(not wide):
+                        place = 8 * number + 2 * word + half
+                    piece[word] = words[place]
+                target = (start + number * 4 * size).align(4 * size)
+                cute.autovec_copy(piece, cute.make_tensor(target, cute.make_layout(size)))
+
+
+@cute.jit
+def trade(words: cute.Tensor) -> None:
+    """Of each row and each 32 columns a lane has four words, one of each eight columns; it gets the
+    four of its own eight: four lanes transpose a square of words."""
+    lane = cute.arch.lane_idx()
+    for step in cutlass.range_constexpr(2):
+        upper = Boolean(lane >> step & 1)
+        for number in cutlass.range_constexpr(cute.size(words)):
+            # Row, which of the four, 32 columns: bits of the number, from the lowest up.
+            other = number | 2 << step
+            if cutlass.const_expr(other != number):
+                sent = words[number] if upper else words[other]
+                found = cute.arch.shuffle_sync_bfly(sent, offset=1 << step)
+                words[number] = found if upper else words[number]
+                words[other] = words[other] if upper else found
+
+
+@cute.jit
+def rotate_back(
+    plan: AttentionPlan,
+    work: Work,
+    lane: Lane,
+    o: cute.Tensor,
+    scope: Scope,
+    *,
+    whole: cutlass.Constexpr,
+) -> None:
+    """The last rope_dim columns of O: pairs (x, y) of neighbours become
+    (x cos + y sin, y cos - x sin), the angle being that of the row's position. whole: no part of
+    the columns ends behind the last one."""
+    config, tables = plan.config, scope.tensors.tables
+    begin, columns = config.v_dim - config.rope_dim, plan.layout.o_columns
+    # Of a part, whose other columns are never turned.
+    first = max(begin - (config.v_dim - 1) // columns * columns, 0)
+    for half in cutlass.range_constexpr(2):
+        position = angle_row(work, lane.rows[half].token, tables)
+        for block in cutlass.range_constexpr(first // 8, columns // 8):
+            dim = lane.part * columns + 8 * block + lane.column - begin
+            inside = dim >= 0 if cutlass.const_expr(whole) else dim >= 0 and dim < config.rope_dim
+            if inside:
+                place = 4 * block + 2 * half
+                cos, sin = tables.cos[position, dim // 2], tables.sin[position, dim // 2]
+                x, y = o[place], o[place + 1]
+                o[place] = x * cos + y * sin
+                o[place + 1] = y * cos - x * sin

@@ -1,0 +1,95 @@
+"""The host side of the kernels of all architectures: describe copies, order blocks, launch."""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+
+from fmha.plan import AttentionPlan
+from fmha.shared.args import Globals, Inputs, Scalars, Tables, TmaTensors
+from fmha.shared.boxes import k_box, o_box, q_box, v_box
+from fmha.shared.order import make_order
+from kernelkit.device.boxes import ROWS_FIRST, describe, group_heads, reorder
+from kernelkit.device.pipelines import tma_group
+
+
+class Forward:
+    """One config, traced by `cute.compile(..)`; a subclass has the `kernel`."""
+
+    kernel: Any
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self.plan = plan
+
+    @cute.jit
+    def __call__(
+        self,
+        tensors: tuple[cute.Tensor, ...],
+        arrays: tuple[cute.Tensor | None, ...],
+        numbers: tuple[Float32 | Int32, ...],
+        stream: CUstream,
+    ) -> None:
+        """Describe the copies and launch.
+
+        tensors: q [B, Sq, Hq, D], k, v [B, Skv, Hkv, D], o; last dim contiguous, other strides
+        multiples of 16 bytes. Packed tensors have B = 1, paged ones [page, row, head, dim].
+        arrays: lse [B, Hq, Sq], row_max or None, then the fields of `Tables`.
+        numbers: the fields of `Scalars`, then the longest query length, heads of a section and
+            `near` (see `Order`), and how many CTAs or pairs are there.
+        """
+        q, k, v, o = (reorder(tensor, ROWS_FIRST) for tensor in tensors)
+        lse, row_max, *tables = arrays
+        config, layout = self.plan.config, self.plan.layout
+        *factors, longest, section, near, most = numbers
+        scalars, heads, entries = Scalars(*factors), q.shape[2], q.shape[3]
+        tables, rows, every_o = Tables(*tables), q.shape[0], o
+        heads = heads // config.group
+        if cutlass.const_expr(config.varlen_q):
+            entries = cute.size(tables.cu_seqlens_q) - 1
+        tiles = cute.ceil_div(longest, layout.box_tokens) * layout.head_parts
+        blocks = cute.ceil_div(tiles, layout.block_tiles)
+        places = cutlass.min(most, blocks * heads * entries)
+        every = Globals(
+            rows,
+            k.shape[0],
+            every_o,
+            reorder(lse, (2, 1, 0)),
+            reorder(row_max, (2, 1, 0)) if cutlass.const_expr(row_max is not None) else None,
+            tables,
+            make_order(blocks, heads, heads // k.shape[2], entries, section, near, places),
+        )
+        self.kernel(self.describe_copies(q, k, v, o), every, scalars).launch(
+            grid=(places * layout.ctas, 1, 1),
+            block=(self.plan.roles.threads, 1, 1),
+            cluster=(layout.ctas, 1, 1) if layout.ctas > 1 else None,
+            stream=stream,
+            use_pdl=config.pdl,
+            min_blocks_per_mp=layout.residents,  # without it ptxas ignores setmaxnreg
+            preferred_smem_carveout=100 if layout.residents > 1 else None,  # percent
+        )
+
+    @cute.jit
+    def describe_copies(
+        self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor
+    ) -> TmaTensors | Inputs:
+        """TMA descriptions, which carry shapes and strides of this launch; Inputs, where a kernel
+        fetches without TMA."""
+        q, o = (group_heads(tensor, self.plan.config.group) for tensor in (q, o))
+        store = cpasync.CopyBulkTensorTileS2GOp()
+        has_v, has_tail = (self.plan.edges.has(name) for name in ("v", "tail"))
+        return TmaTensors(
+            q=describe(self.fetch("q"), q, q_box(self.plan)),
+            k=describe(self.fetch("k"), k, k_box(self.plan)),
+            v=describe(self.fetch("v"), v, v_box(self.plan)) if has_v else None,
+            tail=describe(self.fetch("tail"), v, v_box(self.plan)) if has_tail else None,
+            o=describe(store, o, o_box(self.plan)),
+        )
+
+    def fetch(self, edge: str) -> object:
+        """The load whose bytes complete on the barriers of `edge`."""
+        if self.plan.edges.has(edge) and self.plan.edges[edge].multicast:
+            return cpasync.CopyBulkTensorTileG2SMulticastOp()
+        return cpasync.CopyBulkTensorTileG2SOp(tma_group(self.plan.edges, edge))

@@ -1,0 +1,96 @@
+"""Numbers of bf16 as sums of two e4m3 times a power of two that their row shares (device code).
+
+A row times the power that brings its largest element to [128, 256) is rounded to e4m3, and so is
+what is left. An element of bf16 has 8 bits and each term 4: their sum is the element, unless it is
+below 2^-9 of the largest one, and then it is off by at most 2^-17 of that.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32
+
+from kernelkit.device.swizzle import turn
+from kernelkit.device.words import float_of
+from kernelkit.plan import hw
+
+EXPONENT_AT = 7  # bit where the exponent of a bf16 begins
+MAGNITUDES = 0x7FFF7FFF  # bits of two of them without their signs
+NOT_FINITE = 255  # exponent of infinities and NaN
+LARGEST = 7  # log2 of what a row's largest element becomes, or more
+BIAS = 127  # of an exponent
+# Eight numbers in four words times a factor: two words of first terms, two of second ones. A
+# product is exact, in fp16 too but for those of which both terms are 0. What is as it is for the
+# sake of registers: the factor comes first, in bf16, since ptxas would do what does not wait for it
+# for a whole row at once; and no two bytes by themselves live long, since ptxas keeps them apart.
+_TERMS = (
+    "{ .reg .b32 b<2>, n; .reg .f32 v<4>; .reg .b16 c<2>; "
+    + "".join(
+        f"mul.rn.bf16x2 b0, {{$r{2 * i}}}, {{$r4}}; mul.rn.bf16x2 b1, {{$r{2 * i + 1}}}, {{$r4}}; "
+        "shl.b32 n, b0, 16; mov.b32 v0, n; and.b32 n, b0, 0xFFFF0000; mov.b32 v1, n; "
+        "shl.b32 n, b1, 16; mov.b32 v2, n; and.b32 n, b1, 0xFFFF0000; mov.b32 v3, n; "
+        "cvt.rn.satfinite.e4m3x2.f32 c0, v1, v0; cvt.rn.satfinite.e4m3x2.f32 c1, v3, v2; "
+        f"mov.b32 {{$w{i}}}, {{c0, c1}}; "
+        "cvt.rn.f16x2.f32 b0, v1, v0; cvt.rn.f16x2.e4m3x2 n, c0; sub.rn.f16x2 b0, b0, n; "
+        "cvt.rn.f16x2.f32 b1, v3, v2; cvt.rn.f16x2.e4m3x2 n, c1; sub.rn.f16x2 b1, b1, n; "
+        "cvt.rn.satfinite.e4m3x2.f16x2 c0, b0; cvt.rn.satfinite.e4m3x2.f16x2 c1, b1; "
+        f"mov.b32 {{$w{i + 2}}}, {{c0, c1}}; "
+        for i in range(2)
+    )
+    + "}"
+)
+
+
+@cute.jit
+def largest_of(words: cute.Tensor) -> Uint32:
+    """Bits of the largest magnitude of bf16, two in a word; a NaN is larger than an infinity."""
+    top = words[0] & Uint32(MAGNITUDES)
+    for word in cutlass.range(1, cute.size(words), unroll_full=True):
+        top = larger(top, words[word] & Uint32(MAGNITUDES))
+    return cutlass.max(top >> 16, top & Uint32(0xFFFF))
+
+
+@cute.jit
+def larger(one: Uint32, other: Uint32) -> Uint32:
+    """In each half of a word."""
+    return cute.arch.inline_ptx(
+        "max.u16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[one, other]
+    )
+
+
+@cute.jit
+def power_of(largest: Uint32) -> tuple[Uint32, Float32]:
+    """(what brings the largest bf16 of a row to [128, 256), twice in a word, its inverse), powers
+    of two. The first is a NaN where the row is not finite; rows below 2^-119 stay smaller."""
+    exponent = largest >> EXPONENT_AT
+    clamped = cutlass.max(exponent, Uint32(LARGEST + 1))  # so that both are normal numbers
+    factor = (2 * BIAS + LARGEST - clamped) * Uint32(1 << EXPONENT_AT | 1 << EXPONENT_AT + 16)
+    if exponent == NOT_FINITE:
+        factor = Uint32(MAGNITUDES)
+    return factor, float_of((clamped - LARGEST) << EXPONENT_AT + 16)
+
+
+@cute.jit
+def two_terms(words: tuple[Uint32, ...], factor: Uint32) -> tuple[Uint32, ...]:
+    """Eight bf16 in four words times `factor`: two words of their first terms in e4m3, then two of
+    their second ones."""
+    return cute.arch.inline_ptx(
+        _TERMS, write_only_types=[Uint32] * 4, read_only_args=[*words, factor]
+    )
+
+
+@cute.jit
+def anew(row: Int32) -> Int32:
+    """The same number, which LLVM takes for another one each time: places that follow from it are
+    computed for each block, and not kept in registers for all of them."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[row]
+    )
+
+
+@cute.jit
+def place_of(
+    line: cutlass.Constexpr, rows: cutlass.Constexpr, row: Int32, unit: cutlass.Constexpr
+) -> Int32:
+    """Byte of a tile where unit `unit` of a row begins, in panels of `line` bytes of each row."""
+    panel, inside = divmod(unit, line // hw.SMEM_UNIT_BYTES)
+    return panel * rows * line + row * line + (inside ^ turn(row, line)) * hw.SMEM_UNIT_BYTES

@@ -1,0 +1,393 @@
+"""The online softmax of two rows in the registers of a thread, as accumulators of wgmma and of
+mma.sync have them (device code).
+
+Element c + 2 h + 4 j of a thread belongs to row h. Four lanes share a row: its maximum travels
+between them where it is found, its sum once at the end. `kernelkit.device.online_softmax` says what
+`row_max` and `scale_log2` mean.
+
+A maximum costs as many instructions as an exponential, and the maximum of a row changes in few
+tiles. So the kernel keeps a stale maximum and checks it afterwards. If the sum of a thread's
+weights exceeds 2 ** rescale_log2, the maximum may be too small: the tile is weighed again, with a
+new maximum for the rows that asked for one. If the sum is within the bound, so is every weight. In
+e4m3 the sum may exceed the bound of a single weight; there a row asks if one of its weights became
+448.
+
+Rows do not depend on each other: a row that did not ask keeps its maximum, so its weights have the
+same bits whatever the other rows of the tile hold.
+
+`far` rows (`kernelkit.device.online_softmax.FAR_LOG2`) ask in every tile, since only the second
+weighing does them right: their maximum is subtracted before the multiplication (`bring_near`).
+
+In e4m3 the factor of a row's scores may be negative. The score with the largest weight, the row's
+top, then is the smallest one, and a hidden key scores +inf.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Uint32
+
+from fmha.config import EXP2_PAIRS
+from fmha.plan import AttentionPlan
+from fmha.shared.args import Row, Scalars, Scope, Work
+from fmha.shared.lanes import Lane
+from fmha.shared.scales import score_scale
+from kernelkit.device.branch import once
+from kernelkit.device.online_softmax import (
+    EXP2_COEFFICIENTS,
+    LEAST_EXPONENT,
+    ROUNDER,
+    bounded_factor,
+    is_far,
+    lowest_bits,
+    raised,
+)
+from kernelkit.device.warp_mma import pack, pack_e4m3
+from kernelkit.plan.limits import FLT_MAX
+
+INFINITE_EXPONENT = 128.0  # 2 to that is inf in fp32
+CHUNK = 64  # elements of a thread whose 32 of a row share a word of bits
+PIECE = 8  # that are rounded at a time
+FULL_CARRIES = 0x02020202  # added to e4m3 without signs, carries into the sign of 448
+SIGNS = 0x80808080
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the weights of a thread's two rows refer to, each (2,) in registers."""
+
+    row_max: cute.Tensor  # the score with the largest weight
+    row_sum: cute.Tensor  # of this thread's weights
+    # What is added to a score in log2 units: -row_max, 0 for a far row, FLT_MAX without a maximum.
+    shift: cute.Tensor
+    # Of the sum of a tile's weights; 0 without a maximum, -1 for a row that asks in every tile.
+    limit: cute.Tensor
+    # In e4m3: what a row's scores are multiplied by, in log2 units or as a softcap wants it.
+    factor: cute.Tensor | None
+
+
+def make_reference(plan: AttentionPlan) -> Reference:
+    factor = cute.make_rmem_tensor(2, Float32) if plan.config.is_fp8 else None
+    return Reference(*(cute.make_rmem_tensor(2, Float32) for _ in range(4)), factor)
+
+
+@cute.jit
+def begin_row(
+    plan: AttentionPlan, reference: Reference, lane: Lane, work: Work, scope: Scope
+) -> None:
+    """No key has been seen."""
+    reference.row_sum.fill(0.0)
+    for half in cutlass.range_constexpr(2):
+        if cutlass.const_expr(plan.config.is_fp8):
+            factor = scope.scalars.scale_log2
+            if cutlass.const_expr(plan.config.softcap):
+                factor = scope.scalars.softcap_log2
+            scale = score_scale(scope.tensors.tables, work, lane.rows[half].head)
+            if cutlass.const_expr(scale is not None):
+                factor = factor * scale
+            reference.factor[half] = bounded_factor(factor)
+        reference.row_max[half] = hidden(plan, reference, half)
+
+
+@cute.jit
+def scale_of(
+    plan: AttentionPlan, reference: Reference, scalars: Scalars, half: cutlass.Constexpr
+) -> Float32:
+    """Return what exp2 multiplies a row's scores by; negative only in `signed` kernels."""
+    if cutlass.const_expr(plan.config.is_fp8 and not plan.config.softcap):
+        return reference.factor[half]
+    return scalars.scale_log2
+
+
+def signed(plan: AttentionPlan) -> bool:
+    """Whether `scale_of` may be negative. A softcap has the sign in its own factor."""
+    return (plan.config.q_scale or plan.config.k_scale) and not plan.config.softcap
+
+
+@cute.jit
+def hidden(plan: AttentionPlan, reference: Reference, half: cutlass.Constexpr) -> Float32:
+    """Return the score of keys that a row does not see, and its top while it has seen none."""
+    score = -Float32.inf
+    if cutlass.const_expr(signed(plan)):
+        score = Float32.inf if reference.factor[half] < 0.0 else score
+    return score
+
+
+@cute.jit
+def base_of(
+    plan: AttentionPlan, reference: Reference, half: cutlass.Constexpr, top: Float32
+) -> Float32:
+    """`top` of a row as a base for weights: any finite base gives 0 to hidden keys."""
+    return Float32(0.0) if top == hidden(plan, reference, half) else top
+
+
+@cute.jit
+def mask(
+    plan: AttentionPlan,
+    scores: cute.Tensor,
+    reference: Reference,
+    lane: Lane,
+    key: Int32,
+    begin: int,
+    end: int,
+) -> None:
+    """Hide the keys that a row does not see, in elements [begin, end).
+
+    begin, end: multiples of 4. key: the first one of the tile.
+    """
+    for half in cutlass.range_constexpr(2):
+        row, first = lane.rows[half], key + lane.column
+        unseen = hidden(plan, reference, half)
+        for chunk in cutlass.range_constexpr(begin, end, CHUNK):
+            bits = seen(plan, row, first + chunk // 4 * 8)
+            for place in cutlass.range_constexpr(min(CHUNK, end - chunk) // 2):
+                number = chunk + place // 2 * 4 + half * 2 + place % 2
+                inside = Boolean(bits & Uint32(1 << place))
+                scores[number] = scores[number] if inside else unseen
+
+
+@cute.jit
+def seen(plan: AttentionPlan, row: Row, first: Int32) -> Uint32:
+    """Return a bit for each of a thread's 32 columns from key `first` on: the row sees it."""
+    bits = lowest_bits(columns_below(row.end - first))
+    if cutlass.const_expr(plan.config.left):
+        bits = bits & ~lowest_bits(columns_below(row.begin - first))
+    if cutlass.const_expr(plan.config.sink_tokens):
+        bits = bits | lowest_bits(columns_below(row.sink_end - first))
+    return bits
+
+
+@cute.jit
+def columns_below(limit: Int32) -> Int32:
+    """How many of the columns 0, 1, 8, 9, 16, 17, .. are below `limit`; negative for none."""
+    return (limit >> 3) * 2 + cutlass.min(limit & 7, 2)
+
+
+@cute.jit
+def softcap(
+    plan: AttentionPlan,
+    scores: cute.Tensor,
+    reference: Reference,
+    scalars: Scalars,
+    begin: int,
+    end: int,
+) -> None:
+    """`kernelkit.device.online_softmax.softcap_scores` without arithmetic on pairs."""
+    factors = (scalars.softcap_log2,) * 2
+    if cutlass.const_expr(plan.config.is_fp8):
+        factors = (reference.factor[0], reference.factor[1])
+    for number in cutlass.range_constexpr(begin, end):
+        power = cute.math.exp2(scores[number] * factors[number // 2 % 2], fastmath=True)
+        scores[number] = cute.arch.rcp_approx(-1.0 - power)
+
+
+@cute.jit
+def largest(
+    plan: AttentionPlan, scores: cute.Tensor, reference: Reference
+) -> tuple[Float32, Float32]:
+    """The tops of the two rows so far, of this warpgroup's keys."""
+    found = []
+    for half in cutlass.range_constexpr(2):
+        # Two chains, so that one does not wait for the other.
+        top, other = reference.row_max[half], scores[2 * half + 1]
+        if cutlass.const_expr(signed(plan)):
+            # The smallest score is the largest of the negated ones. A branch costs registers.
+            sign = Float32(-1.0) if reference.factor[half] < 0.0 else Float32(1.0)
+            top, other = top * sign, other * sign
+        for quad in cutlass.range_constexpr(0, cute.size(scores), 4):
+            first, second = scores[quad + 2 * half], scores[quad + 2 * half + 1]
+            if cutlass.const_expr(signed(plan)):
+                first, second = first * sign, second * sign
+            top = cute.arch.fmax(top, first)
+            if cutlass.const_expr(quad > 0):
+                other = cute.arch.fmax(other, second)
+        top = cute.arch.fmax(top, other)
+        for step in cutlass.range_constexpr(2):
+            top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, offset=1 << step))
+        if cutlass.const_expr(signed(plan)):
+            top = top * sign
+        found.append(top)
+    return tuple(found)
+
+
+@cute.jit
+def asked(reference: Reference, sums: tuple[Float32, Float32]) -> tuple[Boolean, Boolean]:
+    """Whether each row needs a new maximum: the sum of any of its four lanes is above the limit."""
+    rows = []
+    for half in cutlass.range_constexpr(2):
+        mine = Int32(not (sums[half] <= reference.limit[half]))
+        for step in cutlass.range_constexpr(2):
+            mine = mine | cute.arch.shuffle_sync_bfly(mine, offset=1 << step)
+        rows.append(mine != 0)
+    return tuple(rows)
+
+
+@cute.jit
+def tops_of(
+    reference: Reference, tops: tuple[Float32, Float32], rows: tuple[Boolean, Boolean]
+) -> tuple[Float32, Float32]:
+    """`tops` for the rows that asked; the others keep the maximum that they have."""
+    first = tops[0] if rows[0] else reference.row_max[0]
+    second = tops[1] if rows[1] else reference.row_max[1]
+    return first, second
+
+
+@cute.jit
+def refer_to(
+    plan: AttentionPlan, tops: tuple[Float32, Float32], reference: Reference, scalars: Scalars
+) -> tuple[Float32, Float32]:
+    """Make `tops` the maxima that weights and sums refer to; return the factors for O of each row.
+
+    A row that has seen no key gets limit 0, so its first visible score always sets a maximum, even
+    one so negative that exp2 would underflow.
+    """
+    factors = []
+    for half in cutlass.range_constexpr(2):
+        scale_log2 = scale_of(plan, reference, scalars, half)
+        top = tops[half]
+        base = base_of(plan, reference, half, top)
+        factor = cute.math.exp2((reference.row_max[half] - base) * scale_log2, fastmath=True)
+        reference.row_max[half] = top
+        reference.row_sum[half] = reference.row_sum[half] * factor
+        nothing = top == hidden(plan, reference, half)
+        far = is_far(base, scale_log2)
+        most = Float32(FLT_MAX if plan.config.is_fp8 else 2.0**plan.config.lag_log2)
+        shift, limit = -base * scale_log2, most
+        if far:
+            shift, limit = Float32(0.0), Float32(-1.0)
+        if nothing:
+            shift, limit = Float32(FLT_MAX), Float32(0.0)
+        if cutlass.const_expr(plan.config.is_fp8):
+            shift = shift + plan.config.bias_log2
+        reference.shift[half], reference.limit[half] = shift, limit
+        factors.append(factor)
+    return tuple(factors)
+
+
+@cute.jit
+def bring_near(
+    plan: AttentionPlan, scores: cute.Tensor, reference: Reference, scalars: Scalars
+) -> None:
+    """Subtract the maximum from the scores of far rows, whose `shift` does without it."""
+    far, offsets = Boolean(False), []
+    for half in cutlass.range_constexpr(2):
+        base = base_of(plan, reference, half, reference.row_max[half])
+        mine = is_far(base, scale_of(plan, reference, scalars, half))
+        offsets.append(-base if mine else Float32(0.0))
+        far = far or mine
+    for _ in cutlass.range(once(cute.arch.vote_any_sync(far)), unroll=1):
+        for number in cutlass.range_constexpr(cute.size(scores)):
+            scores[number] = scores[number] + offsets[number // 2 % 2]
+
+
+@cute.jit
+def exponentiate(
+    plan: AttentionPlan,
+    scores: cute.Tensor,
+    reference: Reference,
+    scalars: Scalars,
+    begin: int,
+    end: int,
+) -> None:
+    """Elements [begin, end) in place: exp2 of a score in log2 units less what it refers to."""
+    share = plan.layout.exp2_share
+    for number in cutlass.range_constexpr(begin, end):
+        scale_log2 = scale_of(plan, reference, scalars, number // 2 % 2)
+        power = scores[number] * scale_log2 + reference.shift[number // 2 % 2]
+        if cutlass.const_expr((number // 2 + 1) * share % EXP2_PAIRS < share):
+            scores[number] = exp2_polynomial(power)
+        else:
+            scores[number] = cute.math.exp2(power, fastmath=True)
+
+
+@cute.jit
+def exp2_polynomial(exponent: Float32) -> Float32:
+    """`kernelkit.device.online_softmax.exp2_polynomial` of one number; inf from 128 on."""
+    # Without the upper bound the exponent would run over into the sign: a large weight would look
+    # like a small one, and nobody would ask for the maximum.
+    x = cute.arch.fmin(cute.arch.fmax(exponent, LEAST_EXPONENT), INFINITE_EXPONENT)
+    rounded = x + ROUNDER
+    rest = x - (rounded - ROUNDER)
+    c1, c2, c3 = EXP2_COEFFICIENTS
+    value = rest * c3 + c2
+    value = value * rest + c1
+    value = value * rest + 1.0
+    return raised(value, rounded)
+
+
+@cute.jit
+def tile_sums(plan: AttentionPlan, weights: cute.Tensor, p: cute.Tensor) -> tuple[Float32, Float32]:
+    """Return the sums of this thread's weights of each row, infinite if one of them is too large
+    for P, their rounded form."""
+    sums = []
+    for half in cutlass.range_constexpr(2):
+        total, other = weights[2 * half], weights[2 * half + 1]
+        for quad in cutlass.range_constexpr(4, cute.size(weights), 4):
+            total = total + weights[quad + 2 * half]
+            other = other + weights[quad + 2 * half + 1]
+        total = total + other
+        if cutlass.const_expr(plan.config.is_fp8):
+            total = Float32.inf if is_full(p, half) else total
+        sums.append(total)
+    return tuple(sums)
+
+
+@cute.jit
+def is_full(p: cute.Tensor, half: cutlass.Constexpr) -> Boolean:
+    """Whether an e4m3 of the row is 448, what larger ones become, or NaN."""
+    words = cute.recast_tensor(p, Uint32)
+    found = Uint32(0)
+    for number in cutlass.range_constexpr(half, cute.size(words), 2):
+        found = found | (words[number] + FULL_CARRIES)
+    return found & SIGNS != 0
+
+
+@cute.jit
+def too_large(lane: Lane, reference: Reference, sums: tuple[Float32, Float32]) -> Boolean:
+    """Whether a weight may be above the limit, or refers to nothing; NaN is. Rows that the entry
+    does not have do not count: bits of a result must not depend on what lies there."""
+    first = sums[0] <= reference.limit[0] or not lane.real[0]
+    second = sums[1] <= reference.limit[1] or not lane.real[1]
+    return not (first and second)
+
+
+@cute.jit
+def take_up(reference: Reference, sums: tuple[Float32, Float32]) -> None:
+    """Add the sums of a tile's weights to those of the rows."""
+    for half in cutlass.range_constexpr(2):
+        reference.row_sum[half] = reference.row_sum[half] + sums[half]
+
+
+@cute.jit
+def over_lanes(row_sum: cute.Tensor) -> None:
+    """row_sum (2,): the sum of what the four lanes of a row have."""
+    for half in cutlass.range_constexpr(2):
+        total = row_sum[half]
+        for step in cutlass.range_constexpr(2):
+            total = total + cute.arch.shuffle_sync_bfly(total, offset=1 << step)
+        row_sum[half] = total
+
+
+@cute.jit
+def rescale(o: cute.Tensor, factors: tuple[Float32, Float32]) -> None:
+    """Multiply the two rows of O."""
+    for number in cutlass.range_constexpr(cute.size(o)):
+        o[number] = o[number] * factors[number // 2 % 2]
+
+
+@cute.jit
+def round_weights(plan: AttentionPlan, scores: cute.Tensor, p: cute.Tensor) -> None:
+    """Weights as the A operand of the next product: the same elements in the same order.
+
+    By `pack`, since LLVM moves conversions to where P is used, and there no exponentials are left
+    to run beside them.
+    """
+    words = cute.recast_tensor(p, Uint32)
+    for number in cutlass.range_constexpr(cute.size(words)):
+        if cutlass.const_expr(plan.config.is_fp8):
+            first = number // 2 * 8 + number % 2 * 2  # of a row; the next two are 8 keys further
+            four = (scores[first + place] for place in (0, 1, 4, 5))
+            words[number] = pack_e4m3(*four)
+        else:
+            words[number] = pack(scores[2 * number], scores[2 * number + 1], plan.config.dtype)

@@ -1,0 +1,224 @@
+"""What a query block is, and which key tiles it takes: loop bounds before masks (device code).
+
+Row r of an entry sees keys [begin(r), end(r)), both of which never decrease with r, and where
+there are sink tokens also those below `sink_tokens` and end(r). So the tiles of a query block are
+one range, whose partly visible tiles stand at its two ends, and a second range at the front for
+the sink tokens. What lies between the two is never loaded.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from fmha.plan import AttentionPlan
+from fmha.shared.args import Globals, Row, Scalars, Tables, Walk, Work
+from fmha.shared.order import block_of
+
+
+@cute.jit
+def locate(plan: AttentionPlan, tensors: Globals, turn: Int32) -> Work:
+    """What this CTA computes in round `turn`, its walk excepted."""
+    config, tables = plan.config, tensors.tables
+    q_block, head, batch = block_of(plan, tensors.order, turn)
+    rank = Int32(0)
+    if cutlass.const_expr(plan.layout.ctas > 1):
+        rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+    kv_head = head // tensors.order.group
+    q_start, q_length = entry_range(tables.cu_seqlens_q, batch, tensors.q_rows)
+    kv_start, kv_length = entry_range(tables.cu_seqlens_k, batch, tensors.k_rows)
+    if cutlass.const_expr(config.page_size > 0):
+        kv_length = cute.size(tables.page_table, mode=[1]) * config.page_size
+    if cutlass.const_expr(config.kv_lens):
+        kv_length = cutlass.max(cutlass.min(tables.kv_lens[batch], kv_length), 0)
+    offset, full_end = kv_length - q_length, kv_length
+    if cutlass.const_expr(config.q_offset):
+        offset = tables.q_offset[batch]
+        full_end = cutlass.max(cutlass.min(offset + q_length, kv_length), 0)
+    return Work(
+        q_block=q_block,
+        head=head,
+        kv_head=kv_head,
+        batch=batch,
+        q_start=q_start,
+        q_length=q_length,
+        kv_start=kv_start,
+        kv_length=kv_length,
+        offset=offset,
+        full_end=full_end,
+        rank=rank,
+    )
+
+
+@cute.jit
+def entry_range(cu_seqlens: cute.Tensor | None, batch: Int32, rows: Int32) -> tuple[Int32, Int32]:
+    """(first row of the tensor, rows) of a batch entry, packed or not."""
+    start, length = Int32(0), Int32(rows)
+    if cutlass.const_expr(cu_seqlens is not None):
+        start = cu_seqlens[batch]
+        length = cu_seqlens[batch + 1] - start
+    return start, length
+
+
+@cute.jit
+def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
+    """The key tiles of `work`, none where the CTA has no row."""
+    config, layout = plan.config, plan.layout
+    tile = work.q_block * layout.block_tiles
+    first = first_token(plan, tile)
+    last = first_token(plan, tile + layout.block_tiles - 1) + layout.box_tokens
+    last = cutlass.min(last, work.q_length) - 1
+    first_end, last_end = work.full_end, work.full_end
+    if cutlass.const_expr(config.right):
+        first_end = row_end(work, first, scalars)
+        last_end = row_end(work, last, scalars)
+    if first >= work.q_length:
+        last_end = Int32(0)
+    first_begin, last_begin = Int32(0), Int32(0)
+    if cutlass.const_expr(config.left):
+        first_begin = row_begin(work, first, scalars)
+        last_begin = row_begin(work, last, scalars)
+    # A box of keys has to lie in one page.
+    origin = cutlass.min(first_begin, last_end) // layout.key_step * layout.key_step
+    sink = Int32(0)
+    if cutlass.const_expr(config.sink_tokens):
+        sink = cute.ceil_div(cutlass.min(scalars.sink_tokens, last_end), plan.layout.tile_n)
+        if sink * plan.layout.tile_n > origin:
+            origin, sink = Int32(0), Int32(0)
+    end = cute.ceil_div(last_end - origin, plan.layout.tile_n)
+    free_end = cutlass.max(cutlass.min((first_end - origin) // plan.layout.tile_n, end), 0)
+    free_begin = cutlass.max(cute.ceil_div(last_begin - origin, plan.layout.tile_n), 0)
+    free_begin = cutlass.min(free_begin, free_end)
+    right, left = end - free_end, free_begin
+    return Walk(
+        origin=origin,
+        right=right,
+        right_end=end,
+        left=left,
+        left_end=free_begin,
+        sink=sink,
+        free=free_end - free_begin,
+        free_end=free_end,
+        masked=right + left + sink,
+        seen_end=last_end,
+        tiles=right + left + sink + free_end - free_begin,
+    )
+
+
+@cute.jit
+def hidden_steps(
+    plan: AttentionPlan, work: Work, walk: Walk, scalars: Scalars, q_tile: Int32
+) -> Int32:
+    """Steps at the front of the walk whose keys no row of query tile `q_tile` of this CTA sees; one
+    step at least remains where there are any. None where a block is one tile."""
+    if cutlass.const_expr(plan.layout.block_tiles == 1):
+        return Int32(0)
+    first = first_token(plan, own_tile(plan, work, q_tile))
+    hidden = Int32(0)
+    if cutlass.const_expr(plan.config.right):
+        end = row_end(work, first + plan.layout.box_tokens - 1, scalars)
+        tiles = cute.ceil_div(cutlass.max(end - walk.origin, 0), plan.layout.tile_n)
+        hidden = cutlass.max(cutlass.min(walk.right_end - tiles, walk.right), 0)
+    if first >= work.q_length:
+        hidden = walk.tiles
+    return cutlass.max(cutlass.min(hidden, walk.tiles - 1), 0)
+
+
+@cute.jit
+def first_token(plan: AttentionPlan, tile: Int32) -> Int32:
+    """Query of the entry with which tile `tile` of a head begins, or of heads that share it."""
+    return tile // plan.layout.head_parts * plan.layout.box_tokens
+
+
+@cute.jit
+def own_tile(plan: AttentionPlan, work: Work, q_tile: Int32) -> Int32:
+    """Number of query tile `q_tile` of this CTA among those of the head."""
+    layout = plan.layout
+    return work.q_block * layout.block_tiles + q_tile * plan.layout.ctas + work.rank
+
+
+@cute.jit
+def box_row(plan: AttentionPlan, work: Work, tile: Int32) -> Int32 | tuple[Int32, Int32]:
+    """Where the rows of tile `tile` of a head begin in Q and O."""
+    row = work.q_start + first_token(plan, tile)
+    if cutlass.const_expr(plan.config.group == 1):
+        return row
+    return first_head(plan, tile), row
+
+
+@cute.jit
+def first_head(plan: AttentionPlan, tile: Int32) -> Int32:
+    """Of the heads that share tiles the first one in tile `tile`."""
+    return tile % plan.layout.head_parts * plan.layout.box_heads
+
+
+@cute.jit
+def row_end(work: Work, token: Int32, scalars: Scalars) -> Int32:
+    """First key behind what query `token` sees, where its right edge moves with it."""
+    end = work.offset + token + scalars.window_right + 1
+    return cutlass.max(cutlass.min(end, work.kv_length), 0)
+
+
+@cute.jit
+def row_begin(work: Work, token: Int32, scalars: Scalars) -> Int32:
+    """First key that query `token` sees, where its left edge moves with it."""
+    return cutlass.max(work.offset + token - scalars.window_left, 0)
+
+
+@cute.jit
+def row_of(plan: AttentionPlan, work: Work, scalars: Scalars, q_tile: Int32, row: Int32) -> Row:
+    """Row `row` of query tile `q_tile` of this CTA, and which keys it sees."""
+    config = plan.config
+    tile, heads = own_tile(plan, work, q_tile), plan.layout.box_heads
+    token = first_token(plan, tile) + row // heads
+    head = work.head * config.group + first_head(plan, tile) + row % heads
+    if cutlass.const_expr(plan.layout.q_rows < plan.layout.rows):
+        if row >= plan.layout.q_rows:
+            token, head = work.q_length, work.head * config.group
+    begin, end, sink_end = Int32(0), work.full_end, Int32(0)
+    if cutlass.const_expr(config.right):
+        end = row_end(work, token, scalars)
+    if cutlass.const_expr(config.left):
+        begin = row_begin(work, token, scalars)
+    if cutlass.const_expr(config.sink_tokens):
+        sink_end = cutlass.min(scalars.sink_tokens, end)
+    return Row(token, head, begin, end, sink_end)
+
+
+@cute.jit
+def angle_row(work: Work, token: Int32, tables: Tables) -> Int32:
+    """Row of the rope tables for query `token`; positions beyond them are clamped."""
+    position = cutlass.min(work.offset + token, cute.size(tables.cos, mode=[0]) - 1)
+    return cutlass.max(position, 0)
+
+
+@cute.jit
+def first_key(plan: AttentionPlan, walk: Walk, step: Int32) -> Int32:
+    """Where the tile of step `step` of the walk begins, 0 <= step < walk.tiles."""
+    tile, origin = walk.right_end - 1 - step, walk.origin
+    if cutlass.const_expr(plan.config.left):
+        if step >= walk.right:
+            tile = walk.left_end - 1 - (step - walk.right)
+        if cutlass.const_expr(plan.config.sink_tokens):
+            if step >= walk.right + walk.left:
+                tile = walk.masked - 1 - step
+                origin = Int32(0)
+        if step >= walk.masked:
+            tile = walk.free_end - 1 - (step - walk.masked)
+            origin = walk.origin
+    return origin + tile * plan.layout.tile_n
+
+
+@cute.jit
+def entry_of_q(plan: AttentionPlan, work: Work) -> Int32:
+    """Index of the entry in the last mode of the query-side tensors; packed ones have but one."""
+    return Int32(0) if cutlass.const_expr(plan.config.varlen_q) else work.batch
+
+
+@cute.jit
+def stored_by_tma(plan: AttentionPlan, work: Work) -> Boolean:
+    """O goes out by TMA: a packed tensor holds no other entry's rows behind those of its tiles."""
+    by_tma = Boolean(True)
+    if cutlass.const_expr(plan.config.varlen_q):
+        last = (work.q_block + 1) * plan.layout.block_tiles - 1
+        by_tma = first_token(plan, last) + plan.layout.box_tokens <= work.q_length
+    return by_tma

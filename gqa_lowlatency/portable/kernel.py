@@ -1,0 +1,104 @@
+"""The decode kernel of Hopper, and of compute capabilities 8.x and 12.x, where a cluster is a CTA.
+Each warp streams its own keys through registers of mma.sync.
+
+A CTA takes tiles of keys in turn, each of its warps 16 keys of a tile. A warp copies them to its
+own ring in shared memory by cp.async and computes S^T = K Q^T and O^T += V^T P alone: the loop has
+no barrier of the CTA. At the end the warps of a CTA add up through shared memory, the CTAs of the
+cluster through the mailboxes of the owners.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32
+from cutlass.memory import SmemAllocator
+
+from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.portable.merge_warps import leave_partial, send_sum
+from gqa_lowlatency.portable.plan import Plan90
+from gqa_lowlatency.portable.stream import Stream, stream_keys
+from gqa_lowlatency.shared import mailbox
+from gqa_lowlatency.shared.args import Scalars, Tables, Tensors
+from gqa_lowlatency.shared.finish import Finishing, finish, senders_of
+from gqa_lowlatency.shared.signature import example_arguments
+from gqa_lowlatency.shared.split import locate
+
+
+class DecodeSm90:
+    """Host function and kernel of one config."""
+
+    def __init__(self, config: DecodeConfig, arch: str) -> None:
+        self.config = config
+        self.plan = Plan90(config, arch)
+
+    @cute.jit
+    def __call__(
+        self,
+        tensors: tuple[cute.Tensor, ...],
+        tables: tuple[cute.Tensor | None, ...] | None,
+        numbers: tuple[Float32 | Int32, ...],
+        parts: Int32,
+        stream: CUstream,
+    ) -> None:
+        """tensors, tables, numbers: fields of `Tensors`, `Tables`, `Scalars`; tables is None where
+        all of them are. parts: clusters that share a KV head, 1 unless the config has parts."""
+        config, beside = self.config, self.plan.bounded
+        given = () if cutlass.const_expr(tables is None) else tables
+        args = (Tensors(*tensors), Tables(*given), Scalars(*numbers))
+        q, k = tensors[0], tensors[1]
+        self.kernel(*args).launch(
+            grid=(config.cluster * parts, k.shape[2] * config.row_tiles, q.shape[0]),
+            block=(self.plan.threads, 1, 1),
+            cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,
+            stream=stream,
+            use_pdl=config.pdl,
+            min_blocks_per_mp=2 if beside else 0,  # bounds the registers of a thread
+            preferred_smem_carveout=100 if beside else None,  # percent of what an SM has
+        )
+
+    @cute.kernel
+    def kernel(self, tensors: Tensors, tables: Tables, scalars: Scalars) -> None:
+        """Grid (CTAs of all clusters of a KV head, KV heads x tiles of rows, entries)."""
+        config, plan = self.config, self.plan
+        thread, _, _ = cute.arch.thread_idx()
+        if cutlass.const_expr(config.pdl and not config.kv_ready):
+            cute.arch.griddepcontrol_wait()
+        if cutlass.const_expr(config.early):
+            cute.arch.griddepcontrol_launch_dependents()
+        place, share = locate(config, tensors, tables, scalars, plan.tile)
+        senders = senders_of(config, place, share.active)
+        smem = SmemAllocator().allocate(plan.smem_bytes, byte_alignment=128).toint()
+        begins = {name: begin for name, (begin, _) in plan.smem.offsets().items()}
+        box = mailbox.Mailbox(*(smem + begins[name] for name in ("statistics", "mail", "arrived")))
+        if cutlass.const_expr(config.cluster > 1):
+            if thread == 0:
+                mailbox.open_mailbox(config, box, place.rank, senders)
+            cute.arch.sync_warp()
+            cute.arch.cluster_arrive_relaxed()
+        if share.count > 0:
+            ring = smem + (thread // 32) * plan.ring_bytes
+            work = Stream(ring, smem + begins["queries"], place, tensors, tables, scalars)
+            leave_partial(plan, ring, stream_keys(plan, work, share))
+        if cutlass.const_expr(config.pdl and not config.early):
+            # Not before: CTAs that soon can only wait would take places of a grid behind theirs.
+            cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(config.cluster > 1):
+            cute.arch.cluster_wait()
+        if share.count > 0:
+            cute.arch.sync_threads()
+            send_sum(plan, smem, box, place.rank)
+        if cutlass.const_expr(config.pdl and config.kv_ready):
+            if share.count == 0:  # it has not waited before it read Q
+                cute.arch.griddepcontrol_wait()
+        if place.rank < config.owner_ctas and (senders > 0 or place.part == 0):
+            if cutlass.const_expr(config.cluster == 1):
+                cute.arch.sync_threads()
+            elif senders > 0:
+                mailbox.wait_for_mail(config, box)
+            how = Finishing(plan.threads, config.pdl, plan.parts_ahead)
+            finish(config, how, box, place, share.active, tensors, tables)
+
+
+def host_function(config: DecodeConfig, arch: str) -> tuple:
+    """What is compiled for `config`, and example arguments."""
+    return DecodeSm90(config, arch), *example_arguments(config)

@@ -1,0 +1,108 @@
+"""The two products of a warp and 16 keys: S^T = K Q^T and O^T += V^T P (device code).
+
+Keys of 16 bits are A fragments as ldmatrix brings them. Keys of 8 bits come as pairs: a lane gets
+four neighbouring dims where the fragment wants two and two eight further on, or two dims of each of
+two keys. So the dims of a step stand in another order, in which Q is loaded too, and in which O is
+written back (`query_words`, `dims_of`). They widen to fp16, exactly.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Uint32
+
+from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.portable.plan import Plan90
+from gqa_lowlatency.portable.queries import Queries, query_address
+from kernelkit.device import warp_mma
+from kernelkit.device.shared_words import load
+from kernelkit.device.swizzle import turn
+from kernelkit.plan import hw
+
+EVERY_OTHER = 0x3120  # of prmt: bytes 0, 2, then 1, 3
+
+
+@cute.jit
+def dims_of(config: DecodeConfig, step: cutlass.Constexpr, half: cutlass.Constexpr) -> Int32:
+    """Which dim of O^T stands in the rows of an accumulator that this lane holds."""
+    group = cute.arch.lane_idx() // 4
+    if cutlass.const_expr(config.keys_dtype == "e4m3"):
+        return step * 16 + 2 * group + half
+    return step * 16 + group + 8 * half
+
+
+@cute.jit
+def chunk_offset(plan: Plan90, row: Int32, chunk: Int32) -> Int32:
+    """Where a chunk of 16 bytes of a key lies in its slot: eight rows touch all banks."""
+    moved = turn(row, min(plan.row_bytes, hw.SMEM_LINE_BYTES))
+    return row * plan.row_bytes + (chunk ^ moved) * warp_mma.CHUNK_BYTES
+
+
+@cute.jit
+def score(plan: Plan90, slot: Int32, queries: Queries, scores: cute.Tensor) -> None:
+    """scores (4, columns / 8) = 16 keys x Q^T; slot: address of K."""
+    config, lane = plan.config, cute.arch.lane_idx()
+    scores.fill(0.0)
+    for pair in cutlass.range_constexpr(plan.row_bytes // (2 * warp_mma.CHUNK_BYTES)):
+        address = slot + chunk_offset(plan, lane % 16, pair * 2 + lane // 16)
+        words = warp_mma.load_fragment(address, False)
+        if cutlass.const_expr(config.keys_dtype == "e4m3"):
+            for half in cutlass.range_constexpr(2):
+                low = warp_mma.widen(words[2 * half], plan.q_dtype)
+                high = warp_mma.widen(words[2 * half + 1], plan.q_dtype)
+                a = (low[0], high[0], low[1], high[1])
+                add_keys(plan, a, 2 * pair + half, queries, scores)
+        else:
+            add_keys(plan, words, pair, queries, scores)
+
+
+@cute.jit
+def add_keys(
+    plan: Plan90,
+    a: tuple[Uint32, ...],
+    step: cutlass.Constexpr,
+    queries: Queries,
+    scores: cute.Tensor,
+) -> None:
+    """One step of 16 dims, for all columns; a: the fragment of K."""
+    for tile in cutlass.range_constexpr(plan.config.columns // 8):
+        if cutlass.const_expr(plan.queries_in_smem):
+            b = load(query_address(plan, queries.address, step, tile), Uint32, 2)
+        else:
+            b = (queries.words[0, step, tile], queries.words[1, step, tile])
+        warp_mma.multiply(scores[None, tile], a, b, plan.q_dtype)
+
+
+@cute.jit
+def accumulate(plan: Plan90, slot: Int32, weights: cute.Tensor, o: cute.Tensor) -> None:
+    """O^T += V^T P, P rounded to the dtype of the product; slot: address of V."""
+    config, lane = plan.config, cute.arch.lane_idx()
+    p = cute.make_rmem_tensor((2, config.columns // 8), Uint32)
+    for tile in cutlass.range_constexpr(config.columns // 8):
+        for half in cutlass.range_constexpr(2):
+            low, high = weights[2 * half, tile], weights[2 * half + 1, tile]
+            p[half, tile] = warp_mma.transpose(warp_mma.pack(low, high, plan.p_dtype))
+    row = lane % 8 + (lane // 16) * 8
+    for pair in cutlass.range_constexpr(plan.row_bytes // (2 * warp_mma.CHUNK_BYTES)):
+        address = slot + chunk_offset(plan, row, pair * 2 + (lane // 8) % 2)
+        words = warp_mma.load_fragment(address, True)
+        if cutlass.const_expr(config.keys_dtype == "e4m3"):
+            for half in cutlass.range_constexpr(2):
+                first = warp_mma.widen(warp_mma.permute(words[half], EVERY_OTHER), plan.p_dtype)
+                second = warp_mma.widen(
+                    warp_mma.permute(words[half + 2], EVERY_OTHER), plan.p_dtype
+                )
+                a = (first[0], first[1], second[0], second[1])
+                add_values(plan, a, 2 * pair + half, p, o)
+        else:
+            # Chunks 0 and 1 of keys 0-7, then of keys 8-15: the order of a 16 x 16 fragment is
+            # rows (dims) 0-7 and 8-15 of the first eight keys, then of the others.
+            add_values(plan, words, pair, p, o)
+
+
+@cute.jit
+def add_values(
+    plan: Plan90, a: tuple[Uint32, ...], step: cutlass.Constexpr, p: cute.Tensor, o: cute.Tensor
+) -> None:
+    """16 dims of O^T, for all columns; a: the fragment of V^T."""
+    for tile in cutlass.range_constexpr(plan.config.columns // 8):
+        warp_mma.multiply(o[None, tile, step], a, (p[0, tile], p[1, tile]), plan.p_dtype)

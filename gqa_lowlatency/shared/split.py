@@ -1,0 +1,148 @@
+"""Which tiles of keys this CTA works on, and which keys a row sees (device code).
+
+`gqa_lowlatency/split.py` says how keys are split, and computes the same on the host.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.shared.args import Place, Scalars, Tables, Tensors
+
+
+@dataclass(frozen=True)
+class Share:
+    """Tiles [begin, begin + count) of those that hold visible keys; `active` CTAs have any."""
+
+    n_keys: Int32  # of the entry
+    lowest: Int32  # the first key that any row sees, by its window and by where its entry begins
+    sink_end: Int32  # keys below are seen by all rows, where the config has sink tokens
+    sink_tiles: Int32
+    first: Int32
+    begin: Int32
+    count: Int32
+    active: Int32
+
+
+@cute.jit
+def locate(
+    config: DecodeConfig,
+    tensors: Tensors,
+    tables: Tables,
+    scalars: Scalars,
+    tile: cutlass.Constexpr,
+) -> tuple[Place, Share]:
+    """This CTA's in a grid (CTAs of all clusters of a KV head, KV heads x tiles of rows,
+    entries)."""
+    cta, _, _ = cute.arch.block_idx()
+    ctas = config.cluster  # a power of two: no division by an unknown number
+    if cutlass.const_expr(config.parts):
+        ctas, _, _ = cute.arch.grid_dim()
+    place = place_of(config)
+    n_keys = tensors.k.shape[1]
+    if cutlass.const_expr(tables.lens is not None):
+        n_keys = tables.lens[place.entry]
+    lowest = lowest_of(config, tables, scalars, place.entry, n_keys)
+    return place, share_of(config, n_keys, lowest, scalars, cta, ctas, tile)
+
+
+@cute.jit
+def lowest_of(
+    config: DecodeConfig, tables: Tables, scalars: Scalars, entry: Int32, n_keys: Int32
+) -> Int32:
+    """The first key of an entry that any row sees, if there is one."""
+    lowest = Int32(0)
+    if cutlass.const_expr(config.left):
+        lowest = cutlass.max(n_keys - config.q_tokens - scalars.left, 0)
+    if cutlass.const_expr(config.first):
+        lowest = cutlass.max(lowest, tables.first[entry])
+    return lowest
+
+
+@cute.jit
+def place_of(config: DecodeConfig) -> Place:
+    """This CTA's in such a grid, which is known before anything is read."""
+    cta, head_tile, entry = cute.arch.block_idx()
+    head, row_tile = head_tile // config.row_tiles, head_tile % config.row_tiles
+    return Place(entry, head, row_tile, cta // config.cluster, cta % config.cluster)
+
+
+@cute.jit
+def share_of(
+    config: DecodeConfig,
+    n_keys: Int32,
+    lowest: Int32,
+    scalars: Scalars,
+    rank: Int32,
+    ctas: Int32,
+    tile: cutlass.Constexpr,
+) -> Share:
+    """Of CTA `rank` among the `ctas` that share the keys of this KV head and entry."""
+    sink_end, sink_tiles = Int32(0), Int32(0)
+    first = lowest // tile
+    if cutlass.const_expr(config.sink_tokens):
+        sink_end = cutlass.min(scalars.sink_tokens, n_keys)
+        sink_tiles = cutlass.min((sink_end + tile - 1) // tile, first)
+    last = (n_keys + tile - 1) // tile
+    if cutlass.const_expr(config.first):
+        first = first if lowest < n_keys else last  # who has no key asks for no page
+    tiles = sink_tiles + cutlass.max(last - first, 0)
+    base = tiles // ctas
+    more = tiles - base * ctas
+    begin = rank * base + cutlass.min(rank, more)
+    count = base + Int32(rank < more)
+    return Share(
+        n_keys, lowest, sink_end, sink_tiles, first, begin, count, cutlass.min(tiles, ctas)
+    )
+
+
+@cute.jit
+def tile_start(share: Share, index: Int32, tile: cutlass.Constexpr) -> Int32:
+    """First key of the index-th tile that holds visible keys."""
+    number = index
+    if index >= share.sink_tiles:
+        number = index - share.sink_tiles + share.first
+    return number * tile
+
+
+@cute.jit
+def any_row_sees(config: DecodeConfig, share: Share, key: Int32) -> Boolean:
+    """Whether a key exists and some row sees it; others may hold anything, NaN too."""
+    return _within(config, share, key, share.lowest, share.n_keys)
+
+
+@cute.jit
+def row_sees(config: DecodeConfig, share: Share, key: Int32, token: Int32, left: Int32) -> Boolean:
+    """Whether query token `token` sees a key."""
+    behind = config.q_tokens - 1 - token  # tokens that are newer
+    end = share.n_keys
+    if cutlass.const_expr(config.causal):
+        end = share.n_keys - behind
+    return _within(config, share, key, row_begin(config, share, behind, left), end)
+
+
+@cute.jit
+def row_begin(config: DecodeConfig, share: Share, behind: Int32, left: Int32) -> Int32:
+    """The first key that a token sees which so many newer ones are behind."""
+    begin = share.lowest
+    if cutlass.const_expr(config.left):
+        begin = share.n_keys - 1 - behind - left
+        if cutlass.const_expr(config.first):
+            begin = cutlass.max(begin, share.lowest)
+    return begin
+
+
+@cute.jit
+def _within(config: DecodeConfig, share: Share, key: Int32, begin: Int32, end: Int32) -> Boolean:
+    """Whether a key is in [begin, end), or before `end` among the first ones; begin counts where
+    the config has one."""
+    seen = key < end
+    if cutlass.const_expr(config.has_begin):
+        inside = key >= begin
+        if cutlass.const_expr(config.sink_tokens):
+            inside = inside | (key < share.sink_end)
+        seen = seen & inside
+    return seen

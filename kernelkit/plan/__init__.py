@@ -1,0 +1,1 @@
+"""A kernel's plan as data: hardware limits, roles, edges, memory maps."""

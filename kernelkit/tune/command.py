@@ -1,0 +1,124 @@
+"""`python -m kernelkit tune`: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernelkit.tune.tuner import Outcome
+
+SHOWN = 5  # options of a shape, the fastest
+EXAMPLES = """examples:
+  python -m kernelkit tune decode --shapes                          # what a shape says
+  python -m kernelkit tune decode --shape batch=4 keys=8192 --shape batch=64 keys=1024
+  python -m kernelkit tune decode --random 20 --exhaustive --dry --json   # how good the race is
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command."""
+    parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("operator", help="what to tune, such as decode; a wrong name lists them")
+    parser.add_argument(
+        "--shape", action="append", nargs="*", default=[], metavar="NAME=VALUE",
+        help="a call; names that are left out are as by default (--shapes); may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--shapes", action="store_true", help="print the names, and stop")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="and N shapes at random")
+    parser.add_argument(
+        "--known", action="store_true", help="and those of models that come measured with us"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of these")
+    parser.add_argument(
+        "--exhaustive", action="store_true",
+        help="sample every candidate to the end, too, and say how far the answer is from the best",
+    )  # fmt: skip
+    parser.add_argument("--dry", action="store_true", help="keep nothing")
+    parser.add_argument("--device", default=None, help="cuda:0 and so on; the current one")
+    parser.add_argument(
+        "--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2),
+        help="processes that compile, half of the CPUs by default",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="all times, as JSON")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Exit code 0. ValueError for a wrong name or value."""
+    from kernelkit.tune.tuner import subject, tune
+
+    about = subject(given.operator)
+    if given.shapes:
+        print((about.shape.__doc__ or "").strip())
+        for item in dataclasses.fields(about.shape):
+            print(f"  {item.name}={item.default}")
+        return 0
+    order = random.Random(given.seed)
+    shapes = [shape_of(about.shape, words) for words in given.shape]
+    shapes += about.known if given.known else ()
+    shapes += [about.draw(order) for _ in range(given.random)]
+    if not shapes:
+        raise ValueError("no shape: give --shape, which may be empty, --known or --random")
+    found = tune(
+        given.operator,
+        shapes,
+        device=given.device,
+        exhaustive=given.exhaustive,
+        keep=not given.dry,
+        workers=given.workers,
+        progress=lambda words: print(words, file=sys.stderr, flush=True),
+    )
+    if given.json:
+        print(json.dumps([outcome.as_json() for outcome in found], indent=1))
+        return 0
+    for outcome in found:
+        print("\n".join(lines(outcome, exhaustive=given.exhaustive)))
+    return 0
+
+
+def shape_of(kind: type, words: Sequence[str]) -> Any:
+    """A shape of words such as 'batch=4'. ValueError for another name or another type."""
+    plain = {item.name: item.default for item in dataclasses.fields(kind)}
+    values = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        if name not in plain:
+            raise ValueError(f"{word!r}: a shape says {', '.join(plain)}")
+        values[name] = _value(word, text, type(plain[name]))
+    return kind(**values)
+
+
+def _value(word: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        known = {"true": True, "1": True, "false": False, "0": False}
+        if text.lower() not in known:
+            raise ValueError(f"{word!r}: true or false")
+        return known[text.lower()]
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise ValueError(f"{word!r}: expected {kind.__name__}") from error
+
+
+def lines(outcome: Outcome, *, exhaustive: bool) -> list[str]:
+    """A table of the fastest options."""
+    shape = " ".join(f"{name}={value}" for name, value in outcome.shape.items()) or "by default"
+    verdict = "kept" if outcome.kept else "the rules' choice stays"
+    found = [f"{outcome.operator} {shape}: {verdict}"]
+    shown = outcome.times[:SHOWN]
+    if all(choice for choice, _ in shown):
+        shown = [*shown, ({}, outcome.time_of({}))]
+    for choice, time in shown:
+        words = " ".join(f"{name}={value}" for name, value in choice.items()) or "(rules)"
+        found.append(f"  {time.us:10.2f} us +-{time.error:5.1%} of {time.samples:3}  {words}")
+    if outcome.refused:
+        found.append(f"  {len(outcome.refused)} candidates do not fit, or were wrong")
+    if exhaustive:
+        found.append(f"  {outcome.excess:.1%} slower than the fastest of all")
+    return found

@@ -1,0 +1,312 @@
+"""Measuring which options suit a shape on the GPU at hand, and keeping the answer.
+
+`tune` times what a choose step may choose: it asks the family for the candidates of a problem,
+drops those that do not fit or have other results, lets the others race (`kernelkit.tune.halving`),
+and keeps the fastest where it beats the rules' choice by more than the noise of both. Every
+candidate goes the way on which a kept one will come back: `kernelkit.tune.choices.forcing` answers
+the choose step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from importlib import import_module
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from kernelkit.call.operator import Operator
+from kernelkit.compile import store
+from kernelkit.compile.compiler import collecting
+from kernelkit.compile.keys import KernelKey, NotPlain
+from kernelkit.compile.warm import ready
+from kernelkit.tune import files as tuned_files
+from kernelkit.tune.choices import REFUSALS, Choice, Tuned, described, forcing
+from kernelkit.tune.files import Entry, Machine
+from kernelkit.tune.halving import Sampler, Time, race
+
+# What is tuned -> the module whose `SUBJECT` says how.
+SUBJECTS = {
+    "attention": "fmha.tuning",
+    "decode": "gqa_lowlatency.tuning",
+    "grouped_gemm": "moe.tuning",
+    "mixed_gemm": "moe.mixed.tuning",
+    "q8_0.matvec": "q8_0.tuning",
+    "q8_0.product": "q8_0.product.tuning",
+}
+KEPT_CANDIDATES = 20  # of an entry, the fastest
+Call = tuple[Operator, Mapping[str, Any]]
+Bench = Callable[[Choice], Sampler]  # raises where the options cannot run, or give other results
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What can be tuned.
+
+    tuned: what its choose step asks. shape: a frozen dataclass of plain values with defaults, what
+    a user says of a call. call: makes a call of a shape on a device, for an architecture, which is
+    None but for the device 'meta'. choices: candidates of a problem on an architecture, as the
+    choose step has them; not all need fit. draw: a shape at random. known: shapes of models and of
+    this repository's tables, for which measurements come with the package.
+    """
+
+    tuned: Tuned
+    shape: type
+    call: Callable[[Any, torch.device, str | None], Call]
+    choices: Callable[[Any, str], Sequence[Choice]]
+    draw: Callable[[random.Random], Any]
+    known: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a shape. times: pairs of options and their time, the fastest first; {} are what
+    the rules choose. refused: pairs of options and why they were not timed. kept: whether the
+    fastest beat the rules and is kept, or would be."""
+
+    operator: str
+    shape: dict[str, Any]
+    problem: dict[str, Any]
+    times: list[tuple[Choice, Time]]
+    refused: list[tuple[Choice, str]]
+    kept: bool
+    best: Choice = field(default_factory=dict)
+
+    def time_of(self, choice: Choice) -> Time:
+        """Of options that were timed."""
+        return next(time for options, time in self.times if options == choice)
+
+    @property
+    def rules_us(self) -> float:
+        """Microseconds of what the rules choose."""
+        return self.time_of({}).us
+
+    @property
+    def us(self) -> float:
+        """Microseconds of what is chosen from now on."""
+        return self.time_of(self.best).us
+
+    @property
+    def excess(self) -> float:
+        """By how much that is slower than the fastest of all, as a part of it. It says something
+        where nobody left early (`exhaustive`)."""
+        return self.us / min(time.us for _, time in self.times) - 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self) | {
+            "rules_us": self.rules_us, "us": self.us, "excess": self.excess,
+        }  # fmt: skip
+
+
+def subject(name: str) -> Subject:
+    """ValueError for a name that is none of SUBJECTS."""
+    if name not in SUBJECTS:
+        raise ValueError(f"{name!r}: what can be tuned is {', '.join(SUBJECTS)}")
+    return import_module(SUBJECTS[name]).SUBJECT
+
+
+def tune(
+    name: str,
+    shapes: Iterable[Any],
+    *,
+    device: torch.device | str | None = None,
+    exhaustive: bool = False,
+    keep: bool = True,
+    workers: int = 1,
+    progress: Progress | None = None,
+    machine: Machine | None = None,
+    bench_of: Callable[[Subject, Any, torch.device], Bench] | None = None,
+) -> list[Outcome]:
+    """Find the fastest options of shapes, and keep them for calls like these of later processes,
+    and of this one where it has not made such a call yet.
+
+    Args:
+        name: one of SUBJECTS.
+        shapes: of the subject's own kind (`subject(name).shape`).
+        device: a CUDA GPU, which nobody else should use meanwhile; the current one by default.
+        exhaustive: every candidate is sampled to the end, instead of the faster ones alone. What is
+            kept is what a race without it finds.
+        keep: whether what is found is kept in the user's cache folder.
+        workers: processes that compile; they import the main module as `multiprocessing` does.
+        progress: is told in words what happens.
+        machine, bench_of: of tests: what the GPU is, and what makes samplers of a shape.
+
+    Raises:
+        ValueError: for another name, a device that is no GPU, or a cache that is switched off.
+        NotImplementedError: for a GPU that the operator is not written for.
+        OSError: where the file cannot be written.
+    """
+    about, say = subject(name), progress or (lambda _: None)
+    where = torch.device("cuda" if device is None else device)
+    if bench_of is None:
+        where = _gpu(where)
+    machine = machine or tuned_files.machine_of(where)
+    place = tuned_files.place_of(about.tuned, machine)
+    folder = tuned_files.folder_of_user()
+    if keep and folder is None:
+        raise ValueError(f"{store.VARIABLE} is off: there is no folder to keep anything in")
+    found = []
+    with Compilers(workers, say) as compilers:
+        for shape in shapes:
+            say(f"{name} {_words(shape)}")
+            about_shape = _Shape(about, shape, where, machine.arch)
+            bench = (bench_of or _bench)(about, shape, where)
+            outcome = about_shape.outcome(bench, compilers, exhaustive, say)
+            found.append(outcome)
+            if keep and outcome.kept and folder is not None:
+                tuned_files.add(folder, place, [entry_of(outcome)])
+            say(f"  {outcome.us:.2f} us with {dict(outcome.best) or 'what the rules choose'}, "
+                f"{outcome.rules_us:.2f} by the rules")  # fmt: skip
+    about.tuned.forget()
+    return found
+
+
+def entry_of(outcome: Outcome) -> Entry:
+    """What is kept of an outcome."""
+    times = [(dict(choice), time.us) for choice, time in outcome.times[:KEPT_CANDIDATES]]
+    best = dict(outcome.best)
+    return Entry(
+        outcome.problem, best, outcome.us, outcome.rules_us, tuple(times), when=time.time()
+    )
+
+
+def _gpu(device: torch.device) -> torch.device:
+    """With its number. ValueError where there is no such GPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        raise ValueError(
+            f"device {device}: tuning measures times on a CUDA GPU, and there is none; the "
+            "emulator's steps are no time"
+        )
+    return torch.device(
+        "cuda", torch.cuda.current_device() if device.index is None else device.index
+    )
+
+
+def _bench(about: Subject, shape: Any, device: torch.device) -> Bench:
+    from kernelkit.tune.stopwatch import Bench as OnGpu
+
+    return OnGpu(about.tuned.name, lambda where: about.call(shape, where, None), device)
+
+
+class _Shape:
+    """One shape of a subject on a device."""
+
+    def __init__(self, about: Subject, shape: Any, device: torch.device, arch: str) -> None:
+        self.about, self.shape, self.arch = about, shape, arch
+        named = arch if device.type == "meta" else None
+        self._operator, self._given = about.call(shape, device, named)
+        self.problem = self._asked({})[1]
+
+    def outcome(
+        self, bench: Bench, compilers: Compilers, exhaustive: bool, say: Progress
+    ) -> Outcome:
+        fitting, refused, keys = self._fitting()
+        say(f"  {len(fitting)} candidates, {len(keys)} kernels")
+        compilers.bring(keys)
+        samplers: dict[int, Sampler] = {}
+        for number, choice in enumerate(fitting):
+            try:
+                samplers[number] = bench(choice)
+            except Exception as error:
+                if not choice:
+                    raise
+                refused.append((choice, f"{type(error).__name__}: {error}"))
+        times = race(samplers, [0])
+        best = min(times, key=lambda number: (times[number].samples < times[0].samples,
+                                              times[number].us))  # fmt: skip
+        kept = times[best].beats(times[0])
+        if exhaustive:
+            times = race(samplers, [0], exhaustive=True)
+        self._operator.forget()  # tapes of what was chosen until now
+        ranked = sorted(times.items(), key=lambda item: item[1].us)
+        return Outcome(
+            self.about.tuned.name,
+            described(self.shape),
+            described(self.problem),
+            [(fitting[number], taken) for number, taken in ranked],
+            refused,
+            kept,
+            fitting[best] if kept else {},
+        )
+
+    def _fitting(self) -> tuple[list[Choice], list[tuple[Choice, str]], list[KernelKey]]:
+        """(candidates that the choose step takes, {} first; those that it refuses; kernels)."""
+        fitting: list[Choice] = []
+        refused: list[tuple[Choice, str]] = []
+        kernels: dict[KernelKey, None] = {}
+        for choice in ({}, *self.about.choices(self.problem, self.arch)):
+            try:
+                keys, _ = self._asked(choice)
+            except REFUSALS as error:
+                if not choice:
+                    raise
+                refused.append((choice, str(error)))
+                continue
+            fitting.append(choice)
+            kernels |= dict.fromkeys(keys)
+        return fitting, refused, [*kernels]
+
+    def _asked(self, choice: Choice) -> tuple[list[KernelKey], Any]:
+        """The kernels of the call with these options, and its problem. Nothing is compiled.
+        ValueError where the call leaves nothing to choose."""
+        with collecting() as keys, forcing(self.about.tuned.name, choice) as forced:
+            self._operator.run(self._operator.schema.flat(self._given))
+        if not forced.problems:
+            raise ValueError(f"{_words(self.shape)}: nothing is left to choose")
+        return keys, forced.problems[0]
+
+
+# ---- compiling
+
+
+class Compilers:
+    """Processes that bring kernels into the cache on disk. Where there is one, or no cache, they do
+    nothing: each kernel is compiled when it is first launched."""
+
+    def __init__(self, workers: int, say: Progress) -> None:
+        at_once = workers > 1 and store.from_environment() is not None
+        # They start with the first kernels, and each of them imports the DSL once.
+        self._pool = ProcessPoolExecutor(workers, get_context("spawn")) if at_once else None
+        self._say = say
+
+    def __enter__(self) -> Compilers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def bring(self, keys: Sequence[KernelKey]) -> None:
+        """Back when they are there. One that cannot be compiled says why when it is launched."""
+        if self._pool is None or len(keys) < 2:
+            return
+        try:
+            texts = [key.to_text() for key in keys]
+        except NotPlain:
+            return
+        try:
+            waiting = [self._pool.submit(_compile, text) for text in texts]
+        except BrokenProcessPool:
+            self._say("  a compiler was killed: kernels are compiled when they are first launched")
+            return
+        for number, _ in enumerate(as_completed(waiting), 1):
+            if number % 10 == 0 or number == len(waiting):
+                self._say(f"  {number} of {len(waiting)} kernels compiled")
+
+
+def _compile(text: str) -> None:
+    ready(KernelKey.from_text(text))
+
+
+def _words(shape: Any) -> str:
+    return json.dumps(described(shape)).strip("{}").replace('"', "") or "as by default"

@@ -1,0 +1,186 @@
+"""Who computes attention in `bench.py fmha`: fmha, FlashAttention-4, torch, FlashInfer.
+
+A peer makes one launch of a problem and its inputs; a launch returns O, in any view of [batch, sq,
+q_heads, v_dim]. It raises where it cannot: ImportError where it is not installed, anything else
+for a problem that it does not take. A peer is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from fmha import attention
+from fmha.config import FP8, AttentionConfig
+from lab.bench.fmha_rows import Problem
+from lab.bench.gqa_peers import MAX_ERROR, WORKSPACE_BYTES, error_of
+from lab.problems.attention import DTYPES
+
+INPUTS = "q, k, v and sinks standard normal, rounded to their dtype"
+OURS = "fmha"
+PACKAGES = {"fa4": "flash_attn", "flashinfer": "flashinfer"}  # that installing torch leaves out
+
+Launch = Callable[[], torch.Tensor]
+Peer = Callable[[Problem, "Inputs"], Launch]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """sinks: [q_heads] in bf16, what FlashAttention-4 takes."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    sinks: torch.Tensor | None
+
+
+def inputs_of(problem: Problem, device: str = "cuda", seed: int = 0) -> Inputs:
+    """Standard normal."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(dtype: str, *size: int) -> torch.Tensor:
+        drawn = torch.bfloat16 if dtype == FP8 else DTYPES[dtype]
+        numbers = torch.randn(size, generator=generator, device=device, dtype=drawn)
+        return numbers.to(DTYPES[dtype])
+
+    keys = (problem.batch, problem.skv, problem.kv_heads)
+    kv_dtype = problem.kv_dtype or problem.dtype
+    q = normal(problem.dtype, problem.batch, problem.sq, problem.q_heads, problem.head_dim)
+    k = normal(kv_dtype, *keys, problem.head_dim)
+    return Inputs(
+        q,
+        k,
+        k if problem.k_is_v else normal(kv_dtype, *keys, problem.v_dim),
+        normal("bf16", problem.q_heads) if problem.sinks else None,
+    )
+
+
+def compared(actual: torch.Tensor, expected: torch.Tensor, dtype: str, of: str) -> dict[str, Any]:
+    """How far an O is off that of the peer `of`; ValueError beyond the limit.
+
+    The limit is of the worst row, norm over norm: rows of many keys have small values, of which an
+    absolute one would say nothing.
+    """
+    actual = actual.reshape(expected.shape)
+    error, limit = error_of(actual, expected.float()), MAX_ERROR[dtype]
+    if not error <= limit:
+        raise ValueError(f"wrong: a row is {error:.1%} off {of}'s, limit {limit:.1%}")
+    difference = (actual.float() - expected.float()).abs().max().item()
+    return {"compared_with": of, "error": error, "max_difference": difference}
+
+
+def missing(names: Iterable[str]) -> list[str]:
+    """Those of the peers that are not installed."""
+    wanted = [(name, PACKAGES[name]) for name in names if name in PACKAGES]
+    return [name for name, package in wanted if importlib.util.find_spec(package) is None]
+
+
+def _without(problem: Problem, *options: str) -> None:
+    """NotImplementedError for a problem that has one of these."""
+    for option in options:
+        if getattr(problem, option) not in (None, False):
+            raise NotImplementedError(f"it takes no {option}")
+
+
+def ours(problem: Problem, inputs: Inputs, instructions: str = "") -> Launch:
+    """`fmha.attention`; a GPU that it is not written for is refused."""
+    config = AttentionConfig(instructions=instructions)
+    given: dict[str, Any] = {"causal": problem.causal, "backend": "cuda", "config": config}
+    if problem.window is not None:
+        given["window"] = (problem.window, None)
+    if inputs.sinks is not None:
+        given["sinks"] = inputs.sinks.float()
+    return partial(attention, inputs.q, inputs.k, inputs.v, **given)
+
+
+def fa4(problem: Problem, inputs: Inputs) -> Launch:
+    """FlashAttention-4 in CuTe DSL."""
+    from flash_attn.cute import flash_attn_func
+
+    given: dict[str, Any] = {"causal": problem.causal}
+    if problem.window is not None:
+        sides = (problem.window, 0 if problem.causal else None)
+        given = {"causal": False, "window_size": sides}
+    if inputs.sinks is not None:
+        given["learnable_sink"] = inputs.sinks
+
+    def launch() -> torch.Tensor:
+        found = flash_attn_func(inputs.q, inputs.k, inputs.v, **given)
+        return found[0] if isinstance(found, tuple) else found
+
+    return launch
+
+
+def sdpa(backend: SDPBackend) -> Peer:
+    """A backend of torch's scaled_dot_product_attention."""
+
+    def make(problem: Problem, inputs: Inputs) -> Launch:
+        _without(problem, "window", "sinks")
+        square = problem.sq == problem.skv
+        bias = (
+            causal_lower_right(problem.sq, problem.skv) if problem.causal and not square else None
+        )
+        heads = tuple(tensor.transpose(1, 2) for tensor in (inputs.q, inputs.k, inputs.v))
+        given = {"attn_mask": bias, "is_causal": problem.causal and square,
+                 "enable_gqa": problem.q_heads != problem.kv_heads}  # fmt: skip
+
+        def launch() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(*heads, **given).transpose(1, 2)
+
+        _asked(launch)
+        return launch
+
+    return make
+
+
+def _asked(launch: Launch) -> None:
+    """Call it once; torch warns of why a backend does not take a problem, and then raises without
+    that."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            launch()
+        except RuntimeError as error:
+            reasons = [str(warning.message).partition(" (Triggered")[0] for warning in said]
+            raise RuntimeError("; ".join([*reasons, str(error)])) from error
+
+
+def flashinfer(problem: Problem, inputs: Inputs) -> Launch:
+    """FlashInfer's prefill over ragged keys, in the backend that it chooses."""
+    from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
+
+    _without(problem, "sinks")
+    q, k, v = (tensor.flatten(0, 1) for tensor in (inputs.q, inputs.k, inputs.v))
+    entries = torch.arange(problem.batch + 1, dtype=torch.int32, device=q.device)
+    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+    wrapper.plan(
+        *(entries * problem.sq, entries * problem.skv),
+        *(problem.q_heads, problem.kv_heads, problem.head_dim),
+        head_dim_vo=problem.v_dim,
+        causal=problem.causal,
+        window_left=-1 if problem.window is None else problem.window,
+        q_data_type=q.dtype,
+        kv_data_type=k.dtype,
+    )
+    return partial(wrapper.run, q, k, v)
+
+
+PEERS: dict[str, Peer] = {
+    OURS: ours,
+    "mma.sync": partial(ours, instructions="mma.sync"),
+    "fa4": fa4,
+    "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
+    "fa2": sdpa(SDPBackend.FLASH_ATTENTION),
+    "flashinfer": flashinfer,
+}

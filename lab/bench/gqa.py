@@ -1,0 +1,245 @@
+"""What `bench.py gqa` does: latency of decode and of its peers, or static figures."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import torch
+
+from gqa_lowlatency.arguments import Arguments
+from gqa_lowlatency.choose import choose_config, clusters_per_head
+from kernelkit.call.launch import Target
+from lab.bench.gqa_peers import (
+    CALLS,
+    INPUTS,
+    MAX_ERROR,
+    PEERS,
+    Inputs,
+    Launch,
+    Peer,
+    Problem,
+    error_of,
+    reference,
+    tuned,
+)
+from lab.bench.gqa_tables import HOST, STATIC, latency_table, markdown, title_of
+from lab.cases.decode import cta_of
+from lab.measure.timing import (
+    WHEN,
+    Sample,
+    calls,
+    cold_and_warm,
+    heading,
+    measure,
+    replay,
+    setting,
+    spreads,
+)
+from lab.report.decode import draw
+from lab.report.documents import measured
+from lab.tools.common import read_rows, refuse, save_rows
+from lab.tools.tables import show, table
+
+READ_BYTES = 1 << 30  # of the bandwidth measurement
+MEMORY_SHARE = 0.85  # of what is free, for buffers
+# arch -> (GPU, bytes per second, where that is from), for floors without a GPU
+MACHINES = {
+    "sm_90a": ("H100 SXM", 3.08e12, "a read, measured"),
+    "sm_100a": ("B200", 8.0e12, "its data sheet"),
+}
+NO_GPU = """\
+No CUDA GPU here. Not done: latency of decode and of its peers (cold, warm, with programmatic
+dependent launch), the bandwidth of a read, the cost of a call on the host, comparison with the
+reference. Below is what follows from sizes alone; the floors take bandwidths of other machines."""
+
+
+def read_bandwidth() -> float:
+    """Bytes per second of a large read: the maximum of 64-bit integers was the fastest reduction of
+    torch on an H100, 3.08 TB/s where a copy read and wrote 2.43."""
+    source = torch.zeros(READ_BYTES // 8, dtype=torch.int64, device="cuda")
+    return READ_BYTES / spreads([replay([source.amax])])[0].median * 1e6
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def allocate(problem: Problem, cache_bytes: int, free_bytes: int, device: str) -> list[Inputs]:
+    """The buffer sets of a rotation. ValueError where not even they fit."""
+    wanted = problem.sets(cache_bytes)
+    if wanted * problem.nbytes > MEMORY_SHARE * free_bytes:
+        needed = wanted * problem.nbytes / 1e9
+        raise ValueError(f"{wanted} buffer sets are {needed:.1f} GB, free {free_bytes / 1e9:.1f}")
+    return [problem.inputs(device, seed) for seed in range(wanted)]
+
+
+def checked(launches: Sequence[Launch], expected: Sequence[torch.Tensor], limit: float) -> float:
+    """The larger error of the first and the last launch; ValueError if it is beyond the limit."""
+    ends = (launches[0], launches[-1])
+    error = max(error_of(launch(), o) for launch, o in zip(ends, expected, strict=True))
+    if not error <= limit:
+        raise ValueError(f"wrong: a row is {error:.1%} off the reference, limit {limit:.1%}")
+    return error
+
+
+def rows_of(
+    problem: Problem,
+    peers: dict[str, Peer],
+    samples_of: Callable[[list[Launch]], dict[str, Sample]],
+    *,
+    sets: Sequence[Inputs],
+) -> list[dict]:
+    """A row per peer: the microseconds of each of its samples, or why there is nothing to say."""
+    expected = [reference(sets[0]), reference(sets[-1])]
+
+    def sampled(make: Peer, row: dict) -> dict[str, Sample]:
+        launches = make(problem, sets)
+        row["error"] = checked(launches, expected, MAX_ERROR[problem.dtype])
+        return samples_of(launches)
+
+    same = {**dataclasses.asdict(problem), "nbytes": problem.nbytes, "sets": len(sets)}
+    rows = [{**same, "peer": name, "inputs": INPUTS} for name in peers]
+    measure(rows, [partial(sampled, make) for make in peers.values()])
+    return rows
+
+
+def with_bandwidth(row: dict, bandwidth: float) -> dict:
+    """The row of a latency, beside the floor of its problem."""
+    row["floor_us"] = row["nbytes"] / bandwidth * 1e6
+    for when in WHEN:
+        if f"{when}_us" in row:
+            row[f"{when}_tbs"] = row["nbytes"] / row[f"{when}_us"] * 1e-6
+    return row
+
+
+def time_all(problems: Iterable[Problem], peers: dict[str, Peer], bandwidth: float) -> list[dict]:
+    """Rows of all problems; each is shown when it is done."""
+    rows: list[dict] = []
+    for problem in problems:
+        gc.collect()
+        torch.cuda.empty_cache()
+        cache = torch.cuda.get_device_properties().L2_cache_size
+        try:
+            sets = allocate(problem, cache, torch.cuda.mem_get_info()[0], "cuda")
+        except ValueError as refusal:
+            sizes = dataclasses.asdict(problem)
+            rows += [{**sizes, "peer": name, "refused": str(refusal)} for name in peers]
+            continue
+        found = rows_of(problem, peers, cold_and_warm, sets=sets)
+        found = [with_bandwidth(row, bandwidth) for row in found]
+        del sets
+        show(*latency_table(found))
+        rows += found
+    return rows
+
+
+def host_rows(problem: Problem) -> list[dict]:
+    """What eager calls cost the host; the GPU's own time is short for this problem."""
+    inputs = [problem.inputs("cuda")]
+    return rows_of(problem, CALLS, lambda launches: {"host": calls(launches[0])}, sets=inputs)
+
+
+def static_row(problem: Problem, arch: str) -> dict:
+    """What sizes say of a launch on `arch`."""
+    gpu, bandwidth, source = MACHINES[arch]
+    arguments = Arguments(*problem.inputs("meta"))
+    config = choose_config(arguments, Target("emulate", arch))
+    parts = clusters_per_head(arch, arguments, config)
+    return {
+        **dataclasses.asdict(problem),
+        "arch": arch,
+        "cluster": config.cluster,
+        "ctas": config.cluster * parts * problem.batch * problem.kv_heads * config.row_tiles,
+        "smem_bytes": cta_of(config, arch).smem_bytes,
+        "nbytes": problem.nbytes,
+        "floor_us": problem.nbytes / bandwidth * 1e6,
+        "floor_of": f"{gpu}, {bandwidth * 1e-12:g} TB/s ({source})",
+    }
+
+
+def static_rows(problems: Iterable[Problem]) -> list[dict]:
+    """A row per problem and architecture, or why there is none."""
+    rows = []
+    for problem, arch in itertools.product(problems, MACHINES):
+        try:
+            rows.append(static_row(problem, arch))
+        except (ValueError, NotImplementedError) as refusal:
+            sizes = dataclasses.asdict(problem)
+            rows.append({**sizes, "arch": arch, "refused": str(refusal).partition("\n")[0]})
+    return rows
+
+
+def problems_of(options: argparse.Namespace) -> list[Problem]:
+    found = [
+        Problem(batch, kv_len, options.q_heads, options.kv_heads, options.head_dim, options.dtype)
+        for batch, kv_len in itertools.product(options.batch, options.kv_len)
+    ]
+    for problem in found:
+        problem.check()
+    return found
+
+
+def show_again(options: argparse.Namespace) -> None:
+    """Tables of the file of an earlier run."""
+    found = read_rows(options.show)
+    gpu = found[0].get("gpu", {}).get("name", "no GPU")
+    print(f"{gpu}, {found[0]['date']}, cold / warm microseconds")
+    rows = [row for row in found if row["kind"] == "latency"]
+    rows = [row for row in rows if not options.peers or row["peer"] in options.peers]
+    if options.markdown:
+        print(markdown(rows, list(dict.fromkeys(row["peer"] for row in rows))))
+    else:
+        for _, group in itertools.groupby(rows, key=lambda row: (row["batch"], row["kv_len"])):
+            show(*latency_table(list(group)))
+    if options.plot:
+        draw(options.plot, measured(found[0], rows))
+
+
+def on_gpu(options: argparse.Namespace, problems: Sequence[Problem]) -> tuple[dict, list[dict]]:
+    """(what was found out of the machine, rows)."""
+    everything = not (options.peers or options.tune)
+    host = host_rows(problems[0]) if options.host or everything else []
+    if host:
+        show(*table(f"host, {title_of(host[0])}", HOST, host))
+    called = [{"kind": "host", **row} for row in host]
+    if options.host:
+        return {}, called
+    peers = {name: PEERS[name] for name in options.peers or PEERS}
+    for wanted in options.tune:
+        peers["decode " + ",".join(f"{name}={n}" for name, n in wanted.items())] = tuned(**wanted)
+    bandwidth = read_bandwidth()
+    print(f"{torch.cuda.get_device_name()}: a read moves {bandwidth * 1e-12:.2f} TB/s")
+    rows = time_all(problems, peers, bandwidth)
+    if options.plot:
+        draw(options.plot, measured(heading(inputs=INPUTS), rows))
+    machine = {
+        "read_tbs": bandwidth * 1e-12,
+        "l2_bytes": torch.cuda.get_device_properties().L2_cache_size,
+    }
+    return machine, [*({"kind": "latency", **row} for row in rows), *called]
+
+
+def perform(options: argparse.Namespace) -> int:
+    if options.show:
+        show_again(options)
+        return 0
+    try:
+        problems = problems_of(options)
+    except ValueError as error:
+        return refuse(error)
+    head = heading(inputs=INPUTS)
+    if torch.cuda.is_available():
+        machine, rows = on_gpu(options, problems)
+        rows.append({"kind": "after", "gpu": setting().get("gpu")})
+        head |= machine
+    else:
+        print(NO_GPU)
+        rows = [{"kind": "static", **row} for row in static_rows(problems)]
+        show(*table("static figures", STATIC, rows))
+    if options.json:
+        save_rows(options.json, [head, *rows])
+    return 0

@@ -1,0 +1,323 @@
+"""What `bench.py moe` does: with --model layers of experts and their products beside peers, in
+turns; without it the steps around them, as `lab.bench.steps` times them."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from lab.bench import steps
+from lab.bench.gqa import read_bandwidth
+from lab.bench.gqa_peers import error_of
+from lab.bench.moe_peers import LAYER, MAX_ERROR, OURS, PEERS, W2, W13, Launch
+from lab.bench.moe_tables import TIMES, markdown, ranked, summary, title_of
+from lab.cases.moe_models import WEIGHT_BYTES, Model, Tokens, model_of, tokens_of
+from lab.flags.moe import MODEL_TOKENS, OF_MODELS
+from lab.measure.timing import capture, heading, reason_of, replay, setting, spreads
+from lab.measure.turns import HOW, Contestant, figures, flush_buffer, meter, take_turns
+from lab.report.documents import measured
+from lab.report.moe import draw
+from lab.tools.common import progress_bar, read_rows, refuse, save_rows
+from lab.tools.place import why_not_here
+from lab.tools.tables import show, table
+from moe.mixed.config import ARCHS
+from moe.models import of_model
+
+INPUTS = "codes, factors and routing drawn; x standard normal, bf16; biases where a model has some"
+GRAPH, EAGER = "graph", "eager"
+SQUARE = 8192  # of the matrices whose product says how fast the tensor cores are
+HOST_SAMPLES, HOST_CALLS = 5, 10
+OF_STEPS = ("steps", "hidden", "names")
+
+# -- figures of a problem -------------------------------------------------------------------------
+
+
+def sizes_of(part: str, tokens: Tokens) -> dict[str, Any]:
+    """FLOP and bytes of a part, each weight and activation once; weights of experts with rows, as
+    four bits and a share of a scale factor."""
+    layer, counts = tokens.model.layer, tokens.counts
+    matrices = {W13: 2 * layer.hidden * layer.intermediate, W2: layer.hidden * layer.intermediate}
+    values = sum(count for name, count in matrices.items() if part in (name, LAYER))
+    rows, used = sum(counts), sum(count > 0 for count in counts)
+    weights = round(used * values * WEIGHT_BYTES[tokens.model.fmt])
+    numbers = {
+        LAYER: 2 * len(tokens.x) * layer.hidden,
+        W13: len(tokens.x) * layer.hidden + rows * layer.intermediate,
+        W2: rows * (layer.intermediate + layer.hidden),
+    }
+    return {
+        "experts": used,
+        "most_rows": max(counts),
+        "flop": 2 * rows * values,
+        "weight_bytes": weights,
+        "nbytes": weights + 2 * numbers[part],
+    }
+
+
+def with_rates(row: dict, machine: dict[str, float]) -> dict:
+    """The row of a time, beside what memory and tensor cores would take at least."""
+    memory, tensor = row["nbytes"] / machine["read_tbs"], row["flop"] / machine["tensor_tflops"]
+    row["bound"] = "memory" if memory > tensor else "tensor"
+    row["bound_us"] = max(memory, tensor) * 1e-6
+    row["tflops"] = row["flop"] / row["us"] * 1e-6
+    row["weight_gbs"] = row["weight_bytes"] / row["us"] * 1e-3
+    row["of_bound"] = row["bound_us"] / row["us"]
+    return row
+
+
+def rates() -> dict[str, float]:
+    """Of this GPU, measured: terabytes per second of a large read, TFLOP/s of torch's bf16."""
+    a, b = (torch.randn(SQUARE, SQUARE, device="cuda").bfloat16() for _ in range(2))
+    seconds = spreads([replay([partial(torch.mm, a, b)])])[0].median * 1e-6
+    tensor = 2 * SQUARE**3 / seconds * 1e-12
+    return {"read_tbs": read_bandwidth() * 1e-12, "tensor_tflops": tensor}
+
+
+# -- peers ----------------------------------------------------------------------------------------
+
+
+def made(model: Model, names: Sequence[str]) -> tuple[dict[str, Any], list[dict]]:
+    """Peers with the weights laid out for them, or why there is none; and a row of each, with the
+    seconds and the bytes that it took beyond those of the result."""
+    found: dict[str, Any] = {}
+    rows = []
+    for name in names:
+        before = _settled()
+        start = time.perf_counter()
+        row = {"kind": "weights", "model": model.name, "fmt": model.fmt, "peer": name}
+        try:
+            found[name] = PEERS[name](model)
+        except ImportError as error:
+            found[name] = row["refused"] = f"not installed: {error}"
+        except Exception as refusal:  # noqa: BLE001  foreign libraries raise what they like
+            found[name] = row["refused"] = reason_of(refusal)
+        else:
+            peak = _peak()
+            held = _settled() - before
+            seconds = time.perf_counter() - start
+            row |= {"seconds": seconds, "held_bytes": held, "more_bytes": peak - before - held}
+            row |= {"sources": getattr(found[name], "sources", "")}
+        rows.append(row)
+    return found, rows
+
+
+def _settled() -> int:
+    """Bytes that are in use once everything is done; peaks count from here."""
+    gc.collect()
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def _peak() -> int:
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+
+def launches_of(part: str, tokens: Tokens, peers: dict[str, Any], rows: Sequence[dict]) -> Iterator:
+    """(row, launch) of the peers that computed the part and agree with the first that did, ours
+    unless it is refused: as a call, and as a graph of it. Rows say how far each is off, or why it
+    is `refused`."""
+    first: tuple[str, torch.Tensor] | None = None
+    for row in rows:
+        try:
+            peer = peers[row["peer"]]
+            if isinstance(peer, str):
+                row["refused"] = peer
+                continue
+            launch = peer.launch(part, tokens)
+            if row["how"] == GRAPH:
+                launch = graph_of(getattr(peer, "planned", peer.launch)(part, tokens))
+            y = launch()
+            first = first or (row["peer"], y.float())
+            row |= compared(y, first[1], first[0], getattr(peer, "max_error", MAX_ERROR["bf16"]))
+        except Exception as refusal:  # noqa: BLE001  foreign libraries raise what they like
+            row["refused"] = reason_of(refusal)
+        else:
+            yield row, launch
+
+
+def compared(actual: torch.Tensor, expected: torch.Tensor, of: str, limit: float) -> dict[str, Any]:
+    """How far it is off what the peer `of` computed; ValueError beyond the limit."""
+    error = error_of(actual, expected)
+    if not error <= limit:
+        raise ValueError(f"wrong: a row is {error:.1%} off {of}'s, limit {limit:.1%}")
+    return {"compared_with": of, "error": error}
+
+
+def graph_of(launch: Launch) -> Launch:
+    """It captured in a CUDA graph; returns what the last replay wrote."""
+    stream, written = torch.cuda.Stream(), []
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            launch()
+        graph = capture(lambda: written.append(launch()), 1)
+    torch.cuda.current_stream().wait_stream(stream)
+
+    def replayed(_held: Launch = launch) -> torch.Tensor:
+        graph.replay()
+        return written[0]
+
+    return replayed
+
+
+# -- times ----------------------------------------------------------------------------------------
+
+
+def time_part(
+    part: str, tokens: Tokens, peers: dict[str, Any], options: argparse.Namespace
+) -> list[dict]:
+    """A row per peer, as a graph and as a call, with its times or why it has none."""
+    model = tokens.model
+    same = {"kind": "layer", "model": model.name, "fmt": model.fmt, "part": part}
+    same |= {"routing": tokens.routing, "tokens": len(tokens.x), **sizes_of(part, tokens)}
+    rows = [{**same, "peer": name, "how": how} for name in peers for how in (GRAPH, EAGER)]
+    buffer, contestants = flush_buffer() if options.flush else None, {}
+    for row, launch in launches_of(part, tokens, peers, rows):
+        try:
+            if row["how"] == EAGER:
+                row["host_us"] = host_us(launch)
+            contestants[row["peer"], row["how"]] = Contestant(launch, buffer)
+        except RuntimeError as refusal:
+            row["refused"] = reason_of(refusal)
+    gc.collect()
+    by_name = {(row["peer"], row["how"]): row for row in rows}
+    for name, turns in take_turns(contestants, options.rounds).items():
+        by_name[name] |= figures(turns)
+        with_rates(by_name[name], options.machine)
+    return ranked(rows)
+
+
+def host_us(launch: Launch) -> float:
+    """Microseconds of the host for a call: of so few that the GPU's queue never fills."""
+    samples = []
+    for _ in range(HOST_SAMPLES):
+        _settled()
+        begin = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            launch()
+        samples.append((time.perf_counter() - begin) / HOST_CALLS * 1e6)
+    return statistics.median(samples)
+
+
+def time_all(options: argparse.Namespace, head: dict) -> list[dict]:
+    """Rows of everything that is asked for; whoever stops a run keeps in --json what there is."""
+    rows: list[dict] = []
+    grid = [*itertools.product(options.routing, options.rows, options.parts)]
+    with progress_bar(Console(stderr=True)) as bar:
+        task = bar.add_task("", total=len(options.model) * len(grid))
+        for name in options.model:
+            bar.update(task, description=f"{name}, weights")
+            gc.collect()
+            torch.cuda.empty_cache()
+            model = model_of(name, options.format, "cuda")
+            peers, weights = made(model, options.peers or [*PEERS])
+            rows += weights
+            for routing, count, part in grid:
+                bar.update(task, description=f"{name}, {routing}, {count} tokens, {part}")
+                rows += time_part(part, tokens_of(model, count, routing), peers, options)
+                if options.json:
+                    save_rows(options.json, [head, *rows])
+                bar.advance(task)
+            del model, peers
+    return rows
+
+
+# -- told -----------------------------------------------------------------------------------------
+
+WEIGHTS = (
+    ("model", "{model}"), ("peer", "{peer}"), ("seconds", "{seconds:.2f}"),
+    ("GB held", lambda row: f"{row['held_bytes'] * 1e-9:.2f}"),
+    ("GB more for a while", lambda row: f"{row['more_bytes'] * 1e-9:.2f}"),
+)  # fmt: skip
+PROBLEMS = (
+    ("model", "{model}"), ("part", "{part}"), ("routing", "{routing}"), ("tokens", "{tokens}"),
+    ("experts", "{experts}"), ("FLOP", "{flop:.3g}"), ("bytes of weights", "{weight_bytes:,}"),
+)  # fmt: skip
+
+
+def tell(rows: Sequence[dict], head: dict) -> None:
+    """What laying weights out took, every figure, then a line per problem."""
+    weights = [row for row in rows if row["kind"] == "weights"]
+    timed = [row for row in rows if row["kind"] == "layer"]
+    if weights:
+        show(*table("weights laid out for their peer", WEIGHTS, weights))
+    for _, group in itertools.groupby(timed, key=title_of):
+        lines = [*group]
+        show(*table(title_of(lines[0]), TIMES, lines))
+    show(*summary(timed))
+    print(f"{head.get('gpu', {}).get('name', 'no GPU')}, {head['date']}, {head['order']}")
+
+
+def show_again(options: argparse.Namespace) -> int:
+    """Tables of the file of an earlier run."""
+    head, *rows = read_rows(options.show)
+    wanted = {"peer": options.peers, "model": options.model}
+    for field, names in wanted.items():
+        rows = [row for row in rows if not names or row.get(field) in names]
+    timed = [row for row in rows if row["kind"] == "layer"]
+    if not timed:
+        return refuse(f"{options.show}: no times of layers in it of what is asked for")
+    print(markdown(timed)) if options.markdown else tell(rows, head)
+    if options.plot:
+        draw(options.plot, measured(head, timed))
+    return 0
+
+
+def without_gpu(options: argparse.Namespace) -> list[dict]:
+    """What sizes alone say, of routing whose experts all have as many rows."""
+    print(f"{OURS} is not timed: {why_not_here(ARCHS)}")
+    rows = []
+    for name, count, part in itertools.product(options.model, options.rows, options.parts):
+        layer = of_model(name)
+        router, slots = layer.router, count * layer.router.top_k
+        used = min(layer.experts, slots) + router.shared
+        each = slots // layer.experts if slots >= layer.experts else 1
+        shown = {"kind": "static", "model": name, "part": part, "routing": "balanced"}
+        values = layer.hidden * layer.intermediate * {LAYER: 3, W13: 2, W2: 1}[part]
+        flop = 2 * values * (slots + count * router.shared)
+        weights = round(used * values * WEIGHT_BYTES[options.format])
+        shown |= {"tokens": count, "experts": used, "rows": each, "flop": flop}
+        rows.append(shown | {"weight_bytes": weights})
+    show(*table("would be timed", PROBLEMS, rows))
+    return rows
+
+
+def perform(options: argparse.Namespace) -> int:
+    if options.show and any(row["kind"] == "layer" for row in read_rows(options.show)):
+        return show_again(options)
+    given, others = options.given, OF_STEPS if options.model else OF_MODELS
+    if wrong := sorted(given & {*others}):
+        return refuse(f"--{wrong[0]}: {'not' if options.model else 'only'} with --model")
+    if not options.model or options.show:
+        return steps.perform(options)
+    if options.markdown:
+        return refuse("--markdown without --show: it is of the file of an earlier run")
+    if "rows" not in given:
+        options.rows = MODEL_TOKENS
+    order = f"{options.rounds} rounds, {'cold L2' if options.flush else 'L2 as it is'}"
+    head = heading(inputs=INPUTS, timing=HOW, order=order, flush=options.flush)
+    if torch.cuda.is_available():
+        options.machine = rates()
+        head |= {**options.machine, "clock_and_power": meter() or "unknown"}
+        rows = time_all(options, head)
+        tell(rows, head)
+        if options.plot:
+            draw(options.plot, measured(head, rows))
+        rows.append({"kind": "after", "gpu": setting().get("gpu")})
+    else:
+        rows = without_gpu(options)
+    if options.json:
+        save_rows(options.json, [head, *rows])
+    return 0

@@ -1,0 +1,218 @@
+"""Who computes layers of experts in `bench.py moe --model`: moe, Triton's kernels, torch.
+
+A peer is made once for a model, which lays the weights out for it, and then makes a launch of each
+part: the layer, from logits to the sum of a token's experts; `w13`, the first product with its
+gather and SwiGLU; `w2`, the second one. Products have their rows sorted by expert beforehand. A
+peer raises where it cannot: ImportError where it is not installed, anything else for a model or a
+part that it does not take. It is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lab.cases.moe_models import Model, Tokens, values
+from lab.cases.moe_steps import torch_route
+from moe import fused_moe, fused_moe_plan, mixed_gemm
+from moe.models import GPT_OSS_BETA
+
+OURS, OURS_E4M3 = "moe", "moe-e4m3"
+LAYER, W13, W2 = PARTS = ("layer", "w13", "w2")
+# of the worst row, norm over norm, beside the first peer that computed it
+MAX_ERROR = {"bf16": 0.02, "e4m3": 0.1}
+TRITON_WARPS = 8  # of a program: the layout of scale factors depends on it
+
+Launch = Callable[[], torch.Tensor]
+
+
+class Ours:
+    """`fused_moe` and `mixed_gemm`. activations: what the products take of a token; in e4m3 the
+    layer alone is computed. where: `backend` and `arch` of both, this GPU by default."""
+
+    def __init__(self, model: Model, activations: str = "bf16", **where: str) -> None:
+        self.layer, self.where = model.layer, where or {"backend": "cuda"}
+        self.experts, self.max_error = model.arranged(activations), MAX_ERROR[activations]
+
+    def launch(self, part: str, tokens: Tokens) -> Launch:
+        """As a call."""
+        if part != LAYER and self.experts.x != "bf16":
+            raise NotImplementedError(f"a product alone in {self.experts.x}: the layer")
+        if part == LAYER:
+            return partial(fused_moe, *self._layer(tokens), **self._options)
+        given: dict[str, Any] = {"most_rows": len(tokens.x), **self.where}
+        if part == W2:
+            given["bias"] = self.experts.bias2
+            return partial(mixed_gemm, tokens.h, self.experts.w2, tokens.rows.offsets, **given)
+        given |= {"bias": self.experts.bias13, "activation": self.layer.activation}
+        given |= {"rows": tokens.rows.slot_of_row, "slots": self.layer.router.slots}
+        return partial(mixed_gemm, tokens.x, self.experts.w13, tokens.rows.offsets, **given)
+
+    def planned(self, part: str, tokens: Tokens) -> Launch:
+        """As a graph captures it: a layer as a plan."""
+        if part != LAYER:
+            return self.launch(part, tokens)
+        return fused_moe_plan(*self._layer(tokens), **self._options)
+
+    def _layer(self, tokens: Tokens) -> tuple[Any, ...]:
+        return tokens.x, self.experts, tokens.logits, self.layer.router
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"activation": self.layer.activation, **self.where}
+
+
+class Triton:
+    """Triton's own kernels for MXFP4, `triton_kernels.matmul_ogs` with its routing. swizzled: in
+    the layouts that it has for this GPU; else as a checkpoint has them."""
+
+    def __init__(self, model: Model, *, swizzled: bool = True) -> None:
+        import triton_kernels.matmul_ogs as ogs
+        from triton_kernels.numerics import InFlexData
+        from triton_kernels.routing import routing
+        from triton_kernels.swiglu import swiglu_fn
+        from triton_kernels.tensor import FP4, convert_layout, wrap_torch_tensor
+        from triton_kernels.tensor_details import layout as layouts
+
+        self.sources = digest(Path(str(ogs.__file__)).parent)
+        if model.fmt != "mxfp4":
+            raise NotImplementedError(f"weights in {model.fmt}: mxfp4")
+        self.layer, self.experts, self.ogs, self.routing = model.layer, model.experts, ogs, routing
+        form, of_values, of_scales = model.layer.activation, {}, {}
+        values_layout = scales_layout = layouts.StridedLayout
+        if swizzled:
+            make = layouts.make_default_matmul_mxfp4_w_layout
+            values_layout, of_values = make(mx_axis=1)
+            make = layouts.make_default_matmul_mxfp4_w_scale_layout
+            scales_layout, of_scales = make(mx_axis=1, num_warps=TRITON_WARPS)
+        self.weights = {}
+        for part, w, bias in ((W13, model.w13, model.biases[0]), (W2, model.w2, model.biases[1])):
+            # K comes first, and lies together.
+            wrapped = wrap_torch_tensor(w.data.mT, dtype=FP4)
+            scales = convert_layout(wrap_torch_tensor(w.scales.mT), scales_layout, **of_scales)
+            flex = ogs.FlexCtx(rhs_data=InFlexData())
+            precision = ogs.PrecisionConfig(weight_scale=scales, flex_ctx=flex)
+            w = convert_layout(wrapped, values_layout, **of_values)
+            self.weights[part] = w, None if bias is None else bias.float(), precision
+        specs = ogs.FnSpecs("swiglu", swiglu_fn, ("alpha", "limit"))
+        self.swiglu = ogs.FusedActivation(specs, (form.alpha, form.limit), 2)
+
+    def product(self, part: str, x: torch.Tensor, routed: Any, **given: Any) -> torch.Tensor:
+        """One launch, or with a scatter two."""
+        w, bias, precision = self.weights[part]
+        return self.ogs.matmul_ogs(x, w, bias, routed, precision_config=precision, **given)
+
+    def launch(self, part: str, tokens: Tokens) -> Launch:
+        """As a call, and as a graph captures it."""
+        if part == W2:
+            return partial(self.product, W2, tokens.h, self._sorted(tokens)[0])
+        form, router = self.layer.activation, self.layer.router
+        if form.beta != GPT_OSS_BETA or not self.layer.biases:
+            raise NotImplementedError("its SwiGLU is that of gpt-oss: gate and up in turn, up + 1")
+        if part == W13:
+            routed, gather, _ = self._sorted(tokens)
+            given = {"gather_indx": gather, "fused_activation": self.swiglu}
+            return partial(self.product, W13, tokens.x, routed, **given)
+        if router.scoring != "softmax" or not router.renormalize or router.shared:
+            raise NotImplementedError("its router is a softmax over the experts of a token")
+
+        def layer() -> torch.Tensor:
+            routed, gather, scatter = self.routing(tokens.logits, router.top_k)
+            given = {"gather_indx": gather, "fused_activation": self.swiglu}
+            h = self.product(W13, tokens.x, routed, **given)
+            return self.product(W2, h, routed, scatter_indx=scatter, gammas=routed.gate_scal)
+
+        return layer
+
+    def _sorted(self, tokens: Tokens) -> Any:
+        """Routing to the experts that are chosen already, whatever the router is."""
+        logits = tokens.x.new_zeros((len(tokens.x), self.experts), dtype=torch.float32)
+        logits.scatter_(1, tokens.ids.long(), 1.0)
+        return self.routing(logits, tokens.ids.shape[1])
+
+
+def digest(folder: Path) -> str:
+    """Of the sources of a package that has no version of its own."""
+    found = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        found.update(file.read_bytes())
+    return found.hexdigest()[:12]
+
+
+class Torch:
+    """torch's grouped product in bf16, with everything around it as models write it."""
+
+    def __init__(self, model: Model) -> None:
+        functional = getattr(torch.nn.functional, "grouped_mm", None)
+        self.grouped = functional or torch._grouped_mm
+        self.layer, self.alternating = model.layer, model.order == "alternating"
+        self.weights = {W13: values(model.w13, model.fmt).mT, W2: values(model.w2, model.fmt).mT}
+        self.biases = dict(zip((W13, W2), model.biases, strict=True))
+
+    def product(
+        self, part: str, x: torch.Tensor, offsets: torch.Tensor, experts: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows of x sorted by expert; experts: of each."""
+        y, bias = self.grouped(x, self.weights[part], offs=offsets), self.biases[part]
+        return y if bias is None else y + bias[experts]
+
+    def first(self, x: torch.Tensor, offsets: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """The first product, and SwiGLU."""
+        both, form = self.product(W13, x, offsets, experts), self.layer.activation
+        gate, up = (both[:, ::2], both[:, 1::2]) if self.alternating else both.chunk(2, -1)
+        if form.limit is not None:
+            gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
+        return gate * torch.sigmoid(form.alpha * gate) * (up + form.beta)
+
+    def launch(self, part: str, tokens: Tokens) -> Launch:
+        """As a call, and as a graph captures it."""
+        if part != LAYER:
+            rows = tokens.rows
+            token, expert = self._of_rows(tokens.ids, rows.slot_of_row.long())
+            offsets = rows.offsets[1:]
+            if part == W13:
+                return lambda: self.first(tokens.x[token], offsets, expert)
+            return partial(self.product, W2, tokens.h, offsets, expert)
+        return partial(self._all, tokens)
+
+    def _all(self, tokens: Tokens) -> torch.Tensor:
+        ids, weights = self._route(tokens.logits)
+        experts = ids.flatten()
+        slot = experts.argsort(stable=True)
+        token, expert = self._of_rows(ids, slot)
+        edges = torch.arange(self.weights[W2].shape[0], device=ids.device)
+        offsets = torch.searchsorted(expert, edges, right=True).int()
+        h = self.first(tokens.x[token], offsets, expert)
+        y = self.product(W2, h, offsets, expert) * weights.flatten()[slot, None].to(h.dtype)
+        of_slots = torch.empty_like(y).index_copy_(0, slot, y)
+        return of_slots.view(*ids.shape, -1).sum(1)
+
+    def _route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        given = vars(self.layer.router).copy()
+        shared, weight = given.pop("shared"), given.pop("shared_weight")
+        if given["scoring"] == "sqrtsoftplus" or not given.pop("renormalize"):
+            raise NotImplementedError(f"a router with {given['scoring']}")
+        names = ("top_k", "scoring", "n_group", "topk_group", "scale")
+        ids, weights = torch_route(logits, given["bias"], **{name: given[name] for name in names})
+        every = torch.arange(shared, device=ids.device) + logits.shape[1]
+        every = every.int().expand(len(ids), shared)
+        fixed = weights.new_full(every.shape, weight)
+        return torch.cat((ids, every), -1), torch.cat((weights, fixed), -1)
+
+    def _of_rows(self, ids: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(token, expert) of each row."""
+        return slots // ids.shape[1], ids.flatten()[slots].long()
+
+
+PEERS: dict[str, Callable[[Model], Any]] = {
+    OURS: Ours,
+    OURS_E4M3: partial(Ours, activations="e4m3"),
+    "triton": Triton,
+    "triton-plain": partial(Triton, swizzled=False),
+    "torch": Torch,
+}

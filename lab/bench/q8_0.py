@@ -1,0 +1,153 @@
+"""What `bench.py q8_0` does: kernels that read Q8_0 beside a copy, a read, and torch in fp16."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kernelkit.compile.arch import ARCH_OF_CAPABILITY
+from lab.bench.steps import copies
+from lab.cases.q8_0 import OURS, Calls, Inputs, Problem, check, problems_of
+from lab.measure.timing import heading, measure, replay, sets_here, setting
+from lab.tools.common import read_rows, save_rows
+from lab.tools.tables import show, table
+from q8_0 import reference
+
+# Dense int8 TOPS, nominal, by NVIDIA's data sheets: A100, RTX 4090, H100 and H200, B200.
+PEAK = {"sm_80": 624.0, "sm_89": 660.6, "sm_90a": 1979.0, "sm_100a": 4500.0}
+COPY, READ, TORCH = "copy", "read", "torch fp16"
+NO_GPU = """\
+No CUDA GPU here. Not done: times of the kernels, of copies, reads and torch, comparison with the
+reference. Below are the bytes and operations of each problem."""
+COLUMNS = (
+    ("peer", "{peer}"), ("us", "{us:.2f}"), ("GB/s", "{gbs:.0f}"), ("of a copy", "{of_copy:.2f}"),
+    ("of a read", "{of_read:.2f}"), ("TOPS", "{tops:.1f}"), ("of int8 peak", "{of_peak:.1%}"),
+    ("spread", "{spread:.1%}"), ("", lambda row: "" if row["cold"] else "warm"),
+)  # fmt: skip
+STATIC = (("problem", "{problem}"), ("bytes", "{nbytes}"), ("operations", "{operations}"))
+
+
+def calls_of(problem: Problem, inputs: Inputs) -> Calls:
+    """By peer: each layout of ours, and torch where it does the same."""
+    found = inputs.calls(problem)
+    if problem.operations:
+        dense = reference.dequantise(next(iter(inputs.weights.values())), torch.float16)
+        half = inputs.x.half()
+        found[TORCH] = lambda: torch.nn.functional.linear(half, dense)
+    return found
+
+
+def reads(nbytes: int, count: int, device: str) -> list[Callable[[], object]]:
+    """Reads of so many bytes by torch's fastest reduction, see lab.bench.gqa."""
+    sources = [torch.zeros(-(-nbytes // 8), dtype=torch.int64, device=device) for _ in range(count)]
+    return [source.amax for source in sources]
+
+
+class _Kept:
+    """A call that keeps its result until the next one, so that a rotation's lie apart."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call, self.result = call, None
+
+    def __call__(self) -> None:
+        self.result = self.call()
+
+
+def rows_of(
+    problem: Problem, count: int, samples_of: Callable = replay, device: str = "cuda"
+) -> list[dict]:
+    """A row per peer. count: buffer sets of the rotation."""
+    sets = [Inputs.drawn(problem, seed, device) for seed in range(count)]
+    calls = [calls_of(problem, inputs) for inputs in sets]
+
+    def sampler(peer: str) -> Callable[[dict], dict]:
+        def sample(_: dict) -> dict:
+            if peer in (*problem.layouts, OURS):
+                check(problem, sets[-1], peer, calls[-1][peer]())
+            return {"": samples_of([_Kept(call[peer]) for call in calls])}
+
+        return sample
+
+    samplers = [sampler(peer) for peer in calls[0]]
+    samplers.append(lambda _: {"": samples_of(copies(problem.nbytes, count, device))})
+    samplers.append(lambda _: {"": samples_of(reads(problem.nbytes, count, device))})
+    same = {**problem.sizes, "sets": count, "cold": device == "cuda" and _is_cold(problem)}
+    rows = [{**same, "peer": peer} for peer in (*calls[0], COPY, READ)]
+    measure(rows, samplers)
+    copy, read = rows[-2:]
+    for row in rows:
+        with_figures(row, copy.get("us"), read.get("us"))
+    return rows
+
+
+def with_figures(row: dict, copy_us: float | None, read_us: float | None) -> None:
+    """Adds what follows from a time."""
+    if "us" not in row:
+        return
+    row["gbs"] = row["nbytes"] / row["us"] * 1e-3
+    if copy_us:
+        row["of_copy"] = copy_us / row["us"]
+    if read_us:
+        row["of_read"] = read_us / row["us"]
+    if row["operations"] and row["peer"] not in (COPY, READ):
+        row["tops"] = row["operations"] / row["us"] * 1e-6
+        peak = PEAK.get(_arch())
+        if peak and row["peer"] != TORCH:
+            row["of_peak"] = row["tops"] / peak
+
+
+def _arch() -> str:
+    if not torch.cuda.is_available():
+        return ""
+    return ARCH_OF_CAPABILITY.get(torch.cuda.get_device_capability(), "")
+
+
+def _is_cold(problem: Problem) -> bool:
+    cache = torch.cuda.get_device_properties().L2_cache_size
+    return sets_here(problem.weight_bytes) * problem.weight_bytes > cache
+
+
+def time_all(problems: Sequence[Problem]) -> list[dict]:
+    """Rows of all problems; each is shown when it is done."""
+    rows: list[dict] = []
+    for problem in problems:
+        gc.collect()
+        torch.cuda.empty_cache()
+        nbytes = problem.nbytes if problem.operation == "quantise" else problem.weight_bytes
+        found = rows_of(problem, sets_here(nbytes))
+        show(*table(str(problem), COLUMNS, found))
+        rows += found
+    return rows
+
+
+def show_again(options: argparse.Namespace) -> None:
+    """The tables of an earlier run's file."""
+    head, *found = read_rows(options.show)
+    print(f"{head.get('gpu', {}).get('name', 'no GPU')}, {head['date']}")
+    rows = [row for row in found if row["kind"] == "q8_0"]
+    for name, group in itertools.groupby(rows, key=lambda row: row["problem"]):
+        show(*table(name, COLUMNS, group))
+
+
+def perform(options: argparse.Namespace) -> int:
+    """Returns the exit code."""
+    if options.show:
+        show_again(options)
+        return 0
+    problems, head = [*problems_of(options)], heading(inputs="uniform quants, x standard normal")
+    if torch.cuda.is_available():
+        print(torch.cuda.get_device_name())
+        rows = [{"kind": "q8_0", **row} for row in time_all(problems)]
+        rows.append({"kind": "after", "gpu": setting().get("gpu")})
+    else:
+        print(NO_GPU)
+        rows = [{"kind": "static", **problem.sizes} for problem in problems]
+        show(*table("static figures", STATIC, rows))
+    if options.json:
+        save_rows(options.json, [head, *rows])
+    return 0

@@ -1,0 +1,84 @@
+"""What ran where, by the bring-ups in results/: the table of the README, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kernelkit.compile.outside import json_file, require_fields
+from lab.bringup.session import NOT_RUN, SKIPPED
+from lab.house.source import ROOT
+
+RESULTS = ROOT / "results"
+README = ROOT / "README.md"
+BEGIN = "<!-- from results/bringup-*.json by `python scripts/bringup.py --table` -->"
+END = "<!-- the end of that table -->"
+# Operators -> beginnings of the names of their steps.
+ROWS = {
+    "`fmha.attention`": ("kernels.fmha", "random.fmha"),
+    "`gqa_lowlatency.decode`": ("kernels.gqa",),
+    "`moe.fused_moe`": ("kernels.moe", "random.moe"),
+    "routing and quantising": ("kernels.route", "kernels.permutation", "kernels.combine",
+                               "kernels.quantise"),
+    "`kvcache`": ("kernels.append", "kernels.gather", "kernels.copy", "kernels.checksum",
+                  "kernels.kvcache", "random.kvcache"),
+    "DeepSeek-V4's sparse attention": ("kernels.compress", "kernels.query", "kernels.score",
+                                       "kernels.topk", "kernels.dsv4"),
+    "`q8_0`": ("kernels.q8_0",),
+    "`fmha.merge`": ("kernels.merge",),
+    "instructions": ("instructions", "assumptions"),
+}  # fmt: skip
+NOBODY = "B200"  # whose column says so while it has no file
+
+
+def documents(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """Bring-ups that are kept, real GPUs first."""
+    found = [_document(path) for path in sorted(folder.glob("bringup-*.json"))]
+    return sorted(found, key=lambda each: (each["emulated"], each["gpu"]["name"]))
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """FileError that names the field where a file is not what `Session.document` makes."""
+    content, name = json_file(path), str(path)
+    require_fields(name, content, {"date": str, "arch": str, "emulated": bool, "steps": list})
+    require_fields(name, content.get("gpu"), {"name": str})
+    for row in content["steps"]:
+        require_fields(f"{name}: a step", row, {"name": str, "verdict": str})
+    return content
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """A row per operator, a column per bring-up, and one for the GPU that nobody has run."""
+    heads = ["", *map(_head, found)]
+    nobody = not any(NOBODY in each["gpu"]["name"] for each in found)
+    lines = [heads + [f"{NOBODY}, native"] * nobody]
+    lines.append(["---"] * len(lines[0]))
+    for name, beginnings in ROWS.items():
+        cells = [_cell(each["steps"], beginnings) for each in found]
+        lines.append([name, *cells, *["not run by anybody yet"] * nobody])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _head(document: Mapping[str, Any]) -> str:
+    name = document["gpu"]["name"].removeprefix("NVIDIA ")
+    place = f"{name}, {document['arch']}" if document["emulated"] else f"{name}, native"
+    return f"{place}, {document['date']}"
+
+
+def _cell(steps: Iterable[Mapping[str, Any]], beginnings: Sequence[str]) -> str:
+    """5 of 6 right."""
+    mine = [row for row in steps
+            if row["name"].startswith(tuple(beginnings))
+            and row["verdict"] not in (SKIPPED, NOT_RUN, "refused")]  # fmt: skip
+    right = sum(row["verdict"] == "passed" for row in mine)
+    return f"{right} of {len(mine)} right" if mine else "-"
+
+
+def with_table(text: str, found: Sequence[Mapping[str, Any]]) -> str:
+    """A page with the table of now between its marks. ValueError where they are not there."""
+    before, mark, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (mark and end):
+        raise ValueError(f"{README.name} has no {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{table(found)}\n{END}{after}"

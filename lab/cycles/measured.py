@@ -1,0 +1,190 @@
+"""Kernels of ours that were timed on a GPU, as calls that can be made again and modelled.
+
+A row of results/*.json names the problem; what drew it then draws it now. Values do not matter to
+time, sizes do: large inputs stay memory that nobody has touched, where nothing is read from them to
+decide what is done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cycle_model import gpus
+from lab.tools.common import read_rows
+
+Call = Callable[[], Any]
+PEERS = 3  # of a step: ours, torch, a copy
+_DECODE = re.compile(r"decode( \w+=\S+)?")
+_DEPENDENT = {"decode pdl": {"pdl": True},
+              "decode pdl kv-ready": {"pdl": True, "kv_ready_before_pdl": True}}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One problem. group: the step; us: measured; memory: 'cold' or 'warm'; make: allocates its
+    inputs and gives the call; nbytes: that they have; others: launches of torch beside ours; whole:
+    all clusters are run, as a launch takes addresses from what those of an earlier one have found.
+
+    flags: of a case of attention, of which a few blocks are run and modelled instead. It was
+    measured in cycles: us are those at the clock of the GPU's own parameters.
+    """
+
+    group: str
+    name: str
+    gpu: str
+    memory: str
+    us: float
+    nbytes: int
+    make: Callable[[], Call]
+    others: int = 0
+    whole: bool = False
+    flags: str = ""
+    cycles: float = 0
+
+    def microseconds(self, clock: float) -> float:
+        """At a clock in GHz, where cycles were measured."""
+        return self.cycles / clock / 1e3 if self.cycles else self.us
+
+
+def measured_in(path: Path) -> Iterator[Measured]:
+    """Of a file that `bench.py` has saved. ValueError for one that has no kernel of ours."""
+    try:
+        saved: Any = read_rows(path)
+        rows = [saved, *saved["rows"]] if isinstance(saved, dict) else saved  # its setting first
+        gpu = _gpu_of(rows)
+        found = [each for row in rows[1:] for each in _measured(row, gpu, rows[0])]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not what bench.py saves: {error}") from None
+    except LookupError as missing:
+        raise ValueError(f"{path}: not what bench.py saves: no {missing}") from None
+    if not found:
+        raise ValueError(f"{path}: no times of kernels that can be modelled")
+    yield from found
+
+
+def _gpu_of(rows: list[dict[str, Any]]) -> str:
+    """The name that parameters have it by."""
+    if not rows:
+        raise ValueError("no rows")
+    setting = rows[0].get("setting", rows[0])
+    gpu = setting.get("gpu", {})
+    name = gpu if isinstance(gpu, str) else gpu.get("name", "")
+    known = next((word for word in name.split() if word in gpus.GPUS), "")
+    if not known:
+        raise ValueError(f"the setting names no GPU that is known: {name!r}")
+    return known
+
+
+def _measured(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Iterator[Measured]:
+    if _is_decode(row):
+        tuned = row["peer"].removeprefix("decode")
+        name = f"batch {row['batch']}, {row['kv_len']} keys{',' * bool(tuned)}{tuned}"
+        group = "decode, dependent" if row["peer"] in _DEPENDENT else "decode"
+        make = partial(_decode, row)
+        for memory in ("cold", "warm"):
+            yield Measured(group, name, gpu, memory, row[f"{memory}_us"], row["nbytes"], make)
+    elif row.get("kind") == "cycles" and row["peer"] == "fmha":
+        yield _attention(row, gpu)
+    elif "merge_us" in row:
+        step = {
+            "step": "merge",
+            "name": f"{row['parts']} parts of head_dim {row['head_dim']}, {row['form']}",
+            "tokens": row["rows"],
+        }
+        nbytes = (row["parts"] + 1) * row["rows"] * row["head_dim"] * 2
+        yield _step({**step, "us": row["merge_us"], "nbytes": nbytes, **row}, gpu, setting)
+    elif row.get("peer") in ("moe", "kvcache", "merge") and "us" in row and row["step"] != "host":
+        yield _step(row, gpu, setting)
+
+
+def _is_decode(row: dict[str, Any]) -> bool:
+    """Ours, with or without dependent launches."""
+    if row.get("kind") != "latency" or "cold_us" not in row:
+        return False
+    return row["peer"] in _DEPENDENT or bool(_DECODE.fullmatch(row["peer"]))
+
+
+def _attention(row: dict[str, Any], gpu: str) -> Measured:
+    causal, pairs = "--causal" in row["flags"], "--ctas 2" in row["flags"]
+    group = f"attention, {'causal' if causal else 'full'}{', pairs' * pairs}"
+    us = row["cycles"] / gpus.named(gpu).value("clock") / 1e3
+    return Measured(group, row["name"], gpu, "cold", us, 0, _no_call, flags=row["flags"],
+                    cycles=row["cycles"])  # fmt: skip
+
+
+def _no_call() -> Call:
+    raise ValueError("attention is modelled from a few of its blocks")
+
+
+def _step(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Measured:
+    name = f"{row['name']}, {row['tokens']} rows"
+    # Those who are timed take turns, and both halves of L2 keep a copy of what they read.
+    moved = PEERS * row.get("sets", 1) * row["nbytes"]
+    memory = "warm" if not row["cold"] and moved <= gpus.named(gpu).l2_bytes // 2 else "cold"
+    make = partial(_problem, row, gpu, setting.get("hidden", 0))
+    others = next(
+        (n for words, n in _OTHERS.items() if f"{row['step']}: {name}".startswith(words)), 0
+    )
+    whole = row["step"] in _WHOLE
+    return Measured(row["step"], name, gpu, memory, row["us"], row["nbytes"], make, others, whole)
+
+
+def _decode(row: dict[str, Any]) -> Call:
+    """As it chooses, or as the name of the peer has it: 'decode cluster=8,parts=2'."""
+    import torch
+
+    from gqa_lowlatency import DecodeConfig, decode_plan
+    from lab.flags.bench import tuning
+
+    batch, head_dim = row["batch"], row["head_dim"]
+    q = torch.randn(batch, 1, row["q_heads"], head_dim).bfloat16()
+    shape = batch, row["kv_len"], row["kv_heads"], head_dim
+    k, v = (torch.empty(shape, dtype=torch.bfloat16) for _ in range(2))
+    given: dict[str, Any] = dict(_DEPENDENT.get(row["peer"], {}))
+    fields = tuning(row["peer"].split()[1]) if " " in row["peer"] and not given else {}
+    parts = fields.pop("parts", 0)
+    config = DecodeConfig(**({"cluster": 0} | fields)) if fields else None
+
+    def call() -> None:
+        plan = decode_plan(
+            q, k, v, parts=parts, config=config, arch="sm_90a", backend="emulate", **given
+        )
+        plan(q, k, v)
+
+    return call
+
+
+def _problem(row: dict[str, Any], gpu: str, hidden: int) -> Call:
+    from kernelkit.call.launch import emulation
+    from lab.cases.steps import MODULES, problems_of
+    from lab.flags.steps import ABOUT
+
+    assert row["step"] in ABOUT, row["step"]
+    family = _FAMILIES[row["step"]]
+    assert family in MODULES
+    found = problems_of(family, [row["step"]], [row["tokens"]], hidden, [row["name"]])
+    problem = next(each for each in found if each.name == row["name"])
+    if problem.beside:
+        raise ValueError(f"{problem.beside} is torch's")
+    arguments = problem.draw(0, "cpu")
+
+    def call() -> None:
+        with emulation(arch=gpus.named(gpu).arch):
+            problem.peers[problem.ours](*arguments)
+
+    return call
+
+
+_OTHERS = {"checksum": 1, "quantise: nvfp4, scale of the tensor": 1}  # torch's zeros
+_WHOLE = ("permutation",)  # rows go where counts of all of them say
+_FAMILIES = {
+    "merge": "merge",
+    **dict.fromkeys(("quantise", "route", "route_tokens", "permutation", "combine"), "moe"),
+    **dict.fromkeys(("append", "gather", "copy", "checksum"), "kvcache"),
+    **dict.fromkeys(("compress", "query", "score", "topk"), "dsv4"),
+}

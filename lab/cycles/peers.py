@@ -1,0 +1,203 @@
+"""What `cycles.py NAME --peers` models beside ours: other people's kernels for the same case."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import io
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from lab.cycles import flash
+from lab.cycles.frost import frost
+from lab.problems.attention import Case
+from ptxemu.host.emulator import Emulator
+from ptxemu.host.gpu_machine import machine_with_gpu
+from ptxemu.host.patching import patched
+from ptxemu.report import LaunchReport
+from ptxemu.watch import watched
+
+Call = Callable[[], object]
+Peer = Callable[[argparse.Namespace], Any]  # a context whose value is the call
+HOW_TO_GET_CUTLASS = "CUTLASS's kernels are not installed: name a checkout of it with --cutlass"
+_OF_CUTLASS = "fmha.py"  # its attention, somewhere below _EXAMPLES
+_EXAMPLES = Path("examples", "python", "CuTeDSL")
+# what neither of them has, by the name of a case's field and its value without it
+_OURS_ALONE = {"sink_tokens": 0, "kv_lens": None, "q_lens": None, "k_lens": None, "page_size": 0,
+               "rope_dim": 0, "q_offset": None, "normalize": True}  # fmt: skip
+
+
+def peers_of(subject: str) -> dict[str, Peer]:
+    """By name. ValueError for a subject of which none is known."""
+    if subject not in PEERS:
+        raise ValueError(f"--peers: none is known of {subject!r}; of {', '.join(PEERS)}")
+    return PEERS[subject]
+
+
+def launched(call: Call, clusters: Any) -> list[LaunchReport]:
+    """What a peer launches; without what makes its inputs, and once what it repeats to be timed.
+    clusters: an option of the emulator."""
+    silent = redirect_stdout(io.StringIO())
+    with silent, watched(record=True, limit=None, clusters=clusters) as report:
+        call()
+    own = itertools.dropwhile(lambda each: not each.counts["mma.flops"], report.launches)
+    return list({(each.entry, each.grid): each for each in own if each.recording}.values())
+
+
+@contextmanager
+def _flash(options: argparse.Namespace) -> Iterator[Call]:
+    case = _case(options, ())
+    if options.source:
+        flash.from_source(options.source)
+    with flash.flash_attention() as function:
+        q, k, v = (tensor.contiguous() for tensor in case.inputs("cpu"))
+        given: dict[str, Any] = {"causal": case.causal, "softcap": case.softcap}
+        given |= {"softmax_scale": case.scale}
+        if case.window != (None, None):
+            given |= {"window_size": case.window}
+        if case.sinks:
+            given |= {"learnable_sink": case.arguments()["sinks"].bfloat16()}
+        yield lambda: function(q, k, v, **given)
+
+
+@contextmanager
+def _flash_decode(options: argparse.Namespace) -> Iterator[Call]:
+    """Its forward pass, which takes several heads of a token as rows and parts of the keys."""
+    from lab.cases.decode import case_of
+
+    case = case_of(options)
+    if case.arch not in (None, "sm_100a"):
+        raise ValueError(f"it is modelled for sm_100a, not {case.arch}")
+    _without(case, {"page_size": 0, "sinks": False, "scales": False, "kv_dtype": ""})
+    if len(set(case.lengths)) > 1:
+        raise ValueError(f"it has no lengths of each entry here: {case.lengths}")
+    asked = SimpleNamespace(**case.options)
+    _without(asked, {"window": None, "sink_tokens": 0, "out_dtype": None})
+    if options.source:
+        flash.from_source(options.source)
+    with flash.flash_attention() as function:
+        given = {name: case.options[name] for name in ("causal", "softcap")}
+        yield lambda: function(*case.tensors, **given, num_splits=0)  # as many as it chooses
+
+
+@contextmanager
+def _cutlass(options: argparse.Namespace) -> Iterator[Call]:
+    case = _case(options, ("softcap", "sinks"))
+    if not options.cutlass:
+        raise ValueError(HOW_TO_GET_CUTLASS)
+    paths = sorted((options.cutlass / _EXAMPLES).rglob(f"blackwell/**/{_OF_CUTLASS}"))
+    if not paths:
+        raise ValueError(f"{options.cutlass}: has no {_EXAMPLES}/**/{_OF_CUTLASS}")
+    with machine_with_gpu(Emulator()):
+        sys.path.insert(0, str(options.cutlass / _EXAMPLES))  # its helpers
+        try:
+            yield _example(paths[0], case)
+        finally:
+            sys.path.pop(0)
+
+
+def _example(path: Path, case: Case) -> Call:
+    """CUTLASS's attention has a function `run` that draws the inputs itself."""
+    import cutlass
+
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    q_heads, kv_heads = case.heads
+    io = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}.get(case.dtype)
+    if io is None:
+        raise ValueError(f"CUTLASS's attention in {case.dtype}")
+    given = {
+        "q_shape": (case.batch, case.sq, q_heads, case.dims[0]),
+        "k_shape": (case.batch, case.skv, kv_heads, case.dims[0]),
+        "qk_dtype": io, "pv_dtype": io, "in_dtype": io, "out_dtype": io,
+        "enable_ex2_emulation": True, "enable_skip_correction": True,
+        "qk_acc_dtype": cutlass.Float32, "pv_acc_dtype": cutlass.Float32,
+        "mma_tiler_mn": (128, 128), "is_persistent": not case.causal, "is_causal": case.causal,
+        "bottom_right_align": True, "lse_calculation": False, "window_size": _sides(case),
+        "scale_q": 1.0, "scale_k": 1.0, "scale_v": 1.0, "inv_scale_o": 1.0,
+        "scale_softmax": case.scale or case.dims[0] ** -0.5, "tolerance": 0.1,
+        "warmup_iterations": 0, "iterations": 1, "skip_ref_check": True, "use_cold_l2": False,
+        "skip_softmax_threshold": None,
+    }  # fmt: skip
+    taken = _taken(module.run, given)
+
+    def call() -> None:
+        with patched(module.testing, {"benchmark": _once}):
+            module.run(**taken)
+
+    return call
+
+
+def _once(
+    function: Callable[..., object], *, workspace_generator: Callable[[], Any], **_: object
+) -> float:
+    """In place of a benchmark: one launch, which is what takes its time here."""
+    given = workspace_generator()
+    function(*given.args, **given.kwargs)
+    return 1.0
+
+
+def _sides(case: Case) -> tuple[int, int]:
+    left, right = (-1 if side is None else side for side in case.window)
+    return left, right
+
+
+def _taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What the function of this version takes; ValueError for what it needs beyond that."""
+    wanted = inspect.signature(function).parameters
+    needed = [
+        name
+        for name, each in wanted.items()
+        if each.default is each.empty and each.kind is not each.VAR_KEYWORD
+    ]
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise ValueError(f"CUTLASS's attention asks for {', '.join(missing)}")
+    return {name: value for name, value in given.items() if name in wanted}
+
+
+@contextmanager
+def _frost(options: argparse.Namespace) -> Iterator[Call]:
+    case = _case(options, ("softcap",))
+    left, right = case.window
+    if right is not None or (left is not None and not case.causal):
+        raise ValueError(f"it has no window={case.window} here")
+    q, k, v = (tensor.transpose(1, 2) for tensor in case.inputs("cpu"))
+    given = {"is_causal": case.causal, "causal_bottom_right": case.causal and case.sq != case.skv,
+             "window_size_left": left, "scale_softmax": case.scale}  # fmt: skip
+    if case.sinks:
+        given["sinks"] = case.arguments()["sinks"].float()
+    with frost() as function:
+        yield lambda: function(q, k, v, **given)
+
+
+def _case(options: argparse.Namespace, more: tuple[str, ...]) -> Case:
+    """Of the flags. ValueError for what the peer does not have; more: fields beyond the common."""
+    from lab.cases.attention import case_of
+
+    case = case_of(options)
+    _without(case, {**_OURS_ALONE, **dict.fromkeys(more, 0)})
+    return case
+
+
+def _without(case: object, values: dict[str, Any]) -> None:
+    """ValueError for a field of a case that has another value than that of not being there."""
+    for name, value in values.items():
+        if (found := getattr(case, name)) != value:
+            raise ValueError(f"it has no {name}={found}")
+
+
+PEERS: dict[str, dict[str, Peer]] = {
+    "fmha": {"FlashAttention-4": _flash, "FROST": _frost, "CUTLASS's attention": _cutlass},
+    "gqa": {"FlashAttention-4": _flash_decode},
+}

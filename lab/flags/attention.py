@@ -1,0 +1,155 @@
+"""The flags that spell an attention case; `lab.cases.attention.case_of` makes it."""
+
+from __future__ import annotations
+
+import argparse
+
+from fmha.config import (
+    EXP2_PAIRS,
+    FP8,
+    HEAD_DIMS,
+    INSTRUCTIONS,
+    IO_DTYPES,
+    OUT_DTYPES,
+    PORTABLE_DIMS,
+    PORTABLE_PAGE_SIZES,
+    PORTABLE_SCHEDULES,
+    SCHEDULES,
+    AttentionConfig,
+)
+from kernelkit.compile.arch import ARCHITECTURES
+from kernelkit.plan.limits import MAX_POSITION
+from lab.tools import groups
+from lab.tools.groups import add, switch
+
+PACKED = ("q", "k", "qk")
+SHAPE = "B,Sq,Skv,Hq,Hkv"
+# Sizes by command: what asks for a config alone, a picture, a rate.
+PLAIN = {"batch": 1, "q_len": 128, "kv_len": 128, "q_heads": 1, "kv_heads": 1}
+DEMO = {"batch": 2, "q_len": 200, "kv_len": 333, "q_heads": 4, "kv_heads": 2}
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """Argument type: 'B,Sq,Skv,Hq,Hkv'."""
+    try:
+        sizes = tuple(groups.count(part) for part in text.split(","))
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {SHAPE}: {error}") from None
+    if len(sizes) != 5:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {SHAPE}")
+    return sizes
+
+
+def head_dims(text: str) -> tuple[int, int]:
+    """Argument type: 'D' or 'D,Dv'; 0 for a Dv that is D."""
+    try:
+        first, *rest = (groups.number(part) for part in text.split(","))
+        (second,) = rest or [0]
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not D or D,Dv") from error
+    return first, 0 if second == first else second
+
+
+def page_size(text: str) -> int:
+    """Argument type: a page size, 0 for none."""
+    if text not in map(str, (0, *PORTABLE_PAGE_SIZES)):
+        raise argparse.ArgumentTypeError(f"{text}: one of {PORTABLE_PAGE_SIZES}, 0 for none")
+    return int(text)
+
+
+def position(text: str) -> int:
+    """Argument type: a position among the keys."""
+    value = int(text)
+    if abs(value) >= MAX_POSITION:
+        raise argparse.ArgumentTypeError(f"{text}: within +-{MAX_POSITION - 1}")
+    return value
+
+
+def even(text: str) -> int:
+    """Argument type: an even number, which pairs of columns make."""
+    value = groups.number(text)
+    if value < 0 or value % 2:
+        raise argparse.ArgumentTypeError(f"{text} is not an even number from 0 on")
+    return value
+
+
+def add_case(parser: argparse.ArgumentParser, sizes: dict[str, int] = PLAIN) -> None:
+    """All flags of a case; sizes: the defaults."""
+    group = parser.add_argument_group("problem")
+    groups.add_sizes(group, **sizes)
+    own = " | ".join(f"{d}" if d == dv else f"{d},{dv}" for d, dv in HEAD_DIMS)
+    supported = f"{own}; by mma.sync multiples of {PORTABLE_DIMS.step} to {PORTABLE_DIMS[-1]}"
+    dims = {"type": head_dims, "metavar": "D[,Dv]", "shown": "64"}
+    add(group, "head-dim", f"columns of Q and K, and of V: {supported}", (64, 0), **dims)
+    groups.add_dtypes(group, (*IO_DTYPES, FP8), OUT_DTYPES, "q, k and v")
+    add(
+        group,
+        "kv-dtype",
+        "of k and v alone, with q in bf16",
+        "",
+        shown="as --dtype",
+        choices=(FP8,),
+    )
+    switch(group, "scales", "of what is e4m3, one for each head")
+    group = parser.add_argument_group("what a row sees")
+    groups.add_visibility(group, causal=False)
+    last = "the last query stands at the last key"
+    add(group, "q-offset", "position of the first query", type=position, shown=last)
+    groups.add_scores(parser.add_argument_group("scores"))
+    _add_storage(parser.add_argument_group("where rows and keys are"))
+    _add_kernel(parser.add_argument_group("kernel"))
+
+
+def _add_storage(group: argparse._ArgumentGroup) -> None:
+    of_each = {"type": groups.lengths, "metavar": "N[,N...]", "shown": "all"}
+    add(group, "kv-lens", "keys of every entry that are valid, or of each", (), **of_each)
+    words = "pack the entries of q, of k, or both (qk); lengths then differ"
+    packed = {"dest": "packed", "choices": PACKED, "nargs": "?", "const": "qk"}
+    add(group, "varlen", words, "", shown="none", **packed)
+    sizes = ", ".join(map(str, PORTABLE_PAGE_SIZES))
+    add(group, "page-size", f"keys in pages of {sizes} rows; 0: no pages", 0, type=page_size)
+    switch(group, "k-is-v", "V is K, the same tensor")
+    switch(group, "raw", "O as the kernel sums it up, divided here")
+    add(group, "rope-dim", "last columns of O that are turned back", 0, type=even)
+
+
+def _add_kernel(group: argparse._ArgumentGroup) -> None:
+    words = "all query heads of a KV head in one tile; default: where that makes fewer tiles"
+    wish = {"action": argparse.BooleanOptionalAction, "dest": "pack_heads"}
+    group.add_argument("--pack", help=words, **wish)
+    switch(group, "pdl", "programmatic dependent launch")
+    default = AttentionConfig()
+    add(group, "tile-m", "query rows of a block, on Hopper", 0, shown="by head dim")
+    add(group, "tile-n", "keys of a tile", 0, shown="by window")
+    add(group, "ctas", "CTAs that share the keys which they fetch, on Hopper", 0, shown="by sizes")
+    words = f"of {EXP2_PAIRS} pairs of exponentials so many by polynomial"
+    add(group, "polynomial", words, default.polynomial, type=int, shown="by head dim")
+    for ring in ("k", "v"):
+        words = f"pieces in the {ring.upper()} ring"
+        add(group, f"{ring}-stages", words, 0, shown="as many as are useful and fit")
+    choices = tuple(dict.fromkeys((*SCHEDULES, *PORTABLE_SCHEDULES)))
+    words = "one query tile, or two; by mma.sync what warps share of Q K^T"
+    add(group, "schedule", words, "", shown="by sizes", choices=choices)
+    words = "binary orders by which the reference maximum may lag"
+    add(group, "rescale-log2", words, default.rescale_log2, type=float, shown="15, raw fp16 8")
+    words = "take the kernel that every GPU runs"
+    shown = "where there is no other"
+    add(group, "instructions", words, "", shown=shown, choices=INSTRUCTIONS)
+    add(group, "slices", "by mma.sync warps that share the columns of O", 0, shown="by head dim")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Flags of `run.py fmha`."""
+    add_case(parser, DEMO)
+    group = groups.add_run(parser)
+    many = {"type": shape, "action": "append", "metavar": SHAPE, "shown": "none"}
+    add(group, "shape", "all five sizes at once, instead of their flags; repeatable", [], **many)
+    groups.add_tolerance(group)
+    switch(group, "unjudged", "compare nothing, for profilers: a large reference takes long")
+    switch(group, "line-info", "compile with source lines, for profilers")
+
+
+def add_static(parser: argparse.ArgumentParser) -> None:
+    """Flags of `explain.py fmha` and `dump.py fmha`."""
+    add_case(parser)
+    add(parser, "arch", "whose kernel", groups.ARCHS[0], choices=ARCHITECTURES)

@@ -1,0 +1,165 @@
+"""The flags that spell a MoE layer; `lab.cases.moe.layer_of` makes it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from lab.tools import groups
+from lab.tools.groups import add, switch
+from moe.config import DEFAULT_GRANULARITY, GRANULARITIES, TILE_N, TILE_ROWS
+from moe.formats import FORMATS
+from moe.mixed.config import ARCHS as MIXED_ARCHS
+from moe.routing.config import SCORINGS
+
+ARCHS = ("sm_100a",)
+# what the products take of a token -> what their kernels are written for
+ARCHS_OF = {"quantised": ARCHS, "bf16": MIXED_ARCHS, "e4m3": ("sm_90a",)}
+ACTIVATION_DTYPES = (*ARCHS_OF,)
+DTYPES = ("bf16", "fp16")
+FOUND = ("tensor", "token")  # what a global scale may be found from
+PRODUCTS = ("w13", "w2")
+TUNED = ("teams", "parts", "split")
+# name -> arguments of SwiGLU
+ACTIVATIONS: dict[str, dict[str, float]] = {
+    "swiglu": {},
+    "deepseek-v4": {"limit": 10.0},
+    "gpt-oss": {"alpha": 1.702, "beta": 1.0, "limit": 7.0},
+}
+# True sizes of a layer; experts and tokens are those of the flags. 384 and 128 experts in truth.
+MODELS = {
+    "deepseek-v4-pro": {
+        "hidden": 7168, "intermediate": 3072, "activation": "deepseek-v4",
+        "scoring": "sqrtsoftplus",
+    },
+    "gpt-oss-120b": {
+        "hidden": 2880, "intermediate": 2880, "activation": "gpt-oss", "scoring": "softmax",
+    },
+}  # fmt: skip
+OF_A_MODEL = {"tokens": 3, "experts": 2, "top_k": 2}  # where no flag says otherwise
+PLAIN = {
+    "tokens": 9, "hidden": 256, "intermediate": 128, "experts": 6, "top_k": 2,
+    "activation": "swiglu", "scoring": "softmax",
+}  # fmt: skip
+# of moe.models.CONFIGS, and lab.bench.moe_peers, which import torch
+MODEL_NAMES = (
+    *("gpt-oss-120b", "gpt-oss-20b", "deepseek-v3", "deepseek-v4-pro", "deepseek-v4-flash"),
+    *("kimi-k2", "qwen3-235b-a22b", "qwen3-30b-a3b", "mixtral-8x7b", "mixtral-8x22b"),
+)
+# one of each family whose layers differ, and both DeepSeeks
+ONE_OF_EACH = (
+    *("gpt-oss-120b", "deepseek-v3", "deepseek-v4-pro", "kimi-k2", "qwen3-235b-a22b"),
+    "mixtral-8x7b",
+)
+PARTS = ("layer", "w13", "w2")
+PEERS = ("moe", "moe-e4m3", "triton", "triton-plain", "torch")
+ROUTINGS = ("balanced", "random", "power-law")
+MODEL_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+OF_MODELS = ("routing", "format", "parts", "peers", "rounds", "flush")  # flags with --model alone
+SIZES = {
+    "tokens": "tokens of the layer",
+    "hidden": "hidden size, the width of a token",
+    "intermediate": "intermediate size, the width of an expert",
+    "experts": "experts, all of them on this GPU",
+    "top-k": "experts of a token",
+}
+
+
+def scale(text: str) -> str | float:
+    """Argument type: 'tensor', 'token' or a positive number."""
+    if text in FOUND:
+        return text
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number, {' or '.join(FOUND)}") from error
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not positive and finite")
+    return value
+
+
+def add_layer(parser: argparse.ArgumentParser) -> None:
+    """All flags of a layer."""
+    group = parser.add_argument_group("layer")
+    words = "with the hidden and intermediate size, activation and router of this model"
+    add(group, "model", words, choices=MODELS)
+    for name, words in SIZES.items():
+        add(group, name, words, shown=str(PLAIN[name.replace("-", "_")]))
+    add(group, "activation", "of an expert", choices=ACTIVATIONS, shown=PLAIN["activation"])
+    add(group, "scoring", "of the router", choices=SCORINGS, shown=PLAIN["scoring"])
+    add(group, "dtype", "of x and the output", "bf16", choices=DTYPES)
+    words = "the products take: in --format, on Blackwell; bf16 as they are or e4m3, on Hopper"
+    add(group, "activations", f"what {words}", "quantised", choices=ACTIVATION_DTYPES)
+    words = "of both operands of the products, of the weights alone with --activations bf16 or e4m3"
+    add(group, "format", words, "nvfp4", choices=FORMATS)
+    switch(group, "bias", "both products have one, as those of gpt-oss")
+    words = "rows of gate in w13 before as many of up"
+    add(group, "granularity", words, DEFAULT_GRANULARITY, type=int, choices=GRANULARITIES)
+    found = {"type": scale, "metavar": "S"}
+    words = "global scale of x in nvfp4: a known number, or found from each token or tensor"
+    add(group, "x-scale", words, shown="token", **found)
+    words = "the same of what SwiGLU gives; 1 with --activations e4m3"
+    add(group, "h-scale", words, shown="300", **found)
+    switch(group, "amax", "find the largest |h|, too")
+    add(group, "tile-rows", f"rows of a tile, one of {TILE_ROWS}", shown="by sizes")
+
+
+def add_product(parser: argparse.ArgumentParser) -> None:
+    """Flags of `explain.py moe`: which of a layer's two products, and what of its config
+    fused_moe leaves to sizes."""
+    add_layer(parser)
+    group = parser.add_argument_group("product")
+    add(group, "product", "which of the layer's two", PRODUCTS[0], choices=PRODUCTS)
+    add(group, "arch", "what to compile for", choices=MIXED_ARCHS, shown=MIXED_ARCHS[0])
+    add(group, "tile-n", f"columns of a tile, one of {TILE_N}", shown="by sizes")
+    switch(group, "carry", "quantise 8 columns at a time; needs --granularity 8")
+    for name, words in {
+        "teams": "warpgroups that compute", "parts": "times 64 rows of weights of each of them",
+        "split": "CTAs that share a tile along K",
+    }.items():  # fmt: skip
+        add(group, name, f"on Hopper: {words}", shown="by sizes")
+
+
+def add_dump(parser: argparse.ArgumentParser) -> None:
+    """Flags of `dump.py moe`."""
+    add_product(parser)
+    switch(parser, "grid", "a table instead: every tile_rows, with several formats and outputs")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Flags of `run.py moe`."""
+    add_layer(parser)
+    group = groups.add_run(parser, MIXED_ARCHS)
+    groups.add_tolerance(group)
+    words = f"columns of a tile of packed experts, one of {TILE_N}"
+    add(group, "tile-n", words, type=int, choices=TILE_N, shown="by sizes")
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Flags of `bench.py moe --model`."""
+    group = parser.add_argument_group("layers of models, on Hopper, beside peers")
+    some = {"nargs": "+", "metavar": "NAME"}
+    words = f"a layer of these, in place of the steps: {', '.join(MODEL_NAMES)}"
+    add(group, "model", words, (), choices=MODEL_NAMES, shown="none", **some)
+    words = f"how tokens choose experts, of {', '.join(ROUTINGS)}"
+    add(group, "routing", words, ROUTINGS[1:2], choices=ROUTINGS, shown=ROUTINGS[1], **some)
+    add(group, "format", "of the weights", "mxfp4", choices=("mxfp4", "nvfp4"))
+    words = f"of {', '.join(PARTS)}: the whole layer, and its products"
+    add(group, "parts", words, PARTS, choices=PARTS, shown="all", **some)
+    add(group, "peers", f"of {', '.join(PEERS)}", (), choices=PEERS, shown="all", **some)
+    add(group, "rounds", "turns of each", 10, type=groups.positive_count)
+    wish = {"action": argparse.BooleanOptionalAction, "default": True}
+    words = "overwrite L2 in front of each call; default: yes"
+    group.add_argument("--flush", help=words, **wish)
+
+
+def add_errors(parser: argparse.ArgumentParser) -> None:
+    """Flags of `run.py models`."""
+    group = parser.add_argument_group("layers of models")
+    words = f"of {', '.join(MODEL_NAMES)}"
+    some = {"nargs": "+", "metavar": "NAME", "choices": MODEL_NAMES}
+    add(group, "model", words, (), shown="one of each family", **some)
+    switch(group, "markdown", "print the table for a page")
+    words = "print the table of such a file instead, for a page"
+    group.add_argument("--show", type=Path, metavar="FILE", help=words)
+    group.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")

@@ -1,0 +1,71 @@
+"""Flags of `q8_0`: which matrices, layouts, tokens and operations."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from lab.tools import groups
+from lab.tools.groups import add
+
+# What a layer has: up or gate, down, and q, k and v together: rows, columns.
+SHAPES = ((8192, 2048), (2048, 8192), (6144, 2048))
+FEW, MANY = (1, 4, 16), (1024, 2048)
+SMALL_SHAPES, SMALL_TOKENS = ((40, 128),), (1, 3, 17)  # where the emulator runs it
+LAYOUTS = ("soa", "interleaved")  # of q8_0.blocks, which are few enough to stand here
+DTYPES = ("bf16", "fp16", "fp32")
+OPERATIONS = ("repack", "dequantise", "quantise", "matvec", "integer", "product")
+
+
+def shape(text: str) -> tuple[int, int]:
+    """Argument type: '8192x2048'."""
+    found = re.fullmatch(r"(\d+)x(\d+)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r}: rows and columns, as in 8192x2048")
+    return groups.positive_count(found[1]), groups.positive_count(found[2])
+
+
+def _add_problems(
+    parser: argparse.ArgumentParser,
+    shapes: tuple[tuple[int, int], ...],
+    tokens: tuple[int, ...],
+    what: str,
+) -> argparse._ArgumentGroup:
+    """Every operation on every matrix. what: becomes of it."""
+    group = parser.add_argument_group("problems")
+    some = {"type": shape, "nargs": "+", "metavar": "ROWSxCOLS"}
+    words = "of the weights"
+    add(group, "shapes", words, shapes, shown=" ".join(f"{r}x{c}" for r, c in shapes), **some)
+    some = {"type": groups.positive_count, "nargs": "*"}
+    words = "of matrix-vector products, up to 16, and of larger ones"
+    add(group, "tokens", words, tokens, shown=" ".join(map(groups.spelt, tokens)), **some)
+    some = {"choices": LAYOUTS, "nargs": "+", "shown": "both"}
+    add(group, "layouts", "of the weights", LAYOUTS, **some)
+    some = {"choices": OPERATIONS, "nargs": "+", "shown": "all"}
+    add(group, "operations", what, OPERATIONS, **some)
+    return group
+
+
+def _add_kind(group: argparse._ArgumentGroup) -> None:
+    add(group, "dtype", "of numbers, x and results", DTYPES[0], choices=DTYPES)
+    groups.switch(group, "bias", "added to products")
+
+
+def add_static(parser: argparse.ArgumentParser) -> None:
+    """Of `explain.py q8_0` and `dump.py q8_0`."""
+    _add_kind(_add_problems(parser, SHAPES[:1], (*FEW, MANY[-1]), "whose kernels"))
+    add(parser, "arch", "what they are for", groups.ARCHS[0], choices=groups.ALL_ARCHS)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Of `run.py q8_0`."""
+    _add_kind(_add_problems(parser, SMALL_SHAPES, SMALL_TOKENS, "what is run"))
+    groups.add_run(parser, groups.ALL_ARCHS, seed="inputs")
+
+
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    """Of `bench.py q8_0`."""
+    _add_problems(parser, SHAPES, FEW + MANY, "what is timed")
+    group = parser.add_argument_group("output")
+    groups.add_file(group, "show", "tables of an earlier run's file, nothing is measured")
+    groups.add_file(group, "json", "every figure, a line per row; an array if it ends in .json")

@@ -1,0 +1,76 @@
+"""The flags of campaigns of random problems: `soak.py fmha`, `gqa`, `moe`, `rows`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Mapping
+
+from lab.tools import groups
+from lab.tools.groups import add, switch
+
+OF_ATTENTION = {
+    "small": "a few tiles of an entry",
+    "long": "up to 4,096 queries and 131,072 keys of an entry",
+}
+OF_DECODE = {
+    "small": "a few tiles of an entry",
+    "long": "up to 131,072 keys of an entry",
+}
+OF_EXPERTS = {
+    "small": "a few tiles of an expert",
+    "large": "sizes of models: up to 128 experts and K of 2,880",
+}
+OF_ROWS = {"small": "a few rows, short ones"}
+
+
+def problem(text: str) -> tuple[int, int]:
+    """Argument type: 'K.N', problem N of kernel K."""
+    kernel, dot, number = text.partition(".")
+    if not (dot and kernel.isdigit() and number.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K.N, a kernel and a problem of it")
+    return int(kernel), int(number)
+
+
+def add_campaign(sizes: Mapping[str, str], parser: argparse.ArgumentParser) -> None:
+    """Flags of a campaign. sizes: names of those that are not the usual ones, and what they are."""
+    _add_problems(sizes, parser)
+    group = parser.add_argument_group("ways to run each problem again, with equal bits")
+    switch(group, "graphs", "in a CUDA graph, replayed with other contents, too")
+    switch(group, "streams", "beside other problems, each on a stream of its own")
+    switch(group, "compile", "through torch.compile")
+    _add_run(parser)
+
+
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """Flags of a campaign whose problems run twice, and in no other way."""
+    _add_problems(OF_ROWS, parser)
+    _add_run(parser)
+    parser.set_defaults(graphs=False, streams=False, compile=False)
+
+
+def _add_problems(sizes: Mapping[str, str], parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("problems")
+    add(group, "seed", "of all that is drawn", 0)
+    many = {"type": groups.positive_count}
+    add(group, "configs", "kernels that are compiled", shown="60, emulated 4", **many)
+    add(group, "problems", "for all kernels together", shown="3000, emulated 8", **many)
+    some = {"type": problem, "nargs": "+", "metavar": "K.N", "shown": "none"}
+    add(group, "problem", "only these, as a failure names them", (), **some)
+    one = group.add_mutually_exclusive_group()
+    for size, words in sizes.items():
+        how = {"action": "store_const", "const": size, "dest": "size"}
+        one.add_argument(f"--{size}", help=words, **how)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("run")
+    groups.add_backend(group)
+    words = "processes that compile; 1: none beside this one"
+    add(group, "jobs", words, os.cpu_count() or 1, type=groups.positive_count, shown="as many CPUs")
+    words = "after which it ends, with what it has"
+    minutes = {"type": groups.positive, "metavar": "MINUTES", "shown": "none"}
+    add(group, "minutes", words, math.inf, **minutes)
+    groups.add_json(group, "what was done")
+    parser.set_defaults(check=False, strict=False, check_json=None)

@@ -1,0 +1,1 @@
+"""Times and accuracies, and the rounds in which they are taken."""

@@ -1,0 +1,320 @@
+"""What the page has: its sections, the files that each is of, and which pictures docs/ shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.house import map
+from lab.house.graph import house
+from lab.report import (
+    attention_b200,
+    beside,
+    cache,
+    decode,
+    gpt_oss,
+    moe,
+    ncu,
+    prefill,
+    steps,
+    tuner,
+)
+from lab.report import bringup as overview
+from lab.report.documents import Document
+
+Draw = Callable[[Path, Sequence[Document], str], None]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading of the page.
+
+    words: what is to be seen. files: of results/, the first of them the one that is drawn. draw:
+    a picture of their documents, with the note of its source; none: tables alone. docs: its name in
+    docs/, where pages show it. modelled: whether its figures are.
+    """
+
+    name: str
+    title: str
+    words: str
+    files: tuple[str, ...] = ()
+    draw: Draw | None = None
+    docs: str = ""
+    modelled: bool = False
+    note: Callable[[], str] | None = None
+
+    def source(self, documents: Sequence[Document]) -> str:
+        """What the picture is drawn from, for its PNG: files with digests of their bytes, or what
+        `note` says where it is of no file."""
+        if self.note:
+            return self.note()
+        return " ".join(f"{each.name}:{each.digest}" for each in documents)
+
+
+def _of(draw: Callable[[Path, Document, str], None]) -> Draw:
+    """Of the first file alone."""
+    return lambda path, documents, source: draw(path, documents[0], source)
+
+
+def _decode(path: Path, documents: Sequence[Document], source: str) -> None:
+    """Beside what the last file says that others published."""
+    decode.draw(path, documents[0], source, published=documents[-1].rows)
+
+
+def _prefill(path: Path, documents: Sequence[Document], source: str) -> None:
+    """The roof is that of the last file, where it has one."""
+    prefill.draw(path, documents[0], source, roof=documents[-1].head.get("tensor_tflops", 0.0))
+
+
+def _cache(path: Path, documents: Sequence[Document], source: str) -> None:
+    cache.draw(path, cache.run(), source)
+
+
+def _bringup(path: Path, documents: Sequence[Document], source: str) -> None:
+    overview.draw(path, documents[0].data, source)
+
+
+def _map(path: Path, documents: Sequence[Document], source: str) -> None:
+    map.draw(path, house(), source)
+
+
+OWN = "model_h100/"
+SECTIONS = (
+    Section(
+        "decode",
+        "Decode: time over the floor",
+        "A token more for every request of a batch. The floor is the time that reading the keys "
+        "and values takes; a kernel cannot be much faster where nothing lies in L2.",
+        ("gqa_h100.json", "published_decode_rivals.csv"),
+        _decode,
+        "decode_h100.png",
+    ),
+    Section(
+        "prefill",
+        "Attention over many tokens",
+        "Prompts of 1k to 16k tokens beside other kernels. The line is a large product of matrices "
+        "by torch on an H200 (moe_layers_h200.json).",
+        ("fmha_h200.json", "moe_layers_h200.json"),
+        _prefill,
+        "fmha_h200.png",
+    ),
+    Section(
+        "prefill-models",
+        "Attention, shapes of models",
+        "Windows and sinks of gpt-oss, grouped heads, heads of 192 and 512, and e4m3. Of the same "
+        "run as the section above.",
+        ("fmha_h200.json",),
+        _of(prefill.draw_models),
+        "fmha_models_h200.png",
+    ),
+    Section(
+        "prefill-flashinfer",
+        "The same on another H200, with FlashInfer",
+        "Cards differ: five rounds on another one, FlashInfer among the peers.",
+        ("fmha_h200_flashinfer.json", "moe_layers_h200.json"),
+        _prefill,
+    ),
+    Section(
+        "prefill-portable",
+        "Attention by mma.sync",
+        "The kernel for GPUs without wgmma and tcgen05, forced on an H200.",
+        ("fmha_mma_sync_h200.json", "fmha_mma_sync_keys_h200.json"),
+        _of(prefill.draw),
+        "fmha_mma_sync_h200.png",
+    ),
+    Section(
+        "attention-b200",
+        "Attention on a B200, modelled",
+        "Nobody here has one. Machine code is replayed by the cycle; docs/cycle_model.md says how "
+        "far to trust that. Published figures are of other people, clocks mostly not stated.",
+        (
+            "model_b200_attention.json",
+            "published_attention_rivals.csv",
+            "published_fa4_b200.csv",
+            "published_fa4_gb200.csv",
+            "published_fa4_gb300.csv",
+        ),
+        _of(attention_b200.draw),
+        "attention_speed.png",
+        modelled=True,
+    ),
+    Section(
+        "moe",
+        "Layers of experts: gpt-oss-120b",
+        "Routing, products and the combination of one layer, bf16 by four bits.",
+        ("moe_layers_h200.json",),
+        _of(moe.draw),
+        "moe_h200.png",
+    ),
+    Section(
+        "moe-deepseek",
+        "Layers of experts: DeepSeek-V3",
+        "The same in NVFP4.",
+        ("moe_layers_h200_deepseek.json",),
+        _of(moe.draw),
+    ),
+    Section(
+        "moe-b200",
+        "Layers of experts on a B200, modelled",
+        "Beside the fastest that is published; small layers find their weights in L2 there, ours "
+        "read them from memory.",
+        ("model_b200_layers.json", "published_moe_rivals.csv", "moe_tiles_b200.json"),
+        _of(moe.draw_modelled),
+        "moe_speed.png",
+        modelled=True,
+    ),
+    Section(
+        "gpt-oss",
+        "gpt-oss, a whole model",
+        "Where the time of a step goes, beside what memory and tensor cores would take at least.",
+        ("gpt_oss_h200.json",),
+        _of(gpt_oss.draw),
+        "gpt_oss_h200.png",
+    ),
+    Section(
+        "cache",
+        "The paged cache",
+        "Blocks, states and checkpoints, as a run on a CPU left them.",
+        (),
+        _cache,
+        "cache.png",
+        note=cache.source,
+    ),
+    Section(
+        "cache-steps",
+        "What the cache moves",
+        "Appending, gathering, copying and checksums.",
+        ("kvcache_h100.json", "kvcache_host.json", "kvcache_tier_h100.json"),
+        _of(steps.draw),
+        "kvcache_h100.png",
+    ),
+    Section(
+        "moe-steps",
+        "Steps around the products of experts",
+        "Quantising, routing, permutation and combination.",
+        ("moe_h200.json",),
+        _of(steps.draw),
+    ),
+    Section(
+        "dsv4",
+        "Sparse attention of DeepSeek-V4",
+        "Compressors, queries, scores and the choice of the best; a whole layer as a table.",
+        ("dsv4_h100.json", "dsv4_layer_h200.json"),
+        _of(steps.draw),
+    ),
+    Section(
+        "merge",
+        "Merging parts of attention",
+        "Beside a copy of as many bytes.",
+        ("merge_h100.json", "merge_stacked_h100.json"),
+    ),
+    Section(
+        "q8-0",
+        "Weights in Q8_0",
+        "Repacking, products and dequantising.",
+        ("q8_0_h200.json",),
+    ),
+    Section(
+        "tuner",
+        "The tuner beside exhaustive search",
+        "What a choice of tiles costs: 110 shapes at random, each of 3 to 113 candidates.",
+        ("tuner_h200.json",),
+        _of(tuner.draw),
+        "tuner_h200.png",
+    ),
+    Section(
+        "ncu",
+        "What Nsight Compute says",
+        "One launch of five kernels, with the problems of scripts/nsight.py; docs/profiling.md "
+        "reads them.",
+        ("ncu_h200.csv",),
+        _of(ncu.draw),
+        "ncu.png",
+    ),
+    Section(
+        "cycle-model",
+        "The cycle model beside measurements",
+        "Attention on Hopper, modelled without fitting to these rows, and the times that the other "
+        "kernels are compared with (docs/cycle_model.md has their errors).",
+        (
+            "model_h200/fmha.json",
+            *(f"{OWN}{name}.json" for name in (
+                "gqa", "gqa_variants", "merge", "kvcache", "moe", "dsv4")),
+            "published_mainloops_b200.csv",
+        ),
+        _of(beside.draw),
+        "cycle_model_h200.png",
+        modelled=True,
+    ),
+    Section(
+        "units",
+        "Unit costs of Hopper",
+        "Instructions, barriers, copies and launches: the parameters of the cycle model.",
+        ("units_h100.json", "units_h200.json"),
+    ),
+    Section(
+        "conformance",
+        "The emulator beside silicon",
+        "The same programs on the same inputs, form by form.",
+        ("conformance_h100.json",),
+    ),
+    Section(
+        "emulator",
+        "Speed of the emulator, and first calls",
+        "Warp-instructions per second of one core; what the host pays.",
+        (
+            "emulator_speed.json",
+            "first_call_cpu.json",
+            "first_call_h200.json",
+            "eager_h200.json",
+        ),
+    ),
+    Section(
+        "static",
+        "What ptxas made of the kernels, and errors of layers",
+        "Registers, spills and instructions; nothing here is a time on a GPU.",
+        ("gqa_static.json", "moe_static.json", "moe_models.json"),
+    ),
+    Section(
+        "bringup",
+        "What ran where",
+        "Steps of a bring-up (docs/bringup.md): instructions, kernels, random problems, rates. On "
+        "H200s, and in the emulator, which says nothing of a GPU.",
+        (
+            "bringup-NVIDIA_H200-2026-11-28.json",
+            "bringup-sm_100a_emulator-2026-11-28.json",
+        ),
+        _bringup,
+        "bringup.png",
+    ),
+    Section(
+        "tests",
+        "The tests",
+        "What they cover and how long they take.",
+        ("test_coverage.json", "test_durations.json"),
+    ),
+    Section(
+        "map",
+        "The map of the repository",
+        "Who imports whom; docs/architecture.md explains it.",
+        (),
+        _map,
+        "house.png",
+        note=map.source,
+    ),
+)  # fmt: skip
+# Pictures of docs/ that other commands draw, from what is not in results/.
+ELSEWHERE = {
+    "timeline.png": "scripts/emulate.py fmha, whose trace is a run of the emulator",
+    "cycle_model.png": "scripts/cycles.py beside, which models for minutes",
+}
+
+
+def named(names: Sequence[str]) -> list[Section]:
+    """Those sections, or all. ValueError for a name that is none."""
+    known = {section.name: section for section in SECTIONS}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--only {name}: one of {', '.join(known)}")
+    return [section for section in SECTIONS if not names or section.name in names]

@@ -1,0 +1,1 @@
+"""What GPUs themselves say: conformance of instructions, and their times."""

@@ -1,0 +1,1 @@
+"""Instructions on a GPU beside the emulator."""

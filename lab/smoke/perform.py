@@ -1,0 +1,131 @@
+"""The smoke test from the outside: an environment, an empty folder, and what is to run in it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.house.source import PACKAGES, ROOT
+from lab.smoke.contents import differences
+from lab.smoke.inside import FAILED, report
+from lab.smoke.pages import examples
+
+EXTRA = "cycles"  # llvmlite, which makes the emulator quick, and nvdisasm
+ALSO = ("pytest",)  # whose plugin ptxemu is
+PLUGIN_TEST = "def test_the_fixture_is_there(ptxemu):\n    assert ptxemu is not None\n"
+COMMANDS = (  # of Python, in the folder
+    ("-m", "kernelkit", "--help"),
+    ("-m", "ptxemu", "--help"),
+    ("-m", "ptxemu", "column_sums.py"),
+    ("-m", "pytest", "-q", "test_plugin.py"),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """An environment and an empty folder beside it, outside of the repository."""
+
+    root: Path
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment"
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "folder"
+
+    @property
+    def python(self) -> Path:
+        return self.environment / "bin" / "python"
+
+    def variables(self) -> dict[str, str]:
+        """Of a process there: nothing that leads back to the repository, caches of its own."""
+        kept = {name: v for name, v in os.environ.items() if not name.startswith("PYTHON")}
+        caches = {"BLACKWELL_KERNELS_CACHE": "kernels", "PTXEMU_CACHE": "ptx"}
+        return kept | {name: str(self.root / folder) for name, folder in caches.items()}
+
+    def run(self, name: str, *command: object) -> str:
+        """Run a command in the folder; the report of it."""
+        began = time.monotonic()
+        done = subprocess.run(
+            [*map(str, command)],
+            cwd=self.folder,
+            env=self.variables(),
+            capture_output=True,
+            text=True,
+        )
+        failed = f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        return report(name, began, failed if done.returncode else "")
+
+
+def perform(options: argparse.Namespace) -> int:
+    """Exit code 0, or 1 where anything failed, which the last lines name."""
+    wheel, began, lines = options.wheel.resolve(strict=True), time.monotonic(), []
+    with tempfile.TemporaryDirectory(prefix="smoke-") as root:
+        for text in smoke(wheel, Place(Path(root)), options.jobs):
+            print(text, end="", flush=True)
+            lines.append(text.partition("\n")[0])
+    failed = [line for line in lines if line.startswith(FAILED)]
+    print("", f"{wheel.name}, {time.monotonic() - began:.0f} s", *failed, sep="\n")
+    print(f"{len(lines) - len(failed)} passed, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+def smoke(wheel: Path, place: Place, jobs: int) -> Iterator[str]:
+    """Reports, as they arise; none behind an installation that failed."""
+    place.folder.mkdir()
+    yield report("files of the wheel", time.monotonic(), "\n".join(differences(wheel)))
+    for name, command in installation(wheel, place):
+        yield (said := place.run(name, *command))
+        if said.startswith(FAILED):
+            return
+    shutil.copy(ROOT / "examples" / "bugs" / "column_sums.py", place.folder)
+    (place.folder / "test_plugin.py").write_text(PLUGIN_TEST, encoding="utf-8")
+    for words in COMMANDS:
+        yield place.run(f"python {' '.join(words)}", place.python, *words)
+    yield from run_inside(place, wheel.name.split("-")[1], jobs)
+
+
+def installation(wheel: Path, place: Place) -> Iterator[tuple[str, tuple[object, ...]]]:
+    """What makes the environment, by name.
+
+    pip is that of the process, at work on the other environment. It leaves compiling to the first
+    import, as most of torch's files are never imported: that takes a third of the time.
+    """
+    pip = (sys.executable, "-m", "pip", "--python", place.python)
+    quiet = ("install", "--quiet", "--no-compile", "--constraint", ROOT / "constraints.txt")
+    yield "empty environment", (sys.executable, "-m", "venv", "--without-pip", place.environment)
+    yield "pip install", (*pip, *quiet, f"{wheel}[{EXTRA}]", *ALSO)
+    yield "pip check", (*pip, "check")
+
+
+def run_inside(place: Place, version: str, jobs: int) -> Iterator[str]:
+    """What inside.py reports: one of its reports begins where a line is not indented."""
+    pages = [example.write(place.folder) for example in examples()]
+    script = Path(__file__).with_name("inside.py")
+    command = (place.python, "-I", script, version, ",".join(PACKAGES), jobs, *pages)
+    said = ""
+    with subprocess.Popen(
+        [*map(str, command)],
+        cwd=place.folder,
+        env=place.variables(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        for line in process.stdout or ():
+            if said and not line.startswith(" "):
+                yield said
+                said = ""
+            said += line
+    yield said
+    if process.returncode:
+        yield report(script.name, time.monotonic(), f"exit code {process.returncode}")

@@ -1,0 +1,81 @@
+"""Kinds of calls at random, and problems of each, reproducible by a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from kernelkit.compile.arch import written_for
+from kernelkit.compile.compiler import collecting
+from kernelkit.compile.keys import KernelKey
+from lab.problems import draws
+from lab.problems.draws import Kernel
+from lab.soak.rows.subject import Problem, Subject
+from lab.soak.rows.subjects import SUBJECTS
+
+SIZES = {"small": True, "usual": False}  # whether problems are small
+
+
+@dataclass(frozen=True)
+class Kind:
+    """name: of a subject. drawn: what its kernels are compiled for."""
+
+    name: str
+    drawn: Any
+
+
+@dataclass
+class Draws(draws.Draws):
+    """Of the subjects that have kernels for the architecture, in turns. sizes: see `SIZES`."""
+
+    sizes: bool
+    subjects: Sequence[Subject] = SUBJECTS
+
+    def kernel(self, number: int) -> Kernel | None:
+        pick = random.Random(f"{self.seed}.{number}")
+        subject = self.subject(number)
+        try:
+            kind = subject.kind(pick, self.arch)
+        except (ValueError, NotImplementedError) as reason:
+            self.refused[str(reason)] += 1
+            return None
+        return Kernel(number, kind, Kind(subject.name, kind))
+
+    def subject(self, number: int) -> Subject:
+        """Of the kernel with this number."""
+        here = [each for each in self.subjects if written_for(self.arch) in each.archs]
+        return here[number % len(here)]
+
+    def kind(self, pick: random.Random) -> Any:
+        raise NotImplementedError("kinds come from subjects, by the number of the kernel")
+
+    def config(self, kind: Any, pick: random.Random) -> Any:
+        raise NotImplementedError("kinds come from subjects, by the number of the kernel")
+
+    def drawn(self, kernel: Kernel, pick: random.Random) -> Problem:
+        return self.subject(kernel.number).problem(kernel.case, pick, self.sizes)
+
+    def keys(self, kernel: Kernel, numbers: Sequence[int]) -> list[KernelKey]:
+        """Of the first problem: others may need a kernel more, which their first call compiles."""
+        problem = self.problem(kernel, numbers[0])
+        where = {"backend": "emulate", "arch": self.arch}
+        with collecting() as found, zeros():
+            problem.call(problem.given(), where)
+        return [*dict.fromkeys(found)]
+
+
+@contextmanager
+def zeros() -> Iterator[None]:
+    """Memory that nothing was written to holds zeros: indices that every check takes."""
+    with (
+        patch.object(torch, "empty", torch.zeros),
+        patch.object(torch, "empty_like", torch.zeros_like),
+        patch.object(torch.Tensor, "new_empty", torch.Tensor.new_zeros),
+    ):
+        yield

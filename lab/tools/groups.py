@@ -1,0 +1,234 @@
+"""Flags that commands share, each defined once: sizes, masks, dtypes, where it runs, what is kept.
+
+Every command spells a thing the same way. Older spellings, among them those of CUTLASS's decode
+example, are accepted and not listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from kernelkit.compile.arch import ARCHITECTURES, BACKENDS
+from ptxemu.host.command_line import output_file
+from ptxemu.options import POLICIES
+
+ARCHS = ("sm_100a", "sm_90a")  # what kernels are written for, the first by default
+ALL_ARCHS = (*dict.fromkeys((*ARCHS, *ARCHITECTURES)),)  # where there are kernels on mma.sync, too
+MAX_COUNT = (1 << 31) - 1
+THOUSANDS = {"": 1, "k": 2**10, "m": 2**20}
+# name -> (older spelling, what it counts)
+SIZES = {
+    "batch": ("BS", "entries of the batch"),
+    "q-len": ("qL", "query tokens of an entry"),
+    "kv-len": ("kvL", "keys of every entry, or of each: 8192, 8k or 100,7,0"),
+    "q-heads": ("qH", "query heads, a multiple of the KV heads"),
+    "kv-heads": ("kvH", "KV heads"),
+}
+PICTURES = (".png", ".svg", ".pdf")
+Window = tuple[int | None, int | None]
+
+
+def add(
+    group: argparse._ActionsContainer,
+    name: str,
+    words: str,
+    default: object = None,
+    *,
+    shown: str = "",
+    old: Sequence[str] = (),
+    **how: object,
+) -> None:
+    """`--name` with a value, an integer N unless `how` says otherwise; hidden beside it its older
+    spellings. The help is `words`, and what it is by default: `shown`, or as it is."""
+    how = {"metavar": None if "choices" in how else "N", **how}
+    if "choices" not in how:
+        how.setdefault("type", number)
+    shown = shown or ("" if default is None else str(default))
+    words += f"; default: {shown}" * bool(shown)
+    action = group.add_argument(f"--{name}", default=default, help=words, **how)
+    hidden = {**how, "dest": action.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for spelling in old:
+        group.add_argument(f"--{spelling}", **hidden)
+
+
+def switch(group: argparse._ActionsContainer, name: str, words: str) -> None:
+    """`--name`, without a value."""
+    group.add_argument(f"--{name}", action="store_true", help=words)
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def number(text: str) -> int:
+    """Argument type: an integer, of 32 bits as everything that is counted here."""
+    value = int(text)
+    if abs(value) > MAX_COUNT:
+        raise argparse.ArgumentTypeError(f"{text}: within +-{MAX_COUNT}")
+    return value
+
+
+def count(text: str) -> int:
+    """Argument type: a number from 0 on, '8192', '8k' (8,192) or '1M' (1,048,576)."""
+    found = re.fullmatch(r"(\d+)([km]?)", text.strip(), re.IGNORECASE)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 on, as in 8192 or 8k")
+    return number(str(int(found[1]) * THOUSANDS[found[2].lower()]))
+
+
+def spelt(number: int) -> str:
+    """As `count` reads it: '8k', and others in figures."""
+    return f"{number // 1024}k" if number and number % 1024 == 0 else str(number)
+
+
+def positive_count(text: str) -> int:
+    """Argument type: such a number from 1 on."""
+    if not (value := count(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 on, as in 8192 or 8k")
+    return value
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """Argument type: '8k' for all entries or '100,7,0'."""
+    try:
+        return tuple(count(part) for part in text.split(","))
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of key counts: {error}") from None
+
+
+def window(text: str) -> Window:
+    """Argument type: 'L' or 'L,R', nothing for unbounded: '128', '128,0' or ',64'."""
+    sides = [part.strip() for part in text.split(",")]
+    if len(sides) > 2 or not all(side.isdigit() or not side for side in sides):
+        raise argparse.ArgumentTypeError(f"{text!r} is not L or L,R (nothing for unbounded: ,64)")
+    left, right = (number(side) if side else None for side in (*sides, "")[:2])
+    return left, right
+
+
+def positive(text: str) -> float:
+    """Argument type: a number above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
+# -- an attention problem -------------------------------------------------------------------------
+
+
+def add_sizes(group: argparse._ArgumentGroup, **defaults: int) -> None:
+    """Batch, lengths and heads; defaults by the names of their options."""
+    for name, (old, words) in SIZES.items():
+        value = defaults[name.replace("-", "_")]
+        if name == "kv-len":
+            of_each = {"type": lengths, "metavar": "N[,N...]", "shown": str(value)}
+            add(group, name, words, (value,), old=[old], **of_each)
+        else:
+            kind = positive_count if name.endswith("heads") else count
+            add(group, name, words, value, old=[old], type=kind)
+
+
+def add_dtypes(
+    group: argparse._ArgumentGroup, io: Collection[str], out: Collection[str], of: str
+) -> None:
+    """--dtype and --out-dtype; of: what has the first one."""
+    add(group, "dtype", f"of {of}", "bf16", choices=io)
+    add(group, "out-dtype", "of O", "", shown="as --dtype", choices=out)
+
+
+def add_visibility(group: argparse._ArgumentGroup, *, causal: bool) -> None:
+    """What a query sees; causal: the default."""
+    words = f"a query sees no key behind its own position; default: {'yes' if causal else 'no'}"
+    wish = {"action": argparse.BooleanOptionalAction, "default": causal}
+    group.add_argument("--causal", help=words, **wish)
+    words = "keys seen before the own position, and behind it; nothing for unbounded"
+    sides = {"type": window, "metavar": "L[,R]", "shown": "all"}
+    add(group, "window", words, (None, None), **sides)
+    add(group, "sink-tokens", "first keys that are seen beside the window", 0, type=count)
+
+
+def add_scores(group: argparse._ArgumentGroup) -> None:
+    """What happens to scores."""
+    words = "scores s become C tanh(s / C); 0 leaves them"
+    add(group, "softcap", words, 0.0, type=float, metavar="C", shown="0")
+    switch(group, "sinks", "a learned logit per query head joins the denominator")
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+def add_backend(group: argparse._ArgumentGroup, archs: Sequence[str] = ARCHS) -> None:
+    """--backend and --arch; archs: what the kernel is written for; none: for all alike."""
+    words = "auto: a GPU that the kernel is written for, else the emulator"
+    add(group, "backend", words, "auto", choices=BACKENDS)
+    if archs:
+        words = "what the emulator runs"
+        add(group, "arch", words, choices=archs, shown=f"the GPU's, else {archs[0]}")
+
+
+def add_schedule(group: argparse._ActionsContainer, *, seed: str = "") -> None:
+    """--policy and --seed; seed: what else it is of."""
+    add(group, "policy", "in which the emulator takes warps", POLICIES[0], choices=POLICIES)
+    of = f"{seed}, and of " * bool(seed)
+    add(group, "seed", f"of {of}policies with chance", 0)
+
+
+def add_run(
+    parser: argparse.ArgumentParser,
+    archs: Sequence[str] = ARCHS,
+    *,
+    seed: str = "",
+    json: str = "every figure",
+) -> argparse._ArgumentGroup:
+    """The group of a run, whose arguments are those of the functions around; it may get more."""
+    group = parser.add_argument_group("run")
+    add_backend(group, archs)
+    add_schedule(group, seed=seed)
+    add_json(group, json)
+    return group
+
+
+def add_tolerance(group: argparse._ArgumentGroup) -> None:
+    """How exact a result has to be."""
+    words = "scales the limit of the error"
+    add(group, "tolerance", words, 1.0, type=positive, metavar="FACTOR", shown="1")
+
+
+def add_file(group: argparse._ActionsContainer, name: str, words: str) -> None:
+    """`--name FILE`."""
+    group.add_argument(f"--{name}", type=output_file, metavar="FILE", help=words)
+
+
+def add_json(group: argparse._ActionsContainer, what: str = "every figure") -> None:
+    """--json; what: that it writes."""
+    add_file(group, "json", f"write {what} there as well")
+
+
+def picture(text: str) -> Path:
+    """Argument type: a file that matplotlib knows how to write."""
+    path = Path(text)
+    if path.suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text!r}: the name ends in {' or '.join(PICTURES)}")
+    return path
+
+
+def add_plot(group: argparse._ActionsContainer, what: str) -> None:
+    """--plot; what: that it draws."""
+    words = f"draw {what}, with matplotlib"
+    group.add_argument("--plot", type=picture, metavar="FILE", help=words)
+
+
+def add_out(group: argparse._ActionsContainer, default: str, what: str) -> None:
+    """--out; what: that lies there."""
+    add(group, "out", what, Path(default), type=Path, metavar="PATH")
+
+
+def add_report(group: argparse._ArgumentGroup, picture: str) -> None:
+    """What a benchmark does with its rows; picture: what it draws."""
+    add_file(group, "show", "tables (and --plot) of an earlier run's file, nothing is measured")
+    switch(group, "markdown", "with --show: one table for a page")
+    add_file(group, "json", "every figure, a line per row; an array if the name ends in .json")
+    add_plot(group, picture)

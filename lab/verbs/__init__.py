@@ -1,0 +1,1 @@
+"""What `run`, `explain`, `dump` and `emulate` do."""

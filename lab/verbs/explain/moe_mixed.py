@@ -1,0 +1,148 @@
+"""What `explain.py moe` says of the product of numbers and weights of four bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kernelkit.plan import hw
+from lab.problems.mixed_gemm import PLANS
+from lab.tools.common import describe
+from lab.verbs.explain.plans import Section, lines_of, parts_of, plural
+from moe.choose import row_tiles
+from moe.mixed.choose import (
+    LEAST_UNITS,
+    MANY,
+    READS_OF,
+    choose_split,
+    choose_teams,
+    tiles_of,
+)
+from moe.mixed.config import ROWS, MixedConfig
+from moe.mixed.fragments import DEPTH
+from moe.mixed.launch import MixedArguments
+from moe.mixed.plan import ProductPlan
+
+
+def explain(arguments: MixedArguments, product: str) -> Iterator[str]:
+    """The whole plan, line by line."""
+    arch = arguments.target.arch
+    for number, config in enumerate(arguments.configs):
+        plan = PLANS[arch](config)
+        yield "\n" * (number > 0) + f"moe mixed GEMM for {arch}: {describe(config)}"
+        yield f"product {product}"
+        if not arguments.count:
+            yield "\nNo rows: no launch."
+            return
+        of_weights = () if number else (weights(arguments, plan),)
+        yield from lines_of((walk(arguments, plan), *of_weights, *parts_of(plan)))
+
+
+def walk(arguments: MixedArguments, plan: ProductPlan) -> Section:
+    """Which tiles there are, and who takes them."""
+    w, config, count = arguments.w, plan.config, arguments.count
+    units = math.ceil(w.k / DEPTH)
+    origin = "fetched from where the tokens are" if config.gather else "as they lie"
+    rows = [
+        ("product", f"{w.experts} x [{w.rows}, {w.k}] in {w.fmt} by [{count}, {w.k}] in {w.x}"),
+        ("output", output(arguments, config)),
+        ("rows of x", origin),
+        ("tile", tile(arguments, config)),
+        ("warpgroups", teams(arguments, config)),
+        ("tiles", tiles(arguments, config)),
+        ("grid", grid(arguments, config)),
+        ("K", f"{plural(units, 'unit')} of {DEPTH}, {DEPTH // config.step} MMAs each; "
+              f"{plural(plan.units, 'unit')} a stage"),
+        ("split", split(arguments, config, units)),
+        ("ring", f"{plan.stages} stages of {plan.w_bytes + plan.units * plan.x_bytes:,} bytes"),
+    ]  # fmt: skip
+    return "The walk over tiles", rows
+
+
+def output(arguments: MixedArguments, config: MixedConfig) -> str:
+    """What becomes of a tile."""
+    form = arguments.activation
+    words = f"[{arguments.count}, {arguments.columns}] in {config.out}" + ", a bias" * config.bias
+    if form is None:
+        return words
+    words += f", SwiGLU of pairs: {form.granularity} rows of gate, then of up"
+    return words + (f", clamped at {form.limit:g}" if config.limit else "")
+
+
+def tile(arguments: MixedArguments, config: MixedConfig) -> str:
+    """Its sizes, and why."""
+    rows, experts = arguments.count, arguments.w.experts
+    words = f"{config.tile_n} rows of the matrix of an expert x {config.tile_rows} of its rows"
+    why = f"{rows / experts:.3g} rows of an expert on average"
+    chosen = replace(arguments, tile_rows=None).chosen_rows
+    if config.tile_rows not in chosen:
+        why += f", which would choose {' and '.join(map(str, chosen))}"
+    if config.most:
+        why += f"; experts with more than {config.most} have a launch of their own"
+    if config.least:
+        why += f"; experts with {config.least} and more, beside the launch of the others"
+    return f"{words} ({why})"
+
+
+def teams(arguments: MixedArguments, config: MixedConfig) -> str:
+    """Who shares a tile, and why."""
+    w, arch = arguments.w, arguments.target.arch
+    words = f"{config.teams}, each {config.parts} x {ROWS} rows of the matrix"
+    chosen = choose_teams(arguments.count, w.experts, w.rows, config.tile_rows, arch, w.x)
+    if (config.teams, config.parts) != chosen:
+        return f"{words} (sizes would choose {chosen[0]} of {chosen[1]} x {ROWS})"
+    if config.tile_rows >= MANY:
+        return f"{words} (products take the time)"
+    share = f", and {READS_OF[arch][chosen]:.2f} of the speed" * (arch == "sm_90a")
+    return f"{words} (reading takes the time: waves of CTAs{share})"
+
+
+def split(arguments: MixedArguments, config: MixedConfig, units: int) -> str:
+    """Who shares the K of a tile, and why."""
+    w = arguments.w
+    sizes = arguments.count, w.experts, w.rows, config.tile_rows, config.teams * config.parts
+    tiles = tiles_of(*sizes)
+    words = f"{plural(config.split, 'CTA')} for a tile"
+    chosen = choose_split(tiles, config.tile_rows, units, arguments.target.arch)
+    why = f"{tiles} tiles by sizes, an SM for each of their CTAs, {LEAST_UNITS} units of K at least"
+    return f"{words} ({why}" + f": sizes would choose {chosen}" * (config.split != chosen) + ")"
+
+
+def most_tiles(arguments: MixedArguments, config: MixedConfig) -> tuple[int, int]:
+    """(of rows, of columns): the most that there can be."""
+    count = arguments.count
+    most = count if arguments.most_rows is None else arguments.most_rows
+    of_rows = row_tiles(count, arguments.w.experts, config.tile_rows, most)
+    return of_rows, math.ceil(arguments.w.rows / config.tile_n)
+
+
+def tiles(arguments: MixedArguments, config: MixedConfig) -> str:
+    of_rows, of_columns = most_tiles(arguments, config)
+    words = f"{of_columns} of the matrix x {of_rows} of rows at most, whatever the counts"
+    if config.least or config.most:
+        return words
+    return f"{words}; at least {math.ceil(arguments.count / config.tile_rows)} of rows"
+
+
+def grid(arguments: MixedArguments, config: MixedConfig) -> str:
+    sms, every = hw.SMS_OF[arguments.target.arch], math.prod(most_tiles(arguments, config))
+    split = config.split
+    clusters = min(sms // split, every)
+    if split == 1:
+        return f"{plural(clusters, 'CTA')} on {sms} SMs, tiles dealt in turns of as many"
+    ctas = plural(clusters * split, "CTA")
+    return f"{ctas} on {sms} SMs, {split} to a tile, tiles dealt in turns of {clusters}"
+
+
+def weights(arguments: MixedArguments, plan: ProductPlan) -> Section:
+    """How they lie, and what has to be read."""
+    w, form = arguments.w, arguments.config.format
+    used, one = min(arguments.count, w.experts), w.nbytes // w.experts
+    rows = [
+        ("a unit", f"{ROWS} rows x {DEPTH} of K, {plan.unit_bytes:,} bytes: 16 of each thread, "
+                   f"then factors in {form.scale}, of {form.block} elements each"),
+        ("of an expert", f"{one:,} bytes, {used * one:,} if {used} have rows"),
+        ("of a value", f"{8 * w.data.nbytes / (w.experts * w.rows * w.k):.3g} bits as stored"),
+    ]  # fmt: skip
+    return "Weights", rows

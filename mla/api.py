@@ -1,0 +1,296 @@
+"""Attention over the cache of a DeepSeek-V4 layer: the newest tokens, and what is left of older
+ones in compressed entries.
+
+A layer calls `cached_attention` once per step. It writes the step's window entries, attends over
+the window and, where there is a past, over compressed entries, and merges the two with the sink:
+the same as one softmax over both. K and V are the same entry, one for all heads. Compressed entries
+that the step completes are written before, since the tokens that complete them see them.
+
+    view = step_view(cache.layout, step.tensors(device), longest=step.longest)  # once per step
+    rows = cache.rows("swa", layer)
+    o = cached_attention(q, kv, rows, view.window, rope=rope, sinks=sinks)      # window alone
+    past = Selected(cache.rows("csa", copy), entries, chosen)                   # of `select`
+    o = cached_attention(q, kv, rows, view.window, rope=rope, sinks=sinks, past=past)
+    past = Every(cache.rows("hca", copy), view.pages["hca"])
+    o = cached_attention(q, kv, rows, view.window, rope=rope, sinks=sinks, past=past)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fmha.config import PAGE_SIZES
+from fmha.launch import ARCHS
+from kernelkit.call.launch import choose_target
+from kernelkit.merge.api import merge
+from kernelkit.plan import hw
+from kvcache.checks import require, shown
+from kvcache.layouts.layout import Layout, Ring, Stream
+from kvcache.layouts.records import BF16_512
+from kvcache.layouts.rows import Rows
+from mla.checks import (
+    check_call,
+    check_every,
+    check_selected,
+    check_workspace,
+)
+from mla.keys import Keys, OwnKeys, all_entries, write_chunk, write_tokens
+from mla.tables import INT, LONG, require_kind, require_tables
+from mla.window import (
+    Arrays,
+    ChunkWindow,
+    EntryPages,
+    TokenWindow,
+    see_entries,
+    see_window,
+)
+from mla.workspace import Workspace, chunk_rows, decoding_rows, workspace_of
+
+WORKSPACE = 1 << 30  # bytes
+
+Window = TokenWindow | ChunkWindow
+Rope = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Entries that each token chose: the first chosen[t] (int32 [T]) of row t in `entries`, int64
+    [T, k]."""
+
+    rows: Rows
+    entries: torch.Tensor
+    chosen: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Every:
+    """All entries that a token sees: windows of `ratio` tokens that it or one before completed.
+    pages: of the stream that rows are a copy of."""
+
+    rows: Rows
+    pages: EntryPages
+
+
+Past = Selected | Every
+
+
+@dataclass(frozen=True)
+class StepView:
+    """What the tokens of a step see: of the ring, and of streams that are attended over whole."""
+
+    window: TokenWindow | ChunkWindow
+    pages: Mapping[str, EntryPages]
+
+
+def step_view(
+    layout: Layout,
+    arrays: Arrays,
+    *,
+    longest: int,
+    ring: str = "swa",
+    every: Sequence[str] = ("hca",),
+    pages: Mapping[str, int] | None = None,
+) -> StepView:
+    """The index tensors of a step, for all layers. See `mla.window`, also for bare tensors.
+
+    Args:
+        layout: of the cache.
+        arrays: `Step.tensors`, or the buffers of `Step.fill`; for a CUDA graph call this within the
+            capture.
+        longest: `Step.longest`, most tokens of a request; up to the layout's draft (at least 1) all
+            tokens count as decoding, and those with slots of -1 as padding.
+        ring: the ring that holds the window.
+        every: streams that are attended over whole; those that the layout lacks are passed over.
+        pages: of a stream, `mla.window.pages_of` what the requests have; without it the
+            block tables say how many there can be.
+
+    Returns:
+        What the tokens see of the ring and of the streams.
+
+    Raises:
+        ValueError: for more pages than `pages` says, or a window larger than its ring.
+    """
+    require("layout", layout, Layout)
+    require("arrays", arrays, Mapping)
+    require("pages", pages, Mapping, optional=True)
+    rings, streams = _rings_and_streams(layout, ring, every)
+    require_tables(arrays, {f"rows_of.{ring}": (LONG, ("T",)), "block_tables": (INT, ("B", None))})
+    window = see_window(
+        arrays,
+        arrays[f"rows_of.{ring}"],
+        window=rings.window,
+        rows=rings.rows(layout.draft),
+        longest=longest,
+        context=arrays["block_tables"].shape[1] * layout.block_tokens,
+    )
+    found = {}
+    for stream in streams:
+        name = stream.name
+        size = layout.entries(stream)
+        in_place = stream.record == BF16_512 and size in PAGE_SIZES
+        bound = (pages or {}).get(name)
+        found[name] = see_entries(
+            arrays, ratio=stream.ratio, block_entries=size, in_place=in_place, pages=bound
+        )
+    return StepView(window, found)
+
+
+def _rings_and_streams(
+    layout: Layout, ring: str, every: Sequence[str]
+) -> tuple[Ring, list[Stream]]:
+    """The ring of that name, and those streams that the layout has; TypeError for others."""
+    require("ring", ring, str)
+    found = layout.find(ring)
+    if not isinstance(found, Ring):
+        raise TypeError(f"{ring!r} is no ring")
+    if isinstance(every, str) or not isinstance(every, Sequence):
+        raise TypeError(f"every is {shown(every)}, expected a sequence of names")
+    streams = []
+    names = {array.name for array in layout.arrays}
+    for place, name in enumerate(every):
+        require(f"every[{place}]", name, str)
+        stream = layout.find(name) if name in names else None
+        if isinstance(stream, Stream):
+            streams.append(stream)
+        elif stream is not None:
+            raise TypeError(f"{name!r} is no stream")
+    return found, streams
+
+
+def cached_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    ring: Rows,
+    window: TokenWindow | ChunkWindow,
+    *,
+    rope: Rope,
+    past: Past | None = None,
+    sinks: torch.Tensor | None = None,
+    scale: float | None = None,
+    workspace: int = WORKSPACE,
+    backend: str = "auto",
+    arch: str | None = None,
+) -> torch.Tensor:
+    """softmax(scale Q K^T, sink) K over the window and the past, as `mla.reference` defines
+    it, the last 64 columns turned back by the token's position.
+
+    Nothing waits for a GPU; a step of decoding can be captured in a CUDA graph, padding included.
+
+    Args:
+        q: bf16 [T, H, 512], rotated.
+        kv: [T, 512], bf16 or fp32, normalised and not rotated.
+        ring: of BF16_512 or FP8_584; kv is written as `kvcache.append_swa` does, then read there.
+        window: of the step, `StepView.window`.
+        rope: (cos, sin), fp32 [positions, 32], the layer's own.
+        past: compressed entries, of BF16_512 or FP8_584; one that is there twice counts twice.
+        sinks: fp32 [H], for each head a logit whose value is zero.
+        scale: multiplies q.k; 512 ** -0.5 by default.
+        workspace: bytes that one call may take beside its arguments and its result; tokens go in as
+            many launches as that needs (`plan_workspace`).
+        backend, arch: see `kernelkit.call.launch.choose_target`.
+
+    Returns:
+        bf16 [T, H, 512]; a token of padding has 0.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit; shapes, dtypes
+            and records before anything is written.
+    """
+    _check(q, kv, ring, window, past, rope, sinks, scale)
+    _check_place(q.device, backend, arch)
+    if not len(q):
+        return torch.empty_like(q)
+    at_once = _workspace(ring, window, q.shape[1], past).at_once(check_workspace(workspace), len(q))
+    at_once = min(at_once, hw.MAX_GRID_YZ)  # a token is an entry of the batch
+    place = {"backend": backend, "arch": arch}
+    write = write_tokens if isinstance(window, TokenWindow) else write_chunk
+    parts = [write(ring, kv, window, rope, place)]
+    if isinstance(past, Selected):
+        parts.append(OwnKeys(past.rows, past.entries, past.chosen, window.offsets))
+    elif past is not None:
+        parts.append(all_entries(past.rows, past.pages, window.offsets, place))
+    options = {"rope": rope, "scale": scale, **place}
+    if at_once == len(q):
+        return _attend(q, slice(0, len(q)), parts, sinks, options)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    for begin in range(0, len(q), at_once):
+        group = slice(begin, min(begin + at_once, len(q)))
+        out[group] = _attend(q, group, parts, sinks, options)
+    return out
+
+
+def _attend(
+    q: torch.Tensor,
+    group: slice,
+    parts: Sequence[Keys],
+    sinks: torch.Tensor | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """O of the tokens of `group`; the sink joins once, where the parts become one.
+
+    Parts are normalised: of raw ones a merge knows the sum of weights as exp(LSE - row_max), which
+    fp32 rounds away where scores are huge.
+    """
+    if len(parts) == 1:
+        return parts[0].attend(q, group, {**options, "sinks": sinks})[0]
+    wide = {"out_dtype": torch.float32, "return_lse": True}
+    found = [keys.attend(q, group, options | wide) for keys in parts]
+    place = {name: options[name] for name in ("backend", "arch")}
+    return merge(found, sinks=sinks, out_dtype=q.dtype, return_lse=False, **place)
+
+
+def _check(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    ring: Rows,
+    window: Window,
+    past: Past | None,
+    rope: Rope,
+    sinks: torch.Tensor | None,
+    scale: float | None,
+) -> None:
+    """All of it, before anything is written."""
+    _check_kinds(ring, window, past)
+    check_call(q, kv, ring, window, None if past is None else past.rows, rope, sinks, scale)
+    if isinstance(past, Selected):
+        check_selected(past.rows, past.entries, past.chosen, len(q))
+    elif past is not None:
+        check_every(past.rows, past.pages, len(q))
+
+
+def _check_place(device: torch.device, backend: str, arch: str | None) -> None:
+    """Refuse a place where no kernel runs; what has no memory runs nowhere."""
+    if device.type != "meta":
+        choose_target(device, backend, arch, ARCHS)
+
+
+def _check_kinds(ring: Rows, window: Window, past: Past | None) -> None:
+    """TypeError for arguments, and parts of them, that are of another kind."""
+    require_kind("ring", ring, Rows)
+    require_kind("window", window, TokenWindow, ChunkWindow)
+    if past is None:
+        return
+    require_kind("past", past, Selected, Every)
+    require_kind("past.rows", past.rows, Rows)
+    if isinstance(past, Every):
+        require_kind("past.pages", past.pages, EntryPages)
+
+
+def _workspace(ring: Rows, window: Window, heads: int, past: Past | None) -> Workspace:
+    """Return the workspace of this call, by the shapes of its tensors."""
+    if isinstance(window, TokenWindow):
+        near = decoding_rows(ring.record, window.window, window.rows)
+    else:
+        tokens, requests = len(window.slots), len(window.starts)
+        near = chunk_rows(ring.record, window.window, tokens, requests)
+    far = None
+    if isinstance(past, Selected):
+        far = (0, past.entries.shape[1])
+    elif past is not None:
+        entries = past.pages.entries
+        far = (0 if entries is None else entries.numel(), 0)
+    return workspace_of(near, far, heads)

@@ -1,0 +1,228 @@
+"""What a compressor's kernels are compiled for, and which thread does what, as data.
+
+Raw: a thread has VECTOR channels of up to ROWS rows of a window; `lanes` neighbouring threads have
+the same rows of `channels` channels, and `groups` of such threads have all rows. Windows of many
+rows are split over a cluster of CTAs by channels, so that few windows still fill the GPU. What a
+thread computes of which rows depends on their places in the window alone, not on where a row comes
+from.
+
+Online: a CTA has `channels` channels of a window, or of a request; it loads the rows of a window to
+shared memory all at once, and a thread then walks them for one channel, row by row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kernelkit.plan import hw
+from kvcache.layouts.latent import LATENTS
+from mla.indexer.formats import FORMATS, WIDTH
+
+VECTOR = 4  # channels of a thread: 16 bytes
+ROWS = 8  # at most, of a thread
+MOST_ROWS = 256
+CHANNELS = 64  # of a CTA, where a window is cut
+SMALL_THREADS = 64  # of a CTA with small windows
+THREADS = 128  # of one that walks rows
+STAGED = 128  # rows of an online tail's window in shared memory, at most
+BATCHES = 4  # of them, at most
+BOXES = 2  # for sums over a cluster
+RECORDS = (*LATENTS, *FORMATS)
+
+
+def exchange_bytes(ctas: int) -> int:
+    """The shared memory of sums over so many CTAs: parts and a barrier of each box."""
+    return BOXES * (8 + 4 * ctas)
+
+
+@dataclass(frozen=True)
+class EntryConfig:
+    """Entries of `width` elements of `record`, from `overlap` windows of `ratio` tokens."""
+
+    record: str
+    ratio: int
+    overlap: int
+    width: int
+
+    @property
+    def indexed(self) -> bool:
+        """Whether entries are index keys."""
+        return self.record in FORMATS
+
+    @property
+    def columns(self) -> int:
+        """The columns of a row of values, or of scores."""
+        return self.overlap * self.width
+
+
+@dataclass(frozen=True)
+class WindowConfig(EntryConfig):
+    """Windows of raw rows.
+
+    chunk: most windows lie in the step as a whole, so rows are loaded from there before it is known
+    whose they are.
+    """
+
+    chunk: bool = False
+
+    @property
+    def rows(self) -> int:
+        """The rows of all windows of an entry."""
+        return self.overlap * self.ratio
+
+    @property
+    def group_rows(self) -> int:
+        """The rows of a thread."""
+        return min(self.rows, ROWS)
+
+    @property
+    def groups(self) -> int:
+        """How many threads share a channel."""
+        return self.rows // self.group_rows
+
+    @property
+    def channels(self) -> int:
+        """The channels of a CTA."""
+        return self.width if self.groups == 1 else CHANNELS
+
+    @property
+    def slices(self) -> int:
+        """The CTAs of a window: a cluster."""
+        return self.width // self.channels
+
+    @property
+    def lanes(self) -> int:
+        """The threads of a group."""
+        return self.channels // VECTOR
+
+    @property
+    def window_threads(self) -> int:
+        """The threads of a window in a CTA."""
+        return self.groups * self.lanes
+
+    @property
+    def window_warps(self) -> int:
+        """The warps of a window in a CTA."""
+        return self.window_threads // hw.WARP_THREADS
+
+    @property
+    def windows(self) -> int:
+        """The windows of a CTA."""
+        return max(1, SMALL_THREADS // self.window_threads)
+
+    @property
+    def threads(self) -> int:
+        """The threads of a CTA."""
+        return self.windows * self.window_threads
+
+    @property
+    def smem_bytes(self) -> int:
+        """The most shared memory of a CTA: rows, pooled channels, sums of CTAs and of warps."""
+        rows = self.threads * self.group_rows * 2 * VECTOR
+        sums = 4 * self.threads // hw.WARP_THREADS + exchange_bytes(self.slices)
+        return 4 * (rows + self.channels) + sums
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """The CTAs of an SM at a time: all clusters of a chunk of 4,096 tokens, C128."""
+        ctas = 5 if self.groups == 1 else 3
+        return ctas if self.chunk else ctas - 1
+
+    @property
+    def row_threads(self) -> int:
+        """The threads that save a row."""
+        return min(self.threads, self.columns // VECTOR)
+
+    @property
+    def saved_rows(self) -> int:
+        """The rows that a CTA without windows saves."""
+        return self.threads // self.row_threads
+
+    def clusters(self, ends: int, saved: int) -> tuple[int, int]:
+        """The clusters with windows, and all clusters, for so many ends and rows to save."""
+        windows = -(-ends // self.windows)
+        return windows, windows + -(-saved // (self.saved_rows * self.slices))
+
+
+@dataclass(frozen=True)
+class WalkConfig(EntryConfig):
+    """Windows of which the tail keeps a running state: clusters walk all tokens of a request, or,
+    of a chunk, a window each, and the last tokens of a request beside them.
+
+    staged: rows in shared memory.
+    """
+
+    staged: int
+    chunk: bool = False
+    channels: int = CHANNELS  # of a CTA
+    threads: int = THREADS
+    windows: ClassVar[int] = 1  # of a CTA
+
+    @property
+    def slices(self) -> int:
+        """The CTAs of a cluster."""
+        return self.width // self.channels
+
+    @property
+    def smem_bytes(self) -> int:
+        """The shared memory of a CTA: values and scores of rows, pooled channels, where the state
+        after a row goes, sums of CTAs."""
+        rows = (2 * self.rows + 1) * self.channels + self.rows
+        return 4 * rows + exchange_bytes(self.slices)
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """The CTAs of an SM at a time: all clusters of a chunk of 4,096 tokens."""
+        return 3
+
+    @property
+    def row_lanes(self) -> int:
+        """The threads that bring a row."""
+        return self.channels // VECTOR
+
+    @property
+    def lines(self) -> int:
+        """The rows that all threads bring at a time: a turn."""
+        return self.threads // self.row_lanes
+
+    @property
+    def turns(self) -> int:
+        """The turns in which staged rows are brought."""
+        return -(-self.staged // self.lines)
+
+    @property
+    def rows(self) -> int:
+        """The rows that there is room for."""
+        return self.turns * self.lines
+
+    @property
+    def batch_turns(self) -> int:
+        """The turns of a batch, whose rows are walked while others are on their way; the last batch
+        may have fewer."""
+        return -(-self.turns // BATCHES)
+
+    @property
+    def batches(self) -> int:
+        """The batches of all turns."""
+        return -(-self.turns // self.batch_turns)
+
+
+def refused(config: EntryConfig, *, online: bool) -> str | None:
+    """Why no kernel here does what a compressor asks for; None where one does."""
+    elements = WIDTH if config.indexed else LATENTS[config.record].elements
+    rows = config.overlap * config.ratio
+    windows = f"{config.overlap} windows of {config.ratio} rows"
+    if config.width != elements:
+        return f"width {config.width}: entries of {config.record} have {elements} elements"
+    if config.width % CHANNELS:
+        return f"width {config.width}: a multiple of {CHANNELS}"
+    if online and config.overlap != 1:
+        return f"{windows}, online: 1 window"
+    if config.indexed and (online or rows > ROWS):
+        return f"{windows} for index keys{', online' * online}: up to {ROWS} rows, not online"
+    if not online and rows > ROWS and rows % ROWS:
+        return f"{windows}: up to {ROWS} rows, or a multiple of it"
+    if not online and rows > MOST_ROWS:
+        return f"{windows}: limit {MOST_ROWS} rows"
+    return None

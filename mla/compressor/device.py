@@ -1,0 +1,250 @@
+"""What compressors share (device code): where rows of a step and of a tail lie, and what follows
+when a window is pooled: RMSNorm, RoPE, the record. `mla.compressor.reference` defines them.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
+
+from kernelkit.device.words import float_of, fused
+from kernelkit.plan.log2 import LOG2_E
+from kvcache.layouts.latent import LATENTS, ROPE
+from kvcache.movement.device import (
+    SlotRow,
+    entry_address,
+    entry_of,
+    int32_at,
+    load_bytes,
+    slot_row,
+    store_bytes,
+    zeros,
+)
+from kvcache.movement.entry import Pieces, load_angles, rotated, rounded, store_piece
+from kvcache.movement.params import Entries
+from mla.compressor.config import VECTOR, EntryConfig
+from mla.compressor.params import CompressParams, StepRows, StepTables, TailSlots, Weights
+from mla.indexer.entry import store_index_row
+from mla.indexer.formats import FORMATS, LANES, PIECE, IndexFormat
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where VECTOR values and scores of a row lie, neighbouring columns of each, by address."""
+
+    values: Int64
+    scores: Int64
+
+
+@dataclass(frozen=True)
+class Request:
+    """The tokens of a request in a step: the first, how many, the position of the first."""
+
+    first: Int32
+    tokens: Int32
+    start: Int64
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What a lane needs to turn its pooled channels into elements of an entry."""
+
+    weight: cute.Tensor  # of the RMSNorm, fp32 (VECTOR)
+    angles: cute.Tensor  # cosines and behind them sines, fp32
+
+
+@cute.jit
+def share_of(score: Float32, base: Float32) -> Float32:
+    """The share exp(score - base) of a token in a window."""
+    return cute.math.exp2((score - base) * LOG2_E, fastmath=True)
+
+
+@cute.jit
+def request_of(tables: StepTables, index: Int32) -> Request:
+    """A request of the step by number."""
+    first = int32_at(tables.cu_tokens, index)
+    count = int32_at(tables.cu_tokens, index + 1) - first
+    return Request(first, count, Int64(int32_at(tables.starts, index)))
+
+
+@cute.jit
+def tail_cell(
+    config: cutlass.Constexpr[EntryConfig], tail: TailSlots, place: SlotRow, column: Int32
+) -> Cell:
+    """The cell of a row of the tail from `column` on; values of a slot lie before its scores."""
+    row_bytes = config.columns * 4
+    values = tail.address + place.slot * tail.slot_stride + place.row * row_bytes
+    values += Int64(column) * 4
+    return Cell(values, values + tail.rows * row_bytes)
+
+
+@cute.jit
+def step_cell(step: StepRows, token: Int32, column: Int32) -> Cell:
+    """The cell of a token of the step from `column` on."""
+    here = Int64(column) * 4
+    values = step.values + Int64(token) * step.values_stride + here
+    return Cell(values, step.scores + Int64(token) * step.scores_stride + here)
+
+
+@cute.jit
+def ape_at(
+    config: cutlass.Constexpr[EntryConfig], weights: Weights, position: Int64, column: Int32
+) -> cute.Tensor:
+    """What is added to VECTOR scores of a token at `position`."""
+    phase, ape = Int64(Uint32(position) % Uint32(config.ratio)), zeros(VECTOR, Float32)
+    load_bytes(weights.ape + phase * weights.ape_stride + Int64(column) * 4, ape)
+    return ape
+
+
+@cute.jit
+def store_cell(
+    config: cutlass.Constexpr[EntryConfig],
+    tail: TailSlots,
+    row: Int32,
+    column: Int32,
+    values: cute.Tensor,
+    scores: cute.Tensor,
+    ape: cute.Tensor,
+) -> None:
+    """VECTOR values and scores of a token, ape added to these, to a row of the tail."""
+    for index in cutlass.range_constexpr(VECTOR):
+        scores[index] = scores[index] + ape[index]
+    cell = tail_cell(config, tail, slot_row(row, tail.rows), column)
+    store_bytes(values, cell.values)
+    store_bytes(scores, cell.scores)
+
+
+@cute.jit
+def save_cell(
+    config: cutlass.Constexpr[EntryConfig],
+    params: CompressParams,
+    token: Int32,
+    position: Int64,
+    column: Int32,
+) -> None:
+    """VECTOR values and scores of a token to its row of the tail, if it has one."""
+    tail, known = params.tail, token >= 0 and token < Int32(params.step.tokens)
+    row = Int32(-1)
+    if known:
+        row = entry_of(params.tables.tail_rows, token, tail.rows * tail.slots)
+    if row >= 0:
+        values, scores = zeros(VECTOR, Float32), zeros(VECTOR, Float32)
+        cell = step_cell(params.step, token, column)
+        load_bytes(cell.values, values)
+        load_bytes(cell.scores, scores)
+        ape = ape_at(config, params.weights, position, column)
+        store_cell(config, tail, row, column, values, scores, ape)
+
+
+@cute.jit
+def save_row(
+    config: cutlass.Constexpr[EntryConfig],
+    params: CompressParams,
+    item: Int32,
+    thread: Int32,
+    threads: cutlass.Constexpr[int],
+) -> None:
+    """One of the last tokens of a request to its tail, but for what a window of this step reads
+    from there: who reads it writes it.
+
+    thread, threads: of those that share a row. A row of a tail held position `before`: block b of
+    its columns is of the window that is overlap - 1 - b windows behind its own.
+    """
+    saved = params.counts.saved
+    index = Int32(Uint32(item) // Uint32(saved))
+    if index < Int32(params.counts.requests):
+        request = request_of(params.tables, index)
+        start, count = request.start, request.tokens
+        inside = count - 1 - (item - index * Int32(saved))
+        if inside >= 0:
+            ratio, rows, position = Uint32(config.ratio), Int32(params.tail.rows), start + inside
+            before = start - 1 - Int64(Uint32(rows - 1 - inside % rows))
+            vectors = config.columns // VECTOR
+            for vector in cutlass.range(thread, vectors, threads, unroll=1):
+                column, read = vector * VECTOR, Boolean(False)
+                if before >= 0:
+                    behind = config.overlap - 1 - Int32(Uint32(column) // Uint32(config.width))
+                    window = Int32(Uint32(before) // ratio) + behind
+                    end = Int64(window) * config.ratio + (config.ratio - 1)
+                    read = end >= start and end < start + count
+                if not read:
+                    save_cell(config, params, request.first + inside, position, column)
+
+
+@cute.jit
+def sum_of_squares(values: cute.Tensor, lanes: cutlass.Constexpr[int]) -> Float32:
+    """Over `lanes` neighbouring lanes, a power of two, in all of them."""
+    total = Float32(0.0)
+    for index in cutlass.range_constexpr(cute.size(values)):
+        total = fused(values[index], values[index], total)
+    for step in (1, 2, 4, 8, 16):
+        if cutlass.const_expr(step < lanes):
+            total = total + cute.arch.shuffle_sync_bfly(total, step)
+    return total
+
+
+@cute.jit
+def load_norm(
+    config: cutlass.Constexpr[EntryConfig], params: CompressParams, column: Int32, position: Int64
+) -> Norm:
+    """For a lane that has VECTOR channels from `column` on of an entry at `position`; the angles
+    of an index key are those of the elements that the lane has in `_store_key`."""
+    weight = zeros(VECTOR, Float32)
+    load_bytes(params.weights.norm + Int64(column) * 4, weight)
+    if cutlass.const_expr(config.indexed):
+        pairs, inside, first = PIECE // 2, cute.arch.lane_idx() % LANES, LANES - ROPE // PIECE
+        pair = (inside - first) * pairs
+        return Norm(weight, load_angles(params.angles, position, pair, pairs, inside >= first))
+    nope = LATENTS[config.record].nope
+    pair, wanted = (column - nope) // 2, column >= nope
+    return Norm(weight, load_angles(params.angles, position, pair, VECTOR // 2, wanted))
+
+
+@cute.jit
+def store_entry(
+    config: cutlass.Constexpr[EntryConfig],
+    arch: cutlass.Constexpr[str],
+    params: CompressParams,
+    values: cute.Tensor,
+    norm: Norm,
+    column: Int32,
+    entry: Int32,
+    squares: Float32,
+) -> None:
+    """VECTOR pooled channels of every lane of a warp: normalised, rotated, quantised, stored.
+
+    column: the first channel of a lane. entry: -1 for none. squares: the sum of the squares of all
+    channels.
+    """
+    mean = squares * Float32(1.0 / config.width) + float_of(Uint32(params.weights.eps_bits))
+    factor = cute.math.rsqrt(mean, fastmath=True)
+    for index in cutlass.range_constexpr(VECTOR):
+        values[index] = values[index] * factor * norm.weight[index]
+    if cutlass.const_expr(config.indexed):
+        _store_key(FORMATS[config.record], arch, params.entries, values, norm.angles, entry)
+    else:
+        latent = LATENTS[config.record]
+        address = entry_address(latent.record, params.entries, entry)
+        words, turned = rounded(values), rotated(values, norm.angles)
+        store_piece(Pieces(latent, VECTOR), words, turned, address, column, entry >= 0)
+
+
+@cute.jit
+def _store_key(
+    form: cutlass.Constexpr[IndexFormat],
+    arch: cutlass.Constexpr[str],
+    entries: Entries,
+    values: cute.Tensor,
+    angles: cute.Tensor,
+    entry: Int32,
+) -> None:
+    """A warp has one key, 4 elements a lane; its lower half takes 8 a lane."""
+    lane = cute.arch.lane_idx()
+    piece = cute.make_rmem_tensor(PIECE, Float32)
+    for index in cutlass.range_constexpr(PIECE):
+        source = lane % LANES * 2 + index // VECTOR
+        piece[index] = cute.arch.shuffle_sync(values[index % VECTOR], source)
+    address = entry_address(form.record, entries, entry)
+    exists = Boolean(entry >= 0 and lane < LANES)
+    store_index_row(piece, angles, form, arch, address, exists)

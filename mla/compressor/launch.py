@@ -1,0 +1,117 @@
+"""The operator `blackwell_kernels::kv_compress`: its launch, and the parameters that it takes.
+
+One launch makes entries and saves rows. What a tail holds has one reader in a step, and where that
+reads it, it writes what follows there, too. Nothing here waits for a GPU.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from kernelkit.call.launch import choose_target, launch
+from kernelkit.call.operator import Operator
+from kernelkit.compile.compiler import compile_once
+from kernelkit.compile.kernel import CompiledKernel
+from kernelkit.device.param_table import ParamTable
+from kernelkit.plan.dtypes import FP32_BYTES
+from kvcache.movement.params import Angles, Entries
+from mla.compressor.arguments import Compress, Job, check
+from mla.compressor.config import STAGED, WalkConfig, WindowConfig
+from mla.compressor.params import (
+    CompressParams,
+    Counts,
+    StepRows,
+    StepTables,
+    TailSlots,
+    Weights,
+)
+
+ARCHS = ("sm_100a", "sm_90a")
+KERNELS = {
+    WindowConfig: "mla.compressor.window_kernel",
+    WalkConfig: "mla.compressor.online_kernel",
+}
+WALKED = 8  # tokens of each request that one cluster walks
+
+
+def run_compress(given: Compress) -> tuple[()]:
+    """Write entries, and rows of the tail."""
+    job = given.job
+    check(job)
+    target = choose_target(job.values.device, given.backend, given.arch, ARCHS)
+    if job.tokens and len(job.tables.starts):
+        longest = job.tokens if job.longest is None else min(job.longest, job.tokens)
+        describe = _running if job.tail.tail.online else _raw
+        config, params, clusters = describe(job, longest)
+        if clusters:
+            compiled = compile_compressor(config, target.arch)
+            launch(compiled, (ParamTable.of(params), clusters), target, job.values.device)
+    return ()
+
+
+def _raw(job: Job, longest: int) -> tuple[WindowConfig, CompressParams, int]:
+    """The launch for windows of raw rows; longest: the most tokens of a request."""
+    saved = min(job.tail.rows, longest)
+    config = WindowConfig(**vars(job.entry), chunk=longest >= job.entry.ratio)
+    windows, clusters = config.clusters(len(job.tables.ends), len(job.tables.starts) * saved)
+    return config, params_of(job, saved, windows), clusters
+
+
+def _running(job: Job, longest: int) -> tuple[WalkConfig, CompressParams, int]:
+    """The same for windows of which the tail keeps a running state."""
+    clusters, chunk = len(job.tables.starts), longest > WALKED
+    if chunk:
+        clusters += len(job.tables.ends)
+    staged = min(job.entry.ratio, STAGED if chunk else WALKED)
+    return WalkConfig(**vars(job.entry), staged=staged, chunk=chunk), params_of(job), clusters
+
+
+def params_of(job: Job, saved: int = 0, windows: int = 0) -> CompressParams:
+    """The parameters of a launch; saved: rows of each request; windows: clusters that have some."""
+    values, scores, tail, weights = job.values, job.scores, job.tail, job.compressor
+    return CompressParams(
+        step=StepRows(
+            values=values,
+            scores=scores,
+            values_stride=values.stride(0) * FP32_BYTES,
+            scores_stride=scores.stride(0) * FP32_BYTES,
+            tokens=job.tokens,
+        ),
+        tables=StepTables(**job.tables.named),
+        counts=Counts(
+            ends=len(job.tables.ends),
+            requests=len(job.tables.starts),
+            saved=saved,
+            window_clusters=windows,
+        ),
+        tail=TailSlots(
+            address=(tail.pool, tail.offset),
+            slot_stride=tail.pool.stride(0),
+            rows=tail.rows,
+            slots=len(tail.pool),
+        ),
+        weights=Weights(
+            ape=weights.ape,
+            norm=weights.weight,
+            ape_stride=weights.ape.stride(0) * FP32_BYTES,
+            eps_bits=_bits(weights.eps),
+        ),
+        angles=Angles.of(job.cos, job.sin),
+        entries=Entries.of(job.out),
+    )
+
+
+def _bits(number: float) -> int:
+    """The bits of a number in fp32."""
+    return struct.unpack("<I", struct.pack("<f", number))[0]
+
+
+def compile_compressor(config: WindowConfig | WalkConfig, arch: str) -> CompiledKernel:
+    """The kernel of a config, found or compiled, once per process."""
+    return compile_once(config, arch, KERNELS[type(config)])
+
+
+COMPRESS = Operator(
+    "kv_compress", Compress, run_compress, lambda _: (), results=0,
+    writes=("tail_pool", "out_pool"), pools=True,
+)  # fmt: skip

@@ -1,0 +1,148 @@
+"""The indexer: queries, scores and the best keys.
+
+Devices, `backend`, `arch` and what is refused: as in `kvcache.movement.api`. Nothing waits for a
+GPU; each call can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from kvcache.layouts.rows import Rows
+from mla.indexer.query_launch import PREPARE_QUERY
+from mla.indexer.scores_launch import SCORES
+from mla.indexer.select_launch import SELECT
+
+__all__ = ["IndexQuery", "prepare_query", "scores", "select"]
+
+
+class IndexQuery(NamedTuple):
+    """data: uint8 [T, H, 64] of e2m1, [T, H, 128] e4m3 or bfloat16. scales: uint8 [T, H, 4] of
+    e2m1, else [T, H, 0]. weights: fp32 [T, H], those of e4m3 times the scale of their row."""
+
+    data: torch.Tensor
+    scales: torch.Tensor
+    weights: torch.Tensor
+
+
+def prepare_query(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    *,
+    record: str = "indexer_fp4",
+    factor: float = 1.0,
+    backend: str = "auto",
+    arch: str | None = None,
+) -> IndexQuery:
+    """Queries as index keys of `record` are: rotated, transformed, quantised, bit for bit as
+    `mla.indexer.quantised` defines it.
+
+    Args:
+        q: [T, H, 128], bfloat16 or float32; the last 64 elements are not rotated yet. The last
+            dimension is contiguous, other strides are multiples of 16 bytes.
+        weights: [T, H], bfloat16 or float32, with any strides.
+        positions: int64 [T], of each token, in the tables.
+        cos, sin: fp32 [P, 32], the angles of every position.
+        record: 'indexer_fp4', 'indexer_fp8' or 'indexer_bf16', that of the keys.
+        factor: what weights are multiplied by, 128^-0.5 H^-0.5, say.
+        backend, arch: see `kernelkit.call.launch.choose_target`.
+
+    Returns:
+        Data, scales and weights; those of INDEXER_FP8 are multiplied by the scale of their row.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit.
+    """
+    given = {"q": q, "weights": weights, "positions": positions, "cos": cos, "sin": sin}
+    given |= {"record": record, "factor": factor, "backend": backend, "arch": arch}
+    return IndexQuery(*PREPARE_QUERY(given))
+
+
+def scores(
+    rows: Rows,
+    query: IndexQuery,
+    owners: torch.Tensor,
+    counts: torch.Tensor,
+    block_tables: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    longest: int = 1,
+    kernel: str = "auto",
+    backend: str = "auto",
+    arch: str | None = None,
+) -> None:
+    """out[t, s] = s_key sum_h weights[t, h] max(0, q[t, h] . k[s]), s < counts[t], as
+    `mla.indexer.reference` defines it; what is behind is not written.
+
+    Sums are fp32, in an order of heads that depends on the kernel alone: bits of a score do not
+    depend on what else there is in the step.
+
+    Args:
+        rows: keys, of INDEXER_FP4, INDEXER_FP8 or INDEXER_BF16; a multiple of 8 in a page.
+        query: data, scales and weights as `prepare_query` makes them for that record; 16, 32, 64 or
+            128 heads.
+        owners: int32 [T], the request of each token. Those of a request that stand beside each
+            other share what is read of its keys.
+        counts: int32 [T], keys that each token sees: (position + 1) // ratio.
+        block_tables: int32 [B, blocks]: key s is row s % E of slot block_tables[owner, s // E].
+        out: [T, S], float32 or bfloat16, the last dimension contiguous; written in place.
+        longest: the most tokens that a request has here, more than 1 or not: how tokens are
+            grouped. A matter of speed, not of what is computed.
+        kernel: 'auto', 'warp' (mma.sync in bf16), or 'tcgen05' (INDEXER_FP4 on sm_100a).
+        backend, arch: see `kernelkit.call.launch.choose_target`.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit.
+    """
+    if not isinstance(query, tuple) or len(query) != len(IndexQuery._fields):
+        raise TypeError(f"query is {type(query).__name__}, expected IndexQuery of three tensors")
+    q, q_scales, weights = query
+    SCORES({
+        "rows": rows, "q": q, "q_scales": q_scales, "weights": weights, "owners": owners,
+        "counts": counts, "block_tables": block_tables, "out": out, "longest": longest,
+        "kernel": kernel, "backend": backend, "arch": arch,
+    })  # fmt: skip
+
+
+def select(
+    scores: torch.Tensor,
+    counts: torch.Tensor,
+    k: int,
+    *,
+    owners: torch.Tensor | None = None,
+    block_tables: torch.Tensor | None = None,
+    entries: int = 1,
+    backend: str = "auto",
+    arch: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of scores[t, :counts[t]] the k largest, as `mla.indexer.reference` defines it,
+    whatever the timing: of equal scores (+0 and -0 are equal) the first ones are taken, a NaN is
+    below all numbers.
+
+    Args:
+        scores: [T, S], float32 or bfloat16, of any number of candidates; the last dimension is
+            contiguous, rows at multiples of 16 bytes are read faster. What is behind counts[t] is
+            not looked at.
+        counts: int32 [T], up to S.
+        k: from 1 to 2048.
+        owners, block_tables: int32 [T] and int32 [B, blocks], both or neither: candidate s becomes
+            the entry `gather` knows, block_tables[owners[t], s // entries] * entries + s % entries;
+            without them s itself. A block that the table has not is -1.
+        entries: rows in a block.
+        backend, arch: see `kernelkit.call.launch.choose_target`.
+
+    Returns:
+        (entries int64 [T, k], chosen int32 [T]): entries in the order of candidates, behind them
+        -1; chosen[t] is min(k, counts[t]).
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: naming the value and the limit.
+    """
+    given = {"scores": scores, "counts": counts, "k": k, "entries": entries}
+    given |= {"owners": owners, "block_tables": block_tables, "backend": backend, "arch": arch}
+    return tuple(SELECT(given))

@@ -1,0 +1,131 @@
+"""A row of an index key or query, from fp32 in registers to the bytes of a record (device code).
+
+16 neighbouring lanes have a row, lane l of them its elements 8 l to 8 l + 7; a warp has two rows.
+`mla.indexer.quantised` defines the bits: every sum here is rounded by itself, whatever the
+values were computed by, since `.rn` keeps ptxas from fusing. All lanes of a warp call together.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
+
+from kernelkit.device.narrow import packed_elements
+from kernelkit.device.words import float_of, fused
+from kvcache.layouts.latent import ROPE
+from kvcache.movement.device import EntryAddress, bf16_pair, store_bytes, store_word
+from kvcache.movement.entry import ROTATION
+from kvcache.movement.scales import E2M1_RULE, E4M3_RULE, inverse_of, scale_bits, scale_code
+from mla.indexer.formats import LANES, PIECE, WIDTH, IndexFormat
+from mla.indexer.params import HeadRows
+
+PAIRS = PIECE // 2  # of neighbours, in a lane
+ROPE_LANE = LANES - ROPE // PIECE  # the first whose elements are rotated
+NORM = WIDTH**-0.5
+RULES = {"e2m1": E2M1_RULE, "e4m3": E4M3_RULE}
+
+
+@cute.jit
+def store_index_row(
+    values: cute.Tensor,
+    angles: cute.Tensor,
+    form: cutlass.Constexpr[IndexFormat],
+    arch: cutlass.Constexpr[str],
+    address: EntryAddress,
+    exists: Boolean,
+) -> None:
+    """All of it: a row in fp32, not rotated yet, to the record's bytes.
+
+    values: the lane's 8 elements. angles: 4 cosines and behind them 4 sines of its pairs, looked at
+    in the upper 8 lanes of a row. form: of `mla.indexer.formats.FORMATS`. arch: "sm_100a"
+    or "sm_90a". address: of the record; its data's is a multiple of 16 bytes, that of its scales of
+    4 bytes in INDEXER_FP8. exists: whether anything is stored, the same in all lanes of a row.
+    """
+    words = prepared_row(values, angles)
+    elements, code = quantised_row(words, form, arch)
+    store_row(elements, code, form, address, exists)
+
+
+@cute.jit
+def row_address(rows: HeadRows, token: Uint32, head: Uint32) -> Int64:
+    """Where a row begins."""
+    return rows.address + Int64(token) * rows.token_stride + Int64(head) * rows.head_stride
+
+
+@cute.jit
+def prepared_row(values: cute.Tensor, angles: cute.Tensor) -> cute.Tensor:
+    """A lane's elements rotated and transformed, in bf16, two to a word."""
+    lane = cute.arch.lane_idx() % LANES
+    row = cute.make_rmem_tensor(PIECE, Float32)
+    for pair in cutlass.range_constexpr(PAIRS):
+        x, y = values[2 * pair], values[2 * pair + 1]
+        turned = cute.arch.inline_ptx(
+            ROTATION,
+            write_only_types=[Float32, Float32],
+            read_only_args=[x, y, angles[pair], angles[PAIRS + pair]],
+        )
+        row[2 * pair] = turned[0] if lane >= ROPE_LANE else x
+        row[2 * pair + 1] = turned[1] if lane >= ROPE_LANE else y
+    transform(row, lane)
+    words = cute.make_rmem_tensor(PAIRS, Uint32)
+    for pair in cutlass.range_constexpr(PAIRS):
+        words[pair] = bf16_pair(row[2 * pair] * Float32(NORM), row[2 * pair + 1] * Float32(NORM))
+    return words
+
+
+@cute.jit
+def transform(row: cute.Tensor, lane: Int32) -> None:
+    """H_128 in place, without its factor: neighbours in a lane first, then those of other lanes."""
+    for step in (1, 2, 4):
+        for index in cutlass.range_constexpr(PIECE):
+            if cutlass.const_expr(index & step == 0):
+                row[index], row[index + step] = cute.arch.inline_ptx(
+                    "{ .reg .f32 a; add.rn.f32 a, {$r0}, {$r1}; "
+                    "sub.rn.f32 {$w1}, {$r0}, {$r1}; mov.f32 {$w0}, a; }",
+                    write_only_types=[Float32, Float32],
+                    read_only_args=[row[index], row[index + step]],
+                )
+    for step in (1, 2, 4, 8):
+        sign = Float32(-1.0) if lane & step != 0 else Float32(1.0)
+        for index in cutlass.range_constexpr(PIECE):
+            other = cute.arch.shuffle_sync_bfly(row[index], step)
+            # The product is exact: one rounding, as of a sum.
+            row[index] = fused(row[index], sign, other)
+
+
+@cute.jit
+def quantised_row(
+    words: cute.Tensor, form: cutlass.Constexpr[IndexFormat], arch: cutlass.Constexpr[str]
+) -> tuple[cute.Tensor, Uint32]:
+    """(words of a lane's elements, exponent byte of its scale: 0 of bf16) of two bf16 a word."""
+    if cutlass.const_expr(not form.group):
+        return words, Uint32(0)
+    values = cute.make_rmem_tensor(PIECE, Float32)
+    for pair in cutlass.range_constexpr(PAIRS):
+        values[2 * pair] = float_of(words[pair] << 16)
+        values[2 * pair + 1] = float_of(words[pair] & Uint32(0xFFFF0000))
+    code = scale_code(values, form.group_lanes, RULES[form.element])
+    return packed_elements(values, inverse_of(code), form.element, arch), code
+
+
+@cute.jit
+def store_row(
+    elements: cute.Tensor,
+    code: Uint32,
+    form: cutlass.Constexpr[IndexFormat],
+    address: EntryAddress,
+    exists: Boolean,
+    *,
+    scaled: cutlass.Constexpr[bool] = True,
+) -> None:
+    """What `quantised_row` returns to a record; address and exists as in `store_index_row`. scaled:
+    whether its scales are stored, too."""
+    lane = cute.arch.lane_idx() % LANES
+    if exists:
+        store_bytes(elements, address.data + Int64(lane * form.piece_bytes))
+        if cutlass.const_expr(scaled and form.group):
+            if lane % form.group_lanes == 0:
+                target = address.scales + Int64(lane // form.group_lanes * form.scale_size)
+                if cutlass.const_expr(form.scale_size == 1):
+                    store_word(Uint8(code), target)
+                else:
+                    store_word(scale_bits(code), target)

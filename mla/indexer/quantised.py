@@ -1,0 +1,110 @@
+"""Index keys and queries as they are stored, in plain torch: bit for bit the definition.
+
+A row is 128 elements in fp32. The last ROPE are rotated as `kvcache.movement.reference` rotates
+them; all of them go through a Hadamard transform of Sylvester's natural order times 128^-0.5, in
+fp32, every sum rounded by itself: neighbours at distance 1 first, then 2, 4, up to 64, (x, y)
+becoming (x + y, x - y), and last of all the product. The result is rounded to bf16 and quantised
+from there:
+
+INDEXER_FP4   e2m1 of x / s, to nearest even, for every 32 neighbours an
+              s = 2^ceil(log2(max(amax, 6 * 2^-126) / 6)) as its exponent byte
+INDEXER_FP8   e4m3 of x / s, one s = 2^ceil(log2(max(amax / 448, 1e-4))), in fp32
+INDEXER_BF16  as it is, a NaN as 0x7FFF
+
+A group with an infinity or a NaN is lost: its scale is 0xFF or 0x7FFFFFFF, a NaN, and its elements
+are what conversions make of NaN, 7 (6.0) or 0x7F. Only keys and queries that are both rotated and
+transformed compare: the transform is orthogonal, so that q . k is as it was.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kernelkit.numerics import e2m1
+from kvcache.layouts.latent import ROPE
+from kvcache.layouts.records import Record
+from kvcache.movement.reference import (
+    LARGEST,
+    MANTISSA,
+    MIN_SCALE,
+    NAN_ELEMENT,
+    NAN_FP32,
+    NAN_SCALE,
+    SCALE_BIAS,
+    rotated_rope,
+    scale_exponents,
+    to_bf16,
+)
+from mla.indexer.formats import WIDTH, IndexFormat, index_format
+
+# element -> (largest number, smallest scale that is not rounded up, code of what is lost)
+LIMITS = {
+    "e2m1": (e2m1.VALUES[-1], 2.0**-126, e2m1.NAN_CODE),
+    "e4m3": (LARGEST, MIN_SCALE, NAN_ELEMENT),
+}
+NORM = WIDTH**-0.5
+
+
+def prepared(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rows [..., 128] rotated by angles [..., 32], transformed, in bf16."""
+    x = x.float()
+    turned = torch.cat((x[..., :-ROPE], rotated_rope(x[..., -ROPE:], cos, sin)), -1)
+    return to_bf16(hadamard(turned))
+
+
+def hadamard(x: torch.Tensor) -> torch.Tensor:
+    """fp32 [..., 128] times H_128 / 128^0.5, rounded as above."""
+    for step in (1 << bit for bit in range(WIDTH.bit_length() - 1)):
+        low, high = x.unflatten(-1, (-1, 2, step)).unbind(-2)
+        x = torch.stack((low + high, low - high), -2).flatten(-3)
+    return x * NORM
+
+
+def quantised(rows: torch.Tensor, record: Record) -> tuple[torch.Tensor, torch.Tensor]:
+    """bf16 [..., 128] -> (data, scales), the bytes of the record."""
+    form = index_format(record.name)
+    if not form.group:
+        data = to_bf16(rows.float()).view(torch.uint8)
+        return data, data[..., :0]
+    largest, least, nan = LIMITS[form.element]
+    x = rows.float().unflatten(-1, (form.groups, form.group))
+    lost = ~x.isfinite().all(-1)
+    exponent = scale_exponents(torch.where(lost, 0.0, x.abs().amax(-1)), largest, least)
+    scaled = torch.ldexp(x.double(), -exponent[..., None]).float().nan_to_num(0.0, 0.0, 0.0)
+    if form.element == "e2m1":
+        codes = e2m1.codes_of(scaled)
+    else:
+        codes = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
+    codes = torch.where(lost[..., None], nan, codes).to(torch.uint8).flatten(-2)
+    data = e2m1.packed(codes) if form.element == "e2m1" else codes
+    return data, _scales(form, torch.where(lost, NAN_SCALE, exponent + SCALE_BIAS))
+
+
+def _scales(form: IndexFormat, codes: torch.Tensor) -> torch.Tensor:
+    """Bytes of exponent bytes [..., groups]: themselves, or fp32."""
+    if form.scale_size == 1:
+        return codes.to(torch.uint8)
+    bits = torch.where(codes == NAN_SCALE, NAN_FP32, codes << MANTISSA)
+    return bits.to(torch.int32).view(torch.uint8)
+
+
+def dequantised(data: torch.Tensor, scales: torch.Tensor, record: Record) -> torch.Tensor:
+    """Bytes [..., data_bytes] and [..., scale_bytes] of a record -> fp32 [..., 128], exactly but
+    for what is beyond fp32, an infinity."""
+    form, data = index_format(record.name), data.contiguous()
+    if not form.group:
+        return data.view(torch.bfloat16).float()
+    values = e2m1.unpacked(data) if form.element == "e2m1" else data.view(torch.float8_e4m3fn)
+    groups = values.float().unflatten(-1, (form.groups, form.group))
+    return (groups * scale_values(scales, record)[..., None]).flatten(-2)
+
+
+def scale_values(scales: torch.Tensor, record: Record) -> torch.Tensor:
+    """fp32 [..., groups] of the scale bytes [..., scale_bytes] of a record that has some."""
+    if index_format(record.name).scale_size > 1:
+        return scales.contiguous().view(torch.float32)
+    ones = torch.ones(scales.shape, dtype=torch.float64, device=scales.device)
+    found = torch.ldexp(ones, scales.int() - SCALE_BIAS).float()
+    return torch.where(scales == NAN_SCALE, math.nan, found)

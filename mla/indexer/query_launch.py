@@ -1,0 +1,107 @@
+"""The operator `blackwell_kernels::kv_prepare_query`: check, allocate, describe the launch."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import torch
+
+from kernelkit.call.launch import choose_target, launch
+from kernelkit.call.operator import Operator
+from kernelkit.call.tensors import DTYPE_NAMES, is_broadcast, require_tensors, require_tma
+from kernelkit.compile.compiler import compile_once
+from kernelkit.device.param_table import ParamTable
+from kernelkit.plan.limits import FLT_MAX
+from kvcache.movement.config import ctas_for
+from kvcache.movement.params import Angles
+from kvcache.movement.rope import check_positions, check_rope
+from mla.indexer.formats import WIDTH, index_format
+from mla.indexer.params import HeadRows, QueryParams
+from mla.indexer.query_config import QueryConfig
+
+ARCHS = ("sm_100a", "sm_90a")
+DTYPES = (torch.bfloat16, torch.float32)
+ELEMENTS = {"e2m1": torch.uint8, "e4m3": torch.float8_e4m3fn, "bf16": torch.bfloat16}
+MAX_ROWS = 1 << 31
+
+Prepared = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Query:
+    """The arguments of `mla.prepare_query`."""
+
+    q: torch.Tensor
+    weights: torch.Tensor
+    positions: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    record: str = "indexer_fp4"
+    factor: float = 1.0
+    backend: str = "auto"
+    arch: str | None = None
+
+
+def query_outputs(given: Query) -> Prepared:
+    """(data, scales, weights) of a query in a record, empty: no scales where weights have them."""
+    q, form = given.q, index_format(given.record)
+    size = form.record.data_bytes // ELEMENTS[form.element].itemsize
+    data = q.new_empty(*q.shape[:2], size, dtype=ELEMENTS[form.element])
+    groups = form.groups if form.scale_size == 1 else 0
+    scales = q.new_empty(*q.shape[:2], groups, dtype=torch.uint8)
+    return data, scales, q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+def run_prepare_query(given: Query) -> Prepared:
+    """Data, scales and weights; one launch."""
+    q, weights, positions, cos, sin = (
+        given.q, given.weights, given.positions, given.cos, given.sin
+    )  # fmt: skip
+    require_tensors(q=q, weights=weights, positions=positions, cos=cos, sin=sin)
+    record = index_format(given.record).record.name
+    _check(q, weights)
+    if not abs(given.factor) <= FLT_MAX:
+        raise ValueError(f"factor {given.factor}: a finite number of fp32, {FLT_MAX:.4g} at most")
+    check_rope(positions, cos, sin, len(q))
+    target = choose_target(q.device, given.backend, given.arch, ARCHS)
+    prepared, rows = query_outputs(given), q.shape[0] * q.shape[1]
+    if not rows:
+        return prepared
+    if rows >= MAX_ROWS:
+        raise ValueError(f"{rows} heads of all tokens: fewer than {MAX_ROWS}")
+    check_positions(positions, len(cos))
+
+    config = QueryConfig(record, DTYPE_NAMES[q.dtype], DTYPE_NAMES[weights.dtype])
+    data, scales, out_weights = prepared
+    params = QueryParams(
+        q=HeadRows.of(q),
+        weights=HeadRows.of(weights),
+        heads=q.shape[1],
+        rows=rows,
+        positions=positions,
+        angles=Angles.of(cos, sin),
+        data=data,
+        scales=scales,
+        out_weights=out_weights,
+        factor_bits=struct.unpack("<I", struct.pack("<f", given.factor))[0],
+    )
+    compiled = compile_once(config, target.arch, "mla.indexer.query_kernel")
+    table = ParamTable.of(params)
+    launch(compiled, (table, ctas_for(rows, config.rows)), target, q.device)
+    return prepared
+
+
+def _check(q: torch.Tensor, weights: torch.Tensor) -> None:
+    if q.ndim != 3 or q.dtype not in DTYPES or q.shape[2] != WIDTH:
+        raise ValueError(f"q is {q.dtype} {tuple(q.shape)}: {DTYPES} [T, H, {WIDTH}]")
+    if weights.dtype not in DTYPES or weights.shape != q.shape[:2]:
+        raise ValueError(
+            f"weights is {weights.dtype} {tuple(weights.shape)}: {DTYPES} {tuple(q.shape[:2])}"
+        )
+    require_tma("q", q)
+    if is_broadcast(q):
+        raise ValueError(f"q has strides {q.stride()}: no broadcast")
+
+
+PREPARE_QUERY = Operator("kv_prepare_query", Query, run_prepare_query, query_outputs, results=3)

@@ -1,0 +1,144 @@
+"""What the score kernels are compiled for and how they share the work, as data.
+
+A CTA has `tokens` neighbouring tokens with all their heads, and of their keys every n-th tile of
+KEYS. Tokens that follow each other in one request share the keys that the CTA reads: a run.
+
+Warp MMA: lane 4 g + i has, of a row of 128 elements, those of CHUNKS of 16 bytes, every fourth from
+chunk i on. Which element is which of the K of an MMA does not matter as long as keys and queries
+agree: both are read so, and of e2m1 a lane's elements share a scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from kernelkit.plan import hw
+from kvcache.layouts.records import INDEXER_BF16, INDEXER_FP4, INDEXER_FP8
+from mla.indexer.formats import WIDTH
+
+KEYS = 128  # of a tile
+COLUMNS = 128  # heads x tokens of a CTA, at most
+HEADS = (16, 32, 64, 128)
+RECORDS = {record.name: record for record in (INDEXER_FP4, INDEXER_FP8, INDEXER_BF16)}
+PAGE_UNIT = 8  # rows of a page are a multiple of it: neighbours that lanes read together
+CHUNK_BYTES = 16
+LANE_ELEMENTS = WIDTH // 4  # of a row
+LANE_WORDS = LANE_ELEMENTS // 2  # in bf16
+WARP_KEYS = 32
+HEADS_OF_MMA = 8
+STEPS = 4  # of K, two MMAs each
+WAVES = 8  # of CTAs, that are looked at beyond the fewest
+# CTAs that share an SM: what the registers of a thread come to without a spill. One token of a CTA
+# takes fewer of them, if it has NARROW_HEADS.
+CTAS_PER_SM = {"indexer_fp4": 3, "indexer_fp8": 3, "indexer_bf16": 2}
+NARROW = {("indexer_fp4", "sm_90a"), ("indexer_fp4", "sm_100a"), ("indexer_fp8", "sm_90a")}
+NARROW_HEADS, NARROW_CTAS = 32, 4
+
+
+@dataclass(frozen=True)
+class ScoresConfig:
+    """record: a name of RECORDS, of keys and queries. heads: of HEADS. tokens: of a CTA. out:
+    'fp32' or 'bf16'."""
+
+    record: str
+    heads: int
+    tokens: int
+    out: str
+
+    @property
+    def columns(self) -> int:
+        """Of a product: heads of all tokens of a CTA."""
+        return self.heads * self.tokens
+
+
+@dataclass(frozen=True)
+class WarpConfig(ScoresConfig):
+    """By mma.sync in 16 bits, to which every record is dequantised exactly. ctas_per_sm: that are
+    there at the same time."""
+
+    ctas_per_sm: int
+    threads: int = KEYS // WARP_KEYS * hw.WARP_THREADS
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a key, or of a head of a query."""
+        return RECORDS[self.record].data_bytes
+
+    @property
+    def chunks(self) -> int:
+        """Of a row, that a lane has."""
+        return self.row_bytes // (4 * CHUNK_BYTES)
+
+    @property
+    def head_tiles(self) -> int:
+        """Of a token."""
+        return self.heads // HEADS_OF_MMA
+
+    @property
+    def query_bytes(self) -> int:
+        """Shared memory of the queries of a CTA, in bf16."""
+        return self.columns * WIDTH * 2
+
+    @property
+    def weights_offset(self) -> int:
+        """In shared memory: fp32 of every column."""
+        return self.query_bytes
+
+    @property
+    def spans_offset(self) -> int:
+        """In shared memory: (owner, count) of every token, and one that is nobody's."""
+        return self.weights_offset + 4 * self.columns
+
+    @property
+    def smem_bytes(self) -> int:
+        """Of a CTA."""
+        return self.spans_offset + 8 * (self.tokens + 1)
+
+
+def warp_config(record: str, heads: int, tokens: int, out: str, arch: str) -> WarpConfig:
+    """The config for an architecture that kernels are written for."""
+    ctas = CTAS_PER_SM[record]
+    if heads * tokens < NARROW_HEADS:  # the loop over heads is unrolled to the end
+        ctas = 2
+    elif tokens == 1 and (record, arch) in NARROW:
+        ctas = NARROW_CTAS
+    return WarpConfig(record, heads, tokens, out, ctas)
+
+
+@dataclass(frozen=True)
+class BlockScaledConfig(ScoresConfig):
+    """By tcgen05.mma of kind mxf4. box: rows of a page that TMA moves at a time."""
+
+    box: int
+
+    @property
+    def boxes(self) -> int:
+        """Of a tile of keys."""
+        return KEYS // self.box
+
+
+def tokens_for(heads: int, longest: int) -> int:
+    """Tokens of a CTA where a request has up to `longest` in a step."""
+    return max(1, COLUMNS // heads) if longest > 1 else 1
+
+
+def box_for(rows: int) -> int:
+    """Rows of a page of `rows`, that lie in one page and in one tile."""
+    return gcd(rows, KEYS)
+
+
+def grid_for(config: ScoresConfig, tokens: int, keys: int, at_once: int) -> tuple[int, int]:
+    """(CTAs that take turns at the tiles of up to `keys` keys, groups of tokens).
+
+    at_once: CTAs that run at the same time. Waves of them are short where many CTAs share the
+    tiles, and each CTA begins with its queries, which take it as long as a tile.
+    """
+    groups, tiles = -(-tokens // config.tokens), -(-keys // KEYS)
+    fewest = -(-groups // at_once)
+    _, turns = min(
+        (waves * (turns + 1), turns)
+        for waves in range(fewest, fewest + WAVES)
+        for turns in (-(-tiles // (waves * at_once // groups)),)
+    )
+    return -(-tiles // turns), groups

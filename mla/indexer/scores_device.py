@@ -1,0 +1,98 @@
+"""What both score kernels have in common: runs of tokens, places of keys, results (device code)."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64
+
+from kernelkit.device.words import vector_at
+from mla.indexer.params import ScoresParams
+
+NOBODY = -1  # owner of a token that sees nothing
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens begin to end - 1 of a CTA, of one owner; most: keys that one of them sees."""
+
+    begin: Int32
+    end: Int32
+    owner: Int32
+    most: Int32
+
+
+@cute.jit
+def note_spans(params: ScoresParams, spans: cute.Tensor, first: Int32) -> None:
+    """(owner, count) of the CTA's tokens to shared memory, a token a thread, and one of nobody.
+
+    spans: (tokens + 1, 2). A token that there is not, or whose owner is none, sees no key.
+    """
+    thread, _, _ = cute.arch.thread_idx()
+    tokens = cute.size(spans, mode=[0]) - 1
+    if thread <= tokens:
+        token, owner, count = Int64(first + thread), Int32(NOBODY), Int32(0)
+        if (thread < tokens) & (token < params.tokens):
+            owner = vector_at(params.owners + token * 4, Int32, 1)[0]
+            count = vector_at(params.counts + token * 4, Int32, 1)[0]
+        limit = cutlass.min(params.keys, params.blocks * params.rows)
+        if (owner < 0) | (Int64(owner) >= params.requests):
+            owner, count = Int32(NOBODY), Int32(0)
+        spans[thread, 0] = owner
+        spans[thread, 1] = cutlass.min(count, Int32(limit))
+
+
+@cute.jit
+def most_of(spans: cute.Tensor) -> Int32:
+    """Keys that one of the CTA's tokens sees."""
+    most = spans[0, 1]
+    for token in cutlass.range_constexpr(1, cute.size(spans, mode=[0]) - 1):
+        most = cutlass.max(most, spans[token, 1])
+    return most
+
+
+@cute.jit
+def run_from(spans: cute.Tensor, begin: Int32) -> Run:
+    """The run that begins at a token of the CTA."""
+    tokens = cute.size(spans, mode=[0]) - 1
+    owner, most = spans[begin, 0], spans[begin, 1]
+    end, going = begin + 1, Int32(1)
+    while going > 0:
+        going = Int32(0)
+        if end < tokens:
+            if spans[end, 0] == owner:
+                most = cutlass.max(most, spans[end, 1])
+                end, going = end + 1, Int32(1)
+    return Run(begin, end, owner, most)
+
+
+@cute.jit
+def slot_of(params: ScoresParams, owner: Int32, block: Int32) -> Int32:
+    """Where a block of a request lies; -1 where its table names no slot of the pool."""
+    row = params.block_tables + Int64(owner) * params.table_stride
+    slot = vector_at(row + Int64(block) * 4, Int32, 1)[0]
+    return slot if (slot >= 0) & (Int64(slot) < params.slots) else Int32(-1)
+
+
+@cute.jit
+def relu(value: Float32) -> Float32:
+    """max(0, value), NaN of NaN."""
+    return cute.arch.fmax(value, Float32(0.0), nan=True)
+
+
+@cute.jit
+def store_score(
+    params: ScoresParams,
+    token: Int32,
+    key: Int32,
+    value: Float32,
+    exists: Boolean,
+    out: cutlass.Constexpr[str],
+) -> None:
+    """The score of a key, for a token that sees it."""
+    if exists:
+        row = params.out + Int64(token) * params.out_stride
+        if cutlass.const_expr(out == "bf16"):
+            vector_at(row + Int64(key) * 2, BFloat16, 1)[0] = value.to(BFloat16)
+        else:
+            vector_at(row + Int64(key) * 4, Float32, 1)[0] = value

@@ -1,0 +1,160 @@
+"""The k best keys of a row: what the kernel is compiled for, and how CTAs share the rows, as data.
+
+A cluster of CTAs has a row of scores, each CTA neighbouring candidates of it, each warp a stretch
+of those. A score becomes a key, an unsigned integer in the order of scores, of as many bits as the
+score has: 0 is no candidate, NO_NUMBER a NaN. Digit by digit, the highest first, all CTAs count
+which keys that agree with what is known of the k-th largest have which digit; the counts of the
+cluster say which digit that one has, and how many of the k have larger ones.
+
+A CTA keeps its keys in shared memory, so that scores are read once, or reads them for each digit.
+Keys whose first digit is smaller than that of the k-th largest are out of the game: a warp lists
+those that are not, nearly always few, and has to do with these alone from then on. A CTA that has
+a long row alone keeps no keys: a sample says beforehand what is sure to be out of the game, and
+warps list the rest while they count, so that scores are read once, but for the sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelkit.plan import hw
+
+CLUSTERS = (1, 2, 4, 8)
+MAX_K = 2048
+DIGIT_BITS = 11  # at most
+WARP_THREADS = hw.WARP_THREADS
+GROUP = WARP_THREADS  # bins that are counted together, too
+NO_NUMBER = 1
+VECTOR_BYTES = 16
+KEY_BITS = {"fp32": 32, "bf16": 16}
+KEY_BYTES_ALONE = 192 << 10  # of a CTA at most, which has its SM alone
+KEY_BYTES = 64 << 10  # of a CTA that shares it
+FEW_KEYS = 4096  # of a CTA, which another would not help
+MANY_KEYS = 16384  # which take more threads
+LISTED_OF_WARP = 128
+# Of a CTA that lists while it counts. A sample of 1 / s of its candidates lets k s of them through,
+# and some that have the smallest of their digits: half as many, hardly more.
+LISTED, SAMPLED_FOR = 8192, 4096  # SAMPLED_FOR: of k s
+SAMPLES = (8, 4, 2)  # s, few of them: each is another kernel
+
+
+@dataclass(frozen=True)
+class Digit:
+    """Bits shift .. shift + bits - 1 of a key; `first` bins lie before its own."""
+
+    shift: int
+    bits: int
+    first: int
+
+    @property
+    def bins(self) -> int:
+        """Values of it."""
+        return 1 << self.bits
+
+    @property
+    def groups(self) -> int:
+        """Of bins."""
+        return self.bins // GROUP
+
+
+@dataclass(frozen=True)
+class SelectConfig:
+    """dtype: of scores, 'fp32' or 'bf16'. cluster: CTAs of a row. capacity: keys that a CTA can
+    keep, a multiple of a step; 0: it keeps none. paged: a block table says which entry a candidate
+    is. listed: keys that a warp can list. aligned: rows of scores begin at multiples of an access.
+    sampled: one candidate of so many of a CTA that keeps none says which others may be chosen, and
+    warps list these while they count; 0: not.
+    """
+
+    dtype: str
+    cluster: int
+    capacity: int
+    paged: bool
+    threads: int = 512
+    listed: int = 128
+    aligned: bool = True
+    sampled: int = 0
+
+    @property
+    def key_bits(self) -> int:
+        """Of a score and of its key."""
+        return KEY_BITS[self.dtype]
+
+    @property
+    def vector(self) -> int:
+        """Scores of an access."""
+        return VECTOR_BYTES * 8 // self.key_bits
+
+    @property
+    def warps(self) -> int:
+        """Of a CTA."""
+        return self.threads // hw.WARP_THREADS
+
+    @property
+    def step(self) -> int:
+        """Candidates that a warp has at a time."""
+        return self.vector * hw.WARP_THREADS
+
+    @property
+    def digits(self) -> tuple[Digit, ...]:
+        """The highest first."""
+        found: list[Digit] = []
+        shift, first = self.key_bits, 0
+        while shift:
+            bits = min(DIGIT_BITS, shift)
+            shift -= bits
+            found.append(Digit(shift, bits, first))
+            first += 1 << bits
+        return tuple(found)
+
+    @property
+    def bins(self) -> int:
+        """Of all digits."""
+        return sum(digit.bins for digit in self.digits)
+
+    @property
+    def key_words(self) -> int:
+        """32-bit words of the keys that a CTA keeps."""
+        return self.capacity * self.key_bits // 32
+
+
+def choose_select(
+    dtype: str, sizes: tuple[int, int, int], arch: str, *, paged: bool, aligned: bool = True
+) -> SelectConfig:
+    """sizes: (rows, candidates at most, k). Thresholds are measured on an H100."""
+    rows, candidates, k = sizes
+    sms, room = hw.SMS_OF[arch], KEY_BYTES * 8 // KEY_BITS[dtype]
+    cluster = choose_cluster(rows, candidates, sms, room)
+    if cluster == 1 and dtype == "bf16" and room < candidates <= 2 * room:
+        cluster = 2
+    keys, ctas = -(-candidates // cluster), rows * cluster
+    room = room if ctas > sms else KEY_BYTES_ALONE * 8 // KEY_BITS[dtype]
+    capacity = capacity_of(keys, room) if keys <= room else 0
+    threads, sampled = 512, 0
+    if capacity:
+        threads = 256 if ctas > sms and keys <= FEW_KEYS else threads
+        threads = 1024 if ctas <= sms and keys > MANY_KEYS else threads
+    elif cluster == 1:
+        threads = 1024 if dtype == "bf16" else threads
+        sampled = next(s for s in SAMPLES if s == SAMPLES[-1] or k * s <= SAMPLED_FOR)
+    listed = LISTED if sampled else LISTED_OF_WARP * threads // WARP_THREADS
+    return SelectConfig(
+        dtype, cluster, capacity, paged, threads, listed * WARP_THREADS // threads, aligned, sampled
+    )
+
+
+def capacity_of(keys: int, room: int) -> int:
+    """In few sizes, since each is another kernel."""
+    return min(max(1 << (keys - 1).bit_length(), FEW_KEYS), room)
+
+
+def choose_cluster(rows: int, candidates: int, sms: int, keys_of_two: int) -> int:
+    """As many CTAs of a row as run at once, two on an SM if their keys allow it."""
+    if candidates <= 2 * FEW_KEYS:
+        return 1
+    for cluster in reversed(CLUSTERS[1:]):
+        keys = candidates // cluster
+        at_once = 2 * sms if keys <= keys_of_two else sms
+        if keys >= FEW_KEYS and rows * cluster <= at_once:
+            return cluster
+    return 1

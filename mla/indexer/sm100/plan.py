@@ -1,0 +1,129 @@
+"""Warps, barriers, shared memory and tensor memory of the block-scaled score kernel, as data.
+
+A product has the 128 keys of a tile as its M, the heads of all tokens of the CTA as its N, and all
+128 elements as its K: two MMAs. Queries, with their scale factors and weights, are loaded once, a
+ring brings keys. Scale factors are words of a row's four bytes; in shared memory they form an atom
+(`kernelkit.device.block_scale`), whose words are not in the order of rows: that is why TMA does not
+bring them. What frees a stage of keys frees its scale factors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from kernelkit.plan import hw
+from kernelkit.plan.arrivals import Signal
+from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.smem import SmemBuffer, SmemPlan
+from kernelkit.plan.tmem import TmemPlan, TmemRange
+from kernelkit.plan.warps import Role, RolePlan
+from mla.indexer.formats import WIDTH
+from mla.indexer.scores_config import KEYS, BlockScaledConfig
+
+ROW_BYTES = WIDTH // 2
+SCALE_BYTES = 4  # of a row
+ATOM_BYTES = 512
+ATOM_COLUMNS = 4
+K_BLOCKS = 2  # MMAs of a product
+SCALES_OF_BLOCK = 2  # of a row
+STAGES = 8
+AHEAD = 3  # tiles whose scale factors are on their way
+ACC_STAGES = 3
+TEAMS = 2
+BARRIER_BYTES = 384
+# Columns that a thread of the epilogue has at a time at most, by CTAs of an SM: so many registers
+# there are.
+PARTS = {1: 64, 2: 32}
+
+ROLES = RolePlan(
+    (
+        Role("epilogue", 0, 8, "ReLU, weights, sum over heads: a key a thread", teams=TEAMS),
+        Role("mma", 8, 1, "scale factors to tensor memory, then D = K Q^T on the tensor core"),
+        Role("load", 9, 1, "queries and keys by TMA"),
+        Role("scales", 10, 1, "scale factors of keys, word by word"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class ScoresPlan:
+    """Everything about a config that is decided before tracing."""
+
+    config: BlockScaledConfig
+
+    @property
+    def n(self) -> int:
+        """Of an MMA, and columns of an accumulator."""
+        return self.config.columns
+
+    @property
+    def part(self) -> int:
+        """Columns of a token that the epilogue has at a time."""
+        return min(self.config.heads, PARTS[self.ctas_per_sm])
+
+    @cached_property
+    def smem(self) -> SmemPlan:
+        """Shared memory of a CTA, in the order of allocation."""
+        return SmemPlan(
+            (
+                SmemBuffer("barriers", BARRIER_BYTES, align=hw.MBARRIER_BYTES),
+                SmemBuffer("tmem_base", 4, align=4),
+                SmemBuffer("spans", 8 * (self.config.tokens + 1), align=8),
+                SmemBuffer("weights", 4 * self.n, align=16),
+                SmemBuffer("q_scales", ATOM_BYTES, align=128),
+                SmemBuffer("key_scales", ATOM_BYTES, STAGES, align=128),
+                SmemBuffer("q", ROW_BYTES * self.n),
+                SmemBuffer("keys", ROW_BYTES * KEYS, STAGES),
+            )
+        )
+
+    @cached_property
+    def tmem(self) -> TmemPlan:
+        """Accumulators, and the scale factors of one product."""
+        n, scales = self.n, ACC_STAGES * self.n
+        accumulators = (
+            TmemRange(f"acc{stage}", stage * n, n, "accumulator, fp32")
+            for stage in range(ACC_STAGES)
+        )
+        return TmemPlan(
+            (
+                *accumulators,
+                TmemRange("key_scales", scales, ATOM_COLUMNS, "scale factors of keys"),
+                TmemRange("q_scales", scales + ATOM_COLUMNS, ATOM_COLUMNS, "of queries"),
+            )
+        )
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """That tensor memory holds, two at most."""
+        return min(2, hw.TMEM_COLUMNS // self.tmem.allocated)
+
+    @cached_property
+    def edges(self) -> EdgePlan:
+        """Who waits for whom."""
+        queries = Edge("q", "load", "mma", 1, Signal.TMA, "queries", freed_by="exit",
+                       tx_bytes=ROW_BYTES * self.n)  # fmt: skip
+        keys = Edge("keys", "load", "mma", STAGES, Signal.TMA, "tile of keys",
+                    tx_bytes=ROW_BYTES * KEYS, release=Signal.UMMA)  # fmt: skip
+        scales = Edge("scales", "scales", "mma", STAGES, Signal.THREADS, "their scale factors",
+                      release=Signal.UMMA)  # fmt: skip
+        acc = Edge("acc", "mma", "epilogue", ACC_STAGES, Signal.UMMA, "accumulator",
+                   release=Signal.THREADS)  # fmt: skip
+        return EdgePlan(ROLES, (queries, keys, scales, acc))
+
+    def check(self) -> None:
+        """Raise ValueError for what no CTA can hold."""
+        ROLES.check()
+        self.edges.check()
+        self.smem.check()
+        self.tmem.check()
+        if self.edges.barrier_bytes > BARRIER_BYTES:
+            raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers > {BARRIER_BYTES}")
+
+
+def make_plan(config: BlockScaledConfig) -> ScoresPlan:
+    """The checked plan of a config."""
+    plan = ScoresPlan(config)
+    plan.check()
+    return plan

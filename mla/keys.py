@@ -1,0 +1,169 @@
+"""Keys of cached attention where attention can read them: in the cache itself, or as BF16 in a
+workspace. Each kind of keys knows how the queries of some tokens attend to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fmha.api import attention
+from kvcache.layouts.records import BF16_512
+from kvcache.layouts.rows import Rows
+from kvcache.movement.api import append_rows, append_swa, gather
+from mla.window import PAGE, ChunkWindow, EntryPages, TokenWindow
+from mla.workspace import COLUMNS, is_page
+
+BF16 = torch.bfloat16
+Part = tuple[torch.Tensor, ...]
+Rope = tuple[torch.Tensor, torch.Tensor]
+Place = dict[str, Any]  # backend and arch
+
+
+@dataclass(frozen=True)
+class OwnKeys:
+    """Every token has keys of its own: entries int64 [T, n], the first lengths[t] of row t."""
+
+    rows: Rows
+    entries: torch.Tensor
+    lengths: torch.Tensor
+    offsets: torch.Tensor
+
+    def attend(self, q: torch.Tensor, group: slice, options: dict[str, Any]) -> Part:
+        """The tokens of `group`, whose keys are gathered now."""
+        place = {name: options[name] for name in ("backend", "arch")}
+        entries = self.entries[group]
+        k = gathered(self.rows, entries, place).view(*entries.shape, 1, COLUMNS)
+        return _by_token(q[group], k, self, group, options)
+
+
+@dataclass(frozen=True)
+class PagedKeys:
+    """Keys in pages [pages, rows, 1, 512]; row t of table int32 [T, columns] names those of t."""
+
+    pages: torch.Tensor
+    table: torch.Tensor
+    lengths: torch.Tensor
+    offsets: torch.Tensor
+
+    def attend(self, q: torch.Tensor, group: slice, options: dict[str, Any]) -> Part:
+        """The tokens of `group`."""
+        paged = {"page_table": self.table[group]}
+        return _by_token(q[group], self.pages, self, group, options | paged)
+
+
+@dataclass(frozen=True)
+class ChunkKeys:
+    """Keys of requests in pages by their position, which says who sees them."""
+
+    pages: torch.Tensor
+    window: ChunkWindow
+
+    def attend(self, q: torch.Tensor, group: slice, options: dict[str, Any]) -> Part:
+        """The tokens of `group`, as many of each request as are among them."""
+        mine, count = self.window, group.stop - group.start
+        first = mine.cu_tokens[:-1]
+        found = attention(
+            q[group], self.pages, self.pages,
+            window=(mine.window - 1, 0),
+            q_offset=mine.starts + (group.start - first).clamp(min=0),
+            kv_lens=mine.lengths,
+            page_table=mine.table,
+            cu_seqlens_q=(mine.cu_tokens - group.start).clamp(0, count),
+            max_seqlen_q=min(mine.longest, count),
+            pack_heads=True,
+            **options,
+        )  # fmt: skip
+        return _parts(found)
+
+
+Keys = OwnKeys | PagedKeys | ChunkKeys
+
+
+def _by_token(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    keys: OwnKeys | PagedKeys,
+    group: slice,
+    options: dict[str, Any],
+) -> Part:
+    """A token is an entry of the batch, its heads share a tile of queries; all its keys stand
+    before it, so that only their number counts."""
+    found = attention(
+        q[:, None], k, k,
+        q_offset=keys.offsets[group], kv_lens=keys.lengths[group], pack_heads=True, **options,
+    )  # fmt: skip
+    o, *statistics = _parts(found)
+    return o.squeeze(1), *(numbers.squeeze(2).transpose(0, 1) for numbers in statistics)
+
+
+def _parts(found: torch.Tensor | Part) -> Part:
+    """`attention` gives a tensor where it gives one."""
+    return (found,) if isinstance(found, torch.Tensor) else found
+
+
+# -- the window -----------------------------------------------------------------------------------
+
+
+def write_tokens(
+    ring: Rows, kv: torch.Tensor, window: TokenWindow, rope: Rope, place: Place
+) -> OwnKeys | PagedKeys:
+    """kv to the ring, which then has all keys."""
+    append_swa(ring, kv, window.positions, window.slots, *rope, **place)
+    if is_page(ring.record, window.window, window.rows):
+        return PagedKeys(in_place(ring), window.rings, window.lengths, window.offsets)
+    return OwnKeys(ring, window.entries, window.lengths, window.offsets)
+
+
+def write_chunk(
+    ring: Rows, kv: torch.Tensor, window: ChunkWindow, rope: Rope, place: Place
+) -> ChunkKeys:
+    """The keys as the record rounds them: those of the step by way of a record of their own, since
+    a ring has no room for them, those before out of the ring, before kv goes there."""
+    older = gathered(ring, window.older, place)
+    own = scratch(ring, len(kv))
+    append_swa(own, kv, window.positions, window.tokens, *rope, **place)
+    keys = gathered(own, window.own, place)
+    pages = keys.view(-1, PAGE * COLUMNS).view(torch.uint8)
+    append_rows(
+        (Rows(pages, 0, 0, PAGE, BF16_512), older), None, window.older_rows.flatten(), **place
+    )
+    append_swa(ring, kv, window.positions, window.slots, *rope, **place)
+    return ChunkKeys(keys.view(-1, PAGE, 1, COLUMNS), window)
+
+
+def scratch(ring: Rows, tokens: int) -> Rows:
+    """Room for so many entries of the ring's record, in slots of PAGE."""
+    record, slots = ring.record, -(-tokens // PAGE)
+    pool = torch.empty(slots, record.page_bytes(PAGE), dtype=torch.uint8, device=ring.pool.device)
+    return Rows(pool, 0, PAGE * record.data_bytes, PAGE, record)
+
+
+# -- compressed entries ---------------------------------------------------------------------------
+
+
+def all_entries(rows: Rows, pages: EntryPages, offsets: torch.Tensor, place: Place) -> PagedKeys:
+    """In place where the table says so."""
+    if pages.entries is None:
+        keys = in_place(rows)
+    else:
+        keys = gathered(rows, pages.entries, place).view(-1, PAGE, 1, COLUMNS)
+    return PagedKeys(keys, pages.table, pages.counts, offsets)
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def gathered(rows: Rows, entries: torch.Tensor, place: Place) -> torch.Tensor:
+    """bf16 [n, 512] of entries int64 [...], n in all; zeros for NO_ENTRY."""
+    numbers = entries.reshape(-1)
+    out = torch.empty(len(numbers), COLUMNS, dtype=BF16, device=rows.pool.device)
+    gather(rows, numbers, out, **place)
+    return out
+
+
+def in_place(rows: Rows) -> torch.Tensor:
+    """A view [slots, rows, 1, 512] of BF16_512 entries."""
+    return rows.data().view(BF16).unsqueeze(2)

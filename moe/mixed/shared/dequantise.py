@@ -1,0 +1,112 @@
+"""Elements of four bits to bf16, as an MMA of a warp or warpgroup has them in registers (device
+code).
+
+Two words have sixteen elements, see `fragments.py`. Sign, exponent and mantissa of an e2m1, moved
+to where bf16 has its sign, its last two bits of exponent and its first of mantissa, are 2^-126 of
+it, subnormals too; one multiplication by the scale factor, which is as much larger, is exact.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Uint32
+
+from kernelkit.device.shared_words import load
+from kernelkit.device.warp_mma import pick
+from moe.mixed.config import MixedConfig
+from moe.mixed.fragments import (
+    JOINED,
+    JOINED_TURN,
+    LAST_TURNS,
+    TURNS,
+    WORDS,
+)
+
+MASK = 0x81C081C0  # of bf16: sign, two bits of exponent, one of mantissa; twice
+TWICE = 0x4040  # selector of prmt: a byte to both halves of a word
+UE5M3_BASE = (235 << 7) * 0x00010001  # exponents of factors: 127 + 126 - 10 - 8
+
+
+@cute.jit
+def elements_of(first: Uint32, second: Uint32) -> tuple[tuple[Uint32, ...], ...]:
+    """The four pairs of each of two words, 2^-126 of what they mean: of row g, of row g + 8, and of
+    both 8 of K on."""
+    own, mask = Uint32(JOINED), Uint32(MASK)
+    joined = (first & own) | (turned(second, 32 - JOINED_TURN) & ~own)
+    result = []
+    for word in cutlass.range_constexpr(2):
+        whole = first if word == 0 else second
+        pairs = [turned(whole, turn) & mask for turn in TURNS]
+        result.append((*pairs, turned(joined, LAST_TURNS[word]) & mask))
+    return tuple(result)
+
+
+@cute.jit
+def turned(word: Uint32, left: cutlass.Constexpr) -> Uint32:
+    """Turned left by so many bits; by a few nothing is turned in that counts, and a shift runs
+    beside what has no room for it elsewhere."""
+    if cutlass.const_expr(left == 0):
+        return word
+    if cutlass.const_expr(left < 8):
+        return word << Uint32(left)
+    return cute.arch.inline_ptx(
+        f"shf.l.wrap.b32 {{$w0}}, {{$r0}}, {{$r0}}, {left};",
+        write_only_types=[Uint32],
+        read_only_args=[word],
+    )
+
+
+@cute.jit
+def factors_of(
+    config: cutlass.Constexpr[MixedConfig], address: Int32
+) -> tuple[tuple[Uint32, ...], ...]:
+    """What elements of a unit are multiplied by, in both halves of a word: of the thread's first
+    row for each 16 of K, and of its second row."""
+    blocks = 64 // config.format.block
+    words = load(address, Uint32, 2 * blocks // 4)
+    words = words if isinstance(words, tuple) else (words,)
+    rows = []
+    for row in cutlass.range_constexpr(2):
+        factors = []
+        for block in cutlass.range_constexpr(blocks):
+            number = row * blocks + block
+            selector = TWICE | (number % 4) * 0x0101
+            byte = pick(words[number // 4], Uint32(0), Int32(selector))
+            if cutlass.const_expr(config.format.scale == "ue8m0"):
+                factor = byte << Uint32(7)
+            else:
+                factor = byte * Uint32(16) + Uint32(UE5M3_BASE)
+            factors += [factor] * (WORDS // blocks)
+        rows.append(tuple(factors))
+    return tuple(rows)
+
+
+@cute.jit
+def dequantise(
+    words: tuple[Uint32, ...], factors: tuple[tuple[Uint32, ...], ...], result: cute.Tensor
+) -> None:
+    """A unit's words of the thread to the A operand of its four MMAs: 16 words of two bf16."""
+    for step in cutlass.range_constexpr(0, WORDS, 2):
+        both = elements_of(words[step], words[step + 1])
+        for word in cutlass.range_constexpr(2):
+            for pair in cutlass.range_constexpr(4):
+                factor = factors[pair % 2][step + word]
+                result[4 * (step + word) + pair] = times(both[word][pair], factor)
+
+
+@cute.jit
+def times(first: Uint32, second: Uint32) -> Uint32:
+    """Two products of bf16."""
+    return cute.arch.inline_ptx(
+        "mul.rn.bf16x2 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Uint32],
+        read_only_args=[first, second],
+    )
+
+
+@cute.jit
+def make_words(
+    config: cutlass.Constexpr[MixedConfig], address: Int32, scales: Int32, result: cute.Tensor
+) -> None:
+    """A unit's words at the shared `address`, and scale factors at `scales`, to the A operand of
+    its four MMAs."""
+    dequantise(load(address, Uint32, WORDS), factors_of(config, scales), result)

@@ -1,0 +1,86 @@
+"""Attention by its definition in place of the kernels, with every check of their arguments: what is
+left to be wrong is the adaptor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fmha.reference
+import gqa_lowlatency.reference
+from fmha.api import fields_of as fields_of_attention
+from fmha.launch import ATTENTION
+from gqa_lowlatency.api import fields_of as fields_of_decode
+from gqa_lowlatency.launch import DECODE
+from kvcache.movement import reference
+from kvcache.movement.launch import APPEND_PAGES, GATHER_PAGES
+from lab.house.source import ROOT
+
+LAUNCHES = ("backend", "arch", "max_seqlen_q", "max_kv_len", "out", "config")  # change no number
+
+
+def _attention(rounded: Callable, operator: Any, fields_of: Callable, calls: list) -> Callable:
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> None:
+        operator.arguments(fields_of(q, k, v, dict(options))).check()
+        calls.append(operator.name)
+        out, window = options["out"], options.pop("window", None)
+        options = {
+            name: value for name, value in options.items()
+            if value is not None and name not in LAUNCHES
+        }  # fmt: skip
+        if window is not None:
+            options["window"] = (window, None) if operator is ATTENTION else window
+        out.copy_(rounded(q, k, v, **options).o)
+
+    return call
+
+
+def _append(calls: list) -> Callable:
+    def call(k_pages: Any, v_pages: Any, k: Any, v: Any, slots: Any, **options: Any) -> None:
+        given = {"k_pages": k_pages, "v_pages": v_pages, "k": k, "v": v, "slots": slots}
+        APPEND_PAGES.arguments(given | options).check()
+        calls.append("append")
+        reference.append_pages(k_pages, k, slots, options.get("k_scale"))
+        reference.append_pages(v_pages, v, slots, options.get("v_scale"))
+
+    return call
+
+
+def _gather(calls: list) -> Callable:
+    def call(k_pages: Any, v_pages: Any, slots: Any, k: Any, v: Any, **options: Any) -> None:
+        given = {"k_pages": k_pages, "v_pages": v_pages, "k": k, "v": v, "slots": slots}
+        GATHER_PAGES.arguments(given | options).check()
+        calls.append("gather")
+        reference.gather_pages(k_pages, slots, k)
+        reference.gather_pages(v_pages, slots, v)
+
+    return call
+
+
+@pytest.fixture
+def engines_by_definition(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Adaptors of engines without a kernel. Returns the names of what would be launched."""
+    from blackwell_engines.engines import attend
+    from blackwell_engines.vllm import cache
+
+    calls: list[str] = []
+    sides = (
+        ("attention", fmha.reference, ATTENTION, fields_of_attention),
+        ("decode", gqa_lowlatency.reference, DECODE, fields_of_decode),
+    )
+    for name, by, operator, fields_of in sides:
+        made = _attention(by.rounded, operator, fields_of, calls)
+        monkeypatch.setattr(attend, name, made)
+    monkeypatch.setattr(attend, "gather_pages", _gather(calls))
+    monkeypatch.setattr(cache, "append_pages", _append(calls))
+    return calls
+
+
+@pytest.fixture(scope="session")
+def pyproject() -> dict:
+    """What the project declares; files of Python before 3.11 are not read."""
+    tomllib = pytest.importorskip("tomllib")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -1,0 +1,93 @@
+"""What is compiled ahead is all that an engine's steps launch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import pytest
+import torch
+
+from blackwell_engines.engines import warm
+from blackwell_engines.engines.limits import Layer
+from blackwell_engines.engines.warm import Sizes
+from kernelkit.call.launch import emulation
+from kernelkit.compile import compiler as kernel_compile
+from tests.blackwell_engines.requests import Shape
+from tests.blackwell_engines.sglang import engine as sglang
+from tests.blackwell_engines.sglang import stand_ins as sglang_stand_ins
+from tests.blackwell_engines.sglang import test_driver as sglang_driver
+from tests.blackwell_engines.vllm import engine as vllm
+from tests.blackwell_engines.vllm import stand_ins as vllm_stand_ins
+from tests.blackwell_engines.vllm import test_driver as vllm_driver
+
+PAGE = 16
+
+
+@contextmanager
+def imported(name: str, stand_ins: ModuleType) -> Iterator[ModuleType]:
+    """A plugin beside stand-ins of its engine."""
+    with pytest.MonkeyPatch.context() as patch:
+        for path, module in stand_ins.modules().items():
+            patch.setitem(sys.modules, path, module)
+        sys.modules.pop(name, None)
+        yield importlib.import_module(name)
+        sys.modules.pop(name, None)
+
+
+def layer_of(shape: Shape, page_size: int = PAGE) -> Layer:
+    return Layer(
+        shape.head_dim, shape.dtype, shape.kv_dtype or shape.dtype, page_size,
+        window=shape.window, sinks=shape.sinks, softcap=bool(shape.softcap),
+    )  # fmt: skip
+
+
+def sizes_of(shape: Shape, keys: int) -> Sizes:
+    return Sizes(shape.q_heads, shape.kv_heads, requests=4, tokens=70, keys=keys)
+
+
+@pytest.fixture
+def listed(monkeypatch):
+    """Kernels are named, and none is compiled."""
+    monkeypatch.setattr(warm, "warm", lambda keys, progress: list(dict.fromkeys(keys)))
+
+
+def test_names_of_kernels(listed):
+    shape = Shape(head_dim=128, kv_dtype=torch.float8_e4m3fn)
+    given = layer_of(shape), sizes_of(shape, 100), "sm_90a"
+    kinds = [type(key.config).__name__ for key in warm.warmup(*given)]
+    assert {*kinds} == {"DecodeConfig", "AttentionConfig", "PagesConfig"}
+    assert kinds.count("PagesConfig") == 1
+    both = warm.warmup(*given, own_keys=True, side_by_side=True)
+    packed = [k.config for k in both if type(k.config).__name__ == "AttentionConfig"]
+    assert {(c.varlen_k, c.is_fp8) for c in packed} == {(True, True), (True, False)}
+    assert sum(type(key.config).__name__ == "PagesConfig" for key in both) == 2
+    wide = warm.warmup(layer_of(Shape(head_dim=96)), *given[1:], written=False)
+    assert {type(key.config).__name__ for key in wide} == {"AttentionConfig"}
+
+
+@pytest.mark.parametrize("name", ["plain", "fp8", "gpt-oss", "head-dim-96"])
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
+def test_vllm_compiles_nothing_then(name, arch, monkeypatch):
+    shape = vllm_driver.SHAPES[name]
+    warm.warmup(layer_of(shape), sizes_of(shape, vllm.WIDTH * PAGE), arch)
+    monkeypatch.setattr(kernel_compile, "_make", None)
+    module = imported("blackwell_engines.vllm.backend", vllm_stand_ins)
+    with emulation(arch=arch), module as plugin:
+        vllm_driver.serve(vllm.Engine(plugin, shape))
+
+
+@pytest.mark.parametrize(("page_size", "arch"), [(1, "sm_90a"), (16, "sm_100a")])
+def test_sglang_compiles_nothing_then(page_size, arch, monkeypatch):
+    shape = sglang_driver.SHAPES["plain"]
+    warm.warmup(
+        layer_of(shape, page_size), sizes_of(shape, sglang.POSITIONS), arch, written=False,
+        own_keys=True, side_by_side=page_size == 1,
+    )  # fmt: skip
+    monkeypatch.setattr(kernel_compile, "_make", None)
+    module = imported("blackwell_engines.sglang.backend", sglang_stand_ins)
+    with emulation(arch=arch), module as plugin:
+        sglang_driver.serve(sglang.Engine(plugin, shape, page_size=page_size))

@@ -1,0 +1,1 @@
+"""Tests of blackwell_engines.parallel."""

@@ -1,0 +1,149 @@
+"""A driver that does what SGLang does with an attention backend, step by step, for one or two
+layers.
+
+Slots are taken from a pool page by page, in no order, and given back; `req_to_token` says which a
+request has; prompts may find a prefix in the pool; a graph's step is filled as it would be within
+the graph. Whatever nobody wrote is NaN.
+"""
+
+from __future__ import annotations
+
+import random
+from types import ModuleType, SimpleNamespace
+
+import torch
+
+from tests.blackwell_engines.requests import Request, Shape, packed
+from tests.blackwell_engines.sglang.stand_ins import ForwardMode, Pool, layer_of
+
+ROWS, POSITIONS, SLOTS, WINDOWED = 5, 128, 256, 128
+
+
+class Engine:
+    """windowed: a second layer, with a window and a pool of its own."""
+
+    def __init__(
+        self,
+        plugin: ModuleType,
+        shape: Shape,
+        *,
+        page_size: int = 1,
+        windowed: bool = False,
+        device: str = "cpu",
+    ) -> None:
+        self.shape, self.page_size, self.windowed = shape, page_size, windowed
+        self.device = device
+        self.pool = Pool(shape, SLOTS, WINDOWED if windowed else 0, device)
+        self.req_to_token = torch.zeros((ROWS, POSITIONS), dtype=torch.int32, device=device)
+        pick = random.Random(page_size)
+        # Page 0 is what rows of padding write to.
+        self.free, self.free_windowed = (
+            pick.sample(pages, len(pages))
+            for pages in (range(1, n // page_size) for n in (SLOTS, WINDOWED))
+        )
+        self.runner = SimpleNamespace(
+            token_to_kv_pool=self.pool, page_size=page_size, device="cpu",
+            req_to_token_pool=SimpleNamespace(req_to_token=self.req_to_token),
+            kv_cache_dtype=shape.kv_dtype or shape.dtype, dtype=shape.dtype,
+            model_config=SimpleNamespace(head_dim=shape.head_dim),
+            kv_index_translator=SimpleNamespace(is_translating=False),
+        )  # fmt: skip
+        self.backend = plugin.BlackwellKernelsBackend(self.runner)
+        whole = Shape(**{**vars(shape), "window": None})
+        self.layers = [layer_of(shape)]
+        if windowed:
+            self.layers = [layer_of(whole), layer_of(shape, 1)]
+        self.requests: dict[int, Request] = {}
+
+    def admit(self, name: int, length: int, prefix_of: int | None = None, prefix: int = 0) -> None:
+        """A request of row `name` whose first tokens another one has in the pool."""
+        request = self.requests[name] = Request(name, self.shape, length)
+        if prefix_of is not None:
+            other = self.requests[prefix_of]
+            request.q[:prefix], request.k[:prefix] = other.q[:prefix], other.k[:prefix]
+            request.v[:prefix], request.done = other.v[:prefix], prefix
+            self.req_to_token[name, :prefix] = self.req_to_token[prefix_of, :prefix]
+
+    def retract(self, name: int) -> None:
+        """Its slots are others'; it will begin again."""
+        request, size = self.requests[name], self.page_size
+        slots = self.req_to_token[name, : request.done : size]
+        self.free += (slots // size).tolist()
+        if self.windowed:
+            windowed = self.pool.full_to_swa_index_mapping[slots.long()]
+            self.free_windowed += (windowed[windowed >= 0] // size).tolist()
+        request.done = 0
+
+    def _allocate(self, request: Request, new: int) -> None:
+        size = self.page_size
+        for position in range(request.done, request.done + new):
+            if position % size == 0:
+                page = self.free.pop() * size
+                if self.windowed:
+                    inner = self.free_windowed.pop() * size
+                    mapping = self.pool.full_to_swa_index_mapping
+                    mapping[page : page + size] = torch.arange(inner, inner + size)
+            else:
+                page = int(self.req_to_token[request.name, position - 1]) + 1 - position % size
+            self.req_to_token[request.name, position] = page + position % size
+
+    def forward_batch(self, plan: dict[int, int], mode: ForwardMode) -> SimpleNamespace:
+        """With the fields that the plugin reads."""
+        order, new = [self.requests[name] for name in plan], [*plan.values()]
+        for request, count in zip(order, new, strict=True):
+            self._allocate(request, count)
+        done = torch.tensor([request.done for request in order])
+        lengths = done + torch.tensor(new)
+        slots = torch.cat([
+            self.req_to_token[r.name, r.done : r.done + n].long()
+            for r, n in zip(order, new, strict=True)
+        ])  # fmt: skip
+        return SimpleNamespace(
+            forward_mode=mode, batch_size=len(order), spec_info=None, out_cache_loc=slots,
+            req_pool_indices=torch.tensor([r.name for r in order], device=self.device),
+            seq_lens=lengths.to(self.device), seq_lens_cpu=lengths,
+            extend_seq_lens=torch.tensor(new, device=self.device),
+            extend_seq_lens_cpu=None if mode.is_decode() else new,
+        )  # fmt: skip
+
+    def step(self, plan: dict[int, int], *, mode: str = "EXTEND", graph: bool = False) -> None:
+        """Run it, and judge every new token of every layer."""
+        batch = self.forward_batch(plan, ForwardMode[mode])
+        if graph:
+            self.backend.init_forward_metadata_out_graph(batch)
+            self.backend.init_forward_metadata_in_graph(batch)
+        else:
+            self.backend.init_forward_metadata(batch)
+        order = [self.requests[name] for name in plan]
+        new = [slice(r.done, r.done + n) for r, n in zip(order, plan.values(), strict=True)]
+        for layer in self.layers:
+            q, k, v = (
+                packed([getattr(r, x)[part] for r, part in zip(order, new, strict=True)],
+                       len(batch.out_cache_loc)) for x in "qkv"
+            )  # fmt: skip
+            q, k, v = (x.to(self.device) for x in (q, k, v))
+            logits = self.shape.sink_logits
+            sinks = {} if logits is None else {"sinks": logits.to(self.device)}
+            out = self.backend.forward(q.flatten(1), k, v, layer, batch, **sinks)
+            first, whole = 0, self.windowed and layer.layer_id == 0
+            for request, part in zip(order, new, strict=True):
+                size = part.stop - part.start
+                heads = out[first : first + size].unflatten(1, (self.shape.q_heads, -1))
+                request.judge(heads.cpu(), part.start, windowed=not whole)
+                first += size
+        for request, part in zip(order, new, strict=True):
+            request.done = part.stop
+            if self.windowed:
+                self._give_back(request)
+
+    def _give_back(self, request: Request) -> None:
+        """Slots that no window will see again: they hold NaN, and the mapping names none."""
+        size, mapping = self.page_size, self.pool.full_to_swa_index_mapping
+        last = max(request.done - (self.shape.window or 0) - 1, 0) // size * size
+        for page in self.req_to_token[request.name, :last:size].tolist():
+            inner = int(mapping[page])
+            if inner >= 0:
+                self.free_windowed.append(inner // size)
+                mapping[page : page + size] = -1
+                for buffer in self.pool.buffers[1]:
+                    buffer[inner : inner + size] = torch.nan

@@ -1,0 +1,69 @@
+"""On a GPU: the driver's steps, and a captured step that fills its own tables.
+
+`python -m pytest --hw -m hw tests/blackwell_engines/sglang/test_hw.py`
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.blackwell_engines.requests import packed
+from tests.blackwell_engines.sglang.engine import Engine
+from tests.blackwell_engines.sglang.stand_ins import ForwardMode
+from tests.blackwell_engines.sglang.test_driver import SHAPES, serve
+
+pytestmark = [pytest.mark.hw, pytest.mark.usefixtures("poisoned_outputs")]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", SHAPES)
+def test_steps(name, page_size, plugin):
+    serve(Engine(plugin, SHAPES[name], page_size=page_size, device="cuda"))
+
+
+@pytest.mark.parametrize("page_size", [1, 8])
+def test_a_pool_of_its_own_for_layers_with_a_window(page_size, plugin):
+    serve(Engine(plugin, SHAPES["gpt-oss"], page_size=page_size, windowed=True, device="cuda"))
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_captured_step(page_size, plugin):
+    engine, plan = Engine(plugin, SHAPES["plain"], page_size=page_size, device="cuda"), {1: 1, 2: 1}
+    for request, length in ((1, 60), (2, 60)):
+        engine.admit(request, length)
+    engine.step({1: 14, 2: 30})
+    backend, (layer,) = engine.backend, engine.layers
+    backend.init_cuda_graph_state(4, 4)
+    order = [engine.requests[name] for name in plan]
+    batch, static = engine.forward_batch(plan, ForwardMode.DECODE), _tensors(order)
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+
+    def run() -> torch.Tensor:
+        backend.init_forward_metadata_in_graph(batch)
+        return backend.forward(static[0].flatten(1), *static[1:], layer, batch)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    for _ in range(20):  # across the end of a page
+        graph.replay()
+        for row, request in enumerate(order):
+            heads = out[row : row + 1].unflatten(1, (engine.shape.q_heads, -1))
+            request.judge(heads.cpu(), request.done)
+            request.done += 1
+        fresh = engine.forward_batch(plan, ForwardMode.DECODE)
+        for field in ("seq_lens", "out_cache_loc", "req_pool_indices"):
+            getattr(batch, field).copy_(getattr(fresh, field))
+        for old, new in zip(static, _tensors(order), strict=True):
+            old.copy_(new)
+
+
+def _tensors(order: list) -> list[torch.Tensor]:
+    """q, k and v of the next token of each."""
+    return [
+        packed([getattr(r, name)[r.done : r.done + 1] for r in order], len(order)).cuda()
+        for name in "qkv"
+    ]

@@ -1,0 +1,166 @@
+"""What the plugin tells SGLang, what it refuses, and what a captured graph holds."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import blackwell_engines.sglang
+from blackwell_engines.sglang.pool import keys_of, page_table, pages_of
+from kernelkit.call.launch import emulation
+from tests.blackwell_engines.requests import Shape
+from tests.blackwell_engines.sglang.engine import Engine
+from tests.blackwell_engines.sglang.stand_ins import BACKENDS, CHOICES, ForwardMode, layer_of
+
+E4M3 = torch.float8_e4m3fn
+
+
+def test_sglang_is_not_imported_with_the_package():
+    assert "sglang" not in sys.modules
+
+
+def test_the_entry_point_registers_once(plugin):
+    for _ in range(2):
+        blackwell_engines.sglang.register()
+    assert CHOICES.count(blackwell_engines.sglang.NAME) == 1
+    engine = Engine(plugin, Shape())
+    made = BACKENDS[blackwell_engines.sglang.NAME](engine.runner)
+    assert type(made) is plugin.BlackwellKernelsBackend
+
+
+def test_the_entry_point_is_declared(pyproject):
+    points = pyproject["project"]["entry-points"]["sglang.srt.plugins"]
+    assert points == {"blackwell_kernels": "blackwell_engines.sglang:register"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "page_size", "dtype", "gathers"),
+    [
+        ("sm_100a", 1, None, True),
+        ("sm_90a", 4, None, True),
+        ("sm_90a", 8, None, False),
+        ("sm_90a", 256, None, False),
+        ("sm_100a", 528, None, False),
+        ("sm_100a", 64, E4M3, False),
+        ("sm_90a", 1, E4M3, True),
+        ("sm_89", 1, None, False),
+        ("sm_120a", 2, None, False),
+    ],
+)
+def test_keys_of_prompts_are_gathered_where_no_kernel_reads_them(
+    arch, page_size, dtype, gathers, plugin
+):
+    with emulation(arch=arch):
+        shape = Shape(head_dim=128, kv_dtype=dtype)
+        assert Engine(plugin, shape, page_size=page_size).backend.gathers == gathers
+
+
+@pytest.mark.parametrize(
+    ("shape", "page_size", "arch", "match"),
+    [
+        (Shape(head_dim=128, kv_dtype=E4M3), 16, "sm_89", "K and V in e4m3 by mma.sync"),
+        (Shape(head_dim=64, kv_dtype=E4M3), 1, "sm_100a", "page_size 1 on sm_100a with 64 bytes"),
+        (Shape(dtype=torch.float32), 16, "sm_90a", "dtype torch.float32"),
+        (Shape(head_dim=24), 16, "sm_90a", "head_dim 24"),
+    ],
+)
+def test_pools_that_are_refused(shape, page_size, arch, match, plugin):
+    with emulation(arch=arch), pytest.raises(NotImplementedError, match=match):
+        Engine(plugin, shape, page_size=page_size)
+
+
+def test_a_unified_pool_is_refused(plugin):
+    runner = Engine(plugin, Shape()).runner
+    runner.kv_index_translator.is_translating = True
+    with pytest.raises(NotImplementedError, match="unified pool"):
+        plugin.BlackwellKernelsBackend(runner)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"is_cross_attention": True}, "kind cross-attention"),
+        ({"attn_type": SimpleNamespace(value="encoder_only")}, "kind encoder_only"),
+        ({"xai_temperature_len": 7}, "xai_temperature_len 7"),
+        ({"logit_cap": 30.0, "logit_capping_method": "rsqrt"}, "logit_capping_method 'rsqrt'"),
+    ],
+)
+def test_layers_that_are_refused(changes, match, plugin, engines_by_definition):
+    engine = Engine(plugin, Shape())
+    engine.layers = [layer_of(Shape(), **changes)]
+    engine.admit(1, 9)
+    with pytest.raises(NotImplementedError, match=match):
+        engine.step({1: 9})
+
+
+def test_an_fp8_layer_without_scales_is_named(plugin, engines_by_definition):
+    """Without any 1.0 is used, with a warning; what engines have for a missing one is refused."""
+    for scales in ((-1.0, 0.5), (0.5, float("nan"))):
+        engine = Engine(plugin, Shape(head_dim=128, kv_dtype=E4M3, scales=scales))
+        engine.admit(1, 9)
+        with pytest.raises(ValueError, match=r"layer 0: ._scale is (-1.0|nan), expected a pos"):
+            engine.step({1: 9})
+    shape = Shape(head_dim=128, kv_dtype=E4M3, scales=(1.0, 1.0))
+    engine = Engine(plugin, shape)
+    engine.layers = [layer_of(shape, v_scale_float=None)]
+    engine.admit(1, 9)
+    with pytest.warns(UserWarning, match="layer 0: v_scale not set, 1.0 is used: the checkpoint"):
+        engine.step({1: 8})
+
+
+def test_batches_that_are_refused(plugin):
+    engine = Engine(plugin, Shape())
+    engine.admit(1, 9)
+    batch = engine.forward_batch({1: 1}, ForwardMode.TARGET_VERIFY)
+    with pytest.raises(NotImplementedError, match="a batch of"):
+        engine.backend.init_forward_metadata(batch)
+    with pytest.raises(NotImplementedError, match="a graph of"):
+        engine.backend.init_forward_metadata_out_graph(batch)
+    batch.forward_mode, batch.seq_lens_cpu = ForwardMode.DECODE, None
+    with pytest.raises(NotImplementedError, match="a batch without seq_lens_cpu"):
+        engine.backend.init_forward_metadata(batch)
+    batch.seq_lens_cpu = torch.tensor([1])
+    engine.backend.init_forward_metadata(batch)
+    q = torch.zeros(1, 256).bfloat16()
+    with pytest.raises(NotImplementedError, match="k_rope: attention takes"):
+        engine.backend.forward_decode(q, None, None, engine.layers[0], batch, k_rope=q)
+
+
+def test_buffers_that_are_refused():
+    with pytest.raises(ValueError, match=r"a buffer \(9, 2, 64\) of the pool with page_size 4"):
+        pages_of(torch.zeros(9, 2, 64), 2, 4)
+
+
+def test_a_graph_fills_the_tables_that_its_batch_reads(plugin):
+    """Of the same memory at each step, by operations on the device alone."""
+    engine = Engine(plugin, Shape(), page_size=2)
+    engine.admit(1, 9)
+    engine.admit(2, 9)
+    engine.backend.init_cuda_graph_state(4, 4)
+    batch = engine.forward_batch({1: 3, 2: 1}, ForwardMode.DECODE)
+    seen = []
+    for _ in range(2):
+        engine.backend.init_forward_metadata_out_graph(batch, in_capture=True)
+        engine.backend.init_forward_metadata_in_graph(batch)
+        step = engine.backend.batch.step
+        seen.append((step.table.data_ptr(), step.seq_lens.data_ptr()))
+    assert seen[0] == seen[1]
+    assert step.seq_lens.tolist() == [3, 1]
+    assert (step.table[0, :2] * 2).tolist() == engine.req_to_token[1, :4:2].tolist()
+    assert engine.backend.get_cuda_graph_seq_len_fill_value() == 1
+
+
+def test_tables():
+    tokens = torch.tensor([[0, 0, 0, 0], [8, 9, 4, 5], [2, 3, 0, 0]], dtype=torch.int32)
+    rows, lengths = torch.tensor([2, 1]), torch.tensor([1, 3], dtype=torch.int32)
+    assert page_table(tokens, rows, 2, 2).tolist() == [[1, 0], [4, 2]]
+    assert page_table(tokens, rows, 1, 3).dtype == torch.int32
+    mapping = torch.arange(10).flip(0)
+    mapping[4] = -1
+    assert page_table(tokens, rows, 1, 3, mapping).tolist() == [[7, 6, 9], [1, 0, 0]]
+    found = keys_of(tokens, rows, lengths, [1, 3])
+    assert (found.slots.tolist(), found.starts.tolist()) == ([2, 8, 9, 4], [0, 1, 4])
+    assert keys_of(tokens, rows, lengths, [1, 3], mapping).slots.tolist() == [7, 1, 0, 0]

@@ -1,0 +1,136 @@
+"""A driver that does what vLLM does with an attention backend, step by step, for one layer.
+
+Blocks are taken from a pool in no order and given back; tokens of a step lie behind each other,
+those of requests with few new ones first; tables and slots are made as vLLM makes them; the cache
+is written by `do_kv_cache_update` and read by `forward`. Whatever nobody wrote is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from types import ModuleType, SimpleNamespace
+
+import torch
+
+from tests.blackwell_engines.requests import NOWHERE, Request, Shape, packed
+from tests.blackwell_engines.vllm.stand_ins import CommonAttentionMetadata
+
+WIDTH = 6  # columns of a block table
+STRIDES = {  # of [B, H, N, C], by the order of memory
+    "LBHNC": (0, 1, 2, 3),
+    "LBNHC": (0, 2, 1, 3),
+    "LHBNC": (1, 0, 2, 3),
+}
+
+
+def cache_of(shape: Shape, blocks: int, block_size: int, layout: str) -> torch.Tensor:
+    """[blocks, kv_heads, block_size, 2 head_dim] in that order of memory, NaN."""
+    sizes = (blocks, shape.kv_heads, block_size, 2 * shape.head_dim)
+    order = STRIDES[layout]
+    if shape.kv_dtype is not None:
+        memory = torch.full([sizes[d] for d in order], 0x7F, dtype=torch.uint8)
+    else:
+        memory = torch.full([sizes[d] for d in order], math.nan, dtype=shape.dtype)
+    return memory.permute([order.index(d) for d in range(4)])
+
+
+class Engine:
+    """One layer of `shape`; drafts: tokens that a decoded request may have beside its newest."""
+
+    def __init__(
+        self,
+        plugin: ModuleType,
+        shape: Shape,
+        *,
+        blocks: int = 24,
+        block_size: int = 16,
+        layout: str = "LBNHC",
+        drafts: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        self.shape, self.block_size, self.device = shape, block_size, device
+        backend = plugin.BlackwellKernelsBackend
+        dtype = "fp8" if shape.kv_dtype is not None else "auto"
+        self.cache = cache_of(shape, blocks, block_size, layout).to(device)
+        self.free = random.Random(blocks).sample(range(blocks), blocks)
+        self.builder = backend.get_builder_cls()(
+            SimpleNamespace(block_size=block_size), ["layer"], SimpleNamespace(drafts=drafts), None
+        )
+        window = None if shape.window is None else shape.window + 1
+        self.impl = backend.get_impl_cls()(
+            shape.q_heads, shape.head_dim, shape.head_dim**-0.5, shape.kv_heads, None, window,
+            dtype, shape.softcap, "decoder", None,
+            **({"sinks": shape.sink_logits.to(device)} if shape.sinks else {}),
+        )  # fmt: skip
+        k_scale, v_scale = shape.scales
+        self.layer = SimpleNamespace(
+            _k_scale=torch.tensor(k_scale, device=device),
+            _v_scale=torch.tensor(v_scale, device=device),
+            _k_scale_float=k_scale, _v_scale_float=v_scale,
+        )  # fmt: skip
+        self.requests: dict[int, Request] = {}
+
+    def admit(self, name: int, length: int) -> None:
+        """A request that will have so many tokens."""
+        self.requests[name] = Request(name, self.shape, length)
+
+    def preempt(self, name: int) -> None:
+        """Its blocks are others'; it will begin again."""
+        request = self.requests[name]
+        self.free += request.pages
+        request.pages, request.done = [], 0
+
+    def metadata(
+        self, plan: dict[int, int], padded_requests: int = 0
+    ) -> tuple[CommonAttentionMetadata, list[Request]]:
+        """Of a step with so many new tokens of each; padded: requests of a captured graph."""
+        size, order = self.block_size, [self.requests[name] for name in plan]
+        count = max(len(plan), padded_requests)
+        table = torch.full((count, WIDTH), NOWHERE, dtype=torch.int32)
+        lengths, ends, slots = [*plan.values()], torch.zeros(count, dtype=torch.int32), []
+        for row, (request, new) in enumerate(zip(order, lengths, strict=True)):
+            ends[row] = request.done + new
+            while len(request.pages) * size < request.done + new:
+                request.pages.append(self.free.pop())
+            table[row, : len(request.pages)] = torch.tensor(request.pages)
+            for token in range(request.done, request.done + new):
+                slots.append(request.pages[token // size] * size + token % size)
+        tokens = padded_requests * lengths[0] if padded_requests else len(slots)
+        starts = torch.tensor([0, *lengths]).cumsum(0).int()
+        starts = torch.cat((starts, starts[-1:].expand(count - len(lengths))))
+        slots += [-1] * (tokens - len(slots))
+        return CommonAttentionMetadata(
+            query_start_loc=starts.clone().to(self.device),
+            query_start_loc_cpu=starts,
+            seq_lens=ends.to(self.device),
+            num_reqs=count,
+            num_actual_tokens=tokens,
+            max_query_len=max(lengths),
+            max_seq_len=int(ends.max()),
+            block_table_tensor=table.to(self.device),
+            slot_mapping=torch.tensor(slots, device=self.device),
+        ), order
+
+    def step(self, plan: dict[int, int], padded_requests: int = 0, beside: int = 3) -> None:
+        """Run it, and judge every new token; beside: rows of the model's tensors that are no
+        token's."""
+        common, order = self.metadata(plan, padded_requests)
+        rows = common.num_actual_tokens + beside
+        new = [slice(r.done, r.done + n) for r, n in zip(order, plan.values(), strict=True)]
+        q, k, v = (
+            packed([getattr(r, x)[part] for r, part in zip(order, new, strict=True)], rows)
+            for x in "qkv"
+        )
+        q, k, v = (x.to(self.device) for x in (q, k, v))
+        self.impl.do_kv_cache_update(self.layer, k, v, self.cache, common.slot_mapping)
+        step = self.builder.build(0, common)
+        out = q.new_full((rows, self.shape.q_heads, self.shape.head_dim), 777.0)
+        given = self.impl.forward(self.layer, q, k, v, self.cache, step, out)
+        assert given is out
+        assert (out[common.num_actual_tokens :] == 777.0).all(), "rows of nobody were written"
+        first = 0
+        for request, part in zip(order, new, strict=True):
+            size = part.stop - part.start
+            request.judge(out[first : first + size].cpu(), part.start)
+            request.done, first = part.stop, first + size

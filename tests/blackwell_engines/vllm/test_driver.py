@@ -1,0 +1,75 @@
+"""The plugin under a driver: steps of an engine, each request beside attention's definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernelkit.call.launch import emulation
+from tests.blackwell_engines.requests import Shape
+from tests.blackwell_engines.vllm.engine import STRIDES, Engine
+
+SHAPES = {
+    "plain": Shape(),
+    "gpt-oss": Shape(q_heads=8, kv_heads=1, window=17, sinks=True),
+    "gemma": Shape(window=9, softcap=20.0, head_dim=128),
+    "fp8": Shape(kv_dtype=torch.float8_e4m3fn, scales=(0.5, 0.25)),
+    "fp16": Shape(dtype=torch.float16, kv_heads=4),
+    "head-dim-96": Shape(head_dim=96),
+}
+
+
+def serve(engine: Engine) -> None:
+    """Pieces of prompts, decoding, both in a step, a preemption, and a request that comes late."""
+    for name, length in ((1, 60), (2, 40), (3, 90)):
+        engine.admit(name, length)
+    engine.step({1: 20})
+    engine.step({1: 1, 2: 33})
+    engine.step({1: 1, 2: 1, 3: 50})
+    engine.preempt(1)
+    engine.step({2: 1, 3: 17})
+    engine.step({3: 1, 2: 1, 1: 23})
+    engine.step({1: 1, 2: 1, 3: 1})
+
+
+@pytest.mark.parametrize("layout", STRIDES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_by_definition(name, layout, plugin, engines_by_definition):
+    serve(Engine(plugin, SHAPES[name], layout=layout))
+    names = {"append", "attention"} | ({"decode"} if name != "head-dim-96" else set())
+    assert set(engines_by_definition) == names
+
+
+# Caches in e4m3 are refused by sm_89: test_plugin.py.
+SERVED = [
+    (arch, name)
+    for arch in ("sm_100a", "sm_90a", "sm_89")
+    for name in SHAPES
+    if SHAPES[name].kv_dtype is None or arch != "sm_89"
+]
+
+
+@pytest.mark.parametrize(("arch", "name"), SERVED)
+def test_kernels(name, arch, plugin, poisoned_outputs):
+    with emulation(arch=arch):
+        serve(Engine(plugin, SHAPES[name], layout="LBHNC" if arch == "sm_90a" else "LBNHC"))
+
+
+def test_drafts_are_decoded_together(plugin, engines_by_definition):
+    engine = Engine(plugin, SHAPES["plain"], drafts=2)
+    for name in (1, 2, 3):
+        engine.admit(name, 60)
+    engine.step({1: 9, 2: 20})
+    engine.step({1: 3, 2: 3, 3: 11})
+    engine.step({1: 3, 2: 3, 3: 2})
+    assert engines_by_definition[-2:] == ["decode", "attention"]
+
+
+def test_rows_of_padding_of_a_graph(plugin, engines_by_definition):
+    """A captured batch of four has two requests: the others see nothing, and write nothing."""
+    engine = Engine(plugin, SHAPES["plain"])
+    for name in (1, 2):
+        engine.admit(name, 60)
+    engine.step({1: 9, 2: 20})
+    engine.step({1: 1, 2: 1}, padded_requests=4)
+    assert engines_by_definition[-2:] == ["append", "decode"]

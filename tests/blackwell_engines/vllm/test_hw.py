@@ -1,0 +1,63 @@
+"""On a GPU: the driver's steps, and a captured step that is repeated with what the engine wrote.
+
+`python -m pytest --hw -m hw tests/blackwell_engines/vllm/test_hw.py`
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.blackwell_engines.requests import packed
+from tests.blackwell_engines.vllm.engine import STRIDES, Engine
+from tests.blackwell_engines.vllm.test_driver import SHAPES, serve
+
+pytestmark = [pytest.mark.hw, pytest.mark.usefixtures("poisoned_outputs")]
+PADDED = 4  # requests of the captured batch
+
+
+@pytest.mark.parametrize("layout", STRIDES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_steps(name, layout, plugin):
+    serve(Engine(plugin, SHAPES[name], layout=layout, device="cuda"))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_captured_step(name, plugin):
+    """Two requests in a batch of four: lengths, tables and slots change in place."""
+    engine, plan = Engine(plugin, SHAPES[name], device="cuda"), {1: 1, 2: 1}
+    for request, length in ((1, 60), (2, 60)):
+        engine.admit(request, length)
+    engine.step({1: 14, 2: 30})
+    common, order = engine.metadata(plan, PADDED)
+    step, static = engine.builder.build_for_cudagraph_capture(common), _tensors(order)
+    out = torch.empty_like(static[0])
+
+    def run() -> None:
+        cache = engine.cache
+        engine.impl.do_kv_cache_update(engine.layer, *static[1:], cache, common.slot_mapping)
+        engine.impl.forward(engine.layer, *static, cache, step, out)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for _ in range(20):  # across the end of a block
+        graph.replay()
+        for row, request in enumerate(order):
+            request.judge(out[row : row + 1].cpu(), request.done)
+            request.done += 1
+        fresh, _ = engine.metadata(plan, PADDED)
+        for field in ("seq_lens", "block_table_tensor", "slot_mapping"):
+            getattr(common, field).copy_(getattr(fresh, field))
+        for old, new in zip(static, _tensors(order), strict=True):
+            old.copy_(new)
+
+
+def _tensors(order: list) -> list[torch.Tensor]:
+    """q, k and v of the next token of each, and rows of padding."""
+    return [
+        packed([getattr(r, name)[r.done : r.done + 1] for r in order], PADDED).cuda()
+        for name in "qkv"
+    ]

@@ -1,0 +1,170 @@
+"""What the plugin tells vLLM, and what it refuses; graphs: nothing is read from the device."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import blackwell_engines.vllm
+from blackwell_engines.vllm.cache import pages_of
+from tests.blackwell_engines.requests import Shape
+from tests.blackwell_engines.vllm.engine import Engine, cache_of
+from tests.blackwell_engines.vllm.stand_ins import AttentionBackendEnum
+
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+def test_vllm_is_not_imported_with_the_package():
+    assert "vllm" not in sys.modules
+
+
+def test_the_entry_point_registers_once(plugin):
+    for _ in range(2):
+        blackwell_engines.vllm.register()
+    path = AttentionBackendEnum.__members__[blackwell_engines.vllm.NAME].value
+    module, _, name = path.rpartition(".")
+    assert getattr(sys.modules[module], name) is plugin.BlackwellKernelsBackend
+    assert plugin.BlackwellKernelsBackend.get_name() == blackwell_engines.vllm.NAME
+
+
+def test_the_entry_point_is_declared(pyproject):
+    points = pyproject["project"]["entry-points"]["vllm.general_plugins"]
+    assert points == {"blackwell_kernels": "blackwell_engines.vllm:register"}
+    installed = [e for e in entry_points(group="vllm.general_plugins") if "blackwell" in e.name]
+    assert all(point.value == points["blackwell_kernels"] for point in installed)
+
+
+@pytest.mark.parametrize(
+    ("head_size", "dtype", "cache", "capability", "reason"),
+    [
+        (128, BF16, "auto", (10, 0), None),
+        (128, BF16, "auto", (8, 0), None),
+        (64, FP16, "float16", (12, 0), None),
+        (96, BF16, "auto", (9, 0), None),
+        (512, BF16, "bfloat16", (10, 3), None),
+        (128, BF16, "fp8", (9, 0), None),
+        (256, BF16, "fp8_e4m3", (10, 0), None),
+        (128, FP16, "fp8", (9, 0), "float16 of q beside keys in e4m3"),
+        (80, BF16, "fp8", (9, 0), "K and V in e4m3 by mma.sync"),
+        (128, BF16, "fp8", (8, 6), "e4m3 keys on sm_86"),
+        (128, BF16, "fp8", (8, 9), "K and V in e4m3 by mma.sync"),
+        (128, BF16, "auto", (7, 5), "compute capability 7.5: kernels are there for"),
+        (128, BF16, "float16", (9, 0), "differ in dtype"),
+    ],
+)
+def test_combinations(head_size, dtype, cache, capability, reason, plugin):
+    found = plugin.BlackwellKernelsBackend.supports_combination(
+        head_size, dtype, cache, 16, False, True, False, False,
+        SimpleNamespace(major=capability[0], minor=capability[1]),
+    )  # fmt: skip
+    assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"alibi_slopes": [1.0]}, NotImplementedError, "alibi_slopes"),
+        ({"attn_type": "encoder_only"}, NotImplementedError, "attn_type encoder_only"),
+        ({"kv_cache_dtype": "int8_per_token_head"}, NotImplementedError, "kv_cache_dtype 'int8"),
+        ({"sinks": torch.zeros(3)}, ValueError, r"sinks \(3,\): one for each of 4"),
+    ],
+)
+def test_layers_that_are_refused(changes, error, match, plugin):
+    with pytest.raises(error, match=match):
+        plugin.BlackwellKernelsImpl(4, 64, 0.125, 2, **changes)
+
+
+def test_steps_that_are_refused(plugin):
+    engine = Engine(plugin, Shape())
+    engine.admit(1, 10)
+    common, _ = engine.metadata({1: 5})
+    common.causal = False
+    with pytest.raises(NotImplementedError, match="causal False"):
+        engine.builder.build(0, common)
+    out = torch.zeros(5, 4, 64).bfloat16()
+    with pytest.raises(NotImplementedError, match="output_scale"):
+        engine.impl.forward(engine.layer, out, out, out, engine.cache, None, out, torch.ones(1))
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0, float("nan"), float("inf")])
+def test_an_fp8_layer_without_scales_is_named(scale, plugin):
+    """-1.0 is what the engine has where the checkpoint sets none; nothing is written or read."""
+    engine = Engine(plugin, Shape(kv_dtype=torch.float8_e4m3fn, scales=(0.5, scale)))
+    engine.layer.layer_name = "model.layers.3.self_attn.attn"
+    rows, before = torch.ones(5, 2, 64).bfloat16(), engine.cache.clone()
+    words = rf"layer model.layers.3.self_attn.attn: v_scale is {scale}, .*: the checkpoint sets no"
+    with pytest.raises(ValueError, match=words):
+        engine.impl.do_kv_cache_update(engine.layer, rows, rows, engine.cache, torch.arange(5))
+    assert torch.equal(engine.cache, before)
+    out = torch.zeros(5, 4, 64).bfloat16()
+    engine.admit(1, 10)
+    common, _ = engine.metadata({1: 5})
+    with pytest.raises(ValueError, match=words):
+        engine.impl.forward(
+            engine.layer, out, rows, rows, engine.cache, engine.builder.build(0, common), out
+        )
+
+
+def test_a_run_that_measures_memory_is_given_zeros(plugin):
+    engine, out = Engine(plugin, Shape()), torch.ones(5, 4, 64).bfloat16()
+    engine.impl.forward(engine.layer, out, out, out, torch.tensor([]), None, out)
+    assert not out.any()
+    engine.impl.do_kv_cache_update(engine.layer, out, out, torch.tensor([]), torch.zeros(5))
+
+
+def test_caches_that_are_refused():
+    cache = cache_of(Shape(), 3, 16, "LBHNC")
+    with pytest.raises(ValueError, match=r"kv_cache \(3, 2, 16, 128\): \[blocks, kv_heads"):
+        pages_of(cache, 128)
+    with pytest.raises(NotImplementedError, match="kv_cache_dtype 'fp8_e5m2'"):
+        pages_of(cache, 64, "fp8_e5m2")
+    with pytest.raises(ValueError, match=r"kv_cache is torch.bfloat16, kv_cache_dtype 'fp8'"):
+        pages_of(cache, 64, "fp8")
+
+
+def test_pages_are_views():
+    cache = cache_of(Shape(), 3, 16, "LBNHC")
+    k, v = pages_of(cache, 64)
+    assert k.shape == v.shape == (3, 16, 2, 64)
+    assert k.data_ptr() == cache.data_ptr()
+    assert v.data_ptr() == cache.data_ptr() + 64 * cache.itemsize
+
+
+def test_what_is_decoded_reads_the_engines_own_tensors(plugin):
+    """A captured graph reads at the next step what the engine wrote where it always does."""
+    engine = Engine(plugin, Shape())
+    for name in (1, 2):
+        engine.admit(name, 10)
+    common, _ = engine.metadata({1: 1, 2: 1}, padded_requests=3)
+    step = engine.builder.build(0, common)
+    assert (step.requests, step.tokens, step.rest, step.starts) == (3, 1, 0, None)
+    captured = engine.builder.build_for_cudagraph_capture(common)
+    assert captured.bound > 100 * step.bound, "requests of a captured step grow"
+    assert step.seq_lens.data_ptr() == common.seq_lens.data_ptr()
+    assert step.table.data_ptr() == common.block_table_tensor.data_ptr()
+
+
+class _OnDevice(torch.Tensor):
+    """A tensor of which the host may look at nothing but its layout."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        names = ("item", "tolist", "__bool__", "__int__", "__index__", "cpu", "numpy", "max")
+        assert getattr(function, "__name__", "") not in names, f"the host waits for {function}"
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_a_step_is_made_without_waiting(plugin):
+    engine = Engine(plugin, Shape())
+    for name in (1, 2, 3):
+        engine.admit(name, 30)
+    common, _ = engine.metadata({1: 1, 2: 1, 3: 9})
+    for name in ("query_start_loc", "seq_lens", "block_table_tensor", "slot_mapping"):
+        setattr(common, name, getattr(common, name).as_subclass(_OnDevice))
+    step = engine.builder.build(0, common)
+    assert (step.requests, step.tokens, step.rest, step.longest) == (2, 1, 9, 9)
+    assert step.starts.as_subclass(torch.Tensor).tolist() == [0, 9]

@@ -1,0 +1,1 @@
+"""The commands of scripts/, and what stands behind them in lab/."""

@@ -1,0 +1,16 @@
+"""What tests of several files here share."""
+
+from __future__ import annotations
+
+import pytest
+
+from mla.compressor import launch as compressor
+from mla.indexer import query_launch, scores_launch, select_launch
+from tests.kvcache.conftest import no_launches  # noqa: F401
+
+
+@pytest.fixture
+def nothing_runs(no_launches, monkeypatch):  # noqa: F811
+    """Nothing compiles, no kernel of the compressors and of the indexer is launched."""
+    for module in (compressor, query_launch, scores_launch, select_launch):
+        monkeypatch.setattr(module, "launch", lambda *_: pytest.fail("launched"))

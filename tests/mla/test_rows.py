@@ -1,0 +1,13 @@
+"""Tokens of sparse attention and of its indexer do not depend on tokens of other requests."""
+
+from __future__ import annotations
+
+from lab.soak.rows import subjects
+from tests.rows import changed, each_kind
+
+SUBJECTS = [each for each in subjects.SUBJECTS if each.name.startswith("mla")]
+
+
+@each_kind(SUBJECTS)
+def test_other_rows_keep_their_bits(subject, number):
+    assert not changed(subject, number)

@@ -1,0 +1,97 @@
+"""Scores of index keys in the emulator, under its checker, by both kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mla.indexer import scores_launch
+from mla.indexer.api import scores
+from mla.indexer.formats import FORMATS
+from mla.indexer.scores_config import BlockScaledConfig, grid_for
+from tests.mla.scores_cases import UNTOUCHED, Scored, check_scores
+
+# Requests of one token and of several, a token that sees nothing, one that sees a whole tile.
+MIXED = ((0, 3), (1, 261), (1, 260), (3, 0), (2, 128), (2, 129), (2, 1), (3, 40), (0, 1))
+ON = {"sm_90a": ("warp",), "sm_100a": ("tcgen05", "warp")}  # kernels, the one of 'auto' first
+
+
+@pytest.mark.parametrize(
+    ("case", "arch"),
+    [
+        (Scored(longest=3, data_offset=0), "sm_100a"),
+        (Scored("indexer_fp8", heads=32, out="bf16"), "sm_90a"),
+        (Scored("indexer_bf16", heads=16, rows=128, longest=2), "sm_100a"),
+    ],
+    ids=str,
+)
+def test_scores(case, arch):
+    check_scores(case, arch=arch)
+
+
+@pytest.mark.parametrize("arch", ON)
+def test_one_cta(monkeypatch, arch):
+    """More tiles than there are accumulators, boxes that begin anywhere in pages, several runs."""
+    monkeypatch.setattr(scores_launch, "grid_for", lambda *_: (1, 1))
+    tokens = ((1, 600), (1, 520), (0, 1), (2, 200))
+    check_scores(Scored(heads=16, rows=24, tokens=tokens, longest=2), arch=arch)
+
+
+# An H100 runs what is here for sm_90a (test_indexer_hw.py).
+@pytest.mark.parametrize("arch", ON)
+@pytest.mark.parametrize("record", FORMATS)
+@pytest.mark.parametrize(
+    ("heads", "rows", "out", "longest"),
+    [
+        (64, 32, "fp32", 3),
+        (64, 64, "bf16", 1),
+        (32, 24, "bf16", 3),
+        (16, 8, "fp32", 1),
+        (128, 256, "fp32", 3),
+    ],
+)
+def test_every_kind(record, heads, rows, out, longest, arch):
+    for kernel in ON[arch]:
+        if kernel == "warp" or record == "indexer_fp4":
+            case = Scored(record, MIXED, heads, rows, out, longest, columns=270, seed=heads)
+            check_scores(case, arch=arch, kernel=kernel)
+
+
+@pytest.mark.parametrize("arch", ON)
+def test_many_tiles(monkeypatch, arch):
+    """More than the ring has stages, in runs one behind another, by two CTAs."""
+    monkeypatch.setattr(scores_launch, "grid_for", lambda *_: (2, 2))
+    tokens = ((1, 1500), (1, 1501), (0, 2600), (2, 300), (2, 1), (3, 2600))
+    check_scores(Scored(tokens=tokens, heads=32, longest=2), arch=arch)
+
+
+@pytest.mark.parametrize(
+    ("record", "arch", "kernel"),
+    [*((record, "sm_90a", "warp") for record in FORMATS), ("indexer_fp4", "sm_100a", "tcgen05")],
+)
+def test_bits_do_not_depend_on_neighbours(record, arch, kernel):
+    """The same tokens alone, and in groups with others."""
+    alone, grouped = (
+        check_scores(Scored(record, MIXED, 32, longest=longest), arch=arch, kernel=kernel)
+        for longest in (1, 3)
+    )
+    assert torch.equal(alone.view(torch.int32), grouped.view(torch.int32))
+
+
+def test_nothing_to_do():
+    for case in (Scored(tokens=()), Scored(tokens=((0, 0),))):
+        rows, query, tables, out = case.build()
+        scores(rows, query, *tables, out)
+        assert (out == UNTOUCHED).all()
+
+
+def test_grids():
+    """CTAs that share tiles, groups: in one wave if that is as good, otherwise in short ones."""
+    config = BlockScaledConfig("indexer_fp4", 32, 4, "fp32", box=32)
+    assert grid_for(config, 9, 1, 264) == (1, 3)
+    assert grid_for(config, 4, 100 * 128, 264) == (100, 1)
+    assert grid_for(config, 8, 300 * 128, 264) == (100, 2)  # three turns of 132 CTAs or of 100
+    # Four waves of 11 turns, not two of 32.
+    assert grid_for(config, 2048, 32 * 128, 396) == (3, 512)
+    ctas, groups = grid_for(config, 40_000, 4096, 264)
+    assert (ctas >= 1, groups) == (True, 10_000)

@@ -1,0 +1,84 @@
+"""What ptxas made of compressors and of score kernels: nothing spills, and as many CTAs as launches
+and grids count on have room on an SM beside each other."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, resources, tools_found
+from kernelkit.compile.compiler import compile_once
+from kernelkit.plan import hw
+from mla.compressor.config import STAGED, EntryConfig, WalkConfig, WindowConfig
+from mla.compressor.launch import ARCHS, WALKED, compile_compressor
+from mla.indexer.formats import FORMATS
+from mla.indexer.scores_config import HEADS, BlockScaledConfig, tokens_for, warp_config
+from mla.indexer.scores_launch import SOURCES
+from mla.indexer.sm100.plan import ROLES, make_plan
+
+pytestmark = pytest.mark.usefixtures("whole_ptxas")
+
+REGISTERS_UNIT = 256  # in which a warp gets them
+ENTRIES = (
+    EntryConfig("fp8_584", 4, 2, 512),
+    EntryConfig("bf16_512", 4, 2, 512),
+    EntryConfig("fp8_656", 128, 1, 512),
+    EntryConfig("fp8_584", 128, 1, 512),
+    EntryConfig("indexer_fp4", 4, 2, 128),
+    EntryConfig("indexer_fp8", 4, 2, 128),
+)
+CHUNKS = (False, True)
+COMPRESSORS = [
+    *(WindowConfig(**vars(e), chunk=c) for e, c in itertools.product(ENTRIES, CHUNKS)),
+    *(WalkConfig(**vars(ENTRIES[3]), staged=(WALKED, STAGED)[c], chunk=c) for c in CHUNKS),
+]
+SIZES = [(heads, tokens_for(heads, longest)) for heads in HEADS for longest in (1, 2)]
+SIZES = [*dict.fromkeys(SIZES)]
+BLOCK_SCALED = [BlockScaledConfig("indexer_fp4", *size, "fp32", box=32) for size in SIZES]
+WARP = [
+    (warp_config(record, *size, "fp32", arch), arch)
+    for record, size, arch in itertools.product(FORMATS, SIZES, ARCHS)
+]
+
+
+@pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS)
+@pytest.mark.parametrize(
+    ("config", "arch"),
+    [
+        *itertools.product(COMPRESSORS, ARCHS),
+        *((config, "sm_100a") for config in BLOCK_SCALED),
+        *WARP,
+    ],
+    ids=str,
+)
+def test_no_config_spills(config, arch, tmp_path):
+    """And so many CTAs find their registers on an SM."""
+    if config in COMPRESSORS:
+        compiled = compile_compressor(config, arch)
+    else:
+        compiled = compile_once(config, arch, SOURCES[type(config)])
+    threads, sizes = config, config
+    if config in BLOCK_SCALED:
+        threads, sizes = ROLES, make_plan(config)
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(compiled.cubin)
+    (usage,) = resources(cubin)
+    assert usage.stack == 0
+    per_warp = -(-usage.registers * hw.WARP_THREADS // REGISTERS_UNIT) * REGISTERS_UNIT
+    warps = sizes.ctas_per_sm * threads.threads // hw.WARP_THREADS
+    assert warps * per_warp <= hw.REGISTERS_PER_SM
+
+
+@pytest.mark.parametrize("config", [*COMPRESSORS, *(config for config, _ in WARP)], ids=str)
+def test_shared_memory(config):
+    """Of CTAs that share an SM, the system's part of each included."""
+    smem = config.smem_bytes + hw.SMEM_RESERVED_BYTES
+    assert config.ctas_per_sm * smem <= hw.SMEM_BYTES_PER_SM
+
+
+@pytest.mark.parametrize("config", BLOCK_SCALED, ids=str)
+def test_memory_of_block_scaled_scores(config):
+    plan = make_plan(config)
+    assert plan.ctas_per_sm * (plan.smem.bytes + hw.SMEM_RESERVED_BYTES) <= hw.SMEM_BYTES_PER_SM
+    assert plan.ctas_per_sm * plan.tmem.allocated <= hw.TMEM_COLUMNS
