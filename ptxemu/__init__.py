@@ -22,8 +22,9 @@ from ptxemu.errors import (
     PtxSyntaxError,
     UnsupportedPtx,
 )
+from ptxemu.findings import Access, Finding
 from ptxemu.options import Options
-from ptxemu.report import Access, Finding, LaunchReport, Report
+from ptxemu.report import LaunchReport, Report
 
 if TYPE_CHECKING:
     from ptxemu.module import Module, load

@@ -20,7 +20,6 @@ from ptxemu.codegen.analysis import Analysis
 from ptxemu.codegen.program import Layout, Program
 from ptxemu.errors import Deadlock, HardwareRefusal, PtxEmuError, UnsupportedPtx
 from ptxemu.inspect.inspection import Inspection
-from ptxemu.inspect.request import Stop
 from ptxemu.kept import kept
 from ptxemu.machine.machine import Machine
 from ptxemu.machine.memory import Allocated, Fixed, GlobalMemory, Range
@@ -30,6 +29,7 @@ from ptxemu.one_launch import one_at_a_time
 from ptxemu.options import Options
 from ptxemu.record.recorder import Recorder
 from ptxemu.report import LaunchReport
+from ptxemu.request import Stop
 from ptxemu.syntax.parser import TYPE_BYTES, parse
 from ptxemu.syntax.tree import Entry, Imm, Variable
 
@@ -233,7 +233,7 @@ class Module:
         """Run to the end, and tell who watches and looks inside if there is an error on the way."""
         try:
             with no_collection() if machine.options.record else nullcontext():
-                report = processes.run(machine, checker)
+                report = LaunchReport.of(processes.run(machine, checker), inspection=inspection)
             if checker:
                 report.partly = checker.completed()
                 report.unused = checker.unused_data()
@@ -245,12 +245,12 @@ class Module:
             if isinstance(error, Deadlock):
                 error.message = explain(error.stall, machine.program, machine.options, self.text)
             words = f"{type(error).__name__}: {error}"
-            watch.note(machine.report_with(stopped=words, inspection=inspection))
+            stopped = machine.report_with(stopped=words)
+            watch.note(LaunchReport.of(stopped, inspection=inspection))
             if inspection:
                 inspection.ended(failed=True)
             raise
         self._note_versions(machine.program)
-        report.inspection = inspection
         if inspection:
             inspection.ended()
         return report

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ptxemu.inspect.request import Inspect
+if TYPE_CHECKING:  # numpy comes with it, and `--help` does without
+    from ptxemu.request import Inspect
 
 POLICIES = ("round-robin", "random", "adversarial")
 FAST, ALIGNED = ACCUMULATIONS = ("fast", "aligned")

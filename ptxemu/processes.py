@@ -29,10 +29,10 @@ import numpy as np
 from ptxemu import watch
 from ptxemu.check.checker import Checker
 from ptxemu.errors import Deadlock, LimitExceeded
+from ptxemu.findings import Finding, Launch
 from ptxemu.machine.machine import Machine
 from ptxemu.machine.memory import FIRST_ADDRESS
 from ptxemu.machine.touched import Shared, WatchedMemory, talk
-from ptxemu.report import Finding, LaunchReport
 
 _TALK = "its CTAs touch what others write"
 _INSTRUCTIONS = {
@@ -57,7 +57,7 @@ class _Part:
     checked: Any = None  # see `Checker.told`
 
 
-def run(machine: Machine, checker: Checker | None) -> LaunchReport:
+def run(machine: Machine, checker: Checker | None) -> Launch:
     """The launch of `machine`, which may be watched by `checker` alone, in as many processes as its
     options allow and its CTAs let it. Raises what `Machine.run` raises."""
     options, total = machine.options, machine.scheduler.total

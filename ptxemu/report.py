@@ -1,171 +1,31 @@
-"""What a launch leaves behind: counts per warp and opcode, bytes per path, timeline, findings."""
+"""What a launch leaves behind, with what it was recorded and inspected by."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ptxemu.options import Options
-from ptxemu.syntax.tree import Instr
-from ptxemu.trace import Trace
+from ptxemu.findings import Launch, Launches
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # numpy comes with them, and `--help` does without
     from ptxemu.inspect.inspection import Inspection
     from ptxemu.record.recording import Recording
 
-ERROR, NOTE = "error", "note"
-MANUAL = "manual"  # the check of what the manual alone asks for
-
-
-def place_of(instr: Instr) -> dict[str, Any]:
-    """Where an instruction stands, in the fields of `Access` and `Finding`."""
-    return {"line": instr.line, "text": instr.text, "source": instr.source}
-
-
-@dataclass(frozen=True)
-class Access:
-    """One side of a finding: who touched which bytes, with which instruction.
-
-    agent       the warp on whose behalf it happened, such as "warp 4 of cta(0,0,0)".
-    role        the operation, such as "tcgen05.mma" (what a warp does in its CTA is told by
-                `ptxemu.check.roles`).
-    what        "read" or "write", or another word for what was done, such as "init".
-    space       "shared", "tensor" or "global"; may go on, as in "shared memory of cta(0,0,0)".
-    first, last the range, both inclusive: bytes; columns in tensor memory.
-    line, text  the instruction and its line in the PTX.
-    source      "path/file.py:123", where the PTX has line information.
-    known_as    the range in words of the launch, such as "parameter 2 + 1,024 bytes".
-    """
-
-    agent: str
-    role: str = ""
-    what: str = ""
-    space: str = ""
-    first: int = 0
-    last: int = 0
-    line: int = 0
-    text: str = ""
-    source: str = ""
-    known_as: str = ""
-
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """Equal where one line of Python, or of PTX where it has no line information, does the same
-        to the same kind of memory: an unrolled loop is one place."""
-        return self.source or str(self.line), self.role, self.what, self.space.partition(" ")[0]
-
-    @property
-    def warp(self) -> int | None:
-        """Index of the warp in its CTA, where the agent names one."""
-        found = re.search(r"\bwarp (\d+)", self.agent)
-        return int(found[1]) if found else None
-
-    @property
-    def cta(self) -> str:
-        """Such as "cta(0,0,0)", where the agent names one."""
-        found = re.search(r"cta ?\([\d, ]+\)", self.agent)
-        return found[0] if found else ""
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values, by the names of the fields and `warp` and `cta`."""
-        return {**asdict(self), "warp": self.warp, "cta": self.cta}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a check noticed without stopping the launch.
-
-    check       its name: race, uninitialised, tmem, mbarrier, barrier, exited, store-source, ...
-    message     one sentence; for a race, which clock lacks which edge.
-    severity    "error"; "note" for what the manual asks for and hardware does without.
-    line, text, source  the instruction where it was noticed, as in `Access`.
-    accesses    the accesses that contradict each other, the earlier one first.
-    missing     the instruction that is likely to be missing, and where.
-    rule        the section of the manual that asks for it.
-    why         what the launch did instead, as far as that is known.
-    """
-
-    check: str
-    message: str
-    severity: str = ERROR
-    line: int = 0
-    text: str = ""
-    source: str = ""
-    accesses: tuple[Access, ...] = ()
-    missing: str = ""
-    rule: str = ""
-    why: str = ""
-
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """Equal for findings that have one cause: the same instructions, whoever executed them, in
-        either order; the same words where no instruction is known."""
-        sides = tuple(sorted(a.place for a in self.accesses)) or (self.source or self.line,)
-        words = "" if self.line or any(access.line for access in self.accesses) else self.message
-        return self.check, self.severity, sides, self.missing, words
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON values, by the names of the fields."""
-        return {**vars(self), "accesses": [access.to_json() for access in self.accesses]}
-
 
 @dataclass
-class LaunchReport:
-    """One kernel launch. Warp indices are within the CTA; counts are summed over all CTAs."""
+class LaunchReport(Launch):
+    """One kernel launch: counts, findings, trace, and what options asked to keep of it."""
 
-    entry: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    cluster: tuple[int, int, int]
-    # warp -> opcode -> warp-instructions; path such as "tma.load" -> bytes, and -> operations
-    by_warp: dict[int, Counter[str]] = field(default_factory=dict)
-    bytes: Counter[str] = field(default_factory=Counter[str])
-    counts: Counter[str] = field(default_factory=Counter[str])
-    seconds: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
-    trace: Trace | None = None
-    recording: Recording | None = None
-    options: Options = field(default_factory=Options)
-    stopped: str = ""  # the error that ended the launch early
-    # of a checked launch: allocations that it wrote in part, such as "parameter 2: 64 of 128 bytes"
-    partly: list[str] = field(default_factory=list)
-    # and what it fetched or computed and did not use, see `ptxemu.check.unused`
-    unused: list[str] = field(default_factory=list)
-    processes: int = 1  # that its CTAs ran in
-    alone: str = ""  # why it was one, where `Options.processes` allows more
+    recording: Recording | None = None  # of `Options.record`
     inspection: Inspection | None = None  # what `Options.inspect` asked to see
 
-    @property
-    def warp_instructions(self) -> int:
-        """Warp-instructions executed, over all warps and CTAs."""
-        return sum(sum(counter.values()) for counter in self.by_warp.values())
-
-    @property
-    def errors(self) -> list[Finding]:
-        """The findings that are no mere notes."""
-        return [finding for finding in self.findings if finding.severity == ERROR]
+    @classmethod
+    def of(cls, launch: Launch, **more: Any) -> LaunchReport:
+        """A launch with more that is known of it; counts and findings are shared."""
+        known = {field.name: getattr(launch, field.name) for field in fields(launch)}
+        return cls(**known | more)
 
 
 @dataclass
-class Report:
+class Report(Launches[LaunchReport]):
     """All launches of one host call, in order."""
-
-    launches: list[LaunchReport] = field(default_factory=list)
-
-    @property
-    def findings(self) -> list[Finding]:
-        return [finding for launch in self.launches for finding in launch.findings]
-
-    @property
-    def errors(self) -> list[Finding]:
-        return [finding for launch in self.launches for finding in launch.errors]
-
-    @property
-    def warp_instructions(self) -> int:
-        return sum(launch.warp_instructions for launch in self.launches)
-
-    @property
-    def seconds(self) -> float:
-        return sum(launch.seconds for launch in self.launches)

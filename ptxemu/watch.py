@@ -13,8 +13,9 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
+from ptxemu.findings import Finding
 from ptxemu.options import Options
-from ptxemu.report import Finding, LaunchReport, Report
+from ptxemu.report import LaunchReport, Report
 
 # (entry of the launch, what was found or why it was stopped)
 Hearer = Callable[[str, Finding | str], None]

@@ -21,18 +21,27 @@ def sources(**texts: str) -> list[Source]:
 
 
 def test_a_circle_of_files_and_one_of_folders_are_seen():
-    """Also through an import inside a function, and through files that are none by themselves."""
+    """Also through an import inside a function or for type checkers, in lab/, and through files
+    that are none by themselves."""
     lazily = "def f():\n    from kernelkit.device import tmem\n"
     found = house(sources(**{
         "kernelkit/device/tmem.py": "from kernelkit.device import umma\n",
         "kernelkit/device/umma.py": lazily,
-        "ptxemu/ops/move.py": "from ptxemu.machine import warp\n",
-        "ptxemu/machine/cta.py": "from ptxemu.ops import warp\n",
+        "ptxemu/ops/control.py": "from ptxemu.machine import state\n",
+        "ptxemu/machine/deadlock.py": "from ptxemu.ops import control\n",
     }))  # fmt: skip
     assert found.circles() == [
         ["kernelkit/device/tmem.py", "kernelkit/device/umma.py"],
         ["ptxemu/machine", "ptxemu/ops"],
     ]
+    typed = (
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from lab.soak import naive\n"
+    )
+    found = house(sources(**{
+        "lab/soak/ledger.py": typed,
+        "lab/soak/naive.py": "from lab.soak import ledger\n",
+    }))  # fmt: skip
+    assert found.circles() == [["lab/soak/ledger.py", "lab/soak/naive.py"]]
 
 
 def test_an_arrow_upwards_is_seen():

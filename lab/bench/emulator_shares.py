@@ -30,11 +30,11 @@ PERIOD = 1e-3  # seconds
 ASKED = {
     MMA: (
         *("machine/mma", "machine/operand_format", "machine/scale_factors", "machine/sparsity"),
-        *("machine/sums", "machine/umma_desc", "machine/warpgroup", "machine/wgmma"),
+        *("machine/sums", "machine/umma_desc", "machine/wgmma"),
         *("ops/tcgen05_mma", "ops/warp_fragments", "ops/warp_mma", "ops/wgmma"),
     ),
     MEMORY: (
-        *("machine/access", "machine/im2col", "machine/memory", "machine/swizzle"),
+        *("machine/access", "machine/im2col", "machine/memory", "numerics/swizzle"),
         *("machine/tensor_map", "machine/tma_tile", "machine/tmem"),
         *("ops/async_copy", "ops/async_store", "ops/atomics", "ops/load_store", "ops/matrix_copy"),
         *("ops/tcgen05_copy", "ops/tcgen05_shift", "ops/tensor_copy"),

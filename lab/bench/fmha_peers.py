@@ -21,9 +21,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fmha import attention
 from fmha.config import FP8, AttentionConfig
-from lab.bench.fmha_rows import Problem
 from lab.bench.gqa_peers import MAX_ERROR, WORKSPACE_BYTES, error_of
 from lab.problems.attention import DTYPES
+from lab.problems.attention_rows import Problem
 
 INPUTS = "q, k, v and sinks standard normal, rounded to their dtype"
 OURS = "fmha"

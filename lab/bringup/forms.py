@@ -27,15 +27,14 @@ from unittest import mock
 import numpy as np
 
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.cta import Cta
 from ptxemu.machine.listener import Listener, Place, Position
 from ptxemu.machine.machine import Machine
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.mma import Mma
+from ptxemu.machine.state import Cta, Warp
 from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.machine.tmem_fill import SHAPES, Fill
 from ptxemu.machine.umma_desc import SmemDesc
-from ptxemu.machine.warp import Warp
 from ptxemu.syntax.parser import parse
 from ptxemu.syntax.tree import Entry, Instr, ModuleTree
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from lab.bringup.bundle import name_of
 from lab.bringup.session import BAD
-from lab.bringup.steps import GROUPS
 from lab.report import bringup as overview
 from lab.report import decode, prefill
 from lab.report.documents import Document, read
 from lab.report.figures import tables_of
 from lab.report.page import rendered
+from lab.tools.bringup_words import GROUPS
 
 TEMPLATE = Path(__file__).with_name("page.html")
 # Step -> what draws its figures.

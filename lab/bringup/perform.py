@@ -14,8 +14,9 @@ from lab.bringup.lanes import ANY
 from lab.bringup.page import save
 from lab.bringup.planted import KINDS
 from lab.bringup.runner import BringUp, is_unexpected
-from lab.bringup.session import BAD, NOT_RUN, SKIPPED, Session
-from lab.bringup.steps import ARCHS, GROUPS, Step, steps_of
+from lab.bringup.session import BAD, Session
+from lab.bringup.steps import ARCHS, Step, steps_of
+from lab.tools.bringup_words import GROUPS, NOT_RUN, SKIPPED
 from lab.tools.common import environment, refuse
 from lab.tools.tables import show, table
 

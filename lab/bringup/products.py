@@ -18,8 +18,8 @@ from lab.silicon.conformance.case import Case, Output
 from lab.silicon.conformance.kernel import output
 from lab.silicon.conformance.ptx_program import Buffer, Program
 from lab.silicon.conformance.values import below
-from ptxemu.machine import swizzle as swizzles
 from ptxemu.machine.umma_desc import image_of, smem_desc
+from ptxemu.numerics import swizzle as swizzles
 
 _FORM = re.compile(
     r"mma (?P<kind>\w+) cta_group::(?P<group>\d) m(?P<m>\d+) n(?P<n>\d+) k(?P<k>\d+)"

@@ -19,10 +19,11 @@ from typing import Any
 
 from lab.bringup import gpu, watch
 from lab.bringup.lanes import ANY, Lane, rounds_of
-from lab.bringup.session import BAD, NOT_RUN, SKIPPED, Record, Session, identity_of
+from lab.bringup.session import BAD, Record, Session, identity_of
 from lab.bringup.steps import FOLDER, JSON, Step
 from lab.bringup.watch import WRONG
 from lab.house.source import ROOT
+from lab.tools.bringup_words import NOT_RUN, SKIPPED
 from lab.tools.common import environment
 
 GONE, INTERRUPTED = 3, 130  # exit codes

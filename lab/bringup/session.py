@@ -20,8 +20,8 @@ from kernelkit.compile.trusted import write_whole
 from lab.bringup.steps import Step
 from lab.bringup.watch import HUNG
 from lab.house.source import ROOT, files
+from lab.tools.bringup_words import NOT_RUN
 
-SKIPPED, NOT_RUN = "skipped", "not run"
 BAD = ("wrong", "died", HUNG, NOT_RUN)
 MOST_BYTES = 128 << 10  # of a step's figures in the document; the archive has the others
 FORMAT = 1

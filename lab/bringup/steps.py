@@ -13,18 +13,6 @@ from lab.bringup.assumptions import problems
 
 HOPPER = "sm_90a"
 ARCHS = ("sm_100a", "sm_103a", HOPPER)
-GROUPS = {
-    "doctor": "what is here, and what will run where",
-    "instructions": "every form that kernels use, beside the emulator's bits",
-    "assumptions": "what no kernel known to run there shows, each by a problem that needs it",
-    "kernels": "kernels from small to large, beside their references",
-    "random": "random problems, each twice, beside fp64",
-    "sanitizer": "compute-sanitizer on small problems",
-    "rates": "unit costs of the GPU, as parameters of the cycle model",
-    "speed": "headline problems beside other libraries",
-    "profiles": "one report of Nsight Compute per kernel",
-    "model": "the cycle model with these parameters, beside what was measured",
-}
 # Whose verdict is the same whatever runs beside, so that several may run at a time.
 CHECKS = ("instructions", "assumptions", "kernels", "random", "sanitizer", "model")
 MEASURES = ("rates", "speed", "profiles")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelkit.compile.outside import json_file, require_fields
-from lab.bringup.session import NOT_RUN, SKIPPED
 from lab.house.source import ROOT
+from lab.tools.bringup_words import NOT_RUN, SKIPPED
 
 RESULTS = ROOT / "results"
 README = ROOT / "README.md"

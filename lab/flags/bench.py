@@ -8,8 +8,8 @@ from pathlib import Path
 from fmha.config import FP8, HEAD_DIMS, IO_DTYPES, SCHEDULES
 from gqa_lowlatency.config import KV_DTYPES, TUNABLE
 from kernelkit.compile.arch import ARCHITECTURES
-from lab.bench.fmha_rows import ROWS
 from lab.flags import attention
+from lab.problems.attention_rows import ROWS
 from lab.tools import groups
 from lab.tools.groups import add, switch
 

@@ -1,7 +1,7 @@
 """Which file imports which: circles, and arrows upwards.
 
-Every import counts, also one inside a function; what stands under TYPE_CHECKING imports nothing. A
-folder imports what its files do, so that a package has an order, too.
+Every import of a package or of lab/ counts, also one inside a function or for type checkers alone.
+A folder imports what its files do, so that a package has an order, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import PurePosixPath
 
-from lab.house.imports import LAUNCHER, MAY_IMPORT, imports, own_source
+from lab.house.imports import LAUNCHER, MAY_IMPORT, all_imports, own_source
 from lab.house.source import Source, sources
 
 Arrows = Mapping[Hashable, set]
@@ -20,7 +20,7 @@ Arrows = Mapping[Hashable, set]
 
 @dataclass(frozen=True)
 class House:
-    """Files of our packages and what each imports of ours."""
+    """Files of our packages and of lab/, and what each imports of these."""
 
     files: dict[PurePosixPath, set[PurePosixPath]]
 
@@ -69,7 +69,7 @@ def house(of: Iterable[Source] | None = None) -> House:
     for source in sources() if of is None else of:
         if source.package not in MAY_IMPORT:
             continue
-        targets = (own_source(item.module) for item in imports(source))
+        targets = (own_source(item.module) for item in all_imports(source))
         found[source.path] = {target.path for target in targets if target} - {source.path}
     return House(found)
 

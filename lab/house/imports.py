@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "blackwell_engines": {
         *("kernelkit", "kvcache", "gqa_lowlatency", "fmha", "mla", "moe", "q8_0"),
     },
+    "lab": {*PACKAGES},
 }
 LAUNCHER = PurePosixPath("kernelkit/call/launch.py")
 PYTEST_PLUGIN = PurePosixPath("ptxemu/pytest_plugin.py")  # it is pytest that imports it
@@ -46,11 +47,13 @@ DSL = {"cutlass", "cuda", "tvm_ffi"}
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module by its absolute dotted name; `lazy` means inside a function."""
+    """One imported module by its absolute dotted name. lazy: inside a function; typed: for type
+    checkers alone."""
 
     module: str
     node: ast.stmt
     lazy: bool
+    typed: bool = False
 
     @property
     def top(self) -> str:
@@ -59,20 +62,30 @@ class Import:
 
 @cache
 def imports(source: Source) -> tuple[Import, ...]:
-    """All imports of a file; `from a import b` counts as `a.b`, which may be a module or a name."""
+    """What a file imports when it runs; `from a import b` counts as `a.b`, which may be a module or
+    a name."""
+    return tuple(item for item in all_imports(source) if not item.typed)
+
+
+@cache
+def all_imports(source: Source) -> tuple[Import, ...]:
+    """The same, and what is imported for type checkers alone."""
     return tuple(_walk(source.tree, source.path, lazy=False))
 
 
-def _walk(node: ast.AST, path: PurePosixPath, *, lazy: bool) -> Iterator[Import]:
+def _walk(
+    node: ast.AST, path: PurePosixPath, *, lazy: bool, typed: bool = False
+) -> Iterator[Import]:
     for child in inner_statements(node):
         if isinstance(child, ast.Import):
-            yield from (Import(alias.name, child, lazy) for alias in child.names)
+            yield from (Import(alias.name, child, lazy, typed) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
             base = _absolute(child, path)
-            yield from (Import(f"{base}.{alias.name}", child, lazy) for alias in child.names)
-        elif not _is_type_checking(child):
+            yield from (Import(f"{base}.{alias.name}", child, lazy, typed) for alias in child.names)
+        else:
             inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-            yield from _walk(child, path, lazy=lazy or inside)
+            of_types = typed or _is_type_checking(child)
+            yield from _walk(child, path, lazy=lazy or inside, typed=of_types)
 
 
 def _absolute(node: ast.ImportFrom, path: PurePosixPath) -> str:
@@ -84,7 +97,7 @@ def _absolute(node: ast.ImportFrom, path: PurePosixPath) -> str:
 
 
 def _is_type_checking(node: ast.AST) -> bool:
-    """`if TYPE_CHECKING:` imports nothing at run time."""
+    """`if TYPE_CHECKING:` and what stands below it."""
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
@@ -92,13 +105,13 @@ def direction(source: Source) -> Iterator[Finding]:
     """Our packages import each other in one direction; tests and scripts may import all."""
     if source.package not in MAY_IMPORT:
         return
-    for item in imports(source):
+    for item in all_imports(source):
         if item.top in {"tests", "scripts"}:
             yield source.finding(f"a package imports {item.module}", item.node)
         if item.top not in PACKAGES or item.top == source.package:
             continue
         if item.top == "ptxemu" and source.path == LAUNCHER:
-            if not item.lazy:
+            if not (item.lazy or item.typed):
                 yield source.finding("ptxemu imported outside a function", item.node)
         elif item.top not in MAY_IMPORT[source.package]:
             yield source.finding(f"{source.package} may not import {item.top}", item.node)
@@ -148,7 +161,7 @@ def _trail_to_dsl(module: str) -> tuple[str, ...]:
 def own_source(module: str) -> Source | None:
     """The file of `a.b` or, where `b` is a name in it, of `a`; None for what is not ours."""
     parts = module.split(".")
-    if parts[0] not in PACKAGES:
+    if parts[0] not in MAY_IMPORT:
         return None
     for name in (parts, parts[:-1]):
         path = PurePosixPath(*name).with_suffix(".py") if name else None

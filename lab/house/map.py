@@ -23,12 +23,13 @@ DUTIES = {
     "fmha": "attention, many tokens",
     "moe": "layers of experts",
     "q8_0": "matrices in GGUF's Q8_0",
+    "lab": "what the scripts do",
     "mla": "sparse attention",
     "blackwell_engines": "for models and engines",
 }
 BOX, APART = (1.04, 0.5), 1.12  # of a package; from one to the next in a layer
 NAME, DUTY = 6.5, 6.0  # sizes of the text in it
-ABOVE = "Examples, scripts and tests stand above all of it"
+ABOVE = "Scripts, examples and tests stand above all of it"
 
 
 def draw(path: Path, found: House, source: str = "") -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from lab.house.source import Finding, Function, Source
 
-FILE_LINES = 500
+FILE_LINES = 800
 FUNCTION_LINES = 60
 KERNEL_LINES = 120  # `run` of a role and `kernel` own all state, so they hold the whole loop
 PARAMETERS = 8

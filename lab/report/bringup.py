@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.bringup.session import NOT_RUN, SKIPPED
-from lab.bringup.steps import GROUPS
 from lab.tools import style
+from lab.tools.bringup_words import GROUPS, NOT_RUN, SKIPPED
 
 # Verdict -> letter and colours of its cell; bad ones are dark.
 CELLS = {

@@ -22,8 +22,8 @@ from ptxemu.check.clocks import (
     join,
 )
 from ptxemu.check.lanes import Met
+from ptxemu.machine.state import Warp
 from ptxemu.machine.tmem import PendingLoad
-from ptxemu.machine.warp import Warp
 
 _INT64 = np.dtype(np.int64).char
 _PROXY = {"shared": ASYNC_SHARED, "global": ASYNC_GLOBAL}

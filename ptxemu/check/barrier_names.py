@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ptxemu.codegen.program import Layout
-from ptxemu.report import Access, Finding
+from ptxemu.findings import Access, Finding
 from ptxemu.syntax.tree import Instr
 
 Given = Mapping[int | str, str]  # `Options.names`

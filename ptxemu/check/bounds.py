@@ -7,10 +7,10 @@ from ptxemu.check.agents import Ticket
 from ptxemu.check.findings import Findings, short
 from ptxemu.check.pointers import Pointers
 from ptxemu.codegen.program import Program
+from ptxemu.findings import ERROR, NOTE, Access, Finding, place_of
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.memory import Stray
-from ptxemu.machine.warp import Warp
-from ptxemu.report import ERROR, NOTE, Access, Finding, place_of
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.tree import Instr
 
 _RULE = "ld, st: the address is allocated"

@@ -39,20 +39,19 @@ from ptxemu.check.unused import Unused
 from ptxemu.check.wgmma import Warpgroups
 from ptxemu.codegen.program import Program
 from ptxemu.errors import PtxEmuError
+from ptxemu.findings import Finding
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.cta import Cta
 from ptxemu.machine.listener import How, Lanes, Place, Position, Rows, Signals, Starts
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.memory import GlobalMemory, Stray, as_addresses
 from ptxemu.machine.mma import Mma
+from ptxemu.machine.state import Cta, Warp
 from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.machine.tma_tile import box_rows, inside
 from ptxemu.machine.tmem import Move, PendingLoad
 from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.umma_desc import SmemDesc
-from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
-from ptxemu.report import Finding
 
 
 class Checker(Forwarding):

@@ -14,8 +14,8 @@ from ptxemu.check.clocks import SITE_MASK
 from ptxemu.check.findings import Side, line_of
 from ptxemu.check.global_memory import GlobalShadow
 from ptxemu.check.pointers import Pointers
+from ptxemu.findings import NOTE, Access, Finding
 from ptxemu.machine.memory import Block, GlobalMemory
-from ptxemu.report import NOTE, Access, Finding
 from ptxemu.syntax.tree import Instr
 
 _SHOWN = 3  # places in the source

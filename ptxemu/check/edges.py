@@ -27,10 +27,10 @@ from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.manual import Manual
 from ptxemu.check.state import States
 from ptxemu.check.tensor_loads import TensorLoads
-from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
-from ptxemu.machine.listener import How, Waiters
+from ptxemu.machine.fragment import Waiters
+from ptxemu.machine.listener import How
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import Cluster, Cta, NamedBarrier, Warp
 
 
 class Edges:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxemu.check.clocks import Component, Stamp
-from ptxemu.report import Access, Finding, place_of
+from ptxemu.findings import Access, Finding, place_of
 from ptxemu.syntax.tree import Instr
 
 

@@ -16,13 +16,14 @@ from ptxemu.check.cells import Cells, Pattern, Span
 from ptxemu.machine.mma import Mma
 from ptxemu.machine.operand_format import line_bytes
 from ptxemu.machine.scale_factors import Placement
-from ptxemu.machine.tmem import COLUMNS, LANES, SHAPES, SHIFTED_COLUMNS, register_map
+from ptxemu.machine.tmem import LANES, SHAPES, SHIFTED_COLUMNS, register_map
 from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.tmem_metadata import Metadata
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand_words
+from ptxemu.numerics.elements import TENSOR_COLUMNS
 
 GROUPS = LANES // 16  # of lanes in a column
-TENSOR_CELLS = COLUMNS * GROUPS
+TENSOR_CELLS = TENSOR_COLUMNS * GROUPS
 _WORD = 8  # bytes of what `operand_words` counts
 _WINDOW = 1024  # swizzles repeat with it
 _PRODUCTS = 4096  # that are kept

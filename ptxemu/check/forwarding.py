@@ -11,12 +11,11 @@ from ptxemu.check.state import States
 from ptxemu.check.taint_memory import Taint
 from ptxemu.check.tensor_loads import TensorLoads
 from ptxemu.check.wgmma import Warpgroups
-from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
-from ptxemu.machine.listener import How, Listener, Starts, Waiters
+from ptxemu.machine.fragment import Waiters
+from ptxemu.machine.listener import How, Listener, Starts
 from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.state import Cluster, Cta, Multiplication, NamedBarrier, Warp, Warpgroup
 from ptxemu.machine.tmem import PendingLoad
-from ptxemu.machine.warp import Warp
-from ptxemu.machine.warpgroup import Multiplication, Warpgroup
 
 
 class Forwarding(Listener):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ptxemu.report import ERROR, MANUAL, Access, Finding, LaunchReport
+from ptxemu.findings import ERROR, MANUAL, Access, Finding, Launch
 
 # Checks in the order in which their findings are read: what explains others comes first.
 _ORDER = ("out-of-bounds", "race", "store-source", "uninitialised", "exited", "mbarrier", "barrier")
@@ -18,9 +18,9 @@ class Group:
 
     first: Finding
     findings: list[Finding] = field(default_factory=list)
-    launches: list[LaunchReport] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
 
-    def add(self, finding: Finding, launch: LaunchReport) -> None:
+    def add(self, finding: Finding, launch: Launch) -> None:
         self.findings.append(finding)
         if not any(launch is known for known in self.launches):
             self.launches.append(launch)
@@ -44,7 +44,7 @@ class Group:
         return list(dict.fromkeys(map(schedule, self.launches)))
 
 
-def grouped(launches: Iterable[LaunchReport]) -> list[Group]:
+def grouped(launches: Iterable[Launch]) -> list[Group]:
     """The findings of launches, errors first, then by check, then as they came."""
     groups: dict[tuple[Any, ...], Group] = {}
     for launch in launches:
@@ -54,7 +54,7 @@ def grouped(launches: Iterable[LaunchReport]) -> list[Group]:
     return sorted(groups.values(), key=lambda group: _rank(group.first))
 
 
-def _kind(finding: Finding, launch: LaunchReport) -> tuple[Any, ...]:
+def _kind(finding: Finding, launch: Launch) -> tuple[Any, ...]:
     """Equal for what is told together: what has one cause; without `strict` also what the manual
     alone asks for, however many lines lack it."""
     alone = finding.check == MANUAL and not finding.accesses
@@ -69,7 +69,7 @@ def _rank(finding: Finding) -> tuple[bool, int, bool]:
     return finding.severity != ERROR, place, bool(early)
 
 
-def schedule(launch: LaunchReport) -> str:
+def schedule(launch: Launch) -> str:
     """Policy and, where there is chance in it, the seed."""
     options = launch.options
     seed = "" if options.policy == "round-robin" else f", seed {options.seed}"

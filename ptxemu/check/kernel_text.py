@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ptxemu.check.findings import Findings
-from ptxemu.report import Finding, place_of
+from ptxemu.findings import Finding, place_of
 from ptxemu.syntax.tree import Instr
 
 _GROUPS = ("cta_group::1", "cta_group::2")

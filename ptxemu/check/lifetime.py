@@ -13,10 +13,9 @@ from ptxemu.check.clocks import EXECUTED, join
 from ptxemu.check.findings import Findings
 from ptxemu.check.phases import PhaseClock
 from ptxemu.check.state import MBARRIER_BYTES, States
-from ptxemu.machine.cta import Cta, NamedBarrier
+from ptxemu.findings import NOTE, Access, place_of
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.warp import Warp
-from ptxemu.report import NOTE, Access, place_of
+from ptxemu.machine.state import Cta, NamedBarrier, Warp
 
 
 class Lifetime:

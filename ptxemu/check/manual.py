@@ -12,10 +12,9 @@ from ptxemu.check.cells import Cells
 from ptxemu.check.clocks import ASYNC_SHARED, COMPONENT_SHIFT, EXECUTED, STEP_MASK, STEP_SHIFT
 from ptxemu.check.findings import Findings, line_of
 from ptxemu.check.state import States
-from ptxemu.machine.cta import Cta
+from ptxemu.findings import MANUAL, NOTE, Finding, place_of
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.warp import Warp
-from ptxemu.report import MANUAL, NOTE, Finding, place_of
+from ptxemu.machine.state import Cta, Warp
 
 _NOTES = {  # name -> (what is said, what is missing, manual section)
     # No error by itself: see `tensor_loads`, which knows when such a use is too late for a signal.

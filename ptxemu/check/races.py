@@ -26,14 +26,13 @@ from ptxemu.check.global_memory import GlobalShadow, Piece
 from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.shadow import Shadow
 from ptxemu.check.state import States
-from ptxemu.machine.cta import Cta
+from ptxemu.findings import Finding
 from ptxemu.machine.mma import Mma
+from ptxemu.machine.state import Cta, Warp
 from ptxemu.machine.tmem import Move
 from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.tmem_metadata import metadata_at
 from ptxemu.machine.umma_desc import SmemDesc
-from ptxemu.machine.warp import Warp
-from ptxemu.report import Finding
 
 Step = tuple[int, int]  # a component, and which step of it tells that an operation is complete
 Unchanged = Callable[[], bool]  # whether a write stores what is there already

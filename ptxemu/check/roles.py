@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ptxemu.report import LaunchReport
+from ptxemu.findings import Launch
 
 # In the order in which they are told; the first pattern that an opcode matches is what it is.
 _DUTIES = (
@@ -29,7 +29,7 @@ _WAITING = re.compile(r"mbarrier|bar\.|barrier|fence")
 _AT_MOST = 4
 
 
-def roles_of(launch: LaunchReport) -> dict[int, str]:
+def roles_of(launch: Launch) -> dict[int, str]:
     """Warp index -> name or description, of every warp that executed something."""
     given = launch.options.roles or {}
     return {

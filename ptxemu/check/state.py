@@ -13,10 +13,8 @@ from ptxemu.check.phases import PhaseClock
 from ptxemu.check.shadow import Shadow
 from ptxemu.check.undefined import SharedCodes, TensorCodes
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.warp import Warp
-from ptxemu.machine.warpgroup import Warpgroup
+from ptxemu.machine.state import Cluster, Cta, NamedBarrier, Warp, Warpgroup
 
 MBARRIER_BYTES = 8
 

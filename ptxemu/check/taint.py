@@ -19,9 +19,9 @@ from ptxemu.check.rules import RULES
 from ptxemu.check.undefined import CODE, NEVER
 from ptxemu.codegen import registry
 from ptxemu.codegen.flow import Flow, UndefinedRead
-from ptxemu.machine.warp import Warp
+from ptxemu.findings import Access, Finding, place_of
+from ptxemu.machine.state import Warp
 from ptxemu.ops.warp_mma_sparse import metadata_lanes
-from ptxemu.report import Access, Finding, place_of
 
 Extent = tuple[str, int, int]  # a space, its first and last unit
 

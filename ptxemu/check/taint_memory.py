@@ -14,18 +14,17 @@ from ptxemu.check.state import CtaState, States
 from ptxemu.check.taint import Extent, Origins, RegisterFlow
 from ptxemu.check.undefined import CODE, NEVER, rescale
 from ptxemu.codegen.flow import METADATA, Flow
-from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
 from ptxemu.machine.listener import Place
 from ptxemu.machine.mma import Mma, disabled_lanes
 from ptxemu.machine.operand_format import line_bytes
 from ptxemu.machine.scale_factors import Placement
+from ptxemu.machine.state import OFFSET_MASK, RANK_SHIFT, Cta, Warp
 from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.machine.tma_tile import gather_tile, inside
 from ptxemu.machine.tmem import Move
 from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.tmem_metadata import Metadata, metadata_at
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc
-from ptxemu.machine.warp import Warp
 
 _ATOMICS = ("atom", "red")
 _WINDOW_SHIFT, _SHARED_WINDOW = 56, 1  # of generic addresses

@@ -23,9 +23,9 @@ from ptxemu.check.state import States
 from ptxemu.codegen.blocks import Block
 from ptxemu.codegen.flow import names
 from ptxemu.codegen.program import Program
+from ptxemu.findings import Access, Finding, place_of
+from ptxemu.machine.state import Warp
 from ptxemu.machine.tmem import PendingLoad
-from ptxemu.machine.warp import Warp
-from ptxemu.report import Access, Finding, place_of
 from ptxemu.syntax.tree import Addr, Instr
 
 _LOAD, _WAIT, _STORE = "tcgen05.ld.", "tcgen05.wait::ld", "tcgen05.st."

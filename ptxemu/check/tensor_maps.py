@@ -19,7 +19,7 @@ from ptxemu.check.clocks import ALL_LANES, ORDERED, Mark, Stamp, stamp
 from ptxemu.check.findings import Conflicts, Findings, Side
 from ptxemu.check.global_memory import GlobalShadow, Piece
 from ptxemu.check.state import States
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import Warp
 
 MAP_BYTES = 128
 _SECTION = "membar / fence, fence.proxy.tensormap; tensormap.replace"

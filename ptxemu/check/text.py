@@ -12,7 +12,7 @@ from typing import Any
 
 from ptxemu.check.groups import Group, grouped, schedule
 from ptxemu.check.roles import roles_of
-from ptxemu.report import Access, Finding, LaunchReport, Report
+from ptxemu.findings import Access, Finding, Launch, Launches
 
 _IN_FULL = 3  # findings that lack the same; others are told in short
 _LISTED = 4  # lines of Python that lack the same
@@ -20,7 +20,7 @@ _COUNTED = {"by_warp", "bytes", "counts"}
 _LONGEST = 100  # characters that are shown of a name, an instruction, a line of Python
 
 
-def render(report: Report) -> str:
+def render(report: Launches[Any]) -> str:
     """All findings, put together where they have one cause, kernel by kernel; then the verdict."""
     blocks = []
     for launches in _by_entry(report.launches):
@@ -48,7 +48,7 @@ def single(finding: Finding) -> str:
     return f"ptxemu found: {finding.severity}: {finding.check}: {finding.message}{place}"
 
 
-def verdict(report: Report) -> str:
+def verdict(report: Launches[Any]) -> str:
     """One line: how many findings of which severity, in how many launches, under which rules."""
     groups = [group for some in _by_entry(report.launches) for group in grouped(some)]
     kinds = [
@@ -62,7 +62,7 @@ def verdict(report: Report) -> str:
     return f"{', '.join(kinds) or 'no findings'} in {launches}; rules: {rules}"
 
 
-def document(report: Report, *, counts: bool = True) -> dict[str, Any]:
+def document(report: Launches[Any], *, counts: bool = True) -> dict[str, Any]:
     """The report as plain JSON values, with what was counted or without; no timelines."""
     return {
         "errors": len(report.errors),
@@ -71,14 +71,14 @@ def document(report: Report, *, counts: bool = True) -> dict[str, Any]:
     }
 
 
-def rules_of(launch: LaunchReport) -> str:
+def rules_of(launch: Launch) -> str:
     """The rule sets that a launch was checked by."""
     if not launch.options.check:
         return "none"
     return "hardware, manual" if launch.options.strict else "hardware"
 
 
-def _launch(launch: LaunchReport, counts: bool) -> dict[str, Any]:
+def _launch(launch: Launch, counts: bool) -> dict[str, Any]:
     apart = {"findings", "trace", "options"} | (set() if counts else _COUNTED)
     plain = [f.name for f in fields(launch) if f.name not in apart]
     return {
@@ -92,9 +92,9 @@ def _launch(launch: LaunchReport, counts: bool) -> dict[str, Any]:
     }
 
 
-def _by_entry(launches: Iterable[LaunchReport]) -> list[list[LaunchReport]]:
+def _by_entry(launches: Iterable[Launch]) -> list[list[Launch]]:
     """The launches of each kernel, kernels in the order of their first launch."""
-    found: dict[str, list[LaunchReport]] = {}
+    found: dict[str, list[Launch]] = {}
     for launch in launches:
         found.setdefault(launch.entry, []).append(launch)
     return list(found.values())
@@ -103,7 +103,7 @@ def _by_entry(launches: Iterable[LaunchReport]) -> list[list[LaunchReport]]:
 # ---- lines
 
 
-def _headline(launches: list[LaunchReport]) -> Iterator[str]:
+def _headline(launches: list[Launch]) -> Iterator[str]:
     shapes = dict.fromkeys((x.grid, x.block, x.cluster) for x in launches)
     grid, block, cluster = next(iter(shapes))
     more = f", and {count(len(shapes) - 1, 'other shape')}" if len(shapes) > 1 else ""
@@ -111,7 +111,7 @@ def _headline(launches: list[LaunchReport]) -> Iterator[str]:
     yield f"  grid {grid}, block {block}, cluster {cluster}{more}".replace(", 1, 1)", ")")
 
 
-def _group(group: Group, launches: list[LaunchReport]) -> Iterator[str]:
+def _group(group: Group, launches: list[Launch]) -> Iterator[str]:
     finding = group.first
     yield f"{finding.severity}: {finding.check}: {finding.message}"
     repeated = [f"{len(group.findings)} times"] * (len(group.findings) > 1)
@@ -144,7 +144,7 @@ def _again(group: Group) -> Iterator[str]:
     yield "  missing: as above"
 
 
-def _side(accesses: list[Access], launch: LaunchReport) -> Iterator[str]:
+def _side(accesses: list[Access], launch: Launch) -> Iterator[str]:
     """Who did what to which range, in all findings of a group, then where."""
     first = accesses[0]
     ranges = list(dict.fromkeys(map(_range, accesses)))
@@ -155,7 +155,7 @@ def _side(accesses: list[Access], launch: LaunchReport) -> Iterator[str]:
     yield from (f"    {line}" for line in _place(accesses))
 
 
-def _agents(accesses: list[Access], launch: LaunchReport) -> str:
+def _agents(accesses: list[Access], launch: Launch) -> str:
     """Such as "tensor core of warp 4 (mma) of cta(0,0,0)" or "warps 0-3 (softmax) of 4 CTAs"."""
     first = accesses[0]
     unit = f"{first.role} of " if first.role not in first.agent + first.text else ""
@@ -171,13 +171,13 @@ def _agents(accesses: list[Access], launch: LaunchReport) -> str:
     return f"{unit}{_warps(warps, launch)}{'' if told else where}"
 
 
-def _executing(text: str, launch: LaunchReport) -> list[int]:
+def _executing(text: str, launch: Launch) -> list[int]:
     """The warps that executed an opcode of this instruction."""
     words = set(text.replace(";", " ").split())
     return [warp for warp, opcodes in sorted(launch.by_warp.items()) if words & opcodes.keys()]
 
 
-def _warps(warps: list[int], launch: LaunchReport) -> str:
+def _warps(warps: list[int], launch: Launch) -> str:
     """Such as "warp 4 (mma)" or "warps 0-3, 8 (TMEM read; load)"."""
     roles = roles_of(launch)
     names = "; ".join(dict.fromkeys(roles[warp] for warp in warps if warp in roles))

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
 from ptxemu.machine.listener import How, Listener
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import Cluster, Cta, NamedBarrier, Warp
 from ptxemu.trace import Trace
 
 TMA_LATENCY = 800.0  # cycles from issue to first byte, order of magnitude of DRAM

@@ -25,14 +25,13 @@ from ptxemu.check.shadow import Shadow
 from ptxemu.check.state import States
 from ptxemu.check.tensor_maps import MAP_BYTES
 from ptxemu.check.text import cut
-from ptxemu.machine.cta import Cta
+from ptxemu.findings import NOTE, Access, Launch, place_of
 from ptxemu.machine.memory import GlobalMemory
 from ptxemu.machine.mma import Mma
-from ptxemu.machine.swizzle import Swizzle
+from ptxemu.machine.state import Cta, Warp
 from ptxemu.machine.tensor_map import decode
 from ptxemu.machine.umma_desc import SmemDesc
-from ptxemu.machine.warp import Warp
-from ptxemu.report import NOTE, Access, LaunchReport, place_of
+from ptxemu.numerics.swizzle import Swizzle
 
 _ASYNCHRONOUS = ("cp.async.bulk", "tcgen05.cp", "tcgen05.mma")
 _AT_MOST = 2  # places that are listed
@@ -207,7 +206,7 @@ def _part(count: int, whole: int) -> str:
     return f"{min(100, max(1, 100 * count // max(whole, 1)))} %"
 
 
-def clues(launches: Iterable[LaunchReport]) -> str:
+def clues(launches: Iterable[Launch]) -> str:
     """What a wrong result may come from, though no rule is broken; "" where there is nothing."""
     by_entry: dict[str, dict[str, None]] = {}
     for launch in launches:

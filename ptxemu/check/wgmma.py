@@ -23,11 +23,10 @@ from ptxemu.check.races import Races
 from ptxemu.check.state import States
 from ptxemu.check.wgmma_registers import Hazard, hazards
 from ptxemu.codegen.program import Program
+from ptxemu.findings import ERROR, MANUAL, NOTE, Access, place_of
+from ptxemu.machine.state import Multiplication, Warp, Warpgroup
 from ptxemu.machine.umma_desc import SmemDesc
-from ptxemu.machine.warp import Warp
-from ptxemu.machine.warpgroup import Multiplication, Warpgroup
 from ptxemu.machine.wgmma import ROWS, smem_desc
-from ptxemu.report import ERROR, MANUAL, NOTE, Access, place_of
 
 
 class Warpgroups:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ptxemu.codegen.blocks import BRANCHES, EXITS, Block, Step
 from ptxemu.codegen.flow import MEMORY, Flow, UndefinedRead, flow_of, names, values_of
@@ -18,11 +18,18 @@ from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.values import Node, Value
 from ptxemu.syntax.tree import Instr
 
-if TYPE_CHECKING:
-    from ptxemu.codegen.program import Program
-
 ALL = 0xFFFFFFFF
 PARKED = -1
+
+
+class Program(Protocol):
+    """What is needed of `ptxemu.codegen.program.Program`, which makes these functions."""
+
+    blocks: list[Block]
+    defs: Any
+    steps: Any
+
+    def tainted(self, key: tuple[Any, ...]) -> Callable[..., Any]: ...
 
 
 class Follower(Protocol):

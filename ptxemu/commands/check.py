@@ -12,7 +12,7 @@ from ptxemu.commands import subject as subjects
 from ptxemu.commands.machine_code import keeping
 from ptxemu.commands.progress import Progress
 from ptxemu.host.command_line import output_file, told_at_once, write_json
-from ptxemu.inspect.command_line import add_inspect_arguments, source_lines
+from ptxemu.inspect_flags import add_inspect_arguments, source_lines
 from ptxemu.report import Report
 from ptxemu.schedules import Schedule, add_schedule_arguments, schedules
 from ptxemu.watch import watched

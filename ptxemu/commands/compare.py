@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from ptxemu.commands import subject as subjects
 from ptxemu.commands.progress import Progress
 from ptxemu.host.command_line import output_file
-from ptxemu.inspect.command_line import add_place_arguments, source_lines
+from ptxemu.inspect_flags import add_place_arguments, source_lines
 from ptxemu.options import POLICIES
 from ptxemu.schedules import Schedule, schedule
 from ptxemu.watch import watched
 
 if TYPE_CHECKING:
     from ptxemu.commands.launch_tensors import Found, Judgement
-    from ptxemu.inspect.difference import Difference
-    from ptxemu.inspect.watchpoints import Write
+    from ptxemu.difference import Difference
+    from ptxemu.inspect.writes import Write
 
 ABOUT = f"""\
 Where two runs of CuTe DSL kernels of your own first differ, and who wrote there.
@@ -162,8 +162,8 @@ def _writes(run: Run, found: Found) -> list[Write]:
 
 def _tiles(options: argparse.Namespace, first: Run, second: Run) -> int:
     """Compare what warps see at a line."""
-    from ptxemu.inspect.difference import first_tile_difference
-    from ptxemu.inspect.request import Stop
+    from ptxemu.difference import first_tile_difference
+    from ptxemu.request import Stop
 
     stop = Stop(
         at=options.at[0],

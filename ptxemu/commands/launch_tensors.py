@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.inspect.difference import Difference, apart, first_index
-from ptxemu.inspect.request import Inspect, Watch
-from ptxemu.inspect.tensors import HostTensor
-from ptxemu.inspect.watchpoints import Write
+from ptxemu.difference import Difference, apart, first_index
+from ptxemu.host_tensor import HostTensor
+from ptxemu.inspect.writes import Write
 from ptxemu.mutation.launches import launching
 from ptxemu.report import LaunchReport
+from ptxemu.request import Inspect, Watch
 from ptxemu.watch import watched
 
 Reference = Callable[..., Mapping[str, Any]]

@@ -17,7 +17,7 @@ from ptxemu.host.command_line import (
     write_json,
 )
 from ptxemu.host.stopping import report_alone
-from ptxemu.inspect.command_line import add_inspect_arguments
+from ptxemu.inspect_flags import add_inspect_arguments
 from ptxemu.options import POLICIES, Options
 
 ABOUT = """\

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from ptxemu.check.text import cut
 from ptxemu.errors import PtxEmuError
-from ptxemu.inspect.command_line import inspecting
+from ptxemu.inspect_flags import inspecting
 from ptxemu.options import Options
 from ptxemu.report import Report
 from ptxemu.schedules import Schedule

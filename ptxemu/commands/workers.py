@@ -118,7 +118,7 @@ def _serve(
     from ptxemu.commands.subject import failure_of, subject_of
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.gpu_machine import machine_with_gpu
-    from ptxemu.inspect.command_line import source_lines
+    from ptxemu.inspect_flags import source_lines
     from ptxemu.mutation.rerun import baseline, verdict
     from ptxemu.schedules import Schedule
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TextIO
 
 from ptxemu.check.text import document, render, single
-from ptxemu.inspect.command_line import source_lines
-from ptxemu.report import MANUAL, Finding, Report
+from ptxemu.findings import MANUAL, Finding
+from ptxemu.inspect_flags import source_lines
+from ptxemu.report import Report
 from ptxemu.watch import Hearer, heard, watched
 
 

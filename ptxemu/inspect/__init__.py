@@ -11,16 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ptxemu.inspect.difference import Difference, first_difference, first_tile_difference
-    from ptxemu.inspect.request import Inspect, Region, Stop, Watch
+    from ptxemu.difference import Difference, first_difference, first_tile_difference
     from ptxemu.inspect.snapshot import Register, Snapshot, Tile
-    from ptxemu.inspect.watchpoints import Write
+    from ptxemu.inspect.writes import Write
+    from ptxemu.request import Inspect, Region, Stop, Watch
 
 _HOMES = {
-    "difference": ("Difference", "first_difference", "first_tile_difference"),
-    "request": ("Inspect", "Region", "Stop", "Watch"),
-    "snapshot": ("Register", "Snapshot", "Tile"),
-    "watchpoints": ("Write",),
+    "ptxemu.difference": ("Difference", "first_difference", "first_tile_difference"),
+    "ptxemu.request": ("Inspect", "Region", "Stop", "Watch"),
+    "ptxemu.inspect.snapshot": ("Register", "Snapshot", "Tile"),
+    "ptxemu.inspect.writes": ("Write",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
     """A command whose `--help` is asked for has flags of this package, and does not need numpy."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
     return value
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ptxemu.inspect import layouts
 from ptxemu.inspect.snapshot import Register, Snapshot
-from ptxemu.inspect.watchpoints import words_text
-from ptxemu.machine.cta import POISON_BYTE
+from ptxemu.inspect.writes import words_text
+from ptxemu.machine.state import POISON_BYTE
 
 _LINE = 32  # bytes of a line of the hex dump
 

@@ -13,12 +13,13 @@ from ptxemu.codegen.program import Program
 from ptxemu.inspect import files
 from ptxemu.inspect.places import Probes
 from ptxemu.inspect.recent import Recent
-from ptxemu.inspect.request import Inspect
 from ptxemu.inspect.snapshot import Snapshot
 from ptxemu.inspect.stops import Stops
 from ptxemu.inspect.tiles import Tiles
-from ptxemu.inspect.watchpoints import History, Watchpoints, Write
+from ptxemu.inspect.watchpoints import History, Watchpoints
+from ptxemu.inspect.writes import Write
 from ptxemu.machine.listener import Listener
+from ptxemu.request import Inspect
 
 if TYPE_CHECKING:
     from ptxemu.machine.memory import GlobalMemory

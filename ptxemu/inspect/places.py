@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.program import Program
 from ptxemu.codegen.values import Node, Value
+from ptxemu.condition import Condition
 from ptxemu.errors import PtxEmuError
-from ptxemu.inspect.condition import Condition
-from ptxemu.inspect.request import Stop
+from ptxemu.request import Stop
 from ptxemu.syntax.tree import Addr, Args, Instr, Not, Pair, Reg, Vec
 
 _REACH = 10  # lines within which a line without instructions is moved

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ptxemu.check.barrier_names import BarrierNames, Given
-from ptxemu.inspect.watchpoints import short_text
+from ptxemu.inspect.writes import short_text
 from ptxemu.machine.deadlock import inits_of
-from ptxemu.machine.listener import How, Listener, Waiters
+from ptxemu.machine.fragment import Waiters
+from ptxemu.machine.listener import How, Listener
 
 if TYPE_CHECKING:
     from ptxemu.codegen.program import Program
     from ptxemu.machine.async_ops import Work
-    from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
     from ptxemu.machine.mbarrier import MBarrier
+    from ptxemu.machine.state import Cluster, Cta, NamedBarrier, Warp
     from ptxemu.machine.tmem import Move, PendingLoad
-    from ptxemu.machine.warp import Warp
     from ptxemu.syntax.tree import Instr
 
 Words = Callable[[], str]

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxemu.codegen.program import Program
+from ptxemu.condition import Condition
 from ptxemu.inspect import snapshot
-from ptxemu.inspect.condition import Condition
 from ptxemu.inspect.places import Probe, Probes
-from ptxemu.inspect.request import CtaName, Stop
 from ptxemu.inspect.snapshot import Register, Snapshot, Tile
 from ptxemu.inspect.tiles import Tiles
 from ptxemu.machine.listener import Listener
+from ptxemu.request import CtaName, Stop
 
 if TYPE_CHECKING:
-    from ptxemu.machine.cta import Cta
-    from ptxemu.machine.warp import Warp
+    from ptxemu.machine.state import Cta, Warp
 
 
 class Stops(Listener):

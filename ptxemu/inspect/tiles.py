@@ -9,7 +9,7 @@ from ptxemu.machine.listener import Listener, Place, Position
 
 if TYPE_CHECKING:
     from ptxemu.machine.async_ops import Work
-    from ptxemu.machine.cta import Cta
+    from ptxemu.machine.state import Cta
     from ptxemu.machine.tensor_map import TensorMap
 
 

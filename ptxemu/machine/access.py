@@ -13,13 +13,22 @@ from typing import Any
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, OutOfBounds, UnsupportedPtx
-from ptxemu.machine.cta import OFFSET_MASK, POISON_BYTE, RANK_SHIFT, Cta
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import OFFSET_MASK, POISON_BYTE, RANK_SHIFT, Cta, Warp
 
 SHARED_WINDOW = 1 << 56  # generic address of shared address 0
 _WINDOW_SHIFT = 56
 _WINDOWS = ("global", "cluster", "local")
 _STEP = {n: np.arange(n, dtype=np.int64)[:, None] for n in (1, 2, 4, 8, 16)}
+
+
+class AsyncView:
+    """A CTA as tcgen05 sees it: tensor memory as it is, shared memory through the async proxy."""
+
+    __slots__ = ("smem", "tmem")
+
+    def __init__(self, cta: Cta) -> None:
+        self.smem = cta.as_seen_by_async()
+        self.tmem = cta.tmem
 
 
 def _cta_of(w: Warp, space: str, address: int) -> Cta:

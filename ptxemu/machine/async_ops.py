@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ptxemu.errors import PtxEmuError
-from ptxemu.machine.listener import Listener
 from ptxemu.syntax.tree import Instr
 
 
@@ -69,7 +69,7 @@ class AsyncUnits:
 
     eager: bool
     note: Callable[[], None]
-    listeners: tuple[Listener, ...] = ()
+    listeners: tuple[Any, ...] = ()  # `ptxemu.machine.listener.Listener`, which stands above
     open: list[WorkQueue] = field(default_factory=list)  # with outstanding work, oldest first
     acting: Work | None = None  # whose step runs now
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ptxemu.codegen.program import Program
-from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
+from ptxemu.machine.fragment import Fragment
 from ptxemu.machine.mbarrier import MBarrier, Signal
-from ptxemu.machine.warp import Fragment, Warp
+from ptxemu.machine.state import Cluster, Cta, NamedBarrier, Warp
 from ptxemu.syntax.tree import Instr
 
 Key = tuple[str, str, int]  # 'mbarrier', 'barrier' or 'cluster'; name of a CTA; offset or number

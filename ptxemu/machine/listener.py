@@ -22,15 +22,14 @@ from ptxemu.numerics.lanes import PerLane
 
 if TYPE_CHECKING:
     from ptxemu.machine.async_ops import Work
-    from ptxemu.machine.cta import Cluster, Cta, NamedBarrier
+    from ptxemu.machine.fragment import Fragment
     from ptxemu.machine.mbarrier import MBarrier
     from ptxemu.machine.mma import Mma
+    from ptxemu.machine.state import Cluster, Cta, Multiplication, NamedBarrier, Warp, Warpgroup
     from ptxemu.machine.tensor_map import TensorMap
     from ptxemu.machine.tmem import Move, PendingLoad
     from ptxemu.machine.tmem_fill import Fill
     from ptxemu.machine.umma_desc import SmemDesc
-    from ptxemu.machine.warp import Fragment, Warp
-    from ptxemu.machine.warpgroup import Multiplication, Warpgroup
 
 How = tuple[str, ...]  # semantics and scope of an mbarrier operation
 Lanes = np.ndarray | None

@@ -12,18 +12,18 @@ import numpy as np
 
 from ptxemu.codegen.program import Program
 from ptxemu.errors import OutOfBounds, PtxEmuError
+from ptxemu.findings import Finding, Launch, place_of
 from ptxemu.machine.access import SHARED_WINDOW
 from ptxemu.machine.async_ops import Work, WorkQueue
 from ptxemu.machine.blas import one_thread
-from ptxemu.machine.cta import Cluster, Cta
+from ptxemu.machine.fragment import unravelled
 from ptxemu.machine.launch_queue import TRY_CANCEL, LaunchQueue, ctas_of_sm
 from ptxemu.machine.listener import Listener
 from ptxemu.machine.memory import GlobalMemory, views_of
 from ptxemu.machine.scheduler import Scheduler
 from ptxemu.machine.shape import Dim3, Shape
-from ptxemu.machine.warp import Warp, unravelled
+from ptxemu.machine.state import Cluster, Cta, Warp
 from ptxemu.options import Options
-from ptxemu.report import Finding, LaunchReport, place_of
 
 
 class Machine:
@@ -63,8 +63,9 @@ class Machine:
         self.units = self.scheduler.units
         self.note_progress = self.scheduler.note_progress
         self.ready = self.scheduler.ready
+        self.gives_up = self.scheduler.gives_up
 
-    def run(self) -> LaunchReport:
+    def run(self) -> Launch:
         began = time.perf_counter()
         with np.errstate(all="ignore"), one_thread():
             try:
@@ -80,14 +81,14 @@ class Machine:
             self.bytes[name] += moved
         return self.ended(seconds)
 
-    def ended(self, seconds: float) -> LaunchReport:
+    def ended(self, seconds: float) -> Launch:
         """Of a launch that has taken so long."""
         counted = {"by_warp": self._opcode_counts(), "bytes": self.bytes, "counts": self.counts}
         return self.report_with(**counted, seconds=seconds)
 
-    def report_with(self, **more: Any) -> LaunchReport:
+    def report_with(self, **more: Any) -> Launch:
         """What is known of the launch, whether it ends or is stopped, and more."""
-        return LaunchReport(
+        return Launch(
             entry=self.program.entry.name,
             grid=self.shape.grid,
             block=self.shape.block,

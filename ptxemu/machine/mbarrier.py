@@ -7,13 +7,11 @@ and nowhere else. Who waits and who has signalled is kept, so that a deadlock ca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ptxemu.errors import HardwareRefusal
-from ptxemu.machine.listener import Listener, Waiters
-
-if TYPE_CHECKING:
-    from ptxemu.machine.async_ops import AsyncUnits
+from ptxemu.machine.async_ops import AsyncUnits
+from ptxemu.machine.fragment import Waiters
 
 MAX_COUNT = (1 << 20) - 1
 
@@ -53,7 +51,7 @@ class MBarrier:
         self,
         where: str,
         count: int,
-        listeners: tuple[Listener, ...] = (),
+        listeners: tuple[Any, ...] = (),
         units: AsyncUnits | None = None,
         site: int = -1,
     ) -> None:

@@ -13,12 +13,11 @@ from collections.abc import Callable
 
 from ptxemu.errors import Deadlock, LimitExceeded
 from ptxemu.machine.async_ops import AsyncUnits
-from ptxemu.machine.cta import Cluster
 from ptxemu.machine.deadlock import observe
 from ptxemu.machine.launch_queue import LaunchQueue
 from ptxemu.machine.listener import Listener
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import Cluster, Warp
 from ptxemu.options import Options
 
 _QUANTUM = 2000  # blocks a warp may run before the next one gets a turn

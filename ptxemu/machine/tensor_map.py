@@ -29,9 +29,9 @@ from math import prod
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine import swizzle as swizzles
 from ptxemu.machine.im2col import MAX_CHANNELS, MIN_RANK, PixelBox, corners, require_box
-from ptxemu.machine.swizzle import Swizzle
+from ptxemu.numerics import swizzle as swizzles
+from ptxemu.numerics.swizzle import Swizzle
 
 SIZE = 128
 MAX_RANK = 5

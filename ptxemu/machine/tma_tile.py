@@ -21,9 +21,9 @@ import numpy as np
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.im2col import PixelBox, pixels
 from ptxemu.machine.memory import as_addresses
-from ptxemu.machine.swizzle import Swizzle
 from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.numerics import arith, formats, half
+from ptxemu.numerics.swizzle import Swizzle
 
 SMEM_ALIGNMENT = 128  # of the SMEM address of a tiled TMA operation, bytes
 _WORD = 8  # bytes moved per index: divides every swizzle atom

@@ -20,8 +20,8 @@ import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.native.library import aligned
+from ptxemu.numerics.elements import TENSOR_COLUMNS
 
-COLUMNS = 512
 LANES = 128
 QUARTER = 32  # lanes that one warp of a warpgroup reaches
 SHIFTED_COLUMNS = 8  # of tcgen05.shift
@@ -76,12 +76,14 @@ class Tmem:
     """
 
     def __init__(self, find: Callable[[str, str], None] = lambda check, message: None) -> None:
-        self.cells = aligned(4 * COLUMNS * LANES).view(np.uint32).reshape(COLUMNS, LANES)
+        self.cells = (
+            aligned(4 * TENSOR_COLUMNS * LANES).view(np.uint32).reshape(TENSOR_COLUMNS, LANES)
+        )
         self.cells[:] = POISON
         self.allocations: dict[int, int] = {}
         self._find = find
         self._allocated = 0  # bit c: column c belongs to an allocation
-        self.columns = np.zeros(COLUMNS, np.bool_)  # the same
+        self.columns = np.zeros(TENSOR_COLUMNS, np.bool_)  # the same
         self._freed = 0  # bit c: column c did, and has not been allocated again
         self._may_allocate = True
 
@@ -90,7 +92,7 @@ class Tmem:
         _require_allocation_size(columns)
         if not self._may_allocate:
             raise HardwareRefusal("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
-        for base in range(0, COLUMNS - columns + 1, _ALLOCATION_SIZES[0]):
+        for base in range(0, TENSOR_COLUMNS - columns + 1, _ALLOCATION_SIZES[0]):
             mask = _mask(base, columns)
             if not self._allocated & mask:
                 self._allocated |= mask

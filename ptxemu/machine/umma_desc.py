@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine import swizzle as swizzles
 from ptxemu.machine.operand_format import decode, line_bytes
-from ptxemu.machine.swizzle import Swizzle
+from ptxemu.numerics import swizzle as swizzles
+from ptxemu.numerics.swizzle import Swizzle
 
 _WINDOW = 1024  # bytes: a multiple of every swizzle period
 _WORD = 8  # bytes moved per index: divides every chunk that is contiguous in shared memory

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine import operand_format, sparsity, swizzle
+from ptxemu.machine import operand_format, sparsity
 from ptxemu.machine.umma_desc import SmemDesc, matrix_bytes
-from ptxemu.numerics import formats
+from ptxemu.numerics import formats, swizzle
 from ptxemu.numerics.accumulation import Rule, Types, accumulate
 
 M = 64

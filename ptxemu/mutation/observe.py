@@ -13,9 +13,8 @@ from ptxemu.check.checker import Checker
 from ptxemu.check.clocks import fresh, join
 from ptxemu.check.phases import PhaseClock
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.cta import Cta
 from ptxemu.machine.mbarrier import MBarrier
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import Cta, Warp
 from ptxemu.mutation.text import Observed
 
 # Of the checker: what it hears when a warp accesses memory, signals, or issues asynchronous work.

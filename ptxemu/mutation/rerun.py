@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from ptxemu.findings import Finding
 from ptxemu.module import Module
 from ptxemu.mutation.carried import Carried, witnessed
 from ptxemu.mutation.launches import Launch, launching
 from ptxemu.mutation.observe import observe
 from ptxemu.mutation.text import Observed, changed, spread
-from ptxemu.report import Finding, LaunchReport, Report
+from ptxemu.report import LaunchReport, Report
 from ptxemu.watch import watched
 
 # By what a mutant is noticed; the last is what the script itself says, such as of wrong numbers.

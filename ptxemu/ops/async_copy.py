@@ -16,12 +16,11 @@ from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT
 from ptxemu.machine.listener import Place
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.memory import as_addresses
+from ptxemu.machine.state import OFFSET_MASK, RANK_SHIFT, Warp
 from ptxemu.machine.tma_tile import combine
-from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.syntax.tree import Instr, Not, Reg

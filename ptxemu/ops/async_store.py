@@ -13,11 +13,10 @@ from ptxemu.codegen.lower import Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT
 from ptxemu.machine.listener import Place
 from ptxemu.machine.mbarrier import MAX_COUNT, MBarrier
+from ptxemu.machine.state import OFFSET_MASK, RANK_SHIFT, Warp
 from ptxemu.machine.tma_tile import combine
-from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.async_copy import REDUCTIONS, Reduction, reduction
 from ptxemu.ops.load_store import elements

@@ -15,7 +15,7 @@ from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine import access
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import Warp
 from ptxemu.numerics import arith, half
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.load_store import address_value, elements, space_of

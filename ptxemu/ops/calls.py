@@ -15,7 +15,7 @@ from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.access import SHARED_WINDOW
 from ptxemu.machine.memory import GlobalMemory
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.syntax.tree import Args, Instr, Sym
 

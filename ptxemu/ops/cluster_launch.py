@@ -14,8 +14,7 @@ from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.cta import OFFSET_MASK
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import OFFSET_MASK, Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address
 from ptxemu.syntax.tree import Instr

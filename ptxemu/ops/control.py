@@ -8,7 +8,7 @@ from __future__ import annotations
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import HardwareRefusal
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.tree import Instr
 
 

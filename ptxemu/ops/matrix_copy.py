@@ -20,9 +20,8 @@ from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine.cta import OFFSET_MASK
 from ptxemu.machine.operand_format import chunk_codes
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import OFFSET_MASK, Warp
 from ptxemu.syntax.tree import Addr, Instr
 
 _COUNTS = "x1 x2 x4 trans shared shared::cta"

@@ -14,10 +14,9 @@ import numpy as np
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
-from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.scheduler import TIMED_OUT
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import OFFSET_MASK, RANK_SHIFT, Cta, Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.syntax.tree import Addr, Instr, Reg
 
@@ -257,7 +256,7 @@ def mbarrier_try_wait(w: Warp, address: int, parity: int, how: tuple[Any, ...]) 
             each.mbarrier_waited(w, _home(w, address), barrier, parity, how)
         _looked(w, barrier, parity, True)
         return True
-    if timed_out or w.machine.scheduler.gives_up():
+    if timed_out or w.machine.gives_up():
         _looked(w, barrier, parity, False)
         return False
     barrier.waiters.append((w, frag))

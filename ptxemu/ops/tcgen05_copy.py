@@ -17,8 +17,8 @@ import numpy as np
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Late, Value
+from ptxemu.machine.state import Warp
 from ptxemu.machine.tmem import POISON, SHAPES, Move, PendingLoad
-from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.load_store import address_value
 from ptxemu.syntax.tree import Addr, Instr

@@ -12,11 +12,12 @@ from ptxemu.codegen.lower import Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import UnsupportedPtx
+from ptxemu.machine.access import AsyncView
 from ptxemu.machine.async_ops import Work, WorkQueue
-from ptxemu.machine.cta import OFFSET_MASK, AsyncView, Cta
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.mma import Mma, execute, require_sparse
 from ptxemu.machine.scale_factors import Scales
+from ptxemu.machine.state import OFFSET_MASK, Cta, Warp
 from ptxemu.machine.sums import Launch, require_free_order, sums_of
 from ptxemu.machine.tmem_fill import NARROW, SHAPES, put, read_matrix, require_room, shape_of
 from ptxemu.machine.umma_desc import (
@@ -26,7 +27,6 @@ from ptxemu.machine.umma_desc import (
     smem_desc,
     stationary_desc,
 )
-from ptxemu.machine.warp import Warp
 from ptxemu.numerics.accumulation import Rule
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address, find

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ptxemu.codegen.lower import Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import UnsupportedPtx
-from ptxemu.machine.warp import Warp
+from ptxemu.machine.state import Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.tcgen05_mma import Form, mma_operands, without_metadata
 from ptxemu.syntax.tree import Addr, Imm, Instr

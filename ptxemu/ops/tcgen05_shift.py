@@ -15,8 +15,8 @@ from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.async_ops import Work
+from ptxemu.machine.state import Warp
 from ptxemu.machine.tmem import SHIFTED_COLUMNS, require_shifted
-from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.tcgen05_mma import pipe
 from ptxemu.syntax.tree import Instr

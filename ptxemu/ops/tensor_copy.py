@@ -22,9 +22,9 @@ from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.cta import OFFSET_MASK, RANK_SHIFT, Cta
 from ptxemu.machine.im2col import MIN_RANK, require_position, require_store
 from ptxemu.machine.memory import as_addresses
+from ptxemu.machine.state import OFFSET_MASK, RANK_SHIFT, Cta, Warp
 from ptxemu.machine.tensor_map import (
     GATHERED_ROWS,
     TensorMap,
@@ -41,7 +41,6 @@ from ptxemu.machine.tma_tile import (
     reduce_tile,
     store_tile,
 )
-from ptxemu.machine.warp import Warp
 from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.async_copy import REDUCTIONS, targets_of
 from ptxemu.ops.load_store import address_value, space_of

@@ -13,8 +13,8 @@ from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
+from ptxemu.machine.state import Warp
 from ptxemu.machine.sums import sums_of
-from ptxemu.machine.warp import Warp
 from ptxemu.numerics.accumulation import Types, accumulate
 from ptxemu.numerics.arith import fma_f64
 from ptxemu.ops.warp_fragments import (

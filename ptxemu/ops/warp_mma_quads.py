@@ -13,8 +13,8 @@ import numpy as np
 from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
+from ptxemu.machine.state import Warp
 from ptxemu.machine.sums import require_free_order
-from ptxemu.machine.warp import Warp
 from ptxemu.numerics import formats
 from ptxemu.ops.warp_mma import refused
 from ptxemu.syntax.tree import Instr

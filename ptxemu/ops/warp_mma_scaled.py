@@ -15,8 +15,8 @@ from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.errors import HardwareRefusal
+from ptxemu.machine.state import Warp
 from ptxemu.machine.sums import require_free_order
-from ptxemu.machine.warp import Warp
 from ptxemu.numerics import formats
 from ptxemu.ops.warp_fragments import COLUMNS, accumulated, columns_of_b, registers, rows_of_a
 from ptxemu.ops.warp_mma import refused, shape_of

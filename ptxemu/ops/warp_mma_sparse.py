@@ -24,8 +24,8 @@ from ptxemu.machine.sparsity import (
     row_bits,
     selectors,
 )
+from ptxemu.machine.state import Warp
 from ptxemu.machine.sums import require_free_order
-from ptxemu.machine.warp import Warp
 from ptxemu.ops.warp_fragments import (
     BITS,
     COLUMNS,

@@ -16,13 +16,13 @@ from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Late, Value, constant
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.machine.access import AsyncView
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.cta import AsyncView
+from ptxemu.machine.fragment import ALL
 from ptxemu.machine.sparsity import selectors
+from ptxemu.machine.state import WARPS, Multiplication, Part, Registers, Warp, Warpgroup
 from ptxemu.machine.sums import Launch, require_free_order, sums_of
 from ptxemu.machine.tmem import POISON
-from ptxemu.machine.warp import ALL, Warp
-from ptxemu.machine.warpgroup import WARPS, Fragment, Multiplication, Part, warpgroup_of
 from ptxemu.machine.wgmma import (
     Form,
     M,
@@ -185,7 +185,7 @@ def wgmma_group(w: Warp) -> Any:
         raise UnsupportedPtx(f"wgmma is of .target {_TARGET} alone, and this is {target or 'none'}")
     if w.frag.mask != ALL:
         raise HardwareRefusal(f"wgmma by lanes {w.frag.mask:#010x} of {w.name()}; must be all 32")
-    return warpgroup_of(w)
+    return _warpgroup_of(w)
 
 
 @lru_cache(maxsize=256)
@@ -198,8 +198,8 @@ def wgmma_issue(
     w: Warp,
     form: tuple[Any, ...],
     line: int,
-    d: Fragment,
-    fragment: Fragment,
+    d: Registers,
+    fragment: Registers,
     a: PerLane | None,
     b: PerLane,
     accumulate: PerLane,
@@ -290,7 +290,7 @@ def _run(what: Multiplication, of_a: np.ndarray, of_b: np.ndarray) -> None:
         part.a = part.d = part.metadata = ()
 
 
-def _stacked(fragments: list[Fragment]) -> np.ndarray:
+def _stacked(fragments: list[Registers]) -> np.ndarray:
     """uint32 [warp, register, lane]."""
     out = np.empty((WARPS, len(fragments[0]), 32), np.uint32)
     for rows, fragment in zip(out, fragments, strict=True):
@@ -315,3 +315,15 @@ def wgmma_wait(w: Warp, allowed: int) -> bool | None:
     for each in w.listeners:
         each.warpgroup_waited(w, group, last)
     return True
+
+
+def _warpgroup_of(w: Warp) -> Warpgroup:
+    """The warpgroup of a warp, all of whose lanes are active. Raises HardwareRefusal where it has
+    not four warps of 32 threads."""
+    first = w.index // WARPS * WARPS
+    found = w.cta.warpgroups.get(first)
+    if found is None:
+        if len(w.cta.warps) < first + WARPS:
+            raise HardwareRefusal(f"wgmma by {w.name()}, whose warpgroup has not four warps")
+        found = w.cta.warpgroups[first] = Warpgroup(w.cta, first)
+    return found

@@ -12,7 +12,6 @@ import numpy as np
 
 from ptxemu.codegen.program import Program
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.cta import Cta, NamedBarrier
 from ptxemu.machine.listener import (
     How,
     Lanes,
@@ -27,11 +26,10 @@ from ptxemu.machine.listener import (
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.mma import Mma
 from ptxemu.machine.shape import Shape
+from ptxemu.machine.state import Cta, Multiplication, NamedBarrier, Warp
 from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.umma_desc import SmemDesc
-from ptxemu.machine.warp import Warp
-from ptxemu.machine.warpgroup import Multiplication
 from ptxemu.native.accesses import COPIED, GLOBAL, SHARED
 from ptxemu.record import recording as r
 from ptxemu.record.notes import Notes

@@ -50,7 +50,7 @@ def part_below(*calls: str) -> str:
 
 
 RUN = ("module.py:launch", "machine/machine.py:run", "machine/scheduler.py:run")
-BLOCK = (*RUN, "machine/warp.py:run", "<ptxemu kernel>:b3")
+BLOCK = (*RUN, "machine/state.py:run", "<ptxemu kernel>:b3")
 
 
 @pytest.mark.parametrize(("stack", "part"), [
@@ -61,7 +61,7 @@ BLOCK = (*RUN, "machine/warp.py:run", "<ptxemu kernel>:b3")
     (RUN, SCHEDULING),
     (BLOCK, ARITHMETIC),
     ((*BLOCK, "native/frame.py:execute"), ARITHMETIC),
-    ((*BLOCK, "machine/warp.py:branch"), SCHEDULING),
+    ((*BLOCK, "machine/state.py:branch"), SCHEDULING),
     ((*BLOCK, "ops/mbarrier.py:wait", "machine/memory.py:read"), SCHEDULING),
     ((*BLOCK, "ops/load_store.py:load"), MEMORY),
     ((*BLOCK, "ops/load_store.py:load", "check/races.py:global_"), CHECKER),

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from lab.bringup import bundle, gpu, page, perform, planted, runner, steps, watch, where
-from lab.bringup.session import NOT_RUN, SKIPPED, Record, Session, identity_of
-from lab.bringup.steps import ARCHS, GROUPS, HOPPER, JSON, Step, steps_of
+from lab.bringup.session import Record, Session, identity_of
+from lab.bringup.steps import ARCHS, HOPPER, JSON, Step, steps_of
 from lab.house.source import ROOT
 from lab.report import bringup as overview
+from lab.tools.bringup_words import GROUPS, NOT_RUN, SKIPPED
 
 PYTHON = "-c"
 HOMES = "/home"

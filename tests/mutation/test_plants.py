@@ -12,11 +12,11 @@ import pytest
 
 from lab.bringup.covering import MUTATED
 from lab.mutation.subject import LIMIT, SCHEDULES
+from ptxemu.findings import ERROR, NOTE
 from ptxemu.mutation.catalogue import CLASSES
 from ptxemu.mutation.classes import Mutant, mutants
 from ptxemu.mutation.rerun import findings, verdict
 from ptxemu.mutation.text import Text
-from ptxemu.report import ERROR, NOTE
 
 KINDS = {kind.name: kind for kind in CLASSES}
 LATE = {name: how for name, how in SCHEDULES.items() if name.startswith("adversarial")}

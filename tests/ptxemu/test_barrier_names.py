@@ -8,7 +8,7 @@ import pytest
 
 import ptxemu
 from ptxemu.check.barrier_names import BarrierNames
-from ptxemu.report import Access, Finding
+from ptxemu.findings import Access, Finding
 from ptxemu.syntax.tree import Instr
 
 SOURCE = """\

@@ -10,7 +10,8 @@ import ptxemu
 from lab.silicon.conformance.ptx_program import aligned_copy
 from ptxemu import Options
 from ptxemu.check.text import render, single
-from ptxemu.report import Finding, Report
+from ptxemu.findings import Finding
+from ptxemu.report import Report
 from ptxemu.watch import heard
 from tests.ptxemu.check_pairs import parts
 from tests.ptxemu.check_pairs.run import launch

@@ -11,7 +11,7 @@ import pytest
 
 import ptxemu
 from lab.silicon.conformance.ptx_program import POLICIES, aligned_copy
-from ptxemu.report import Finding
+from ptxemu.findings import Finding
 from tests.ptxemu.check_pairs.run import launch
 from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, Written, write
 

@@ -12,7 +12,8 @@ import pytest
 import ptxemu
 from ptxemu.check.roles import describe, roles_of
 from ptxemu.check.text import document, render, verdict
-from ptxemu.report import Access, Finding, LaunchReport, Report
+from ptxemu.findings import Access, Finding
+from ptxemu.report import LaunchReport, Report
 
 OPCODES = {
     0: Counter({"tcgen05.ld.sync.aligned.32x32b.x32.b32": 4, "st.global.v4.b32": 2}),

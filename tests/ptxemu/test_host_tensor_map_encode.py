@@ -15,9 +15,9 @@ from ptxemu.host.tensor_map_encode import (
     encode_pixels,
     encode_tiled,
 )
-from ptxemu.machine import swizzle
 from ptxemu.machine.im2col import PixelBox
 from ptxemu.machine.tensor_map import decode
+from ptxemu.numerics import swizzle
 
 FLOAT16, TFLOAT32, FLOAT32_FTZ = 6, 11, 10  # CUtensorMapDataType
 SWIZZLE_NONE, SWIZZLE_128B = 0, 3  # CUtensorMapSwizzle

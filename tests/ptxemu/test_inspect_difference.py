@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ptxemu.host_tensor import HostTensor
 from ptxemu.inspect import Region, Stop, first_difference, first_tile_difference
-from ptxemu.inspect.tensors import HostTensor
 from tests.ptxemu.kernels import POINTER, kernel, launch
 
 CELLS = ".shared .align 4 .b8 cells[256];\n"

@@ -13,8 +13,8 @@ import ptxemu
 from lab.silicon.conformance.ptx_program import POLICIES, emulate
 from ptxemu import watch
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.findings import Finding
 from ptxemu.machine.umma_desc import instr_desc, require_shape
-from ptxemu.report import Finding
 
 from .sparse_programs import Variant
 

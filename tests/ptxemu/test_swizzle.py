@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptxemu.machine.swizzle import BY_NAME
+from ptxemu.numerics.swizzle import BY_NAME
 
 # name: (B, M, S, span, period), spelled out
 TEXTBOOK = {

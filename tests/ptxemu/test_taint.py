@@ -12,7 +12,7 @@ import pytest
 
 import ptxemu
 from lab.silicon.conformance.ptx_program import aligned_copy
-from ptxemu.machine import cta, tensor_map
+from ptxemu.machine import state, tensor_map
 from tests.ptxemu import kernels, random_programs
 
 # the thread's number, the start of shared memory, the thread's word of it, and of `out`
@@ -271,7 +271,7 @@ def test_what_is_not_reported_does_not_depend_on_undefined_data(
         module = ptxemu.load(_random_program(seed))
         outputs, reported = [], []
         for poison in (0x00, 0x3F, 0xFF):
-            monkeypatch.setattr(cta, "POISON_BYTE", poison)
+            monkeypatch.setattr(state, "POISON_BYTE", poison)
             outputs.append(np.zeros((32, random_programs.REGISTERS), np.uint32))
             report = kernels.launch(module, memory, outputs[-1], check=True)
             reported.append(bool(found(report)))

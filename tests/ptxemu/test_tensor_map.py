@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine.swizzle import BY_NAME
 from ptxemu.machine.tensor_map import (
     DTYPES,
     TensorMap,
@@ -17,6 +16,7 @@ from ptxemu.machine.tensor_map import (
     replace_field,
     transaction_bytes,
 )
+from ptxemu.numerics.swizzle import BY_NAME
 from tests.ptxemu.kernels import kernel, launch, pointers
 
 # bf16 [300, 512] row-major at 0x7f0012345600, box 128 x 64, swizzle 128B:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine.swizzle import BY_NAME
 from ptxemu.machine.tensor_map import decode, encode
 from ptxemu.machine.tma_tile import (
     combine,
@@ -19,6 +18,7 @@ from ptxemu.machine.tma_tile import (
     reduce_tile,
     store_tile,
 )
+from ptxemu.numerics.swizzle import BY_NAME
 
 BASE = 0x7000_0000_0000
 

@@ -7,7 +7,6 @@ import pytest
 
 from lab.silicon.conformance.exact_arithmetic import values_of
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine.swizzle import BY_NAME
 from ptxemu.machine.umma_desc import (
     InstrDesc,
     SmemDesc,
@@ -17,6 +16,7 @@ from ptxemu.machine.umma_desc import (
     require_shape,
     smem_desc,
 )
+from ptxemu.numerics.swizzle import BY_NAME
 
 from .umma_operands import SWIZZLES, image_of, put_operand, random_codes, smem_desc_word
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ptxemu
-from ptxemu.report import Finding
+from ptxemu.findings import Finding
 from tests.ptxemu.check_pairs import parts
 from tests.ptxemu.check_pairs.run import launch
 from tests.ptxemu.check_pairs.scenario import Scenario, write

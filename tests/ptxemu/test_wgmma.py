@@ -17,9 +17,9 @@ from lab.silicon.conformance.ptx_program import POLICIES, emulate
 from lab.silicon.conformance.wgmma import Variant, program
 from ptxemu import watch
 from ptxemu.errors import Deadlock, HardwareRefusal, UnsupportedPtx
+from ptxemu.findings import NOTE, Finding
 from ptxemu.machine.wgmma import smem_desc
 from ptxemu.ops import registry
-from ptxemu.report import NOTE, Finding
 from ptxemu.syntax.tree import Instr
 
 VARIANTS = {variant.name: variant for variant in wgmma.variants()}

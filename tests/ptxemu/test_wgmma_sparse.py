@@ -19,8 +19,8 @@ from lab.silicon.conformance.wgmma import program
 from lab.silicon.conformance.wgmma_sparse import Sparse
 from ptxemu import watch
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
+from ptxemu.findings import Finding
 from ptxemu.ops import registry
-from ptxemu.report import Finding
 from ptxemu.syntax.tree import Instr
 from tests.ptxemu import kernels
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from lab.silicon.conformance.exact_arithmetic import FORMATS
-from ptxemu.machine.swizzle import BY_NAME
 from ptxemu.machine.tensor_map import decode, encode
 from ptxemu.machine.tma_tile import place_tile
+from ptxemu.numerics.swizzle import BY_NAME
 
 LAYOUT_CODES = {"none": 0, "128B_ATOM_32B": 1, "128B": 2, "64B": 4, "32B": 6}
 SWIZZLES = ("none", "32B", "64B", "128B")

@@ -13,10 +13,10 @@ import torch
 
 from kernelkit.call.launch import emulation
 from lab.flags.moe import ONE_OF_EACH
+from lab.measure.accuracy import EXTRA
 from lab.measure.timing import heading
 from lab.tools.common import finish, read_rows, refuse, save_rows, tracked
 from lab.tools.tables import markdown, show
-from lab.verbs.run.moe import EXTRA
 from moe import Router, Scales, arrange, fused_moe, pack, reference, unpack, unpack_biases
 from moe.models import ModelLayer, of_model
 from moe.reference_routing import route

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from kernelkit.tune.choices import forcing
 from lab.cases.moe import Layer, errors_of, layer_of
+from lab.measure.accuracy import EXTRA
 from lab.measure.timing import cold_and_warm, figures, sets_here
 from lab.tools import tables
 from lab.tools.common import finish, refuse
@@ -25,8 +26,6 @@ from ptxemu.host.command_line import checking
 from ptxemu.report import Report
 from ptxemu.watch import watched
 
-# Of the reference's own error: ties that fall otherwise, and a sigmoid that is approximated.
-EXTRA = 1.02
 QUANTISED = "of the format: torch that quantises where the kernels do; limit: 2 % more"
 MIXED = "of the format: the definition with these weights; limit: 2^-7 apart from it"
 FP8 = "of the format: torch that rounds to e4m3 where the kernels do; limit: 2^-6 apart from it"

@@ -19,7 +19,7 @@ from ptxemu.report import Report
 from ptxemu.watch import watched
 
 if TYPE_CHECKING:
-    from ptxemu.inspect.request import Inspect
+    from ptxemu.request import Inspect
 
 _LINE_INFO = "CUTE_DSL_LINEINFO"
 _FOLDER = "ptxemu_dump"
@@ -85,7 +85,7 @@ def add_place_arguments(group: argparse._ActionsContainer) -> None:
 
 def inspection_of(arguments: argparse.Namespace) -> Inspect | None:
     """What the flags ask for; None where they ask for nothing. Raises ValueError."""
-    from ptxemu.inspect.request import Inspect, Stop
+    from ptxemu.request import Inspect, Stop
 
     if bool(arguments.dump) != bool(arguments.at):
         raise ValueError("--dump and --at belong together: what, and where")
@@ -149,7 +149,7 @@ def source_lines() -> Iterator[None]:
 
 
 def _kinds(text: str) -> tuple[str, ...]:
-    from ptxemu.inspect.request import KINDS
+    from ptxemu.request import KINDS
 
     kinds = tuple(word.strip() for word in text.split(",") if word.strip())
     unknown = [kind for kind in kinds if kind not in KINDS]
@@ -163,7 +163,7 @@ def _said(name: str) -> Callable[[str], Any]:
     words of an ArgumentTypeError alone."""
 
     def convert(text: str) -> Any:
-        parse = attrgetter(name)(import_module("ptxemu.inspect.request"))
+        parse = attrgetter(name)(import_module("ptxemu.request"))
         try:
             return parse(text)
         except ValueError as error:

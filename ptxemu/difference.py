@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.inspect.layouts import ELEMENTS, decoded
-from ptxemu.inspect.request import Inspect, Stop, Watch
+from ptxemu.host_tensor import HostTensor
 from ptxemu.inspect.snapshot import Snapshot, Tile
-from ptxemu.inspect.tensors import HostTensor
-from ptxemu.inspect.watchpoints import Write
+from ptxemu.inspect.writes import Write
+from ptxemu.numerics.elements import ELEMENTS, decoded
 from ptxemu.report import Report
+from ptxemu.request import Inspect, Stop, Watch
 from ptxemu.watch import watched
 
 Run = Callable[[], object]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.inspect.layouts import ELEMENTS
+from ptxemu.numerics.elements import ELEMENTS
 
 _NAMES = {
     "float64": "f64",

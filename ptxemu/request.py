@@ -9,11 +9,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ptxemu.inspect.condition import Condition
-from ptxemu.inspect.layouts import ELEMENTS
-from ptxemu.inspect.tensors import HostTensor
-from ptxemu.machine import swizzle as swizzles
-from ptxemu.machine.tmem import COLUMNS
+from ptxemu.condition import Condition
+from ptxemu.host_tensor import HostTensor
+from ptxemu.numerics import swizzle as swizzles
+from ptxemu.numerics.elements import ELEMENTS, TENSOR_COLUMNS
 
 KINDS = ("smem", "tmem", "regs")
 SPACES = {"global": "global", "smem": "shared", "shared": "shared", "tmem": "tensor"}
@@ -114,8 +113,10 @@ class Watch:
         _one_of("space", self.space, ("global", "shared", "tensor"))
         if self.first < 0 or self.count < 1:
             raise ValueError(f"watch of {self.count} at {self.first}; at least one, from 0 on")
-        if self.space == "tensor" and self.first + self.count > COLUMNS:
-            raise ValueError(f"watch of columns up to {self.first + self.count}; limit {COLUMNS}")
+        if self.space == "tensor" and self.first + self.count > TENSOR_COLUMNS:
+            raise ValueError(
+                f"watch of columns up to {self.first + self.count}; limit {TENSOR_COLUMNS}"
+            )
 
     @property
     def title(self) -> str:
