@@ -8,7 +8,7 @@ order: roles (warps), edges (mbarriers), then `layout.py` beside it: what lies w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -55,6 +55,7 @@ def plan_unchecked(config: AttentionConfig, arch: str = "sm_100a") -> AttentionP
     return _module(config, arch).plan_unchecked(config, arch)
 
 
+@lru_cache(maxsize=4096)  # a call asks several times, and layouts are data
 def tiles_of(config: AttentionConfig, arch: str = "sm_100a") -> Tiles:
     """How the kernel of `arch` cuts the rows and keys of `config`, unchecked."""
     return _module(config, arch).Layout(config, arch)

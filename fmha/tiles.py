@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd
 from typing import ClassVar
 
@@ -49,7 +50,7 @@ class Tiles(ABC):
     def check(self) -> None:
         """Raise NotImplementedError or ValueError for what the kernel does not do."""
 
-    @property
+    @cached_property
     @abstractmethod
     def tile_n(self) -> int:
         """Keys of a tile."""
@@ -63,70 +64,70 @@ class Tiles(ABC):
         """The config with twice as many rows in a block, where that is faster once the blocks fill
         the GPU and are as many of a head as `larger_from`, and the config leaves it open."""
 
-    @property
+    @cached_property
     def larger_from(self) -> int:
         """See `larger`."""
         return 2
 
-    @property
+    @cached_property
     @abstractmethod
     def rows(self) -> int:
         """Query rows of a tile in this CTA; the other CTA of a pair may hold the rest."""
 
-    @property
+    @cached_property
     @abstractmethod
     def q_tiles(self) -> int:
         """Query tiles that a CTA computes at a time."""
 
-    @property
+    @cached_property
     def ctas(self) -> int:
         """CTAs that share K and V."""
         return 1
 
-    @property
+    @cached_property
     def residents(self) -> int:
         """CTAs that an SM holds."""
         return 1
 
-    @property
+    @cached_property
     def multicast(self) -> bool:
         """The CTAs of a pair hold the same K and V, of which each fetches half of the keys for
         both; otherwise each holds a part of its own."""
         return False
 
-    @property
+    @cached_property
     def loads_once(self) -> bool:
         """K and V that are one tensor are loaded once (`AttentionConfig.k_is_v`)."""
         return False
 
-    @property
+    @cached_property
     def halves(self) -> int:
         """CTAs that have parts of one query tile."""
         return 1
 
-    @property
+    @cached_property
     def box_heads(self) -> int:
         """Query heads whose rows of one token follow each other in a tile: the group, or the most
         that divide it where it has more heads than a tile rows."""
         group = self.config.group
         return next(heads for heads in range(min(group, self.rows), 0, -1) if group % heads == 0)
 
-    @property
+    @cached_property
     def box_tokens(self) -> int:
         """Tokens of a tile. Row r is head r % box_heads of token r // box_heads."""
         return self.rows // self.box_heads
 
-    @property
+    @cached_property
     def q_rows(self) -> int:
         """Rows of a tile that are heads of tokens; what is left over holds zeros."""
         return self.box_heads * self.box_tokens
 
-    @property
+    @cached_property
     def head_parts(self) -> int:
         """Tiles that the heads of one token take, one after the other."""
         return self.config.group // self.box_heads
 
-    @property
+    @cached_property
     def block_tiles(self) -> int:
         """Query tiles of a block, what a CTA, or a pair, computes at a time; of a pair two halves
         of a tile, which count as one each."""
@@ -137,7 +138,7 @@ class Tiles(ABC):
         tiles = -(-tokens // self.box_tokens) * self.head_parts
         return -(-tiles // self.block_tiles)
 
-    @property
+    @cached_property
     def key_step(self) -> int:
         """Keys from which a tile may begin are multiples of it: a box of them lies in one page."""
         return gcd(self.tile_n, self.config.page_size) if self.config.page_size else 1
@@ -154,7 +155,7 @@ class Tiles(ABC):
         line = hw.SMEM_LINE_BYTES // (item_bytes or self.config.io_bytes)
         return next(part for part in (line, line // 2, line // 4) if columns % part == 0)
 
-    @property
+    @cached_property
     @abstractmethod
     def stages(self) -> tuple[int, int]:
         """(pieces in the K ring, pieces in the V ring)."""
@@ -173,57 +174,57 @@ class Tiles(ABC):
             k, v = (k + 1, v) if grow_k else (k, v + 1)
         return k, v
 
-    @property
+    @cached_property
     @abstractmethod
     def k_rows(self) -> int:
         """Keys of a K piece in this CTA."""
 
-    @property
+    @cached_property
     @abstractmethod
     def k_columns(self) -> int:
         """Columns of a K piece."""
 
-    @property
+    @cached_property
     def k_pieces(self) -> int:
         """Pieces of a K tile."""
         return self.config.head_dim // self.k_columns
 
-    @property
+    @cached_property
     @abstractmethod
     def o_tile(self) -> int:
         """Columns of O that one product P V makes."""
 
-    @property
+    @cached_property
     def v_columns(self) -> int:
         """Columns of a V piece in this CTA."""
         return self.o_tile if self.multicast else self.o_tile // self.ctas
 
-    @property
+    @cached_property
     def v_pieces(self) -> int:
         """Pieces of a V tile, and of O."""
         return self.config.v_dim // self.o_tile
 
-    @property
+    @cached_property
     @abstractmethod
     def o_panel(self) -> int:
         """Columns of O in one line of the panels that TMA stores."""
 
-    @property
+    @cached_property
     def q_bytes(self) -> int:
         """Bytes of one query tile in this CTA."""
         return self.rows * self.config.head_dim * self.config.q_item_bytes
 
-    @property
+    @cached_property
     def q_box_bytes(self) -> int:
         """Those of them that TMA fetches."""
         return self.q_rows * self.config.head_dim * self.config.q_item_bytes
 
-    @property
+    @cached_property
     def k_bytes(self) -> int:
         """Bytes of a K piece in this CTA."""
         return self.k_rows * self.k_columns * self.config.io_bytes
 
-    @property
+    @cached_property
     def v_bytes(self) -> int:
         """Bytes of a V piece in this CTA."""
         return self.tile_n * self.v_columns * self.config.io_bytes

@@ -15,6 +15,7 @@ other are a block of 128 rows. Of rows sorted by expert, every expert begins at 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 SCALE_ROWS = 128  # of an atom
 SCALE_COLUMNS = 4
@@ -42,12 +43,12 @@ class BlockFormat:
     largest: float
     has_global: bool
 
-    @property
+    @cached_property
     def per_byte(self) -> int:
         """Elements of a byte."""
         return 2 if self.element == "e2m1" else 1
 
-    @property
+    @cached_property
     def amax_target(self) -> float:
         """What the largest magnitude of a tensor becomes times its global scale: 2688 of NVFP4."""
         if not self.has_global:

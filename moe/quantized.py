@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from kernelkit.call.tensors import require_strided, require_tensors, require_types
-from moe.formats import BlockFormat, format_of, row_blocks, scale_bytes
+from moe.formats import FORMATS, BlockFormat, format_of, row_blocks, scale_bytes
 
 ELEMENT_DTYPES = {"e2m1": torch.float4_e2m1fn_x2, "e4m3": torch.float8_e4m3fn}
 SCALE_DTYPES = {"e4m3": torch.float8_e4m3fn, "ue8m0": torch.float8_e8m0fnu}
@@ -52,7 +52,7 @@ class Quantized:
                 require_strided(**{name: tensor})
         if any(isinstance(size, torch.SymInt) for size in (*self.data.shape, *self.scales.shape)):
             return  # a tracer's, on whose sizes no check could decide
-        form = self.format
+        form = format_of(self.fmt)
         global_scales = self._global_scales(form)
         require_tensors(data=self.data, scales=self.scales, **global_scales)
         _require_dtype("data", self.data, ELEMENT_DTYPES[form.element], f" for {form.name}")
@@ -107,7 +107,7 @@ class Quantized:
     @property
     def format(self) -> BlockFormat:
         """What `fmt` names."""
-        return format_of(self.fmt)
+        return FORMATS[self.fmt]
 
     @property
     def rows(self) -> int:

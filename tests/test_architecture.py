@@ -9,7 +9,7 @@ import re
 from pathlib import PurePosixPath
 
 from lab.house.graph import house
-from lab.house.hops import LIMITS, hops
+from lab.house.hops import GOALS, LIMITS, hops, trips
 from lab.house.perform import table_of_files
 from lab.house.source import ROOT, Source
 
@@ -64,3 +64,14 @@ def test_hops_of_a_second_call():
         "{append_rows} for `append_rows`"
     )
     assert words.format_map(found) in " ".join(PAGE.split())
+
+
+def test_a_checked_call_goes_through_no_more_files_than_it_did():
+    """lab.house.hops.GOALS is what the design asks for; these are ceilings on the way there."""
+    ceilings = {
+        "attention": (21, 118), "decode": (17, 83), "fused_moe": (24, 400), "append_rows": (18, 63),
+    }  # fmt: skip
+    found = {name: (len(trip.files), trip.moves) for name, trip in trips().items()}
+    assert found.keys() == GOALS.keys()
+    assert all(files <= ceilings[name][0] for name, (files, _) in found.items()), found
+    assert all(moves <= ceilings[name][1] for name, (_, moves) in found.items()), found

@@ -50,28 +50,28 @@ SHARED_TILE_HEAD_DIM = 512  # O of 128 rows takes all of TMEM: each CTA of a pai
 class Layout(Tiles):
     """Sizes and places of one config."""
 
-    @property
+    @cached_property
     def ctas(self) -> int:
         """CTAs that share K and V."""
         return 2 if self.config.head_dim >= PAIR_HEAD_DIM else 1
 
-    @property
+    @cached_property
     def halves(self) -> int:
         """Threads that share a query row: 2 where a pair of CTAs shares one tile of 128 rows."""
         return 2 if self.config.head_dim >= SHARED_TILE_HEAD_DIM else 1
 
-    @property
+    @cached_property
     def p_in_smem(self) -> bool:
         """P waits for P V in shared memory; else over the tail of its S in tensor memory, for which
         a row has to be in one lane."""
         return self.halves == 2
 
-    @property
+    @cached_property
     def q_tiles(self) -> int:
         """Query tiles of 128 rows that a CTA keeps in flight, each with its softmax warpgroup."""
         return 2 if self.config.schedule == "pingpong" else 1
 
-    @property
+    @cached_property
     def exp2_share(self) -> int:
         """Pairs of exponentials, of 16, that go through the polynomial."""
         config = self.config
@@ -86,37 +86,37 @@ class Layout(Tiles):
         if self.ctas == 1:
             yield from (replace(self.config, tile_n=keys) for keys in self.tiles_n)
 
-    @property
+    @cached_property
     def mma_k(self) -> int:
         """What one MMA sums over: columns of Q, or keys."""
         return MMA_K_BYTES // self.config.io_bytes
 
-    @property
+    @cached_property
     def tiles_n(self) -> tuple[int, ...]:
         """How many keys a tile may have."""
         return tuple(keys for keys in TILE_N if keys % self.mma_k == 0)
 
-    @property
+    @cached_property
     def tile_n(self) -> int:
         """Keys of a tile."""
         return self.config.tile_n or TILE_N[-1]
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Query rows of a tile in this CTA; the other CTA of a pair holds the rest."""
         return TILE_M // self.halves
 
-    @property
+    @cached_property
     def mma_rows(self) -> int:
         """Rows of an MMA, of both CTAs of a pair."""
         return self.rows * self.ctas
 
-    @property
+    @cached_property
     def lag(self) -> int:
         """Key tiles by which P V comes behind Q K^T."""
         return MMA_LAG // self.q_tiles
 
-    @property
+    @cached_property
     def s_stages(self) -> int:
         """S buffers. With a third one the next Q K^T need not wait for the P V before it."""
         taken = self.q_tiles * self.config.v_dim // self.halves
@@ -124,27 +124,27 @@ class Layout(Tiles):
         fits = taken + more * self.lane_columns <= hw.TMEM_COLUMNS
         return more if fits else MMA_LAG
 
-    @property
+    @cached_property
     def k_rows(self) -> int:
         """Keys of a K piece in this CTA; the other CTA of a pair holds the rest."""
         return self.tile_n // self.ctas
 
-    @property
+    @cached_property
     def k_columns(self) -> int:
         """Columns of a K piece."""
         return self.config.head_dim if self.config.is_fp8 else K_PIECE[self.config.head_dim]
 
-    @property
+    @cached_property
     def o_tile(self) -> int:
         """Columns of O that one P V product makes (N of its MMA)."""
         return V_PIECE[self.config.v_dim]
 
-    @property
+    @cached_property
     def lane_columns(self) -> int:
         """Columns of S that one thread holds."""
         return self.tile_n // self.halves
 
-    @property
+    @cached_property
     def p_columns(self) -> tuple[int, ...]:
         """Columns of P, part by part, that the MMA warp is told of at a time.
 
@@ -155,38 +155,38 @@ class Layout(Tiles):
             return (self.tile_n,)
         return self.tile_n - CHUNK, CHUNK
 
-    @property
+    @cached_property
     def o_panel(self) -> int:
         """Columns of O in one line of the panels that TMA stores."""
         line = hw.SMEM_LINE_BYTES // self.config.out_bytes
         return line if self.o_columns % line == 0 else line // 2
 
-    @property
+    @cached_property
     def o_columns(self) -> int:
         """Columns of a piece of O that one thread holds."""
         return self.o_tile // self.halves
 
-    @property
+    @cached_property
     def o_chunk(self) -> int:
         """Columns of O that a thread holds at a time: what its registers allow."""
         return min(16 if self.config.rope_dim else 32, self.o_panel)
 
-    @property
+    @cached_property
     def out_pieces(self) -> int:
         """Panels of O of one query tile, of both halves of the rows in a pair."""
         return self.config.v_dim // self.halves // self.o_panel
 
-    @property
+    @cached_property
     def out_bytes(self) -> int:
         """Bytes of such a panel."""
         return hw.TMEM_LANES * self.o_panel * self.config.out_bytes
 
-    @property
+    @cached_property
     def p_bytes(self) -> int:
         """Bytes of P of one query tile in shared memory, 0 where it stays in TMEM."""
         return self.rows * self.tile_n * self.config.io_bytes if self.p_in_smem else 0
 
-    @property
+    @cached_property
     def statistics_bytes(self) -> int:
         """Bytes through which threads tell each other what they know of a row."""
         slots = STATISTICS * self.q_tiles + HALVES_SLOTS * (self.halves - 1)
@@ -197,7 +197,7 @@ class Layout(Tiles):
         """Panels of O that wait for the store: less than are useful where nothing else fits."""
         return OUT_STAGES if self._free >= OUT_STAGES * self.out_bytes else 1
 
-    @property
+    @cached_property
     def _free(self) -> int:
         """Bytes that are left beside one tile of K and of V, or what is configured."""
         k, v = self._least_stages
@@ -205,7 +205,7 @@ class Layout(Tiles):
         free -= self.q_tiles * (self.q_bytes + self.p_bytes)
         return free - k * self.k_bytes - v * self.v_bytes
 
-    @property
+    @cached_property
     def _least_stages(self) -> tuple[int, int]:
         return self.config.k_stages or self.k_pieces, self.config.v_stages or self.v_pieces
 

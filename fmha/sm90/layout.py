@@ -89,18 +89,18 @@ FP8_SHAPES = {
 class Layout(Tiles):
     """Sizes and places of one config."""
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         """What suits the head dim."""
         shapes = SHAPES | (FP8_SHAPES if self.config.is_fp8 else {})
         return shapes[self.config.head_dim]
 
-    @property
+    @cached_property
     def registers(self) -> dict[int, tuple[int, int]]:
         """Those of a thread by warpgroups that compute: of theirs, and of those that load."""
         return FP8_REGISTERS if self.config.is_fp8 else REGISTERS
 
-    @property
+    @cached_property
     def widths(self) -> tuple[int, ...]:
         """Keys of a tile that registers hold: S and P of one, O, and what is added to it."""
         config, shape = self.config, self.shape
@@ -136,141 +136,141 @@ class Layout(Tiles):
         pays = self.larger_from and not apart and not config.ctas
         return replace(config, ctas=2) if pays else None
 
-    @property
+    @cached_property
     def larger_from(self) -> int:
         shape = self.shape
         return (shape.pairs if self.config.group == 1 else shape.packed)[self.config.right]
 
-    @property
+    @cached_property
     def tile_n(self) -> int:
         """Keys of a tile."""
         alone = self.config.right and not self.multicast
         return self.config.tile_n or (alone and self.shape.alone_n) or self.shape.tile_n
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return ROWS
 
-    @property
+    @cached_property
     def q_tiles(self) -> int:
         return self.config.tile_m // ROWS or self.shape.q_tiles
 
-    @property
+    @cached_property
     def sharers(self) -> int:
         """Warpgroups that share a query tile."""
         return self.shape.sharers
 
-    @property
+    @cached_property
     def teams(self) -> int:
         """Warpgroups that compute."""
         return self.q_tiles * self.sharers
 
-    @property
+    @cached_property
     def ctas(self) -> int:
         return self.config.ctas or 1
 
-    @property
+    @cached_property
     def multicast(self) -> bool:
         return self.ctas > 1
 
-    @property
+    @cached_property
     def loads_once(self) -> bool:
         """Where rings are one tile deep otherwise, and nobody says how deep they are to be."""
         config = self.config
         return self.sharers > 1 and not (config.is_fp8 or config.k_stages or config.v_stages)
 
-    @property
+    @cached_property
     def ordered(self) -> bool:
         """Warpgroups issue their products in turn, and the softmax of one runs under those of
         others; who shares a query tile always does."""
         return self.sharers > 1 or (self.config.schedule or self.shape.schedule) == "pingpong"
 
-    @property
+    @cached_property
     def exp2_share(self) -> int:
         """Pairs of exponentials, of 16, that go through the polynomial."""
         config = self.config
         return config.polynomial if config.polynomial >= 0 else self.shape.polynomial
 
-    @property
+    @cached_property
     def k_rows(self) -> int:
         return self.tile_n
 
-    @property
+    @cached_property
     def k_columns(self) -> int:
         return self.config.head_dim // self.sharers
 
-    @property
+    @cached_property
     def v_bytes(self) -> int:
         return 0 if self.config.k_is_v else super().v_bytes
 
-    @property
+    @cached_property
     def o_tile(self) -> int:
         return self.o_columns
 
-    @property
+    @cached_property
     def o_columns(self) -> int:
         """Columns of O that one warpgroup computes."""
         return self.config.v_dim // self.sharers
 
-    @property
+    @cached_property
     def o_part(self) -> int:
         """Columns of O that one product P V makes."""
         return self.shape.o_part or self.o_columns
 
-    @property
+    @cached_property
     def o_parts(self) -> int:
         """Products P V of a tile."""
         return self.o_columns // self.o_part
 
-    @property
+    @cached_property
     def vt_bytes(self) -> int:
         """Bytes of a tile of V that is turned, 0 where V is multiplied as it lies."""
         return self.v_bytes if self.config.is_fp8 else 0
 
-    @property
+    @cached_property
     def p_bytes(self) -> int:
         """Bytes of the P of one key tile in shared memory."""
         return self.rows * self.tile_n * self.config.io_bytes if self.sharers > 1 else 0
 
-    @property
+    @cached_property
     def told_bytes(self) -> int:
         """Bytes in which warpgroups of a query tile tell each other a number of each row."""
         return self.sharers * self.rows * ITEM_BYTES["fp32"] if self.sharers > 1 else 0
 
-    @property
+    @cached_property
     def o_panel(self) -> int:
         line = hw.SMEM_LINE_BYTES // self.config.out_bytes
         return line if self.config.v_dim % line == 0 else line // 2
 
-    @property
+    @cached_property
     def o_in_smem(self) -> bool:
         """O goes to shared memory and from there by TMA, where there is room for it. In fp32 four
         lanes write whole sectors of global memory, and there is nothing to gain."""
         narrow = self.config.out_bytes == ITEM_BYTES["bf16"]
         return narrow and self._free >= self.q_tiles * self._bytes_of_o
 
-    @property
+    @cached_property
     def _bytes_of_o(self) -> int:
         """Bytes of O of one query tile."""
         return self.rows * self.config.v_dim * self.config.out_bytes
 
-    @property
+    @cached_property
     def o_bytes(self) -> int:
         """Those that it has in shared memory."""
         return self._bytes_of_o if self.o_in_smem else 0
 
-    @property
+    @cached_property
     def least_bytes(self) -> int:
         """Of shared memory: with the least stages."""
         return hw.SMEM_BYTES_PER_CTA - self._free
 
-    @property
+    @cached_property
     def _least_stages(self) -> tuple[int, int]:
         tiles = 2 if self.sharers == 1 or self.config.k_is_v else 1
         least = tiles * self.k_pieces, tiles * self.v_pieces
         return self.config.k_stages or least[0], self.config.v_stages or least[1]
 
-    @property
+    @cached_property
     def _free(self) -> int:
         """Bytes that are left beside the least stages, or what is configured."""
         k, v = self._least_stages

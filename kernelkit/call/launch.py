@@ -152,10 +152,16 @@ def _cpu_target(backend: str, arch: str | None, archs: Sequence[str]) -> Target:
         raise ValueError("backend 'cuda' needs CUDA tensors, these are on the CPU")
     active = _emulation.get()
     arch = arch or (active.arch if active else None)
-    possible = [name for name in EMULATED if _serves(archs, name) and arch in (None, name)]
+    possible = [name for name in _emulated_of(tuple(archs)) if arch in (None, name)]
     if not possible:
         raise NotImplementedError(f"the emulator runs {EMULATED}, not {arch or tuple(archs)}")
     return Target("emulate", possible[0])
+
+
+@cache
+def _emulated_of(archs: tuple[str, ...]) -> tuple[str, ...]:
+    """Architectures of the emulator that what is written for `archs` runs on."""
+    return tuple(name for name in EMULATED if _serves(archs, name))
 
 
 def sms_of(device: torch.device) -> int:

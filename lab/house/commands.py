@@ -35,6 +35,12 @@ HOUSE = {
         "The second call of four operators, on the GPU at hand or as if there were one. Exit code\n"
         "1 where one touches more than its limit.",
     ),
+    "trips": _command(
+        "trips",
+        "Counts the files that a checked call enters, and its moves from one to another.\n\n"
+        "The second call of four operators in the emulator, its kernel compiled, nothing of an\n"
+        "earlier call repeated. Exit code 1 where one is above what the design asks for.",
+    ),
     "lines": _command(
         "lines", "Counts lines by package, and names the longest files and functions."
     ),

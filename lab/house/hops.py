@@ -1,5 +1,7 @@
-"""How many of our files a call touches on its way from the public function to the launch, the
-second time: what an engineer steps through, and what a repeated call costs the host.
+"""Which of our files a call goes through, the second time, from the public function to the launch.
+
+`hops`: a call that repeats what an earlier one was checked for, on a GPU. `trips`: a call that is
+checked, as each is in the emulator: what an engineer steps through with a debugger.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -16,6 +20,17 @@ from lab.house.source import PACKAGES, ROOT
 
 _HOST = {*PACKAGES} - {"ptxemu", "cycle_model"}
 LIMITS = {"attention": 3, "decode": 3, "fused_moe": 4, "append_rows": 4}
+# files and moves of a checked call: what design asks for
+GOALS = {"attention": (12, 70), "decode": (11, 50), "fused_moe": (14, 180), "append_rows": (11, 40)}
+
+
+@dataclass(frozen=True)
+class Trip:
+    """Files that a call enters, how often it moves from one to another, functions that it calls."""
+
+    files: tuple[str, ...]
+    moves: int
+    calls: int
 
 
 def problems(device: str) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -42,23 +57,24 @@ def problems(device: str) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "append_rows", lambda: append_rows((rows, tokens), None, slots)
 
 
-def touched(call: Callable[[], Any]) -> list[str]:
-    """Files of our packages that run in the second call, in their order; the launch is left out."""
+def touched(call: Callable[[], Any]) -> Trip:
+    """The second call, through files of our packages; the launch is left out."""
     call()
-    found: dict[str, None] = {}
+    path: list[str] = []  # the file of each function that is called
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
         if event == "call":
-            path = os.path.relpath(frame.f_code.co_filename, ROOT)
-            if path.split(os.sep)[0] in _HOST and not _emulated(frame):
-                found.setdefault(path)
+            file = os.path.relpath(frame.f_code.co_filename, ROOT)
+            if file.split(os.sep)[0] in _HOST and not _emulated(frame):
+                path.append(file)
 
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return [*found]
+    moves = sum(one != other for one, other in pairwise(path))
+    return Trip(tuple(dict.fromkeys(path)), moves, len(path))
 
 
 def _emulated(frame: FrameType | None) -> bool:
@@ -85,9 +101,15 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 def hops() -> dict[str, list[str]]:
+    """Files of a call that repeats an earlier one."""
     import torch
 
     if torch.cuda.is_available():
-        return {name: touched(call) for name, call in problems("cuda")}
+        return {name: [*touched(call).files] for name, call in problems("cuda")}
     with as_on_a_gpu():
-        return {name: touched(call) for name, call in problems("cpu")}
+        return {name: [*touched(call).files] for name, call in problems("cpu")}
+
+
+def trips() -> dict[str, Trip]:
+    """The way of a checked call: in the emulator, whose kernel is compiled."""
+    return {name: touched(call) for name, call in problems("cpu")}

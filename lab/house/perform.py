@@ -6,6 +6,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from lab.house.dsl import OWNERS
@@ -110,6 +111,23 @@ def _hops(_: argparse.Namespace) -> tuple[Any, int]:
     return found, any(len(files) > LIMITS[name] for name, files in found.items())
 
 
+def _trips(_: argparse.Namespace) -> tuple[Any, int]:
+    from lab.house.hops import GOALS, trips
+
+    found = trips()
+    for name, trip in found.items():
+        files, moves = GOALS[name]
+        print(
+            f"{name:12} {len(trip.files):3} files of {files}, {trip.moves:4} moves of {moves}, "
+            f"{trip.calls:5} calls  {' '.join(trip.files)}"
+        )
+    above = any(
+        len(trip.files) > GOALS[name][0] or trip.moves > GOALS[name][1]
+        for name, trip in found.items()
+    )
+    return {name: asdict(trip) for name, trip in found.items()}, above
+
+
 def _lines(_: argparse.Namespace) -> tuple[Any, int]:
     everything = sources()
     counts: Counter[str] = Counter()
@@ -145,5 +163,6 @@ SHOWN: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "graph": _graph,
     "files": _files,
     "hops": _hops,
+    "trips": _trips,
     "lines": _lines,
 }

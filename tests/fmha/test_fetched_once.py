@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fmha.config import AttentionConfig
-from fmha.plan import make_plan
+from fmha.plan import make_plan, tiles_of
 from fmha.sm90 import layout
 from kernelkit.call.tensors import same_elements
 from lab.cases.attention import config_of
@@ -135,7 +135,10 @@ def test_shared_tiles_pair_up_once_their_shape_says_from_when(monkeypatch, windo
     case = dataclasses.replace(LONG, window=window)
     assert config_of(case, ARCH).ctas == 0
     told = dataclasses.replace(layout.SHAPES[512], packed=(2, 2))
-    monkeypatch.setitem(layout.SHAPES, 512, told)
-    assert config_of(case, ARCH).ctas == 2
     one_tile = dataclasses.replace(case, sq=1, batch=200)
-    assert config_of(one_tile, ARCH).ctas == 0
+    with monkeypatch.context() as patched:
+        patched.setitem(layout.SHAPES, 512, told)
+        tiles_of.cache_clear()
+        assert config_of(case, ARCH).ctas == 2
+        assert config_of(one_tile, ARCH).ctas == 0
+    tiles_of.cache_clear()
