@@ -15,6 +15,7 @@ PACKAGES = (
     *("ptxemu", "cycle_model", "kernelkit", "kvcache", "gqa_lowlatency", "fmha", "mla", "moe"),
     *("q8_0", "blackwell_engines"),
 )
+OLD_NAMES = ("integrations",)  # installed for one release; they warn, and have no modules
 
 _GENERATED = re.compile(r"\..*|out|build|__pycache__|.*\.egg-info")
 

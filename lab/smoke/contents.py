@@ -6,12 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 from zipfile import ZipFile
 
-from lab.house.source import PACKAGES, files
+from lab.house.source import OLD_NAMES, PACKAGES, files
 
 
 def expected() -> set[str]:
     """Names of the files that the wheel installs beside its metadata."""
-    ours = {str(path) for path in files(".py", ".json") if path.parts[0] in PACKAGES}
+    installed = {*PACKAGES, *OLD_NAMES}
+    ours = {str(path) for path in files(".py", ".json") if path.parts[0] in installed}
     return ours | {f"{package}/py.typed" for package in PACKAGES}
 
 
