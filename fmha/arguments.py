@@ -77,7 +77,6 @@ class Arguments(AttentionArguments):
 
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
-        self.check_devices()
         _check_tokens(self)
         self.check_scores((*self.q.shape[:-1], self.v.shape[-1]))
         _check_batch(self)

@@ -66,7 +66,6 @@ class Arguments(AttentionArguments):
 
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
-        self.check_devices()
         _check_tensors(self)
         self.check_scores(tuple(self.q.shape))
         _check_tables(self)
