@@ -64,7 +64,7 @@ def reports_of(programs: dict[str, str], folder: Path, jobs: int) -> dict[str, s
         "print(*run_all([Path(p) for p in sys.argv[3:]], int(sys.argv[2])), sep='')"
     )
     files = [folder / f"{name}.py" for name in programs]
-    command = [sys.executable, "-c", code, ROOT / "scripts", jobs, *files]
+    command = [sys.executable, "-c", code, ROOT, jobs, *files]
     done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     parts = re.split(r"\n(?=\S)", done.stdout)
