@@ -18,8 +18,7 @@ from kernelkit.attention import (
     shared_fields,
     spread_scales,
 )
-from kernelkit.call.front import fronted
-from kernelkit.call.options import defaults_of, given_options, require_names, spelled
+from kernelkit.call.front import defaults_of, fronted, given_options, require_names, spelled
 from kernelkit.call.prepared import Plan
 from kernelkit.call.tensors import require_type
 from kernelkit.plan.limits import MAX_POSITION
@@ -79,7 +78,7 @@ def attention(
 ) -> torch.Tensor | WithLse | Raw: ...  # fmt: skip
 
 
-@fronted(ATTENTION, OTHER_NAMES)
+@fronted(OTHER_NAMES)
 @spelled(AttentionOptions)
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,

@@ -15,8 +15,8 @@ from fmha.config import AttentionConfig
 from fmha.launch import ARCHS, ATTENTION, check_config
 from fmha.plan import kernel_of
 from kernelkit.attention import OTHER_NAMES
+from kernelkit.call.front import require_names, spelled
 from kernelkit.call.launch import choose_target
-from kernelkit.call.options import require_names, spelled
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.warm import Progress, Warmed, counts, warm
 from kernelkit.plan.hw import MAX_GRID_YZ

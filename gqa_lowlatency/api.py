@@ -16,9 +16,8 @@ from kernelkit.attention import (
     shared_fields,
     spread_scales,
 )
-from kernelkit.call.front import fronted
+from kernelkit.call.front import defaults_of, fronted, given_options, require_names, spelled
 from kernelkit.call.operator import Operator
-from kernelkit.call.options import defaults_of, given_options, require_names, spelled
 from kernelkit.call.prepared import Plan
 from kernelkit.call.tape import Results
 
@@ -67,7 +66,7 @@ def decode(
 ) -> torch.Tensor | WithLse: ...  # fmt: skip
 
 
-@fronted(DECODE, OTHER_NAMES)
+@fronted(OTHER_NAMES)
 @spelled(DecodeOptions)
 def decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,

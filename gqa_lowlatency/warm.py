@@ -30,8 +30,8 @@ from gqa_lowlatency.choose import (
 from gqa_lowlatency.config import CLUSTERS, DecodeConfig
 from gqa_lowlatency.launch import ARCHS, DECODE, KERNELS, check_config
 from kernelkit.attention import OTHER_NAMES
+from kernelkit.call.front import require_names, spelled
 from kernelkit.call.launch import Target, choose_target
-from kernelkit.call.options import require_names, spelled
 from kernelkit.compile.arch import written_for
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.warm import Progress, Warmed, counts, warm

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypedDict, TypeVar, o
 
 import torch
 
-from kernelkit.call.front import fronted
-from kernelkit.call.options import defaults_of, given_options, spelled
+from kernelkit.call.front import defaults_of, fronted, given_options, spelled
 from kernelkit.call.prepared import Plan
 from kernelkit.call.tensors import is_broadcast, require_memory
 from moe.arguments import (
@@ -249,7 +248,7 @@ def _check_offsets(x: Quantized, offsets: torch.Tensor) -> None:
         raise ValueError(f"offsets {[*given]}, but x was quantised with offsets {[*made]}")
 
 
-@fronted(FUSED, {}, FUSED_MIXED)
+@fronted()
 @spelled(FusedOptions)
 def fused_moe(
     x: torch.Tensor,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernelkit.call.front import defaults_of, given_options, spelled
 from kernelkit.call.launch import choose_target
-from kernelkit.call.options import defaults_of, given_options, spelled
 from kernelkit.call.tensors import as_meta
 from kernelkit.compile.compiler import collecting
 from kernelkit.compile.keys import KernelKey

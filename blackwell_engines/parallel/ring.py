@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from blackwell_engines.parallel.zigzag import Step, steps
 from fmha import attention, merge
-from kernelkit.call.options import defaults_of, require_names, spelled
+from kernelkit.call.front import defaults_of, require_names, spelled
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

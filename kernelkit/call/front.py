@@ -1,52 +1,252 @@
-"""Public functions in front of an operator: the short way of a call like an earlier one, and the
-answer to a wrong name.
+"""Public functions in front of operators: their options, their short way, and wrong names.
 
-What a function makes of its arguments, and an operator of those, takes longer than all that is left
-to do where both were done before. So `fronted` looks at what the user wrote, and at nothing else:
-at the values of options and the layouts of tensors. Where the operator served such a call by a tape
-of just these tensors, the tape is repeated at once.
+Options are written once, as items `name: Annotated[type, default]` of a TypedDict. A function takes
+them as `**options: Unpack[Options]`, which type checkers follow through every overload and through
+plans; `spelled` shows them to `help`, `inspect.signature` and `typing.get_type_hints`.
+
+`Calls` is the one cache of calls. What a public function makes of its arguments, and an operator of
+those, takes longer than all that is left to do where both were done before. So `fronted` looks at
+what the user wrote, and at nothing else: at the values of options and the layouts of tensors. Where
+an operator served such a call by a tape of just these tensors, the tape is repeated at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter, itemgetter
+import inspect
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import compress
+from operator import attrgetter, is_not, itemgetter
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
 import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch._C._dynamo.guards import TensorGuards  # what torch's compiled graphs compare with
 from torch.autograd import forward_ad
+from torch.overrides import has_torch_function
 
-from kernelkit.call.operator import Operator, is_watched, returned
-from kernelkit.call.options import Function, require_names
 from kernelkit.call.ranges import ranged
-from kernelkit.call.tape import Tape
+from kernelkit.call.tape import Results, Tape
+
+Function = TypeVar("Function", bound=Callable)
+Guards = Callable[..., bool]
+Order = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+# ---- the cache of calls
+
+KEPT = 64  # calls
+
+# All tensors at once, by functions in C: half the time of a loop over tensors and attributes.
+kind = attrgetter("shape", "dtype", "device")
+_strides = torch.Tensor.stride
+_shape = attrgetter("shape")
+_modes = torch._C._len_torch_dispatch_stack
+_is_profiled = torch._C._autograd._profiler_enabled
+_is_deterministic = torch._C._get_deterministic_algorithms  # then memory is filled that is made
+# Keys that torch's dispatcher looks at in any call, beside those of tensors.
+_ORDINARY = DispatchKeySet(DispatchKey.BackendSelect).add(DispatchKey.ADInplaceOrView)
+
+
+class Served(NamedTuple):
+    """What an operator did for a call: its tape, the tensors it was given, and the results."""
+
+    tape: Tape
+    tensors: Sequence[torch.Tensor]
+    results: Sequence[Any]
+
+
+class Calls(threading.local):
+    """Calls of one thread that were served, the latest last; a tape serves one call at a time.
+
+    known: what decides of a call -> (guards of the rest, None where the key says it; the tape that
+    serves it; where the tape's tensors stand among the call's, None for one to one).
+    """
+
+    def __init__(self) -> None:
+        _every.add(self)
+        self.known: OrderedDict[Hashable, tuple[Guards | None, Tape, Order | None]] = OrderedDict()
+
+    def repeat(self, key: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Results | None:
+        """Return the results of a call like one that is known, or None."""
+        try:
+            whole = (*key, _is_deterministic(), *map(_shape, tensors))
+            known = self.known.get(whole)
+        except (RuntimeError, TypeError):  # of nested tensors, of sizes that are symbols
+            return None
+        if known is None:
+            return None
+        fit, tape, order = known
+        if fit is not None and not fit(*tensors):
+            return None
+        results = tape.repeat(tensors if order is None else order(tensors))
+        if results is not None:
+            self.known.move_to_end(whole)
+            if _listening.served is not None:
+                _listening.served.append(Served(tape, tensors, results))
+        return results
+
+    def keep(
+        self,
+        key: Sequence[Any],
+        tensors: Sequence[torch.Tensor],
+        tape: Tape,
+        fit: Guards | None = None,
+        order: Order | None = None,
+    ) -> None:
+        """Serve calls like this one by the tape."""
+        try:
+            whole = (*key, _is_deterministic(), *map(_shape, tensors))
+            self.known[whole] = fit, tape, order
+        except (RuntimeError, TypeError):
+            return
+        self.known.move_to_end(whole)
+        if len(self.known) > KEPT:
+            self.known.popitem(last=False)
+
+    def learn(
+        self, key: Sequence[Any], tensors: Sequence[torch.Tensor], served: list[Served], got: Any
+    ) -> None:
+        """Serve calls like this one by the tape of the one operator that served it.
+
+        The tape must have had just the tensors of the call, and `got` must be some of its results:
+        then neither the function nor torch's dispatcher had anything to do.
+        """
+        odd = torch._C._dispatch_tls_local_include_set() - _ORDINARY  # keys of transformations
+        if len(served) != 1 or odd.raw_repr():
+            return
+        (tape, taken, made), here = served[0], [*map(id, tensors)]
+        there, offered = [*map(id, taken)], [*map(id, made)]
+        shown = got if type(got) is tuple and len(got) > 1 else () if got is None else (got,)
+        wanted = [*map(id, shown)]
+        if sorted(here) != sorted(there) or not {*wanted} <= {*offered}:
+            return
+        places = [*map(here.index, there)]
+        order = None if places == [*range(len(places))] else itemgetter(*places)
+        if wanted != offered:
+            tape = tape.giving(map(offered.index, wanted))
+        self.keep(key, tensors, tape, guards_of(tensors), order)
+
+
+_every: weakref.WeakSet[Calls] = weakref.WeakSet()
+
+
+def forget() -> None:
+    """Drop every call that this thread has kept, where what it depends on has changed."""
+    for calls in [*_every]:
+        calls.known.clear()
+
+
+class _Listening(threading.local):
+    """served: where there is a list, operators of this thread add what served their calls."""
+
+    served: list[Served] | None = None
+
+
+_listening = _Listening()
+
+
+@contextmanager
+def noting() -> Iterator[list[Served]]:
+    """Within the block the calls of operators are noted; a block around it sees them, too."""
+    outer, _listening.served = _listening.served, []
+    try:
+        yield _listening.served
+    finally:
+        noted, _listening.served = _listening.served, outer
+    if outer is not None:
+        outer += noted
+
+
+@contextmanager
+def noting_nothing() -> Iterator[None]:
+    """Within the block calls of operators are parts of another one, which is noted as a whole."""
+    outer, _listening.served = _listening.served, None
+    try:
+        yield
+    finally:
+        _listening.served = outer
+
+
+def note(tape: Tape, tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+    """Tell whoever listens what served a call."""
+    if _listening.served is not None:
+        _listening.served.append(Served(tape, tensors, results))
+
+
+def layouts(tensors: Sequence[torch.Tensor]) -> tuple:
+    """What a call depends on besides addresses and contents, to be compared and hashed."""
+    return tuple(map(kind, tensors)), tuple(map(_strides, tensors))
+
+
+def never(*tensors: torch.Tensor) -> bool:
+    """Guards that no tensors pass."""
+    return False
+
+
+def guards_of(tensors: Sequence[torch.Tensor]) -> Guards:
+    """guards(*others): true for tensors of these layouts, the same ones in the same places; it may
+    be false for them as well, since it also looks at what autograd and modes make of a tensor."""
+    first: dict[int, int] = {}
+    for place, tensor in enumerate(tensors):
+        first.setdefault(id(tensor), place)
+    places = [*first.values()]
+    distinct = [tensors[place] for place in places]
+    check = TensorGuards(*distinct, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    if len(distinct) == len(tensors):
+        return check
+    # Torch's guards take no tensor twice, as keys and values.
+    again = [(n, first[id(t)]) for n, t in enumerate(tensors) if first[id(t)] != n]
+
+    def guards(*others: torch.Tensor) -> bool:
+        for place, earlier in again:
+            if others[place] is not others[earlier]:
+                return False
+        return check(*map(others.__getitem__, places))
+
+    return guards
+
+
+def is_watched(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether torch shows operators of these to somebody: a subclass, a mode, a profiler."""
+    return has_torch_function(tensors) or _modes() > 0 or _is_profiled()
+
+
+def returned(results: Results) -> Any:
+    """Results as an operator returns them: one is no tuple, and none is None."""
+    return results if len(results) > 1 else next(iter(results), None)
+
+
+# ---- the short way of a call
 
 # Types of which two values that are equal are the same. Of floats 0.0 and -0.0 are not.
 _PLAIN = frozenset({bool, int, str, type(None), torch.dtype})
-_NONE: Mapping[str, str] = MappingProxyType({})
-_Noted = tuple[Tape, Sequence[torch.Tensor], Sequence[Any]]
 
 
-def fronted(
-    operator: Operator, hints: Mapping[str, str] = _NONE, *others: Operator
-) -> Callable[[Function], Function]:
-    """A public function that checks and arranges the arguments of one call of `operator`, or of one
-    of the others, does nothing else with tensors, and returns results of it. hints: names that
-    users of other libraries will try -> the name here, which the answer to a wrong name is.
+def fronted(hints: Mapping[str, str] = _NONE) -> Callable[[Function], Function]:
+    """Decorator of a public function that checks and arranges the arguments of one call of an
+    operator, does nothing else with tensors, and returns results of it. hints: names that users of
+    other libraries will try -> the name here, which the answer to a wrong name is.
 
     A call on a GPU whose options and layouts were seen before, with plain values, tensors, and
     sequences and dataclasses of such, goes past the function and the operator.
     """
 
     def around(function: Function) -> Function:
+        calls = Calls()
+
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
             if torch.compiler.is_compiling():
                 return _asked(function, hints, args, options)
-            key: list[Any] = [function, torch.is_grad_enabled(), len(args), *options]
+            key: list[Any] = [torch.is_grad_enabled(), len(args), *options]
             tensors: list[torch.Tensor] = []
             if (
                 not _spell((*args, *options.values()), key, tensors)
@@ -54,22 +254,15 @@ def fronted(
                 or forward_ad._current_level >= 0
             ):
                 return _asked(function, hints, args, options)
-            tapes = operator.tapes
-            results = tapes.repeat(key, tensors)
+            results = calls.repeat(key, tensors)
             if results is not None:
                 return returned(results)
-            noted: list[_Noted] = []
-            for each in (operator, *others):
-                each.tapes.noted = noted
-            try:
-                results = _asked(function, hints, args, options)
-            finally:
-                for each in (operator, *others):
-                    each.tapes.noted = None
-            if len(noted) == 1:
-                _learn(operator, key, tensors, noted[0], results)
-            return results
+            with noting() as served:
+                got = _asked(function, hints, args, options)
+            calls.learn(key, tensors, served, got)
+            return got
 
+        vars(call)["calls"] = calls
         name = f"{function.__module__.partition('.')[0]}.{function.__name__}"
         return cast(Function, ranged(call, name))
 
@@ -113,22 +306,6 @@ def _fields(kind: type) -> Callable[[Any], Iterable[Any]] | None:
     return lambda value: [getattr(value, name) for name in names]
 
 
-def _learn(
-    operator: Operator, key: Sequence[Any], tensors: Sequence[torch.Tensor], noted: _Noted, got: Any
-) -> None:
-    """The tape that was noted serves calls of this key, if its tensors are those of the call, and
-    `got` is some of its results."""
-    tape, taken, made = noted
-    shown = got if type(got) is tuple and len(got) > 1 else () if got is None else (got,)
-    here, there = [*map(id, tensors)], [*map(id, taken)]
-    wanted, offered = [*map(id, shown)], [*map(id, made)]
-    if sorted(here) != sorted(there) or not {*wanted} <= {*offered}:
-        return
-    places = [*map(here.index, there)]
-    order = None if places == [*range(len(places))] else itemgetter(*places)
-    operator.tapes.learn(key, tensors, tape.giving(map(offered.index, wanted)), order)
-
-
 def _asked(function: Callable, hints: Mapping[str, str], args: tuple, options: dict) -> Any:
     """What the function returns; a wrong name is answered with the right one."""
     try:
@@ -136,3 +313,66 @@ def _asked(function: Callable, hints: Mapping[str, str], args: tuple, options: d
     except TypeError:
         require_names(function, options, hints)
         raise
+
+
+# ---- options
+
+def spelled(options: type) -> Callable[[Function], Function]:
+    """Decorator: the signature and annotations of a function that takes `**options` of this
+    TypedDict name each of them. The function itself is returned, so a call costs nothing more."""
+    hints = get_type_hints(options, include_extras=True)
+    items = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=hint.__metadata__[0],
+            annotation=hint.__origin__,
+        )
+        for name, hint in hints.items()
+    ]
+
+    def around(function: Function) -> Function:
+        plain = inspect.signature(function)
+        own = [each for each in plain.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        shown = plain.replace(parameters=[*own, *items])
+        hinted = {each.name: each.annotation for each in shown.parameters.values()}
+        function.__annotations__ = hinted | {"return": plain.return_annotation}
+        vars(function)["__signature__"] = shown
+        return function
+
+    return around
+
+
+def defaults_of(function: Callable) -> dict[str, Any]:
+    """Map each argument that has a default to it."""
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
+
+
+def given_options(
+    function: Callable, options: Mapping[str, object], defaults: Mapping[str, object]
+) -> dict[str, Any]:
+    """Options that are not at their default: an operator parses every one that it is given.
+
+    TypeError for one that is no argument of the function. defaults: `defaults_of` the function.
+    """
+    for name in options:
+        if name not in defaults:
+            require_names(function, options)
+    plain = map(defaults.__getitem__, options)
+    return dict(compress(options.items(), map(is_not, options.values(), plain)))
+
+
+def require_names(
+    function: Callable, options: Mapping[str, object], hints: Mapping[str, str] = _NONE
+) -> None:
+    """TypeError for an option that is no argument of a function. hints: names that users of other
+    libraries will try -> the name here."""
+    known = inspect.signature(function).parameters
+    for wrong in options:
+        if wrong in known:
+            continue
+        close = difflib.get_close_matches(wrong, known, 1)
+        right = hints.get(wrong) or (close[0] if close else "")
+        advice = f"; it is called {right} here" if right else ""
+        raise TypeError(f"{function.__name__} has no argument {wrong}{advice}")

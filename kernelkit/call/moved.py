@@ -25,8 +25,8 @@ _OF_KERNELKIT = {
         "signature sources store trace trusted version warm"
     ),
     "call": (
-        "exports front launch operator options ranges schema tape tensors writable "
-        "call_plan:prepared"
+        "exports front launch operator options:front ranges schema:operator tape tensors "
+        "writable:tensors call_plan:prepared"
     ),
     "tune": "stopwatch halving tuned:choices tune_command:command tuned_files:files",
     "merge": "merge_kernel:kernel merge_launch:launch merge_plan:plan",

@@ -1,70 +1,51 @@
 """Torch operators of kernels: from a dataclass of arguments and a function that runs it come the
-operator that tracers see whole, and the cheap repetition of an eager call.
+schema, the operator that tracers see whole, and the cheap repetition of an eager call.
 
 A family writes one dataclass and one function `run(arguments) -> results`, which checks, chooses,
-allocates and launches. On a GPU the first call of a layout is taken down on a tape
-(`kernelkit.call.tape`), and later calls of the same layouts and options repeat the tape: they skip
-what the first one checked, since nothing that it looked at has changed (what is written still lies
-apart from what is read), and torch's dispatcher, where it would do nothing to them and nobody
-watches. On the CPU every call is checked, also what tensors hold.
+allocates and launches. A field that is a dataclass itself stands for its own fields in the schema,
+`x_data` for `x.data`; what may be a tensor or a word is two arguments, `scale` and `scale_word`.
+
+On a GPU the first call of a layout is taken down on a tape (`kernelkit.call.tape`), and later calls
+of the same layouts and options repeat the tape: they skip what the first one checked, since nothing
+that it looked at has changed (what is written still lies apart from what is read), and torch's
+dispatcher, where it would do nothing to them and nobody watches. On the CPU every call is checked,
+also what tensors hold.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import MISSING
-from operator import attrgetter
+import dataclasses
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from torch._C import DispatchKey, DispatchKeySet
-from torch._C._dynamo.guards import TensorGuards  # what torch's compiled graphs compare with
 from torch._subclasses import FakeTensor
-from torch.overrides import has_torch_function
+from torch.autograd import forward_ad
 
+from kernelkit.call.front import Calls, is_watched, layouts, note, noting, noting_nothing, returned
 from kernelkit.call.launch import NoTarget
 from kernelkit.call.ranges import ranged
-from kernelkit.call.schema import Schema
-from kernelkit.call.tape import Results, Tape, Taping
+from kernelkit.call.tape import Results, Taping
 from kernelkit.call.tensors import (
+    as_number,
     require_apart,
     require_int64,
     require_memory,
+    require_no_grad,
+    require_no_tangents,
     require_own_elements,
     require_strided,
     require_tensors,
+    require_type,
+    require_writable,
 )
-from kernelkit.call.writable import require_writable
 from kernelkit.compile.compiler import collecting
-from kernelkit.compile.signature import leaves
 
 NAMESPACE = "blackwell_kernels"
-TAPES = 64  # of an operator and a thread
-
-# All tensors at once, by functions in C: half the time of a loop over tensors and attributes.
-kind = attrgetter("shape", "dtype", "device")
-_strides = torch.Tensor.stride
-_shape = attrgetter("shape")
-_modes = torch._C._len_torch_dispatch_stack
-_is_profiled = torch._C._autograd._profiler_enabled
-# Keys that torch's dispatcher looks at in any call, beside those of tensors.
-_ORDINARY = DispatchKeySet(DispatchKey.BackendSelect).add(DispatchKey.ADInplaceOrView)
-_is_deterministic = torch._C._get_deterministic_algorithms  # then memory is filled that is made
-Guards = Callable[..., bool]
-Order = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-
-
-def never(*tensors: torch.Tensor) -> bool:
-    """Guards that no tensors pass."""
-    return False
-
-
-def layouts(tensors: Sequence[torch.Tensor]) -> tuple:
-    """What a call depends on besides addresses and contents, to be compared and hashed."""
-    return tuple(map(kind, tensors)), tuple(map(_strides, tensors))
 
 
 class Operator:
@@ -77,6 +58,8 @@ class Operator:
     written overlaps no other argument, but `out` may be q itself. pools: only parts of the written
     arguments are written, and `run` checks which. hosted: arguments that may be in the host's
     memory where others are on a GPU, and `run` checks how.
+
+    calls: those that need no dispatcher. tapes: of those that torch's dispatcher brought here.
     """
 
     def __init__(
@@ -93,7 +76,7 @@ class Operator:
     ) -> None:
         self.name, self.schema, self._run, self._pools = name, Schema(arguments), run, pools
         self._hosted = hosted
-        self.tapes, self._writes = _Tapes(), ("out", *writes)
+        self.calls, self.tapes, self._writes = Calls(), Calls(), ("out", *writes)
         self._splits: dict[tuple[str, ...], tuple[list[str], list[str], bool]] = {}
         names = [leaf.name for leaf in self.schema.tensors]
         self._needed = [leaf.name for leaf in self.schema.tensors if leaf.default is MISSING]
@@ -121,12 +104,12 @@ class Operator:
         key, tensors = self._split(flat)
         if not tensors or not _on_gpu(tensors) or is_watched(tensors):
             return self._dispatch(flat)
-        results = self.tapes.repeat(key, tensors)
+        results = self.calls.repeat(key, tensors)
         if results is not None:
             return returned(results)
-        self.tapes.latest = None
-        results = self._dispatch(flat)
-        self.tapes.know(key, tensors, results)
+        with noting() as served:
+            results = self._dispatch(flat)
+        self.calls.learn(key, tensors, served, results)
         return results
 
     def _split(self, flat: dict[str, Any]) -> tuple[tuple, list[torch.Tensor]]:
@@ -158,7 +141,7 @@ class Operator:
                 tensors = dict(zip(self._needed, needed, strict=True)) | flat
                 require_int64(**flat)
                 _require_no_fake_beside_others(tensors)
-                require_all_memory(tensors)
+                require_memory(**self.schema.by_path(tensors))
                 raise
         if out is None:
             return results
@@ -171,24 +154,24 @@ class Operator:
         that they may lack memory and be on several devices."""
         flat = self.schema.flat(given)
         if alone:
-            require_strided(**_one_by_one(flat))
+            require_strided(**self.schema.by_path(flat))
             require_int64(**flat)
         else:
             self.require_usable(flat)
         return self.schema.build(flat)
 
-    def require_usable(self, flat: Mapping[str, Any]) -> None:
+    def require_usable(self, flat: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """TypeError or ValueError for leaves of the schema that no kernel can take: tensors without
-        memory or on several devices, and numbers beyond int64."""
-        require_all_memory(flat)
+        memory or on several devices, and numbers beyond int64. Returns the tensors by path."""
+        tensors = self.schema.by_path(flat)
+        require_memory(**tensors)
         require_int64(**flat)
-        together = _one_by_one({n: t for n, t in flat.items() if n not in self._hosted})
-        require_tensors(**{self.schema.path(name): t for name, t in together.items()})
+        require_tensors(**{path: t for path, t in tensors.items() if path not in self._hosted})
+        return tensors
 
     def run(self, flat: dict[str, Any]) -> Results:
         """The whole way down. flat: leaves of the schema that are not at their default."""
-        self.require_usable(flat)
-        self._require_written(flat)
+        self._require_written(self.require_usable(flat))
         return self._run(self.schema.build(flat))
 
     def check(self, flat: dict[str, Any]) -> None:
@@ -199,21 +182,23 @@ class Operator:
         with collecting(), contextlib.suppress(NoTarget):
             self.run(flat)
 
-    def _require_written(self, flat: Mapping[str, Any]) -> None:
+    def _require_written(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """ValueError for a written tensor that cannot be written, or overlaps another argument."""
-        written = {n: t for n, t in _one_by_one(flat).items() if n.split("[")[0] in self._writes}
+        written = {path: t for path, t in tensors.items() if self._is_written(path)}
         if not written:
             return
         require_writable(**written)
         if self._pools:
             return
-        others = {self.schema.path(name): t for name, t in _one_by_one(flat).items()}
-        for name, tensor in written.items():
-            path = self.schema.path(name)
+        others = dict(tensors)
+        for path, tensor in written.items():
             require_own_elements(path, tensor)
             del others[path]
             for other, read in others.items():
                 require_apart(path, tensor, other, read)
+
+    def _is_written(self, path: str) -> bool:
+        return path.split("[")[0].replace(".", "_") in self._writes
 
     def recall(self, names: Sequence[str], tensors: Sequence[Any], options: dict) -> Results:
         """The results, by the tape of an earlier call of this thread, if one had these layouts and
@@ -221,33 +206,19 @@ class Operator:
         """
         here, present = _present(tensors)
         # By places among so many names: with and without `out` they mean other tensors.
-        layout = layouts(present), _is_deterministic()
-        key = len(names), here, layout, tuple(options.items())
-        kept = self.tapes.kept
-        tape = kept.get(key)
-        if tape is not None:
-            repeated = tape.repeat(present)
-            if repeated is not None:
-                kept.move_to_end(key)
-                self.tapes.latest = [*map(id, present)], tape
-                return repeated
-        given = by_name(names, tensors)
-        written = [n for n, name in enumerate(_one_by_one(given)) if name in self._writes]
-        flat = given | options
-        results, tape = Taping(present, written=written).run(lambda: self.run(flat))
-        self.tapes.latest = None  # what is noted there is of operators within this one
+        key = len(names), here, layouts(present), tuple(options.items())
+        results = self.tapes.repeat(key, present)
+        if results is not None:
+            return results
+        flat = by_name(names, tensors) | options
+        paths = [*self.schema.by_path(flat)]
+        written = [n for n, path in enumerate(paths) if self._is_written(path)]
+        with noting_nothing():  # of operators within this one
+            results, tape = Taping(present, written=written).run(lambda: self.run(flat))
         if tape is not None and not tape.reads:
-            self.tapes.latest = [*map(id, present)], tape
-            kept[key] = tape
-            kept.move_to_end(key)
-            if len(kept) > TAPES:
-                kept.popitem(last=False)
+            self.tapes.keep(key, present, tape)
+            note(tape, present, results)
         return results
-
-    def forget(self) -> None:
-        """Drop the tapes of this thread."""
-        self.tapes.kept.clear()
-        self.tapes.known.clear()
 
     def _register(self, name: str, text: str, call: _Call, functional: bool) -> Any:
         qualified = f"{NAMESPACE}::{name}"
@@ -262,68 +233,6 @@ class Operator:
 
             torch.library.register_autograd(qualified, refuse)
         return getattr(getattr(torch.ops, NAMESPACE), name).default
-
-
-class _Tapes(threading.local):
-    """Tapes by what they depend on, the latest last. Each thread has its own: a tape serves one
-    call at a time.
-
-    known: by what is compared soonest, the tapes that serve a call without the dispatcher: with the
-    guards of the rest, and where the tape's tensors stand among the call's, None for one to one.
-    latest: the tape that the last call came to, and the ids of its tensors. noted: where there is a
-    list, each call that was served adds its tape, tensors and results.
-    """
-
-    def __init__(self) -> None:
-        self.kept: OrderedDict[Hashable, Tape] = OrderedDict()
-        self.known: dict[Hashable, tuple[Guards, Tape, Order | None]] = {}
-        self.latest: tuple[list[int], Tape] | None = None
-        self.noted: list[tuple[Tape, Sequence[torch.Tensor], Sequence[Any]]] | None = None
-
-    def repeat(self, key: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Results | None:
-        """The results of a call like one that is known, or None."""
-        try:
-            known = self.known.get((*key, _is_deterministic(), *map(_shape, tensors)))
-        except (RuntimeError, TypeError):  # of nested tensors, of sizes that are symbols
-            return None
-        if known is None:
-            return None
-        fit, tape, order = known
-        if not fit(*tensors):
-            return None
-        results = tape.repeat(tensors if order is None else order(tensors))
-        if self.noted is not None and results is not None:
-            self.noted.append((tape, tensors, results))
-        return results
-
-    def know(self, key: Sequence[Any], tensors: Sequence[torch.Tensor], results: Any) -> None:
-        """The latest tape serves calls like this one, if it was given just what the call was: then
-        the dispatcher had nothing to do."""
-        latest, self.latest = self.latest, None
-        odd = torch._C._dispatch_tls_local_include_set() - _ORDINARY  # keys of transformations
-        if latest is None or latest[0] != [*map(id, tensors)] or odd.raw_repr():
-            return
-        self.learn(key, tensors, latest[1])
-        if self.noted is not None:
-            made = [] if results is None else leaves(results)
-            self.noted.append((latest[1], tensors, made))
-
-    def learn(
-        self,
-        key: Sequence[Any],
-        tensors: Sequence[torch.Tensor],
-        tape: Tape,
-        order: Order | None = None,
-    ) -> None:
-        """The tape serves calls like this one."""
-        try:
-            whole = (*key, _is_deterministic(), *map(_shape, tensors))
-            self.known.pop(whole, None)
-        except (RuntimeError, TypeError):
-            return
-        self.known[whole] = guards_of(tensors), tape, order
-        if len(self.known) > 2 * TAPES:  # of the operator, and of a function in front of it
-            del self.known[next(iter(self.known))]
 
 
 class _Call:
@@ -369,13 +278,13 @@ class _Call:
 
 def _is_plain_meta(tensors: Sequence[Any]) -> bool:
     """Whether tensors are those of a caller on the device meta, and not a tracer's."""
-    given = [*_one_by_one({str(n): t for n, t in enumerate(tensors)}).values()]
+    _, given = _present(tensors)
     return all(t.device.type == "meta" and not isinstance(t, FakeTensor) for t in given)
 
 
 def _require_no_meta_beside_others(names: Sequence[str], tensors: Sequence[Any]) -> None:
     """ValueError for tensors without memory beside others: torch would ask for shapes alone."""
-    given = _one_by_one(by_name(names, tensors))
+    given = one_by_one(by_name(names, tensors))
     meta = [name for name, tensor in given.items() if tensor.device.type == "meta"]
     if meta and len(meta) < len(given):
         devices = {name: str(tensor.device) for name, tensor in given.items()}
@@ -384,18 +293,13 @@ def _require_no_meta_beside_others(names: Sequence[str], tensors: Sequence[Any])
 
 def _require_no_fake_beside_others(given: Mapping[str, Any]) -> None:
     """TypeError for tensors of a tracer's fake mode beside others, which have memory."""
-    tensors = _one_by_one(given)
+    tensors = one_by_one(given)
     fake = [name for name, tensor in tensors.items() if isinstance(tensor, FakeTensor)]
     if fake and len(fake) < len(tensors):
         raise TypeError(f"{fake[0]} is a FakeTensor: either all tensors are, or none is")
 
 
-def require_all_memory(given: Mapping[str, Any]) -> None:
-    """What `require_memory` raises, also for tensors of sequences."""
-    require_memory(**_one_by_one(given))
-
-
-def _one_by_one(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def one_by_one(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors among the arguments, those of sequences by their number."""
     tensors = {}
     for name, value in given.items():
@@ -406,19 +310,9 @@ def _one_by_one(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def is_watched(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether torch shows operators of these to somebody: a subclass, a mode, a profiler."""
-    return has_torch_function(tensors) or _modes() > 0 or _is_profiled()
-
-
 def _on_gpu(tensors: Sequence[Any]) -> bool:
     first = tensors[0]
     return (first[0] if isinstance(first, list | tuple) else first).is_cuda
-
-
-def returned(results: Results) -> Any:
-    """As an operator returns results: one is no tuple, and none is None."""
-    return results if len(results) > 1 else next(iter(results), None)
 
 
 def by_name(names: Sequence[str], tensors: Sequence[Any]) -> dict[str, Any]:
@@ -440,24 +334,267 @@ def _present(tensors: Sequence[Any]) -> tuple[tuple, list[torch.Tensor]]:
     return tuple(here), present
 
 
-def guards_of(tensors: Sequence[torch.Tensor]) -> Guards:
-    """guards(*others): true for tensors of these layouts, the same ones in the same places; it may
-    be false for them as well, since it also looks at what autograd and modes make of a tensor."""
-    first: dict[int, int] = {}
-    for place, tensor in enumerate(tensors):
-        first.setdefault(id(tensor), place)
-    places = [*first.values()]
-    distinct = [tensors[place] for place in places]
-    check = TensorGuards(*distinct, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    if len(distinct) == len(tensors):
-        return check
-    # Torch's guards take no tensor twice, as keys and values.
-    again = [(n, first[id(t)]) for n, t in enumerate(tensors) if first[id(t)] != n]
+# ---- schemas
 
-    def guards(*others: torch.Tensor) -> bool:
-        for place, earlier in again:
-            if others[place] is not others[earlier]:
-                return False
-        return check(*map(others.__getitem__, places))
+SCHEMA_TYPES = {
+    torch.Tensor: "Tensor",
+    bool: "bool",
+    int: "SymInt",
+    float: "float",
+    str: "str",
+    torch.dtype: "ScalarType",
+}
+WORD = "_word"
+_hints = cache(typing.get_type_hints)  # half a millisecond for the arguments of attention
 
-    return guards
+
+@dataclass(frozen=True)
+class Leaf:
+    """One argument of an operator.
+
+    name: in the schema. path: from the dataclass, dotted. kind: a key of SCHEMA_TYPES. optional:
+    None will do. default: MISSING where there is none. alone: what the field holds is of this kind,
+    and not perhaps of another, which is another argument. many: it holds a sequence of them.
+    """
+
+    name: str
+    path: str
+    kind: type
+    optional: bool
+    default: Any = MISSING
+    alone: bool = True
+    many: bool = False
+    exact: frozenset[type] = dataclasses.field(init=False)  # types that need no second look
+
+    def __post_init__(self) -> None:
+        """No cached property: a tracer cannot enter the lock of one."""
+        optional = {type(None)} if self.optional else set()
+        exact = frozenset() if self.many else frozenset({self.kind, *optional})
+        object.__setattr__(self, "exact", exact)
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether it goes by position."""
+        return self.kind is torch.Tensor
+
+    def checked(self, value: Any) -> Any:
+        """Return the value, a number as Python's own; TypeError for a value of another kind."""
+        if self.kind in (int, float) and not self.many:
+            return as_number(self.path, value, self.kind, optional=self.optional)
+        for item in value if self.many else (value,):
+            require_type(self.path, item, self.kind, optional=self.optional)
+        return value
+
+    def declared(self, letter: str = "") -> str:
+        """In a schema. letter: of the memory that the operator writes to, '' for none."""
+        written = f"({letter}!)" if letter else ""
+        sequence = "[]" * self.many
+        text = f"{SCHEMA_TYPES[self.kind]}{written}{'?' * self.optional}{sequence} {self.name}"
+        if self.default is MISSING:
+            return text
+        literal = f'"{self.default}"' if isinstance(self.default, str) else self.default
+        return f"{text}={literal}"
+
+
+class Schema:
+    """Of a dataclass of arguments.
+
+    tensors: its leaves that are, those that may be left out last, as they go by position. others:
+    go by name.
+    """
+
+    def __init__(self, arguments: type) -> None:
+        self.arguments = arguments
+        leaves = [*_leaves(arguments)]
+        self.tensors = [leaf for leaf in leaves if leaf.is_tensor]
+        self.tensors.sort(key=lambda leaf: leaf.default is not MISSING)
+        self.others = [leaf for leaf in leaves if not leaf.is_tensor]
+        self._defaults = {leaf.name: leaf.default for leaf in leaves if leaf.default is not MISSING}
+        self._paths = {leaf.name: leaf.path for leaf in leaves}
+        self._of_field: dict[str, list[tuple[Leaf, tuple[str, ...]]]] = {}
+        for leaf in leaves:
+            field, *path = leaf.path.split(".")
+            self._of_field.setdefault(field, []).append((leaf, tuple(path)))
+        self._plain = {
+            leaf.name: (leaf, leaf.exact, leaf.is_tensor, leaf.default)
+            for leaf in leaves
+            if leaf.name == leaf.path and leaf.alone and not leaf.many
+        }
+        hints = _hints(arguments)
+        self._nested = {
+            name: kind
+            for name, kind in ((field, _split(hints[field])) for field in self._of_field)
+            if kind[0] and dataclasses.is_dataclass(kind[0][0])
+        }
+
+    def by_path(self, flat: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The tensors among leaves as users write them, those of a sequence as `parts[0]`."""
+        return one_by_one({self._paths[name]: value for name, value in flat.items()})
+
+    def text(self, results: int, writes: tuple[str, ...] = (), without: str = "") -> str:
+        """'(Tensor q, ..., *, bool causal=False, ...) -> (Tensor, Tensor)'. writes: names of
+        tensors that the operator writes to. without: a tensor that is no argument of it."""
+        letters = dict(zip(writes, "abcdefgh", strict=False))
+        parts = [t.declared(letters.get(t.name, "")) for t in self.tensors if t.name != without]
+        if self.others:
+            parts += ["*", *(leaf.declared() for leaf in self.others)]
+        return f"({', '.join(parts)}) -> ({', '.join(['Tensor'] * results)})"
+
+    def flat(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of fields -> values of leaves, those left out that have their default.
+
+        TypeError for a value of another type, NotImplementedError for a tensor of which autograd
+        expects gradients.
+        """
+        found: dict[str, Any] = {}
+        grad = torch.is_grad_enabled()
+        for field, value in given.items():
+            plain = self._plain.get(field)
+            if plain is None:
+                self._flatten(field, value, found, grad)
+                continue
+            leaf, exact, is_tensor, default = plain
+            if type(value) not in exact:
+                value = leaf.checked(value)
+            if is_tensor:
+                if value is None:
+                    continue
+                if grad and value.requires_grad:
+                    require_no_grad(**{field: value})
+            elif value is default or value == default:
+                continue
+            found[field] = value
+        if forward_ad._current_level >= 0:
+            for leaf in self.tensors:
+                require_no_tangents(_by_path(leaf, found.get(leaf.name)))
+        return found
+
+    def _flatten(self, field: str, value: Any, found: dict[str, Any], grad: bool) -> None:
+        """The leaves of a field that is a dataclass, a sequence, or of two kinds."""
+        if field not in self._of_field:
+            raise TypeError(f"{self.arguments.__name__} has no argument {field}")
+        if field in self._nested:
+            _check_nested(field, value, *self._nested[field])
+        for leaf, path in self._of_field[field]:
+            item = _at(field, value, path)
+            if item is MISSING:
+                if leaf.default is MISSING and not leaf.optional:
+                    raise TypeError(f"{leaf.path} is missing: one of the parts before it is None")
+                continue
+            if not leaf.alone and isinstance(item, str) != (leaf.kind is str):
+                item = None
+            if type(item) not in leaf.exact:
+                item = leaf.checked(item)
+            if leaf.is_tensor:
+                if item is None:
+                    continue
+                if grad:
+                    _refuse_grad(leaf, item)
+            elif item is leaf.default or item == leaf.default:
+                continue
+            found[leaf.name] = item
+
+    def build(self, flat: dict[str, Any]) -> Any:
+        """The dataclass, of values of leaves; those left out have their default."""
+        return _build(self.arguments, self._defaults | flat, "")
+
+
+def _leaves(
+    kind: type, prefix: str = "", path: str = "", base: Any = MISSING, optional: bool = False
+) -> Iterator[Leaf]:
+    """Leaves of a dataclass. base: an instance whose values are the defaults; optional: that stands
+    where None might."""
+    hints = _hints(kind)
+    for field in dataclasses.fields(kind):
+        default = field.default if base is MISSING else getattr(base, field.name)
+        name, where = prefix + field.name, path + field.name
+        hint = hints[field.name]
+        many = typing.get_origin(hint) is tuple
+        kinds, nullable = _split(typing.get_args(hint)[0] if many else hint)
+        if dataclasses.is_dataclass(kinds[0]):
+            inner = MISSING if default is None else default
+            yield from _leaves(kinds[0], f"{name}_", f"{where}.", inner, optional or nullable)
+            continue
+        if default is MISSING and (optional or nullable) and not many:
+            default = None
+        for item in kinds:
+            alone = len(kinds) == 1
+            own = name if item is not str or alone else name + WORD
+            value = default if alone or default is MISSING or isinstance(default, item) else None
+            may_be_none = nullable or not alone or (optional and value is None)
+            yield Leaf(own, where, item, may_be_none, value, alone, many)
+
+
+def _split(hint: Any) -> tuple[tuple[type, ...], bool]:
+    """The types of a hint, and whether None is one."""
+    kinds = typing.get_args(hint) or (hint,)
+    nothing = type(None)
+    return tuple(kind for kind in kinds if kind is not nothing), nothing in kinds
+
+
+def _refuse_grad(leaf: Leaf, value: Any) -> None:
+    for item in value if leaf.many else (value,):
+        if item is not None and item.requires_grad:
+            require_no_grad(**_by_path(leaf, value))
+
+
+def _by_path(leaf: Leaf, value: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a leaf as users name them, those of a sequence by their number."""
+    if not leaf.many:
+        return {} if value is None else {leaf.path: value}
+    return {f"{leaf.path}[{n}]": item for n, item in enumerate(value or ()) if item is not None}
+
+
+def _at(field: str, value: Any, path: Sequence[str]) -> Any:
+    """value.a.b, MISSING where something on the way is None. torch.compile traces it, which it does
+    not do with an attrgetter."""
+    try:
+        for name in path:
+            if value is None:
+                return MISSING
+            value = getattr(value, name)
+    except AttributeError as error:
+        raise TypeError(f"{field} has a {type(value).__name__} without {name}") from error
+    return value
+
+
+def _check_nested(field: str, value: Any, kinds: tuple[type, ...], optional: bool) -> None:
+    if not (isinstance(value, kinds) or (value is None and optional)):
+        words = f"{kinds[0].__name__}{' or None' * optional}"
+        raise TypeError(f"{field} is {type(value).__name__}, expected {words}")
+
+
+@cache
+def _fields(kind: type) -> tuple[tuple[str, type | None, bool, bool, Any], ...]:
+    """Of a dataclass: (name, the dataclass that it is, whether it is of two kinds, whether None is
+    one, default) of each field."""
+    found = []
+    for field in dataclasses.fields(kind):
+        kinds, nullable = _split(_hints(kind)[field.name])
+        nested = kinds[0] if dataclasses.is_dataclass(kinds[0]) else None
+        found.append((field.name, nested, len(kinds) > 1, nullable, field.default))
+    return tuple(found)
+
+
+def _build(kind: type, flat: Mapping[str, Any], prefix: str) -> Any:
+    values = {}
+    for field, nested, several, nullable, default in _fields(kind):
+        name, value = prefix + field, None
+        if nested is None:
+            value = flat.get(name)
+            if several and value is None:
+                value = flat.get(name + WORD)
+        elif not nullable or _is_there(nested, flat, name):
+            value = _build(nested, flat, f"{name}_")
+        if value is None and not nullable:
+            if default is MISSING:
+                raise TypeError(f"{name} is missing")
+            value = default
+        values[field] = value
+    return kind(**values)
+
+
+def _is_there(kind: type, flat: Mapping[str, Any], name: str) -> bool:
+    """An optional dataclass is there if one of the fields is that cannot be left out."""
+    needed = [field for field, *_, default in _fields(kind) if default is MISSING]
+    return not needed or any(flat.get(f"{name}_{inner}") is not None for inner in needed)

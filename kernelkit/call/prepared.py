@@ -8,19 +8,17 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from kernelkit.call.operator import (
-    Guards,
-    Operator,
-    by_name,
-    guards_of,
-    kind,
-    layouts,
-    never,
-    require_all_memory,
-)
+from kernelkit.call.front import Guards, guards_of, kind, layouts, never
+from kernelkit.call.operator import Operator, by_name
 from kernelkit.call.tape import ADDRESS_UNIT, Results, Taping
-from kernelkit.call.tensors import require_apart, require_no_grad, require_no_tangents, require_type
-from kernelkit.call.writable import require_writable
+from kernelkit.call.tensors import (
+    require_apart,
+    require_memory,
+    require_no_grad,
+    require_no_tangents,
+    require_type,
+    require_writable,
+)
 
 
 class Plan:
@@ -125,7 +123,7 @@ class Plan:
         if len(here) != self._count:
             raise ValueError(self._wrong_tensors(here))
         named = dict(zip(self._moves, here, strict=True))
-        require_all_memory(named)
+        require_memory(**named)
         require_no_grad(**named)
         self._compare(self._moves, inputs, self._layouts)
         self._guards = _guards_of(here)  # know the next ones like these sooner
@@ -144,7 +142,7 @@ class Plan:
         for name, tensor in zip(self._results, results, strict=True):
             require_type(name, tensor, torch.Tensor, optional=True)
         named = by_name(self._results, results)
-        require_all_memory(named)
+        require_memory(**named)
         require_no_grad(**named)
         self._compare(self._results, results, self._made)
         for name, tensor, own in zip(self._results, results, self._replaceable, strict=True):
@@ -169,7 +167,7 @@ class Plan:
         return f"{len(inputs)} tensors{others}: planned with {', '.join(self._places)}"
 
     def _wrong_addresses(self, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> str:
-        require_all_memory(dict(zip(self._places, (*inputs, *results), strict=False)))
+        require_memory(**by_name([*self._places], (*inputs, *results)))
         for name, tensor, mask in zip(self._moves, inputs, self._tape.masks, strict=False):
             if tensor.data_ptr() & mask:
                 return _misaligned(name, tensor, mask + 1)

@@ -6,9 +6,10 @@ are multiples of 16 bytes: views and slices need no copy, broadcasts (stride 0) 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
@@ -20,6 +21,7 @@ from torch.autograd import forward_ad
 
 from kernelkit.plan import hw
 
+MAPS = "/proc/self/maps"
 MOST_WORK: Any = 100_000  # steps of numpy's search for a byte that two tensors share
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 INPUT_NAMES = DTYPE_NAMES | {torch.float8_e4m3fn: "e4m3"}
@@ -333,6 +335,42 @@ def require_own_elements(name: str, tensor: torch.Tensor) -> None:
                 "memory, and it is written"
             )
         reach += (size - 1) * stride if size > 1 else 0
+
+
+def require_writable(**tensors: torch.Tensor) -> None:
+    """ValueError for a tensor in memory that is mapped read-only, such as np.memmap's of mode 'r'.
+
+    A store to it would end the process. Memory that torch has allocated can be written and is not
+    looked at. Where there is no list of mappings, nothing is refused.
+    """
+    asked = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.device.type == "cpu"
+        and tensor.numel()
+        and not tensor.untyped_storage().resizable()
+    }
+    if not asked:
+        return
+    protected = [*_protected()]
+    for name, tensor in asked.items():
+        begin = tensor.data_ptr()
+        end = begin + reach(tensor)
+        if any(begin < last and first < end for first, last in protected):
+            raise ValueError(
+                f"{name} is in memory that is mapped read-only, and it is written. Give a copy, or "
+                "map the file for writing: np.memmap(..., mode='r+'), or 'c' for a private copy"
+            )
+
+
+def _protected() -> Iterator[tuple[int, int]]:
+    """Yield (first, behind the last) address of each mapping that cannot be written."""
+    with contextlib.suppress(FileNotFoundError, PermissionError), open(MAPS) as lines:
+        for line in lines:
+            span, access, _ = line.split(" ", 2)
+            if access[1] != "w":
+                first, last = span.split("-")
+                yield int(first, 16), int(last, 16)
 
 
 def brought(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:

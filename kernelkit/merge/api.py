@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, overload
 import torch
 
 from kernelkit.attention import WithLse
-from kernelkit.call.options import defaults_of, given_options, spelled
+from kernelkit.call.front import defaults_of, given_options, spelled
 from kernelkit.call.tensors import require_type, require_types
 from kernelkit.merge.launch import MERGE, NAMES, Part
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from kernelkit.call.front import forget
 from kernelkit.call.operator import Operator
 from kernelkit.compile import store
 from kernelkit.compile.compiler import collecting
@@ -227,7 +228,7 @@ class _Shape:
         kept = times[best].beats(times[0])
         if exhaustive:
             times = race(samplers, [0], exhaustive=True)
-        self._operator.forget()  # tapes of what was chosen until now
+        forget()  # calls with what was chosen until now
         ranked = sorted(times.items(), key=lambda item: item[1].us)
         return Outcome(
             self.about.tuned.name,

@@ -163,8 +163,7 @@ def _check_memory(name: str, buffer: torch.Tensor) -> None:
     """TypeError or ValueError for a buffer that has no elements of its own to write to."""
     import torch
 
-    from kernelkit.call.tensors import require_memory, require_own_elements
-    from kernelkit.call.writable import require_writable
+    from kernelkit.call.tensors import require_memory, require_own_elements, require_writable
 
     require_memory(**{name: buffer})
     require_writable(**{name: buffer})

@@ -81,7 +81,7 @@ def append_swa(
     })  # fmt: skip
 
 
-@fronted(APPEND_ROWS)
+@fronted()
 def append_rows(
     first: tuple[Rows, torch.Tensor],
     second: tuple[Rows, torch.Tensor] | None,
@@ -198,7 +198,7 @@ def _place(rows: Rows) -> Place:
     return Place(rows.record, rows.rows, rows.data_offset, rows.scale_offset)
 
 
-@fronted(GATHER)
+@fronted()
 def gather(
     rows: Rows,
     indices: torch.Tensor,

@@ -9,6 +9,7 @@ import torch
 
 from gqa_lowlatency import choose, decode, decode_plan, launch
 from gqa_lowlatency.launch import DECODE
+from kernelkit.call.front import forget
 from kernelkit.call.launch import Target
 from tests.attentions import BF16, problem, same
 from tests.kernelkit.recorded import Gpu, Recorded
@@ -98,7 +99,7 @@ def test_repeated_steps_have_nothing_of_an_earlier_one():
     """Of scales, sinks and lengths neither the address nor the contents."""
     (q, k, v), _ = problem("lens", kv_dtype=E4M3)
     names = [leaf.name for leaf in DECODE.schema.tensors if leaf.name != "out"]
-    DECODE.forget()
+    forget()
     for number in (1.0, 3.0, 0.5):
         given = {
             "kv_lens": torch.tensor([40 - int(number), 9]).int(),
@@ -112,8 +113,8 @@ def test_repeated_steps_have_nothing_of_an_earlier_one():
                 given[name].fill_(number + change)
             found = DECODE.recall(names, [tensors.get(name) for name in names], ARCH)
             assert same(found, decode(q, k, v, return_lse=True, **given, **ARCH)), number
-    assert len(DECODE.tapes.kept) == 1
-    DECODE.forget()
+    assert len(DECODE.tapes.known) == 1
+    forget()
 
 
 def test_scales_may_lie_anywhere():

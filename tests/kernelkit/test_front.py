@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from kernelkit.call import front as cache
 from kernelkit.call import operator as module
-from kernelkit.call.front import fronted
+from kernelkit.call.front import forget, fronted
 from tests.hostile_calls import freed
 from tests.kernelkit.test_operator import SCALED, Arguments, Subclass, Watch, WatchFunctions, run
 from tests.kernelkit.test_tape import held_by, matrix, odd
@@ -26,7 +27,7 @@ HINTS = {"seq_lens": "lengths"}
 CALLS: list[dict] = []  # arguments of those that went the whole way
 
 
-@fronted(SCALED, HINTS)
+@fronted(HINTS)
 def scaled(x, factors=None, *, more=None, factor=2.0, pair=None, out=None, all_of_it=False):
     """Of `SCALED` O, or all results. pair: two factors; more: what nothing is done with."""
     if not torch.compiler.is_compiling():  # it would guard the list
@@ -42,10 +43,10 @@ def scaled(x, factors=None, *, more=None, factor=2.0, pair=None, out=None, all_o
 def as_on_a_gpu(monkeypatch):
     """Calls take the way of CUDA tensors, in the emulator; none of another test is known."""
     monkeypatch.setattr(module, "_on_gpu", lambda tensors: True)
-    SCALED.forget()
+    forget()
     CALLS.clear()
     yield
-    SCALED.forget()
+    forget()
 
 
 def whole_ways(call) -> int:
@@ -111,7 +112,7 @@ def test_the_function_is_asked_once():
 def test_what_nobody_gets_is_not_allocated():
     for all_of_it in (False, True):
         scaled(matrix(), all_of_it=all_of_it)
-    tapes = [known[1] for key, known in SCALED.tapes.known.items() if scaled.__wrapped__ in key]
+    tapes = [tape for _, tape, _ in scaled.calls.known.values()]
     assert [len(tape.makers) for tape in tapes] == [3, 4]
     assert [len(tape.results) for tape in tapes] == [1, 3]
 
@@ -143,7 +144,7 @@ def test_every_call_on_the_cpu_goes_the_whole_way(monkeypatch):
     monkeypatch.setattr(module, "_on_gpu", lambda tensors: tensors[0].is_cuda)
     for _ in range(2):
         assert whole_ways(lambda: scaled(matrix())) == 1
-    assert not SCALED.tapes.known
+    assert not scaled.calls.known
 
 
 def test_a_type_is_refused_also_where_an_equal_value_is_known():
@@ -320,7 +321,7 @@ def test_each_mode_of_filling_memory_is_known_by_itself():
     scaled(matrix())
     with filling():
         assert [whole_ways(lambda: scaled(matrix())) for _ in range(2)] == [1, 0]
-    assert len(SCALED.tapes.kept) == 2
+    assert len(SCALED.tapes.known) == 2
 
 
 # ---- what is learnt of a call
@@ -367,21 +368,21 @@ def test_a_call_is_known_where_the_operator_was_given_what_the_function_was():
         (returns_a_list, [x], False),
         (reverses, [x, other], True),
     ):
-        front = fronted(SCALED, {})(function)
+        front = fronted()(function)
         for _ in range(3):
             found, direct = front(*tensors), function(*tensors)
             assert type(found) is type(direct), function
             pairs = zip(found, direct, strict=True)
             assert all(torch.equal(one, another) for one, another in pairs), function
-        assert any(function in key for key in SCALED.tapes.known) is known, function
+        assert bool(front.calls.known) is known, function
 
 
 def test_a_refusal_leaves_nothing():
     for _ in range(2):
         with pytest.raises(ValueError, match="factor -1"):
             scaled(matrix(), factor=-1.0)
-    assert SCALED.tapes.noted is None
-    assert not SCALED.tapes.known
+    assert cache._listening.served is None
+    assert not scaled.calls.known
 
 
 def test_each_thread_learns_for_itself():
@@ -394,10 +395,10 @@ def test_each_thread_learns_for_itself():
 
 
 def test_the_oldest_call_leaves(monkeypatch):
-    monkeypatch.setattr(module, "TAPES", 2)
+    monkeypatch.setattr(cache, "KEPT", 2)
     for rows in range(1, 6):
         scaled(matrix(rows, 8))
-    assert len(SCALED.tapes.known) == 4  # of the function and of the operator two each
+    assert len(scaled.calls.known) == len(SCALED.calls.known) == len(SCALED.tapes.known) == 2
     assert whole_ways(lambda: scaled(matrix(5, 8))) == 0
     assert whole_ways(lambda: scaled(matrix(1, 8))) == 1
 
@@ -407,7 +408,8 @@ def test_no_tensor_is_kept():
     alive = weakref.ref(memory)
     for _ in range(2):
         results = scaled(torch.from_numpy(memory), matrix(), all_of_it=True)
-    assert len(held_by([*SCALED.tapes.known.values(), *results])) == len(results) == 3
+    known = [*scaled.calls.known.values(), *SCALED.calls.known.values()]
+    assert len(held_by([*known, *results])) == len(results) == 3
     del memory
     CALLS.clear()
     gc.collect()
@@ -417,7 +419,7 @@ def test_no_tensor_is_kept():
 # ---- wrong names
 
 
-@fronted(SCALED, HINTS)
+@fronted(HINTS)
 def public(x, *, lengths=None, window=None):
     if x is None:
         raise TypeError("x is None")

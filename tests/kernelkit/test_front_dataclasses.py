@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from kernelkit.call import front as cache
 from kernelkit.call import operator as module
-from kernelkit.call.front import fronted
+from kernelkit.call.front import forget, fronted
 from kernelkit.call.operator import Operator
 from tests.kernelkit.test_front import CALLS, expected, scaled, whole_ways
 from tests.kernelkit.test_operator import SCALED, Arguments, run
@@ -53,11 +54,9 @@ INTO = Operator("test_front_into", Into, write, lambda given: (), results=0, wri
 def as_on_a_gpu(monkeypatch):
     """Calls take the way of CUDA tensors, in the emulator; none of another test is known."""
     monkeypatch.setattr(module, "_on_gpu", lambda tensors: True)
-    for operator in (SCALED, INTO):
-        operator.forget()
+    forget()
     yield
-    for operator in (SCALED, INTO):
-        operator.forget()
+    forget()
 
 
 def test_a_dataclass_is_its_type_and_fields():
@@ -85,7 +84,7 @@ def test_what_cannot_be_compared_goes_the_whole_way(more):
 
 
 def test_tensors_of_dataclasses_are_those_of_the_call():
-    @fronted(SCALED)
+    @fronted()
     def boxed(box, times):
         CALLS.append({})
         return SCALED({"x": box.content.content, "factors": box.other, "factor": times.content})[0]
@@ -102,7 +101,7 @@ def test_tensors_of_dataclasses_are_those_of_the_call():
 def test_a_function_of_one_of_two_operators():
     """The other one writes, and returns nothing."""
 
-    @fronted(SCALED, {}, INTO)
+    @fronted()
     def either(x, out=None):
         CALLS.append({})
         return SCALED({"x": x})[0] if out is None else INTO({"x": x, "row": out})
@@ -114,4 +113,4 @@ def test_a_function_of_one_of_two_operators():
         assert either(x, out) is None
         assert whole_ways(lambda x=x: either(x)) == ways
         assert torch.equal(either(x), expected(x)[0])
-    assert SCALED.tapes.noted is INTO.tapes.noted is None
+    assert cache._listening.served is None

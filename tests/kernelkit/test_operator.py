@@ -17,9 +17,11 @@ from torch.library import opcheck
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernelkit.call import front
 from kernelkit.call import operator as module
+from kernelkit.call.front import forget, layouts
 from kernelkit.call.launch import Target, launch
-from kernelkit.call.operator import Operator, layouts
+from kernelkit.call.operator import Operator
 from kernelkit.call.tape import zeros_that_stay
 from tests.kernelkit.scale_kernel import compile_scale
 from tests.kernelkit.test_tape import held_by, matrix, odd
@@ -88,9 +90,9 @@ def same(results, expected) -> bool:
 @pytest.fixture(autouse=True)
 def kept():
     """The tapes of this thread; none of another test."""
-    SCALED.forget()
-    yield SCALED.tapes.kept
-    SCALED.forget()
+    forget()
+    yield SCALED.tapes.known
+    forget()
 
 
 @pytest.fixture
@@ -312,7 +314,7 @@ def test_known_calls_of_inference_and_of_other_modes_of_autograd(dispatched):
 
 
 def test_the_oldest_tape_leaves(runs, kept, monkeypatch):
-    monkeypatch.setattr(module, "TAPES", 2)
+    monkeypatch.setattr(front, "KEPT", 2)
     first, second, third, *_ = calls()
     for call in (first, second, first, third, first):
         recalled(**call)
@@ -392,7 +394,7 @@ def test_a_kept_tape_holds_no_tensor_and_keeps_no_memory_alive(kept):
     memory = np.zeros((3, 8), np.float32)
     alive = weakref.ref(memory)
     results = recalled(x=torch.from_numpy(memory), bias=Bias(torch.ones(8)), out=matrix())
-    (tape,) = kept.values()
+    ((_, tape, _),) = kept.values()
     assert len(held_by([tape, *results])) == len(results) == 3
     del memory
     gc.collect()
@@ -417,7 +419,7 @@ SUMMED = Operator("kernelkit_tests_summed", Parts, run_sum, run_sum, results=1)
 
 def test_sequences_of_tensors_are_part_of_a_call():
     """How many there are, and which are missing."""
-    kept, x, row = SUMMED.tapes.kept, matrix(), torch.randn(8)
+    kept, x, row = SUMMED.tapes.known, matrix(), torch.randn(8)
     lists = [([x], [None]), ([x] * 2, [None, row]), ([x] * 2, [row, None]), ([x] * 2, [row] * 2)]
     for number, (parts, weights) in enumerate(lists, 1):
         for _ in range(2):
@@ -428,4 +430,4 @@ def test_sequences_of_tensors_are_part_of_a_call():
             assert torch.equal(SUMMED({"parts": parts, "weights": weights}), *expected)
         assert len(kept) == number
     opcheck(SUMMED.default, ([x, x], [None, row]))
-    SUMMED.forget()
+    forget()

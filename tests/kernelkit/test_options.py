@@ -13,7 +13,7 @@ import torch
 import fmha
 import gqa_lowlatency
 import moe
-from kernelkit.call.options import defaults_of, given_options, spelled
+from kernelkit.call.front import defaults_of, given_options, spelled
 
 FUNCTIONS = [
     fmha.attention, fmha.attention_plan, fmha.merge, fmha.warmup, gqa_lowlatency.decode,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from kernelkit.call.schema import Schema
+from kernelkit.call.operator import Schema
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernelkit.call.operator import Operator
-from kernelkit.call.schema import Schema
-from kernelkit.call.writable import require_writable
+from kernelkit.call.operator import Operator, Schema
+from kernelkit.call.tensors import require_writable
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import soak
+from kernelkit.call.front import forget
 from lab.problems.attention import same_bits
 from lab.problems.mixed_gemm import Case, call
 from lab.problems.mixed_layer import Layer
 from lab.soak.campaign.trial import replays
 from lab.soak.moe.trial import Trial
 from lab.tools.place import Place, why_not_here
-from moe.mixed.launch import MIXED_GEMM
 from tests.moe.mixed_space import CTAS, FIRST, MATRIX, QUICK, TILES
 
 pytestmark = [pytest.mark.hw, pytest.mark.xdist_group("moe-mixed-hw")]
@@ -63,9 +63,9 @@ def test_a_product(case):
 def test_few_ctas_have_many_tiles(case, ctas, monkeypatch):
     whole = Trial(case, HERE).first
     monkeypatch.setattr("moe.mixed.launch.sms_of", lambda device: ctas)
-    MIXED_GEMM.forget()
+    forget()
     few = Trial(case, HERE)
-    MIXED_GEMM.forget()
+    forget()
     assert same_bits(whole, few.first)
     assert all(report.ok for report in few.reports())
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernelkit.call.front import forget
 from kvcache.layouts.latent import LATENTS
 from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_BF16, Record, plain
 from kvcache.layouts.rows import Rows
@@ -190,8 +191,7 @@ def test_layers_whose_rows_are_alone_have_one_tape():
     others. Rows that overlap are refused there, too."""
     pool, slots = poisoned(5, 6 * (7 * 96 + 80)), torch.tensor([34, -1, 0, 20, 8, 9])
     expected, x = like(pool), torch.randint(0, 256, (3, 2, len(slots), 96), dtype=torch.uint8)
-    for operator in (launch.APPEND_ROWS, launch.GATHER):
-        operator.forget()
+    forget()
     with as_on_a_gpu(), checked():
         for layer, given in zip(of_layers(pool), x, strict=True):
             api.append_rows(*zip(layer, given, strict=True), slots)
@@ -199,7 +199,7 @@ def test_layers_whose_rows_are_alone_have_one_tape():
                 found = torch.empty_like(appended)
                 api.gather(rows, slots, found)
                 assert_equal(found, torch.where(slots[:, None] >= 0, appended, 0))
-        assert len(launch.APPEND_ROWS.tapes.kept) == len(launch.GATHER.tapes.kept) == 1
+        assert len(launch.APPEND_ROWS.tapes.known) == len(launch.GATHER.tapes.known) == 1
         k, _ = of_layers(pool)[1]
         near = Rows(pool, 3 * 96, 0, 7, k.record).alone, Rows(pool, 6 * 96, 0, 7, k.record).alone
         with pytest.raises(ValueError, match="share memory"):

@@ -179,7 +179,7 @@ def test_tracers_see_operators():
 
 def test_both_pools_of_a_copy_may_be_in_memory_of_the_host(monkeypatch):
     """Tables elsewhere stand for those on a GPU; tests on GPUs copy to and from pinned memory."""
-    monkeypatch.setattr("kernelkit.call.operator.require_all_memory", lambda tensors: None)
+    monkeypatch.setattr("kernelkit.call.operator.require_memory", lambda **tensors: None)
     pairs = torch.zeros(1, 2, dtype=torch.int64, device="meta")
     host = CASE.build_rows().pool
     for source, target in ((host, host.to("meta")), (host.to("meta"), host), (host, host)):
