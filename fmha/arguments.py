@@ -15,8 +15,9 @@ import torch
 from fmha.config import (
     FP8,
     IO_DTYPES,
+    PORTABLE_DIMS,
     Q_DTYPES_OF_FP8,
-    AttentionConfig,
+    Tuning,
     check_head_dims,
 )
 from kernelkit.attention import AttentionArguments
@@ -25,11 +26,10 @@ from kernelkit.plan.limits import MAX_POSITION
 
 
 @dataclass(frozen=True)
-class Arguments(AttentionArguments):
+class Arguments(Tuning, AttentionArguments):
     """Arguments of the op `blackwell_kernels::attention`; `fmha.attention` explains them.
 
-    q_offset: always a tensor. cos, sin: the tables of `rope`. tile_m and all behind it: tunable
-    fields of the config.
+    q_offset: always a tensor. cos, sin: the tables of `rope`.
     """
 
     q_scale: torch.Tensor | None = None
@@ -41,16 +41,6 @@ class Arguments(AttentionArguments):
     max_seqlen_q: int | None = None
     normalize: bool = True
     pack_heads: bool | None = None
-    tile_m: int = AttentionConfig.tile_m
-    tile_n: int = AttentionConfig.tile_n
-    ctas: int = AttentionConfig.ctas
-    k_stages: int = AttentionConfig.k_stages
-    v_stages: int = AttentionConfig.v_stages
-    schedule: str = AttentionConfig.schedule
-    polynomial: int = AttentionConfig.polynomial
-    rescale_log2: float = AttentionConfig.rescale_log2
-    instructions: str = AttentionConfig.instructions
-    slices: int = AttentionConfig.slices
 
     @property
     def batch(self) -> int:
@@ -64,27 +54,31 @@ class Arguments(AttentionArguments):
 
     @property
     def o_dtype(self) -> torch.dtype:
-        """dtype of O: raw sums leave the range of fp16."""
-        if self.out is None and self.out_dtype is None:
-            if not self.normalize:
-                return torch.float32
-            if self.q.dtype == torch.float8_e4m3fn:
-                return torch.bfloat16
-        return super().o_dtype
+        """dtype of O."""
+        if self.out is not None:
+            return self.out.dtype
+        return self.own_o_dtype if self.out_dtype is None else self.out_dtype
 
-    def scaled(self) -> dict[str, tuple[torch.Tensor, int]]:
-        return {"q_scale": (self.q, self.q_heads), **super().scaled()}
+    @property
+    def own_o_dtype(self) -> torch.dtype:
+        """dtype of O where nobody says another: raw sums leave the range of fp16."""
+        if not self.normalize:
+            return torch.float32
+        return torch.bfloat16 if self.q.dtype == torch.float8_e4m3fn else self.q.dtype
 
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
+        q, k, v = self.q, self.k, self.v
         _check_tokens(self)
-        self.check_scores((*self.q.shape[:-1], self.v.shape[-1]))
-        _check_batch(self)
+        q_heads, kv_heads = q.shape[-2], k.shape[-2]
+        scaled = {"q_scale": (q, q_heads), "k_scale": (k, kv_heads), "v_scale": (v, kv_heads)}
+        self.check_shared(self.batch, (*q.shape[:-1], v.shape[-1]), self.o_dtype, scaled)
+        capacity = self.capacity
+        _check_sizes(self, capacity)
         _check_tables(self)
-        self.check_scales()
         _check_options(self)
-        if self.on_host:
-            _check_contents(self)
+        if q.device.type == "cpu":
+            _check_contents(self, capacity)
 
 
 def token_layouts(arguments: Arguments) -> dict[str, str]:
@@ -104,38 +98,39 @@ def _check_tokens(arguments: Arguments) -> None:
         raise ValueError("page_table and cu_seqlens_k: each says where the keys are, give one")
     for name, layout in token_layouts(arguments).items():
         require_rank(name, getattr(arguments, name), layout)
-    q_dtypes = Q_DTYPES_OF_FP8 if arguments.is_fp8 else IO_DTYPES
-    if len({k.dtype, v.dtype} if arguments.is_fp8 else {q.dtype, k.dtype, v.dtype}) > 1:
+    is_fp8 = k.dtype == torch.float8_e4m3fn
+    q_dtypes = Q_DTYPES_OF_FP8 if is_fp8 else IO_DTYPES
+    if len({k.dtype, v.dtype} if is_fp8 else {q.dtype, k.dtype, v.dtype}) > 1:
         raise TypeError(f"q {q.dtype}, k {k.dtype} and v {v.dtype} differ in dtype")
     if INPUT_NAMES.get(q.dtype) not in q_dtypes:
-        beside = f" beside keys in {FP8}" if arguments.is_fp8 else ""
+        beside = f" beside keys in {FP8}" if is_fp8 else ""
         raise NotImplementedError(f"dtype {q.dtype} of q{beside}: supported are {q_dtypes}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in shape")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q has head_dim {q.shape[-1]}, k has {k.shape[-1]}")
-    check_head_dims(q.shape[-1], v.shape[-1])
+    if q.shape[-1] not in PORTABLE_DIMS or v.shape[-1] not in PORTABLE_DIMS:
+        check_head_dims(q.shape[-1], v.shape[-1])
     if arguments.page_table is not None and not k.shape[1]:
         raise ValueError("pages of 0 rows: at least 1")
-
-
-def _check_batch(arguments: Arguments) -> None:
-    """Whatever says how many entries there are says the same."""
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         starts = getattr(arguments, name)
         if starts is not None:
             require_table(name, starts, torch.int32, (None,))
             if starts.shape[0] == 0:
                 raise ValueError(f"{name} is empty, expected the B + 1 starts of B entries")
+
+
+def _check_sizes(arguments: Arguments, capacity: int) -> None:
+    """Whatever says how many entries there are says the same; positions are int32."""
     batch = arguments.batch
-    arguments.check_lengths()
     if arguments.cu_seqlens_k is not None:
         require_table("cu_seqlens_k", arguments.cu_seqlens_k, torch.int32, (batch + 1,))
     elif arguments.page_table is None and arguments.k.shape[0] != batch:
         raise ValueError(f"q has batch {batch}, k and v have {arguments.k.shape[0]}")
     if arguments.q_offset is not None:
         require_table("q_offset", arguments.q_offset, torch.int32, (batch,))
-    sizes = {"queries": arguments.queries, "keys of an entry": arguments.capacity}
+    sizes = {"queries": arguments.queries, "keys of an entry": capacity}
     for name, size in sizes.items():
         if size >= MAX_POSITION:
             raise ValueError(f"{size} {name}, limit {MAX_POSITION - 1} (int32 positions)")
@@ -162,16 +157,15 @@ def _check_options(arguments: Arguments) -> None:
         raise ValueError(f"max_seqlen_q {longest}: at least 0")
 
 
-def _check_contents(arguments: Arguments) -> None:
+def _check_contents(arguments: Arguments, capacity: int) -> None:
     """Values of the tables, on the CPU."""
-    arguments.check_sinks()
     q_lens = [arguments.queries] * arguments.batch
     if arguments.cu_seqlens_q is not None:
         q_lens = entry_lengths("cu_seqlens_q", arguments.cu_seqlens_q, arguments.queries)
     longest = arguments.max_seqlen_q
     if longest is not None and max(q_lens, default=0) > longest:
         raise ValueError(f"max_seqlen_q {longest}, but an entry has {max(q_lens)} queries")
-    kv_lens = _key_lengths(arguments)
+    kv_lens = _key_lengths(arguments, capacity)
     _check_pages(arguments, kv_lens)
     _check_positions(arguments, q_lens, kv_lens)
 
@@ -185,9 +179,9 @@ def entry_lengths(name: str, starts: torch.Tensor, total: int) -> list[int]:
     return lengths
 
 
-def _key_lengths(arguments: Arguments) -> list[int]:
+def _key_lengths(arguments: Arguments, capacity: int) -> list[int]:
     """Keys that exist, by entry."""
-    limits = [arguments.capacity] * arguments.batch
+    limits = [capacity] * arguments.batch
     if arguments.cu_seqlens_k is not None:
         limits = entry_lengths("cu_seqlens_k", arguments.cu_seqlens_k, arguments.k.shape[0])
     if arguments.kv_lens is None:

@@ -10,23 +10,57 @@ from fmha.arguments import Arguments, entry_lengths
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.plan import kernel_of, make_plan, tiles_of
 from fmha.tiles import Tiles
-from kernelkit.attention import bounded
 from kernelkit.call.tensors import DTYPE_NAMES, INPUT_NAMES, same_elements
 from kernelkit.compile.arch import ARCHITECTURES
 from kernelkit.plan import hw
+from kernelkit.plan.limits import UNBOUNDED
 from kernelkit.tune.choices import Choice, Tuned, are_open
 
 KEYS_OF_A_STEP = 32  # what a step costs beside its keys, in keys
 LEAST_GAIN = 0.1  # for which another kernel is worth compiling
-KEPT = 1024  # choices for a config and a window
+KEPT = 1024  # choices for a problem, or for a config and a window
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What a config depends on besides what the arguments say. queries: of the longest entry."""
+class Problem:
+    """All that the choice of a kernel depends on.
 
+    config: what the arguments say. queries: of the longest entry; keys: that an entry has at most;
+    tokens: of all entries, where they are packed; left, right: how far a query sees, -1 for all;
+    pack_heads: None chooses; same: K and V are the same tensor, and a kernel may load it once.
+    """
+
+    config: AttentionConfig
     batch: int
     queries: int
+    keys: int
+    q_heads: int
+    kv_heads: int
+    tokens: int = 0
+    left: int = -1
+    right: int = -1
+    pack_heads: bool | None = None
+    same: bool = False
+
+    @property
+    def window(self) -> int:
+        """Keys that a query sees, as far as the window says."""
+        return sum(UNBOUNDED if n < 0 else min(n, UNBOUNDED) for n in (self.left, self.right)) + 1
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is launched for a problem, and what of its tiles the host asks for.
+
+    kernel: the module. blocks: of query tiles, of all heads and entries. residents: CTAs that stand
+    on an SM; ctas: of a cluster.
+    """
+
+    config: AttentionConfig
+    kernel: str
+    blocks: int
+    residents: int
+    ctas: int
 
 
 @dataclass(frozen=True)
@@ -43,54 +77,71 @@ class Candidate:
     sharers: int
     tile_work: int
 
-    def blocks(self, config: AttentionConfig, sizes: Sizes) -> int:
-        """Of one entry."""
-        return self.sharers * tiles_of(config, self.arch).blocks(sizes.queries)
+    def blocks(self, config: AttentionConfig, queries: int) -> int:
+        """Query blocks of one entry. queries: of the longest entry."""
+        return self.sharers * tiles_of(config, self.arch).blocks(queries)
 
-    def work(self, sizes: Sizes) -> int:
-        """Of one entry; where nothing but the order of rows differs, alike."""
-        return self.blocks(self.base, sizes) * self.tile_work
+    def work(self, queries: int) -> int:
+        """Work of one entry; where nothing but the order of rows differs, alike."""
+        return self.blocks(self.base, queries) * self.tile_work
+
+
+@lru_cache(KEPT)
+def decide(problem: Problem, arch: str = "sm_100a") -> Decision:
+    """What to launch on `arch`, checked.
+
+    Raises:
+        ValueError, NotImplementedError: naming the value and what is possible.
+    """
+    problem.config.check_values()
+    config = best_of(candidates(problem, arch), problem.batch, problem.queries)
+    tiles = tiles_of(config, arch)
+    check_config(config, arch)
+    heads = problem.q_heads // config.group
+    blocks = problem.batch * heads * tiles.blocks(problem.queries)
+    return Decision(config, kernel_of(config, arch), blocks, tiles.residents, tiles.ctas)
+
+
+@cache
+def check_config(config: AttentionConfig, arch: str) -> None:
+    """Raise ValueError or NotImplementedError, naming the value and what is possible."""
+    make_plan(config, arch)
 
 
 def choose_config(arguments: Arguments, arch: str = "sm_100a") -> AttentionConfig:
     """What to compile for `arch`; not checked yet."""
-    sizes = Sizes(arguments.batch, longest_queries(arguments))
-    return best_of(candidates(arguments, arch), sizes)
+    problem = problem_of(arguments)
+    return best_of(candidates(problem, arch), problem.batch, problem.queries)
 
 
-def best_of(found: tuple[Candidate, ...], sizes: Sizes) -> AttentionConfig:
+def best_of(found: tuple[Candidate, ...], batch: int, queries: int) -> AttentionConfig:
     """The candidate with the least work for these sizes, with its larger blocks, half as many, if
-    they fill the GPU."""
-    best = min(found, key=lambda candidate: candidate.work(sizes))
+    they fill the GPU. queries: of the longest entry."""
+    best = min(found, key=lambda candidate: candidate.work(queries))
     layout = tiles_of(best.base, best.arch)
-    if best.larger is None or layout.blocks(sizes.queries) < layout.larger_from:
+    if best.larger is None or layout.blocks(queries) < layout.larger_from:
         return best.base
-    ctas = sizes.batch * best.blocks(best.larger, sizes) * tiles_of(best.larger, best.arch).ctas
+    ctas = batch * best.blocks(best.larger, queries) * tiles_of(best.larger, best.arch).ctas
     return best.larger if ctas >= hw.SMS_OF[best.arch] else best.base
 
 
-def candidates(arguments: Arguments, arch: str = "sm_100a") -> tuple[Candidate, ...]:
-    """What may be compiled for these arguments, whatever their sizes."""
-    plain = plain_config(arguments)
-    if tiles_of(plain, arch).loads_once and same_elements(arguments.k, arguments.v):
+def candidates(problem: Problem, arch: str = "sm_100a") -> tuple[Candidate, ...]:
+    """What may be compiled for a problem, whatever its sizes."""
+    plain = problem.config
+    if problem.same and tiles_of(plain, arch).loads_once:
         plain = replace(plain, k_is_v=True)
-    q_heads, window = arguments.q_heads, _window(arguments)
-    groups = _groups(arguments)
-    return tuple(_candidate(replace(plain, group=n), arch, q_heads, window) for n in groups)
+    return tuple(
+        _candidate(replace(plain, group=n), arch, problem.q_heads, problem.window)
+        for n in _groups(problem)
+    )
 
 
-def _groups(arguments: Arguments) -> tuple[int, ...]:
+def _groups(problem: Problem) -> tuple[int, ...]:
     """How many heads may share tiles, all of a group or none."""
-    group = arguments.q_heads // arguments.kv_heads
-    if arguments.pack_heads is None:
+    group = problem.q_heads // problem.kv_heads
+    if problem.pack_heads is None:
         return tuple(dict.fromkeys((1, group)))
-    return (group if arguments.pack_heads else 1,)
-
-
-def _window(arguments: Arguments) -> int:
-    """Keys that a query sees, as far as the window says."""
-    right = 0 if arguments.causal else bounded(arguments.window_right)
-    return bounded(arguments.window_left) + 1 + right
+    return (group if problem.pack_heads else 1,)
 
 
 def _candidate(plain: AttentionConfig, arch: str, q_heads: int, window: int) -> Candidate:
@@ -143,7 +194,8 @@ def plain_config(arguments: Arguments) -> AttentionConfig:
     cache."""
     head_dim, v_dim = arguments.q.shape[-1], arguments.v.shape[-1]
     dtype, kv_dtype = INPUT_NAMES[arguments.q.dtype], INPUT_NAMES[arguments.k.dtype]
-    config = AttentionConfig(
+    o_dtype = arguments.o_dtype
+    return AttentionConfig(
         head_dim=head_dim,
         v_head_dim=0 if v_dim == head_dim else v_dim,
         dtype=dtype,
@@ -164,10 +216,9 @@ def plain_config(arguments: Arguments) -> AttentionConfig:
         page_size=0 if arguments.page_table is None else arguments.k.shape[1],
         rope_dim=0 if arguments.cos is None else 2 * arguments.cos.shape[1],
         pdl=arguments.pdl,
+        out_dtype="" if o_dtype == arguments.own_o_dtype else DTYPE_NAMES[o_dtype],
         **{name: getattr(arguments, name) for name in TUNABLE},
     )
-    out_dtype = DTYPE_NAMES[arguments.o_dtype]
-    return config if config.o_dtype == out_dtype else replace(config, out_dtype=out_dtype)
 
 
 @cache
@@ -203,38 +254,30 @@ WIDTHS_OF_HOPPER = (48, 64, 80, 96, 112, 128, 160, 192)
 TUNED = Tuned("attention", KERNELS, OPTIONS)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What the choice depends on. config: what the arguments say. queries: of the longest entry;
-    tokens: of all entries, where they are packed; keys: that an entry has at most; left, right: how
-    far a query sees, -1 for all."""
-
-    config: AttentionConfig
-    batch: int
-    queries: int
-    keys: int
-    q_heads: int
-    kv_heads: int
-    tokens: int = 0
-    left: int = -1
-    right: int = -1
-
-
-def problem_of(arguments: Arguments) -> Problem | None:
-    """None where the arguments choose."""
-    if not are_open(arguments, ("pack_heads", *TUNABLE)):
-        return None
-    sides = arguments.window_left, 0 if arguments.causal else arguments.window_right
+def problem_of(arguments: Arguments) -> Problem:
+    """The problem that checked arguments pose."""
+    q, k = arguments.q, arguments.k
+    left, right = arguments.window_left, 0 if arguments.causal else arguments.window_right
     return Problem(
         plain_config(arguments),
         arguments.batch,
         longest_queries(arguments),
         arguments.capacity,
-        arguments.q_heads,
-        arguments.kv_heads,
-        0 if arguments.cu_seqlens_q is None else arguments.queries,
-        *(-1 if side is None else side for side in sides),
+        q.shape[-2],
+        k.shape[-2],
+        tokens=0 if arguments.cu_seqlens_q is None else q.shape[0],
+        left=-1 if left is None else left,
+        right=-1 if right is None else right,
+        pack_heads=arguments.pack_heads,
+        same=same_elements(k, arguments.v),
     )
+
+
+def measured_problem(arguments: Arguments) -> Problem | None:
+    """The problem as measurements know it; None where the arguments choose."""
+    if not are_open(arguments, ("pack_heads", *TUNABLE)):
+        return None
+    return replace(problem_of(arguments), same=False)
 
 
 def choices(problem: Problem, arch: str) -> list[Choice]:

@@ -6,7 +6,7 @@ softmax scale are not in it: one compiled kernel serves them all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from kernelkit.plan.dtypes import ITEM_BYTES
@@ -30,23 +30,51 @@ RAW_FP16_LOG2 = 8.0  # leaves room for the sums of some hundred weights
 # rows ask for a new maximum more often. With 3 a row of normal scores rarely asks twice.
 FP8_RESCALE_LOG2 = 3.0
 MAX_FP8_LOG2 = 8.0  # below the largest e4m3, 448
-TUNABLE = (
-    "tile_m",
-    "tile_n",
-    "ctas",
-    "k_stages",
-    "v_stages",
-    "schedule",
-    "polynomial",
-    "rescale_log2",
-    "instructions",
-    "slices",
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Fields of `AttentionConfig` that a caller may choose, each written here alone.
+
+    tile_m: on Hopper query rows of a block, 64 for each warpgroup that computes; 0 chooses.
+    tile_n: keys of a tile; 0 is 128 (`attention` chooses fewer where few are seen).
+    ctas: on Hopper CTAs that share the keys which they fetch, 1 or 2, whatever a row sees and
+        however keys are stored; 0 chooses.
+    k_stages, v_stages: pieces in the K ring and in the V ring; 0: as deep as is useful and fits.
+    schedule: 'base', twelve warps for one query tile, or 'pingpong', sixteen for two: one tile's
+        softmax runs under the other's products; '' is 'base' (`attention` chooses). On
+        Hopper warpgroups issue products as they come, or in turn; '' chooses by head dim. By
+        mma.sync 'base', or 'keys', where two warps share the keys of Q K^T, see `slices`.
+    polynomial: of 16 pairs of exponentials so many are computed by a polynomial, which leaves the
+        MUFU to the others; -1 chooses.
+    rescale_log2: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2;
+        P then stays below 2 ** rescale_log2, which fp16 has to hold. -1 chooses: 15, or 8 where raw
+        sums are stored in fp16. e4m3 holds little: there P is at most 2 ** 8, the weight of the
+        maximum is 2 ** (8 - rescale_log2), and 2 is chosen.
+    instructions: 'mma.sync' takes the kernel that every GPU runs; '' takes that of the
+        architecture, where it has one that knows the head dims.
+    slices: by mma.sync warps that share the columns of O of a query tile, 1, 2 or 4, and those of
+        Q and K, or their keys; 0 chooses.
+    """
+
+    tile_m: int = 0
+    tile_n: int = 0
+    ctas: int = 0
+    k_stages: int = 0
+    v_stages: int = 0
+    schedule: str = ""
+    polynomial: int = -1
+    rescale_log2: float = -1.0
+    instructions: str = ""
+    slices: int = 0
+
+
+TUNABLE = tuple(field.name for field in fields(Tuning))
 
 
 @dataclass(frozen=True)
-class AttentionConfig:
-    """One compiled forward kernel. Fields marked * are tunable, the arguments decide the rest.
+class Asked:
+    """What the arguments of `attention` decide of the kernel.
 
     head_dim: columns of Q and K; v_head_dim: of V and O, 0 for the same.
     dtype: of Q, 'bf16', 'fp16' or 'e4m3'; kv_dtype: of K and V, '' for the same; 'e4m3' goes with
@@ -66,28 +94,7 @@ class AttentionConfig:
     rope_dim: last dims of O that are rotated back by the position of their query; 0: none.
     k_is_v: K and V are one tensor, of which a tile is loaded once for both products; on Hopper.
     pdl: launch dependents early, and wait for the kernel before (programmatic dependent launch).
-    tile_m*: on Hopper query rows of a block, 64 for each warpgroup that computes; 0 chooses.
-    tile_n*: keys of a tile; 0 is 128 (`attention` chooses fewer where few are seen).
-    ctas*: on Hopper CTAs that share the keys which they fetch, 1 or 2, whatever a row sees and
-        however keys are stored; 0 chooses.
-    k_stages*, v_stages*: pieces in the K ring and in the V ring; 0: as deep as is useful and fits.
-    schedule*: 'base', twelve warps for one query tile, or 'pingpong', sixteen for two: one tile's
-        softmax runs under the other's products; '' is 'base' (`attention` chooses). On
-        Hopper warpgroups issue products as they come, or in turn; '' chooses by head dim. By
-        mma.sync 'base', or 'keys', where two warps share the keys of Q K^T, see `slices`.
-    polynomial*: of 16 pairs of exponentials so many are computed by a polynomial, which leaves the
-        MUFU to the others; -1 chooses.
-    rescale_log2*: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2;
-        P then stays below 2 ** rescale_log2, which fp16 has to hold. -1 chooses: 15, or 8 where raw
-        sums are stored in fp16. e4m3 holds little: there P is at most 2 ** 8, the weight of the
-        maximum is 2 ** (8 - rescale_log2), and 2 is chosen.
-    instructions*: 'mma.sync' takes the kernel that every GPU runs; '' takes that of the
-        architecture, where it has one that knows the head dims.
-    slices*: by mma.sync warps that share the columns of O of a query tile, 1, 2 or 4, and those of
-        Q and K, or their keys; 0 chooses.
     """
-
-    label: ClassVar = ("fmha", "head_dim", "dtype")
 
     head_dim: int = 64
     v_head_dim: int = 0
@@ -112,16 +119,13 @@ class AttentionConfig:
     rope_dim: int = 0
     k_is_v: bool = False
     pdl: bool = False
-    tile_m: int = 0
-    tile_n: int = 0
-    ctas: int = 0
-    k_stages: int = 0
-    v_stages: int = 0
-    schedule: str = ""
-    polynomial: int = -1
-    rescale_log2: float = -1.0
-    instructions: str = ""
-    slices: int = 0
+
+
+@dataclass(frozen=True)
+class AttentionConfig(Tuning, Asked):
+    """One compiled forward kernel: what the arguments say, and a `Tuning`."""
+
+    label: ClassVar = ("fmha", "head_dim", "dtype")
 
     @property
     def v_dim(self) -> int:

@@ -4,16 +4,16 @@ once, describe the launch."""
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 
 from fmha.arguments import Arguments
-from fmha.choose import TUNED, choose_config, longest_queries, problem_of
+from fmha.choose import TUNED, Decision, Problem, decide, measured_problem, problem_of
 from fmha.config import AttentionConfig
-from fmha.plan import kernel_of, make_plan, tiles_of
+from fmha.kernel_arguments import KernelArguments, Scalars, Tables
+from fmha.plan import kernel_of
 from fmha.sections import heads_of_section
-from kernelkit.attention import bounded, fill_without_keys, plain_table
+from kernelkit.attention import bounded, fill_without_keys, per_head, plain_table
 from kernelkit.call.launch import choose_target, clusters_at_once, launch, sms_of
 from kernelkit.call.operator import Operator
 from kernelkit.call.tensors import require_tma, with_plain_strides
@@ -33,17 +33,19 @@ def forward(arguments: Arguments) -> Results:
     Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
     """
     arguments.check()
-    target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
+    device = arguments.q.device
+    target = choose_target(device, arguments.backend, arguments.arch, ARCHS)
     arguments = settled(arguments, target.arch)
-    config = choose_config(arguments, target.arch)
-    check_config(config, target.arch)
-    check_blocks(arguments, config, target.arch)
+    problem = problem_of(arguments)
+    decision = decide(problem, target.arch)
+    check_blocks(problem, decision)
     for name in ("q", "k", "v"):
         require_tma(name, getattr(arguments, name))
     results = empty_results(arguments)
-    if _has_work(arguments):
-        given = kernel_arguments(arguments, config, results, target.arch)
-        launch(compile_attention(config, target.arch), given, target, arguments.q.device)
+    if problem.batch > 0 and problem.queries > 0 and problem.keys > 0 and arguments.k.numel() > 0:
+        given = kernel_arguments(arguments, problem, decision, results, target.arch)
+        kernel = compile_once(decision.config, target.arch, decision.kernel)
+        launch(kernel, (given,), target, device)
     else:
         o, lse, row_max = results
         fill_without_keys(o, lse, arguments.sinks)
@@ -55,31 +57,24 @@ def settled(arguments: Arguments, arch: str) -> Arguments:
     """With options that were measured to be the best for these sizes, where they are left open."""
 
     def check(others: Arguments) -> None:
-        check_config(choose_config(others, arch), arch)
+        decide(problem_of(others), arch)
 
-    return TUNED.applied(arguments, arguments.q.device, problem_of, check)
-
-
-@cache
-def check_config(config: AttentionConfig, arch: str) -> None:
-    """Raise ValueError or NotImplementedError, naming the value and what is possible."""
-    make_plan(config, arch)
+    return TUNED.applied(arguments, arguments.q.device, measured_problem, check)
 
 
-def check_blocks(arguments: Arguments, config: AttentionConfig, arch: str) -> None:
+def check_blocks(problem: Problem, decision: Decision) -> None:
     """ValueError for more query blocks than a launch counts in 31 bits.
 
     The grid has one dimension and no more CTAs than run at once, so that the number of entries and
     of heads has no other limit.
     """
-    heads, longest = arguments.q_heads // config.group, longest_queries(arguments)
-    of_head = tiles_of(config, arch).blocks(longest)
-    total = arguments.batch * heads * of_head
-    if total >= MAX_BLOCKS:
+    if decision.blocks >= MAX_BLOCKS:
+        heads = problem.q_heads // decision.config.group
+        of_head = decision.blocks // (problem.batch * heads)
         raise ValueError(
-            f"{total} query blocks: {arguments.batch} entries x {heads} heads x {of_head} blocks "
-            f"for {longest} queries, limit {MAX_BLOCKS - 1}. Give max_seqlen_q, the queries of the "
-            "longest packed entry, or fewer entries"
+            f"{decision.blocks} query blocks: {problem.batch} entries x {heads} heads x {of_head} "
+            f"blocks for {problem.queries} queries, limit {MAX_BLOCKS - 1}. Give max_seqlen_q, the "
+            "queries of the longest packed entry, or fewer entries"
         )
 
 
@@ -99,48 +94,63 @@ def empty_results(arguments: Arguments) -> Results:
     return o, lse, row_max
 
 
-def _has_work(arguments: Arguments) -> bool:
-    """Whether there is anything to launch for."""
-    has_queries = arguments.batch > 0 and longest_queries(arguments) > 0
-    return has_queries and arguments.k.numel() > 0 and arguments.capacity > 0
-
-
 def kernel_arguments(
-    arguments: Arguments, config: AttentionConfig, results: Results, arch: str
-) -> tuple:
-    """(tensors, tables, numbers) in the order in which the kernels take them."""
-    device, layout = arguments.q.device, tiles_of(config, arch)
-    places = sms_of(device) * layout.residents
-    if layout.ctas > 1:
-        places = clusters_at_once(device, layout.ctas)
-    o, *per_row = results[:2] if arguments.normalize else results
-    q, k, v = arguments.q, arguments.k, arguments.v
+    arguments: Arguments, problem: Problem, decision: Decision, results: Results, arch: str
+) -> KernelArguments:
+    """What the kernel of the decision is launched with."""
+    device, config = arguments.q.device, decision.config
+    places = sms_of(device) * decision.residents
+    if decision.ctas > 1:
+        places = clusters_at_once(device, decision.ctas)
+    section, near = heads_of_section(problem, config, arch, places)
+    scale_log2, softcap_log2 = arguments.factors()
+    scalars = Scalars(
+        scale_log2=scale_log2,
+        softcap_log2=softcap_log2,
+        window_left=bounded(arguments.window_left),
+        window_right=0 if arguments.causal else bounded(arguments.window_right),
+        sink_tokens=bounded(arguments.sink_tokens),
+    )
+    tables = _tables(arguments, problem)
+    (q, o), (k, v) = (arguments.q, results[0]), (arguments.k, arguments.v)
+    lse, row_max = results[1], None if arguments.normalize else results[2]
     if arguments.cu_seqlens_q is not None:
-        q, o, *per_row = map(_of_one_entry, (q, o, *per_row))
+        q, o, lse = map(_of_one_entry, (q, o, lse))
+        row_max = None if row_max is None else _of_one_entry(row_max)
     if arguments.cu_seqlens_k is not None:
         k, v = _of_one_entry(k), _of_one_entry(v)
-    tables = (
-        plain_table(arguments.kv_lens),
-        plain_table(arguments.q_offset),
-        plain_table(arguments.cu_seqlens_q),
-        plain_table(arguments.cu_seqlens_k),
-        plain_table(arguments.page_table),
-        arguments.kernel_sinks(),
-        plain_table(arguments.cos),
-        plain_table(arguments.sin),
-        *arguments.kernel_scales(),
+    q, k, v, o = map(with_plain_strides, (q, k, v, o))
+    return KernelArguments(
+        q=q,
+        k=k,
+        v=v,
+        o=o,
+        lse=lse,
+        row_max=row_max,
+        tables=tables,
+        scalars=scalars,
+        longest=problem.queries,
+        section=section,
+        near=near,
+        places=places,
     )
-    numbers = (
-        *arguments.factors(),
-        bounded(arguments.window_left),
-        0 if arguments.causal else bounded(arguments.window_right),
-        bounded(arguments.sink_tokens),
-        longest_queries(arguments),
-        *heads_of_section(arguments, config, arch, places),
-        places,
+
+
+def _tables(arguments: Arguments, problem: Problem) -> Tables:
+    """As the kernels read them: int32, fp32, one scale for each head."""
+    return Tables(
+        kv_lens=plain_table(arguments.kv_lens),
+        q_offset=plain_table(arguments.q_offset),
+        cu_seqlens_q=plain_table(arguments.cu_seqlens_q),
+        cu_seqlens_k=plain_table(arguments.cu_seqlens_k),
+        page_table=plain_table(arguments.page_table),
+        sinks=arguments.kernel_sinks(),
+        cos=plain_table(arguments.cos),
+        sin=plain_table(arguments.sin),
+        q_scale=per_head(arguments.q_scale, problem.q_heads),
+        k_scale=per_head(arguments.k_scale, problem.kv_heads),
+        v_scale=per_head(arguments.v_scale, problem.kv_heads),
     )
-    tensors = tuple(with_plain_strides(tensor) for tensor in (q, k, v, o))
-    return tensors, (*per_row, *[None] * arguments.normalize, *tables), numbers
 
 
 def _of_one_entry(packed: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,9 @@ longer with all heads in one section than with those that L2 holds (notes/log.md
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
-from fmha.arguments import Arguments
-from fmha.choose import longest_queries
+from fmha.choose import KEPT, Problem
 from fmha.config import AttentionConfig
 from fmha.plan import tiles_of
 from kernelkit.plan import hw
@@ -22,17 +21,18 @@ MOST_CANDIDATES = 16
 MOST_ROUNDS = 1000
 
 
+@lru_cache(KEPT)
 def heads_of_section(
-    arguments: Arguments, config: AttentionConfig, arch: str, places: int
+    problem: Problem, config: AttentionConfig, arch: str, places: int
 ) -> tuple[int, int]:
     """(heads of a section, heads of it whose blocks alternate), heads of all entries counted
     together. places: CTAs, or pairs, that run at once."""
-    layout, heads = tiles_of(config, arch), arguments.batch * arguments.q_heads // config.group
-    queries, keys = longest_queries(arguments), arguments.capacity
+    layout, heads = tiles_of(config, arch), problem.batch * problem.q_heads // config.group
+    queries, keys = problem.queries, problem.keys
     past = max(keys - queries, 0)
     if config.even_rows or past > EVEN_PAST * queries:
         return max(heads, 1), 1
-    sharers = arguments.q_heads // config.group // arguments.kv_heads
+    sharers = problem.q_heads // config.group // problem.kv_heads
     bytes_of_head = keys * (config.head_dim + config.v_dim) * config.io_bytes
     held = hw.L2_BYTES_OF[arch] * 3 // 4 // max(bytes_of_head, 1) * sharers
     most = max(min(held, heads), 1)

@@ -10,9 +10,16 @@ import torch
 
 from fmha.api import AttentionOptions, attention, fields_of
 from fmha.arguments import Arguments
-from fmha.choose import TUNED, Sizes, best_of, candidates, problem_of
+from fmha.choose import (
+    TUNED,
+    best_of,
+    candidates,
+    check_config,
+    measured_problem,
+    problem_of,
+)
 from fmha.config import AttentionConfig
-from fmha.launch import ARCHS, ATTENTION, check_config
+from fmha.launch import ARCHS, ATTENTION
 from fmha.plan import kernel_of
 from kernelkit.attention import OTHER_NAMES
 from kernelkit.call.front import require_names, spelled
@@ -79,12 +86,12 @@ def _configs(
 ) -> Iterator[AttentionConfig]:
     """Yield the configs of every length, at the smallest and the largest batch: others only fill
     more CTAs."""
-    found = candidates(arguments, arch)
+    found = candidates(problem_of(arguments), arch)
     entries = [batch for batch in batches if batch > 0]
     for length in lengths:
         if length > 0 and entries:
             for batch in {min(entries), max(entries)}:
-                yield best_of(found, Sizes(batch, length))
+                yield best_of(found, batch, length)
     yield from _measured(arguments, arch, {*entries}, {*lengths})
 
 
@@ -93,11 +100,12 @@ def _measured(
 ) -> Iterator[AttentionConfig]:
     """Yield the configs that were measured to be the best for calls like this one, of these
     sizes."""
-    asked = problem_of(arguments)
+    asked = measured_problem(arguments)
     if asked is None:
         return
     for problem, choice in TUNED.measured(arguments.q.device):
-        sizes = Sizes(problem["batch"], problem["queries"])
+        batch, queries = problem["batch"], problem["queries"]
         same = problem["config"] == described(asked.config)
-        if same and sizes.batch in batches and sizes.queries in lengths:
-            yield best_of(candidates(replace(arguments, **choice), arch), sizes)
+        if same and batch in batches and queries in lengths:
+            asked = problem_of(replace(arguments, **choice))
+            yield best_of(candidates(asked, arch), batch, queries)

@@ -152,8 +152,9 @@ class DecodePlan(Plan):
     def first_call(self, operator: Operator, flat: dict[str, Any]) -> Results:
         """All checks; the config that they end in is kept."""
         arguments = operator.schema.build(flat)
-        arguments, target, self.config = prepare(arguments)
-        return launched(arguments, target, self.config)
+        arguments, target, decision = prepare(arguments)
+        self.config = decision.config
+        return launched(arguments, target, decision)
 
 
 @spelled(DecodePlanOptions)

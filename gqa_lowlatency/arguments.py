@@ -6,11 +6,11 @@ checked on the CPU, where reading it costs nothing; on a GPU that would make the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from gqa_lowlatency.config import IO_DTYPES, KV_DTYPES, MAX_Q_TOKENS
+from gqa_lowlatency.config import IO_DTYPES, KV_DTYPES, MAX_Q_TOKENS, Tuning
 from gqa_lowlatency.split import reach
 from kernelkit.attention import AttentionArguments
 from kernelkit.call.tensors import (
@@ -28,11 +28,10 @@ MAX_PARTS = 64  # clusters of a KV head, whose sums the last of them adds up
 
 
 @dataclass(frozen=True)
-class Arguments(AttentionArguments):
+class Arguments(Tuning, AttentionArguments):
     """Arguments of the op `blackwell_kernels::decode`; `gqa_lowlatency.decode` explains them.
 
-    parts: clusters that share a KV head; cluster and what follows: tunable fields of the config. 0
-    chooses.
+    parts: clusters that share a KV head, 0 chooses.
     """
 
     causal: bool = True
@@ -41,12 +40,7 @@ class Arguments(AttentionArguments):
     kv_ready_before_pdl: bool = False
     batch_invariant: bool = False
     parts: int = 0
-    cluster: int = 0
-    owners: int = 0
-    max_columns: int = 0
-    step: int = 0
-    warps: int = 0
-    stages: int = 0
+    cluster: int = field(default=0, kw_only=True)  # 1 in a config
 
     @property
     def q_tokens(self) -> int:
@@ -66,12 +60,15 @@ class Arguments(AttentionArguments):
 
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
+        q, heads = self.q, self.k.shape[-2:-1]
         _check_tensors(self)
-        self.check_scores(tuple(self.q.shape))
-        _check_tables(self)
-        self.check_scales()
+        scaled = {"k_scale": (self.k, *heads), "v_scale": (self.v, *heads)}
+        self.check_shared(q.shape[0], tuple(q.shape), self.o_dtype, scaled)
+        capacity = self.capacity
+        require_grid(batch=q.shape[0])
+        _check_tables(self, capacity)
         _check_options(self)
-        if self.on_host:
+        if q.device.type == "cpu":
             _check_contents(self)
 
 
@@ -90,32 +87,28 @@ def _check_tensors(arguments: Arguments) -> None:
         raise NotImplementedError(f"dtype {q.dtype} of q: supported are {IO_DTYPES}")
     if INPUT_NAMES.get(k.dtype) not in KV_DTYPES:
         raise NotImplementedError(f"dtype {k.dtype} of k and v: supported are {KV_DTYPES}")
-    if not arguments.is_fp8 and k.dtype != q.dtype:
+    if k.dtype != torch.float8_e4m3fn and k.dtype != q.dtype:
         raise TypeError(f"q {q.dtype}, k and v {k.dtype} differ in dtype, and k is no e4m3")
     if not 1 <= arguments.q_tokens <= MAX_Q_TOKENS:
         raise ValueError(f"{arguments.q_tokens} query tokens: from 1 to {MAX_Q_TOKENS}")
-    if arguments.page_table is None and k.shape[0] != arguments.batch:
-        raise ValueError(f"q has batch {arguments.batch}, k has {k.shape[0]}")
+    if arguments.page_table is None and k.shape[0] != q.shape[0]:
+        raise ValueError(f"q has batch {q.shape[0]}, k has {k.shape[0]}")
     if arguments.page_table is not None and not k.shape[1]:
         raise ValueError("pages of 0 rows: at least 1")
 
 
-def _check_tables(arguments: Arguments) -> None:
-    require_grid(batch=arguments.batch)
-    arguments.check_lengths()
-    if arguments.capacity >= MAX_POSITION:
-        raise ValueError(f"{arguments.capacity} keys of an entry, limit {MAX_POSITION - 1}")
+def _check_tables(arguments: Arguments, capacity: int) -> None:
+    if capacity >= MAX_POSITION:
+        raise ValueError(f"{capacity} keys of an entry, limit {MAX_POSITION - 1}")
     if arguments.first_keys is not None:
-        require_table("first_keys", arguments.first_keys, torch.int32, (arguments.batch,))
+        require_table("first_keys", arguments.first_keys, torch.int32, (arguments.q.shape[0],))
     longest = arguments.max_kv_len
     if not 0 <= arguments.parts <= MAX_PARTS:
         raise ValueError(f"{arguments.parts} parts: from 1 to {MAX_PARTS}, 0 chooses")
-    if longest is not None and not 0 <= longest <= arguments.capacity:
-        raise ValueError(f"max_kv_len {longest}: from 0 to S = {arguments.capacity}")
-    if arguments.kv_lens is None and arguments.longest < arguments.capacity:
-        raise ValueError(
-            f"max_kv_len {longest} without kv_lens: entries have all {arguments.capacity} keys"
-        )
+    if longest is not None and not 0 <= longest <= capacity:
+        raise ValueError(f"max_kv_len {longest}: from 0 to S = {capacity}")
+    if arguments.kv_lens is None and longest is not None and longest < capacity:
+        raise ValueError(f"max_kv_len {longest} without kv_lens: entries have all {capacity} keys")
 
 
 def _check_options(arguments: Arguments) -> None:
@@ -142,8 +135,7 @@ def _check_options(arguments: Arguments) -> None:
 
 def _check_contents(arguments: Arguments) -> None:
     """Values of the tables, on the CPU."""
-    arguments.check_sinks()
-    firsts = [0] * arguments.batch
+    firsts = [0] * arguments.q.shape[0]
     if arguments.first_keys is not None:
         firsts = arguments.first_keys.tolist()
     for entry, first in enumerate(firsts):

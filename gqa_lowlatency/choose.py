@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 
 import torch
@@ -25,13 +26,14 @@ from gqa_lowlatency.config import (
     DecodeConfig,
 )
 from kernelkit.call.launch import Target, clusters_at_once, sms_of
-from kernelkit.call.tensors import DTYPE_NAMES, INPUT_NAMES
+from kernelkit.call.tensors import DTYPE_NAMES
 from kernelkit.compile.arch import ARCHITECTURES, PORTABLE, written_for
 from kernelkit.plan import hw
 from kernelkit.tune.choices import Choice as Measured
 from kernelkit.tune.choices import Tuned, are_open
 
 TILE = 128  # keys that a CTA takes at a time
+KEPT = 1024  # decisions
 # More clusters than SMs, of shorter CTAs: the last of them end closer together. H100, 64 entries of
 # 8k keys, 8 KV heads: 690 instead of 692.5 us; as fast at 4k keys.
 MIN_KEYS_OF_PAIRS = 8192
@@ -221,23 +223,61 @@ def most_sms(arch: str, ctas: int, sms: int = 0) -> bool:
     return 2 * ctas > machine_of(arch, sms).sms
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What is launched. kernel: the module. num_splits: clusters that share a KV head, where the
+    config has parts. row_tiles: of a KV head."""
+
+    config: DecodeConfig
+    kernel: str
+    num_splits: int
+    row_tiles: int
+
+
 def choose_config(arguments: Arguments, target: Target, cluster: int = 0) -> DecodeConfig:
-    """What to compile; not checked yet. Defaults stay defaults: a config is a key of the cache.
+    """What to compile; not checked yet. cluster: see `decide`."""
+    return decide(arguments, target, cluster).config
+
+
+def decide(arguments: Arguments, target: Target, cluster: int = 0) -> Decision:
+    """What to launch; not checked yet. Defaults stay defaults: a config is a key of the cache.
 
     cluster: that was measured to be the best, where the arguments leave it open; what follows from
     it is chosen as for any other."""
-    wished = wished_config(arguments, target.arch)
-    limits = co_scheduled_on(target, replace(wished, cluster=1), arguments.q.device)
-    load = replace(load_of(arguments, target.arch), cluster=cluster)
-    return config_for(wished, target.arch, load, limits)
+    load = load_of(arguments, target.arch, cluster)
+    return _decision(_tuned_config(arguments), load, target, arguments.q.device)
+
+
+@lru_cache(KEPT)
+def _decision(plain: DecodeConfig, load: Load, target: Target, device: torch.device) -> Decision:
+    wished, arch = _with_columns(plain, target.arch), target.arch
+    limits = co_scheduled_on(target, replace(wished, cluster=1), device)
+    config = config_for(wished, arch, load, limits)
+    clusters = load.heads * config.row_tiles
+    num_splits = _num_splits(arch, load, clusters, config.cluster)
+    return Decision(config, KERNELS[written_for(arch)], num_splits, config.row_tiles)
 
 
 def wished_config(arguments: Arguments, arch: str) -> DecodeConfig:
     """What the arguments say, sizes aside; cluster 0 leaves the choice to `config_for`."""
-    tunable = {name: getattr(arguments, name) for name in TUNABLE}
-    if not tunable["max_columns"]:
-        tunable["max_columns"] = _columns(written_for(arch), arguments)
-    return replace(_plain_config(arguments), **tunable)
+    return _with_columns(_tuned_config(arguments), arch)
+
+
+def _tuned_config(arguments: Arguments) -> DecodeConfig:
+    """What the arguments say, with what they choose."""
+    chosen = {name: getattr(arguments, name) for name in TUNABLE}
+    return replace(_plain_config(arguments), **chosen)
+
+
+def _with_columns(config: DecodeConfig, arch: str) -> DecodeConfig:
+    """With the limit of rows of a CTA, where it changes something."""
+    if config.max_columns:
+        return config
+    try:
+        columns = choose_columns(written_for(arch), config.head_dim, config.warps)
+    except KeyError:  # a head_dim that config.check_values() will refuse
+        return config
+    return replace(config, max_columns=columns) if config.rows > columns else config
 
 
 @dataclass(frozen=True)
@@ -306,11 +346,13 @@ def choose(
     return Choice(cluster, num_splits > 1, warps, step, alone, early, beside)
 
 
-def load_of(arguments: Arguments, arch: str) -> Load:
-    """Of a call. Where there are no clusters GPUs of one architecture differ by ten times."""
-    heads, device = arguments.batch * arguments.kv_heads, arguments.q.device
+def load_of(arguments: Arguments, arch: str, cluster: int = 0) -> Load:
+    """The load of a call. Where there are no clusters GPUs of one architecture differ by ten
+    times. cluster: see `decide`."""
+    heads, device = arguments.q.shape[0] * arguments.k.shape[-2], arguments.q.device
     sms = sms_of(device) if device.type == "cuda" and written_for(arch) == PORTABLE else 0
-    return Load(arguments.most_seen, heads, arguments.batch_invariant, arguments.parts, sms)
+    fixed, parts = arguments.batch_invariant, arguments.parts
+    return Load(arguments.most_seen, heads, fixed, parts, sms, cluster)
 
 
 def clusters_per_head(arch: str, arguments: Arguments, config: DecodeConfig) -> int:
@@ -331,35 +373,27 @@ def _num_splits(arch: str, load: Load, clusters: int, cluster: int) -> int:
     )
 
 
-def _columns(arch: str, arguments: Arguments) -> int:
-    """The limit of rows of a CTA, 0 where it changes nothing."""
-    try:
-        columns = choose_columns(arch, arguments.q.shape[-1], arguments.warps)
-    except KeyError:  # a head_dim that config.check_values() will refuse
-        return 0
-    return columns if arguments.group * arguments.q_tokens > columns else 0
-
-
 def _plain_config(arguments: Arguments) -> DecodeConfig:
     """What the arguments say."""
-    q_dtype, out_dtype = DTYPE_NAMES[arguments.q.dtype], DTYPE_NAMES[arguments.o_dtype]
+    q, k, tokens = arguments.q, arguments.k, arguments.q_tokens
+    q_dtype, out_dtype = DTYPE_NAMES[q.dtype], DTYPE_NAMES[arguments.o_dtype]
     return DecodeConfig(
-        head_dim=arguments.q.shape[-1],
-        group=arguments.group,
-        q_tokens=arguments.q_tokens,
+        head_dim=q.shape[-1],
+        group=q.shape[-2] // k.shape[-2],
+        q_tokens=tokens,
         dtype=q_dtype,
-        kv_dtype=INPUT_NAMES[arguments.k.dtype] if arguments.is_fp8 else "",
+        kv_dtype="e4m3" if k.dtype == torch.float8_e4m3fn else "",
         k_scale=arguments.k_scale is not None,
         v_scale=arguments.v_scale is not None,
         out_dtype="" if out_dtype == q_dtype else out_dtype,
-        causal=arguments.causal and arguments.q_tokens > 1,
+        causal=arguments.causal and tokens > 1,
         left=arguments.window_left is not None,
         sink_tokens=arguments.sink_tokens > 0,
         softcap=arguments.softcap > 0,
         sinks=arguments.sinks is not None,
         lens=arguments.kv_lens is not None,
         first=arguments.first_keys is not None,
-        page_size=0 if arguments.page_table is None else arguments.k.shape[1],
+        page_size=0 if arguments.page_table is None else k.shape[1],
         pdl=arguments.pdl,
         kv_ready=arguments.kv_ready_before_pdl,
     )

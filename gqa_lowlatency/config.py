@@ -6,7 +6,7 @@ are not in it: one compiled kernel serves them all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from kernelkit.compile.arch import PORTABLE
@@ -26,12 +26,39 @@ KERNELS = {
     "sm_90a": "gqa_lowlatency.portable.kernel",
     PORTABLE: "gqa_lowlatency.portable.kernel",
 }
-TUNABLE = ("cluster", "owners", "max_columns", "warps", "step", "stages")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Fields of `DecodeConfig` that a caller may choose, each written here alone.
+
+    cluster: CTAs that share the keys of a KV head, and reduce through distributed shared memory; 1
+        on compute capabilities 8.x and 12.x.
+    owners: CTAs among them that each finish columns / owners rows of O; 0: as many as can.
+    max_columns: most query rows of one CTA; 0: as many as the architecture's registers hold.
+    warps: of a CTA of the Hopper kernel, 4, 8 or 16; 0 is 8, or 4 where a GPU has no shared memory
+        for the rings of 8. More read faster, fewer end sooner.
+    step: keys that a warp of the Hopper kernel takes at a time, 16 or 32; 0 is 16. With 32 what
+        does not depend on their number costs half, and a CTA takes twice as many at least.
+    stages: depth of the ring of K and V, on Hopper of each warp; 0: what shared memory allows, of
+        two CTAs on an SM with PDL or `beside` (where that is deep enough) and on Hopper, unless
+        `alone`.
+    """
+
+    cluster: int = 1
+    owners: int = 0
+    max_columns: int = 0
+    warps: int = 0
+    step: int = 0
+    stages: int = 0
+
+
+TUNABLE = tuple(field.name for field in fields(Tuning))
 
 
 @dataclass(frozen=True)
-class DecodeConfig:
-    """One compiled decode kernel. Fields marked * are tunable, the arguments decide the rest.
+class Asked:
+    """What the arguments of `decode` decide of the kernel.
 
     head_dim: columns of Q, K, V and O.
     group: query heads that read one KV head. q_tokens: query tokens of an entry, the newest keys.
@@ -51,20 +78,7 @@ class DecodeConfig:
     alone: no CTA beside another on an SM, and rings as deep as that allows. early: on Hopper the
         next grid begins with this one, to fetch beside it, instead of when this one has fetched.
     beside: two CTAs on an SM of a Blackwell GPU without PDL, too, where that is deep enough.
-    cluster*: CTAs that share the keys of a KV head, and reduce through distributed shared memory; 1
-        on compute capabilities 8.x and 12.x.
-    owners*: CTAs among them that each finish columns / owners rows of O; 0: as many as can.
-    max_columns*: most query rows of one CTA; 0: as many as the architecture's registers hold.
-    warps*: of a CTA of the Hopper kernel, 4, 8 or 16; 0 is 8, or 4 where a GPU has no shared memory
-        for the rings of 8. More read faster, fewer end sooner.
-    step*: keys that a warp of the Hopper kernel takes at a time, 16 or 32; 0 is 16. With 32 what
-        does not depend on their number costs half, and a CTA takes twice as many at least.
-    stages*: depth of the ring of K and V, on Hopper of each warp; 0: what shared memory allows, of
-        two CTAs on an SM with PDL or `beside` (where that is deep enough) and on Hopper, unless
-        `alone`.
     """
-
-    label: ClassVar = ("gqa_decode", "head_dim", "dtype", "group")
 
     head_dim: int = 128
     group: int = 8
@@ -88,12 +102,13 @@ class DecodeConfig:
     alone: bool = False
     early: bool = False
     beside: bool = False
-    cluster: int = 1
-    owners: int = 0
-    max_columns: int = 0
-    warps: int = 0
-    step: int = 0
-    stages: int = 0
+
+
+@dataclass(frozen=True)
+class DecodeConfig(Tuning, Asked):
+    """One compiled decode kernel: what the arguments say, and a `Tuning`."""
+
+    label: ClassVar = ("gqa_decode", "head_dim", "dtype", "group")
 
     @property
     def io_bytes(self) -> int:

@@ -11,14 +11,15 @@ from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.choose import (
     LEFT_OPEN,
     TUNED,
+    Decision,
     Options,
-    choose_config,
-    clusters_per_head,
+    decide,
     problem_of,
     with_options,
 )
 from gqa_lowlatency.config import KERNELS, DecodeConfig
-from kernelkit.attention import bounded, fill_without_keys, plain_table
+from gqa_lowlatency.kernel_arguments import KernelArguments, Scalars, Tables, Tensors
+from kernelkit.attention import bounded, fill_without_keys, per_head, plain_table
 from kernelkit.call.launch import Target, choose_target, launch
 from kernelkit.call.operator import Operator
 from kernelkit.call.tape import zeros_that_stay
@@ -41,25 +42,26 @@ def forward(arguments: Arguments) -> Results:
     return launched(*prepare(arguments))
 
 
-def launched(arguments: Arguments, target: Target, config: DecodeConfig) -> Results:
+def launched(arguments: Arguments, target: Target, decision: Decision) -> Results:
     """The same for arguments that are checked."""
     results = empty_results(arguments)
     if has_keys(arguments):
-        given = kernel_arguments(arguments, results, config, target)
-        launch(compile_for(config, target.arch), given, target, arguments.q.device)
+        given = kernel_arguments(arguments, results, decision)
+        kernel = compile_once(decision.config, target.arch, decision.kernel)
+        launch(kernel, (given,), target, arguments.q.device)
     else:
         fill_without_keys(*results, arguments.sinks, heads_last=arguments.q.ndim == 3)
     return results
 
 
-def prepare(arguments: Arguments) -> tuple[Arguments, Target, DecodeConfig]:
-    """Every check; the arguments with what was measured for them, where to run, what to compile."""
+def prepare(arguments: Arguments) -> tuple[Arguments, Target, Decision]:
+    """Every check; the arguments with what was measured for them, where to run, what to launch."""
     arguments.check()
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
 
-    def fitting(options: Options) -> tuple[Arguments, Target, DecodeConfig]:
+    def fitting(options: Options) -> tuple[Arguments, Target, Decision]:
         settled = with_options(arguments, options)
-        return settled, target, checked_config(settled, target, options.cluster)
+        return settled, target, checked_decision(settled, target, options.cluster)
 
     def asked(_: Options) -> object:
         return problem_of(arguments)
@@ -67,17 +69,17 @@ def prepare(arguments: Arguments) -> tuple[Arguments, Target, DecodeConfig]:
     return fitting(TUNED.applied(LEFT_OPEN, arguments.q.device, asked, fitting))
 
 
-def checked_config(arguments: Arguments, target: Target, cluster: int = 0) -> DecodeConfig:
-    """What to compile for arguments that are checked; every check that needs it. cluster: as of
-    `choose_config`."""
-    config = choose_config(arguments, target, cluster)
-    check_config(config, target.arch)
-    tiles = arguments.kv_heads * config.row_tiles
+def checked_decision(arguments: Arguments, target: Target, cluster: int = 0) -> Decision:
+    """What to launch for arguments that are checked; every check that needs it. cluster: as of
+    `gqa_lowlatency.choose.decide`."""
+    decision = decide(arguments, target, cluster)
+    check_config(decision.config, target.arch)
+    tiles = arguments.k.shape[-2] * decision.row_tiles
     if tiles > hw.MAX_GRID_YZ:
         raise ValueError(f"{tiles} KV heads x row tiles, limit {hw.MAX_GRID_YZ} (grid dimension)")
     for name in ("q", "k", "v"):
         require_tma(name, getattr(arguments, name))
-    return config
+    return decision
 
 
 @cache
@@ -115,35 +117,45 @@ def empty_results(arguments: Arguments) -> Results:
 
 def has_keys(arguments: Arguments) -> bool:
     """Whether there is anything to launch for."""
-    return arguments.batch > 0 and arguments.k.numel() > 0 and arguments.capacity > 0
+    return arguments.q.shape[0] > 0 and arguments.k.numel() > 0 and arguments.capacity > 0
 
 
-def kernel_arguments(
-    arguments: Arguments, results: Results, config: DecodeConfig, target: Target
-) -> tuple:
-    """(tensors, tables, numbers, num_splits) as the kernels of all architectures take them; tables
-    is None where all are: a tuple of nothing but None is no argument for the DSL."""
+def kernel_arguments(arguments: Arguments, results: Results, decision: Decision) -> KernelArguments:
+    """What the kernels of all architectures are launched with."""
+    heads = arguments.k.shape[-2]
+    scale_log2, softcap_log2 = arguments.factors()
+    scalars = Scalars(
+        scale_log2=scale_log2,
+        softcap_log2=softcap_log2,
+        left=bounded(arguments.window_left),
+        sink_tokens=bounded(arguments.sink_tokens),
+    )
+    lens, pages, first = map(
+        plain_table, (arguments.kv_lens, arguments.page_table, arguments.first_keys)
+    )
+    sinks, k_scale = arguments.kernel_sinks(), per_head(arguments.k_scale, heads)
+    v_scale, partial, counts = per_head(arguments.v_scale, heads), None, None
+    if decision.config.parts:
+        partial, counts = make_workspace(arguments, decision.config, decision.num_splits)
     q, (o, lse) = arguments.q, results
     if q.ndim == 3:
         q, o, lse = q.unsqueeze(1), o.unsqueeze(1), lse.unsqueeze(-1)
-    tensors = (q, arguments.k, arguments.v, o, lse)
-    num_splits = 1
-    workspace: tuple[torch.Tensor | None, ...] = (None, None)
-    if config.parts:
-        num_splits = clusters_per_head(target.arch, arguments, config)
-        workspace = make_workspace(arguments, config, num_splits)
-    tables = (
-        plain_table(arguments.kv_lens),
-        plain_table(arguments.page_table),
-        arguments.kernel_sinks(),
-        *arguments.kernel_scales(),
-        *workspace,
-        plain_table(arguments.first_keys),
+    q, k, v, o, lse = map(with_plain_strides, (q, arguments.k, arguments.v, o, lse))
+    return KernelArguments(
+        tensors=Tensors(q=q, k=k, v=v, o=o, lse=lse),
+        tables=Tables(
+            lens=lens,
+            pages=pages,
+            sinks=sinks,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            partial=partial,
+            counts=counts,
+            first=first,
+        ),
+        scalars=scalars,
+        parts=decision.num_splits if decision.config.parts else 1,
     )
-    given = None if all(table is None for table in tables) else tables
-    window = bounded(arguments.window_left)
-    numbers = (*arguments.factors(), window, bounded(arguments.sink_tokens))
-    return tuple(map(with_plain_strides, tensors)), given, numbers, num_splits
 
 
 def make_workspace(
@@ -152,7 +164,7 @@ def make_workspace(
     """What clusters that share a KV head leave for the last of them: fp32 [units, num_splits,
     words], int32 [units] of zeros, which every launch leaves behind as zeros; see
     `device/finish.py`."""
-    units = arguments.batch * arguments.kv_heads * config.row_tiles * config.owner_ctas
+    units = arguments.q.shape[0] * arguments.k.shape[-2] * config.row_tiles * config.owner_ctas
     words = config.owned_columns * (config.head_dim + 2)
     partial = arguments.q.new_empty((units, num_splits, words), dtype=torch.float32)
     return partial, zeros_that_stay(units, arguments.q)

@@ -24,12 +24,15 @@ from kernelkit.call.tensors import (
     without_broadcast,
 )
 from kernelkit.plan.limits import FLT_MAX, UNBOUNDED
-from kernelkit.plan.log2 import check_factors, exponent_factors
+from kernelkit.plan.log2 import LOG2_E
 
 Sides = tuple[int | None, int | None]
 Window = int | Sides | None
 Scale = float | torch.Tensor
 WithLse = tuple[torch.Tensor, torch.Tensor]  # (O, LSE)
+
+MIN_SCALE = 1e-12
+MIN_SOFTCAP, MAX_SOFTCAP = 1e-6, 4096.0  # the logits of a larger cap would be off by 2 ** -11
 
 # Names that other libraries give these arguments (FlashAttention, FlashInfer, vLLM, torch).
 OTHER_NAMES = {
@@ -156,43 +159,47 @@ class AttentionArguments:
         """Raise ValueError for tensors on different devices."""
         require_tensors(**self.tensors())
 
-    def check_lengths(self) -> None:
-        """Raise ValueError for lengths and pages that are no tables, or pages without lengths."""
-        if self.page_table is not None:
-            require_table("page_table", self.page_table, torch.int32, (self.batch, None))
-            if self.kv_lens is None:
-                raise ValueError("page_table without kv_lens: nothing says how many keys there are")
-        if self.kv_lens is not None:
-            require_table("kv_lens", self.kv_lens, torch.int32, (self.batch,))
+    def check_shared(
+        self,
+        batch: int,
+        o_shape: tuple[int, ...],
+        o_dtype: torch.dtype,
+        scaled: Mapping[str, tuple[torch.Tensor, int]],
+    ) -> None:
+        """Raise for tables, heads, sinks, windows, factors and an `out` that no kernel takes.
 
-    def check_scores(self, o_shape: tuple[int, ...]) -> None:
-        """Raise for heads, sinks, windows, factors and an `out` that no kernel takes."""
+        batch: entries. scaled: name of a scale -> the tensor that it multiplies, and the heads that
+        may have their own.
+        """
         self._check_heads()
+        self._check_lengths(batch)
         self._check_window()
         check_factors(self.softmax_scale, self.softcap)
         if self.sinks is not None:
             if not self.sinks.dtype.is_floating_point:
                 raise ValueError(f"sinks is {self.sinks.dtype}, expected a floating-point dtype")
             require_table("sinks", self.sinks, self.sinks.dtype, (self.q_heads,))
-        if self.o_dtype not in DTYPE_NAMES:
-            raise NotImplementedError(f"out_dtype {self.o_dtype}: one of {tuple(DTYPE_NAMES)}")
+        if o_dtype not in DTYPE_NAMES:
+            raise NotImplementedError(f"out_dtype {o_dtype}: one of {tuple(DTYPE_NAMES)}")
         if self.out is not None:
             self._check_out(self.out, o_shape)
-
-    def check_sinks(self) -> None:
-        """Raise ValueError for a sink that is NaN or +inf: exp(+inf) / exp(+inf) is no number."""
-        if self.sinks is not None:
+        self._check_scales(scaled)
+        if self.sinks is not None and self.on_host:
             check_sinks(self.sinks)
 
-    def scaled(self) -> dict[str, tuple[torch.Tensor, int]]:
-        """Name of a scale -> the tensor that it multiplies, and the heads that may have their
-        own."""
-        return {"k_scale": (self.k, self.kv_heads), "v_scale": (self.v, self.kv_heads)}
+    def _check_lengths(self, batch: int) -> None:
+        """Raise ValueError for lengths and pages that are no tables, or pages without lengths."""
+        if self.page_table is not None:
+            require_table("page_table", self.page_table, torch.int32, (batch, None))
+            if self.kv_lens is None:
+                raise ValueError("page_table without kv_lens: nothing says how many keys there are")
+        if self.kv_lens is not None:
+            require_table("kv_lens", self.kv_lens, torch.int32, (batch,))
 
-    def check_scales(self) -> None:
+    def _check_scales(self, scaled: Mapping[str, tuple[torch.Tensor, int]]) -> None:
         """Raise ValueError for a scale that is no number, nor one for each head; on the CPU also
         for one that is not finite."""
-        for name, (tensor, heads) in self.scaled().items():
+        for name, (tensor, heads) in scaled.items():
             scale = getattr(self, name)
             if scale is None:
                 continue
@@ -205,13 +212,6 @@ class AttentionArguments:
                 )
             if self.on_host and not all(map(math.isfinite, scale.flatten().tolist())):
                 raise ValueError(f"{name} {scale.tolist()}: finite numbers")
-
-    def kernel_scales(self) -> tuple[torch.Tensor | None, ...]:
-        """Return the scales of `scaled` as kernels read them, one for each head; a single one is
-        copied."""
-        return tuple(
-            per_head(getattr(self, name), heads) for name, (_, heads) in self.scaled().items()
-        )
 
     def _check_heads(self) -> None:
         q_heads, kv_heads = self.q_heads, self.kv_heads
@@ -250,8 +250,34 @@ class AttentionArguments:
         return None if self.sinks is None else plain_table(self.sinks.float())
 
     def factors(self) -> tuple[float, float]:
-        """scale_log2 and softcap_log2, see `kernelkit.plan.log2`."""
+        """scale_log2 and softcap_log2, see `exponent_factors`."""
         return exponent_factors(self.softmax_scale, self.softcap)
+
+
+def exponent_factors(scale: float, softcap: float) -> tuple[float, float]:
+    """(scale_log2, softcap_log2): exp2 takes the place of exp, so scales carry log2(e).
+
+    With softcap c the kernel computes c tanh(x) as 2 c (1/2 - 1 / (1 + exp(2 x))), where x is
+    scale q.k / c; without it softcap_log2 is 0.
+    """
+    scale_log2 = scale * LOG2_E
+    if softcap <= 0:
+        return scale_log2, 0.0
+    return 2.0 * softcap * LOG2_E, 2.0 * scale_log2 / softcap
+
+
+def check_factors(scale: float, softcap: float) -> None:
+    """ValueError for what the kernels do not compute, naming the value and the limit."""
+    if not MIN_SCALE <= scale <= 1 / MIN_SCALE:
+        raise ValueError(
+            f"scale {scale}: from {MIN_SCALE} to {1 / MIN_SCALE}; above 0, since the row maximum "
+            "is taken before scaling, and well inside fp32"
+        )
+    if softcap and not MIN_SOFTCAP <= softcap <= MAX_SOFTCAP:
+        raise ValueError(
+            f"softcap {softcap}: from {MIN_SOFTCAP} to {MAX_SOFTCAP}, or 0 for none; scores are "
+            "good to 2 ** -23 of it"
+        )
 
 
 def check_sinks(sinks: torch.Tensor) -> None:

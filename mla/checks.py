@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 
 from fmha.config import PAGE_SIZES
-from kernelkit.attention import check_sinks
+from kernelkit.attention import check_factors, check_sinks
 from kernelkit.call.tensors import (
     require_memory,
     require_no_grad,
@@ -18,7 +18,6 @@ from kernelkit.call.tensors import (
     require_type,
     require_types,
 )
-from kernelkit.plan.log2 import check_factors
 from kvcache.checks import whole
 from kvcache.layouts.records import BF16_512, FP8_584
 from kvcache.layouts.rows import Rows, check_mapping, check_range

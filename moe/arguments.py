@@ -3,7 +3,7 @@ limit, and the config of the grouped GEMM that serves them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -24,8 +24,7 @@ from moe.choose import (
     TUNED,
     Problem,
     check_tile_rows,
-    choose_tile_n,
-    choose_tile_rows,
+    decide,
 )
 from moe.config import (
     GRANULARITIES,
@@ -167,45 +166,42 @@ class Arguments:
     @property
     def most(self) -> int:
         """Rows that an expert may have."""
-        return self.x.rows if self.most_rows is None else min(self.most_rows, self.x.rows)
+        rows = self.x.data.shape[0]
+        return rows if self.most_rows is None else min(self.most_rows, rows)
 
     @property
     def columns(self) -> int:
         """Columns of the output."""
-        return self.w.rows // (1 if self.activation is None else 2)
+        return self.w.data.shape[-2] // (1 if self.activation is None else 2)
 
     @property
     def blocks(self) -> int:
         """Blocks of 128 rows that the scale factors of x and of the output have room for."""
-        return scale_blocks(self.x.rows, self.experts)
+        return scale_blocks(self.x.data.shape[0], self.w.data.shape[0])
 
     @property
     def mixed(self) -> bool:
         """Whether x and w differ in format."""
         return self.x.fmt != self.w.fmt
 
-    @property
-    def tile(self) -> tuple[int, int]:
-        """Rows and columns of one, chosen where nobody says."""
-        rows, n, bits = self.tile_rows, self.tile_n, 8 // self.x.format.per_byte
-        if rows is None:
-            rows = choose_tile_rows(self.x.rows, self.experts, self.most, bits)
-        return rows, choose_tile_n(self.x.rows, self.w.rows, rows, bits) if n is None else n
-
     @cached_property
     def config(self) -> GroupedConfig:
         """What is compiled. Where tiles were measured for these sizes, they are taken."""
-        tuned = TUNED.applied(self, self.offsets.device, Arguments.problem, check_tiles)
+        tuned = TUNED.applied(self, self.offsets.device, Arguments.measured_problem, check_tiles)
         if tuned is not self:
             return tuned.config
-        tile_rows, tile_n = self.tile
-        return replace(self.plain, tile_rows=tile_rows, tile_n=tile_n)
+        return decide(self.problem, self.tile_rows, self.tile_n)
 
-    def problem(self) -> Problem | None:
-        """What tiles are chosen for; None where they are given."""
-        if not are_open(self, OPTIONS):
-            return None
-        return Problem(self.plain, self.x.rows, self.experts, self.w.rows, self.x.k, self.most)
+    @cached_property
+    def problem(self) -> Problem:
+        """What tiles are chosen for."""
+        x, w = self.x.data, self.w.data
+        k = x.shape[1] * FORMATS[self.x.fmt].per_byte
+        return Problem(self.plain, x.shape[0], w.shape[0], w.shape[1], k, self.most)
+
+    def measured_problem(self) -> Problem | None:
+        """The problem as measurements know it; None where tiles are given."""
+        return self.problem if are_open(self, OPTIONS) else None
 
     @property
     def plain(self) -> GroupedConfig:
@@ -215,7 +211,7 @@ class Arguments:
             fmt=self.w.fmt,
             x_fmt=self.x.fmt if self.mixed else "",
             row_scale=decode is not None and len(decode) > 1,
-            pair_scale=self.w.has_pairs,
+            pair_scale=self.w.decode_scale is not None and self.w.decode_scale.ndim == 2,
             granularity=0 if activation is None else activation.granularity,
             limit=activation is not None and activation.limit is not None,
             out=self.out,
@@ -230,56 +226,64 @@ class Arguments:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
         check_form(self.activation)
         self._check_operands()  # first: the config is that of x
-        self.config.check_values()
-        self._check_columns()
-        self._check_rows()
-        self._check_scalars()
-        self._check_bias()
+        self._check_scale_factors()
+        config = self.config
+        self._check_columns(config)
+        self._check_rows(config)
+        self._check_others(config)
 
     def _check_operands(self) -> None:
-        x, w = self.x, self.w
-        require_tensors(x=x.data, w=w.data, offsets=self.offsets)
-        if w.data.ndim != 3 or x.data.ndim != 2:
-            shapes = tuple(x.data.shape), tuple(w.data.shape)
-            raise ValueError(f"x {shapes[0]} and w {shapes[1]}: [R, K] and [E, N, K]")
-        if x.k != w.k or (self.mixed and (x.fmt, w.fmt) != MIXED):
+        """The elements of x and w, and offsets."""
+        x, w = self.x.data, self.w.data
+        require_tensors(x=x, w=w, offsets=self.offsets)
+        if w.ndim != 3 or x.ndim != 2:
+            raise ValueError(f"x {tuple(x.shape)} and w {tuple(w.shape)}: [R, K] and [E, N, K]")
+        require_table("offsets", self.offsets, torch.int32, (w.shape[0] + 1,))
+        if x.shape[1] % hw.TMA_ALIGN_BYTES:
+            per_byte, fmt = FORMATS[self.x.fmt].per_byte, self.x.fmt
+            unit = hw.TMA_ALIGN_BYTES * per_byte
+            raise NotImplementedError(
+                f"K = {x.shape[1] * per_byte} in {fmt}: a multiple of {unit}, for TMA"
+            )
+        for name, data in (("x", x), ("w", w)):
+            if not data.is_contiguous():
+                raise ValueError(
+                    f"{name}.data has strides {data.stride()}: it has to be contiguous"
+                )
+            require_tma(f"{name}.data", data)
+        for name, operand in (("x", self.x), ("w", self.w)):
+            require_tma(f"{name}.scales", operand.scales)
+            decode = operand.decode_scale
+            if decode is not None:
+                shape = (None, 2) if decode.ndim == 2 else (None,)
+                require_table(f"{name}.decode_scale", decode, torch.float32, shape)
+
+    def _check_scale_factors(self) -> None:
+        """Formats, K, and that there are as many scale factors as rows and experts need."""
+        x, w, form, experts = self.x, self.w, FORMATS[self.x.fmt], self.w.data.shape[0]
+        k, k_of_w = x.data.shape[-1] * form.per_byte, w.data.shape[-1] * FORMATS[w.fmt].per_byte
+        if k != k_of_w or (self.mixed and (x.fmt, w.fmt) != MIXED):
             raise ValueError(
-                f"x is {x.fmt} with K = {x.k}, w is {w.fmt} with K = {w.k}: one format and one K "
+                f"x is {x.fmt} with K = {k}, w is {w.fmt} with K = {k_of_w}: one format and one K "
                 f"for both, or {MIXED}"
             )
-        require_table("offsets", self.offsets, torch.int32, (self.experts + 1,))
-        if x.data.shape[-1] % hw.TMA_ALIGN_BYTES:
-            unit = hw.TMA_ALIGN_BYTES * x.format.per_byte
-            raise NotImplementedError(f"K = {x.k} in {x.fmt}: a multiple of {unit}, for TMA")
         if self.mixed:
             self._check_windows()
-        for name, tensor in (("x", x.data), ("w", w.data)):
-            if not tensor.is_contiguous():
-                raise ValueError(
-                    f"{name}.data has strides {tensor.stride()}: it has to be contiguous"
-                )
-            require_tma(f"{name}.data", tensor)
-        for name, operand in (("x", x), ("w", w)):
-            require_tma(f"{name}.scales", operand.scales)
-            if operand.decode_scale is not None:
-                shape = (None, 2) if operand.has_pairs else (None,)
-                require_table(f"{name}.decode_scale", operand.decode_scale, torch.float32, shape)
-        wanted = scale_bytes(self.blocks, x.format.columns(x.k))
-        if x.rows and x.scales.numel() != wanted:
+        rows, decode = x.data.shape[0], w.decode_scale
+        wanted = scale_bytes(scale_blocks(rows, experts), form.columns(k))
+        if rows and x.scales.numel() != wanted:
             raise ValueError(
-                f"x has {x.scales.numel()} bytes of scale factors, {wanted} for {x.rows} rows of "
-                f"{self.experts} experts: quantise it with offsets"
+                f"x has {x.scales.numel()} bytes of scale factors, {wanted} for {rows} rows of "
+                f"{experts} experts: quantise it with offsets"
             )
-        if w.decode_scale is not None and len(w.decode_scale) != self.experts:
-            raise ValueError(
-                f"w has {len(w.decode_scale)} global scales for {self.experts} experts"
-            )
-        if w.has_pairs and self.activation is None:
+        if decode is not None and len(decode) != experts:
+            raise ValueError(f"w has {len(decode)} global scales for {experts} experts")
+        if decode is not None and decode.ndim == 2 and self.activation is None:
             raise ValueError("w has global scales of gate and of up, but there is no activation")
 
     def _check_windows(self) -> None:
         """What TMA asks for of elements that it pads."""
-        k, start = self.w.k, self.w.data.data_ptr()
+        k, start = self.x.k, self.w.data.data_ptr()
         if k % WINDOW_STEP or k < WINDOW:
             raise NotImplementedError(
                 f"K = {k} of w in {self.w.fmt} with x in {self.x.fmt}: a multiple of "
@@ -291,58 +295,58 @@ class Arguments:
                 f"bytes, with x in {self.x.fmt}"
             )
 
-    def _check_columns(self) -> None:
-        config, n = self.config, self.w.rows
-        if n % (2 * config.granularity if config.swiglu else 1):
-            raise ValueError(
-                f"N = {n}: a multiple of {2 * config.granularity}, gate and up in turn"
-            )
-        form = config.out_format
+    def _check_columns(self, config: GroupedConfig) -> None:
+        n, form = self.w.data.shape[1], FORMATS.get(config.out)
+        pair = 2 * config.granularity or 1
+        if n % pair:
+            raise ValueError(f"N = {n}: a multiple of {pair}, gate and up in turn")
         if form is not None:
             unit = hw.TMA_ALIGN_BYTES * form.per_byte
         else:
             unit = hw.TMA_ALIGN_BYTES // ITEM_BYTES[config.out]
-        if self.columns % unit:
+        columns = n if self.activation is None else n // 2
+        if columns % unit:
             raise NotImplementedError(
-                f"{self.columns} columns of output in {config.out}: a multiple of {unit}, 16 bytes"
+                f"{columns} columns of output in {config.out}: a multiple of {unit}, 16 bytes"
             )
 
-    def _check_rows(self) -> None:
+    def _check_rows(self, config: GroupedConfig) -> None:
         """What offsets say is looked at on the CPU alone: a GPU takes it as it is."""
-        rows, most = self.x.rows, self.most
-        if most * self.experts < rows:
+        problem = self.problem
+        rows, most = problem.rows, problem.most_rows
+        if most * problem.experts < rows:
             raise ValueError(
-                f"most_rows {self.most_rows}: {self.experts} experts have {rows} rows together"
+                f"most_rows {self.most_rows}: {problem.experts} experts have {rows} rows together"
             )
-        check_tile_rows(self.config.tile_rows, most)
+        check_tile_rows(config.tile_rows, most)
         check_offsets(self.offsets, rows)
         if self.offsets.device.type == "cpu":
             largest = int(self.offsets.diff().max())
             if largest > most:
                 raise ValueError(f"most_rows {self.most_rows}: an expert has {largest} rows")
 
-    def _check_scalars(self) -> None:
-        form = self.config.out_format
+    def _check_others(self, config: GroupedConfig) -> None:
+        """Global scales of the output, its largest magnitude, and the bias."""
+        form = FORMATS.get(config.out)
         wanted = form is not None and form.has_global
         if (self.encode_scale is not None) != wanted:
             raise ValueError(f"out {self.out}: {'an' if wanted else 'no'} encode_scale")
-        for name, tensor in (("encode_scale", self.encode_scale), ("amax", self.amax)):
-            if tensor is not None:
-                require_table(name, tensor, torch.float32, (1,))
-                require_tensors(x=self.x.data, **{name: tensor})
+        named = {"encode_scale": self.encode_scale, "amax": self.amax, "bias": self.bias}
+        given = {name: tensor for name, tensor in named.items() if tensor is not None}
+        if not given:
+            return
+        require_tensors(x=self.x.data, **given)
+        for name, tensor in given.items():
+            shape = tuple(self.w.data.shape[:2]) if name == "bias" else (1,)
+            require_table(name, tensor, torch.float32, shape)
+        if self.bias is not None:
+            require_tma("bias", self.bias)  # what threads load is aligned as for TMA
         if self.encode_scale is not None:
             check_scale("encode_scale", self.encode_scale)
-
-    def _check_bias(self) -> None:
-        if self.bias is not None:
-            require_tensors(x=self.x.data, bias=self.bias)
-            require_table("bias", self.bias, torch.float32, (self.experts, self.w.rows))
-            require_tma("bias", self.bias)  # what threads load is aligned as for TMA
 
 
 def check_tiles(arguments: Arguments) -> None:
     """Raise NotImplementedError or ValueError for tiles that do not fit."""
-    arguments.config.check_values()
     check_tile_rows(arguments.config.tile_rows, arguments.most)
 
 

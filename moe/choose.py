@@ -9,10 +9,12 @@ memory as long as an expert has one or two tiles.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from kernelkit.plan import hw
 from kernelkit.tune.choices import Choice, Tuned
 from moe.config import KERNELS, TILE_N, TILE_ROWS, GroupedConfig
+from moe.formats import FORMATS
 
 # An expert may not have more rows than such a tile: a second one would read scale factors from
 # within a column of tensor memory, or from an odd one, which no kernel known to run does.
@@ -23,6 +25,7 @@ WIDE_BITS = 4  # of an element of wide tiles
 PAIR = 256  # of two CTAs
 LARGE = 128
 WIDE, NARROW = 256, 128  # columns
+KEPT = 1024  # decisions
 
 
 def choose_tile_rows(rows: int, experts: int, most_rows: int, bits: int) -> int:
@@ -67,12 +70,6 @@ def row_tiles(rows: int, experts: int, tile_rows: int, most_rows: int) -> int:
     return min(by_rows, used * -(-most_rows // tile_rows))
 
 
-# ---- what may be measured
-
-OPTIONS = ("tile_rows", "tile_n")
-TUNED = Tuned("grouped_gemm", {arch: (kernel,) for arch, kernel in KERNELS.items()}, OPTIONS)
-
-
 @dataclass(frozen=True)
 class Problem:
     """What the choice depends on. config: what the arguments say; rows: of x; columns: rows of the
@@ -84,6 +81,31 @@ class Problem:
     columns: int
     k: int
     most_rows: int
+
+
+@lru_cache(KEPT)
+def decide(problem: Problem, tile_rows: int | None, tile_n: int | None) -> GroupedConfig:
+    """What to compile, with these tiles or, for None, with those that suit the problem.
+
+    Raises:
+        ValueError, NotImplementedError: naming the value and what is possible.
+    """
+    config, bits = problem.config, 8 // FORMATS[problem.config.x_fmt or problem.config.fmt].per_byte
+    config.check_values()
+    rows, experts, most = problem.rows, problem.experts, problem.most_rows
+    if tile_rows is None:
+        tile_rows = choose_tile_rows(rows, experts, most, bits)
+    if tile_n is None:
+        tile_n = choose_tile_n(rows, problem.columns, tile_rows, bits)
+    config = replace(config, tile_rows=tile_rows, tile_n=tile_n)
+    config.check_values()
+    return config
+
+
+# ---- what may be measured
+
+OPTIONS = ("tile_rows", "tile_n")
+TUNED = Tuned("grouped_gemm", {arch: (kernel,) for arch, kernel in KERNELS.items()}, OPTIONS)
 
 
 def choices(problem: Problem, arch: str) -> list[Choice]:

@@ -86,6 +86,11 @@ def scale_atoms(columns: int) -> int:
     return -(-columns // SCALE_COLUMNS)
 
 
+def scale_atoms_of(fmt: str, k: int) -> int:
+    """Atoms beside each other that hold the scale factors of a row of k elements."""
+    return scale_atoms(FORMATS[fmt].columns(k))
+
+
 def scale_bytes(blocks: int, columns: int) -> int:
     """Bytes of the scale factors of `blocks` blocks of 128 rows."""
     return blocks * scale_atoms(columns) * SCALE_ATOM_BYTES

@@ -21,7 +21,7 @@ from moe.indices import check_expert_range, check_scale, range_fields
 from moe.launch import forward
 from moe.packing import PackedExperts
 from moe.quantiser.launch import Tokens, quantise
-from moe.quantized import Quantized, of_bytes
+from moe.quantized import Quantized, made_of
 from moe.routing.launch import (
     Choices,
     OrderTables,
@@ -67,7 +67,7 @@ class Layer:
     @property
     def fmt(self) -> str:
         """Format of x and h as they are multiplied."""
-        return self.activations or self.experts.fmt
+        return self.activations or self.experts.w13.fmt
 
     @property
     def total(self) -> int:
@@ -128,9 +128,10 @@ class Layer:
     def _check_own(self) -> None:
         """What the products of this kind of experts refuse, or cannot be asked for."""
         self._check_scales()
-        if self.fmt != self.experts.fmt and (self.fmt, self.experts.fmt) not in MIXED:
+        fmt = self.experts.w13.fmt
+        if self.fmt != fmt and (self.fmt, fmt) not in MIXED:
             raise NotImplementedError(
-                f"activations {self.activations!r} with weights in {self.experts.fmt}: None for "
+                f"activations {self.activations!r} with weights in {fmt}: None for "
                 f"the same, or one of (activations, weights) {MIXED}"
             )
         if self.tile_rows is not None:
@@ -271,7 +272,7 @@ def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Q
         h, _ = forward(replace(first, out=DTYPE_NAMES[layer.x.dtype]))
         return quantise(Tokens(h, layer.fmt, scales.h, offsets=offsets, **layer.where))
     results = forward(replace(first, out=layer.fmt, encode_scale=scales.h))
-    return of_bytes(*results, layer.fmt, scales.h, layer.h_decode_scale)
+    return made_of(*results, layer.fmt, scales.h, layer.h_decode_scale)
 
 
 FUSED = Operator(

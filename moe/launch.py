@@ -18,7 +18,14 @@ from kernelkit.compile.kernel import CompiledKernel
 from moe.arguments import Activation, Arguments
 from moe.choose import row_tiles
 from moe.config import KERNELS, WINDOW, WINDOW_STEP, GroupedConfig
-from moe.formats import FORMATS, SCALE_ATOM_BYTES, row_blocks, scale_atoms, scale_bytes
+from moe.formats import (
+    FORMATS,
+    SCALE_ATOM_BYTES,
+    row_blocks,
+    scale_atoms_of,
+    scale_blocks,
+    scale_bytes,
+)
 from moe.quantized import Quantized, of_bytes
 
 ARCHS = tuple(KERNELS)
@@ -29,18 +36,19 @@ Results = tuple[torch.Tensor, torch.Tensor]
 def forward(arguments: Arguments) -> Results:
     """(elements or numbers, scale factors) as `empty_results` makes them; one launch."""
     arguments.check()
-    target = choose_target(arguments.offsets.device, arguments.backend, arguments.arch, ARCHS)
+    device, problem = arguments.offsets.device, arguments.problem
     results = empty_results(arguments)
-    if arguments.x.rows and arguments.columns:
-        given = kernel_arguments(arguments, results)
-        launch(compile_for(arguments.config, target.arch), given, target, arguments.offsets.device)
+    given = kernel_arguments(arguments, results) if problem.rows and problem.columns else None
+    target = choose_target(device, arguments.backend, arguments.arch, ARCHS)
+    if given is not None:
+        launch(compile_for(arguments.config, target.arch), given, target, device)
     return results
 
 
 def empty_results(arguments: Arguments) -> Results:
     """[R, columns] in the dtype of the output, and nothing; bytes of elements and of scale factors
     of a quantised one. Sizes may be symbols."""
-    like, rows, columns = arguments.x.data, arguments.x.rows, arguments.columns
+    like, rows, columns = arguments.x.data, arguments.x.data.shape[0], arguments.columns
     form = FORMATS.get(arguments.out)
     if form is None:
         values = like.new_empty((rows, columns), dtype=DTYPES[arguments.out])
@@ -66,51 +74,54 @@ def compile_for(config: GroupedConfig, arch: str) -> CompiledKernel | None:
 
 def kernel_arguments(arguments: Arguments, results: Results) -> list:
     """As `moe.sm100.kernel.GroupedGemm` takes them, but for the stream."""
-    x, w, (data, scales) = arguments.x, arguments.w, results
-    moved = (
+    x, w, problem, (data, scales) = arguments.x, arguments.w, arguments.problem, results
+    blocks, atoms = scale_blocks(problem.rows, problem.experts), scale_atoms_of(x.fmt, problem.k)
+    w_blocks = row_blocks(problem.columns)
+    ctas, w_scale, bias = grid(arguments), w.decode_scale, arguments.bias
+    w_atoms = scale_atoms_of(w.fmt, problem.k)
+    moved = [
         _lines(x.data.unsqueeze(0)),
         _windows(w.data) if arguments.config.x_fmt else _lines(w.data),
-        _atoms(x.scales, 1, arguments.blocks, x),
-        _atoms(w.scales, arguments.experts, row_blocks(w.rows), w),
-    )
-    codes = None if arguments.config.out_format is None else scales
-    bias = None if arguments.bias is None else with_plain_strides(arguments.bias)
-    ends = (codes, arguments.encode_scale, arguments.amax, bias)
-    w_scale = w.decode_scale
-    if w_scale is not None and w.has_pairs:
+        _atoms(x.scales, (1, blocks, atoms)),
+        _atoms(w.scales, (problem.experts, w_blocks, w_atoms)),
+    ]
+    moved = [*map(with_plain_strides, moved)]
+    codes = scales if arguments.out in FORMATS else None
+    if w_scale is not None and w_scale.ndim == 2:
         w_scale = with_plain_strides(w_scale)
+    bias = None if bias is None else with_plain_strides(bias)
+    ends = (codes, arguments.encode_scale, arguments.amax, bias)
     tensors = (arguments.offsets, data, x.decode_scale, w_scale, *ends)
     act = arguments.activation or Activation(0)
     numbers = (float(act.alpha), float(act.beta), float(act.limit or 0.0))
-    return [moved, tensors, numbers, x.k, grid(arguments)]
+    return [moved, tensors, numbers, problem.k, ctas]
 
 
 def grid(arguments: Arguments) -> int:
     """CTAs: one on every SM, or those of as many tiles as there can be."""
-    config, x = arguments.config, arguments.x
-    columns = math.ceil(arguments.w.rows / config.tile_n)
-    tiles = row_tiles(x.rows, arguments.experts, config.tile_rows, arguments.most) * columns
+    config, problem = arguments.config, arguments.problem
+    columns = math.ceil(problem.columns / config.tile_n)
+    sizes = problem.rows, problem.experts, config.tile_rows, problem.most_rows
+    tiles = row_tiles(*sizes) * columns
     at_once = max(1, sms_of(arguments.offsets.device) // config.ctas)
     return config.ctas * min(tiles, at_once)
 
 
 def _lines(data: torch.Tensor) -> torch.Tensor:
     """uint8 [experts, rows, 1, bytes of K]."""
-    return with_plain_strides(data.view(torch.uint8).unsqueeze(2))
+    return data.view(torch.uint8).unsqueeze(2)
 
 
 def _windows(data: torch.Tensor) -> torch.Tensor:
     """uint8 [experts, rows, windows, bytes of one]: they overlap, as `moe.config` says."""
-    windows = data.view(torch.uint8).unfold(-1, WINDOW // 2, WINDOW_STEP // 2)
-    return with_plain_strides(windows)
+    return data.view(torch.uint8).unfold(-1, WINDOW // 2, WINDOW_STEP // 2)
 
 
-def _atoms(scales: torch.Tensor, experts: int, blocks: int, of: Quantized) -> torch.Tensor:
-    """uint16 [experts, atoms along K, blocks of 128 rows, words of an atom]."""
-    atoms = scale_atoms(of.format.columns(of.k))
+def _atoms(scales: torch.Tensor, sizes: tuple[int, int, int]) -> torch.Tensor:
+    """uint16 [experts, atoms along K, blocks of 128 rows, words of an atom]. sizes: experts,
+    blocks, atoms."""
     words = scales.view(torch.uint8).view(torch.uint16)
-    words = words.view(experts, blocks, atoms, SCALE_ATOM_BYTES // 2)
-    return with_plain_strides(words.transpose(1, 2))
+    return words.view(*sizes, SCALE_ATOM_BYTES // 2).transpose(1, 2)
 
 
 GROUPED_GEMM = Operator(

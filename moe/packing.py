@@ -32,7 +32,7 @@ from kernelkit.call.tensors import (
 )
 from kernelkit.plan import hw
 from moe.config import DEFAULT_GRANULARITY, GRANULARITIES
-from moe.formats import BlockFormat, format_of
+from moe.formats import FORMATS, BlockFormat, format_of
 from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized, laid_out, of_bytes
 from moe.reference import NAN_CODE, dequantise, encode_scale, quantise_blocks, swizzle_scales
 
@@ -100,17 +100,24 @@ class PackedExperts(LayerWeights):
         require_tensors(w13=self.w13.data, w2=self.w2.data)
         if self.w13.fmt != self.w2.fmt:
             raise ValueError(f"w13 is in {self.w13.fmt}, w2 in {self.w2.fmt}: one format for both")
-        _check_sizes(_logical_shape(self.w13), _logical_shape(self.w2), self.w13.format)
-        granularity = _check_granularity(self.granularity, self.intermediate)
+        form = FORMATS[self.w13.fmt]
+        shape13, shape2 = (
+            (*w.data.shape[:2], w.data.shape[2] * form.per_byte) for w in (self.w13, self.w2)
+        )
+        _check_sizes(shape13, shape2, form)
+        granularity = _check_granularity(self.granularity, shape2[2])
         object.__setattr__(self, "granularity", granularity)
-        if self.w2.has_pairs:
+        scale2, scale13 = self.w2.decode_scale, self.w13.decode_scale
+        if scale2 is not None and scale2.ndim == 2:
             raise ValueError("w2 has two global scales of an expert: it has neither gate nor up")
         packed = self.w13.granularity
         if packed not in (None, self.granularity):
             raise ValueError(
                 f"granularity {self.granularity}, but gate and up of w13 alternate by {packed} rows"
             )
-        if self.w13.has_pairs and packed is None:  # whoever dequantises it has to know
+        if (
+            scale13 is not None and scale13.ndim == 2 and packed is None
+        ):  # whoever dequantises it has to know
             w13 = laid_out(replace(self.w13), granularity=self.granularity)
             object.__setattr__(self, "w13", w13)
         self._check_biases()
@@ -405,10 +412,6 @@ def _check_codes(name: str, codes: torch.Tensor, largest: int) -> None:
     for expert, top in enumerate(codes.flatten(1).amax(1).tolist()):
         if top > largest:
             raise ValueError(f"{name}, expert {expert}: code {top:#x}, at most {largest:#x}")
-
-
-def _logical_shape(w: Quantized) -> tuple[int, int, int]:
-    return (*w.data.shape[:2], w.k)
 
 
 def _check_sizes(w13: Sequence[int], w2: Sequence[int], form: BlockFormat) -> None:

@@ -6,7 +6,7 @@ tensor from bytes by `.view(torch.float4_e2m1fn_x2)`, read it by `.view(torch.ui
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -43,10 +43,9 @@ class Quantized:
     granularity = None  # rows of gate, then of up, that alternate
 
     def __post_init__(self) -> None:
-        require_types(data=self.data, scales=self.scales)
         scales = {"encode_scale": self.encode_scale, "decode_scale": self.decode_scale}
         given = {name: scale for name, scale in scales.items() if scale is not None}
-        require_types(**given)
+        require_types(data=self.data, scales=self.scales, **given)
         for name, tensor in ({"data": self.data, "scales": self.scales} | given).items():
             if tensor.is_nested:
                 require_strided(**{name: tensor})
@@ -135,13 +134,38 @@ def of_bytes(
 ) -> Quantized:
     """Elements and scale factors that are uint8, or what they are already; of the global scales one
     is enough, the other is 1 over it."""
-    form = format_of(fmt)
+    return Quantized(*_parts(data, scales, format_of(fmt), encode_scale, decode_scale), fmt)
+
+
+def made_of(
+    data: torch.Tensor,
+    scales: torch.Tensor,
+    fmt: str,
+    encode_scale: torch.Tensor | None = None,
+    decode_scale: torch.Tensor | None = None,
+) -> Quantized:
+    """What `of_bytes` makes, of results of a kernel: sizes and dtypes are right and not checked."""
+    made = object.__new__(Quantized)
+    parts = *_parts(data, scales, FORMATS[fmt], encode_scale, decode_scale), fmt
+    for field, part in zip(fields(Quantized), parts, strict=True):
+        object.__setattr__(made, field.name, part)
+    return made
+
+
+def _parts(
+    data: torch.Tensor,
+    scales: torch.Tensor,
+    form: BlockFormat,
+    encode_scale: torch.Tensor | None,
+    decode_scale: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The tensors of a `Quantized`."""
     data, scales = data.view(ELEMENT_DTYPES[form.element]), scales.view(SCALE_DTYPES[form.scale])
     if encode_scale is None and decode_scale is not None:
         encode_scale = decode_scale.reciprocal()
     if decode_scale is None and encode_scale is not None:
         decode_scale = encode_scale.reciprocal()
-    return Quantized(data, scales, encode_scale, decode_scale, fmt)
+    return data, scales, encode_scale, decode_scale
 
 
 def laid_out(

@@ -10,9 +10,8 @@ import torch
 
 from blackwell_engines.engines.attend import decodes
 from fmha.arguments import Arguments
-from fmha.choose import choose_config
+from fmha.choose import check_config, choose_config
 from fmha.launch import ARCHS as ATTENTION_ARCHS
-from fmha.launch import check_config
 from gqa_lowlatency.arguments import Arguments as DecodeArguments
 from gqa_lowlatency.launch import prepare
 from kernelkit.call.launch import choose_target

@@ -6,8 +6,9 @@ Frozen dataclasses: the DSL flattens them into the same PTX as separate argument
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 
+from fmha.kernel_arguments import Scalars, Tables
 from kernelkit.device.boxes import TmaTensor
 from kernelkit.device.pipelines import Event, Ring
 
@@ -34,39 +35,6 @@ class Inputs:
     q: cute.Tensor  # (row, D, Hq, B); B is 1 where rows are packed (varlen)
     k: cute.Tensor  # (row, D, Hkv, B), or pages instead of entries
     v: cute.Tensor  # (row, Dv, Hkv, B)
-
-
-@dataclass(frozen=True)
-class Tables:
-    """int32 and fp32 tables in global memory; None where the config has no use for them."""
-
-    kv_lens: cute.Tensor | None  # (B,) valid keys
-    q_offset: cute.Tensor | None  # (B,) position of the first query
-    cu_seqlens_q: cute.Tensor | None  # (B + 1,)
-    cu_seqlens_k: cute.Tensor | None  # (B + 1,)
-    page_table: cute.Tensor | None  # (B, pages per entry)
-    sinks: cute.Tensor | None  # (Hq,) fp32
-    cos: cute.Tensor | None  # (positions, rope_dim / 2) fp32
-    sin: cute.Tensor | None
-    q_scale: cute.Tensor | None  # (Hq,) fp32
-    k_scale: cute.Tensor | None  # (Hkv,)
-    v_scale: cute.Tensor | None  # (Hkv,)
-
-
-@dataclass(frozen=True)
-class Scalars:
-    """Numbers of one launch.
-
-    scale_log2: what a score is multiplied by inside exp2. Without softcap the score is q.k and
-    this is scale * log2(e); with softcap it is -1 / (1 + exp(2 scale q.k / c)) and this is
-    2 c log2(e), see `kernelkit.device.online_softmax.softcap_scores`.
-    """
-
-    scale_log2: Float32
-    softcap_log2: Float32  # 2 scale log2(e) / c, with softcap only
-    window_left: Int32
-    window_right: Int32
-    sink_tokens: Int32
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fmha.kernel_arguments import KernelArguments
 from fmha.plan import AttentionPlan
-from fmha.shared.args import Globals, Inputs, Scalars, Tables, TmaTensors
+from fmha.shared.args import Globals, Inputs, TmaTensors
 from fmha.shared.boxes import k_box, o_box, q_box, v_box
 from fmha.shared.order import make_order
 from kernelkit.device.boxes import ROWS_FIRST, describe, group_heads, reorder
@@ -25,43 +25,29 @@ class Forward:
         self.plan = plan
 
     @cute.jit
-    def __call__(
-        self,
-        tensors: tuple[cute.Tensor, ...],
-        arrays: tuple[cute.Tensor | None, ...],
-        numbers: tuple[Float32 | Int32, ...],
-        stream: CUstream,
-    ) -> None:
-        """Describe the copies and launch.
-
-        tensors: q [B, Sq, Hq, D], k, v [B, Skv, Hkv, D], o; last dim contiguous, other strides
-        multiples of 16 bytes. Packed tensors have B = 1, paged ones [page, row, head, dim].
-        arrays: lse [B, Hq, Sq], row_max or None, then the fields of `Tables`.
-        numbers: the fields of `Scalars`, then the longest query length, heads of a section and
-            `near` (see `Order`), and how many CTAs or pairs are there.
-        """
-        q, k, v, o = (reorder(tensor, ROWS_FIRST) for tensor in tensors)
-        lse, row_max, *tables = arrays
-        config, layout = self.plan.config, self.plan.layout
-        *factors, longest, section, near, most = numbers
-        scalars, heads, entries = Scalars(*factors), q.shape[2], q.shape[3]
-        tables, rows, every_o = Tables(*tables), q.shape[0], o
-        heads = heads // config.group
+    def __call__(self, given: KernelArguments, stream: CUstream) -> None:
+        """Describe the copies and launch."""
+        q, k, v, o = (
+            reorder(tensor, ROWS_FIRST) for tensor in (given.q, given.k, given.v, given.o)
+        )
+        config, layout, tables = self.plan.config, self.plan.layout, given.tables
+        heads, entries, row_max = q.shape[2] // config.group, q.shape[3], given.row_max
         if cutlass.const_expr(config.varlen_q):
             entries = cute.size(tables.cu_seqlens_q) - 1
-        tiles = cute.ceil_div(longest, layout.box_tokens) * layout.head_parts
+        tiles = cute.ceil_div(given.longest, layout.box_tokens) * layout.head_parts
         blocks = cute.ceil_div(tiles, layout.block_tiles)
-        places = cutlass.min(most, blocks * heads * entries)
+        places = cutlass.min(given.places, blocks * heads * entries)
+        group = heads // k.shape[2]
         every = Globals(
-            rows,
+            q.shape[0],
             k.shape[0],
-            every_o,
-            reorder(lse, (2, 1, 0)),
+            o,
+            reorder(given.lse, (2, 1, 0)),
             reorder(row_max, (2, 1, 0)) if cutlass.const_expr(row_max is not None) else None,
             tables,
-            make_order(blocks, heads, heads // k.shape[2], entries, section, near, places),
+            make_order(blocks, heads, group, entries, given.section, given.near, places),
         )
-        self.kernel(self.describe_copies(q, k, v, o), every, scalars).launch(
+        self.kernel(self.describe_copies(q, k, v, o), every, given.scalars).launch(
             grid=(places * layout.ctas, 1, 1),
             block=(self.plan.roles.threads, 1, 1),
             cluster=(layout.ctas, 1, 1) if layout.ctas > 1 else None,

@@ -10,10 +10,10 @@ cluster through the mailboxes of the owners.
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32
 from cutlass.memory import SmemAllocator
 
 from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.kernel_arguments import KernelArguments
 from gqa_lowlatency.portable.merge_warps import leave_partial, send_sum
 from gqa_lowlatency.portable.plan import Plan90
 from gqa_lowlatency.portable.stream import Stream, stream_keys
@@ -32,22 +32,12 @@ class DecodeSm90:
         self.plan = Plan90(config, arch)
 
     @cute.jit
-    def __call__(
-        self,
-        tensors: tuple[cute.Tensor, ...],
-        tables: tuple[cute.Tensor | None, ...] | None,
-        numbers: tuple[Float32 | Int32, ...],
-        parts: Int32,
-        stream: CUstream,
-    ) -> None:
-        """tensors, tables, numbers: fields of `Tensors`, `Tables`, `Scalars`; tables is None where
-        all of them are. parts: clusters that share a KV head, 1 unless the config has parts."""
+    def __call__(self, given: KernelArguments, stream: CUstream) -> None:
+        """Launch one cluster, or `parts` of them, for each KV head and tile of rows."""
         config, beside = self.config, self.plan.bounded
-        given = () if cutlass.const_expr(tables is None) else tables
-        args = (Tensors(*tensors), Tables(*given), Scalars(*numbers))
-        q, k = tensors[0], tensors[1]
-        self.kernel(*args).launch(
-            grid=(config.cluster * parts, k.shape[2] * config.row_tiles, q.shape[0]),
+        q, k = given.tensors.q, given.tensors.k
+        self.kernel(given.tensors, given.tables, given.scalars).launch(
+            grid=(config.cluster * given.parts, k.shape[2] * config.row_tiles, q.shape[0]),
             block=(self.plan.threads, 1, 1),
             cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,
             stream=stream,

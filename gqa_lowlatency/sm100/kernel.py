@@ -15,6 +15,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from gqa_lowlatency.config import DecodeConfig
+from gqa_lowlatency.kernel_arguments import KernelArguments
 from gqa_lowlatency.shared.args import Scalars, Tables, Tensors
 from gqa_lowlatency.shared.finish import senders_of
 from gqa_lowlatency.shared.mailbox import Mailbox, open_mailbox
@@ -43,24 +44,14 @@ class DecodeSm100:
         self.mma, self.epilogue = Mma(self.plan), Epilogue(self.plan)
 
     @cute.jit
-    def __call__(
-        self,
-        tensors: tuple[cute.Tensor, ...],
-        tables: tuple[cute.Tensor | None, ...] | None,
-        numbers: tuple[Float32 | Int32, ...],
-        parts: Int32,
-        stream: CUstream,
-    ) -> None:
-        """tensors, tables, numbers: fields of `Tensors`, `Tables`, `Scalars`; tables is None where
-        all of them are. parts: clusters that share a KV head, 1 unless the config has parts."""
+    def __call__(self, given: KernelArguments, stream: CUstream) -> None:
+        """Launch one cluster, or `parts` of them, for each KV head and tile of rows."""
         config, beside = self.config, self.plan.ctas_per_sm > 1
-        given = () if cutlass.const_expr(tables is None) else tables
-        every = (Tensors(*tensors), Tables(*given), Scalars(*numbers))
-        q, k, v = tensors[:3]
+        q, k, v = given.tensors.q, given.tensors.k, given.tensors.v
         box, fetch = kv_box(self.plan), cpasync.CopyBulkTensorTileG2SOp()
         copies = (describe(fetch, reorder(tensor, ROWS_FIRST), box) for tensor in (k, v))
-        self.kernel(*copies, *every).launch(
-            grid=(config.cluster * parts, k.shape[2] * config.row_tiles, q.shape[0]),
+        self.kernel(*copies, given.tensors, given.tables, given.scalars).launch(
+            grid=(config.cluster * given.parts, k.shape[2] * config.row_tiles, q.shape[0]),
             block=(ROLES.threads, 1, 1),
             cluster=(config.cluster, 1, 1) if config.cluster > 1 else None,
             stream=stream,

@@ -317,6 +317,7 @@ def _asked(function: Callable, hints: Mapping[str, str], args: tuple, options: d
 
 # ---- options
 
+
 def spelled(options: type) -> Callable[[Function], Function]:
     """Decorator: the signature and annotations of a function that takes `**options` of this
     TypedDict name each of them. The function itself is returned, so a call costs nothing more."""

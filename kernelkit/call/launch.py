@@ -106,8 +106,9 @@ def choose_target(
         ValueError: for a wish that contradicts the device.
         NotImplementedError: for a device that no kernel is written for.
     """
-    require_type("backend", backend, str)
-    require_type("arch", arch, str, optional=True)
+    if type(backend) is not str or not isinstance(arch, str | None):
+        require_type("backend", backend, str)
+        require_type("arch", arch, str, optional=True)
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r}: one of {BACKENDS}")
     if arch is not None and not _serves(archs, arch):
@@ -230,11 +231,12 @@ class PreparedLaunch:
         target: Target,
         device: torch.device,
     ) -> None:
+        emulated = _is_emulated(target)
         packed = compiled.signature.pack(arguments)
         self.words = packed.address_words
         self.launch: Callable[[Sequence[Any]], None]
         self.launch_here: Callable[[Sequence[Any]], None]
-        if _is_emulated(target):
+        if emulated:
             self.launch = self.launch_here = partial(_emulate, compiled, packed)
         else:
             with torch.cuda.device(device):

@@ -156,12 +156,15 @@ class Packed:
 
 
 def leaves(value: Any) -> list[Any]:
-    """What nested tuples and lists hold, in order."""
-    if not isinstance(value, _SEQUENCES):
+    """What nested tuples, lists and dataclasses hold, in order."""
+    fields: dict[str, Any] | None = getattr(type(value), "__dataclass_fields__", None)
+    if fields is not None:
+        value = [getattr(value, name) for name in fields]
+    elif not isinstance(value, _SEQUENCES):
         return [value]
-    found = []
+    found: list[Any] = []
     for item in value:
-        if isinstance(item, _SEQUENCES):
+        if isinstance(item, _SEQUENCES) or hasattr(type(item), "__dataclass_fields__"):
             found += leaves(item)
         else:
             found.append(item)

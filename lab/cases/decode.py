@@ -12,7 +12,7 @@ import torch
 from gqa_lowlatency.api import fields_of
 from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.config import TUNABLE, DecodeConfig
-from gqa_lowlatency.launch import checked_config
+from gqa_lowlatency.launch import checked_decision
 from gqa_lowlatency.portable.plan import Plan90
 from gqa_lowlatency.sm100 import plan as sm100
 from kernelkit.call.launch import Target
@@ -152,7 +152,7 @@ def settled(case: Case) -> tuple[Arguments, DecodeConfig]:
     arguments, native = case.without_memory(), native_arch()
     arguments.check()
     backend = "cuda" if native and is_of(native, case.arch) else "emulate"
-    return arguments, checked_config(arguments, Target(backend, case.arch))
+    return arguments, checked_decision(arguments, Target(backend, case.arch)).config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from kernelkit.call.tensors import (
 from kernelkit.compile.compiler import compile_once
 from kernelkit.plan import hw
 from moe.formats import (
+    FORMATS,
     SCALINGS,
     BlockFormat,
     format_of,
@@ -41,7 +42,7 @@ from moe.quantiser.config import (
     is_wide,
     with_whole_rows,
 )
-from moe.quantized import Quantized, of_bytes
+from moe.quantized import Quantized, made_of, of_bytes
 
 ARCHS = ("sm_100a", "sm_90a")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -71,7 +72,7 @@ class Tokens:
     @property
     def scale(self) -> torch.Tensor | str | None:
         """The global scale, or what it is computed from; None in a format without."""
-        if self.global_scale is None and format_of(self.fmt).has_global:
+        if self.global_scale is None and FORMATS[self.fmt].has_global:
             return "token"
         return self.global_scale
 
@@ -90,7 +91,8 @@ class Tokens:
 
 def quantise(given: Tokens) -> Quantized:
     """What `forward` finds."""
-    return quantised(given.fmt, forward(given))
+    data, scales, *factors = forward(given)
+    return made_of(data, scales, given.fmt, *(factors if FORMATS[given.fmt].has_global else ()))
 
 
 def forward(given: Tokens) -> Results:
@@ -122,7 +124,7 @@ def forward(given: Tokens) -> Results:
 
 def empty_results(given: Tokens) -> Results:
     """Bytes of elements and of scale factors; the global scales and their inverses, or nothing."""
-    x, form, scale = given.x, format_of(given.fmt), given.scale
+    x, form, scale = given.x, FORMATS[given.fmt], given.scale
     data = x.new_empty((given.count, x.shape[1] // form.per_byte), dtype=torch.uint8)
     room = scale_bytes(given.blocks, form.columns(x.shape[1]))
     of_rows = scale.shape[0] != 1 if isinstance(scale, torch.Tensor) else scale == "token"
@@ -133,10 +135,8 @@ def empty_results(given: Tokens) -> Results:
 
 def quantised(fmt: str, results: Results) -> Quantized:
     """What the operator returns, as a user wants it."""
-    data, scales, encode, decode = results
-    if not format_of(fmt).has_global:
-        return of_bytes(data, scales, fmt)
-    return of_bytes(data, scales, fmt, encode, decode)
+    data, scales, *factors = results
+    return of_bytes(data, scales, fmt, *(factors if FORMATS[fmt].has_global else ()))
 
 
 def _run(

@@ -6,7 +6,7 @@ Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any
 
 import torch
 
@@ -87,8 +87,7 @@ def run_route(
     _check_logits(logits, biases)
     config = config_of(given, logits.shape[1], logits.dtype)
     scales = scales_of(given)
-    bias, logit_bias = (plain(biases.get(name)) for name in BIASES)
-    logits = plain(logits)
+    logits, bias, logit_bias = map(plain, (logits, biases.get("bias"), biases.get("logit_bias")))
     config = ordered(in_vectors(config, logits, bias, logit_bias), order)
     target = choose_target(logits.device, given.backend, given.arch, ARCHS)
     ids, weights = empty_choices(given)
@@ -200,9 +199,9 @@ def run_combine(given: Weighted) -> tuple[torch.Tensor]:
     check_range("row_of_slot", row_of_slot, rows, f"y has rows 0 to {rows - 1}", begin=begin)
     (out,) = empty_combined(given)
     if out.numel():
-        weights = plain(weights)
         columns = combine_columns(tokens, hidden // config.vector)
-        arguments = ((plain(y), plain(out)), weights, plain(row_of_slot), columns)
+        y, of_result, weights, row_of_slot = map(plain, (y, out, weights, row_of_slot))
+        arguments = ((y, of_result), weights, row_of_slot, columns)
         compiled = compile_once(config, target.arch, "moe.routing.combine_kernel")
         launch(compiled, arguments, target, y.device)
     return (out,)
@@ -214,12 +213,8 @@ def empty_combined(given: Weighted) -> tuple[torch.Tensor]:
     return (given.y.new_empty(shape, dtype=given.out_dtype or given.y.dtype),)
 
 
-@overload
-def plain(tensor: torch.Tensor) -> torch.Tensor: ...
-@overload
-def plain(tensor: None) -> None: ...
-def plain(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """As the DSL takes it; the rows of a broadcast table are written out."""
+def plain(tensor: Any) -> Any:
+    """A tensor or None as the DSL takes it; the rows of a broadcast table are written out."""
     return None if tensor is None else with_plain_strides(without_broadcast(tensor))
 
 

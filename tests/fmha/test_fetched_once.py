@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 import torch
 
+from fmha.choose import decide
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan, tiles_of
 from fmha.sm90 import layout
@@ -139,6 +140,7 @@ def test_shared_tiles_pair_up_once_their_shape_says_from_when(monkeypatch, windo
     with monkeypatch.context() as patched:
         patched.setitem(layout.SHAPES, 512, told)
         tiles_of.cache_clear()
+        decide.cache_clear()
         assert config_of(case, ARCH).ctas == 2
         assert config_of(one_tile, ARCH).ctas == 0
     tiles_of.cache_clear()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import fmha.choose
 import fmha.launch
 import fmha.sm100.kernel
 from fmha import AttentionConfig, attention
@@ -26,7 +27,9 @@ from tests.fmha.pairwise import random_row
 @pytest.fixture
 def forced(monkeypatch):
     """From here on nothing of fmha refuses a config."""
-    monkeypatch.setattr(fmha.launch, "check_config", lambda config, arch: None)
+    monkeypatch.setattr(AttentionConfig, "check_values", lambda config: None)
+    monkeypatch.setattr(fmha.choose, "check_config", lambda config, arch: None)
+    monkeypatch.setattr(fmha.launch, "decide", fmha.choose.decide.__wrapped__)
     monkeypatch.setattr(fmha.sm100.kernel, "make_plan", plan_unchecked)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmha.api import attention, fields_of
-from fmha.choose import choose_config
+from fmha.choose import choose_config, problem_of
 from fmha.launch import ATTENTION, MAX_BLOCKS
 from fmha.sections import heads_of_section, most_even, unevenness
 from kernelkit.plan import hw
@@ -74,7 +74,7 @@ def order(case: Case, arch: str = "sm_100a", places: int = 148) -> tuple[int, in
     """Without memory."""
     options = {name: given for name, given in case.arguments().items() if name != "return_lse"}
     arguments = ATTENTION.arguments(fields_of(*case.inputs("meta"), options))
-    return heads_of_section(arguments, choose_config(arguments, arch), arch, places)
+    return heads_of_section(problem_of(arguments), choose_config(arguments, arch), arch, places)
 
 
 def test_the_longest_blocks_come_first_of_as_many_heads_as_l2_holds():

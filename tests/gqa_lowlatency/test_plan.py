@@ -25,18 +25,18 @@ def launched(monkeypatch):
 
     kinds: addresses of tensors and tables, numbers, the stream.
     """
-    made, word, compile_for = [], ctypes.c_uint64, launch.compile_for
+    made, word, compile_once = [], ctypes.c_uint64, launch.compile_once
     numbers = [*[ctypes.c_float] * 2, *[ctypes.c_int32] * 3]
 
-    def record(config, arch):
+    def record(config, arch, source):
         tables = config.lens + config.sinks + config.k_scale + config.v_scale + 2 * config.parts
         kinds = [*[word] * (5 + tables), *numbers, word]
-        made.append(Recorded(compile_for(config, arch), kinds))
+        made.append(Recorded(compile_once(config, arch, source), kinds))
         return made[-1]
 
     monkeypatch.setattr(launch, "choose_target", lambda *_: Target("cuda", "sm_90a"))
     monkeypatch.setattr(choose, "clusters_at_once", lambda device, width: 132 // width)
-    monkeypatch.setattr(launch, "compile_for", record)
+    monkeypatch.setattr(launch, "compile_once", record)
     Gpu(monkeypatch)
     return made
 

@@ -207,7 +207,8 @@ def test_how_many_parts(arch, keys, clusters, parts):
 def test_a_launch_takes_the_sms_of_its_gpu(sms, parts, monkeypatch):
     monkeypatch.setattr(choose, "sms_of", lambda device: sms)
     given = SimpleNamespace(
-        batch=1, kv_heads=8, q=SimpleNamespace(device=torch.device("cuda")),
+        q=SimpleNamespace(device=torch.device("cuda"), shape=(1, 8, 64)),
+            k=SimpleNamespace(shape=(1, 8192, 8, 64)),
         most_seen=8192, batch_invariant=False, parts=0,
     )  # fmt: skip
     load = load_of(given, ADA)

@@ -24,6 +24,7 @@ from gqa_lowlatency import decode
 from gqa_lowlatency.arguments import Arguments as DecodeArguments
 from gqa_lowlatency.launch import DECODE
 from kernelkit.call.launch import Target
+from kernelkit.compile.signature import leaves
 from kernelkit.merge.launch import MERGE
 from tests.attentions import BF16, INT, Watched, metadata, problem, same
 
@@ -206,11 +207,14 @@ def of_decode(monkeypatch):
 
 
 def launched(seen: list[tuple]) -> tuple:
-    """(config, which tensors there are, which tables, the rest) of the one launch, all on a GPU."""
-    ((config, (tensors, arrays, *rest), _target, device),) = seen
+    """(config, arguments of the kernel, names of the tables that there are) of the one launch, all
+    on a GPU."""
+    ((config, (given,), _target, device),) = seen
     assert device.type == "cuda"
-    assert all(t.device.type == "cuda" for t in (*tensors, *arrays) if t is not None)
-    return config, [t.ndim for t in tensors], [t is not None for t in arrays], rest
+    tensors = [leaf for leaf in leaves(given) if isinstance(leaf, torch.Tensor)]
+    assert all(tensor.device.type == "cuda" for tensor in tensors)
+    tables = {name for name, table in vars(given.tables).items() if table is not None}
+    return config, given, tables
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -224,15 +228,17 @@ def test_the_host_of_attention_never_waits_for_the_gpu(kind, of_attention):
         with Watched() as watched:
             fmha.launch.forward(AttentionArguments(*inputs, **given))
     assert not watched.waits
-    config, ranks, there, (numbers,) = launched(of_attention)
-    assert set(ranks) == {4}
-    assert there == [
-        True, False, config.kv_lens, True, config.varlen_q, config.varlen_k, config.page_size > 0,
-        True, True, True, False, False, False,
-    ]  # fmt: skip
-    *_, longest, _, _, places = numbers
-    assert longest == (8 if kind == "packed" else 3), "the bound that needs no reading"
-    assert places == 148
+    config, given, there = launched(of_attention)
+    assert {tensor.ndim for tensor in (given.q, given.k, given.v, given.o)} == {4}
+    assert (given.lse is not None, given.row_max) == (True, None)
+    wanted = {
+        "kv_lens": config.kv_lens, "cu_seqlens_q": config.varlen_q,
+        "cu_seqlens_k": config.varlen_k, "page_table": config.page_size > 0,
+    }  # fmt: skip
+    named = {name for name, here in wanted.items() if here}
+    assert there == {"q_offset", "sinks", "cos", "sin"} | named
+    assert given.longest == (8 if kind == "packed" else 3), "the bound that needs no reading"
+    assert given.places == 148
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_DECODE)
@@ -247,10 +253,11 @@ def test_the_host_of_decode_never_waits_for_the_gpu(kind, kv_dtype, of_decode):
         with Watched() as watched:
             gqa_lowlatency.launch.forward(DecodeArguments(*inputs, **given))
     assert not watched.waits
-    config, ranks, there, (numbers, parts) = launched(of_decode)
-    assert ranks == [4, 4, 4, 4, 3]
-    assert there == [config.lens, config.page_size > 0, True, scaled, *[False] * 4]
-    assert (numbers[2:], parts) == ((5, 0), 1)
+    config, given, there = launched(of_decode)
+    assert [tensor.ndim for tensor in vars(given.tensors).values()] == [4, 4, 4, 4, 3]
+    wanted = {"lens": config.lens, "pages": config.page_size > 0, "k_scale": scaled}
+    assert there == {"sinks"} | {name for name, here in wanted.items() if here}
+    assert (given.scalars.left, given.scalars.sink_tokens, given.parts) == (5, 0, 1)
 
 
 def test_a_number_as_offset_is_filled_in_on_the_gpu(of_attention):

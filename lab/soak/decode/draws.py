@@ -20,7 +20,7 @@ from gqa_lowlatency.config import (
     WARP_COUNTS,
     DecodeConfig,
 )
-from gqa_lowlatency.launch import DECODE, checked_config, forward
+from gqa_lowlatency.launch import DECODE, checked_decision, forward
 from kernelkit.call.launch import Target
 from kernelkit.compile.compiler import collecting
 from kernelkit.compile.keys import KernelKey
@@ -73,7 +73,7 @@ class Draws(draws.Draws):
     def config(self, kind: Case, pick: random.Random) -> DecodeConfig:
         given = arguments_of(kind, self.arch)
         given.check()
-        return checked_config(given, Target("emulate", self.arch))
+        return checked_decision(given, Target("emulate", self.arch)).config
 
     def drawn(self, kernel: Kernel, pick: random.Random) -> Case:
         while True:

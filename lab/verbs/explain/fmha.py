@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Iterator
 
 from fmha.arguments import Arguments
-from fmha.choose import choose_config, longest_queries
+from fmha.choose import choose_config, longest_queries, problem_of
 from fmha.plan import AttentionPlan, make_plan
 from fmha.sections import heads_of_section
 from kernelkit.plan import hw
@@ -41,7 +41,7 @@ def query_blocks(arguments: Arguments, plan: AttentionPlan, arch: str) -> Sectio
         ("a block", f"{plural(layout.block_tiles // layout.halves, 'tile')} of {_rows(plan)}"),
         ("all blocks", f"{of_head} of each {whose} x {plural(heads, whose)} of all entries"),
         ("launched", _launched(of_head * heads, layout.ctas, at_once, arch)),
-        ("order", _order(heads, heads_of_section(arguments, config, arch, at_once))),
+        ("order", _order(heads, heads_of_section(problem_of(arguments), config, arch, at_once))),
         ("key tiles", f"{layout.tile_n} keys, from the first one that a row of the block sees"),
     ]
 

@@ -1,0 +1,68 @@
+"""What the kernels of attention are launched with, by name from the host to traced code.
+
+`fmha.launch` fills the fields with tensors of torch and numbers, `fmha.shared.signature` with those
+that a kernel is compiled for, and `fmha.shared.host` reads them as the DSL's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Tensor = Any  # torch.Tensor on the host, cute.Tensor in traced code
+Number = Any  # int or float on the host, Int32 or Float32 in traced code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """int32 and fp32 tables in global memory; None where the config has no use for them."""
+
+    kv_lens: Tensor | None = None  # (B,) valid keys
+    q_offset: Tensor | None = None  # (B,) position of the first query
+    cu_seqlens_q: Tensor | None = None  # (B + 1,)
+    cu_seqlens_k: Tensor | None = None  # (B + 1,)
+    page_table: Tensor | None = None  # (B, pages per entry)
+    sinks: Tensor | None = None  # (Hq,) fp32
+    cos: Tensor | None = None  # (positions, rope_dim / 2) fp32
+    sin: Tensor | None = None
+    q_scale: Tensor | None = None  # (Hq,) fp32
+    k_scale: Tensor | None = None  # (Hkv,)
+    v_scale: Tensor | None = None  # (Hkv,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scalars:
+    """Numbers of one launch.
+
+    scale_log2: what a score is multiplied by inside exp2. Without softcap the score is q.k and
+    this is scale * log2(e); with softcap it is -1 / (1 + exp(2 scale q.k / c)) and this is
+    2 c log2(e), see `kernelkit.device.online_softmax.softcap_scores`.
+    """
+
+    scale_log2: Number
+    softcap_log2: Number  # 2 scale log2(e) / c, with softcap only
+    window_left: Number
+    window_right: Number
+    sink_tokens: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelArguments:
+    """Arguments of one launch.
+
+    q [B, Sq, Hq, D], k, v [B, Skv, Hkv, D], o: the last dimension is contiguous, other strides are
+    multiples of 16 bytes. Packed tensors have B = 1, paged ones [page, row, head, dim].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    lse: Tensor  # [B, Hq, Sq] fp32
+    row_max: Tensor | None  # the same, with raw O only
+    tables: Tables
+    scalars: Scalars
+    longest: Number  # queries of the longest entry
+    section: Number  # heads of a section, see `fmha.shared.args.Order`
+    near: Number  # heads of a section whose blocks alternate
+    places: Number  # CTAs, or pairs, that run at once
