@@ -15,7 +15,19 @@ from moe.config import DEFAULT_GRANULARITY
 from moe.formats import format_of, row_blocks, scale_blocks, scale_bytes
 from moe.launch import GROUPED_GEMM
 from moe.quantized import Quantized, of_bytes
-from moe.routed import offsets_of
+
+
+def offsets_of(tokens: int, experts: int, top_k: int, device: torch.device) -> torch.Tensor:
+    """int32 [experts + 1] of tokens that have `top_k` different experts each, the same for the same
+    sizes."""
+    if device.type == "meta":
+        return torch.empty(experts + 1, dtype=torch.int32, device=device)
+    order = torch.Generator().manual_seed(tokens)
+    chosen = torch.rand(tokens, experts, generator=order).topk(min(top_k, experts)).indices
+    counts = torch.bincount(chosen.flatten(), minlength=experts)
+    starts = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+    return starts.int().to(device)
+
 
 ONE = {"e4m3": 0x38, "ue8m0": 127}  # a scale factor
 

@@ -16,7 +16,7 @@ from moe.mixed.choose import TUNED, choices
 from moe.mixed.config import DEPTH, ROWS
 from moe.mixed.fragments import PAIR_ROWS, Fragments, unit_bytes, units_of
 from moe.mixed.launch import MIXED_GEMM, MixedArguments
-from moe.routed import offsets_of
+from moe.tuning import offsets_of
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from moe.packing import pack
 from moe.quantized import Quantized, of_bytes
 from moe.reference import unswizzle_scales
 from moe.sm100 import kernel
-from moe.sm100.roles import affine, epilogue, mma
+from moe.sm100.roles import epilogue, mma
 from ptxemu import Options
 from ptxemu.record.recording import EXPECT, LOAD
 from tests.moe.grouped_space import FORMS, MATRIX, QUICK, random_case
@@ -145,7 +145,7 @@ def test_a_bias_is_never_dropped_nor_moved(case):
     ("setp.gt", "setp.le"),
 ], ids="".join)  # fmt: skip
 def test_a_wrong_load_of_the_bias_is_noticed(change, changed):
-    changed(affine, [epilogue], "apply", change)
+    changed(epilogue, [epilogue], "apply", change)
     with pytest.raises(AssertionError):  # of the judge, or findings of the checker
         check(replace(BIASED, tile_rows=128))
 

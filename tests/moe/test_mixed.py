@@ -19,7 +19,7 @@ from lab.problems import mixed_gemm as cases
 from lab.problems.grouped_gemm import CHECKED, PATIENCE
 from lab.problems.mixed_gemm import Case
 from moe.mixed.plan import ProductPlan
-from moe.mixed.shared import gather
+from moe.mixed.shared import load
 from moe.mixed.sm90 import kernel
 from moe.mixed.sm100 import kernel as blackwell
 from ptxemu import Deadlock, Options
@@ -205,7 +205,7 @@ def test_tiles_of_one_step_are_told_before_others_begin(like, changed, monkeypat
     case = replace(like, counts=(9,) * 8, k=96)
     assert not stands_still(case)
     both = "(going == 0) | (steps * TILE_STAGES < plan.ahead)"
-    changed(gather, [kernel], "Gather", (both, "going == 0"))
+    changed(load, [kernel], "Gather", (both, "going == 0"))
     monkeypatch.setattr(blackwell.Gather, "run", kernel.Gather.run)
     assert stands_still(case)
 
