@@ -15,10 +15,9 @@ from kernelkit.numerics.tolerance import compare_output
 from kernelkit.plan import hw
 from lab.problems.grouped_gemm import checked
 from ptxemu import Options
-from q8_0 import Activations, Weights
+from q8_0 import Activations, Weights, reference
 from q8_0 import reference as definition
 from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA
-from q8_0.product import reference
 from q8_0.product.choose import Sizes, choose, group_of
 from q8_0.product.config import HALVES, PAIRS, ProductConfig
 from q8_0.product.launch import MOST_COLS, PRODUCT, config_for, product
