@@ -38,8 +38,7 @@ from moe.routing.launch import ARCHS, Choices, Slots, empty_permutation, run_rou
 from moe.routing.linear_launch import ROUTE_TOKENS, TokenChoices, run_route_tokens
 from moe.warm import kernels_for
 from ptxemu import Options
-from tests.moe.linear_cases import Linear, check_exact, check_normal, logits_of
-from tests.moe.routing_cases import Case
+from tests.moe.routing_cases import Case, Linear, check_exact, check_normal, logits_of
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

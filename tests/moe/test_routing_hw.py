@@ -15,13 +15,15 @@ from moe import Router
 from moe import reference_routing as reference
 from moe.routing import combine, permutation, route, route_tokens
 from moe.routing.config import SCORINGS
-from tests.moe.linear_cases import Linear, check_exact, check_normal
 from tests.moe.routing_cases import (
     DTYPES,
     Case,
+    Linear,
     Sum,
     build,
     check_combine,
+    check_exact,
+    check_normal,
     check_permutation,
     check_route,
 )

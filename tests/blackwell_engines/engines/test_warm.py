@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType
-
 import pytest
 import torch
 
@@ -16,26 +10,13 @@ from blackwell_engines.engines.limits import Layer
 from blackwell_engines.engines.warm import Sizes
 from kernelkit.call.launch import emulation
 from kernelkit.compile import compiler as kernel_compile
-from tests.blackwell_engines.requests import Shape
+from tests.blackwell_engines.requests import Shape, imported
 from tests.blackwell_engines.sglang import engine as sglang
-from tests.blackwell_engines.sglang import stand_ins as sglang_stand_ins
 from tests.blackwell_engines.sglang import test_driver as sglang_driver
 from tests.blackwell_engines.vllm import engine as vllm
-from tests.blackwell_engines.vllm import stand_ins as vllm_stand_ins
 from tests.blackwell_engines.vllm import test_driver as vllm_driver
 
 PAGE = 16
-
-
-@contextmanager
-def imported(name: str, stand_ins: ModuleType) -> Iterator[ModuleType]:
-    """A plugin beside stand-ins of its engine."""
-    with pytest.MonkeyPatch.context() as patch:
-        for path, module in stand_ins.modules().items():
-            patch.setitem(sys.modules, path, module)
-        sys.modules.pop(name, None)
-        yield importlib.import_module(name)
-        sys.modules.pop(name, None)
 
 
 def layer_of(shape: Shape, page_size: int = PAGE) -> Layer:
@@ -75,8 +56,7 @@ def test_vllm_compiles_nothing_then(name, arch, monkeypatch):
     shape = vllm_driver.SHAPES[name]
     warm.warmup(layer_of(shape), sizes_of(shape, vllm.WIDTH * PAGE), arch)
     monkeypatch.setattr(kernel_compile, "_make", None)
-    module = imported("blackwell_engines.vllm.backend", vllm_stand_ins)
-    with emulation(arch=arch), module as plugin:
+    with emulation(arch=arch), imported(vllm) as plugin:
         vllm_driver.serve(vllm.Engine(plugin, shape))
 
 
@@ -88,6 +68,5 @@ def test_sglang_compiles_nothing_then(page_size, arch, monkeypatch):
         own_keys=True, side_by_side=page_size == 1,
     )  # fmt: skip
     monkeypatch.setattr(kernel_compile, "_make", None)
-    module = imported("blackwell_engines.sglang.backend", sglang_stand_ins)
-    with emulation(arch=arch), module as plugin:
+    with emulation(arch=arch), imported(sglang) as plugin:
         sglang_driver.serve(sglang.Engine(plugin, shape, page_size=page_size))

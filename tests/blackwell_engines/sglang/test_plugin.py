@@ -12,8 +12,7 @@ import blackwell_engines.sglang
 from blackwell_engines.sglang.pool import keys_of, page_table, pages_of
 from kernelkit.call.launch import emulation
 from tests.blackwell_engines.requests import Shape
-from tests.blackwell_engines.sglang.engine import Engine
-from tests.blackwell_engines.sglang.stand_ins import BACKENDS, CHOICES, ForwardMode, layer_of
+from tests.blackwell_engines.sglang.engine import BACKENDS, CHOICES, Engine, ForwardMode, layer_of
 
 E4M3 = torch.float8_e4m3fn
 

@@ -12,8 +12,7 @@ import torch
 import blackwell_engines.vllm
 from blackwell_engines.vllm.cache import pages_of
 from tests.blackwell_engines.requests import Shape
-from tests.blackwell_engines.vllm.engine import Engine, cache_of
-from tests.blackwell_engines.vllm.stand_ins import AttentionBackendEnum
+from tests.blackwell_engines.vllm.engine import AttentionBackendEnum, Engine, cache_of
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
