@@ -21,7 +21,7 @@ NOWHERE = 1 << 30  # no page: what tables hold where nobody has to look
 
 
 @dataclass(frozen=True)
-class Shape:
+class LayerShape:
     """Of a layer. window: keys before the own position."""
 
     q_heads: int = 4
@@ -40,15 +40,15 @@ class Shape:
 
 
 SHAPES = {
-    "plain": Shape(),
-    "gpt-oss": Shape(q_heads=8, kv_heads=1, window=17, sinks=True),
-    "gemma": Shape(window=9, softcap=20.0, head_dim=128),
-    "fp8": Shape(kv_dtype=torch.float8_e4m3fn, scales=(0.5, 0.25)),
-    "fp16": Shape(dtype=torch.float16, kv_heads=4),
+    "plain": LayerShape(),
+    "gpt-oss": LayerShape(q_heads=8, kv_heads=1, window=17, sinks=True),
+    "gemma": LayerShape(window=9, softcap=20.0, head_dim=128),
+    "fp8": LayerShape(kv_dtype=torch.float8_e4m3fn, scales=(0.5, 0.25)),
+    "fp16": LayerShape(dtype=torch.float16, kv_heads=4),
 }
 
 
-def served(shapes: dict[str, Shape]) -> list[tuple[str, str]]:
+def served(shapes: dict[str, LayerShape]) -> list[tuple[str, str]]:
     """(architecture, shape); caches in e4m3 are refused by sm_89: test_plugin.py."""
     return [
         (arch, name)
@@ -75,7 +75,7 @@ class Request:
     """All tokens that it will ever have; the first `done` of them are in the cache."""
 
     name: int
-    shape: Shape
+    shape: LayerShape
     length: int
     done: int = 0
     pages: list[int] = field(default_factory=list)

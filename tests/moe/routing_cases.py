@@ -28,7 +28,7 @@ GAP = 1e-5  # between what is chosen by, relative
 
 
 @dataclass(frozen=True)
-class Case:
+class Routing:
     """A call of `route`; hostile: the first tokens have NaN, infinities, or equal logits; aligned:
     rows of logits begin at multiples of 16 bytes."""
 
@@ -69,7 +69,7 @@ def emulated(run: Any) -> Any:
         return run()
 
 
-def build(case: Case, device: str = "cpu") -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def build(case: Routing, device: str = "cpu") -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """(logits amid NaN, biases by name)."""
     generator = torch.Generator().manual_seed(case.seed)
     biases = draw_biases(case, generator)
@@ -86,7 +86,7 @@ def build(case: Case, device: str = "cpu") -> tuple[torch.Tensor, dict[str, torc
     return wide[:, before : before + case.experts], biases
 
 
-def draw_biases(case: Case, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def draw_biases(case: Routing, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """By name, as `route` takes them."""
     biases = {}
     if case.bias:
@@ -97,7 +97,7 @@ def draw_biases(case: Case, generator: torch.Generator) -> dict[str, torch.Tenso
     return biases
 
 
-def check_route(case: Case, arch: str | None = None, device: str = "cpu") -> None:
+def check_route(case: Routing, arch: str | None = None, device: str = "cpu") -> None:
     """Ids exactly, weights within the calibrated tolerance; shared experts exactly."""
     logits, biases = build(case, device)
     options = case.options() | biases
@@ -201,7 +201,7 @@ def one_by_one(
     return total
 
 
-def _draw(case: Case, tokens: int, generator: torch.Generator) -> torch.Tensor:
+def _draw(case: Routing, tokens: int, generator: torch.Generator) -> torch.Tensor:
     logits = torch.randn(tokens, case.experts, generator=generator).clamp(-2, 2) * 2
     return ((logits / STEP).round() * STEP).to(DTYPES[case.dtype])
 
@@ -220,7 +220,7 @@ def _add_specials(logits: torch.Tensor) -> None:
         special(row)
 
 
-def apart(case: Case, logits: torch.Tensor, biases: dict[str, torch.Tensor]) -> torch.Tensor:
+def apart(case: Routing, logits: torch.Tensor, biases: dict[str, torch.Tensor]) -> torch.Tensor:
     """bool [T]: neither experts nor groups are almost equal, as far as it matters."""
     chosen_by = reference.scores(_biased(logits, biases).double(), case.scoring)
     chosen_by = chosen_by + biases.get("bias", torch.zeros(1)).double()
@@ -260,7 +260,7 @@ class Linear:
     hostile: the second token and those behind it have NaN or infinities, as far as there are any.
     """
 
-    route: Case
+    route: Routing
     hidden: int
     bias: bool = False
     ready: bool = True
@@ -349,7 +349,7 @@ def check_normal(case: Linear, arch: str | None = None, device: str = "cpu") -> 
     be rounded to either side, which is nearly everywhere, they are just those, and weights within
     the calibrated tolerance. The choice is by logits alone, and weights are of the chosen ones."""
     top_k = case.route.top_k
-    assert case.route == Case(case.route.tokens, case.route.experts, top_k, case.route.dtype)
+    assert case.route == Routing(case.route.tokens, case.route.experts, top_k, case.route.dtype)
     x, layer = case.normal(case.route.tokens, device)
     router = case.router(device)
     with checked():

@@ -21,7 +21,7 @@ from moe.routing.launch import ARCHS
 from ptxemu import Options
 from tests.moe.routing_cases import (
     DTYPES,
-    Case,
+    Routing,
     Sum,
     build,
     check_combine,
@@ -38,39 +38,41 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 CASES = [
-    Case(1, 1, 1, hostile=False),
-    Case(2, 2, 2, "bf16", "sigmoid", renormalize=False),
-    Case(129, 8, 2, "bf16"),
-    Case(30, 257, 5, "fp16", bias=True, scale=2.5),
-    Case(33, 384, 8, "bf16", "sigmoid", bias=True, scale=2.5),
-    Case(40, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), scale=2.5),
-    Case(30, 512, 16, "bf16", groups=(4, 3), renormalize=False),
-    Case(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), aligned=True),
-    Case(21, 128, 4, "bf16", aligned=True),
-    Case(33, 384, 6, "fp32", "sqrtsoftplus", bias=True, scale=2.5),
-    Case(21, 32, 4, "bf16", logit_bias=True, aligned=True),  # gpt-oss-20b
-    Case(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), shared=1, scale=2.5),
+    Routing(1, 1, 1, hostile=False),
+    Routing(2, 2, 2, "bf16", "sigmoid", renormalize=False),
+    Routing(129, 8, 2, "bf16"),
+    Routing(30, 257, 5, "fp16", bias=True, scale=2.5),
+    Routing(33, 384, 8, "bf16", "sigmoid", bias=True, scale=2.5),
+    Routing(40, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), scale=2.5),
+    Routing(30, 512, 16, "bf16", groups=(4, 3), renormalize=False),
+    Routing(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), aligned=True),
+    Routing(21, 128, 4, "bf16", aligned=True),
+    Routing(33, 384, 6, "fp32", "sqrtsoftplus", bias=True, scale=2.5),
+    Routing(21, 32, 4, "bf16", logit_bias=True, aligned=True),  # gpt-oss-20b
+    Routing(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), shared=1, scale=2.5),
 ]
 MATRIX = [
-    *(Case(33, 384, top_k, "bf16", bias=True, aligned=True) for top_k in (1, 4, 5, 16)),
-    Case(30, 96, 6, "fp32", groups=(3, 2), bias=True, aligned=True),
-    Case(20, 510, 9, scoring="sigmoid", groups=(17, 4)),
-    *(Case(127, experts, 1, seed=experts) for experts in (2, 8, 31, 32, 33, 64, 512)),
-    *(Case(31, 20, top_k, "bf16", "sigmoid", bias=True) for top_k in range(1, 17)),
-    Case(30, 512, 16, "bf16", groups=(32, 3), renormalize=False),
-    Case(1030, 64, 8, "bf16"),
-    Case(1000, 128, 4, "fp32", "sigmoid", bias=True),
-    Case(50, 60, 6, groups=(20, 3), bias=True),
-    Case(50, 96, 4, scoring="sigmoid", groups=(3, 2), bias=True),
-    Case(50, 16, 3, scoring="sigmoid", groups=(16, 5)),
-    Case(50, 512, 16, groups=(2, 1), renormalize=False, scale=0.5),
+    *(Routing(33, 384, top_k, "bf16", bias=True, aligned=True) for top_k in (1, 4, 5, 16)),
+    Routing(30, 96, 6, "fp32", groups=(3, 2), bias=True, aligned=True),
+    Routing(20, 510, 9, scoring="sigmoid", groups=(17, 4)),
+    *(Routing(127, experts, 1, seed=experts) for experts in (2, 8, 31, 32, 33, 64, 512)),
+    *(Routing(31, 20, top_k, "bf16", "sigmoid", bias=True) for top_k in range(1, 17)),
+    Routing(30, 512, 16, "bf16", groups=(32, 3), renormalize=False),
+    Routing(1030, 64, 8, "bf16"),
+    Routing(1000, 128, 4, "fp32", "sigmoid", bias=True),
+    Routing(50, 60, 6, groups=(20, 3), bias=True),
+    Routing(50, 96, 4, scoring="sigmoid", groups=(3, 2), bias=True),
+    Routing(50, 16, 3, scoring="sigmoid", groups=(16, 5)),
+    Routing(50, 512, 16, groups=(2, 1), renormalize=False, scale=0.5),
     *(
-        Case(30, 256, k, dtype, "sqrtsoftplus", bias=k > 1)
+        Routing(30, 256, k, dtype, "sqrtsoftplus", bias=k > 1)
         for k, dtype in ((1, "bf16"), (6, "fp16"))
     ),
-    Case(40, 64, 8, "fp32", "sqrtsoftplus", groups=(8, 4), renormalize=False),
+    Routing(40, 64, 8, "fp32", "sqrtsoftplus", groups=(8, 4), renormalize=False),
     *(
-        Case(33, experts, top_k, "bf16", scoring, logit_bias=True, bias=bool(shared), shared=shared)
+        Routing(
+            33, experts, top_k, "bf16", scoring, logit_bias=True, bias=bool(shared), shared=shared
+        )
         for experts, top_k, shared in ((8, 2, 0), (30, 1, 15), (257, 9, 2), (510, 14, 2))
         for scoring in ("softmax", "sigmoid")
     ),
@@ -157,7 +159,7 @@ def test_extremes(name, arch):
 
 def test_softmax_of_the_chosen_alone():
     """What gpt-oss and Mixtral compute is softmax, divided by the sum over the chosen ones."""
-    logits, biases = build(Case(40, 128, 4, logit_bias=True, hostile=False))
+    logits, biases = build(Routing(40, 128, 4, logit_bias=True, hostile=False))
     ids, weights = emulated(lambda: route(logits, 4, **biases))
     logits = logits + biases["logit_bias"]
     chosen = logits.gather(-1, ids.long())

@@ -10,7 +10,7 @@ from blackwell_engines.engines.limits import Layer
 from blackwell_engines.engines.warm import Sizes
 from kernelkit.call.launch import emulation
 from kernelkit.compile import compiler as kernel_compile
-from tests.blackwell_engines.requests import Shape, imported
+from tests.blackwell_engines.requests import LayerShape, imported
 from tests.blackwell_engines.sglang import engine as sglang
 from tests.blackwell_engines.sglang import test_driver as sglang_driver
 from tests.blackwell_engines.vllm import engine as vllm
@@ -19,14 +19,14 @@ from tests.blackwell_engines.vllm import test_driver as vllm_driver
 PAGE = 16
 
 
-def layer_of(shape: Shape, page_size: int = PAGE) -> Layer:
+def layer_of(shape: LayerShape, page_size: int = PAGE) -> Layer:
     return Layer(
         shape.head_dim, shape.dtype, shape.kv_dtype or shape.dtype, page_size,
         window=shape.window, sinks=shape.sinks, softcap=bool(shape.softcap),
     )  # fmt: skip
 
 
-def sizes_of(shape: Shape, keys: int) -> Sizes:
+def sizes_of(shape: LayerShape, keys: int) -> Sizes:
     return Sizes(shape.q_heads, shape.kv_heads, requests=4, tokens=70, keys=keys)
 
 
@@ -37,7 +37,7 @@ def listed(monkeypatch):
 
 
 def test_names_of_kernels(listed):
-    shape = Shape(head_dim=128, kv_dtype=torch.float8_e4m3fn)
+    shape = LayerShape(head_dim=128, kv_dtype=torch.float8_e4m3fn)
     given = layer_of(shape), sizes_of(shape, 100), "sm_90a"
     kinds = [type(key.config).__name__ for key in warm.warmup(*given)]
     assert {*kinds} == {"DecodeConfig", "AttentionConfig", "PagesConfig"}
@@ -46,7 +46,7 @@ def test_names_of_kernels(listed):
     packed = [k.config for k in both if type(k.config).__name__ == "AttentionConfig"]
     assert {(c.varlen_k, c.is_fp8) for c in packed} == {(True, True), (True, False)}
     assert sum(type(key.config).__name__ == "PagesConfig" for key in both) == 2
-    wide = warm.warmup(layer_of(Shape(head_dim=96)), *given[1:], written=False)
+    wide = warm.warmup(layer_of(LayerShape(head_dim=96)), *given[1:], written=False)
     assert {type(key.config).__name__ for key in wide} == {"AttentionConfig"}
 
 

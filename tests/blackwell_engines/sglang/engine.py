@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.blackwell_engines.requests import Request, Shape, packed
+from tests.blackwell_engines.requests import LayerShape, Request, packed
 
 # ---- What the plugin needs of SGLang 0.5.23, in a few lines: the base class, pools, the registry
 
@@ -56,7 +56,9 @@ class Pool:
     """Slots of K and V of layer 0, NaN at first, which the engine writes itself. With windowed
     slots, layer 1 has a window and fewer slots, which `full_to_swa_index_mapping` names."""
 
-    def __init__(self, shape: Shape, slots: int, windowed: int = 0, device: str = "cpu") -> None:
+    def __init__(
+        self, shape: LayerShape, slots: int, windowed: int = 0, device: str = "cpu"
+    ) -> None:
         dtype, row = shape.kv_dtype or shape.dtype, (shape.kv_heads, shape.head_dim)
         self.buffers = [
             [torch.full((n, *row), torch.nan, device=device).to(dtype) for _ in "kv"]
@@ -83,7 +85,7 @@ class Pool:
             buffer.view(whole)[slots] = x.to(buffer.dtype).view(whole)
 
 
-def layer_of(shape: Shape, layer_id: int = 0, **changes: Any) -> SimpleNamespace:
+def layer_of(shape: LayerShape, layer_id: int = 0, **changes: Any) -> SimpleNamespace:
     """The fields of a `RadixAttention` that the plugin reads."""
     window = shape.window if layer_id == 0 or shape.window is not None else None
     return SimpleNamespace(**{
@@ -137,7 +139,7 @@ class Engine:
     def __init__(
         self,
         plugin: ModuleType,
-        shape: Shape,
+        shape: LayerShape,
         *,
         page_size: int = 1,
         windowed: bool = False,
@@ -161,7 +163,7 @@ class Engine:
             kv_index_translator=SimpleNamespace(is_translating=False),
         )  # fmt: skip
         self.backend = plugin.BlackwellKernelsBackend(self.runner)
-        whole = Shape(**{**vars(shape), "window": None})
+        whole = LayerShape(**{**vars(shape), "window": None})
         self.layers = [layer_of(shape)]
         if windowed:
             self.layers = [layer_of(whole), layer_of(shape, 1)]

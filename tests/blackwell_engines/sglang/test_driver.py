@@ -7,11 +7,11 @@ import torch
 
 from kernelkit.call.launch import emulation
 from tests.blackwell_engines import requests
-from tests.blackwell_engines.requests import Shape, served
+from tests.blackwell_engines.requests import LayerShape, served
 from tests.blackwell_engines.sglang.engine import Engine
 
 SHAPES = requests.SHAPES | {
-    "fp8": Shape(head_dim=128, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 0.25)),
+    "fp8": LayerShape(head_dim=128, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 0.25)),
 }
 
 

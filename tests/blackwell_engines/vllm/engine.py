@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from tests.blackwell_engines.requests import NOWHERE, Request, Shape, packed
+from tests.blackwell_engines.requests import NOWHERE, LayerShape, Request, packed
 
 # ---- What the plugin needs of vLLM 0.33.0, in a few lines: base classes, metadata, the registry
 
@@ -115,7 +115,7 @@ STRIDES = {  # of [B, H, N, C], by the order of memory
 }
 
 
-def cache_of(shape: Shape, blocks: int, block_size: int, layout: str) -> torch.Tensor:
+def cache_of(shape: LayerShape, blocks: int, block_size: int, layout: str) -> torch.Tensor:
     """[blocks, kv_heads, block_size, 2 head_dim] in that order of memory, NaN."""
     sizes = (blocks, shape.kv_heads, block_size, 2 * shape.head_dim)
     order = STRIDES[layout]
@@ -132,7 +132,7 @@ class Engine:
     def __init__(
         self,
         plugin: ModuleType,
-        shape: Shape,
+        shape: LayerShape,
         *,
         blocks: int = 24,
         block_size: int = 16,

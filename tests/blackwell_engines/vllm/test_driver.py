@@ -6,10 +6,10 @@ import pytest
 
 from kernelkit.call.launch import emulation
 from tests.blackwell_engines import requests
-from tests.blackwell_engines.requests import Shape, served
+from tests.blackwell_engines.requests import LayerShape, served
 from tests.blackwell_engines.vllm.engine import STRIDES, Engine
 
-SHAPES = requests.SHAPES | {"head-dim-96": Shape(head_dim=96)}
+SHAPES = requests.SHAPES | {"head-dim-96": LayerShape(head_dim=96)}
 
 
 def serve(engine: Engine) -> None:

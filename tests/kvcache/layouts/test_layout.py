@@ -16,7 +16,7 @@ from kvcache.layouts.presets import preset
 from kvcache.layouts.records import FP8_584, TMA_ALIGN, Record, plain
 from kvcache.layouts.rows import Rows
 from tests.kvcache.layouts.any_layout import layouts
-from tests.kvcache.movement.rows_cases import Case
+from tests.kvcache.movement.rows_cases import Movement
 
 # ---- Layouts: regions, places and checkpoints of any layout, against models that go byte by byte
 
@@ -288,7 +288,7 @@ def test_latent_entries_fill_their_records():
 
 
 def test_views_are_the_bytes_of_the_rows():
-    rows = Case(FP8_584, 0, slots=2, rows=3).build_rows()
+    rows = Movement(FP8_584, 0, slots=2, rows=3).build_rows()
     data, scales = rows.data(), rows.scales()
     assert data.shape == (2, 3, 576)
     assert scales.shape == (2, 3, 8)

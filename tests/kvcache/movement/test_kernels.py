@@ -20,8 +20,8 @@ from tests.kvcache.movement.rows_cases import (
     DTYPES,
     LATENT_RECORDS,
     Append,
-    Case,
     Gather,
+    Movement,
     Plain,
     Slots,
     Sums,
@@ -156,7 +156,7 @@ def test_every_element_with_every_scale(arch):
 @pytest.mark.parametrize("record", LATENT_RECORDS, ids=lambda record: record.name)
 def test_what_was_appended_comes_back(record):
     """BF16 exactly; FP8 within half a step of e4m3, and unchanged a second time."""
-    case = Case(record, 12, holes=0)
+    case = Movement(record, 12, holes=0)
     rows, slots = case.build_rows(), case.mapping()
     latent = LATENTS[record.name]
     kv = torch.randn(case.tokens, latent.elements).bfloat16()
