@@ -116,8 +116,8 @@ def check(case: Quantisation, device: str = "cpu", **launch_options: str) -> Non
 
 @dataclass(frozen=True)
 class Scattered:
-    """Rows of tokens x k, `choices` of each, sorted by expert; scaling as in Quantisation. expert_range:
-    only those have rows."""
+    """Rows of tokens x k, `choices` of each, sorted by expert; scaling as `Quantisation` has it.
+    expert_range: only those have rows."""
 
     fmt: str
     tokens: int
