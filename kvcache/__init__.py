@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         TokensUnknown,
     )
     from kvcache.books.manager import Admission, Manager
-    from kvcache.books.requests import Request
+    from kvcache.books.requests import Placeholders, Request
     from kvcache.books.slot_pool import Sizes
     from kvcache.books.step import Step
     from kvcache.books.work import Copy, Pool, Work
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     )
     from kvcache.movement.warm import warmup
     from kvcache.planner.capacity import Mix, Plan, plan, usage
-    from kvcache.tokens import Placeholders
 
 __all__ = [
     "PRESETS",
@@ -100,11 +99,10 @@ __getattr__, __dir__ = exports(__name__, {
     "kvcache.books.manager": "Admission Manager",
     "kvcache.layouts.presets": "PRESETS Options from_config gqa preset",
     "kvcache.layouts.records": "Record",
-    "kvcache.books.requests": "Request",
+    "kvcache.books.requests": "Placeholders Request",
     "kvcache.layouts.rows": "Rows",
     "kvcache.books.slot_pool": "Sizes",
     "kvcache.books.step": "Step",
-    "kvcache.tokens": "Placeholders",
     "kvcache.movement.warm": "warmup",
     "kvcache.books.work": "Copy Pool Work",
 })  # fmt: skip

@@ -432,7 +432,7 @@ imports replaced. No GPU is needed.""",
         bench.add_tier,
         """How fast blocks go to the host's memory and back, and what decode beside them loses.
 
-`memcpy`: a copy of each block by the copy engines, as kvcache/memory/mover.py does it; `kernel N`:
+`memcpy`: a copy of each block by the copy engines, as `kvcache.memory.storage`; `kernel N`:
 one launch of kvcache's own copy kernel with N CTAs, which reads or writes pinned memory over the
 bus. They run on a stream of their own, again and again, while CUDA graphs of decode steps (all
 layers over the same pool's pages) run on another one. Bytes are compared before anything is

@@ -21,11 +21,10 @@ import torch
 from kernelkit.call.tensors import device_of, require_type
 from kernelkit.compile.outside import FileError, json_file, require_fields
 from moe.arguments import Scales
-from moe.checkpoint import LAYOUT, of_layout, read_layout, state_dict
+from moe.checkpoint import LAYOUT, of_layout, open_file, read_layout, state_dict
 from moe.config import DEFAULT_GRANULARITY
 from moe.indices import check_expert_range, range_fields
 from moe.packing import CheckpointWeight, PackedExperts, pack_quantised
-from moe.safetensors_files import open_file
 
 INDEX = "model.safetensors.index.json"
 BYTES = (torch.int8, torch.float4_e2m1fn_x2)  # of two elements, beside uint8

@@ -1,14 +1,19 @@
 """GGUF files: matrices in Q8_0 by name, mapped into memory, and the plain numbers beside them.
 
-`q8_0.gguf_table` reads the file's table of contents. Names of formats and sizes of their blocks are
-those of the package gguf (`pip install gguf`, the extra `gguf`), which is imported here, when a
-file is opened. Tensors are views of the mapped file: what is not asked for is not read, and the
-file must stay as it is while they live. They are copied when they are written to.
+Every size and offset of the table of contents is checked before it is used; values of metadata
+are skipped, but for general.alignment. Names of formats and sizes of their blocks are those of
+the package gguf (`pip install gguf`, the extra `gguf`), which is imported here, when a file is
+opened. Tensors are views of the mapped file: what is not asked for is not read, and the file must
+stay as it is while they live. They are copied when they are written to.
 """
 
 from __future__ import annotations
 
 import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import ModuleType
 
@@ -19,9 +24,155 @@ from kernelkit.call.tensors import device_of, require_type
 from kernelkit.compile.outside import FileError
 from q8_0.api import repack
 from q8_0.blocks import INTERLEAVED, blocks_of
-from q8_0.gguf_table import Entry, read_table
 from q8_0.launch import require_layout
 from q8_0.weights import Weights
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_DIMS = 4  # as ggml has it
+MAX_NAME = 1 << 16  # bytes
+_ALIGNMENT, _LEAST_ALIGNMENT, _ALIGNMENT_KEY = 32, 8, "general.alignment"
+_U32, _STRING, _ARRAY = 4, 8, 9  # types of values
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # of the others
+_MAX_DEPTH = 4  # arrays in arrays
+
+Formats = Mapping[int, tuple[str, int, int]]  # code -> name, elements of a block, bytes of a block
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor. format: GGUF's name. dims: the contiguous one first. start, nbytes: in the file."""
+
+    format: str
+    dims: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+class _Cursor:
+    """A place in the bytes of a file, which only moves within them."""
+
+    def __init__(self, file: str, data: memoryview) -> None:
+        self.file, self.data, self.at = file, data, 0
+
+    def fail(self, reason: str) -> FileError:
+        return FileError(f"{self.file} is no GGUF file: {reason}")
+
+    def skip(self, what: str, nbytes: int) -> int:
+        """Go on behind so many bytes; where they began."""
+        start, left = self.at, len(self.data) - self.at
+        if nbytes > left:
+            raise self.fail(f"{what} at byte {start} takes {nbytes} bytes, {left} are left")
+        self.at += nbytes
+        return start
+
+    def u32(self, what: str) -> int:
+        (value,) = struct.unpack_from("<I", self.data, self.skip(what, 4))
+        return int(value)
+
+    def u64(self, what: str) -> int:
+        (value,) = struct.unpack_from("<Q", self.data, self.skip(what, 8))
+        return int(value)
+
+    def name(self, what: str) -> str:
+        nbytes = self.u64(f"the length of {what}")
+        if nbytes > MAX_NAME:
+            raise self.fail(f"{what} has {nbytes} bytes, at most {MAX_NAME}")
+        start = self.skip(what, nbytes)
+        try:
+            return str(self.data[start : self.at], "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.fail(f"{what} is not UTF-8: {error}") from error
+
+
+def read_table(file: str, data: memoryview, formats: Formats) -> dict[str, Entry]:
+    """Return the tensors of a file by name, in its order. Raises FileError that names the file and
+    the field."""
+    cursor = _Cursor(file, data)
+    _check_version(cursor)
+    tensors, values = cursor.u64("the number of tensors"), cursor.u64("the number of values")
+    alignment, keys = _ALIGNMENT, set()
+    for number in range(values):
+        key = cursor.name(f"the key of value {number}")
+        if key in keys:
+            raise cursor.fail(f"key {key!r:.80} stands twice")
+        keys.add(key)
+        kind = cursor.u32(f"the type of {key!r:.80}")
+        if key == _ALIGNMENT_KEY:
+            alignment = _alignment(cursor, kind)
+        else:
+            _skip_value(cursor, f"value {key!r:.80}", kind, 0)
+    found: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+    for number in range(tensors):
+        name = cursor.name(f"the name of tensor {number}")
+        if name in found:
+            raise cursor.fail(f"tensor {name!r:.80} stands twice")
+        found[name] = _tensor(cursor, f"tensor {name!r:.80}", formats, alignment)
+    base = cursor.at + -cursor.at % alignment
+    for name, (_, _, offset, nbytes) in found.items():
+        cursor.at = min(base + offset, len(data))
+        cursor.skip(f"tensor {name!r:.80}", nbytes)
+    return {
+        name: Entry(kind, dims, base + offset, nbytes)
+        for name, (kind, dims, offset, nbytes) in found.items()
+    }
+
+
+def _check_version(cursor: _Cursor) -> None:
+    if bytes(cursor.data[cursor.skip("the magic", 4) : cursor.at]) != MAGIC:
+        raise cursor.fail("GGUF magic invalid")
+    version = cursor.u32("the version")
+    if version & 0xFFFF == 0 and version:
+        raise FileError(f"{cursor.file} has the other byte order: Q8_0 is read little endian")
+    if version not in VERSIONS:
+        raise cursor.fail(f"version {version}, expected one of {VERSIONS}")
+
+
+def _alignment(cursor: _Cursor, kind: int) -> int:
+    value = cursor.u32(_ALIGNMENT_KEY) if kind == _U32 else 0
+    if value < _LEAST_ALIGNMENT or value & (value - 1):
+        wanted = f"a power of two from {_LEAST_ALIGNMENT} on"
+        raise cursor.fail(f"{_ALIGNMENT_KEY} is {value} of type {kind}, expected {wanted}")
+    return value
+
+
+def _skip_value(cursor: _Cursor, what: str, kind: int, depth: int) -> None:
+    if kind in _SIZES:
+        cursor.skip(what, _SIZES[kind])
+    elif kind == _STRING:
+        cursor.skip(what, cursor.u64(f"the length of {what}"))
+    elif kind == _ARRAY and depth < _MAX_DEPTH:
+        inner, count = cursor.u32(f"the type of {what}"), cursor.u64(f"the length of {what}")
+        if inner in _SIZES:
+            cursor.skip(what, count * _SIZES[inner])
+            return
+        for _ in range(count):  # each takes at least the 8 bytes of its length
+            _skip_value(cursor, what, inner, depth + 1)
+    else:
+        raise cursor.fail(f"{what} has type {kind} at depth {depth}, which there is not")
+
+
+def _tensor(
+    cursor: _Cursor, what: str, formats: Formats, alignment: int
+) -> tuple[str, tuple[int, ...], int, int]:
+    """(format, dims, offset behind the table, bytes)."""
+    rank = cursor.u32(f"the rank of {what}")
+    if rank > MAX_DIMS:
+        raise cursor.fail(f"{what} has {rank} dimensions, at most {MAX_DIMS}")
+    dims = tuple(cursor.u64(f"the dimensions of {what}") for _ in range(rank))
+    if 0 in dims:
+        raise cursor.fail(f"{what} has dimensions {dims}, at least 1 each")
+    code = cursor.u32(f"the format of {what}")
+    if code not in formats:
+        raise cursor.fail(f"{what} has format {code}, which there is not")
+    kind, block, nbytes = formats[code]
+    if dims and dims[0] % block:
+        raise cursor.fail(f"{what} has rows of {dims[0]} elements, {kind} has blocks of {block}")
+    offset = cursor.u64(f"the offset of {what}")
+    if offset % alignment:
+        raise cursor.fail(f"{what} has offset {offset}, not a multiple of {alignment}")
+    return kind, dims, offset, prod(dims) // block * nbytes
+
 
 FORMAT = "Q8_0"
 PLAIN = {"F32": torch.float32, "F16": torch.float16}  # GGUF's name -> dtype

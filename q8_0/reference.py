@@ -1,8 +1,9 @@
 """The definition of everything here, in torch on the CPU or any device, without a kernel.
 
 A weight is d * q, exactly representable in fp32. Products are defined in fp64, and with activations
-in Q8_1 their inner sums are integers. A scale that is no number, or an infinity, makes numbers and
-sums that are none; which of NaN and the infinities a sum then is, is not defined.
+in Q8_1 their inner sums are integers; `product` rounds as the kernel rounds, to the same bits. A
+scale that is no number, or an infinity, makes numbers and sums that are none; which of NaN and the
+infinities a sum then is, is not defined.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import torch
 
 from q8_0.activations import Activations
 from q8_0.blocks import BLOCK, BLOCK_BYTES, INTERLEAVED, LEVELS, SCALE_BYTES, SOA
-from q8_0.config import PIECE
 from q8_0.weights import Weights, empty
 
 NAN_BITS = 0x7FFF  # of a scale that the quantiser makes
@@ -105,23 +105,34 @@ def numbers_of(x: Activations) -> torch.Tensor:
     return blocks.flatten(1)
 
 
-def matvec_rounded(
-    weights: Weights, x: torch.Tensor | Activations, bias: torch.Tensor | None = None
+def product(
+    weights: Weights, x: Activations, out_dtype: torch.dtype, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """fp32 [tokens, rows], rounded where the kernel rounds: a sum of each 16 columns, that times
-    the scale, and their sum, all in fp32 and one behind the other."""
-    quants, scales = unpacked(weights)
-    q = quants.float().reshape(weights.rows, -1, PIECE)
-    d = scales.float().repeat_interleave(BLOCK // PIECE, 1)
-    source = x.quants if isinstance(x, Activations) else x
-    pieces = source.float().reshape(len(source), -1, PIECE)
-    total = torch.zeros(len(source), weights.rows, device=source.device)
-    for piece in range(q.shape[1]):
-        inner = torch.zeros_like(total)
-        for column in range(PIECE):
-            inner = inner + pieces[:, None, piece, column] * q[None, :, piece, column]
-        factor = d[None, :, piece]
-        if isinstance(x, Activations):
-            factor = factor * x.scales.float()[:, piece // (BLOCK // PIECE), None]
-        total = total + inner * factor
-    return total if bias is None else total + bias.float()
+    """[tokens, rows], see `q8_0.product.launch.product`."""
+    quants, scales = (part.double() for part in unpacked(weights))
+    x_quants, x_scales = x.quants.double(), x.scales.double()
+    x_scales = torch.where(x_scales.isinf(), torch.nan, x_scales)
+    total = torch.zeros(x.tokens, weights.rows, device=x.quants.device)
+    for block in range(weights.blocks):
+        columns = slice(block * BLOCK, (block + 1) * BLOCK)
+        integers = x_quants[:, columns] @ quants[:, columns].T
+        scaled = (integers * x_scales[:, block, None]).float()
+        total = fused(scaled.double(), scales[None, :, block], total.double())
+    return (total if bias is None else total + bias.float()).to(out_dtype)
+
+
+def fused(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """x y + z, rounded to fp32 once. All are fp64 of fp32 numbers, x and y with few enough bits
+    that fp64 has their product.
+
+    The sum in fp64 may lie half-way between two fp32 numbers where the exact one does not. So it is
+    rounded to odd first: where something was cut off, its last bit is 1.
+    """
+    product = x * y
+    total = product + z
+    shift = total - product
+    lost = (product - (total - shift)) + (z - shift)
+    even = total.view(torch.int64) & 1 == 0
+    towards = torch.where(lost > 0, torch.inf, -torch.inf).double()
+    inexact = (lost != 0) & lost.isfinite() & even
+    return torch.where(inexact, torch.nextafter(total, towards), total).float()

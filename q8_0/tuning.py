@@ -1,5 +1,4 @@
-"""What of the product with few tokens can be tuned, by sizes that a user names: see
-`kernelkit.tune.tuner`."""
+"""What of the products can be tuned, by sizes that a user names: see `kernelkit.tune.tuner`."""
 
 from __future__ import annotations
 
@@ -17,11 +16,14 @@ from q8_0.blocks import BLOCK, INTERLEAVED
 from q8_0.choose import TUNED, choices
 from q8_0.config import INTEGERS
 from q8_0.launch import INTEGER_MATVEC, MATVEC
+from q8_0.product.choose import TUNED as PRODUCTS_TUNED
+from q8_0.product.choose import choices as choices_of_product
+from q8_0.product.launch import PRODUCT
 from q8_0.weights import Weights, empty
 
 
 @dataclass(frozen=True)
-class Shape:
+class FewTokens:
     """tokens x cols times a matrix of rows x cols. layout: of the weights. dtype: of x, 'q8_1' for
     integers; out: of the result."""
 
@@ -34,7 +36,7 @@ class Shape:
     bias: bool = False
 
 
-def call(shape: Shape, device: torch.device, arch: str | None = None) -> Call:
+def call_few(shape: FewTokens, device: torch.device, arch: str | None = None) -> Call:
     """A call of `matvec` on random numbers."""
     weights = random_weights(shape.rows, shape.cols, shape.layout, device)
     given: dict[str, Any] = {"weights": weights, "out_dtype": DTYPES[shape.out], "arch": arch}
@@ -68,12 +70,42 @@ def random_activations(tokens: int, cols: int, device: torch.device) -> Activati
     return Activations(quants, scales)
 
 
-def draw(order: random.Random) -> Shape:
+def draw_few(order: random.Random) -> FewTokens:
     """Of models of today."""
     rows, cols = (order.choice((1024, 2048, 4096, 8192, 14336)) for _ in range(2))
-    return Shape(order.choice((1, 1, 2, 4, 8, 16)), rows, cols)
+    return FewTokens(order.choice((1, 1, 2, 4, 8, 16)), rows, cols)
 
 
 SIZES = ((8192, 2048), (2048, 8192), (6144, 2048))  # rows and columns
-KNOWN = tuple(Shape(tokens, *size) for size, tokens in product(SIZES, (1, 4, 16)))
-SUBJECT = Subject(TUNED, Shape, call, choices, draw, KNOWN)
+KNOWN = tuple(FewTokens(tokens, *size) for size, tokens in product(SIZES, (1, 4, 16)))
+MATVECS = Subject(TUNED, FewTokens, call_few, choices, draw_few, KNOWN)
+
+
+@dataclass(frozen=True)
+class ManyTokens:
+    """tokens x cols in integers times a matrix of rows x cols. layout: of the weights; out: of the
+    result."""
+
+    tokens: int = 2048
+    rows: int = 4096
+    cols: int = 4096
+    layout: str = "soa"
+    out: str = "bf16"
+
+
+def call_many(shape: ManyTokens, device: torch.device, arch: str | None = None) -> Call:
+    """A call of `product` on random integers."""
+    weights = random_weights(shape.rows, shape.cols, shape.layout, device)
+    x = random_activations(shape.tokens, shape.cols, device)
+    given = {"weights": weights, "x": x, "out_dtype": DTYPES[shape.out], "arch": arch}
+    return PRODUCT, given
+
+
+def draw_many(order: random.Random) -> ManyTokens:
+    """Of models of today."""
+    rows, cols = (order.choice((1024, 2048, 4096, 8192, 14336)) for _ in range(2))
+    return ManyTokens(round(2 ** order.uniform(5, 13)), rows, cols)
+
+
+KNOWN_MANY = tuple(ManyTokens(tokens, *size) for size in SIZES for tokens in (128, 512, 2048))
+PRODUCTS = Subject(PRODUCTS_TUNED, ManyTokens, call_many, choices_of_product, draw_many, KNOWN_MANY)

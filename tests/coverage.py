@@ -70,7 +70,7 @@ FAMILIES = (
             "moe/test_routing.py::test_permutation"),
     by_hand("quantiser", "moe/test_quantise.py::test_bits", "moe/test_quantise.py::test_matrix",
             "moe/test_quantise.py::test_every_token"),
-    by_hand("combination", "moe/test_combine.py::test_combine"),
+    by_hand("combination", "moe/test_routing.py::test_combine"),
     by_hand("attention over a cache", "mla/test_cached.py",
             "kvcache/test_attention.py"),
     by_hand("append, gather, copy", "kvcache/movement/test_kernels.py"),

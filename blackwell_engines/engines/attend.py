@@ -1,5 +1,6 @@
 """Attention of a layer over the batch of a step: at most one launch for what is decoded and one for
-the rest, and one more that lays keys side by side where no prefill reads them in place.
+the rest, and one more that lays keys side by side where no prefill reads them in place. Scales of
+FP8 caches are checked before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,31 @@ from fmha.api import attention
 from gqa_lowlatency.api import decode
 from gqa_lowlatency.config import HEAD_DIMS, MAX_Q_TOKENS
 from kernelkit.attention import SharedOptions
+from kernelkit.plan.limits import FLT_MAX
 from kvcache.movement.api import gather_pages
+
+ADVICE = (
+    "the checkpoint sets no scale for this layer's FP8 cache. Use a checkpoint with calibrated "
+    "scales, let the engine calculate them, or choose another dtype for the cache"
+)
+
+
+def cache_scales(layer: object, **scales: float) -> tuple[float, ...]:
+    """Return the scales of a layer's FP8 cache.
+
+    Args:
+        layer: the layer's name or number, for the message.
+        scales: by name; engines use -1.0 for a scale that was not in the checkpoint.
+
+    Raises:
+        ValueError: for a scale that is not positive and finite.
+    """
+    for name, scale in scales.items():
+        if not 0 < scale <= FLT_MAX:
+            raise ValueError(
+                f"layer {layer}: {name} is {scale}, expected a positive finite number: {ADVICE}"
+            )
+    return tuple(map(float, scales.values()))
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,10 @@ from typing import TYPE_CHECKING
 from kernelkit.call.exports import exports
 
 if TYPE_CHECKING:
-    from blackwell_engines.parallel.ring import ring_attention
-    from blackwell_engines.parallel.zigzag import join, own_positions, own_tokens
+    from blackwell_engines.parallel.ring import join, own_positions, own_tokens, ring_attention
 
 __all__ = ["join", "own_positions", "own_tokens", "ring_attention"]
 
 __getattr__, __dir__ = exports(__name__, {
-    "blackwell_engines.parallel.ring": "ring_attention",
-    "blackwell_engines.parallel.zigzag": "join own_positions own_tokens",
+    "blackwell_engines.parallel.ring": "join own_positions own_tokens ring_attention",
 })  # fmt: skip

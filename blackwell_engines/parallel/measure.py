@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from blackwell_engines.parallel.ring import ring_attention
-from blackwell_engines.parallel.zigzag import own_positions, own_tokens
+from blackwell_engines.parallel.ring import own_positions, own_tokens, ring_attention
 from fmha import attention, reference
 from kernelkit.numerics.tolerance import compare_output
 

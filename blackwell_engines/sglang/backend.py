@@ -13,9 +13,8 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-from blackwell_engines.engines.attend import Scores, attend
+from blackwell_engines.engines.attend import ADVICE, Scores, attend, cache_scales
 from blackwell_engines.engines.limits import Layer, why_not
-from blackwell_engines.engines.scales import ADVICE, cache_scales
 from blackwell_engines.engines.step import Step, make_step
 from blackwell_engines.sglang.pool import keys_of, page_table, pages_of
 from fmha.launch import ARCHS

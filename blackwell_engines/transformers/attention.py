@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from blackwell_engines.transformers.sight import Sight, packed
+from blackwell_engines.transformers.masks import Sight, packed
 from fmha.api import attention
 from gqa_lowlatency.api import decode
 from gqa_lowlatency.config import HEAD_DIMS, MAX_Q_TOKENS

@@ -19,9 +19,8 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
-from blackwell_engines.engines.attend import Scores, attend
+from blackwell_engines.engines.attend import Scores, attend, cache_scales
 from blackwell_engines.engines.limits import Layer, arch_of, why_not
-from blackwell_engines.engines.scales import cache_scales
 from blackwell_engines.engines.step import Step, make_step
 from blackwell_engines.vllm import NAME
 from blackwell_engines.vllm.cache import BLOCK_SIZES, CACHE_DTYPES, pages_of, write

@@ -41,6 +41,7 @@ MOVED = {
     "moe.device": "moe.shared",
     "moe.mixed.device": "moe.mixed.shared",
     "integrations": "blackwell_engines",
+    "q8_0.product.reference": "q8_0.reference",
 } | {
     f"kernelkit.{old}": f"kernelkit.{folder}.{new or old}"
     for folder, words in _OF_KERNELKIT.items()

@@ -34,14 +34,14 @@ from kernelkit.tune.choices import REFUSALS, Choice, Tuned, described, forcing
 from kernelkit.tune.files import Entry, Machine
 from kernelkit.tune.halving import Sampler, Time, race
 
-# What is tuned -> the module whose `SUBJECT` says how.
+# What is tuned -> the module whose `SUBJECT` says how, or another name.
 SUBJECTS = {
     "attention": "fmha.tuning",
     "decode": "gqa_lowlatency.tuning",
-    "grouped_gemm": "moe.tuning",
-    "mixed_gemm": "moe.mixed.tuning",
-    "q8_0.matvec": "q8_0.tuning",
-    "q8_0.product": "q8_0.product.tuning",
+    "grouped_gemm": "moe.tuning:GROUPED",
+    "mixed_gemm": "moe.tuning:MIXED",
+    "q8_0.matvec": "q8_0.tuning:MATVECS",
+    "q8_0.product": "q8_0.tuning:PRODUCTS",
 }
 KEPT_CANDIDATES = 20  # of an entry, the fastest
 Call = tuple[Operator, Mapping[str, Any]]
@@ -113,7 +113,8 @@ def subject(name: str) -> Subject:
     """ValueError for a name that is none of SUBJECTS."""
     if name not in SUBJECTS:
         raise ValueError(f"{name!r}: what can be tuned is {', '.join(SUBJECTS)}")
-    return import_module(SUBJECTS[name]).SUBJECT
+    module, _, attribute = SUBJECTS[name].partition(":")
+    return getattr(import_module(module), attribute or "SUBJECT")
 
 
 def tune(

@@ -23,13 +23,12 @@ from kvcache.books.errors import (
 )
 from kvcache.books.metrics import Counters, KVEvent, Metrics
 from kvcache.books.prefix import Match, PrefixCache, chained, seed
-from kvcache.books.requests import Request
+from kvcache.books.requests import MAX_TOKENS, Placeholders, Request, Tokens, token_ids
 from kvcache.books.slot_pool import NO_TICKET, Sizes, SlotPool
 from kvcache.books.step import Step, block_tables
 from kvcache.books.work import Copy, Event, Pool, Tickets, Work
 from kvcache.checks import numbers, require, whole
 from kvcache.layouts.layout import Layout
-from kvcache.tokens import MAX_TOKENS, Placeholders, Tokens, token_ids
 
 RESERVED = 1  # slot 0 of BLOCKS, the null block, and of STATES, the clean state
 CLEAN = 0  # that state: each new one begins as a copy of it

@@ -1,6 +1,6 @@
 """Layouts from the numbers of a model: DeepSeek-V4, DeepSeek-V4.1, MLA with an indexer, plain GQA.
 
-What a config.json says of them is read in `hf_config.py`; models with a name are in `presets.py`.
+`presets.py` reads a config.json, and has models with a name.
 """
 
 from __future__ import annotations

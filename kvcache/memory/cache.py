@@ -18,18 +18,15 @@ from kernelkit.call.tensors import device_of
 from kvcache.books.checkpoints import Policy
 from kvcache.books.errors import CorruptedBlock, StepOpen
 from kvcache.books.manager import Admission, Manager
-from kvcache.books.requests import Request
+from kvcache.books.requests import Placeholders, Request, Tokens
 from kvcache.books.slot_pool import Sizes
 from kvcache.books.step import Step
 from kvcache.books.work import Pool, Work
 from kvcache.checks import require
 from kvcache.layouts.layout import Layout
 from kvcache.layouts.rows import Rows, TailRows
-from kvcache.memory.canary import SEALED, Canary
-from kvcache.memory.mover import Mover
-from kvcache.memory.storage import Storage
+from kvcache.memory.storage import SEALED, Canary, Mover, Storage
 from kvcache.movement.launch import ARCHS
-from kvcache.tokens import Placeholders, Tokens
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,28 @@
-"""The memory of a cache: one uint8 tensor per pool, views of it for every layer, the clean slots.
-
-Nothing is cleared but the null block and the clean state: whatever a slot held before it was handed
-out is somebody else's, and nobody may read it.
-"""
+"""The memory of a cache: one uint8 tensor per pool, copies between pools, guards and checksums."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 
 from kernelkit.call.tensors import brought, require_type
 from kvcache.books.manager import CLEAN, RESERVED
 from kvcache.books.slot_pool import Sizes
-from kvcache.books.work import Pool
+from kvcache.books.work import Copy, Pool
 from kvcache.checks import require, whole
-from kvcache.layouts.layout import Layout, Region, Ring, Stream, Tail
+from kvcache.layouts.layout import GUARD_BYTES, Layout, Region, Ring, Stream, Tail
 from kvcache.layouts.rows import Rows, TailRows
+from kvcache.movement.api import checksum, copy_slots, cut_segments
+
+# ---- Tensors of pools, views of them for every layer, the clean slots
+#
+# Nothing is cleared but the null block and the clean state: whatever a slot held before it was
+# handed out is somebody else's, and nobody may read it.
 
 
 @dataclass(frozen=True)
@@ -128,3 +133,157 @@ def _empty(slots: int, slot_bytes: int, device: torch.device, on_host: bool) -> 
     where = torch.device("cpu") if on_host else device
     pinned = on_host and device.type == "cuda"
     return torch.empty((slots, slot_bytes), dtype=torch.uint8, device=where, pin_memory=pinned)
+
+
+# ---- Copies between pools: as few launches as their order allows
+#
+# One launch serves a group of copies of which none reads or overwrites what another one writes.
+# Whole slots to or from the host's memory are left to the copy engines instead: a kernel that waits
+# for the bus takes the SMs from the decode steps beside it, which then take twice as long.
+
+TABLES = 256  # of segments that are kept on the device
+
+
+class Mover:
+    """Copies between the pools of a storage, on the current stream."""
+
+    def __init__(self, storage: Storage, *, backend: str = "auto", arch: str | None = None) -> None:
+        self._storage = storage
+        self._place: dict[str, Any] = {"backend": backend, "arch": arch}
+        self._segments = lru_cache(TABLES)(self._make_segments)
+
+    def move(self, copies: Iterable[Copy]) -> None:
+        """In order; without a wait for the device."""
+        pools, stream = self._storage.pools, _stream_on(self._storage.device)
+        for group in grouped(copies):
+            first = group[0]
+            on_host = first.source.on_host or first.target.on_host
+            if on_host and first.position is None and self._storage.device.type == "cuda":
+                self._over_the_bus(group)
+                continue
+            pairs = torch.tensor([(c.source_slot, c.target_slot) for c in group])
+            position = first.position
+            if position is not None:
+                position = self._storage.layout.alike(position)  # few tables serve all positions
+            copy_slots(
+                pools[first.source], pools[first.target], self._storage.table(pairs),
+                self._segments(first.source, first.target, position, stream), **self._place,
+            )  # fmt: skip
+
+    def _over_the_bus(self, group: Sequence[Copy]) -> None:
+        """Whole slots, by the copy engines."""
+        pools = self._storage.pools
+        source, target = (pools[pool][:, :-GUARD_BYTES] for pool in group[0][:2])
+        for copy in group:
+            target[copy.target_slot].copy_(source[copy.source_slot], non_blocking=True)
+
+    def _make_segments(
+        self, source: Pool, target: Pool, position: int | None, stream: int
+    ) -> torch.Tensor:
+        """int64 [s, 3]. Guards stay: each slot has its own.
+
+        stream: each has tables of its own, since they arrive, and are forgotten, in its order.
+        """
+        layout = self._storage.layout
+        if position is None:
+            size = self._storage.pools[source].shape[1] - GUARD_BYTES
+            segments = [(0, 0, size)]
+        elif target is Pool.CHECKPOINTS:
+            segments = layout.segments(position)
+        elif source is Pool.CHECKPOINTS:
+            segments = [(place, offset, size) for offset, place, size in layout.segments(position)]
+        else:
+            segments = [(offset, offset, size) for offset, size in layout.live(position)]
+        return self._storage.table(cut_segments(segments))
+
+
+def _stream_on(device: torch.device) -> int:
+    """The current one, by its number."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def grouped(copies: Iterable[Copy]) -> Iterator[Sequence[Copy]]:
+    """Runs of copies that one launch can do in any order, with the same segments."""
+    group: list[Copy] = []
+    read: set[tuple[Pool, int]] = set()
+    written: set[tuple[Pool, int]] = set()
+    for copy in copies:
+        source, target = (copy.source, copy.source_slot), (copy.target, copy.target_slot)
+        alike = not group or group[0][:2] + group[0][4:] == copy[:2] + copy[4:]
+        if not alike or source in written or target in written or target in read:
+            yield group
+            group, read, written = [], set(), set()
+        group.append(copy)
+        read.add(source)
+        written.add(target)
+    if group:
+        yield group
+
+
+# ---- Guards and checksums, which notice what nobody had a right to change
+#
+# Every slot of every pool ends in a guard that its number determines. What does not change any more
+# (full blocks, checkpoints, what is in the host tier) has a checksum, too, taken on the device when
+# it was complete. Looking waits for the device.
+
+GUARD_WORDS = GUARD_BYTES // 8
+MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # an odd number without a pattern
+SEALED = (Pool.BLOCKS, Pool.CHECKPOINTS, Pool.HOST_BLOCKS, Pool.HOST_STATES)
+
+
+class Canary:
+    """Guards of all pools of a storage, and checksums of the slots that are sealed."""
+
+    def __init__(self, storage: Storage, *, backend: str = "auto", arch: str | None = None) -> None:
+        self._storage = storage
+        self._place: dict[str, Any] = {"backend": backend, "arch": arch}
+        self._sums = {pool: torch.zeros(len(storage.pools[pool]), dtype=torch.int64,
+                                        device=storage.device) for pool in SEALED}  # fmt: skip
+        self.sealed: dict[Pool, set[int]] = {pool: set() for pool in SEALED}
+        # A layout without states has no bytes in their pools.
+        self.guarded = [pool for pool in Pool if storage.pools[pool].shape[1]]
+        for pool in self.guarded:
+            self._guards(pool).copy_(self._expected(pool))
+
+    def seal(self, pool: Pool, slots: Sequence[int]) -> None:
+        """These slots are complete: remember what is in them. Nothing waits."""
+        if slots:
+            numbers = self._numbers(slots)
+            self._sums[pool][numbers] = self._checksums(pool, numbers)
+            self.sealed[pool].update(slots)
+
+    def unseal(self, pool: Pool, slots: Sequence[int]) -> None:
+        """These slots are written again."""
+        self.sealed[pool].difference_update(slots)
+
+    def broken_seals(self, pool: Pool, slots: Sequence[int]) -> list[int]:
+        """Those of the sealed among `slots` that hold something else than when they were sealed."""
+        slots = [slot for slot in slots if slot in self.sealed[pool]]
+        if not slots:
+            return []
+        numbers = self._numbers(slots)
+        differ = self._checksums(pool, numbers) != self._sums[pool][numbers]
+        return numbers[differ].tolist()
+
+    def broken_guards(self, pool: Pool) -> list[int]:
+        """Slots of `pool` whose guard was written."""
+        differ = self._guards(pool) != self._expected(pool)
+        return differ.any(1).nonzero().flatten().tolist()
+
+    def _guards(self, pool: Pool) -> torch.Tensor:
+        """A view int64 [slots, GUARD_WORDS]."""
+        return self._storage.pools[pool][:, -GUARD_BYTES:].view(torch.int64)
+
+    def _expected(self, pool: Pool) -> torch.Tensor:
+        guards = self._guards(pool)
+        first = list(Pool).index(pool) << 40
+        numbers = torch.arange(guards.numel(), device=guards.device).view(guards.shape)
+        return (numbers + first + 1) * MIX  # modulo 2^64
+
+    def _checksums(self, pool: Pool, slots: torch.Tensor) -> torch.Tensor:
+        memory = self._storage.pools[pool]
+        end = memory.shape[1] - GUARD_BYTES
+        return checksum(memory, slots, 0, end, **self._place)
+
+    def _numbers(self, slots: Sequence[int]) -> torch.Tensor:
+        return self._storage.table(torch.tensor(slots, dtype=torch.int64))

@@ -24,9 +24,15 @@ from kernelkit.call.tensors import (
 from kvcache.layouts.latent import LATENTS, Latent
 from kvcache.layouts.layout import Place
 from kvcache.layouts.rows import Rows, check_mapping, check_pool
+from kvcache.movement.checks import (
+    check_positions,
+    check_rope,
+    require_apart,
+    require_once,
+    spans_of,
+    written_by,
+)
 from kvcache.movement.config import VECTOR_BYTES
-from kvcache.movement.overlap import require_apart, require_once, spans_of, written_by
-from kvcache.movement.rope import check_positions, check_rope
 
 LATENT_DTYPES = (torch.bfloat16, torch.float32)
 MAX_SLOT_BYTES = 1 << 31

@@ -14,8 +14,8 @@ from kernelkit.plan.hw import WARP_THREADS
 from kvcache.layouts.latent import INLINE_SCALE_BYTES
 from kvcache.movement.config import PIECE, DequantiseConfig
 from kvcache.movement.device import entry_address, entry_of, load_bytes, store_bytes, zeros
+from kvcache.movement.entry import MANTISSA, NAN_BITS, NAN_CODE
 from kvcache.movement.params import DequantiseParams, Entries
-from kvcache.movement.scales import MANTISSA, NAN_BITS, NAN_CODE
 
 WORDS = PIECE // 2  # 32-bit words of a piece in bf16
 SMALLEST_BITS = 0x00400000  # 2^-127, a subnormal, is code 0

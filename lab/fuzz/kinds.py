@@ -23,7 +23,7 @@ from kernelkit.compile.host_object import HostObject, LoadedObject, ObjectError
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.store import Store
 from kernelkit.tune import files as tuned_files
-from kvcache.layouts.hf_config import from_config as cache_of
+from kvcache.layouts.presets import from_config as cache_of
 from kvcache.movement.config import ChecksumConfig
 from lab.bringup import where
 from lab.bringup.session import Record, Session

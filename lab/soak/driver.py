@@ -22,10 +22,9 @@ from kvcache.books.errors import (
     TokensUnknown,
 )
 from kvcache.books.manager import Manager
-from kvcache.books.requests import Request
+from kvcache.books.requests import UNKNOWN, Placeholders, Request
 from kvcache.books.step import Step
 from kvcache.books.work import Pool, Work
-from kvcache.tokens import UNKNOWN, Placeholders
 from lab.soak.cases import Case
 from lab.soak.ledger import Ledger, require, same
 from lab.soak.machine import Holder, Machine

@@ -13,8 +13,14 @@ from kernelkit.device.narrow import packed_elements
 from kernelkit.device.words import float_of, fused
 from kvcache.layouts.latent import ROPE
 from kvcache.movement.device import EntryAddress, bf16_pair, store_bytes, store_word
-from kvcache.movement.entry import ROTATION
-from kvcache.movement.scales import E2M1_RULE, E4M3_RULE, inverse_of, scale_bits, scale_code
+from kvcache.movement.entry import (
+    E2M1_RULE,
+    E4M3_RULE,
+    ROTATION,
+    inverse_of,
+    scale_bits,
+    scale_code,
+)
 from mla.indexer.formats import LANES, PIECE, WIDTH, IndexFormat
 from mla.indexer.params import HeadRows
 

@@ -12,8 +12,7 @@ from kernelkit.device.table_kernel import TableKernel
 from kernelkit.device.words import float_of
 from kernelkit.plan.hw import WARP_THREADS
 from kvcache.movement.device import EntryAddress, int64_at, load_bytes, store_word, zeros
-from kvcache.movement.entry import widened
-from kvcache.movement.scales import scale_bits
+from kvcache.movement.entry import scale_bits, widened
 from mla.indexer.entry import (
     PAIRS,
     ROPE_LANE,

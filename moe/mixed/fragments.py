@@ -10,7 +10,7 @@ of the same rows follow each other along K, then come those of the next 64 rows.
 Thread 4 g + t of warp w has rows 16 w + g and 16 w + g + 8, and of 16 K those at 2 t, 2 t + 1, 2 t
 + 8 and 2 t + 9: four pairs of neighbours along K, rows first. Where the four bits of an element
 stand in two neighbouring words, `places` says: so that few instructions make pairs of bf16 of them
-(`device/dequantise.py`).
+(`shared/dequantise.py`).
 
 Rows of a product with SwiGLU alternate by eight, gate then up: a thread's two rows are a pair. A
 scale factor is one byte that becomes bf16 without a case distinction. ue8m0: its exponent, larger

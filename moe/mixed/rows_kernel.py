@@ -14,7 +14,7 @@ from kernelkit.device.fake import fake_tensor
 from kernelkit.plan import hw
 from moe.formats import E4M3_LARGEST
 from moe.mixed.config import ROW_THREADS, RowsConfig
-from moe.mixed.shared.types import X_TYPES
+from moe.mixed.shared.args import X_TYPES
 from moe.shared.quantise import largest_magnitude
 
 MOST = 2.0**126  # of a scale: 1 over it is no subnormal

@@ -41,7 +41,7 @@ from moe.routing.config import (
     VECTOR_BYTES,
     LinearConfig,
 )
-from moe.routing.mail import Mail, open_mail, send, wait
+from moe.routing.warp import Mail, open_mail, send, wait
 
 ROW_LANES = STEP_ELEMENTS // LANE_ELEMENTS  # that read a row side by side
 STEP_BYTES = ROW_LANES * VECTOR_BYTES

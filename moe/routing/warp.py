@@ -1,8 +1,13 @@
-"""What the lanes of a warp say to each other, and floats that compare as integers (device code)."""
+"""What lanes of a warp, and warps of a cluster, say to each other (device code)."""
+
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Int64
+from cutlass.memory import SmemAllocator
+
+from moe.routing.config import VECTOR_BYTES, LinearConfig
 
 LOWEST = -(1 << 31)  # below the key of any number; what can no longer be chosen
 
@@ -64,4 +69,63 @@ def lanes_equal(value: Int32) -> Int32:
         "match.any.sync.b32 {$w0}, {$r0}, 0xffffffff;",
         write_only_types=[Int32],
         read_only_args=[value],
+    )
+
+
+# ---- Partial sums of logits on their way to the CTA that routes a token
+#
+# Every warp of a cluster sends its own by st.async, each to a place of its own; the mbarrier of the
+# CTA that gets them counts the bytes. Each place is written once.
+
+
+@dataclass(frozen=True)
+class Mail:
+    """sums: fp32 [shares, E], of the token that this CTA routes. arrived: an mbarrier."""
+
+    sums: cute.Tensor
+    arrived: cute.Tensor
+
+
+@cute.jit
+def open_mail(config: cutlass.Constexpr[LinearConfig], is_wanted: Boolean) -> Mail:
+    """By all threads of all CTAs; before anything is sent they wait for the cluster's barrier.
+    is_wanted: whether this CTA routes a token."""
+    smem, (thread, _, _) = SmemAllocator(), cute.arch.thread_idx()
+    shape = config.shares, config.route.experts
+    layout = cute.make_ordered_layout(shape, order=(1, 0))
+    sums = smem.allocate_tensor(Float32, layout, byte_alignment=VECTOR_BYTES)
+    arrived = smem.allocate_tensor(Int64, cute.make_layout(1), byte_alignment=8)
+    if thread == 0:
+        cute.arch.mbarrier_init(arrived.iterator, 1)
+        cute.arch.mbarrier_init_fence()
+        if is_wanted:
+            cute.arch.inline_ptx(
+                "mbarrier.arrive.expect_tx.relaxed.cta.shared.b64 _, [{$r0}], {$r1};",
+                read_only_args=[arrived.iterator.toint(), Int32(4 * cute.size(shape))],
+            )
+    cute.arch.sync_warp()
+    cute.arch.cluster_arrive_relaxed()
+    return Mail(sums, arrived)
+
+
+@cute.jit
+def send(mail: Mail, share: Int32, expert: Int32, value: Float32, cta: Int32) -> None:
+    """To a CTA of the cluster, its part of a logit."""
+    place = mail.sums.iterator.toint() + mail.sums.layout((share, expert)) * 4
+    cute.arch.inline_ptx(
+        "{ .reg .b32 to, box; "
+        "mapa.shared::cluster.u32 to, {$r0}, {$r3}; mapa.shared::cluster.u32 box, {$r1}, {$r3}; "
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], {$r2}, [box]; }",
+        read_only_args=[place, mail.arrived.iterator.toint(), value, cta],
+    )
+
+
+@cute.jit
+def wait(mail: Mail) -> None:
+    """Until all has come. The writes are of peers: an acquire of the cluster."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred done; "
+        "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], 0; "
+        "@done bra DONE; bra WAIT; DONE: }",
+        read_only_args=[mail.arrived.iterator.toint()],
     )

@@ -25,14 +25,22 @@ from kernelkit.device.pipelines import (
 from kernelkit.device.tmem import order_after_wait, order_before_signal
 from kernelkit.plan import hw
 from moe.config import GroupedConfig
-from moe.sm100.args import Buffers, Numbers, Operands, Pipes, Scope, Sizes, Tensors
-from moe.sm100.boxes import describe_w, scale_box, x_box
+from moe.sm100.args import (
+    ELEMENTS,
+    Buffers,
+    Numbers,
+    Operands,
+    Pipes,
+    Scope,
+    Sizes,
+    Tensors,
+    example_arguments,
+)
 from moe.sm100.plan import LANES, PAD, ROLES, TILE_STAGES, TILE_WORDS, make_plan
 from moe.sm100.roles.epilogue import Epilogue
-from moe.sm100.roles.load import Load
+from moe.sm100.roles.load import Load, describe_w, scale_box, x_box
 from moe.sm100.roles.mma import Mma
 from moe.sm100.roles.scheduler import Scheduler
-from moe.sm100.signature import ELEMENTS, example_arguments
 
 
 class GroupedGemm:

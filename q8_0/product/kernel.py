@@ -1,7 +1,7 @@
 """The product's kernel: tiles of tokens x rows, blocks of K in their order (device code).
 
-Reading order: config.py, words.py, load.py, split.py, blocks.py, store.py. One barrier a stage:
-behind it the stage's quants are there for all threads, and what it was before is free.
+Reading order: config.py, tile.py, load.py, multiply.py. One barrier a stage: behind it the stage's
+quants are there for all threads, and what it was before is free.
 """
 
 import cutlass
@@ -13,13 +13,11 @@ from cutlass.memory import SmemAllocator
 from kernelkit.device.device_table import DeviceTable
 from kernelkit.device.param_table import ParamTable
 from q8_0.blocks import SCALE_BYTES
-from q8_0.product.blocks import Blocks
 from q8_0.product.config import BLOCKS_OF_STAGE, STAGE_K, ProductConfig
-from q8_0.product.load import Scales, SoaLoader
+from q8_0.product.load import Scales, SoaLoader, SplittingLoader
+from q8_0.product.multiply import Blocks, Store
 from q8_0.product.params import ProductParams
-from q8_0.product.scope import Scope, Tile
-from q8_0.product.split import SplittingLoader
-from q8_0.product.store import Store
+from q8_0.product.tile import Scope, Tile
 
 STAGE_SCALES = BLOCKS_OF_STAGE * SCALE_BYTES  # bytes of a row's
 

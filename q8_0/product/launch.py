@@ -61,7 +61,7 @@ def product(
     """x W^T + bias, [tokens, rows]: of each block of 32 columns the sum I of integer products,
     exactly; t = I d_x, rounded to fp32; y = t d_w + y in fp32, by a fused multiply-add, from 0,
     block by block; at the end y + bias in fp32, rounded to the dtype of the result.
-    `q8_0.product.reference` has the same bits.
+    `q8_0.reference` has the same bits.
 
     An infinite d_x counts as NaN: all results of that token are. With an infinite d_w they are NaN
     or an infinity, as t d_w is.

@@ -3,7 +3,9 @@ left to be wrong is the adaptor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from gqa_lowlatency.launch import DECODE
 from kvcache.movement import reference
 from kvcache.movement.launch import APPEND_PAGES, GATHER_PAGES
 from lab.house.source import ROOT
+from tests.blackwell_engines.requests import imported
 
 LAUNCHES = ("backend", "arch", "max_seqlen_q", "max_kv_len", "out", "config")  # change no number
 
@@ -77,6 +80,14 @@ def engines_by_definition(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(attend, "gather_pages", _gather(calls))
     monkeypatch.setattr(cache, "append_pages", _append(calls))
     return calls
+
+
+@pytest.fixture
+def plugin(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The backend for the engine that the folder of the test is named after."""
+    engine = f"tests.blackwell_engines.{request.path.parent.name}.engine"
+    with imported(importlib.import_module(engine)) as module:
+        yield module
 
 
 @pytest.fixture(scope="session")

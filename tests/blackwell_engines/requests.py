@@ -1,9 +1,17 @@
-"""Requests of an engine, and what attention has to say of them: each by itself, in float64."""
+"""What tests of engines share: a plugin imported without its engine, requests, and what attention
+has to say of them: each by itself, in float64."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
 
+import pytest
 import torch
 
 from fmha.reference import definition, rounded
@@ -13,7 +21,7 @@ NOWHERE = 1 << 30  # no page: what tables hold where nobody has to look
 
 
 @dataclass(frozen=True)
-class Shape:
+class LayerShape:
     """Of a layer. window: keys before the own position."""
 
     q_heads: int = 4
@@ -31,12 +39,43 @@ class Shape:
         return torch.linspace(-1.0, 2.0, self.q_heads).bfloat16() if self.sinks else None
 
 
+SHAPES = {
+    "plain": LayerShape(),
+    "gpt-oss": LayerShape(q_heads=8, kv_heads=1, window=17, sinks=True),
+    "gemma": LayerShape(window=9, softcap=20.0, head_dim=128),
+    "fp8": LayerShape(kv_dtype=torch.float8_e4m3fn, scales=(0.5, 0.25)),
+    "fp16": LayerShape(dtype=torch.float16, kv_heads=4),
+}
+
+
+def served(shapes: dict[str, LayerShape]) -> list[tuple[str, str]]:
+    """(architecture, shape); caches in e4m3 are refused by sm_89: test_plugin.py."""
+    return [
+        (arch, name)
+        for arch in ("sm_100a", "sm_90a", "sm_89")
+        for name in shapes
+        if shapes[name].kv_dtype is None or arch != "sm_89"
+    ]
+
+
+@contextmanager
+def imported(engine: ModuleType) -> Iterator[ModuleType]:
+    """The backend for `engine`, a module of these tests, whose stand-ins replace the engine's."""
+    name = f"{engine.__package__.removeprefix('tests.')}.backend"
+    with pytest.MonkeyPatch.context() as patch:
+        for path, module in engine.modules().items():
+            patch.setitem(sys.modules, path, module)
+        sys.modules.pop(name, None)
+        yield importlib.import_module(name)
+        sys.modules.pop(name, None)
+
+
 @dataclass
 class Request:
     """All tokens that it will ever have; the first `done` of them are in the cache."""
 
     name: int
-    shape: Shape
+    shape: LayerShape
     length: int
     done: int = 0
     pages: list[int] = field(default_factory=list)
@@ -74,3 +113,39 @@ def packed(parts: list[torch.Tensor], padded: int) -> torch.Tensor:
     out = rows.new_full((padded, *rows.shape[1:]), float("nan"))
     out[: len(rows)] = rows
     return out
+
+
+def next_tokens(order: Sequence[Request], rows: int) -> list[torch.Tensor]:
+    """q, k and v of the next token of each request on the GPU, and rows of padding."""
+    return [
+        packed([getattr(r, name)[r.done : r.done + 1] for r in order], rows).cuda()
+        for name in "qkv"
+    ]
+
+
+def replay_captured(
+    run: Callable[[], torch.Tensor],
+    order: Sequence[Request],
+    static: Sequence[torch.Tensor],
+    batch: Any,
+    fresh: Callable[[], Any],
+    fields: Sequence[str],
+) -> None:
+    """Capture `run`, which reads `static` and returns O, and judge 20 replays, across the end of a
+    page. `fields` of `batch` and the tokens change in place, to those of `fresh`."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    for _ in range(20):
+        graph.replay()
+        for row, request in enumerate(order):
+            heads = out[row].view(1, request.shape.q_heads, -1)
+            request.judge(heads.cpu(), request.done)
+            request.done += 1
+        new = fresh()
+        for name in fields:
+            getattr(batch, name).copy_(getattr(new, name))
+        for old, tokens in zip(static, next_tokens(order, len(static[0])), strict=True):
+            old.copy_(tokens)

@@ -18,7 +18,7 @@ from examples.gpt_oss.config import named
 from examples.gpt_oss.engine import Engine, Job
 from examples.gpt_oss.model import Model
 from examples.gpt_oss.weights import Drawn, load
-from kvcache.memory import mover
+from kvcache.memory import storage
 from kvcache.movement import reference
 
 TINY = named("tiny")
@@ -97,7 +97,7 @@ def by_definition(monkeypatch: pytest.MonkeyPatch) -> None:
             "permutation": moe.reference_routing.permutation,
             "combine": combine,
         },
-        mover: {"copy_slots": copy_slots},
+        storage: {"copy_slots": copy_slots},
     }
     for module, functions in changes.items():
         for name, function in functions.items():

@@ -27,7 +27,7 @@ ARCHS = ("sm_90a", "sm_100a")
 
 
 @dataclass(frozen=True)
-class Shape:
+class Layers:
     """Plain keys and values: tokens of a block, layers, KV heads, query heads of each, columns."""
 
     block: int = 16
@@ -156,7 +156,7 @@ def step_of(shadow: Shadow, tokens: int = 1):
 # -- plain keys and values ------------------------------------------------------------------------
 
 
-def check_decode(shape: Shape, arch: str, spy: Spy) -> None:
+def check_decode(shape: Layers, arch: str, spy: Spy) -> None:
     """A token for every request, all layers, by `gqa_lowlatency.decode`."""
     layout = shape.layout
     shadow = lived(layout)
@@ -179,7 +179,7 @@ def check_decode(shape: Shape, arch: str, spy: Spy) -> None:
     shadow.check()
 
 
-def check_prefill(shape: Shape, tokens: int, spy: Spy) -> None:
+def check_prefill(shape: Layers, tokens: int, spy: Spy) -> None:
     """Some tokens for every request behind those in the cache, by `fmha.attention`."""
     layout = shape.layout
     shadow = lived(layout)
@@ -208,18 +208,18 @@ def check_prefill(shape: Shape, tokens: int, spy: Spy) -> None:
 
 
 def test_decode_reads_pages_in_place(spy):
-    check_decode(Shape(), "sm_90a", spy)
+    check_decode(Layers(), "sm_90a", spy)
 
 
 def test_prefill_reads_pages_in_place(spy):
-    check_prefill(Shape(layers=1), 5, spy)
+    check_prefill(Layers(layers=1), 5, spy)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
     "shape",
-    [Shape(4), Shape(8, dim=128, group=4), Shape(32, heads=1, group=8, dim=128),
-     Shape(64, dim=256), Shape(128, layers=3, heads=3, group=1)],
+    [Layers(4), Layers(8, dim=128, group=4), Layers(32, heads=1, group=8, dim=128),
+     Layers(64, dim=256), Layers(128, layers=3, heads=3, group=1)],
     ids=str,
 )  # fmt: skip
 def test_decode(shape, arch, spy):
@@ -228,8 +228,8 @@ def test_decode(shape, arch, spy):
 
 @pytest.mark.parametrize(
     ("shape", "tokens"),
-    [(Shape(8, dim=128), 3), (Shape(32, heads=1, group=8, dim=96), 40), (Shape(64, dim=256), 1),
-     (Shape(128, layers=3, group=1), 130)],
+    [(Layers(8, dim=128), 3), (Layers(32, heads=1, group=8, dim=96), 40), (Layers(64, dim=256), 1),
+     (Layers(128, layers=3, group=1), 130)],
     ids=str,
 )  # fmt: skip
 def test_prefill(shape, tokens, spy):
@@ -244,7 +244,7 @@ def test_prefill(shape, tokens, spy):
 def test_a_ring_is_a_page(arch, draft, spy):
     """Of as many rows as the window has: softmax does not ask for their order."""
     window = 32
-    shape = Shape(window=window, draft=draft)
+    shape = Layers(window=window, draft=draft)
     shadow = lived(shape.layout)
     entry, cache = (shape.heads, shape.dim), shadow.cache
     for _ in range(3):
@@ -268,7 +268,7 @@ def test_a_ring_is_a_page(arch, draft, spy):
 @pytest.mark.parametrize("draft", [3, 8])
 def test_a_ring_with_drafts_is_no_page(draft):
     """It has rows that the next token does not see."""
-    shadow = Shadow(Cache(Shape(window=32, draft=draft).layout, Sizes(4, states=2)))
+    shadow = Shadow(Cache(Layers(window=32, draft=draft).layout, Sizes(4, states=2)))
     words = f"ring 'k_window' has {32 + draft - 1} rows for a window of 32"
     with pytest.raises(ValueError, match=words):
         shadow.cache.pages("k_window", 0, BF16, (2, 64))

@@ -10,7 +10,7 @@ import torch
 from mla.indexer import api
 from mla.indexer import quantised as definition
 from mla.indexer.formats import WIDTH, index_format
-from tests.kvcache.movement.rows_cases import DTYPES, Case, assert_equal, checked, latents
+from tests.kvcache.movement.rows_cases import DTYPES, Movement, assert_equal, checked, latents
 
 BESIDE = 8
 
@@ -41,7 +41,7 @@ class Query:
         generator = torch.Generator().manual_seed(self.seed)
         weights = torch.randn(self.heads, self.tokens, generator=generator)
         weights = weights.to(DTYPES[self.weights]).to(device).T
-        positions, *rope = Case(index_format(self.record).record, self.tokens).rope(device)
+        positions, *rope = Movement(index_format(self.record).record, self.tokens).rope(device)
         return wide.to(device)[:, 1:, BESIDE:-BESIDE], weights, positions, *rope
 
 

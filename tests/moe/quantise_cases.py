@@ -30,7 +30,7 @@ KINDS = 12
 
 
 @dataclass(frozen=True)
-class Case:
+class Quantisation:
     """A tensor of tokens x k. counts: rows of each expert; gathered: the rows come by index, as
     many as `counts` add up to or the tokens are.
 
@@ -105,7 +105,7 @@ class Case:
         return values.flatten(1)
 
 
-def check(case: Case, device: str = "cpu", **launch_options: str) -> None:
+def check(case: Quantisation, device: str = "cpu", **launch_options: str) -> None:
     """`quantise` of a case and the reference, byte for byte."""
     x, options = case.build(device)
     got = quantise(x, case.fmt, **options, **launch_options)
@@ -116,8 +116,8 @@ def check(case: Case, device: str = "cpu", **launch_options: str) -> None:
 
 @dataclass(frozen=True)
 class Scattered:
-    """Rows of tokens x k, `choices` of each, sorted by expert; scaling as in Case. expert_range:
-    only those have rows."""
+    """Rows of tokens x k, `choices` of each, sorted by expert; scaling as `Quantisation` has it.
+    expert_range: only those have rows."""
 
     fmt: str
     tokens: int
@@ -136,7 +136,7 @@ class Scattered:
 def check_scattered(case: Scattered, device: str = "cpu", **launch_options: str) -> None:
     """With the inverse of the rows and without it, byte for byte."""
     generator = torch.Generator().manual_seed(case.tokens)
-    plain = Case(case.fmt, case.tokens, case.k)
+    plain = Quantisation(case.fmt, case.tokens, case.k)
     x = plain.build(device)[0]
     ids = torch.rand(case.tokens, case.experts, generator=generator).argsort(-1)
     ids = ids[:, : case.choices].to(device).int()
@@ -187,7 +187,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8).cpu()
 
 
-def random_case(seed: int, most: int = 1 << 24) -> Case:
+def random_case(seed: int, most: int = 1 << 24) -> Quantisation:
     """Anything that `quantise` takes, of up to `most` elements with padding."""
     pick = random.Random(seed)
     while True:
@@ -197,7 +197,7 @@ def random_case(seed: int, most: int = 1 << 24) -> Case:
             return case
 
 
-def _draw(pick: random.Random) -> Case:
+def _draw(pick: random.Random) -> Quantisation:
     fmt = pick.choice(("nvfp4", "nvfp4", "mxfp4", "mxfp8"))
     block = format_of(fmt).block
     k = block * pick.choice((1, 2, 3, 4, 5, 7, 9, 16, 90, 128, 448))
@@ -210,7 +210,7 @@ def _draw(pick: random.Random) -> Case:
     tokens = sum(counts) or pick.choice((1, 2, 8, 127, 128, 129, 500))
     tokens = pick.choice((1, 5, 64, 200)) if gathered else tokens
     scaling = pick.choice(("tensor", "token", "given", "rows")) if fmt == "nvfp4" else ""
-    return Case(
+    return Quantisation(
         fmt, tokens, k, pick.choice(sorted(DTYPES)), scaling, counts, gathered,
         calm=scaling == "tensor" and pick.random() < 0.8,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from moe.mixed.choose import LEAST_UNITS, choose_split
 from moe.mixed.config import SPLIT_ROWS, SPLITS, MixedConfig
 from moe.mixed.fragments import fragments
 from moe.mixed.launch import write_rows
-from moe.mixed.sm90 import exchange, math
+from moe.mixed.sm90 import exchange, roles
 from moe.mixed.sm90.plan import make_plan
 from ptxemu import Options, PtxEmuError
 from tests.moe.mixed_space import FIRST
@@ -113,7 +113,7 @@ RELAXED = ("mbarrier.arrive.release.cluster", "mbarrier.arrive.relaxed.cluster")
     ("exchange", SENDS), ("exchange", ADDS), ("leave", LEAVES), ("exchange", RELAXED)
 ], ids=["sends", "adds", "leaves", "relaxed"])  # fmt: skip
 def test_a_wait_that_is_missing_is_found(changed, name, change):
-    changed(exchange, [math], name, change)
+    changed(exchange, [roles], name, change)
     with pytest.raises((AssertionError, PtxEmuError)):
         cases.run(PLAIN)
 

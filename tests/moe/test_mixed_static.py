@@ -18,7 +18,7 @@ from moe.mixed import config as limits
 from moe.mixed.choose import choose_split, choose_teams, choose_tile_rows, tiles_of
 from moe.mixed.config import PARTS, SPLITS, TEAMS, TILE_ROWS, MixedConfig
 from moe.mixed.launch import KERNELS
-from moe.mixed.sm90 import kernel, math
+from moe.mixed.sm90 import kernel, roles
 from moe.mixed.sm90.plan import make_plan
 
 pytestmark = pytest.mark.usefixtures("whole_ptxas")
@@ -148,5 +148,5 @@ def test_a_branch_in_front_of_registers_of_weights_serialises(changed, tmp_path)
     """A stage is freed between a product in flight and the registers of the next one."""
     begin, call = " " * 20, "self.release(scope, held[unit], "
     branch = f"{begin}if step > 0:\n{begin}    {call}Boolean(True))\n"
-    changed(math, [kernel], "Math", (f"{begin}{call}step > 0)\n", branch))
+    changed(roles, [kernel], "Math", (f"{begin}{call}step > 0)\n", branch))
     assert figures(with_tile(FIRST, (16, 3, 1, 1)), tmp_path)["serialised"]

@@ -26,7 +26,7 @@ from ptxemu import Options
 from ptxemu.numerics import formats
 from tests.kernelkit.row_kernel import apply_to_rows
 from tests.moe.quantise_cases import (
-    Case,
+    Quantisation,
     Scattered,
     assert_equal,
     check,
@@ -39,21 +39,23 @@ from tests.moe.quantise_cases import (
 ADVERSARIAL = Options(policy="adversarial", seed=1, limit=PATIENCE)
 
 CASES = [
-    Case("nvfp4", 1, 16, scaling="tensor"),
-    Case("nvfp4", 0, 64, scaling="tensor"),
-    Case("nvfp4", 129, 64, "fp16", scaling="tensor", calm=True),
-    Case("nvfp4", 2, 1440, scaling="token"),
-    Case("nvfp4", 5, 256, scaling="token", counts=(1, 0, 129, 3), gathered=True),
-    Case("nvfp4", 130, 80, "fp16", scaling="rows", counts=(0, 2, 128, 0)),
-    Case("nvfp4", 5, 32, scaling="rows", counts=(*(0,) * 32, 130, 1, 129, 0, 3), gathered=True),
-    Case("mxfp4", 127, 32),
-    Case("mxfp4", 3, 288, "fp16", counts=(0, 127, 0, 1, 0), gathered=True),
-    Case("mxfp8", 131, 224, "fp16", counts=(130, 1)),
+    Quantisation("nvfp4", 1, 16, scaling="tensor"),
+    Quantisation("nvfp4", 0, 64, scaling="tensor"),
+    Quantisation("nvfp4", 129, 64, "fp16", scaling="tensor", calm=True),
+    Quantisation("nvfp4", 2, 1440, scaling="token"),
+    Quantisation("nvfp4", 5, 256, scaling="token", counts=(1, 0, 129, 3), gathered=True),
+    Quantisation("nvfp4", 130, 80, "fp16", scaling="rows", counts=(0, 2, 128, 0)),
+    Quantisation(
+        "nvfp4", 5, 32, scaling="rows", counts=(*(0,) * 32, 130, 1, 129, 0, 3), gathered=True
+    ),
+    Quantisation("mxfp4", 127, 32),
+    Quantisation("mxfp4", 3, 288, "fp16", counts=(0, 127, 0, 1, 0), gathered=True),
+    Quantisation("mxfp8", 131, 224, "fp16", counts=(130, 1)),
 ]
 MATRIX = [
-    *(Case(fmt, tokens, k, scaling="token" if fmt == "nvfp4" else "")
+    *(Quantisation(fmt, tokens, k, scaling="token" if fmt == "nvfp4" else "")
       for fmt in FORMATS for tokens, k in ((1, 1440), (127, 64), (128, 256), (129, 32))),
-    Case("nvfp4", 128, 144, scaling="given"),
+    Quantisation("nvfp4", 128, 144, scaling="given"),
     *(random_case(seed, most=1 << 17) for seed in range(24)),
 ]  # fmt: skip
 
@@ -63,7 +65,7 @@ each_arch = pytest.mark.parametrize("arch", ARCHS)
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 
-def check_emulated(case: Case, arch: str, options: Options = CHECKED) -> None:
+def check_emulated(case: Quantisation, arch: str, options: Options = CHECKED) -> None:
     with checked(options):
         check(case, arch=arch)
 
@@ -83,12 +85,12 @@ def test_matrix(arch, case):
 @each_arch
 def test_adversarial_schedule(arch):
     """CTAs meet in one word, warps of the amax in shared memory: any order gives the same."""
-    check_emulated(Case("nvfp4", 40, 1040, scaling="tensor", calm=True), arch, ADVERSARIAL)
+    check_emulated(Quantisation("nvfp4", 40, 1040, scaling="tensor", calm=True), arch, ADVERSARIAL)
 
 
 WHOLE = [
-    Case("nvfp4", 200, 528, scaling="token"),
-    Case("nvfp4", 9, 48, "fp16", scaling="token", counts=(0, 150, 1, 0, 20), gathered=True),
+    Quantisation("nvfp4", 200, 528, scaling="token"),
+    Quantisation("nvfp4", 9, 48, "fp16", scaling="token", counts=(0, 150, 1, 0, 20), gathered=True),
 ]
 
 
@@ -109,7 +111,7 @@ def test_long_rows_are_read_again(tokens, arch, monkeypatch):
     k = 2640 if tokens == 3 else 1296
     config = with_whole_rows(QuantiseConfig("nvfp4", "bf16"), tokens, k)
     assert config.tiles(k) > config.kept * config.warps
-    check_emulated(Case("nvfp4", tokens, k, scaling="token"), arch)
+    check_emulated(Quantisation("nvfp4", tokens, k, scaling="token"), arch)
     x = torch.randn(tokens, k).bfloat16()
     x[:, -1] = torch.linspace(8, 50, tokens)  # the largest is among what is read again
     got = quantise(x, "nvfp4", global_scale="token", arch=arch)
@@ -121,11 +123,11 @@ def test_long_rows_are_read_again(tokens, arch, monkeypatch):
 @each_arch
 def test_an_amax_of_many_ctas(arch):
     """More parts than the threads that look at them, and parts of two rows."""
-    check_emulated(Case("nvfp4", 700, 16, scaling="tensor", calm=True), arch)
+    check_emulated(Quantisation("nvfp4", 700, 16, scaling="tensor", calm=True), arch)
 
 
 def test_behind_the_last_expert_nothing_is_written():
-    case = Case("nvfp4", 3, 64, scaling="token", counts=(2, 0, 1))
+    case = Quantisation("nvfp4", 3, 64, scaling="token", counts=(2, 0, 1))
     x, options = case.build()
     scales = quantise(x, "nvfp4", **options).scales.view(torch.int32)
     used = case.used // 4
@@ -225,7 +227,10 @@ def test_an_inverse_needs_what_it_inverts():
 @pytest.mark.parametrize("scaling", ["token", "given", "rows"])
 def test_no_rows(scaling):
     """Nothing is launched; a global scale that is given is there, and its inverse."""
-    for case in (Case("nvfp4", 0, 64, scaling=scaling), Case("nvfp4", 0, 64, "fp16", scaling)):
+    for case in (
+        Quantisation("nvfp4", 0, 64, scaling=scaling),
+        Quantisation("nvfp4", 0, 64, "fp16", scaling),
+    ):
         check(case)
     x, empty = torch.ones(3, 64, dtype=torch.bfloat16), torch.zeros(5, dtype=torch.int32)
     got = quantise(x, "mxfp8", rows=empty[:0], offsets=empty)
@@ -322,10 +327,10 @@ def test_global_scale_of_extremes(arch):
 
 def test_sizes_share_a_kernel(monkeypatch):
     for k in (48, 64):  # rows of whole and of half pieces
-        check(Case("nvfp4", 130, k, scaling="tensor", calm=True))
+        check(Quantisation("nvfp4", 130, k, scaling="tensor", calm=True))
     monkeypatch.setattr("kernelkit.compile.compiler._make", lambda *_: pytest.fail("compiled"))
     for tokens, k in ((1, 16), (140, 288), (17, 1040)):
-        check(Case("nvfp4", tokens, k, scaling="tensor", calm=True))
+        check(Quantisation("nvfp4", tokens, k, scaling="tensor", calm=True))
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a"])

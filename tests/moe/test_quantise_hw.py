@@ -12,7 +12,7 @@ from moe import reference
 from moe.formats import FORMATS
 from moe.quantiser.api import quantise
 from tests.moe.quantise_cases import (
-    Case,
+    Quantisation,
     Scattered,
     assert_equal,
     check,
@@ -38,7 +38,9 @@ def test_native(seed):
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_large(fmt, dtype):
     tokens, k = LARGE
-    check(Case(fmt, tokens, k, dtype, "tensor" if fmt == "nvfp4" else "", calm=True), "cuda")
+    check(
+        Quantisation(fmt, tokens, k, dtype, "tensor" if fmt == "nvfp4" else "", calm=True), "cuda"
+    )
 
 
 @pytest.mark.parametrize("scaling", ["tensor", "token", "given"])
@@ -87,8 +89,8 @@ def test_more_than_two_to_the_31_elements():
 @pytest.mark.parametrize("scaling", ["tensor", "token", "rows"])
 def test_is_captured_in_a_graph(scaling):
     """Captured once, replayed on other values, rows and counts: nothing came from the host."""
-    case = Case("nvfp4", 300, 2880, scaling=scaling, counts=(0, 130, 2, 128), gathered=True)
-    later = Case("nvfp4", 300, 2880, scaling=scaling, counts=(257, 3, 0, 0), gathered=True)
+    case = Quantisation("nvfp4", 300, 2880, scaling=scaling, counts=(0, 130, 2, 128), gathered=True)
+    later = Quantisation("nvfp4", 300, 2880, scaling=scaling, counts=(257, 3, 0, 0), gathered=True)
     (x, options), (new_x, new_options) = case.build("cuda"), later.build("cuda")
     quantise(x, "nvfp4", **options)
     graph = torch.cuda.CUDAGraph()

@@ -38,38 +38,37 @@ from moe.routing.launch import ARCHS, Choices, Slots, empty_permutation, run_rou
 from moe.routing.linear_launch import ROUTE_TOKENS, TokenChoices, run_route_tokens
 from moe.warm import kernels_for
 from ptxemu import Options
-from tests.moe.linear_cases import Linear, check_exact, check_normal, logits_of
-from tests.moe.routing_cases import Case
+from tests.moe.routing_cases import Linear, Routing, check_exact, check_normal, logits_of
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 
-GPT_OSS = Linear(Case(1, 32, 4, "bf16"), 2880, bias=True)
-GROUPED = Case(5, 256, 8, "bf16", "sigmoid", bias=True, groups=(8, 4), shared=1, scale=2.5)
+GPT_OSS = Linear(Routing(1, 32, 4, "bf16"), 2880, bias=True)
+GROUPED = Routing(5, 256, 8, "bf16", "sigmoid", bias=True, groups=(8, 4), shared=1, scale=2.5)
 CASES = [
     GPT_OSS,
-    Linear(Case(5, 8, 2, "fp16", renormalize=False), 64, ready=False),
+    Linear(Routing(5, 8, 2, "fp16", renormalize=False), 64, ready=False),
     Linear(GROUPED, 512, bias=True, hostile=True),
 ]
 MORE = [
-    Linear(Case(5, 32, 4, "bf16", logit_bias=True), 2880, bias=True, ready=False, hostile=True),
-    Linear(Case(2, 128, 8, "bf16", renormalize=False), 2048),
-    Linear(Case(1, 1, 1, "bf16"), 8),
-    Linear(Case(3, 2, 2, "fp16", "sigmoid", logit_bias=True), 72, bias=True),
-    Linear(Case(4, 17, 3, "bf16", "sqrtsoftplus", bias=True), 1000, bias=True, hostile=True),
-    Linear(Case(9, 60, 6, "bf16", groups=(20, 3), bias=True), 264),
-    Linear(Case(3, 384, 8, "fp16", "sigmoid", bias=True, scale=2.5), 1024, bias=True),
-    Linear(Case(2, 510, 9, "bf16", groups=(17, 4), logit_bias=True, bias=True), 136, bias=True),
-    Linear(Case(2, 512, 16, "bf16", bias=True, logit_bias=True), 320, bias=True, ready=False),
+    Linear(Routing(5, 32, 4, "bf16", logit_bias=True), 2880, bias=True, ready=False, hostile=True),
+    Linear(Routing(2, 128, 8, "bf16", renormalize=False), 2048),
+    Linear(Routing(1, 1, 1, "bf16"), 8),
+    Linear(Routing(3, 2, 2, "fp16", "sigmoid", logit_bias=True), 72, bias=True),
+    Linear(Routing(4, 17, 3, "bf16", "sqrtsoftplus", bias=True), 1000, bias=True, hostile=True),
+    Linear(Routing(9, 60, 6, "bf16", groups=(20, 3), bias=True), 264),
+    Linear(Routing(3, 384, 8, "fp16", "sigmoid", bias=True, scale=2.5), 1024, bias=True),
+    Linear(Routing(2, 510, 9, "bf16", groups=(17, 4), logit_bias=True, bias=True), 136, bias=True),
+    Linear(Routing(2, 512, 16, "bf16", bias=True, logit_bias=True), 320, bias=True, ready=False),
 ]
 LARGE = [
-    Linear(Case(5, 256, 8, "bf16", "sigmoid", bias=True, groups=(8, 4), scale=2.5), 7168),
-    Linear(Case(1, 512, 8, "bf16"), 7168, bias=True),
+    Linear(Routing(5, 256, 8, "bf16", "sigmoid", bias=True, groups=(8, 4), scale=2.5), 7168),
+    Linear(Routing(1, 512, 8, "bf16"), 7168, bias=True),
 ]
 NORMAL = [
-    Linear(Case(5, 32, 4, "bf16"), 2880, bias=True),
-    Linear(Case(5, 256, 8, "bf16"), 7168),
+    Linear(Routing(5, 32, 4, "bf16"), 2880, bias=True),
+    Linear(Routing(5, 256, 8, "bf16"), 7168),
 ]
 
 
@@ -98,10 +97,10 @@ def test_normal(case, arch):
 
 
 ORDERED = [
-    Linear(Case(1, 32, 4, "bf16"), 64, bias=True),
-    Linear(Case(1, 130, 4, "bf16"), 64),
-    Linear(Case(1, 384, 12, "bf16", "sigmoid", shared=3, scale=2.5), 136),
-    Linear(Case(1, 1, 1, "bf16"), 8),
+    Linear(Routing(1, 32, 4, "bf16"), 64, bias=True),
+    Linear(Routing(1, 130, 4, "bf16"), 64),
+    Linear(Routing(1, 384, 12, "bf16", "sigmoid", shared=3, scale=2.5), 136),
+    Linear(Routing(1, 1, 1, "bf16"), 8),
 ]
 
 
@@ -134,7 +133,7 @@ def test_the_launch_that_routes_one_token_sorts_its_slots(case, part, arch):
 @pytest.mark.parametrize("tokens", [8, 11, 17])
 def test_bits_do_not_depend_on_other_tokens(tokens):
     """Nor on the place of a token."""
-    case = Linear(Case(tokens, 32, 4, "bf16"), 2880, bias=True)
+    case = Linear(Routing(tokens, 32, 4, "bf16"), 2880, bias=True)
     x, layer = case.normal(tokens)
     with checked():
         ids, weights = route_tokens(x, layer, case.router())
@@ -260,7 +259,7 @@ def test_opcheck():
 
 # --- in a layer
 
-EXACT = Linear(Case(3, 3, 2, "bf16", logit_bias=True), 128, bias=True)
+EXACT = Linear(Routing(3, 3, 2, "bf16", logit_bias=True), 128, bias=True)
 
 
 def experts() -> tuple:

@@ -1,8 +1,9 @@
-"""The router and the permutation in the emulator: values, ties, sizes, layouts, refusals."""
+"""The router, the permutation and the combination in the emulator, to the bit."""
 
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -11,50 +12,67 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernelkit.call.launch import emulation
+from kernelkit.compile.compiler import compile_once
+from moe import reference_routing
 from moe import reference_routing as reference
-from moe.routing import config, permutation, route
+from moe.routing import combine, config, permutation, route
+from moe.routing.config import CombineConfig, combine_columns
 from moe.routing.launch import ARCHS
 from ptxemu import Options
-from tests.moe.routing_cases import Case, build, check_permutation, check_route, emulated
+from tests.moe.routing_cases import (
+    DTYPES,
+    Routing,
+    Sum,
+    build,
+    check_combine,
+    check_permutation,
+    check_route,
+    emulated,
+    one_by_one,
+)
+
+# ---- The router and the permutation in the emulator: values, ties, sizes, layouts, refusals
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 CASES = [
-    Case(1, 1, 1, hostile=False),
-    Case(2, 2, 2, "bf16", "sigmoid", renormalize=False),
-    Case(129, 8, 2, "bf16"),
-    Case(30, 257, 5, "fp16", bias=True, scale=2.5),
-    Case(33, 384, 8, "bf16", "sigmoid", bias=True, scale=2.5),
-    Case(40, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), scale=2.5),
-    Case(30, 512, 16, "bf16", groups=(4, 3), renormalize=False),
-    Case(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), aligned=True),
-    Case(21, 128, 4, "bf16", aligned=True),
-    Case(33, 384, 6, "fp32", "sqrtsoftplus", bias=True, scale=2.5),
-    Case(21, 32, 4, "bf16", logit_bias=True, aligned=True),  # gpt-oss-20b
-    Case(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), shared=1, scale=2.5),
+    Routing(1, 1, 1, hostile=False),
+    Routing(2, 2, 2, "bf16", "sigmoid", renormalize=False),
+    Routing(129, 8, 2, "bf16"),
+    Routing(30, 257, 5, "fp16", bias=True, scale=2.5),
+    Routing(33, 384, 8, "bf16", "sigmoid", bias=True, scale=2.5),
+    Routing(40, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), scale=2.5),
+    Routing(30, 512, 16, "bf16", groups=(4, 3), renormalize=False),
+    Routing(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), aligned=True),
+    Routing(21, 128, 4, "bf16", aligned=True),
+    Routing(33, 384, 6, "fp32", "sqrtsoftplus", bias=True, scale=2.5),
+    Routing(21, 32, 4, "bf16", logit_bias=True, aligned=True),  # gpt-oss-20b
+    Routing(20, 256, 8, "fp32", "sigmoid", bias=True, groups=(8, 4), shared=1, scale=2.5),
 ]
 MATRIX = [
-    *(Case(33, 384, top_k, "bf16", bias=True, aligned=True) for top_k in (1, 4, 5, 16)),
-    Case(30, 96, 6, "fp32", groups=(3, 2), bias=True, aligned=True),
-    Case(20, 510, 9, scoring="sigmoid", groups=(17, 4)),
-    *(Case(127, experts, 1, seed=experts) for experts in (2, 8, 31, 32, 33, 64, 512)),
-    *(Case(31, 20, top_k, "bf16", "sigmoid", bias=True) for top_k in range(1, 17)),
-    Case(30, 512, 16, "bf16", groups=(32, 3), renormalize=False),
-    Case(1030, 64, 8, "bf16"),
-    Case(1000, 128, 4, "fp32", "sigmoid", bias=True),
-    Case(50, 60, 6, groups=(20, 3), bias=True),
-    Case(50, 96, 4, scoring="sigmoid", groups=(3, 2), bias=True),
-    Case(50, 16, 3, scoring="sigmoid", groups=(16, 5)),
-    Case(50, 512, 16, groups=(2, 1), renormalize=False, scale=0.5),
+    *(Routing(33, 384, top_k, "bf16", bias=True, aligned=True) for top_k in (1, 4, 5, 16)),
+    Routing(30, 96, 6, "fp32", groups=(3, 2), bias=True, aligned=True),
+    Routing(20, 510, 9, scoring="sigmoid", groups=(17, 4)),
+    *(Routing(127, experts, 1, seed=experts) for experts in (2, 8, 31, 32, 33, 64, 512)),
+    *(Routing(31, 20, top_k, "bf16", "sigmoid", bias=True) for top_k in range(1, 17)),
+    Routing(30, 512, 16, "bf16", groups=(32, 3), renormalize=False),
+    Routing(1030, 64, 8, "bf16"),
+    Routing(1000, 128, 4, "fp32", "sigmoid", bias=True),
+    Routing(50, 60, 6, groups=(20, 3), bias=True),
+    Routing(50, 96, 4, scoring="sigmoid", groups=(3, 2), bias=True),
+    Routing(50, 16, 3, scoring="sigmoid", groups=(16, 5)),
+    Routing(50, 512, 16, groups=(2, 1), renormalize=False, scale=0.5),
     *(
-        Case(30, 256, k, dtype, "sqrtsoftplus", bias=k > 1)
+        Routing(30, 256, k, dtype, "sqrtsoftplus", bias=k > 1)
         for k, dtype in ((1, "bf16"), (6, "fp16"))
     ),
-    Case(40, 64, 8, "fp32", "sqrtsoftplus", groups=(8, 4), renormalize=False),
+    Routing(40, 64, 8, "fp32", "sqrtsoftplus", groups=(8, 4), renormalize=False),
     *(
-        Case(33, experts, top_k, "bf16", scoring, logit_bias=True, bias=bool(shared), shared=shared)
+        Routing(
+            33, experts, top_k, "bf16", scoring, logit_bias=True, bias=bool(shared), shared=shared
+        )
         for experts, top_k, shared in ((8, 2, 0), (30, 1, 15), (257, 9, 2), (510, 14, 2))
         for scoring in ("softmax", "sigmoid")
     ),
@@ -141,7 +159,7 @@ def test_extremes(name, arch):
 
 def test_softmax_of_the_chosen_alone():
     """What gpt-oss and Mixtral compute is softmax, divided by the sum over the chosen ones."""
-    logits, biases = build(Case(40, 128, 4, logit_bias=True, hostile=False))
+    logits, biases = build(Routing(40, 128, 4, logit_bias=True, hostile=False))
     ids, weights = emulated(lambda: route(logits, 4, **biases))
     logits = logits + biases["logit_bias"]
     chosen = logits.gather(-1, ids.long())
@@ -412,3 +430,145 @@ def test_ranges_that_are_refused(no_compile, expert_range, error, words):
 def test_ids_out_of_range_are_refused_with_a_range(no_compile):
     with pytest.raises(ValueError, match="ids has values from 8 to 8, but experts are 0 to 7"):
         permutation(IDS + 8, 8, expert_range=(0, 3))
+
+
+# ---- The combination in the emulator, bit for bit: sizes, dtypes, layouts, order, refusals
+
+COMBINED = [
+    Sum(1, 8, 7168),
+    Sum(2, 1, 8, "fp32", "bf16"),
+    Sum(65, 4, 1032, "fp16", "fp32"),
+    Sum(50, 3, 68, "fp32", "fp32"),
+    Sum(10, 16, 256, "bf16", "bf16", weighted=False),
+]
+COMBINED_MATRIX = [
+    *(Sum(9, top_k, 1544, seed=top_k) for top_k in (1, 2, 3, 6, 7, 12, 16)),
+    *(Sum(tokens, 2, 128, "fp16", "fp16") for tokens in (1, 2, 127, 128, 129, 1000)),
+    *(Sum(9, 6, 2880, *dtypes) for dtypes in product(DTYPES, repeat=2)),
+]
+
+
+@each_arch
+@pytest.mark.parametrize("case", COMBINED, ids=str)
+def test_combine(case, arch):
+    check_combine(case, arch)
+
+
+@each_arch
+@pytest.mark.parametrize("case", COMBINED_MATRIX, ids=str)
+def test_combine_more(arch, case):
+    check_combine(case, arch)
+
+
+@each_arch
+def test_a_cta_walks_over_a_token(arch, monkeypatch):
+    """What happens with many tokens: one CTA each, whatever the hidden size."""
+    monkeypatch.setattr("moe.routing.config.TOKENS_THAT_FILL", 3)
+    assert combine_columns(3, 300) == 1
+    check_combine(Sum(3, 8, 2400), arch)
+
+
+def test_order_of_choices():
+    """1 + 2 ** -30 - 1 is 0 in this order, and 2 ** -30 in others."""
+    y = torch.tensor([[1.0], [2.0**-30], [-1.0]]).expand(3, 4).contiguous()
+    weights = torch.ones(3, 3)
+    orders = torch.tensor([[0, 1, 2], [0, 2, 1], [1, 0, 2]], dtype=torch.int32)
+    got = emulated(lambda: combine(y, weights, orders))
+    assert torch.equal(got, torch.tensor([0.0, 2.0**-30, 0.0])[:, None].expand(3, 4))
+
+
+def test_a_row_may_be_asked_for_twice():
+    y = torch.arange(16.0).view(2, 8)
+    rows = torch.tensor([1, 1, 0, 1], dtype=torch.int32)
+    got = emulated(lambda: combine(y, torch.tensor([[1.0, 2.0], [0.5, 0.25]]), rows))
+    assert torch.equal(got, torch.stack((3 * y[1], y[0] / 2 + y[1] / 4)))
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_slots_without_rows_add_nothing(weighted):
+    """Whatever their weight; a token without any row gives zeros."""
+    y, weights, rows = Sum(9, 5, 136, "bf16", "bf16", weighted).inputs()
+    rows = rows.view(9, 5).clone()
+    rows[torch.rand(9, 5, generator=torch.Generator().manual_seed(3)) < 0.6] = -1
+    rows[4] = -1
+    shares = (weights if weighted else torch.ones(9, 5)).masked_fill(rows < 0, 0.0)
+    weights = weights.masked_fill(rows < 0, math.nan) if weighted else None
+    got = emulated(lambda: combine(y, weights, rows))
+    assert torch.equal(got, one_by_one(y, shares, rows.clamp(min=1)).bfloat16())
+    assert not got[4].any()
+    expected = reference_routing.combine(y, weights, rows).bfloat16()
+    torch.testing.assert_close(got, expected)
+
+
+def test_nan_and_inf_arrive():
+    """Also those with a weight of 0, and in no other column or token."""
+    y = torch.ones(4, 8)
+    y[1, 3], y[2, 5] = math.nan, math.inf
+    weights = torch.tensor([[1.0, 0.0], [2.0, 1.0]])
+    got = emulated(lambda: combine(y, weights, torch.arange(4, dtype=torch.int32)))
+    assert got.isnan().nonzero().tolist() == [[0, 3]]
+    assert got.isinf().nonzero().tolist() == [[1, 5]]
+
+
+def test_broadcast_weights():
+    y, _, rows = Sum(5, 2, 64).inputs()
+    weights = torch.tensor([[0.25, 0.5]])
+    spread = emulated(lambda: combine(y, weights.expand(5, 2), rows))
+    assert torch.equal(spread, emulated(lambda: combine(y, weights.repeat(5, 1), rows)))
+
+
+def test_no_tokens(no_compile):
+    rows = torch.empty(0, dtype=torch.int32)
+    assert combine(torch.ones(3, 8), torch.empty(0, 2), rows).shape == (0, 8)
+    assert combine(torch.empty(0, 8), torch.empty(0, 2), rows).shape == (0, 8)
+
+
+@each_arch
+@pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
+def test_sixteen_bytes_at_a_time(arch, out_dtype):
+    """Beside the two tables of numbers; nothing is spilled."""
+    config = CombineConfig(8, "bf16", out_dtype, weighted=True)
+    ptx = compile_once(config, arch, "moe.routing.combine_kernel").ptx
+    lines = [line.split() for line in ptx.splitlines() if ".global" in line]
+    stores = {words[0] for words in lines if words[0].startswith("st.")}
+    wide = [words for words in lines if words[0].startswith("ld.global.v")]
+    assert stores <= {"st.global.v4.b32", "st.global.v2.b64"}
+    assert {words[0] for words in wide} <= {"ld.global.v4.b32", "ld.global.v2.b64"}
+    assert len(wide) == 8
+    assert ".local" not in ptx
+
+
+def test_tracers_see_the_shape_of_sums():
+    with FakeTensorMode():
+        y, rows = torch.empty(6, 64), torch.empty(3, 2, dtype=torch.int32)
+        got = combine(y, None, rows, out_dtype=torch.bfloat16)
+    assert (got.shape, got.dtype) == ((3, 64), torch.bfloat16)
+
+
+Y, WEIGHTS, ROWS = torch.zeros(8, 64), torch.zeros(4, 2), torch.arange(8, dtype=torch.int32)
+REFUSED_TO_COMBINE = [
+    ((Y.double(), WEIGHTS, ROWS), {}, NotImplementedError, "y is torch.float64"),
+    ((Y, WEIGHTS, ROWS), {"out_dtype": torch.int8}, NotImplementedError, "out_dtype is torch.int8"),
+    ((Y[0], WEIGHTS, ROWS), {}, ValueError, "rank 1"),
+    ((Y, WEIGHTS.half(), ROWS), {}, ValueError, "weights is torch.float16"),
+    ((Y, WEIGHTS, ROWS.long()), {}, ValueError, "row_of_slot is torch.int64"),
+    ((Y, WEIGHTS, ROWS[:7]), {}, ValueError, "7 slots"),
+    ((Y, None, ROWS), {}, ValueError, "rank 1"),
+    ((Y, torch.zeros(4, 0), ROWS[:0]), {}, NotImplementedError, "top_k 0"),
+    ((torch.zeros(8, 62), WEIGHTS, ROWS), {}, ValueError, "hidden size 62"),
+    ((torch.zeros(8, 65)[:, 1:], WEIGHTS, ROWS), {}, ValueError, "y starts at address"),
+    ((torch.zeros(8, 66)[:, :64], WEIGHTS, ROWS), {}, ValueError, "stride of 264 bytes"),
+    ((Y[:7], WEIGHTS, ROWS), {}, ValueError, "values from 0 to 7, but y has rows 0 to 6"),
+    ((Y, WEIGHTS, ROWS - 1), {"partial": False}, ValueError, "values from -1 to 6"),
+    ((Y, WEIGHTS, ROWS - 2), {}, ValueError, "values from -2 to 5"),
+    ((Y, WEIGHTS, ROWS), {"partial": 1}, TypeError, "partial is 1"),
+    ((Y, WEIGHTS, ROWS), {"backend": "cuda"}, ValueError, "needs CUDA tensors"),
+    ((Y, 1.0, ROWS), {}, TypeError, "weights is float"),
+    ((Y.clone().requires_grad_(), WEIGHTS, ROWS), {}, NotImplementedError, "requires grad"),
+]
+
+
+@pytest.mark.parametrize(("given", "options", "error", "words"), REFUSED_TO_COMBINE)
+def test_refusals(no_compile, given, options, error, words):
+    with pytest.raises(error, match=words):
+        combine(*given, **options)

@@ -15,13 +15,15 @@ from moe import Router
 from moe import reference_routing as reference
 from moe.routing import combine, permutation, route, route_tokens
 from moe.routing.config import SCORINGS
-from tests.moe.linear_cases import Linear, check_exact, check_normal
 from tests.moe.routing_cases import (
     DTYPES,
-    Case,
+    Linear,
+    Routing,
     Sum,
     build,
     check_combine,
+    check_exact,
+    check_normal,
     check_permutation,
     check_route,
 )
@@ -31,14 +33,14 @@ pytestmark = [pytest.mark.hw, pytest.mark.xdist_group("moe-routing-hw")]
 TOKENS = (1, 2, 127, 128, 129, 1000, 5000, 40_000)
 
 
-def random_case(seed: int) -> Case:
+def random_case(seed: int) -> Routing:
     """Anything that `route` takes."""
     draw = random.Random(seed)
     n_group = draw.choice((1, 1, 4, 8))
     experts = draw.choice((1, 2, 8, 64, 257, 384, 512) if n_group == 1 else (16, 64, 256, 384))
     topk_group = draw.randint(1, n_group)
     top_k = draw.randint(1, min(16, experts // n_group * topk_group))
-    return Case(
+    return Routing(
         tokens=draw.choice(TOKENS[:-1] if n_group == 1 else TOKENS[:6]),
         experts=experts,
         top_k=top_k,
@@ -79,13 +81,13 @@ def test_route_tokens(seed):
 @pytest.mark.parametrize("tokens", [1, 8, 33, 64])
 @pytest.mark.parametrize(("experts", "top_k", "hidden"), [(32, 4, 2880), (256, 8, 7168)])
 def test_route_tokens_of_normal_numbers(experts, top_k, hidden, tokens):
-    check_normal(Linear(Case(tokens, experts, top_k, "bf16"), hidden, bias=True), device="cuda")
+    check_normal(Linear(Routing(tokens, experts, top_k, "bf16"), hidden, bias=True), device="cuda")
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 64])
 def test_route_tokens_between_launches_of_a_graph(tokens):
     """What is in front writes the tokens, what is behind reads the weights, again and again."""
-    case = Linear(Case(tokens, 32, 4, "bf16"), 2880, bias=True)
+    case = Linear(Routing(tokens, 32, 4, "bf16"), 2880, bias=True)
     x, layer = case.normal(tokens, "cuda")
     y, rows = torch.randn(4 * tokens, 512, device="cuda"), torch.arange(4 * tokens).int().cuda()
     ones = torch.ones(tokens, 1, device="cuda")
@@ -158,7 +160,7 @@ def test_rows_behind_two_gigabytes():
 @pytest.mark.parametrize("tokens", [4, 3000])
 def test_captured_in_a_graph(tokens):
     """Logits to combined rows; captured once, replayed on new contents, the same bits as before."""
-    logits, _ = build(Case(tokens, 256, 8, "bf16", hostile=False), "cuda")
+    logits, _ = build(Routing(tokens, 256, 8, "bf16", hostile=False), "cuda")
     y = torch.randn(tokens * 8, 512, device="cuda").bfloat16()
 
     def run() -> tuple[torch.Tensor, ...]:
@@ -172,7 +174,7 @@ def test_captured_in_a_graph(tokens):
     with torch.cuda.graph(graph):
         captured = run()
     for seed in (1, 2, 3):
-        logits.copy_(build(Case(tokens, 256, 8, "bf16", hostile=False, seed=seed))[0])
+        logits.copy_(build(Routing(tokens, 256, 8, "bf16", hostile=False, seed=seed))[0])
         graph.replay()
         for _ in range(10):
             for got, again in zip(captured, run(), strict=True):

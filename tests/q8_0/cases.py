@@ -22,7 +22,7 @@ EDGE_SCALES = (0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x7BFF, 0xFBFF)
 
 
 @dataclass(frozen=True)
-class Case:
+class Matrix:
     """A matrix of rows x cols. calm: every scale is an ordinary number, so that sums can be
     compared with fp64; place: 'apart' for rows of interleaved data apart from each other."""
 

@@ -20,10 +20,10 @@ from q8_0 import (
 )
 from q8_0.blocks import INTERLEAVED, SOA
 from tests.hostile_calls import freed, hostile, refused
-from tests.q8_0.cases import Case
+from tests.q8_0.cases import Matrix
 
 ROWS, COLS = 4, 96
-BOTH = Case(ROWS, COLS, place="dense").both()
+BOTH = Matrix(ROWS, COLS, place="dense").both()
 BLOCKS, ARRAYS = BOTH[INTERLEAVED], BOTH[SOA]
 X = torch.ones(2, COLS).bfloat16()
 ROUNDED = Activations(torch.ones(2, COLS, dtype=torch.int8), torch.ones(2, COLS // 32).half())

@@ -12,7 +12,7 @@ import torch
 from kernelkit.numerics.tolerance import compare_output
 from q8_0 import Q8Linear, dequantise, matvec, quantise, reference, repack
 from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA
-from tests.q8_0.cases import DTYPES, Case, same
+from tests.q8_0.cases import DTYPES, Matrix, same
 
 pytestmark = [
     pytest.mark.hw,
@@ -27,7 +27,7 @@ odd_or_calm = pytest.mark.parametrize("calm", [True, False])
 @cases
 @pytest.mark.parametrize("place", ["apart", "dense"])
 def test_there_and_back(size, place):
-    both = Case(*size, False, place).both("cuda")
+    both = Matrix(*size, False, place).both("cuda")
     assert torch.equal(repack(both[INTERLEAVED], SOA).data, both[SOA].data)
     assert torch.equal(repack(both[SOA], INTERLEAVED).data, both[INTERLEAVED].data.contiguous())
 
@@ -35,7 +35,7 @@ def test_there_and_back(size, place):
 @cases
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dequantise(size, dtype):
-    for weights in Case(*size, False).both("cuda").values():
+    for weights in Matrix(*size, False).both("cuda").values():
         found = dequantise(weights, DTYPES[dtype])
         assert same(found, reference.dequantise(weights, DTYPES[dtype]))
 
@@ -43,7 +43,7 @@ def test_dequantise(size, dtype):
 @cases
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_quantise(size, dtype):
-    x = Case(*size).numbers(17, dtype, "cuda")
+    x = Matrix(*size).numbers(17, dtype, "cuda")
     found, expected = quantise(x), reference.quantise(x.cpu())
     assert torch.equal(found.quants.cpu(), expected.quants)
     assert same(found.scales.cpu(), expected.scales)
@@ -54,7 +54,7 @@ def test_quantise(size, dtype):
 @pytest.mark.parametrize("tokens", [1, 2, 8, 11, 16])
 @odd_or_calm
 def test_products(size, kind, tokens, calm):
-    case = Case(*size, calm)
+    case = Matrix(*size, calm)
     both = case.both("cuda")
     x = case.activations(tokens, "cuda") if kind == "q8_1" else case.numbers(tokens, kind, "cuda")
     one, other = (matvec(weights, x, out_dtype=torch.bfloat16) for weights in both.values())
@@ -71,7 +71,7 @@ def test_products(size, kind, tokens, calm):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_graph_and_repeated_calls(layout):
     """A captured layer on new contents; eager calls, of which the second is a tape."""
-    case = Case(256, 512, place="dense")
+    case = Matrix(256, 512, place="dense")
     layer = Q8Linear(case.both("cuda")[layout], activations="q8_1")
     x = torch.randn(4, 512, device="cuda").bfloat16()
     first = layer(x)
@@ -88,7 +88,7 @@ def test_a_graph_and_repeated_calls(layout):
 def test_more_than_two_to_the_31_bytes():
     """The last rows of a matrix that 32 bits do not address, against them alone."""
     rows, cols = (1 << 31) // 4096 + 64, 4096
-    tail = Case(64, cols, place="dense").both("cuda")[INTERLEAVED]
+    tail = Matrix(64, cols, place="dense").both("cuda")[INTERLEAVED]
     data = torch.zeros(rows, tail.data.shape[1], dtype=torch.uint8, device="cuda")
     data[-64:] = tail.data
     large = type(tail)(data, rows, cols, INTERLEAVED)

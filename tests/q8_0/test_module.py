@@ -16,9 +16,9 @@ from q8_0.launch import ARCHS
 from q8_0.product.launch import product
 from q8_0.weights import empty
 from tests.hostile_calls import refused
-from tests.q8_0.cases import Case
+from tests.q8_0.cases import Matrix
 
-CASE = Case(6, 96, place="dense")
+CASE = Matrix(6, 96, place="dense")
 
 
 def layer(layout=SOA, bias=True, **options):

@@ -15,16 +15,15 @@ from kernelkit.numerics.tolerance import compare_output
 from kernelkit.plan import hw
 from lab.problems.grouped_gemm import checked
 from ptxemu import Options
-from q8_0 import Activations, Weights
+from q8_0 import Activations, Weights, reference
 from q8_0 import reference as definition
 from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA
-from q8_0.product import reference
 from q8_0.product.choose import Sizes, choose, group_of
 from q8_0.product.config import HALVES, PAIRS, ProductConfig
 from q8_0.product.launch import MOST_COLS, PRODUCT, config_for, product
 from q8_0.weights import empty
 from tests.hostile_calls import freed, hostile, refused
-from tests.q8_0.cases import DTYPES, Case, same
+from tests.q8_0.cases import DTYPES, Matrix, same
 
 ARCHS = ("sm_100a", "sm_90a", "sm_89", "sm_120a")
 pytestmark = pytest.mark.usefixtures("poisoned_outputs", "largest_tiles")
@@ -32,10 +31,10 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs", "largest_tiles")
 
 def activations(tokens: int, cols: int, *, calm: bool = True) -> Activations:
     """Quants over all of int8, also -128, which nothing here makes; scales as the weights have."""
-    return Activations(*Case(tokens, cols, calm=calm).parts())
+    return Activations(*Matrix(tokens, cols, calm=calm).parts())
 
 
-def check(case: Case, tokens: int, out: str = "fp32", bias=None, **options) -> torch.Tensor:
+def check(case: Matrix, tokens: int, out: str = "fp32", bias=None, **options) -> torch.Tensor:
     """The bits of the definition by both layouts, and those of fp64 within the tolerance."""
     both, x, dtype = case.both(), activations(tokens, case.cols, calm=case.calm), DTYPES[out]
     with checked():
@@ -53,12 +52,12 @@ def check(case: Case, tokens: int, out: str = "fp32", bias=None, **options) -> t
 # (case, tokens): one block of everything; tiles that begin anew where others end, in rows and in
 # tokens; blocks that begin at multiples of 16 bytes, eight at a time.
 SIZES = [
-    (Case(1, 32), 1),
-    (Case(40, 32 * 5, place="dense"), 17),
-    (Case(136, 256, place="dense"), 130),
-    (Case(264, 32 * 16, place="dense"), 33),
-    (Case(133, 32 * 3), 129),
-    (Case(8, 32 * 24, place="dense"), 70),
+    (Matrix(1, 32), 1),
+    (Matrix(40, 32 * 5, place="dense"), 17),
+    (Matrix(136, 256, place="dense"), 130),
+    (Matrix(264, 32 * 16, place="dense"), 33),
+    (Matrix(133, 32 * 3), 129),
+    (Matrix(8, 32 * 24, place="dense"), 70),
 ]
 
 
@@ -72,15 +71,15 @@ def test_bits(case, tokens, arch):
 @pytest.mark.parametrize("rows", [24, 27])
 def test_results(rows, out):
     """Rows of the result by vectors of 16 bytes, and element by element."""
-    check(Case(rows, 64), 9, out, arch="sm_90a")
+    check(Matrix(rows, 64), 9, out, arch="sm_90a")
 
 
 @pytest.mark.parametrize(
     ("case", "tokens", "out"),
     [
-        (Case(24, 64), 9, "bf16"),
-        (Case(27, 64), 9, "fp16"),
-        (Case(136, 256, place="dense"), 130, "fp32"),
+        (Matrix(24, 64), 9, "bf16"),
+        (Matrix(27, 64), 9, "fp16"),
+        (Matrix(136, 256, place="dense"), 130, "fp32"),
     ],
     ids=str,
 )
@@ -108,7 +107,7 @@ def test_groups_of_tiles(arch, monkeypatch):
     monkeypatch.setattr("q8_0.product.choose.TWO_CTAS", ((16, 32, 1, 4, 3),))
     monkeypatch.setattr("q8_0.product.choose.ONE_CTA", ((16, 32, 1, 4, 1),))
     assert group_of(16 * 5, 16) == (2, 3)
-    check(Case(130, 64, place="dense"), 16 * 5, arch=arch)
+    check(Matrix(130, 64, place="dense"), 16 * 5, arch=arch)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
@@ -116,7 +115,7 @@ def test_groups_of_tiles(arch, monkeypatch):
 def test_scales_that_are_no_numbers(place, arch):
     """Zeros, infinities and NaN among the scales of both: the same bits in both layouts, and
     numbers just where the definition has them."""
-    case = Case(20, 256, calm=False, place=place)
+    case = Matrix(20, 256, calm=False, place=place)
     y = check(case, 18, arch=arch)
     exact = definition.matvec(case.both()[SOA], activations(18, 256, calm=False))
     assert torch.equal(y.isfinite(), exact.isfinite())
@@ -125,7 +124,7 @@ def test_scales_that_are_no_numbers(place, arch):
 
 def test_an_infinite_scale_of_a_token():
     """All of the token's results are NaN, and no other's."""
-    case, x = Case(9, 64), activations(3, 64)
+    case, x = Matrix(9, 64), activations(3, 64)
     x.scales[1, 0] = torch.inf
     for weights in case.both().values():
         y = product(weights, x)
@@ -146,7 +145,7 @@ def test_the_largest_sums():
 
 def test_bits_do_not_depend_on_the_tokens():
     """Of one token alone, in small tiles, and among others, in large ones."""
-    case, x = Case(136, 192, place="dense"), activations(140, 192)
+    case, x = Matrix(136, 192, place="dense"), activations(140, 192)
     weights = case.both()[SOA]
     many = product(weights, x, arch="sm_90a")
     for token in (0, 77, 139):
@@ -157,7 +156,7 @@ def test_bits_do_not_depend_on_the_tokens():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_adversarial_schedule(layout):
     """Any order of the warps gives the same."""
-    case, x = Case(40, 32 * 24, place="dense"), activations(40, 32 * 24)
+    case, x = Matrix(40, 32 * 24, place="dense"), activations(40, 32 * 24)
     weights = case.both()[layout]
     with checked(Options("adversarial", 1, check=True, limit=600.0)):
         y = product(weights, x, arch="sm_90a")
@@ -167,7 +166,7 @@ def test_adversarial_schedule(layout):
 @pytest.mark.parametrize("columns", [27, 32])
 def test_out(columns):
     """Written where it lies, and nothing beside it."""
-    case, x = Case(24, 64), activations(5, 64)
+    case, x = Matrix(24, 64), activations(5, 64)
     wide = torch.full((5, columns), 7.0, dtype=torch.bfloat16)
     out = wide[:, 1:25] if columns == 27 else wide[:, :24]
     for weights in case.both().values():
@@ -180,7 +179,7 @@ def test_out(columns):
 
 def test_no_tokens(no_compile):
     x = Activations(torch.empty(0, 64, dtype=torch.int8), torch.empty(0, 2).half())
-    for weights in Case(3, 64).both().values():
+    for weights in Matrix(3, 64).both().values():
         assert product(weights, x, out_dtype=torch.bfloat16).shape == (0, 3)
 
 
@@ -240,13 +239,13 @@ def test_places_decide_of_the_kernel():
     """Aligned blocks need rows, an address and a stride that are."""
     out = torch.empty(4, 8)
     for place, aligned in (("dense", True), ("apart", False)):
-        weights = Case(8, 256, place=place).both()[INTERLEAVED]
+        weights = Matrix(8, 256, place=place).both()[INTERLEAVED]
         assert config_for(weights, out, "sm_90a", bias=False).aligned == aligned
-    weights = Case(8, 128, place="dense").both()[INTERLEAVED]
+    weights = Matrix(8, 128, place="dense").both()[INTERLEAVED]
     assert not config_for(weights, out, "sm_90a", bias=False).aligned
     memory = torch.empty(4, 9)
     assert not config_for(weights, memory[:, :8], "sm_90a", bias=False).vector
-    weights = Case(9, 256).both()[SOA]
+    weights = Matrix(9, 256).both()[SOA]
     assert not config_for(weights, memory, "sm_90a", bias=True).vector
 
 
@@ -278,7 +277,7 @@ def _neighbours(number: float) -> list[float]:
 
 # ---- refusals
 
-PLACE = Case(8, 64, place="dense").both()
+PLACE = Matrix(8, 64, place="dense").both()
 BLOCKS, ARRAYS = PLACE[INTERLEAVED], PLACE[SOA]
 X = activations(3, 64)
 OUT = torch.empty(3, 8)
@@ -335,7 +334,7 @@ def test_too_many_columns(no_compile):
 
 def test_the_operator_is_what_torch_thinks():
     """Schema, fake and autograd registration, with a nested handle, a bias and `out`."""
-    weights, x = Case(3, 64, place="dense").both()[SOA], activations(2, 64)
+    weights, x = Matrix(3, 64, place="dense").both()[SOA], activations(2, 64)
     options = {"weights_rows": 3, "weights_cols": 64, "weights_layout": SOA}
     options["out_dtype"] = torch.float32
     tensors = weights.data, x.quants, x.scales
@@ -347,7 +346,7 @@ def test_the_operator_is_what_torch_thinks():
 
 def test_compiled():
     """A graph of torch.compile has the operator whole."""
-    weights, x = Case(8, 64, place="dense").both()[SOA], activations(3, 64)
+    weights, x = Matrix(8, 64, place="dense").both()[SOA], activations(3, 64)
 
     def doubled(data: torch.Tensor, quants: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         return product(Weights(data, 8, 64, SOA), Activations(quants, scales)) * 2
@@ -359,7 +358,7 @@ def test_compiled():
 
 def test_options_of_a_context():
     """The architecture of the emulator's context."""
-    weights, x = Case(8, 64, place="dense").both()[SOA], activations(3, 64)
+    weights, x = Matrix(8, 64, place="dense").both()[SOA], activations(3, 64)
     with emulation(arch="sm_87") as active:
         product(weights, x)
     assert len(active.reports) == 1

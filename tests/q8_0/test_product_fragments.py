@@ -11,7 +11,7 @@ from cutlass import Float32, Uint32
 from kernelkit.call.launch import choose_target, launch
 from kernelkit.compile.compiler import compile_once
 from kernelkit.device.fake import fake_tensor
-from q8_0.product.words import OFFSET, multiply
+from q8_0.product.tile import OFFSET, multiply
 
 ROWS, COLUMNS, DEPTH = 16, 8, 32
 

@@ -16,7 +16,7 @@ from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA
 from q8_0.product.choose import Sizes, choose
 from q8_0.product.config import PAIRS, ProductConfig
 from q8_0.product.launch import compile_kernel
-from q8_0.product.split import STAGES_OF_TURN
+from q8_0.product.load import STAGES_OF_TURN
 
 pytestmark = [
     pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS),

@@ -10,7 +10,7 @@ import torch
 from lab.problems.grouped_gemm import checked
 from q8_0 import quantise, reference
 from q8_0.blocks import BLOCK
-from tests.q8_0.cases import DTYPES, Case
+from tests.q8_0.cases import DTYPES, Matrix
 
 ARCHS = ("sm_100a", "sm_90a", "sm_89", "sm_120a")
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 
 def hostile(tokens: int, cols: int, dtype: str) -> torch.Tensor:
     """Blocks of many kinds, in a wider tensor of NaN."""
-    x = Case(1, cols).numbers(tokens, dtype)
+    x = Matrix(1, cols).numbers(tokens, dtype)
     blocks = x.unfold(1, BLOCK, BLOCK)
     info = torch.finfo(x.dtype)
     kinds = torch.arange(tokens * blocks.shape[1]).view(blocks.shape[:2]) % 11
@@ -62,7 +62,7 @@ def test_no_tokens():
 
 def test_error_of_the_format():
     """Half a step of the block's scale, also where fp16 has few bits for it."""
-    x = Case(1, 32 * 64).numbers(4, "fp32")
+    x = Matrix(1, 32 * 64).numbers(4, "fp32")
     made = reference.quantise(x)
     steps = made.scales.double().repeat_interleave(BLOCK, 1)
     error = (reference.numbers_of(made) - x.double()).abs()

@@ -16,19 +16,19 @@ from q8_0.config import DequantiseConfig, RepackConfig
 from q8_0.launch import MOST_FLAT
 from q8_0.launch import _launch as run_kernel
 from q8_0.params import DequantiseParams, RepackParams, WeightWords
-from tests.q8_0.cases import DTYPES, Case, same
+from tests.q8_0.cases import DTYPES, Matrix, same
 
 ARCHS = ("sm_100a", "sm_90a", "sm_89", "sm_120a")
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 # A tile is 256 blocks; 8 blocks are whole vectors of 16 bytes.
 CASES = [
-    Case(1, 32, False, "dense"),
-    Case(3, 96, False, "dense"),
-    Case(2, 32 * 256, False, "dense"),
-    Case(5, 32 * 71, False, "dense"),
-    Case(3, 32 * 9, False),
-    Case(2, 32 * 259, False),
+    Matrix(1, 32, False, "dense"),
+    Matrix(3, 96, False, "dense"),
+    Matrix(2, 32 * 256, False, "dense"),
+    Matrix(5, 32 * 71, False, "dense"),
+    Matrix(3, 32 * 9, False),
+    Matrix(2, 32 * 259, False),
 ]
 
 
@@ -47,7 +47,7 @@ def test_there_and_back(case, arch):
 @pytest.mark.parametrize("width", [2, 4, 8, 16])
 def test_addresses_of_every_width(width):
     """The widest access that the address allows; nothing behind the matrix is written."""
-    case = Case(2, 160, False, "dense")
+    case = Matrix(2, 160, False, "dense")
     both, nbytes = case.both(), 2 * interleaved_bytes(160)
     memory = torch.full((nbytes + 64,), 0xFF, dtype=torch.uint8)
     begin = -memory.data_ptr() % 16 + width % 16
@@ -62,7 +62,7 @@ def test_addresses_of_every_width(width):
 
 def test_one_row_at_an_odd_stride():
     """Of one row the stride does not matter."""
-    case = Case(1, 64, False, "dense")
+    case = Matrix(1, 64, False, "dense")
     both = case.both()
     inner = torch.zeros(1, interleaved_bytes(64) + 1, dtype=torch.uint8)[:, :-1]
     inner.copy_(both[INTERLEAVED].data)
@@ -78,7 +78,7 @@ def test_one_row_at_an_odd_stride():
 def test_the_first_tile_of_very_many_weights(cols):
     """Rows in one piece are one long row, of more weights than 32 bits count. One CTA of each
     kernel runs, whose memory is there."""
-    case, target = Case(1, BLOCK * 256, False, "dense"), Target("emulate", "sm_90a")
+    case, target = Matrix(1, BLOCK * 256, False, "dense"), Target("emulate", "sm_90a")
     both, device = case.both(), torch.device("cpu")
     words = {layout: replace(WeightWords.of(w, flat=True), cols=cols) for layout, w in both.items()}
     for to_soa in (True, False):
@@ -102,14 +102,14 @@ def test_the_first_tile_of_very_many_weights(cols):
 
 def test_a_layout_that_they_are_in_already():
     """No launch, no copy."""
-    for layout, weights in Case(1, 64).both().items():
+    for layout, weights in Matrix(1, 64).both().items():
         assert repack(weights, layout) is weights
 
 
 @each_arch
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dequantise(dtype, arch):
-    for case in (Case(1, 32, False), Case(3, 32 * 40, False, "dense"), Case(3, 96, False)):
+    for case in (Matrix(1, 32, False), Matrix(3, 32 * 40, False, "dense"), Matrix(3, 96, False)):
         for layout, weights in case.both().items():
             with checked():
                 found = dequantise(weights, DTYPES[dtype], arch=arch)
@@ -119,14 +119,14 @@ def test_dequantise(dtype, arch):
 def test_dequantise_more_than_a_tile():
     """Rows apart and rows in one piece, several CTAs each."""
     for place in ("apart", "dense"):
-        case = Case(2, 32 * 300, False, place)
+        case = Matrix(2, 32 * 300, False, place)
         found = [dequantise(weights, torch.float32) for weights in case.both().values()]
         exact = reference.dequantise(case.both()[SOA], torch.float32)
         assert all(same(each, exact) for each in found)
 
 
 def test_views_of_arrays():
-    quants, scales = Case(3, 64, False).parts()
+    quants, scales = Matrix(3, 64, False).parts()
     weights = reference.packed(quants, scales, SOA)
     assert torch.equal(weights.quants, quants)
     assert torch.equal(weights.scales.view(torch.int16), scales.view(torch.int16))

@@ -1,10 +1,4 @@
-"""Elements of four bits to bf16, as an MMA of a warp or warpgroup has them in registers (device
-code).
-
-Two words have sixteen elements, see `fragments.py`. Sign, exponent and mantissa of an e2m1, moved
-to where bf16 has its sign, its last two bits of exponent and its first of mantissa, are 2^-126 of
-it, subnormals too; one multiplication by the scale factor, which is as much larger, is exact.
-"""
+"""Elements of four bits to bf16 or e4m3, as an MMA has them in registers (device code)."""
 
 import cutlass
 import cutlass.cute as cute
@@ -13,13 +7,13 @@ from cutlass import Int32, Uint32
 from kernelkit.device.shared_words import load
 from kernelkit.device.warp_mma import pick
 from moe.mixed.config import MixedConfig
-from moe.mixed.fragments import (
-    JOINED,
-    JOINED_TURN,
-    LAST_TURNS,
-    TURNS,
-    WORDS,
-)
+from moe.mixed.fragments import JOINED, JOINED_TURN, LAST_TURNS, TURNS, WORDS
+
+# ---- To bf16
+#
+# Two words have sixteen elements, see `fragments.py`. Sign, exponent and mantissa of an e2m1, moved
+# to where bf16 has its sign, its last two bits of exponent and its first of mantissa, are 2^-126 of
+# it, subnormals too; one multiplication by the scale factor, which is as much larger, is exact.
 
 MASK = 0x81C081C0  # of bf16: sign, two bits of exponent, one of mantissa; twice
 TWICE = 0x4040  # selector of prmt: a byte to both halves of a word
@@ -110,3 +104,35 @@ def make_words(
     """A unit's words at the shared `address`, and scale factors at `scales`, to the A operand of
     its four MMAs."""
     dequantise(load(address, Uint32, WORDS), factors_of(config, scales), result)
+
+
+# ---- To e4m3
+#
+# A word has eight elements of a row of weights that share a scale factor, see `fragments.py`. Their
+# magnitudes are selectors of prmt among the eight bytes that magnitudes become with that factor:
+# 2^6 of what they mean, less by as many powers of two as the block is below the row's largest.
+
+
+# 0, 0.5, 1, 1.5 and 2, 3, 4, 6 times 2^6; a power of two less is 8 less of every byte but of 0.
+LOW, HIGH = 0x6C686000, 0x7C787470
+LOW_STEP, HIGH_STEP = 0x08080800, 0x08080808
+SELECTORS, SIGNS = 0x77777777, 0x80808080
+ONE = 0x4440  # selector of prmt: a byte alone
+
+
+@cute.jit
+def make_words_fp8(address: Int32, scales: Int32, result: cute.Tensor) -> None:
+    """A unit's words at the shared `address`, and scale factors at `scales`, to the A operand of
+    its two MMAs: 8 words of four e4m3."""
+    words, below = load(address, Uint32, WORDS), load(scales, Uint32)
+    for number in cutlass.range_constexpr(WORDS):
+        step, row = number // 2, number % 2  # MMA, and row g or g + 8
+        power = pick(below, Uint32(0), Int32(ONE | 2 * row + step))
+        low = Uint32(LOW) - power * Uint32(LOW_STEP)
+        high = Uint32(HIGH) - power * Uint32(HIGH_STEP)
+        word = words[number]
+        selector = word & Uint32(SELECTORS)
+        first = pick(low, high, Int32(selector))
+        second = pick(low, high, Int32(selector >> 16))
+        result[4 * step + row] = first | (word & Uint32(SIGNS))
+        result[4 * step + 2 + row] = second | (word << 4 & Uint32(SIGNS))

@@ -1,8 +1,7 @@
 """The mixed product of Blackwell: weights of four bits, rows in bf16 by expert, SwiGLU behind it.
 
 Persistent CTAs take tiles from a queue that their scheduler warp fills. Reading order:
-fragments.py, plan.py, load.py, gather.py, device/dequantise.py, math.py, mma.py,
-epilogue.py, device/output.py.
+fragments.py, plan.py, roles.py, and shared/load.py, shared/dequantise.py, shared/output.py.
 """
 
 from typing import Any
@@ -20,18 +19,10 @@ from kernelkit.device.tmem import order_before_signal
 from kernelkit.plan import hw
 from moe.mixed.config import MixedConfig
 from moe.mixed.plan import TILE_STAGES, TILE_WORDS
-from moe.mixed.shared.args import Scope, Share, Sizes, Tensors
-from moe.mixed.shared.product import Product
-from moe.mixed.shared.scheduler import Scheduler
-from moe.mixed.shared.signature import example_arguments
-from moe.mixed.shared.types import X_TYPES
-from moe.mixed.sm100.args import Buffers, Pipes
-from moe.mixed.sm100.epilogue import Epilogue
-from moe.mixed.sm100.gather import Gather
-from moe.mixed.sm100.load import Load
-from moe.mixed.sm100.math import Math
-from moe.mixed.sm100.mma import Mma
+from moe.mixed.shared.args import X_TYPES, Scope, Share, Sizes, Tensors, example_arguments
+from moe.mixed.shared.kernel import Product, Scheduler
 from moe.mixed.sm100.plan import make_plan
+from moe.mixed.sm100.roles import Buffers, Epilogue, Gather, Load, Math, Mma, Pipes
 from moe.sm100.args import Numbers
 
 

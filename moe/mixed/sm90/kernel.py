@@ -1,8 +1,8 @@
 """The grouped GEMM of Hopper: weights of four bits, rows in bf16 by expert, SwiGLU behind it.
 
 Persistent CTAs take tiles from a queue that their scheduler warp fills. Reading order:
-fragments.py, plan.py, load.py, device/gather.py, device/dequantise.py, math.py, exchange.py,
-device/output.py.
+fragments.py, plan.py, roles.py, exchange.py, and shared/load.py, shared/dequantise.py,
+shared/output.py.
 """
 
 from dataclasses import replace
@@ -21,17 +21,12 @@ from kernelkit.device.registers import set_registers
 from kernelkit.plan import hw
 from moe.mixed.config import MixedConfig
 from moe.mixed.plan import TILE_STAGES, TILE_WORDS
-from moe.mixed.shared.args import Scope, Sizes, Tensors
-from moe.mixed.shared.gather import Gather
-from moe.mixed.shared.product import Product
-from moe.mixed.shared.scheduler import Scheduler
-from moe.mixed.shared.signature import example_arguments
-from moe.mixed.shared.types import X_TYPES
-from moe.mixed.sm90.args import Buffers, Pipes
+from moe.mixed.shared.args import X_TYPES, Scope, Sizes, Tensors, example_arguments
+from moe.mixed.shared.kernel import Product, Scheduler
+from moe.mixed.shared.load import Gather
 from moe.mixed.sm90.exchange import open_mail, share_of
-from moe.mixed.sm90.load import Load
-from moe.mixed.sm90.math import Math
 from moe.mixed.sm90.plan import make_plan
+from moe.mixed.sm90.roles import Buffers, Load, Math, Pipes
 from moe.sm100.args import Numbers
 
 

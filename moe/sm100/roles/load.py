@@ -2,20 +2,78 @@
 
 Of a pair each CTA fetches its half of the rows of both, and all scale factors of w. Where weights
 are older than the kernel in front, those of the first stages are fetched before it has ended.
+Lines of K of x and w are swizzled; atoms of scale factors stay as they are.
 """
+
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Uint8
+from cutlass import Boolean, Float4E2M1FN, Int32, Uint8, Uint16
+from cutlass.cute.nvgpu import cpasync
 
-from kernelkit.device.boxes import BoxPosition, copy_in
+from kernelkit.device.boxes import (
+    ROWS_FIRST,
+    Box,
+    BoxPosition,
+    TmaTensor,
+    copy_in,
+    describe,
+    reorder,
+)
 from kernelkit.device.pipelines import consumer_state, producer_state
 from moe.config import WINDOW, WINDOW_STEP
-from moe.formats import SCALE_ROWS
+from moe.formats import SCALE_ATOM_BYTES, SCALE_ROWS
 from moe.sm100.args import Scope, Tile
-from moe.sm100.boxes import scale_box, w_box, x_box
 from moe.sm100.plan import LINE, ROLES, TILE_STAGES, GroupedPlan
 from moe.sm100.roles.scheduler import rank_in_tile, read_tile
+
+ATOM_WORDS = SCALE_ATOM_BYTES // 2
+
+
+@dataclass(frozen=True)
+class PlainBox(Box):
+    """Lines behind each other, without a swizzle."""
+
+    def layout(self) -> cute.Layout:
+        """(rows, columns)."""
+        return cute.make_layout((self.rows, self.columns), stride=(self.columns, 1))
+
+    def at(self, buffer: cute.Pointer, index: Int32) -> cute.Tensor:
+        """Box `index` of a buffer, (rows, columns)."""
+        return cute.make_tensor(buffer + index * (self.rows * self.columns), self.layout())
+
+
+def x_box(plan: GroupedPlan) -> Box:
+    """A stage of x, in bytes."""
+    return Box(plan.x_rows, LINE, Uint8)
+
+
+def w_box(plan: GroupedPlan) -> Box:
+    """A stage of w, in bytes."""
+    return Box(plan.w_rows, LINE, Uint8)
+
+
+def scale_box(plan: GroupedPlan) -> PlainBox:
+    """The atoms of a group of stages for 128 rows, in 16-bit words: a line of a box has at most
+    256."""
+    return PlainBox(plan.group * plan.atoms, ATOM_WORDS, Uint16)
+
+
+@cute.jit
+def describe_w(operation: object, tensor: cute.Tensor, plan: GroupedPlan) -> TmaTensor:
+    """The copy of boxes of w, as lines of bytes or as windows (`moe.config`) that are padded."""
+    moved, box = reorder(tensor, ROWS_FIRST), w_box(plan)
+    if cutlass.const_expr(not plan.pads_w):
+        return describe(operation, moved, box)
+    atom, coordinates = cpasync.make_tiled_tma_atom(
+        operation,
+        cute.recast_tensor(moved, Float4E2M1FN),
+        box.layout(),
+        (box.rows, box.columns),
+        internal_type=Uint8,
+    )
+    return TmaTensor(atom, coordinates)
 
 
 class Load:

@@ -17,11 +17,10 @@ from kernelkit.device.block_scale import copy_atom
 from kernelkit.device.pipelines import consumer_state, cta_group, producer_state
 from kernelkit.device.umma import accumulator, shared
 from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS
-from moe.sm100.args import Scope
+from moe.sm100.args import ELEMENTS, SCALES, Scope
 from moe.sm100.plan import K_BLOCKS, ROLES, TILE_STAGES, GroupedPlan
 from moe.sm100.roles.load import group_of
 from moe.sm100.roles.scheduler import read_tile
-from moe.sm100.signature import ELEMENTS, SCALES
 
 BYTES_OF_COLUMN = 4  # scale factors of a row in a column of tensor memory
 

@@ -9,8 +9,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from blackwell_engines.engines.attend import Scores, attend
-from blackwell_engines.engines.scales import cache_scales
+from blackwell_engines.engines.attend import Scores, attend, cache_scales
 from blackwell_engines.engines.step import Step
 from kernelkit.call.launch import emulation
 from lab.problems import extremes

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType
-
 import pytest
 import torch
 
@@ -16,36 +10,23 @@ from blackwell_engines.engines.limits import Layer
 from blackwell_engines.engines.warm import Sizes
 from kernelkit.call.launch import emulation
 from kernelkit.compile import compiler as kernel_compile
-from tests.blackwell_engines.requests import Shape
+from tests.blackwell_engines.requests import LayerShape, imported
 from tests.blackwell_engines.sglang import engine as sglang
-from tests.blackwell_engines.sglang import stand_ins as sglang_stand_ins
 from tests.blackwell_engines.sglang import test_driver as sglang_driver
 from tests.blackwell_engines.vllm import engine as vllm
-from tests.blackwell_engines.vllm import stand_ins as vllm_stand_ins
 from tests.blackwell_engines.vllm import test_driver as vllm_driver
 
 PAGE = 16
 
 
-@contextmanager
-def imported(name: str, stand_ins: ModuleType) -> Iterator[ModuleType]:
-    """A plugin beside stand-ins of its engine."""
-    with pytest.MonkeyPatch.context() as patch:
-        for path, module in stand_ins.modules().items():
-            patch.setitem(sys.modules, path, module)
-        sys.modules.pop(name, None)
-        yield importlib.import_module(name)
-        sys.modules.pop(name, None)
-
-
-def layer_of(shape: Shape, page_size: int = PAGE) -> Layer:
+def layer_of(shape: LayerShape, page_size: int = PAGE) -> Layer:
     return Layer(
         shape.head_dim, shape.dtype, shape.kv_dtype or shape.dtype, page_size,
         window=shape.window, sinks=shape.sinks, softcap=bool(shape.softcap),
     )  # fmt: skip
 
 
-def sizes_of(shape: Shape, keys: int) -> Sizes:
+def sizes_of(shape: LayerShape, keys: int) -> Sizes:
     return Sizes(shape.q_heads, shape.kv_heads, requests=4, tokens=70, keys=keys)
 
 
@@ -56,7 +37,7 @@ def listed(monkeypatch):
 
 
 def test_names_of_kernels(listed):
-    shape = Shape(head_dim=128, kv_dtype=torch.float8_e4m3fn)
+    shape = LayerShape(head_dim=128, kv_dtype=torch.float8_e4m3fn)
     given = layer_of(shape), sizes_of(shape, 100), "sm_90a"
     kinds = [type(key.config).__name__ for key in warm.warmup(*given)]
     assert {*kinds} == {"DecodeConfig", "AttentionConfig", "PagesConfig"}
@@ -65,7 +46,7 @@ def test_names_of_kernels(listed):
     packed = [k.config for k in both if type(k.config).__name__ == "AttentionConfig"]
     assert {(c.varlen_k, c.is_fp8) for c in packed} == {(True, True), (True, False)}
     assert sum(type(key.config).__name__ == "PagesConfig" for key in both) == 2
-    wide = warm.warmup(layer_of(Shape(head_dim=96)), *given[1:], written=False)
+    wide = warm.warmup(layer_of(LayerShape(head_dim=96)), *given[1:], written=False)
     assert {type(key.config).__name__ for key in wide} == {"AttentionConfig"}
 
 
@@ -75,8 +56,7 @@ def test_vllm_compiles_nothing_then(name, arch, monkeypatch):
     shape = vllm_driver.SHAPES[name]
     warm.warmup(layer_of(shape), sizes_of(shape, vllm.WIDTH * PAGE), arch)
     monkeypatch.setattr(kernel_compile, "_make", None)
-    module = imported("blackwell_engines.vllm.backend", vllm_stand_ins)
-    with emulation(arch=arch), module as plugin:
+    with emulation(arch=arch), imported(vllm) as plugin:
         vllm_driver.serve(vllm.Engine(plugin, shape))
 
 
@@ -88,6 +68,5 @@ def test_sglang_compiles_nothing_then(page_size, arch, monkeypatch):
         own_keys=True, side_by_side=page_size == 1,
     )  # fmt: skip
     monkeypatch.setattr(kernel_compile, "_make", None)
-    module = imported("blackwell_engines.sglang.backend", sglang_stand_ins)
-    with emulation(arch=arch), module as plugin:
+    with emulation(arch=arch), imported(sglang) as plugin:
         sglang_driver.serve(sglang.Engine(plugin, shape, page_size=page_size))

@@ -8,8 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from blackwell_engines.parallel import join, own_positions, own_tokens, ring_attention
-from blackwell_engines.parallel.ring import attend_all
-from blackwell_engines.parallel.zigzag import steps
+from blackwell_engines.parallel.ring import attend_all, steps
 from fmha import reference
 from kernelkit.numerics.tolerance import compare_output
 from tests.hostile_calls import hostile, refused

@@ -6,15 +6,12 @@ import pytest
 import torch
 
 from kernelkit.call.launch import emulation
-from tests.blackwell_engines.requests import Shape
+from tests.blackwell_engines import requests
+from tests.blackwell_engines.requests import LayerShape, served
 from tests.blackwell_engines.sglang.engine import Engine
 
-SHAPES = {
-    "plain": Shape(),
-    "gpt-oss": Shape(q_heads=8, kv_heads=1, window=17, sinks=True),
-    "gemma": Shape(window=9, softcap=20.0, head_dim=128),
-    "fp8": Shape(head_dim=128, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 0.25)),
-    "fp16": Shape(dtype=torch.float16, kv_heads=4),
+SHAPES = requests.SHAPES | {
+    "fp8": LayerShape(head_dim=128, kv_dtype=torch.float8_e4m3fn, scales=(0.5, 0.25)),
 }
 
 
@@ -47,17 +44,8 @@ def test_a_pool_of_its_own_for_layers_with_a_window(page_size, plugin, engines_b
     serve(Engine(plugin, SHAPES["gpt-oss"], page_size=page_size, windowed=True))
 
 
-# Caches in e4m3 are refused by sm_89: test_plugin.py.
-SERVED = [
-    (arch, name)
-    for arch in ("sm_100a", "sm_90a", "sm_89")
-    for name in SHAPES
-    if SHAPES[name].kv_dtype is None or arch != "sm_89"
-]
-
-
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(("arch", "name"), SERVED)
+@pytest.mark.parametrize(("arch", "name"), served(SHAPES))
 def test_kernels(name, page_size, arch, plugin, poisoned_outputs):
     with emulation(arch=arch):
         serve(Engine(plugin, SHAPES[name], page_size=page_size))

@@ -8,9 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.blackwell_engines.requests import packed
-from tests.blackwell_engines.sglang.engine import Engine
-from tests.blackwell_engines.sglang.stand_ins import ForwardMode
+from tests.blackwell_engines.requests import next_tokens, replay_captured
+from tests.blackwell_engines.sglang.engine import Engine, ForwardMode
 from tests.blackwell_engines.sglang.test_driver import SHAPES, serve
 
 pytestmark = [pytest.mark.hw, pytest.mark.usefixtures("poisoned_outputs")]
@@ -36,34 +35,14 @@ def test_a_captured_step(page_size, plugin):
     backend, (layer,) = engine.backend, engine.layers
     backend.init_cuda_graph_state(4, 4)
     order = [engine.requests[name] for name in plan]
-    batch, static = engine.forward_batch(plan, ForwardMode.DECODE), _tensors(order)
+    batch, static = engine.forward_batch(plan, ForwardMode.DECODE), next_tokens(order, len(order))
     backend.init_forward_metadata_out_graph(batch, in_capture=True)
 
     def run() -> torch.Tensor:
         backend.init_forward_metadata_in_graph(batch)
         return backend.forward(static[0].flatten(1), *static[1:], layer, batch)
 
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
-    for _ in range(20):  # across the end of a page
-        graph.replay()
-        for row, request in enumerate(order):
-            heads = out[row : row + 1].unflatten(1, (engine.shape.q_heads, -1))
-            request.judge(heads.cpu(), request.done)
-            request.done += 1
-        fresh = engine.forward_batch(plan, ForwardMode.DECODE)
-        for field in ("seq_lens", "out_cache_loc", "req_pool_indices"):
-            getattr(batch, field).copy_(getattr(fresh, field))
-        for old, new in zip(static, _tensors(order), strict=True):
-            old.copy_(new)
-
-
-def _tensors(order: list) -> list[torch.Tensor]:
-    """q, k and v of the next token of each."""
-    return [
-        packed([getattr(r, name)[r.done : r.done + 1] for r in order], len(order)).cuda()
-        for name in "qkv"
-    ]
+    replay_captured(
+        run, order, static, batch, lambda: engine.forward_batch(plan, ForwardMode.DECODE),
+        ("seq_lens", "out_cache_loc", "req_pool_indices"),
+    )  # fmt: skip

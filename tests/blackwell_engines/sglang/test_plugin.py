@@ -11,9 +11,8 @@ import torch
 import blackwell_engines.sglang
 from blackwell_engines.sglang.pool import keys_of, page_table, pages_of
 from kernelkit.call.launch import emulation
-from tests.blackwell_engines.requests import Shape
-from tests.blackwell_engines.sglang.engine import Engine
-from tests.blackwell_engines.sglang.stand_ins import BACKENDS, CHOICES, ForwardMode, layer_of
+from tests.blackwell_engines.requests import LayerShape
+from tests.blackwell_engines.sglang.engine import BACKENDS, CHOICES, Engine, ForwardMode, layer_of
 
 E4M3 = torch.float8_e4m3fn
 
@@ -26,7 +25,7 @@ def test_the_entry_point_registers_once(plugin):
     for _ in range(2):
         blackwell_engines.sglang.register()
     assert CHOICES.count(blackwell_engines.sglang.NAME) == 1
-    engine = Engine(plugin, Shape())
+    engine = Engine(plugin, LayerShape())
     made = BACKENDS[blackwell_engines.sglang.NAME](engine.runner)
     assert type(made) is plugin.BlackwellKernelsBackend
 
@@ -54,17 +53,22 @@ def test_keys_of_prompts_are_gathered_where_no_kernel_reads_them(
     arch, page_size, dtype, gathers, plugin
 ):
     with emulation(arch=arch):
-        shape = Shape(head_dim=128, kv_dtype=dtype)
+        shape = LayerShape(head_dim=128, kv_dtype=dtype)
         assert Engine(plugin, shape, page_size=page_size).backend.gathers == gathers
 
 
 @pytest.mark.parametrize(
     ("shape", "page_size", "arch", "match"),
     [
-        (Shape(head_dim=128, kv_dtype=E4M3), 16, "sm_89", "K and V in e4m3 by mma.sync"),
-        (Shape(head_dim=64, kv_dtype=E4M3), 1, "sm_100a", "page_size 1 on sm_100a with 64 bytes"),
-        (Shape(dtype=torch.float32), 16, "sm_90a", "dtype torch.float32"),
-        (Shape(head_dim=24), 16, "sm_90a", "head_dim 24"),
+        (LayerShape(head_dim=128, kv_dtype=E4M3), 16, "sm_89", "K and V in e4m3 by mma.sync"),
+        (
+            LayerShape(head_dim=64, kv_dtype=E4M3),
+            1,
+            "sm_100a",
+            "page_size 1 on sm_100a with 64 bytes",
+        ),
+        (LayerShape(dtype=torch.float32), 16, "sm_90a", "dtype torch.float32"),
+        (LayerShape(head_dim=24), 16, "sm_90a", "head_dim 24"),
     ],
 )
 def test_pools_that_are_refused(shape, page_size, arch, match, plugin):
@@ -73,7 +77,7 @@ def test_pools_that_are_refused(shape, page_size, arch, match, plugin):
 
 
 def test_a_unified_pool_is_refused(plugin):
-    runner = Engine(plugin, Shape()).runner
+    runner = Engine(plugin, LayerShape()).runner
     runner.kv_index_translator.is_translating = True
     with pytest.raises(NotImplementedError, match="unified pool"):
         plugin.BlackwellKernelsBackend(runner)
@@ -89,8 +93,8 @@ def test_a_unified_pool_is_refused(plugin):
     ],
 )
 def test_layers_that_are_refused(changes, match, plugin, engines_by_definition):
-    engine = Engine(plugin, Shape())
-    engine.layers = [layer_of(Shape(), **changes)]
+    engine = Engine(plugin, LayerShape())
+    engine.layers = [layer_of(LayerShape(), **changes)]
     engine.admit(1, 9)
     with pytest.raises(NotImplementedError, match=match):
         engine.step({1: 9})
@@ -99,11 +103,11 @@ def test_layers_that_are_refused(changes, match, plugin, engines_by_definition):
 def test_an_fp8_layer_without_scales_is_named(plugin, engines_by_definition):
     """Without any 1.0 is used, with a warning; what engines have for a missing one is refused."""
     for scales in ((-1.0, 0.5), (0.5, float("nan"))):
-        engine = Engine(plugin, Shape(head_dim=128, kv_dtype=E4M3, scales=scales))
+        engine = Engine(plugin, LayerShape(head_dim=128, kv_dtype=E4M3, scales=scales))
         engine.admit(1, 9)
         with pytest.raises(ValueError, match=r"layer 0: ._scale is (-1.0|nan), expected a pos"):
             engine.step({1: 9})
-    shape = Shape(head_dim=128, kv_dtype=E4M3, scales=(1.0, 1.0))
+    shape = LayerShape(head_dim=128, kv_dtype=E4M3, scales=(1.0, 1.0))
     engine = Engine(plugin, shape)
     engine.layers = [layer_of(shape, v_scale_float=None)]
     engine.admit(1, 9)
@@ -112,7 +116,7 @@ def test_an_fp8_layer_without_scales_is_named(plugin, engines_by_definition):
 
 
 def test_batches_that_are_refused(plugin):
-    engine = Engine(plugin, Shape())
+    engine = Engine(plugin, LayerShape())
     engine.admit(1, 9)
     batch = engine.forward_batch({1: 1}, ForwardMode.TARGET_VERIFY)
     with pytest.raises(NotImplementedError, match="a batch of"):
@@ -136,7 +140,7 @@ def test_buffers_that_are_refused():
 
 def test_a_graph_fills_the_tables_that_its_batch_reads(plugin):
     """Of the same memory at each step, by operations on the device alone."""
-    engine = Engine(plugin, Shape(), page_size=2)
+    engine = Engine(plugin, LayerShape(), page_size=2)
     engine.admit(1, 9)
     engine.admit(2, 9)
     engine.backend.init_cuda_graph_state(4, 4)

@@ -1,4 +1,4 @@
-"""Tiny models of transformers with random weights, and what a model says of a batch."""
+"""Tiny models of transformers with random weights, what one says of a batch, and greedy tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import CompileConfig
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -62,3 +63,37 @@ def padding(batch: int, tokens: int, side: str) -> torch.Tensor | None:
     places = torch.arange(tokens).expand(batch, tokens)
     pads = 3 * torch.arange(batch)[:, None]
     return (places >= pads if side == "left" else places < tokens - pads).long()
+
+
+NEW = 4  # tokens
+TRIES = 24
+Given = tuple[torch.Tensor, torch.Tensor | None]  # token ids and padding
+
+
+def decisive(exact: Any, sizes: tuple[int, int], side: str = "") -> Given:
+    """Prompts [batch, tokens] after which no two largest logits of a model in fp32 are close: of
+    many, those where they are furthest apart. Roundings then do not decide which token is next."""
+    (batch, tokens), mask = sizes, padding(*sizes, side)
+    ids, masks = prompt(batch * TRIES, tokens), None
+    if mask is not None:
+        masks = mask.repeat(TRIES, 1)
+        ids = ids * masks
+    exact.set_attn_implementation("eager")
+    told = generated(exact, (ids, masks), output_logits=True, return_dict_in_generate=True)
+    largest = torch.stack(told.logits).topk(2).values
+    margins = (largest[..., 0] - largest[..., 1]).amin(0).view(TRIES, batch)
+    return ids.view(TRIES, batch, tokens)[margins.argmax(0), torch.arange(batch)], mask
+
+
+def generated(model: Any, given: Given, **how: Any) -> Any:
+    """What `generate` returns, greedily, with a static cache unless told otherwise."""
+    ids, mask = given
+    how = {"cache_implementation": "static", "max_new_tokens": NEW, "do_sample": False} | how
+    return model.generate(ids, attention_mask=mask, **how)
+
+
+def on_any_device() -> CompileConfig:
+    """`generate` then compiles decoding without a GPU as well, as one graph."""
+    config = CompileConfig(backend="eager", fullgraph=True, mode=None)
+    config._compile_all_devices = True
+    return config

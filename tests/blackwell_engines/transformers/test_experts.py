@@ -13,8 +13,14 @@ from blackwell_engines.transformers.experts import PACKED, experts_forward
 from blackwell_engines.transformers.packing import form_of
 from kernelkit.numerics.tolerance import compare_output
 from moe import SwiGLU, pack, unpack
-from tests.blackwell_engines.transformers.generation import decisive, generated, on_any_device
-from tests.blackwell_engines.transformers.models import MIXTURES, prompt, tiny
+from tests.blackwell_engines.transformers.models import (
+    MIXTURES,
+    decisive,
+    generated,
+    on_any_device,
+    prompt,
+    tiny,
+)
 
 FORMS = {"gpt-oss": SwiGLU(1.702, 1.0, 7.0), "qwen3-moe": SwiGLU(), "mixtral": SwiGLU()}
 

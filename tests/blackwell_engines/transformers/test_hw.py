@@ -10,8 +10,14 @@ import torch
 
 from blackwell_engines.transformers import NAME, pack_experts, register
 from kernelkit.numerics.tolerance import compare_output
-from tests.blackwell_engines.transformers.generation import decisive, generated
-from tests.blackwell_engines.transformers.models import MODELS, padding, prompt, tiny
+from tests.blackwell_engines.transformers.models import (
+    MODELS,
+    decisive,
+    generated,
+    padding,
+    prompt,
+    tiny,
+)
 from tests.blackwell_engines.transformers.test_experts import on_grid
 
 pytestmark = [

@@ -11,8 +11,16 @@ import torch
 
 from blackwell_engines.transformers import NAME, register
 from kernelkit.numerics.tolerance import compare_output
-from tests.blackwell_engines.transformers.generation import decisive, generated, on_any_device
-from tests.blackwell_engines.transformers.models import MODELS, WINDOW, padding, prompt, tiny
+from tests.blackwell_engines.transformers.models import (
+    MODELS,
+    WINDOW,
+    decisive,
+    generated,
+    on_any_device,
+    padding,
+    prompt,
+    tiny,
+)
 
 SIZES = BATCH, TOKENS = 2, 2 * WINDOW + 3
 

@@ -16,8 +16,7 @@ from transformers.masking_utils import (
 )
 
 from blackwell_engines.transformers.attention import attention_forward
-from blackwell_engines.transformers.masks import keys_in_sight, sides_of
-from blackwell_engines.transformers.sight import Sight
+from blackwell_engines.transformers.masks import Sight, keys_in_sight, sides_of
 from tests.blackwell_engines.transformers.models import padding
 
 BATCH, WINDOW = 3, 5

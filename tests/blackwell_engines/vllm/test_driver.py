@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from kernelkit.call.launch import emulation
-from tests.blackwell_engines.requests import Shape
+from tests.blackwell_engines import requests
+from tests.blackwell_engines.requests import LayerShape, served
 from tests.blackwell_engines.vllm.engine import STRIDES, Engine
 
-SHAPES = {
-    "plain": Shape(),
-    "gpt-oss": Shape(q_heads=8, kv_heads=1, window=17, sinks=True),
-    "gemma": Shape(window=9, softcap=20.0, head_dim=128),
-    "fp8": Shape(kv_dtype=torch.float8_e4m3fn, scales=(0.5, 0.25)),
-    "fp16": Shape(dtype=torch.float16, kv_heads=4),
-    "head-dim-96": Shape(head_dim=96),
-}
+SHAPES = requests.SHAPES | {"head-dim-96": LayerShape(head_dim=96)}
 
 
 def serve(engine: Engine) -> None:
@@ -40,16 +33,7 @@ def test_by_definition(name, layout, plugin, engines_by_definition):
     assert set(engines_by_definition) == names
 
 
-# Caches in e4m3 are refused by sm_89: test_plugin.py.
-SERVED = [
-    (arch, name)
-    for arch in ("sm_100a", "sm_90a", "sm_89")
-    for name in SHAPES
-    if SHAPES[name].kv_dtype is None or arch != "sm_89"
-]
-
-
-@pytest.mark.parametrize(("arch", "name"), SERVED)
+@pytest.mark.parametrize(("arch", "name"), served(SHAPES))
 def test_kernels(name, arch, plugin, poisoned_outputs):
     with emulation(arch=arch):
         serve(Engine(plugin, SHAPES[name], layout="LBHNC" if arch == "sm_90a" else "LBNHC"))

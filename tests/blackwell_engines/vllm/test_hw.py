@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.blackwell_engines.requests import packed
+from tests.blackwell_engines.requests import next_tokens, replay_captured
 from tests.blackwell_engines.vllm.engine import STRIDES, Engine
 from tests.blackwell_engines.vllm.test_driver import SHAPES, serve
 
@@ -30,34 +30,15 @@ def test_a_captured_step(name, plugin):
         engine.admit(request, length)
     engine.step({1: 14, 2: 30})
     common, order = engine.metadata(plan, PADDED)
-    step, static = engine.builder.build_for_cudagraph_capture(common), _tensors(order)
+    step, static = engine.builder.build_for_cudagraph_capture(common), next_tokens(order, PADDED)
     out = torch.empty_like(static[0])
 
-    def run() -> None:
+    def run() -> torch.Tensor:
         cache = engine.cache
         engine.impl.do_kv_cache_update(engine.layer, *static[1:], cache, common.slot_mapping)
-        engine.impl.forward(engine.layer, *static, cache, step, out)
+        return engine.impl.forward(engine.layer, *static, cache, step, out)
 
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    for _ in range(20):  # across the end of a block
-        graph.replay()
-        for row, request in enumerate(order):
-            request.judge(out[row : row + 1].cpu(), request.done)
-            request.done += 1
-        fresh, _ = engine.metadata(plan, PADDED)
-        for field in ("seq_lens", "block_table_tensor", "slot_mapping"):
-            getattr(common, field).copy_(getattr(fresh, field))
-        for old, new in zip(static, _tensors(order), strict=True):
-            old.copy_(new)
-
-
-def _tensors(order: list) -> list[torch.Tensor]:
-    """q, k and v of the next token of each, and rows of padding."""
-    return [
-        packed([getattr(r, name)[r.done : r.done + 1] for r in order], PADDED).cuda()
-        for name in "qkv"
-    ]
+    replay_captured(
+        run, order, static, common, lambda: engine.metadata(plan, PADDED)[0],
+        ("seq_lens", "block_table_tensor", "slot_mapping"),
+    )  # fmt: skip

@@ -11,9 +11,8 @@ import torch
 
 import blackwell_engines.vllm
 from blackwell_engines.vllm.cache import pages_of
-from tests.blackwell_engines.requests import Shape
-from tests.blackwell_engines.vllm.engine import Engine, cache_of
-from tests.blackwell_engines.vllm.stand_ins import AttentionBackendEnum
+from tests.blackwell_engines.requests import LayerShape
+from tests.blackwell_engines.vllm.engine import AttentionBackendEnum, Engine, cache_of
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -79,7 +78,7 @@ def test_layers_that_are_refused(changes, error, match, plugin):
 
 
 def test_steps_that_are_refused(plugin):
-    engine = Engine(plugin, Shape())
+    engine = Engine(plugin, LayerShape())
     engine.admit(1, 10)
     common, _ = engine.metadata({1: 5})
     common.causal = False
@@ -93,7 +92,7 @@ def test_steps_that_are_refused(plugin):
 @pytest.mark.parametrize("scale", [-1.0, 0.0, float("nan"), float("inf")])
 def test_an_fp8_layer_without_scales_is_named(scale, plugin):
     """-1.0 is what the engine has where the checkpoint sets none; nothing is written or read."""
-    engine = Engine(plugin, Shape(kv_dtype=torch.float8_e4m3fn, scales=(0.5, scale)))
+    engine = Engine(plugin, LayerShape(kv_dtype=torch.float8_e4m3fn, scales=(0.5, scale)))
     engine.layer.layer_name = "model.layers.3.self_attn.attn"
     rows, before = torch.ones(5, 2, 64).bfloat16(), engine.cache.clone()
     words = rf"layer model.layers.3.self_attn.attn: v_scale is {scale}, .*: the checkpoint sets no"
@@ -110,14 +109,14 @@ def test_an_fp8_layer_without_scales_is_named(scale, plugin):
 
 
 def test_a_run_that_measures_memory_is_given_zeros(plugin):
-    engine, out = Engine(plugin, Shape()), torch.ones(5, 4, 64).bfloat16()
+    engine, out = Engine(plugin, LayerShape()), torch.ones(5, 4, 64).bfloat16()
     engine.impl.forward(engine.layer, out, out, out, torch.tensor([]), None, out)
     assert not out.any()
     engine.impl.do_kv_cache_update(engine.layer, out, out, torch.tensor([]), torch.zeros(5))
 
 
 def test_caches_that_are_refused():
-    cache = cache_of(Shape(), 3, 16, "LBHNC")
+    cache = cache_of(LayerShape(), 3, 16, "LBHNC")
     with pytest.raises(ValueError, match=r"kv_cache \(3, 2, 16, 128\): \[blocks, kv_heads"):
         pages_of(cache, 128)
     with pytest.raises(NotImplementedError, match="kv_cache_dtype 'fp8_e5m2'"):
@@ -127,7 +126,7 @@ def test_caches_that_are_refused():
 
 
 def test_pages_are_views():
-    cache = cache_of(Shape(), 3, 16, "LBNHC")
+    cache = cache_of(LayerShape(), 3, 16, "LBNHC")
     k, v = pages_of(cache, 64)
     assert k.shape == v.shape == (3, 16, 2, 64)
     assert k.data_ptr() == cache.data_ptr()
@@ -136,7 +135,7 @@ def test_pages_are_views():
 
 def test_what_is_decoded_reads_the_engines_own_tensors(plugin):
     """A captured graph reads at the next step what the engine wrote where it always does."""
-    engine = Engine(plugin, Shape())
+    engine = Engine(plugin, LayerShape())
     for name in (1, 2):
         engine.admit(name, 10)
     common, _ = engine.metadata({1: 1, 2: 1}, padded_requests=3)
@@ -159,7 +158,7 @@ class _OnDevice(torch.Tensor):
 
 
 def test_a_step_is_made_without_waiting(plugin):
-    engine = Engine(plugin, Shape())
+    engine = Engine(plugin, LayerShape())
     for name in (1, 2, 3):
         engine.admit(name, 30)
     common, _ = engine.metadata({1: 1, 2: 1, 3: 9})

@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from kvcache.layouts import presets
-from kvcache.layouts.hf_config import UNSUPPORTED, from_config
 from kvcache.layouts.models import ConfigError, gqa
-from kvcache.layouts.presets import CONFIGS, PRESETS, Options, preset
+from kvcache.layouts.presets import CONFIGS, PRESETS, UNSUPPORTED, Options, from_config, preset
 from lab.house.source import ROOT
 
 MIB = 2**20

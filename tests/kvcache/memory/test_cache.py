@@ -26,7 +26,7 @@ from kvcache.layouts.layout import GUARD_BYTES, Layout, Ring, Stream, Tail
 from kvcache.layouts.models import gqa
 from kvcache.layouts.records import Record
 from kvcache.memory.cache import Cache
-from kvcache.memory.mover import grouped
+from kvcache.memory.storage import grouped
 from tests.kvcache.memory.shadow import Shadow, ids
 
 WIDE, NARROW = Record("wide", 48), Record("narrow", 16)

@@ -69,7 +69,7 @@ def assert_equal(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Case:
+class Movement:
     """tokens to `slots` slots of `rows` entries, between paddings of `gap` bytes.
 
     holes: of so many tokens one has -1. packed: token strides are as small as they can be.
@@ -157,7 +157,7 @@ def latents(tokens: int, seed: int, dtype: torch.dtype, elements: int = 512) -> 
     return groups.flatten(1).to(torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
 
 
-class Append(Case):
+class Append(Movement):
     """`append_swa`."""
 
     def check(self, device: str = "cpu", **place: str) -> None:
@@ -174,7 +174,7 @@ class Append(Case):
         assert_equal(around(rows.pool), around(expected))
 
 
-class Gather(Case):
+class Gather(Movement):
     """`gather` of whatever bytes: every code of e4m3 and of a scale, their NaN too."""
 
     def check(self, device: str = "cpu", **place: str) -> None:
@@ -199,12 +199,12 @@ LATENT_RECORDS = (BF16_512, FP8_584, FP8_656)
 MORE_SIZES = ((1, 1, 1, 16, 0), (33, 3, 11, 16, 2), (64, 2, 128, 96, 9), (300, 40, 9, 16, 3))
 
 
-def more_cases(kind: type[Case], record: Record, dtype: str = "bf16") -> list[Case]:
+def more_cases(kind: type[Movement], record: Record, dtype: str = "bf16") -> list[Movement]:
     """One token and many, pools of one slot and of many, with holes and without."""
     return [kind(record, *sizes, dtype=dtype, seed=seed) for seed, sizes in enumerate(MORE_SIZES)]
 
 
-def any_case(kind: type[Case], records: Sequence[Record]) -> st.SearchStrategy[Case]:
+def any_case(kind: type[Movement], records: Sequence[Record]) -> st.SearchStrategy[Movement]:
     """Any case of these."""
     return st.builds(
         kind,
@@ -264,7 +264,7 @@ class Plain:
             (Rows(pool, offset, 0, rows, record), x)
             for (offset, record), x in zip(places, self.tensors(device), strict=True)
         ]
-        slots = Case(places[0][1], self.tokens).mapping(device)
+        slots = Movement(places[0][1], self.tokens).mapping(device)
         expected = like(pool)
         with checked():
             api.append_rows(pairs[0], pairs[1] if self.v else None, slots, **place)

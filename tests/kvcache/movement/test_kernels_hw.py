@@ -18,8 +18,8 @@ from tests.kvcache.movement.rows_cases import (
     ANGLES,
     LATENT_RECORDS,
     Append,
-    Case,
     Gather,
+    Movement,
     Plain,
     Slots,
     Sums,
@@ -69,7 +69,7 @@ def test_rows_behind_four_gib(record):
     tokens = 256
     numbers = torch.arange(tokens, device="cuda") * (where.entries // tokens)
     numbers[-rows:] = torch.arange(rows, device="cuda") + where.entries - rows
-    case = Case(record, tokens)
+    case = Movement(record, tokens)
     kv, (positions, cos, sin) = case.latents("cuda"), case.rope("cuda")
     api.append_swa(where, kv, positions, numbers, cos, sin)
     expected = reference.rotated(*(x.cpu() for x in (kv, cos[positions], sin[positions])))
@@ -97,7 +97,7 @@ def test_slots_behind_four_gib():
 
 def test_out_of_range_writes_nothing():
     """On a GPU nobody looks before: the kernel passes over such numbers."""
-    case = Case(FP8_584, 6)
+    case = Movement(FP8_584, 6)
     rows, kv, (positions, cos, sin) = case.build_rows("cuda"), *_of(case)
     wrong = torch.tensor([rows.entries, -2, 1 << 40, -(1 << 62), rows.entries + 1, -1])
     before = rows.pool.clone()
@@ -121,7 +121,7 @@ def _of(case):
 @each_record
 def test_is_captured_in_a_graph(record):
     """Replayed on other values, positions and mappings, padding included."""
-    first, later = (Case(record, 300, 90, 61, seed=seed) for seed in (1, 2))
+    first, later = (Movement(record, 300, 90, 61, seed=seed) for seed in (1, 2))
     rows, kv, (positions, cos, sin) = first.build_rows("cuda"), *_of(first)
     slots = first.mapping("cuda")
     out = torch.empty(kv.shape, dtype=torch.bfloat16, device="cuda")
@@ -172,7 +172,7 @@ def test_pinned_memory(segmented):
 
 
 def test_equal_bytes_every_time():
-    case = Case(FP8_584, 5000, 90, 61)
+    case = Movement(FP8_584, 5000, 90, 61)
     kv, (positions, cos, sin), slots = *_of(case), case.mapping("cuda")
     pools = []
     for _ in range(10):

@@ -18,7 +18,7 @@ ORDERS = {"heads-outside": (0, 2, 1, 3), "rows-outside": (0, 1, 2, 3), "heads-fi
 
 
 @dataclass(frozen=True)
-class Case:
+class Paging:
     """K and V as columns of one tensor [pages, rows, heads, D + Dv] in some order of memory.
 
     cut: whether tokens are columns of a wider tensor, too.
@@ -61,19 +61,19 @@ class Case:
 
 
 CASES = [
-    Case(),
-    Case(1, 4, (128, 128), "rows-outside"),
-    Case(4, 1, (192, 128), "heads-first"),
-    Case(3, 2, (5, 3), cut=False),
-    Case(pages_dtype=E4M3),
-    Case(pages_dtype=E4M3, scales=(0.3, 0.01), order="rows-outside"),
-    Case(dtype=torch.float16, pages_dtype=E4M3, scales=(1.7, 1.0), columns=(8, 4)),
-    Case(dtype=torch.uint8, columns=(32, 16)),
+    Paging(),
+    Paging(1, 4, (128, 128), "rows-outside"),
+    Paging(4, 1, (192, 128), "heads-first"),
+    Paging(3, 2, (5, 3), cut=False),
+    Paging(pages_dtype=E4M3),
+    Paging(pages_dtype=E4M3, scales=(0.3, 0.01), order="rows-outside"),
+    Paging(dtype=torch.float16, pages_dtype=E4M3, scales=(1.7, 1.0), columns=(8, 4)),
+    Paging(dtype=torch.uint8, columns=(32, 16)),
 ]
 FIRST = 7  # tokens; one more has no slot, and one no row of `slots`
 
 
-def slots_of(case: Case) -> torch.Tensor:
+def slots_of(case: Paging) -> torch.Tensor:
     picked = torch.randperm(5 * case.rows, generator=torch.Generator().manual_seed(3))[:FIRST]
     return torch.cat((picked[:3], torch.tensor([-1]), picked[3:]))
 
@@ -107,7 +107,7 @@ def test_gather(case, arch):
 
 
 def given(**changes):
-    case = Case()
+    case = Paging()
     k_pages, v_pages = case.pages().split(case.columns, -1)
     k, v = case.tokens(FIRST)
     return {"k_pages": k_pages, "v_pages": v_pages, "k": k, "v": v,

@@ -12,9 +12,9 @@ from torch._subclasses import FakeTensorMode
 from kvcache.layouts.records import FP8_528, FP8_584, INDEXER_FP4, Record, plain
 from kvcache.layouts.rows import MAX_ENTRIES, Rows
 from kvcache.movement import api, launch
-from tests.kvcache.movement.rows_cases import Case, poisoned
+from tests.kvcache.movement.rows_cases import Movement, poisoned
 
-CASE = Case(FP8_584, 4, slots=3, rows=5)
+CASE = Movement(FP8_584, 4, slots=3, rows=5)
 
 
 def swa(**changes):

@@ -1,14 +1,40 @@
-"""Numbers in registers and copies that the product is made of (device code).
+"""What parts of the product's kernel share: its tile, numbers in registers, copies (device code).
 
 An mma whose accumulator begins at OFFSET_BITS ends at the bits of the fp32 number OFFSET + I, for
 the sum I of 32 products of int8: |I| <= 32 * 128 * 128 < 2^22. So no integer is converted.
 """
+
+from dataclasses import dataclass
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
 from kernelkit.device.shared_words import operands
 from kernelkit.device.words import float_of
+from q8_0.product.params import ProductParams
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A CTA's. It begins at `token` and `row`, and writes from `first_token` and `first_row` on:
+    the last one begins sooner, so that all tokens and rows that it reads are there."""
+
+    token: Int32
+    row: Int32
+    first_token: Int32
+    first_row: Int32
+
+
+@dataclass(frozen=True)
+class Scope:
+    """smem: address. steps: stages that K has. blocks: of a row."""
+
+    params: ProductParams
+    tile: Tile
+    smem: Int32
+    steps: Int32
+    blocks: Int32
+
 
 OFFSET = 1.5 * 2**23  # fp32 numbers here are 1 apart, 2^22 to both sides
 OFFSET_BITS = 0x4B400000

@@ -1,10 +1,6 @@
-"""Math role: each warpgroup makes numbers of its rows of the weights and multiplies them by x.
+"""Roles of Hopper's mixed product, in the order of the data, and what they share on chip."""
 
-While the tensor core works on one unit of K, whose weights it reads in registers, the next unit
-is made in others. Products are half as wide where the expert has no more rows in the tile, as far
-as registers go.
-Warpgroups wait for nobody but the ring, so that one may store its outputs while others multiply.
-"""
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -13,21 +9,137 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.pipeline import PipelineState
 from cutlass.utils import hopper_helpers as sm90
 
-from kernelkit.device.pipelines import consumer_state
+from kernelkit.device.pipelines import Ring, consumer_state, producer_state
+from kernelkit.device.shared_words import store as store_words
 from kernelkit.device.umma import shared
 from kernelkit.plan import hw
 from moe.mixed.config import ROWS
 from moe.mixed.fragments import DEPTH, ELEMENT_BYTES, THREADS, WORDS
-from moe.mixed.plan import PAIR, TILE_STAGES
+from moe.mixed.plan import CHUNK, PAIR, TILE_STAGES
 from moe.mixed.shared import dequantise
-from moe.mixed.shared.args import Scope
-from moe.mixed.shared.output import own_rows
-from moe.mixed.shared.types import X_TYPES
-from moe.mixed.sm90 import dequantise_fp8
-from moe.mixed.sm90.epilogue import fetch_scales, store
+from moe.mixed.shared.args import X_TYPES, Scope
+from moe.mixed.shared.load import Loader
+from moe.mixed.shared.output import OwnRows, meet, own_rows, put, take
 from moe.mixed.sm90.exchange import exchange, finishes, leave
 from moe.mixed.sm90.plan import MixedPlan
+from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import read_tile
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """On-chip memory of the CTA."""
+
+    tiles: cute.Tensor  # int32 [stage, word]
+    x: cute.Pointer
+    w: cute.Pointer
+    out: cute.Pointer
+    table: cute.Tensor | None = None  # int32, tokens of the rows of a tile
+    scales: cute.Pointer | None = None  # fp32, of those rows, of each warpgroup
+    mail: cute.Pointer | None = None  # fp32, sums of other CTAs, see `exchange`
+    mail_barriers: cute.Pointer | None = None  # two of each warpgroup
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """The edges of the plan as barriers."""
+
+    tile_load: Ring
+    tile_math: Ring
+    ab: Ring
+    tile_gather: Ring | None = None
+    x: Ring | None = None
+
+
+# ---- Load: one warp fetches x and weights, a stage of K of both at a time
+
+
+class Load(Loader):
+    """Fills the ring."""
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """Whole life of the warp."""
+        pipes = scope.pipes
+        tiles, state = consumer_state(TILE_STAGES), producer_state(self.plan.stages)
+        units = self.plan.units
+        steps = (scope.share.units + units - 1) // units
+        going = Int32(1)
+        while going > 0:
+            pipes.tile_load.wait(tiles)
+            tile = read_tile(scope, tiles.index)
+            pipes.tile_load.release(tiles.index)
+            tiles.advance()
+            going = tile.valid
+            if going > 0:
+                size = self.stage_bytes(tile.rows, self.plan.w_bytes)
+                for step in cutlass.range(steps, unroll=1):
+                    pipes.ab.acquire_bytes(state, size)
+                    barrier = pipes.ab.barrier(state.index)
+                    self.fetch_weights(scope, tile, step, state.index, barrier)
+                    self.fetch_rows(scope, tile, step, state.index, barrier)
+                    state.advance()
+
+
+# ---- Outputs of a warpgroup: scales of rows on their way in, sums on their way out
+
+
+@cute.jit
+def store(
+    plan: cutlass.Constexpr[MixedPlan],
+    scope: Scope,
+    tile: Tile,
+    team: Int32,
+    sums: list[cute.Tensor],
+    own: OwnRows | None,
+) -> None:
+    """A warpgroup's columns of a tile to global memory. own: None where it is not there yet."""
+    config = plan.config
+    rows = min(CHUNK, config.tile_rows)
+    if cutlass.const_expr(own is None):
+        own = own_rows(plan, scope, tile, team)
+    meet(team)  # the rows of the tile before have been read, and the scales of these are there
+    for chunk in cutlass.range_constexpr(config.tile_rows // rows):
+        if chunk * rows < tile.rows:
+            buffer = scope.buffers.out.toint() + (team * 2 + chunk % 2) * plan.out_bytes
+            kept = cute.make_layout(4 * (rows // 8))
+            mine = [
+                cute.make_tensor(each.iterator + chunk * cute.size(kept), kept) for each in sums
+            ]
+            put(plan, scope, team, chunk, buffer, mine, own)
+            meet(team)
+            take(plan, scope, tile, team, chunk, buffer)
+
+
+@cute.jit
+def fetch_scales(plan: cutlass.Constexpr[MixedPlan], scope: Scope, tile: Tile, team: Int32) -> None:
+    """The scales of the rows of a tile to shared memory, where each has one, and 0 behind the last
+    one, which shares registers with a row before it. The warpgroup has read those of the tile
+    before, since it has met behind that."""
+    if cutlass.const_expr(plan.config.row_scale):
+        tensors = scope.tensors
+        thread, _, _ = cute.arch.thread_idx()
+        thread = thread % THREADS
+        for first in cutlass.range_constexpr(0, plan.config.tile_rows, THREADS):
+            place = first + thread
+            if place < plan.config.tile_rows:
+                scale = Float32(0.0)
+                if place < tile.rows:
+                    row = tile.first + place
+                    if cutlass.const_expr(plan.config.gather):
+                        row = tensors.rows[row] // scope.sizes.slots
+                    scale = tensors.x_scale[row]
+                scales = team * plan.config.tile_rows + place
+                store_words(scope.buffers.scales.toint() + 4 * scales, Float32, (scale,))
+        cute.arch.sync_warp()  # one lane of the warp frees stages of the ring from here on
+
+
+# ---- Math: each warpgroup makes numbers of its rows of the weights and multiplies them by x
+#
+# While the tensor core works on one unit of K, whose weights it reads in registers, the next unit
+# is made in others. Products are half as wide where the expert has no more rows in the tile, as far
+# as registers go. Warpgroups wait for nobody but the ring, so that one may store its outputs while
+# others multiply.
 
 K = OperandMajorMode.K
 WORD_BYTES = 4 * WORDS
@@ -224,6 +336,6 @@ class Math:
             scales = start + ELEMENT_BYTES + thread // 4 * pair_bytes
             words = cute.recast_tensor(weights[part], Uint32)
             if cutlass.const_expr(plan.config.x == "e4m3"):
-                dequantise_fp8.make_words(start + thread * WORD_BYTES, scales, words)
+                dequantise.make_words_fp8(start + thread * WORD_BYTES, scales, words)
             else:
                 dequantise.make_words(plan.config, start + thread * WORD_BYTES, scales, words)

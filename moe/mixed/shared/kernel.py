@@ -1,4 +1,4 @@
-"""The host function of the mixed product, which is that of both architectures."""
+"""The host function and the scheduler role, which are those of both architectures."""
 
 from typing import Any
 
@@ -7,13 +7,16 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
+from cutlass.pipeline import PipelineState
 
 from kernelkit.device.boxes import ROWS_FIRST, describe, reorder
 from moe.mixed.config import MixedConfig
 from moe.mixed.plan import ProductPlan
-from moe.mixed.shared.args import Sizes, Tensors
+from moe.mixed.shared.args import Scope, Sizes, Tensors
 from moe.mixed.shared.load import x_box
-from moe.sm100.args import Numbers
+from moe.sm100.args import Numbers, Tile
+from moe.sm100.roles.scheduler import Scheduler as Walk
+from moe.sm100.roles.scheduler import write_tile
 
 
 class Product:
@@ -46,3 +49,31 @@ class Product:
             cluster=(self.config.split, 1, 1) if self.config.split > 1 else None,
             min_blocks_per_mp=1,  # without it ptxas ignores setmaxnreg
         )
+
+
+class Scheduler(Walk):
+    """Fills the tile queue."""
+
+    def __init__(self, plan: ProductPlan) -> None:
+        self.plan = plan
+        self.role = plan.roles["scheduler"]
+
+    def tiles_of(self, rows: Int32) -> Int32:
+        """Row tiles of an expert with so many rows: none where another launch has it."""
+        config, tiles = self.plan.config, super().tiles_of(rows)
+        if config.most:
+            tiles *= Int32(rows <= config.most)
+        if config.least:
+            tiles *= Int32(rows >= config.least)
+        return tiles
+
+    @cute.jit
+    def publish(self, scope: Scope, state: PipelineState, tile: Tile) -> None:
+        """To the roles of this CTA, once each has read what stood there."""
+        readers = [getattr(scope.pipes, name) for name in self.plan.tile_names]
+        for reader in readers:
+            reader.wait_free(state)
+        if cute.arch.lane_idx() == 0:
+            write_tile(scope, state.index, tile)
+        for reader in readers:
+            reader.signal(state.index)
