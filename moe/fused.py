@@ -13,15 +13,23 @@ import torch
 
 from kernelkit.call.operator import Operator
 from kernelkit.call.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
-from moe.arguments import Arguments, Router, RouterLinear, Scales, SwiGLU, check_form
+from moe.arguments import (
+    Arguments,
+    Router,
+    RouterLinear,
+    Scales,
+    SwiGLU,
+    check_expert_range,
+    check_form,
+    check_scale,
+    range_fields,
+)
 from moe.choose import check_tile_rows
 from moe.config import GroupedConfig
-from moe.formats import SCALINGS, format_of
-from moe.indices import check_expert_range, check_scale, range_fields
+from moe.formats import SCALINGS, Quantized, format_of, made_of
 from moe.launch import forward
 from moe.packing import PackedExperts
 from moe.quantiser.launch import Tokens, quantise
-from moe.quantized import Quantized, made_of
 from moe.routing.launch import (
     Choices,
     OrderTables,

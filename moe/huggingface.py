@@ -20,10 +20,9 @@ import torch
 
 from kernelkit.call.tensors import device_of, require_type
 from kernelkit.compile.outside import FileError, json_file, require_fields
-from moe.arguments import Scales
+from moe.arguments import Scales, check_expert_range, range_fields
 from moe.checkpoint import LAYOUT, of_layout, open_file, read_layout, state_dict
 from moe.config import DEFAULT_GRANULARITY
-from moe.indices import check_expert_range, range_fields
 from moe.packing import CheckpointWeight, PackedExperts, pack_quantised
 
 INDEX = "model.safetensors.index.json"

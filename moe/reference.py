@@ -27,17 +27,20 @@ import torch
 from kernelkit.numerics import e2m1
 from moe.formats import (
     E4M3_LARGEST,
+    ELEMENT_DTYPES,
     SCALE_ATOM_BYTES,
     SCALE_COLUMNS,
+    SCALE_DTYPES,
     SCALE_ROWS,
     BlockFormat,
+    Quantized,
     format_of,
+    of_bytes,
     row_blocks,
     scale_atoms,
     scale_blocks,
     scale_bytes,
 )
-from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized, of_bytes
 from moe.reference_routing import combine, permutation
 
 FLT_MAX = torch.finfo(torch.float32).max
@@ -135,7 +138,7 @@ def _of_rows(decode: torch.Tensor, quantized: Quantized) -> torch.Tensor:
     if width is None:
         raise ValueError(
             "global scales of gate and of up, but not by how many rows they alternate: "
-            "moe.quantized.laid_out says it, and PackedExperts does"
+            "moe.formats.laid_out says it, and PackedExperts does"
         )
     half = torch.arange(quantized.rows, device=decode.device) // width % 2
     return decode[:, half, None]

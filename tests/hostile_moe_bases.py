@@ -11,7 +11,7 @@ import torch
 
 import moe
 from moe.api import InPlacePlan
-from moe.quantized import laid_out
+from moe.formats import laid_out
 from moe.reference import quantise as quantised
 from tests.hostile_generator import Base, Given
 from tests.hostile_values import bf16, normal, positive, some_bytes

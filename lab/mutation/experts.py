@@ -15,9 +15,9 @@ from lab.problems import mixed_gemm
 from lab.problems.grouped_gemm import Case
 from moe.api import grouped_gemm
 from moe.arguments import Router, RouterLinear
+from moe.formats import Quantized
 from moe.mixed.launch import write_rows
 from moe.quantiser.api import quantise
-from moe.quantized import Quantized
 from moe.routing import combine, permutation, route, route_tokens
 
 CTAS = 2  # of the grouped GEMM, or a pair

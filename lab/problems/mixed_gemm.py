@@ -25,7 +25,7 @@ from lab.problems.grouped_gemm import CHECKED, DTYPES, LARGEST_FP16, checked, wi
 from lab.tools.poison import poisoned_outputs
 from moe import mixed_gemm, reference
 from moe.arguments import Activation, SwiGLU
-from moe.formats import format_of
+from moe.formats import Quantized, format_of
 from moe.mixed.config import ROWS, MixedConfig
 from moe.mixed.fragments import (
     DEPTH,
@@ -40,7 +40,6 @@ from moe.mixed.plan import ProductPlan
 from moe.mixed.sm90 import plan as sm90
 from moe.mixed.sm100 import plan as sm100
 from moe.packing import interleaved_rows, quantise_experts
-from moe.quantized import Quantized
 from ptxemu import Options
 
 STEP = MixedConfig().step  # K of an MMA

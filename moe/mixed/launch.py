@@ -22,9 +22,8 @@ from kernelkit.call.tensors import (
 from kernelkit.compile.compiler import compile_once
 from kernelkit.plan import hw
 from kernelkit.tune.choices import are_open
-from moe.arguments import Activation, SwiGLU, check_form
+from moe.arguments import Activation, SwiGLU, check_form, check_offsets, check_range
 from moe.choose import row_tiles
-from moe.indices import check_offsets, check_range
 from moe.mixed.choose import (
     OPTIONS,
     TUNED,

@@ -20,17 +20,20 @@ from kernelkit.call.tensors import (
 )
 from kernelkit.compile.compiler import compile_once
 from kernelkit.plan import hw
+from moe.arguments import check_offsets, check_range, check_scale
 from moe.formats import (
     FORMATS,
     SCALINGS,
     BlockFormat,
+    Quantized,
     format_of,
+    made_of,
+    of_bytes,
     row_blocks,
     scale_atoms,
     scale_blocks,
     scale_bytes,
 )
-from moe.indices import check_offsets, check_range, check_scale
 from moe.quantiser.config import (
     AMAX_CTAS_OF_SM,
     CODE_WORDS,
@@ -42,7 +45,6 @@ from moe.quantiser.config import (
     is_wide,
     with_whole_rows,
 )
-from moe.quantized import Quantized, made_of, of_bytes
 
 ARCHS = ("sm_100a", "sm_90a")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from kernelkit.call.tensors import require_rank, require_strided, require_types
-from moe.arguments import Router, RouterLinear
-from moe.indices import range_fields
+from moe.arguments import Router, RouterLinear, range_fields
 from moe.reference_routing import Permutation
 from moe.routing.launch import COMBINE, PERMUTATION, ROUTE
 from moe.routing.linear_launch import ROUTE_TOKENS

@@ -22,8 +22,7 @@ from kernelkit.call.tensors import (
     without_broadcast,
 )
 from kernelkit.compile.compiler import compile_once
-from moe.arguments import Router
-from moe.indices import check_bias, check_expert_range, check_factor, check_range
+from moe.arguments import Router, check_bias, check_expert_range, check_factor, check_range
 from moe.routing.config import (
     VECTOR_BYTES,
     CombineConfig,

@@ -20,8 +20,7 @@ from kernelkit.call.tensors import (
     require_tma,
 )
 from kernelkit.compile.compiler import compile_once
-from moe.arguments import Router, RouterLinear
-from moe.indices import check_bias
+from moe.arguments import Router, RouterLinear, check_bias
 from moe.routing.config import LinearConfig
 from moe.routing.launch import (
     ARCHS,

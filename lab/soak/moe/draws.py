@@ -15,8 +15,8 @@ from lab.problems import draws, hostile, mixed_gemm
 from lab.problems.draws import Kernel
 from lab.problems.mixed_gemm import Case, empty, empty_fragments
 from lab.problems.mixed_layer import Layer
+from moe.arguments import range_fields
 from moe.formats import format_of
-from moe.indices import range_fields
 from moe.mixed.config import (
     NUMBERS,
     PARTS,
