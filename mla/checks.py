@@ -21,8 +21,7 @@ from kernelkit.call.tensors import (
 from kvcache.checks import whole
 from kvcache.layouts.records import BF16_512, FP8_584
 from kvcache.layouts.rows import Rows, check_mapping, check_range
-from kvcache.movement.arguments import LATENT_DTYPES
-from kvcache.movement.checks import check_angles, check_positions
+from kvcache.movement.arguments import LATENT_DTYPES, check_angles, check_positions
 from mla.tables import INT, LONG, Shapes, require_tables
 from mla.window import ChunkWindow, EntryPages, TokenWindow
 from mla.workspace import COLUMNS

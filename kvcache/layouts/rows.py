@@ -53,6 +53,12 @@ class Rows:
         end = self.data_offset + self.rows * self.record.data_bytes
         return Rows(self.pool[:, self.data_offset : end], 0, 0, self.rows, self.record)
 
+    @property
+    def data_rows(self) -> DataRows:
+        """The data of these entries, without their scales."""
+        record = self.record
+        return DataRows(self.pool, self.data_offset, self.rows, record.data_bytes, record.name)
+
     def data(self) -> torch.Tensor:
         """A view [slots, rows, data_bytes] of the pool."""
         self._check_view()
@@ -87,22 +93,34 @@ class Rows:
     def _check_places(self, align: int) -> None:
         """The same of all but the pool."""
         require("record", self.record, Record)
-        slots, slot_bytes = self.pool.shape
-        if self.rows < 1 or self.entries > MAX_ENTRIES:
-            raise ValueError(
-                f"{slots} slots of {self.rows} rows: from 1 row to {MAX_ENTRIES} entries in all"
-            )
-        for name, offset, row_bytes, unit in (
-            ("data", self.data_offset, self.record.data_bytes, align),
-            ("scales", self.scale_offset, self.record.scale_bytes, 1),
-        ):
-            end = offset + self.rows * row_bytes
-            if offset < 0 or offset % unit or end > slot_bytes:
-                raise ValueError(
-                    f"{name} of {self.record.name} at {offset}, {self.rows} rows of {row_bytes} "
-                    f"bytes: a multiple of {unit} from 0, and the end {end} at most the slot's "
-                    f"{slot_bytes} bytes"
-                )
+        record = self.record
+        data = ("data", record.name, self.data_offset, record.data_bytes)
+        check_places(self.pool, self.rows, data, align)
+        check_places(
+            self.pool, self.rows, ("scales", record.name, self.scale_offset, record.scale_bytes)
+        )
+
+
+@dataclass(frozen=True)
+class DataRows:
+    """Entries that are their data alone: `rows` of `row_bytes` in every slot of `pool`, from byte
+    `data_offset` of it on. record: its name, for messages."""
+
+    pool: torch.Tensor
+    data_offset: int
+    rows: int
+    row_bytes: int
+    record: str
+
+    @property
+    def entries(self) -> int:
+        """In all slots: what the numbers of a mapping stay below."""
+        return len(self.pool) * self.rows
+
+    def check(self) -> None:
+        """TypeError or ValueError, naming value and limit, for rows that are not in the pool."""
+        check_pool("pool", self.pool, 1)
+        check_places(self.pool, self.rows, ("data", self.record, self.data_offset, self.row_bytes))
 
 
 @dataclass(frozen=True)
@@ -145,6 +163,24 @@ class TailRows:
                 f"{self.tail.name} at {self.offset}, {self.rows} rows: a multiple of {TMA_ALIGN} "
                 f"from 0, at least {least}, and the end {end} at most the slot's {slot_bytes} bytes"
             )
+
+
+def check_places(
+    pool: torch.Tensor, rows: int, part: tuple[str, str, int, int], unit: int = 1
+) -> None:
+    """ValueError for rows that do not lie in the slots of a pool. part: what of an entry, of which
+    record, the offset of the first in a slot, a multiple of `unit`, and its bytes."""
+    (slots, slot_bytes), (name, record, offset, row_bytes) = pool.shape, part
+    if rows < 1 or slots * rows > MAX_ENTRIES:
+        raise ValueError(
+            f"{slots} slots of {rows} rows: from 1 row to {MAX_ENTRIES} entries in all"
+        )
+    end = offset + rows * row_bytes
+    if offset < 0 or offset % unit or end > slot_bytes:
+        raise ValueError(
+            f"{name} of {record} at {offset}, {rows} rows of {row_bytes} bytes: a multiple of "
+            f"{unit} from 0, and the end {end} at most the slot's {slot_bytes} bytes"
+        )
 
 
 def check_pool(name: str, pool: torch.Tensor, align: int = TMA_ALIGN) -> None:

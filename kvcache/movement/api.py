@@ -21,9 +21,9 @@ import torch
 from kernelkit.call.front import fronted
 from kernelkit.call.tensors import require_types
 from kvcache.checks import require
-from kvcache.layouts.layout import Place
 from kvcache.layouts.records import Record
 from kvcache.layouts.rows import Rows
+from kvcache.movement.arguments import Place
 from kvcache.movement.launch import (
     APPEND_PAGES,
     APPEND_ROWS,
@@ -189,13 +189,14 @@ def _pair(name: str, pair: Any) -> tuple[Rows, torch.Tensor]:
 
 def _place(rows: Rows) -> Place:
     """Of rows of bytes as they are."""
-    require("record", rows.record, Record)
+    if not isinstance(rows.record, Record):
+        require("record", rows.record, Record)
     if rows.record.scale_bytes:
         raise NotImplementedError(
             f"record {rows.record.name} has {rows.record.scale_bytes} bytes of scales apart from "
             "its data, which plain rows have not: append_rows takes records without"
         )
-    return Place(rows.record, rows.rows, rows.data_offset, rows.scale_offset)
+    return Place(rows.data_offset, rows.rows, rows.record.data_bytes, rows.record.name)
 
 
 @fronted()

@@ -10,10 +10,9 @@ from kernelkit.device.device_table import DeviceTable
 from kernelkit.device.table_kernel import TableKernel
 from kernelkit.device.words import float_of, vector_at
 from kernelkit.plan.hw import WARP_THREADS
-from kvcache.movement.config import PIECE, VECTOR_BYTES, AppendConfig
+from kvcache.movement.config import PIECE, VECTOR_BYTES, AppendConfig, AppendParams, TokenRows
 from kvcache.movement.device import EntryAddress, entry_address, entry_of, int64_at, zeros
 from kvcache.movement.entry import Pieces, load_angles, rotated, rounded, store_piece, widened
-from kvcache.movement.params import AppendParams, TokenRows
 
 
 class Append(TableKernel):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,23 +22,21 @@ from kernelkit.call.tensors import (
     require_tensors,
     require_tma,
 )
-from kvcache.layouts.latent import LATENTS, Latent
-from kvcache.layouts.layout import Place
-from kvcache.layouts.rows import Rows, check_mapping, check_pool
-from kvcache.movement.checks import (
-    check_positions,
-    check_rope,
-    require_apart,
-    require_once,
-    spans_of,
-    written_by,
+from kvcache.layouts.latent import LATENTS, ROPE, Latent
+from kvcache.layouts.rows import (
+    NO_ENTRY,
+    DataRows,
+    Rows,
+    check_mapping,
+    check_pool,
+    check_range,
 )
 from kvcache.movement.config import VECTOR_BYTES
 
 LATENT_DTYPES = (torch.bfloat16, torch.float32)
 MAX_SLOT_BYTES = 1 << 31
 
-Pair = tuple[Rows, torch.Tensor]
+Pair = tuple[DataRows, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,19 @@ class AppendSwa:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Fields of `DataRows` but for the pool."""
+
+    data_offset: int
+    rows: int
+    row_bytes: int
+    record: str
+
+
+@dataclass(frozen=True)
 class AppendRows:
-    """Of `kvcache.append_rows`: rows of one pool, or of two. other_pool: None where both are in
-    the same one, since an operator may not be given one memory to write to twice."""
+    """Of `kvcache.append_rows`: rows of one pool, or of two, see `DataRows`. other_pool: None where
+    both are in the same one, since an operator may not be given one memory to write to twice."""
 
     pool: torch.Tensor
     x: torch.Tensor
@@ -86,28 +95,28 @@ class AppendRows:
     backend: str = "auto"
     arch: str | None = None
 
-    @property
+    @cached_property
     def pairs(self) -> list[Pair]:
         """Rows of a pool, and the tensor whose rows they become."""
-        found = [(Rows(self.pool, **vars(self.place)), self.x)]
+        found = [(DataRows(self.pool, **vars(self.place)), self.x)]
         if self.other is not None:
             pool = self.pool if self.other_pool is None else self.other_pool
-            found.append((Rows(pool, **vars(self.other_place)), self.other))
+            found.append((DataRows(pool, **vars(self.other_place)), self.other))
         return found
 
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
         pairs = self.pairs
         for rows, _ in pairs:
-            rows.check(align=1)
-        if len({rows.entries for rows, _ in pairs}) > 1:
-            entries = [rows.entries for rows, _ in pairs]
+            rows.check()
+        entries = [len(rows.pool) * rows.rows for rows, _ in pairs]
+        if len({*entries}) > 1:
             raise ValueError(f"pools of {entries} entries: one mapping is of as many in each")
         named = {f"tensor {index}": pair for index, pair in enumerate(pairs)}
         _check_rows(named, "slots", self.slots)
         read = {name: spans_of(x) for name, (_, x) in named.items()}
         read["slots"] = spans_of(self.slots)
-        written = {f"the rows of {name}": written_by(rows) for name, (rows, _) in named.items()}
+        written = {f"the rows of {name}": span_of(rows) for name, (rows, _) in named.items()}
         require_apart(read, written)
         require_once("slots", self.slots)
 
@@ -145,7 +154,7 @@ class Gather:
                 "and records without"
             )
         rows.check(align=1)
-        _check_rows({"out": (rows, out)}, "indices", indices)
+        _check_rows({"out": (rows.data_rows, out)}, "indices", indices)
         self._check_apart()
 
     def _check_apart(self) -> None:
@@ -266,8 +275,9 @@ def _check_rows(pairs: Mapping[str, Pair], name: str, mapping: torch.Tensor) -> 
     no kernel takes."""
     first, x = next(iter(pairs.values()))
     tokens = len(x) if x.ndim else 0
-    for tensor_name, (rows, tensor) in pairs.items():
+    for rows, tensor in pairs.values():
         require_tensors(pool=rows.pool, x=tensor, **{name: mapping})
+    for tensor_name, (rows, tensor) in pairs.items():
         _check_tokens(tensor_name, tensor, tokens, rows)
     _check_table(name, mapping, tokens, first)
 
@@ -288,22 +298,22 @@ def _check_entries(name: str, mapping: torch.Tensor, tokens: int, rows: Rows) ->
     _check_table(name, mapping, tokens, rows)
 
 
-def _check_table(name: str, mapping: torch.Tensor, tokens: int, rows: Rows) -> None:
+def _check_table(name: str, mapping: torch.Tensor, tokens: int, rows: Rows | DataRows) -> None:
     """Refuse a mapping that is not of `tokens` entries."""
     require_table(name, mapping, torch.int64, (tokens,))
-    limit = f"{len(rows.pool)} slots of {rows.rows} rows have 0 to {rows.entries - 1}"
-    check_mapping(name, mapping, rows.entries, limit)
+    entries = len(rows.pool) * rows.rows
+    limit = f"{len(rows.pool)} slots of {rows.rows} rows have 0 to {entries - 1}"
+    check_mapping(name, mapping, entries, limit)
 
 
-def _check_tokens(name: str, x: torch.Tensor, tokens: int, rows: Rows) -> None:
+def _check_tokens(name: str, x: torch.Tensor, tokens: int, rows: DataRows) -> None:
     """Refuse what is not [T, ...] with the bytes of a row in one piece for every token."""
     if not x.ndim or len(x) != tokens:
         raise ValueError(f"{name} has shape {tuple(x.shape)}, expected [{tokens}, ...]")
-    row_bytes = x.numel() // tokens * x.itemsize if tokens else rows.record.data_bytes
-    if row_bytes != rows.record.data_bytes:
+    row_bytes = x.numel() // tokens * x.itemsize if tokens else rows.row_bytes
+    if row_bytes != rows.row_bytes:
         raise ValueError(
-            f"{name} has {row_bytes} bytes for a token, {rows.record.name} has "
-            f"{rows.record.data_bytes}"
+            f"{name} has {row_bytes} bytes for a token, {rows.record} has {rows.row_bytes}"
         )
     if tokens and (not has_whole_rows(x) or is_broadcast(x)):
         raise ValueError(f"{name} has strides {x.stride()}: a token's elements in one piece")
@@ -349,4 +359,128 @@ def _check_segment(segment: Sequence[int], sizes: Sequence[int]) -> None:
         raise ValueError(
             f"segment {tuple(segment)} (offset in the source, in the target, bytes): multiples of "
             f"{VECTOR_BYTES} within slots of {sizes[0]} and {sizes[1]} bytes"
+        )
+
+
+# ---- Angles of tokens
+
+
+def check_rope(positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, tokens: int) -> None:
+    """Refuse, by ValueError, what is no table of angles, or no positions of `tokens` tokens."""
+    require_table("positions", positions, torch.int64, (tokens,))
+    check_angles(cos, sin)
+    if tokens and not len(cos):
+        raise ValueError(f"cos has shape {tuple(cos.shape)}: a row for every position")
+
+
+def check_angles(cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Refuse, by ValueError, what are no tables of cosines and sines of the same positions."""
+    require_table("cos", cos, torch.float32, (None, ROPE // 2))
+    require_table("sin", sin, torch.float32, (len(cos), ROPE // 2))
+    require_tma("cos", cos)
+    require_tma("sin", sin)
+
+
+def check_positions(positions: torch.Tensor, angles: int) -> None:
+    """Refuse, by ValueError, a position that the tables do not have; on the CPU alone."""
+    check_range("positions", positions, (0, angles), f"the tables have 0 to {angles - 1}")
+
+
+# ---- What is written, no other part of the same launch may read or write: memory that overlaps, by
+# addresses, and numbers that occur twice, by what tables on the CPU hold
+
+
+@dataclass(frozen=True)
+class Spans:
+    """`count` pieces of `size` bytes, one every `stride` bytes from `begin` on."""
+
+    begin: int
+    stride: int
+    count: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """Behind the last piece."""
+        return self.begin + (self.count - 1) * self.stride + self.size
+
+    @property
+    def begins(self) -> np.ndarray:
+        """int64 [count]."""
+        return self.begin + np.arange(self.count, dtype=np.int64) * self.stride
+
+
+def spans_of(tensor: torch.Tensor) -> Spans:
+    """Of the first dimension of a tensor whose others lie in one piece, or all of it as one."""
+    if not tensor.numel() or tensor.device.type == "meta":
+        return Spans(0, 0, 0, 0)
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    size = tensor.itemsize * (1 + sum((length - 1) * stride for length, stride in sizes))
+    if tensor.ndim < 2 or not has_whole_rows(tensor):
+        return Spans(tensor.data_ptr(), 0, 1, size)
+    count, stride = len(tensor), tensor.stride(0) * tensor.itemsize
+    return Spans(tensor.data_ptr(), stride, count, tensor.numel() // count * tensor.itemsize)
+
+
+def written_by(rows: Rows) -> Spans:
+    """The data of all entries of `rows`, and their scales where these lie behind."""
+    if not len(rows.pool) or rows.pool.device.type == "meta":
+        return Spans(0, 0, 0, 0)
+    ends = [rows.data_offset + rows.rows * rows.record.data_bytes]
+    begin = rows.data_offset
+    if rows.record.scale_bytes:
+        ends.append(rows.scale_offset + rows.rows * rows.record.scale_bytes)
+        begin = min(begin, rows.scale_offset)
+    address = rows.pool.data_ptr() + begin
+    return Spans(address, rows.pool.stride(0), len(rows.pool), max(ends) - begin)
+
+
+def span_of(rows: DataRows) -> Spans:
+    """The data of all entries."""
+    if not len(rows.pool) or rows.pool.device.type == "meta":
+        return Spans(0, 0, 0, 0)
+    address = rows.pool.data_ptr() + rows.data_offset
+    return Spans(address, rows.pool.stride(0), len(rows.pool), rows.rows * rows.row_bytes)
+
+
+def overlap(one: Spans, other: Spans) -> bool:
+    """Whether a byte is in both."""
+    if not one.count or not other.count or one.end <= other.begin or other.end <= one.begin:
+        return False
+    if one.count == other.count == 1:
+        return True
+    few, many = sorted((one, other), key=lambda spans: spans.count)
+    begins = np.sort(many.begins)
+    # Of pieces that are equally long the last one that begins before an end reaches the furthest.
+    last = np.searchsorted(begins, few.begins + few.size, "left") - 1
+    found = last >= 0
+    return bool((begins[last[found]] + many.size > few.begins[found]).any())
+
+
+def require_apart(read: dict[str, Spans], written: dict[str, Spans]) -> None:
+    """ValueError for memory that is both read and written, or written as two things."""
+    names = [*written]
+    for place, name in enumerate(names):
+        others = {**read, **{other: written[other] for other in names[place + 1 :]}}
+        for other, spans in others.items():
+            if overlap(spans, written[name]):
+                raise ValueError(
+                    f"{other} and {name} share memory, from {max(spans.begin, written[name].begin)}"
+                    f" on: what is written may not be read beside"
+                )
+
+
+def require_once(name: str, numbers: torch.Tensor) -> None:
+    """ValueError for a number other than NO_ENTRY that occurs twice; looked at on the CPU alone."""
+    if numbers.device.type != "cpu" or numbers.numel() < 2:
+        return
+    values = numbers.numpy()
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    twice = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != NO_ENTRY))
+    if len(twice):
+        first, second = sorted(order[twice[0] : twice[0] + 2].tolist())
+        raise ValueError(
+            f"{name} has {int(ordered[twice[0]])} twice, at {first} and {second}: each is written "
+            "once"
         )

@@ -12,9 +12,8 @@ from cutlass.memory import SmemAllocator
 from kernelkit.device.device_table import DeviceTable
 from kernelkit.device.table_kernel import TableKernel
 from kernelkit.plan.hw import WARP_THREADS
-from kvcache.movement.config import VECTOR_BYTES, VECTORS, ChecksumConfig
+from kvcache.movement.config import VECTOR_BYTES, VECTORS, ChecksumConfig, ChecksumParams
 from kvcache.movement.device import int64_at, load_bytes, zeros
-from kvcache.movement.params import ChecksumParams
 from kvcache.movement.reference import KEYS, SHIFTS
 
 WORDS = VECTOR_BYTES // 4

@@ -1,4 +1,4 @@
-"""What the kernels that move data are compiled for, and which thread does what, as data.
+"""What the kernels that move data are compiled for and launched with, and which thread does what.
 
 Latent entries (append_swa, and gather of quantised ones): a warp takes a row at a time, and a lane
 of it two or three pieces of PIECE neighbouring elements, 32 pieces apart, so that every access of a
@@ -14,9 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import gcd
+from typing import TYPE_CHECKING
 
+from kernelkit.device.param_table import Word
 from kernelkit.plan import hw
 from kvcache.layouts.latent import LATENTS, ROPE, Latent
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvcache.layouts.rows import DataRows, Rows
 
 VECTOR_BYTES = 16  # the widest access
 WORD_BYTES = 4
@@ -170,3 +177,234 @@ def piece_bytes(total: int) -> int:
     """The size of a piece of a slot, a power of two, where all SMs share `total` bytes."""
     wanted = min(max(total // (hw.SMS * 2), SMALLEST_PIECE), LARGEST_PIECE)
     return 1 << (wanted.bit_length() - 1)
+
+
+# ---- What they are launched with, word by word: see `kernelkit.device.param_table`.
+#
+# Addresses, strides and sizes are in bytes. A pool has slots at equal distances; a slot has `rows`
+# rows, and an entry is a row of a slot: number slot * rows + row. Tokens, positions, cosines, sines
+# and tables are given by the address of the first.
+
+
+def _stride(x: torch.Tensor) -> int:
+    """The bytes between rows."""
+    return x.stride(0) * x.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRows:
+    """The rows of a tensor [T, ...], one for each token."""
+
+    address: Word
+    stride: Word  # between rows
+    count: Word
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> TokenRows:
+        """Those of a tensor [T, ...]."""
+        return cls(address=x, stride=_stride(x), count=len(x))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Angles:
+    """The tables cos and sin [P, 32], fp32."""
+
+    cos: Word
+    sin: Word
+    cos_stride: Word  # between positions
+    sin_stride: Word
+    positions: Word  # how many
+
+    @classmethod
+    def of(cls, cos: torch.Tensor, sin: torch.Tensor) -> Angles:
+        """Those of two tables."""
+        strides = {"cos_stride": _stride(cos), "sin_stride": _stride(sin)}
+        return cls(cos=cos, sin=sin, **strides, positions=len(cos))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entries:
+    """The entries of a pool, whose record has data and perhaps scales."""
+
+    data: Word  # address of that of entry 0
+    scales: Word  # address of those of entry 0
+    slot_stride: Word
+    rows: Word  # of a slot
+    count: Word
+
+    @classmethod
+    def of(cls, rows: Rows) -> Entries:
+        """Those of all slots of a pool."""
+        return cls(
+            data=(rows.pool, rows.data_offset),
+            scales=(rows.pool, rows.scale_offset),
+            slot_stride=rows.pool.stride(0),
+            rows=rows.rows,
+            count=rows.entries,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """The same range of bytes in every slot of a pool."""
+
+    address: Word  # of the range in slot 0
+    stride: Word  # between slots
+    count: Word
+    nbytes: Word  # of the range
+
+    @classmethod
+    def of(cls, pool: torch.Tensor, begin: int = 0, end: int | None = None) -> Slots:
+        """Bytes `begin` to `end` of the slots of a pool [slots, bytes]: all without `end`."""
+        return cls(
+            address=(pool, begin),
+            stride=pool.stride(0),
+            count=len(pool),
+            nbytes=(pool.shape[1] if end is None else end) - begin,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppendParams:
+    """`append_kernel.Append`: latent entries of tokens, rotated."""
+
+    kv: TokenRows
+    positions: Word  # int64 [T]
+    slots: Word  # int64 [T], the entry of each token
+    angles: Angles
+    entries: Entries
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantiseParams:
+    """`dequantise_kernel.Dequantise`: gathered entries."""
+
+    entries: Entries
+    indices: Word  # int64 [N]
+    out: TokenRows
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPair:
+    """A tensor [T, ...] and the rows of a pool that have the same bytes."""
+
+    tokens: Word
+    token_stride: Word
+    data: Word  # address of entry 0
+    slot_stride: Word
+    rows: Word  # of a slot
+    vectors: Word  # of a row, the widest accesses
+
+    @classmethod
+    def of(cls, rows: DataRows, x: torch.Tensor, vector: int) -> RowPair:
+        """That of a pool's rows and a tensor, with accesses of `vector` bytes."""
+        return cls(
+            tokens=x,
+            token_stride=_stride(x),
+            data=(rows.pool, rows.data_offset),
+            slot_stride=rows.pool.stride(0),
+            rows=rows.rows,
+            vectors=rows.row_bytes // vector,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsParams:
+    """`rows_kernel.CopyRows` of one tensor."""
+
+    mapping: Word  # int64 [T], the entry of each token
+    tokens: Word
+    entries: Word  # of each pool
+    first: RowPair
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoRowsParams(RowsParams):
+    """`rows_kernel.CopyRows` of two tensors, keys and values say."""
+
+    second: RowPair
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagePair:
+    """K or V: heads of tokens, and those of rows of pages."""
+
+    tokens: Word
+    token_stride: Word
+    token_head_stride: Word
+    pages: Word
+    page_stride: Word
+    row_stride: Word
+    head_stride: Word
+    vectors: Word  # of a head, as they are read
+    scale: Word  # address of a number in fp32, 0 without
+
+    @classmethod
+    def of(
+        cls, x: torch.Tensor, pages: torch.Tensor, vectors: int, scale: torch.Tensor | None
+    ) -> PagePair:
+        """Those of x [T, heads, D] and pages [pages, page_size, heads, D]."""
+        token, head, _ = (stride * x.itemsize for stride in x.stride())
+        page, row, page_head, _ = (stride * pages.itemsize for stride in pages.stride())
+        return cls(
+            tokens=x,
+            token_stride=token,
+            token_head_stride=head,
+            pages=pages,
+            page_stride=page,
+            row_stride=row,
+            head_stride=page_head,
+            vectors=vectors,
+            scale=0 if scale is None else scale,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagesParams:
+    """`pages_kernel.MovePages`."""
+
+    slots: Word  # int64 [T], the row of the pages that a token has
+    tokens: Word
+    entries: Word  # rows of all pages
+    rows: Word  # of a page
+    heads: Word
+    k: PagePair
+    v: PagePair
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotsParams:
+    """`slots_kernel.CopySlots`; all of it in `WholeSlotsParams` or `SegmentsParams`."""
+
+    source: Slots
+    target: Slots
+    pairs: Word  # int64 [n, 2]: a slot of the source, a slot of the target
+    count: Word  # of pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeSlotsParams(SlotsParams):
+    """Whole slots, in pieces of equal size."""
+
+    piece_bytes: Word
+    pieces: Word  # of a slot
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentsParams(SlotsParams):
+    """Segments of slots, a piece each."""
+
+    segments: Word  # int64 [s, 3]: offset in a slot of the source, of the target, bytes
+    pieces: Word
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChecksumParams:
+    """`checksum_kernel.Checksum`: of a range of some slots, in pieces of equal size."""
+
+    pool: Slots
+    slots: Word  # int64 [n]
+    count: Word  # of slots to take
+    sums: Word  # int64 [n], zeros at first
+    pieces: Word  # of a range
+    piece_bytes: Word

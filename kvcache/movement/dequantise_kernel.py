@@ -12,10 +12,9 @@ from kernelkit.device.table_kernel import TableKernel
 from kernelkit.device.words import float_of
 from kernelkit.plan.hw import WARP_THREADS
 from kvcache.layouts.latent import INLINE_SCALE_BYTES
-from kvcache.movement.config import PIECE, DequantiseConfig
+from kvcache.movement.config import PIECE, DequantiseConfig, DequantiseParams, Entries
 from kvcache.movement.device import entry_address, entry_of, load_bytes, store_bytes, zeros
 from kvcache.movement.entry import MANTISSA, NAN_BITS, NAN_CODE
-from kvcache.movement.params import DequantiseParams, Entries
 
 WORDS = PIECE // 2  # 32-bit words of a piece in bf16
 SMALLEST_BITS = 0x00400000  # 2^-127, a subnormal, is code 0

@@ -1,6 +1,6 @@
 """Addresses of entries and accesses of raw memory (device code).
 
-Kernels here take addresses, strides and sizes by name in one table (`kvcache.movement.params`), not
+Kernels here take addresses, strides and sizes by name in one table (`kvcache.movement.config`), not
 tensors: a pool may be pinned memory of the host, and a launch costs the host less.
 """
 
@@ -13,7 +13,7 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32
 
 from kernelkit.device.words import vector_at
 from kvcache.layouts.records import Record
-from kvcache.movement.params import Entries
+from kvcache.movement.config import Entries
 
 WORDS = {1: Uint8, 2: Uint16, 4: Uint32}  # bytes of an access -> type; wider ones are of Uint32
 

@@ -11,8 +11,8 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 from kernelkit.device.narrow import packed_elements
 from kernelkit.device.words import bits_of, float_of, vector_at
 from kvcache.layouts.latent import INLINE_SCALE_BYTES, Latent
+from kvcache.movement.config import Angles
 from kvcache.movement.device import EntryAddress, bf16_pair, store_bytes, store_word, zeros
-from kvcache.movement.params import Angles
 
 # ---- Scales: the power of two by which a group of elements is divided, as its exponent byte
 

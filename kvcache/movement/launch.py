@@ -18,7 +18,7 @@ from kernelkit.compile.kernel import CompiledKernel
 from kernelkit.device.param_table import ParamTable
 from kvcache.checks import require, whole
 from kvcache.layouts.records import round_up
-from kvcache.layouts.rows import Rows
+from kvcache.layouts.rows import DataRows
 from kvcache.movement.arguments import (
     MAX_SLOT_BYTES,
     AppendRows,
@@ -33,27 +33,20 @@ from kvcache.movement.config import (
     PAGES_VECTORS,
     VECTOR_BYTES,
     WORD_BYTES,
+    Angles,
     AppendConfig,
+    AppendParams,
     ChecksumConfig,
+    ChecksumParams,
     CopyConfig,
     DequantiseConfig,
-    PagesConfig,
-    RowsConfig,
-    ctas_for,
-    lanes_of,
-    piece_bytes,
-    vector_of,
-)
-from kvcache.movement.pages import AppendPages, GatherPages
-from kvcache.movement.params import (
-    Angles,
-    AppendParams,
-    ChecksumParams,
     DequantiseParams,
     Entries,
     PagePair,
+    PagesConfig,
     PagesParams,
     RowPair,
+    RowsConfig,
     RowsParams,
     SegmentsParams,
     Slots,
@@ -61,7 +54,12 @@ from kvcache.movement.params import (
     TokenRows,
     TwoRowsParams,
     WholeSlotsParams,
+    ctas_for,
+    lanes_of,
+    piece_bytes,
+    vector_of,
 )
+from kvcache.movement.pages import AppendPages, GatherPages
 
 Config = AppendConfig | DequantiseConfig | RowsConfig | PagesConfig | CopyConfig | ChecksumConfig
 
@@ -110,7 +108,9 @@ def run_gather(given: Gather) -> tuple[()]:
     given.check()
     rows, indices, out = given.rows, given.indices, given.out
     if not given.dequantises:
-        _copy_rows([(rows, out)], indices, gathered=True, place=(given.backend, given.arch))
+        _copy_rows(
+            [(rows.data_rows, out)], indices, gathered=True, place=(given.backend, given.arch)
+        )
         return ()
     target = choose_target(out.device, given.backend, given.arch, ARCHS)
     if len(out):
@@ -193,11 +193,13 @@ def _copy_rows(
     target = choose_target(mapping.device, *place, ARCHS)
     if not tokens:
         return
-    vector = vector_of(*(number for pair in pairs for number in _divisible(*pair)))
-    widest = max(rows.record.data_bytes for rows, _ in pairs)
+    numbers = [number for pair in pairs for number in _divisible(*pair)]
+    vector, widest = vector_of(*numbers), max(rows.row_bytes for rows, _ in pairs)
     config = RowsConfig(vector, lanes_of(widest, vector), len(pairs), gathered)
     copied = [RowPair.of(*pair, vector) for pair in pairs]
-    params = RowsParams(mapping=mapping, tokens=tokens, entries=first.entries, first=copied[0])
+    params = RowsParams(
+        mapping=mapping, tokens=tokens, entries=len(first.pool) * first.rows, first=copied[0]
+    )
     if len(copied) == 2:
         params = TwoRowsParams(**vars(params), second=copied[1])
     _launch(config, params, ctas_for(tokens, config.rows), target, mapping.device)
@@ -260,9 +262,9 @@ def _steps(x: torch.Tensor) -> list[int]:
     return [x.data_ptr(), x.shape[-1] * x.itemsize, *strides]
 
 
-def _divisible(rows: Rows, x: torch.Tensor) -> list[int]:
+def _divisible(rows: DataRows, x: torch.Tensor) -> list[int]:
     """Addresses, strides and sizes that the width of an access has to divide."""
-    numbers = [x.data_ptr(), rows.pool.data_ptr(), rows.data_offset, rows.record.data_bytes]
+    numbers = [x.data_ptr(), rows.pool.data_ptr(), rows.data_offset, rows.row_bytes]
     numbers += [x.stride(0) * x.itemsize] * (len(x) > 1)
     return numbers + [rows.pool.stride(0)] * (len(rows.pool) > 1)
 

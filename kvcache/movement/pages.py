@@ -18,7 +18,7 @@ from kernelkit.call.tensors import (
 )
 from kernelkit.plan.limits import FLT_MAX, FLT_MIN
 from kvcache.layouts.rows import MAX_ENTRIES, check_mapping
-from kvcache.movement.checks import require_once
+from kvcache.movement.arguments import require_once
 
 QUANTISED = torch.float8_e4m3fn
 SOURCES = {torch.bfloat16: "bf16", torch.float16: "fp16"}  # of what becomes e4m3

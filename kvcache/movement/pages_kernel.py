@@ -10,7 +10,7 @@ from kernelkit.device.device_table import DeviceTable
 from kernelkit.device.narrow import packed_elements
 from kernelkit.device.table_kernel import TableKernel
 from kernelkit.device.words import vector_at
-from kvcache.movement.config import PAGES_VECTORS, PagesConfig
+from kvcache.movement.config import PAGES_VECTORS, PagePair, PagesConfig, PagesParams
 from kvcache.movement.device import (
     entry_of,
     load_bytes,
@@ -20,7 +20,6 @@ from kvcache.movement.device import (
     zeros,
 )
 from kvcache.movement.entry import widened
-from kvcache.movement.params import PagePair, PagesParams
 
 # The number by which elements are multiplied, rounded to nearest.
 INVERSE = "div.rn.f32 {$w0}, 0f3F800000, {$r0};"

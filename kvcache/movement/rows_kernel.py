@@ -6,7 +6,7 @@ from cutlass import Int32, Int64
 
 from kernelkit.device.device_table import DeviceTable
 from kernelkit.device.table_kernel import TableKernel
-from kvcache.movement.config import VECTORS, RowsConfig
+from kvcache.movement.config import VECTORS, RowPair, RowsConfig, RowsParams, TwoRowsParams
 from kvcache.movement.device import (
     entry_of,
     load_bytes,
@@ -15,7 +15,6 @@ from kvcache.movement.device import (
     vector_type,
     zeros,
 )
-from kvcache.movement.params import RowPair, RowsParams, TwoRowsParams
 
 
 def params_of(config: RowsConfig) -> type[RowsParams]:

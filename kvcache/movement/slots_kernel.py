@@ -8,9 +8,15 @@ from cutlass import Int32, Int64, Uint32
 
 from kernelkit.device.device_table import DeviceTable
 from kernelkit.device.table_kernel import TableKernel
-from kvcache.movement.config import VECTOR_BYTES, VECTORS, CopyConfig
+from kvcache.movement.config import (
+    VECTOR_BYTES,
+    VECTORS,
+    CopyConfig,
+    SegmentsParams,
+    SlotsParams,
+    WholeSlotsParams,
+)
 from kvcache.movement.device import int64_at, load_bytes, store_bytes, zeros
-from kvcache.movement.params import SegmentsParams, SlotsParams, WholeSlotsParams
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,13 @@ from kvcache.books.step import ENDS_OF, ROWS_OF
 from kvcache.checks import require
 from kvcache.layouts.layout import Tail
 from kvcache.layouts.rows import Rows, TailRows, check_mapping, check_range
-from kvcache.movement.checks import check_angles, require_apart, require_once, spans_of, written_by
+from kvcache.movement.arguments import (
+    check_angles,
+    require_apart,
+    require_once,
+    spans_of,
+    written_by,
+)
 from mla.compressor.config import RECORDS, EntryConfig, refused
 
 

@@ -11,6 +11,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from kernelkit.device.words import float_of, fused
 from kernelkit.plan.log2 import LOG2_E
 from kvcache.layouts.latent import LATENTS, ROPE
+from kvcache.movement.config import Entries
 from kvcache.movement.device import (
     SlotRow,
     entry_address,
@@ -22,7 +23,6 @@ from kvcache.movement.device import (
     zeros,
 )
 from kvcache.movement.entry import Pieces, load_angles, rotated, rounded, store_piece
-from kvcache.movement.params import Entries
 from mla.compressor.config import VECTOR, EntryConfig
 from mla.compressor.params import CompressParams, StepRows, StepTables, TailSlots, Weights
 from mla.indexer.entry import store_index_row

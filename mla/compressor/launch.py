@@ -14,7 +14,7 @@ from kernelkit.compile.compiler import compile_once
 from kernelkit.compile.kernel import CompiledKernel
 from kernelkit.device.param_table import ParamTable
 from kernelkit.plan.dtypes import FP32_BYTES
-from kvcache.movement.params import Angles, Entries
+from kvcache.movement.config import Angles, Entries
 from mla.compressor.arguments import Compress, Job, check
 from mla.compressor.config import STAGED, WalkConfig, WindowConfig
 from mla.compressor.params import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelkit.device.param_table import Word
-from kvcache.movement.params import Angles, Entries
+from kvcache.movement.config import Angles, Entries
 
 
 @dataclass(frozen=True, kw_only=True)

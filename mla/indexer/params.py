@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernelkit.device.param_table import Word
-from kvcache.movement.params import Angles
+from kvcache.movement.config import Angles
 
 if TYPE_CHECKING:
     import torch

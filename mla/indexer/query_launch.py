@@ -13,9 +13,8 @@ from kernelkit.call.tensors import DTYPE_NAMES, is_broadcast, require_tensors, r
 from kernelkit.compile.compiler import compile_once
 from kernelkit.device.param_table import ParamTable
 from kernelkit.plan.limits import FLT_MAX
-from kvcache.movement.checks import check_positions, check_rope
-from kvcache.movement.config import ctas_for
-from kvcache.movement.params import Angles
+from kvcache.movement.arguments import check_positions, check_rope
+from kvcache.movement.config import Angles, ctas_for
 from mla.indexer.formats import WIDTH, index_format
 from mla.indexer.params import HeadRows, QueryParams
 from mla.indexer.query_config import QueryConfig
