@@ -34,13 +34,13 @@ from ptxemu.codegen.written import Written
 from ptxemu.guard import GUARD, warn
 from ptxemu.native.frame import Plan
 from ptxemu.plain import Codec, NotPlain
-from ptxemu.syntax.line_info import Location
 from ptxemu.syntax.tree import (
     Addr,
     Args,
     Entry,
     Imm,
     Instr,
+    Location,
     ModuleTree,
     Not,
     Pair,

@@ -12,7 +12,7 @@ from typing import Any
 from ptxemu.condition import Condition
 from ptxemu.host_tensor import HostTensor
 from ptxemu.numerics import swizzle as swizzles
-from ptxemu.numerics.elements import ELEMENTS, TENSOR_COLUMNS
+from ptxemu.numerics.formats import ELEMENTS, TENSOR_COLUMNS
 
 KINDS = ("smem", "tmem", "regs")
 SPACES = {"global": "global", "smem": "shared", "shared": "shared", "tmem": "tensor"}

@@ -51,7 +51,7 @@ from ptxemu.machine.tma_tile import box_rows, inside
 from ptxemu.machine.tmem import Move, PendingLoad
 from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.umma_desc import SmemDesc
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 
 
 class Checker(Forwarding):

@@ -20,7 +20,7 @@ from ptxemu.machine.tmem import LANES, SHAPES, SHIFTED_COLUMNS, register_map
 from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.tmem_metadata import Metadata
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand_words
-from ptxemu.numerics.elements import TENSOR_COLUMNS
+from ptxemu.numerics.formats import TENSOR_COLUMNS
 
 GROUPS = LANES // 16  # of lanes in a column
 TENSOR_CELLS = TENSOR_COLUMNS * GROUPS

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 
 LANES = 32
 _FIRST, _END = LANES, 62  # codes of sets of several lanes; those above say that lanes do not matter

@@ -15,7 +15,7 @@ import numpy as np
 
 from ptxemu.codegen.flow import Flow
 from ptxemu.codegen.namespace import bits_mask, mask_bits
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.ops.warp import shuffle_lanes
 from ptxemu.syntax.tree import Vec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.machine.tensor_map import TensorMap
-from ptxemu.numerics.elements import ELEMENTS, decoded
+from ptxemu.numerics.formats import ELEMENTS, decoded
 from ptxemu.numerics.swizzle import Swizzle
 
 

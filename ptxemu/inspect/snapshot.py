@@ -10,7 +10,7 @@ import numpy as np
 from ptxemu.codegen.namespace import GLOBALS, bits_mask, full
 from ptxemu.codegen.values import DTYPE
 from ptxemu.inspect import layouts
-from ptxemu.numerics import elements
+from ptxemu.numerics import formats
 from ptxemu.numerics.swizzle import BY_NAME
 from ptxemu.request import Region
 from ptxemu.syntax.tree import Instr
@@ -59,7 +59,7 @@ class Tile:
     def byte_of(self, index: tuple[int, ...]) -> int:
         """Offset in shared memory of an element."""
         flat = int(np.ravel_multi_index(index, self.values.shape))
-        return int(self.positions.reshape(-1)[flat * elements.ELEMENTS[self.dtype][0]])
+        return int(self.positions.reshape(-1)[flat * formats.ELEMENTS[self.dtype][0]])
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def register(name: str, declared: str, types: tuple[str, ...], values: Any) -> R
 
 def named_tile(shared: np.ndarray, region: Region) -> Tile:
     """Raises ValueError where the region leaves shared memory."""
-    size, _ = elements.ELEMENTS[region.dtype]
+    size, _ = formats.ELEMENTS[region.dtype]
     positions = layouts.block_positions(
         region.start, region.rows, region.columns * size, BY_NAME[region.swizzle]
     )
@@ -138,7 +138,7 @@ def named_tile(shared: np.ndarray, region: Region) -> Tile:
             f"region {region.name} ends at {int(positions.max()) + 1:#x}; the CTA has"
             f" {len(shared):#x} bytes of shared memory"
         )
-    values = elements.decoded(shared[positions], region.dtype)
+    values = formats.decoded(shared[positions], region.dtype)
     origin = f"named, {region.dtype}, swizzle {region.swizzle}, at {region.start:#x}"
     return Tile(region.name, region.dtype, values, positions, origin)
 
@@ -147,7 +147,7 @@ def moved_tile(shared: np.ndarray, offset: int, brought: Brought) -> Tile:
     """What a TMA operation moved, as the shared memory holds it now."""
     tm, dtype = brought.tm, layouts.tile_dtype(brought.tm)
     positions = layouts.tile_positions(tm, offset)
-    values = elements.decoded(shared[positions], dtype).reshape(layouts.tile_shape(tm))
+    values = formats.decoded(shared[positions], dtype).reshape(layouts.tile_shape(tm))
     way = "load from" if brought.loaded else "store to"
     box = f"box {tm.box}"
     if tm.pixels is not None:

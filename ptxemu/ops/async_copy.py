@@ -21,7 +21,7 @@ from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.memory import as_addresses
 from ptxemu.machine.state import OFFSET_MASK, RANK_SHIFT, Warp
 from ptxemu.machine.tma_tile import combine
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.syntax.tree import Instr, Not, Reg
 

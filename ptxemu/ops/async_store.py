@@ -17,7 +17,7 @@ from ptxemu.machine.listener import Place
 from ptxemu.machine.mbarrier import MAX_COUNT, MBarrier
 from ptxemu.machine.state import OFFSET_MASK, RANK_SHIFT, Warp
 from ptxemu.machine.tma_tile import combine
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.ops.async_copy import REDUCTIONS, Reduction, reduction
 from ptxemu.ops.load_store import elements
 from ptxemu.ops.mbarrier import barrier_address, find

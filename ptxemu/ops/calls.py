@@ -16,7 +16,7 @@ from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.access import SHARED_WINDOW
 from ptxemu.machine.memory import GlobalMemory
 from ptxemu.machine.state import Warp
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.syntax.tree import Args, Instr, Sym
 
 _CONVERSION = re.compile(r"%([-+ #0]*\d*(?:\.\d+)?)(ll|l|hh|h|z|j|t)?([diuoxXcsfFeEgGp%])")

@@ -27,8 +27,8 @@ from ptxemu.machine.umma_desc import (
     smem_desc,
     stationary_desc,
 )
+from ptxemu.numerics import PerLane
 from ptxemu.numerics.accumulation import Rule
-from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.syntax.tree import Addr, Imm, Instr, Vec
 

@@ -11,7 +11,7 @@ from ptxemu.codegen.lower import Lower, fields
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.state import Warp
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.ops.tcgen05_mma import Form, mma_operands, without_metadata
 from ptxemu.syntax.tree import Addr, Imm, Instr
 

@@ -17,7 +17,7 @@ from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.state import Warp
 from ptxemu.machine.tmem import SHIFTED_COLUMNS, require_shifted
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.ops.tcgen05_mma import pipe
 from ptxemu.syntax.tree import Instr
 

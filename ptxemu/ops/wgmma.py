@@ -33,8 +33,8 @@ from ptxemu.machine.wgmma import (
     smem_desc,
     with_zeros,
 )
+from ptxemu.numerics import PerLane
 from ptxemu.numerics.accumulation import Rule
-from ptxemu.numerics.lanes import PerLane
 from ptxemu.syntax.tree import Imm, Instr, Vec
 
 _TARGET = "sm_90a"

@@ -9,7 +9,7 @@ import pytest
 
 import ptxemu
 from ptxemu.errors import UnsupportedPtx
-from ptxemu.syntax.literals import MOST_NESTED
+from ptxemu.syntax.lexer import MOST_NESTED
 from tests.ptxemu.kernels import POINTER, kernel, launch
 
 # x * 3 + y if x is odd, else y - x; by branches, so that a return is not the last instruction

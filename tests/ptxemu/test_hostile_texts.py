@@ -6,7 +6,7 @@ import pytest
 
 import ptxemu
 from ptxemu.module import Module
-from ptxemu.syntax.literals import MOST_BYTES, MOST_NESTED, MOST_REGISTERS
+from ptxemu.syntax.lexer import MOST_BYTES, MOST_NESTED, MOST_REGISTERS
 from tests.ptxemu.kernels import HEAD
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lab.silicon.conformance.exact_arithmetic import FORMATS, decode, encode, ieee, to_format
-from ptxemu.numerics import arith, formats, half
+from ptxemu.numerics import arith, formats
 
 TINY = 2.0**-126
 
@@ -54,7 +54,7 @@ def test_bf16_fma_rounds_once():
     # (1 + 2^-4)^2 = 1 + 2^-3 + 2^-8 is a bf16 midpoint; the addend is below f64's last place
     a = formats.f32_to_bf16(np.float32(1 + 2.0**-4))
     for addend, expected in ((2.0**-100, 0x3F91), (-(2.0**-100), 0x3F90), (0.0, 0x3F90)):
-        assert half.fma_bf16(a, a, formats.f32_to_bf16(np.float32(addend))) == expected
+        assert arith.fma_bf16(a, a, formats.f32_to_bf16(np.float32(addend))) == expected
 
 
 def test_f64_to_sixteen_bits_rounds_once():
