@@ -24,9 +24,9 @@ from ptxemu.kept import kept
 from ptxemu.machine.machine import Machine
 from ptxemu.machine.memory import Allocated, Fixed, GlobalMemory, Range
 from ptxemu.machine.shape import Dim3, Shape, cluster_of, padded
-from ptxemu.machine.touched import WatchedMemory
 from ptxemu.one_launch import one_at_a_time
 from ptxemu.options import Options
+from ptxemu.processes import WatchedMemory
 from ptxemu.record.recorder import Recorder
 from ptxemu.report import LaunchReport
 from ptxemu.request import Stop

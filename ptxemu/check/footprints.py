@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from ptxemu.check.cells import Cells, Pattern, Span
-from ptxemu.machine.mma import Mma
-from ptxemu.machine.operand_format import line_bytes
+from ptxemu.machine.mma import Metadata, Mma
 from ptxemu.machine.scale_factors import Placement
+from ptxemu.machine.tensor_core import line_bytes
 from ptxemu.machine.tmem import LANES, SHAPES, SHIFTED_COLUMNS, register_map
 from ptxemu.machine.tmem_fill import Fill
-from ptxemu.machine.tmem_metadata import Metadata
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand_words
 from ptxemu.numerics.formats import TENSOR_COLUMNS
 

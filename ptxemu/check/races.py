@@ -27,11 +27,10 @@ from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.shadow import Shadow
 from ptxemu.check.state import States
 from ptxemu.findings import Finding
-from ptxemu.machine.mma import Mma
+from ptxemu.machine.mma import Mma, metadata_at
 from ptxemu.machine.state import Cta, Warp
 from ptxemu.machine.tmem import Move
 from ptxemu.machine.tmem_fill import Fill
-from ptxemu.machine.tmem_metadata import metadata_at
 from ptxemu.machine.umma_desc import SmemDesc
 
 Step = tuple[int, int]  # a component, and which step of it tells that an operation is complete

@@ -21,7 +21,7 @@ from ptxemu.codegen import registry
 from ptxemu.codegen.flow import Flow, UndefinedRead
 from ptxemu.findings import Access, Finding, place_of
 from ptxemu.machine.state import Warp
-from ptxemu.ops.warp_mma_sparse import metadata_lanes
+from ptxemu.ops.warp_mma import metadata_lanes
 
 Extent = tuple[str, int, int]  # a space, its first and last unit
 

@@ -19,9 +19,8 @@ from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.access import AsyncView
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.fragment import ALL
-from ptxemu.machine.sparsity import selectors
 from ptxemu.machine.state import WARPS, Multiplication, Part, Registers, Warp, Warpgroup
-from ptxemu.machine.sums import Launch, require_free_order, sums_of
+from ptxemu.machine.tensor_core import Launch, require_free_order, selectors, sums_of
 from ptxemu.machine.tmem import POISON
 from ptxemu.machine.wgmma import (
     Form,

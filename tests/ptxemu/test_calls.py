@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from ptxemu.errors import OutOfBounds, UnsupportedPtx
-from ptxemu.ops.calls import formatted
+from ptxemu.ops.control import formatted
 from tests.ptxemu.kernels import kernel, launch
 
 VARIABLES = """.extern .func (.param .b32 func_retval0) vprintf (.param .b64 p0, .param .b64 p1);

@@ -20,7 +20,7 @@ from ptxemu.host.launch_config import (
     require_settable,
 )
 from ptxemu.host.runtime_symbols import Run, RuntimeSymbols
-from ptxemu.machine.launch_queue import ctas_of_sm
+from ptxemu.machine.shape import ctas_of_sm
 from tests.ptxemu.kernels import DYNAMIC, kernel, launch
 
 STALE = 0xDEADBEEF  # what the host code leaves in the unused part of an attribute's union

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ptxemu
-from ptxemu.machine import blas
+from ptxemu.machine import machine
 from tests.ptxemu.kernels import kernel, launch
 
 # y[i] = 2 x[i] by each of two warps per CTA, with a barrier between load and store.
@@ -86,14 +86,14 @@ def test_options_are_checked(options, words):
 
 
 def test_blas_threads_are_restored():
-    control = blas._thread_control()
+    control = machine._thread_control()
     if control is None:
         pytest.skip("numpy was built with another BLAS than OpenBLAS")
     set_threads, get_threads = control
     before = get_threads()
     set_threads(2)
     try:
-        with blas.one_thread():
+        with machine.one_thread():
             assert get_threads() == 1
         assert get_threads() == 2
     finally:

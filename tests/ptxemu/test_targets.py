@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ptxemu
-from ptxemu.codegen.targets import require_target
+from ptxemu.codegen.blocks import require_target
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.syntax.tree import Instr
 from tests.ptxemu import kernels
