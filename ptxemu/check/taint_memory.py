@@ -8,8 +8,8 @@ import numpy as np
 
 from ptxemu.check import footprints
 from ptxemu.check.agents import Ticket
-from ptxemu.check.cells import Cells, Where, byte_cells
 from ptxemu.check.findings import Findings
+from ptxemu.check.footprints import Cells, Where, byte_cells
 from ptxemu.check.state import CtaState, States
 from ptxemu.check.taint import Extent, Origins, RegisterFlow
 from ptxemu.check.undefined import CODE, NEVER, rescale

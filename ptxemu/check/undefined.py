@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ptxemu.check import footprints
-from ptxemu.check.cells import Where
-from ptxemu.check.footprints import GROUPS, TENSOR_CELLS, bits
+from ptxemu.check.footprints import GROUPS, TENSOR_CELLS, Where, bits
 from ptxemu.machine.mma import Metadata
 from ptxemu.machine.scale_factors import Placement
 from ptxemu.machine.tensor_core import CHUNK, data_bytes, line_bytes

@@ -24,7 +24,7 @@ from ptxemu.watch import watched
 if TYPE_CHECKING:
     from ptxemu.commands.launch_tensors import Found, Judgement
     from ptxemu.difference import Difference
-    from ptxemu.inspect.writes import Write
+    from ptxemu.inspect.snapshot import Write
 
 ABOUT = f"""\
 Where two runs of CuTe DSL kernels of your own first differ, and who wrote there.

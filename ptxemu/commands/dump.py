@@ -180,7 +180,7 @@ def _keeping_machine_code(folder: str) -> dict[str, str]:
 @contextmanager
 def _written(folder: Folder, *, execute: bool) -> Iterator[None]:
     """Within the block every launch goes to the folder first."""
-    from ptxemu.mutation.launches import launching
+    from ptxemu.module import launching
     from ptxemu.report import LaunchReport
 
     def through(launch: Callable[..., LaunchReport], module: Any) -> Callable[..., LaunchReport]:

@@ -283,11 +283,11 @@ for _flag, _ftz in (("", False), (" ftz=True", True)):
     for _name in ("neg", "abs"):
         add(f"arith.{_name}_f32{_flag}", ("F32",), "F32", _unary(_name, _ftz))
     for _name in ("min", "max"):
-        for _count in (2, 3):
+        for _arity in (2, 3):
             for _nan in ("", " nan=True"):
                 add(
                     f"arith.{_name}_f32{_nan}{_flag}",
-                    ("F32",) * _count,
+                    ("F32",) * _arity,
                     "F32",
                     _extreme(_name, bool(_nan), _ftz),
                 )

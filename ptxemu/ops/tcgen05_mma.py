@@ -1,6 +1,7 @@
-"""tcgen05.mma, its .sp and .ws, tcgen05.commit, .cp and .shift: PTX ISA, sections of these names.
+"""tcgen05.mma, its .sp and .ws, tcgen05.commit, .cp and .shift: PTX ISA, their sections.
 
-MMAs, copies, shifts and commits of a CTA (or of the pair whose even CTA issues) form one in-order queue.
+MMAs, copies, shifts and commits of a CTA (or of the pair whose even CTA issues) form one queue in
+order.
 """
 
 from __future__ import annotations

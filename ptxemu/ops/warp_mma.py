@@ -585,7 +585,7 @@ def _word(c: Lower, i: Instr, operand: object) -> tuple[object, ...]:
     return words
 
 
-for _kind, _types, _factor, _dense, _sparse in (
+for _kind, _ab, _factor, _dense, _sparse in (
     ("mxf8f6f4", _NARROW, "ue8m0", "m16n8k32", "m16n8k64"),
     ("mxf4", "e2m1", "ue8m0", "m16n8k64", "m16n8k128"),
     ("mxf4nvf4", "e2m1", "ue8m0 ue4m3", "m16n8k64", "m16n8k128"),
@@ -593,7 +593,7 @@ for _kind, _types, _factor, _dense, _sparse in (
     for _name, _shape in (("mma.sync", _dense), (_SPARSE, _sparse)):
         op(
             _name,
-            types=("f32", _types, _types, "f32", _factor),
+            types=("f32", _ab, _ab, "f32", _factor),
             flags=f"{_FLAGS} {_shape} kind::{_kind}",
             section="mma" if _name == "mma.sync" else "mma.sp",
         )(multiply_scaled)

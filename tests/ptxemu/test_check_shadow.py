@@ -12,8 +12,8 @@ import pytest
 
 from ptxemu.check import frame
 from ptxemu.check.agents import Ticket, WarpClock
-from ptxemu.check.cells import Cells, Pattern, Scattered, Span
 from ptxemu.check.clocks import ALL_LANES, ATOMIC, Components, Mark, stamp
+from ptxemu.check.footprints import Cells, Pattern, Scattered, Span
 from ptxemu.check.global_memory import GlobalShadow, Piece
 from ptxemu.check.shadow import Shadow
 from ptxemu.native.library import library

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import ptxemu
-from ptxemu.check.roles import describe, roles_of
-from ptxemu.check.text import document, render, verdict
+from ptxemu.check.text import describe, document, render, roles_of, verdict
 from ptxemu.findings import Access, Finding
 from ptxemu.report import LaunchReport, Report
 

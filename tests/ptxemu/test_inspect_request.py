@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ptxemu
-from ptxemu.condition import Condition
 from ptxemu.inspect import Inspect, Region, Stop, Watch
 from ptxemu.inspect_flags import add_inspect_arguments, inspecting, inspection_of
+from ptxemu.request import Condition
 from tests.ptxemu.kernels import kernel, launch
 
 VALUES = {"step": 3, "warp": 4, "cta": 1, "r7": 0xFFFFFFFF, "f1": 1.5, "lane": np.arange(4)}

@@ -23,7 +23,7 @@ from lab.silicon.conformance import (
 from lab.silicon.conformance.campaign import Campaign
 from lab.silicon.conformance.case import Case
 from lab.silicon.conformance.fragments import BITS, M, N, place_a, place_b, place_d
-from ptxemu.check.rules import ALL, RULES, both_halves
+from ptxemu.check.taint import ALL, RULES, both_halves
 from ptxemu.codegen.flow import flow_of
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.ops import warp_mma
