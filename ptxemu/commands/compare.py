@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ptxemu.commands import subject as subjects
-from ptxemu.commands.progress import Progress
-from ptxemu.host.command_line import output_file
-from ptxemu.inspect_flags import add_place_arguments, source_lines
+from ptxemu.commands.subject import Progress
+from ptxemu.host.command_line import add_place_arguments, output_file, source_lines
 from ptxemu.options import POLICIES
 from ptxemu.schedules import Schedule, schedule
 from ptxemu.watch import watched

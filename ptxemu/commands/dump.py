@@ -16,9 +16,9 @@ from typing import Any
 
 from ptxemu.commands import subject as subjects
 from ptxemu.commands.machine_code import add_machine_code
-from ptxemu.commands.progress import Progress
+from ptxemu.commands.subject import Progress
+from ptxemu.host.command_line import add_inspect_arguments, source_lines
 from ptxemu.host.patching import environment
-from ptxemu.inspect_flags import add_inspect_arguments, source_lines
 from ptxemu.options import POLICIES
 from ptxemu.schedules import Schedule
 from ptxemu.watch import watched

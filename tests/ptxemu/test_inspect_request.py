@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ptxemu
+from ptxemu.host.command_line import add_inspect_arguments, inspecting, inspection_of
 from ptxemu.inspect import Inspect, Region, Stop, Watch
-from ptxemu.inspect_flags import add_inspect_arguments, inspecting, inspection_of
 from ptxemu.request import Condition
 from tests.ptxemu.kernels import kernel, launch
 
