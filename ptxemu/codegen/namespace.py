@@ -151,10 +151,7 @@ GLOBALS = {
     "arith": arith,
     "approx": approx,
     "formats": formats,
-    "half": arith,
-    "conversions": formats,
     "integers": integers,
-    "rounding": formats,
     "flush_f32": formats.flush_f32,
     **{
         function.__name__: function

@@ -488,21 +488,11 @@ class Expressions:
         bits = self._do(f"bitcast float {self._as(value, 'float')} to i32")
         return Value(self._do(f"zext i32 {bits} to i64"), "i64")
 
-    def _c_popcount(self, value: Value) -> Value:
-        text = self._as(value, "i64")
-        return Value(self._do(f"call i64 @llvm.ctpop.i64(i64 {text})"), "i64")
-
-    def _c_trailing_zeros(self, value: Value) -> Value:
-        text = self._as(value, "i64")
-        return Value(self._do(f"call i64 @llvm.cttz.i64(i64 {text}, i1 false)"), "i64")
-
 
 _DECLARATIONS = """\
 declare i64 @llvm.smin.i64(i64, i64)
 declare i64 @llvm.smax.i64(i64, i64)
 declare i64 @llvm.abs.i64(i64, i1)
-declare i64 @llvm.ctpop.i64(i64)
-declare i64 @llvm.cttz.i64(i64, i1)
 declare float @llvm.fabs.f32(float)
 declare double @llvm.fabs.f64(double)
 declare i64 @llvm.fptosi.sat.i64.f32(float)
@@ -523,11 +513,6 @@ def module(functions: Iterable[Callable[..., Any]]) -> str:
     for function in functions:
         parts += [_Routine(function, tables).translated(), _entry(Signature(function))]
     return "\n".join((*parts, *tables.values()))
-
-
-def entry_name(function: Callable[..., Any]) -> str:
-    """The symbol of what Python calls."""
-    return f"python.{symbol(function)}"
 
 
 class _Routine(Expressions):
