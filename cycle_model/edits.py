@@ -21,10 +21,8 @@ from functools import partial
 
 from cycle_model.binding.bound import BoundLaunch
 from cycle_model.parameters.parameter import Gpu
-from cycle_model.rewrite.emulate import apart, emulate
-from cycle_model.rewrite.move import LONGEST_STALL, move
-from cycle_model.sass.flow import Function
-from cycle_model.sass.instruction import NO_SCOREBOARD, Control, Instruction
+from cycle_model.rewrite import LONGEST_STALL, apart, emulate, move
+from cycle_model.sass.flow import NO_SCOREBOARD, Control, Function, Instruction
 
 FORMS = (
     "NAME=NUMBER, 'stall OPCODE=N', 'apart OPCODE=N', 'waits OPCODE=MASK', 'drop OPCODE', "

@@ -23,7 +23,7 @@ from cycle_model.engine.simulate import Result, simulate
 from cycle_model.engine.tables import Placed, Sharing, Tables
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.traffic import Traffic
-from ptxemu.machine.launch_queue import ctas_of_sm
+from ptxemu.machine.shape import ctas_of_sm
 
 REGISTERS_OF_SM = 1 << 16
 QUICK_CTAS = 8  # of an SM, which are sent to it quickly

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from cycle_model.binding.bound import BoundLaunch
 from cycle_model.sass.flow import Function
-from cycle_model.sass.listing import parse
-from cycle_model.sass.tools import disassemble
+from cycle_model.sass.tools import disassemble, parse
 from ptxemu.record.recording import Recording
 
 

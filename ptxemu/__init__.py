@@ -67,7 +67,7 @@ def run_host(code: object, pointers: Sequence[int], options: Options | None = No
     """
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.engine import host_program
-    from ptxemu.host.pretence import pretended
+    from ptxemu.host.patching import pretended
 
     launcher = pretended.get() if options is None else None
     emulator = launcher if isinstance(launcher, Emulator) else Emulator(options)
@@ -78,7 +78,7 @@ def run_host(code: object, pointers: Sequence[int], options: Options | None = No
 def pretends() -> bool:
     """Whether this process is run as if it had a GPU, by `python -m ptxemu`: native launches of
     host code that the DSL does not launch are to come to `run_host`."""
-    from ptxemu.host.pretence import pretended
+    from ptxemu.host.patching import pretended
 
     return pretended.get() is not None
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from ptxemu.host_tensor import HostTensor
-from ptxemu.inspect.snapshot import Snapshot, Tile
-from ptxemu.inspect.writes import Write
-from ptxemu.numerics.elements import ELEMENTS, decoded
+from ptxemu.inspect.snapshot import Snapshot, Tile, Write
+from ptxemu.numerics.formats import ELEMENTS, decoded
 from ptxemu.report import Report
 from ptxemu.request import Inspect, Stop, Watch
 from ptxemu.watch import watched

@@ -27,7 +27,7 @@ class Access:
 
     agent       the warp on whose behalf it happened, such as "warp 4 of cta(0,0,0)".
     role        the operation, such as "tcgen05.mma" (what a warp does in its CTA is told by
-                `ptxemu.check.roles`).
+                `ptxemu.check.text`).
     what        "read" or "write", or another word for what was done, such as "init".
     space       "shared", "tensor" or "global"; may go on, as in "shared memory of cta(0,0,0)".
     first, last the range, both inclusive: bytes; columns in tensor memory.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.numerics.elements import ELEMENTS
+from ptxemu.numerics.formats import ELEMENTS
 
 _NAMES = {
     "float64": "f64",

@@ -29,18 +29,18 @@ from typing import Any
 import numpy as np
 
 from ptxemu.codegen.analysis import Analysis
-from ptxemu.codegen.registers import RegisterFile
-from ptxemu.codegen.written import Written
+from ptxemu.codegen.program import Written
+from ptxemu.codegen.values import RegisterFile
 from ptxemu.guard import GUARD, warn
 from ptxemu.native.frame import Plan
 from ptxemu.plain import Codec, NotPlain
-from ptxemu.syntax.line_info import Location
 from ptxemu.syntax.tree import (
     Addr,
     Args,
     Entry,
     Imm,
     Instr,
+    Location,
     ModuleTree,
     Not,
     Pair,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
@@ -24,9 +24,9 @@ from ptxemu.kept import kept
 from ptxemu.machine.machine import Machine
 from ptxemu.machine.memory import Allocated, Fixed, GlobalMemory, Range
 from ptxemu.machine.shape import Dim3, Shape, cluster_of, padded
-from ptxemu.machine.touched import WatchedMemory
 from ptxemu.one_launch import one_at_a_time
 from ptxemu.options import Options
+from ptxemu.processes import WatchedMemory
 from ptxemu.record.recorder import Recorder
 from ptxemu.report import LaunchReport
 from ptxemu.request import Stop
@@ -344,3 +344,22 @@ def load(ptx_text: str) -> Module:
     """Parse PTX text; raises PtxSyntaxError with the line. What is worked out about it is kept on
     disk for other processes; `ptxemu.kept` says where."""
     return Module(ptx_text, keep=True)
+
+
+Launch = Callable[..., LaunchReport]
+
+
+@contextmanager
+def launching(through: Callable[[Launch, Module], Launch]) -> Iterator[None]:
+    """Within the block a launch of a module is `through(launch, module)(entry, ...)`, where
+    launch(module, entry, ...) is `Module.launch`."""
+    launch = Module.launch
+
+    def instead(self: Module, *args: Any, **kwargs: Any) -> LaunchReport:
+        return through(launch, self)(*args, **kwargs)
+
+    Module.launch = instead  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Module.launch = launch  # type: ignore[method-assign]

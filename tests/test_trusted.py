@@ -27,7 +27,7 @@ from kvcache.movement.config import ChecksumConfig
 from lab.house.source import ROOT
 from ptxemu import guard as emulator
 from ptxemu import kept
-from ptxemu.check import kept as reports
+from ptxemu.check import text as reports
 from ptxemu.native import library
 
 STRANGER = 12_345  # a user that is neither root nor us

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cycle_model.sass.instruction import Instruction
+from cycle_model.sass.flow import Instruction
 from ptxemu.syntax.tree import Instr
 
 # Landmarks. Of those in DYNAMIC a recording says when they happened; the others stand in the text.

@@ -19,7 +19,7 @@ from cycle_model.binding.symbols import (
     of_ptx,
     stream,
 )
-from ptxemu.inspect.places import registers_of
+from ptxemu.inspect.stops import registers_of
 from ptxemu.record.recording import Event, Recording, WarpRecord
 from ptxemu.syntax.tree import Instr
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from cycle_model.engine import layout as L
 from cycle_model.engine import settings as P
-from cycle_model.engine.effects import perform
-from cycle_model.engine.heap import drop_first
-from cycle_model.engine.sync import settle, wake, warp_left
+from cycle_model.engine.effects import drop_first, perform, settle, wake, warp_left
 from ptxemu.native.routines import p_i32, p_i64, routine
 
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from cycle_model.engine import effects, heap, layout, run, settings, sync
+from cycle_model.engine import effects, layout, run, settings
 from cycle_model.engine import layout as L
 from cycle_model.engine.tables import Sharing, Tables, code_of, settings_of
 from ptxemu.native.library import Library, library_of
@@ -70,7 +70,7 @@ class Result:
 
 @cache
 def _library() -> Library | None:
-    return library_of(heap, sync, effects, run, layout, settings)
+    return library_of(effects, run, layout, settings)
 
 
 def simulate(tables: Tables, sharing: Sharing, *, log: bool = False) -> Result:

@@ -1,8 +1,4 @@
-"""The control flow of one kernel: basic blocks, dominators, and loops.
-
-Loops are natural loops of the graph, so cold blocks that ptxas moves behind the EXIT belong to
-them.
-"""
+"""SASS of one kernel: instructions with their control words, basic blocks, dominators, loops."""
 
 from __future__ import annotations
 
@@ -11,8 +7,115 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
-from cycle_model.sass.instruction import Instruction
+# One SASS instruction, and what its control word asks of the scheduler.
+#
+# The compiler, not the hardware, keeps an instruction from coming too early. Where it knows when a
+# result is there, the instruction before waits: `stall`. Where it does not, as for memory, the
+# instruction that makes the result takes one of six scoreboards when it is issued and returns it
+# when the result is there (`writes`) or when its operands have been read (`reads`), and who needs
+# it waits until the scoreboards of its mask (`waits`) are free.
+
+TARGET = re.compile(r"`\(([^)]+)\)")
+NO_SCOREBOARD = 7
+
+# What kinds of instructions begin with. Spills: to local memory and back.
+SPILLS = ("STL", "LDL")
+BARRIERS = (
+    *("SYNCS", "BAR", "DEPBAR", "LDGDEPBAR", "FENCE", "MEMBAR", "WARPSYNC", "NOP", "NANOSLEEP"),
+)
+SELECTION = ("FSETP", "FSEL", "ISETP", "SEL", "PLOP3", "P2R", "R2P", "UISETP", "USEL")
+
+Kinds = dict[str, tuple[str, ...]]  # kind -> what its opcodes begin with; the first match counts
+
+
+def kind_of(opcode: str, kinds: Kinds) -> str:
+    """The kind of an instruction."""
+    return next(kind for kind, heads in kinds.items() if opcode.startswith(heads))
+
+
+class Control(NamedTuple):
+    """stall: cycles until the warp may issue again, 0 to 15; yields: another warp should go first;
+    writes, reads: the scoreboard that it takes until its result is written, its operands are read,
+    7 for none; waits: a mask of scoreboards; reuse: operand slots that it keeps."""
+
+    stall: int = 1
+    yields: bool = False
+    writes: int = NO_SCOREBOARD
+    reads: int = NO_SCOREBOARD
+    waits: int = 0
+    reuse: int = 0
+
+    @classmethod
+    def decoded(cls, high: int) -> Control:
+        """From the upper 64 of the 128 bits of an instruction."""
+        return cls(
+            stall=high >> 41 & 15,
+            yields=not high >> 45 & 1,
+            writes=high >> 46 & 7,
+            reads=high >> 49 & 7,
+            waits=high >> 52 & 63,
+            reuse=high >> 58 & 15,
+        )
+
+
+NOTHING_ASKED = Control()
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One SASS instruction; `guard` is its predicate ('P0', '!UP1') or empty."""
+
+    address: int
+    guard: str
+    opcode: str
+    operands: str
+    control: Control = NOTHING_ASKED
+
+    @property
+    def word(self) -> str:
+        """The opcode without its modifiers."""
+        return self.opcode.partition(".")[0]
+
+    @property
+    def text(self) -> str:
+        """As nvdisasm prints it."""
+        guard = f"@{self.guard} " if self.guard else ""
+        return f"{guard}{self.opcode} {self.operands}".rstrip()
+
+    @property
+    def target(self) -> str | None:
+        """The label it names, if any."""
+        match = TARGET.search(self.operands)
+        return match[1] if match else None
+
+    @property
+    def is_branch(self) -> bool:
+        """BRA, or what ptxas writes for one that all lanes take together: a call of a label of the
+        function itself, from which nothing returns."""
+        calls = self.word == "CALL" and (self.target or "").startswith(".L_")
+        return calls or self.opcode.startswith("BRA")
+
+    @property
+    def conditional(self) -> bool:
+        """A branch that may fall through: guarded, or with a predicate before its target."""
+        return bool(self.guard) or bool(self.operands.partition("`")[0].strip())
+
+    @property
+    def repetition(self) -> int:
+        """TMEM columns of a 32x32b LDTM or STTM: 32 for LDTM.x32."""
+        match = re.search(r"\.x(\d+)", self.opcode)
+        return int(match[1]) if match else 1
+
+
+def kinds_of(instructions: Iterable[Instruction], kinds: Kinds) -> dict[str, int]:
+    """Instructions by kind; every kind stands in the result."""
+    counts = dict.fromkeys(kinds, 0)
+    for item in instructions:
+        counts[kind_of(item.opcode, kinds)] += 1
+    return counts
+
 
 BARRIER_REGISTER = re.compile(r"\bB\d+\b")
 REGISTER = re.compile(r"\bR(\d+)\b")
@@ -183,3 +286,31 @@ def _reconvergence(
             for register in BARRIER_REGISTER.findall(item.operands):
                 meets[register] = meets.get(register, frozenset()) | {labels[item.target or ""]}
     return meets
+
+
+# Whether ptxas let the products of Hopper's tensor core overlap.
+#
+# Where ptxas cannot prove that registers of a wgmma in flight stay as they are, or has too few of
+# them, it serialises every wgmma of the kernel: each becomes a group of its own and is waited for
+# before the next one is issued. It says so in an advisory (C7510 to C7515) that `ptxas -v` prints
+# and the DSL does not; the machine code tells as well.
+
+PRODUCTS = ("HGMMA", "QGMMA", "IGMMA", "BGMMA")
+WAIT = "WARPGROUP.DEPBAR"
+GROUP_ENDS = "gsb0"  # an operand of the last product of a group
+FOR_ALL = "0x0"  # of the wait: no group may be in flight
+
+
+def is_serialised(function: Function) -> bool | None:
+    """Whether each product ends a group, and behind each, before the next, all groups are waited
+    for; None where nothing is multiplied. A kernel that asks for just that counts as well."""
+    marks = [item for item in function.instructions if item.opcode.startswith((*PRODUCTS, WAIT))]
+    products = [n for n, item in enumerate(marks) if not item.opcode.startswith(WAIT)]
+    if not products:
+        return None
+    for n in products:
+        waits = n + 1 < len(marks) and marks[n + 1].opcode.startswith(WAIT)
+        ends = marks[n].operands.endswith(GROUP_ENDS)
+        if not (ends and waits and marks[n + 1].operands.endswith(FOR_ALL)):
+            return False
+    return True

@@ -1,4 +1,4 @@
-"""NVIDIA's tools that read cubins: where they are, and what they say of a file."""
+"""NVIDIA's tools that read cubins: where they are, and the kernels that they list."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import re
 import shutil
 import subprocess
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from cycle_model.sass.flow import SPILLS, Control, Function, Instruction, is_serialised, kinds_of
 
 TOOLS = ("cuobjdump", "nvdisasm")
 HOW_TO_GET_TOOLS = "not found: cuobjdump, nvdisasm; `pip install '.[sass]'` brings both"
@@ -61,3 +64,45 @@ def _output(tool: str, *arguments: object) -> str:
     return subprocess.run(
         [command, *map(str, arguments)], capture_output=True, text=True, check=True
     ).stdout
+
+
+SECTION = re.compile(r"^\s*\.section\s+\.text\.([^,\s]+)")
+LABEL = re.compile(r"^(\.L_\w+|\$?[\w$]+):$")
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
+UPPER_HALF = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/\s*$")
+
+
+def parse(listing: str) -> list[Function]:
+    """Every kernel of a listing of nvdisasm, in its order. Where the listing has no encoding, all
+    instructions have the control word that asks for nothing."""
+    functions: list[Function] = []
+    name, instructions, labels = "", [], {}
+    for line in [*listing.splitlines(), "\t.section\t.text.end,"]:
+        if match := INSTRUCTION.match(line):
+            address, guard, opcode, operands = match.groups()
+            operands = operands.strip()
+            instructions.append(Instruction(int(address, 16), guard or "", opcode, operands))
+        elif upper := UPPER_HALF.match(line):
+            control = Control.decoded(int(upper[1], 16))
+            instructions[-1] = replace(instructions[-1], control=control)
+        elif label := LABEL.match(line):
+            labels[label[1]] = len(instructions)
+        elif section := SECTION.match(line):
+            if instructions:
+                functions.append(Function(name, instructions, labels))
+            name, instructions, labels = section[1], [], {}
+    return functions
+
+
+def read(cubin: Path) -> tuple[dict[str, Any], Function]:
+    """(what can be said of every kernel, its code) of a file with one kernel.
+
+    registers and stack of a thread; spills: instructions that move registers to local memory or
+    back; instructions: all of them; serialised: see `is_serialised`; ptxas: its version. Raises
+    FileNotFoundError without the tools, ValueError for more kernels than one.
+    """
+    (usage,), (function,) = resources(cubin), parse(disassemble(cubin))
+    spills = kinds_of(function.instructions, {"spills": SPILLS, "": ("",)})["spills"]
+    counts = {"spills": spills, "instructions": len(function.instructions)}
+    said = {"serialised": is_serialised(function), "ptxas": ptxas_version(cubin)}
+    return vars(usage) | counts | said, function

@@ -17,8 +17,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from examples.gpt_oss.cache import Decoding, Kept, Prefill
-from examples.gpt_oss.context import SharedPrefill
+from examples.gpt_oss.cache import Decoding, Kept, Prefill, SharedPrefill
 from examples.gpt_oss.model import Model
 from kernelkit.call.tensors import brought
 from kvcache import Placeholders, Request

@@ -6,18 +6,108 @@ graph cannot capture: no value is read on the host.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
 import torch
 from torch.nn.functional import linear, rms_norm
 
 from examples.gpt_oss.config import Config
-from examples.gpt_oss.fused import Elementwise
 from examples.gpt_oss.ranks import Ranks
-from examples.gpt_oss.rope import angle_table
 from examples.gpt_oss.weights import Layer, Weights
 from kernelkit.call.ranges import nvtx_range
 from moe import RouterLinear
+
+
+def frequencies(config: Config) -> tuple[torch.Tensor, float]:
+    """(radians of a position, fp32 [D / 2]; what cosines and sines are multiplied by).
+
+    YaRN (arXiv:2309.00071): pairs that turn often within the original context keep their
+    frequency, those that turn seldom get it divided by `factor`, and a ramp is in between.
+    """
+    rope, dim = config.rope, config.head_dim
+    base, factor, context = (
+        rope[name] for name in ("rope_theta", "factor", "original_max_position_embeddings")
+    )
+
+    def pair_that_turns(times: float) -> float:
+        """The pair, counted from the fastest, that turns so often within the context."""
+        return dim * math.log(context / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = pair_that_turns(rope["beta_fast"]), pair_that_turns(rope["beta_slow"])
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    pair = torch.arange(dim // 2, dtype=torch.float32)
+    stretched = ((pair - low) / max(high - low, 1e-3)).clamp(0, 1)
+    plain = base ** (-2 * pair / dim)
+    return plain * (1 - stretched) + plain / factor * stretched, 0.1 * math.log(factor) + 1.0
+
+
+def angle_table(config: Config, positions: int, device: torch.device | str) -> torch.Tensor:
+    """fp32 [positions, 2, 2, D / 2]: (cos, cos), what a head is multiplied by, then (-sin, sin),
+    what its halves are multiplied by that have changed places."""
+    speed, scale = frequencies(config)
+    turns = torch.arange(positions, dtype=torch.float32)[:, None] * speed
+    cos, sin = turns.cos() * scale, turns.sin() * scale
+    return torch.stack((cos, cos, -sin, sin), dim=1).unflatten(1, (2, 2)).to(device)
+
+
+# What is between products and kernels, element by element: norms behind sums, rotations.
+#
+# Launch by launch these are eight small kernels of torch in a layer; `compiled` has inductor make
+# three of them.
+
+
+def add_norm(
+    x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x + more [T, H], and its RMSNorm."""
+    x = x + more
+    return x, rms_norm(x, weight.shape, weight, eps)
+
+
+def rotated(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """heads [T, H, D], turned by `angles` [T, 2, 2, D / 2] of its tokens; in fp32, rounded once.
+
+    Element i of the first half and of the second are a pair.
+    """
+    halves = heads.unflatten(-1, (2, -1))
+    by, across = angles[:, None, 0], angles[:, None, 1]
+    return torch.addcmul(halves * by, halves.flip(-2), across).to(heads.dtype).flatten(-2)
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """Both functions, as they are or compiled."""
+
+    add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_norm
+    rotated: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = rotated
+
+    @classmethod
+    def compiled(cls) -> Elementwise:
+        """By torch.compile, which needs a compiler of C or, on a GPU, Triton."""
+        return cls(_of_any_count(add_norm), _of_any_count(rotated))
+
+
+def _of_any_count(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tensors that begin with the tokens [T, ...], and weights of one dimension,
+    compiled twice in all: for one token, and for any other number of them. Other sizes are
+    constants, as kernels need them to be fast."""
+    compiled = torch.compile(function)
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and arg.ndim > 1:
+                torch._dynamo.maybe_mark_dynamic(arg, 0)
+        return compiled(*args)
+
+    return call
+
 
 # (number of the layer, its sinks, q [T, Hq, D], k and v [T, Hkv, D]) -> O [T, Hq, D]: keeps k and v
 # and attends to them and to what was kept before.

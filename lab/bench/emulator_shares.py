@@ -29,15 +29,14 @@ PERIOD = 1e-3  # seconds
 # that reads shared memory is MMA, a barrier's word is scheduling.
 ASKED = {
     MMA: (
-        *("machine/mma", "machine/operand_format", "machine/scale_factors", "machine/sparsity"),
-        *("machine/sums", "machine/umma_desc", "machine/wgmma"),
-        *("ops/tcgen05_mma", "ops/warp_fragments", "ops/warp_mma", "ops/wgmma"),
+        *("machine/mma", "machine/scale_factors", "machine/tensor_core", "machine/umma_desc"),
+        *("machine/wgmma", "ops/tcgen05_mma", "ops/warp_mma", "ops/wgmma"),
     ),
     MEMORY: (
         *("machine/access", "machine/im2col", "machine/memory", "numerics/swizzle"),
         *("machine/tensor_map", "machine/tma_tile", "machine/tmem"),
-        *("ops/async_copy", "ops/async_store", "ops/atomics", "ops/load_store", "ops/matrix_copy"),
-        *("ops/tcgen05_copy", "ops/tcgen05_shift", "ops/tensor_copy"),
+        *("ops/async_copy", "ops/atomics", "ops/load_store", "ops/matrix_copy"),
+        *("ops/tcgen05_copy", "ops/tensor_copy"),
     ),
     SCHEDULING: ("machine/mbarrier", "ops/barriers", "ops/mbarrier"),
 }

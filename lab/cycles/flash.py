@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cycle_model.parameters.blackwell import B200
+from cycle_model.gpus import B200
 from cycle_model.parameters.parameter import Gpu
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.gpu_machine import machine_with_gpu

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cycle_model import gpus
-from cycle_model.parameters.parameter import Gpu
-from cycle_model.parameters.table import Table, read
+from cycle_model.parameters.parameter import Gpu, Table, read
 from lab.silicon.units.rules.parameters import gpu_of as gpu_of_device
 
 

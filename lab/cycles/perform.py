@@ -11,9 +11,7 @@ from typing import Any
 from cycle_model import gpus
 from cycle_model.binding.bound import BoundLaunch
 from cycle_model.edits import Edit, edited, edits_of, rewritten
-from cycle_model.explain.chain import chain, summary
-from cycle_model.explain.spent import Spent
-from cycle_model.explain.timeline import timeline
+from cycle_model.explain import Spent, chain, summary, timeline
 from cycle_model.grid import LaunchModel, Prediction, in_stream
 from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Gpu

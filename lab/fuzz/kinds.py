@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import ptxemu
-from cycle_model.parameters import table as cycle_parameters
+from cycle_model.parameters import parameter as cycle_parameters
 from kernelkit.compile import aot
 from kernelkit.compile.artifact import Artifact, ArtifactError
 from kernelkit.compile.host_object import HostObject, LoadedObject, ObjectError

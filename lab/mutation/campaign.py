@@ -16,8 +16,7 @@ from pathlib import Path
 from lab.mutation import attention, cache, decode, experts
 from lab.mutation.subject import SCHEDULES, Judge, Subject
 from ptxemu.mutation.carried import UNREACHED
-from ptxemu.mutation.catalogue import CLASSES
-from ptxemu.mutation.classes import Mutant
+from ptxemu.mutation.catalogue import CLASSES, Mutant
 from ptxemu.mutation.rerun import BROKEN, NOTICED, UNNOTICED, Verdict
 
 SUBJECTS: dict[str, Subject] = {

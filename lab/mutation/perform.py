@@ -15,8 +15,7 @@ from lab.mutation.campaign import SUBJECTS, Chosen, Key, Record, Records, keyed
 from lab.mutation.subject import SCHEDULES
 from lab.mutation.table import show, within_contract
 from lab.tools.common import refuse
-from ptxemu.mutation.catalogue import CLASSES, SYNCHRONISATION
-from ptxemu.mutation.classes import sampled
+from ptxemu.mutation.catalogue import CLASSES, SYNCHRONISATION, sampled
 
 
 def chosen_mutants(options: argparse.Namespace) -> Chosen:

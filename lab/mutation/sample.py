@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.mutation.subject import SCHEDULES, Subject
-from ptxemu.mutation.classes import sampled
+from ptxemu.mutation.catalogue import sampled
 from ptxemu.mutation.rerun import BROKEN
 
 SEED = 0

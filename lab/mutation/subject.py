@@ -13,8 +13,7 @@ from kernelkit.call.launch import emulation
 from lab.problems.attention import same_bits
 from lab.tools.poison import poisoned_outputs
 from ptxemu.mutation.carried import Carried, instead
-from ptxemu.mutation.catalogue import SYNCHRONISATION
-from ptxemu.mutation.classes import Mutant, MutationClass, mutants
+from ptxemu.mutation.catalogue import SYNCHRONISATION, Mutant, MutationClass, mutants
 from ptxemu.mutation.rerun import Baseline, Verdict, baseline, carried, verdict
 from ptxemu.mutation.text import Text
 

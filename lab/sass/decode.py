@@ -10,15 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cycle_model.sass.flow import Function
-from cycle_model.sass.instruction import (
+from cycle_model.sass.flow import (
     BARRIERS,
     SELECTION,
     SPILLS,
+    Function,
     Kinds,
     kinds_of,
 )
-from cycle_model.sass.listing import read
+from cycle_model.sass.tools import read
 from gqa_lowlatency.config import DecodeConfig
 from kernelkit.compile.arch import PORTABLE, written_for
 from lab.sass.softmax import mufu_distance, times_of

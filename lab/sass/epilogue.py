@@ -10,9 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cycle_model.sass.flow import Function
-from cycle_model.sass.instruction import BARRIERS, SELECTION, SPILLS, Kinds, kinds_of
-from cycle_model.sass.listing import read
+from cycle_model.sass.flow import BARRIERS, SELECTION, SPILLS, Function, Kinds, kinds_of
+from cycle_model.sass.tools import read
 
 MARK = "LDTM"
 COLUMNS = 32  # of a subtile; its rows are the 128 lanes of four warps

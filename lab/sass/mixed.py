@@ -10,9 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cycle_model.sass.flow import Function
-from cycle_model.sass.instruction import BARRIERS, SELECTION, SPILLS, Kinds, kinds_of
-from cycle_model.sass.listing import read
+from cycle_model.sass.flow import BARRIERS, SELECTION, SPILLS, Function, Kinds, kinds_of
+from cycle_model.sass.tools import read
 from moe.mixed.config import DEPTH, ROWS, MixedConfig
 
 # of an architecture and of rows of x: the instruction that every unit of weights ends with, and the

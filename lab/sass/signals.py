@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from cycle_model.sass.flow import Function
-from cycle_model.sass.instruction import NO_SCOREBOARD, Instruction
+from cycle_model.sass.flow import NO_SCOREBOARD, Function, Instruction
 
 SCOREBOARDS = 6
 SIGNAL = re.compile(

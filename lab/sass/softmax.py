@@ -13,11 +13,8 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from cycle_model.sass.flow import Function
-from cycle_model.sass.instruction import SPILLS, Instruction, Kinds, kinds_of
-from cycle_model.sass.listing import parse
-from cycle_model.sass.tools import disassemble, resources
-from cycle_model.sass.wgmma import is_serialised
+from cycle_model.sass.flow import SPILLS, Function, Instruction, Kinds, is_serialised, kinds_of
+from cycle_model.sass.tools import disassemble, parse, resources
 
 SOFTMAX_EX2 = 32  # exponentials in a body from which on it is a softmax loop
 TILE_COLUMNS = 128

@@ -18,10 +18,10 @@ from ptxemu.check.clocks import (
     ORDERED,
     ROWS,
     Components,
+    Met,
     fresh,
     join,
 )
-from ptxemu.check.lanes import Met
 from ptxemu.machine.state import Warp
 from ptxemu.machine.tmem import PendingLoad
 

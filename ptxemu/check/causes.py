@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from ptxemu.check.arrivers import user_source
-from ptxemu.check.waits import Group, bytes_of
+from ptxemu.check.waits import Group, bytes_of, user_source
 from ptxemu.machine.deadlock import Barrier, Signalled, Stall, Who
 from ptxemu.syntax.tree import Instr
 

@@ -15,21 +15,16 @@ import numpy as np
 
 from ptxemu.check import footprints
 from ptxemu.check.agents import Ticket
+from ptxemu.check.allocations import Bounds, Coverage, Pointers
 from ptxemu.check.barrier_names import BarrierNames, Given
-from ptxemu.check.bounds import Bounds
-from ptxemu.check.cells import Cells, Scattered, Span
-from ptxemu.check.clocks import ALL_LANES
-from ptxemu.check.coverage import Coverage
+from ptxemu.check.clocks import ALL_LANES, masks_named, not_named
 from ptxemu.check.edges import Edges
 from ptxemu.check.findings import Findings
-from ptxemu.check.forwarding import Forwarding
+from ptxemu.check.footprints import Cells, Scattered, Span
 from ptxemu.check.global_memory import GlobalShadow
-from ptxemu.check.heeded import unheeded
-from ptxemu.check.kernel_text import check_text
-from ptxemu.check.lanes import masks_named, not_named
+from ptxemu.check.kernel_text import check_text, unheeded
 from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.manual import Manual
-from ptxemu.check.pointers import Pointers
 from ptxemu.check.races import Races, Unchanged
 from ptxemu.check.state import States
 from ptxemu.check.taint_memory import Taint
@@ -41,17 +36,118 @@ from ptxemu.codegen.program import Program
 from ptxemu.errors import PtxEmuError
 from ptxemu.findings import Finding
 from ptxemu.machine.async_ops import Work
-from ptxemu.machine.listener import How, Lanes, Place, Position, Rows, Signals, Starts
+from ptxemu.machine.fragment import Waiters
+from ptxemu.machine.listener import How, Lanes, Listener, Place, Position, Rows, Signals, Starts
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.memory import GlobalMemory, Stray, as_addresses
 from ptxemu.machine.mma import Mma
-from ptxemu.machine.state import Cta, Warp
+from ptxemu.machine.state import Cluster, Cta, Multiplication, NamedBarrier, Warp, Warpgroup
 from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.machine.tma_tile import box_rows, inside
 from ptxemu.machine.tmem import Move, PendingLoad
 from ptxemu.machine.tmem_fill import Fill
 from ptxemu.machine.umma_desc import SmemDesc
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
+
+
+class Forwarding(Listener):
+    """The parts, which `checker.Checker` makes."""
+
+    states: States
+    lifetime: Lifetime
+    taint: Taint
+    edges: Edges
+    warpgroups: Warpgroups
+    manual: Manual
+    loads: TensorLoads
+
+    # -- states --------------------------------------------------------------------------
+
+    def cluster_started(self, cluster: Cluster) -> None:
+        self.states.cluster_started(cluster)
+
+    def cta_started(self, cta: Cta) -> None:
+        self.states.cta_started(cta)
+
+    def mbarrier_initialised(self, w: Warp, cta: Cta, barrier: MBarrier) -> None:
+        self.states.mbarrier_initialised(w, cta, barrier)
+
+    # -- lifetime ------------------------------------------------------------------------
+
+    def mbarrier_replaced(self, w: Warp, barrier: MBarrier) -> None:
+        self.lifetime.mbarrier_replaced(w, barrier)
+
+    # -- taint ---------------------------------------------------------------------------
+
+    def local_access(
+        self, w: Warp, lanes: np.ndarray, elements: np.ndarray, size: int, write: bool
+    ) -> None:
+        self.taint.local_access(w, lanes, elements, size, write)
+
+    def atomic(self, w: Warp, space: str, name: str, address: Starts, size: int) -> None:
+        self.taint.atomic(w, space, name, address, size)
+
+    # -- edges ---------------------------------------------------------------------------
+
+    def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
+        self.edges.mbarrier_waited(w, cta, barrier, parity, how)
+
+    def mbarrier_tested(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
+        self.edges.mbarrier_tested(w, cta, barrier, parity, how)
+
+    def barrier_arrival(self, w: Warp, barrier: NamedBarrier) -> None:
+        self.edges.barrier_arrival(w, barrier)
+
+    def barrier_completed(self, barrier: NamedBarrier, waiters: Waiters) -> None:
+        self.edges.barrier_completed(barrier, waiters)
+
+    def cluster_arrival(self, w: Warp, relaxed: bool) -> None:
+        self.edges.cluster_arrival(w, relaxed)
+
+    def cluster_completed(self, cluster: Cluster) -> None:
+        self.edges.cluster_completed(cluster)
+
+    def cluster_waited(self, w: Warp) -> None:
+        self.edges.cluster_waited(w)
+
+    def grid_waited(self, w: Warp) -> None:
+        self.edges.grid_waited(w)
+
+    def copies_waited(self, w: Warp, allowed: int | None) -> None:
+        self.edges.copies_waited(w, allowed)
+
+    def bulk_committed(self, w: Warp) -> None:
+        self.edges.bulk_committed(w)
+
+    def bulk_waited(self, w: Warp, allowed: int, read: bool) -> None:
+        self.edges.bulk_waited(w, allowed, read)
+
+    # -- warpgroups ----------------------------------------------------------------------
+
+    def warpgroup_joined(self, w: Warp, group: Warpgroup, number: int) -> None:
+        self.warpgroups.warpgroup_joined(w, group, number)
+
+    def warpgroup_multiply(self, what: Multiplication) -> None:
+        self.warpgroups.warpgroup_multiply(what)
+
+    def warpgroup_waited(self, w: Warp, group: Warpgroup, last: int) -> None:
+        self.warpgroups.warpgroup_waited(w, group, last)
+
+    def accumulator_used(self, w: Warp, what: Multiplication) -> None:
+        self.warpgroups.accumulator_used(w, what)
+
+    # -- loads of tensor memory ----------------------------------------------------------
+
+    def tensor_used(self, w: Warp, load: PendingLoad) -> None:
+        self.loads.used(w, load)
+
+    def tensor_loads_waited(self, w: Warp) -> None:
+        self.loads.waited(w)
+
+    # -- manual --------------------------------------------------------------------------
+
+    def fence_tensor(self, w: Warp, before: bool) -> None:
+        self.manual.fence_tensor(w, before)
 
 
 class Checker(Forwarding):

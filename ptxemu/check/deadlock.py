@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from ptxemu.check.arrivers import Arrivers, user_source
 from ptxemu.check.barrier_names import BarrierNames
 from ptxemu.check.causes import causes
-from ptxemu.check.kept import keep
-from ptxemu.check.roles import describe
-from ptxemu.check.text import at_source, count, cut, ranges_of
-from ptxemu.check.waits import Group, bytes_of, chain_from, cycles, groups_of
+from ptxemu.check.text import at_source, count, cut, describe, keep, ranges_of
+from ptxemu.check.waits import Arrivers, Group, bytes_of, chain_from, cycles, groups_of, user_source
 from ptxemu.codegen.program import Program
 from ptxemu.machine.deadlock import Barrier, Signalled, Stall, Who
 from ptxemu.options import Options

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ptxemu.check.agents import Agent
-from ptxemu.check.cells import Cells
 from ptxemu.check.clocks import Mark
+from ptxemu.check.footprints import Cells
 from ptxemu.native import shadow as native
 from ptxemu.native.library import Library, library
 from ptxemu.native.shadow import (

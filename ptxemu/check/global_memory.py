@@ -15,8 +15,8 @@ import numpy as np
 
 from ptxemu.check import frame
 from ptxemu.check.agents import Agent, foreign_seen
-from ptxemu.check.cells import Scattered, blank
 from ptxemu.check.clocks import ATOMIC, Mark, join
+from ptxemu.check.footprints import Scattered, blank
 from ptxemu.check.frame import WORDS
 from ptxemu.check.shadow import is_atomic, unordered
 from ptxemu.native.shadow import BELOW, CELLS, CLUSTER, KIND, OWNERS, TABLE, WRITES

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
 from ptxemu.check.findings import Findings
+from ptxemu.codegen.flow import names
 from ptxemu.findings import Finding, place_of
-from ptxemu.syntax.tree import Instr
+from ptxemu.syntax.tree import Addr, Instr, Not
 
 _GROUPS = ("cta_group::1", "cta_group::2")
 
@@ -34,3 +38,68 @@ def _one_cta_group(findings: Findings) -> None:
                 **place_of(other),
             )
         )
+
+
+# Waits that may fail, and whether the program looks at the answer.
+#
+# `mbarrier.try_wait` and `test_wait` may return false at any time. A warp knows of a phase only
+# where the answer decides what it does next; what never reaches a branch, a guard or memory tells
+# nothing. PTX ISA, "mbarrier.test_wait / try_wait".
+
+_WAITS = ("mbarrier.try_wait", "mbarrier.test_wait")
+
+
+def unheeded(sites: Sequence[Instr]) -> frozenset[int]:
+    """The waits, by their index in `sites`, whose answer decides nothing."""
+    waits = {site: _target(instr) for site, instr in enumerate(sites) if _waits(instr)}
+    guards = {name for instr in sites for name in _guard(instr)}
+    unclear = {site: name for site, name in waits.items() if name not in guards}
+    if not unclear:
+        return frozenset()
+    readers: dict[str, list[Instr]] = defaultdict(list)
+    for instr in sites:
+        for name in _sources(instr):
+            readers[name].append(instr)
+    return frozenset(site for site, name in unclear.items() if not _decides(name, readers, guards))
+
+
+def _decides(name: str, readers: dict[str, list[Instr]], guards: set[str]) -> bool:
+    """Whether a value that follows from `name` is a guard, or leaves the registers."""
+    reached, pending = {name}, [name]
+    while pending:
+        for instr in readers.get(pending.pop(), ()):
+            targets = _registers(instr.operands[:1])
+            if instr.root in ("st", "red", "atom", "call") or not targets:
+                return True
+            for target in targets:
+                if target in guards:
+                    return True
+                if target not in reached:
+                    reached.add(target)
+                    pending.append(target)
+    return False
+
+
+def _waits(instr: Instr) -> bool:
+    return instr.opcode.startswith(_WAITS)
+
+
+def _target(instr: Instr) -> str:
+    return next(iter(_registers(instr.operands[:1])), "")
+
+
+def _guard(instr: Instr) -> list[str]:
+    guard = instr.guard
+    return [] if guard is None else [(guard.reg if isinstance(guard, Not) else guard).name]
+
+
+def _sources(instr: Instr) -> list[str]:
+    """Of a store the address is the first operand, and is read."""
+    first = instr.operands[:1]
+    return _registers(instr.operands[1:]) + (
+        _registers(first) if first and isinstance(first[0], Addr) else []
+    )
+
+
+def _registers(operands: Iterable[object]) -> list[str]:
+    return [name for operand in operands for name in names(operand)]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxemu.check.cells import Where
 from ptxemu.check.clocks import EXECUTED, join
 from ptxemu.check.findings import Findings
-from ptxemu.check.phases import PhaseClock
-from ptxemu.check.state import MBARRIER_BYTES, States
+from ptxemu.check.footprints import Where
+from ptxemu.check.state import MBARRIER_BYTES, PhaseClock, States
 from ptxemu.findings import NOTE, Access, place_of
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.state import Cta, NamedBarrier, Warp

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.check.agents import Ticket
-from ptxemu.check.cells import Cells
 from ptxemu.check.clocks import ASYNC_SHARED, COMPONENT_SHIFT, EXECUTED, STEP_MASK, STEP_SHIFT
 from ptxemu.check.findings import Findings, line_of
+from ptxemu.check.footprints import Cells
 from ptxemu.check.state import States
 from ptxemu.findings import MANUAL, NOTE, Finding, place_of
 from ptxemu.machine.mbarrier import MBarrier

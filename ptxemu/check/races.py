@@ -15,23 +15,22 @@ from itertools import islice
 
 import numpy as np
 
-from ptxemu.check import explain, footprints, frame
+from ptxemu.check import evidence, footprints, frame
 from ptxemu.check.agents import Agent, Ticket, WarpClock
-from ptxemu.check.cells import Cells, byte_cells
+from ptxemu.check.allocations import Coverage
 from ptxemu.check.clocks import ALL_LANES, ATOMIC, ORDERED, Mark, Stamp, stamp
-from ptxemu.check.coverage import Coverage
 from ptxemu.check.evidence import Evidence, Reason
 from ptxemu.check.findings import Conflicts, Findings, Side, line_of
+from ptxemu.check.footprints import Cells, byte_cells
 from ptxemu.check.global_memory import GlobalShadow, Piece
 from ptxemu.check.lifetime import Lifetime
 from ptxemu.check.shadow import Shadow
 from ptxemu.check.state import States
 from ptxemu.findings import Finding
-from ptxemu.machine.mma import Mma
+from ptxemu.machine.mma import Mma, metadata_at
 from ptxemu.machine.state import Cta, Warp
 from ptxemu.machine.tmem import Move
 from ptxemu.machine.tmem_fill import Fill
-from ptxemu.machine.tmem_metadata import metadata_at
 from ptxemu.machine.umma_desc import SmemDesc
 
 Step = tuple[int, int]  # a component, and which step of it tells that an operation is complete
@@ -307,7 +306,7 @@ class Races:
             return usual._replace(missing=missing, why=why)
         lines = {line_of(self._sites[side.stamp.site]) for side in (before, now)}
         waits = (by if isinstance(by, WarpClock) else by.agent).phase_waits
-        if waits or len(lines) > 1 or usual[:2] != explain.MISSING["mbarrier"]:
+        if waits or len(lines) > 1 or usual[:2] != evidence.MISSING["mbarrier"]:
             return usual
         return usual._replace(missing=_ACQUIRE, why="two copies, one after the other, go there")
 
@@ -348,7 +347,7 @@ class Races:
             if owner == piece.cluster:
                 reason, whose = self._evidence.reason(before, by), "warp"
             else:
-                reason, whose = Reason(*explain.missing_abroad(before, by, owner)), "CTA"
+                reason, whose = Reason(*evidence.missing_abroad(before, by, owner)), "CTA"
             reason = _of_global(before, now, reason, whose)
             self._conflicts.report(before, now, (reason.missing, reason.rule), reason.why)
             return False
@@ -372,7 +371,7 @@ class Races:
 def _of_global(before: Side, now: Side, usual: Reason, whose: str) -> Reason:
     """Two warps or CTAs that store to one element of global memory are seldom meant to."""
     stores = before.component.kind == now.component.kind == "bulk write"
-    unordered = stores or usual[:2] in (explain.FLAG, explain.MISSING["warp"])
+    unordered = stores or usual[:2] in (evidence.FLAG, evidence.MISSING["warp"])
     if not (unordered and before.wrote and now.wrote):
         return usual
     whose = "store" if stores and whose == "warp" else whose

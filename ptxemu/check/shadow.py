@@ -18,7 +18,6 @@ import numpy as np
 
 from ptxemu.check import frame
 from ptxemu.check.agents import Agent
-from ptxemu.check.cells import Cells, Where, blank
 from ptxemu.check.clocks import (
     ALL_LANES,
     ATOMIC,
@@ -31,6 +30,7 @@ from ptxemu.check.clocks import (
     Mark,
     Stamp,
 )
+from ptxemu.check.footprints import Cells, Where, blank
 from ptxemu.check.frame import WORDS
 from ptxemu.native.shadow import (
     BARRIERS,

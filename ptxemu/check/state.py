@@ -1,4 +1,4 @@
-"""What the checker keeps of each object of the machine, by that object."""
+"""What the checker keeps of each object of the machine, by that object; clocks of mbarriers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,105 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ptxemu.check.agents import Ticket, WarpClock
-from ptxemu.check.clocks import Components, join
+from ptxemu.check.clocks import EXECUTED, ORDERED, Components, fresh, join
 from ptxemu.check.footprints import TENSOR_CELLS
-from ptxemu.check.phases import PhaseClock
 from ptxemu.check.shadow import Shadow
 from ptxemu.check.undefined import SharedCodes, TensorCodes
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.state import Cluster, Cta, NamedBarrier, Warp, Warpgroup
+
+
+class PhaseClock:
+    """What the phases of an mbarrier tell. Phase n of it is step n + 1 of its component."""
+
+    def __init__(self, components: Components, agent: str) -> None:
+        self.components = components
+        self.agent = agent
+        self.component = components.add("mbarrier", agent)
+        self._gathered: np.ndarray | None = None  # a clock, once something is told
+        self._near: np.ndarray | None = None  # the same without `far` arrivals, once there is one
+        self._latest: np.ndarray | None = None  # what was told last,
+        self._reached: dict[int, int] = {}  # and besides steps, by component
+        self.phases: list[np.ndarray] = []
+        self._near_phases: dict[int, np.ndarray] = {}  # those that differ from `phases`
+        self.landing = False  # bytes are part of the current phase, and of which others they were
+        self.with_bytes: list[bool] = []
+        self.from_peers = False  # some arrival was of another CTA
+        self.initialised = (0, 0)  # component and step of its mbarrier.init
+        self.init_site = 0
+
+    @property
+    def gathered(self) -> np.ndarray:
+        """What the arrivals of all phases have told so far."""
+        if self._gathered is None:
+            self._gathered = fresh(self.components)
+        return self._gathered
+
+    def arrive(self, told: np.ndarray, *, far: bool = False) -> None:
+        """Add what an arrival tells; far: by a thread of another CTA, not by its copies."""
+        if far and self._near is None:
+            self._near = self.gathered.copy()
+        if told is not self._latest:
+            if self._near is not None and not far:
+                self._near = join(self._near, told)
+            self._gathered, self._latest = join(self.gathered, told), told
+
+    def arrive_with(self, ticket: Ticket) -> None:
+        """What the completion of an operation tells: all that its warp knew when it issued it,
+        since between two ordinary accesses it does not matter through which proxy the order came
+        ("Proxy-preserved Base Causality Order"); and of an in-order unit that all up to this one
+        are complete."""
+        self.arrive(ticket.known.told())
+        if ticket.component and self._reached.get(ticket.component, 0) < ticket.step:
+            self._reached[ticket.component] = ticket.step
+
+    def completed(self) -> None:
+        self._gathered = told = self._with_reached(self.gathered)
+        if self._near is not None:
+            self._near = self._with_reached(self._near)
+            self._near_phases[len(self.phases)] = self._near.copy()
+        self._reached.clear()
+        self.phases.append(told.copy())
+        self.with_bytes.append(self.landing)
+        self.landing = False
+
+    def _with_reached(self, told: np.ndarray) -> np.ndarray:
+        """Add the steps of units that the phase has reached, and the phase itself."""
+        if max(self.component, 0, *self._reached) >= told.shape[1]:
+            told = join(told, fresh(self.components))
+        for component, step in self._reached.items():
+            for row in (EXECUTED, ORDERED):
+                told[row, component] = max(told[row, component], step)
+        told[EXECUTED, self.component] = told[ORDERED, self.component] = len(self.phases) + 1
+        return told
+
+    def told(self, by: WarpClock, parity: int) -> int | None:
+        """Return the number of the phase that a successful wait is sure to tell of, in any
+        schedule: one of this parity behind those that `by` already knows of. None if one that it
+        knows is of this parity."""
+        known = int(by.rows[EXECUTED, self.component]) if self.component < by.rows.shape[1] else 0
+        while known < len(self.phases) and self._made_by_known(known, by):
+            known += 1
+        phase = known if (known & 1) != parity else known + 1
+        return min(phase, len(self.phases)) - 1 if phase else None
+
+    def near(self, phase: int) -> np.ndarray:
+        """Return what a phase tells a wait of scope .cta: nothing of threads of other CTAs."""
+        return self._near_phases.get(phase, self.phases[phase])
+
+    def _made_by_known(self, phase: int, by: WarpClock) -> bool:
+        """Whether `by` knows of all arrivals of a phase, hence of its completion: in CUTLASS's
+        tma_pipeline_warpspec.py the producer itself has arrived at the empty barriers first."""
+        if self.with_bytes[phase]:
+            return False
+        told, known = self.phases[phase][EXECUTED], by.rows[EXECUTED]
+        both = min(len(told), len(known))
+        lacks = told[:both] > known[:both]
+        if self.component < both:
+            lacks[self.component] = False
+        return not np.count_nonzero(lacks) and not np.count_nonzero(told[both:])
+
 
 MBARRIER_BYTES = 8
 

@@ -1,4 +1,4 @@
-"""Undefined data in registers: what follows from it, and where it must not get.
+"""Undefined data in registers: how it moves, what follows from it, where it must not get.
 
 Reading memory that nothing wrote is no fault, and neither is computing with what is there:
 compilers use registers that were never written, and rows that a partial tile lacks are computed and
@@ -11,17 +11,335 @@ one, and it goes on in a form that tells what each instruction does (`codegen.ta
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from operator import or_
+
 import numpy as np
 
 from ptxemu.check.findings import Findings
-from ptxemu.check.registers import Registers
-from ptxemu.check.rules import RULES
-from ptxemu.check.undefined import CODE, NEVER
+from ptxemu.check.undefined import CODE, NEVER, rescale
 from ptxemu.codegen import registry
 from ptxemu.codegen.flow import Flow, UndefinedRead
+from ptxemu.codegen.namespace import bits_mask, mask_bits
 from ptxemu.findings import Access, Finding, place_of
 from ptxemu.machine.state import Warp
-from ptxemu.ops.warp_mma_sparse import metadata_lanes
+from ptxemu.numerics import PerLane
+from ptxemu.ops.warp import shuffle_lanes
+from ptxemu.ops.warp_mma import metadata_lanes
+from ptxemu.syntax.tree import Vec
+
+# How undefined data moves between registers.
+#
+# A register's mask has bit l set where its value is undefined in lane l; of a 64-bit register, bit
+# 32 + l stands for the upper half. Each rule gives the masks of the registers that an instruction
+# writes.
+
+ALL = 0xFFFFFFFF
+Masks = Mapping[str | None, int]
+
+
+def lanes_of(mask: int) -> int:
+    """Lanes in which any part is undefined."""
+    return (mask | mask >> 32) & ALL
+
+
+def both_halves(lanes: int) -> int:
+    return lanes | lanes << 32
+
+
+def _union(masks: Masks, names: Iterable[str | None]) -> int:
+    """Where some of the registers is undefined."""
+    return reduce(or_, (masks.get(name, 0) for name in names), 0)
+
+
+def _any(flow: Flow, masks: Masks) -> int:
+    """Lanes in which some source is undefined."""
+    return lanes_of(_union(masks, flow.sources))
+
+
+def _to_all(flow: Flow, lanes: int) -> list[int]:
+    return [both_halves(lanes) if name in flow.wide else lanes for name in flow.targets]
+
+
+def _values(flow: Flow, masks: Masks, mb: int) -> list[int]:
+    """Whatever is computed from undefined data is undefined."""
+    return _to_all(flow, _any(flow, masks))
+
+
+def _halves(flow: Flow, masks: Masks, mb: int) -> list[int]:
+    """Moves and packed f32x2: each half from the same halves."""
+    total = _union(masks, flow.sources)
+    return [total if name in flow.wide else lanes_of(total) for name in flow.targets]
+
+
+def _pack(flow: Flow, masks: Masks, mb: int) -> list[int]:
+    if flow.targets[0] not in flow.wide:
+        return [_any(flow, masks)]
+    middle = len(flow.sources) // 2
+    low, high = (_union(masks, part) for part in (flow.sources[:middle], flow.sources[middle:]))
+    return [lanes_of(low) | lanes_of(high) << 32]
+
+
+def _unpack(flow: Flow, masks: Masks, mb: int) -> list[int]:
+    whole = masks.get(flow.sources[0], 0)
+    if flow.sources[0] not in flow.wide:
+        return [whole] * len(flow.targets)
+    middle, low, high = len(flow.targets) // 2, whole & ALL, whole >> 32
+    parts = [low if k < middle else high for k in range(len(flow.targets))]
+    return [
+        both_halves(part) if name in flow.wide else part
+        for name, part in zip(flow.targets, parts, strict=True)
+    ]
+
+
+def _where(value: PerLane) -> int:
+    """Lanes in which a predicate holds."""
+    return (ALL if value else 0) if np.ndim(value) == 0 else mask_bits(value)
+
+
+def _select(flow: Flow, masks: Masks, mb: int, predicate: PerLane) -> list[int]:
+    """Undefined only if the side that was chosen is, or the choice."""
+    first, second, choice = (masks.get(name, 0) for name in flow.sources)
+    yes = both_halves(_where(predicate))
+    mask = first & yes | second & ~yes | both_halves(choice)
+    return [mask if name in flow.wide else mask & ALL for name in flow.targets]
+
+
+def _mask(flow: Flow, masks: Masks, mb: int, a: PerLane, b: PerLane) -> list[int]:
+    """`and` with zero is zero, `or` with all ones is all ones, whatever the other operand is."""
+    first, second = (lanes_of(masks.get(name, 0)) for name in flow.sources)
+    if flow.instr.root == "and":
+        fixed = [_where(np.equal(value, 0)) for value in (a, b)]
+    elif flow.instr.type == "pred":
+        fixed = [_where(value) for value in (a, b)]
+    else:
+        ones = (1 << int(flow.instr.type[1:])) - 1
+        fixed = [_where(np.equal(value, ones)) for value in (a, b)]
+    lanes = first & (second | ~fixed[1]) | second & (first | ~fixed[0])
+    return _to_all(flow, lanes & ALL)
+
+
+def _shuffle(flow: Flow, masks: Masks, mb: int, lane: PerLane, clamp: PerLane) -> list[int]:
+    """Each lane has what its source lane has."""
+    mode = next(part for part in flow.instr.parts if part in ("up", "down", "bfly", "idx"))
+    moved, _ = shuffle_lanes(
+        bits_mask(masks.get(flow.sources[0], 0)).astype(np.uint32), mode, lane, clamp, mb
+    )
+    control = _union(masks, flow.sources[1:])
+    return [mask_bits(moved != 0) | control, control][: len(flow.targets)]
+
+
+def _vote(flow: Flow, masks: Masks, mb: int, predicate: PerLane, members: PerLane) -> list[int]:
+    """A defined lane may decide for all: one that is true for .any, one that is false for .all."""
+    unknown = masks.get(flow.sources[0], 0) & mb
+    if np.ndim(members) == 0:
+        unknown &= members
+        known = members & mb & ~unknown
+        decided = {"any": known & _where(predicate), "all": known & ~_where(predicate)}
+        if any(decided.get(part) for part in flow.instr.parts):
+            return [0]
+    return [mb if unknown else 0]
+
+
+def _group(flow: Flow, masks: Masks, mb: int, members: PerLane) -> list[int]:
+    """Every lane that takes part decides the result of all."""
+    named = members if np.ndim(members) == 0 else ALL
+    return [mb if _any(flow, masks) & mb & named else 0] * len(flow.targets)
+
+
+def _product(flow: Flow, masks: Masks, mb: int) -> list[int]:
+    """mma.sync: an element of A reaches its row of D, one of B its column, one of C itself.
+
+    Lane 4 g + i holds rows g of A and, of 16 rows in every other register, g + 8; column g of B;
+    columns 2 i and 2 i + 1 of D, in one register or, of 32 bits and more each, in two. What follows
+    C, metadata and scale factors, is taken to reach all of D.
+    """
+    counts = [len(x.items) if isinstance(x, Vec) else 1 for x in flow.instr.operands[1:4]]
+    ends = np.cumsum(counts)
+    eight_rows = any(part.startswith("m8n8") for part in flow.instr.parts)
+    if eight_rows and flow.instr.type[0] == "f" and flow.instr.type != "f64":  # four products
+        return _to_all(flow, ALL if _any(flow, masks) else 0)
+    if _union(masks, flow.sources[ends[2] :]):
+        return _to_all(flow, ALL)
+    lanes_in = [bits_mask(lanes_of(masks.get(name, 0))) for name in flow.sources[: ends[2]]]
+    a, b, c = np.split(np.array(lanes_in).reshape(-1, 8, 4), ends[:2])
+    d_count, halves = len(flow.targets), 1 if eight_rows else 2
+    rows = np.any(a.reshape(-1, halves, 8, 4), axis=(0, 3))  # [half, g]
+    columns = b.any(axis=(0, 2)).reshape(4, 2)  # [i, which of the two]
+    reached = rows[:, None, :, None] | columns.T[None, :, None, :]  # [half, which, g, i]
+    if d_count == halves:
+        reached = np.any(reached, axis=1)
+    lanes = [mask_bits(x.ravel()) for x in reached.reshape(d_count, 8, 4) | c]
+    wide = zip(flow.targets, lanes, strict=True)
+    return [both_halves(mask) if name in flow.wide else mask for name, mask in wide]
+
+
+def _transposed(flow: Flow, masks: Masks, mb: int) -> list[int]:
+    """movmatrix: two elements a lane, eight a row."""
+    elements = np.repeat(bits_mask(masks.get(flow.sources[0], 0) & ALL), 2).reshape(8, 8)
+    return [mask_bits(np.any(elements.T.reshape(32, 2), axis=1))]
+
+
+RULES: dict[str, Callable[..., list[int]]] = {
+    "values": _values,
+    "halves": _halves,
+    "pack": _pack,
+    "unpack": _unpack,
+    "select": _select,
+    "mask": _mask,
+    "shuffle": _shuffle,
+    "vote": _vote,
+    "group": _group,
+    "product": _product,
+    "transposed": _transposed,
+}
+
+
+class Registers:
+    """masks: as in `rules`, of the registers that are not defined in all lanes; mostly empty.
+    origins: by the same names, the code of where the data comes from.
+
+    Of the instruction that is running: loaded, codes [row, lane] that memory gave, rows being equal
+    parts of what a lane reads; stored, the same of what it writes, and `landed` whether that was
+    any memory but global.
+    """
+
+    __slots__ = ("masks", "origins", "loaded", "stored", "landed", "local")
+
+    def __init__(self) -> None:
+        self.masks: dict[str, int] = {}
+        self.origins: dict[str, int] = {}
+        self.loaded: np.ndarray | None = None
+        self.stored: np.ndarray | None = None
+        self.landed = False
+        self.local: np.ndarray | None = None  # codes of local memory, [lane, byte]
+
+    def begin(self) -> None:
+        """An instruction that accesses memory."""
+        self.loaded = self.stored = None
+        self.landed = False
+
+    def set(self, name: str | None, mask: int, mb: int, origin: int) -> None:
+        """A register is written in lanes `mb`."""
+        if name is None:
+            return
+        active = both_halves(mb)
+        kept = self.masks.get(name, 0) & ~active
+        mask &= active
+        if mask:
+            self.origins[name] = origin
+        if kept | mask:
+            self.masks[name] = kept | mask
+        else:
+            self.masks.pop(name, None)
+
+    def clear(self, names: Iterable[str | None], mb: int) -> None:
+        """Registers are written with defined data in lanes `mb`."""
+        for name in names:
+            if name in self.masks:
+                self.set(name, 0, mb, 0)
+
+    def keep(self, names: frozenset[str], mb: int) -> None:
+        """No other register of lanes `mb` will be read again."""
+        self.clear([name for name in self.masks if name not in names], mb)
+
+    def undefined(self, name: str | None, mb: int) -> bool:
+        return name is not None and lanes_of(self.masks.get(name, 0)) & mb != 0
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def load(self, lanes: np.ndarray | slice, codes: np.ndarray) -> None:
+        """Memory gave `lanes` undefined data: codes [row, lane], or one column for all."""
+        if self.loaded is None:
+            self.loaded = np.zeros((len(codes), 32), CODE)
+        self.loaded[:, lanes] = codes
+
+    def take_loaded(self, flow: Flow, mb: int) -> None:
+        """What was loaded goes to the targets."""
+        if self.loaded is None or not flow.targets:
+            self.clear(flow.targets, mb)
+            return
+        parts = 2 if flow.element_bytes >= 8 else 1
+        count = parts * len(flow.targets)
+        if flow.kind == "load matrix":
+            codes = _from_matrix(self.loaded, count, flow.instr.parts)
+        else:
+            codes = rescale(self.loaded, count)
+        for k, name in enumerate(flow.targets):
+            rows = codes[parts * k : parts * (k + 1)]
+            low, high = mask_bits(rows[0] != 0), mask_bits(rows[-1] != 0)
+            mask = low | high << 32 if name in flow.wide else low | high
+            self.set(name, mask, mb, int(rows.max()))
+
+    def codes_of(self, flow: Flow, mb: int) -> np.ndarray | None:
+        """What a store would write: codes [row, lane]; None where all is defined."""
+        if not any(self.undefined(name, mb) for name in flow.sources):
+            return None
+        parts = 2 if flow.element_bytes >= 8 else 1
+        rows = []
+        for name in flow.sources:
+            mask, origin = self.masks.get(name or "", 0), self.origins.get(name or "", 0)
+            halves = (mask & ALL, mask >> 32) if name in flow.wide else (mask, mask)
+            rows += [bits_mask(half & mb) * CODE(origin) for half in halves[:parts]]
+        codes = np.array(rows, CODE)
+        if flow.kind == "store matrix":
+            of = flow.instr.parts
+            elements = _bytes_stored(codes) if "b8" in of else _stored(codes, "trans" in of)
+            return _to_rows(elements)
+        if flow.kind == "atomic":
+            codes[:] = codes.max()  # lanes act one after the other, maybe on one word
+        return codes
+
+    # -- local memory -------------------------------------------------------------------------
+
+    def local_codes(self, nbytes: int, size: int) -> np.ndarray:
+        """[lane, element, byte of it]."""
+        if self.local is None:
+            self.local = np.full((32, nbytes), NEVER, CODE)
+        return self.local.reshape(32, -1, size)
+
+
+def _from_matrix(codes: np.ndarray, count: int, parts: tuple[str, ...]) -> np.ndarray:
+    """ldmatrix: codes of rows [part, matrix and row] -> of registers [matrix, lane]."""
+    pairs = rescale(codes, 8)[:, : 8 * count].T
+    if "m8n8" not in parts:
+        return _from_byte_matrix(pairs, count, parts)
+    elements = pairs.reshape(count, 8, 8)
+    if "trans" in parts:
+        elements = elements.transpose(0, 2, 1)
+    return elements.reshape(count, 32, 2).max(2)
+
+
+def _from_byte_matrix(pairs: np.ndarray, count: int, parts: tuple[str, ...]) -> np.ndarray:
+    """The same of 16 elements in a row, each of which has bits of one 16-bit part or of two. pairs:
+    codes [row, 16-bit part]."""
+    bits = {"b6x16_p32": 6, "b4x16_p64": 4}.get(parts[-1], 8)
+    start = np.arange(16) * bits
+    elements = np.maximum(pairs[:, start // 16], pairs[:, (start + bits - 1) // 16])
+    if "trans" in parts:
+        elements = elements.reshape(-1, 16, 2, 8).transpose(0, 2, 3, 1)
+    return elements.reshape(count, 32, 4).max(2)
+
+
+def _stored(codes: np.ndarray, transposed: bool) -> np.ndarray:
+    """stmatrix: codes of registers [matrix, lane] -> of elements [matrix, row, element]."""
+    elements = np.repeat(codes, 2, axis=1).reshape(len(codes), 8, 8)
+    return elements.transpose(0, 2, 1) if transposed else elements
+
+
+def _bytes_stored(codes: np.ndarray) -> np.ndarray:
+    """The same of b8, for pairs of elements: byte m of row r is of lane 4 (m % 8) + r / 2."""
+    pairs = codes.reshape(-1, 4, 2, 4).max(2)  # [matrix, pair of them, lane % 4]
+    return np.tile(np.repeat(pairs.transpose(0, 2, 1), 2, axis=1), (1, 1, 2))
+
+
+def _to_rows(elements: np.ndarray) -> np.ndarray:
+    """[element, matrix and row]."""
+    out = np.zeros((8, 32), CODE)
+    out[:, : 8 * len(elements)] = elements.reshape(-1, 8).T
+    return out
+
 
 Extent = tuple[str, int, int]  # a space, its first and last unit
 

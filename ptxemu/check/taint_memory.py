@@ -8,22 +8,21 @@ import numpy as np
 
 from ptxemu.check import footprints
 from ptxemu.check.agents import Ticket
-from ptxemu.check.cells import Cells, Where, byte_cells
 from ptxemu.check.findings import Findings
+from ptxemu.check.footprints import Cells, Where, byte_cells
 from ptxemu.check.state import CtaState, States
 from ptxemu.check.taint import Extent, Origins, RegisterFlow
 from ptxemu.check.undefined import CODE, NEVER, rescale
 from ptxemu.codegen.flow import METADATA, Flow
 from ptxemu.machine.listener import Place
-from ptxemu.machine.mma import Mma, disabled_lanes
-from ptxemu.machine.operand_format import line_bytes
+from ptxemu.machine.mma import Metadata, Mma, disabled_lanes, metadata_at
 from ptxemu.machine.scale_factors import Placement
 from ptxemu.machine.state import OFFSET_MASK, RANK_SHIFT, Cta, Warp
+from ptxemu.machine.tensor_core import line_bytes
 from ptxemu.machine.tensor_map import TensorMap
 from ptxemu.machine.tma_tile import gather_tile, inside
 from ptxemu.machine.tmem import Move
 from ptxemu.machine.tmem_fill import Fill
-from ptxemu.machine.tmem_metadata import Metadata, metadata_at
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc
 
 _ATOMICS = ("atom", "red")

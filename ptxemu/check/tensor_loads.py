@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from ptxemu.check.agents import OpenLoad
-from ptxemu.check.explain import MISSING
+from ptxemu.check.evidence import MISSING
 from ptxemu.check.findings import Findings
 from ptxemu.check.manual import Manual
 from ptxemu.check.races import Races

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ptxemu.check import explain
+from ptxemu.check import evidence
 from ptxemu.check.agents import Agent, WarpClock, foreign_seen
 from ptxemu.check.clocks import ALL_LANES, ORDERED, Mark, Stamp, stamp
 from ptxemu.check.findings import Conflicts, Findings, Side
@@ -103,7 +103,7 @@ class TensorMaps:
                 return None
         if any(release.before(by, cluster) for release in releases):
             return ACQUIRE
-        return explain.MISSING["warp"] if owner == cluster else explain.FLAG
+        return evidence.MISSING["warp"] if owner == cluster else evidence.FLAG
 
     def _report(
         self, w: Warp, address: int, written: tuple[int, Stamp], missing: tuple[str, str]

@@ -1,18 +1,176 @@
-"""Findings as text that an engineer can act on, and a whole report as JSON values."""
+"""Findings as text that an engineer can act on, a report as JSON values, PTX that is kept."""
 
 from __future__ import annotations
 
+import hashlib
 import linecache
+import os
+import re
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ptxemu.check.groups import Group, grouped, schedule
-from ptxemu.check.roles import roles_of
-from ptxemu.findings import Access, Finding, Launch, Launches
+from ptxemu.findings import ERROR, MANUAL, Access, Finding, Launch, Launches
+from ptxemu.guard import GUARD, warn
+from ptxemu.trusted import write_whole
+
+# The PTX of a launch that failed is kept as a file: the lines of a report can be looked up.
+
+FOLDER = "PTXEMU_KEEP"  # environment variable: where to
+MACHINE_CODE = (".cubin", ".sass")  # what commands put beside it
+_KEPT_FILES = 32  # kernels that are left in the folder
+
+
+def folder() -> Path:
+    """$PTXEMU_KEEP, or one for each user below the folder of temporary files."""
+    named = os.environ.get(FOLDER)
+    return Path(named) if named else Path(tempfile.gettempdir()) / f"ptxemu-{os.getuid()}"
+
+
+def keep(text: str, entry: str) -> Path | None:
+    """Write PTX under a name that its text decides, and remove the oldest of what was kept before.
+    None where the folder cannot be written to, or where others may write it, too: they could make
+    links of our names there. A report is worth more than its appendix."""
+    words = "".join(c if c.isalnum() else "_" for c in entry)[:40].strip("_")
+    path = folder() / f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.ptx"
+    try:
+        GUARD.make(path.parent)
+        write_whole(path, text.encode())
+        kept = sorted(path.parent.glob("*.ptx"), key=lambda p: p.stat().st_mtime)
+        for old in kept[:-_KEPT_FILES]:
+            for kind in (".ptx", *MACHINE_CODE):
+                old.with_suffix(kind).unlink(missing_ok=True)
+    except OSError as error:
+        warn(error)
+        return None
+    return path
+
+
+# What each warp of a CTA does, in a few words.
+
+# In the order in which they are told; the first pattern that an opcode matches is what it is.
+_DUTIES = (
+    (r"tcgen05\.mma|wgmma\.mma", "MMA"),
+    (r"tcgen05\.cp", "TMEM copy"),
+    (r"cp\.async\.bulk\.tensor\.\dd\.shared|cp\.async\.bulk\.prefetch\.tensor", "TMA load"),
+    (r"cp\.async\.bulk\.shared", "bulk load"),
+    (r"cp\.async\.(ca|cg)", "cp.async load"),
+    (r"ldu?\.", "load"),
+    (r"st\.async|red\.async", "store to a peer"),
+    (r"clusterlaunchcontrol\.try_cancel", "scheduling"),
+    (r"tcgen05\.ld", "TMEM read"),
+    (r"tcgen05\.st", "TMEM write"),
+    (r"cp\.async\.bulk\.tensor\.\dd\.global", "TMA store"),
+    (r"cp\.reduce\.async\.bulk", "TMA reduction"),
+    (r"cp\.async\.bulk\.global", "bulk store"),
+    (r"(st|red|atom)\.", "store"),
+)
+_WITHIN = re.compile(r"(ld|st|red|atom)\.(?!async)(\w+\.)*(param|const|local|shared)\b")
+_WAITING = re.compile(r"mbarrier|bar\.|barrier|fence")
+_MOST_DUTIES = 4
+
+
+def roles_of(launch: Launch) -> dict[int, str]:
+    """Warp index -> name or description, of every warp that executed something."""
+    given = launch.options.roles or {}
+    return {
+        warp: given.get(warp) or describe(opcodes)
+        for warp, opcodes in sorted(launch.by_warp.items())
+    } | {warp: name for warp, name in given.items() if warp not in launch.by_warp}
+
+
+def describe(opcodes: Mapping[str, int]) -> str:
+    """Such as "TMA load", "MMA" or "TMEM read, epilogue TMA store", from the opcodes executed."""
+    found = {_duty(opcode) for opcode, count in opcodes.items() if count} - {""}
+    duties = [name for _, name in _DUTIES if name in found]
+    if "TMEM read" in found:
+        duties = [f"epilogue {name}" if name.endswith("store") else name for name in duties]
+    if duties:
+        return ", ".join(duties[:_MOST_DUTIES])
+    if any(_WITHIN.match(opcode) and "shared" in opcode for opcode in opcodes):
+        return "shared memory only"
+    return "barriers only" if any(map(_WAITING.match, opcodes)) else "registers only"
+
+
+def _duty(opcode: str) -> str:
+    if _WITHIN.match(opcode):
+        return ""
+    return next((name for pattern, name in _DUTIES if re.match(pattern, opcode)), "")
+
+
+# Findings with one cause, put together.
+
+# Checks in the order in which their findings are read: what explains others comes first.
+_ORDER = ("out-of-bounds", "race", "store-source", "uninitialised", "exited", "mbarrier", "barrier")
+
+
+@dataclass
+class Group:
+    """`first` stands for all; `launches` are those that show it, in order, each once."""
+
+    first: Finding
+    findings: list[Finding] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+
+    def add(self, finding: Finding, launch: Launch) -> None:
+        self.findings.append(finding)
+        if not any(launch is known for known in self.launches):
+            self.launches.append(launch)
+
+    def side(self, index: int) -> list[Access]:
+        """The access at `index` of the first finding, and its like in each of the others."""
+        place = self.first.accesses[index].place
+        return [
+            next(a for a in (f.accesses[index], *f.accesses) if a.place == place)
+            for f in self.findings
+        ]
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that an access names."""
+        return len({access.cta for f in self.findings for access in f.accesses} - {""})
+
+    @property
+    def schedules(self) -> list[str]:
+        """Such as "adversarial, seed 1", of the launches that show it."""
+        return list(dict.fromkeys(map(schedule, self.launches)))
+
+
+def grouped(launches: Iterable[Launch]) -> list[Group]:
+    """The findings of launches, errors first, then by check, then as they came."""
+    groups: dict[tuple[Any, ...], Group] = {}
+    for launch in launches:
+        for finding in launch.findings:
+            key = (launch.entry, *_kind(finding, launch))
+            groups.setdefault(key, Group(finding)).add(finding, launch)
+    return sorted(groups.values(), key=lambda group: _rank(group.first))
+
+
+def _kind(finding: Finding, launch: Launch) -> tuple[Any, ...]:
+    """Equal for what is told together: what has one cause; without `strict` also what the manual
+    alone asks for, however many lines lack it."""
+    alone = finding.check == MANUAL and not finding.accesses
+    return (MANUAL, finding.missing) if alone and not launch.options.strict else finding.place
+
+
+def _rank(finding: Finding) -> tuple[bool, int, bool]:
+    """What is read too early explains what is overwritten too early, rather than the reverse."""
+    known = finding.check in _ORDER
+    place = _ORDER.index(finding.check) if known else len(_ORDER)
+    early = finding.accesses and finding.check == "race" and finding.accesses[0].what == "read"
+    return finding.severity != ERROR, place, bool(early)
+
+
+def schedule(launch: Launch) -> str:
+    """Policy and, where there is chance in it, the seed."""
+    options = launch.options
+    seed = "" if options.policy == "round-robin" else f", seed {options.seed}"
+    return options.policy + seed
+
 
 _IN_FULL = 3  # findings that lack the same; others are told in short
 _LISTED = 4  # lines of Python that lack the same

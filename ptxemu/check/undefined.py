@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from ptxemu.check import footprints
-from ptxemu.check.cells import Where
-from ptxemu.check.footprints import GROUPS, TENSOR_CELLS, bits
-from ptxemu.machine.operand_format import CHUNK, data_bytes, line_bytes
+from ptxemu.check.footprints import GROUPS, TENSOR_CELLS, Where, bits
+from ptxemu.machine.mma import Metadata
 from ptxemu.machine.scale_factors import Placement
+from ptxemu.machine.tensor_core import CHUNK, data_bytes, line_bytes
 from ptxemu.machine.tmem import LANES, Tmem, operand_lanes
 from ptxemu.machine.tmem_fill import Fill, fill
-from ptxemu.machine.tmem_metadata import Metadata
 from ptxemu.machine.umma_desc import InstrDesc, SmemDesc, operand_shape, operand_words
 
 NEVER = 0xFFFF

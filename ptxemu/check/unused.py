@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from ptxemu.check import footprints
-from ptxemu.check.cells import Cells, Span
+from ptxemu.check.allocations import Pointers
 from ptxemu.check.clocks import SITE_MASK
 from ptxemu.check.findings import Findings, line_of, short
+from ptxemu.check.footprints import Cells, Span
 from ptxemu.check.global_memory import GlobalShadow, Piece
-from ptxemu.check.pointers import Pointers
 from ptxemu.check.shadow import Shadow
 from ptxemu.check.state import States
 from ptxemu.check.tensor_maps import MAP_BYTES

@@ -12,7 +12,8 @@ the rows of all four.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from ptxemu.check import footprints
 from ptxemu.check.agents import GroupWait, Ticket
@@ -21,12 +22,205 @@ from ptxemu.check.evidence import Evidence, Reason
 from ptxemu.check.findings import Findings
 from ptxemu.check.races import Races
 from ptxemu.check.state import States
-from ptxemu.check.wgmma_registers import Hazard, hazards
+from ptxemu.codegen.blocks import Block
+from ptxemu.codegen.flow import names
 from ptxemu.codegen.program import Program
 from ptxemu.findings import ERROR, MANUAL, NOTE, Access, place_of
 from ptxemu.machine.state import Multiplication, Warp, Warpgroup
 from ptxemu.machine.umma_desc import SmemDesc
 from ptxemu.machine.wgmma import ROWS, smem_desc
+from ptxemu.syntax.tree import Addr, Instr, Reg, Vec
+
+# The registers of wgmma against ordinary instructions, read off the program along all its paths:
+# PTX ISA, "wgmma.fence", "wgmma.mma_async".
+#
+# A `wgmma.fence` comes before a warpgroup's first operation, and between an access of a register
+# and an operation that has it as accumulator or as part of A. Until a `wgmma.wait_group` covers an
+# operation, its registers of A stay as they are. Moves count as no access, and a constant is always
+# there: compilers put both where the manual would want a fence, and ptxas takes them away again.
+# That accumulators were only read is a note: CUTLASS's dense_gemm_fp8_2xacc.py adds them up and
+# multiplies on without a fence.
+
+_FENCE = "wgmma.fence before it, behind the access"
+_OLDEST = 9  # groups: wgmma.wait_group allows at most 7
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """Something that goes wrong at a wgmma.mma_async. other: the site of the ordinary instruction,
+    0 where there is none; what: it does. note: only the manual's text asks for what is missing."""
+
+    message: str
+    missing: str
+    rule: str
+    other: int = 0
+    what: str = ""
+    note: bool = False
+
+
+@dataclass(eq=False)
+class _State:
+    """On some path: fenced on all; written, read: registers accessed since the last fence, with the
+    site; flying: registers of A in use, with how many groups were committed since, and the site."""
+
+    fenced: bool = True
+    written: dict[str, int] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
+    flying: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def copy(self) -> _State:
+        return _State(self.fenced, dict(self.written), dict(self.read), dict(self.flying))
+
+    def merge(self, other: _State) -> bool:
+        """Add the paths of another; whether that changed anything."""
+        changed = self.fenced and not other.fenced
+        self.fenced &= other.fenced
+        for mine, theirs in ((self.written, other.written), (self.read, other.read)):
+            for name, site in theirs.items():
+                if name not in mine:
+                    mine[name] = site
+                    changed = True
+        for name, (age, site) in other.flying.items():
+            if name not in self.flying or age < self.flying[name][0]:
+                self.flying[name] = (age, site)
+                changed = True
+        return changed
+
+
+def hazards(blocks: list[Block], site_of: Mapping[int, int]) -> dict[int, list[Hazard]]:
+    """What goes wrong at each wgmma.mma_async, by site. site_of: by id of an instruction."""
+    instrs = [[step.instr for step in block.steps] for block in blocks]
+    walk = _Walk(site_of, _relevant(instr for block in instrs for instr in block))
+    before: dict[int, _State] = {0: _State(fenced=False)}
+    pending = [0]
+    while pending:
+        index = pending.pop()
+        state = before[index].copy()
+        for instr in instrs[index]:
+            walk.step(state, instr)
+        for after in blocks[index].successors:
+            if after not in before:
+                before[after] = state.copy()
+                pending.append(after)
+            elif before[after].merge(state):
+                pending.append(after)
+    return {site: list(found.values()) for site, found in walk.found.items()}
+
+
+def _relevant(instrs: Iterable[Instr]) -> set[str]:
+    """Registers of A and D, and those that are moved to them."""
+    found: set[str] = set()
+    moves: list[tuple[str, str]] = []
+    for instr in instrs:
+        if instr.opcode.startswith("wgmma.mma_async"):
+            found.update(name for each in instr.operands[:2] for name in _listed(each))
+        elif instr.root == "mov":
+            moves += _moved(instr)
+    size = -1
+    while size != len(found):
+        size = len(found)
+        found.update(source for target, source in moves if target in found)
+    return found
+
+
+def _moved(instr: Instr) -> list[tuple[str, str]]:
+    """(target, source) of a move of registers."""
+    target, source = instr.operands[:2]
+    if isinstance(target, Reg) and isinstance(source, Reg):
+        return [(target.name, source.name)]
+    return []
+
+
+def _listed(operand: object) -> list[str]:
+    """The registers of a fragment; a descriptor is none."""
+    return names(operand) if isinstance(operand, Vec) else []
+
+
+@dataclass(eq=False)
+class _Walk:
+    """site_of: of instructions. relevant: registers. found: at each site, by what it is."""
+
+    site_of: Mapping[int, int]
+    relevant: set[str]
+    found: dict[int, dict[str, Hazard]] = field(default_factory=dict)
+
+    def step(self, state: _State, instr: Instr) -> None:
+        """What an instruction does to the state."""
+        if instr.opcode.startswith("wgmma."):
+            self._warpgroup(state, instr)
+            return
+        moves = _moved(instr) if instr.root == "mov" else []
+        if moves:
+            for accesses in (state.written, state.read):
+                for target, source in moves:
+                    accesses.pop(target, None)
+                    if source in accesses and target in self.relevant:
+                        accesses[target] = accesses[source]
+            return
+        self._ordinary(state, instr)
+
+    def _ordinary(self, state: _State, instr: Instr) -> None:
+        site = self.site_of[id(instr)]
+        targets: list[str] = []
+        operands = instr.operands
+        if operands and not isinstance(operands[0], Addr):
+            targets, operands = names(operands[0]), operands[1:]
+        for operand in operands:
+            for name in self.relevant.intersection(names(operand)):
+                state.read[name] = site
+        constant = instr.root == "mov" and not any(names(operand) for operand in operands)
+        for name in self.relevant.intersection(targets):
+            if constant:
+                state.written.pop(name, None)
+                continue
+            state.written[name] = site
+            if name in state.flying:
+                self._overwritten(name, site, state.flying.pop(name)[1])
+
+    def _warpgroup(self, state: _State, instr: Instr) -> None:
+        if instr.opcode.startswith("wgmma.fence"):
+            state.fenced, state.written, state.read = True, {}, {}
+        elif instr.opcode.startswith("wgmma.commit_group"):
+            state.flying = {
+                name: (min(age + 1, _OLDEST), site) for name, (age, site) in state.flying.items()
+            }
+        elif instr.opcode.startswith("wgmma.wait_group"):
+            allowed = int(getattr(instr.operands[0], "value", 0))
+            state.flying = {
+                name: each for name, each in state.flying.items() if not 0 < each[0] > allowed
+            }
+        elif instr.opcode.startswith("wgmma.mma_async"):
+            self._multiply(state, instr)
+
+    def _multiply(self, state: _State, instr: Instr) -> None:
+        site = self.site_of[id(instr)]
+        d, a = _listed(instr.operands[0]), _listed(instr.operands[1])
+        if not state.fenced:
+            text = "the first wgmma is behind no wgmma.fence"
+            self._add(site, Hazard(text, "wgmma.fence before it", "wgmma.fence"))
+            state.fenced = True  # told once
+        for what, accesses, registers in (
+            ("write", state.written, [*d, *a]),
+            ("read", state.read, d),
+        ):
+            other = next((accesses[name] for name in registers if name in accesses), 0)
+            if other:
+                text = f"wgmma is not ordered after a {what} of its registers"
+                note = what == "read"
+                self._add(site, Hazard(text, _FENCE, "wgmma.fence", other, what, note))
+        for name in d:
+            state.written.pop(name, None)
+            state.read.pop(name, None)
+        for name in a:
+            state.flying[name] = (0, site)
+
+    def _overwritten(self, name: str, writer: int, site: int) -> None:
+        text = "a register of A is written while wgmma may still read it"
+        missing = "wgmma.wait_group (behind a wgmma.commit_group) before the write"
+        self._add(site, Hazard(text, missing, "wgmma.wait_group", writer, "write"))
+
+    def _add(self, site: int, hazard: Hazard) -> None:
+        self.found.setdefault(site, {}).setdefault(hazard.message, hazard)
 
 
 class Warpgroups:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ptxemu.codegen.blocks import Block, Step, liveness
 from ptxemu.codegen.lower import Lower
-from ptxemu.codegen.registers import RegisterFile
+from ptxemu.codegen.values import RegisterFile
 from ptxemu.errors import PtxEmuError, PtxSyntaxError
 from ptxemu.syntax.tree import Entry
 

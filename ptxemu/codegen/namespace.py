@@ -15,8 +15,7 @@ from ptxemu.codegen.values import (
     double_of_bits,
     float_of_bits,
 )
-from ptxemu.numerics import approx, arith, conversions, formats, half, integers, rounding
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane, approx, arith, formats, integers
 
 _DTYPES = {
     "BOOL": np.bool_,
@@ -152,11 +151,8 @@ GLOBALS = {
     "arith": arith,
     "approx": approx,
     "formats": formats,
-    "half": half,
-    "conversions": conversions,
     "integers": integers,
-    "rounding": rounding,
-    "flush_f32": rounding.flush_f32,
+    "flush_f32": formats.flush_f32,
     **{
         function.__name__: function
         for function in (

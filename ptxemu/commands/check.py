@@ -10,9 +10,14 @@ from contextlib import AbstractContextManager
 from ptxemu.check.text import cut, render
 from ptxemu.commands import subject as subjects
 from ptxemu.commands.machine_code import keeping
-from ptxemu.commands.progress import Progress
-from ptxemu.host.command_line import output_file, told_at_once, write_json
-from ptxemu.inspect_flags import add_inspect_arguments, source_lines
+from ptxemu.commands.subject import Progress
+from ptxemu.host.command_line import (
+    add_inspect_arguments,
+    output_file,
+    source_lines,
+    told_at_once,
+    write_json,
+)
 from ptxemu.report import Report
 from ptxemu.schedules import Schedule, add_schedule_arguments, schedules
 from ptxemu.watch import watched

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ptxemu.commands import subject as subjects
-from ptxemu.commands.progress import Progress
-from ptxemu.host.command_line import output_file
-from ptxemu.inspect_flags import add_place_arguments, source_lines
+from ptxemu.commands.subject import Progress
+from ptxemu.host.command_line import add_place_arguments, output_file, source_lines
 from ptxemu.options import POLICIES
 from ptxemu.schedules import Schedule, schedule
 from ptxemu.watch import watched
@@ -24,7 +23,7 @@ from ptxemu.watch import watched
 if TYPE_CHECKING:
     from ptxemu.commands.launch_tensors import Found, Judgement
     from ptxemu.difference import Difference
-    from ptxemu.inspect.writes import Write
+    from ptxemu.inspect.snapshot import Write
 
 ABOUT = f"""\
 Where two runs of CuTe DSL kernels of your own first differ, and who wrote there.

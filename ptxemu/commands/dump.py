@@ -16,9 +16,9 @@ from typing import Any
 
 from ptxemu.commands import subject as subjects
 from ptxemu.commands.machine_code import add_machine_code
-from ptxemu.commands.progress import Progress
+from ptxemu.commands.subject import Progress
+from ptxemu.host.command_line import add_inspect_arguments, source_lines
 from ptxemu.host.patching import environment
-from ptxemu.inspect_flags import add_inspect_arguments, source_lines
 from ptxemu.options import POLICIES
 from ptxemu.schedules import Schedule
 from ptxemu.watch import watched
@@ -180,7 +180,7 @@ def _keeping_machine_code(folder: str) -> dict[str, str]:
 @contextmanager
 def _written(folder: Folder, *, execute: bool) -> Iterator[None]:
     """Within the block every launch goes to the folder first."""
-    from ptxemu.mutation.launches import launching
+    from ptxemu.module import launching
     from ptxemu.report import LaunchReport
 
     def through(launch: Callable[..., LaunchReport], module: Any) -> Callable[..., LaunchReport]:

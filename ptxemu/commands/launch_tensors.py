@@ -19,8 +19,8 @@ import numpy as np
 
 from ptxemu.difference import Difference, apart, first_index
 from ptxemu.host_tensor import HostTensor
-from ptxemu.inspect.writes import Write
-from ptxemu.mutation.launches import launching
+from ptxemu.inspect.snapshot import Write
+from ptxemu.module import launching
 from ptxemu.report import LaunchReport
 from ptxemu.request import Inspect, Watch
 from ptxemu.watch import watched

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ptxemu.check.kept import keep
+from ptxemu.check.text import keep
 from ptxemu.errors import LimitExceeded
 from ptxemu.report import LaunchReport
 
@@ -44,7 +44,7 @@ def add_machine_code(ptx: Path, entry: str, cubins: Iterable[tuple[Path, bytes]]
 def keeping() -> Iterator[None]:
     """Within the block the PTX of each kernel is kept whose launch fails or has errors; at the end
     its machine code beside it, and where stands on stderr."""
-    from ptxemu.mutation.launches import launching  # with numpy and every instruction
+    from ptxemu.module import launching  # with numpy and every instruction
 
     kept: dict[Path, str] = {}
 

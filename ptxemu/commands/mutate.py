@@ -27,7 +27,7 @@ from ptxemu.host.command_line import output_file
 from ptxemu.schedules import add_schedule_arguments, schedules
 
 if TYPE_CHECKING:
-    from ptxemu.mutation.classes import Mutant
+    from ptxemu.mutation.catalogue import Mutant
     from ptxemu.mutation.rerun import Baseline, Verdict
 
 ABOUT = f"""\
@@ -149,8 +149,7 @@ def _rules(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def _chosen(first: Baseline, options: argparse.Namespace) -> list[tuple[str, Mutant]]:
     """(digest of the kernel, mutant)."""
-    from ptxemu.mutation.catalogue import CLASSES
-    from ptxemu.mutation.classes import mutants
+    from ptxemu.mutation.catalogue import CLASSES, mutants
     from ptxemu.mutation.text import Text
 
     wanted = options.kind or ["remove "]

@@ -1,4 +1,4 @@
-"""What a command runs: a script as it is, or a function of a file."""
+"""What a command runs: a script as it is, or a function of a file; how far a launch is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import os
 import runpy
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,10 +17,35 @@ from types import TracebackType
 
 from ptxemu.check.text import cut
 from ptxemu.errors import PtxEmuError
-from ptxemu.inspect_flags import inspecting
+from ptxemu.host.command_line import inspecting
 from ptxemu.options import Options
 from ptxemu.report import Report
 from ptxemu.schedules import Schedule
+
+_FIRST, _NEXT = 5.0, 20.0  # seconds
+
+
+class Progress:
+    """For `Options.progress`: says nothing of what is quick."""
+
+    def __init__(self) -> None:
+        self._began = self._said = 0.0
+        self._last = (0, 0)
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if total != self._last[1] or done < self._last[0]:  # another launch
+            self._began = self._said = now
+        self._last = done, total
+        seconds = now - self._began
+        if seconds >= _FIRST and now - self._said >= (
+            _NEXT if self._said > self._began else _FIRST
+        ):
+            self._said = now
+            left = f", about {seconds / done * (total - done):.0f} s left" if done else ""
+            told = f"ptxemu: {done} of {total} clusters after {seconds:.0f} s{left}"
+            print(told, file=sys.stderr, flush=True)
+
 
 RIGHT, WRONG, REFUSED = 0, 1, 2  # exit codes; 2 is argparse's, too
 EXIT_CODES = """\

@@ -116,9 +116,9 @@ def _serve(
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     from ptxemu.commands.subject import failure_of, subject_of
+    from ptxemu.host.command_line import source_lines
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.gpu_machine import machine_with_gpu
-    from ptxemu.inspect_flags import source_lines
     from ptxemu.mutation.rerun import baseline, verdict
     from ptxemu.schedules import Schedule
 

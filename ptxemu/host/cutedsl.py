@@ -2,17 +2,101 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import tempfile
 import threading
+import types
+from functools import lru_cache
 from typing import Any
 
-from ptxemu.host import ffi
-from ptxemu.host.device_view import cpu_as_device, presented
-from ptxemu.host.engine import host_program
+from ptxemu.host.device_view import as_device, cpu_as_device, presented
+from ptxemu.host.engine import HostProgram, host_program
 from ptxemu.host.patching import patched
-from ptxemu.host.runtime_symbols import Launcher
+from ptxemu.host.runtime_symbols import Launcher, Run
+
+# The global by which the wrapper that tvm-ffi generates for keyword arguments calls its function.
+_TARGET = "__i_target_func"
+
+
+def is_ffi(compiled: Any) -> bool:
+    """Whether the compiled function came from `--enable-tvm-ffi`."""
+    return any(base.__name__ == "TVMFFIJitCompiledFunctionBase" for base in type(compiled).__mro__)
+
+
+def call(
+    compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any], launcher: Launcher
+) -> list[Any]:
+    """Call the host function; what the launcher gave for each launch, in order.
+
+    Tensors in `args` may be torch or numpy arrays on the CPU or tensors of the DSL. Raises the
+    launcher's exception, TypeError for arguments that the host code refuses.
+    """
+    _load_library()
+    function = _function(host_program(compiled), compiled.function_name)
+    described: Any = getattr(compiled, "execution_args", None)  # older DSLs have none
+    if getattr(described, "has_pointer_address_arg_specs", False):
+        args, kwargs = described.convert_python_pointer_args_for_tvm_ffi(args, kwargs)
+    with Run(launcher) as run:
+        _with_keywords(compiled, function)(*args, **kwargs)
+    return run.results
+
+
+def positional(compiled: Any, launcher: Launcher) -> Any:
+    """A tvm-ffi function that calls the host function, for whoever calls it by its handle: other
+    languages, and what the DSL itself makes of it."""
+    import tvm_ffi
+
+    def call_positional(*args: Any) -> None:
+        _load_library()
+        with Run(launcher):
+            _function(host_program(compiled), compiled.function_name)(*_plain(args))
+
+    def _plain(values: Any) -> list[Any]:
+        return [_plain(value) if isinstance(value, tvm_ffi.Array) else value for value in values]
+
+    return tvm_ffi.convert(call_positional)
+
+
+def _function(program: HostProgram, name: str) -> Any:
+    """A Python callable for the module's tvm-ffi entry, for positional arguments."""
+    import tvm_ffi
+
+    function = tvm_ffi.Function.__from_mlir_packed_safe_call__(
+        program.lookup("__tvm_ffi_" + name), keep_alive_object=program
+    )
+    return lambda *args: function(*as_device(args))
+
+
+def _with_keywords(compiled: Any, function: Any) -> Any:
+    """`function` behind the wrapper that the DSL made for keywords, defaults and dataclasses."""
+    if not hasattr(compiled, "_kwargs_wrapper"):
+        return function
+    wrapper = compiled._kwargs_wrapper
+    if wrapper is None:
+        raise ValueError(
+            "compiled without an execution engine, so the DSL made no keyword wrapper: compile "
+            "with ptxemu.compile, or set CUTE_DSL_ARCH to the target before importing cutlass"
+        )
+    bound = types.FunctionType(
+        wrapper.__code__,
+        {**wrapper.__globals__, _TARGET: function},
+        wrapper.__name__,
+        wrapper.__defaults__,
+        wrapper.__closure__,
+    )
+    bound.__kwdefaults__ = wrapper.__kwdefaults__
+    return bound
+
+
+@lru_cache(maxsize=1)
+def _load_library() -> None:
+    """Make the symbols of libtvm_ffi visible to the engine."""
+    import tvm_ffi
+
+    ctypes.CDLL(tvm_ffi.libinfo.find_libtvm_ffi(), mode=ctypes.RTLD_GLOBAL)
+
 
 ARCH = "sm_100a"
 
@@ -48,8 +132,8 @@ def run(compiled: Any, *args: Any, launcher: Launcher, **kwargs: Any) -> list[An
     launcher makes the host code stop and leaves here unchanged; ValueError means that `compiled`
     keeps no PTX.
     """
-    if ffi.is_ffi(compiled):
-        return ffi.call(compiled, args, kwargs, launcher)
+    if is_ffi(compiled):
+        return call(compiled, args, kwargs, launcher)
     pointers, _adapted = compiled.execution_args.generate_execution_args(args, kwargs)
     return host_program(compiled).call(pointers, launcher)
 

@@ -14,9 +14,8 @@ from functools import cache
 from io import UnsupportedOperation
 from typing import Any
 
-from ptxemu.host.arrivals import on_arrival
 from ptxemu.host.cutedsl import ARCH
-from ptxemu.host.patching import environment, patched
+from ptxemu.host.patching import environment, on_arrival, patched
 from ptxemu.host.runtime_symbols import Launcher
 
 KNOWN = "Cache is disabled"  # a warning of the DSL, where it keeps PTX

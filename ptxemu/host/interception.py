@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from ptxemu.host import ffi
+from ptxemu.host import cutedsl
 from ptxemu.host.cutedsl import run
 from ptxemu.host.engine import host_program
-from ptxemu.host.patching import patched
-from ptxemu.host.pretence import pretended
+from ptxemu.host.patching import patched, pretended, threads_within
 from ptxemu.host.runtime_symbols import Launcher
-from ptxemu.host.threads import threads_within
 
 # Libraries that keep compiled kernels on disk load what they have exported, and go on without that
 # where an export fails.
@@ -50,10 +48,10 @@ def intercepted(launcher: Launcher) -> Iterator[None]:
         return _Executor(self, launcher)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
-        ffi.call(self, args, kwargs, launcher)
+        cutedsl.call(self, args, kwargs, launcher)
 
     def function(self: Any) -> Any:
-        return ffi.positional(self, launcher)
+        return cutedsl.positional(self, launcher)
 
     def export(self: Any, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError(_NOT_EXPORTED)

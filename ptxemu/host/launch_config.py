@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import prod
 
 from ptxemu.errors import HardwareRefusal
-from ptxemu.machine.gpu_limits import cluster_refusal, limits_of
+from ptxemu.machine.shape import cluster_refusal, limits_of
 
 Dim3 = tuple[int, int, int]
 

@@ -1,11 +1,26 @@
-"""Replacing attributes for a while, and putting everything back, whatever happened meanwhile."""
+"""What this process sees changed for a while: attributes, environment, imports, threads."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar, copy_context
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ptxemu.host.runtime_symbols import Launcher
+
+# The launcher of a script that is run as if there were a GPU, by `python -m ptxemu`.
+
+pretended: ContextVar[Launcher | None] = ContextVar("pretended", default=None)
+
 
 _ABSENT = object()
 
@@ -42,3 +57,80 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def on_arrival(actions: Mapping[str, Callable[[], None]]) -> Iterator[None]:
+    """Call `actions[name]()` when the top-level module of that name is there, now or within the
+    block; each at most once."""
+    awaited = {name: act for name, act in actions.items() if name not in sys.modules}
+    for name, act in actions.items():
+        if name not in awaited:
+            act()
+    finder = _Finder(awaited)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Finder(MetaPathFinder):
+    """Finds nothing by itself: it gives the others' loaders something to do afterwards."""
+
+    def __init__(self, awaited: dict[str, Callable[[], None]]) -> None:
+        self._awaited = awaited
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        act = self._awaited.pop(fullname, None)
+        if act is None:
+            return None
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, act)
+        return spec
+
+
+class _Loader(Loader):
+    """The loader `own`, with `act` behind it; the module does not learn of it."""
+
+    def __init__(self, own: Loader, act: Callable[[], None]) -> None:
+        self._own = own
+        self._act = act
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._own.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._own
+        module.__loader__ = self._own
+        self._own.exec_module(module)
+        self._act()
+
+
+# Threads that a program starts while it is run as if it had a GPU.
+#
+# Python gives a new thread an empty context, and torch gives it no function mode. So its launches
+# would go past whoever watches, and its tensors would be asked for on a GPU.
+
+
+@contextmanager
+def threads_within(entered: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """While active, a thread that starts runs within `entered()`, in a copy of the context of
+    whoever starts it."""
+    start = threading.Thread.start
+
+    def start_within(self: threading.Thread) -> None:
+        context, run = copy_context(), self.run
+
+        def run_within() -> None:
+            vars(self).pop("run", None)  # else the thread would refer to itself
+            with entered():
+                run()
+
+        self.run = lambda: context.run(run_within)  # type: ignore[method-assign]
+        start(self)
+
+    with patched(threading.Thread, {"start": start_within}):
+        yield

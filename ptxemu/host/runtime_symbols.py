@@ -28,7 +28,7 @@ from ptxemu.host.launch_config import (
     require_settable,
 )
 from ptxemu.host.tensor_map_encode import encode_pixels, encode_tiled
-from ptxemu.machine.gpu_limits import limits_of, target_of
+from ptxemu.machine.shape import limits_of, target_of
 from ptxemu.one_launch import launch_lock
 
 Launcher = Callable[[LaunchRequest], Any]

@@ -18,10 +18,9 @@ import numpy as np
 
 from ptxemu.host.allocations import LIVE
 from ptxemu.host.cuda_stubs import CAPABILITY, L2_BYTES, NAME, SMS, constantly, nominal_time
-from ptxemu.host.patching import patched
+from ptxemu.host.patching import patched, threads_within
 from ptxemu.host.runtime_symbols import device_attribute
 from ptxemu.host.scaled_mm import substitute
-from ptxemu.host.threads import threads_within
 
 BLOCK_BYTES = 512  # of torch's CUDA allocator; CPU memory comes in multiples of nothing
 

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ptxemu.difference import Difference, first_difference, first_tile_difference
-    from ptxemu.inspect.snapshot import Register, Snapshot, Tile
-    from ptxemu.inspect.writes import Write
+    from ptxemu.inspect.snapshot import Register, Snapshot, Tile, Write
     from ptxemu.request import Inspect, Region, Stop, Watch
 
 _HOMES = {
     "ptxemu.difference": ("Difference", "first_difference", "first_tile_difference"),
     "ptxemu.request": ("Inspect", "Region", "Stop", "Watch"),
-    "ptxemu.inspect.snapshot": ("Register", "Snapshot", "Tile"),
-    "ptxemu.inspect.writes": ("Write",),
+    "ptxemu.inspect.snapshot": ("Register", "Snapshot", "Tile", "Write"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.inspect import layouts
-from ptxemu.inspect.snapshot import Register, Snapshot
-from ptxemu.inspect.writes import words_text
+from ptxemu.inspect import snapshot
+from ptxemu.inspect.snapshot import Register, Snapshot, words_text
 from ptxemu.machine.state import POISON_BYTE
 
 _LINE = 32  # bytes of a line of the hex dump
@@ -35,7 +34,7 @@ def save(picture: Snapshot, folder: Path) -> Path:
         name = re.sub(r"\W+", "_", tile.name)
         np.save(target / f"{name}.npy", tile.values)
         title = f"{tile.name}, {tile.dtype}: {tile.origin}\n{tile.name}"
-        _write(target / f"{name}.txt", layouts.text_of(tile.values, title))
+        _write(target / f"{name}.txt", snapshot.text_of(tile.values, title))
     if picture.tensor is not None:
         views: Any = {dtype: picture.tensor_memory(dtype) for dtype in ("f32", "bf16")}
         np.savez(target / "tmem.npz", cells=picture.tensor.T, **views)
@@ -114,7 +113,7 @@ def _tensor_text(picture: Snapshot, views: dict[str, np.ndarray]) -> str:
         last = column + count
         f32, bf16 = views["f32"][:, column:last], views["bf16"][:, 2 * column : 2 * last]
         name = f"columns {column}..{last - 1}, rows are lanes,"
-        parts += [layouts.text_of(f32, f"{name} f32"), layouts.text_of(bf16, f"{name} bf16")]
+        parts += [snapshot.text_of(f32, f"{name} f32"), snapshot.text_of(bf16, f"{name} bf16")]
     return "\n".join(parts)
 
 

@@ -11,13 +11,10 @@ import numpy as np
 from ptxemu.check.barrier_names import Given
 from ptxemu.codegen.program import Program
 from ptxemu.inspect import files
-from ptxemu.inspect.places import Probes
 from ptxemu.inspect.recent import Recent
-from ptxemu.inspect.snapshot import Snapshot
-from ptxemu.inspect.stops import Stops
-from ptxemu.inspect.tiles import Tiles
+from ptxemu.inspect.snapshot import Snapshot, Tiles, Write
+from ptxemu.inspect.stops import Probes, Stops
 from ptxemu.inspect.watchpoints import History, Watchpoints
-from ptxemu.inspect.writes import Write
 from ptxemu.machine.listener import Listener
 from ptxemu.request import Inspect
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ptxemu.check.barrier_names import BarrierNames, Given
-from ptxemu.inspect.writes import short_text
+from ptxemu.inspect.snapshot import short_text
 from ptxemu.machine.deadlock import inits_of
 from ptxemu.machine.fragment import Waiters
 from ptxemu.machine.listener import How, Listener

@@ -1,23 +1,200 @@
-"""A picture of a CTA and a warp at one moment: memories, tiles, registers, as arrays."""
+"""A picture of a CTA and a warp at one moment, as arrays: memories, tiles, registers, writes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ptxemu.codegen.namespace import GLOBALS, bits_mask, full
 from ptxemu.codegen.values import DTYPE
-from ptxemu.inspect import layouts
-from ptxemu.numerics import elements
-from ptxemu.numerics.swizzle import BY_NAME
+from ptxemu.machine.listener import Listener, Place, Position
+from ptxemu.machine.tensor_map import TensorMap
+from ptxemu.numerics import formats
+from ptxemu.numerics.formats import ELEMENTS, decoded
+from ptxemu.numerics.swizzle import BY_NAME, Swizzle
 from ptxemu.request import Region
 from ptxemu.syntax.tree import Instr
 
 if TYPE_CHECKING:
-    from ptxemu.inspect.tiles import Brought
-    from ptxemu.inspect.writes import Write
+    from ptxemu.machine.async_ops import Work
+    from ptxemu.machine.state import Cta
+
+
+def block_positions(
+    start: int, rows: int, row_bytes: int, swizzle: Swizzle, pitch: int = 0
+) -> np.ndarray:
+    """Where each byte of a matrix lies in shared memory, intp [row, byte].
+
+    pitch: bytes from one row to the next; 0: the rows lie one behind the other. Rows longer than
+    the swizzle's span are cut into blocks of it, each of which holds all rows.
+    """
+    width = min(row_bytes, swizzle.span) if swizzle.bits else row_bytes
+    byte = np.arange(row_bytes, dtype=np.intp)
+    step = pitch or width
+    block, within = byte // width, byte % width
+    row = np.arange(rows, dtype=np.intp)[:, None]
+    return swizzle.apply(start + block * rows * step + row * step + within)
+
+
+def tile_positions(tm: TensorMap, start: int) -> np.ndarray:
+    """The same of a box that TMA moves, [row, byte]; dimension 1 of the box is the fastest row."""
+    return block_positions(start, tm.rows, tm.smem_row_bytes, tm.swizzle, tm.pitch)
+
+
+def tile_dtype(tm: TensorMap) -> str:
+    """The element type in shared memory; packed 4- and 6-bit types are shown as bytes."""
+    return tm.dtype if tm.dtype in ELEMENTS else "u8"
+
+
+def tile_shape(tm: TensorMap) -> tuple[int, ...]:
+    """Of the box as a tensor of `tile_dtype`, the contiguous dimension last."""
+    size, _ = ELEMENTS[tile_dtype(tm)]
+    return (*reversed(tm.box[1:]), tm.smem_row_bytes // size)
+
+
+def tensor_memory(cells: np.ndarray, dtype: str) -> np.ndarray:
+    """Cells [column, lane] as float32 [lane, element]: one f32 to a cell, or two bf16 or f16."""
+    lanes = np.ascontiguousarray(cells.T)
+    return decoded(lanes.view(np.uint8), dtype)
+
+
+def text_of(matrix: np.ndarray, title: str) -> str:
+    """A matrix as lines, its rows numbered; leading dimensions are told in front of the row."""
+    rows = matrix.reshape(-1, matrix.shape[-1]) if matrix.ndim > 1 else matrix.reshape(1, -1)
+    outer = matrix.shape[:-1]
+    form = _number if rows.dtype.kind == "f" else str
+    lines = [f"{title}: shape {tuple(matrix.shape)}"]
+    for index, row in enumerate(rows):
+        place = ",".join(map(str, np.unravel_index(index, outer))) if outer else "0"
+        lines.append(f"[{place:>5}] " + " ".join(f"{form(value):>9}" for value in row.tolist()))
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+_SHOWN = 4  # words of a value
+_LINE = 120  # characters of an instruction
+_EXPONENT = 12  # decimal, of what may be meant as f32
+
+
+@dataclass
+class Write:
+    """One write.
+
+    agent       such as "warp 4 of cta(0,0,0)" or "TMA, issued by ...".
+    first, last what it reached of the watched range, which begins at `low`.
+    value       the whole range after it: bytes, uint8; of tensor memory cells, uint32 [column,
+                lane]. None until it is read back.
+    """
+
+    order: int
+    agent: str
+    instr: Instr | None
+    lanes: tuple[int, ...]
+    first: int
+    last: int
+    low: int
+    value: np.ndarray | None = None
+
+    @property
+    def source(self) -> str:
+        """Such as "file.py:257"; "" without line information."""
+        return self.instr.source if self.instr else ""
+
+    def __str__(self) -> str:
+        parts = [f"#{self.order} {self.agent}"]
+        if self.lanes:
+            parts.append(f"lanes {_ranges(self.lanes)}")
+        parts.append(self._what())
+        if self.source:
+            parts.append(self.source)
+        if self.instr:
+            parts.append(f"PTX line {self.instr.line} `{short_text(self.instr)}`")
+        return "  ".join(parts)
+
+    def _what(self) -> str:
+        """The range, and the first words that are in it now."""
+        if self.value is not None and self.value.ndim == 2:
+            words = self.value[self.first - self.low][:_SHOWN]
+            return f"columns {self.first}..{self.last}, from lane 0 {words_text(words)}"
+        place = f"[{self.first:#x}..{self.last:#x}]"
+        if self.value is None:
+            return place
+        raw = self.value[self.first - self.low : self.last + 1 - self.low]
+        size = next(n for n in (4, 2, 1) if self.first % n == 0 and len(raw) % n == 0)
+        return f"{place} = {words_text(raw.view(f'u{size}')[:_SHOWN])}"
+
+
+def short_text(instr: Instr) -> str:
+    """An instruction in one line; some have a hundred operands."""
+    text = " ".join(instr.text.split())
+    return text if len(text) <= _LINE else f"{text[:_LINE]}..."
+
+
+def words_text(words: np.ndarray) -> str:
+    """In hex, and as f32 where they look like such: 32 bits, of a magnitude that people use."""
+    text = " ".join(f"{int(word):#x}" for word in words)
+    if words.dtype.itemsize != 4:
+        return text
+    with np.errstate(all="ignore"):
+        floats = np.ascontiguousarray(words).view(np.float32)
+        plausible = (floats == 0) | (np.abs(np.log10(np.abs(floats))) < _EXPONENT)
+    if not plausible.all() or not words.any():
+        return text
+    return f"{text} (f32 {' '.join(f'{value:.6g}' for value in floats.tolist())})"
+
+
+def _ranges(lanes: Iterable[int]) -> str:
+    """Of 0, 1, 2, 3, 7 "0..3,7"."""
+    runs: list[list[int]] = []
+    for lane in sorted(set(lanes)):
+        if runs and lane == runs[-1][1] + 1:
+            runs[-1][1] = lane
+        else:
+            runs.append([lane, lane])
+    return ",".join(f"{a}..{b}" if b > a else str(a) for a, b in runs)
+
+
+class Brought(NamedTuple):
+    """A box at a position of its tensor; `loaded`, else stored from shared memory."""
+
+    tm: TensorMap
+    position: Position
+    loaded: bool
+
+
+class Tiles(Listener):
+    """Of every CTA of a launch, by offset in shared memory."""
+
+    def __init__(self) -> None:
+        self._of: dict[Cta, dict[int, Brought]] = {}
+
+    def of(self, cta: Cta) -> Iterator[tuple[int, Brought]]:
+        yield from sorted(self._of.get(cta, {}).items())
+
+    def tile_loaded(
+        self, work: Work, tm: TensorMap, position: Position, places: list[Place]
+    ) -> None:
+        for cta, offset in places:
+            self._put(cta, offset, Brought(tm, position, True))
+
+    def tile_read(self, work: Work, cta: Cta, tm: TensorMap, position: Position, low: int) -> None:
+        self._put(cta, low, Brought(tm, position, False))
+
+    def cta_ended(self, cta: Cta) -> None:
+        self._of.pop(cta, None)
+
+    def _put(self, cta: Cta, offset: int, brought: Brought) -> None:
+        tiles, end = self._of.setdefault(cta, {}), offset + brought.tm.box_bytes
+        hidden = [o for o, b in tiles.items() if o < end and o + b.tm.box_bytes > offset]
+        for other in hidden:
+            del tiles[other]
+        tiles[offset] = brought
 
 
 @dataclass(frozen=True)
@@ -59,7 +236,7 @@ class Tile:
     def byte_of(self, index: tuple[int, ...]) -> int:
         """Offset in shared memory of an element."""
         flat = int(np.ravel_multi_index(index, self.values.shape))
-        return int(self.positions.reshape(-1)[flat * elements.ELEMENTS[self.dtype][0]])
+        return int(self.positions.reshape(-1)[flat * formats.ELEMENTS[self.dtype][0]])
 
 
 @dataclass(frozen=True)
@@ -108,7 +285,7 @@ class Snapshot:
         """float32 [lane, element]: cells as f32, or as two bf16 or f16 each."""
         if self.tensor is None:
             raise ValueError("tensor memory was not asked for")
-        return layouts.tensor_memory(self.tensor, dtype)
+        return tensor_memory(self.tensor, dtype)
 
 
 def register(name: str, declared: str, types: tuple[str, ...], values: Any) -> Register:
@@ -129,8 +306,8 @@ def register(name: str, declared: str, types: tuple[str, ...], values: Any) -> R
 
 def named_tile(shared: np.ndarray, region: Region) -> Tile:
     """Raises ValueError where the region leaves shared memory."""
-    size, _ = elements.ELEMENTS[region.dtype]
-    positions = layouts.block_positions(
+    size, _ = formats.ELEMENTS[region.dtype]
+    positions = block_positions(
         region.start, region.rows, region.columns * size, BY_NAME[region.swizzle]
     )
     if positions.max() >= len(shared):
@@ -138,16 +315,16 @@ def named_tile(shared: np.ndarray, region: Region) -> Tile:
             f"region {region.name} ends at {int(positions.max()) + 1:#x}; the CTA has"
             f" {len(shared):#x} bytes of shared memory"
         )
-    values = elements.decoded(shared[positions], region.dtype)
+    values = formats.decoded(shared[positions], region.dtype)
     origin = f"named, {region.dtype}, swizzle {region.swizzle}, at {region.start:#x}"
     return Tile(region.name, region.dtype, values, positions, origin)
 
 
 def moved_tile(shared: np.ndarray, offset: int, brought: Brought) -> Tile:
     """What a TMA operation moved, as the shared memory holds it now."""
-    tm, dtype = brought.tm, layouts.tile_dtype(brought.tm)
-    positions = layouts.tile_positions(tm, offset)
-    values = elements.decoded(shared[positions], dtype).reshape(layouts.tile_shape(tm))
+    tm, dtype = brought.tm, tile_dtype(brought.tm)
+    positions = tile_positions(tm, offset)
+    values = formats.decoded(shared[positions], dtype).reshape(tile_shape(tm))
     way = "load from" if brought.loaded else "store to"
     box = f"box {tm.box}"
     if tm.pixels is not None:

@@ -1,24 +1,217 @@
-"""Takes the pictures: counts who comes to a line, looks at the condition, copies what is asked."""
+"""Takes the pictures: finds the instructions of a line, counts who comes, copies what is asked."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.program import Program
-from ptxemu.condition import Condition
+from ptxemu.codegen.values import Node, Value
+from ptxemu.errors import PtxEmuError
 from ptxemu.inspect import snapshot
-from ptxemu.inspect.places import Probe, Probes
-from ptxemu.inspect.snapshot import Register, Snapshot, Tile
-from ptxemu.inspect.tiles import Tiles
+from ptxemu.inspect.snapshot import Register, Snapshot, Tile, Tiles
 from ptxemu.machine.listener import Listener
-from ptxemu.request import CtaName, Stop
+from ptxemu.request import Condition, CtaName, Stop
+from ptxemu.syntax.tree import Addr, Args, Instr, Not, Pair, Reg, Vec
 
 if TYPE_CHECKING:
     from ptxemu.machine.state import Cta, Warp
+
+# Which instructions a line stands for, and where a warp enters and leaves it.
+#
+# A line is mostly many instructions, in several blocks. A warp arrives at it with the first of them
+# after one of another line; so an instruction of the line has a probe before it unless the line
+# goes on from the one before, and the first instruction behind has one that tells of the departure.
+
+_REACH = 10  # lines within which a line without instructions is moved
+_NAME = 60  # characters of a kernel's name
+
+
+def comes_from(instr: Instr, at: str) -> bool:
+    """Whether an instruction belongs to "file.py:257" or "ptx:120"; a line of a function that was
+    inlined belongs to the lines of its callers as well."""
+    if at.startswith("ptx:"):
+        return instr.line == int(at.partition(":")[2])
+    frames = instr.location.frames() if instr.location else []
+    return any(f"/{frame}".endswith(f"/{at}") or at.endswith(f"/{frame}") for frame in frames)
+
+
+def registers_of(operand: object) -> list[str]:
+    """Names of the registers that an operand speaks of, in order."""
+    if isinstance(operand, Reg):
+        return [operand.name]
+    parts: tuple[object, ...] = ()
+    if isinstance(operand, Not):
+        parts = (operand.reg,)
+    elif isinstance(operand, Vec | Args):
+        parts = operand.items
+    elif isinstance(operand, Pair):
+        parts = operand.first, operand.second
+    elif isinstance(operand, Addr):
+        parts = operand.base, *operand.coords
+    return [name for part in parts for name in registers_of(part)]
+
+
+def live_before(program: Program, index: int, position: int) -> set[str]:
+    """Registers whose values are still needed at a step of a block."""
+    block = program.blocks[index]
+    live = set(block.live_out) | set(registers_of(block.guard))
+    for step in reversed(block.steps[position:]):
+        lower = Lower(block, program.registers, program.layout.symbols, analysis=True)
+        lower.instr = step.instr
+        try:
+            step.emit(lower)
+        except (PtxEmuError, AttributeError, IndexError, TypeError, ValueError):
+            continue  # executing it raises
+        live = live - lower.defs | lower.uses
+    return live
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A place in the code. `arrives`: at a stop's line, else behind it. operands: registers of the
+    instruction; names: those, the live ones if asked for, and what the condition needs."""
+
+    stop: int
+    arrives: bool
+    instr: Instr
+    operands: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+class Probes:
+    """Of one program. `place` is what a `Program` calls before it lowers each step of a block."""
+
+    def __init__(self, program: Program, stops: tuple[Stop, ...]) -> None:
+        self.program = program
+        self.name = _short(program.entry.name)
+        self.probes: list[Probe] = []
+        self.missing: list[str] = []  # stops whose line the program does not have, in words
+        self._at: dict[tuple[int, int], list[int]] = {}
+        for number, stop in enumerate(stops):
+            self._find(number, stop)
+
+    def place(self, lower: Lower, position: int) -> None:
+        """Add the probes that stand before a step."""
+        for number in self._at.get((lower.block.index, position), ()):
+            probe = self.probes[number]
+            # What a tcgen05.ld has yet to bring is not waited for, as a use of it would.
+            text, values = _register_list(lower, probe.names)
+            node = Node(
+                f"for each in w.listeners: each.probed(w, {number}, {text})",
+                values,
+                (),
+                instr=probe.instr,
+            )
+            lower.nodes.append(node)
+
+    def _find(self, number: int, stop: Stop) -> None:
+        at = self._moved(stop.at)
+        if at is None:
+            self.missing.append(self._nothing_at(stop.at))
+            return
+        if at != stop.at:
+            self.missing.append(f"no instruction of {self.name} is from {stop.at}; taken is {at}")
+        for index, position, arrives in self._borders(at):
+            self._add(number, stop, index, position, arrives)
+
+    def _moved(self, at: str) -> str | None:
+        """The line, or the next one in the file that has instructions, as debuggers do: what only
+        calls helpers has none of its own."""
+        path, _, line = at.rpartition(":")
+        for candidate in range(int(line), int(line) + _REACH):
+            moved = f"{path}:{candidate}"
+            if any(comes_from(instr, moved) for instr in self.program.sites):
+                return moved
+        return None
+
+    def _borders(self, at: str) -> Iterator[tuple[int, int, bool]]:
+        """(block, step, whether the line begins there or has ended before it)."""
+        blocks = self.program.blocks
+        inside = [[comes_from(step.instr, at) for step in block.steps] for block in blocks]
+        before: list[list[int]] = [[] for _ in blocks]
+        for block in blocks:
+            for after in block.successors:
+                before[after].append(block.index)
+        ends = [bool(flags) and flags[-1] for flags in inside]
+        empty = [block.index for block in blocks if not block.steps]
+        for _ in empty:  # an empty block ends as those before it do
+            for index in empty:
+                ends[index] = any(ends[b] for b in before[index])
+        for index, flags in enumerate(inside):
+            for position, here in enumerate(flags):
+                if position and here != flags[position - 1]:
+                    yield index, position, here
+                elif not position and (here or any(ends[b] for b in before[index])):
+                    yield index, position, here
+
+    def _add(self, number: int, stop: Stop, index: int, position: int, arrives: bool) -> None:
+        instr = self.program.blocks[index].steps[position].instr
+        probe = Probe(number, arrives, instr)
+        if arrives:
+            known = self.program.entry.registers
+            operands = list(dict.fromkeys(n for o in instr.operands for n in registers_of(o)))
+            operands = [name for name in operands if name in known]
+            live: list[str] = []
+            if "regs" in stop.dump:
+                live = sorted(live_before(self.program, index, position) & known.keys(), key=_order)
+            asked = [name for name in known if name.removeprefix("%") in Condition(stop.when).names]
+            names = tuple(dict.fromkeys((*operands, *live, *asked)))
+            probe = Probe(number, True, instr, tuple(operands), names)
+        self._at.setdefault((index, position), []).append(len(self.probes))
+        self.probes.append(probe)
+
+    def _nothing_at(self, at: str) -> str:
+        """Why there is no instruction, with the nearest lines that have one."""
+        name = self.name
+        path, _, line = at.rpartition(":")
+        if path == "ptx":
+            return f"no instruction of {name} stands in line {line} of the PTX"
+        locations = [instr.location for instr in self.program.sites if instr.location]
+        if not locations:
+            return (
+                f"{name} has no line information: compile it with CUTE_DSL_LINEINFO=1 in the"
+                " environment, or with the option --generate-line-info"
+            )
+        frames = {frame for location in locations for frame in location.frames()}
+        of_file = {f for f in frames if f"/{f.rpartition(':')[0]}".endswith(f"/{path}")}
+        if not of_file:
+            files = sorted({frame.rpartition(":")[0] for frame in frames})
+            return f"no instruction of {name} is from {path}; its files: {', '.join(files[:8])}"
+        lines = {int(frame.rpartition(":")[2]) for frame in of_file}
+        nearest = sorted(lines, key=lambda number: abs(number - int(line)))[:6]
+        near = ", ".join(map(str, sorted(nearest)))
+        return f"no instruction of {name} is from {at}; lines near it that have some: {near}"
+
+
+def _short(name: str) -> str:
+    """The DSL's names of kernels have whole types in them."""
+    return name if len(name) <= _NAME else f"{name[:_NAME]}..."
+
+
+def _order(name: str) -> tuple[str, int, str]:
+    """%r9 before %r10."""
+    letters = name.rstrip("0123456789")
+    digits = name[len(letters) :]
+    return letters, int(digits or -1), name
+
+
+def _register_list(lower: Lower, names: tuple[str, ...]) -> tuple[str, tuple[Value, ...]]:
+    """Source of a tuple of (name, types, values) with the fields of its values, and those."""
+    items: list[str] = []
+    values: list[Value] = []
+    for name in names:
+        held = lower._register(name)
+        parts = held if isinstance(held, tuple) else (held,)
+        fields = "".join(f"{{{len(values) + k}}}, " for k in range(len(parts)))
+        items.append(f"({name!r}, {tuple(part.type for part in parts)!r}, ({fields})), ")
+        values += parts
+    return f"({''.join(items)})", tuple(values)
 
 
 class Stops(Listener):

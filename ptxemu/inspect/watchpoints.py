@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxemu.check.cells import Cells
 from ptxemu.check.footprints import (
     GROUPS,
+    Cells,
     accumulator_cells,
     column_cells,
     filled_cells,
@@ -24,8 +24,8 @@ from ptxemu.check.footprints import (
     shifted_cells,
 )
 from ptxemu.errors import OutOfBounds
+from ptxemu.inspect.snapshot import Write
 from ptxemu.inspect.stops import is_cta
-from ptxemu.inspect.writes import Write
 from ptxemu.machine.listener import Lanes, Listener, Place, Position, Rows, Signals, Starts
 from ptxemu.machine.memory import FIRST_ADDRESS
 from ptxemu.machine.tma_tile import box_rows

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 
 if TYPE_CHECKING:
     from ptxemu.machine.async_ops import Work

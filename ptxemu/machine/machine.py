@@ -4,8 +4,13 @@ LaunchReport.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +20,52 @@ from ptxemu.errors import OutOfBounds, PtxEmuError
 from ptxemu.findings import Finding, Launch, place_of
 from ptxemu.machine.access import SHARED_WINDOW
 from ptxemu.machine.async_ops import Work, WorkQueue
-from ptxemu.machine.blas import one_thread
 from ptxemu.machine.fragment import unravelled
-from ptxemu.machine.launch_queue import TRY_CANCEL, LaunchQueue, ctas_of_sm
 from ptxemu.machine.listener import Listener
 from ptxemu.machine.memory import GlobalMemory, views_of
 from ptxemu.machine.scheduler import Scheduler
-from ptxemu.machine.shape import Dim3, Shape
+from ptxemu.machine.shape import TRY_CANCEL, Dim3, LaunchQueue, Shape, ctas_of_sm
 from ptxemu.machine.state import Cluster, Cta, Warp
 from ptxemu.options import Options
+
+# One BLAS thread while a launch runs: an MMA tile is small, and threads cost more than they give.
+#
+# On a busy machine a threaded product of 128 x 128 x 16 takes 50 times as long. numpy's wheels
+# bring an OpenBLAS whose thread count can be set; with another BLAS nothing happens here, and
+# OPENBLAS_NUM_THREADS or its like is the user's business.
+
+_FOLDERS = ("../numpy.libs", ".dylibs", "../numpy.dylibs")  # beside the package, by platform
+_PREFIXES = (("scipy_openblas_", "64_"), ("openblas_", "64_"), ("openblas_", ""))
+
+
+@cache
+def _thread_control() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """(set, get) of the number of threads of numpy's own OpenBLAS, or None."""
+    package = Path(np.__file__).parent
+    for folder in _FOLDERS:
+        for path in sorted((package / folder).glob("*openblas*")):
+            library = ctypes.CDLL(str(path))
+            for prefix, suffix in _PREFIXES:
+                names = [f"{prefix}{verb}_num_threads{suffix}" for verb in ("set", "get")]
+                if all(hasattr(library, name) for name in names):
+                    return tuple(getattr(library, name) for name in names)
+    return None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within the block numpy's matrix products use one thread."""
+    control = _thread_control()
+    if control is None:
+        yield
+        return
+    set_threads, get_threads = control
+    before = get_threads()
+    set_threads(1)
+    try:
+        yield
+    finally:
+        set_threads(before)
 
 
 class Machine:

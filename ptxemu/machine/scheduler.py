@@ -14,9 +14,9 @@ from collections.abc import Callable
 from ptxemu.errors import Deadlock, LimitExceeded
 from ptxemu.machine.async_ops import AsyncUnits
 from ptxemu.machine.deadlock import observe
-from ptxemu.machine.launch_queue import LaunchQueue
 from ptxemu.machine.listener import Listener
 from ptxemu.machine.mbarrier import MBarrier
+from ptxemu.machine.shape import LaunchQueue
 from ptxemu.machine.state import Cluster, Warp
 from ptxemu.options import Options
 

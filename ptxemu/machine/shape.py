@@ -1,4 +1,4 @@
-"""The geometry of a launch, and what the driver refuses of it.
+"""The geometry of a launch: what a GPU holds, what the driver refuses, the order of clusters.
 
 Sources: PTX ISA, "Performance-Tuning Directives" and "Cluster Dimension Directives"; CUDA C++
 Programming Guide, "Thread Block Clusters". A directive of the kernel and a wish of the launch have
@@ -7,14 +7,138 @@ to agree; where the launch names no cluster, the directive does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 
 from ptxemu.codegen.program import SMEM_RESERVED, Program
 from ptxemu.errors import HardwareRefusal
-from ptxemu.machine.gpu_limits import cluster_refusal, limits_of
+from ptxemu.options import Options
 from ptxemu.syntax.tree import Entry
+
+# What a GPU of a module's `.target` holds: shared memory, warps, CTAs, and if there are clusters.
+#
+# Source: CUDA C++ Programming Guide 13, "Technical Specifications per Compute Capability", and
+# "Thread Block Clusters" (compute capability 9.0 and later). A module without a `.target`, or with
+# one that is not in the table, is taken for one of compute capability 10.0.
+
+PORTABLE_CLUSTER = 8  # CTAs; of so many every GPU with clusters has some
+MAX_CLUSTER = 16
+RESERVED = 1 << 10  # bytes of shared memory, the system's share of each CTA
+
+
+@dataclass(frozen=True)
+class GpuLimits:
+    """smem_of_sm: bytes, with the system's share of each CTA. clusters: of more than one CTA."""
+
+    smem_of_sm: int
+    warps_of_sm: int
+    ctas_of_sm: int
+    clusters: bool = True
+
+    @property
+    def smem_of_cta(self) -> int:
+        """Bytes that a CTA may have, static and dynamic."""
+        return self.smem_of_sm - RESERVED
+
+
+_USUAL = GpuLimits(228 << 10, 64, 32)
+_LIMITS = {
+    80: GpuLimits(164 << 10, 64, 32, clusters=False),
+    86: GpuLimits(100 << 10, 48, 16, clusters=False),
+    87: GpuLimits(164 << 10, 48, 16, clusters=False),
+    89: GpuLimits(100 << 10, 48, 24, clusters=False),
+    120: GpuLimits(100 << 10, 48, 24),
+    121: GpuLimits(100 << 10, 48, 24),
+}
+_NUMBER = re.compile(r"sm_(\d+)")
+_TARGET = re.compile(r"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
+
+
+@cache
+def limits_of(target: str) -> GpuLimits:
+    """Of a `.target` such as 'sm_89'."""
+    found = _NUMBER.match(target)
+    return _LIMITS.get(int(found[1]), _USUAL) if found else _USUAL
+
+
+def target_of(ptx: str) -> str:
+    """The `.target` of a module's text, "" for none."""
+    found = _TARGET.search(ptx)
+    return found[1] if found else ""
+
+
+def cluster_refusal(ctas: int, target: str, non_portable: bool) -> str:
+    """Return why a launch with clusters of so many CTAs is refused; "" where it is not.
+
+    Args:
+        ctas: of a cluster.
+        target: of the module.
+        non_portable: whether the kernel may have more than is portable.
+    """
+    if ctas > 1 and not limits_of(target).clusters:
+        return (
+            f"a launch with clusters of {ctas} CTAs, and the module is of .target {target}; "
+            "clusters need compute capability 9.0"
+        )
+    if ctas > MAX_CLUSTER:
+        return f"a launch with clusters of {ctas} CTAs; at most {MAX_CLUSTER}"
+    if ctas > PORTABLE_CLUSTER and not non_portable:
+        return (
+            f"a launch with clusters of {ctas} CTAs, of which {PORTABLE_CLUSTER} are portable; the "
+            "host has to set cudaFuncAttributeNonPortableClusterSizeAllowed (in ptxemu.load: "
+            "launch with non_portable=True)"
+        )
+    return ""
+
+
+# Which clusters of a grid are executed, in which order, and how many are there at first.
+#
+# Of a kernel whose clusters take over the work of others (clusterlaunchcontrol), those that are
+# there first decide what each of them does. A run that is recorded for a model of time has as many
+# as the GPU has places, and each is given as much of the rest as the others: nobody knows here who
+# would ask first. Where some are executed, they are given what they would have had among all.
+
+TRY_CANCEL = "clusterlaunchcontrol.try_cancel"
+_RESIDENT = 2
+
+
+def ctas_of_sm(smem_bytes: int, warps: int, target: str = "") -> int:
+    """That fit on one at a time, by their shared memory without the system's share and warps."""
+    limits = limits_of(target)
+    room = limits.smem_of_sm // (smem_bytes + RESERVED)
+    return max(min(room, limits.warps_of_sm // warps, limits.ctas_of_sm), 1)
+
+
+@dataclass(frozen=True)
+class LaunchQueue:
+    """order: numbers of clusters. resident: so many are there at first. places: clusters of the
+    whole grid that are launched, 0 where none is to take over the work of others in equal shares.
+    shares: what each of the resident ones takes over then."""
+
+    order: Sequence[int]
+    resident: int
+    places: int = 0
+    shares: dict[int, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: Options, total: int, places: int | None) -> LaunchQueue:
+        """Of a grid of so many clusters, of which so many fit on the GPU; None: they take over
+        nothing, or it does not matter who does."""
+        if places is None:
+            return cls(options.clusters_of(total), options.resident or _RESIDENT)
+        places = min(options.resident or places, total)
+        numbered = isinstance(options.clusters, Sequence)
+        chosen = options.clusters_of(total if numbered or options.clusters is None else places)
+        first = chosen[:places]
+        more = (total - places) * len(first) // places
+        rest = [places + number * (total - places) // more for number in range(more)]
+        rest = [number for number in rest if number not in {*first}]
+        shares = {cluster: rest[at :: len(first)] for at, cluster in enumerate(first)}
+        return cls([*first, *rest], len(first), places, shares)
+
 
 Dim3 = tuple[int, int, int]
 MAX_THREADS = 1024

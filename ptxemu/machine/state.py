@@ -34,7 +34,7 @@ from ptxemu.machine.shape import Shape
 from ptxemu.machine.tmem import Move, PendingLoad, Tmem
 from ptxemu.machine.wgmma import Form
 from ptxemu.native.memory import Context
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.options import Options
 from ptxemu.syntax.tree import Imm, Reg
 

@@ -22,7 +22,7 @@ from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.im2col import PixelBox, pixels
 from ptxemu.machine.memory import as_addresses
 from ptxemu.machine.tensor_map import TensorMap
-from ptxemu.numerics import arith, formats, half
+from ptxemu.numerics import arith, formats
 from ptxemu.numerics.swizzle import Swizzle
 
 SMEM_ALIGNMENT = 128  # of the SMEM address of a tiled TMA operation, bytes
@@ -166,7 +166,7 @@ _FLOATS = {
     "f64": {"add": _viewed(np.float64, arith.add_f64_in_memory)},
     **{
         kind: {
-            op: _viewed(np.uint16, getattr(half, f"{op}_{kind}")) for op in ("add", "min", "max")
+            op: _viewed(np.uint16, getattr(arith, f"{op}_{kind}")) for op in ("add", "min", "max")
         }
         for kind in ("f16", "bf16")
     },

@@ -20,7 +20,7 @@ import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.native.library import aligned
-from ptxemu.numerics.elements import TENSOR_COLUMNS
+from ptxemu.numerics.formats import TENSOR_COLUMNS
 
 LANES = 128
 QUARTER = 32  # lanes that one warp of a warpgroup reaches

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal
-from ptxemu.machine.operand_format import widened
+from ptxemu.machine.tensor_core import widened
 from ptxemu.machine.tmem import LANES, Tmem
 from ptxemu.machine.umma_desc import SmemDesc, matrix_bytes
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine.operand_format import decode, line_bytes
+from ptxemu.machine.tensor_core import decode, line_bytes
 from ptxemu.numerics import swizzle as swizzles
 from ptxemu.numerics.swizzle import Swizzle
 
@@ -306,7 +306,7 @@ def read_operand(
 ) -> np.ndarray:
     """Read the operand that `desc` describes from `smem` (uint8, whole CTA, C-contiguous).
 
-    fmt: key of operand_format.FORMATS. Returns float32 (rows, k), C-contiguous if K-major, the
+    fmt: key of tensor_core.FORMATS. Returns float32 (rows, k), C-contiguous if K-major, the
     transpose of a C-contiguous array if MN-major. Raises HardwareRefusal past the end of smem.
     """
     values = decode(fmt, _taken(smem, image_of(desc, (rows, k, fmt, mn_major))))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine import operand_format, sparsity
+from ptxemu.machine import tensor_core
 from ptxemu.machine.umma_desc import SmemDesc, matrix_bytes
 from ptxemu.numerics import formats, swizzle
 from ptxemu.numerics.accumulation import Rule, Types, accumulate
@@ -55,7 +55,7 @@ class Form(NamedTuple):
     @property
     def row_bits(self) -> int:
         """Of metadata, of a row of a sparse A."""
-        return sparsity.row_bits(_bits(self.a), self.k)
+        return tensor_core.row_bits(_bits(self.a), self.k)
 
     def a_lines(self, rows: int) -> tuple[int, int]:
         """(lines, bytes of a line) of so many rows of A in shared memory."""
@@ -95,7 +95,7 @@ def smem_desc(value: int) -> SmemDesc:
 
 
 def _bits(type_: str) -> int:
-    return 1 if type_ == "b1" else operand_format.FORMATS[type_].bits
+    return 1 if type_ == "b1" else tensor_core.FORMATS[type_].bits
 
 
 def _lines(rows: int, k: int, type_: str, mn_major: bool) -> tuple[int, int]:
@@ -124,15 +124,15 @@ def with_zeros(form: Form, kept: np.ndarray, metadata: np.ndarray) -> np.ndarray
     """A sparse A, (64, k), of what is stored of it, and of the metadata, uint32 (4, 32)."""
     assert form.selector is not None, "A is sparse"
     wide = _bits(form.a) >= 16
-    codes = sparsity.codes_of_lanes(metadata, form.selector, form.row_bits, wide)
-    return sparsity.expanded(kept, codes, sparsity.DIFFERENT)
+    codes = tensor_core.codes_of_lanes(metadata, form.selector, form.row_bits, wide)
+    return tensor_core.expanded(kept, codes, tensor_core.DIFFERENT)
 
 
 def _decode(type_: str, image: np.ndarray) -> np.ndarray:
     """Elements along the last axis of bytes, as float32."""
     if type_ == "b1":
         return np.unpackbits(image, axis=-1, bitorder="little").astype(np.float32)
-    return operand_format.decode(type_, image)
+    return tensor_core.decode(type_, image)
 
 
 def a_of_fragments(registers: np.ndarray, type_: str) -> np.ndarray:
@@ -179,7 +179,7 @@ def product(
             types = Types(form.d, form.a, form.b)
             signed = -b if form.negate else b
             return fragments_of_d(accumulate(a, signed, before, types, sums), form.d)
-        total = sparsity.product(a, -b if form.negate else b, stored)
+        total = tensor_core.product(a, -b if form.negate else b, stored)
         if form.d != "s32":
             return fragments_of_d(total if d is None else total + d_of_fragments(d, form.d), form.d)
     exact = total.astype(np.int64)  # sums of 32 products of 8 bits, or of 256 bits: below 2**24

@@ -20,9 +20,9 @@ import numpy as np
 
 from ptxemu.check import frame, global_memory
 from ptxemu.check.agents import Agent, WarpClock
-from ptxemu.check.cells import Where
 from ptxemu.check.checker import Checker
 from ptxemu.check.clocks import ALL_LANES, ORDERED, Mark, Stamp
+from ptxemu.check.footprints import Where
 from ptxemu.check.shadow import OnRace, Shadow, unordered
 from ptxemu.syntax.tree import Instr
 

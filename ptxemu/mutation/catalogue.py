@@ -1,15 +1,17 @@
-"""All classes of mutation: what each does to which instructions. Sections are those of the PTX ISA
-manual.
-"""
+"""All classes of mutation: what each does to which instructions. Sections are of the PTX ISA."""
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ptxemu.mutation import equivalence as same
-from ptxemu.mutation.classes import MutationClass
-from ptxemu.mutation.moves import late, late_wait
+from ptxemu.mutation.equivalence import NEVER, Equivalence
 from ptxemu.mutation.operators import (
+    Change,
+    Operator,
     always_true,
     astray,
     count,
@@ -30,6 +32,175 @@ from ptxemu.mutation.operators import (
     unless,
     word_replaced,
 )
+from ptxemu.mutation.text import Statement, Text, used, written
+from ptxemu.syntax.tree import Instr, Sym
+
+
+@dataclass(frozen=True)
+class MutationClass:
+    """What is done to which instructions; `section` of the manual describes them. same: when and
+    why a mutant means the same as its kernel."""
+
+    name: str
+    does: str
+    section: str
+    operator: Operator
+    same: Equivalence = NEVER
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed place. `name` stays the same as long as the PTX does."""
+
+    kind: MutationClass
+    text: Text
+    change: Change
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind.name} @{self.instr.line}"
+
+    @property
+    def instr(self) -> Instr:
+        return self.change.instr
+
+    @property
+    def instruction(self) -> str:
+        """Its text in the kernel."""
+        return " ".join(self.instr.text.split())
+
+    @property
+    def ptx(self) -> str:
+        return self.text.changed(self.change.lines)
+
+    @property
+    def equivalent(self) -> str:
+        """Why it means the same as the kernel; '' where it does not."""
+        return self.kind.same.reason if self.kind.same.rule(self.text, self.change) else ""
+
+    @property
+    def executed(self) -> bool:
+        """As far as a run has shown, the kernel comes to the instruction."""
+        lines = self.text.observed.executed
+        return lines is None or self.instr.line in lines
+
+
+def mutants(text: Text, kinds: Iterable[MutationClass]) -> list[Mutant]:
+    """All mutants of a module, class by class, in the order of the text."""
+    return [Mutant(kind, text, change) for kind in kinds for change in kind.operator(text)]
+
+
+T = TypeVar("T")
+
+
+def sampled(found: Sequence[T], count: int, seed: int) -> list[T]:
+    """So many of them, the same for a seed, in their order."""
+    numbers = random.Random(seed).sample(range(len(found)), min(count, len(found)))
+    return [found[number] for number in sorted(numbers)]
+
+
+def late(earlier: str, release: str, *, early: bool = False) -> Operator:
+    """The last instruction that finds `earlier` before a `release`, with no other release between,
+    is executed behind it. early: it stays, as it has registers of a scope of its own, and the
+    release comes in front of it."""
+
+    def changes(text: Text) -> Iterator[Change]:
+        candidates = [text.places[i.line] for i in text.find(earlier)]
+        last_release = -1
+        for instr in text.find(release):
+            end = text.places[instr.line]
+            start = max((place for place in candidates if last_release < place < end), default=None)
+            last_release = end
+            if start is not None and can_sink(text, start, end):
+                moved = text.body[start]
+                both = f"{text.statement(instr)} {text.statement(moved)}"
+                first, last = (both, "") if early else ("", both)
+                yield Change(instr, {moved.line: first, instr.line: last})
+
+    return changes
+
+
+def late_wait(wait: str, accesses: str) -> Operator:
+    """The wait comes behind the first access that follows it, unless another wait stands between
+    them. A wait in its place says yes at once."""
+
+    def changes(text: Text) -> Iterator[Change]:
+        waits = [text.places[i.line] for i in text.find(wait)]
+        candidates = [text.places[i.line] for i in text.find(accesses)]
+        for place in waits:
+            access = min((k for k in candidates if k > place), default=None)
+            if access is None or any(place < k < access for k in waits):
+                continue
+            instr, moved_behind = text.body[place], text.body[access]
+            test = text.statement(instr)
+            between = [i for i in text.body[place + 1 : access] if isinstance(i, Instr)]
+            if any(written(i) & used(instr) for i in between):
+                continue
+            again = test.with_operand(0, "late")
+            loop = f"{{ .reg .pred late; WAIT: {again} @late bra.uni GO; bra.uni WAIT; GO: }}"
+            at_once = Statement(test.guard, "setp.eq.u32", (test.operands[0], "0", "0"))
+            lines = {
+                instr.line: str(at_once),
+                moved_behind.line: f"{text.statement(moved_behind)} {loop}",
+            }
+            yield Change(instr, lines)
+
+    return changes
+
+
+def can_sink(text: Text, start: int, end: int) -> bool:
+    """The instruction at `start` can be executed behind the one at `end`: the same lanes reach both
+    equally often, and what it reads and writes is left alone between them."""
+    moved = text.body[start]
+    first, last = _region(text, start), _region(text, end)
+    if (first is None) != (last is None):
+        return False
+    begin, stop = start, end
+    if first and last and first != last:  # two regions of the elected lane
+        if not (_elected(text, first[0]) and _elected(text, last[0])):
+            return False
+        begin, stop = first[0], last[1]
+    if not _balanced(text, begin, stop):
+        return False
+    between = [i for i in text.body[start + 1 : end + 1] if isinstance(i, Instr)]
+    reads, writes = used(moved), written(moved)
+    return not any(written(i) & (reads | writes) or used(i) & writes for i in between)
+
+
+def _region(text: Text, place: int) -> tuple[int, int] | None:
+    """(branch, label) of the innermost forward branch that can skip `place`."""
+    found = None
+    for k, item in enumerate(text.body[:place]):
+        target = text.target(item) if isinstance(item, Instr) else None
+        if target is not None and item.guard is not None and k < place < target:
+            if found is None or target <= found[1]:
+                found = (k, target)
+    return found
+
+
+def _elected(text: Text, branch: int) -> bool:
+    """The branch is taken by all lanes but the one that `elect.sync` chose."""
+    before = text.body[max(branch - 2, 0) : branch]
+    return [i.root for i in before if isinstance(i, Instr)] == ["elect", "not"]
+
+
+def _balanced(text: Text, begin: int, stop: int) -> bool:
+    """No branch leads into the stretch from `begin` to `stop`, out of it, or backwards."""
+    inside = range(begin, stop + 1)
+    labels = {item for item in text.body[begin : stop + 1] if isinstance(item, str)}
+    for k, item in enumerate(text.body):
+        if not isinstance(item, Instr) or item.root not in ("bra", "ret", "exit"):
+            continue
+        if k in inside:
+            target = text.target(item)
+            wait_loop = target is not None and "LAB_WAIT" in item.operands[0].name
+            if target is None or target not in inside or (target < k and not wait_loop):
+                return False
+        elif item.root == "bra" and isinstance(item.operands[0], Sym):
+            if item.operands[0].name in labels and text.target(item) != stop:
+                return False
+    return True
+
 
 WAIT = r"mbarrier\.(?:try|test)_wait"
 ARRIVE = r"mbarrier\.arrive(?:_drop)?(?!\.expect_tx)"

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ptxemu.mutation.operators import Change
-from ptxemu.mutation.paths import after, before, known_guards
+from ptxemu.mutation.operators import Change, after, before, known_guards
 from ptxemu.mutation.text import Text, used, written
 from ptxemu.syntax.tree import Imm, Instr, Reg, Vec
 

@@ -11,7 +11,7 @@ from ptxemu import Options
 from ptxemu.check.agents import WarpClock
 from ptxemu.check.checker import Checker
 from ptxemu.check.clocks import fresh, join
-from ptxemu.check.phases import PhaseClock
+from ptxemu.check.state import PhaseClock
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.state import Cta, Warp

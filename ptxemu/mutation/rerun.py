@@ -12,9 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from ptxemu.findings import Finding
-from ptxemu.module import Module
+from ptxemu.module import Launch, Module, launching
 from ptxemu.mutation.carried import Carried, witnessed
-from ptxemu.mutation.launches import Launch, launching
 from ptxemu.mutation.observe import observe
 from ptxemu.mutation.text import Observed, changed, spread
 from ptxemu.report import LaunchReport, Report

@@ -36,7 +36,6 @@ NUMPY = {
 }
 INTEGERS = ("U16", "I16", "U32", "I32", "U64", "I64")
 WORD = 32  # bytes of an instruction
-SIGNATURE = "i64 (ptr, ptr, ptr, ptr)"
 ELEMENT = {8: "i8", 16: "i16", 32: "i32", 64: "i64"}
 NAN = 0x7FFFFFFF  # the canonical ones
 NAN_16 = 0x7FFF
@@ -204,7 +203,7 @@ class Body:
         return self.do(f"fcmp uno {vector(dtype)} {value}, {value}")
 
     def canonical(self, value: str) -> str:
-        """numerics.rounding.canonical_nan_f32"""
+        """numerics.formats.canonical_nan_f32"""
         nan = self.splat(f32_literal(NAN), "F32")
         return self.select(self.unordered(value), nan, value, "F32")
 
@@ -225,7 +224,7 @@ class Body:
         return self.select(self.unordered(y), x, out, "F32")
 
     def flush(self, value: str) -> str:
-        """numerics.rounding.flush_f32"""
+        """numerics.formats.flush_f32"""
         size = self.call("llvm.fabs.v32f32", vector("F32"), value)
         least = self.splat(f32(2.0**-126), "F32")
         small = self.do(f"fcmp olt {vector('F32')} {size}, {least}")

@@ -1,7 +1,7 @@
 """Operands of a block-scaled MMA times their scale factors, as a routine.
 
 The elements have codes of 8 bits, or of 4 bits, two to a byte. What a byte and the code of a scale
-factor give is looked up: `machine.scaled_operand` computes the table and says where things lie.
+factor give is looked up: `machine.scale_factors` computes the table and says where things lie.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ptxemu.native import floats, formats, integers  # noqa: F401  (they fill the table)
+from ptxemu.native import elementwise  # noqa: F401  (they fill the table)
 from ptxemu.native.ir import (
     BITS,
     ELEMENT,

@@ -72,16 +72,8 @@ class p_u8(Pointer):
     dtype = np.uint8
 
 
-class p_i8(Pointer):
-    dtype = np.int8
-
-
 class p_u16(Pointer):
     dtype = np.uint16
-
-
-class p_i16(Pointer):
-    dtype = np.int16
 
 
 class p_u32(Pointer):
@@ -102,10 +94,6 @@ class p_i64(Pointer):
     dtype = np.int64
 
 
-class p_f32(Pointer):
-    dtype = np.float32
-
-
 class p_f64(Pointer):
     dtype = np.float64
 
@@ -122,14 +110,3 @@ def bits_f32(bits: int) -> f32:
 
 def f32_bits(value: f32) -> int:
     return int(np.float32(value).view(np.uint32))
-
-
-def popcount(value: int) -> int:
-    """How many of the 64 bits are 1."""
-    return (value & (1 << 64) - 1).bit_count()
-
-
-def trailing_zeros(value: int) -> int:
-    """The number of the lowest bit that is 1; 64 of 0."""
-    value &= (1 << 64) - 1
-    return (value & -value).bit_length() - 1 if value else 64

@@ -25,7 +25,7 @@ import numpy as np
 
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.numerics import formats
-from ptxemu.numerics.rounding import CANONICAL_NAN_F32, f64_to_f32
+from ptxemu.numerics.formats import CANONICAL_NAN_F32, f64_to_f32
 
 # exponents of the least normal numbers
 _LEAST = {

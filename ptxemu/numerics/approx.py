@@ -18,7 +18,7 @@ import numpy as np
 
 from ptxemu.numerics import formats
 from ptxemu.numerics.arith import div_f32, flushed, rcp_f32, sqrt_f32
-from ptxemu.numerics.rounding import CANONICAL_NAN_F32, canonical_nan_f32, flush_f32, has_nan
+from ptxemu.numerics.formats import CANONICAL_NAN_F32, canonical_nan_f32, flush_f32, has_nan
 
 _EXP_STEPS = 64  # exp2 table entries per octave
 _EXP_LOWEST, _EXP_HIGHEST = -151, 128  # 2^x is 0 at the former and infinite at the latter

@@ -1,25 +1,97 @@
-"""Codecs between f32 and the storage formats of PTX: bf16, f16, tf32, 8- to 4-bit floats, ue8m0.
+"""Storage formats of PTX and rounding into them: codecs, conversions, element types by name.
 
 Codes are unsigned arrays (uint16, uint32 for tf32, uint8 otherwise; 6- and 4-bit codes in the low
 bits), values are float32. All functions follow "Data Movement and Conversion Instructions: cvt" and
 "Alternate Floating-Point Data Formats" of the PTX ISA to the bit: NaN becomes the canonical NaN of
 the destination, or its positive largest value where it has no NaN.
+
+Every float is rounded once. A result that passes through a wider format first is made *odd* there
+(round-to-odd: an inexact value gets a last bit of 1), so that no later rounding mistakes it for a
+midpoint (Boldo and Melquiond, "When double rounding is odd", 2005). The caller sets `np.errstate`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from ptxemu.numerics.rounding import (
-    CANONICAL_NAN_F32,
-    canonical_nan_f32,
-    f64_to_f32_odd,
-    has_nan,
-    step,
-)
+CANONICAL_NAN_F32 = np.uint32(0x7FFFFFFF).view(np.float32)
+MIN_NORMAL_F32 = np.float32(2.0**-126)
+
+_ROUNDINGS = ("rn", "rz", "rm", "rp")
+
+
+def has_nan(x: np.ndarray) -> bool:
+    """Whether any element is NaN; the one test that the rare NaN paths cost everybody."""
+    return np.count_nonzero(np.isnan(x)) != 0
+
+
+def canonical_nan_f32(x: np.ndarray) -> np.ndarray:
+    """Replace every NaN by 0x7fffffff, the one NaN that single-precision hardware produces."""
+    return np.where(np.isnan(x), CANONICAL_NAN_F32, x)[()] if has_nan(x) else x
+
+
+def flush_f32(x: np.ndarray) -> np.ndarray:
+    """`.ftz`: subnormal f32 values become zero of the same sign."""
+    return x * (np.abs(x) >= MIN_NORMAL_F32)
+
+
+def two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Knuth's error-free sum of two float64: `head + error` is exactly `a + b`."""
+    head = a + b
+    virtual = head - a
+    return head, (a - (head - virtual)) + (b - virtual)
+
+
+def odd_f64(head: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Round-to-odd of `head + error`, where `head` is its rounding to nearest even."""
+    bits = np.asarray(head).view(np.int64)
+    inexact = np.abs(error) > 0  # false for the NaN that an infinite head leaves
+    outward = (error > 0) == (head > 0)
+    move = inexact & ((bits & 1) == 0)
+    return (bits + np.where(move, np.where(outward, 1, -1), 0)).view(np.float64)[()]
+
+
+def step(bits: np.ndarray, error: np.ndarray, rounding: str) -> np.ndarray:
+    """Turn round-to-nearest codes into a directed rounding.
+
+    `bits`: unsigned sign-magnitude codes of the nearest values; `error`: the sign of exact minus
+    nearest (NaN and 0 mean exact); `rounding`: 'rn', 'rz', 'rm' or 'rp', as in PTX.
+    """
+    if rounding == "rn":
+        return bits
+    if rounding not in _ROUNDINGS:
+        raise ValueError(f"unknown rounding {rounding!r}")
+    sign_bit = 8 * bits.dtype.itemsize - 1
+    negative = (bits >> sign_bit) != 0
+    below, above = error < 0, error > 0
+    if rounding == "rz":
+        wrong = np.where(negative, above, below)
+    else:
+        wrong = below if rounding == "rm" else above
+    outward = below == negative
+    one = bits.dtype.type(1)
+    return np.where(wrong, np.where(outward, bits + one, bits - one), bits)[()]
+
+
+def f64_to_f32(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """f64 to f32 with one rounding (PTX ISA: cvt). NaN results are not canonicalised here."""
+    x = np.asarray(x, dtype=np.float64)
+    nearest = x.astype(np.float32)
+    if rounding == "rn":
+        return nearest[()]
+    return step(nearest.view(np.uint32), x - nearest, rounding).view(np.float32)
+
+
+def f64_to_f32_odd(x: np.ndarray) -> np.ndarray:
+    """f64 to f32 by round-to-odd, for a value that is going to be rounded to 16 bits."""
+    x = np.asarray(x, dtype=np.float64)
+    chopped = f64_to_f32(x, "rz")
+    return (chopped.view(np.uint32) | (chopped != x)).view(np.float32)
+
 
 NAN_16 = np.uint16(0x7FFF)  # canonical NaN of both f16 and bf16
 _HALF, _ONE, _BELOW_TIE = np.uint32(16), np.uint32(1), np.uint32(0x7FFF)
@@ -281,3 +353,99 @@ def _narrow_nan(code: np.ndarray, x: np.ndarray, mantissa_bits: int) -> np.ndarr
     payload = (bits >> np.uint64(52 - mantissa_bits)) & np.uint64((1 << mantissa_bits) - 1)
     nan = (bits >> np.uint64(63) << np.uint64(15)) | np.uint64(quiet) | payload
     return np.where(np.isnan(x), nan.astype(np.uint16), code)[()]
+
+
+# Conversions between integers and floats: integers have the numpy type of their PTX type (int8 to
+# uint64), floats are f32 or f64 arrays.
+
+_INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+def round_f32(x: np.ndarray, rounding: str = "rni") -> np.ndarray:
+    """cvt.{rni,rzi,rmi,rpi}.f32.f32: the integral value nearest in the given direction, as f32."""
+    return canonical_nan_f32(_INTEGRAL[rounding](np.asarray(x, dtype=np.float32)))
+
+
+def float_to_int(x: np.ndarray, bits: int, signed: bool, rounding: str = "rzi") -> np.ndarray:
+    """cvt.{rni,rzi,rmi,rpi}.{s,u}{8..64}.{f32,f64}: saturating, in the numpy type of the result.
+
+    NaN gives 0 if the source is f32 (or f16, widened) and the result at most 32 bits, else the bit
+    pattern with only the top bit set.
+    """
+    x = np.asarray(x)
+    double = x.dtype == np.float64
+    kind = np.dtype(f"{'i' if signed else 'u'}{bits // 8}")
+    whole = _INTEGRAL[rounding](x.astype(np.float64))
+    limits = np.iinfo(kind)
+    above, below, unordered = whole >= 2.0 ** (bits - signed), whole < limits.min, np.isnan(whole)
+    result = np.where(above | below | unordered, 0, whole).astype(kind)
+    result = np.where(above, kind.type(limits.max), result)
+    result = np.where(below, kind.type(limits.min), result)
+    if double or bits == 64:
+        top = kind.type(limits.min if signed else 1 << (bits - 1))
+        result = np.where(unordered, top, result)
+    return result.astype(kind)[()]
+
+
+def _split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """An integer array as the unevaluated sum of a float64 and its rounding error."""
+    x = np.asarray(x)
+    if x.dtype.itemsize < 8:
+        value = x.astype(np.float64)
+        return value, np.zeros_like(value)
+    high = (x >> x.dtype.type(32)).astype(np.float64) * 2.0**32
+    return two_sum(high, (x & x.dtype.type(0xFFFFFFFF)).astype(np.float64))
+
+
+def int_to_f32(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """cvt.{rn,rz,rm,rp}.f32.{s,u}N: one rounding for every integer type."""
+    return f64_to_f32(odd_f64(*_split(x)), rounding)
+
+
+def int_to_f64(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """cvt.{rn,rz,rm,rp}.f64.{s,u}N."""
+    head, error = _split(x)
+    return step(np.asarray(head).view(np.uint64), error, rounding).view(np.float64)
+
+
+def int_to_f16(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """cvt.{rn,rz,rm,rp}.f16.{s,u}N, as uint16 codes."""
+    return f32_to_f16(f64_to_f32_odd(odd_f64(*_split(x))), rounding)
+
+
+def int_to_bf16(x: np.ndarray, rounding: str = "rn") -> np.ndarray:
+    """cvt.{rn,rz,rm,rp}.bf16.{s,u}N, as uint16 codes."""
+    return f32_to_bf16(f64_to_f32_odd(odd_f64(*_split(x))), rounding)
+
+
+TENSOR_COLUMNS = 512  # of tensor memory, each of 128 lanes of 32 bits
+Decode = Callable[[np.ndarray], np.ndarray]
+
+
+def _as(dtype: str) -> Decode:
+    return lambda codes: codes.view(dtype)
+
+
+def _codes(function: Decode) -> Decode:
+    return lambda codes: np.asarray(function(codes))
+
+
+# name -> bytes of an element, and its codes (unsigned of that size) to values that numpy has
+ELEMENTS: dict[str, tuple[int, Decode]] = {
+    **{f"u{8 * size}": (size, _as(f"u{size}")) for size in (1, 2, 4, 8)},
+    **{f"s{8 * size}": (size, _as(f"i{size}")) for size in (1, 2, 4, 8)},
+    "f16": (2, _codes(f16_to_f32)),
+    "bf16": (2, _codes(bf16_to_f32)),
+    "f32": (4, _as("f4")),
+    "tf32": (4, _as("f4")),
+    "f64": (8, _as("f8")),
+    "e4m3": (1, _codes(e4m3_to_f32)),
+    "e5m2": (1, _codes(e5m2_to_f32)),
+    "ue8m0": (1, _codes(ue8m0_to_f32)),
+}
+
+
+def decoded(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """Bytes, uint8 [..., bytes of a row], as values [..., elements]; bf16 and fp8 as float32."""
+    size, decode = ELEMENTS[dtype]
+    return decode(np.ascontiguousarray(raw).view(f"u{size}"))

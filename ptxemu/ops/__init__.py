@@ -8,10 +8,8 @@ What an instruction does at run time stands in the same file, below its emitter.
 from ptxemu.codegen import registry
 from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     async_copy,
-    async_store,
     atomics,
     barriers,
-    calls,
     cluster_launch,
     compare,
     control,
@@ -23,14 +21,9 @@ from ptxemu.ops import (  # noqa: F401  (imported for their registrations)
     mbarrier,
     tcgen05_copy,
     tcgen05_mma,
-    tcgen05_mma_ws,
-    tcgen05_shift,
     tensor_copy,
     warp,
     warp_mma,
-    warp_mma_quads,
-    warp_mma_scaled,
-    warp_mma_sparse,
     wgmma,
 )
 

@@ -16,8 +16,7 @@ from ptxemu.codegen.values import Value
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.machine import access
 from ptxemu.machine.state import Warp
-from ptxemu.numerics import arith, half
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane, arith
 from ptxemu.ops.load_store import address_value, elements, space_of
 from ptxemu.syntax.tree import TYPE_BITS, Instr
 
@@ -110,7 +109,7 @@ def _combine_float(name: str, ptx_type: str, old: int, value: int, unit: str) ->
         if unit == "cluster":
             a, b = b, a
         return int(np.asarray(add(a, b), dtype).view(bits)[0])
-    function = getattr(half, f"{name}_{ptx_type.removesuffix('x2')}")
+    function = getattr(arith, f"{name}_{ptx_type.removesuffix('x2')}")
     kind = np.uint32 if ptx_type.endswith("x2") else np.uint16
     a, b = (np.array([x], kind).view(np.uint16) for x in (old, value))
     return int(function(a, b).view(kind)[0])

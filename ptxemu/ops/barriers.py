@@ -19,7 +19,7 @@ from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value, constant
 from ptxemu.errors import HardwareRefusal
 from ptxemu.machine.state import Warp
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.ops.warp import name_lanes
 from ptxemu.syntax.tree import Instr
 

@@ -15,7 +15,7 @@ from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.state import OFFSET_MASK, Warp
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.ops.mbarrier import barrier_address
 from ptxemu.syntax.tree import Instr
 

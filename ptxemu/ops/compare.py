@@ -27,7 +27,7 @@ def comparison(c: Lower, how: str, ptx_type: str, a: object, b: object, ftz: boo
 
 def _flushed(c: Lower, ptx_type: str, value: Value) -> Value:
     """.ftz: subnormals of the operand's own type are zeros."""
-    name = "half.flush_f16" if ptx_type == "f16" else "flush_f32"
+    name = "arith.flush_f16" if ptx_type == "f16" else "flush_f32"
     return c.pure("f32", None, f"{name}({{t0}})", value)
 
 

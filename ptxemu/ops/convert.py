@@ -57,7 +57,7 @@ def integer_to_float(c: Lower, i: Instr, f: Match) -> Value:
     value = narrow_source(c, i.operands[1], source)
     rounding = f.pick("rn", "rz", "rm", "rp", default="rn")
     kind = "u16" if target in ("f16", "bf16") else target
-    return c.call(kind, f"conversions.int_to_{target}", [value], f", '{rounding}'")
+    return c.call(kind, f"formats.int_to_{target}", [value], f", '{rounding}'")
 
 
 @op("cvt", types=(_INT, "f32 f64 f16 bf16"), flags=f"{_ROUND_INT} ftz sat")
@@ -69,7 +69,7 @@ def float_to_integer(c: Lower, i: Instr, f: Match) -> Value:
     width = TYPE_BITS[target]
     rounding = f.pick(*_ROUND_INT.split(), default="rzi")
     kind = f"{target[0]}{max(width, 16)}"
-    text = f"conversions.float_to_int({{t0}}, {width}, {target[0] == 's'}, '{rounding}')"
+    text = f"formats.float_to_int({{t0}}, {width}, {target[0] == 's'}, '{rounding}')"
     return c.pure(kind, None, f"{text}.astype({DTYPE[kind]})", value)
 
 
@@ -97,10 +97,10 @@ def float_to_float(c: Lower, i: Instr, f: Match) -> Value:
         rounding = f.pick(*_ROUND.split())
         value = c.pure("f64", None, f"arith.flush_result({{t0}}, '{rounding}')", value)
     if "ftz" in f.flags and value.type == "f32" and target != "f16":
-        value = c.pure("f32", None, "rounding.canonical_nan_f32(flush_f32({t0}))", value)
+        value = c.pure("f32", None, "formats.canonical_nan_f32(flush_f32({t0}))", value)
     whole = f.pick(*_ROUND_INT.split())
     if whole:
-        text = f"conversions.round_f32({{t0}}, '{whole}')"
+        text = f"formats.round_f32({{t0}}, '{whole}')"
         if value.type == "f64":
             text = f"{_INTEGRAL[whole]}({{t0}})"
         value = c.pure(value.type, None, text, value)
@@ -118,7 +118,7 @@ def _encode(c: Lower, value: Value, target: str, rounding: str, flags: str) -> V
     if target == "f64":
         return c.pure("f64", None, "{t0}.astype(F64)", value)
     if target == "f32":
-        return c.pure("f32", None, f"rounding.f64_to_f32({{t0}}, '{rounding}')", value)
+        return c.pure("f32", None, f"formats.f64_to_f32({{t0}}, '{rounding}')", value)
     if value.type == "f64":
         return c.call("u16", f"formats.f64_to_{target}", [value], f", '{rounding}'")
     kind = "u32" if target == "tf32" else "u16"

@@ -100,7 +100,7 @@ def double_function(c: Lower, i: Instr, f: Match) -> Value:
 def half_arithmetic(c: Lower, i: Instr, f: Match) -> Value:
     """bf16 has no .ftz and no .sat, and .relu is of fma alone, without .sat; ptxas refuses the
     others."""
-    return _half(c, i, f, f"half.{f.form.name}", _keywords(f))
+    return _half(c, i, f, f"arith.{f.form.name}", _keywords(f))
 
 
 @op("ex2", types=_F16, flags="approx", section="ex2, tanh (half)")
@@ -115,7 +115,7 @@ def _half(c: Lower, i: Instr, f: Match, name: str, keywords: str) -> Value:
     function = f"{name}_{f.type.removesuffix('x2')}"
     if f.type.endswith("x2"):
         values = c.srcs(i.operands[1:], "u32")
-        text = f"half.packed({function}, {fields(values)}{keywords})"
+        text = f"arith.packed({function}, {fields(values)}{keywords})"
         return c.pure("u32", None, text, *values)
     return c.call("u16", function, c.srcs(i.operands[1:], "u16"), keywords)
 

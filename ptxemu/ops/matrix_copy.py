@@ -20,8 +20,8 @@ from ptxemu.codegen.lower import Lower
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
-from ptxemu.machine.operand_format import chunk_codes
 from ptxemu.machine.state import OFFSET_MASK, Warp
+from ptxemu.machine.tensor_core import chunk_codes
 from ptxemu.syntax.tree import Addr, Instr
 
 _COUNTS = "x1 x2 x4 trans shared shared::cta"

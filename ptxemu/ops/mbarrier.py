@@ -17,7 +17,7 @@ from ptxemu.codegen.values import Value, constant
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.scheduler import TIMED_OUT
 from ptxemu.machine.state import OFFSET_MASK, RANK_SHIFT, Cta, Warp
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.syntax.tree import Addr, Instr, Reg
 
 _WHERE = "shared shared::cta shared::cluster"

@@ -19,7 +19,7 @@ from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Late, Value
 from ptxemu.machine.state import Warp
 from ptxemu.machine.tmem import POISON, SHAPES, Move, PendingLoad
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.ops.load_store import address_value
 from ptxemu.syntax.tree import Addr, Instr
 

@@ -1,6 +1,7 @@
-"""tcgen05.mma, tcgen05.mma.sp, tcgen05.commit and tcgen05.cp: PTX ISA, the sections of these names.
+"""tcgen05.mma, its .sp and .ws, tcgen05.commit, .cp and .shift: PTX ISA, their sections.
 
-MMAs, copies and commits of a CTA (or of the pair whose even CTA issues) form one in-order queue.
+MMAs, copies, shifts and commits of a CTA (or of the pair whose even CTA issues) form one queue in
+order.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.mma import Mma, execute, require_sparse
 from ptxemu.machine.scale_factors import Scales
 from ptxemu.machine.state import OFFSET_MASK, Cta, Warp
-from ptxemu.machine.sums import Launch, require_free_order, sums_of
+from ptxemu.machine.tensor_core import Launch, require_free_order, sums_of
+from ptxemu.machine.tmem import SHIFTED_COLUMNS, require_shifted
 from ptxemu.machine.tmem_fill import NARROW, SHAPES, put, read_matrix, require_room, shape_of
 from ptxemu.machine.umma_desc import (
     InstrDesc,
@@ -27,8 +29,8 @@ from ptxemu.machine.umma_desc import (
     smem_desc,
     stationary_desc,
 )
+from ptxemu.numerics import PerLane
 from ptxemu.numerics.accumulation import Rule
-from ptxemu.numerics.lanes import PerLane
 from ptxemu.ops.mbarrier import barrier_address, find
 from ptxemu.syntax.tree import Addr, Imm, Instr, Vec
 
@@ -321,4 +323,86 @@ def _issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: int, source
     w.machine.bytes["tmem.cp"] += nbytes
     label = f"cp {form[0]} to column {address & 0xFFFF}"
     work = Work("tensor core", label, run, size=nbytes // group, stream="tensor core")
+    w.machine.issue(w, work, queue)
+
+
+# tcgen05.mma.ws and tcgen05.mma.ws.sp: PTX ISA, the sections of these names.
+#
+# D of M = 32 and 64 takes all lanes, by parts of N (machine/umma_desc.py, `data_path`). Which
+# buffer collects B makes no difference to what is computed. The mask of columns of B that count as
+# zero, and the shift of the instruction descriptor, are refused unless they are zero.
+
+_COLLECTOR_B = " ".join(
+    f"collector::b{buffer}::{use}"
+    for buffer in range(4)
+    for use in ("fill", "use", "lastuse", "discard")
+)
+
+
+@op("tcgen05.mma.ws tcgen05.mma.ws.sp", flags=f"cta_group::1 {_KINDS} {_COLLECTOR_B}")
+def multiply_stationary(c: Lower, i: Instr, f: Match) -> None:
+    """[d], a-desc | [a], b-desc, {[metadata],} idesc, enable-input-d, {zero-column-mask}."""
+    (target, a, b, idesc, enable, *mask), metadata = without_metadata(c, i)
+    kind = f.pick(*_KINDS.split()).removeprefix("kind::")
+    if not kind or "cta_group::1" not in f.flags:
+        raise UnsupportedPtx(f"{i.opcode}: .cta_group::1 and a .kind are needed")
+    form = Form(kind, 1, isinstance(a, Addr), scale_d=0, sparse=bool(metadata), stationary=True)
+    if mask and not (isinstance(mask[0], Imm) and mask[0].value == 0):
+        c.effect("require_no_mask(w, {0})", c.src(mask[0], "u64"))
+    operands = [*mma_operands(c, target, a, b, idesc, enable), *metadata]
+    c.effect(f"issue_mma(w, {tuple(form)}, ({fields(operands)}), ())", *operands)
+
+
+@runtime
+def require_no_mask(w: Warp, mask: PerLane) -> None:
+    """Of the columns of B."""
+    for (value,) in w.each_lane(mask):
+        if value:
+            raise UnsupportedPtx(f"tcgen05.mma.ws with zero-column mask {value:#x}")
+
+
+# tcgen05.shift: PTX ISA, "tcgen05.shift".
+#
+# Rows of 32 bytes move by one, those of the one quarter of the lanes that the address names: the
+# manual says "for a warp", gives the shape as .31x256b ("Data Movement Shape"), and asks for a lane
+# that is a multiple of 32. That a row becomes the one behind it and the last of a quarter stays was
+# seen on a B200 with .ashift (CUTLASS, primitives/tcgen05/1cta_mma_a_from_tmem.py); the DSL says
+# the same of this instruction (cutlass.experimental.primitives, tcgen05_shift).
+#
+# It runs in the order of the MMAs of its pipe, and tcgen05.commit counts it.
+
+_BYTES = 31 * SHIFTED_COLUMNS * 4  # that move in one CTA
+
+
+@op("tcgen05.shift", flags=f"{_GROUPS} down")
+def shift(c: Lower, i: Instr, f: Match) -> None:
+    """[taddr]."""
+    group = f.pick(*_GROUPS.split())
+    if "down" not in f.flags or not group:
+        raise UnsupportedPtx(f"{i.opcode}: a .cta_group and .down are needed")
+    c.effect(f"issue_shift(w, {group[-1]}, {{0}})", c.address(i.operands[0], 32))
+
+
+@runtime
+def issue_shift(w: Warp, group: int, address: PerLane) -> None:
+    """Each active lane issues a shift of its own."""
+    for (where,) in w.each_lane(address):
+        require_shifted(where)
+        _issue_one_shift(w, group, where)
+
+
+def _issue_one_shift(w: Warp, group: int, address: int) -> None:
+    ctas, queue = pipe(w, group)
+
+    def run(work: Work) -> None:
+        for cta in ctas:
+            cta.reached_by(w.cta)
+            cta.tmem.check(address & 0xFFFF, SHIFTED_COLUMNS)
+        for each in w.listeners:
+            each.shift(work, ctas, address)
+        for cta in ctas:
+            cta.tmem.shift_rows(address)
+
+    label = f"shift of column {address & 0xFFFF}"
+    work = Work("tensor core", label, run, size=_BYTES, stream="tensor core")
     w.machine.issue(w, work, queue)

@@ -41,7 +41,7 @@ from ptxemu.machine.tma_tile import (
     reduce_tile,
     store_tile,
 )
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.ops.async_copy import REDUCTIONS, targets_of
 from ptxemu.ops.load_store import address_value, space_of
 from ptxemu.ops.mbarrier import barrier_address, find

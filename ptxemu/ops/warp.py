@@ -16,7 +16,7 @@ from ptxemu.codegen.namespace import BITS, LANES, NAN, bits_mask, mask_bits
 from ptxemu.codegen.registry import Match, op, runtime
 from ptxemu.codegen.values import Value
 from ptxemu.errors import HardwareRefusal
-from ptxemu.numerics.lanes import PerLane
+from ptxemu.numerics import PerLane
 from ptxemu.syntax.tree import Imm, Instr
 
 ALL = 0xFFFFFFFF

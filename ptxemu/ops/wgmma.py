@@ -19,9 +19,8 @@ from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.access import AsyncView
 from ptxemu.machine.async_ops import Work
 from ptxemu.machine.fragment import ALL
-from ptxemu.machine.sparsity import selectors
 from ptxemu.machine.state import WARPS, Multiplication, Part, Registers, Warp, Warpgroup
-from ptxemu.machine.sums import Launch, require_free_order, sums_of
+from ptxemu.machine.tensor_core import Launch, require_free_order, selectors, sums_of
 from ptxemu.machine.tmem import POISON
 from ptxemu.machine.wgmma import (
     Form,
@@ -33,8 +32,8 @@ from ptxemu.machine.wgmma import (
     smem_desc,
     with_zeros,
 )
+from ptxemu.numerics import PerLane
 from ptxemu.numerics.accumulation import Rule
-from ptxemu.numerics.lanes import PerLane
 from ptxemu.syntax.tree import Imm, Instr, Vec
 
 _TARGET = "sm_90a"

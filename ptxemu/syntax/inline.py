@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ptxemu.errors import UnsupportedPtx
-from ptxemu.syntax.literals import MOST_CALLS, MOST_NESTED
+from ptxemu.syntax.lexer import MOST_CALLS, MOST_NESTED
 from ptxemu.syntax.tree import (
     TYPE_BITS,
     Addr,

@@ -9,12 +9,8 @@ import re
 from typing import Any, NoReturn
 
 from ptxemu.errors import PtxEmuError, PtxSyntaxError, UnsupportedPtx
-from ptxemu.syntax import directives
 from ptxemu.syntax.inline import Function, inline_calls
-from ptxemu.syntax.lexer import Token, tokenize
-from ptxemu.syntax.line_info import LineInfo
-from ptxemu.syntax.literals import integer_literal, register_count, variable_bytes
-from ptxemu.syntax.scopes import VECTORS, Scopes
+from ptxemu.syntax.lexer import Token, integer_literal, register_count, tokenize, variable_bytes
 from ptxemu.syntax.tree import (
     CARRY,
     TYPE_BITS,
@@ -23,6 +19,7 @@ from ptxemu.syntax.tree import (
     Entry,
     Imm,
     Instr,
+    LineInfo,
     ModuleTree,
     Not,
     Pair,
@@ -32,6 +29,78 @@ from ptxemu.syntax.tree import (
     Variable,
     Vec,
 )
+
+# Directives of an entry: PTX ISA, "Performance-Tuning Directives", "Cluster Dimension Directives".
+# `ptxemu.machine.shape` applies them to a launch.
+_CLUSTERS = {".explicitcluster", ".reqnctapercluster", ".maxclusterrank", ".blocksareclusters"}
+TUNING = {".maxntid", ".reqntid", ".minnctapersm", ".maxnreg", ".noreturn", *_CLUSTERS}
+_WITHOUT_CLUSTERS = re.compile(r"sm_[1-8]\d(?!\d)")
+_CONFLICTS = (("maxntid", "reqntid"), ("maxclusterrank", "reqnctapercluster"))
+
+
+def added(entry: Entry, word: str, values: tuple[int, ...]) -> PtxEmuError | None:
+    """Add a directive to an entry, or return why ptxas would not assemble it, or it is not
+    emulated."""
+    if word in _CLUSTERS and _WITHOUT_CLUSTERS.match(entry.target):
+        return UnsupportedPtx(f"{word} needs sm_90, and the module is of .target {entry.target}")
+    if word == ".blocksareclusters":
+        return UnsupportedPtx(
+            f"{word}: the grid of a launch counts clusters, which is not emulated; take the "
+            "directive out, and launch clusters times CTAs of a cluster"
+        )
+    if word in (".reqntid", ".reqnctapercluster", ".maxclusterrank") and min(values, default=0) < 1:
+        return PtxSyntaxError(f"{word} {', '.join(map(str, values))}: every value must be >= 1")
+    entry.directives[word.lstrip(".")] = values
+    for one, other in _CONFLICTS:
+        if {one, other} <= entry.directives.keys():
+            return PtxSyntaxError(f".{one} and .{other} cannot both be given")
+    return None
+
+
+VECTORS = {"v2": ("x", "y"), "v4": ("x", "y", "z", "w")}
+
+
+class Scopes:
+    """The scopes around one place of one function, innermost last. `vectors` maps the unique name
+    of a vector register to the names of its elements, which are registers of their own."""
+
+    def __init__(self) -> None:
+        self._names: list[dict[str, str]] = [{}]
+        self._numbers = [0]
+        self._count = 0
+        self.vectors: dict[str, tuple[str, ...]] = {}
+
+    def enter(self, labels: set[str]) -> None:
+        """A scope begins; its labels are known ahead of use, as a branch may go forward."""
+        self._count += 1
+        self._names.append({name: f"{name}@{self._count}" for name in labels})
+        self._numbers.append(self._count)
+
+    def leave(self) -> None:
+        self._names.pop()
+        self._numbers.pop()
+
+    def declare(self, name: str) -> str:
+        """The unique name of a register, variable or label that is declared here."""
+        if len(self._names) == 1:
+            return name
+        return self._names[-1].setdefault(name, f"{name}@{self._numbers[-1]}")
+
+    def declare_register(self, name: str, vector: str) -> tuple[str, ...]:
+        """The registers behind a declared name: itself, or the elements of a `vector` (v2, v4)."""
+        unique = self.declare(name)
+        if not vector:
+            return (unique,)
+        self.vectors[unique] = tuple(self.declare(f"{name}.{part}") for part in VECTORS[vector])
+        return self.vectors[unique]
+
+    def resolve(self, name: str) -> str:
+        """The unique name that `name` stands for here."""
+        for scope in reversed(self._names):
+            if name in scope:
+                return scope[name]
+        return name
+
 
 _DECLARED = "b8 u8 s8 b16 u16 s16 f16 bf16 b32 u32 s32 f32 f16x2 bf16x2 b64 u64 s64 f64 b128"
 TYPE_BYTES = {name: TYPE_BITS[name] // 8 for name in _DECLARED.split()}  # of variables
@@ -306,14 +375,14 @@ class Parser:
         if word == ".pragma":
             self.skip_line()
             return
-        if word not in directives.TUNING:
+        if word not in TUNING:
             self.at -= 1
             self.fail(f"unknown directive {word!r}")
         line, values = self.tokens[self.at - 1][2], []
         while self.kind() == "number":
             values.append(self.integer())
             self.accept(",")
-        if error := directives.added(entry, word, tuple(values)):
+        if error := added(entry, word, tuple(values)):
             raise error.at(line=line, text=self.lines[line - 1].strip())
 
     def body_statement(self, entry: Entry) -> None:

@@ -15,15 +15,12 @@ from cycle_model.edits import Edit, edited, rewritten
 from cycle_model.engine import layout as L
 from cycle_model.engine.simulate import StuckError, simulate
 from cycle_model.engine.tables import Placed, Sharing, Tables
-from cycle_model.explain.chain import chain, summary
-from cycle_model.explain.spent import Spent
-from cycle_model.explain.timeline import TIME_UNIT, timeline
+from cycle_model.explain import TIME_UNIT, Spent, chain, summary, timeline
 from cycle_model.gpus import GPUS
 from cycle_model.grid import MEMORIES, LaunchModel
 from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Parameter
-from cycle_model.sass.flow import Function
-from cycle_model.sass.instruction import Control, Instruction
+from cycle_model.sass.flow import Control, Function, Instruction
 from ptxemu.native.library import without
 from ptxemu.record.recording import Recording, WarpRecord
 from ptxemu.syntax.parser import parse

@@ -10,10 +10,8 @@ from cycle_model.edits import edits_of, rewritten
 from cycle_model.gpus import GPUS
 from cycle_model.grid import LaunchModel
 from cycle_model.launch import bind
-from cycle_model.rewrite.emulate import OF_TWO
-from cycle_model.rewrite.operands import registers_of
-from cycle_model.sass.flow import Function
-from cycle_model.sass.instruction import Control, Instruction
+from cycle_model.rewrite import OF_TWO, registers_of
+from cycle_model.sass.flow import Control, Function, Instruction
 from ptxemu.record.recording import Recording, WarpRecord
 
 H100 = GPUS["H100"]

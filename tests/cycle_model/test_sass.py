@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cycle_model.sass.instruction import Control
-from cycle_model.sass.listing import parse
-from cycle_model.sass.wgmma import is_serialised
+from cycle_model.sass.flow import Control, is_serialised
+from cycle_model.sass.tools import parse
 
 # From a listing of nvdisasm: an instruction and the upper half of its encoding.
 LISTING = """\

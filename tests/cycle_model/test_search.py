@@ -22,8 +22,7 @@ from cycle_model.binding.symbols import (
     of_ptx,
 )
 from cycle_model.binding.target import Landmark, Target, Targets
-from cycle_model.sass.flow import Function
-from cycle_model.sass.instruction import Instruction
+from cycle_model.sass.flow import Function, Instruction
 from ptxemu.native.library import without
 from ptxemu.record.recording import WAIT as WAITED
 from ptxemu.record.recording import Event, Recording, WarpRecord

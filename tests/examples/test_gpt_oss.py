@@ -25,9 +25,7 @@ from examples.gpt_oss.compare import Comparison, Difference, state_dict
 from examples.gpt_oss.config import CONFIGS, named, of_folder
 from examples.gpt_oss.engine import Engine, Flight, TokenStep, Took
 from examples.gpt_oss.experts import Mxfp4Experts, plain_of
-from examples.gpt_oss.fused import Elementwise
-from examples.gpt_oss.model import Model
-from examples.gpt_oss.rope import frequencies
+from examples.gpt_oss.model import Elementwise, Model, frequencies
 from examples.gpt_oss.weights import Drawn, Stored, load
 from kvcache import preset
 from lab.house.source import ROOT

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cycle_model.sass.listing import read
-from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, read, tools_found
 from fmha.config import HEAD_DIMS, AttentionConfig
 from fmha.launch import compile_attention
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cycle_model.sass import tools as sass
-from cycle_model.sass.listing import parse
+from cycle_model.sass.tools import parse
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.portable.plan import Plan90
 from lab.commands import DUMP

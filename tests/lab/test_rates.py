@@ -9,8 +9,7 @@ from itertools import product
 import pytest
 
 from cycle_model import gpus
-from cycle_model.parameters import hopper
-from cycle_model.parameters.table import read
+from cycle_model.parameters.parameter import read
 from lab.bringup import rates
 from lab.house.source import ROOT
 from lab.silicon.units.benchmarks import benchmarks_of
@@ -105,13 +104,13 @@ def test_the_shipped_tables_are_what_rows_give(gpu):
     assert made.document() == json.loads(shipped.read_text())
     assert read(shipped) == made
     assert len(made.parameters) > 50
-    others = hopper._IN_GRAPHS_OF_TORCH[gpu.name]
+    others = gpus._IN_GRAPHS_OF_TORCH[gpu.name]
     assert (made.parameters | others).items() <= gpu.parameters.items()
 
 
 def test_numbers_of_the_hopper_gpus():
-    assert hopper.H100.value("l2_bytes_in_all") < hopper.H200.value("l2_bytes_in_all")
-    assert [hopper.H200.value(name) for name in ("issue_special", "tma_latency_l2", "tma_row")] == [
+    assert gpus.H100.value("l2_bytes_in_all") < gpus.H200.value("l2_bytes_in_all")
+    assert [gpus.H200.value(name) for name in ("issue_special", "tma_latency_l2", "tma_row")] == [
         8, 270, 1.19,
     ]  # fmt: skip
 
@@ -144,7 +143,7 @@ def test_a_gpu_has_to_be_named_somewhere():
     with pytest.raises(ValueError, match="no parameters of 'NVIDIA B300'"):
         table_of(unknown, "rows.json")
     assert table_of(unknown, "rows.json", "GB300").gpu == "GB300"
-    assert gpu_of("NVIDIA H100 80GB HBM3") is hopper.H100
+    assert gpu_of("NVIDIA H100 80GB HBM3") is gpus.H100
 
 
 def test_a_table_that_is_none_is_refused_by_name(tmp_path):
@@ -154,7 +153,7 @@ def test_a_table_that_is_none_is_refused_by_name(tmp_path):
     def refused(words: str, **changes: object) -> None:
         path.write_text(json.dumps({**document, **changes}))
         with pytest.raises(ValueError, match=words):
-            read(path).over(hopper.H200)
+            read(path).over(gpus.H200)
 
     one = document["parameters"]["issue_fma"]
     refused("of format 1", format=2)
@@ -206,7 +205,7 @@ def test_cycles_takes_a_table(tmp_path):
     with pytest.raises(ValueError, match="the kernel is for sm_100a"):
         parameters.gpu_of(options, arch="sm_100a")
     own = Namespace(parameters=None)
-    assert parameters.gpu_of(own, arch="sm_90a") is hopper.H100
+    assert parameters.gpu_of(own, arch="sm_90a") is gpus.H100
     assert parameters.origin(own) is None
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from cycle_model.sass.flow import Function
-from cycle_model.sass.listing import parse
+from cycle_model.sass.tools import parse
 from lab.sass import softmax
 from lab.sass.softmax import SoftmaxLoop
 

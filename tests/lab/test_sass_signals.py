@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from cycle_model.sass.flow import Function
-from cycle_model.sass.listing import parse
-from cycle_model.sass.tools import HOW_TO_GET_TOOLS, disassemble, tools_found
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, disassemble, parse, tools_found
 from fmha.config import AttentionConfig
 from gqa_lowlatency.config import DecodeConfig
 from kernelkit.compile.compiler import compile_once

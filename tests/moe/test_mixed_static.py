@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cycle_model.sass.listing import read
-from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, read, tools_found
 from kernelkit.compile import compiler as kernel_compile
 from kernelkit.compile import store
 from kernelkit.compile.compiler import compile_once

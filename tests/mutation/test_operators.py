@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 import ptxemu
-from ptxemu.mutation.catalogue import BAR, CLASSES
-from ptxemu.mutation.classes import mutants
+from ptxemu.mutation.catalogue import BAR, CLASSES, mutants
 from ptxemu.mutation.operators import remove
 from ptxemu.mutation.text import Text, spread, statement
 

@@ -13,8 +13,7 @@ import pytest
 from lab.bringup.covering import MUTATED
 from lab.mutation.subject import LIMIT, SCHEDULES
 from ptxemu.findings import ERROR, NOTE
-from ptxemu.mutation.catalogue import CLASSES
-from ptxemu.mutation.classes import Mutant, mutants
+from ptxemu.mutation.catalogue import CLASSES, Mutant, mutants
 from ptxemu.mutation.rerun import findings, verdict
 from ptxemu.mutation.text import Text
 

@@ -14,8 +14,7 @@ from ptxemu.findings import Finding
 from ptxemu.report import Report
 from ptxemu.watch import heard
 from tests.ptxemu.check_pairs import parts
-from tests.ptxemu.check_pairs.run import launch
-from tests.ptxemu.check_pairs.scenario import Scenario, write
+from tests.ptxemu.check_pairs.scenario import Scenario, launch, write
 from tests.ptxemu.kernels import POINTER, kernel
 from tests.ptxemu.kernels import launch as launch_kernel
 

@@ -12,13 +12,9 @@ import pytest
 import ptxemu
 from lab.silicon.conformance.ptx_program import POLICIES, aligned_copy
 from ptxemu.findings import Finding
-from tests.ptxemu.check_pairs.run import launch
-from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, Written, write
+from tests.ptxemu.check_pairs.scenario import Lacks, Scenario, Written, launch, write
 
-TOPICS = (
-    "barriers mbarriers clusters copies bulk tensor scale_factors tmem memory lifetime lanes "
-    "tensor_maps known_right"
-).split()
+TOPICS = "mbarriers clusters bulk tensor scale_factors memory known_right".split()
 SCENARIOS: dict[str, Scenario] = {}
 for _topic in TOPICS:
     SCENARIOS |= import_module(f"tests.ptxemu.check_pairs.{_topic}").SCENARIOS

@@ -10,13 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ptxemu
 from ptxemu.check import frame
 from ptxemu.check.agents import Ticket, WarpClock
-from ptxemu.check.cells import Cells, Pattern, Scattered, Span
 from ptxemu.check.clocks import ALL_LANES, ATOMIC, Components, Mark, stamp
+from ptxemu.check.footprints import Cells, Pattern, Scattered, Span
 from ptxemu.check.global_memory import GlobalShadow, Piece
 from ptxemu.check.shadow import Shadow
+from ptxemu.check.tensor_loads import flying
+from ptxemu.check.unused import clues
 from ptxemu.native.library import library
+from ptxemu.report import LaunchReport
+from tests.ptxemu.check_pairs import parts
+from tests.ptxemu.check_pairs.scenario import Scenario, launch, write
+from tests.ptxemu.kernels import kernel
+from tests.ptxemu.kernels import launch as launch_kernel
 
 needs_machine_code = pytest.mark.skipif(library() is None, reason="llvmlite is not installed")
 CELLS, GRAIN = 96, 4
@@ -188,3 +196,182 @@ def test_the_same_of_global_memory(seed: int, monkeypatch: pytest.MonkeyPatch) -
             assert (chunk.owner == other.owner).all()
     assert races > 20
     assert sure > 20
+
+
+# Which tcgen05.ld may be under way at an arrival, read off the program (`check.tensor_loads`). What
+# ptxas does with each of these is in docs/ptxemu/checker.md.
+
+LOAD = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r3, %r4}, [%r1];\n"
+OTHER = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r6}, [%r1];\n"
+WAIT = "tcgen05.wait::ld.sync.aligned;\n"
+ADD = "add.u32 %r5, %r3, %r4;\n"
+ARRIVE = "mbarrier.arrive.shared.b64 _, [%r2];\n"
+STORE, KEEP = "st.shared.b32 [%r9], %r5;\n", "st.shared.b32 [%r9+4], %r5;\n"
+BRANCH = "setp.eq.u32 %p0, %r8, 0;\n@%p0 bra L;\n"
+
+CASES = {  # body, and how many loads may be under way at the last arrival; all need %r5 at the end
+    "nothing": ("", 0),
+    "a load": (LOAD, 1),
+    "a wait": (LOAD + WAIT, 0),
+    "a wait for stores": (LOAD + WAIT.replace("::ld", "::st"), 1),
+    "arithmetic": (LOAD + ADD, 1),
+    "a shuffle": (LOAD + ADD + "shfl.sync.bfly.b32 %r5, %r5, 1, 31, -1;\n", 1),
+    "a reduction over lanes": (LOAD + ADD + "redux.sync.max.s32 %r5, %r5, -1;\n", 1),
+    "a vote": (LOAD + ADD + "setp.eq.u32 %p1, %r5, 0;\nvote.sync.any.pred %p2, %p1, -1;\n", 1),
+    "a store": (LOAD + ADD + STORE, 0),
+    "a store of one register": (LOAD + "st.shared.b32 [%r9], %r3;\n" + ADD, 0),
+    "a store of something else": (LOAD + ADD + STORE.replace("%r5", "%r8"), 1),
+    "a store to where the data says": (LOAD + ADD + "st.shared.b32 [%r5], %r8;\n", 0),
+    "a store that the data permits": (
+        f"{LOAD}{ADD}setp.eq.u32 %p1, %r5, 0;\n@%p1 st.shared.b32 [%r9], %r8;\n",
+        0,
+    ),
+    "a branch that the data takes": (
+        f"{LOAD}{ADD}setp.eq.u32 %p1, %r5, 0;\n@%p1 bra L;\nadd.u32 %r5, %r5, 1;\nL:\n",
+        1,  # ptxas makes a selection of it
+    ),
+    "a reduction to memory": (LOAD + ADD + "red.shared.add.u32 [%r9], %r5;\n", 0),
+    "a store to tensor memory": (
+        f"{LOAD}{ADD}tcgen05.st.sync.aligned.32x32b.x1.b32 [%r1], {{%r5}};\n",
+        0,
+    ),
+    "a store to local memory": (LOAD + ADD + "st.local.b32 [scratch], %r5;\n", 1),
+    "two loads, one stored": (LOAD + OTHER + ADD + STORE + "add.u32 %r5, %r5, %r6;\n", 1),
+    "two loads, their sum stored": (LOAD + OTHER + ADD + "add.u32 %r5, %r5, %r6;\n" + STORE, 0),
+    "moves": (LOAD + "mov.b64 %rd3, {%r3, %r4};\nmov.b64 {%r5, %r7}, %rd3;\n" + STORE, 0),
+    "a store on one path": (LOAD + ADD + BRANCH + STORE + "L:\n", 1),
+    "a wait on one path": (LOAD + ADD + BRANCH + WAIT + "L:\n", 1),
+    "a load on one path": (BRANCH + LOAD + ADD + "L:\n", 1),
+    "a register that is overwritten": (LOAD + ADD + "mov.u32 %r5, 0;\n" + BRANCH + "L:\n", 0),
+    "a loop": (f"L:\n{ARRIVE}{LOAD}{ADD}{STORE}{BRANCH}", 0),
+    "a loop that carries the load": (f"L:\n{STORE}{ARRIVE}{LOAD}{ADD}{BRANCH}", 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loads_under_way_at_an_arrival(name: str):
+    body, expected = CASES[name]
+    text = kernel(f".local .b32 scratch;\n{body}{ARRIVE}{KEEP}")
+    program = ptxemu.load(text).program(None)
+    arrivals = [k for k, instr in enumerate(program.sites) if instr.root == "mbarrier"]
+    found = flying(program.blocks, program.site_of)
+    assert len(found[arrivals[-1]]) == expected
+
+
+def test_a_loop_is_followed_until_nothing_changes():
+    """The arrival comes before the load in the text, and behind it in the next iteration."""
+    program = ptxemu.load(kernel(f"L:\n{ARRIVE}{STORE}{LOAD}{ADD}{BRANCH}{KEEP}")).program(None)
+    (arrival,) = (k for k, instr in enumerate(program.sites) if instr.root == "mbarrier")
+    (load,) = (k for k, instr in enumerate(program.sites) if instr.opcode.startswith("tcgen05.ld"))
+    assert flying(program.blocks, program.site_of)[arrival] == {load}
+
+
+# What a launch fetched or computed and never used is told where a script fails; what a tile is read
+# by another swizzle than it was written with, is a note.
+
+USE = "ld.shared.b32 %r1, [%mine];\nst.global.b32 [%out], %r1;"
+TWO_LOADS = f"""warp 0:
+    {parts.bulk_load()}
+    wait full, 0;
+    {{use}}
+    add.u64 %input, %input, 128;
+    {parts.expect()}
+    {parts.BULK_LOAD}
+    wait full, 1;
+    {USE}"""
+TWO_MMAS = f"""warp 0:
+    {parts.MMA}
+    {parts.MMA.replace(", 0;", ", {};")}
+    {parts.commit()}
+    wait done, 0;
+    {parts.READ_WHOLE}"""
+
+
+def report_of(body: str) -> LaunchReport:
+    scenario = Scenario(body)
+    return launch(scenario, ptxemu.load(write(scenario).text))
+
+
+def test_a_tile_that_nobody_reads() -> None:
+    told = clues([report_of(TWO_LOADS.format(use=""))])
+    assert "what it wrote and nothing read was overwritten, 100 % by cp.async.bulk" in told
+    assert "nothing read was" not in clues([report_of(TWO_LOADS.format(use=USE))])
+
+
+def test_a_result_that_the_next_mma_overwrites() -> None:
+    told = clues([report_of(TWO_MMAS.replace("{}", "0"))])
+    assert "nothing read was overwritten, 100 % by tcgen05.mma at" in told
+    assert "overwritten" not in clues([report_of(TWO_MMAS.replace("{}", "1"))])
+
+
+def test_a_tile_that_is_fetched_again() -> None:
+    """Of two copies in one loop, the second has another address or the same."""
+    for step, told in ((0, True), (128, False)):
+        loads = f"""warp 0:
+            {parts.expect(256)}
+            mov.u32 %r5, 0;
+            AGAIN:
+            {parts.BULK_LOAD}
+            add.u64 %input, %input, {step};
+            add.u32 %r5, %r5, 1;
+            setp.lt.u32 %p3, %r5, 2;
+            @%p3 bra AGAIN;
+            wait full, 0;
+            {USE}"""
+        again = "1 of its 2 copies bring what the CTA had fetched there before"
+        assert (again in clues([report_of(loads)])) is told
+
+
+def test_parts_of_inputs_and_outputs() -> None:
+    """What is loaded is no more than 256 bytes of a buffer."""
+    lines = clues([report_of(TWO_LOADS.format(use=USE))]).splitlines()
+    assert "kernel scenario" in lines[0]
+    (unread,) = (line for line in lines if "nothing reads 16,384 of its 16,640 bytes, " in line)
+    assert unread.count("cp.async.bulk") == 2  # both copies
+    assert any(line.startswith("  written in part: parameter 1: 128 of") for line in lines)
+
+
+@pytest.mark.parametrize(("step", "words"), [(8, "4 to 7 of every 8"), (4, "")])
+def test_every_other_word(step: int, words: str) -> None:
+    text = f""".version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry test(.param .u64 d, .param .u64 o)
+{{
+.reg .b32 %r<3>;
+.reg .b64 %rd<5>;
+ld.param.u64 %rd1, [d];
+ld.param.u64 %rd3, [o];
+mov.u32 %r0, %tid.x;
+mad.wide.u32 %rd2, %r0, {step}, %rd1;
+mad.wide.u32 %rd4, %r0, 4, %rd3;
+ld.global.u32 %r1, [%rd2];
+st.global.u32 [%rd4], %r1;
+ret;
+}}
+"""
+    arrays = np.zeros(8 * step, np.uint32), np.zeros(32, np.uint32)
+    told = clues([launch_kernel(text, *arrays, check=True)])
+    assert words in told if words else not told
+
+
+def test_a_box_outside_of_its_tensor() -> None:
+    load = parts.tma_load().replace("{%zero, %zero}", "{%zero, %r9}")
+    told = clues([report_of(f"warp 0:\nmov.u32 %r9, 128;\n{load}\nwait full, 0;\n{USE}")])
+    assert "1 of 1 boxes lie wholly outside of the tensor" in told
+
+
+@pytest.mark.parametrize("mode", [0, 6])
+def test_another_swizzle(mode: int) -> None:
+    """The tensor maps have none."""
+    body = f"""warp 0:
+    {parts.tma_load(into="a")}
+    wait full, 0;
+    or.b64 %a, %a, {mode << 61:#x};
+    {parts.MULTIPLY}"""
+    found = [each for each in report_of(body).findings if each.check == "swizzle"]
+    assert len(found) == bool(mode)
+    for each in found:
+        assert each.severity == "note"
+        assert "reads with swizzle 32B what a copy has written with swizzle none" in each.message
+        assert [access.role for access in each.accesses] == ["cp.async.bulk.tensor", "tcgen05.mma"]

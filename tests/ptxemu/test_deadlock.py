@@ -13,8 +13,8 @@ import pytest
 
 from lab.silicon.conformance.ptx_program import POLICIES, aligned_copy
 from ptxemu import Deadlock
-from ptxemu.check import kept
-from ptxemu.host.stopping import report_alone
+from ptxemu.check import text as kept
+from ptxemu.commands.run import report_alone
 from tests.ptxemu.kernels import kernel, launch, pointers
 
 SHARED = """.shared .align 128 .b8 tile[1024];

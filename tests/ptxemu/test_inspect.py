@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import ptxemu
 from ptxemu.host import cuda_stubs
-from ptxemu.inspect import Inspect, Region, Stop, Watch
+from ptxemu.host.command_line import add_inspect_arguments, inspecting, inspection_of
+from ptxemu.host_tensor import HostTensor
+from ptxemu.inspect import Inspect, Region, Stop, Watch, first_difference, first_tile_difference
 from ptxemu.machine import tensor_map
 from ptxemu.module import Module
+from ptxemu.request import Condition
 from tests.ptxemu.kernels import DYNAMIC, POINTER, kernel, launch
 
 CELL = ".shared .align 4 .b8 cell[4];\n"
@@ -319,3 +327,292 @@ def test_time_is_said_to_be_nominal_once(capsys):
     cuda_stubs._say_that_time_is_nominal.cache_clear()
     assert cuda_stubs.nominal_time() == cuda_stubs.nominal_time() > 0
     assert capsys.readouterr().err.count("a measured time means nothing") == 1
+
+
+VALUES = {"step": 3, "warp": 4, "cta": 1, "r7": 0xFFFFFFFF, "f1": 1.5, "lane": np.arange(4)}
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("", True),
+        ("step==3", True),
+        ("step==3 and warp!=4", False),
+        ("not step < 2 < warp", True),
+        ("s32(%r7) == -1", True),
+        ("%r7 > 0", True),
+        ("r7 >> 31 & 1", True),
+        ("f1 * 2 == 3", True),
+        ("%f1 > 1 or nothing", None),  # every name must have a value
+        ("lane == 2", True),
+        ("all(lane < 3)", False),
+        ("f32(0x3fc00000) == %f1", True),
+        ("step % 2", True),
+        ("step %2 == 1", True),
+        ("-step + 3", False),
+    ],
+)
+def test_conditions(text, holds):
+    if holds is None:
+        with pytest.raises(ValueError, match="nothing is called 'nothing'"):
+            Condition(text).holds(VALUES)
+    else:
+        assert Condition(text).holds(VALUES) is holds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os')",
+        "().__class__",
+        "step.real",
+        "[x for x in (1,)]",
+        "lambda: 1",
+        "'a' * 3",
+        "step ** 9",
+        "open(1)",
+        "any(1, 2)",
+        "step if warp else 1",
+        "(a := 1)",
+        "lane[0]",
+        "step ==",
+        "1" * 2000,
+    ],
+)
+def test_nothing_but_numbers_can_be_said(text):
+    with pytest.raises(ValueError, match="condition"):
+        Condition(text)
+
+
+@pytest.mark.parametrize("text", ["1 << 999999999", "step // 0", "f1 & 1", "step << 200"])
+def test_what_cannot_be_computed_is_refused(text):
+    with pytest.raises(ValueError, match="condition"):
+        Condition(text).holds(VALUES)
+
+
+def test_regions_and_watches_in_words():
+    assert Region.parse("A=0x400,128,64,bf16,128B") == Region("A", 1024, 128, 64, "bf16", "128B")
+    assert Region.parse("b=0,1,4,u8") == Region("b", 0, 1, 4, "u8")
+    assert Watch.parse("smem:1024+16@2") == Watch("shared", 1024, 16, cta=2)
+    assert Watch.parse("tmem:0+32@1,0,2") == Watch("tensor", 0, 32, cta=(1, 0, 2))
+    assert Watch.parse("param2:8+4") == Watch("global", 8, 4, parameter=2)
+    assert Watch.parse("global:0x7000+64") == Watch("global", 0x7000, 64)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Region.parse("A=1,2,3"),
+        lambda: Region.parse("A=1,2,x,u8"),
+        lambda: Region.parse("A=1,2,3,float"),
+        lambda: Region.parse("A=1,2,3,u8,swirl"),
+        lambda: Region("A", 0, 0, 3, "u8"),
+        lambda: Watch.parse("param:0+4"),
+        lambda: Watch.parse("smem1:0+4"),
+        lambda: Watch.parse("smem:0"),
+        lambda: Watch.parse("heap:0+4"),
+        lambda: Watch("tensor", 500, 32),
+        lambda: Watch("shared", 0, 0),
+        lambda: Stop("kernel.py"),
+        lambda: Stop("kernel.py:1", dump=()),
+        lambda: Stop("kernel.py:1", dump=("stack",)),
+        lambda: Stop("kernel.py:1", limit=0),
+        lambda: Stop("kernel.py:1", when="import os"),
+        lambda: Inspect(keep=0),
+        lambda: Inspect(last=-1),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"\w"):
+        wrong()
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_inspect_arguments(parser)
+    parser.format_help()
+    return parser.parse_args(words)
+
+
+def test_flags_become_a_request():
+    flags = "--dump smem,regs --at a.py:7 --at ptx:9 --cta 1,0 --warp 4 --when step==3 --last 9"
+    found = inspection_of(parsed(*flags.split(), "--watch", "smem:0+4", "--region", "x=0,1,1,f32"))
+    assert [stop.at for stop in found.stops] == ["a.py:7", "ptx:9"]
+    stop = found.stops[0]
+    assert (stop.dump, stop.cta, stop.warp) == (("smem", "regs"), (1, 0, 0), 4)
+    assert (stop.when, stop.regions[0].name) == ("step==3", "x")
+    assert (found.last, found.watches, found.folder) == (
+        9, (Watch("shared", 0, 4),), "ptxemu_dump",
+    )  # fmt: skip
+    assert inspection_of(parsed()) is None
+
+
+@pytest.mark.parametrize("words", [["--dump", "smem"], ["--at", "a.py:7"]])
+def test_what_and_where_belong_together(words):
+    with pytest.raises(ValueError, match="belong together"):
+        inspecting(parsed(*words))
+
+
+@pytest.mark.parametrize("words", [["--dump", "heap"], ["--watch", "x"], ["--cta", "a"]])
+def test_flags_are_refused_in_words(words, capsys):
+    with pytest.raises(SystemExit):
+        parsed(*words)
+    assert "must be" in capsys.readouterr().err or words[0] == "--watch"
+
+
+def test_launches_within_are_looked_at(monkeypatch):
+    monkeypatch.delenv("CUTE_DSL_LINEINFO", raising=False)
+    with inspecting(parsed("--last", "3", "--name-printf")) as report:
+        assert os.environ["CUTE_DSL_LINEINFO"] == "1"
+        launched = launch(kernel(""))
+    assert "CUTE_DSL_LINEINFO" not in os.environ
+    assert report.launches == [launched]
+    assert "the last 3 of" in launched.inspection.last_events()
+    assert launched.options.name_printf
+    with inspecting(parsed()):
+        assert launch(kernel("")).inspection is None
+
+
+PAGE = Path(ptxemu.__file__).parent / "inspect" / "README.md"
+
+
+def test_the_example_of_the_page_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(compile(code, str(PAGE), "exec"), {})
+    told = capsys.readouterr().out
+    assert "5 5" in told
+    assert "lanes 5" in told
+    assert "x[1] differs: 1 and 0; 30 of 32 elements differ" in told
+
+
+def test_the_flags_of_the_page_exist():
+    parser = argparse.ArgumentParser(add_help=False)
+    add_inspect_arguments(parser)
+    known = set(re.findall(r"--[a-z-]+", parser.format_help()))
+    named = set(re.findall(r"--[a-z][a-z-]*", PAGE.read_text())) - {"--its", "--arguments"}
+    assert named <= known
+
+
+CELLS = ".shared .align 4 .b8 cells[256];\n"
+
+
+def doubled(factor: int, odd: int | None = None) -> str:
+    """d[i] = factor * d[i], but for element `odd`, which gets one more; through shared memory."""
+    wrong = "" if odd is None else f"setp.eq.u32 %p0, %r0, {odd}; @%p0 add.u32 %r1, %r1, 1;"
+    return (
+        kernel(
+            POINTER
+            + f"""ld.global.u32 %r1, [%rd2]; mul.lo.u32 %r1, %r1, {factor}; {wrong}
+        mov.u32 %r2, cells; mad.lo.u32 %r2, %r0, 4, %r2;
+        .loc 1 11 1
+        st.shared.u32 [%r2], %r1;
+        .loc 1 12 1
+        ld.shared.u32 %r3, [%r2];
+        st.global.u32 [%rd2], %r3;""",
+            ".param .u64 d",
+            CELLS,
+        )
+        + '\n.file 1 "kernel.py"\n'
+    )
+
+
+RACE = kernel(  # under the adversarial policy the load of warp 0 may come before warp 1's store
+    POINTER
+    + """setp.lt.u32 %p0, %r0, 32; @%p0 bra READ;
+    st.global.u32 [%rd1+128], %r0; bra END;
+    READ: ld.global.u32 %r4, [%rd1+128]; st.global.u32 [%rd2], %r4;
+    END:""",
+    ".param .u64 d",
+)
+
+
+def test_two_functions_differ_in_one_element():
+    d = np.arange(32, dtype=np.uint32)
+    found = first_difference(
+        lambda: launch(doubled(2), d), {"d": d}, other=lambda: launch(doubled(2, odd=9), d)
+    )
+    assert (found.name, found.index, found.first, found.second) == ("d", (9,), 18, 19)
+    assert (found.different, found.size) == (1, 32)
+    first, second = found.writes
+    assert [write.value.view(np.uint32)[0] for write in (*first, *second)] == [18, 19]
+    assert second[-1].lanes == (9,)
+    assert second[-1].source == "kernel.py:12"
+    assert "d[9] differs: 18 and 19" in str(found)
+    np.testing.assert_array_equal(d, 2 * np.arange(32))  # what the first run left
+
+
+def test_equal_runs_have_no_difference():
+    d = np.arange(32, dtype=np.uint32)
+    for policy in ("random", "adversarial"):
+        found = first_difference(lambda: launch(doubled(3), d), {"d": d}, second={"policy": policy})
+        assert found is None
+
+
+def test_policies_that_differ():
+    d = np.zeros(64, np.uint32)
+    seeds = [
+        first_difference(
+            lambda: launch(RACE, d, block=(64,)),
+            {"d": d},
+            second={"policy": "random", "seed": seed},
+        )
+        for seed in range(8)
+    ]
+    found = next(filter(None, seeds))
+    assert found.index == (0,)
+    assert {int(found.first), int(found.second)} == {0, 63}
+
+
+def test_a_reference_and_a_tolerance():
+    d = np.arange(32, dtype=np.uint32)
+
+    def reference() -> dict[str, np.ndarray]:
+        return {"d": 2 * d}
+
+    assert first_difference(lambda: launch(doubled(2), d), {"d": d}, reference=reference) is None
+    d[:] = np.arange(32)
+    run = lambda: launch(doubled(2, odd=5), d)  # noqa: E731
+    found = first_difference(run, {"d": d}, reference=reference)
+    assert (found.index, found.first, found.second, found.writes[1]) == ((5,), 11, 10, ())
+    d[:] = np.arange(32)
+    assert first_difference(run, {"d": d}, reference=reference, tolerance=1.0) is None
+    with pytest.raises(ValueError, match="shape"):
+        first_difference(run, {"d": d}, reference={"d": d[:3]})
+    with pytest.raises(ValueError, match="the tensors are d"):
+        first_difference(run, {"d": d}, reference={"e": d})
+
+
+def test_tiles_differ_at_a_line():
+    d = np.arange(32, dtype=np.uint32)
+    stop = Stop("kernel.py:12", dump=("smem",), regions=(Region("cells", 1024, 2, 16, "u32"),))
+    found = first_tile_difference(
+        lambda: launch(doubled(2), d),
+        stop,
+        {"d": d},
+        other=lambda: launch(doubled(2, odd=20), d),
+    )
+    assert (found.name, found.index, found.first, found.second) == ("cells", (1, 4), 40, 41)
+    assert found.moment == (0, 0, 0)
+    assert found.writes[1][-1].source == "kernel.py:11"
+    assert "at step 0, CTA 0, warp 0" in str(found)
+    assert first_tile_difference(lambda: launch(doubled(2), d), stop, {"d": d}) is None
+    with pytest.raises(ValueError, match=r"no moment at kernel\.py:99 in both runs: 0"):
+        first_tile_difference(lambda: launch(doubled(2), d), Stop("kernel.py:99"), {"d": d})
+
+
+def test_tensors_of_torch_and_views_of_numpy():
+    torch = pytest.importorskip("torch")
+    x = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
+    for tensor, values in ((x, x.float()), (x.T, x.T.float()), (x[1:, ::2], x[1:, ::2].float())):
+        held = HostTensor(tensor)
+        np.testing.assert_array_equal(held.values(held.bits), values.numpy())
+    held = HostTensor(x[1:, ::2])
+    assert held.address_of((1, 1)) == x[2, 2:].data_ptr()
+    assert held.extent == 2 * 7
+    y = np.arange(12, dtype=np.int16).reshape(3, 4)[1:, 1::2]
+    held = HostTensor(y)
+    np.testing.assert_array_equal(held.values(held.bits), y)
+    held.bits[0, 0] = 77
+    assert y[0, 0] == 77
+    with pytest.raises(ValueError, match="complex"):
+        HostTensor(np.zeros(3, np.complex64))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ptxemu
-from ptxemu.machine.touched import Ranges, talk
+from ptxemu.processes import Ranges, talk
 from tests.ptxemu.kernels import POINTER, kernel, launch
 
 GRID = 9

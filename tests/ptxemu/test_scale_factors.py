@@ -19,9 +19,8 @@ from ptxemu.machine.scale_factors import Placement, Scales
 from ptxemu.machine.tmem import POISON, Tmem
 from ptxemu.machine.umma_desc import InstrDesc, instr_desc, smem_desc
 from ptxemu.native.library import without
-
-from .test_mma import A_AT, A_TMEM, B_AT, Cta, put_a_in_tmem
-from .umma_operands import image_of, put_operand, random_codes
+from tests.ptxemu.test_mma import A_AT, A_TMEM, B_AT, Cta, put_a_in_tmem
+from tests.ptxemu.umma_operands import image_of, put_operand, random_codes
 
 D_AT, SFA_AT, SFB_AT = 0, 300, 320  # in tensor memory
 _CODES = {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5}

@@ -17,8 +17,7 @@ from ptxemu.machine.umma_desc import (
     smem_desc,
 )
 from ptxemu.numerics.swizzle import BY_NAME
-
-from .umma_operands import SWIZZLES, image_of, put_operand, random_codes, smem_desc_word
+from tests.ptxemu.umma_operands import SWIZZLES, image_of, put_operand, random_codes, smem_desc_word
 
 
 def test_smem_desc_of_hand_derived_words():

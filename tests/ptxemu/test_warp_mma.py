@@ -23,10 +23,10 @@ from lab.silicon.conformance import (
 from lab.silicon.conformance.campaign import Campaign
 from lab.silicon.conformance.case import Case
 from lab.silicon.conformance.fragments import BITS, M, N, place_a, place_b, place_d
-from ptxemu.check.rules import ALL, RULES, both_halves
+from ptxemu.check.taint import ALL, RULES, both_halves
 from ptxemu.codegen.flow import flow_of
 from ptxemu.errors import UnsupportedPtx
-from ptxemu.ops import warp_fragments, warp_mma
+from ptxemu.ops import warp_mma
 from ptxemu.syntax.tree import Instr, Reg, Vec
 from tests.ptxemu.test_taint import found, launch, program
 
@@ -115,7 +115,7 @@ def test_a_wrong_map_of_a_fragment_is_noticed(shape: str, monkeypatch: pytest.Mo
         correct = getattr(warp_mma, function)
         wrong = lambda *given, f=correct, g=change: g(f(*given))  # noqa: E731
         with monkeypatch.context() as changed:
-            for module in (warp_mma, warp_fragments):
+            for module in (warp_mma,):
                 if hasattr(module, function):
                     changed.setattr(module, function, wrong)
             found = case.emulated()["d"].view(right.dtype)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cycle_model.sass.listing import read
-from cycle_model.sass.tools import HOW_TO_GET_TOOLS, resources, tools_found
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, read, resources, tools_found
 from kernelkit.compile.arch import ARCHITECTURES
 from kernelkit.plan import hw
 from q8_0.blocks import INTERLEAVED, LAYOUTS, SOA

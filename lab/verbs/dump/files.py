@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cycle_model.sass.instruction import SPILLS, Kinds, kind_of
+from cycle_model.sass.flow import SPILLS, Kinds, kind_of
 from cycle_model.sass.tools import disassemble
 
 PTX_INSTRUCTION = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;")

@@ -12,8 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cycle_model.sass.listing import read
-from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
+from cycle_model.sass.tools import HOW_TO_GET_TOOLS, read, tools_found
 from kernelkit.compile.kernel import CompiledKernel
 from lab.measure.timing import heading
 from lab.tools.common import changed, describe, progress_bar, refuse, save_rows, write_json

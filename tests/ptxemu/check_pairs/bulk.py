@@ -293,3 +293,220 @@ SCENARIOS = {
         Lacks("read", "mbarrier.try_wait", "ask", "again"),
     ),
 }
+
+
+_COPY = "cp.async.ca.shared.global [%mine], [%in], 4; //:copy"
+_ARRIVE = "cp.async.mbarrier.arrive.noinc.shared.b64 [full];"
+
+SCENARIOS |= {
+    "cp.async.wait_group": Scenario(
+        f"""// A lane reads what it copied itself.
+        all:
+            {_COPY}
+            cp.async.commit_group; //-commit
+            cp.async.wait_group 0; //-wait
+            ld.shared.b32 %r2, [%mine]; //:use
+        """,
+        Lacks("wait", "cp.async.wait_group", "copy", "use"),
+        Lacks("commit", "cp.async.commit_group", "copy", "use"),
+    ),
+    "cp.async.wait_group 1": Scenario(
+        f"""// The newest group may be under way; of older ones the data is there.
+        all:
+            {_COPY}
+            cp.async.commit_group;
+            cp.async.ca.shared.global [%mine+128], [%in], 4;
+            cp.async.commit_group;
+            cp.async.wait_group 1; //~more: cp.async.wait_group 2;
+            ld.shared.b32 %r2, [%mine]; //:use
+            cp.async.wait_group 0;
+        """,
+        Lacks("more", "cp.async.wait_group", "copy", "use"),
+    ),
+    "cp.async for another lane": Scenario(
+        f"""// Waiting for groups tells a lane of its own copies alone.
+        all:
+            {_COPY}
+            cp.async.wait_all;
+            bar.warp.sync -1; //-meet
+            ld.shared.b32 %r2, [%next]; //:use
+        """,
+        Lacks("meet", "bar.warp.sync", "copy", "use"),
+    ),
+    "cp.async over cp.async": Scenario(
+        f"""// Copies of one thread are in no order but that of its waits.
+        all:
+            cp.async.ca.shared.global [%mine], [%in], 4; //:before
+            cp.async.wait_all; //-wait
+            {_COPY}
+            cp.async.wait_all;
+            ld.shared.b32 %r2, [%mine];
+        """,
+        Lacks("wait", "cp.async.wait_group", "before", "copy"),
+    ),
+    # Another warp needs a barrier behind the wait.
+    "cp.async.wait_all": handed_over(
+        Lacks("wait", "cp.async.wait_group", "copy", "use"),
+        Lacks("barrier", "barrier", "copy", "use"),
+        signal="cp.async.wait_all; //-wait\nbar.sync 1, 64; //-barrier",
+        wait="bar.sync 1, 64; //-barrier",
+        fill=_COPY,
+    ),
+    # The mbarrier tells when the copies of all lanes are there.
+    "cp.async.mbarrier.arrive.noinc": handed_over(
+        Lacks("plain", "cp.async.mbarrier.arrive", "copy", "use"),
+        Lacks("wait", "an mbarrier arrival and a wait", "copy", "use"),
+        signal=f"{_ARRIVE} //~plain: mbarrier.arrive.shared.b64 _, [full];",
+        wait="wait full, 0; //-wait",
+        fill=_COPY,
+    ),
+    # Without .noinc it makes up for its own arrival, and another one completes the phase.
+    "cp.async.mbarrier.arrive": handed_over(
+        Lacks("arrive", "cp.async.mbarrier.arrive", "copy", "use"),
+        signal="""cp.async.mbarrier.arrive.shared.b64 [full]; //-arrive
+            mbarrier.arrive.shared.b64 _, [full];""",
+        wait="wait full, 0;",
+        fill=_COPY,
+    ),
+    "cp.async into what is still read": Scenario(
+        f"""// The readers arrive before the next copy is issued.
+        warp 0:
+            ld.shared.b32 %r2, [%mine]; //:use
+            mbarrier.arrive.shared.b64 _, [empty];
+        warp 1:
+            wait empty, 0; //-wait
+            {_COPY}
+            cp.async.wait_all;
+        """,
+        Lacks("wait", "mbarrier arrival and a wait", "use", "copy"),
+    ),
+    "cp.async over ordinary stores": Scenario(
+        f"""// cp.async is no part of the async proxy: between lanes, their barrier is enough.
+        all:
+            st.shared.b32 [%next], %zero; //:fill
+            bar.warp.sync 0xffffffff; //-sync
+            {_COPY}
+            cp.async.wait_all;
+        """,
+        Lacks("sync", "bar.warp.sync", "fill", "copy"),
+    ),
+    "cp.async to an MMA": Scenario(
+        f"""// An MMA reads it without a proxy fence: kernels right on hardware rely on that.
+        warp 0:
+            mad.wide.u32 %d0, %lane, 16, %input;
+            mov.u32 %r2, a;
+            mad.lo.u32 %r2, %lane, 16, %r2;
+            cp.async.cg.shared.global [%r2], [%d0], 16; //:copy
+            {_ARRIVE}
+        warp 1:
+            wait full, 0; //-wait
+            {parts.MULTIPLY}
+        """,
+        Lacks("wait", "an mbarrier arrival and a wait", "copy", "mma"),
+    ),
+}
+
+
+# Tensor maps in global memory that the kernel writes itself: a release and an acquire of the
+# tensormap proxy between the write and the instruction that uses the map.
+
+_PLACE = "add.u64 %d3, %output, 8192;"
+_READ = """mad.wide.u32 %d1, %lane, 4, %from;
+    ld.b32 %r1, [%d1];"""
+_WRITE = f"""{_PLACE}
+    {_READ}
+    mad.wide.u32 %d2, %lane, 4, %d3;
+    st.global.b32 [%d2], %r1; //:fill"""
+_RELEASE = "fence.proxy.tensormap::generic.release.gpu;"
+_ACQUIRE = "fence.proxy.tensormap::generic.acquire.gpu [%d3], 128;"
+_OTHER = "fence.proxy.tensormap::generic.acquire.gpu [%output], 128;"
+_LOAD = f"""{parts.expect()}
+    {parts.TMA_LOAD.replace("%from", "%d3")} //:load
+    wait full, 0;"""
+_MISSING_RELEASE, _MISSING_ACQUIRE = "generic.release", "generic.acquire"
+_EDIT = "@%first tensormap.replace.tile.global_address.{}.b1024.b64 [{}], %input; //:edit"
+_SYNC = "bar.warp.sync 0xffffffff;"
+_FLAG = "[%output+4096]"
+_POLL = (
+    f"{{ POLL: ld.acquire.gpu.global.b32 %r1, {_FLAG}; setp.ne.u32 %p1, %r1, 1; @%p1 bra POLL; }}"
+)
+
+SCENARIOS |= {
+    "a tensor map that its warp has stored": Scenario(
+        f"""// Ordinary stores, then the warp itself loads through the map.
+        warp 0:
+            {_WRITE}
+            {_RELEASE} //-release
+            {_SYNC}
+            {_ACQUIRE} //-acquire //~other: {_OTHER}
+            {_LOAD}
+        """,
+        Lacks("release", _MISSING_RELEASE, "fill", "load"),
+        Lacks("acquire other", _MISSING_ACQUIRE, "fill", "load"),
+    ),
+    "a tensor map that another warp has stored": Scenario(
+        f"""// The acquire is behind the barrier, and another warp may make it.
+        all: {_PLACE}
+        warp 0:
+            {_WRITE}
+            {_RELEASE} //-release
+        all: bar.sync 1, 96; //-barrier
+        warp 1: {_ACQUIRE} //-acquire
+        all: bar.sync 2, 96; //-second
+        warp 2:
+            {_LOAD}
+        """,
+        Lacks("release", _MISSING_RELEASE, "fill", "load"),
+        Lacks("acquire barrier", _MISSING_ACQUIRE, "fill", "load"),
+        Lacks("second", _MISSING_ACQUIRE, "fill", "load"),
+        barriers={"full": 1},
+    ),
+    "a tensor map edited in global memory": Scenario(
+        f"""// tensormap.replace by one lane; the map was complete before.
+        warp 0:
+            {_WRITE}
+            {_SYNC}
+            {_EDIT.format("global", "%d3")}
+            {_RELEASE} //-release
+            {_SYNC}
+            {_ACQUIRE} //-acquire
+            {_LOAD}
+        """,
+        Lacks("release", _MISSING_RELEASE, "edit", "load"),
+        Lacks("acquire", _MISSING_ACQUIRE, "edit", "load"),
+    ),
+    "a tensor map edited in shared memory": Scenario(
+        f"""// tensormap.cp_fenceproxy copies it to global memory, and is a release.
+        warp 0:
+            {_PLACE}
+            {_READ}
+            st.shared.b32 [%mine], %r1;
+            {_SYNC} //-first
+            mov.u32 %r2, tile;
+            {_EDIT.format("shared::cta", "%r2")}
+            {_SYNC} //-sync
+            tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned\
+ [%d3], [%r2], 128; //:copy
+            {_ACQUIRE} //-acquire
+            {_LOAD.replace("[tile]", "[spare]")}
+        """,
+        Lacks("acquire", _MISSING_ACQUIRE, "copy", "load"),
+        Lacks("sync", "bar.warp.sync", "edit", "copy"),
+    ),
+    "a tensor map of another CTA": Scenario(
+        f"""// Released by a flag in global memory, acquired behind it.
+        all: {_PLACE}
+        cta 0:
+            {_WRITE}
+            {_RELEASE} //-release
+            {_SYNC}
+            @%first st.release.gpu.global.b32 {_FLAG}, 1;
+        cta 1:
+            {_POLL}
+            {_ACQUIRE} //-acquire
+            {_LOAD}
+        """,
+        Lacks("release", _MISSING_RELEASE, "fill", "load"),
+        Lacks("acquire", _MISSING_ACQUIRE, "fill", "load"),
+    ),
+}

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cycle_model import gpus
-from cycle_model.parameters.parameter import MEASURED, Gpu, Parameter
-from cycle_model.parameters.table import Table
+from cycle_model.parameters.parameter import MEASURED, Gpu, Parameter, Table
 from lab.silicon.units.rules import of_launches, of_memory, of_sm, of_tensor
 from lab.silicon.units.rules.arithmetic import Missing, Rows
 from lab.silicon.units.rules.rule import Rule

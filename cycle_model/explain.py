@@ -1,4 +1,4 @@
-"""Where the cycles of each warp go: by instruction, by barrier, by role, and by pipe."""
+"""Why a kernel takes what it takes: where cycles go, the critical chain, a timeline."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from cycle_model.engine import layout as L
 from cycle_model.engine.simulate import Result
+from ptxemu.trace import Trace
 
 PIPES = {L.FMA: "FMA", L.ALU: "ALU", L.SPECIAL: "MUFU", L.UNIFORM: "uniform"}
 PIPES |= {L.TENSOR: "mma.sync and wgmma"}
@@ -129,3 +130,128 @@ class Spent:
             found[name] = most / unit / cycles
         found["issue"] = self.result.issued / cycles / sms / L.SCHEDULERS
         return found
+
+
+# The critical chain: backwards from the last instruction, always to what let it go.
+#
+# Each link is the time between two issues: of a warp's own previous instruction, of the one whose
+# result it waited for, of the one that held its pipe, or of the one, of whatever warp, that
+# completed the barrier it slept on. The links of a chain add up to the time of the launch.
+
+HOW = {
+    L.IN_ORDER: "issue",
+    L.SCOREBOARD: "result",
+    L.PIPE_BUSY_REASON: "pipe",
+    L.WOKEN: "barrier",
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """From one issue to another. how: of `HOW`. begin, end: cycles."""
+
+    role: str
+    how: str
+    source: str
+    source_role: str
+    target: str
+    begin: int
+    end: int
+
+    @property
+    def cycles(self) -> int:
+        return self.end - self.begin
+
+
+def chain(spent: Spent) -> list[Link]:
+    """From the first instruction to the last."""
+    log, tables = spent.log, spent.result.tables
+    code = tables.function.instructions
+    if not len(log):
+        return []
+
+    def text(at: int) -> str:
+        return code[tables.path[log[at, L.L_POSITION]]].opcode
+
+    links = []
+    at = len(log) - 1
+    while at >= 0:
+        before = int(log[at, L.L_CAUSE])
+        begin = int(log[before, L.L_TIME]) if before >= 0 else 0
+        role = spent.role(int(log[at, L.L_WARP]))
+        source = spent.role(int(log[before, L.L_WARP])) if before >= 0 else ""
+        how = HOW[int(log[at, L.L_REASON])]
+        links.append(
+            Link(
+                role,
+                how,
+                text(before) if before >= 0 else "start",
+                source,
+                text(at),
+                begin,
+                int(log[at, L.L_TIME]),
+            )
+        )
+        at = before
+    return links[::-1]
+
+
+def summary(links: list[Link]) -> list[tuple[str, str, int, int]]:
+    """(who, what, times, cycles) of links that are alike, the longest first."""
+    total: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for link in links:
+        if link.how == "issue":
+            what = f"issues {link.source}"
+        elif link.how == "barrier":
+            what = f"waits for {link.source} of {link.source_role}"
+        else:
+            what = f"{link.how} of {link.source}"
+        kept = total[link.role, what]
+        kept[0] += 1
+        kept[1] += link.cycles
+    found = [(who, what, times, cycles) for (who, what), (times, cycles) in total.items()]
+    return sorted(found, key=lambda row: -row[3])
+
+
+TIME_UNIT = "modelled cycles"
+_LEAST = 16  # cycles of a wait that is shown
+_WAITS = {L.E_WAIT: "mbarrier", L.E_BARRIER: "barrier", L.E_CLUSTER_WAIT: "cluster"}
+_WAITS |= {L.E_GROUP_WAIT: "copies"}
+_UNITS = {
+    L.E_LOAD: ("TMA loads", "load", "tma"),
+    L.E_STORE: ("TMA stores", "store", "tma"),
+    L.E_MMA: ("tensor core", "MMA", "mma"),
+    L.E_WGMMA: ("tensor core", "wgmma", "mma"),
+}
+
+
+def timeline(spent: Spent) -> Trace:
+    """Spans by CTA, of its warps and of the units that work for them."""
+    tables = spent.result.tables
+    trace = Trace(time=TIME_UNIT)
+    names = {number: where for where, number in tables.barriers.items()}
+    log, after = spent.log, spent.after
+    for number, placed in enumerate(tables.placed):
+        own = np.flatnonzero(log[:, L.L_WARP] == number)
+        agent, began = f"warp {placed.warp.record.index}", None
+        for at in own.tolist():
+            time, end = int(log[at, L.L_TIME]), int(after[at])
+            began = time if began is None else began
+            event = tables.numbers[log[at, L.L_POSITION]]
+            what = int(tables.events[event, L.WHAT]) if event >= 0 else -1
+            if what in _UNITS:
+                unit, name, category = _UNITS[what]
+                of, to = int(log[at, L.L_BEGIN]), int(log[at, L.L_END])
+                trace.span(placed.cta, unit, name, of, to, category, warp=agent)
+            if what not in _WAITS or end - time < _LEAST:
+                continue
+            trace.span(placed.cta, agent, "run", began, time, "compute")
+            name = _WAITS[what]
+            if what == L.E_WAIT:
+                barrier = tables.signals[tables.events[event, L.SIGNALS], L.S_BARRIER]
+                name = spent.barrier(names[int(barrier)][1][1])
+            trace.span(placed.cta, agent, f"wait {name}", time, end, "wait")
+            began = None
+        if began is not None:
+            trace.span(placed.cta, agent, "run", began, int(after[own[-1]]), "compute")
+    return trace

@@ -1,1 +1,0 @@
-"""Why a kernel takes what it takes."""

@@ -1,9 +1,0 @@
-"""The type of what the 32 lanes of a warp hold."""
-
-from __future__ import annotations
-
-from typing import Any
-
-# A Python scalar that is equal in all lanes, or an array with one element for each: a union would
-# be cast at every use.
-PerLane = Any
