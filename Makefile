@@ -5,8 +5,6 @@
 PYTHON ?= python3
 JOBS   ?= 2
 PKG    ?=
-# A file for the seconds of each package and tier.
-DURATIONS ?=
 
 BIN   := .venv/bin
 STAMP := .venv/installed
@@ -19,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 # loadgroup: conftest.py gives each test file a group, so tests that share a compiled kernel share a worker.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=10 $(DURATIONS:%=--durations-json %)
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=10
 QUICK  := -m "not matrix and not sweep and not hw"
 
 .DEFAULT_GOAL := help
@@ -44,7 +42,7 @@ sweep: $(STAMP)  ## every config of every kernel, of one package with PKG=fmha; 
 	$(PYTEST) -m "sweep and not hw" tests/$(PKG)
 
 tiers: $(STAMP)  ## tests of each package and tier, and which pairs of values they cover
-	PYTHONPATH=scripts $(BIN)/python -m tests.tier_report
+	PYTHONPATH=scripts $(BIN)/python -m tests.support.pairs
 
 lint: $(STAMP)  ## ruff, and mypy where pyproject.toml asks for it
 	$(BIN)/ruff check .

@@ -26,13 +26,11 @@ from kernelkit.compile import compiler as kernel_compile
 from kernelkit.compile.trace import PTXAS_VARIABLE
 from lab.house import tiers
 from lab.tools import poison
-from tests.bindings import Bindings
-from tests.durations import Durations
+from tests.support.bindings import Bindings
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--hw", action="store_true", help="run the tests that need a GPU, too")
-    parser.addoption("--durations-json", metavar="FILE", help="seconds of each package and tier")
     words = "bind every launched kernel to its machine code, a line of JSON for each"
     parser.addoption("--bindings", metavar="FILE", help=words)
 
@@ -165,7 +163,6 @@ def pytest_configure(config: pytest.Config) -> None:
     elif not config.getoption("--hw"):
         os.environ.setdefault(PTXAS_VARIABLE, "-O1")  # a tenth of a compile less
     config.pluginmanager.register(Garbage())
-    config.pluginmanager.register(Durations(config.getoption("--durations-json")))
 
 
 def _group(item: pytest.Item) -> str:

@@ -23,10 +23,10 @@ import moe
 import q8_0
 from blackwell_engines import parallel
 from kernelkit.compile import compiler as kernel_compile
-from tests.hostile_bases import BASES
-from tests.hostile_calls import BARE, REFUSALS
-from tests.hostile_generator import Call, calls
-from tests.hostile_plain import Reached, tensors
+from tests.support.hostile.bases import BASES
+from tests.support.hostile.calls import BARE, REFUSALS
+from tests.support.hostile.generator import Call, calls
+from tests.support.hostile.plain import Reached, tensors
 
 OF_A_TEST = 100
 # What messages call parts of an argument.
@@ -149,7 +149,9 @@ def test_all_that_is_public_has_a_base(package):
         for name, value in public(package)
         if inspect.unwrap(value) not in functions and value not in kinds and name not in WITHOUT
     ]
-    assert not missing, f"{', '.join(missing)}: a call that is right, in tests/hostile_bases.py"
+    assert not missing, (
+        f"{', '.join(missing)}: a call that is right, in tests/support/hostile/bases.py"
+    )
 
 
 def test_nothing_is_left_out_that_is_gone():

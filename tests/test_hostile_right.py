@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kernelkit.compile import compiler as kernel_compile
-from tests.hostile_bases import BASES
-from tests.hostile_generator import calls
-from tests.hostile_plain import Reached, unlike_plain
+from tests.support.hostile.bases import BASES
+from tests.support.hostile.generator import calls
+from tests.support.hostile.plain import Reached, unlike_plain
 
 OF_A_TEST = 100  # calls, about 20 of which are accepted
 COMPUTING = {name: base for name, base in BASES.items() if base.computed}

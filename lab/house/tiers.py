@@ -6,7 +6,7 @@ all that it has; `2 of 3` takes the second of every three of them, in their orde
 many from the beginning. Of the rows that match a test the last one decides, and a test that no row
 matches is an error. Positions are those of the whole package, so a run of single tests may see
 other tiers; the targets of the Makefile never do that. `make tiers` prints what comes of it
-(`tests.tier_report`).
+(`tests.support.pairs`).
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ COMMANDS = {
     "published_mainloops_b200.csv": OTHERS,
     "published_moe_rivals.csv": OTHERS,
     "q8_0_h200.json": f"{BENCH} q8_0 --json FILE",
-    "test_coverage.json": "make tiers",
-    "test_durations.json": "make test and make matrix, with DURATIONS=FILE",
+    "test_coverage.json": "make tiers, which is python -m tests.support.pairs --save",
     "tuner_h200.json": "python -m kernelkit tune OPERATOR --random N --seed S --exhaustive --dry "
     "--json",
     "units_h100.json": f"{BENCH} units --json FILE",

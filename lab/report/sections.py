@@ -291,8 +291,8 @@ SECTIONS = (
     Section(
         "tests",
         "The tests",
-        "What they cover and how long they take.",
-        ("test_coverage.json", "test_durations.json"),
+        "What they cover.",
+        ("test_coverage.json",),
     ),
     Section(
         "map",

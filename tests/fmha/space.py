@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lab.problems.attention import Case
-from tests.fmha.pairwise import Rule, Space, covering
+from tests.support.pairwise import Rule, Space, covering
 
 # (queries, keys) of each batch entry; where a layout has one length for all, it is the first.
 SIZES = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fmha import AttentionConfig, attention, attention_plan
-from tests import attentions
-from tests.attentions import BF16, INT, pages, tensors
+from tests.support import attentions
+from tests.support.attentions import BF16, INT, pages, tensors
 
 SINKS = torch.zeros(4)
 

@@ -10,7 +10,7 @@ import torch
 
 from fmha import AttentionConfig, attention, attention_plan, merge, reference, warmup
 from gqa_lowlatency import DecodeConfig
-from tests.hostile_calls import freed, hostile, refused, sharing
+from tests.support.hostile.calls import freed, hostile, refused, sharing
 
 INT = torch.int32
 Q, KV = torch.zeros(2, 8, 4, 64).bfloat16(), torch.zeros(2, 32, 2, 64).bfloat16()

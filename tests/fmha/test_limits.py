@@ -21,7 +21,7 @@ from lab.problems import attention as cases
 from lab.problems.attention import Case
 from ptxemu.errors import Deadlock, HardwareRefusal
 from tests.fmha import space
-from tests.fmha.pairwise import random_row
+from tests.support.pairwise import random_row
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from kernelkit.plan import hw
 from lab.problems.attention import PATIENCE, Case
 from ptxemu import Options
 from tests.fmha import test_kernel, test_sm90
-from tests.fmha.pairwise import Rule, Space, covering
 from tests.fmha.space import EDGES, FACTORS, PLAIN, case_of, quick_rows
 from tests.fmha.space import RULES as SHARED_RULES
 from tests.fmha.test_kernel import by_group
+from tests.support.pairwise import Rule, Space, covering
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from tests.fmha.pairwise import Rule, Space, covering, pairs_of, random_row
 from tests.fmha.space import FACTORS, MATRIX, QUICK, QUICK_ROWS, ROWS, SPACE, SWEPT
+from tests.support.pairwise import Rule, Space, covering, pairs_of, random_row
 
 RULES = (
     Rule(("a", "b"), lambda a, b: a + b != 3),

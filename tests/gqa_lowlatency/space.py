@@ -1,6 +1,6 @@
 """The space of decode problems: its factors, which of them go together, and rows as Cases.
 
-MATRIX covers every allowed pair of values of two factors (`tests.fmha.pairwise`), SECOND has
+MATRIX covers every allowed pair of values of two factors (`tests.support.pairwise`), SECOND has
 another problem for each of its kernels; QUICK are cheap ones from the beginning of the array.
 GROUPS, BORDERS and EDGES are many problems for few kernels: rows of a KV head, lengths around
 borders of tiles, and where masks meet.
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lab.problems.decode import Case
-from tests.fmha.pairwise import Rule, Space, covering
+from tests.support.pairwise import Rule, Space, covering
 
 SIZES = {  # keys of each entry; where all have one length, it is the first
     "one": (1,),

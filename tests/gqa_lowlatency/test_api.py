@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gqa_lowlatency import DecodeConfig, decode, decode_plan
-from tests import attentions
-from tests.attentions import BF16, lens, pages, tensors
+from tests.support import attentions
+from tests.support.attentions import BF16, lens, pages, tensors
 
 E4M3 = torch.float8_e4m3fn
 ARCH = {"arch": "sm_90a"}

@@ -6,7 +6,7 @@ from gqa_lowlatency import decode
 from kernelkit.compile.arch import written_for
 from lab.problems.decode import Case, judge
 from lab.tools.poison import poisoned_outputs
-from tests.extremes import GROUP, KV_HEADS, each_round, lengths, wrong
+from tests.support.extremes import GROUP, KV_HEADS, each_round, lengths, wrong
 
 FP8 = {"kv_dtype": "e4m3", "scales": "heads"}
 WINDOW = {"window": 20, "sink_tokens": 2, "sinks": True, "tokens": 2}

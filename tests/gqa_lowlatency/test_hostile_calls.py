@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gqa_lowlatency import DecodeConfig, decode, decode_plan, reference, warmup
-from tests.hostile_calls import freed, hostile, refused, sharing
+from tests.support.hostile.calls import freed, hostile, refused, sharing
 
 INT = torch.int32
 Q, KV = torch.zeros(2, 1, 8, 64).bfloat16(), torch.zeros(2, 64, 2, 64).bfloat16()

@@ -11,9 +11,9 @@ from gqa_lowlatency import choose, decode, decode_plan, launch
 from gqa_lowlatency.launch import DECODE
 from kernelkit.call.front import forget
 from kernelkit.call.launch import Target
-from tests.attentions import BF16, problem, same
 from tests.kernelkit.recorded import Gpu, Recorded
 from tests.kernelkit.test_tape import held_by
+from tests.support.attentions import BF16, problem, same
 
 E4M3, ARCH = torch.float8_e4m3fn, {"arch": "sm_90a"}
 

@@ -33,10 +33,10 @@ from lab.problems.attention import PATIENCE
 from lab.problems.decode import Case, verdicts
 from ptxemu import Options
 from ptxemu.errors import HardwareRefusal
-from tests.fmha.pairwise import Rule, Space, covering
 from tests.gqa_lowlatency import cases, test_sm90
 from tests.gqa_lowlatency.space import BORDERS, EDGES, FACTORS, GROUPS, case_of, work_of
 from tests.gqa_lowlatency.space import SPACE as OTHERS
+from tests.support.pairwise import Rule, Space, covering
 
 pytestmark = pytest.mark.usefixtures("poisoned_outputs")
 

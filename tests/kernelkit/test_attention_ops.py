@@ -26,7 +26,7 @@ from gqa_lowlatency.launch import DECODE
 from kernelkit.call.launch import Target
 from kernelkit.compile.signature import leaves
 from kernelkit.merge.launch import MERGE
-from tests.attentions import BF16, INT, Watched, metadata, problem, same
+from tests.support.attentions import BF16, INT, Watched, metadata, problem, same
 
 E4M3 = torch.float8_e4m3fn
 ARCH = {"arch": "sm_90a"}

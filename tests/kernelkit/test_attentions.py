@@ -13,7 +13,7 @@ import fmha
 import gqa_lowlatency
 from kernelkit.attention import OTHER_NAMES
 from lab.house.hops import as_on_a_gpu
-from tests.attentions import BF16, problem, same
+from tests.support.attentions import BF16, problem, same
 
 WINDOW = 9
 

@@ -19,9 +19,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from kernelkit.call import front as cache
 from kernelkit.call import operator as module
 from kernelkit.call.front import forget, fronted
-from tests.hostile_calls import freed
 from tests.kernelkit.test_operator import SCALED, Arguments, Subclass, Watch, WatchFunctions, run
 from tests.kernelkit.test_tape import held_by, matrix, odd
+from tests.support.hostile.calls import freed
 
 HINTS = {"seq_lens": "lengths"}
 CALLS: list[dict] = []  # arguments of those that went the whole way

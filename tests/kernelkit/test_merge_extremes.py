@@ -15,7 +15,7 @@ from kernelkit.merge.api import merge
 from kernelkit.numerics.definition import Numbers, attend
 from kernelkit.numerics.tolerance import compare_lse, compare_output
 from lab.tools.poison import poisoned_outputs
-from tests.extremes import CALLS, ROUNDS
+from tests.support.extremes import CALLS, ROUNDS
 
 POSITIONS, HEADS, COLUMNS = 2, 2, 16
 LSES = (-math.inf, math.inf, -3e38, -1e9, -200.0, -80.0, 0.0, 1.0, 1.0, 2.5, 80.0, 200.0, 1e9, 3e38)

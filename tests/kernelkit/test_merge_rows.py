@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.soak.rows import merging
-from tests.rows import changed, each_kind
+from tests.support.rows import changed, each_kind
 
 
 @each_kind(merging.SUBJECTS)

@@ -38,7 +38,7 @@ from kvcache.checks import MAX_SLOTS
 from kvcache.layouts.presets import CONFIGS
 from kvcache.layouts.records import BF16_512, plain
 from kvcache.movement.api import cut_segments
-from tests.hostile_calls import freed, hostile, refused, sharing
+from tests.support.hostile.calls import freed, hostile, refused, sharing
 
 HUGE = 1 << 70
 MEMORY = torch.zeros(9, 4096, dtype=torch.uint8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.soak.rows import subjects
-from tests.rows import changed, each_kind
+from tests.support.rows import changed, each_kind
 
 SUBJECTS = [each for each in subjects.SUBJECTS if each.name.startswith("kvcache")]
 

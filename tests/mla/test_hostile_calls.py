@@ -22,7 +22,7 @@ from mla import (
     scores,
     step_view,
 )
-from tests.hostile_calls import freed, hostile, refused
+from tests.support.hostile.calls import freed, hostile, refused
 
 INT = torch.int32
 LAYOUT = Layout(

@@ -14,7 +14,7 @@ from lab.problems.grouped_gemm import DTYPES, Case
 from moe.choose import FEW
 from moe.config import CARRIED, TILE_ROWS, WINDOW, WINDOW_STEP
 from moe.formats import format_of
-from tests.fmha.pairwise import Rule, Space, covering, random_row
+from tests.support.pairwise import Rule, Space, covering, random_row
 
 FORMS = {
     "plain": None,

@@ -22,8 +22,8 @@ from moe.mixed.config import (
     WEIGHTS,
     fits,
 )
-from tests.fmha.pairwise import Rule, Space, covering, random_row
 from tests.moe.grouped_space import FORMS, random_counts
+from tests.support.pairwise import Rule, Space, covering, random_row
 
 CTAS = 2  # in the emulator: each has several tiles, of several experts
 WORK = 1_500_000  # products of numbers of x and of w, about, in a problem at random

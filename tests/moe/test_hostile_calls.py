@@ -39,7 +39,7 @@ from moe import (
 from moe.checkpoint import from_state_dict, state_dict
 from moe.formats import laid_out
 from moe.reference import quantise as quantised_in_torch
-from tests.hostile_calls import freed, hostile, refused
+from tests.support.hostile.calls import freed, hostile, refused
 
 INT, INF, NAN = torch.int32, math.inf, math.nan
 X, LOGITS, IDS = torch.ones(5, 128).bfloat16(), torch.zeros(5, 3), torch.zeros(5, 2, dtype=INT)

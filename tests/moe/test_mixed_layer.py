@@ -37,7 +37,7 @@ from moe.mixed.layer import FUSED_MIXED, MixedLayer, run_layer
 from moe.packing import PackedExperts
 from moe.reference_routing import route
 from ptxemu import Options
-from tests.attentions import Watched
+from tests.support.attentions import Watched
 
 TOKENS, HIDDEN, INTERMEDIATE, EXPERTS = 7, 160, 96, 5
 GPT_OSS = SwiGLU(1.702, 1.0, 7.0)

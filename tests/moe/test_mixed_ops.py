@@ -22,8 +22,8 @@ from moe.mixed.fragments import fragments
 from moe.mixed.launch import MIXED_GEMM
 from moe.mixed.plan import TILE_STAGES
 from moe.sm100 import plan as blackwell
-from tests.attentions import metadata
 from tests.moe.mixed_space import TILES_OF
+from tests.support.attentions import metadata
 
 pytestmark = pytest.mark.usefixtures("two_ctas")
 

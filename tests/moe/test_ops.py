@@ -27,7 +27,7 @@ from moe.launch import GROUPED_GEMM
 from moe.packing import PackedExperts, pack
 from moe.quantiser.api import quantise
 from moe.quantiser.launch import QUANTISE, Tokens
-from tests.attentions import Watched, metadata
+from tests.support.attentions import Watched, metadata
 
 COUNTS = (1, 3, 0)
 K, COLUMNS = 128, 64

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lab.soak.rows import subjects
 from lab.soak.rows.draws import Draws
-from tests.rows import changed, changed_of, each_kind
+from tests.support.rows import changed, changed_of, each_kind
 
 SUBJECTS = [each for each in subjects.SUBJECTS if each.name.startswith("moe")]
 

@@ -13,7 +13,7 @@ from lab.problems.grouped_gemm import checked
 from q8_0 import GgufFile, dequantise, matvec, reference, repack
 from q8_0.blocks import BLOCK, INTERLEAVED, LAYOUTS, SOA
 from q8_0.module import Q8Linear
-from tests.hostile_calls import refused
+from tests.support.hostile.calls import refused
 
 ROWS, COLS = 6, 160
 Q8_0 = gguf.GGMLQuantizationType.Q8_0

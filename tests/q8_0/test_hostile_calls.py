@@ -19,8 +19,8 @@ from q8_0 import (
     warmup,
 )
 from q8_0.blocks import INTERLEAVED, SOA
-from tests.hostile_calls import freed, hostile, refused
 from tests.q8_0.cases import Matrix
+from tests.support.hostile.calls import freed, hostile, refused
 
 ROWS, COLS = 4, 96
 BOTH = Matrix(ROWS, COLS, place="dense").both()

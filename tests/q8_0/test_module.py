@@ -15,8 +15,8 @@ from q8_0.config import MOST_TOKENS
 from q8_0.launch import ARCHS
 from q8_0.product.launch import product
 from q8_0.weights import empty
-from tests.hostile_calls import refused
 from tests.q8_0.cases import Matrix
+from tests.support.hostile.calls import refused
 
 CASE = Matrix(6, 96, place="dense")
 

@@ -22,8 +22,8 @@ from q8_0.product.choose import Sizes, choose, group_of
 from q8_0.product.config import HALVES, PAIRS, ProductConfig
 from q8_0.product.launch import MOST_COLS, PRODUCT, config_for, product
 from q8_0.weights import empty
-from tests.hostile_calls import freed, hostile, refused
 from tests.q8_0.cases import DTYPES, Matrix, same
+from tests.support.hostile.calls import freed, hostile, refused
 
 ARCHS = ("sm_100a", "sm_90a", "sm_89", "sm_120a")
 pytestmark = pytest.mark.usefixtures("poisoned_outputs", "largest_tiles")

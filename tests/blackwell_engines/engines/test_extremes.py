@@ -15,7 +15,7 @@ from kernelkit.call.launch import emulation
 from lab.problems import extremes
 from lab.problems.attention import Case, references
 from lab.tools.poison import poisoned_outputs
-from tests.extremes import ROUNDS, wrong
+from tests.support.extremes import ROUNDS, wrong
 
 KINDS = {
     "decode": ("sm_90a", (1, 1), {"kv_dtype": "e4m3", "scales": True, "sinks": True}),

@@ -11,7 +11,7 @@ from blackwell_engines.parallel import join, own_positions, own_tokens, ring_att
 from blackwell_engines.parallel.ring import attend_all, steps
 from fmha import reference
 from kernelkit.numerics.tolerance import compare_output
-from tests.hostile_calls import hostile, refused
+from tests.support.hostile.calls import hostile, refused
 
 SHAPE = (2, 48, (4, 2), 64)  # entries, tokens of all ranks, heads, head dim
 

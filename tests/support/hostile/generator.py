@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.hostile_values import begin_again
+from tests.support.hostile.calls import begin_again, freed
 
 Given = dict[str, Any]
 Change = Callable[[Any], Any]
@@ -119,12 +119,6 @@ def sparse(tensor: torch.Tensor) -> torch.Tensor:
 
 def nested(tensor: torch.Tensor) -> torch.Tensor:
     return torch.nested.nested_tensor([torch.ones(tensor.shape)])
-
-
-def freed(tensor: torch.Tensor) -> torch.Tensor:
-    copy = tensor.clone()
-    copy.untyped_storage().resize_(0)
-    return copy
 
 
 def elsewhere(tensor: torch.Tensor) -> torch.Tensor:

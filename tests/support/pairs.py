@@ -1,24 +1,38 @@
-"""Pairs of values of two factors that the tests of each family of kernels have, by tier.
+"""What the tests cover: `make tiers`, which is `python -m tests.support.pairs`.
 
-A family with a space (`tests.fmha.pairwise.Space`) counts its valid pairs, and of the tests those
-whose case is a row of the space. The others have lists of cases by hand: there a factor is a
-parameter of a test or a field of its case, `test` among them, and valid is what any tier has.
+Prints the tests of each package and tier, and the pairs of values of two factors that the tests of
+each family of kernels have in a tier and those before it. A family with a space
+(`tests.support.pairwise.Space`) counts its valid pairs, and of the tests those whose case is a row
+of the space. The others have lists of cases by hand: there a factor is a parameter of a test or a
+field of its case, `test` among them, and valid is what any tier has.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
+import io
 import itertools
+import json
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.house.tiers import TIERS
+import pytest
+
+from lab.house.source import ROOT
+from lab.house.tiers import TESTS, TIERS, package_of, tier_of
 from tests.fmha import space as fmha
-from tests.fmha.pairwise import Space
 from tests.gqa_lowlatency import space as gqa
 from tests.moe import grouped_space as moe
 from tests.moe import mixed_space as mixed
+from tests.support.pairwise import Space
+
+SAVED = ROOT / "results" / "test_coverage.json"
+HOUSE = "house"  # tests of no package
 
 Row = Mapping[str, Any]
 SEEDS = ("seed", "name")  # fields that are no factor
@@ -104,3 +118,59 @@ def table(tests: Iterable[tuple[str, str, Row]]) -> dict[str, dict[str, int]]:
             sums[tier] = len(so_far)
         found[family.name] = sums
     return found
+
+
+class Collected:
+    """Tests that need no GPU: (folder/file::function, tier, parameters), and how many they are."""
+
+    def __init__(self) -> None:
+        self.tests: list[tuple[str, str, Row]] = []
+        self.counts: dict[str, Counter[str]] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for item in session.items:
+            if item.get_closest_marker("hw"):
+                continue
+            file = item.path.relative_to(TESTS).as_posix()
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            self.tests.append((f"{file}::{item.originalname}", tier_of(item), parameters))
+            self.counts.setdefault(package_of(item) or HOUSE, Counter())[tier_of(item)] += 1
+
+
+def collect() -> Collected:
+    """Collect all tests; exit with what pytest prints where that fails."""
+    found, printed = Collected(), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = pytest.main(["--collect-only", "-q", str(TESTS)], plugins=[found])
+    if code:
+        sys.exit(printed.getvalue()[-3000:])
+    return found
+
+
+def lines(counts: Mapping[str, Counter[str]], covered: dict[str, dict[str, int]]) -> list[str]:
+    """Two tables in Markdown."""
+    shown = ["| tests | " + " | ".join(TIERS) + " |", "|---" * (len(TIERS) + 1) + "|"]
+    for package, tiers in sorted(counts.items()):
+        shown.append(f"| {package} | " + " | ".join(str(tiers[tier]) for tier in TIERS) + " |")
+    shown += ["", "| pairs of values | valid | quick | and matrix | and sweep |", "|---" * 5 + "|"]
+    for family, sums in covered.items():
+        shares = (f"{sums[tier]} ({sums[tier] / sums['valid']:.1%})" for tier in TIERS)
+        shown.append(f"| {family} | {sums['valid']} | " + " | ".join(shares) + " |")
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--save", action="store_true", help=f"keep it as {SAVED.name}, too")
+    save = parser.parse_args().save
+    found = collect()
+    covered = table(found.tests)
+    print("\n".join(lines(found.counts, covered)))
+    if save:
+        tests = {package: dict(tiers) for package, tiers in sorted(found.counts.items())}
+        text = json.dumps({"tests": tests, "pairs": covered}, indent=1)
+        SAVED.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

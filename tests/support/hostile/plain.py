@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from lab.tools.poison import poisoned_outputs
-from tests.hostile_calls import REFUSALS
-from tests.hostile_generator import Call, Given, at
+from tests.support.hostile.calls import REFUSALS
+from tests.support.hostile.generator import Call, Given, at
 
 
 class Reached(Exception):

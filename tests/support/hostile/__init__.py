@@ -1,0 +1,1 @@
+"""Calls that somebody gets wrong, generated and judged."""
