@@ -13,10 +13,10 @@ from fmha.config import AttentionConfig
 from fmha.kernel_arguments import KernelArguments, Scalars, Tables
 from fmha.plan import kernel_of
 from fmha.sections import heads_of_section
-from kernelkit.attention import bounded, fill_without_keys, per_head, plain_table
+from kernelkit.attention import bounded, fill_without_keys, per_head
 from kernelkit.call.launch import choose_target, clusters_at_once, launch, sms_of
 from kernelkit.call.operator import Operator
-from kernelkit.call.tensors import require_tma, with_plain_strides
+from kernelkit.call.tensors import plain_table, require_tma, with_plain_strides
 from kernelkit.compile.arch import PORTABLE
 from kernelkit.compile.compiler import compile_once
 from kernelkit.compile.kernel import CompiledKernel

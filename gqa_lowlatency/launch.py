@@ -19,11 +19,11 @@ from gqa_lowlatency.choose import (
 )
 from gqa_lowlatency.config import KERNELS, DecodeConfig
 from gqa_lowlatency.kernel_arguments import KernelArguments, Scalars, Tables, Tensors
-from kernelkit.attention import bounded, fill_without_keys, per_head, plain_table
+from kernelkit.attention import bounded, fill_without_keys, per_head
 from kernelkit.call.launch import Target, choose_target, launch
 from kernelkit.call.operator import Operator
 from kernelkit.call.tape import zeros_that_stay
-from kernelkit.call.tensors import require_tma, with_plain_strides
+from kernelkit.call.tensors import plain_table, require_tma, with_plain_strides
 from kernelkit.compile.arch import written_for
 from kernelkit.compile.compiler import compile_once
 from kernelkit.compile.kernel import CompiledKernel

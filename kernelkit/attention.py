@@ -15,13 +15,12 @@ import torch
 from kernelkit.call.tensors import (
     DTYPE_NAMES,
     as_number,
+    plain_table,
     require_int64,
     require_table,
     require_tensors,
     require_tma,
     require_type,
-    with_plain_strides,
-    without_broadcast,
 )
 from kernelkit.plan.limits import FLT_MAX, UNBOUNDED
 from kernelkit.plan.log2 import LOG2_E
@@ -313,11 +312,6 @@ def spread_scales(fields: dict[str, Any], names: Mapping[str, str]) -> None:
 def bounded(size: int | None) -> int:
     """Keys of one side of a window, or of the first ones, as a kernel takes them."""
     return UNBOUNDED if size is None else min(size, UNBOUNDED)
-
-
-def plain_table(table: torch.Tensor | None) -> torch.Tensor | None:
-    """As the DSL takes a table; the rows of a broadcast are written out."""
-    return None if table is None else with_plain_strides(without_broadcast(table))
 
 
 def fill_without_keys(

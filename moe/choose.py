@@ -8,8 +8,9 @@ memory as long as an expert has one or two tiles.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from kernelkit.plan import hw
 from kernelkit.tune.choices import Choice, Tuned
@@ -53,6 +54,7 @@ def choose_tile_n(rows: int, columns: int, tile_rows: int, bits: int) -> int:
     return WIDE if tiles * ctas >= hw.SMS else NARROW
 
 
+@cache
 def check_tile_rows(tile_rows: int, most_rows: int) -> None:
     """ValueError for a tile that is smaller than an expert may be, where that is not possible."""
     if tile_rows in FEW and most_rows > tile_rows:
@@ -100,6 +102,14 @@ def decide(problem: Problem, tile_rows: int | None, tile_n: int | None) -> Group
     config = replace(config, tile_rows=tile_rows, tile_n=tile_n)
     config.check_values()
     return config
+
+
+@lru_cache(KEPT)
+def work_of(problem: Problem, config: GroupedConfig) -> tuple[int, int]:
+    """(the most tiles that there can be, CTAs that share one)."""
+    columns = math.ceil(problem.columns / config.tile_n)
+    sizes = problem.rows, problem.experts, config.tile_rows, problem.most_rows
+    return row_tiles(*sizes) * columns, config.ctas
 
 
 # ---- what may be measured

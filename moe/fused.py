@@ -26,7 +26,7 @@ from moe.arguments import (
 )
 from moe.choose import check_tile_rows
 from moe.config import GroupedConfig
-from moe.formats import SCALINGS, Quantized, format_of, made_of
+from moe.formats import FORMATS, SCALINGS, Quantized, format_of, made_of
 from moe.launch import forward
 from moe.packing import PackedExperts
 from moe.quantiser.launch import Tokens, quantise
@@ -276,7 +276,7 @@ def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Q
         operand, experts.w13, offsets, amax=scales.h_amax, activation=form,
         bias=experts.bias13, w_ready=True, **layer.tiles, **layer.where,
     )  # fmt: skip
-    if isinstance(scales.h, str) or (scales.h is None and format_of(layer.fmt).has_global):
+    if isinstance(scales.h, str) or (scales.h is None and FORMATS[layer.fmt].has_global):
         h, _ = forward(replace(first, out=DTYPE_NAMES[layer.x.dtype]))
         return quantise(Tokens(h, layer.fmt, scales.h, offsets=offsets, **layer.where))
     results = forward(replace(first, out=layer.fmt, encode_scale=scales.h))

@@ -5,8 +5,6 @@ Nothing here waits for the device or reads from it, so that a CUDA graph can cap
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from kernelkit.call.launch import choose_target, launch, sms_of
@@ -16,7 +14,7 @@ from kernelkit.compile.arch import written_for
 from kernelkit.compile.compiler import compile_once
 from kernelkit.compile.kernel import CompiledKernel
 from moe.arguments import Activation, Arguments
-from moe.choose import row_tiles
+from moe.choose import work_of
 from moe.config import KERNELS, WINDOW, WINDOW_STEP, GroupedConfig
 from moe.formats import (
     FORMATS,
@@ -100,12 +98,9 @@ def kernel_arguments(arguments: Arguments, results: Results) -> list:
 
 def grid(arguments: Arguments) -> int:
     """CTAs: one on every SM, or those of as many tiles as there can be."""
-    config, problem = arguments.config, arguments.problem
-    columns = math.ceil(problem.columns / config.tile_n)
-    sizes = problem.rows, problem.experts, config.tile_rows, problem.most_rows
-    tiles = row_tiles(*sizes) * columns
-    at_once = max(1, sms_of(arguments.offsets.device) // config.ctas)
-    return config.ctas * min(tiles, at_once)
+    tiles, ctas = work_of(arguments.problem, arguments.config)
+    at_once = max(1, sms_of(arguments.offsets.device) // ctas)
+    return ctas * min(tiles, at_once)
 
 
 def _lines(data: torch.Tensor) -> torch.Tensor:

@@ -251,6 +251,11 @@ def without_broadcast(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous() if is_broadcast(tensor) else tensor
 
 
+def plain_table(table: Any) -> Any:
+    """A table, or None, as the DSL takes it; the rows of a broadcast are written out."""
+    return None if table is None else with_plain_strides(without_broadcast(table))
+
+
 def device_of(device: object) -> torch.device:
     """torch.device(device); TypeError or ValueError for what names none."""
     if not isinstance(device, str | torch.device):

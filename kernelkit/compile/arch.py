@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TypeVar
 
 BACKENDS = ("auto", "cuda", "emulate")  # where a kernel runs; auto: where its tensors are
@@ -39,6 +40,7 @@ def require_pdl(arch: str) -> None:
         )
 
 
+@cache
 def written_for(arch: Arch) -> Arch:
     """The architecture whose kernels serve `arch` where it has none of its own, None for none."""
     return arch if arch is None else WRITTEN_FOR.get(arch, arch)

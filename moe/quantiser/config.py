@@ -14,10 +14,12 @@ the largest. Few rows to a CTA, since while it waits others compute.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from kernelkit.plan import hw
 from moe.formats import FORMATS, SCALE_COLUMNS, SCALE_ROWS, BlockFormat
 
+KEPT = 1024  # decisions
 VECTOR_BYTES = 16  # of a load: what rows are aligned to
 ELEMENTS = 32  # of a thread
 QUARTERS = 4  # of the rows of a tile
@@ -152,6 +154,7 @@ CTAS_THAT_LOOK = hw.SMS * 16  # of those that look at all amaxes first
 CTAS_THAT_SPREAD = hw.SMS * 16
 
 
+@lru_cache(KEPT)
 def ctas_of_block(config: QuantiseConfig, k: int, blocks: int) -> int:
     """CTAs that take turns at the tiles of a block, of k columns."""
     if config.whole:
@@ -160,6 +163,7 @@ def ctas_of_block(config: QuantiseConfig, k: int, blocks: int) -> int:
     return min(config.tiles(k), -(-ctas // (blocks * config.parts)))
 
 
+@lru_cache(KEPT)
 def with_whole_rows(config: QuantiseConfig, rows: int, k: int) -> QuantiseConfig:
     """So that a CTA finds the scales of its rows: of `rows`, of k elements."""
     few = rows <= hw.SMS
@@ -170,11 +174,13 @@ def with_whole_rows(config: QuantiseConfig, rows: int, k: int) -> QuantiseConfig
     return replace(config, kept=kept, threads=warps * hw.WARP_THREADS)
 
 
+@lru_cache(KEPT)
 def is_wide(k: int) -> bool:
     """`wide` of rows of k elements."""
     return k % ELEMENTS == 0
 
 
+@lru_cache(KEPT)
 def ctas_that_spread(config: SpreadConfig, atoms: int, blocks: int) -> int:
     """CTAs that take turns at the atoms of a block."""
     turns = -(-atoms // (CODE_WORDS * SCALE_COLUMNS))

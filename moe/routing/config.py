@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import cache, lru_cache
+from typing import Any, ClassVar, TypeVar
 
 from kernelkit.plan.dtypes import ITEM_BYTES
 from kernelkit.plan.hw import WARP_THREADS
@@ -40,10 +41,14 @@ MAX_CHUNKS = 128  # a CTA each, all at once on an H100 (132 SMs) and on a B200 (
 WORDS_IN_FLIGHT = 40  # of the table of counts, of a thread
 PACKED_LIMIT = 1 << 16  # counts of two experts stand in a word while no sum of them reaches it
 
+KEPT = 1024  # plans
 VECTOR_BYTES = 16
 COMBINE_THREADS = 128
 # With this many tokens a CTA per token fills the GPU, and loads what it knows of a token once.
 TOKENS_THAT_FILL = 2048
+
+
+Config = TypeVar("Config", bound="RouteConfig | CombineConfig")
 
 
 @dataclass(frozen=True)
@@ -291,6 +296,7 @@ class PermutationPlan:
     rounds: int
 
 
+@lru_cache(KEPT)
 def plan_permutation(rows: int, experts: int, partial: bool = False) -> PermutationPlan:
     """How CTAs and warps share `rows` slots, at least one; see PermutationConfig."""
     if not 1 <= experts <= MAX_EXPERTS:
@@ -336,3 +342,25 @@ class CombineConfig:
 def combine_columns(tokens: int, vectors: int) -> int:
     """CTAs that share the vectors of a token."""
     return 1 if tokens >= TOKENS_THAT_FILL else -(-vectors // COMBINE_THREADS)
+
+
+@cache
+def checked(config: Config) -> Config:
+    """The config; NotImplementedError or ValueError, naming value and limit, for one that no kernel
+    serves."""
+    config.check()
+    return config
+
+
+@cache
+def in_vectors(config: RouteConfig) -> RouteConfig:
+    """The config for logits and biases that are aligned to VECTOR_BYTES."""
+    return replace(config, vectors=True) if config.is_even else config
+
+
+@lru_cache(KEPT)
+def columns_of(config: CombineConfig, tokens: int, hidden: int) -> int:
+    """CTAs that share a token. ValueError for a hidden size that has no whole vectors."""
+    if hidden % config.vector:
+        raise ValueError(f"hidden size {hidden}: a multiple of {config.vector} (16-byte accesses)")
+    return combine_columns(tokens, hidden // config.vector)

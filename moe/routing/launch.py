@@ -14,12 +14,11 @@ from kernelkit.call.launch import choose_target, launch
 from kernelkit.call.operator import Operator
 from kernelkit.call.tensors import (
     DTYPE_NAMES,
+    plain_table,
     require_rank,
     require_table,
     require_tensors,
     require_tma,
-    with_plain_strides,
-    without_broadcast,
 )
 from kernelkit.compile.compiler import compile_once
 from moe.arguments import Router, check_bias, check_expert_range, check_factor, check_range
@@ -27,7 +26,9 @@ from moe.routing.config import (
     VECTOR_BYTES,
     CombineConfig,
     RouteConfig,
-    combine_columns,
+    checked,
+    columns_of,
+    in_vectors,
     plan_permutation,
 )
 
@@ -86,8 +87,10 @@ def run_route(
     _check_logits(logits, biases)
     config = config_of(given, logits.shape[1], logits.dtype)
     scales = scales_of(given)
-    logits, bias, logit_bias = map(plain, (logits, biases.get("bias"), biases.get("logit_bias")))
-    config = ordered(in_vectors(config, logits, bias, logit_bias), order)
+    logits, bias, logit_bias = map(
+        plain_table, (logits, biases.get("bias"), biases.get("logit_bias"))
+    )
+    config = ordered(config_for(config, logits, bias, logit_bias), order)
     target = choose_target(logits.device, given.backend, given.arch, ARCHS)
     ids, weights = empty_choices(given)
     if len(logits):
@@ -109,9 +112,7 @@ def config_of(router: Router, experts: int, dtype: torch.dtype) -> RouteConfig:
     names = ("top_k", "scoring", "n_group", "topk_group", "renormalize", "shared")
     static: dict[str, Any] = {name: getattr(router, name) for name in names}
     static |= {name: getattr(router, name) is not None for name in BIASES}
-    config = RouteConfig(experts, dtype=DTYPE_NAMES[dtype], **static)
-    config.check()
-    return config
+    return checked(RouteConfig(experts, dtype=DTYPE_NAMES[dtype], **static))
 
 
 def scales_of(router: Router) -> tuple[float, float | None]:
@@ -121,10 +122,10 @@ def scales_of(router: Router) -> tuple[float, float | None]:
     return router.scale, router.shared_weight if router.shared else None
 
 
-def in_vectors(config: RouteConfig, *read: torch.Tensor | None) -> RouteConfig:
+def config_for(config: RouteConfig, *read: torch.Tensor | None) -> RouteConfig:
     """The config for these logits and biases."""
     aligned = all(_is_aligned(each) for each in read if each is not None)
-    return replace(config, vectors=True) if config.is_even and aligned else config
+    return in_vectors(config) if aligned else config
 
 
 def ordered(config: RouteConfig, order: OrderTables | None) -> RouteConfig:
@@ -188,18 +189,15 @@ def run_combine(given: Weighted) -> tuple[torch.Tensor]:
     _check_combine(y, weights, row_of_slot, out_dtype)
     (tokens, top_k), (rows, hidden) = row_of_slot.shape, y.shape
     names = DTYPE_NAMES[y.dtype], DTYPE_NAMES[out_dtype]
-    config = CombineConfig(top_k, *names, weights is not None, given.partial)
-    config.check()
-    if hidden % config.vector:
-        raise ValueError(f"hidden size {hidden}: a multiple of {config.vector} (16-byte accesses)")
+    config = checked(CombineConfig(top_k, *names, weights is not None, given.partial))
+    columns = columns_of(config, tokens, hidden)
     require_tma("y", y)
     target = choose_target(y.device, given.backend, given.arch, ARCHS)
     begin = -1 if given.partial else 0
     check_range("row_of_slot", row_of_slot, rows, f"y has rows 0 to {rows - 1}", begin=begin)
     (out,) = empty_combined(given)
     if out.numel():
-        columns = combine_columns(tokens, hidden // config.vector)
-        y, of_result, weights, row_of_slot = map(plain, (y, out, weights, row_of_slot))
+        y, of_result, weights, row_of_slot = map(plain_table, (y, out, weights, row_of_slot))
         arguments = ((y, of_result), weights, row_of_slot, columns)
         compiled = compile_once(config, target.arch, "moe.routing.combine_kernel")
         launch(compiled, arguments, target, y.device)
@@ -210,11 +208,6 @@ def empty_combined(given: Weighted) -> tuple[torch.Tensor]:
     """The result, not yet written."""
     shape = given.row_of_slot.shape[0], given.y.shape[1]
     return (given.y.new_empty(shape, dtype=given.out_dtype or given.y.dtype),)
-
-
-def plain(tensor: Any) -> Any:
-    """A tensor or None as the DSL takes it; the rows of a broadcast table are written out."""
-    return None if tensor is None else with_plain_strides(without_broadcast(tensor))
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from kernelkit.call.launch import choose_target, launch
 from kernelkit.call.operator import Operator
 from kernelkit.call.tensors import (
     DTYPE_NAMES,
+    plain_table,
     require_rank,
     require_table,
     require_tensors,
@@ -28,10 +29,9 @@ from moe.routing.launch import (
     Choices,
     OrderTables,
     biases_of,
+    config_for,
     config_of,
-    in_vectors,
     ordered,
-    plain,
     run_route,
     scales_of,
 )
@@ -60,10 +60,10 @@ def run_route_tokens(
         where = {"backend": given.backend, "arch": given.arch}
         return run_route(Choices(logits=logits, **vars(router), **where), order)
     scales, biases = scales_of(router), biases_of(router)
-    x, weight = plain(given.x), plain(layer.weight)
-    tables = (plain(layer.bias), *(plain(biases.get(name)) for name in BIASES))
+    x, weight = plain_table(given.x), plain_table(layer.weight)
+    tables = (plain_table(layer.bias), *(plain_table(biases.get(name)) for name in BIASES))
     config = LinearConfig(
-        ordered(in_vectors(config.route, *tables), order),
+        ordered(config_for(config.route, *tables), order),
         config.hidden,
         config.weight_bias,
         config.ready,
