@@ -124,7 +124,7 @@ def call_mixed(shape: MixedProduct, device: torch.device, arch: str | None = Non
         x = torch.randn(shape.tokens, shape.hidden, dtype=torch.bfloat16, device=device)
         rows = torch.arange(count, dtype=torch.int32, device=device)
         form = SwiGLU(limit=shape.limit or None).of_rows(PAIR_ROWS)
-        gathering = {"rows": rows, "slots": min(shape.top_k, shape.experts)}
+        gathering: dict[str, Any] = {"rows": rows, "slots": min(shape.top_k, shape.experts)}
         arguments = MixedArguments(x, w, offsets, activation=form, **gathering, **options)
         if not arguments.gathers:
             x = torch.randn(count, shape.hidden, dtype=torch.bfloat16, device=device)
