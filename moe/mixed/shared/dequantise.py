@@ -1,5 +1,7 @@
 """Elements of four bits to bf16 or e4m3, as an MMA has them in registers (device code)."""
 
+from collections.abc import Iterator
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
@@ -7,7 +9,35 @@ from cutlass import Int32, Uint32
 from kernelkit.device.shared_words import load
 from kernelkit.device.warp_mma import pick
 from moe.mixed.config import MixedConfig
-from moe.mixed.fragments import JOINED, JOINED_TURN, LAST_TURNS, TURNS, WORDS
+from moe.mixed.fragments import (
+    DEPTH,
+    ELEMENT_BYTES,
+    JOINED,
+    JOINED_TURN,
+    LAST_TURNS,
+    THREADS,
+    TURNS,
+    WORDS,
+)
+from moe.mixed.plan import ProductPlan
+from moe.mixed.shared.args import Scope
+
+
+def places(
+    plan: ProductPlan, scope: Scope, team: Int32, stage: Int32, unit: int
+) -> Iterator[tuple[Int32, Int32]]:
+    """Shared addresses of a thread's words of a unit of K, and of their scale factors, for each 64
+    rows of the warpgroup's weights in turn."""
+    thread, _, _ = cute.arch.thread_idx()
+    thread = thread % THREADS
+    first = scope.buffers.w.toint() + stage * plan.w_bytes
+    pair_bytes = 2 * DEPTH // plan.config.format.block  # scale factors of two rows
+    for part in range(plan.config.parts):
+        tall = team * plan.config.parts + part
+        start = first + (tall * plan.units + unit) * plan.unit_bytes
+        scales = start + ELEMENT_BYTES + thread // 4 * pair_bytes
+        yield start + thread * (4 * WORDS), scales
+
 
 # ---- To bf16
 #

@@ -3,6 +3,7 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
+from cutlass.pipeline import PipelineState
 
 from kernelkit.device.boxes import Box, BoxPosition, copy_in
 from kernelkit.device.pipelines import consumer_state, producer_state
@@ -13,7 +14,7 @@ from moe.mixed.fragments import DEPTH
 from moe.mixed.plan import TILE_STAGES, ProductPlan
 from moe.mixed.shared.args import X_TYPES, Scope
 from moe.sm100.args import Tile
-from moe.sm100.roles.scheduler import read_tile
+from moe.sm100.roles.scheduler import take_tile
 
 
 def x_box(plan: ProductPlan) -> Box:
@@ -29,11 +30,39 @@ class Loader:
         self.plan = plan
         self.role = plan.roles["load"]
 
+    @property
+    def others(self) -> int:
+        """Bytes that the barrier of x counts besides."""
+        return 0
+
     @cute.jit
-    def stage_bytes(self, rows: Int32, others: cutlass.Constexpr) -> Int32:
-        """Bytes of x of a stage of a tile that has so many rows, and as many others."""
+    def run(self, scope: Scope) -> None:
+        """Whole life of the warp."""
         plan = self.plan
-        size = Int32(others)
+        tiles, state = consumer_state(TILE_STAGES), producer_state(plan.stages)
+        steps = (scope.share.units + plan.units - 1) // plan.units
+        going = Int32(1)
+        while going > 0:
+            tile = take_tile(scope, scope.pipes.tile_load, tiles)
+            tiles.advance()
+            going = tile.valid
+            if going > 0:
+                size = self.stage_bytes(tile.rows)
+                for step in cutlass.range(steps, unroll=1):
+                    self.fetch(scope, tile, step, state, size)
+                    state.advance()
+
+    def fetch(
+        self, scope: Scope, tile: Tile, step: Int32, state: PipelineState, size: Int32
+    ) -> None:
+        """Fill a stage. size: bytes that the barrier of x counts."""
+        raise NotImplementedError
+
+    @cute.jit
+    def stage_bytes(self, rows: Int32) -> Int32:
+        """What the barrier of x counts of a stage of a tile that has so many rows."""
+        plan = self.plan
+        size = Int32(self.others)
         for number in cutlass.range_constexpr(self.boxes):
             if self.is_needed(number, rows):
                 size += plan.units * plan.widths[-1] * plan.line
@@ -129,9 +158,7 @@ class Gather:
         begun, flying = Int32(0), Int32(0)
         going = Int32(1)
         while going > 0:
-            pipes.tile_gather.wait(tiles)
-            tile = read_tile(scope, tiles.index)
-            pipes.tile_gather.release(tiles.index)
+            tile = take_tile(scope, pipes.tile_gather, tiles)
             tiles.advance()
             going = tile.valid
             if going > 0:

@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
+from cutlass.pipeline import PipelineState
 from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit.device import tmem
@@ -16,7 +17,7 @@ from kernelkit.device.umma import accumulator, issue, shared
 from kernelkit.device.warp_mma import CHUNK_BYTES, copy_chunk
 from kernelkit.plan import hw
 from moe.mixed.config import HALVES, unit_columns
-from moe.mixed.fragments import DEPTH, ELEMENT_BYTES, THREADS, WORDS
+from moe.mixed.fragments import DEPTH, WORDS
 from moe.mixed.plan import CHUNK, TILE_STAGES
 from moe.mixed.shared import dequantise, load
 from moe.mixed.shared.args import X_TYPES, Scope
@@ -24,7 +25,7 @@ from moe.mixed.shared.load import NO_ROW, Loader
 from moe.mixed.shared.output import meet, own_rows, put, take
 from moe.mixed.sm100.plan import MixedPlan
 from moe.sm100.args import Tile
-from moe.sm100.roles.scheduler import read_tile
+from moe.sm100.roles.scheduler import take_tile
 
 
 @dataclass(frozen=True)
@@ -61,30 +62,18 @@ class Load(Loader):
     are bf16."""
 
     @cute.jit
-    def run(self, scope: Scope) -> None:
-        """Whole life of the warp."""
+    def fetch(
+        self, scope: Scope, tile: Tile, step: Int32, state: PipelineState, size: Int32
+    ) -> None:
+        """Fill a stage of each ring, of x where it is not gathered."""
         pipes = scope.pipes
-        tiles, state = consumer_state(TILE_STAGES), producer_state(self.plan.stages)
-        units = self.plan.units
-        steps = (scope.sizes.units + units - 1) // units
-        going = Int32(1)
-        while going > 0:
-            pipes.tile_load.wait(tiles)
-            tile = read_tile(scope, tiles.index)
-            pipes.tile_load.release(tiles.index)
-            tiles.advance()
-            going = tile.valid
-            if going > 0:
-                size = self.stage_bytes(tile.rows, 0)
-                for step in cutlass.range(steps, unroll=1):
-                    pipes.w.acquire(state)
-                    barrier = pipes.w.barrier(state.index)
-                    self.fetch_weights(scope, tile, step, state.index, barrier)
-                    if cutlass.const_expr(not self.plan.config.gather):
-                        pipes.x.acquire_bytes(state, size)
-                        barrier = pipes.x.barrier(state.index)
-                        self.fetch_rows(scope, tile, step, state.index, barrier)
-                    state.advance()
+        pipes.w.acquire(state)
+        barrier = pipes.w.barrier(state.index)
+        self.fetch_weights(scope, tile, step, state.index, barrier)
+        if cutlass.const_expr(not self.plan.config.gather):
+            pipes.x.acquire_bytes(state, size)
+            barrier = pipes.x.barrier(state.index)
+            self.fetch_rows(scope, tile, step, state.index, barrier)
 
 
 # ---- Gather: as on Hopper, but where a row comes from stays in registers
@@ -136,8 +125,6 @@ class Gather(load.Gather):
 # They wait for weights that have arrived and for room, and for nobody else: the tensor core follows
 # some stages behind.
 
-WORD_BYTES = 4 * WORDS
-
 
 class Math:
     """Fills the stages of weights in tensor memory."""
@@ -158,9 +145,7 @@ class Math:
         steps = (units + plan.units - 1) // plan.units
         going = Int32(1)
         while going > 0:
-            pipes.tile_math.wait(tiles)
-            tile = read_tile(scope, tiles.index)
-            pipes.tile_math.release(tiles.index)
+            tile = take_tile(scope, pipes.tile_math, tiles)
             tiles.advance()
             going = tile.valid
             if going > 0:
@@ -189,18 +174,10 @@ class Math:
     ) -> list[cute.Tensor]:
         """A unit of K of the warpgroup's rows, as it goes to tensor memory: a fragment for each 64
         rows."""
-        plan = self.plan
-        thread, _, _ = cute.arch.thread_idx()
-        thread = thread % THREADS
-        first = scope.buffers.w.toint() + stage * plan.w_bytes
-        pair_bytes = 2 * DEPTH // plan.config.format.block  # scale factors of two rows
         result = []
-        for part in cutlass.range_constexpr(plan.config.parts):
-            tall = team * plan.config.parts + part
-            start = first + (tall * plan.units + unit) * plan.unit_bytes
-            scales = start + ELEMENT_BYTES + thread // 4 * pair_bytes
+        for place in dequantise.places(self.plan, scope, team, stage, unit):
             words = cute.make_rmem_tensor(4 * WORDS, Uint32)
-            dequantise.make_words(plan.config, start + thread * WORD_BYTES, scales, words)
+            dequantise.make_words(self.plan.config, *place, words)
             result.append(words)
         return result
 
@@ -251,9 +228,7 @@ class Mma:
         steps = (scope.sizes.units + plan.units - 1) // plan.units
         going = Int32(1)
         while going > 0:
-            pipes.tile_mma.wait(tiles)
-            tile = read_tile(scope, tiles.index)
-            pipes.tile_mma.release(tiles.index)
+            tile = take_tile(scope, pipes.tile_mma, tiles)
             tiles.advance()
             going = tile.valid
             if going > 0:
@@ -370,9 +345,7 @@ class Epilogue:
         tiles, acc = consumer_state(TILE_STAGES), consumer_state(plan.acc_stages)
         going = Int32(1)
         while going > 0:
-            pipes.tile_epilogue.wait(tiles)
-            tile = read_tile(scope, tiles.index)
-            pipes.tile_epilogue.release(tiles.index)
+            tile = take_tile(scope, pipes.tile_epilogue, tiles)
             tiles.advance()
             going = tile.valid
             if going > 0:

@@ -9,12 +9,12 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.pipeline import PipelineState
 from cutlass.utils import hopper_helpers as sm90
 
-from kernelkit.device.pipelines import Ring, consumer_state, producer_state
+from kernelkit.device.pipelines import Ring, consumer_state
 from kernelkit.device.shared_words import store as store_words
 from kernelkit.device.umma import shared
 from kernelkit.plan import hw
 from moe.mixed.config import ROWS
-from moe.mixed.fragments import DEPTH, ELEMENT_BYTES, THREADS, WORDS
+from moe.mixed.fragments import DEPTH, THREADS
 from moe.mixed.plan import CHUNK, PAIR, TILE_STAGES
 from moe.mixed.shared import dequantise
 from moe.mixed.shared.args import X_TYPES, Scope
@@ -23,7 +23,7 @@ from moe.mixed.shared.output import OwnRows, meet, own_rows, put, take
 from moe.mixed.sm90.exchange import exchange, finishes, leave
 from moe.mixed.sm90.plan import MixedPlan
 from moe.sm100.args import Tile
-from moe.sm100.roles.scheduler import read_tile
+from moe.sm100.roles.scheduler import take_tile
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,21 @@ class Pipes:
 class Load(Loader):
     """Fills the ring."""
 
+    @property
+    def others(self) -> int:
+        """Bytes of a stage of weights, which have the same barrier."""
+        return self.plan.w_bytes
+
     @cute.jit
-    def run(self, scope: Scope) -> None:
-        """Whole life of the warp."""
-        pipes = scope.pipes
-        tiles, state = consumer_state(TILE_STAGES), producer_state(self.plan.stages)
-        units = self.plan.units
-        steps = (scope.share.units + units - 1) // units
-        going = Int32(1)
-        while going > 0:
-            pipes.tile_load.wait(tiles)
-            tile = read_tile(scope, tiles.index)
-            pipes.tile_load.release(tiles.index)
-            tiles.advance()
-            going = tile.valid
-            if going > 0:
-                size = self.stage_bytes(tile.rows, self.plan.w_bytes)
-                for step in cutlass.range(steps, unroll=1):
-                    pipes.ab.acquire_bytes(state, size)
-                    barrier = pipes.ab.barrier(state.index)
-                    self.fetch_weights(scope, tile, step, state.index, barrier)
-                    self.fetch_rows(scope, tile, step, state.index, barrier)
-                    state.advance()
+    def fetch(
+        self, scope: Scope, tile: Tile, step: Int32, state: PipelineState, size: Int32
+    ) -> None:
+        """Fill a stage with both."""
+        ring = scope.pipes.ab
+        ring.acquire_bytes(state, size)
+        barrier = ring.barrier(state.index)
+        self.fetch_weights(scope, tile, step, state.index, barrier)
+        self.fetch_rows(scope, tile, step, state.index, barrier)
 
 
 # ---- Outputs of a warpgroup: scales of rows on their way in, sums on their way out
@@ -142,7 +135,6 @@ def fetch_scales(plan: cutlass.Constexpr[MixedPlan], scope: Scope, tile: Tile, t
 # others multiply.
 
 K = OperandMajorMode.K
-WORD_BYTES = 4 * WORDS
 ATOMS = {  # by the bytes of a line
     128: warpgroup.SmemLayoutAtomKind.K_SW128,
     64: warpgroup.SmemLayoutAtomKind.K_SW64,
@@ -188,9 +180,7 @@ class Math:
         sums = [cute.make_rmem_tensor(shape, Float32) for _ in range(parts)]
         going, turn = Int32(1), Int32(0)
         while going > 0:
-            pipes.tile_math.wait(tiles)
-            tile = read_tile(scope, tiles.index)
-            pipes.tile_math.release(tiles.index)
+            tile = take_tile(scope, pipes.tile_math, tiles)
             tiles.advance()
             going = tile.valid
             if going > 0:
@@ -325,17 +315,9 @@ class Math:
         weights: list[cute.Tensor],
     ) -> None:
         """A unit of the warpgroup's rows as they are multiplied."""
-        plan = self.plan
-        thread, _, _ = cute.arch.thread_idx()
-        thread = thread % THREADS
-        first = scope.buffers.w.toint() + stage * plan.w_bytes
-        pair_bytes = 2 * DEPTH // plan.config.format.block  # scale factors of two rows
-        for part in cutlass.range_constexpr(plan.config.parts):
-            tall = team * plan.config.parts + part
-            start = first + (tall * plan.units + unit) * plan.unit_bytes
-            scales = start + ELEMENT_BYTES + thread // 4 * pair_bytes
+        for part, place in enumerate(dequantise.places(self.plan, scope, team, stage, unit)):
             words = cute.recast_tensor(weights[part], Uint32)
-            if cutlass.const_expr(plan.config.x == "e4m3"):
-                dequantise.make_words_fp8(start + thread * WORD_BYTES, scales, words)
+            if cutlass.const_expr(self.plan.config.x == "e4m3"):
+                dequantise.make_words_fp8(*place, words)
             else:
-                dequantise.make_words(plan.config, start + thread * WORD_BYTES, scales, words)
+                dequantise.make_words(self.plan.config, *place, words)

@@ -24,7 +24,7 @@ from moe.shared.quantise import largest_magnitude, quantise_block
 from moe.shared.swiglu import gate_weight, swiglu, weighted_up
 from moe.sm100.args import OUT_TYPES, Scope, Tensors, Tile
 from moe.sm100.plan import LANES, PIECE_BYTES, ROLES, TILE_STAGES, GroupedPlan
-from moe.sm100.roles.scheduler import rank_in_tile, read_tile
+from moe.sm100.roles.scheduler import rank_in_tile, take_tile
 
 # ---- What sums become before anything that is not linear: global scale, bias of the column
 
@@ -334,9 +334,7 @@ class Epilogue:
         half, top = Int32(0), Float32(0.0)  # of the accumulators; largest magnitude
         going = Int32(1)
         while going > 0:
-            pipes.tile_epilogue.wait(tiles)
-            tile = read_tile(scope, tiles.index)
-            pipes.tile_epilogue.release(tiles.index)
+            tile = take_tile(scope, pipes.tile_epilogue, tiles)
             tiles.advance()
             going = tile.valid
             if going > 0:

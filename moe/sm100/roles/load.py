@@ -26,7 +26,7 @@ from moe.config import WINDOW, WINDOW_STEP
 from moe.formats import SCALE_ATOM_BYTES, SCALE_ROWS
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import LINE, ROLES, TILE_STAGES, GroupedPlan
-from moe.sm100.roles.scheduler import rank_in_tile, read_tile
+from moe.sm100.roles.scheduler import rank_in_tile, take_tile
 
 ATOM_WORDS = SCALE_ATOM_BYTES // 2
 
@@ -91,9 +91,7 @@ class Load:
         k_stages = -(-scope.sizes.k // plan.k_stage)
         going, waits, group = Int32(1), Int32(1), Int32(-1)
         while going > 0:
-            pipes.tile_load.wait(tiles)
-            tile = read_tile(scope, tiles.index)
-            pipes.tile_load.release(tiles.index)
+            tile = take_tile(scope, pipes.tile_load, tiles)
             tiles.advance()
             going = tile.valid
             if going > 0:

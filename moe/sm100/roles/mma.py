@@ -20,7 +20,7 @@ from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS
 from moe.sm100.args import ELEMENTS, SCALES, Scope
 from moe.sm100.plan import K_BLOCKS, ROLES, TILE_STAGES, GroupedPlan
 from moe.sm100.roles.load import group_of
-from moe.sm100.roles.scheduler import read_tile
+from moe.sm100.roles.scheduler import take_tile
 
 BYTES_OF_COLUMN = 4  # scale factors of a row in a column of tensor memory
 
@@ -55,10 +55,8 @@ class Mma:
         k_stages = -(-blocks // K_BLOCKS)
         going = Int32(1)
         while going > 0:
-            pipes.tile_mma.wait(tiles)
-            tile = read_tile(scope, tiles.index)
+            tile = take_tile(scope, pipes.tile_mma, tiles)
             going = tile.valid
-            pipes.tile_mma.release(tiles.index)
             tiles.advance()
             if going > 0:
                 pipes.acc.wait_free(acc)

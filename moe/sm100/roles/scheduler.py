@@ -16,7 +16,7 @@ from cutlass import Int32
 from cutlass.pipeline import PipelineState
 
 from kernelkit.device.lanes import sum_below
-from kernelkit.device.pipelines import in_leader, producer_state
+from kernelkit.device.pipelines import Ring, in_leader, producer_state
 from kernelkit.plan import hw
 from moe.formats import SCALE_ROWS
 from moe.sm100.args import Scope, Tile
@@ -189,6 +189,15 @@ def write_tile(scope: Scope, stage: Int32, tile: Tile) -> None:
     """Write a slot of the tile queue."""
     for word, value in enumerate(fields(tile)):
         scope.buffers.tiles[stage, word] = value
+
+
+def take_tile(scope: Scope, ring: Ring, tiles: PipelineState) -> Tile:
+    """Wait for a tile of the queue, read it, and free its slot. The caller advances `tiles`, in its
+    own loop: the DSL carries what it sees changed there."""
+    ring.wait(tiles)
+    tile = read_tile(scope, tiles.index)
+    ring.release(tiles.index)
+    return tile
 
 
 @cute.jit
