@@ -10,8 +10,7 @@ bytes of spills, instructions. The PTX is the same but for the name. Needs cuobj
 import tempfile
 from pathlib import Path
 
-from cycle_model.sass.listing import read
-from cycle_model.sass.tools import resources
+from cycle_model.sass.tools import read, resources
 from fmha.config import AttentionConfig
 from gqa_lowlatency.config import DecodeConfig
 from kernelkit.compile.kernel import CompiledKernel

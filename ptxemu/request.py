@@ -210,7 +210,7 @@ class Stop:
                 "ptx:120", a line of the PTX text.
     dump        which of KINDS.
     cta, warp   of whom; None: of all.
-    when        a condition, see `condition.Condition`; `step` counts the warp's arrivals from 0.
+    when        a condition, see `Condition`; `step` counts the warp's arrivals from 0.
     regions     matrices in shared memory; tiles that TMA moves are found without being named.
     limit       pictures of one launch; arrivals beyond it are counted and said.
     Raises ValueError for what cannot be meant.

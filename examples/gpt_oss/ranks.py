@@ -1,5 +1,5 @@
 """A model over several ranks: heads and experts are shared out, and what each rank adds to the
-residual stream is summed over all of them; or tokens of a prompt are (see `context.py`).
+residual stream is summed over all of them; or tokens of a prompt are (see `cache.py`).
 
 With `heads` a rank has some of the query and key heads, their rows of the products before and the
 columns of the one behind, and their keys in its cache. With `experts` it has some of the experts of

@@ -197,7 +197,7 @@ RULES: dict[str, Callable[..., list[int]]] = {
 
 
 class Registers:
-    """masks: as in `rules`, of the registers that are not defined in all lanes; mostly empty.
+    """masks: as above, of the registers that are not defined in all lanes; mostly empty.
     origins: by the same names, the code of where the data comes from.
 
     Of the instruction that is running: loaded, codes [row, lane] that memory gave, rows being equal

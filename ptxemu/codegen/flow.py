@@ -1,7 +1,7 @@
 """What an instruction does with undefined data: where it takes it from, and what must not get any.
 
 A `Flow` is read off one instruction, once. Its `kind` says how the registers that it writes follow
-from those that it reads; `rules.py` has a function for each.
+from those that it reads; `check.taint` has a rule for each.
 """
 
 from __future__ import annotations

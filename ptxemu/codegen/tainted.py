@@ -33,7 +33,7 @@ class Program(Protocol):
 
 
 class Follower(Protocol):
-    """Of the undefined data in the registers of one warp. masks: see `check.rules`; mostly empty.
+    """Of the undefined data in the registers of one warp. masks: see `check.taint`; mostly empty.
     following: the running block is of the second form. mb: the active lanes."""
 
     masks: dict[str, int]

@@ -291,16 +291,6 @@ def _require_stationary(desc: InstrDesc) -> None:
         )
 
 
-def operand_offsets(
-    desc: SmemDesc, rows: int, k: int, element_bytes: int, mn_major: bool
-) -> np.ndarray:
-    """Byte offset in shared memory of each element of the operand, int32 (rows, k)."""
-    _require_layout(desc, element_bytes, mn_major)
-    shape = (k, rows * element_bytes) if mn_major else (rows, k * element_bytes)
-    offsets = _offsets(desc, shape, mn_major, element_bytes)
-    return (offsets.T if mn_major else offsets).astype(np.int32)
-
-
 def read_operand(
     smem: np.ndarray, desc: SmemDesc, rows: int, k: int, fmt: str, mn_major: bool = False
 ) -> np.ndarray:
@@ -358,12 +348,12 @@ def operand_words(desc: SmemDesc, shape: tuple[int, int], mn_major: bool) -> tup
 
     `desc.start` counts from an aligned window, so that tiles of one layout share the array.
     """
-    index = _offsets(desc, shape, mn_major, _WORD) // _WORD
+    index = byte_offsets(desc, shape, mn_major, _WORD) // _WORD
     index.flags.writeable = False
     return index, int(index.max()) + 1
 
 
-def _offsets(desc: SmemDesc, shape: tuple[int, int], mn_major: bool, unit: int) -> np.ndarray:
+def byte_offsets(desc: SmemDesc, shape: tuple[int, int], mn_major: bool, unit: int) -> np.ndarray:
     """Swizzled byte offset of every `unit` bytes of `shape` (lines, bytes along a line), intp.
 
     A line is a row of a K-major operand, a k of an MN-major one. Canonical layouts: groups of 8

@@ -172,7 +172,7 @@ def product(
     stored: np.ndarray | None = None,
 ) -> np.ndarray:
     """The fragments of A B^T + D. a (64, k), b (n, k), float32; d: fragments, None where D is not
-    read; sums: how they are made, None where it is free; stored: see `sparsity.product`."""
+    read; sums: how they are made, None where it is free; stored: see `tensor_core.product`."""
     with np.errstate(all="ignore"):
         if sums is not None:
             before = None if d is None else d_of_fragments(d, form.d)

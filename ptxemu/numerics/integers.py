@@ -4,7 +4,7 @@ Operands are unsigned arrays (uint16, uint32 or uint64 by `width`), signed types
 Python ints are taken modulo 2^width, and a call with nothing but Python ints returns one. Section
 titles are those of the PTX ISA ("Integer Arithmetic Instructions", "Logic and Shift
 Instructions").
-Conversions between integers and floats are in `conversions`.
+Conversions between integers and floats are in `formats`.
 """
 
 from __future__ import annotations

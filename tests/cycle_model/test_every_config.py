@@ -2,19 +2,160 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import pytest
 
 from cycle_model.gpus import for_arch
 from cycle_model.grid import LaunchModel
 from cycle_model.launch import bind
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
+from fmha import AttentionConfig, attention
+from gqa_lowlatency import decode
 from kernelkit.call.launch import emulation
 from kernelkit.compile.compiler import collecting
+from lab.cases.steps import problems_of
+from lab.flags.steps import FAMILIES, NATIVE_ONLY, SMALL_HIDDEN, SMALL_ROWS
+from lab.problems.attention import Case
+from lab.problems.grouped_gemm import Case as GroupedCase
+from moe import grouped_gemm
+from moe.config import GroupedConfig
 from ptxemu.native.accesses import COPIED
 from ptxemu.options import Options
 from ptxemu.record.recording import Recording
 from ptxemu.watch import watched
-from tests.cycle_model.every_config import EVERY, reached
+from tests.fmha import test_static_sass as attention_tables
+from tests.gqa_lowlatency.space import MATRIX as DECODES
+from tests.moe import test_static as expert_tables
+
+# The smallest problem that reaches each config of the tables that the packages are tested with, as
+# calls without references: their launches are recorded.
+
+ARCHS = ("sm_90a", "sm_100a")
+QUERIES, KEYS = 40, 300  # more than two tiles of keys: some that a mask leaves as they are
+WINDOW, FIRST, ROPE = 100, 4, 64
+
+
+def attention_case(kernel: tuple, fields: dict[str, Any]) -> Case:
+    """Two entries, of which the second has fewer keys where there is a length."""
+    (head_dim, v_head_dim), schedule = kernel
+    given = dict(fields)
+    group = given.pop("group", 1)
+    right, left = given.pop("right", False), given.pop("left", False)
+    case = Case(
+        QUERIES,
+        KEYS,
+        heads=(group, 1),
+        batch=2,
+        dims=(head_dim, v_head_dim or head_dim),
+        schedule=schedule,
+        causal=right,
+        window=(WINDOW if left else None, None),
+        sink_tokens=FIRST if given.pop("sink_tokens", False) else 0,
+        softcap=15.0 if given.pop("softcap", False) else 0.0,
+        kv_lens=(KEYS, KEYS // 2) if given.pop("kv_lens", False) else None,
+        q_offset=(KEYS // 3, KEYS // 4) if given.pop("q_offset", False) else None,
+        q_lens=(QUERIES, QUERIES // 2) if given.pop("varlen_q", False) else None,
+        k_lens=(KEYS, KEYS // 2) if given.pop("varlen_k", False) else None,
+        rope_dim=given.pop("rope_dim", 0),
+        pack_heads=group > 1,
+    )
+    return replace(case, **given)
+
+
+def grouped_case(config: GroupedConfig) -> GroupedCase:
+    """An expert without rows, one with a few, one with as many as the smallest tile."""
+    form = (1.0, 0.0, 10.0 if config.limit else None) if config.swiglu else None
+    return GroupedCase(
+        (0, 3, 8),
+        columns=config.tile_outputs + 64,
+        fmt=config.fmt,
+        granularity=config.granularity,
+        form=form,
+        out=config.out,
+        per_token=config.row_scale,
+        amax=config.amax,
+        bias=config.bias,
+        x_fmt=config.x_fmt,
+        tile_rows=config.tile_rows,
+        tile_n=config.tile_n,
+        carry=config.carry,
+        pdl=config.pdl,
+    )
+
+
+def _attend(case: Case) -> None:
+    attention(*case.inputs(), **case.arguments())
+
+
+def _multiply(case: GroupedCase) -> None:
+    x, w = case.inputs()
+    grouped_gemm(x, w, case.offsets, **case.options())
+
+
+def _decode(case: Any, arch: str) -> None:
+    decode(*case.inputs(), **case.options(), **case.launch_options(arch))
+
+
+def _step(problem: Any) -> None:
+    problem.peers[problem.ours](*problem.draw(0, "cpu"))
+
+
+Parameter = Any  # pytest.param of a call and its architecture
+
+
+def _named(family: str, name: object, call: Callable[[], None], arch: str) -> Parameter:
+    """Families run beside each other."""
+    group = pytest.mark.xdist_group(f"every config of {family}")
+    return pytest.param(call, arch, id=f"{family}-{name}-{arch}", marks=group)
+
+
+def attentions() -> Iterator[tuple[AttentionConfig, Case]]:
+    """Of every kernel and set of fields whose registers are tested."""
+    for kernel, fields in itertools.product(attention_tables.KERNELS, attention_tables.ALL_FIELDS):
+        yield attention_tables.config_of(kernel, fields), attention_case(kernel, fields)
+
+
+def products() -> Iterator[tuple[GroupedConfig, GroupedCase]]:
+    """Of every tile, format and output."""
+    for config in (*expert_tables.QUICK, *expert_tables.LONGER):
+        yield config, grouped_case(config)
+
+
+def reached() -> Iterator[tuple[object, Callable[[], None]]]:
+    """Each config of a table with a call that should compile it."""
+    for config, case in attentions():
+        yield config, partial(_attend, case)
+    for experts, product in products():
+        yield experts, partial(_multiply, product)
+
+
+def decodes() -> Iterator[Parameter]:
+    """Of the pairwise array, on both architectures."""
+    for case, arch in itertools.product(DECODES, ARCHS):
+        yield _named("gqa", case, partial(_decode, case, arch), arch)
+
+
+def steps() -> Iterator[Parameter]:
+    """Of the benchmarks, on both architectures."""
+    for (family, (names, *_)), arch in itertools.product(FAMILIES.items(), ARCHS):
+        emulated = [name for name in names if name not in NATIVE_ONLY]
+        for problem in problems_of(family, emulated, (SMALL_ROWS,), SMALL_HIDDEN):
+            name = str(problem).replace(" ", ".")
+            yield _named(family, name, partial(_step, problem), arch)
+
+
+EVERY = [
+    *(_named("fmha", case, partial(_attend, case), "sm_100a") for _, case in attentions()),
+    *decodes(),
+    *(_named("moe", case, partial(_multiply, case), "sm_100a") for _, case in products()),
+    *steps(),
+]
+
 
 pytestmark = [
     pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS),

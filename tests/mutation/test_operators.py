@@ -9,11 +9,12 @@ import ptxemu
 from ptxemu.mutation.catalogue import BAR, CLASSES, mutants
 from ptxemu.mutation.operators import remove
 from ptxemu.mutation.text import Text, spread, statement
+from tests.ptxemu import kernels
 
-HEAD = """
-.version 8.8
-.target sm_100a
-.address_size 64
+HEAD = (
+    "\n"
+    + kernels.HEAD
+    + """\
 .visible .entry kernel()
 {
 	.reg .pred %p<9>;
@@ -22,6 +23,7 @@ HEAD = """
 	.reg .b64 %rd<9>;
 	.shared .align 8 .b8 bar[64];
 """
+)
 WAIT = """
 	{
 	.reg .pred P1;

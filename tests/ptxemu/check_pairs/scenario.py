@@ -26,14 +26,15 @@ from lab.silicon.conformance.ptx_program import aligned_copy
 from ptxemu.machine import tensor_map
 from ptxemu.report import LaunchReport
 from tests.ptxemu.check_pairs import parts
+from tests.ptxemu.kernels import HEAD
 
 # Every lane has a word: %mine in the tile, %theirs in that of the peer, %in and %out in input and
 # output, which are global memory. %next is the word of the next lane in the tile.
 # a and b: operands of an MMA of 128 x 8 x 16 f16, K-major without swizzle, 4096 and 256 bytes;
 # %a, %b and %idesc describe it.
-_HEAD = """.version 8.8
-.target sm_100a
-.address_size 64
+_HEAD = (
+    HEAD
+    + """\
 .visible .entry scenario(.param .u64 input, .param .u64 output,
     .param .align 64 .b8 from[128], .param .align 64 .b8 to[128])
 {
@@ -76,6 +77,7 @@ or.b64 %a, %a, 0x0000401000080000;
 add.u64 %b, %a, 256;
 mov.u32 %idesc, 0x08020010;
 """
+)
 _THEIRS = "mapa.shared::cluster.u32 %theirs, %mine, %peer;"
 _MARK = re.compile(r"\s*//([:~-])(\w+)(?:: ((?:(?!\s*//~).)*))?")
 _WAIT = re.compile(r"wait(\.cluster|\.cta)? (\w+), (\w+);")
