@@ -13,8 +13,9 @@ from cutlass import Boolean, Float32, Int32, Uint32
 
 from fmha.portable.args import Buffers, Place
 from fmha.portable.layout import ROWS
-from fmha.portable.plan import TEAM_BARRIER, PortablePlan
+from fmha.portable.plan import PortablePlan
 from fmha.shared.two_rows import rescale
+from kernelkit.device.barriers import meet
 from kernelkit.device.branch import once
 from kernelkit.device.shared_words import load, store
 from kernelkit.device.warp_mma import CHUNK_BYTES, load_fragment
@@ -24,8 +25,7 @@ from kernelkit.plan import hw
 @cute.jit
 def meet_team(plan: PortablePlan, place: Place) -> None:
     """All warps of the team."""
-    threads = plan.layout.shape.slices * hw.WARP_THREADS
-    cute.arch.barrier(barrier_id=TEAM_BARRIER + place.team, number_of_threads=threads)
+    meet(plan.barriers, "team", place.team)
 
 
 @cute.jit

@@ -21,7 +21,7 @@ from fmha.portable.exchange import fetch_weights, leave_weights, meet_team
 from fmha.portable.fetch import coming_rows, fetch_keys
 from fmha.portable.layout import ROWS
 from fmha.portable.math import Math
-from fmha.portable.plan import READY_BARRIER, PortablePlan
+from fmha.portable.plan import PortablePlan
 from fmha.portable.products import accumulators, multiply_pv, multiply_qk
 from fmha.portable.rows import own_lane
 from fmha.portable.softmax import follow_maximum, make_weights, weigh
@@ -30,6 +30,7 @@ from fmha.shared.epilogue import finish_rows
 from fmha.shared.statistics import own_sink
 from fmha.shared.two_rows import largest, make_reference, over_lanes, rescale, take_up
 from fmha.shared.walk import first_key
+from kernelkit.device.barriers import arrive, meet
 from kernelkit.device.branch import once
 from kernelkit.device.shared_words import load, store
 from kernelkit.plan import hw
@@ -105,8 +106,7 @@ class KeyMath(Math):
             take_up(reference, weigh(plan, scope, part.scores[number], part.p[number], reference))
             first = weights_of(plan, place.slice, buffers, number)
             leave_weights(plan, part.p[number], place, first)
-        signal = READY_BARRIER + 2 * place.team + place.slice
-        cute.arch.barrier_arrive(barrier_id=signal, number_of_threads=2 * hw.WARP_THREADS)
+        arrive(plan.barriers, "ready", 2 * place.team, place.slice)
 
     @cute.jit
     def multiply(self, scope: Scope, place: Place, tile: Tile, stage: Int32) -> None:
@@ -114,8 +114,7 @@ class KeyMath(Math):
         plan, p, other = self.plan, tile.part.p, 1 - place.slice
         keys = plan.layout.shape.score_keys
         multiply_pv(plan, tile.o, p, place, stage, place.slice * keys)
-        signal = READY_BARRIER + 2 * place.team + other
-        cute.arch.barrier(barrier_id=signal, number_of_threads=2 * hw.WARP_THREADS)
+        meet(plan.barriers, "ready", 2 * place.team, other)
         for number in cutlass.range_constexpr(len(p)):
             first = weights_of(plan, other, scope.buffers, number)
             fetch_weights(plan, p[number], place, first)

@@ -28,11 +28,12 @@ from fmha.shared.host import Forward
 from fmha.shared.load import LoadQK, LoadV
 from fmha.shared.signature import example_arguments
 from fmha.shared.types import IO_TYPES, OUT_TYPES
-from fmha.sm100.plan import FREE_BARRIER, Plan
+from fmha.sm100.plan import Plan
 from fmha.sm100.roles.correction import Correction
 from fmha.sm100.roles.mma import Mma
 from fmha.sm100.roles.softmax import Softmax
 from fmha.sm100.roles.store import Store
+from kernelkit.device.barriers import meet
 from kernelkit.device.buffers import buffer_at
 from kernelkit.device.dependent import follow
 from kernelkit.device.pipelines import (
@@ -90,7 +91,7 @@ class AttentionSm100(Forward):
             self.correction.run(self.enter(self.correction.role, prologue))
             # The last O has been waited for, so no MMA is in flight; all rows have been read.
             order_before_signal()
-            cute.arch.barrier(barrier_id=FREE_BARRIER, number_of_threads=owner.threads)
+            meet(self.plan.barriers, "read")
         elif warp == self.mma.role.first_warp:
             scope = self.enter(self.mma.role, prologue)
             if leads(self.plan):

@@ -41,10 +41,9 @@ from fmha.shared.two_rows import (
 )
 from fmha.shared.types import IO_TYPES
 from fmha.shared.walk import first_key, hidden_steps, locate, plan_walk
-from fmha.sm90.barriers import any_of
 from fmha.sm90.epilogue import store_o
 from fmha.sm90.layout import VT_STAGES
-from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
+from fmha.sm90.plan import Plan90
 from fmha.sm90.products import (
     accumulator,
     issue_pv,
@@ -58,6 +57,7 @@ from fmha.sm90.products import (
     v_operand,
 )
 from fmha.sm90.rows import own_lane
+from kernelkit.device.barriers import any_of, arrive, meet
 from kernelkit.device.pipelines import consumer_state
 from kernelkit.plan import hw
 
@@ -192,7 +192,8 @@ class Math:
             # above all that a mask has left few keys so far: all at once saves most of the later
             # weighings. It depends on the walk alone, so rows stay independent.
             all_rows = step == walk.masked
-        if any_of(lane, too_large(lane, reference, sums) or all_rows):
+        mine = too_large(lane, reference, sums) or all_rows
+        if any_of(self.plan.barriers, "warpgroup", lane.team, mine):
             rows = asked(reference, sums)
             rows = (rows[0] or all_rows, rows[1] or all_rows)
             sums = self.begin_anew(scope, lane, walk, step, tile, stage, rows)
@@ -327,7 +328,7 @@ class Math:
                     cute.autovec_copy(zeros, cute.make_tensor(start, cute.make_layout(line)))
                 row += threads
             cute.arch.fence_proxy("async.shared", space="cta")
-            cute.arch.barrier(barrier_id=CLEAR_BARRIER, number_of_threads=self.role.threads)
+            meet(plan.barriers, "cleared")
 
     @cute.jit
     def open_turns(self, team: Int32) -> None:
@@ -347,18 +348,14 @@ class Math:
     def wait_turn(self, team: Int32) -> None:
         """Until the warpgroup before has issued its products."""
         if cutlass.const_expr(self.takes_turns):
-            cute.arch.barrier(
-                barrier_id=TURN_BARRIER + team, number_of_threads=2 * self.role.team_threads
-            )
+            meet(self.plan.barriers, "turn", team)
 
     @cute.jit
     def pass_turn(self, team: Int32) -> None:
         """To the next warpgroup."""
         if cutlass.const_expr(self.takes_turns):
             following = team + 1 if team < self.role.teams - 1 else Int32(0)
-            cute.arch.barrier_arrive(
-                barrier_id=TURN_BARRIER + following, number_of_threads=2 * self.role.team_threads
-            )
+            arrive(self.plan.barriers, "turn", following)
 
     @property
     def takes_turns(self) -> bool:

@@ -10,9 +10,9 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warp
 
 from fmha.shared.lanes import Lane
-from fmha.sm90.barriers import THREADS
-from fmha.sm90.plan import SHARED_BARRIER, Plan90
+from fmha.sm90.plan import Plan90
 from fmha.sm90.products import make_qk_mma, shared_p
+from kernelkit.device.barriers import meet
 
 MAXIMUM, SUM = 0, 1  # which of the numbers of a row
 
@@ -23,7 +23,7 @@ def share_p(plan: Plan90, lane: Lane, p: cute.Tensor, buffer: cute.Pointer) -> N
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), p.element_type)
     copy = cute.make_tiled_copy_C(atom, make_qk_mma(plan))
     thread, _, _ = cute.arch.thread_idx()
-    part = copy.get_slice(thread % THREADS)
+    part = copy.get_slice(thread % plan.roles["math"].team_threads)
     own = shared_p(plan, buffer)[None, None, lane.part]
     cute.copy(copy, part.retile(p), part.partition_D(own))
     cute.arch.fence_proxy("async.shared", space="cta")
@@ -66,8 +66,7 @@ def sums_of_all(
 ) -> tuple[Float32, Float32]:
     """The sums of what all warpgroups of the tile have of each of two rows; all of them meet."""
     tell(plan, lane, buffer, SUM, own)
-    threads = plan.layout.sharers * THREADS
-    cute.arch.barrier(barrier_id=SHARED_BARRIER, number_of_threads=threads)
+    meet(plan.barriers, "sums")
     first, second = told_by(plan, lane, buffer, SUM, 0)
     for part in cutlass.range_constexpr(1, plan.layout.sharers):
         others = told_by(plan, lane, buffer, SUM, part)

@@ -10,8 +10,8 @@ from cutlass import Float32, Uint32
 
 from fmha.shared.lanes import Lane
 from fmha.shared.split import anew, largest_of, place_of, power_of, two_terms
-from fmha.sm90.barriers import meet
 from fmha.sm90.plan import Plan90
+from kernelkit.device.barriers import meet
 from kernelkit.device.shared_words import load, store
 from kernelkit.plan import hw
 
@@ -41,14 +41,14 @@ def split_q(plan: Plan90, lane: Lane, buffer: cute.Pointer) -> tuple[Float32, Fl
     largest = largest_of(words)
     largest = cutlass.max(largest, cute.arch.shuffle_sync_bfly(largest, offset=1))
     factor, power = power_of(largest)
-    meet(lane)  # all of Q is in registers
+    meet(plan.barriers, "warpgroup", lane.team)  # all of Q is in registers
     for unit in cutlass.range_constexpr(units):
         terms = two_terms(tuple(words[unit * WORDS + word] for word in range(WORDS)), factor)
         place = start + place_of(layout.panel(head_dim), rows, row, unit) + half * (UNIT // LANES)
         store(place, Uint32, terms[:2])
         store(place + rows * head_dim, Uint32, terms[2:])
     cute.arch.fence_proxy("async.shared", space="cta")
-    meet(lane)
+    meet(plan.barriers, "warpgroup", lane.team)
     source = own // 4 * LANES  # a lane that read the row
     return (
         cute.arch.shuffle_sync(power, source),

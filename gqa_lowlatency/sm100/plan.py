@@ -15,6 +15,7 @@ from math import gcd
 from gqa_lowlatency.config import DecodeConfig
 from kernelkit.plan import hw
 from kernelkit.plan.arrivals import Signal
+from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
 from kernelkit.plan.dtypes import ITEM_BYTES
 from kernelkit.plan.edges import Edge, EdgePlan
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
@@ -31,10 +32,6 @@ BARRIER_BYTES = 512  # set aside for mbarriers, whose number depends on the dept
 MAILBOX_BARRIER_BYTES = 16  # the mailbox's mbarrier, and the flag of `device/finish.py` behind it
 MIN_BOX_BYTES = 128  # TMA writes to multiples of that in shared memory
 
-# Named barriers; 0 is that of the whole CTA.
-COLUMNS_BARRIER = 1  # the epilogue warps: each has left its part of every column
-DONE_BARRIER = 2  # the epilogue warps: tensor memory is read, an own mailbox is filled
-
 ROLES = RolePlan(
     (
         Role(
@@ -45,6 +42,17 @@ ROLES = RolePlan(
         Role("load_q", 6, 1, "rows of Q by cp.async"),
     )
 )
+BARRIERS = BarrierPlan(
+    ROLES,
+    tuple(
+        NamedBarrier(name, ("epilogue",), ROLES["epilogue"].threads, meaning)
+        for name, meaning in (
+            ("columns", "each warp left its part of every column"),
+            ("done", "tensor memory is read, an own mailbox is filled"),
+            ("finish", "an owner's sums are in the workspace, or the number of parts is told"),
+        )
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,11 @@ class Plan100:
     """Everything about a config that is decided before tracing."""
 
     config: DecodeConfig
+
+    @property
+    def barriers(self) -> BarrierPlan:
+        """Named barriers, the same of all configs."""
+        return BARRIERS
 
     @property
     def columns(self) -> int:
@@ -213,6 +226,7 @@ class Plan100:
         if self.edges.barrier_bytes > BARRIER_BYTES:
             raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers, room {BARRIER_BYTES}")
         ROLES.check()
+        BARRIERS.check()
         self.edges.check()
         self.smem.check()
         self.tmem.check()

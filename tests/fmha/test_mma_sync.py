@@ -169,7 +169,7 @@ TRAPS = {
     ),
     "waits for the other half of P": (
         (keys, "KeyMath"), PAIRS,
-        ("cute.arch.barrier(barrier_id=signal, number_of_threads=2 * hw.WARP_THREADS)", "pass"),
+        ('meet(plan.barriers, "ready", 2 * place.team, other)', "pass"),
     ),
     "meets, late, for maxima": (
         (keys, "KeyMath"), PAIRS,

@@ -121,7 +121,7 @@ TRAPS = {
     "keeps Q until the sums are read": (SHORT, MATH, (READS_SUMS, RELEASE + "".join(SUMS))),
     "meets before it adds the sums of others": (
         BLOCKS, (sharing, [seesaw], "sums_of_all"),
-        ("cute.arch.barrier(barrier_id=SHARED_BARRIER, number_of_threads=threads)", "pass"),
+        ('meet(plan.barriers, "sums")', "pass"),
     ),
 }  # fmt: skip
 

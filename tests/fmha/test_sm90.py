@@ -181,7 +181,8 @@ FP8_TRAPS = {
         ("return found & SIGNS != 0", "return found & SIGNS == 1"),
     ),
     "reads Q before it writes terms": (
-        TERMS, SPLIT, ("meet(lane)  # all of Q is in registers", "pass"),
+        TERMS, SPLIT,
+        ('meet(plan.barriers, "warpgroup", lane.team)  # all of Q is in registers', "pass"),
     ),
     "fences terms": (TERMS, SPLIT, (FENCE, "pass")),
     "scales rows by their power": (

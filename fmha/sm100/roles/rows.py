@@ -13,7 +13,8 @@ from fmha.shared.args import Scalars, Work
 from fmha.shared.walk import row_of
 from fmha.sm100.args import Lane, OwnRow
 from fmha.sm100.layout import STATISTICS
-from fmha.sm100.plan import HALVES_BARRIER, Plan
+from fmha.sm100.plan import Plan
+from kernelkit.device.barriers import meet
 from kernelkit.plan import hw
 
 
@@ -77,6 +78,5 @@ def from_other_half(plan: Plan, lane: Lane, value: Float32, turn: Int32) -> Floa
     slots = cute.make_tensor(lane.buffers.statistics + first, cute.make_layout(hw.TMEM_LANES))
     slots[lane.row.lane] = value
     # The halves of a row lie with warps w and w + 2: the other two need not be waited for.
-    pair = lane.row.row // hw.WARP_THREADS
-    cute.arch.barrier(barrier_id=HALVES_BARRIER + pair, number_of_threads=2 * hw.WARP_THREADS)
+    meet(plan.barriers, "halves", lane.row.row // hw.WARP_THREADS)
     return slots[lane.row.lane ^ plan.layout.rows]

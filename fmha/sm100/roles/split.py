@@ -12,7 +12,8 @@ from cutlass import Float32, Uint32
 
 from fmha.shared.split import anew, largest_of, place_of, power_of, two_terms
 from fmha.sm100.args import Row
-from fmha.sm100.plan import SPLIT_BARRIER, Plan
+from fmha.sm100.plan import Plan
+from kernelkit.device.barriers import meet
 from kernelkit.device.shared_words import load, store
 from kernelkit.plan import hw
 
@@ -35,7 +36,7 @@ def split_row(plan: Plan, of: Row, buffer: cute.Pointer) -> Float32:
         if row >= layout.q_rows:  # they hold anything
             words.fill(0)
     factor, power = power_of(largest_of(words))
-    cute.arch.barrier(barrier_id=SPLIT_BARRIER + of.q_tile, number_of_threads=layout.rows)
+    meet(plan.barriers, "q_read", of.q_tile)
     line = layout.panel(layout.k_columns)
     for unit in cutlass.range_constexpr(head_dim // hw.SMEM_UNIT_BYTES):
         begin = 2 * unit * WORDS

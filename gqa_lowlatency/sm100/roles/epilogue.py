@@ -15,13 +15,14 @@ from gqa_lowlatency.shared import mailbox
 from gqa_lowlatency.shared.finish import Finishing, finish, senders_of
 from gqa_lowlatency.shared.split import tile_start
 from gqa_lowlatency.sm100.args import Scope
-from gqa_lowlatency.sm100.plan import DONE_BARRIER, ROLES, TILE, Plan100
+from gqa_lowlatency.sm100.plan import ROLES, TILE, Plan100
 from gqa_lowlatency.sm100.roles.columns import VECTOR, acc_scales, bases, owned, update_row_max
 from gqa_lowlatency.sm100.roles.correction import clear_unseen_rows, rescale_o
 from gqa_lowlatency.sm100.roles.deliver import deliver_o, deliver_statistics
 from gqa_lowlatency.sm100.roles.mask import hide, no_row_sees_some, some_row_misses
 from gqa_lowlatency.sm100.roles.quantise import pack_e4m3, store_bits
 from kernelkit.device import tmem, warp_mma
+from kernelkit.device.barriers import meet
 from kernelkit.device.online_softmax import softcap_scores
 from kernelkit.device.pipelines import consumer_state, producer_state
 from kernelkit.device.shared_words import load
@@ -60,7 +61,7 @@ class Epilogue:
             deliver_statistics(plan, scope, row_max, row_sum, share.count % 2)
             scope.pipes.o.wait(o_state)
             deliver_o(plan, scope)
-        cute.arch.barrier(barrier_id=DONE_BARRIER, number_of_threads=self.role.threads)
+        meet(plan.barriers, "done")
 
     @cute.jit
     def finish(self, scope: Scope) -> None:
@@ -74,7 +75,7 @@ class Epilogue:
                 if senders > 0:
                     mailbox.wait_for_mail(config, scope.box)
             tensors, tables = scope.tensors, scope.tables
-            how = Finishing(self.role.threads)
+            how = Finishing(self.plan.barriers)
             finish(config, how, scope.box, place, active, tensors, tables)
 
     @cute.jit
