@@ -80,13 +80,13 @@ class AttentionSm90(Forward):
         q, k, v = (buffer_at(plan, smem, name, io) for name in ("sQ", "sK", v_name))
         vt = buffer_at(plan, smem, "sVt", io) if config.is_fp8 else None
         q = cute.recast_ptr(q, dtype=IO_TYPES[config.dtype])
-        o, p, told = None, None, None
+        o, p, statistics = None, None, None
         if self.plan.layout.o_in_smem:
             o = buffer_at(plan, smem, "sO", OUT_TYPES[config.o_dtype])
         if self.plan.layout.sharers > 1:
             p = buffer_at(plan, smem, "sP", io)
-            told = buffer_at(plan, smem, "sTold", Float32)
-        return Buffers(q, k, v, o, p, told, vt=vt)
+            statistics = buffer_at(plan, smem, "statistics", Float32)
+        return Buffers(q, k, v, o, p=p, statistics=statistics, vt=vt)
 
 
 def host_function(config: AttentionConfig, _arch: str) -> tuple:

@@ -55,7 +55,7 @@ from fmha.sm90.products import (
     v_operand,
 )
 from fmha.sm90.rows import own_lane
-from fmha.sm90.sharing import MAXIMUM, share_p, sums_of_all, tell, told_by
+from fmha.sm90.sharing import MAXIMUM, publish, read_published, share_p, sums_of_all
 from kernelkit.device.pipelines import consumer_state, consumer_state_at, producer_state_at
 from kernelkit.plan import hw
 
@@ -235,7 +235,7 @@ class Seesaw(Math):
         """P V of the other's tile of `step`, whose P is waited for. Nothing is added to O yet."""
         plan, scope, tile = self.plan, block.scope, block.tile
         scope.pipes.p.wait(self.other_p(block, step), 1 - team)
-        tops = told_by(plan, block.lane, scope.buffers.statistics, MAXIMUM, 1 - team)
+        tops = read_published(plan, block.lane, scope.buffers.statistics, MAXIMUM, 1 - team)
         row_max = tile.reference.row_max
         if cute.arch.vote_any_sync(tops[0] != row_max[0] or tops[1] != row_max[1]):
             rescale(tile.o, refer_to(plan, tops, tile.reference, scope.scalars))
@@ -289,7 +289,7 @@ class Seesaw(Math):
         share_p(plan, block.lane, p, scope.buffers.p)
         row_max = tile.reference.row_max
         own = (row_max[0], row_max[1])
-        tell(plan, block.lane, scope.buffers.statistics, MAXIMUM, own)
+        publish(plan, block.lane, scope.buffers.statistics, MAXIMUM, own)
         cute.arch.sync_warp()
         scope.pipes.p.signal(team)
 

@@ -1,5 +1,5 @@
-"""What warpgroups that share a query tile tell each other (device code): P of their key tiles with
-what it refers to, and at the end the sums of their weights.
+"""What warpgroups that share a query tile publish (device code): P of their key tiles with the
+maxima that it refers to, and at the end the sums of their weights.
 
 The same thread has the same two rows in all of them.
 """
@@ -30,32 +30,32 @@ def share_p(plan: Plan90, lane: Lane, p: cute.Tensor, buffer: cute.Pointer) -> N
 
 
 @cute.jit
-def tell(
+def publish(
     plan: Plan90,
     lane: Lane,
     buffer: cute.Pointer,
     kind: cutlass.Constexpr,
     own: tuple[Float32, Float32],
 ) -> None:
-    """Leave a number of each of two rows for the others."""
-    told = told_numbers(plan, buffer, kind)
+    """Publish a number of each of two rows."""
+    numbers = published(plan, buffer, kind)
     for half in cutlass.range_constexpr(2):
         if lane.column == 0:
-            told[lane.first_row + 8 * half, lane.part] = own[half]
+            numbers[lane.first_row + 8 * half, lane.part] = own[half]
 
 
 @cute.jit
-def told_by(
+def read_published(
     plan: Plan90, lane: Lane, buffer: cute.Pointer, kind: cutlass.Constexpr, part: Int32
 ) -> tuple[Float32, Float32]:
-    """What warpgroup `part` of the query tile has left, of each of two rows."""
-    told = told_numbers(plan, buffer, kind)
-    return told[lane.first_row, part], told[lane.first_row + 8, part]
+    """Return the number that warpgroup `part` of the query tile published, of each of two rows."""
+    numbers = published(plan, buffer, kind)
+    return numbers[lane.first_row, part], numbers[lane.first_row + 8, part]
 
 
 @cute.jit
-def told_numbers(plan: Plan90, buffer: cute.Pointer, kind: cutlass.Constexpr) -> cute.Tensor:
-    """(row, warpgroup)"""
+def published(plan: Plan90, buffer: cute.Pointer, kind: cutlass.Constexpr) -> cute.Tensor:
+    """Numbers of one kind, (row, warpgroup)."""
     shape = (plan.layout.rows, plan.layout.sharers)
     return cute.make_tensor(buffer + kind * cute.size(shape), cute.make_layout(shape))
 
@@ -64,11 +64,11 @@ def told_numbers(plan: Plan90, buffer: cute.Pointer, kind: cutlass.Constexpr) ->
 def sums_of_all(
     plan: Plan90, lane: Lane, buffer: cute.Pointer, own: tuple[Float32, Float32]
 ) -> tuple[Float32, Float32]:
-    """The sums of what all warpgroups of the tile have of each of two rows; all of them meet."""
-    tell(plan, lane, buffer, SUM, own)
+    """Return the sums over all warpgroups of the tile of each of two rows; all of them meet."""
+    publish(plan, lane, buffer, SUM, own)
     meet(plan.barriers, "sums")
-    first, second = told_by(plan, lane, buffer, SUM, 0)
+    first, second = read_published(plan, lane, buffer, SUM, 0)
     for part in cutlass.range_constexpr(1, plan.layout.sharers):
-        others = told_by(plan, lane, buffer, SUM, part)
+        others = read_published(plan, lane, buffer, SUM, part)
         first, second = first + others[0], second + others[1]
     return first, second

@@ -48,14 +48,14 @@ from kernelkit.device.pipelines import consumer_state, producer_state
 class Step:
     """One key tile of a row. The states are read only.
 
-    first: whether it is the first of the block, so that there is no O to rescale. key: with which
-    the tile begins, None where the row sees all of it.
+    is_first: whether it is the first of the block, so that there is no O to rescale.
+    key: the first one of the tile, None where the row sees all of it.
     """
 
     s_state: PipelineState
     row_state: PipelineState
     o_state: PipelineState
-    first: Boolean
+    is_first: Boolean
     key: Int32 | None
 
 
@@ -90,19 +90,19 @@ class Softmax:
             lane = Lane(row, scores, scalars, scope.buffers, scope.pipes, negative)
             row_max, row_sum, shift = -Float32.inf, Float32(0.0), Float32(0.0)
             for step in cutlass.range(walk.masked, unroll=1):
-                key, first = first_key(plan, walk, step), step == 0
-                if not first:
+                key, is_first = first_key(plan, walk, step), step == 0
+                if not is_first:
                     row_state.advance()
-                tile = Step(s_state, row_state, o_state, first, key)
+                tile = Step(s_state, row_state, o_state, is_first, key)
                 row_max, row_sum, shift = self.do_tile(lane, row_max, row_sum, shift, tile)
                 for _ in cutlass.range_constexpr(q_tiles):
                     s_state.advance()
                 o_state.advance()
             for step in cutlass.range(walk.masked, walk.tiles, unroll=1):
-                first = step == 0
-                if not first:
+                is_first = step == 0
+                if not is_first:
                     row_state.advance()
-                tile = Step(s_state, row_state, o_state, first, None)
+                tile = Step(s_state, row_state, o_state, is_first, None)
                 row_max, row_sum, shift = self.do_tile(lane, row_max, row_sum, shift, tile)
                 for _ in cutlass.range_constexpr(q_tiles):
                     s_state.advance()
@@ -285,19 +285,19 @@ class Softmax:
         scale_log2, shift: see `exponentiate`."""
         share, stage = self.plan.layout.exp2_share, step.s_state.index
         q_tile = lane.row.q_tile
-        if not step.first:
+        if not step.is_first:
             publish(lane, (acc_scale,))
         cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials
         exponentiate(lane.scores, scale_log2, shift, share)
         if cutlass.const_expr(self.plan.layout.p_in_smem):
             lane.pipes.o.wait(step.o_state, q_tile)  # the P V before has read the one buffer of P
-        first = self.plan.layout.p_columns[0] // self.plan.layout.halves
-        store_p(self.plan, lane, stage, 0, first)
+        early_columns = self.plan.layout.p_columns[0] // self.plan.layout.halves
+        store_p(self.plan, lane, stage, 0, early_columns)
         tmem.wait_stores()
         tmem.order_before_signal()
         lane.pipes.p.signal(stage)
         if cutlass.const_expr(lane.pipes.p_tail is not None):
-            store_p(self.plan, lane, stage, first, self.plan.layout.tile_n)
+            store_p(self.plan, lane, stage, early_columns, self.plan.layout.tile_n)
             tmem.wait_stores()
             tmem.order_before_signal()
             lane.pipes.p_tail.signal(stage)
