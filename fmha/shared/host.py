@@ -1,4 +1,6 @@
-"""The host side of the kernels of all architectures: describe copies, order blocks, launch."""
+"""The host side of the kernels of all architectures: describe copies, order blocks, launch; and
+example arguments to compile with, fake tensors whose shapes and strides are dynamic.
+"""
 
 from typing import Any
 
@@ -8,12 +10,61 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from fmha.config import AttentionConfig
 from fmha.plan import AttentionPlan
-from fmha.shared.args import Globals, Inputs, Scalars, Tables, TmaTensors
-from fmha.shared.boxes import k_box, o_box, q_box, v_box
-from fmha.shared.order import make_order
+from fmha.shared.args import IO_TYPES, OUT_TYPES, Globals, Inputs, Scalars, Tables, TmaTensors
+from fmha.shared.load import k_box, o_box, q_box, v_box
+from fmha.shared.walk import make_order
 from kernelkit.device.boxes import ROWS_FIRST, describe, group_heads, reorder
+from kernelkit.device.fake import fake_tensor
 from kernelkit.device.pipelines import tma_group
+from kernelkit.plan import hw
+
+
+def example_arguments(config: AttentionConfig) -> tuple:
+    """(tensors, arrays, numbers, stream), as `fmha.shared.host.Forward` takes them."""
+    batch, entries, sq, skv, q_heads, kv_heads = (cute.sym_int32() for _ in range(6))
+    q, io = IO_TYPES[config.dtype], IO_TYPES[config.keys_dtype]
+    out = OUT_TYPES[config.o_dtype]
+
+    def rows(dtype: type[cutlass.Numeric], *shape: int | cute.SymInt) -> Any:
+        return fake_tensor(dtype, *shape, align=hw.TMA_ALIGN_BYTES)
+
+    per_row = (batch, q_heads, sq)
+    keys = (entries, skv, kv_heads)
+    tensors = (
+        rows(q, batch, sq, q_heads, config.head_dim),
+        rows(io, *keys, config.head_dim),
+        rows(io, *keys, config.v_dim),
+        rows(out, batch, sq, q_heads, config.v_dim),
+    )
+    lse = fake_tensor(Float32, *per_row)
+    row_max = None if config.normalize else fake_tensor(Float32, *per_row)
+    numbers = (Float32(1.0), Float32(1.0), *(Int32(0),) * 3, *(Int32(1),) * 4)
+    return tensors, (lse, row_max, *_tables(config, q_heads, kv_heads)), numbers, CUstream(0)
+
+
+def _tables(config: AttentionConfig, q_heads: Any, kv_heads: Any) -> tuple:
+    """In the order of `fmha.shared.args.Tables`; None for what the config does not read."""
+
+    def table(wanted: bool, dtype: type[cutlass.Numeric], *shape: Any) -> Any:
+        shape = shape or (cute.sym_int32(),)
+        return fake_tensor(dtype, *shape) if wanted else None
+
+    rotated = config.rope_dim > 0
+    return (
+        table(config.kv_lens, Int32),
+        table(config.q_offset, Int32),
+        table(config.varlen_q, Int32),
+        table(config.varlen_k, Int32),
+        table(config.page_size > 0, Int32, cute.sym_int32(), cute.sym_int32()),
+        table(config.sinks, Float32, q_heads),
+        table(rotated, Float32, cute.sym_int32(), cute.sym_int32()),
+        table(rotated, Float32, cute.sym_int32(), cute.sym_int32()),
+        table(config.q_scale, Float32, q_heads),
+        table(config.k_scale, Float32, kv_heads),
+        table(config.v_scale, Float32, kv_heads),
+    )
 
 
 class Forward:

@@ -29,11 +29,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
 from fmha.plan import AttentionPlan
-from fmha.shared.args import Scalars, Scope, Work
-from fmha.shared.lanes import Lane
-from fmha.shared.scales import score_scale
+from fmha.shared.args import Lane, Scalars, Scope, Work
+from fmha.shared.fp8 import score_scale
 from kernelkit.device import online_softmax
-from kernelkit.device.branch import once
+from kernelkit.device.control import once
 from kernelkit.device.online_softmax import (
     RowView,
     bounded_factor,

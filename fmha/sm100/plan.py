@@ -12,9 +12,8 @@ from fmha.config import AttentionConfig
 from fmha.plan import AttentionPlan
 from fmha.sm100.layout import Layout
 from kernelkit.plan import hw
-from kernelkit.plan.arrivals import Signal
 from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.tmem import TmemPlan
 from kernelkit.plan.warps import Role, RolePlan
 

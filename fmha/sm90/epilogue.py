@@ -9,13 +9,11 @@ import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cute.nvgpu import warp
 
-from fmha.shared.args import Scope, Work
-from fmha.shared.boxes import o_box, panel_at
+from fmha.shared.args import OUT_TYPES, Lane, Scope, Work
 from fmha.shared.epilogue import rotate_back, store_pieces
-from fmha.shared.lanes import Lane
-from fmha.shared.scales import value_scale
+from fmha.shared.fp8 import value_scale
+from fmha.shared.load import o_box, panel_at
 from fmha.shared.two_rows import rescale
-from fmha.shared.types import OUT_TYPES
 from fmha.shared.walk import box_row, entry_of_q, own_tile, stored_by_tma
 from fmha.sm90.plan import Plan90
 from fmha.sm90.products import K, make_pv_mma, panels_of

@@ -3,7 +3,7 @@
 The products of a step run under the softmax: S of a tile and P V of the one before are issued
 together; while S is exponentiated, P V still runs. In ping-pong the warpgroups issue in turn, so
 that the softmax of one has the products of the others beside it. In e4m3 the loop is another one,
-see `math_fp8.py`.
+see `fp8.py`.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,8 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState
 
-from fmha.shared.args import Scope, Walk
-from fmha.shared.epilogue import finish_rows
-from fmha.shared.lanes import Lane
-from fmha.shared.order import count_rounds
-from fmha.shared.statistics import own_sink
+from fmha.shared.args import IO_TYPES, Lane, Scope, Walk
+from fmha.shared.epilogue import finish_rows, own_sink
 from fmha.shared.two_rows import (
     PIECE,
     Reference,
@@ -39,8 +36,7 @@ from fmha.shared.two_rows import (
     too_large,
     tops_of,
 )
-from fmha.shared.types import IO_TYPES
-from fmha.shared.walk import first_key, hidden_steps, locate, plan_walk
+from fmha.shared.walk import count_rounds, first_key, hidden_steps, locate, plan_walk
 from fmha.sm90.epilogue import store_o
 from fmha.sm90.layout import VT_STAGES
 from fmha.sm90.plan import Plan90
@@ -52,11 +48,11 @@ from fmha.sm90.products import (
     make_products,
     make_pv_mma,
     make_qk_mma,
+    own_lane,
     p_registers,
     q_operand,
     v_operand,
 )
-from fmha.sm90.rows import own_lane
 from kernelkit.device.barriers import any_of, arrive, meet
 from kernelkit.device.pipelines import consumer_state
 from kernelkit.plan import hw

@@ -13,9 +13,8 @@ from typing import Any
 from fmha.config import AttentionConfig
 from fmha.plan import AttentionPlan
 from fmha.sm90.layout import VT_STAGES, Layout
-from kernelkit.plan.arrivals import Signal
 from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.warps import Role, RolePlan
 
 MOST_TEAMS = 3  # warpgroups that compute

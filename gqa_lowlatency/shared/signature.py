@@ -15,7 +15,7 @@ TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32, "e4m3": Float8E4M3F
 
 
 def example_arguments(config: DecodeConfig) -> tuple:
-    """(tensors, tables, numbers, parts, stream): the fields of `device/args.py` in their order."""
+    """(tensors, tables, numbers, parts, stream): the fields of `shared/args.py` in their order."""
     batch, entries, tokens, keys, q_heads, kv_heads = (cute.sym_int32() for _ in range(6))
     io, kv, out = (TYPES[n] for n in (config.dtype, config.keys_dtype, config.o_dtype))
 

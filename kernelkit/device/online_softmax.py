@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
-from kernelkit.device.branch import once
+from kernelkit.device.control import once
 from kernelkit.plan.limits import FLT_MAX
 from kernelkit.plan.log2 import LN_2, LOG2_E, MAX_FACTOR, MIN_FACTOR
 
@@ -47,6 +47,11 @@ class RowView:
     def width(self) -> int:
         """Elements that an instruction takes: pairs on architectures with tensor memory."""
         return 2 if self.rows == 1 else 1
+
+    @property
+    def firsts(self) -> range:
+        """First element of what each instruction takes."""
+        return range(self.begin, self.end, self.width)
 
     def row_of(self, element: int) -> int:
         return element // 2 % self.rows
@@ -87,7 +92,7 @@ def softcap_scores(scores: cute.Tensor, softcap_log2: OfRows, view: RowView | No
     over the whole range, unlike tanh.approx, and +-inf become -0 and -1.
     """
     view = view_of(scores, view)
-    for first in cutlass.range_constexpr(view.begin, view.end, view.width):
+    for first in view.firsts:
         numbers = tuple(scores[first + k] for k in range(view.width))
         powers = exp2(multiply(numbers, of_row(softcap_log2, view.row_of(first))))
         # Negated here, so that the maximum of the scores stays a maximum.
@@ -286,7 +291,7 @@ def exponentiate(
     leaves the MUFU to the others.
     """
     view = view_of(scores, view)
-    for first in cutlass.range_constexpr(view.begin, view.end, view.width):
+    for first in view.firsts:
         row, numbers = view.row_of(first), tuple(scores[first + k] for k in range(view.width))
         powers = multiply_add(numbers, of_row(scale_log2, row), of_row(shift, row))
         if cutlass.const_expr((first // 2 + 1) * by_polynomial % 16 < by_polynomial):

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kernelkit.plan.arrivals import Reach, Signal, arrivals
 from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.edges import Edge, EdgePlan, Reach, Signal, arrivals
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import Role, RolePlan

@@ -19,8 +19,7 @@ from cutlass import Boolean, Int32
 from cutlass.pipeline import PipelineState
 
 from fmha.shared.args import Pipes, Scope
-from fmha.shared.order import count_rounds
-from fmha.shared.walk import locate, plan_walk
+from fmha.shared.walk import count_rounds, locate, plan_walk
 from fmha.sm100.plan import Plan
 from fmha.sm100.products import (
     k_operand,
@@ -35,6 +34,20 @@ from fmha.sm100.products import (
 from kernelkit.device import tmem
 from kernelkit.device.pipelines import Event, consumer_state, producer_state
 from kernelkit.device.umma import accumulator, issue
+
+# What earlier steps leave for their P V: a shift register, two bits a step, the latest lowest. The
+# higher bit: Q K^T was issued. The lower one: P V is added to O, which it overwrites otherwise.
+STEP_BITS, ISSUED = 2, 2
+
+
+def was_issued(earlier: Int32, lag: int) -> Boolean:
+    """Whether Q K^T was issued `lag` steps ago."""
+    return earlier >> (STEP_BITS * lag - 1) & 1 == 1
+
+
+def adds_to_o(earlier: Int32, lag: int) -> Boolean:
+    """Whether P V of the step `lag` steps ago is added to O."""
+    return Boolean(earlier >> (STEP_BITS * lag - 2) & 1)
 
 
 class Mma:
@@ -164,21 +177,6 @@ class Mma:
             issue(
                 mma, tO, tOrP, tOrV, Boolean(True), range(first, self.plan.layout.tile_n // mma_k)
             )
-
-
-# What earlier steps leave for their P V: a shift register, two bits a step, the latest lowest. The
-# higher bit: Q K^T was issued. The lower one: P V is added to O, which it overwrites otherwise.
-STEP_BITS, ISSUED = 2, 2
-
-
-def was_issued(earlier: Int32, lag: int) -> Boolean:
-    """Whether Q K^T was issued `lag` steps ago."""
-    return earlier >> (STEP_BITS * lag - 1) & 1 == 1
-
-
-def adds_to_o(earlier: Int32, lag: int) -> Boolean:
-    """Whether P V of the step `lag` steps ago is added to O."""
-    return Boolean(earlier >> (STEP_BITS * lag - 2) & 1)
 
 
 def own_q(pipes: Pipes) -> Event:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kernelkit.plan import hw
-from kernelkit.plan.arrivals import Signal
 from kernelkit.plan.barriers import BarrierPlan
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.smem import SmemPlan
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import RolePlan

@@ -8,8 +8,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
+from kernelkit.device.boxes import swizzled
 from kernelkit.device.pipelines import consumer_state, producer_state
-from kernelkit.device.swizzle import swizzled
 from kernelkit.device.warp_mma import CHUNK_BYTES, copy_chunk
 from kernelkit.plan import hw
 from moe.mixed.fragments import DEPTH

@@ -6,7 +6,7 @@ from cutlass import Int32
 
 from kernelkit.device import tmem
 from kernelkit.device.pipelines import consumer_state
-from kernelkit.device.tmem_fragments import fragment_at, load_sums
+from kernelkit.device.tmem import fragment_at, load_sums
 from moe.mixed.config import HALVES
 from moe.mixed.plan import CHUNK, TILE_STAGES
 from moe.mixed.shared.args import Scope

@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
-from kernelkit.device.swizzle import swizzled
+from kernelkit.device.boxes import swizzled
 from kernelkit.device.warp_mma import CHUNK_BYTES, copy_chunk
 from moe.mixed.fragments import DEPTH
 from moe.mixed.shared import gather

@@ -10,7 +10,7 @@ from cutlass import Int32, Uint32
 
 from kernelkit.device import tmem
 from kernelkit.device.pipelines import consumer_state, producer_state
-from kernelkit.device.tmem_fragments import fragment_at, store_a
+from kernelkit.device.tmem import fragment_at, store_a
 from kernelkit.plan import hw
 from moe.mixed.config import HALVES, unit_columns
 from moe.mixed.fragments import DEPTH, ELEMENT_BYTES, THREADS, WORDS

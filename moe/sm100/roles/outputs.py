@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint8, Uint16, Uint32
 
-from kernelkit.device.swizzle import swizzled
+from kernelkit.device.boxes import swizzled
 from kernelkit.device.words import bits_of
 from kernelkit.plan import hw
 from moe.config import GroupedConfig
