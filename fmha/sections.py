@@ -1,4 +1,4 @@
-"""How many heads make a section of the order in which blocks are computed (`fmha.shared.order`).
+"""How many heads make a section of the order in which blocks are computed (`fmha.shared.walk`).
 
 Blocks of a section are taken longest first. The more heads it has, the more evenly the CTAs end;
 the fewer, the more of K and V is still in L2 when it is read again. That is power as well as time:
@@ -65,7 +65,7 @@ def most_even(
 def unevenness(heads: int, places: int, section: int, near: int, lengths: list[int]) -> float:
     """What the busiest CTA takes, over the mean. lengths: of the blocks of a head."""
     whole, rest = divmod(heads, section)
-    # Sections are taken in turn from either end (see `fmha.shared.order.position`).
+    # Sections are taken in turn from either end (see `fmha.shared.walk.position`).
     parts = [(section, 0, whole - whole // 2), (section, 1, whole // 2), (rest, whole % 2, 1)]
     busiest = max(
         sum(

@@ -1,4 +1,4 @@
-"""Which tiles of keys a CTA works on, on the host; `device/split.py` computes the same in a kernel.
+"""Which tiles of keys a CTA works on, on the host; `shared/split.py` computes the same in a kernel.
 
 The keys that any query token sees are [0, sink_tokens) and [begin, n_keys). They are cut into
 tiles, those of the first range before those of the second and none twice, and dealt to the CTAs in

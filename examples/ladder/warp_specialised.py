@@ -13,8 +13,7 @@ from cutlass import Float32, Int32
 from demonstrate import main
 from kernelkit.device import tmem
 from kernelkit.device.pipelines import consumer_state, producer_state
-from kernelkit.plan.arrivals import Signal
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import Role, RolePlan
 from pieces import (

@@ -16,7 +16,7 @@ class Buffers:
     q: Int32  # [rows of all teams][columns]
     k: Int32  # [stage][key][columns]
     v: Int32
-    sums: Int32  # [warp][query tile of 16 rows][what `exchange.py` says], or what `keys.py` says
+    sums: Int32  # [warp][query tile of 16 rows][see `teams.py`]
     p: Int32  # [row][key]
     factors: Int32  # [row] fp32
     moved: Int32  # [query tile of 16 rows] int32: whether factors are not 1

@@ -6,11 +6,9 @@ from cutlass import Float32, Uint32
 
 from fmha.portable.args import Scope
 from fmha.portable.plan import PortablePlan
-from fmha.shared.args import Work
+from fmha.shared.args import OUT_TYPES, Lane, Work
 from fmha.shared.epilogue import rotate_back, store_pieces
-from fmha.shared.lanes import Lane
 from fmha.shared.two_rows import rescale
-from fmha.shared.types import OUT_TYPES
 from fmha.shared.walk import entry_of_q
 
 TRADED = 32  # columns of which four lanes trade pieces for longer ones

@@ -1,9 +1,9 @@
 """The attention forward kernel for every GPU that has mma.sync: prologue, and what all warps do.
 
 Read `layout.py` first (who has which rows and columns), then `math.py` and, in the order of the
-data, `fetch.py`, `products.py`, `softmax.py` and `epilogue.py`; where warps share rows `split.py`
-or `keys.py`, and `exchange.py`. It takes mma.sync, ldmatrix and cp.async, as sm_80 has them. A CTA
-computes query blocks one after another (`fmha/shared/order.py`).
+data, `fetch.py`, `products.py` and `epilogue.py`; where warps share rows `teams.py`. It takes
+mma.sync, ldmatrix and cp.async, as sm_80 has them. A CTA computes query blocks one after another
+(`fmha/shared/walk.py`).
 """
 
 import cutlass
@@ -13,13 +13,11 @@ from cutlass.memory import SmemAllocator
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
 from fmha.portable.args import Buffers, Scope
-from fmha.portable.keys import KeyMath
 from fmha.portable.math import RowMath
 from fmha.portable.plan import PortablePlan
-from fmha.portable.split import SliceMath
+from fmha.portable.teams import KeyMath, SliceMath
 from fmha.shared.args import Globals, Inputs, Scalars
-from fmha.shared.host import Forward
-from fmha.shared.signature import example_arguments
+from fmha.shared.host import Forward, example_arguments
 from kernelkit.device.dependent import follow
 from kernelkit.plan import hw
 

@@ -28,8 +28,8 @@ from kernelkit.plan.smem import SmemBuffer, SmemPlan
 ROWS = 16  # of mma.sync
 DIM_STEP = 16  # K of mma.sync, and what head dims are multiples of
 PAIR = 2  # warps that share keys
-MOST_PAIRS = 5  # each has three of the 15 named barriers that a CTA leaves
-MOST_TEAMS = 15
+MOST_TEAMS = hw.NAMED_BARRIERS - hw.FIRST_NAMED_BARRIER  # each has a named barrier
+MOST_PAIRS = MOST_TEAMS // 3  # each has three
 MOST_COLUMNS = 256  # of O of 16 rows of a warp
 KEY_STEP = 16  # keys of the B operands that one ldmatrix reads
 PAD_BYTES = 16

@@ -10,20 +10,23 @@ from dataclasses import dataclass
 
 from fmha.config import AttentionConfig
 from fmha.plan import AttentionPlan
-from fmha.portable.layout import MOST_PAIRS, Layout
+from fmha.portable.layout import MOST_PAIRS, PAIR, Layout, Shape
+from kernelkit.plan import hw
+from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
 from kernelkit.plan.edges import EdgePlan
 from kernelkit.plan.warps import Role, RolePlan
-
-TEAM_BARRIER = 1  # and the next ones: all warps of a team; 0 is that of the whole CTA
-# Where warps share keys, of each warp: its P is there.
-READY_BARRIER = TEAM_BARRIER + MOST_PAIRS
 
 
 @dataclass(frozen=True)
 class PortablePlan(AttentionPlan):
-    """That of the mma.sync kernel."""
+    """Plan of the mma.sync kernel."""
 
     layout: Layout
+    barriers: BarrierPlan
+
+    def check(self) -> None:
+        super().check()
+        self.barriers.check()
 
 
 def plan_unchecked(config: AttentionConfig, arch: str) -> PortablePlan:
@@ -31,4 +34,18 @@ def plan_unchecked(config: AttentionConfig, arch: str) -> PortablePlan:
     layout = Layout(config, arch)
     duty = "fetches K and V, S = Q K^T, softmax, O += P V"
     roles = RolePlan((Role("math", 0, layout.warps, duty, teams=layout.shape.teams),))
-    return PortablePlan(config, layout, roles, EdgePlan(roles, ()), layout.smem())
+    barriers = BarrierPlan(roles, _barriers(layout.shape))
+    return PortablePlan(config, layout, roles, EdgePlan(roles, ()), layout.smem(), barriers)
+
+
+def _barriers(shape: Shape) -> tuple[NamedBarrier, ...]:
+    """Where warps share keys, ids are those of the largest number of teams."""
+    if shape.slices == 1:
+        return ()
+    threads, math = shape.slices * hw.WARP_THREADS, ("math",)
+    teams = MOST_PAIRS if shape.shares_keys else shape.teams
+    team = NamedBarrier("team", math, threads, "all warps of a team are there", teams)
+    if not shape.shares_keys:
+        return (team,)
+    ready = NamedBarrier("ready", math, threads, "P of one warp's keys is there", PAIR * MOST_PAIRS)
+    return team, ready

@@ -10,9 +10,33 @@ from cutlass import Float32, Int32, Uint32
 
 from fmha.portable.args import Place, Scope
 from fmha.portable.fetch import Coming, fetch_part
+from fmha.portable.layout import ROWS
 from fmha.portable.plan import PortablePlan
+from fmha.shared.args import Lane, Scalars, Work
+from fmha.shared.walk import row_of
 from kernelkit.device.warp_mma import CHUNK_BYTES, load_fragment, multiply
 from kernelkit.plan import hw
+
+
+@cute.jit
+def own_lane(
+    plan: PortablePlan,
+    work: Work,
+    scalars: Scalars,
+    place: Place,
+    row_tile: Int32,
+    part: Int32,
+) -> Lane:
+    """The lane's place in 16 rows of its team, those of `row_tile`; part: whose O it stores."""
+    first = row_tile * ROWS + place.lane // 4
+    rows = (
+        row_of(plan, work, scalars, place.team, first),
+        row_of(plan, work, scalars, place.team, first + 8),
+    )
+    real = (rows[0].token < work.q_length, rows[1].token < work.q_length)
+    column = place.lane % 4 * 2
+    return Lane(place.team, place.team, part, first, Int32(0), column, rows, real)
+
 
 TILE = 16  # rows, keys or columns of a matrix product
 HALF = 8  # N of one

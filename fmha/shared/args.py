@@ -1,16 +1,25 @@
-"""Bundles that travel between the kernel and its roles, with the shape of every field.
+"""Bundles that travel between the kernels and their roles, with the shape of every field, and the
+DSL's types of dtypes.
 
 Frozen dataclasses: the DSL flattens them into the same PTX as separate arguments.
 """
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from fmha.kernel_arguments import Scalars, Tables
 from kernelkit.device.boxes import TmaTensor
 from kernelkit.device.pipelines import Event, Ring
+
+IO_TYPES = {
+    "bf16": cutlass.BFloat16,
+    "fp16": cutlass.Float16,
+    "e4m3": cutlass.Float8E4M3FN,
+}
+OUT_TYPES = IO_TYPES | {"fp32": cutlass.Float32}
 
 
 @dataclass(frozen=True)
@@ -180,3 +189,17 @@ class Scope:
     scalars: Scalars
     buffers: Buffers
     pipes: Pipes
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A thread's place in its query tile."""
+
+    team: Int32  # which of the warpgroups that compute
+    tile: Int32  # which of the CTA's query tiles
+    part: Int32  # of that tile: keys whose S, columns whose O it computes
+    first_row: Int32  # of the tile; the other is 8 rows further
+    warp: Int32  # of the warpgroup
+    column: Int32  # its first one; the next is its neighbour, and so on every 8
+    rows: tuple[Row, Row]
+    real: tuple[Boolean, Boolean]  # whether the entry has them; others hold anything

@@ -1,8 +1,11 @@
 """Load roles: one warp fetches Q and K, another V, piece by piece, of block after block.
 
 Two warps, since the MMA warp consumes V of a tile after K of the next ones: neither waits for room
-that only the other's data can free. All copies are boxes: rows by one panel (at most 128 bytes of
-each row, swizzled), which is what lies in one place both in shared memory and in a page.
+that only the other's data can free.
+
+All copies are boxes: rows by one panel, at most 128 bytes of each row. The lines of a panel are
+swizzled inside themselves (`kernelkit.device.boxes`), and a panel lies in one place both in
+shared memory and in a page. Boxes of one buffer follow each other without gaps.
 """
 
 import cutlass
@@ -12,19 +15,53 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineState
 
 from fmha.plan import AttentionPlan
-from fmha.shared.args import Scope, Work
-from fmha.shared.boxes import k_box, panel_at, q_box, v_box
-from fmha.shared.order import count_rounds
+from fmha.shared.args import IO_TYPES, OUT_TYPES, Scope, Work
 from fmha.shared.walk import (
     box_row,
+    count_rounds,
     entry_of_q,
     first_key,
     locate,
     own_tile,
     plan_walk,
 )
-from kernelkit.device.boxes import BoxPosition, TmaTensor, copy_in
+from fmha.tiles import Tiles
+from kernelkit.device.boxes import Box, BoxPosition, TmaTensor, copy_in
 from kernelkit.device.pipelines import PAIR_MASK, producer_state
+from kernelkit.device.umma import shared
+
+
+def q_box(plan: AttentionPlan) -> Box:
+    """Of Q: this CTA's rows of a query tile, without those that are left over."""
+    layout, config = plan.layout, plan.config
+    columns = layout.panel(layout.k_columns, config.q_item_bytes)
+    return Box(layout.q_rows, columns, IO_TYPES[config.dtype])
+
+
+def k_box(plan: AttentionPlan) -> Box:
+    """Of K: the keys that the CTA fetches, or those of them that one page holds."""
+    layout, config = plan.layout, plan.config
+    return Box(
+        layout.box_keys(layout.k_rows), layout.panel(layout.k_columns), IO_TYPES[config.keys_dtype]
+    )
+
+
+def v_box(plan: AttentionPlan) -> Box:
+    """Of V: the keys that the CTA fetches, or those of them that one page holds."""
+    layout, config = plan.layout, plan.config
+    return Box(
+        layout.box_keys(layout.tile_n), layout.panel(layout.v_columns), IO_TYPES[config.keys_dtype]
+    )
+
+
+def o_box(plan: AttentionPlan) -> Box:
+    """Of O: the same rows."""
+    return Box(plan.layout.q_rows, plan.layout.o_panel, OUT_TYPES[plan.config.o_dtype])
+
+
+def panel_at(layout: Tiles, box: Box, buffer: cute.Pointer, index: Int32) -> cute.Tensor:
+    """The box of rows in panel `index` of query tiles: panels stand as far apart as all rows."""
+    return shared(buffer + index * (layout.rows * box.columns), box.layout())
 
 
 class LoadQK:

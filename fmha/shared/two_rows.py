@@ -1,9 +1,9 @@
 """The online softmax of two rows in the registers of a thread, as accumulators of wgmma and of
 mma.sync have them (device code).
 
-Element c + 2 h + 4 j of a thread belongs to row h. Four lanes share a row: its maximum travels
-between them where it is found, its sum once at the end. `kernelkit.device.online_softmax` says what
-`row_max` and `scale_log2` mean.
+Four lanes share a row: its maximum travels between them where it is found, its sum once at the end.
+`kernelkit.device.online_softmax` says what `row_max` and `scale_log2` mean, and which elements
+belong to which row (`RowView`).
 
 A maximum costs as many instructions as an exponential, and the maximum of a row changes in few
 tiles. So the kernel keeps a stale maximum and checks it afterwards. If the sum of a thread's
@@ -28,26 +28,21 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
-from fmha.config import EXP2_PAIRS
 from fmha.plan import AttentionPlan
-from fmha.shared.args import Row, Scalars, Scope, Work
-from fmha.shared.lanes import Lane
-from fmha.shared.scales import score_scale
-from kernelkit.device.branch import once
+from fmha.shared.args import Lane, Scalars, Scope, Work
+from fmha.shared.fp8 import score_scale
+from kernelkit.device import online_softmax
+from kernelkit.device.control import once
 from kernelkit.device.online_softmax import (
-    EXP2_COEFFICIENTS,
-    LEAST_EXPONENT,
-    ROUNDER,
+    RowView,
     bounded_factor,
     is_far,
-    lowest_bits,
-    raised,
+    keep_columns,
+    softcap_scores,
 )
 from kernelkit.device.warp_mma import pack, pack_e4m3
 from kernelkit.plan.limits import FLT_MAX
 
-INFINITE_EXPONENT = 128.0  # 2 to that is inf in fp32
-CHUNK = 64  # elements of a thread whose 32 of a row share a word of bits
 PIECE = 8  # that are rounded at a time
 FULL_CARRIES = 0x02020202  # added to e4m3 without signs, carries into the sign of 448
 SIGNS = 0x80808080
@@ -136,32 +131,19 @@ def mask(
 
     begin, end: multiples of 4. key: the first one of the tile.
     """
+    view = RowView(2, begin, end)
     for half in cutlass.range_constexpr(2):
-        row, first = lane.rows[half], key + lane.column
-        unseen = hidden(plan, reference, half)
-        for chunk in cutlass.range_constexpr(begin, end, CHUNK):
-            bits = seen(plan, row, first + chunk // 4 * 8)
-            for place in cutlass.range_constexpr(min(CHUNK, end - chunk) // 2):
-                number = chunk + place // 2 * 4 + half * 2 + place % 2
-                inside = Boolean(bits & Uint32(1 << place))
-                scores[number] = scores[number] if inside else unseen
-
-
-@cute.jit
-def seen(plan: AttentionPlan, row: Row, first: Int32) -> Uint32:
-    """Return a bit for each of a thread's 32 columns from key `first` on: the row sees it."""
-    bits = lowest_bits(columns_below(row.end - first))
-    if cutlass.const_expr(plan.config.left):
-        bits = bits & ~lowest_bits(columns_below(row.begin - first))
-    if cutlass.const_expr(plan.config.sink_tokens):
-        bits = bits | lowest_bits(columns_below(row.sink_end - first))
-    return bits
-
-
-@cute.jit
-def columns_below(limit: Int32) -> Int32:
-    """How many of the columns 0, 1, 8, 9, 16, 17, .. are below `limit`; negative for none."""
-    return (limit >> 3) * 2 + cutlass.min(limit & 7, 2)
+        row, config = lane.rows[half], plan.config
+        keep_columns(
+            scores,
+            row.end,
+            row.begin if cutlass.const_expr(config.left) else None,
+            row.sink_end if cutlass.const_expr(config.sink_tokens) else None,
+            view,
+            half,
+            key + lane.column,
+            hidden(plan, reference, half),
+        )
 
 
 @cute.jit
@@ -173,13 +155,11 @@ def softcap(
     begin: int,
     end: int,
 ) -> None:
-    """`kernelkit.device.online_softmax.softcap_scores` without arithmetic on pairs."""
-    factors = (scalars.softcap_log2,) * 2
+    """Elements [begin, end) as `kernelkit.device.online_softmax.softcap_scores` leaves them."""
+    factors = scalars.softcap_log2
     if cutlass.const_expr(plan.config.is_fp8):
         factors = (reference.factor[0], reference.factor[1])
-    for number in cutlass.range_constexpr(begin, end):
-        power = cute.math.exp2(scores[number] * factors[number // 2 % 2], fastmath=True)
-        scores[number] = cute.arch.rcp_approx(-1.0 - power)
+    softcap_scores(scores, factors, RowView(2, begin, end))
 
 
 @cute.jit
@@ -276,9 +256,10 @@ def bring_near(
         mine = is_far(base, scale_of(plan, reference, scalars, half))
         offsets.append(-base if mine else Float32(0.0))
         far = far or mine
+    every = RowView(2, 0, cute.size(scores))
     for _ in cutlass.range(once(cute.arch.vote_any_sync(far)), unroll=1):
         for number in cutlass.range_constexpr(cute.size(scores)):
-            scores[number] = scores[number] + offsets[number // 2 % 2]
+            scores[number] = scores[number] + offsets[every.row_of(number)]
 
 
 @cute.jit
@@ -291,29 +272,10 @@ def exponentiate(
     end: int,
 ) -> None:
     """Elements [begin, end) in place: exp2 of a score in log2 units less what it refers to."""
-    share = plan.layout.exp2_share
-    for number in cutlass.range_constexpr(begin, end):
-        scale_log2 = scale_of(plan, reference, scalars, number // 2 % 2)
-        power = scores[number] * scale_log2 + reference.shift[number // 2 % 2]
-        if cutlass.const_expr((number // 2 + 1) * share % EXP2_PAIRS < share):
-            scores[number] = exp2_polynomial(power)
-        else:
-            scores[number] = cute.math.exp2(power, fastmath=True)
-
-
-@cute.jit
-def exp2_polynomial(exponent: Float32) -> Float32:
-    """`kernelkit.device.online_softmax.exp2_polynomial` of one number; inf from 128 on."""
-    # Without the upper bound the exponent would run over into the sign: a large weight would look
-    # like a small one, and nobody would ask for the maximum.
-    x = cute.arch.fmin(cute.arch.fmax(exponent, LEAST_EXPONENT), INFINITE_EXPONENT)
-    rounded = x + ROUNDER
-    rest = x - (rounded - ROUNDER)
-    c1, c2, c3 = EXP2_COEFFICIENTS
-    value = rest * c3 + c2
-    value = value * rest + c1
-    value = value * rest + 1.0
-    return raised(value, rounded)
+    scales = tuple(scale_of(plan, reference, scalars, half) for half in range(2))
+    shifts = (reference.shift[0], reference.shift[1])
+    view = RowView(2, begin, end)
+    online_softmax.exponentiate(scores, scales, shifts, plan.layout.exp2_share, view)
 
 
 @cute.jit
@@ -372,8 +334,9 @@ def over_lanes(row_sum: cute.Tensor) -> None:
 @cute.jit
 def rescale(o: cute.Tensor, factors: tuple[Float32, Float32]) -> None:
     """Multiply the two rows of O."""
+    every = RowView(2, 0, cute.size(o))
     for number in cutlass.range_constexpr(cute.size(o)):
-        o[number] = o[number] * factors[number // 2 % 2]
+        o[number] = o[number] * factors[every.row_of(number)]
 
 
 @cute.jit

@@ -5,7 +5,7 @@ tiles), then the roles in data-flow order: `fmha/shared/load.py`, and in `roles/
 correction, epilogue, store. What the host does before the launch is in `fmha/shared/host.py`.
 
 A CTA, from head_dim 256 on a pair, computes query blocks one after another
-(`fmha/shared/order.py`): products, loads and stores of neighbouring blocks overlap.
+(`fmha/shared/walk.py`): products, loads and stores of neighbouring blocks overlap.
 """
 
 import cutlass
@@ -16,6 +16,8 @@ from cutlass.memory import SmemAllocator
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
 from fmha.shared.args import (
+    IO_TYPES,
+    OUT_TYPES,
     Buffers,
     Globals,
     Pipes,
@@ -24,16 +26,16 @@ from fmha.shared.args import (
     Scope,
     TmaTensors,
 )
-from fmha.shared.host import Forward
+from fmha.shared.host import Forward, example_arguments
 from fmha.shared.load import LoadQK, LoadV
-from fmha.shared.signature import example_arguments
-from fmha.shared.types import IO_TYPES, OUT_TYPES
-from fmha.sm100.plan import FREE_BARRIER, Plan
+from fmha.sm100.plan import Plan
 from fmha.sm100.roles.correction import Correction
+from fmha.sm100.roles.epilogue import Store
 from fmha.sm100.roles.mma import Mma
 from fmha.sm100.roles.softmax import Softmax
-from fmha.sm100.roles.store import Store
+from kernelkit.device.barriers import meet
 from kernelkit.device.buffers import buffer_at
+from kernelkit.device.control import set_registers
 from kernelkit.device.dependent import follow
 from kernelkit.device.pipelines import (
     announce_barriers,
@@ -42,7 +44,6 @@ from kernelkit.device.pipelines import (
     meet_before_exit,
     meet_peer,
 )
-from kernelkit.device.registers import set_registers
 from kernelkit.device.tmem import order_after_wait, order_before_signal
 from kernelkit.plan import hw
 from kernelkit.plan.warps import Role
@@ -90,7 +91,7 @@ class AttentionSm100(Forward):
             self.correction.run(self.enter(self.correction.role, prologue))
             # The last O has been waited for, so no MMA is in flight; all rows have been read.
             order_before_signal()
-            cute.arch.barrier(barrier_id=FREE_BARRIER, number_of_threads=owner.threads)
+            meet(self.plan.barriers, "read")
         elif warp == self.mma.role.first_warp:
             scope = self.enter(self.mma.role, prologue)
             if leads(self.plan):

@@ -11,26 +11,24 @@ from typing import Any
 from fmha.config import AttentionConfig
 from fmha.plan import AttentionPlan
 from fmha.sm100.layout import Layout
-from kernelkit.plan.arrivals import Signal
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan import hw
+from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.tmem import TmemPlan
 from kernelkit.plan.warps import Role, RolePlan
-
-# Named barriers; 0 is that of the whole CTA.
-FREE_BARRIER = 1  # who corrects O: all its rows have been read, tensor memory can be freed
-HALVES_BARRIER = 2  # and 3: in a CTA pair, two softmax warps with the two halves of 32 rows
-SPLIT_BARRIER = 2  # and 3: softmax warps of a query tile that have read what they are to write over
 
 
 @dataclass(frozen=True)
 class Plan(AttentionPlan):
-    """That of the Blackwell kernel."""
+    """Plan of the Blackwell kernel."""
 
     layout: Layout
     tmem: TmemPlan
+    barriers: BarrierPlan
 
     def check(self) -> None:
         super().check()
+        self.barriers.check()
         self.tmem.check()
 
 
@@ -40,7 +38,8 @@ def plan_unchecked(config: AttentionConfig, arch: str) -> Plan:
     roles = _roles(layout)
     edges = EdgePlan(roles, _edges(config, layout), layout.ctas)
     smem = layout.smem(edges.barrier_bytes)
-    return Plan(config, layout, roles, edges, smem, layout.tmem)
+    barriers = BarrierPlan(roles, _barriers(layout, roles))
+    return Plan(config, layout, roles, edges, smem, layout.tmem, barriers)
 
 
 # Registers of a thread by query tiles: of those that hold scores, that correct O, and that issue.
@@ -62,6 +61,31 @@ def _roles(layout: Layout) -> RolePlan:
             Role("store", first + 7, 1, "panels of O by TMA", issues),
         )
     )
+
+
+def _barriers(layout: Layout, roles: RolePlan) -> tuple[NamedBarrier, ...]:
+    softmax, correction = ("softmax",), ("correction",)
+    found = [
+        NamedBarrier(
+            "read", correction, roles["correction"].threads,
+            "all rows of O are read: tensor memory may be freed",
+        )
+    ]  # fmt: skip
+    if layout.halves == 2:
+        found.append(
+            NamedBarrier(
+                "halves", softmax, 2 * hw.WARP_THREADS, "both halves of 32 rows left a number",
+                count=layout.rows // hw.WARP_THREADS,
+            )
+        )  # fmt: skip
+    if layout.config.q_terms > 1:
+        found.append(
+            NamedBarrier(
+                "q_read", softmax, layout.rows, "a Q tile is in registers: terms may replace it",
+                count=layout.q_tiles,
+            )
+        )  # fmt: skip
+    return tuple(found)
 
 
 def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:

@@ -10,7 +10,7 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
-from fmha.shared.types import IO_TYPES
+from fmha.shared.args import IO_TYPES
 from fmha.sm100.plan import Plan
 from kernelkit.device.pipelines import cta_group
 from kernelkit.device.umma import shared

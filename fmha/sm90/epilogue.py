@@ -9,17 +9,15 @@ import cutlass.cute as cute
 from cutlass import Float32
 from cutlass.cute.nvgpu import warp
 
-from fmha.shared.args import Scope, Work
-from fmha.shared.boxes import o_box, panel_at
+from fmha.shared.args import OUT_TYPES, Lane, Scope, Work
 from fmha.shared.epilogue import rotate_back, store_pieces
-from fmha.shared.lanes import Lane
-from fmha.shared.scales import value_scale
+from fmha.shared.fp8 import value_scale
+from fmha.shared.load import o_box, panel_at
 from fmha.shared.two_rows import rescale
-from fmha.shared.types import OUT_TYPES
 from fmha.shared.walk import box_row, entry_of_q, own_tile, stored_by_tma
-from fmha.sm90.barriers import THREADS, meet
 from fmha.sm90.plan import Plan90
 from fmha.sm90.products import K, make_pv_mma, panels_of
+from kernelkit.device.barriers import meet
 from kernelkit.device.boxes import BoxPosition, copy_out
 from kernelkit.device.umma import shared
 from kernelkit.plan import hw
@@ -63,17 +61,17 @@ def store_by_tma(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, sco
     buffer = buffer.align(hw.SMEM_SWIZZLE_ALIGN)
     if lane.warp == 0:
         cute.arch.cp_async_bulk_wait_group(0, read=True)
-    meet(lane)
+    meet(plan.barriers, "warpgroup", lane.team)
     mma = make_pv_mma(plan, layout.o_columns)
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), rounded.element_type)
     copy = cute.make_tiled_copy_C(atom, mma)
     thread, _, _ = cute.arch.thread_idx()
-    part = copy.get_slice(thread % THREADS)
+    part = copy.get_slice(thread % plan.roles["math"].team_threads)
     lines = panels_of(plan.config.o_dtype, K, layout.rows, layout.o_columns, layout.o_panel, 1)
     tile = shared(buffer, lines)[None, None, 0]
     cute.copy(copy, part.retile(rounded), part.partition_D(tile))
     cute.arch.fence_proxy("async.shared", space="cta")
-    meet(lane)
+    meet(plan.barriers, "warpgroup", lane.team)
     if lane.warp == 0:
         number = own_tile(plan, work, lane.tile)
         row, entry = box_row(plan, work, number), entry_of_q(plan, work)

@@ -1,10 +1,9 @@
 """The attention forward kernel for Hopper: prologue, dispatch of the warps.
 
-Read `plan.py` first (who, who waits for whom), then this file, `fmha/shared/walk.py` (which tiles),
-`fmha/shared/load.py` and `math.py`, which has the softmax and the epilogue beside it; for head dim
-512 also `seesaw.py` and `sharing.py`, for K and V in e4m3 `math_fp8.py`, `split.py` and `turn.py`.
-
-A CTA computes query blocks one after another (`fmha/shared/order.py`).
+Read `plan.py` first (who, who waits for whom), then this file, `fmha/shared/walk.py` (which blocks
+a CTA computes one after another, and which tiles), `fmha/shared/load.py` and `math.py`, which has
+the softmax and the epilogue beside it; for head dim 512 also `seesaw.py`, for K and V in e4m3
+`fp8.py`.
 """
 
 import cutlass
@@ -14,20 +13,26 @@ from cutlass.memory import SmemAllocator
 
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
-from fmha.shared.args import Buffers, Globals, Pipes, Scalars, Scope, TmaTensors
-from fmha.shared.host import Forward
+from fmha.shared.args import (
+    IO_TYPES,
+    OUT_TYPES,
+    Buffers,
+    Globals,
+    Pipes,
+    Scalars,
+    Scope,
+    TmaTensors,
+)
+from fmha.shared.host import Forward, example_arguments
 from fmha.shared.load import LoadQK, LoadV
-from fmha.shared.signature import example_arguments
-from fmha.shared.types import IO_TYPES, OUT_TYPES
+from fmha.sm90.fp8 import MathFp8, Turn
 from fmha.sm90.math import Math
-from fmha.sm90.math_fp8 import MathFp8
 from fmha.sm90.plan import Plan90
 from fmha.sm90.seesaw import Seesaw
-from fmha.sm90.turn import Turn
 from kernelkit.device.buffers import buffer_at
+from kernelkit.device.control import set_registers
 from kernelkit.device.dependent import follow
 from kernelkit.device.pipelines import make_pipelines, publish_barriers
-from kernelkit.device.registers import set_registers
 from kernelkit.plan import hw
 
 
@@ -80,13 +85,13 @@ class AttentionSm90(Forward):
         q, k, v = (buffer_at(plan, smem, name, io) for name in ("sQ", "sK", v_name))
         vt = buffer_at(plan, smem, "sVt", io) if config.is_fp8 else None
         q = cute.recast_ptr(q, dtype=IO_TYPES[config.dtype])
-        o, p, told = None, None, None
+        o, p, statistics = None, None, None
         if self.plan.layout.o_in_smem:
             o = buffer_at(plan, smem, "sO", OUT_TYPES[config.o_dtype])
         if self.plan.layout.sharers > 1:
             p = buffer_at(plan, smem, "sP", io)
-            told = buffer_at(plan, smem, "sTold", Float32)
-        return Buffers(q, k, v, o, p, told, vt=vt)
+            statistics = buffer_at(plan, smem, "statistics", Float32)
+        return Buffers(q, k, v, o, p=p, statistics=statistics, vt=vt)
 
 
 def host_function(config: AttentionConfig, _arch: str) -> tuple:

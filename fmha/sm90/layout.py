@@ -26,7 +26,7 @@ from kernelkit.plan.smem import SmemBuffer, SmemPlan
 
 ROWS = 64  # M of wgmma
 WIDTHS = range(32, 193, 16)  # keys of a tile
-TOLD = 2  # numbers of a row that such warpgroups tell each other: a maximum and a sum
+STATISTICS = 2  # numbers of a row that such warpgroups publish: a maximum and a sum
 VT_STAGES = 2  # a tile of V is turned while the one before is multiplied
 # Registers of a thread by warpgroups that compute: of theirs, and of those that load.
 REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}
@@ -233,8 +233,8 @@ class Layout(Tiles):
         return self.rows * self.tile_n * self.config.io_bytes if self.sharers > 1 else 0
 
     @cached_property
-    def told_bytes(self) -> int:
-        """Bytes in which warpgroups of a query tile tell each other a number of each row."""
+    def statistics_bytes(self) -> int:
+        """Bytes in which the warpgroups of a query tile publish one number of each row."""
         return self.sharers * self.rows * ITEM_BYTES["fp32"] if self.sharers > 1 else 0
 
     @cached_property
@@ -274,7 +274,7 @@ class Layout(Tiles):
     def _free(self) -> int:
         """Bytes that are left beside the least stages, or what is configured."""
         k, v = self._least_stages
-        tile = self.q_bytes + self.sharers * self.p_bytes + TOLD * self.told_bytes
+        tile = self.q_bytes + self.sharers * self.p_bytes + STATISTICS * self.statistics_bytes
         free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.q_tiles * tile
         free -= VT_STAGES * self.vt_bytes
         return free - k * self.k_bytes - v * self.v_bytes
@@ -300,7 +300,7 @@ class Layout(Tiles):
             SmemBuffer("sVt", self.vt_bytes, VT_STAGES),
             SmemBuffer("sO", self.o_bytes, self.q_tiles),
             SmemBuffer("sP", self.p_bytes, self.teams),
-            SmemBuffer("sTold", self.told_bytes, TOLD * self.q_tiles),
+            SmemBuffer("statistics", self.statistics_bytes, STATISTICS * self.q_tiles),
         ]
         return SmemPlan(tuple(buffer for buffer in buffers if buffer.bytes * buffer.stages))
 

@@ -3,7 +3,7 @@
 The products of a step run under the softmax: S of a tile and P V of the one before are issued
 together; while S is exponentiated, P V still runs. In ping-pong the warpgroups issue in turn, so
 that the softmax of one has the products of the others beside it. In e4m3 the loop is another one,
-see `math_fp8.py`.
+see `fp8.py`.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,8 @@ from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState
 
-from fmha.shared.args import Scope, Walk
-from fmha.shared.epilogue import finish_rows
-from fmha.shared.lanes import Lane
-from fmha.shared.order import count_rounds
-from fmha.shared.statistics import own_sink
+from fmha.shared.args import IO_TYPES, Lane, Scope, Walk
+from fmha.shared.epilogue import finish_rows, own_sink
 from fmha.shared.two_rows import (
     PIECE,
     Reference,
@@ -39,12 +36,10 @@ from fmha.shared.two_rows import (
     too_large,
     tops_of,
 )
-from fmha.shared.types import IO_TYPES
-from fmha.shared.walk import first_key, hidden_steps, locate, plan_walk
-from fmha.sm90.barriers import any_of
+from fmha.shared.walk import count_rounds, first_key, hidden_steps, locate, plan_walk
 from fmha.sm90.epilogue import store_o
 from fmha.sm90.layout import VT_STAGES
-from fmha.sm90.plan import CLEAR_BARRIER, TURN_BARRIER, Plan90
+from fmha.sm90.plan import Plan90
 from fmha.sm90.products import (
     accumulator,
     issue_pv,
@@ -53,11 +48,12 @@ from fmha.sm90.products import (
     make_products,
     make_pv_mma,
     make_qk_mma,
+    own_lane,
     p_registers,
     q_operand,
     v_operand,
 )
-from fmha.sm90.rows import own_lane
+from kernelkit.device.barriers import any_of, arrive, meet
 from kernelkit.device.pipelines import consumer_state
 from kernelkit.plan import hw
 
@@ -192,7 +188,8 @@ class Math:
             # above all that a mask has left few keys so far: all at once saves most of the later
             # weighings. It depends on the walk alone, so rows stay independent.
             all_rows = step == walk.masked
-        if any_of(lane, too_large(lane, reference, sums) or all_rows):
+        mine = too_large(lane, reference, sums) or all_rows
+        if any_of(self.plan.barriers, "warpgroup", lane.team, mine):
             rows = asked(reference, sums)
             rows = (rows[0] or all_rows, rows[1] or all_rows)
             sums = self.begin_anew(scope, lane, walk, step, tile, stage, rows)
@@ -327,7 +324,7 @@ class Math:
                     cute.autovec_copy(zeros, cute.make_tensor(start, cute.make_layout(line)))
                 row += threads
             cute.arch.fence_proxy("async.shared", space="cta")
-            cute.arch.barrier(barrier_id=CLEAR_BARRIER, number_of_threads=self.role.threads)
+            meet(plan.barriers, "cleared")
 
     @cute.jit
     def open_turns(self, team: Int32) -> None:
@@ -347,18 +344,14 @@ class Math:
     def wait_turn(self, team: Int32) -> None:
         """Until the warpgroup before has issued its products."""
         if cutlass.const_expr(self.takes_turns):
-            cute.arch.barrier(
-                barrier_id=TURN_BARRIER + team, number_of_threads=2 * self.role.team_threads
-            )
+            meet(self.plan.barriers, "turn", team)
 
     @cute.jit
     def pass_turn(self, team: Int32) -> None:
         """To the next warpgroup."""
         if cutlass.const_expr(self.takes_turns):
             following = team + 1 if team < self.role.teams - 1 else Int32(0)
-            cute.arch.barrier_arrive(
-                barrier_id=TURN_BARRIER + following, number_of_threads=2 * self.role.team_threads
-            )
+            arrive(self.plan.barriers, "turn", following)
 
     @property
     def takes_turns(self) -> bool:

@@ -13,22 +13,23 @@ from typing import Any
 from fmha.config import AttentionConfig
 from fmha.plan import AttentionPlan
 from fmha.sm90.layout import VT_STAGES, Layout
-from kernelkit.plan.arrivals import Signal
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.warps import Role, RolePlan
 
-# Named barriers; 0 is that of the whole CTA.
-TILE_BARRIER = 1  # and the next two: all of a warpgroup
-TURN_BARRIER = 4  # and the next two: it is this warpgroup's turn to issue products
-SHARED_BARRIER = 8  # all warpgroups of a query tile that they share, at its end
-CLEAR_BARRIER = 7  # all who compute: rows of V past the last key are zero
+MOST_TEAMS = 3  # warpgroups that compute
 
 
 @dataclass(frozen=True)
 class Plan90(AttentionPlan):
-    """That of the Hopper kernel."""
+    """Plan of the Hopper kernel."""
 
     layout: Layout
+    barriers: BarrierPlan
+
+    def check(self) -> None:
+        super().check()
+        self.barriers.check()
 
 
 def plan_unchecked(config: AttentionConfig, arch: str) -> Plan90:
@@ -36,7 +37,8 @@ def plan_unchecked(config: AttentionConfig, arch: str) -> Plan90:
     layout = Layout(config, arch)
     roles = _roles(layout)
     edges = EdgePlan(roles, _edges(layout), layout.ctas)
-    return Plan90(config, layout, roles, edges, layout.smem(edges.barrier_bytes))
+    smem = layout.smem(edges.barrier_bytes)
+    return Plan90(config, layout, roles, edges, smem, BarrierPlan(roles, _barriers(layout, roles)))
 
 
 def _roles(layout: Layout) -> RolePlan:
@@ -58,6 +60,26 @@ def _roles(layout: Layout) -> RolePlan:
             *others,
         )
     )  # fmt: skip
+
+
+def _barriers(layout: Layout, roles: RolePlan) -> tuple[NamedBarrier, ...]:
+    """Ids are those of three warpgroups, also where two compute."""
+    math, role = ("math",), roles["math"]
+    warpgroup = role.team_threads
+    return (
+        NamedBarrier("warpgroup", math, warpgroup, "all of a warpgroup are there", MOST_TEAMS),
+        NamedBarrier(
+            "turn",
+            math,
+            min(role.teams, 2) * warpgroup,
+            "the warpgroup's turn to issue products",
+            MOST_TEAMS,
+        ),
+        NamedBarrier("cleared", math, role.threads, "rows of V past the last key are zero"),
+        NamedBarrier(
+            "sums", math, layout.sharers * warpgroup, "warpgroups of a query tile left their sums"
+        ),
+    )
 
 
 def _edges(layout: Layout) -> tuple[Edge, ...]:

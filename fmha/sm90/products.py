@@ -6,7 +6,7 @@ operand (N = d, K = key) it is MN-major. In an accumulator element c + 2 h + 4 j
 column 8 j + 2 (lane % 4) + c of row lane / 4 + 8 h of its warp's sixteen; as the A operand of the
 next product the same elements stand in the same order.
 
-In e4m3 Q is one tile or two, whose products with K are added up, and V is K-major, since `turn.py`
+In e4m3 Q is one tile or two, whose products with K are added up, and V is K-major, since `fp8.Turn`
 turned it. A word of the A operand is then four keys of a row, which are 4 (lane % 4) .. of sixteen
 for the tensor core; here they are keys 2 (lane % 4), + 1, + 8 and + 9, what a thread has of S. The
 order of keys means nothing to a sum, and V is turned with its keys in the same order.
@@ -19,10 +19,28 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.utils import hopper_helpers as sm90
 
-from fmha.shared.types import IO_TYPES, OUT_TYPES
+from fmha.shared.args import IO_TYPES, OUT_TYPES, Lane, Scalars, Work
+from fmha.shared.walk import row_of
 from fmha.sm90.layout import VT_STAGES
 from fmha.sm90.plan import Plan90
 from kernelkit.device.umma import shared
+from kernelkit.plan import hw
+
+
+@cute.jit
+def own_lane(plan: Plan90, work: Work, scalars: Scalars, team: Int32) -> Lane:
+    """This thread's place in the block; team: its warpgroup."""
+    tile, part = team // plan.layout.sharers, team % plan.layout.sharers
+    lane = cute.arch.lane_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) % hw.WARPGROUP_WARPS
+    first = warp * 16 + lane // 4
+    rows = (
+        row_of(plan, work, scalars, tile, first),
+        row_of(plan, work, scalars, tile, first + 8),
+    )
+    real = (rows[0].token < work.q_length, rows[1].token < work.q_length)
+    return Lane(team, tile, part, first, warp, lane % 4 * 2, rows, real)
+
 
 K, MN = OperandMajorMode.K, OperandMajorMode.MN
 ATOMS = {  # by the bytes of a line

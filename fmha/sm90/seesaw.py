@@ -7,6 +7,9 @@ are half a round apart: while one exponentiates, the other's products run.
 Weights refer to a maximum that P carries with it: who finds that it is too small raises it and goes
 on, and the other raises its own where it takes that P. So tiles follow each other in one order for
 both, whoever weighs them, and nothing but P is waited for.
+
+Warpgroups publish P of their key tiles with the maxima that it refers to, and at the end the sums
+of their weights. The same thread has the same two rows in all of them.
 """
 
 from dataclasses import dataclass
@@ -14,14 +17,11 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass.cute.nvgpu import warpgroup
+from cutlass.cute.nvgpu import warp, warpgroup
 from cutlass.pipeline import PipelineState
 
-from fmha.shared.args import Scope, Walk
-from fmha.shared.epilogue import finish_rows
-from fmha.shared.lanes import Lane
-from fmha.shared.order import count_rounds
-from fmha.shared.statistics import own_sink
+from fmha.shared.args import Lane, Scope, Walk
+from fmha.shared.epilogue import finish_rows, own_sink
 from fmha.shared.two_rows import (
     Reference,
     asked,
@@ -39,9 +39,10 @@ from fmha.shared.two_rows import (
     too_large,
     tops_of,
 )
-from fmha.shared.walk import locate, plan_walk
+from fmha.shared.walk import count_rounds, locate, plan_walk
 from fmha.sm90.epilogue import store_o
 from fmha.sm90.math import Math
+from fmha.sm90.plan import Plan90
 from fmha.sm90.products import (
     accumulator,
     issue,
@@ -49,15 +50,75 @@ from fmha.sm90.products import (
     k_operand,
     make_pv_mma,
     make_qk_mma,
+    own_lane,
     p_registers,
     q_operand,
+    shared_p,
     shared_p_operand,
     v_operand,
 )
-from fmha.sm90.rows import own_lane
-from fmha.sm90.sharing import MAXIMUM, share_p, sums_of_all, tell, told_by
+from kernelkit.device.barriers import meet
 from kernelkit.device.pipelines import consumer_state, consumer_state_at, producer_state_at
 from kernelkit.plan import hw
+
+MAXIMUM, SUM = 0, 1  # which of the numbers of a row
+
+
+@cute.jit
+def share_p(plan: Plan90, lane: Lane, p: cute.Tensor, buffer: cute.Pointer) -> None:
+    """P of this warpgroup's key tile, in registers like S, into its place in shared memory."""
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), p.element_type)
+    copy = cute.make_tiled_copy_C(atom, make_qk_mma(plan))
+    thread, _, _ = cute.arch.thread_idx()
+    part = copy.get_slice(thread % plan.roles["math"].team_threads)
+    own = shared_p(plan, buffer)[None, None, lane.part]
+    cute.copy(copy, part.retile(p), part.partition_D(own))
+    cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def publish(
+    plan: Plan90,
+    lane: Lane,
+    buffer: cute.Pointer,
+    kind: cutlass.Constexpr,
+    own: tuple[Float32, Float32],
+) -> None:
+    """Publish a number of each of two rows."""
+    numbers = published(plan, buffer, kind)
+    for half in cutlass.range_constexpr(2):
+        if lane.column == 0:
+            numbers[lane.first_row + 8 * half, lane.part] = own[half]
+
+
+@cute.jit
+def read_published(
+    plan: Plan90, lane: Lane, buffer: cute.Pointer, kind: cutlass.Constexpr, part: Int32
+) -> tuple[Float32, Float32]:
+    """Return the number that warpgroup `part` of the query tile published, of each of two rows."""
+    numbers = published(plan, buffer, kind)
+    return numbers[lane.first_row, part], numbers[lane.first_row + 8, part]
+
+
+@cute.jit
+def published(plan: Plan90, buffer: cute.Pointer, kind: cutlass.Constexpr) -> cute.Tensor:
+    """Numbers of one kind, (row, warpgroup)."""
+    shape = (plan.layout.rows, plan.layout.sharers)
+    return cute.make_tensor(buffer + kind * cute.size(shape), cute.make_layout(shape))
+
+
+@cute.jit
+def sums_of_all(
+    plan: Plan90, lane: Lane, buffer: cute.Pointer, own: tuple[Float32, Float32]
+) -> tuple[Float32, Float32]:
+    """Return the sums over all warpgroups of the tile of each of two rows; all of them meet."""
+    publish(plan, lane, buffer, SUM, own)
+    meet(plan.barriers, "sums")
+    first, second = read_published(plan, lane, buffer, SUM, 0)
+    for part in cutlass.range_constexpr(1, plan.layout.sharers):
+        others = read_published(plan, lane, buffer, SUM, part)
+        first, second = first + others[0], second + others[1]
+    return first, second
 
 
 @dataclass(frozen=True)
@@ -235,7 +296,7 @@ class Seesaw(Math):
         """P V of the other's tile of `step`, whose P is waited for. Nothing is added to O yet."""
         plan, scope, tile = self.plan, block.scope, block.tile
         scope.pipes.p.wait(self.other_p(block, step), 1 - team)
-        tops = told_by(plan, block.lane, scope.buffers.statistics, MAXIMUM, 1 - team)
+        tops = read_published(plan, block.lane, scope.buffers.statistics, MAXIMUM, 1 - team)
         row_max = tile.reference.row_max
         if cute.arch.vote_any_sync(tops[0] != row_max[0] or tops[1] != row_max[1]):
             rescale(tile.o, refer_to(plan, tops, tile.reference, scope.scalars))
@@ -289,7 +350,7 @@ class Seesaw(Math):
         share_p(plan, block.lane, p, scope.buffers.p)
         row_max = tile.reference.row_max
         own = (row_max[0], row_max[1])
-        tell(plan, block.lane, scope.buffers.statistics, MAXIMUM, own)
+        publish(plan, block.lane, scope.buffers.statistics, MAXIMUM, own)
         cute.arch.sync_warp()
         scope.pipes.p.signal(team)
 

@@ -85,7 +85,7 @@ class DecodeSm90:
                 cute.arch.sync_threads()
             elif senders > 0:
                 mailbox.wait_for_mail(config, box)
-            how = Finishing(plan.threads, config.pdl, plan.parts_ahead)
+            how = Finishing(plan.barriers, config.pdl, plan.parts_ahead)
             finish(config, how, box, place, share.active, tensors, tables)
 
 

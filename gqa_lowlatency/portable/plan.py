@@ -12,8 +12,10 @@ from functools import cached_property
 from gqa_lowlatency.config import COLUMNS, WARP_COUNTS, DecodeConfig
 from kernelkit.compile.arch import PORTABLE, require_pdl, written_for
 from kernelkit.plan import hw
+from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
 from kernelkit.plan.dtypes import ITEM_BYTES
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
+from kernelkit.plan.warps import Role, RolePlan
 
 KEYS = 16  # the M of a warp's products
 WARPS = 8
@@ -93,6 +95,19 @@ class Plan90:
     def blocks(self) -> int:
         """Products' worth of keys that a warp takes at a time."""
         return self.keys // KEYS
+
+    @cached_property
+    def roles(self) -> RolePlan:
+        """All warps do the same."""
+        return RolePlan((Role("stream", 0, self.warps, "S = K Q^T, softmax, O^T += V^T P"),))
+
+    @cached_property
+    def barriers(self) -> BarrierPlan:
+        """Named barriers."""
+        meaning = "an owner's sums are in the workspace, or the number of parts is told"
+        return BarrierPlan(
+            self.roles, (NamedBarrier("finish", ("stream",), self.threads, meaning),)
+        )
 
     @property
     def threads(self) -> int:
@@ -197,6 +212,7 @@ class Plan90:
             )
         if self.smem_bytes > self.smem_limit:
             raise ValueError(f"{self.smem_bytes} bytes of shared memory, limit {self.smem_limit}")
+        self.barriers.check()
 
     def _check_gpu(self) -> None:
         """What compute capabilities 8.x and 12.x do not do, or this kernel there."""

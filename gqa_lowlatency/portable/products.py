@@ -14,8 +14,8 @@ from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.portable.plan import Plan90
 from gqa_lowlatency.portable.queries import Queries, query_address
 from kernelkit.device import warp_mma
+from kernelkit.device.boxes import turn
 from kernelkit.device.shared_words import load
-from kernelkit.device.swizzle import turn
 from kernelkit.plan import hw
 
 EVERY_OTHER = 0x3120  # of prmt: bytes 0, 2, then 1, 3

@@ -17,22 +17,32 @@ from cutlass import BFloat16, Boolean, Float16, Float32, Int32
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.shared import mailbox
 from gqa_lowlatency.shared.args import Place, Tables, Tensors
+from kernelkit.device.barriers import meet
 from kernelkit.device.online_softmax import finite, in_log2_units
 from kernelkit.device.shared_words import load, store
+from kernelkit.plan.barriers import BarrierPlan
 from kernelkit.plan.log2 import LN_2
 
 OUT_TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32}
 FLAG_OFFSET = 8  # behind the mailbox's mbarrier: how many parts had come before this one
-BARRIER = 7  # of the threads that finish
 
 
 @dataclass(frozen=True)
 class Finishing:
-    """How: by so many threads; in_turn: see `mailbox`; ahead: parts that are asked for at once."""
+    """How an owner finishes.
 
-    threads: int
+    barriers: of the plan; all threads that finish meet at its barrier "finish".
+    in_turn: whether `mailbox.merged_in_turn` adds up.
+    ahead: number of parts that are asked for at once.
+    """
+
+    barriers: BarrierPlan
     in_turn: bool = False
     ahead: int = 1
+
+    @property
+    def threads(self) -> int:
+        return self.barriers["finish"].threads
 
 
 @cute.jit
@@ -63,7 +73,7 @@ def finish(
                 write(config, tensors, tables, place, slot, vector, acc, found)
     if cutlass.const_expr(config.parts):
         all_parts = cutlass.max((active + config.cluster - 1) // config.cluster, 1)
-        if is_last(threads, box, tables, unit, all_parts):
+        if is_last(how, box, tables, unit, all_parts):
             for turn in cutlass.range_constexpr(turns):
                 slot, vector = (thread + turn * threads) // vectors, thread % vectors
                 if slot < config.owned_columns:
@@ -149,18 +159,18 @@ def leave(
 
 @cute.jit
 def is_last(
-    threads: cutlass.Constexpr, box: mailbox.Mailbox, tables: Tables, unit: Int32, all_parts: Int32
+    how: Finishing, box: mailbox.Mailbox, tables: Tables, unit: Int32, all_parts: Int32
 ) -> Boolean:
     """Whether all other parts have left their sums; the counter is then 0 again."""
     thread, _, _ = cute.arch.thread_idx()
-    cute.arch.barrier(barrier_id=BARRIER, number_of_threads=threads)
+    meet(how.barriers, "finish")
     if thread == 0:
         count = tables.counts.iterator + unit
         before = cute.arch.atomic_add(count, Int32(1), sem="acq_rel", scope="gpu")
         if before == all_parts - 1:
             tables.counts[unit] = Int32(0)
         store(box.arrived + FLAG_OFFSET, Int32, (before,))
-    cute.arch.barrier(barrier_id=BARRIER, number_of_threads=threads)
+    meet(how.barriers, "finish")
     return load(box.arrived + FLAG_OFFSET, Int32) == all_parts - 1
 
 

@@ -1,7 +1,7 @@
 """The decode kernel of Blackwell: host entry, prologue, dispatch of the warps.
 
 Read `plan.py` first (who, where, who waits for whom), then this file, then `roles/` in the order in
-which data flows: load_q, load_kv, mma, epilogue (mask, columns, correction, deliver). What the
+which data flows: load, mma, epilogue (columns, correction). What the
 cluster does together is in `gqa_lowlatency/shared/`.
 
 One cluster per batch entry, KV head and tile of query rows; its CTAs share the keys.
@@ -22,11 +22,9 @@ from gqa_lowlatency.shared.mailbox import Mailbox, open_mailbox
 from gqa_lowlatency.shared.signature import TYPES, example_arguments
 from gqa_lowlatency.shared.split import locate, place_of
 from gqa_lowlatency.sm100.args import Buffers, Pipes, Scope
-from gqa_lowlatency.sm100.boxes import kv_box
 from gqa_lowlatency.sm100.plan import ROLES, TILE, make_plan
 from gqa_lowlatency.sm100.roles.epilogue import Epilogue
-from gqa_lowlatency.sm100.roles.load_kv import LoadKV
-from gqa_lowlatency.sm100.roles.load_q import LoadQ
+from gqa_lowlatency.sm100.roles.load import LoadKV, LoadQ, kv_box
 from gqa_lowlatency.sm100.roles.mma import Mma
 from kernelkit.device.boxes import ROWS_FIRST, TmaTensor, describe, reorder
 from kernelkit.device.buffers import buffer_at

@@ -14,9 +14,9 @@ from math import gcd
 
 from gqa_lowlatency.config import DecodeConfig
 from kernelkit.plan import hw
-from kernelkit.plan.arrivals import Signal
+from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
 from kernelkit.plan.dtypes import ITEM_BYTES
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import Role, RolePlan
@@ -31,10 +31,6 @@ BARRIER_BYTES = 512  # set aside for mbarriers, whose number depends on the dept
 MAILBOX_BARRIER_BYTES = 16  # the mailbox's mbarrier, and the flag of `device/finish.py` behind it
 MIN_BOX_BYTES = 128  # TMA writes to multiples of that in shared memory
 
-# Named barriers; 0 is that of the whole CTA.
-COLUMNS_BARRIER = 1  # the epilogue warps: each has left its part of every column
-DONE_BARRIER = 2  # the epilogue warps: tensor memory is read, an own mailbox is filled
-
 ROLES = RolePlan(
     (
         Role(
@@ -45,6 +41,17 @@ ROLES = RolePlan(
         Role("load_q", 6, 1, "rows of Q by cp.async"),
     )
 )
+BARRIERS = BarrierPlan(
+    ROLES,
+    tuple(
+        NamedBarrier(name, ("epilogue",), ROLES["epilogue"].threads, meaning)
+        for name, meaning in (
+            ("columns", "each warp left its part of every column"),
+            ("done", "tensor memory is read, an own mailbox is filled"),
+            ("finish", "an owner's sums are in the workspace, or the number of parts is told"),
+        )
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,11 @@ class Plan100:
     """Everything about a config that is decided before tracing."""
 
     config: DecodeConfig
+
+    @property
+    def barriers(self) -> BarrierPlan:
+        """Named barriers, the same of all configs."""
+        return BARRIERS
 
     @property
     def columns(self) -> int:
@@ -213,6 +225,7 @@ class Plan100:
         if self.edges.barrier_bytes > BARRIER_BYTES:
             raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers, room {BARRIER_BYTES}")
         ROLES.check()
+        BARRIERS.check()
         self.edges.check()
         self.smem.check()
         self.tmem.check()

@@ -14,11 +14,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _OF_KERNELKIT = {
-    "plan": "arrivals edges warps hw limits dtypes log2 smem_plan:smem tmem_plan:tmem",
+    "plan": "arrivals:edges edges warps hw limits dtypes log2 smem_plan:smem tmem_plan:tmem",
     "device": (
-        "block_scale boxes branch buffers dependent device_table fake lanes narrow online_softmax "
-        "param_table param_words pipelines registers shared_words swizzle table_kernel tmem "
-        "tmem_fragments umma warp_mma words"
+        "block_scale:umma boxes branch:control buffers dependent device_table fake lanes narrow "
+        "online_softmax param_table param_words pipelines registers:control "
+        "shared_words swizzle:boxes table_kernel tmem tmem_fragments:tmem umma warp_mma words"
     ),
     "compile": (
         "aot arch artifact cuda host_object kernel keys names outside plan_names pristine "

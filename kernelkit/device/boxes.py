@@ -2,6 +2,10 @@
 
 Boxes of one buffer follow each other without gaps. Tensors have modes (row, column, head, batch
 entry or page); rows and pages beyond them arrive as zeros.
+
+TMA and the tensor core expect the units of a line, 16 bytes each, swizzled inside their line: lines
+have 64 or 128 bytes, their buffer is aligned to 1024, and the number of whole 128 bytes before a
+unit says where it moves (PTX ISA, "Swizzling modes").
 """
 
 from dataclasses import dataclass
@@ -12,6 +16,19 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from kernelkit.device.umma import shared
+from kernelkit.plan import hw
+
+
+def turn(line: Int32, line_bytes: cutlass.Constexpr) -> Int32:
+    """What the numbers of the units of a line are XORed with."""
+    units = line_bytes // hw.SMEM_UNIT_BYTES
+    return line // (hw.SMEM_LINE_BYTES // line_bytes) % units
+
+
+def swizzled(offset: Int32, line_bytes: cutlass.Constexpr) -> Int32:
+    """A byte's place in the buffer."""
+    return offset ^ (turn(offset // line_bytes, line_bytes) * hw.SMEM_UNIT_BYTES)
+
 
 ATOM_ROWS = 8
 _SWIZZLES = {  # by the bytes of a line

@@ -1,15 +1,17 @@
-"""One row of the online softmax in registers (device code).
+"""The online softmax in the registers of a thread, which has one row or two (device code).
 
 Weights are exp2(scale_log2 * (s - row_max)): the log2 domain saves a multiplication per element.
 row_max is the reference maximum: it may lag the true one by `slack_log2`, because a weight may be
 as large as 2 ** slack_log2 without harm, and every time it does not move O need not be rescaled.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
-from kernelkit.device.branch import once
+from kernelkit.device.control import once
 from kernelkit.plan.limits import FLT_MAX
 from kernelkit.plan.log2 import LN_2, LOG2_E, MAX_FACTOR, MIN_FACTOR
 
@@ -22,23 +24,81 @@ CHUNK = 32  # scores per mask word and per conversion
 ALL_BITS = 0xFFFFFFFF
 
 
+# Numbers of one row that an instruction takes: two where there is arithmetic on pairs.
+Numbers = tuple[Float32, ...]
+# A number for all rows of a thread, or one for each.
+OfRows = Float32 | float | tuple[Float32, ...]
+
+
+@dataclass(frozen=True)
+class RowView:
+    """Elements [begin, end) of a thread's scores, seen as rows.
+
+    rows: 1 where the thread has a lane of tensor memory; 2 in an accumulator of wgmma or mma.sync,
+        whose element c + 2 h + 4 j belongs to row h and to column c + 8 j.
+    begin, end: multiples of 4.
+    """
+
+    rows: int
+    begin: int
+    end: int
+
+    @property
+    def width(self) -> int:
+        """Elements that an instruction takes: pairs on architectures with tensor memory."""
+        return 2 if self.rows == 1 else 1
+
+    @property
+    def firsts(self) -> range:
+        """First element of what each instruction takes."""
+        return range(self.begin, self.end, self.width)
+
+    def row_of(self, element: int) -> int:
+        return element // 2 % self.rows
+
+    def chunks(self, row: int) -> list[tuple[int, list[int]]]:
+        """(first column, elements) of each CHUNK elements of a row."""
+        step = CHUNK * self.rows
+        return [
+            (
+                first if self.rows == 1 else first // 4 * 8,
+                [k for k in range(first, min(first + step, self.end)) if self.row_of(k) == row],
+            )
+            for first in range(self.begin, self.end, step)
+        ]
+
+    def columns_below(self, limit: Int32) -> Int32:
+        """How many columns of a row, from that of its first element on, are below `limit`; negative
+        for none. In two rows they are 0, 1, 8, 9, 16, 17, .."""
+        return limit if self.rows == 1 else (limit >> 3) * 2 + cutlass.min(limit & 7, 2)
+
+
+def view_of(scores: cute.Tensor, view: RowView | None) -> RowView:
+    """Return `view`; where there is none, all scores belong to one row."""
+    return view or RowView(1, 0, cute.size(scores))
+
+
+def of_row(numbers: OfRows, row: int) -> Float32 | float:
+    """Return the number of a row."""
+    return numbers[row] if isinstance(numbers, tuple) else numbers
+
+
 @cute.jit
-def softcap_scores(scores: cute.Tensor, softcap_log2: Float32) -> None:
-    """scores (N,) in place: s becomes -1 / (1 + exp(2 s / c)), softcap_log2 being 2 log2(e) / c.
+def softcap_scores(scores: cute.Tensor, softcap_log2: OfRows, view: RowView | None = None) -> None:
+    """scores in place: s becomes -1 / (1 + exp(2 s / c)), softcap_log2 being 2 log2(e) / c.
 
     c tanh(s / c) = c + 2 c * (-1 / (1 + exp(2 s / c))). The softmax has no use for the first c, so
     a softcap costs no more than this, and 2 c becomes part of the scale. It is exact to rounding
     over the whole range, unlike tanh.approx, and +-inf become -0 and -1.
     """
-    for pair in cutlass.range(0, cute.size(scores), 2, unroll_full=True):
-        exponents = cute.arch.mul_packed_f32x2(
-            (scores[pair], scores[pair + 1]), (softcap_log2, softcap_log2)
-        )
-        powers = tuple(cute.math.exp2(exponent, fastmath=True) for exponent in exponents)
+    view = view_of(scores, view)
+    for first in view.firsts:
+        numbers = tuple(scores[first + k] for k in range(view.width))
+        powers = exp2(multiply(numbers, of_row(softcap_log2, view.row_of(first))))
         # Negated here, so that the maximum of the scores stays a maximum.
-        negative = cute.arch.fma_packed_f32x2(powers, (-1.0, -1.0), (-1.0, -1.0))
-        scores[pair] = cute.arch.rcp_approx(negative[0])
-        scores[pair + 1] = cute.arch.rcp_approx(negative[1])
+        negative = multiply_add(powers, -1.0, -1.0)
+        for k in cutlass.range_constexpr(view.width):
+            scores[first + k] = cute.arch.rcp_approx(negative[k])
 
 
 @cute.jit
@@ -51,23 +111,31 @@ def softcap_score(score: Float32, scale_log2: Float32, softcap_log2: Float32) ->
 
 @cute.jit
 def keep_columns(
-    scores: cute.Tensor, end: Int32, begin: Int32 | None = None, prefix_end: Int32 | None = None
+    scores: cute.Tensor,
+    end: Int32,
+    begin: Int32 | None = None,
+    prefix_end: Int32 | None = None,
+    view: RowView | None = None,
+    row: cutlass.Constexpr = 0,
+    first: Int32 | int = 0,
+    unseen: Float32 | float = -Float32.inf,
 ) -> None:
-    """Scores (N,) become -inf outside [begin, end) and [0, prefix_end); any integers will do.
+    """Scores of `row` become `unseen` outside [begin, end) and [0, prefix_end); any integers will
+    do. first: the column of the thread's first element.
 
     One 32-bit mask per 32 columns; the bit tests then need no comparison per element.
     """
-    columns = cute.size(scores)
-    for chunk in cutlass.range_constexpr((columns + CHUNK - 1) // CHUNK):
-        bits = lowest_bits(end - chunk * CHUNK)
+    view = view_of(scores, view)
+    for column, elements in view.chunks(row):
+        bits = lowest_bits(view.columns_below(end - (first + column)))
         if cutlass.const_expr(begin is not None):
-            bits = bits & ~lowest_bits(begin - chunk * CHUNK)
+            bits = bits & ~lowest_bits(view.columns_below(begin - (first + column)))
         if cutlass.const_expr(prefix_end is not None):
-            bits = bits | lowest_bits(prefix_end - chunk * CHUNK)
-        for bit in cutlass.range_constexpr(min(CHUNK, columns - chunk * CHUNK)):
-            column = chunk * CHUNK + bit
+            bits = bits | lowest_bits(view.columns_below(prefix_end - (first + column)))
+        for bit in cutlass.range_constexpr(len(elements)):
+            element = elements[bit]
             inside = Boolean(bits & Uint32(1 << bit))
-            scores[column] = scores[column] if inside else -Float32.inf
+            scores[element] = scores[element] if inside else unseen
 
 
 @cute.jit
@@ -212,48 +280,85 @@ def shift_of(row_max: Float32, scale_log2: Float32, near: cutlass.Constexpr = Fa
 @cute.jit
 def exponentiate(
     scores: cute.Tensor,
-    scale_log2: Float32,
-    shift: Float32,
+    scale_log2: OfRows,
+    shift: OfRows,
     by_polynomial: cutlass.Constexpr = 0,
+    view: RowView | None = None,
 ) -> None:
-    """scores (N,) in place: exp2(scale_log2 * s + shift).
+    """scores in place: exp2(scale_log2 * s + shift).
 
     by_polynomial: number of pairs of scores, out of 16, that go through `exp2_polynomial`, which
     leaves the MUFU to the others.
     """
-    for first in cutlass.range_constexpr(0, cute.size(scores), CHUNK):
-        for column in cutlass.range_constexpr(0, min(CHUNK, cute.size(scores) - first), 2):
-            pair = first + column
-            powers = cute.arch.fma_packed_f32x2(
-                (scores[pair], scores[pair + 1]), (scale_log2, scale_log2), (shift, shift)
-            )
-            if cutlass.const_expr((column // 2 + 1) * by_polynomial % 16 < by_polynomial):
-                powers = exp2_polynomial(powers)
-            else:
-                powers = tuple(cute.math.exp2(power, fastmath=True) for power in powers)
-            scores[pair], scores[pair + 1] = powers
+    view = view_of(scores, view)
+    for first in view.firsts:
+        row, numbers = view.row_of(first), tuple(scores[first + k] for k in range(view.width))
+        powers = multiply_add(numbers, of_row(scale_log2, row), of_row(shift, row))
+        if cutlass.const_expr((first // 2 + 1) * by_polynomial % 16 < by_polynomial):
+            # The maxima of two rows are checked by their weights: one too large has to be inf.
+            powers = exp2_polynomial(powers, view.rows == 2)
+        else:
+            powers = exp2(powers)
+        for k in cutlass.range_constexpr(view.width):
+            scores[first + k] = powers[k]
+
+
+def exp2(exponents: Numbers) -> Numbers:
+    """Return exp2 of each number, by the MUFU."""
+    return tuple(cute.math.exp2(exponent, fastmath=True) for exponent in exponents)
+
+
+def multiply(numbers: Numbers, factor: Float32 | float) -> Numbers:
+    """Return each number times `factor`."""
+    if len(numbers) == 2:
+        return cute.arch.mul_packed_f32x2(numbers, (factor, factor))
+    return (numbers[0] * factor,)
+
+
+def add(numbers: Numbers, addend: float) -> Numbers:
+    """Return each number plus `addend`."""
+    if len(numbers) == 2:
+        return cute.arch.add_packed_f32x2(numbers, (addend, addend))
+    return (numbers[0] + addend,)
+
+
+def multiply_add(
+    numbers: Numbers, factor: Float32 | float | Numbers, addend: Float32 | float | Numbers
+) -> Numbers:
+    """Return each number times `factor` plus `addend`, which may be those of each number."""
+    factors, addends = (
+        given if isinstance(given, tuple) else (given,) * len(numbers) for given in (factor, addend)
+    )
+    if len(numbers) == 2:
+        return cute.arch.fma_packed_f32x2(numbers, factors, addends)
+    return (numbers[0] * factors[0] + addends[0],)
 
 
 # 2^f over -1/2 <= f <= 1/2 is 1 + f (c1 + f (c2 + f c3)), chosen for the least relative error.
 EXP2_COEFFICIENTS = (0.693282898, 0.242210975, 0.0550090578)
 EXP2_ERROR = 1.02e-4  # relative, of what `exp2_polynomial` returns
 LEAST_EXPONENT = -127.0  # 2 to that is 0 here
+INFINITE_EXPONENT = 128.0  # 2 to that is inf in fp32
 EXPONENT_AT = 23  # bit where the exponent of an fp32 begins
 ROUNDER = 12582912.0  # 1.5 * 2^23: what is added to it is rounded to an integer
 
 
-@cute.jit
-def exp2_polynomial(exponents: tuple[Float32, Float32]) -> tuple[Float32, Float32]:
-    """exp2 of two numbers below 128 without the MUFU, by Cody and Waite: the nearest integer goes
-    into the exponent, the rest through a polynomial. 2^-127 and less are exactly 0."""
+def exp2_polynomial(exponents: Numbers, bounded: bool) -> Numbers:
+    """exp2 of numbers without the MUFU, by Cody and Waite: the nearest integer goes into the
+    exponent, the rest through a polynomial. 2^-127 and less are exactly 0.
+
+    bounded: whether 2^128 and more are to be inf; else the exponents have to be below 128, since
+    they would run over into the sign.
+    """
     x = tuple(cute.arch.fmax(exponent, LEAST_EXPONENT) for exponent in exponents)
-    rounded = cute.arch.add_packed_f32x2(x, (ROUNDER, ROUNDER))
-    whole = cute.arch.add_packed_f32x2(rounded, (-ROUNDER, -ROUNDER))
-    rest = cute.arch.fma_packed_f32x2(whole, (-1.0, -1.0), x)
+    if bounded:
+        x = tuple(cute.arch.fmin(exponent, INFINITE_EXPONENT) for exponent in x)
+    rounded = add(x, ROUNDER)
+    rest = multiply_add(add(rounded, -ROUNDER), -1.0, x)
     c1, c2, c3 = EXP2_COEFFICIENTS
-    value = cute.arch.fma_packed_f32x2(rest, (c3, c3), (c2, c2))
-    value = cute.arch.fma_packed_f32x2(value, rest, (c1, c1))
-    value = cute.arch.fma_packed_f32x2(value, rest, (1.0, 1.0))
+    value = multiply_add(rest, c3, c2)
+    value = multiply_add(value, rest, c1)
+    value = multiply_add(value, rest, 1.0)
     return tuple(raised(*each) for each in zip(value, rounded, strict=True))
 
 

@@ -26,8 +26,7 @@ from cutlass.pipeline import (
     make_pipeline_state,
 )
 
-from kernelkit.plan.arrivals import Reach, Signal
-from kernelkit.plan.edges import Completion, EdgePlan
+from kernelkit.plan.edges import Completion, EdgePlan, Reach, Signal
 
 LEADER = 0
 PAIR_MASK = 0b11

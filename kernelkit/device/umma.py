@@ -1,8 +1,15 @@
-"""Issuing tcgen05.mma: operands in swizzled shared memory, accumulators in TMEM (device code)."""
+"""Issuing tcgen05.mma: operands in swizzled shared memory, accumulators and scale factors in TMEM
+(device code).
+
+Scale factors of block-scaled MMAs come from shared memory by atoms. An atom is 512 bytes: 128 rows
+by four scale factors, row r's at byte r % 32 * 16 + r / 32 * 4. tcgen05.cp.32x128b.warpx4 brings it
+to four columns, row r to lane r % 32 of column r / 32, in every quarter of the lanes, where MMAs
+find it. Copies and MMAs of one thread execute in order.
+"""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32
+from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import tcgen05
 
 
@@ -39,3 +46,23 @@ def issue(
     for k_block in k_blocks:
         mma.set(tcgen05.Field.ACCUMULATE, accumulate if k_block == k_blocks[0] else True)
         cute.gemm(mma, d, a[None, None, k_block], b[None, None, k_block], d)
+
+
+# Of a matrix descriptor: version 1, no swizzle, 8 rows of 16 bytes every 128 bytes. The next 16
+# bytes of a row would be 16 further on; there are none, but CUTLASS's descriptors say the same.
+_DESCRIPTOR = (1 << 46) | (128 >> 4 << 32) | (16 >> 4 << 16)
+
+
+@cute.jit
+def copy_atom(group: cutlass.Constexpr, column: cute.Pointer, source: cute.Pointer) -> None:
+    """Start to copy an atom of shared memory to tensor memory, by one elected thread.
+
+    group: CtaGroup; with TWO either CTA of the pair copies its own.
+    """
+    name = "cta_group::2" if group is tcgen05.CtaGroup.TWO else "cta_group::1"
+    start = Int64(source.toint() >> 4 & 0x3FFF)
+    with cute.arch.elect_one():
+        cute.arch.inline_ptx(
+            f"tcgen05.cp.{name}.32x128b.warpx4 [{{$r0}}], {{$r1}};",
+            read_only_args=[Int32(column.toint()), start | Int64(_DESCRIPTOR)],
+        )

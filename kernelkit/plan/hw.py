@@ -54,6 +54,9 @@ REGISTERS_PER_THREAD = 255
 SETMAXNREG = range(24, 257, 8)  # PTX ISA, setmaxnreg: a multiple of 8 in 24..256
 MAX_THREADS_PER_CTA = 1024
 
+NAMED_BARRIERS = 16  # of a CTA (PTX ISA, "barrier")
+FIRST_NAMED_BARRIER = 1  # 0 is that of bar.sync without a name: all threads of the CTA
+
 MBARRIER_BYTES = 8  # PTX ISA, "mbarrier": an opaque 64-bit object
 MBARRIER_MAX_ARRIVALS = (1 << 20) - 1  # PTX ISA, mbarrier: range of the arrival count
 

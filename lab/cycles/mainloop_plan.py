@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelkit.plan import hw
-from kernelkit.plan.arrivals import Signal
 from kernelkit.plan.dtypes import ITEM_BYTES
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import Role, RolePlan

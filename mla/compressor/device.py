@@ -1,13 +1,22 @@
 """What compressors share (device code): where rows of a step and of a tail lie, and what follows
 when a window is pooled: RMSNorm, RoPE, the record. `mla.compressor.reference` defines them.
+
+Clusters of CTAs take windows or requests, and a CTA of a cluster a slice of the channels. For a sum
+over the CTAs each sends its part to all others by st.async, so that a CTA waits for the parts
+alone; a barrier of the cluster would wait for every store. Boxes are used in turns: a CTA that
+sends to one again has seen parts of all who read it.
 """
 
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
+from cutlass.memory import SmemAllocator
 
+from kernelkit.device.param_table import ParamTable
+from kernelkit.device.table_kernel import TableKernel
 from kernelkit.device.words import float_of, fused
 from kernelkit.plan.log2 import LOG2_E
 from kvcache.layouts.latent import LATENTS, ROPE
@@ -23,10 +32,86 @@ from kvcache.movement.device import (
     zeros,
 )
 from kvcache.movement.entry import Pieces, load_angles, rotated, rounded, store_piece
-from mla.compressor.config import VECTOR, EntryConfig
+from mla.compressor.config import BOXES, VECTOR, EntryConfig, WalkConfig, WindowConfig
 from mla.compressor.params import CompressParams, StepRows, StepTables, TailSlots, Weights
 from mla.indexer.entry import store_index_row
 from mla.indexer.formats import FORMATS, LANES, PIECE, IndexFormat
+
+
+class Clusters(TableKernel):
+    """Host function of one config; a class that inherits it has the `kernel`."""
+
+    def __init__(self, config: WindowConfig | WalkConfig, arch: str) -> None:
+        super().__init__(config)
+        self.arch = arch
+
+    @cute.jit
+    def __call__(self, table: ParamTable, clusters: Int32, stream: CUstream) -> None:
+        """Launch so many clusters of CTAs. table: `CompressParams`."""
+        self.kernel(table).launch(
+            grid=(clusters * self.config.slices, 1, 1),
+            block=(self.config.threads, 1, 1),
+            cluster=(self.config.slices, 1, 1),
+            min_blocks_per_mp=self.config.ctas_per_sm,  # bounds the registers of a thread
+            preferred_smem_carveout=100,  # percent of what an SM has
+            stream=stream,
+        )
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """parts: fp32 [BOXES, CTAs]. arrived: an mbarrier of each box."""
+
+    parts: cute.Tensor
+    arrived: cute.Tensor
+
+
+@cute.jit
+def open_exchange(ctas: cutlass.Constexpr[int]) -> Exchange:
+    """By all threads of all CTAs; before anything is sent they wait for the cluster's barrier."""
+    smem, (thread, _, _) = SmemAllocator(), cute.arch.thread_idx()
+    arrived = smem.allocate_tensor(Int64, cute.make_layout(BOXES), byte_alignment=8)
+    layout = cute.make_ordered_layout((BOXES, ctas), order=(1, 0))
+    parts = smem.allocate_tensor(Float32, layout, byte_alignment=8)
+    if thread == 0:
+        for box in cutlass.range_constexpr(BOXES):
+            cute.arch.mbarrier_init(arrived.iterator + box, 1)
+        cute.arch.mbarrier_init_fence()
+    cute.arch.cluster_arrive_relaxed()
+    return Exchange(parts, arrived)
+
+
+@cute.jit
+def exchanged(exchange: Exchange, mine: Float32, part: Int32, turn: Int32) -> Float32:
+    """The sum in the order of CTAs, of which this is number `part`; by all threads, with the same
+    `mine`. turn: how many sums came before this one."""
+    ctas, box = cute.size(exchange.parts, mode=[1]), turn % BOXES
+    thread, _, _ = cute.arch.thread_idx()
+    arrived = exchange.arrived.iterator.toint() + box * 8
+    if thread == 0:
+        cute.arch.inline_ptx(
+            "mbarrier.arrive.expect_tx.relaxed.cta.shared.b64 _, [{$r0}], {$r1};",
+            read_only_args=[arrived, Int32(4 * ctas)],
+        )
+    if thread < ctas:
+        cute.arch.inline_ptx(
+            "{ .reg .b32 to, box; "
+            "mapa.shared::cluster.u32 to, {$r0}, {$r3}; mapa.shared::cluster.u32 box, {$r1}, {$r3};"
+            " st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], {$r2}, [box]; }",
+            read_only_args=[
+                exchange.parts.iterator.toint() + (box * ctas + part) * 4, arrived, mine, thread
+            ],
+        )  # fmt: skip
+    cute.arch.inline_ptx(
+        "{ .reg .pred done; "
+        "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1}; "
+        "@done bra DONE; bra WAIT; DONE: }",
+        read_only_args=[arrived, turn // BOXES % 2],
+    )
+    total = Float32(0.0)
+    for rank in cutlass.range_constexpr(ctas):
+        total = total + exchange.parts[box, rank]
+    return total
 
 
 @dataclass(frozen=True)

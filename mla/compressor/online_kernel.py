@@ -25,19 +25,21 @@ from kvcache.movement.device import (
     slot_row,
     zeros,
 )
-from mla.compressor.clusters import Clusters
 from mla.compressor.config import VECTOR, WalkConfig
 from mla.compressor.device import (
+    Clusters,
+    Exchange,
     Norm,
     Request,
+    exchanged,
     load_norm,
+    open_exchange,
     request_of,
     share_of,
     step_cell,
     store_entry,
     sum_of_squares,
 )
-from mla.compressor.exchange import Exchange, exchanged, open_exchange
 from mla.compressor.params import CompressParams
 
 ARRAYS = 2  # staged of a row: values, scores

@@ -16,12 +16,15 @@ from kernelkit.device.warp_mma import copy_chunk
 from kernelkit.device.words import fused
 from kernelkit.plan.hw import WARP_THREADS
 from kvcache.movement.device import SlotRow, checked_entry, entry_of, int32_at, int64_at, zeros
-from mla.compressor.clusters import Clusters
 from mla.compressor.config import VECTOR, WindowConfig
 from mla.compressor.device import (
     Cell,
+    Clusters,
+    Exchange,
     ape_at,
+    exchanged,
     load_norm,
+    open_exchange,
     save_row,
     share_of,
     step_cell,
@@ -30,7 +33,6 @@ from mla.compressor.device import (
     sum_of_squares,
     tail_cell,
 )
-from mla.compressor.exchange import Exchange, exchanged, open_exchange
 from mla.compressor.params import CompressParams
 
 ARRAYS = 2  # values, scores

@@ -20,8 +20,17 @@ from kernelkit.plan.hw import WARP_THREADS
 from kvcache.movement.device import load_bytes, store_word, zeros
 from mla.indexer.params import SelectParams
 from mla.indexer.select_config import GROUP, VECTOR_BYTES, Digit, SelectConfig
-from mla.indexer.select_counts import Counts, count_one, load_peer
-from mla.indexer.select_keys import AT_ONCE, HALF, LOW, Keys, Share, Shared
+from mla.indexer.select_device import (
+    AT_ONCE,
+    HALF,
+    LOW,
+    Counts,
+    Keys,
+    Share,
+    Shared,
+    count_one,
+    load_peer,
+)
 
 
 @dataclass(frozen=True)

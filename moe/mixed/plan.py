@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from kernelkit.plan.arrivals import Signal
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.smem import SmemPlan
 from kernelkit.plan.warps import RolePlan
 from moe.mixed.config import BITS, ROWS, MixedConfig

@@ -12,9 +12,9 @@ from cutlass import Uint32
 
 from fmha import AttentionConfig, attention, reference
 from fmha.plan import make_plan
-from fmha.shared.split import largest_of, power_of, two_terms
+from fmha.shared.fp8 import largest_of, power_of, two_terms
 from fmha.sm100 import kernel
-from fmha.sm100.roles import correction, mma, softmax, split
+from fmha.sm100.roles import correction, mma, softmax
 from kernelkit.call.launch import emulation
 from kernelkit.device.words import float_of
 from lab.problems import attention as cases
@@ -180,13 +180,13 @@ TRAPS = {
     ),
     "fences the terms": (
         "two terms",
-        (split, [softmax], "split_row"),
-        ('cute.arch.fence_proxy("async.shared", space="cta")', "pass"),
+        (softmax, [softmax], "split_row"),
+        ('high[2:]))\n    cute.arch.fence_proxy("async.shared", space="cta")', "high[2:]))"),
     ),
     "reads before it writes": (
         "two terms",
-        (split, [softmax], "split_row"),
-        ("number_of_threads=layout.rows", "number_of_threads=32"),
+        (softmax, [softmax], "split_row"),
+        ('meet(plan.barriers, "q_read", of.q_tile)', "pass"),
     ),
     "adds both terms": (
         "two terms",

@@ -9,7 +9,7 @@ import pytest
 
 from fmha.config import PORTABLE_SCHEDULES, AttentionConfig
 from fmha.plan import kernel_of, make_plan
-from fmha.portable import exchange, fetch, kernel, keys, math, products, split
+from fmha.portable import fetch, kernel, math, products, teams
 from kernelkit.plan import hw
 from lab.problems.attention import PATIENCE, Case
 from ptxemu import Options
@@ -155,11 +155,11 @@ TRAPS = {
          "cute.arch.cp_async_wait_group(0)"),
     ),
     "meets for P": (
-        (split, "SliceMath"), SPLIT,
+        (teams, "SliceMath"), SPLIT,
         ("meet_team(plan, place)\n        take_weights", "take_weights"),
     ),
     "meets for sums": (
-        (exchange, "add_up"), SPLIT,
+        (teams, "add_up"), SPLIT,
         ("meet_team(plan, place)\n    _add(plan, own, place, buffers, 1 - place.slice)",
          "_add(plan, own, place, buffers, 1 - place.slice)"),
     ),
@@ -168,25 +168,25 @@ TRAPS = {
         ("coming.left <= 0", "coming.left <= -512"),
     ),
     "waits for the other half of P": (
-        (keys, "KeyMath"), PAIRS,
-        ("cute.arch.barrier(barrier_id=signal, number_of_threads=2 * hw.WARP_THREADS)", "pass"),
+        (teams, "KeyMath"), PAIRS,
+        ('meet(plan.barriers, "ready", 2 * place.team, other)', "pass"),
     ),
     "meets, late, for maxima": (
-        (keys, "KeyMath"), PAIRS,
+        (teams, "KeyMath"), PAIRS,
         ("meet_team(plan, place)\n            self.weigh", "pass\n            self.weigh"),
     ),
     "meets before keys are replaced": (
-        (keys, "KeyMath"), PAIRS,
+        (teams, "KeyMath"), PAIRS,
         ("cute.arch.cp_async_wait_group(0)\n            cute.arch.sync_threads()",
          "cute.arch.cp_async_wait_group(0)"),
     ),
     "waits for keys that were fetched between products": (
-        (keys, "KeyMath"), PAIRS,
+        (teams, "KeyMath"), PAIRS,
         ("cute.arch.cp_async_wait_group(0)\n            cute.arch.sync_threads()",
          "cute.arch.sync_threads()"),
     ),
     "meets for sums of weights": (
-        (keys, "KeyMath"), PAIRS,
+        (teams, "KeyMath"), PAIRS,
         ("Int32(0))\n        meet_team(plan, place)\n", "Int32(0))\n"),
     ),
 }  # fmt: skip
@@ -195,7 +195,7 @@ TRAPS = {
 @pytest.mark.parametrize("trap", TRAPS)
 def test_a_kernel_without_its_cure_is_noticed(changed, trap):
     (module, name), case, replacement = TRAPS[trap]
-    users = [kernel] if name.endswith("Math") else [split, math, products, fetch]
+    users = [kernel] if name.endswith("Math") else [teams, math, products, fetch]
     changed(module, [user for user in users if hasattr(user, name)], name, replacement)
     assert noticed(case)
 

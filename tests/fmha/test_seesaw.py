@@ -8,7 +8,7 @@ import pytest
 
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
-from fmha.sm90 import kernel, seesaw, sharing
+from fmha.sm90 import kernel, seesaw
 from lab.problems import attention as cases
 from lab.problems.attention import Case
 from ptxemu import Options
@@ -77,7 +77,7 @@ TRAPS = {
         BLOCKS, MATH, ("scope.pipes.p.wait_free(producer_state_at(1, filling), team)", "pass"),
     ),
     "fences P": (
-        BLOCKS, (sharing, [seesaw], "share_p"),
+        BLOCKS, (seesaw, [seesaw], "share_p"),
         ('cute.arch.fence_proxy("async.shared", space="cta")', "pass"),
     ),
     "waits for S": (
@@ -120,8 +120,8 @@ TRAPS = {
     ),
     "keeps Q until the sums are read": (SHORT, MATH, (READS_SUMS, RELEASE + "".join(SUMS))),
     "meets before it adds the sums of others": (
-        BLOCKS, (sharing, [seesaw], "sums_of_all"),
-        ("cute.arch.barrier(barrier_id=SHARED_BARRIER, number_of_threads=threads)", "pass"),
+        BLOCKS, (seesaw, [seesaw], "sums_of_all"),
+        ('meet(plan.barriers, "sums")', "pass"),
     ),
 }  # fmt: skip
 

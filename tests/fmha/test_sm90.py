@@ -14,7 +14,7 @@ from fmha.choose import choose_config
 from fmha.config import HEAD_DIMS, AttentionConfig
 from fmha.plan import make_plan
 from fmha.shared import two_rows
-from fmha.sm90 import kernel, math, math_fp8, split, turn
+from fmha.sm90 import fp8, kernel, math
 from fmha.sm90.layout import Layout
 from kernelkit.call.launch import emulation
 from lab.problems import attention as cases
@@ -135,7 +135,7 @@ TRAPS = {
     # The weights tell when what they refer to is too small; who does not ask overflows.
     "asks": (
         LARGE,
-        ("if any_of(lane, too_large(lane, reference, sums) or all_rows):", "if walk.tiles < 0:"),
+        ('if any_of(self.plan.barriers, "warpgroup", lane.team, mine):', "if walk.tiles < 0:"),
     ),
     "clears": (LENGTHS, ("self.clear_tail_rows(scope, walk, v_state)", "pass")),
     "fences": (LENGTHS, ('cute.arch.fence_proxy("async.shared", space="cta")', "pass")),
@@ -157,14 +157,16 @@ def test_a_kernel_without_its_cure_is_noticed(changed, trap):
 FP8 = Case(100, 400, (1, 1), dims=(128, 128), kv_lens=(350,), dtype="e4m3", causal=True)
 NARROW, WIDE = (dataclasses.replace(FP8, dims=dims) for dims in ((64, 64), (256, 256)))
 TERMS = dataclasses.replace(FP8, dtype="bf16", kv_dtype="e4m3")
-TURN, SPLIT = (turn, [kernel], "Turn"), (split, [math_fp8], "split_q")
-MATH = (math_fp8, [kernel], "MathFp8")
+TURN, SPLIT = (fp8, [kernel], "Turn"), (fp8, [fp8], "split_q")
+MATH = (fp8, [kernel], "MathFp8")
 FENCE = 'cute.arch.fence_proxy("async.shared", space="cta")'
 FP8_TRAPS = {
     "turns no rows past the keys": (
         FP8, TURN, ("words = self.kept(words, valid - own - keys - lane % 4 * 2)", "pass"),
     ),
-    "fences what it turned": (FP8, TURN, (FENCE, "pass")),
+    "fences what it turned": (
+        FP8, TURN, (f"(walk, step))\n                {FENCE}", "(walk, step))"),
+    ),
     "waits for room": (FP8, TURN, ("pipes.vt.wait_free(vt_state)", "pass")),
     "waits for V": (FP8, TURN, ("pipes.v.wait(v_state)", "pass")),
     "adds every part": (NARROW, MATH, ("self.add_part(tile, part)", "pass")),
@@ -181,9 +183,10 @@ FP8_TRAPS = {
         ("return found & SIGNS != 0", "return found & SIGNS == 1"),
     ),
     "reads Q before it writes terms": (
-        TERMS, SPLIT, ("meet(lane)  # all of Q is in registers", "pass"),
+        TERMS, SPLIT,
+        ('meet(plan.barriers, "warpgroup", lane.team)  # all of Q is in registers', "pass"),
     ),
-    "fences terms": (TERMS, SPLIT, (FENCE, "pass")),
+    "fences terms": (TERMS, SPLIT, (f"terms[2:])\n    {FENCE}", "terms[2:])")),
     "scales rows by their power": (
         TERMS,
         MATH,

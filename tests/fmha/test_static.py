@@ -16,7 +16,7 @@ from fmha.config import EXP2_PAIRS, AttentionConfig
 from fmha.launch import compile_attention
 from fmha.plan import make_plan
 from fmha.reference import Options, visible_keys
-from fmha.shared.boxes import k_box, q_box, v_box
+from fmha.shared.load import k_box, q_box, v_box
 from fmha.sm100.plan import Plan
 from kernelkit.plan import hw
 from lab.problems import attention as cases

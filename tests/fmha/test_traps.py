@@ -10,9 +10,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fmha.shared import load, statistics
+from fmha.shared import epilogue as outputs
+from fmha.shared import load
 from fmha.sm100 import kernel
-from fmha.sm100.roles import correction, mma, publish, softmax, store
+from fmha.sm100.roles import correction, epilogue, mma, softmax
 from kernelkit.device import online_softmax
 from lab.problems import attention as cases
 from lab.problems.attention import Case
@@ -113,8 +114,9 @@ def test_p_in_shared_memory_waits_for_the_product_before(changed):
 
 
 def test_p_in_shared_memory_is_fenced_for_the_tensor_core(changed):
+    where = "    if cutlass.const_expr(plan.layout.p_in_smem):\n        "
     fence = 'cute.arch.fence_proxy("async.shared", space="cta")'
-    changed(publish, [softmax], "store_p", (fence, "pass"))
+    changed(softmax, [softmax], "store_p", (where + fence, where + "pass"))
     assert noticed(moving("pair of halves"))
 
 
@@ -154,7 +156,7 @@ SUCCESSION = Case(130, 300, (5, 1), causal=True, schedule="base", pack_heads=Fal
     ("module", "name", "wait"),
     [
         (correction, "Correction", "pipes.out.wait_free(out_state)"),
-        (store, "Store", "cute.arch.cp_async_bulk_wait_group(0, read=True)"),
+        (epilogue, "Store", "cute.arch.cp_async_bulk_wait_group(0, read=True)"),
         (load, "LoadQK", "scope.pipes.q.wait_free(state, q_tile)"),
         (load, "LoadV", "pipes.v.wait_free(v_state)\n                    self"),
     ],
@@ -209,5 +211,5 @@ def test_lse_is_in_natural_log(changed, normalize):
     case = Case(3, 70, normalize=normalize, schedule="base")
     assert not noticed(case)
     cure = ("    return factor, (max_log2 + ", "    LN_2 = 1.0\n    return factor, (max_log2 + ")
-    changed(online_softmax, [statistics], "finish_row", cure)
+    changed(online_softmax, [outputs], "finish_row", cure)
     assert noticed(case)

@@ -127,8 +127,8 @@ TRAPS = {
     "no part twice": ("if first + k < all_parts:", "if first + k < all_parts + 1:"),
     "moves to the new maximum": ("            acc[n] *= old\n", "            acc[n] *= 1.0\n"),
     "waits for the others": (
-        "if is_last(threads, box, tables, unit, all_parts):",
-        "if is_last(threads, box, tables, unit, all_parts) | (place.part == 0):",
+        "if is_last(how, box, tables, unit, all_parts):",
+        "if is_last(how, box, tables, unit, all_parts) | (place.part == 0):",
     ),
 }
 

@@ -14,7 +14,7 @@ import torch
 from gqa_lowlatency import DecodeConfig, decode, decode_plan, reference
 from gqa_lowlatency.launch import compile_for
 from gqa_lowlatency.sm100 import kernel
-from gqa_lowlatency.sm100.roles import columns, correction, deliver, epilogue, load_q, mma
+from gqa_lowlatency.sm100.roles import columns, correction, epilogue, load, mma
 from kernelkit.numerics import tolerance
 from lab.problems.attention import PATIENCE
 from lab.problems.decode import Case
@@ -125,19 +125,19 @@ TRAPS = {
         'cute.arch.fence_proxy("async.shared", space="cta")', "pass",
     ),
     "Q is not fenced for the tensor core": (
-        load_q, (kernel,), "LoadQ", QUANTISED,
+        load, (kernel,), "LoadQ", QUANTISED,
         'cute.arch.fence_proxy("async.shared", space="cta")', "pass",
     ),
     "maxima of two tiles share a place": (
         epilogue, (kernel,), "Epilogue", MOVING, "row_max, step % 2)", "row_max, Int32(0))",
     ),
     "warps do not meet for the maxima": (
-        columns, (epilogue, deliver), "update_row_max", MOVING,
+        columns, (epilogue, correction), "update_row_max", MOVING,
         "begin = meet(buffers, columns, parity)\n    mine",
         "begin = part_of(buffers, columns, parity, Int32(0)) + own_column(columns) * 4\n    mine",
     ),
     "the bias of P is not in the statistics": (
-        deliver, (epilogue,), "deliver_statistics", QUANTISED,
+        correction, (epilogue,), "deliver_statistics", QUANTISED,
         "row_max[k] - plan.bias_log2", "row_max[k]",
     ),
 }  # fmt: skip

@@ -17,8 +17,7 @@ import pytest
 import kernelkit.plan.hw
 from fmha.config import AttentionConfig
 from fmha.shared import walk
-from fmha.sm100 import lines
-from fmha.sm100.roles import softmax
+from fmha.sm100.roles import rows, softmax
 from kernelkit.compile import pristine, sources
 from kernelkit.compile.keys import KernelKey, NotPlain
 from kernelkit.merge import plan as merge_plan
@@ -210,7 +209,7 @@ def _other(*_: object) -> None:
     (softmax, "Softmax", type("Softmax", (), {}), "fmha.sm100.roles.softmax.Softmax"),
     (walk, "locate", _other, "fmha.shared.walk.locate"),
     (walk, "locate", walk.plan_walk, "fmha.shared.walk.locate"),
-    (lines, "hw", merge_plan, "fmha.sm100.lines.hw"),
+    (rows, "hw", merge_plan, "fmha.sm100.roles.rows.hw"),
     (kernelkit.plan.hw, "SMS", 3, "kernelkit.plan.hw.SMS"),
     (kernelkit.plan.hw, "TMA_ALIGN_BYTES", 16.0, "kernelkit.plan.hw.TMA_ALIGN_BYTES"),
 ], ids=[*"abcdefghi"])  # fmt: skip

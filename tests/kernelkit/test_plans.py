@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kernelkit.plan.arrivals import Reach, Signal, arrivals
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
+from kernelkit.plan.edges import Edge, EdgePlan, Reach, Signal, arrivals
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import Role, RolePlan
@@ -94,6 +94,23 @@ def test_who_leads_a_pair():
     assert not EdgePlan(ROLES, (HANDED,), ctas=2).leads("load")
 
 
+ROWS = NamedBarrier("rows", ("compute",), 64, "", count=2)
+ALL = NamedBarrier("all", ("compute", "load"), 160, "")
+
+
+def test_ids_of_named_barriers():
+    plan = BarrierPlan(ROLES, (ROWS, ALL, replace(ROWS, name="last", count=12)))
+    plan.check()
+    assert [plan.ids(name) for name in ("rows", "all", "last")] == [
+        range(1, 3), range(3, 4), range(4, 16)
+    ]  # fmt: skip
+    assert plan["all"].threads == 160
+    with pytest.raises(KeyError, match="no named barrier 'some'"):
+        plan.ids("some")
+    with pytest.raises(KeyError, match="no role 'store'"):
+        BarrierPlan(ROLES, (replace(ALL, roles=("store",)),)).check()
+
+
 def test_shared_memory_offsets():
     plan = SmemPlan(
         (SmemBuffer("bars", 40, align=8), SmemBuffer("a", 1000, 2), SmemBuffer("b", 16))
@@ -142,6 +159,11 @@ CANNOT_WORK = [
     (EdgePlan(ROLES, (RING,), ctas=4), "4 CTAs"),
     (EdgePlan(ROLES, (RING, WORD), ctas=2), "word: only UMMA signals reach both"),
     (EdgePlan(ROLES, (RING, BACK), ctas=2), "back: only UMMA signals reach both"),
+    (BarrierPlan(ROLES, (ROWS, replace(ROWS, threads=128))), "names of named barriers repeat"),
+    (BarrierPlan(ROLES, (ROWS, replace(ALL, count=14))), "16 named barriers .rows, all., limit 15"),
+    (BarrierPlan(ROLES, (replace(ROWS, threads=160),)), "compute have 128 threads"),
+    (BarrierPlan(ROLES, (replace(ROWS, threads=40),)), "40 threads: whole warps"),
+    (BarrierPlan(ROLES, (replace(ROWS, count=0),)), "count 0, at least 1"),
     (SmemPlan((SmemBuffer("huge", 232449),)), "limit 232448"),
     (TmemPlan((TmemRange("S", 0, 128, ""), TmemRange("O", 64, 64, ""))), "no alias says so"),
     (TmemPlan((TmemRange("S", 0, 64, ""), TmemRange("P", 32, 64, "", "S"))), "leaves S"),

@@ -15,9 +15,9 @@ import gqa_lowlatency.launch as decode
 import moe.launch as grouped
 from fmha.config import AttentionConfig
 from fmha.launch import compile_attention
-from fmha.sm100.plan import FREE_BARRIER
+from fmha.plan import make_plan
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.sm100.plan import DONE_BARRIER
+from gqa_lowlatency.sm100.plan import BARRIERS as DECODE
 from kernelkit.compile.compiler import compile_once
 from mla.indexer.scores_config import BlockScaledConfig
 from mla.indexer.scores_launch import SOURCES
@@ -27,6 +27,7 @@ from moe.mixed.launch import KERNELS as MIXED
 from ptxemu.machine.umma_desc import smem_desc
 
 ALL_THREADS = 0
+FREED = make_plan(AttentionConfig()).barriers.ids("read").start
 SCORES = BlockScaledConfig("indexer_fp4", 64, 1, "fp32", box=32)
 
 
@@ -40,14 +41,15 @@ class Kernel:
 
 KERNELS = {
     "attention": Kernel(
-        lambda: compile_attention(AttentionConfig(right=True, kv_lens=True)), FREE_BARRIER
+        lambda: compile_attention(AttentionConfig(right=True, kv_lens=True)), FREED
     ),
     "attention pair": Kernel(
         lambda: compile_attention(AttentionConfig(head_dim=256, right=True, kv_lens=True)),
-        FREE_BARRIER,
+        FREED,
     ),
     "decode": Kernel(
-        lambda: decode.compile_for(DecodeConfig(head_dim=64, group=32), "sm_100a"), DONE_BARRIER
+        lambda: decode.compile_for(DecodeConfig(head_dim=64, group=32), "sm_100a"),
+        DECODE.ids("done").start,
     ),
     "grouped": Kernel(lambda: grouped.compile_for(GroupedConfig("mxfp8"), "sm_100a")),
     "grouped pair": Kernel(

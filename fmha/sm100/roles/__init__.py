@@ -1,2 +1,3 @@
-"""Warp roles of the attention kernel in data-flow order: load, mma, softmax (with publish),
-correction (with epilogue and rope), store. `rows` says who owns which query row."""
+"""Warp roles of the attention kernel in data-flow order: load, mma, softmax, correction, store (in
+`epilogue`). `rows` says who owns which query row.
+"""

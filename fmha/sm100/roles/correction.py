@@ -10,16 +10,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from fmha.shared.args import Scope, Walk, Work
-from fmha.shared.order import count_rounds
-from fmha.shared.scales import value_scale
-from fmha.shared.statistics import finish, own_sink, store_statistics
-from fmha.shared.types import IO_TYPES
-from fmha.shared.walk import first_key, locate, plan_walk, stored_by_tma
-from fmha.sm100.args import Lane
+from fmha.shared.args import IO_TYPES, Scope, Walk, Work
+from fmha.shared.epilogue import finish, own_sink, store_statistics
+from fmha.shared.fp8 import value_scale
+from fmha.shared.walk import count_rounds, first_key, locate, plan_walk, stored_by_tma
 from fmha.sm100.plan import Plan
 from fmha.sm100.roles.epilogue import store_piece
-from fmha.sm100.roles.rows import o_column, own_row, read_published, told_in_log2
+from fmha.sm100.roles.rows import Lane, o_column, own_row, read_published, told_in_log2
 from kernelkit.device import tmem
 from kernelkit.device.pipelines import consumer_state, producer_state
 

@@ -19,8 +19,7 @@ from cutlass import Boolean, Int32
 from cutlass.pipeline import PipelineState
 
 from fmha.shared.args import Pipes, Scope
-from fmha.shared.order import count_rounds
-from fmha.shared.walk import locate, plan_walk
+from fmha.shared.walk import count_rounds, locate, plan_walk
 from fmha.sm100.plan import Plan
 from fmha.sm100.products import (
     k_operand,
@@ -35,6 +34,20 @@ from fmha.sm100.products import (
 from kernelkit.device import tmem
 from kernelkit.device.pipelines import Event, consumer_state, producer_state
 from kernelkit.device.umma import accumulator, issue
+
+# What earlier steps leave for their P V: a shift register, two bits a step, the latest lowest. The
+# higher bit: Q K^T was issued. The lower one: P V is added to O, which it overwrites otherwise.
+STEP_BITS, ISSUED = 2, 2
+
+
+def was_issued(earlier: Int32, lag: int) -> Boolean:
+    """Whether Q K^T was issued `lag` steps ago."""
+    return earlier >> (STEP_BITS * lag - 1) & 1 == 1
+
+
+def adds_to_o(earlier: Int32, lag: int) -> Boolean:
+    """Whether P V of the step `lag` steps ago is added to O."""
+    return Boolean(earlier >> (STEP_BITS * lag - 2) & 1)
 
 
 class Mma:
@@ -53,7 +66,7 @@ class Mma:
         s_state, p_state = consumer_state(layout.s_stages), consumer_state(layout.s_stages)
         # Where V rows are cleared, the owner of O says so before the first P V of a block.
         o_state = consumer_state(1) if self.plan.config.ragged_keys else producer_state(1)
-        begun = Int32(0)  # of each step before this one two bits: it was, and it adds to O
+        earlier = Int32(0)
         rounds = count_rounds(self.plan, scope.tensors.order)
         for turn in cutlass.range(rounds + 1, unroll=1):
             steps = Int32(layout.lag)
@@ -84,8 +97,8 @@ class Mma:
                             s_state.advance()
                             if step == tiles - 1:
                                 pipes.q.release(q_tile)
-                    elif begun >> (2 * layout.lag - 1) & 1 == 1:
-                        adds = Boolean(begun >> (2 * layout.lag - 2) & 1)
+                    elif was_issued(earlier, layout.lag):
+                        adds = adds_to_o(earlier, layout.lag)
                         for piece in cutlass.range_constexpr(layout.v_pieces):
                             pipes.v.wait(v_state)
                             if cutlass.const_expr(piece == 0):
@@ -100,9 +113,9 @@ class Mma:
                         p_state.advance()
                         if cutlass.const_expr(q_tile == q_tiles - 1):
                             o_state.advance()
-                begun = begun << 2
+                earlier = earlier << STEP_BITS
                 if multiplies:
-                    begun = begun | 2 | Int32(step > 0)
+                    earlier = earlier | ISSUED | Int32(step > 0)
             if turn < rounds and steps > 0:
                 q_state.advance()
 

@@ -1,30 +1,45 @@
 """Softmax role: four warps per query tile, a row per thread (in a CTA pair half a row): S -> P.
 
-Per tile: read S, mask it in boundary tiles, tell the correction by how much O is to be rescaled,
-exponentiate, write P, signal. The row sum comes after the signal: the MMA warp has no use for it.
+Per tile: read S, mask it in boundary tiles, publish by how much O is to be rescaled, exponentiate,
+write P, signal. The row sum comes after the signal: the MMA warp has no use for it.
+
+P lies over the tail of its S in TMEM, or in shared memory. Register n of a thread is column
+half * lane_columns + n of its row, as the load of S has it, so no layout of the second product has
+to agree with that of the first.
+
+With K and V in e4m3, Q in bf16 becomes two terms in its own place in shared memory, a row a thread.
+The softmax warps of a query tile do it, at the beginning of a block: they have the registers, and
+the power of two of a row is known where its scores are. In the ping-pong schedule those of the
+other tile compute meanwhile. Four warps of their own would leave softmax warps of two query tiles
+152 registers, too few for 128 scores.
 """
 
 from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32
+from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.pipeline import PipelineState
 
-from fmha.shared.args import Scalars, Scope, Work
-from fmha.shared.order import count_rounds
-from fmha.shared.scales import score_scale
-from fmha.shared.types import IO_TYPES
-from fmha.shared.walk import first_key, locate, plan_walk
-from fmha.sm100.args import Lane, Row
+from fmha.shared.args import IO_TYPES, Scalars, Scope, Work
+from fmha.shared.fp8 import anew, largest_of, place_of, power_of, score_scale, two_terms
+from fmha.shared.walk import count_rounds, first_key, locate, plan_walk
 from fmha.sm100.layout import CHUNK
 from fmha.sm100.plan import Plan
-from fmha.sm100.roles.publish import store_p
-from fmha.sm100.roles.rows import from_other_half, own_row, publish, told_in_log2
-from fmha.sm100.roles.split import split_row
+from fmha.sm100.roles.rows import (
+    Lane,
+    Row,
+    from_other_half,
+    own_row,
+    publish,
+    store_part,
+    told_in_log2,
+)
 from kernelkit.device import tmem
-from kernelkit.device.branch import once
+from kernelkit.device.barriers import meet
+from kernelkit.device.boxes import Box
 from kernelkit.device.buffers import buffer_at
+from kernelkit.device.control import once
 from kernelkit.device.online_softmax import (
     ONE_HOT_LOG2,
     bounded_factor,
@@ -42,20 +57,99 @@ from kernelkit.device.online_softmax import (
     top_score,
 )
 from kernelkit.device.pipelines import consumer_state, producer_state
+from kernelkit.device.shared_words import load, store
+from kernelkit.plan import hw
+
+WORDS = hw.SMEM_UNIT_BYTES // 4
+
+
+@cute.jit
+def split_row(plan: Plan, of: Row, buffer: cute.Pointer) -> Float32:
+    """The thread's row of sQ as two terms, the larger one first, for the tensor core; returns what
+    its scores are to be multiplied by. Every thread of the query tile takes part."""
+    layout, head_dim, row = plan.layout, plan.config.head_dim, anew(of.row)
+    start = buffer.toint() + of.q_tile * layout.q_bytes
+    words = cute.make_rmem_tensor(head_dim // 2, Uint32)
+    line = layout.panel(layout.k_columns, plan.config.q_item_bytes) * plan.config.q_item_bytes
+    for unit in cutlass.range_constexpr(head_dim // 2 // WORDS):
+        found = load(start + place_of(line, layout.rows, row, unit), Uint32, WORDS)
+        for word in cutlass.range_constexpr(WORDS):
+            words[unit * WORDS + word] = found[word]
+    if cutlass.const_expr(layout.q_rows < layout.rows):
+        if row >= layout.q_rows:  # they hold anything
+            words.fill(0)
+    factor, power = power_of(largest_of(words))
+    meet(plan.barriers, "q_read", of.q_tile)
+    line = layout.panel(layout.k_columns)
+    for unit in cutlass.range_constexpr(head_dim // hw.SMEM_UNIT_BYTES):
+        begin = 2 * unit * WORDS
+        low, high = (
+            two_terms(tuple(words[first + word] for word in range(WORDS)), factor)
+            for first in (begin, begin + WORDS)
+        )
+        place = start + place_of(line, layout.rows, row, unit)
+        store(place, Uint32, (*low[:2], *high[:2]))
+        store(place + layout.rows * head_dim, Uint32, (*low[2:], *high[2:]))
+    cute.arch.fence_proxy("async.shared", space="cta")
+    return power
+
+
+@cute.jit
+def store_p(
+    plan: Plan,
+    lane: Lane,
+    stage: Int32,
+    begin: cutlass.Constexpr,
+    end: cutlass.Constexpr,
+) -> None:
+    """Round weights [begin, end) of the lane and store them where the P V of S stage `stage` reads
+    them.
+
+    TMEM: complete after tcgen05.wait::st. Shared memory: its only buffer must be free; the stores
+    are fenced for the tensor core, which reads through the async proxy.
+    """
+    io = IO_TYPES[plan.config.keys_dtype]
+    for column in cutlass.range_constexpr(begin, end, CHUNK):
+        width = min(CHUNK, end - column)
+        packed = cute.make_rmem_tensor(width * io.width // Float32.width, Float32)
+        rounded = cute.recast_tensor(packed, io)
+        rounded.store(tmem.columns_of(lane.scores, column, width).load().to(io))
+        if cutlass.const_expr(plan.layout.p_in_smem):
+            box = Box(plan.layout.rows, hw.SMEM_LINE_BYTES // plan.config.io_bytes, io)
+            lane_columns = plan.layout.lane_columns
+            store_part(
+                box, lane.buffers.p, lane.row, rounded, column, lane_columns, plan.layout.tile_n
+            )
+        else:
+            store_over_s(plan, lane, packed, stage, column)
+    if cutlass.const_expr(plan.layout.p_in_smem):
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def store_over_s(
+    plan: Plan, lane: Lane, packed: cute.Tensor, stage: Int32, column: cutlass.Constexpr
+) -> None:
+    """Start the store of weights from `column` on, two or more per TMEM column."""
+    first, second = plan.tmem["P0"], plan.tmem["P1"]
+    begin = first.begin + stage * (second.begin - first.begin)
+    begin += column * plan.config.io_bytes // hw.TMEM_CELL_BYTES
+    tile = tmem.tile_at(lane.buffers.tmem, begin, cute.size(packed))
+    tmem.store_row(packed, tile, lane.row.lane)
 
 
 @dataclass(frozen=True)
 class Step:
     """One key tile of a row. The states are read only.
 
-    first: whether it is the first of the block, so that there is no O to rescale. key: with which
-    the tile begins, None where the row sees all of it.
+    is_first: whether it is the first of the block, so that there is no O to rescale.
+    key: the first one of the tile, None where the row sees all of it.
     """
 
     s_state: PipelineState
     row_state: PipelineState
     o_state: PipelineState
-    first: Boolean
+    is_first: Boolean
     key: Int32 | None
 
 
@@ -90,19 +184,19 @@ class Softmax:
             lane = Lane(row, scores, scalars, scope.buffers, scope.pipes, negative)
             row_max, row_sum, shift = -Float32.inf, Float32(0.0), Float32(0.0)
             for step in cutlass.range(walk.masked, unroll=1):
-                key, first = first_key(plan, walk, step), step == 0
-                if not first:
+                key, is_first = first_key(plan, walk, step), step == 0
+                if not is_first:
                     row_state.advance()
-                tile = Step(s_state, row_state, o_state, first, key)
+                tile = Step(s_state, row_state, o_state, is_first, key)
                 row_max, row_sum, shift = self.do_tile(lane, row_max, row_sum, shift, tile)
                 for _ in cutlass.range_constexpr(q_tiles):
                     s_state.advance()
                 o_state.advance()
             for step in cutlass.range(walk.masked, walk.tiles, unroll=1):
-                first = step == 0
-                if not first:
+                is_first = step == 0
+                if not is_first:
                     row_state.advance()
-                tile = Step(s_state, row_state, o_state, first, None)
+                tile = Step(s_state, row_state, o_state, is_first, None)
                 row_max, row_sum, shift = self.do_tile(lane, row_max, row_sum, shift, tile)
                 for _ in cutlass.range_constexpr(q_tiles):
                     s_state.advance()
@@ -285,19 +379,19 @@ class Softmax:
         scale_log2, shift: see `exponentiate`."""
         share, stage = self.plan.layout.exp2_share, step.s_state.index
         q_tile = lane.row.q_tile
-        if not step.first:
+        if not step.is_first:
             publish(lane, (acc_scale,))
         cute.arch.sync_warp()  # ptxas otherwise sinks the store under the exponentials
         exponentiate(lane.scores, scale_log2, shift, share)
         if cutlass.const_expr(self.plan.layout.p_in_smem):
             lane.pipes.o.wait(step.o_state, q_tile)  # the P V before has read the one buffer of P
-        first = self.plan.layout.p_columns[0] // self.plan.layout.halves
-        store_p(self.plan, lane, stage, 0, first)
+        early_columns = self.plan.layout.p_columns[0] // self.plan.layout.halves
+        store_p(self.plan, lane, stage, 0, early_columns)
         tmem.wait_stores()
         tmem.order_before_signal()
         lane.pipes.p.signal(stage)
         if cutlass.const_expr(lane.pipes.p_tail is not None):
-            store_p(self.plan, lane, stage, first, self.plan.layout.tile_n)
+            store_p(self.plan, lane, stage, early_columns, self.plan.layout.tile_n)
             tmem.wait_stores()
             tmem.order_before_signal()
             lane.pipes.p_tail.signal(stage)

@@ -12,7 +12,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from gqa_lowlatency.sm100.args import Buffers
-from gqa_lowlatency.sm100.plan import COLUMNS_BARRIER, ROLES
+from gqa_lowlatency.sm100.plan import BARRIERS, ROLES
+from kernelkit.device import barriers
 from kernelkit.device.online_softmax import finite
 from kernelkit.device.shared_words import load, store
 from kernelkit.plan import hw
@@ -67,7 +68,7 @@ def meet(buffers: Buffers, columns: cutlass.Constexpr, parity: Int32) -> Int32:
 
     What was left with the other parity has been read by then.
     """
-    cute.arch.barrier(barrier_id=COLUMNS_BARRIER, number_of_threads=ROLES["epilogue"].threads)
+    barriers.meet(BARRIERS, "columns")
     return part_of(buffers, columns, parity, Int32(0)) + own_column(columns) * 4
 
 

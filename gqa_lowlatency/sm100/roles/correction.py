@@ -1,18 +1,19 @@
-"""What the epilogue repairs between two products (device code).
+"""What the epilogue does to O between two products, and at the end (device code).
 
 `rescale_o` multiplies columns of O whose maximum has moved. `clear_unseen_rows` zeroes rows of V
 that no query row sees: their weight is 0, but 0 * NaN is NaN, and memory that a length or a window
-excludes may hold anything.
+excludes may hold anything. At the end sums and O go to the owners' mailboxes.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from gqa_lowlatency.shared import mailbox
 from gqa_lowlatency.shared.split import any_row_sees
 from gqa_lowlatency.sm100.args import Fill, Scope
 from gqa_lowlatency.sm100.plan import TILE, Plan100
-from gqa_lowlatency.sm100.roles.columns import acc_scales
+from gqa_lowlatency.sm100.roles.columns import acc_scales, is_speaker, own_column, owned, total_sums
 from kernelkit.device import tmem
 from kernelkit.plan import hw
 
@@ -68,3 +69,36 @@ def clear_unseen_rows(plan: Plan100, scope: Scope, step: Int32, first: Int32) ->
                     (scope.buffers.ring + line).align(hw.SMEM_UNIT_BYTES), dtype=Int32
                 )
                 cute.autovec_copy(zeros, cute.make_tensor(start, cute.make_layout(words)))
+
+
+@cute.jit
+def deliver_statistics(
+    plan: Plan100, scope: Scope, row_max: cute.Tensor, row_sum: cute.Tensor, parity: Int32
+) -> None:
+    """Maximum and sum of every column, by the lanes of the first warp that own them."""
+    totals = total_sums(scope.buffers, row_sum, parity)
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    if warp == 0 and is_speaker(plan.columns):
+        for k in cutlass.range_constexpr(owned(plan.columns)):
+            column = own_column(plan.columns) + k
+            found = mailbox.Statistics(row_max[k] - plan.bias_log2, totals[k])
+            mailbox.send_statistics(plan.config, scope.box, scope.place.rank, column, found)
+
+
+@cute.jit
+def deliver_o(plan: Plan100, scope: Scope) -> None:
+    """O from tensor memory, not normalised; the caller has waited for the last product."""
+    thread, _, _ = cute.arch.thread_idx()
+    lane = thread % hw.WARP_THREADS
+    row = cute.make_rmem_tensor(plan.columns, Float32)
+    tmem.order_after_wait()
+    for part in cutlass.range_constexpr(plan.pieces):
+        begin = plan.tmem[f"O{part}"].begin
+        tmem.load_row(tmem.tile_at(scope.buffers.tmem, begin, plan.columns), row, thread)
+        tmem.wait_loads()
+        if lane < plan.o_lanes:
+            dim = part * plan.piece_columns + thread // hw.WARP_THREADS * plan.o_lanes + lane
+            for column in cutlass.range(plan.columns, unroll_full=True):
+                values = (row[column],)
+                mailbox.send_o(plan.config, scope.box, scope.place.rank, column, dim, values)
+    tmem.order_before_signal()

@@ -8,25 +8,71 @@ tensor core waits for, each thread for its own keys.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.pipeline import PipelineState
 
+from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.shared import mailbox
 from gqa_lowlatency.shared.finish import Finishing, finish, senders_of
-from gqa_lowlatency.shared.split import tile_start
+from gqa_lowlatency.shared.split import Share, row_begin, row_sees, tile_start
 from gqa_lowlatency.sm100.args import Scope
-from gqa_lowlatency.sm100.plan import DONE_BARRIER, ROLES, TILE, Plan100
+from gqa_lowlatency.sm100.plan import ROLES, TILE, Plan100
 from gqa_lowlatency.sm100.roles.columns import VECTOR, acc_scales, bases, owned, update_row_max
-from gqa_lowlatency.sm100.roles.correction import clear_unseen_rows, rescale_o
-from gqa_lowlatency.sm100.roles.deliver import deliver_o, deliver_statistics
-from gqa_lowlatency.sm100.roles.mask import hide, no_row_sees_some, some_row_misses
-from gqa_lowlatency.sm100.roles.quantise import pack_e4m3, store_bits
+from gqa_lowlatency.sm100.roles.correction import (
+    clear_unseen_rows,
+    deliver_o,
+    deliver_statistics,
+    rescale_o,
+)
+from gqa_lowlatency.sm100.roles.load import pack_e4m3, store_bits
 from kernelkit.device import tmem, warp_mma
+from kernelkit.device.barriers import meet
+from kernelkit.device.boxes import swizzled
 from kernelkit.device.online_softmax import softcap_scores
 from kernelkit.device.pipelines import consumer_state, producer_state
 from kernelkit.device.shared_words import load
-from kernelkit.device.swizzle import swizzled
 from kernelkit.plan import hw
+
+
+@cute.jit
+def some_row_misses(config: DecodeConfig, share: Share, first: Int32, left: Int32) -> Boolean:
+    """Whether the tile that begins at key `first` holds a key that some row does not see."""
+    end = share.n_keys
+    if cutlass.const_expr(config.causal):
+        end = share.n_keys - (config.q_tokens - 1)
+    return _leaves(config, share, first, row_begin(config, share, Int32(0), left), end)
+
+
+@cute.jit
+def no_row_sees_some(config: DecodeConfig, share: Share, first: Int32) -> Boolean:
+    """Whether the tile holds a row of memory that no row of Q sees, and that may be anything."""
+    return _leaves(config, share, first, share.lowest, share.n_keys)
+
+
+@cute.jit
+def _leaves(config: DecodeConfig, share: Share, first: Int32, begin: Int32, end: Int32) -> Boolean:
+    """Whether the tile holds a key outside [begin, end) that is none of the first ones; begin
+    counts where the config has one."""
+    leaves = first + TILE > end
+    if cutlass.const_expr(config.has_begin):
+        before = first < begin
+        if cutlass.const_expr(config.sink_tokens):
+            before = before & (first + TILE > share.sink_end)
+        leaves = leaves | before
+    return leaves
+
+
+@cute.jit
+def hide(config: DecodeConfig, scope: Scope, scores: cute.Tensor, key: Int32) -> None:
+    """Scores (N,) of `key` become -inf in the rows that do not see it."""
+    first = Int32(0)
+    if cutlass.const_expr(config.row_tiles > 1):
+        first = scope.place.row_tile * config.columns
+    for column in cutlass.range(config.columns, unroll_full=True):
+        # Columns behind the last row are treated as its token: theirs must not be other keys.
+        token = cutlass.min((first + column) // config.group, config.q_tokens - 1)
+        sees = row_sees(config, scope.share, key, token, scope.scalars.left)
+        scores[column] = scores[column] if sees else -Float32.inf
 
 
 class Epilogue:
@@ -60,7 +106,7 @@ class Epilogue:
             deliver_statistics(plan, scope, row_max, row_sum, share.count % 2)
             scope.pipes.o.wait(o_state)
             deliver_o(plan, scope)
-        cute.arch.barrier(barrier_id=DONE_BARRIER, number_of_threads=self.role.threads)
+        meet(plan.barriers, "done")
 
     @cute.jit
     def finish(self, scope: Scope) -> None:
@@ -74,7 +120,7 @@ class Epilogue:
                 if senders > 0:
                     mailbox.wait_for_mail(config, scope.box)
             tensors, tables = scope.tensors, scope.tables
-            how = Finishing(self.role.threads)
+            how = Finishing(self.plan.barriers)
             finish(config, how, scope.box, place, active, tensors, tables)
 
     @cute.jit

@@ -25,6 +25,7 @@ from lab.verbs.explain.plans import (
     Section,
     byte_range,
     lines_of,
+    named_barriers,
     parts_of,
     plural,
     print_plan,
@@ -218,7 +219,8 @@ def of_hopper(plan: Plan90) -> tuple[Section, ...]:
         ("Q", f"in {queries}"),
         ("products", f"mma.sync m16n8k16: Q K^T of {plan.q_dtype}, V^T P of {plan.p_dtype}"),
     ]
-    return (f"Warps: {plan.warps}, {plan.threads} threads", warps), hopper_smem(plan)
+    all_warps = f"Warps: {plan.warps}, {plan.threads} threads", warps
+    return all_warps, named_barriers(plan.barriers), hopper_smem(plan)
 
 
 def hopper_smem(plan: Plan90) -> Section:

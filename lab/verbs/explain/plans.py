@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kernelkit.plan import hw
-from kernelkit.plan.arrivals import Signal
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.barriers import BarrierPlan
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.smem import SmemPlan
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import RolePlan
@@ -34,7 +34,10 @@ def plural(count: int, noun: str) -> str:
 
 def parts_of(plan: Any, roles_: RolePlan | None = None) -> tuple[Section, ...]:
     """Roles, edges, and the memories that there are; roles_: where the plan does not hold them."""
-    of_warps = roles(roles_ or plan.roles), edges(plan.edges)
+    of_warps = [roles(roles_ or plan.roles), edges(plan.edges)]
+    named = getattr(plan, "barriers", None)
+    if named and named.barriers:
+        of_warps.append(named_barriers(named))
     tmem = getattr(plan, "tmem", None)
     return *of_warps, shared_memory(plan.smem), *([tensor_memory(tmem)] if tmem else [])
 
@@ -69,6 +72,17 @@ def edges(plan: EdgePlan) -> Section:
         for edge in plan.edges
     ]
     return f"Edges: {sum(edge.barriers for edge in plan.edges)} mbarriers", rows
+
+
+def named_barriers(plan: BarrierPlan) -> Section:
+    """A row per named barrier: its ids, who meets there, and what is so then."""
+    rows = []
+    for barrier in plan.barriers:
+        ids = plan.ids(barrier.name)
+        last = f"-{ids[-1]}" if len(ids) > 1 else ""
+        threads = f"{barrier.threads} threads of {', '.join(barrier.roles)}"
+        rows.append((f"{ids[0]}{last}", barrier.name, threads, barrier.meaning))
+    return f"Named barriers: {sum(barrier.count for barrier in plan.barriers)}", rows
 
 
 def shared_memory(plan: SmemPlan) -> Section:

@@ -1,6 +1,6 @@
 """Scores of index keys by block-scaled MMAs: e2m1 by e2m1, UE8M0 scales, fp32 sums.
 
-Reading order: plan.py, roles/load.py, roles/scales.py, roles/mma.py, roles/epilogue.py.
+Reading order: plan.py, roles/load.py, roles/mma.py, roles/epilogue.py.
 """
 
 import cutlass
@@ -33,9 +33,8 @@ from mla.indexer.sm100.args import (
 )
 from mla.indexer.sm100.plan import ATOM_BYTES, ROLES, SCALE_BYTES, make_plan
 from mla.indexer.sm100.roles.epilogue import Epilogue
-from mla.indexer.sm100.roles.load import Load
+from mla.indexer.sm100.roles.load import Load, Scales
 from mla.indexer.sm100.roles.mma import Mma
-from mla.indexer.sm100.roles.scales import Scales
 
 QUARTER = 32  # rows of an atom whose words are not beside each other
 

@@ -3,7 +3,7 @@
 A product has the 128 keys of a tile as its M, the heads of all tokens of the CTA as its N, and all
 128 elements as its K: two MMAs. Queries, with their scale factors and weights, are loaded once, a
 ring brings keys. Scale factors are words of a row's four bytes; in shared memory they form an atom
-(`kernelkit.device.block_scale`), whose words are not in the order of rows: that is why TMA does not
+(`kernelkit.device.umma`), whose words are not in the order of rows: that is why TMA does not
 bring them. What frees a stage of keys frees its scale factors.
 """
 
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kernelkit.plan import hw
-from kernelkit.plan.arrivals import Signal
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import Role, RolePlan

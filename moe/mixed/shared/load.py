@@ -5,9 +5,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 from cutlass.pipeline import PipelineState
 
-from kernelkit.device.boxes import Box, BoxPosition, copy_in
+from kernelkit.device.boxes import Box, BoxPosition, copy_in, swizzled
 from kernelkit.device.pipelines import consumer_state, producer_state
-from kernelkit.device.swizzle import swizzled
 from kernelkit.device.warp_mma import CHUNK_BYTES, copy_chunk
 from kernelkit.plan import hw
 from moe.mixed.fragments import DEPTH

@@ -10,9 +10,9 @@ from cutlass.pipeline import PipelineState
 from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit.device import tmem
+from kernelkit.device.boxes import swizzled
 from kernelkit.device.pipelines import Ring, consumer_state, cta_group, producer_state
-from kernelkit.device.swizzle import swizzled
-from kernelkit.device.tmem_fragments import fragment_at, load_sums, store_a
+from kernelkit.device.tmem import fragment_at, load_sums, store_a
 from kernelkit.device.umma import accumulator, issue, shared
 from kernelkit.device.warp_mma import CHUNK_BYTES, copy_chunk
 from kernelkit.plan import hw

@@ -15,9 +15,9 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from kernelkit.device.buffers import buffer_at
+from kernelkit.device.control import set_registers
 from kernelkit.device.dependent import follow
 from kernelkit.device.pipelines import make_pipelines, publish_barriers
-from kernelkit.device.registers import set_registers
 from kernelkit.plan import hw
 from moe.mixed.config import MixedConfig
 from moe.mixed.plan import TILE_STAGES, TILE_WORDS

@@ -13,8 +13,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from kernelkit.plan import hw
-from kernelkit.plan.arrivals import Signal
-from kernelkit.plan.edges import Edge, EdgePlan
+from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.warps import Role, RolePlan
 from moe.mixed.config import REGISTERS, ROWS, MixedConfig

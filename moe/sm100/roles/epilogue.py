@@ -13,9 +13,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint16, Uint32
 
 from kernelkit.device import tmem
+from kernelkit.device.boxes import swizzled
 from kernelkit.device.dependent import follow
 from kernelkit.device.pipelines import consumer_state
-from kernelkit.device.swizzle import swizzled
 from kernelkit.device.words import bits_of
 from kernelkit.plan import hw
 from moe.config import CARRIED, PART, GroupedConfig

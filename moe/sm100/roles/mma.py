@@ -13,9 +13,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit.device import tmem
-from kernelkit.device.block_scale import copy_atom
 from kernelkit.device.pipelines import consumer_state, cta_group, producer_state
-from kernelkit.device.umma import accumulator, shared
+from kernelkit.device.umma import accumulator, copy_atom, shared
 from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS
 from moe.sm100.args import ELEMENTS, SCALES, Scope
 from moe.sm100.plan import K_BLOCKS, ROLES, TILE_STAGES, GroupedPlan

@@ -1,15 +1,107 @@
-"""Load role: one warp fetches the queries, and then keys, a tile at a time, by TMA."""
+"""Load roles: one warp fetches queries and keys, another the scale factors of keys (device code).
+
+Queries come once and then keys, a tile at a time, by TMA. Scale factors of keys go into atoms,
+`AHEAD` tiles before the tensor core reads them. Lane l has rows l, l + 32, l + 64 and l + 96 of a
+tile: their words lie beside each other in an atom. cp.async brings them, since a load would be
+waited for; a proxy fence of the thread that copied lets tcgen05.cp see them. Where there is no
+slot, nothing is copied: zeros are scale factors like others.
+"""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint8
+from cutlass import Boolean, Int32, Int64, Uint8
+from cutlass.pipeline import PipelineState
 
 from kernelkit.device.boxes import BoxPosition, copy_in
 from kernelkit.device.pipelines import producer_state
+from kernelkit.plan import hw
+from mla.indexer.scores_config import KEYS
 from mla.indexer.scores_device import run_from
-from mla.indexer.sm100.args import Scope, key_box, query_box
-from mla.indexer.sm100.plan import ROLES, STAGES, ScoresPlan
-from mla.indexer.sm100.roles.places import BoxPlace, look_up, tiles_of, visits, visits_left
+from mla.indexer.sm100.args import (
+    BoxPlace,
+    Scope,
+    key_box,
+    look_up,
+    query_box,
+    tiles_of,
+    visits,
+    visits_left,
+)
+from mla.indexer.sm100.plan import AHEAD, ATOM_BYTES, ROLES, SCALE_BYTES, STAGES, ScoresPlan
+
+QUARTERS = KEYS // hw.WARP_THREADS
+NOWHERE = 0
+
+
+class Scales:
+    """Fills the ring of scale factors."""
+
+    def __init__(self, plan: ScoresPlan) -> None:
+        self.plan = plan
+        self.role = ROLES["scales"]
+
+    @cute.jit
+    def run(self, scope: Scope) -> None:
+        """Whole life of the warp."""
+        plan, share, pipe = self.plan, scope.share, scope.pipes.scales
+        state, arrived = producer_state(STAGES), producer_state(STAGES)
+        begin, pending = Int32(0), Int32(0)
+        while begin < plan.config.tokens:
+            run = run_from(scope.buffers.spans, begin)
+            begin = run.end
+            step = visits(plan) * share.ctas
+            for first in cutlass.range(share.cta, tiles_of(run), step, unroll=1):
+                words = self.words_of(scope, look_up(plan, scope, run, first))
+                for visit in cutlass.range(visits_left(plan, scope, run, first), unroll=1):
+                    pipe.wait_free(state)
+                    self.fetch(scope, words, visit, state)
+                    state.advance()
+                    pending += 1
+                    if pending > AHEAD:
+                        cute.arch.cp_async_wait_group(AHEAD)
+                        cute.arch.fence_proxy("async.shared", space="cta")
+                        pipe.signal(arrived.index)
+                        arrived.advance()
+                        pending -= 1
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        for _ in cutlass.range(pending, unroll=1):
+            pipe.signal(arrived.index)
+            arrived.advance()
+
+    @cute.jit
+    def words_of(self, scope: Scope, place: BoxPlace) -> Int64:
+        """Address of the first word of the lane's box, NOWHERE where it has no slot."""
+        params = scope.params
+        found = params.scales + Int64(place.slot) * params.slot_stride + place.row * SCALE_BYTES
+        return found if place.slot >= 0 else Int64(NOWHERE)
+
+    @cute.jit
+    def fetch(self, scope: Scope, words: Int64, visit: Int32, state: PipelineState) -> None:
+        """Begin to copy the words of the tile of a visit, one group. words: a box a lane."""
+        config, lane = self.plan.config, cute.arch.lane_idx()
+        target = scope.buffers.key_scales.toint() + state.index * ATOM_BYTES
+        target += lane * (QUARTERS * SCALE_BYTES)
+        for quarter in cutlass.range_constexpr(QUARTERS):
+            begin = quarter * hw.WARP_THREADS
+            if cutlass.const_expr(config.box >= hw.WARP_THREADS):
+                box, row = begin // config.box, begin % config.box + lane
+            else:
+                box, row = begin // config.box + lane // config.box, lane % config.box
+            first = cute.arch.shuffle_sync(words, visit * config.boxes + box)
+            place = first + row * SCALE_BYTES
+            copy_word(target + quarter * SCALE_BYTES, place, first != NOWHERE)
+        cute.arch.cp_async_commit_group()
+
+
+@cute.jit
+def copy_word(target: Int32, source: Int64, valid: Boolean) -> None:
+    """cp.async of 4 bytes from global to shared memory; zeros where not valid."""
+    nbytes = Int32(SCALE_BYTES) if valid else Int32(0)
+    cute.arch.inline_ptx(
+        "cp.async.ca.shared.global [{$r0}], [{$r1}], 4, {$r2};",
+        read_only_args=[target, source, nbytes],
+    )
 
 
 class Load:

@@ -12,13 +12,12 @@ from cutlass.pipeline import PipelineState
 from cutlass.utils import blackwell_helpers as sm100
 
 from kernelkit.device import tmem
-from kernelkit.device.block_scale import copy_atom
 from kernelkit.device.pipelines import consumer_state, cta_group, producer_state
-from kernelkit.device.umma import accumulator, shared
+from kernelkit.device.umma import accumulator, copy_atom, shared
 from mla.indexer.formats import WIDTH
 from mla.indexer.scores_config import KEYS
 from mla.indexer.scores_device import run_from
-from mla.indexer.sm100.args import Scope
+from mla.indexer.sm100.args import Scope, tiles_of
 from mla.indexer.sm100.plan import (
     ACC_STAGES,
     ATOM_BYTES,
@@ -29,7 +28,6 @@ from mla.indexer.sm100.plan import (
     STAGES,
     ScoresPlan,
 )
-from mla.indexer.sm100.roles.places import tiles_of
 
 GROUP = WIDTH // SCALE_BYTES  # elements that share a scale factor
 

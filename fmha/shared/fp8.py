@@ -1,17 +1,44 @@
-"""Numbers of bf16 as sums of two e4m3 times a power of two that their row shares (device code).
+"""What e4m3 adds: scales of tensors, and Q in bf16 as two terms (device code).
 
-A row times the power that brings its largest element to [128, 256) is rounded to e4m3, and so is
-what is left. An element of bf16 has 8 bits and each term 4: their sum is the element, unless it is
-below 2^-9 of the largest one, and then it is off by at most 2^-17 of that.
+A scale of None stands for 1, and nothing is multiplied by it.
+
+A term is e4m3 times a power of two that its row shares. A row times the power that brings its
+largest element to [128, 256) is rounded to e4m3, and so is what is left. An element of bf16 has 8
+bits and each term 4: their sum is the element, unless it is below 2^-9 of the largest one, and then
+it is off by at most 2^-17 of that.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
-from kernelkit.device.swizzle import turn
+from fmha.shared.args import Tables, Work
+from kernelkit.device.boxes import turn
 from kernelkit.device.words import float_of
 from kernelkit.plan import hw
+
+
+@cute.jit
+def score_scale(tables: Tables, work: Work, head: Int32) -> Float32 | None:
+    """Of q.k, for a query head."""
+    q_scale, k_scale = tables.q_scale, tables.k_scale
+    if cutlass.const_expr(q_scale is None and k_scale is None):
+        return None
+    scale = Float32(1.0)
+    if cutlass.const_expr(q_scale is not None):
+        scale = scale * q_scale[head]
+    if cutlass.const_expr(k_scale is not None):
+        scale = scale * k_scale[work.kv_head]
+    return scale
+
+
+@cute.jit
+def value_scale(tables: Tables, work: Work) -> Float32 | None:
+    """Of V, and with it of O."""
+    if cutlass.const_expr(tables.v_scale is None):
+        return None
+    return tables.v_scale[work.kv_head]
+
 
 EXPONENT_AT = 7  # bit where the exponent of a bf16 begins
 MAGNITUDES = 0x7FFF7FFF  # bits of two of them without their signs
