@@ -38,7 +38,7 @@ def launches_of(problem: Problem) -> Launches:
 
 def attention(options: argparse.Namespace) -> Problem:
     from fmha import attention
-    from lab.cases.attention import case_of, check
+    from lab.problems.fmha import case_of, check
 
     case = case_of(options)
     check(case)
@@ -67,7 +67,7 @@ def grouped(_options: argparse.Namespace) -> Problem:
 
 
 def append(_options: argparse.Namespace) -> Problem:
-    from lab.cases.steps import problems_of
+    from lab.problems.steps import problems_of
 
     problem, *_ = problems_of("kvcache", ["append"], [ROWS], 0)
     arguments = problem.draw(0, "cpu")

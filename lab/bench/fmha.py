@@ -33,7 +33,7 @@ from lab.report.prefill import draw_any as draw
 from lab.tools.common import progress_bar, read_rows, refuse, save_rows
 from lab.tools.place import why_not_here
 from lab.tools.tables import show, table
-from lab.verbs.dump.kernel import rows_of
+from lab.verbs.dump import rows_of
 
 # -- problems -------------------------------------------------------------------------------------
 

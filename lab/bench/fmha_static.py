@@ -14,12 +14,12 @@ from fmha import AttentionConfig
 from fmha.config import HEAD_DIMS
 from fmha.plan import make_plan
 from lab.flags.bench import MASKS, OWN_DIMS
+from lab.problems.fmha import span, subject_of
+from lab.sass.kernel import Cell
 from lab.sass.softmax import SOFTMAX_KINDS, static
 from lab.tools.common import describe
 from lab.tools.style import picture
 from lab.tools.tables import Row
-from lab.verbs.dump.fmha import span, subject_of
-from lab.verbs.dump.kernel import Cell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,7 +28,6 @@ from lab.bench.gqa_peers import (
     tuned,
 )
 from lab.bench.gqa_tables import HOST, STATIC, latency_table, markdown, title_of
-from lab.cases.decode import cta_of
 from lab.measure.timing import (
     WHEN,
     Sample,
@@ -40,6 +39,7 @@ from lab.measure.timing import (
     setting,
     spreads,
 )
+from lab.problems.gqa import cta_of
 from lab.report.decode import draw
 from lab.report.documents import measured
 from lab.tools.common import read_rows, refuse, save_rows

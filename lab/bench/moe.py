@@ -20,10 +20,10 @@ from lab.bench.gqa import read_bandwidth
 from lab.bench.gqa_peers import error_of
 from lab.bench.moe_peers import LAYER, MAX_ERROR, OURS, PEERS, W2, W13, Launch
 from lab.bench.moe_tables import TIMES, markdown, ranked, summary, title_of
-from lab.cases.moe_models import WEIGHT_BYTES, Model, Tokens, model_of, tokens_of
 from lab.flags.moe import MODEL_TOKENS, OF_MODELS
 from lab.measure.timing import capture, heading, reason_of, replay, setting, spreads
 from lab.measure.turns import HOW, Contestant, figures, flush_buffer, meter, take_turns
+from lab.problems.moe_models import WEIGHT_BYTES, Model, Tokens, model_of, tokens_of
 from lab.report.documents import measured
 from lab.report.moe import draw
 from lab.tools.common import progress_bar, read_rows, refuse, save_rows

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from lab.cases.moe_models import Model, Tokens, values
-from lab.cases.moe_steps import torch_route
+from lab.problems.moe_models import Model, Tokens, values
+from lab.problems.moe_steps import torch_route
 from moe import fused_moe, fused_moe_plan, mixed_gemm
 from moe.models import GPT_OSS_BETA
 

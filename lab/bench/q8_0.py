@@ -12,8 +12,8 @@ import torch
 
 from kernelkit.compile.arch import ARCH_OF_CAPABILITY
 from lab.bench.steps import copies
-from lab.cases.q8_0 import OURS, Calls, Inputs, Problem, check, problems_of
 from lab.measure.timing import heading, measure, replay, sets_here, setting
+from lab.problems.q8_0 import OURS, Calls, Inputs, Problem, check, problems_of
 from lab.tools.common import read_rows, save_rows
 from lab.tools.tables import show, table
 from q8_0 import reference

@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
-from lab.cases.steps import Arguments, Outputs, Problem, problems_of
 from lab.measure.timing import MAX_SETS, Sample, heading, measure, replay, setting
+from lab.problems.steps import Arguments, Outputs, Problem, problems_of
 from lab.report.documents import measured
 from lab.report.steps import draw
 from lab.tools.common import read_rows, refuse, save_rows

@@ -25,8 +25,6 @@ from gqa_lowlatency.config import HEAD_DIMS as DECODE_DIMS
 from kernelkit.compile.arch import PORTABLE, written_for
 from kvcache.layouts.rows import Rows
 from kvcache.movement.api import append_pages, gather_pages
-from lab.cases import q8_0
-from lab.cases.steps import problems_of
 from lab.flags.steps import FAMILIES, NATIVE_ONLY, SMALL_HIDDEN
 from lab.mutation import attention as attention_subjects
 from lab.mutation import cache, experts
@@ -34,6 +32,8 @@ from lab.mutation import decode as decode_subjects
 from lab.problems import attention as attention_problems
 from lab.problems import grouped_gemm as grouped
 from lab.problems import mixed_gemm as mixed
+from lab.problems import q8_0
+from lab.problems.steps import problems_of
 from mla.indexer.api import IndexQuery, scores
 from mla.indexer.quantised import quantised
 from mla.indexer.scores_config import HEADS, RECORDS

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 from cycle_model.parameters.parameter import Gpu
 from kernelkit.compile.arch import written_for
-from lab.cases.attention import case_of, config_of
 from lab.cycles import sample, subjects
 from lab.cycles.peers import Call, Peer, launched
 from lab.cycles.sample import Clusters
 from lab.flags import attention
+from lab.problems.fmha import case_of, config_of
 from lab.tools.groups import ARCHS
 from ptxemu.record.recording import Recording
 
@@ -45,7 +45,7 @@ def case_options(flags: str, options: argparse.Namespace) -> argparse.Namespace:
 
 @contextmanager
 def ours(options: argparse.Namespace) -> Iterator[Call]:
-    yield subjects.fmha(options)
+    yield subjects.of_family(options)
 
 
 def microseconds(peer: Peer, options: argparse.Namespace, sets: Sequence[Gpu]) -> list[float]:

@@ -21,12 +21,12 @@ from cycle_model.grid import COLD, LaunchModel, in_stream
 from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
-from lab.cases.moe import blank
-from lab.cases.moe_models import logits_of
 from lab.cycles import parameters
 from lab.cycles.flash import spread
 from lab.cycles.headline import RESULTS
 from lab.cycles.published import reader_of
+from lab.problems.moe import blank
+from lab.problems.moe_models import logits_of
 from lab.report.documents import Document
 from lab.report.moe import draw_modelled
 from lab.tools.common import refuse, write_json

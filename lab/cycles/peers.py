@@ -69,7 +69,7 @@ def _flash(options: argparse.Namespace) -> Iterator[Call]:
 @contextmanager
 def _flash_decode(options: argparse.Namespace) -> Iterator[Call]:
     """Its forward pass, which takes several heads of a token as rows and parts of the keys."""
-    from lab.cases.decode import case_of
+    from lab.problems.gqa import case_of
 
     case = case_of(options)
     if case.arch not in (None, "sm_100a"):
@@ -183,7 +183,7 @@ def _frost(options: argparse.Namespace) -> Iterator[Call]:
 
 def _case(options: argparse.Namespace, more: tuple[str, ...]) -> Case:
     """Of the flags. ValueError for what the peer does not have; more: fields beyond the common."""
-    from lab.cases.attention import case_of
+    from lab.problems.fmha import case_of
 
     case = case_of(options)
     _without(case, {**_OURS_ALONE, **dict.fromkeys(more, 0)})

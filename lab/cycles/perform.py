@@ -110,7 +110,7 @@ def recorded(options: argparse.Namespace) -> list[LaunchReport]:
             stack.enter_context(machine_with_gpu(Emulator()))
             call = subjects.of_file(options.file, options)
         else:
-            call = getattr(subjects, options.subject)(options)
+            call = subjects.of_family(options)
         report = stack.enter_context(watched(record=True, limit=None, clusters=options.clusters))
         call()
     return [launch for launch in report.launches if launch.recording and launch.recording.cubin]

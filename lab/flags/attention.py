@@ -1,4 +1,4 @@
-"""The flags that spell an attention case; `lab.cases.attention.case_of` makes it."""
+"""The flags that spell an attention case; `lab.problems.fmha.case_of` makes it."""
 
 from __future__ import annotations
 

@@ -54,11 +54,13 @@ def environment() -> dict[str, str]:
 
 
 def progress_bar(console: Console) -> Progress:
-    """How many of how many are done, and the time; it vanishes at the end."""
+    """A bar of how many of how many are done, and the time; it vanishes at the end, and is not there
+    where the console is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+    how = {"console": console, "transient": True, "disable": not console.is_terminal}
+    return Progress(*columns, TimeElapsedColumn(), **how)
 
 
 def tracked(items: Sequence[T], words: str) -> Iterator[T]:

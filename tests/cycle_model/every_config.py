@@ -13,10 +13,10 @@ import pytest
 
 from fmha import AttentionConfig, attention
 from gqa_lowlatency import decode
-from lab.cases.steps import problems_of
 from lab.flags.steps import FAMILIES, NATIVE_ONLY, SMALL_HIDDEN, SMALL_ROWS
 from lab.problems.attention import Case
 from lab.problems.grouped_gemm import Case as GroupedCase
+from lab.problems.steps import problems_of
 from moe import grouped_gemm
 from moe.config import GroupedConfig
 from tests.fmha import test_static_sass as attention_tables

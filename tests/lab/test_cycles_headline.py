@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cycle_model.grid import Lengths
-from lab.cases.attention import case_of, plan_of
 from lab.cycles import blocks, headline, peers, perform, sample
 from lab.cycles.flash import Shape, spread
+from lab.problems.fmha import case_of, plan_of
 
 NOTHING = argparse.Namespace()
 SMALL = headline._flags("64", "300", 1, 2, 1, "--causal")

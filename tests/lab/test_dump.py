@@ -13,9 +13,10 @@ from cycle_model.sass.listing import parse
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.portable.plan import Plan90
 from lab.commands import DUMP
+from lab.problems import gqa
+from lab.problems import moe_plan as moe
 from lab.sass import decode as decode_sass
 from lab.sass import epilogue as epilogue_sass
-from lab.verbs.dump import gqa, moe
 from moe.config import TILE_ROWS, GroupedConfig
 from moe.sm100.plan import make_plan
 from tests.lab.test_sass import listing

@@ -19,8 +19,8 @@ import torch
 
 from fmha import reference
 from kernelkit.compile import store
-from lab.cases.attention_draws import SIZES, Draws
 from lab.problems.attention import Case, judge, references
+from lab.problems.attention_draws import SIZES, Draws
 from lab.soak.attention import trial
 from lab.soak.attention.features import FEATURES
 from lab.soak.campaign import compiled, perform

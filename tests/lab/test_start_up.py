@@ -146,10 +146,10 @@ def test_choices_are_those_of_what_imports_torch():
     from kernelkit.call.launch import EMULATED
     from kernelkit.compile.arch import PORTABLE
     from lab.bench import gqa_peers as _gqa_peers
-    from lab.cases import decode as _gqa_cases
-    from lab.cases import moe as _moe_layers
     from lab.flags import decode as _gqa_flags
     from lab.flags import moe as _moe_flags
+    from lab.problems import gqa as _gqa_cases
+    from lab.problems import moe as _moe_layers
     from moe import reference_routing
 
     assert (*_gqa_peers.PEERS,) == bench.PEERS

@@ -10,10 +10,10 @@ import shlex
 
 import pytest
 
-from lab.cases.moe import errors_of, layer_of
 from lab.commands import EXPLAIN
 from lab.measure.accuracy import EXTRA
 from lab.problems.grouped_gemm import checked
+from lab.problems.moe import errors_of, layer_of
 from moe import reference_routing
 from moe.api import fused_moe
 from moe.packing import pack

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from fmha.launch import ARCHS
-from lab.cases.attention_draws import SIZES, Draws
+from lab.problems.attention_draws import SIZES, Draws
 from lab.soak.attention.features import FEATURES
 from lab.soak.attention.trial import Trial
 from lab.soak.campaign import perform as campaign

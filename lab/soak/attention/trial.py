@@ -8,8 +8,8 @@ import torch
 
 from fmha import attention
 from kernelkit.numerics import tolerance
-from lab.cases.attention import moved
 from lab.problems.attention import Case, judge
+from lab.problems.fmha import moved
 from lab.soak.campaign import trial
 from lab.soak.campaign.trial import Results
 

@@ -24,10 +24,10 @@ from gqa_lowlatency.launch import DECODE, checked_config, forward
 from kernelkit.call.launch import Target
 from kernelkit.compile.compiler import collecting
 from kernelkit.compile.keys import KernelKey
-from lab.cases.attention import moved
 from lab.problems import draws, extremes
 from lab.problems.decode import Case
 from lab.problems.draws import Kernel
+from lab.problems.fmha import moved
 
 GROUPS = (1, 1, 2, 3, 4, 5, 8, 8, 16, 40)  # query heads of a KV head
 EDGES = (0, 16, 64, 128, 256, 512, 1024)  # of tiles, and of what a CTA takes

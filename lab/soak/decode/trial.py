@@ -9,8 +9,8 @@ import torch
 from gqa_lowlatency import decode
 from kernelkit.compile.arch import written_for
 from kernelkit.numerics import tolerance
-from lab.cases.attention import moved
 from lab.problems.decode import Case, grain_of, verdicts
+from lab.problems.fmha import moved
 from lab.soak.campaign import trial
 from lab.soak.campaign.trial import Results
 

@@ -15,8 +15,7 @@ import fmha
 import gqa_lowlatency
 from fmha.launch import ARCHS
 from gqa_lowlatency.launch import ARCHS as DECODE_ARCHS
-from lab.cases import attention_draws
-from lab.problems import attention, decode
+from lab.problems import attention, attention_draws, decode
 from lab.problems.draws import Draws, Kernel
 from lab.soak.decode import draws as decode_draws
 from lab.soak.rows import hostile

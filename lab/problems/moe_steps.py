@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch.nn.functional import linear
 
-from lab.cases.steps import (
+from lab.problems.steps import (
     Arguments,
     Maker,
     Outputs,

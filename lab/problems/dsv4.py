@@ -22,8 +22,8 @@ from kvcache.layouts.latent import ROPE
 from kvcache.layouts.layout import Layout, Stream, Tail
 from kvcache.layouts.models import CSA, HCA, Options, deepseek_v4
 from kvcache.layouts.rows import Rows, TailRows
-from lab.cases.dsv4_index import index_makers
-from lab.cases.steps import Arguments, Maker, Problem
+from lab.problems.dsv4_index import index_makers
+from lab.problems.steps import Arguments, Maker, Problem
 from mla.compressor import reference
 from mla.compressor.api import Compressor, Tables, compress
 from mla.compressor.arguments import Job

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kvcache.layouts.rows import Rows
-from lab.cases.steps import Arguments, Maker, Problem
+from lab.problems.steps import Arguments, Maker, Problem
 from mla.indexer import quantised as definition
 from mla.indexer import reference
 from mla.indexer.api import IndexQuery, prepare_query, scores, select

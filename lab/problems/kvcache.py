@@ -17,7 +17,7 @@ from kvcache.layouts.latent import LATENTS
 from kvcache.layouts.records import BF16_512, FP8_584, FP8_656, Record
 from kvcache.layouts.rows import Rows
 from kvcache.movement import api, reference
-from lab.cases.steps import Arguments, Maker, Problem, expect_equal, normal
+from lab.problems.steps import Arguments, Maker, Problem, expect_equal, normal
 
 LATENT_RECORDS = (FP8_584, BF16_512, FP8_656)
 SLOT_ROWS = 128  # of a sliding window

@@ -1,15 +1,25 @@
-"""One MoE layer, from its flags to its products: what `run`, `explain` and `dump moe` share."""
+"""A layer of experts as the commands know it: from flags to its products, run and errors."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from lab.flags.moe import ACTIVATIONS, ARCHS_OF, MODELS, OF_A_MODEL, PLAIN, TUNED
+from kernelkit.tune.choices import forcing
+from lab.flags.moe import ACTIVATIONS, ARCHS_OF, MODELS, OF_A_MODEL, PLAIN, PRODUCTS, TUNED
+from lab.measure.accuracy import EXTRA
+from lab.measure.timing import Sample, cold_and_warm, sets_here
+from lab.problems import family, mixed_plan, moe_plan
+from lab.problems.family import Family, Grid
+from lab.sass.kernel import Subject
+from lab.tools import tables
+from lab.tools.place import Place
 from moe import (
     ArrangedExperts,
     Fragments,
@@ -18,12 +28,14 @@ from moe import (
     Scales,
     SwiGLU,
     arrange,
+    fused_moe,
     pack,
     reference,
     unpack,
     unpack_biases,
 )
 from moe.arguments import Activation, Arguments
+from moe.choose import TUNED as TILES
 from moe.config import DEFAULT_GRANULARITY
 from moe.formats import FORMATS, row_blocks, scale_blocks, scale_bytes
 from moe.mixed.config import ACTIVATIONS as MIXED
@@ -40,6 +52,19 @@ ROUTERS = {
     "sigmoid": {"scoring": "sigmoid", "scale": 2.5},
     "sqrtsoftplus": {"scoring": "sqrtsoftplus", "scale": 2.5},
 }
+QUANTISED = "of the format: torch that quantises where the kernels do; limit: 2 % more"
+NUMBERS = "of the format: the definition with these weights; limit: 2^-7 apart from it"
+FP8 = "of the format: torch that rounds to e4m3 where the kernels do; limit: 2^-6 apart from it"
+SAID = {"quantised": QUANTISED, "bf16": NUMBERS, "e4m3": FP8}
+FIELDS = tuple(field.name for field in fields(Quantized))
+ERRORS = (
+    ("\nrun as", "{backend}"),
+    ("relative\nerror", "{relative:.2e}"),
+    ("of the\nformat", "{reference:.2e}"),
+    ("apart\nfrom it", "{apart:.2e}"),
+    ("max abs\nerror", "{max_error:.2e}"),
+    ("", lambda row: "ok" if row["ok"] else "OUT"),
+)
 
 
 @dataclass(frozen=True)
@@ -240,20 +265,6 @@ def blank(
     return of_bytes(data, codes, fmt, scale, scale)
 
 
-def product_of(arguments: argparse.Namespace) -> Arguments:
-    """The product that the flags spell."""
-    _without(arguments, "needs --activations bf16 or e4m3", *TUNED)
-    layer = layer_of(arguments)
-    return layer.product(arguments.product, tile_n=arguments.tile_n, carry=arguments.carry)
-
-
-def mixed_product_of(arguments: argparse.Namespace) -> MixedArguments:
-    """The same of a layer whose activations are numbers."""
-    _without(arguments, NOT_MIXED[arguments.activations], "tile_n", "carry")
-    tuning = {name: getattr(arguments, name) for name in ("arch", *TUNED)}
-    return layer_of(arguments).mixed_product(arguments.product, **tuning)
-
-
 NOT_MIXED = {
     "bf16": "with --activations bf16 nothing is quantised but weights",
     "e4m3": "with --activations e4m3 each token has a scale, and h one that is known",
@@ -307,3 +318,168 @@ def _mixed(layer: Layer, arguments: argparse.Namespace) -> Layer:
         formats = " or ".join(MIXED[which])
         raise ValueError(f"--format {layer.format}: {formats} with --activations {which}")
     return layer
+
+
+# -- the layer as a problem -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What `fused_moe` takes, on a device; the weights are moved there by each call's maker."""
+
+    device: str
+    x: torch.Tensor
+    logits: torch.Tensor
+    experts: PackedExperts
+    scales: Scales
+
+
+@dataclass(frozen=True)
+class Experts(family.Problem):
+    """A layer; product: the one of its two that is explained. tuning: what of its config sizes do
+    not choose. tile_n: of packed experts, None where sizes choose it."""
+
+    layer: Layer
+    product: str
+    tuning: dict[str, Any]
+    tile_n: int | None
+
+    def __str__(self) -> str:
+        return str(self.layer)
+
+    @property
+    def named(self) -> dict[str, Any]:
+        return {"layer": str(self.layer), "product": self.product}
+
+    def draw(self, seed: int, device: str) -> Drawn:
+        """Numbers are the same, whatever the seed."""
+        x, _, _, logits = (tensor.to(device) for tensor in self.layer.tensors)
+        scales = {name: _to(device, value) for name, value in vars(self.layer.scales).items()}
+        return Drawn(device, x, logits, self.layer.packed(), Scales(**scales))
+
+    def _call(self, drawn: Drawn, place: Place) -> Callable[[], torch.Tensor]:
+        """From router logits to the output, with weights of its own."""
+        layer = self.layer
+        weights = layer.weights(_experts_to(drawn.device, drawn.experts))
+        given = {"activation": layer.form, "scales": drawn.scales, "tile_rows": layer.tile_rows}
+        call = partial(
+            fused_moe, drawn.x, weights, drawn.logits, layer.router, **given, **place.given
+        )
+        return call if self.tile_n is None else _forced(call, self.tile_n)
+
+    def calls(self, drawn: Drawn, place: Place) -> dict[str, Callable[[], torch.Tensor]]:
+        return {"": self._call(drawn, place)}
+
+    def judge(self, drawn: Drawn, name: str, results: Any, slack: float) -> dict[str, Any]:
+        """Errors relative to the definition, and what is found beside the result."""
+        layer, amax = self.layer, drawn.scales.h_amax
+        errors: dict[str, Any] = errors_of(layer, drawn.experts, results.cpu())
+        eps = torch.finfo(drawn.x.dtype).eps
+        if layer.mixed:
+            # In e4m3 a number of h between two codes may become the other one.
+            limit = 2 * eps if layer.activations == "e4m3" else eps
+            errors["ok"] = errors["apart"] <= slack * limit  # which a NaN is not
+        else:
+            errors["ok"] = errors["relative"] <= slack * (EXTRA * errors["reference"] + eps)
+        found = {} if amax is None else {"h_amax": amax.item()}
+        return errors | found | {"packed_bytes": drawn.experts.nbytes}
+
+    def samples(self, drawn: Drawn, results: Any, place: Place) -> dict[str, Sample]:
+        sets = sets_here(drawn.experts.nbytes)
+        return cold_and_warm([self._call(drawn, place) for _ in range(sets)])
+
+    def _product(self, arch: str) -> Arguments | MixedArguments:
+        if self.layer.mixed:
+            return self.layer.mixed_product(self.product, arch, **self.tuning)
+        return self.layer.product(self.product, **self.tuning)
+
+    def plan(self, arch: str) -> Iterator[str]:
+        product, words = self._product(arch), f"with {self.product} of {self.layer}"
+        if isinstance(product, MixedArguments):
+            return mixed_plan.explain(product, words)
+        return moe_plan.explain(product, words)
+
+    def kernels(self, arch: str) -> list[Subject]:
+        product = self._product(arch)
+        if isinstance(product, MixedArguments):
+            arch = product.target.arch
+            return [mixed_plan.subject_of(arch, config) for config in product.configs]
+        return [moe_plan.subject_of(product.config)]
+
+
+def _forced(call: Callable[..., torch.Tensor], tile_n: int) -> Callable[..., torch.Tensor]:
+    """With tiles of so many columns, which `fused_moe` leaves to sizes."""
+
+    def inside(**more: Any) -> torch.Tensor:
+        with forcing(TILES.name, {"tile_n": tile_n}):
+            return call(**more)
+
+    return inside
+
+
+def _to(device: str, value: Any) -> Any:
+    """Elements and scale factors of quantised tensors as bytes, which every torch can copy."""
+    if not isinstance(value, torch.Tensor) or value.element_size() > 1:
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+    return value.view(torch.uint8).to(device).view(value.dtype)
+
+
+def _experts_to(device: str, experts: PackedExperts) -> PackedExperts:
+    w13, w2 = (
+        Quantized(**{name: _to(device, getattr(w, name)) for name in FIELDS})
+        for w in (experts.w13, experts.w2)
+    )
+    bias13, bias2 = (_to(device, bias) for bias in experts.biases)
+    return replace(experts, w13=w13, w2=w2, bias13=bias13, bias2=bias2)
+
+
+def experts_of(options: argparse.Namespace, place: Place) -> list[Experts]:
+    """The layer that the flags spell. Raises what its products raise."""
+    layer, product = layer_of(options), getattr(options, "product", "")
+    if product:
+        names, other = (TUNED, ("tile_n", "carry")) if layer.mixed else (("tile_n", "carry"), TUNED)
+        reason = NOT_MIXED.get(layer.activations, "needs --activations bf16 or e4m3")
+        _without(options, reason, *other)
+        tuning = {name: getattr(options, name) for name in names}
+        return [Experts(layer, product, tuning, None)]
+    for name in PRODUCTS:  # refused before anything is drawn
+        layer.mixed_product(name, place.arch) if layer.mixed else layer.product(name)
+    return [Experts(layer, product, {}, getattr(options, "tile_n", None))]
+
+
+def tell(
+    rows: Sequence[dict[str, Any]], options: argparse.Namespace, place: Place
+) -> dict[str, Any]:
+    """A line: errors, and beside them the time of a launch or the work of the emulator."""
+    (row,), layer, console = rows, layer_of(options), Console()
+    console.print(row["case"])
+    cost = (("warm\nus", "{warm_us:.1f}"), ("cold\nus", "{cold_us:.1f}"))
+    if "warm_us" not in row:
+        cost = (("\nlaunches", "{launches}"), ("warp-\ninstr.", "{instructions:,}"),
+                ("\nseconds", "{seconds:.1f}"))  # fmt: skip
+    tables.show(*tables.table("", (*ERRORS, *cost), [row]), console)
+    if "h_amax" in row:
+        show_amax(layer, row["h_amax"], console)
+    console.print(SAID[layer.activations])
+    console.print("within tolerance" if row["ok"] else "out of tolerance")
+    return {"row": row}
+
+
+def show_amax(layer: Layer, found: float, console: Console) -> None:
+    """What a calibration learns from it."""
+    words = f"largest |h|: {found:.4g}"
+    if FORMATS[layer.format].has_global:
+        scale = reference.encode_scale(torch.tensor([found]), layer.format).item()
+        words += f", which --h-scale {scale:.4g} maps to the largest number of {layer.format}"
+    console.print(words)
+
+
+def grid_of(options: argparse.Namespace) -> Grid:
+    """Of the products of such a layer."""
+    layer = layer_of(options)
+    if layer.mixed:
+        return mixed_plan.grid_of(options.arch or layer.archs[0])
+    return moe_plan.grid_of()
+
+
+FAMILY = Family(lambda options: layer_of(options).archs, experts_of, tell, grid_of)

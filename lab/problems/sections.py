@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kernelkit.plan import hw
@@ -11,21 +11,11 @@ from kernelkit.plan.edges import Edge, EdgePlan
 from kernelkit.plan.smem import SmemPlan
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import RolePlan
-from lab.tools.common import refuse
 
 RULER_CELLS = 32  # characters that stand for the TMEM columns
 
 Rows = list[tuple[str, ...]]
 Section = tuple[str, Rows]  # title, rows of cells
-
-
-def print_plan(lines: Callable[[], Iterable[str]]) -> int:
-    """Print what there is to say, or why a case is refused; returns the exit code."""
-    try:
-        print("\n".join(lines()))
-    except (ValueError, NotImplementedError) as refusal:
-        return refuse(refusal)
-    return 0
 
 
 def plural(count: int, noun: str) -> str:

@@ -21,8 +21,8 @@ from kvcache.layouts.layout import Layout
 from kvcache.layouts.models import gqa
 from kvcache.layouts.presets import CONFIGS
 from kvcache.memory.cache import Cache
-from lab.cases.kvcache_model import Model, reduced, worst
 from lab.flags import kvcache as _kv_args
+from lab.problems.kvcache_model import Model, reduced, worst
 from lab.tools import tables
 from lab.tools.common import finish, refuse
 from lab.tools.place import Place, choose_place, emulated

@@ -1,28 +1,46 @@
-"""What `explain.py moe` says of the product of numbers and weights of four bits."""
+"""The product of numbers and weights of four bits: its plan in words, its kernels, and a grid."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+from kernelkit.compile.compiler import compile_once
 from kernelkit.plan import hw
+from lab.problems.family import Grid
 from lab.problems.mixed_gemm import PLANS
+from lab.problems.sections import Section, lines_of, parts_of, plural
+from lab.sass import mixed
+from lab.sass.kernel import Subject, print_kinds, timed_cell
 from lab.tools.common import describe
-from lab.verbs.explain.plans import Section, lines_of, parts_of, plural
 from moe.choose import row_tiles
 from moe.mixed.choose import (
+    BY_AVERAGE,
     LEAST_UNITS,
     MANY,
+    MANY_TEAMS,
     READS_OF,
     choose_split,
     choose_teams,
     tiles_of,
 )
-from moe.mixed.config import ROWS, MixedConfig
+from moe.mixed.config import ROWS, ROWS_OF, MixedConfig, fits
 from moe.mixed.fragments import DEPTH
-from moe.mixed.launch import MixedArguments
+from moe.mixed.launch import KERNELS, MixedArguments
 from moe.mixed.plan import ProductPlan
+
+FIRST = MixedConfig(swiglu=True, limit=True, bias=True, pdl=True)
+KINDS = (
+    FIRST,
+    replace(FIRST, gather=True),
+    MixedConfig(bias=True, pdl=True),
+    replace(FIRST, fmt="nvfp4", bias=False),
+    replace(FIRST, x="e4m3", row_scale=True, out="e4m3"),
+)
 
 
 def explain(arguments: MixedArguments, product: str) -> Iterator[str]:
@@ -146,3 +164,50 @@ def weights(arguments: MixedArguments, plan: ProductPlan) -> Section:
         ("of a value", f"{8 * w.data.nbytes / (w.experts * w.rows * w.k):.3g} bits as stored"),
     ]  # fmt: skip
     return "Weights", rows
+
+
+# -- dump -----------------------------------------------------------------------------------------
+
+
+def configs(arch: str) -> tuple[MixedConfig, ...]:
+    """Every tile that is chosen, with several formats and outputs."""
+    return tuple(
+        replace(kind, tile_rows=rows, teams=teams, parts=parts)
+        for kind in KINDS
+        if (arch, kind.x) in BY_AVERAGE
+        for rows in sorted({*itertools.chain(*BY_AVERAGE[arch, kind.x].values())})
+        for teams, parts in (READS_OF[arch] if rows < MANY else [MANY_TEAMS[arch][rows]])
+        if fits(arch, rows, teams, parts, kind.x) and (rows == ROWS_OF[arch][0]) >= kind.gather
+    )
+
+
+def subject_of(arch: str, config: MixedConfig) -> Subject:
+    """The kernel of a config; raises what its plan raises."""
+    plan = PLANS[arch](config)
+    planned = {"warps": plan.roles.warps, "stages": plan.stages, "smem_bytes": plan.smem.bytes}
+    return Subject(
+        *("moe mixed GEMM", "moe_mixed", config, arch),
+        compile=partial(compile_once, config, arch, KERNELS[arch]),
+        figures=lambda cubin: planned | mixed.figures(cubin, config, arch),
+        show=print_loop,
+    )
+
+
+def print_loop(found: dict[str, Any]) -> None:
+    print_kinds(f"Main loop, per warp and {found['unit']}", found["loop"])
+    print(f"{found['turn']} of K a turn")
+
+
+FIGURES = (
+    ("config", lambda row: describe(MixedConfig(**row["config"]))), ("stages", "{stages}"),
+    ("registers", "{registers}"), ("stack", "{stack}"), ("spills", "{spills}"),
+    ("SMEM bytes", "{smem_bytes:,}"), ("SASS", "{instructions}"),
+    ("an MMA", lambda row: f"{sum(row['loop'].values()):.1f}"),
+    ("compiled in", "{compile_seconds:.1f} s"),
+)  # fmt: skip
+
+
+def grid_of(arch: str) -> Grid:
+    """Every tile that is chosen, with several formats and outputs."""
+    subject = partial(subject_of, arch)
+    return Grid((timed_cell(subject, config, arch) for config in configs(arch)), FIGURES, {})

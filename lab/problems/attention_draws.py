@@ -24,10 +24,10 @@ from fmha.config import (
 )
 from fmha.plan import kernel_of
 from kernelkit.compile.keys import KernelKey
-from lab.cases.attention import arguments_of, config_of, plan_of
 from lab.problems import draws, extremes
 from lab.problems.attention import Case
 from lab.problems.draws import Kernel
+from lab.problems.fmha import arguments_of, config_of, plan_of
 
 GROUPS = (1, 1, 2, 3, 4, 5, 8, 16, 40, 128)  # query heads of a KV head
 EDGES = (0, 48, 64, 80, 112, 128, 192, 256, 384)  # of tiles

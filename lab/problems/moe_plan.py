@@ -1,21 +1,39 @@
-"""What `explain.py moe` says: which tiles, who does what, and what lies where."""
+"""The fused grouped GEMM of a layer: its plan in words, its kernel, and a grid of kernels."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from kernelkit.plan import hw
-from lab.cases.moe import layer_of, mixed_product_of, product_of
+from lab.problems.family import Grid
+from lab.problems.sections import Rows, Section, lines_of, parts_of, plural
+from lab.sass import epilogue
+from lab.sass.kernel import Subject, print_kinds, timed_cell
 from lab.tools.common import describe
-from lab.verbs.explain import moe_mixed
-from lab.verbs.explain.plans import Rows, Section, lines_of, parts_of, plural, print_plan
 from moe.arguments import Arguments
 from moe.choose import choose_tile_rows, row_tiles
+from moe.config import TILE_ROWS, GroupedConfig
 from moe.formats import SCALE_ATOM_BYTES, SCALE_ROWS, row_blocks, scale_atoms
-from moe.launch import ARCHS, grid
+from moe.launch import ARCHS, compile_for, grid
 from moe.sm100.plan import LINE, ROLES, GroupedPlan, make_plan
+
+FIRST = GroupedConfig(limit=True, amax=True)  # of two products, that with SwiGLU
+QUANTISED = replace(FIRST, out="nvfp4")
+KINDS = (
+    *(replace(FIRST, fmt=fmt, out=fmt) for fmt in ("nvfp4", "mxfp4", "mxfp8")),
+    FIRST,
+    GroupedConfig(granularity=0),
+)
+GRID = (
+    *(replace(config, tile_rows=rows) for rows in TILE_ROWS for config in KINDS),
+    *(replace(QUANTISED, tile_rows=rows, tile_n=256) for rows in TILE_ROWS[-2:]),
+    *(replace(QUANTISED, granularity=size) for size in (8, 16, 64)),
+    *(replace(QUANTISED, granularity=8, carry=True, tile_rows=rows) for rows in TILE_ROWS[-2:]),
+)
 
 
 def explain(arguments: Arguments, product: str) -> Iterator[str]:
@@ -125,12 +143,36 @@ def scale_factors(arguments: Arguments, plan: GroupedPlan) -> Section:
     return "Scale factors", rows
 
 
-def perform(options: argparse.Namespace) -> int:
-    def lines() -> Iterator[str]:
-        layer = layer_of(options)
-        words = f"with {options.product} of {layer}"
-        if layer.mixed:
-            return moe_mixed.explain(mixed_product_of(options), words)
-        return explain(product_of(options), words)
+# -- dump -----------------------------------------------------------------------------------------
 
-    return print_plan(lines)
+
+def subject_of(config: GroupedConfig) -> Subject:
+    """The kernel of a config; raises what its plan raises."""
+    plan = make_plan(config)
+    planned = {"warps": ROLES.warps, "stages": plan.stages, "smem_bytes": plan.smem.bytes}
+    planned |= {"tmem_columns": plan.tmem.allocated}
+    return Subject(
+        *("moe grouped GEMM", "moe", config, ARCHS[0]),
+        compile=partial(compile_for, config, ARCHS[0]),
+        figures=lambda cubin: planned | epilogue.figures(cubin),
+        show=print_epilogue,
+    )
+
+
+def print_epilogue(found: dict[str, Any]) -> None:
+    print_kinds(f"Epilogue, per warp and {found['unit']}", found["epilogue"])
+    print(f"{found['loaded']} columns a turn; beside that {found['around']} for every tile")
+
+
+FIGURES = (
+    ("config", lambda row: describe(GroupedConfig(**row["config"]))), ("stages", "{stages}"),
+    ("registers", "{registers}"), ("stack", "{stack}"), ("spills", "{spills}"),
+    ("SMEM bytes", "{smem_bytes:,}"), ("TMEM", "{tmem_columns}"), ("SASS", "{instructions}"),
+    ("epilogue", lambda row: f"{sum(row['epilogue'].values()):.0f}"), ("of columns", "{loaded}"),
+    ("compiled in", "{compile_seconds:.1f} s"),
+)  # fmt: skip
+
+
+def grid_of() -> Grid:
+    """Every tile_rows, with several formats and outputs."""
+    return Grid((timed_cell(subject_of, config, ARCHS[0]) for config in GRID), FIGURES, {})

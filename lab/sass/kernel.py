@@ -1,15 +1,23 @@
-"""What a compiler made of a kernel, on disk and counted by kind: PTX and SASS."""
+"""A kernel, and the PTX and SASS that the compiler made of it: files, kinds of instructions."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cycle_model.sass.instruction import SPILLS, Kinds, kind_of
+from cycle_model.sass.listing import read
 from cycle_model.sass.tools import disassemble
+from kernelkit.compile.kernel import CompiledKernel
+from kernelkit.compile.keys import KernelKey
+from kernelkit.compile.warm import ready
+from lab.tools.common import changed, describe
 
 PTX_INSTRUCTION = re.compile(r"^\s+(?:@!?%\w+\s+)?([a-z][\w.:]*)[^;]*;")
 SASS_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
@@ -101,3 +109,52 @@ def print_kinds(title: str, counts: Mapping[str, float]) -> None:
     for kind, count in counts.items():
         if count:
             print(f"  {kind:<22}{count:>8.6g}")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel to be dumped. what: it is, in words; stem: of its files, before the config.
+
+    figures: of its cubin, resources and the loop that matters; show: prints them.
+    """
+
+    what: str
+    stem: str
+    config: Any
+    arch: str
+    compile: Callable[[], CompiledKernel]
+    figures: Callable[[Path], dict[str, Any]] = lambda cubin: read(cubin)[0]
+    show: Callable[[dict[str, Any]], None] = lambda figures: None
+
+    @property
+    def title(self) -> str:
+        return f"{self.what} for {self.arch}: {describe(self.config)}"
+
+    def write(self, folder: Path) -> tuple[Path, Path, float]:
+        """(PTX, cubin, seconds to find or compile them), files named after the config."""
+        start = time.perf_counter()
+        compiled = self.compile()
+        seconds = time.perf_counter() - start
+        stem = f"{self.stem}_{self.arch}_{describe(self.config)}"
+        return *write_to(folder, stem, compiled), seconds
+
+
+def subject_of(key: KernelKey) -> Subject:
+    """The kernel with this key; its figures are its resources alone."""
+    name = key.source.replace(":", ".")
+    return Subject(name, name, key.config, key.arch, compile=partial(ready, key))
+
+
+# What names a kernel of a grid, and what compiles it into a folder: figures, or a refusal.
+Cell = tuple[dict[str, Any], Callable[[Path], dict[str, Any]]]
+
+
+def timed_cell(subject_of: Callable[[Any], Subject], config: Any, arch: str) -> Cell:
+    """The kernel of a config, and how long it takes to compile."""
+
+    def figures(folder: Path) -> dict[str, Any]:
+        subject = subject_of(config)
+        _, cubin, seconds = subject.write(folder)
+        return {"compile_seconds": round(seconds, 2)} | subject.figures(cubin)
+
+    return {"arch": arch, "config": changed(config)}, figures
