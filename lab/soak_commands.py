@@ -9,7 +9,7 @@ from lab.tools.command import Command
 
 SOAK = {
     "kvcache": Command(
-        "lab.soak.perform",
+        "lab.soak.random_caches",
         kvcache.add_soak,
         """The long run of kvcache's manager: random operations beside the naive model of its tests.
 
@@ -21,7 +21,7 @@ operations are made as few as still fail, and stored. Exit code 0: nothing faile
         "--operations 50k --layout sparse --seed 7",
     ),
     "fmha": Command(
-        "lab.soak.attention.perform",
+        "lab.soak.attention",
         partial(soak.add_campaign, soak.OF_ATTENTION),
         """Random attention problems on the GPU at hand, each twice, against fp64 on the same GPU.
 
@@ -38,7 +38,7 @@ failed; 1: something did; 2: refused.
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_fmha.json",
     ),
     "gqa": Command(
-        "lab.soak.decode.perform",
+        "lab.soak.decode",
         partial(soak.add_campaign, soak.OF_DECODE),
         """Random decode steps on the GPU at hand, each twice, against fp64 on the same GPU.
 
@@ -56,7 +56,7 @@ run, the second time under an adversarial schedule. Exit code 0: nothing failed;
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_gqa.json",
     ),
     "moe": Command(
-        "lab.soak.moe.perform",
+        "lab.soak.moe",
         partial(soak.add_campaign, soak.OF_EXPERTS),
         """Random products and layers of experts in four bits, on the Hopper GPU at hand.
 

@@ -14,7 +14,17 @@ from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from fmha.config import HEAD_DIMS
 from fmha.launch import ARCHS
 from lab.bench import fmha_static
-from lab.bench.fmha_peers import INPUTS, OURS, PEERS, Launch, compared, inputs_of, missing
+from lab.bench.fmha_peers import (
+    INPUTS,
+    OURS,
+    PEERS,
+    ROWS,
+    Launch,
+    Problem,
+    compared,
+    inputs_of,
+    missing,
+)
 from lab.bench.fmha_tables import (
     PROBLEMS,
     TIMES,
@@ -27,7 +37,6 @@ from lab.bench.fmha_tables import (
 from lab.flags.bench import OWN_DIMS
 from lab.measure.timing import heading, reason_of, setting
 from lab.measure.turns import HOW, Contestant, figures, flush_buffer, meter, take_turns
-from lab.problems.attention_rows import ROWS, Problem
 from lab.report.documents import measured
 from lab.report.prefill import draw_any as draw
 from lab.tools.common import progress_bar, read_rows, refuse, save_rows

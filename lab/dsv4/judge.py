@@ -35,8 +35,8 @@ from kvcache.layouts.rows import Rows as Place
 from kvcache.movement import reference
 from lab.dsv4.layer import FORMAT, SCALES, Layer, Taps
 from lab.dsv4.model import Recompute, Rows, State
+from lab.flags.dsv4 import ROPE
 from lab.measure.accuracy import EXTRA
-from lab.problems.dsv4_shape import ROPE
 from mla import reference as sparse
 from mla.indexer import quantised as index
 from mla.indexer.formats import FORMATS

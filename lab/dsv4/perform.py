@@ -25,8 +25,7 @@ from lab.dsv4.judge import Finding, Judge, Verdict
 from lab.dsv4.layer import Layer, layout_of
 from lab.dsv4.model import Recompute
 from lab.dsv4.weights import Weights
-from lab.flags.dsv4 import ARCHS, ARCHS_OF_EXPERTS
-from lab.problems.dsv4_shape import MUTATIONS, Definition, Shape
+from lab.flags.dsv4 import ARCHS, ARCHS_OF_EXPERTS, MUTATIONS, Definition, Shape
 from lab.tools import tables
 from lab.tools.common import finish, refuse
 from lab.tools.place import Place, choose_place, emulated

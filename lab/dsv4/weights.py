@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kvcache.movement.reference import rotated_rope
-from lab.problems.dsv4_shape import HEAD_DIM, INDEX_DIM, ROPE, Shape
+from lab.flags.dsv4 import HEAD_DIM, INDEX_DIM, ROPE, Shape
 from moe import Router, SwiGLU
 
 EPS = 1e-6

@@ -26,10 +26,9 @@ from kvcache.books.requests import Request
 from kvcache.books.step import Step
 from kvcache.books.work import Pool, Work
 from kvcache.tokens import UNKNOWN, Placeholders
-from lab.soak.cases import Case
 from lab.soak.ledger import Ledger, require, same
 from lab.soak.machine import Holder, Machine
-from lab.soak.naive import History
+from lab.soak.small_caches import Case, History
 from lab.soak.wrong_types import Call, books_of, wrong_batches, wrong_books, wrong_calls
 
 MOST_BLOCKS = 9  # of a request: longer ones teach nothing new

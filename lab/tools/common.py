@@ -54,7 +54,7 @@ def environment() -> dict[str, str]:
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar of how many of how many are done, and the time; it vanishes at the end, and is not there
+    """A bar of how many of how many are done, and the time. It vanishes at the end, and is absent
     where the console is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

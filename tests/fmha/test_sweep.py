@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from lab.problems import attention as cases
-from lab.problems.attention_draws import SIZES, Draws
+from lab.soak.attention import SIZES, Draws
 
 SEEDS = 1000
 PROBLEMS = 6

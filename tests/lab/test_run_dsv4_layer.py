@@ -10,7 +10,7 @@ from lab.commands import RUN
 from lab.dsv4 import perform as _run_dsv4_layer
 from lab.dsv4.judge import Judge
 from lab.dsv4.model import Recompute
-from lab.problems.dsv4_shape import MUTATIONS
+from lab.flags.dsv4 import MUTATIONS
 from lab.tools.place import choose_place, emulated
 
 CSA, HCA = (pytest.mark.xdist_group(f"dsv4 {kind}") for kind in ("csa", "hca"))  # share kernels

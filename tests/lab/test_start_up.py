@@ -145,6 +145,7 @@ def test_choices_are_those_of_what_imports_torch():
     from gqa_lowlatency.launch import ARCHS
     from kernelkit.call.launch import EMULATED
     from kernelkit.compile.arch import PORTABLE
+    from lab.bench import fmha_peers as _fmha_peers
     from lab.bench import gqa_peers as _gqa_peers
     from lab.flags import decode as _gqa_flags
     from lab.flags import moe as _moe_flags
@@ -153,6 +154,8 @@ def test_choices_are_those_of_what_imports_torch():
     from moe import reference_routing
 
     assert (*_gqa_peers.PEERS,) == bench.PEERS
+    assert (*_fmha_peers.ROWS,) == bench.ROWS
+    assert (*_fmha_peers.PEERS,) == bench.FMHA_PEERS
     assert (*_gqa_peers.DTYPES,) == bench.KV_DTYPES
     for name in ("IO_DTYPES", "KV_DTYPES", "OUT_DTYPES"):
         assert getattr(_gqa_flags, name) == (*getattr(_gqa_cases, name.removeprefix("IO_")),)

@@ -13,8 +13,8 @@ from kvcache.books.errors import DoubleFree, HostTierFull, InvariantBroken, Pool
 from kvcache.books.manager import Manager
 from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Pool
-from lab.soak.cases import PLAIN, SPARSE
 from lab.soak.machine import Event
+from lab.soak.small_caches import PLAIN, SPARSE
 from lab.soak.wrong_types import books_of
 from tests.kvcache.books.lone import admitted, appended, cache, case_names, freed, served, tokens
 

@@ -1,4 +1,4 @@
-"""Decode problems at random, reproducible by a seed."""
+"""Random decode steps, reproducible by a seed, and a trial of each against fp64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+import torch
+
+from gqa_lowlatency import decode
 from gqa_lowlatency.api import fields_of
 from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.config import (
@@ -20,14 +24,18 @@ from gqa_lowlatency.config import (
     WARP_COUNTS,
     DecodeConfig,
 )
-from gqa_lowlatency.launch import DECODE, checked_config, forward
+from gqa_lowlatency.launch import ARCHS, DECODE, checked_config, forward
 from kernelkit.call.launch import Target
+from kernelkit.compile.arch import written_for
 from kernelkit.compile.compiler import collecting
 from kernelkit.compile.keys import KernelKey
+from kernelkit.numerics import tolerance
 from lab.problems import draws, extremes
-from lab.problems.decode import Case
+from lab.problems.decode import Case, grain_of, verdicts
 from lab.problems.draws import Kernel
 from lab.problems.fmha import moved
+from lab.soak import campaign
+from lab.soak.campaign import Family, Feature, Results
 
 GROUPS = (1, 1, 2, 3, 4, 5, 8, 8, 16, 40)  # query heads of a KV head
 EDGES = (0, 16, 64, 128, 256, 512, 1024)  # of tiles, and of what a CTA takes
@@ -164,3 +172,74 @@ def _length(pick: random.Random, most: int) -> int:
 
 def _width(pick: random.Random, most: int) -> int:
     return pick.choice((0, 1, 63, 128, pick.randint(0, 600), pick.randint(0, most)))
+
+
+class Trial(campaign.Trial):
+    """Against fp64 on the same device."""
+
+    case: Case
+
+    def prepare(self) -> Results:
+        self.options = moved(self.case.options(), self.place.device)
+        launched = self.case.launch_options(None)
+        self.arguments = self.options | launched | self.place.given
+        return self.case.inputs(self.place.device)
+
+    def step(self, *inputs: torch.Tensor) -> Results:
+        return decode(*inputs, return_lse=True, **self.arguments)
+
+    def reports(self) -> Sequence[tolerance.Report]:
+        options = self.options | {"arch": written_for(self.place.arch)}
+        o = self.first[0]  # of which fp32 is held to its own precision
+        grain = o.dtype if o.dtype == torch.float32 else grain_of(self.case, o)
+        extreme = self.case.extreme > 0
+        return verdicts(self.inputs, options, self.first, grain, extreme=extreme)
+
+    def change(self) -> None:
+        campaign.change_q_and_v(self.inputs)
+
+
+FEATURES: dict[str, Feature] = {
+    **{f"head dim {d}": lambda case, d=d: case.head_dim == d for d in HEAD_DIMS},
+    "bf16": lambda case: case.dtype == "bf16",
+    "fp16": lambda case: case.dtype == "fp16",
+    "e4m3 keys": lambda case: case.kv_dtype == "e4m3",
+    "O of another dtype": lambda case: case.out_dtype not in ("", case.dtype),
+    "several tokens": lambda case: case.tokens > 1,
+    "groups of heads": lambda case: case.heads[0] > case.heads[1],
+    "more rows than a CTA has": lambda case: case.heads[0] // case.heads[1] * case.tokens > 64,
+    "not causal": lambda case: not case.causal,
+    "window": lambda case: case.window is not None,
+    "sink tokens": lambda case: case.sink_tokens,
+    "first keys": lambda case: case.firsts,
+    "learned sinks": lambda case: case.sinks,
+    "sinks of -inf or 90": lambda case: case.sink_value is not None,
+    "softcap": lambda case: case.softcap,
+    "lengths": lambda case: case.keys == "lens",
+    "pages": lambda case: isinstance(case.keys, int),
+    "entries without keys": lambda case: 0 in case.lengths,
+    "rows of 100k keys": lambda case: max(case.lengths) >= 100_000,
+    "scores of 0": lambda case: case.amplitude == 0.0,
+    "large scores": lambda case: case.amplitude > Case.amplitude,
+    "scores that climb": lambda case: case.climb,
+    "scores far below 0": lambda case: case.depth,
+    "extremes": lambda case: case.extreme,
+    "several clusters a head": lambda case: case.parts > 1,
+    "the same bits in any batch": lambda case: case.batch_invariant,
+    "a tuned cluster": lambda case: case.cluster,
+    "other tuned fields": lambda case: case.tuning,
+    "pdl": lambda case: case.pdl == "pdl",
+    "pdl, keys ready": lambda case: case.pdl == "ready",
+}
+
+
+FAMILY = Family(
+    "gqa",
+    ARCHS,
+    Draws,
+    SIZES,
+    Trial,
+    FEATURES,
+    {"O": "output", "LSE": "lse"},
+)
+perform = partial(campaign.perform, FAMILY)

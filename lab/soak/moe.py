@@ -1,4 +1,4 @@
-"""Products and layers of experts at random, reproducible by a seed."""
+"""Random products and layers of the experts of Hopper by a seed, and a trial of each."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
+import moe
 from kernelkit.compile.compiler import collecting
 from kernelkit.compile.keys import KernelKey
-from lab.problems import draws, hostile, mixed_gemm
+from kernelkit.numerics import tolerance
+from lab.problems import draws, hostile, mixed_gemm, mixed_layer
+from lab.problems import mixed_gemm as products
 from lab.problems.draws import Kernel
 from lab.problems.mixed_gemm import Case, empty, empty_fragments
 from lab.problems.mixed_layer import Layer
+from lab.soak import campaign
+from lab.soak.campaign import Family, Feature, Results
 from moe.formats import format_of
 from moe.indices import range_fields
 from moe.mixed.config import (
+    ARCHS,
     NUMBERS,
     PARTS,
     ROWS_OF,
@@ -25,6 +32,7 @@ from moe.mixed.config import (
     SPLIT_ROWS,
     SPLITS,
     TEAMS,
+    TILE_ROWS,
     WEIGHTS,
     MixedConfig,
     fits,
@@ -35,7 +43,7 @@ from moe.mixed.layer import MixedLayer, run_layer
 
 FORMS = ((1.0, 0.0, None), (1.0, 0.0, 10.0), (1.702, 1.0, 7.0), (1.702, 1.0, 0.25))
 SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
-PRODUCTS = 2 / 3  # of what is drawn; the rest are layers
+SHARE = 2 / 3  # of what is drawn; the rest are layers
 UNIT = 32  # of sizes that a layer packs
 
 
@@ -65,7 +73,7 @@ class Draws(draws.Draws):
     sizes: Sizes
 
     def kind(self, pick: random.Random) -> Case | Layer:
-        draw = _product if pick.random() < PRODUCTS else _layer
+        draw = _product if pick.random() < SHARE else _layer
         return draw(pick, self.arch)
 
     def config(self, kind: Case | Layer, pick: random.Random) -> MixedConfig | Layer:
@@ -203,3 +211,96 @@ def _counts(pick: random.Random, experts: int, most: int, tile_rows: int) -> lis
     sizes = [0, 0, 1, pick.randint(1, 9), tile_rows - 1, tile_rows, tile_rows + 1]
     sizes += [pick.randint(0, most), most if pick.random() < 0.2 else 0]
     return [min(max(pick.choice(sizes), 0), most) for _ in range(experts)]
+
+
+class Trial(campaign.Trial):
+    """Against fp64 on the same device."""
+
+    case: Case | Layer
+
+    def prepare(self) -> Results:
+        is_layer = isinstance(self.case, Layer)
+        self.function, self.judge = (
+            (moe.fused_moe, mixed_layer.judge) if is_layer else (moe.mixed_gemm, products.judge)
+        )
+        self.given = self.case.inputs(self.place.device)
+        self.keywords = self.given.tensors | self.case.options() | self.place.given
+        return (self.keywords.pop("x"),)
+
+    def step(self, *inputs: torch.Tensor) -> Results:
+        return (self.function(*inputs, **self.keywords),)
+
+    def reports(self) -> Sequence[tolerance.Report]:
+        (result,) = self.first
+        return self.judge(self.case, result, self.given, aligned_sums=self.is_native)
+
+    def change(self) -> None:
+        """x, and experts without rows, or other ones for each token."""
+        given = self.given
+        given.x.mul_(-0.5)
+        if isinstance(given, mixed_layer.Inputs):
+            given.logits.copy_(given.logits.flip(0))
+        elif len(given.offsets) > 2:
+            given.offsets[1 : len(given.offsets) // 2] = 0
+
+
+LARGE = 10.0  # amplitude
+MANY = 32  # experts, of which a warp looks at so many at a time
+Problem = Case | Layer
+
+
+def _of(kind: type, has: Feature) -> Feature:
+    return lambda case: isinstance(case, kind) and has(case)
+
+
+PRODUCTS: dict[str, Feature] = {
+    "a product": lambda case: True,
+    **{f"tiles of {n} rows": lambda case, n=n: case.tile_rows == n for n in TILE_ROWS},
+    **{f"warpgroups: {n}": lambda case, n=n: case.teams == n for n in TEAMS},
+    **{f"times 64 rows of weights: {n}": lambda case, n=n: case.parts == n for n in PARTS},
+    **{f"CTAs that share a tile: {n}": lambda case, n=n: case.split == n for n in SPLITS},
+    **{f"output in {out}": lambda case, out=out: case.out == out for out in NUMBERS},
+    "no activation": lambda case: case.form is None,
+    "rows of x in order": lambda case: not case.slots,
+    "rows that are gathered": lambda case: case.slots,
+    "room behind the rows": lambda case: case.room,
+    "no rows": lambda case: not case.rows,
+    "experts without rows": lambda case: 0 in case.counts,
+    "an odd number of units of K": lambda case: -(-case.k // 64) % 2,
+    "a tail of K": lambda case: case.k % 64,
+    "K within a unit": lambda case: case.k <= 64,
+    "a global scale of up": lambda case: case.pairs,
+    "hostile weights": lambda case: case.w_like != "normal",
+    "pdl": lambda case: case.pdl,
+}
+LAYERS: dict[str, Feature] = {
+    "a layer": lambda case: True,
+    "shared experts": lambda case: case.shared,
+    "experts of a rank": lambda case: case.rank,
+    "one expert for all tokens": lambda case: case.routing == "one",
+    "no expert that is here": lambda case: case.routing == "elsewhere",
+    "tiles that are chosen": lambda case: case.tile_rows is None,
+}
+FEATURES: dict[str, Feature] = {
+    **{fmt: lambda case, fmt=fmt: case.fmt == fmt for fmt in WEIGHTS},
+    "a limit": lambda case: case.form and case.form[2] is not None,
+    "biases": lambda case: case.bias,
+    "huge activations": lambda case: case.amplitude >= LARGE,
+    "more than 32 experts": lambda case: (
+        (len(case.counts) if isinstance(case, Case) else case.total) > MANY
+    ),
+    **{name: _of(Case, has) for name, has in PRODUCTS.items()},
+    **{name: _of(Layer, has) for name, has in LAYERS.items()},
+}
+
+
+FAMILY = Family(
+    "moe",
+    ARCHS,
+    Draws,
+    SIZES,
+    Trial,
+    FEATURES,
+    {"O": "output"},
+)
+perform = partial(campaign.perform, FAMILY)

@@ -1,5 +1,5 @@
-"""Attention problems at random, reproducible by a seed: kernels from anywhere in the space of what
-`attention` takes, and for each of them problems of any size."""
+"""Random attention problems, reproducible by a seed: kernels from anywhere in the space of what
+`attention` takes, for each of them problems of any size, and a trial of each against fp64."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import torch
+
+from fmha import attention
 from fmha.config import (
     FP8,
     HEAD_DIMS,
@@ -22,12 +26,16 @@ from fmha.config import (
     SCHEDULES,
     AttentionConfig,
 )
+from fmha.launch import ARCHS
 from fmha.plan import kernel_of
 from kernelkit.compile.keys import KernelKey
+from kernelkit.numerics import tolerance
 from lab.problems import draws, extremes
-from lab.problems.attention import Case
+from lab.problems.attention import Case, judge
 from lab.problems.draws import Kernel
-from lab.problems.fmha import arguments_of, config_of, plan_of
+from lab.problems.fmha import arguments_of, config_of, moved, plan_of
+from lab.soak import campaign
+from lab.soak.campaign import Family, Feature, Results
 
 GROUPS = (1, 1, 2, 3, 4, 5, 8, 16, 40, 128)  # query heads of a KV head
 EDGES = (0, 48, 64, 80, 112, 128, 192, 256, 384)  # of tiles
@@ -218,3 +226,85 @@ def _length(pick: random.Random, most: int) -> int:
 
 def _width(pick: random.Random, most: int) -> int:
     return pick.choice((0, 1, 63, 128, pick.randint(0, 400), pick.randint(0, most), 1 << 40))
+
+
+class Trial(campaign.Trial):
+    """Against fp64 on the same device."""
+
+    case: Case
+
+    def prepare(self) -> Results:
+        device = self.place.device
+        self.arguments = moved(self.case.arguments(), device) | self.place.given
+        return self.case.inputs(device)
+
+    def step(self, *inputs: torch.Tensor) -> Results:
+        return attention(*inputs, **self.arguments)
+
+    def reports(self) -> Sequence[tolerance.Report]:
+        return judge(self.case, self.first, self.inputs, aligned_sums=self.is_native)
+
+    def change(self) -> None:
+        campaign.change_q_and_v(self.inputs)
+        if self.case.kv_lens is not None:
+            self.arguments["kv_lens"].floor_divide_(2)
+
+
+LARGE = 100.0  # amplitude
+
+FEATURES: dict[str, Feature] = {
+    **{
+        f"head dim {d}": lambda case, d=d: case.dims[0] == d
+        for d in (64, 96, 128, 192, 256, 512)
+    },
+    "bf16": lambda case: case.dtype == "bf16",
+    "fp16": lambda case: case.dtype == "fp16",
+    "e4m3 keys, bf16 queries": lambda case: case.kv_dtype == "e4m3",
+    "e4m3": lambda case: case.dtype == "e4m3",
+    "O of another dtype": lambda case: case.out_dtype not in ("", case.dtype),
+    "raw O": lambda case: not case.normalize,
+    "causal": lambda case: case.causal,
+    "left window": lambda case: case.window[0] is not None,
+    "right window": lambda case: case.window[1] is not None,
+    "sink tokens": lambda case: case.sink_tokens,
+    "learned sinks": lambda case: case.sinks,
+    "sinks of -inf or 90": lambda case: case.sink_value is not None,
+    "softcap": lambda case: case.softcap,
+    "rope": lambda case: case.rope_dim,
+    "q_offset": lambda case: case.q_offset is not None,
+    "kv_lens": lambda case: case.kv_lens is not None,
+    "pages": lambda case: case.page_size,
+    "packed q": lambda case: case.q_lens is not None,
+    "packed k and v": lambda case: case.k_lens is not None,
+    "packed heads": lambda case: case.pack_heads,
+    "groups of heads": lambda case: case.heads[0] > case.heads[1],
+    "tokens first in memory": lambda case: case.tokens_first,
+    "entries without queries": lambda case: 0 in case.queries,
+    "entries without keys": lambda case: 0 in case.keys,
+    "rows of 100k keys": lambda case: max(case.queries) and max(case.keys) >= 100_000,
+    "scores of 0": lambda case: case.amplitude == 0.0,
+    "huge scores": lambda case: case.amplitude >= LARGE,
+    "scores that climb": lambda case: case.climb,
+    "scores far below 0": lambda case: case.depth,
+    "extremes": lambda case: case.extreme,
+    "a tuned tile": lambda case: case.tile_m or case.tile_n,
+    "tuned CTAs": lambda case: case.ctas,
+    "tuned rings": lambda case: case.k_stages or case.v_stages,
+    "a tuned schedule": lambda case: case.schedule,
+    "a tuned polynomial": lambda case: case.polynomial >= 0,
+    "a tuned lag": lambda case: case.rescale_log2 != Case.rescale_log2,
+    "pdl": lambda case: case.pdl,
+    "K is V": lambda case: case.k_is_v,
+}  # fmt: skip
+
+
+FAMILY = Family(
+    "fmha",
+    ARCHS,
+    Draws,
+    SIZES,
+    Trial,
+    FEATURES,
+    {"O": "output", "LSE": "lse"},
+)
+perform = partial(campaign.perform, FAMILY)
