@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.tools.poison import poisoned_outputs
+from lab.tools.place import poisoned_outputs
 from tests.hostile_calls import REFUSALS
 from tests.hostile_generator import Call, Given, at
 

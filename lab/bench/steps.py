@@ -14,7 +14,7 @@ import torch
 from lab.measure.timing import MAX_SETS, Sample, heading, measure, replay, setting
 from lab.problems.steps import Arguments, Outputs, Problem, problems_of
 from lab.report.documents import measured
-from lab.report.steps import draw
+from lab.report.steps import draw_steps
 from lab.tools.common import read_rows, refuse, save_rows
 from lab.tools.tables import Table, markdown, show, table
 
@@ -152,7 +152,7 @@ def show_again(options: argparse.Namespace) -> None:
         for _, group in itertools.groupby(rows, key=lambda row: [row[key] for key in keys]):
             show(*step_table([*group]))
     if options.plot:
-        draw(options.plot, measured(head, rows))
+        draw_steps(options.plot, measured(head, rows))
 
 
 def perform(options: argparse.Namespace) -> int:
@@ -170,7 +170,7 @@ def perform(options: argparse.Namespace) -> int:
         print(torch.cuda.get_device_name())
         rows = [{"kind": "step", **row} for row in time_all(problems)]
         if options.plot:
-            draw(options.plot, measured(head, rows))
+            draw_steps(options.plot, measured(head, rows))
         rows.append({"kind": "after", "gpu": setting().get("gpu")})
     else:
         print(NO_GPU)

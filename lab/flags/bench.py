@@ -32,7 +32,7 @@ PEERS = (
 BATCHES, KV_LENS = (1, 8, 64), (1024, 8192, 65536)
 # of lab.bench.first_call
 OPERATORS = ("attention", "decode", "merge", "moe", "append")
-# of lab.bench.emulator_problems
+# of lab.bench.emulator
 EMULATED = ("fmha", "decode", "grouped", "append")
 POOL_BATCHES, REQUESTS = (1, 10, 100, 1000, 10000), (1, 32, 256)
 CTAS = (4224, 132, 32, 8)

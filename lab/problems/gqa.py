@@ -42,7 +42,7 @@ from lab.problems.sections import (
     plural,
     smem_title,
 )
-from lab.sass import decode as loops
+from lab.sass import loops
 from lab.sass.kernel import Cell, Subject, print_kinds
 from lab.tools import groups, tables
 from lab.tools.common import changed, describe
@@ -508,7 +508,7 @@ def subject_of(config: DecodeConfig, arch: str) -> Subject:
     return Subject(
         *("gqa_lowlatency", "gqa", config, arch),
         compile=partial(compile_for, config, arch),
-        figures=lambda cubin: planned | loops.figures(cubin, config, arch),
+        figures=lambda cubin: planned | loops.decode_figures(cubin, config, arch),
         show=lambda found: print_kinds(
             f"Loop over keys, per warp and {found['unit']}", found["loop"]
         ),

@@ -14,7 +14,7 @@ from kernelkit.plan import hw
 from lab.problems.family import Grid
 from lab.problems.mixed_gemm import PLANS
 from lab.problems.sections import Section, lines_of, parts_of, plural
-from lab.sass import mixed
+from lab.sass import loops
 from lab.sass.kernel import Subject, print_kinds, timed_cell
 from lab.tools.common import describe
 from moe.choose import row_tiles
@@ -188,7 +188,7 @@ def subject_of(arch: str, config: MixedConfig) -> Subject:
     return Subject(
         *("moe mixed GEMM", "moe_mixed", config, arch),
         compile=partial(compile_once, config, arch, KERNELS[arch]),
-        figures=lambda cubin: planned | mixed.figures(cubin, config, arch),
+        figures=lambda cubin: planned | loops.mixed_figures(cubin, config, arch),
         show=print_loop,
     )
 

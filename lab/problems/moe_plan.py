@@ -11,7 +11,7 @@ from typing import Any
 from kernelkit.plan import hw
 from lab.problems.family import Grid
 from lab.problems.sections import Rows, Section, lines_of, parts_of, plural
-from lab.sass import epilogue
+from lab.sass import loops
 from lab.sass.kernel import Subject, print_kinds, timed_cell
 from lab.tools.common import describe
 from moe.arguments import Arguments
@@ -154,7 +154,7 @@ def subject_of(config: GroupedConfig) -> Subject:
     return Subject(
         *("moe grouped GEMM", "moe", config, ARCHS[0]),
         compile=partial(compile_for, config, ARCHS[0]),
-        figures=lambda cubin: planned | epilogue.figures(cubin),
+        figures=lambda cubin: planned | loops.epilogue_figures(cubin),
         show=print_epilogue,
     )
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.nsight.perform import KERNELS
-from lab.nsight.table import LATENCY, PER_ISSUE, STALL
+from lab.nsight.perform import KERNELS, LATENCY, PER_ISSUE, STALL
 from lab.report.documents import Document
 from lab.tools import style
 

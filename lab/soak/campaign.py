@@ -36,8 +36,7 @@ from lab.problems.attention import POLICIES, same_bits
 from lab.problems.draws import Draws, Kernel
 from lab.tools import tables
 from lab.tools.common import describe, refuse, write_json
-from lab.tools.place import Place, choose_place
-from lab.tools.poison import poisoned_outputs
+from lab.tools.place import Place, choose_place, poisoned_outputs
 from lab.tools.tables import Table, table
 from ptxemu import Options
 

@@ -14,11 +14,9 @@ import moe
 from kernelkit.compile.compiler import collecting
 from kernelkit.compile.keys import KernelKey
 from kernelkit.numerics import tolerance
-from lab.problems import draws, hostile, mixed_gemm, mixed_layer
-from lab.problems import mixed_gemm as products
+from lab.problems import draws, hostile, mixed_gemm
 from lab.problems.draws import Kernel
-from lab.problems.mixed_gemm import Case, empty, empty_fragments
-from lab.problems.mixed_layer import Layer
+from lab.problems.mixed_gemm import Case, Layer, empty, empty_fragments
 from lab.soak import campaign
 from lab.soak.campaign import Family, Feature, Results
 from moe.formats import format_of
@@ -221,7 +219,9 @@ class Trial(campaign.Trial):
     def prepare(self) -> Results:
         is_layer = isinstance(self.case, Layer)
         self.function, self.judge = (
-            (moe.fused_moe, mixed_layer.judge) if is_layer else (moe.mixed_gemm, products.judge)
+            (moe.fused_moe, mixed_gemm.judge_layer)
+            if is_layer
+            else (moe.mixed_gemm, mixed_gemm.judge)
         )
         self.given = self.case.inputs(self.place.device)
         self.keywords = self.given.tensors | self.case.options() | self.place.given
@@ -238,7 +238,7 @@ class Trial(campaign.Trial):
         """x, and experts without rows, or other ones for each token."""
         given = self.given
         given.x.mul_(-0.5)
-        if isinstance(given, mixed_layer.Inputs):
+        if isinstance(given, mixed_gemm.LayerInputs):
             given.logits.copy_(given.logits.flip(0))
         elif len(given.offsets) > 2:
             given.offsets[1 : len(given.offsets) // 2] = 0

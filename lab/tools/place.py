@@ -102,3 +102,14 @@ def emulated(options: argparse.Namespace, **more: Any) -> Iterator[list[LaunchRe
 def instructions(launches: Sequence[LaunchReport]) -> int:
     """Warp-instructions of all launches."""
     return sum(count.total() for launch in launches for count in launch.by_warp.values())
+
+
+@contextmanager
+def poisoned_outputs() -> Iterator[None]:
+    """torch.empty returns NaN, so that what a kernel leaves unwritten is seen."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from lab.bench import gqa, gqa_peers
+from lab.bench.gqa import latency_table
 from lab.bench.gqa_peers import CALLS, DTYPES, OURS, PEERS, Problem
-from lab.bench.gqa_tables import latency_table
 from lab.measure import timing
 from lab.tools.common import read_rows, save_rows
 from lab.tools.tables import show

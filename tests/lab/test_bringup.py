@@ -20,7 +20,7 @@ from lab.bringup import bundle, gpu, page, perform, planted, runner, steps, watc
 from lab.bringup.session import Record, Session, identity_of
 from lab.bringup.steps import ARCHS, HOPPER, JSON, Step, steps_of
 from lab.house.source import ROOT
-from lab.report import bringup as overview
+from lab.report import steps as pictures
 from lab.tools.bringup_words import GROUPS, NOT_RUN, SKIPPED
 
 PYTHON = "-c"
@@ -258,8 +258,7 @@ def test_every_step_is_a_command_that_there_is(arch, monkeypatch):
     """Scripts and their flags; modules."""
     from importlib.util import find_spec
 
-    from lab.commands import BENCH, CYCLES, RUN
-    from lab.soak_commands import SOAK
+    from lab.commands import BENCH, CYCLES, RUN, SOAK
 
     tables = {"run.py": RUN, "bench.py": BENCH, "cycles.py": CYCLES, "soak.py": SOAK}
     found = steps_of(arch)
@@ -326,14 +325,14 @@ def test_the_page_has_every_step_and_says_what_is_wrong(begin, tmp_path):
     assert "3 differ" in text
     assert "1.5" in text  # of the figures
     assert (made.session.folder / "overview.png").stat().st_size > 1000
-    assert overview.summary_of(document["steps"]).startswith("6 steps: 2 passed")
+    assert pictures.summary_of(document["steps"]).startswith("6 steps: 2 passed")
 
 
 def test_what_cannot_be_drawn_costs_itself_alone(begin, monkeypatch, capsys):
     """Figures and pictures that the page does not know."""
     made = begin()
     made.run(ALL)
-    for place, name in ((page, "tables_of"), (overview, "draw")):
+    for place, name in ((page, "tables_of"), (pictures, "draw")):
         monkeypatch.setattr(place, name, lambda *_: {}["no such name"])
     document = made.session.document(ALL, made.head())
     assert all(path.exists() for path in page.save(document, made.session.folder))

@@ -7,7 +7,7 @@ import csv
 import pytest
 
 from lab.nsight import perform as nsight
-from lab.nsight.table import GPU, METRICS, WORDS, in_base_units
+from lab.nsight.perform import GPU, METRICS, WORDS, in_base_units
 from lab.report.documents import read
 
 PRIVATE = {"Process ID": "525", "Host Name": "a-host", "Process Name": "python3.12"}

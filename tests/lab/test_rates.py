@@ -158,10 +158,10 @@ def test_a_table_that_is_none_is_refused_by_name(tmp_path):
 
     one = document["parameters"]["issue_fma"]
     refused("of format 1", format=2)
-    refused("no parameter 'issue_fmma'", parameters={"issue_fmma": one})
-    refused("issue_fma must have", parameters={"issue_fma": {"value": 1}})
-    refused("issue_fma: .*not within", parameters={"issue_fma": {**one, "low": 3}})
-    refused("issue_fma in 'us'", parameters={"issue_fma": {**one, "unit": "us"}})
+    refused("no parameter 'issue_fmma'", subjects={"issue_fmma": one})
+    refused("issue_fma must have", subjects={"issue_fma": {"value": 1}})
+    refused("issue_fma: .*not within", subjects={"issue_fma": {**one, "low": 3}})
+    refused("issue_fma in 'us'", subjects={"issue_fma": {**one, "unit": "us"}})
     path.write_text("{")
     with pytest.raises(ValueError, match="not JSON"):
         read(path)
@@ -191,23 +191,23 @@ def test_the_command_says_what_differs(tmp_path, capsys):
 def test_cycles_takes_a_table(tmp_path):
     from argparse import Namespace
 
-    from lab.cycles import parameters
+    from lab.cycles import subjects
 
     made = read(SHIPPED)
     changed = {**made.parameters, "tma_row": replace(made.parameters["tma_row"], value=1.1)}
     path = tmp_path / "table.json"
-    path.write_text(json.dumps(replace(made, parameters=changed).document()))
-    options = Namespace(parameters=path)
-    found = parameters.gpu_of(options, arch="sm_90a")
+    path.write_text(json.dumps(replace(made, subjects=changed).document()))
+    options = Namespace(subjects=path)
+    found = subjects.gpu_of(options, arch="sm_90a")
     assert (found.name, found.value("tma_row")) == ("H200", 1.1)
-    assert parameters.origin(options)["measured"] == len(made.parameters)
+    assert subjects.origin(options)["measured"] == len(made.parameters)
     with pytest.raises(ValueError, match="is of NVIDIA H200, not of H100"):
-        parameters.gpu_of(options, "H100")
+        subjects.gpu_of(options, "H100")
     with pytest.raises(ValueError, match="the kernel is for sm_100a"):
-        parameters.gpu_of(options, arch="sm_100a")
-    own = Namespace(parameters=None)
-    assert parameters.gpu_of(own, arch="sm_90a") is hopper.H100
-    assert parameters.origin(own) is None
+        subjects.gpu_of(options, arch="sm_100a")
+    own = Namespace(subjects=None)
+    assert subjects.gpu_of(own, arch="sm_90a") is hopper.H100
+    assert subjects.origin(own) is None
 
 
 # -- what a GPU would give ------------------------------------------------------------------------

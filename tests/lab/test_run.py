@@ -11,7 +11,7 @@ from fmha.config import AttentionConfig
 from fmha.plan import make_plan
 from lab.commands import EXPLAIN, RUN
 from lab.flags import kvcache as cache_flags
-from lab.problems import fmha, kvcache_model, moe
+from lab.problems import fmha, moe
 from lab.problems.moe import Layer, layer_of
 from lab.tools.place import choose_place
 from lab.verbs import life
@@ -245,15 +245,15 @@ def test_the_life_of_requests(written, watched):
 
 
 def test_a_wrong_byte_is_a_failure(monkeypatch, run):
-    before = kvcache_model.Model.write
+    before = life.Model.write
 
     def write(self, step):
         tables = before(self, step)
         self.cache.rows("k", 0).data()[step.requests[0].blocks[0], 1, 5] ^= 1
         return tables
 
-    monkeypatch.setattr(kvcache_model.Model, "write", write)
-    monkeypatch.setattr(kvcache_model.Model, "attend", lambda *_: [])
+    monkeypatch.setattr(life.Model, "write", write)
+    monkeypatch.setattr(life.Model, "attend", lambda *_: [])
     result = run(f"run.py {KVCACHE}")
     assert result.returncode == 1
     assert "wrong bytes" in result.stdout
@@ -279,7 +279,7 @@ def test_caches_of_models(printed, flags):
 
 
 def test_what_no_kernel_writes_is_named():
-    layout, left = kvcache_model.reduced(cache_flags.layout("deepseek-v4-pro", "fp8"), 2)
+    layout, left = life.reduced(cache_flags.layout("deepseek-v4-pro", "fp8"), 2)
     assert left == ["csa_tail", "index_tail", "hca_tail", "index"]
     assert [stream.name for stream in layout.streams] == ["csa", "hca"]
     assert {array.copies for array in (*layout.streams, *layout.rings)} == {2}

@@ -14,9 +14,8 @@ from itertools import islice
 import pytest
 import torch
 
-from lab.problems import mixed_gemm, mixed_layer
-from lab.problems.mixed_gemm import Case
-from lab.problems.mixed_layer import Layer
+from lab.problems import mixed_gemm
+from lab.problems.mixed_gemm import Case, Layer
 from lab.soak import campaign
 from lab.soak.moe import FEATURES, SIZES, Draws, Trial
 from moe.reference_routing import route
@@ -29,13 +28,13 @@ SMALL = SIZES["small"]
 def kernel(monkeypatch, tmp_path):
     """kernel(fault): products are those of the definition in fp32, and then fault(product)."""
     monkeypatch.setattr(campaign, "OUT", tmp_path)
-    monkeypatch.setattr(mixed_layer, "route", lambda *given, arch, **more: route(*given, **more))
+    monkeypatch.setattr(mixed_gemm, "route", lambda *given, arch, **more: route(*given, **more))
 
     def replace(fault=lambda result: None):
         def step(self, *inputs):
             is_layer = isinstance(self.case, Layer)
-            module = mixed_layer if is_layer else mixed_gemm
-            found = module.definition(self.case, self.given, torch.float32)
+            define = mixed_gemm.layer_definition if is_layer else mixed_gemm.definition
+            found = define(self.case, self.given, torch.float32)
             dtype = torch.bfloat16 if is_layer else self.case.options()["out"]
             nobody = 0 if is_layer else self.case.room
             result = torch.cat(

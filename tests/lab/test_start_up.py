@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab import commands, soak_commands
+from lab import commands
 from lab.flags import bench, steps
 from lab.house.source import ROOT
 from lab.tools import groups
@@ -60,7 +60,7 @@ def subcommands() -> list[tuple[str, str]]:
     """(script, name) of every script that takes a name."""
     named = {"run.py": commands.RUN, "bench.py": commands.BENCH, "dump.py": commands.DUMP,
              "explain.py": commands.EXPLAIN, "emulate.py": commands.EMULATE,
-             "soak.py": soak_commands.SOAK}  # fmt: skip
+             "soak.py": commands.SOAK}  # fmt: skip
     return [
         (script, name)
         for script, names in named.items()

@@ -13,8 +13,7 @@ import torch
 
 import soak
 from lab.problems.attention import same_bits
-from lab.problems.mixed_gemm import Case, call
-from lab.problems.mixed_layer import Layer
+from lab.problems.mixed_gemm import Case, Layer, call
 from lab.soak.campaign import replays
 from lab.soak.moe import Trial
 from lab.tools.place import Place, why_not_here

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from lab.mutation.experts import SUBJECTS
+from lab.mutation.subjects import EXPERTS
 from lab.problems import mixed_gemm as cases
 from lab.problems.grouped_gemm import CHECKED, PATIENCE
 from lab.problems.mixed_gemm import Case, arguments_of
@@ -53,7 +53,7 @@ def test_the_bits_of_one_launch(form, counts, options):
 
 def test_who_waits_for_the_second_launch_has_waited_for_the_first():
     """Of both products in turn. Nothing stands in front of the first launch or behind the last."""
-    subject = SUBJECTS["moe mixed beside each other"]
+    subject = EXPERTS["moe mixed beside each other"]
     waits = [each for each in subject.mutants() if each[1].kind.name == "remove dependency wait"]
     judge = subject.judge({"checked": {"check": True}})
     assert sorted(judge.verdict(*each).noticed for each in waits) == [False, False, True, True]
