@@ -21,15 +21,14 @@ from fmha.config import (
     PAGE_SIZES,
     PORTABLE_DIMS,
     PORTABLE_PAGE_SIZES,
-    PORTABLE_SCHEDULES,
     Q_DTYPES_OF_FP8,
-    SCHEDULES,
     AttentionConfig,
 )
 from fmha.launch import ARCHS
 from fmha.plan import kernel_of
 from kernelkit.compile.keys import KernelKey
 from kernelkit.numerics import tolerance
+from lab.flags.attention import OPTIONS
 from lab.problems import draws, extremes
 from lab.problems.attention import Case, judge
 from lab.problems.draws import Kernel
@@ -48,24 +47,8 @@ SCORES = (
     *((1.0, 30.0, None, 0.0), (4.0, -30.0, None, 0.0), (1.0, 8.0, 1.0, 0.0)),
     *((1.0, -8.0, None, 0.0), (1.0, 0.0, 1.0, 16.0)),
 )  # fmt: skip
-TUNING = {
-    "tile_m": (64, 128, 192),
-    "tile_n": (48, 64, 80, 96, 112, 128, 144, 176),
-    "ctas": (1, 2),
-    "k_stages": (2, 3, 4),
-    "v_stages": (2, 3, 4),
-    "schedule": SCHEDULES,
-    "polynomial": (0, 3, 8, 16),
-    "rescale_log2": (0.0, 4.0, 8.0),
-}
-PORTABLE_TUNING = {
-    "tile_m": (16, 32, 64, 96),
-    "tile_n": (16, 32, 48, 64, 96),
-    "slices": (1, 2, 4),
-    "schedule": PORTABLE_SCHEDULES,
-    "polynomial": (0, 4),
-    "rescale_log2": (0.0, 4.0, 8.0),
-}
+TUNING = {option.name: option.drawn for option in OPTIONS if option.drawn}
+PORTABLE_TUNING = {option.name: option.portable for option in OPTIONS if option.portable}
 EXTREME = 0.25  # of problems: their numbers are at the ends of what is accepted
 RAW_FP16_KEYS = 900  # whose sums stay in the range of fp16 while the maximum hardly lags
 

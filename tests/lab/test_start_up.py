@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from lab import commands
-from lab.flags import bench, steps
+from lab.flags import attention, bench, steps
 from lab.house.source import ROOT
 from lab.tools import groups
 
@@ -142,6 +142,7 @@ def test_exports_are_what_a_type_checker_sees(package):
 def test_choices_are_those_of_what_imports_torch():
     """Flags that name what a module with torch in it knows."""
 
+    from fmha.config import TUNABLE
     from gqa_lowlatency.launch import ARCHS
     from kernelkit.call.launch import EMULATED
     from kernelkit.compile.arch import PORTABLE
@@ -155,6 +156,7 @@ def test_choices_are_those_of_what_imports_torch():
 
     assert (*_gqa_peers.PEERS,) == bench.PEERS
     assert (*_fmha_peers.ROWS,) == bench.ROWS
+    assert {option.name for option in attention.OPTIONS} == set(TUNABLE)
     assert (*_fmha_peers.PEERS,) == bench.FMHA_PEERS
     assert (*_gqa_peers.DTYPES,) == bench.KV_DTYPES
     for name in ("IO_DTYPES", "KV_DTYPES", "OUT_DTYPES"):
