@@ -11,7 +11,8 @@ from typing import Any
 
 from lab.bringup.bundle import name_of
 from lab.bringup.session import BAD
-from lab.report import attention, steps
+from lab.report import attention
+from lab.report import steps as overview
 from lab.report.documents import Document, read
 from lab.report.figures import tables_of
 from lab.report.perform import rendered
@@ -40,7 +41,7 @@ def save(document: Mapping[str, Any], folder: Path) -> list[Path]:
     file, page = folder / f"{name}.json", folder / f"{name}.html"
     file.write_text(_lines(document), encoding="utf-8")
     with _without("overview.png"):
-        steps.draw_bringup(folder / "overview.png", document)
+        overview.draw_bringup(folder / "overview.png", document)
     pictures = {group: pictures_of(group, document["steps"], folder) for group in GROUPS}
     page.write_text(html(document, pictures, folder), encoding="utf-8")
     return [file, page]
@@ -60,7 +61,7 @@ def html(document: Mapping[str, Any], pictures: Mapping[str, Sequence[str]], fol
               for group, words in GROUPS.items()]  # fmt: skip
     figures = {group: [*_tables(rows, folder)] for group, _, rows in groups}
     return rendered(
-        TEMPLATE, head=document, summary=steps.summary_of(steps), groups=groups,
+        TEMPLATE, head=document, summary=overview.summary_of(steps), groups=groups,
         pictures=pictures, figures=figures, bad=BAD,
     )  # fmt: skip
 

@@ -295,16 +295,16 @@ def perform(options: argparse.Namespace) -> int:
         print(f"{label(made.layout)}: {made.why}; {all_alike} tokens each")
     print()
     known: set[str] = set()  # of models, whatever their records
-    for made, document in zip(plans, documents, strict=True):
-        title = f"{document['layout']}: a request, and how many fit; one alone has "
-        show(*table(f"{title}{document['longest']:,} tokens", FITS, document["fits"]))
-        show(*stranded_table(document))
-        if "vllm" not in document:
+    for made, told in zip(plans, documents, strict=True):
+        title = f"{told['layout']}: a request, and how many fit; one alone has "
+        show(*table(f"{title}{told['longest']:,} tokens", FITS, told["fits"]))
+        show(*stranded_table(told))
+        if "vllm" not in told:
             continue
         if made.layout.name not in known:
             show(*vllm_groups(made.layout, options.batched_tokens))
         known.add(made.layout.name)
-        show(*vllm_table(document, made.layout.name))
+        show(*vllm_table(told, made.layout.name))
     if options.json:
         write_json(options.json, documents)
     if options.plot:

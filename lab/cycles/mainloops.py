@@ -26,7 +26,7 @@ from kernelkit.compile.kernel import CompiledKernel
 from kernelkit.plan.dtypes import ITEM_BYTES
 from lab.cycles import subjects
 from lab.cycles.beside import SUMMARY, summary
-from lab.cycles.mainloop_kernel import MainloopConfig
+from lab.cycles.mainloop_plan import MainloopConfig
 from lab.cycles.subjects import draw
 from lab.tools.common import refuse, tracked, write_json
 from lab.tools.tables import show, table

@@ -13,7 +13,7 @@ from typing import Any
 from cycle_model import gpus
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.parameters.table import Table, read
-from lab.silicon.units.rules.parameters import gpu_of as gpu_of_device
+from lab.silicon.units.rules import gpu_of as gpu_of_device
 from lab.tools import style
 from lab.tools.place import Place
 

@@ -33,8 +33,8 @@ DEMO = {"batch": 2, "q_len": 200, "kv_len": 333, "q_heads": 4, "kv_heads": 2}
 
 @dataclass(frozen=True)
 class Option:
-    """A tunable field of `AttentionConfig`, written once: its flag, its field of a case, its word in
-    the name of a case, and the values that random problems take.
+    """A tunable field of `AttentionConfig`, written once: its flag, a case's field, the word in a
+    case's name, and the values that random problems take.
 
     about: the help of the flag. shown: the default, in words. word: a format of the value. place:
     of the word among others; below 0 in front of the dtype. drawn, portable: values for kernels of

@@ -76,12 +76,14 @@ class Grid:
 class Family:
     """problems: those that the flags spell, for a place; ValueError or NotImplementedError for what
     is refused. archs: what its kernels are written for, the first by default. tell: prints the rows
-    of a run and returns the head of its JSON. grid: what `dump.py --grid` compiles."""
+    of a run and returns the head of its JSON. grid: what `dump.py --grid` compiles. says_where:
+    whether a run begins with the place."""
 
     archs: Callable[[argparse.Namespace], Sequence[str]]
     problems: Callable[[argparse.Namespace, Place], Sequence[Problem]]
     tell: Callable[[Sequence[dict[str, Any]], argparse.Namespace, Place], dict[str, Any]]
     grid: Callable[[argparse.Namespace], Grid] | None = None
+    says_where: bool = False
 
 
 def family_of(options: argparse.Namespace) -> Family:

@@ -193,7 +193,6 @@ def tell(
     """Errors against fp64, for a terminal of 80 columns; then seconds, and warp-instructions per
     role where the emulator counted them."""
     console, case = Console(), ("\ncase", "{case}")
-    console.print(f"backend: {place.backend} ({place.reason})")
     tables.show(*tables.table("", (case, ("\nbackend", "{backend}"), *ERRORS), rows), console)
     roles = dict.fromkeys(role for row in rows for role in row["roles"])
     counts = ((f"{role}\nwarp-instr.", f"{{roles[{role}]:,}}") for role in roles)
@@ -314,4 +313,4 @@ def span(place: float | tuple[float, float] | None) -> str:
     return "-".join(f"{share:.0%}".rstrip("%") for share in shares) + " %"
 
 
-FAMILY = Family(lambda options: ARCHS, cases_of, tell)
+FAMILY = Family(lambda options: ARCHS, cases_of, tell, says_where=True)

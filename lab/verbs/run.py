@@ -88,6 +88,8 @@ def perform(options: argparse.Namespace) -> int:
     try:
         place = choose_place(options, family.archs(options))
         problems = [*family.problems(options, place)]
+        if family.says_where:
+            Console().print(f"backend: {place.backend} ({place.reason})")
         with checking(options) as report, progress_bar(Console(stderr=True)) as progress:
             rows = measure_all(problems, place, options, progress)
     except (ValueError, NotImplementedError) as refused:

@@ -12,7 +12,7 @@ from cycle_model.engine.tables import mma_parts
 from cycle_model.gpus import GPUS
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from kernelkit.call.launch import emulation
-from lab.cycles.mainloop_kernel import MainloopConfig
+from lab.cycles.mainloop_plan import MainloopConfig
 from lab.cycles.mainloops import Published, published_in, row_of, run_mainloop
 from ptxemu.options import Options
 

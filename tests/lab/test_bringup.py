@@ -332,7 +332,7 @@ def test_what_cannot_be_drawn_costs_itself_alone(begin, monkeypatch, capsys):
     """Figures and pictures that the page does not know."""
     made = begin()
     made.run(ALL)
-    for place, name in ((page, "tables_of"), (pictures, "draw")):
+    for place, name in ((page, "tables_of"), (pictures, "draw_bringup")):
         monkeypatch.setattr(place, name, lambda *_: {}["no such name"])
     document = made.session.document(ALL, made.head())
     assert all(path.exists() for path in page.save(document, made.session.folder))

@@ -13,21 +13,24 @@ from cycle_model.parameters import hopper
 from cycle_model.parameters.table import read
 from lab.bringup import rates
 from lab.house.source import ROOT
+from lab.silicon.units import rules
 from lab.silicon.units.benchmarks import benchmarks_of
 from lab.silicon.units.flags import GROUPS
-from lab.silicon.units.rules import of_tensor
-from lab.silicon.units.rules.arithmetic import (
+from lab.silicon.units.rules import (
+    RULES,
+    UNRULED,
     Figure,
     Missing,
     Rows,
+    Rule,
     constant,
+    gpu_of,
     mean,
     not_negative,
     row,
     slope,
+    table_of,
 )
-from lab.silicon.units.rules.parameters import RULES, UNRULED, gpu_of, table_of
-from lab.silicon.units.rules.rule import Rule
 from lab.tools.common import read_rows
 
 H200 = ROOT / "results" / "units_h200.json"
@@ -227,9 +230,9 @@ NOT_ON_HOPPER = "issue_fma2", "latency_tensor", "tma_issue", "latency_tensor_all
 @pytest.mark.parametrize(
     ("arch", "device", "others"),
     [
-        ("sm_100a", "NVIDIA B200", set(of_tensor.WGMMA)),
-        ("sm_103a", "NVIDIA GB300", set(of_tensor.WGMMA)),
-        ("sm_90a", "NVIDIA H200", {*of_tensor.TCGEN05, *NOT_ON_HOPPER}),
+        ("sm_100a", "NVIDIA B200", set(rules.WGMMA)),
+        ("sm_103a", "NVIDIA GB300", set(rules.WGMMA)),
+        ("sm_90a", "NVIDIA H200", {*rules.TCGEN05, *NOT_ON_HOPPER}),
     ],
 )
 def test_a_whole_run_gives_every_parameter_that_has_a_rule(arch, device, others):
