@@ -29,7 +29,7 @@ reference. Below are the bytes of each problem."""
 class Call:
     """A call that keeps its results until the next one: those of a rotation lie apart."""
 
-    def __init__(self, function: Callable[..., Outputs], arguments: Arguments) -> None:
+    def __init__(self, function: Callable[..., Outputs], arguments: Arguments = ()) -> None:
         self.function, self.arguments = function, arguments
         self.results: Outputs | None = None
 

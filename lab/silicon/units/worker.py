@@ -152,7 +152,8 @@ def time_a_graph_of_torch(gpu: Gpu) -> object:
     ImportError and RuntimeError where there is no torch for this GPU."""
     import torch
 
-    from lab.measure.timing import MAX_LAUNCHES, capture, elapsed
+    from kernelkit.tune.stopwatch import MOST_LAUNCHES
+    from lab.measure.timing import capture, elapsed
 
     _, kernel = gpu.load(head(gpu.arch) + KERNEL.format(body="", more=""), 0, 1)
     word, own = torch.zeros(1, device="cuda"), gpu.stream
@@ -160,7 +161,7 @@ def time_a_graph_of_torch(gpu: Gpu) -> object:
         gpu.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         params = [_bytes(word.data_ptr(), 8)]
         try:
-            graph = capture(lambda: gpu.launch(kernel, 1, 128, params), MAX_LAUNCHES)
+            graph = capture(lambda: gpu.launch(kernel, 1, 128, params), MOST_LAUNCHES)
         finally:
             gpu.stream = own
         elapsed(graph)
