@@ -308,7 +308,7 @@ CYCLES = {
 
 
 def cycles_of_file(name: str) -> Command:
-    """Of FILE.py:function."""
+    """Command that models FILE.py:function."""
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.set_defaults(file=name, arch=None)

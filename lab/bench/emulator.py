@@ -177,7 +177,7 @@ class _Sampler:
 
 
 def part_of(frame: FrameType | None) -> str:
-    """Of a stack, by its innermost frame. Whatever the checker calls is the checker."""
+    """Part of a stack, by its innermost frame. Whatever the checker calls is the checker."""
     asked = innermost = ""
     while frame is not None:
         kind, part = _place(frame.f_code.co_filename, frame.f_code.co_name)
@@ -259,7 +259,7 @@ def measure(call: Callable[[], int], repeat: int) -> dict[str, object]:
 
 
 def _cpu_seconds() -> float:
-    """Of this process, and of those of its children that have ended."""
+    """CPU time of this process, and of those of its children that have ended."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 

@@ -97,8 +97,8 @@ def check_wishes(options: argparse.Namespace, problems: Sequence[tuple[str, Prob
 
 
 def launches_of(problem: Problem, rows: Sequence[dict]) -> dict[str, Launch]:
-    """Those of the peers that computed the problem and agree with the first that did, ours unless
-    it is refused; the row of each says how far it is off, or why it is `refused`."""
+    """Launches of the peers that computed the problem and agree with the first that did, ours
+    unless it is refused; the row of each says how far it is off, or why it is `refused`."""
     inputs, found, first = inputs_of(problem), {}, None
     for row in rows:
         name = row["peer"]

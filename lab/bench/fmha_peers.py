@@ -66,15 +66,15 @@ class Problem:
 
     @property
     def mask(self) -> str:
-        """Of --mask."""
+        """Name of the mask, as --mask."""
         if self.window is not None:
             return "window"
         return "causal" if self.causal else "full"
 
     @property
     def flop(self) -> int:
-        """Of both products: a square causal problem counts as half, as benchmarks have it, all
-        others by the pairs that are seen."""
+        """Operations of both products: a square causal problem counts as half, as benchmarks have
+        it, all others by the pairs that are seen."""
         if self.mask == "full":
             pairs = float(self.sq * self.skv)
         elif self.mask == "causal" and self.sq == self.skv:
@@ -179,7 +179,7 @@ def compared(actual: torch.Tensor, expected: torch.Tensor, dtype: str, of: str) 
 
 
 def missing(names: Iterable[str]) -> list[str]:
-    """Those of the peers that are not installed."""
+    """Peers that are not installed."""
     wanted = [(name, PACKAGES[name]) for name in names if name in PACKAGES]
     return [name for name, package in wanted if importlib.util.find_spec(package) is None]
 

@@ -103,7 +103,7 @@ KINDS["rest"] = (*set(SOFTMAX_KINDS).difference(*KINDS.values()),)
 
 
 def grid(options: argparse.Namespace) -> Iterator[Cell]:
-    """Of the static table: head dims x masks."""
+    """Cells of the static table: head dims x masks."""
     same = {"dtype": options.dtype or "bf16", "schedule": options.schedule}
     for head_dim, mask in itertools.product(options.head_dim or OWN_DIMS, options.mask):
         v_dim = dict(HEAD_DIMS)[head_dim]

@@ -68,7 +68,7 @@ STATIC = (
 
 
 def latency_table(rows: Sequence[dict]) -> Table:
-    """Of one problem; the fastest cold one is marked."""
+    """Table of one problem; the fastest cold one is marked."""
     timed = [row for row in rows if "cold_us" in row]
     best = min((row["cold_us"] for row in timed), default=0)
     floor = f"; floor {timed[0]['floor_us']:.2f} us" if timed else ""

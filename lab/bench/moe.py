@@ -41,7 +41,7 @@ SUBJECT = ("model", "fmt", "part", "routing")
 
 
 def title_of(row: dict) -> str:
-    """Of the problem of a row."""
+    """Title of the problem of a row."""
     name, fmt, part, routing = (row[field] for field in SUBJECT)
     rows = f"{row['experts']} experts have rows, {row['most_rows']} at most"
     return f"{name}, {fmt}, {part}, {routing}, {row['tokens']} tokens: {rows}"
@@ -144,7 +144,8 @@ def with_rates(row: dict, machine: dict[str, float]) -> dict:
 
 
 def rates() -> dict[str, float]:
-    """Of this GPU, measured: terabytes per second of a large read, TFLOP/s of torch's bf16."""
+    """Rates of this GPU, measured: terabytes per second of a large read, TFLOP/s of torch's
+    bf16."""
     a, b = (torch.randn(SQUARE, SQUARE, device="cuda").bfloat16() for _ in range(2))
     seconds = spreads([replay([partial(torch.mm, a, b)])])[0].median * 1e-6
     tensor = 2 * SQUARE**3 / seconds * 1e-12

@@ -1,4 +1,4 @@
-"""Who computes layers of experts in `bench.py moe --model`: moe, Triton's kernels, torch.
+"""Peers that compute layers of experts in `bench.py moe --model`: moe, Triton's kernels, torch.
 
 A peer is made once for a model, which lays the weights out for it, and then makes a launch of each
 part: the layer, from logits to the sum of a token's experts; `w13`, the first product with its
@@ -137,7 +137,7 @@ class Triton:
 
 
 def digest(folder: Path) -> str:
-    """Of the sources of a package that has no version of its own."""
+    """Digest of the sources of a package that has no version of its own."""
     found = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         found.update(file.read_bytes())

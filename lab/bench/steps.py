@@ -100,7 +100,7 @@ STATIC = (("step", "{step}"), ("name", "{name}"), ("rows", "{tokens}"), ("bytes"
 
 
 def step_table(rows: Sequence[dict]) -> Table:
-    """Of the rows of one problem: a line per peer."""
+    """Table of the rows of one problem: a line per peer."""
     first = rows[0]
     size = f"{first['nbytes'] / 1e6:.3g} MB"
     title = f"{first['step']}: {first['name']}, {_rows(first['tokens'])}, {size}"

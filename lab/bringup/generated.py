@@ -16,6 +16,6 @@ MAKERS = (transfers.cases, products.cases)
 
 
 def cases(wanted: Collection[str]) -> Iterator[Case]:
-    """Of the forms that these files know."""
+    """Cases of the forms that these files know."""
     for make in MAKERS:
         yield from make(sorted(wanted))

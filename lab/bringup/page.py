@@ -93,7 +93,7 @@ def _tables(rows: Sequence[Mapping[str, Any]], folder: Path) -> Any:
 
 
 def _document(name: str, folder: Path) -> Document | None:
-    """Of a step's figures; None without, or where they are of no kind that is known."""
+    """Document of a step's figures; None without, or where they are of no kind that is known."""
     try:
         return read(f"{name}.json", folder)
     except (OSError, ValueError, AttributeError):

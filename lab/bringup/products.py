@@ -135,7 +135,7 @@ class Product:
 
     @property
     def copies(self) -> tuple[int, int]:
-        """Of scale factors of A and of B, 128 rows each."""
+        """Copies of scale factors of A and of B, 128 rows each."""
         return (1, -(-self.n // 128)) if self.scales else (0, 0)
 
     @property

@@ -103,7 +103,7 @@ def _instructions() -> Iterator[Step]:
 
 
 def _run(kind: str, name: str, flags: str, **more: object) -> Step:
-    """Of run.py, beside the reference."""
+    """A step of run.py, beside the reference."""
     step = Step(
         f"kernels.{name}", flags or "as by default",
         ("scripts/run.py", kind, *flags.split(), "--json", JSON),
@@ -113,7 +113,7 @@ def _run(kind: str, name: str, flags: str, **more: object) -> Step:
 
 
 def _assumptions() -> Iterator[Step]:
-    """Of tensor memory and its products, which Hopper has not."""
+    """Checks of tensor memory and its products, which Hopper has not."""
     for name, kind, flags, words in problems():
         step = _run(kind, name, flags, words=words, quick=True, archs=("sm_100a", "sm_103a"))
         yield replace(step, name=f"assumptions.{name}")

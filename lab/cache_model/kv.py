@@ -144,7 +144,7 @@ def vllm_groups(layout: Layout, batched_tokens: int) -> Table:
 
 
 def _held(whose: str, words: str) -> tuple[Column, ...]:
-    """Of a request: all, what of that is stranded, and its share."""
+    """Bytes of a request: all, what of that is stranded, and its share."""
     return (
         (words, lambda row: mib(row[whose]["total_bytes"])),
         ("stranded", lambda row: mib(row[whose]["stranded_bytes"])),

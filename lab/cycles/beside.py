@@ -143,7 +143,7 @@ def _bound(
 
 
 def _microseconds(launches: Sequence[BoundLaunch], gpu: Gpu, memory: str) -> float:
-    """Of all of them, repeated as those that time them repeat them."""
+    """Time of all of them, repeated as those that time them repeat them."""
     found = in_stream([LaunchModel(each, gpu, memory=memory) for each in launches])
     return sum(each.microseconds for each in found)
 

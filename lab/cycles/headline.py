@@ -213,7 +213,7 @@ def _refusals(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def _columns(names: Sequence[str], rows: Sequence[Any], reasons: dict[str, int]) -> list[Column]:
-    """Of a kernel that no row has a time of, one column alone says why."""
+    """Columns of a table; of a kernel that no row has a time of, one column alone says why."""
 
     def time_of(name: str) -> Column:
         def cell(row: Any) -> str:

@@ -66,14 +66,14 @@ class Published:
 
     @property
     def nbytes(self) -> int:
-        """That it reads."""
+        """Bytes that it reads."""
         rows = self.config.m + self.config.n
         return rows * self.length * ITEM_BYTES[self.config.dtype]
 
 
 def published_in(path: Path) -> Iterator[Published]:
-    """Of a table with the columns K, TILE_M, TILE_N, TILE_K, STAGES, dtype and time_ms; lines with
-    a # are its source, and what did not run. ValueError for another table."""
+    """Rows of a table with the columns K, TILE_M, TILE_N, TILE_K, STAGES, dtype and time_ms; lines
+    with a # are its source, and what did not run. ValueError for another table."""
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     for row in csv.DictReader(lines):
         try:
@@ -140,8 +140,8 @@ def row_of(each: Published, gpu: Gpu, perturbed: int) -> dict[str, Any]:
 
 
 def _cycles(short: BoundLaunch, rounds: int, steps: int, gpu: Gpu, memory: str) -> float:
-    """Of so many steps: of those that were recorded, and for each of the others what one took in
-    the last of these. rounds: steps that `ROUNDS` rounds of the ring have."""
+    """Cycles of so many steps: of those that were recorded, and for each of the others what one
+    took in the last of these. rounds: steps that `ROUNDS` rounds of the ring have."""
     model = LaunchModel(short, gpu, memory=memory)
     (cluster,) = short.clusters
     result = model.simulated(cluster, log=True)

@@ -52,7 +52,7 @@ class Measured:
 
 
 def measured_in(path: Path) -> Iterator[Measured]:
-    """Of a file that `bench.py` has saved. ValueError for one that has no kernel of ours."""
+    """Rows of a file that `bench.py` has saved. ValueError for one that has no kernel of ours."""
     try:
         saved: Any = read_rows(path)
         rows = [saved, *saved["rows"]] if isinstance(saved, dict) else saved  # its setting first

@@ -189,7 +189,8 @@ def _frost(options: argparse.Namespace) -> Iterator[Call]:
 
 
 def _case(options: argparse.Namespace, more: tuple[str, ...]) -> Case:
-    """Of the flags. ValueError for what the peer does not have; more: fields beyond the common."""
+    """Case of the flags. ValueError for what the peer does not have; more: fields beyond the
+    common."""
     from lab.problems.fmha import case_of
 
     case = case_of(options)
@@ -225,7 +226,7 @@ _GOLDEN = 0.6180339887  # its multiples leave no gap, whatever the period of the
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one forward pass; seqlen both of queries and of keys."""
+    """Shape of one forward pass; seqlen both of queries and of keys."""
 
     head_dim: int
     causal: bool

@@ -177,7 +177,7 @@ def _modelled(
 
 
 def explained(found: Modelled, options: argparse.Namespace) -> dict[str, Any]:
-    """Of the longest of its clusters: pipes, waits, the critical chain, the costliest
+    """Figures of the longest of its clusters: pipes, waits, the critical chain, the costliest
     instructions; printed, and as plain values."""
     durations = found.prediction.durations
     cluster = max(durations, key=lambda number: durations[number])

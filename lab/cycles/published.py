@@ -136,7 +136,7 @@ def perform(options: argparse.Namespace) -> int:
 
 
 def _gpu_of(problems: Sequence[Published]) -> Gpu:
-    """Of all rows. ValueError where they have more than one, or none."""
+    """GPU of all rows. ValueError where they have more than one, or none."""
     names = sorted({problem.gpu for problem in problems})
     if len(names) != 1:
         found = f"rows of {len(names)} GPUs, {', '.join(names)}"
@@ -192,8 +192,8 @@ def timed_of(function: Callable[..., Any], shape: Shape, gpu: Gpu, clusters: int
 def fitted(
     timed: Sequence[tuple[Published, Timed]], grid: Sequence[Sequence[Edit]]
 ) -> dict[str, Any]:
-    """Of all choices of values that one with the least mean error on `TRAINED`, and what it gives
-    on the other rows. ValueError without rows of both kinds."""
+    """Best of all choices of values that one with the least mean error on `TRAINED`, and what it
+    gives on the other rows. ValueError without rows of both kinds."""
     parts = [
         [each for each in timed if (each[0].shape.head_dim == TRAINED) == wanted]
         for wanted in (True, False)

@@ -160,7 +160,8 @@ def timed_of(
 
 
 def _ends(total: int) -> Sequence[int]:
-    """Of a grid the first cluster and the last, and one that reads what the first one does."""
+    """Clusters of a grid the first cluster and the last, and one that reads what the first one
+    does."""
     return sorted({0, min(1, total - 1), total - 1})
 
 
@@ -185,7 +186,7 @@ def case_parser() -> argparse.ArgumentParser:
 
 
 def case_options(flags: str, options: argparse.Namespace) -> argparse.Namespace:
-    """Of the case that flags spell, with all else as it is.
+    """Options of the case that flags spell, with all else as it is.
 
     What our attention chooses by sizes is spelled out: fewer heads or queries of it are recorded.
     """

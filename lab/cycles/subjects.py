@@ -48,7 +48,7 @@ def gpu_of(options: argparse.Namespace, name: str = "", arch: str = "") -> Gpu:
 
 
 def origin(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Of the file, for documents: what was measured, where and when; None without one."""
+    """Origin of the file, for documents: what was measured, where and when; None without one."""
     if not options.parameters:
         return None
     table, gpu = _read(options.parameters)

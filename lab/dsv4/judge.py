@@ -51,8 +51,8 @@ SUM_ULP, SUM_TERMS, TINY = 2.0**-24, 8, 1e-30
 
 @dataclass
 class Finding:
-    """Of one component in a step. share: of the limit, the largest. differ: numbers that are not
-    the model's, of `of`."""
+    """Figures of one component in a step. share: of the limit, the largest. differ: numbers that
+    are not the model's, of `of`."""
 
     error: float = 0.0
     share: float = 0.0

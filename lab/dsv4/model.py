@@ -52,7 +52,7 @@ class Recompute:
         self.definition = definition
 
     def state(self, x: torch.Tensor, new: int) -> State:
-        """Of all tokens x [T, hidden], of which the last `new` ask."""
+        """State of all tokens x [T, hidden], of which the last `new` ask."""
         positions = torch.arange(len(x))
         projected, shape = self.weights.project(x, positions), self.shape
         cos, sin = angles(shape.kind, positions)

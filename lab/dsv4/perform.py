@@ -153,7 +153,7 @@ class Run:
         )  # fmt: skip
 
     def _bytes(self, spans: list[tuple[int, int]]) -> tuple[int, int]:
-        """Of the cache, that this layer reads and writes in a step."""
+        """Bytes of the cache, that this layer reads and writes in a step."""
         layout, shape = self.cache.layout, self.layer.shape
         selected = {"csa": shape.select} if shape.kind == "csa" else {}
         read = written = 0

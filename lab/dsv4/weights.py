@@ -61,7 +61,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 class Weights:
-    """Of one layer, drawn from `seed`; matrices are bf16 as in a checkpoint."""
+    """Weights of one layer, drawn from `seed`; matrices are bf16 as in a checkpoint."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape, self._generator = shape, torch.Generator().manual_seed(seed)
@@ -85,12 +85,12 @@ class Weights:
 
     @property
     def router(self) -> Router:
-        """That of V4-Pro: the bias chooses, and weighs nothing."""
+        """The router of V4-Pro: the bias chooses, and weighs nothing."""
         return Router(self.shape.choices, "sqrtsoftplus", bias=self.bias, scale=2.5)
 
     @property
     def activation(self) -> SwiGLU:
-        """Of experts."""
+        """Activation of experts."""
         return SwiGLU(limit=LIMIT)
 
     def _normal(self, *sizes: int) -> torch.Tensor:

@@ -52,7 +52,7 @@ class Option:
 
     @property
     def default(self) -> Any:
-        """That of the config."""
+        """The default of the config."""
         return getattr(AttentionConfig, self.name)
 
 

@@ -61,7 +61,7 @@ def cold_and_warm(launches: Sequence[Launch]) -> dict[str, Sample]:
 
 
 def calls(launch: Launch) -> Sample:
-    """Of eager calls that do not wait for the GPU: what they cost the host."""
+    """Times of eager calls that do not wait for the GPU: what they cost the host."""
 
     def sample() -> float:
         torch.cuda.synchronize()
@@ -74,7 +74,8 @@ def calls(launch: Launch) -> Sample:
 
 
 def spreads(samples: Sequence[Sample]) -> list[Spread]:
-    """Of each. They take turns, so that what changes in time, clocks and heat, befalls all."""
+    """Spread of each. They take turns, so that what changes in time, clocks and heat, befalls
+    all."""
     rounds = [[sample() for sample in samples] for _ in range(REPEATS + 1)][1:]
     found = []
     for taken in zip(*rounds, strict=True):

@@ -41,7 +41,7 @@ CATEGORIES = (EDGE, NAME, UNREAD, HARDWARE, NOT_REACHED)
 
 @dataclass(frozen=True)
 class Reason:
-    """Of the mutants of a class, all three by a part of their text, '' for any."""
+    """Reason for the mutants of a class, all three by a part of their text, '' for any."""
 
     category: str
     argument: str
@@ -245,7 +245,8 @@ class Records:
             self.save()
 
     def forget_other_kernels(self, chosen: Chosen) -> None:
-        """Of the subjects of these mutants, records of texts that they do not launch any more."""
+        """Drop, of the subjects of these mutants, records of texts that they do not launch any
+        more."""
         launched = {key[:2] for key, _ in chosen}
         subjects = {subject for subject, _ in launched}
         self.by_key = {
@@ -274,7 +275,7 @@ def keyed(subject: str, kernel: str, mutant: Mutant) -> tuple[Key, Mutant]:
 
 @lru_cache(maxsize=1)
 def _prepared(subject: str, schedules: int) -> tuple[Judge, dict[Key, Mutant]]:
-    """Of this process: mutants come subject by subject."""
+    """Judge and mutants of this process: mutants come subject by subject."""
     item = SUBJECTS[subject]
     judge = item.judge(dict(islice(SCHEDULES.items(), schedules)))
     return judge, dict(keyed(subject, *each) for each in item.mutants(CLASSES))

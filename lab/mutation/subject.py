@@ -90,7 +90,7 @@ class Judge:
         self._carried: dict[str, Carried] = {}
 
     def verdict(self, kernel: str, mutant: Mutant) -> Verdict:
-        """Of the first schedule that tells."""
+        """Verdict of the first schedule that tells."""
         lines = mutant.change.lines
         return verdict(self.subject.run, kernel, lines, self.schedules, self.known)
 

@@ -500,7 +500,7 @@ def _checksum() -> Results:
 
 
 def _queries() -> tuple[torch.Tensor, torch.Tensor]:
-    """Of three tokens, and weights."""
+    """Queries of three tokens, and weights."""
     q = torch.randn(3, HEADS, 128, generator=_random()).bfloat16()
     return q, torch.randn(3, HEADS, generator=_random())
 

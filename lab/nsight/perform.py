@@ -267,7 +267,7 @@ def slim(exports: Sequence[Path], day: str, notes: Sequence[str] = ()) -> str:
 
 
 def launches(export: Path) -> list[dict[str, tuple[str, str]]]:
-    """Of each launch in an export: metric -> (value, unit), in base units."""
+    """Metrics of each launch in an export: metric -> (value, unit), in base units."""
     with export.open(encoding="utf-8", newline="") as file:
         names, units, *rows = [*csv.reader(file), [], []]  # of an empty file, too
     missing = {GPU, *WORDS, *METRICS} - {*names}

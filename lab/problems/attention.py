@@ -190,15 +190,15 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
 
     @property
     def o_dtype(self) -> str:
-        """Of O."""
+        """Dtype of O."""
         if self.out_dtype or not self.normalize:
             return self.out_dtype or "fp32"
         return "bf16" if self.dtype == FP8 else self.dtype
 
     @property
     def coarsest(self) -> torch.dtype:
-        """Of the dtypes of q and O the one with the fewest bits: 16 bits of O are rounded once more
-        than those of P. e4m3 is left out, `reference.rounded` knows what it costs."""
+        """Coarsest of the dtypes of q and O the one with the fewest bits: 16 bits of O are rounded
+        once more than those of P. e4m3 is left out, `reference.rounded` knows what it costs."""
         found = {DTYPES[name] for name in (self.dtype, self.o_dtype) if name != FP8}
         return max(found, key=lambda dtype: torch.finfo(dtype).eps)
 
@@ -360,7 +360,7 @@ def _int32(values: Sequence[int]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Of a device. generator: of the numbers, on the CPU."""
+    """Memory of a device. generator: of the numbers, on the CPU."""
 
     device: str
     generator: torch.Generator

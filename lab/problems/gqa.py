@@ -104,12 +104,12 @@ class Case(family.Problem):
 
     @property
     def pages(self) -> int:
-        """Of an entry."""
+        """Pages of an entry."""
         return -(-max(self.lengths, default=0) // self.page_size)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of q, and of k and v."""
+        """Shapes of q, and of k and v."""
         rows: tuple[int, ...] = (self.batch, max(self.lengths, default=0))
         if self.page_size:
             rows = (self.batch * self.pages + SPARE_PAGES, self.page_size)
@@ -256,7 +256,7 @@ class Cta:
 
 
 def cta_of(config: DecodeConfig, arch: str) -> Cta:
-    """Of the kernel for `arch`."""
+    """CTA of the kernel for `arch`."""
     if written_for(arch) == "sm_100a":
         wide = sm100.Plan100(config)
         return Cta(wide, sm100.TILE, sm100.ROLES.threads, wide.stages, wide.smem.bytes)
@@ -307,7 +307,7 @@ class Launch:
 
     @property
     def ctas(self) -> int:
-        """That share the keys of a KV head."""
+        """CTAs that share the keys of a KV head."""
         return self.config.cluster * self.parts
 
     def reach(self, n_keys: int, tile: int) -> Reach:
@@ -387,7 +387,7 @@ def limits(launch: Launch) -> str:
 
 
 def query_rows(config: DecodeConfig) -> str:
-    """Of a KV head, and where they stand."""
+    """Query rows of a KV head, and where they stand."""
     heads, tokens = plural(config.group, "head"), plural(config.q_tokens, "token")
     words = f"{config.rows} of a KV head ({heads} x {tokens}) in "
     if config.row_tiles == 1:
@@ -396,7 +396,7 @@ def query_rows(config: DecodeConfig) -> str:
 
 
 def owners(config: DecodeConfig) -> str:
-    """Who finishes what of O."""
+    """Which CTAs finish which columns of O."""
     if config.cluster == 1:
         return "the only CTA finishes O"
     each = f"{config.owned_columns} of its {config.columns} columns each"

@@ -101,12 +101,12 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """That experts have."""
+        """Rows that experts have."""
         return sum(self.counts)
 
     @property
     def rows_of_w(self) -> int:
-        """Of each expert's matrix."""
+        """Rows of each expert's matrix."""
         return self.columns * (2 if self.form else 1)
 
     @property
@@ -202,7 +202,7 @@ def empty_fragments(
 
 
 def arguments_of(case: Case) -> MixedArguments:
-    """Of tensors without memory: what says which kernel is compiled."""
+    """Arguments made of tensors without memory: what says which kernel is compiled."""
     experts, count, rows = len(case.counts), case.rows + case.room, case.rows_of_w
     form = None if case.form is None else Activation(PAIR_ROWS, *case.form)
     return MixedArguments(
@@ -218,7 +218,7 @@ def arguments_of(case: Case) -> MixedArguments:
 
 
 def plan_of(case: Case) -> ProductPlan:
-    """Of its kernel."""
+    """Plan of its kernel."""
     return PLANS[case.arch](arguments_of(case).config)
 
 
@@ -309,8 +309,8 @@ def _aligned(xs: Sequence[torch.Tensor], ws: torch.Tensor) -> list[torch.Tensor]
 def judge(
     case: Case, result: torch.Tensor, inputs: Inputs, *, aligned_sums: bool = False
 ) -> Sequence[tolerance.Report]:
-    """Of the rows that experts have, and that the others were not written. aligned_sums: as a GPU
-    makes them."""
+    """Verdict on the rows that experts have, and that the others were not written. aligned_sums: as
+    a GPU makes them."""
     assert result.dtype == DTYPES[case.out]
     exact = definition(case, inputs, torch.float64)
     rounded = definition(case, inputs, torch.float32, aligned_sums=aligned_sums)

@@ -104,7 +104,7 @@ def tile(arguments: MixedArguments, config: MixedConfig) -> str:
 
 
 def teams(arguments: MixedArguments, config: MixedConfig) -> str:
-    """Who shares a tile, and why."""
+    """Which warpgroups share a tile, and why."""
     w, arch = arguments.w, arguments.target.arch
     words = f"{config.teams}, each {config.parts} x {ROWS} rows of the matrix"
     chosen = choose_teams(arguments.count, w.experts, w.rows, config.tile_rows, arch, w.x)
@@ -117,7 +117,7 @@ def teams(arguments: MixedArguments, config: MixedConfig) -> str:
 
 
 def split(arguments: MixedArguments, config: MixedConfig, units: int) -> str:
-    """Who shares the K of a tile, and why."""
+    """Which CTAs share the K of a tile, and why."""
     w = arguments.w
     sizes = arguments.count, w.experts, w.rows, config.tile_rows, config.teams * config.parts
     tiles = tiles_of(*sizes)

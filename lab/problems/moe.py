@@ -143,7 +143,7 @@ class Layer:
 
     @cached_property
     def biases(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Of w13 and w2, standard normal."""
+        """Biases of w13 and w2, standard normal."""
         if not self.bias:
             return None, None
         generator = torch.Generator().manual_seed(SEED + 1)
@@ -157,7 +157,7 @@ class Layer:
         return pack(w13, w2, self.format, granularity=self.granularity, biases=self.biases)
 
     def weights(self, packed: PackedExperts) -> PackedExperts | ArrangedExperts:
-        """Those weights as `fused_moe` takes them for such activations."""
+        """The weights as `fused_moe` takes them for such activations."""
         if not self.mixed:
             return packed
         return arrange(packed, self.activations, h_scale=self.h_number)
@@ -224,8 +224,8 @@ class Layer:
 
 
 def errors_of(layer: Layer, experts: PackedExperts, y: torch.Tensor) -> dict[str, float]:
-    """Of y, relative to the definition with plain weights, to torch that quantises what the kernels
-    do, and its own."""
+    """Errors of y, relative to the definition with plain weights, to torch that quantises what the
+    kernels do, and its own."""
     x, w13, w2, logits = layer.tensors
     scales, form, y = layer.scales, vars(layer.form), y.double()
     routed = route(logits, **vars(layer.router))
@@ -475,7 +475,7 @@ def show_amax(layer: Layer, found: float, console: Console) -> None:
 
 
 def grid_of(options: argparse.Namespace) -> Grid:
-    """Of the products of such a layer."""
+    """Grid of the products of such a layer."""
     layer = layer_of(options)
     if layer.mixed:
         return mixed_plan.grid_of(options.arch or layer.archs[0])

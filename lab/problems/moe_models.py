@@ -44,7 +44,8 @@ class Model:
 
     @property
     def order(self) -> str:
-        """Of the rows of w13: gpt-oss has those of gate and up in turn, which biases go with."""
+        """Order of the rows of w13: gpt-oss has those of gate and up in turn, which biases go
+        with."""
         return "alternating" if self.layer.biases else "gate_up"
 
     def arranged(self, activations: str = "bf16") -> ArrangedExperts:
@@ -57,7 +58,7 @@ class Model:
 def model_of(
     name: str, fmt: str, device: str, seed: int = 0, layer: ModelLayer | None = None
 ) -> Model:
-    """Of `moe.models`, or of the layer that is given."""
+    """Model, one of `moe.models`, or of the layer that is given."""
     layer = layer or of_model(name)
     generator = torch.Generator(device).manual_seed(seed)
     count = layer.experts + layer.router.shared

@@ -75,7 +75,7 @@ def makers(hidden: int) -> dict[str, list[Maker]]:
 
 
 def quantised_bytes(fmt: str, rows: int, blocks: int, hidden: int, scales: int) -> int:
-    """Of elements, scale factors, and `scales` global scales with their inverses."""
+    """Bytes of elements, scale factors, and `scales` global scales with their inverses."""
     form = FORMATS[fmt]
     elements = rows * hidden // form.per_byte
     return elements + scale_bytes(blocks, form.columns(hidden)) + scales * 8

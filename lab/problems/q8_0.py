@@ -79,7 +79,7 @@ class Problem(family.Problem):
 
     @property
     def nbytes(self) -> int:
-        """That have to be read and written, each once."""
+        """Bytes that have to be read and written, each once."""
         size = DTYPES[self.dtype].itemsize
         numbers = size * self.tokens * self.cols
         if self.operation == "repack":
@@ -124,7 +124,7 @@ class Problem(family.Problem):
         return {"wrong": "", "error": check(self, drawn, name, results)}
 
     def keys(self, arch: str) -> list[KernelKey]:
-        """Of all kernels, on a GPU of that architecture."""
+        """Keys of all kernels, on a GPU of that architecture."""
         with emulation(arch=arch), collecting() as keys:
             for call in Inputs.empty(self).calls(self, arch=arch).values():
                 call()
@@ -199,7 +199,7 @@ class Inputs:
         return cls(weights, torch.empty(tokens, cols, dtype=dtype), rounded, bias)
 
     def calls(self, problem: Problem, **place: str | None) -> Calls:
-        """Of ours, by layout, or OURS. place: backend and arch."""
+        """Our calls, by layout, or OURS. place: backend and arch."""
         out = DTYPES[problem.dtype]
         of_integers: dict[str, Any] = {"out_dtype": out, **place}
         one: dict[str, Callable[[Weights], Any]] = {
@@ -256,7 +256,7 @@ def tell(
 
 
 def sections_of(problem: Problem, config: Any, arch: str) -> Iterator[Section]:
-    """Of a kernel."""
+    """Sections of a kernel."""
     sharing = "How the CTAs share the work"
     if isinstance(config, ProductConfig):
         yield sharing, tiles(problem, config)
@@ -329,7 +329,7 @@ def warps(problem: Problem, config: MatvecConfig | BatchConfig, arch: str) -> Ro
 
 
 def instruction(config: MatvecConfig | BatchConfig) -> str:
-    """That multiplies."""
+    """Instruction that multiplies."""
     if isinstance(config, BatchConfig):
         depth = "k32 of int8" if config.dtype == INTEGERS else f"k16 of {config.dtype}"
         return f"mma.sync m16n8{depth}"

@@ -78,7 +78,7 @@ def shared_memory(plan: SmemPlan) -> Section:
 
 
 def smem_title(used: int, limit: int = hw.SMEM_BYTES_PER_CTA) -> str:
-    """Of the section about shared memory."""
+    """Title of the section about shared memory."""
     return f"Shared memory: {used:,} of {limit:,} bytes"
 
 

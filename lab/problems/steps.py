@@ -90,7 +90,7 @@ class Problem(family.Problem):
         return {"wrong": ""}
 
     def keys(self, arch: str) -> list[KernelKey]:
-        """Of all kernels, as if they were compiled for that architecture; '' for their own."""
+        """Keys of all kernels, as if they were compiled for that architecture; '' for their own."""
         arguments = self.draw(0, "cpu")
         with collecting() as keys:
             self.peers[self.ours](*arguments)
@@ -192,7 +192,7 @@ def _merge(head_dim: int, parts: int, form: str, rows: int) -> Problem:
 
 
 def spelt(options: argparse.Namespace, place: Place) -> list[Problem]:
-    """Those that the flags spell. ValueError for steps that need a GPU where there is none."""
+    """Problems that the flags spell. ValueError for steps that need a GPU where there is none."""
     if place.backend == "emulate" and set(options.steps) & set(NATIVE_ONLY):
         raise ValueError(f"{options.steps[0]} needs a GPU and its bus: {place.reason}")
     return problems_of(options.family, options.steps, options.rows, options.hidden, options.names)

@@ -227,7 +227,7 @@ def draw_bars(path: Path, document: Document, source: str = "") -> None:
 
 
 def title_of(row: Row) -> str:
-    """Of a problem: its shape and mask."""
+    """Title of a problem: its shape and mask."""
     dims = str(row["head_dim"])
     dims += f", {row['v_dim']}" if row["v_dim"] != row["head_dim"] else ""
     mask = "causal" if row["causal"] else "full"
@@ -240,7 +240,7 @@ def title_of(row: Row) -> str:
 
 
 def _dtypes(row: Row) -> str:
-    """Of q, and of k and v where it is another."""
+    """Dtypes of q, and of k and v where it is another."""
     kv_dtype = row.get("kv_dtype")
     return f"{row['dtype']} with {kv_dtype} keys" if kv_dtype else row["dtype"]
 

@@ -120,7 +120,7 @@ def _product(size: str) -> str:
 
 
 def _bars(axis: Axes, bars: Sequence[tuple[str, float]], *, dark: bool) -> None:
-    """Those near the largest filled, where `dark` says so."""
+    """Draw bars, those near the largest filled, where `dark` says so."""
     most = max(share for _, share in bars)
     for at, (_, share) in enumerate(bars):
         face = (BUSIEST if share > most - NEAR else OTHER) if dark else WAIT

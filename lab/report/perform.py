@@ -79,7 +79,7 @@ FEW = 24  # rows of a table that is shown at once
 
 @dataclass(frozen=True)
 class File:
-    """Of a section: the document, what kind of figures it has, its command, its tables."""
+    """File of a section: the document, what kind of figures it has, its command, its tables."""
 
     document: Document
     kind: str

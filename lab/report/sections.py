@@ -41,7 +41,7 @@ class Section:
 
 
 def _of(draw: Callable[[Path, Document, str], None]) -> Draw:
-    """Of the first file alone."""
+    """Figures of the first file alone."""
     return lambda path, documents, source: draw(path, documents[0], source)
 
 
@@ -302,7 +302,7 @@ ELSEWHERE = {
 
 
 def named(names: Sequence[str]) -> list[Section]:
-    """Those sections, or all. ValueError for a name that is none."""
+    """Sections of these names, or all. ValueError for a name that is none."""
     known = {section.name: section for section in SECTIONS}
     for name in names:
         if name not in known:

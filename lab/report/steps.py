@@ -82,7 +82,7 @@ def draw_steps(path: Path, document: Document, source: str = "") -> None:
 
 
 def ours(rows: Sequence[Row]) -> list[Row]:
-    """Those of the first peer of each problem, which is ours."""
+    """Rows of the first peer of each problem, which is ours."""
     first: dict[tuple[str, str], str] = {}
     for row in rows:
         first.setdefault((row["step"], row["name"]), row["peer"])

@@ -41,7 +41,8 @@ DECODE_KINDS: Kinds = {
 
 
 def decode_figures(cubin: Path, config: DecodeConfig, arch: str) -> dict[str, Any]:
-    """Of the cubin of `config`, a file with one kernel: what `read` says, and the loop over keys.
+    """Figures of the cubin of `config`, a file with one kernel: what `read` says, and the loop over
+    keys.
 
     unit: of `loop`, instructions by kind, and of `stalls`, the cycles that stall counts ask for.
     mufu_distance: see `lab.sass.softmax`. The last two are 0 where there is no such loop, or
@@ -103,7 +104,8 @@ MIXED_KINDS: Kinds = {
 
 
 def mixed_figures(cubin: Path, config: MixedConfig, arch: str) -> dict[str, Any]:
-    """Of the cubin of `config`, a file with one kernel: what `read` says, and the main loop.
+    """Figures of the cubin of `config`, a file with one kernel: what `read` says, and the main
+    loop.
 
     loop: instructions of a warp by kind, per `unit`; turn: the K of a turn. Nothing and 0 where no
     loop does so, or several do.
@@ -156,7 +158,8 @@ EPILOGUE_KINDS: Kinds = {
 
 
 def epilogue_figures(cubin: Path) -> dict[str, Any]:
-    """Of the cubin of a grouped GEMM, a file with one kernel: what `read` says, and the epilogue.
+    """Figures of the cubin of a grouped GEMM, a file with one kernel: what `read` says, and the
+    epilogue.
 
     loaded: columns that the epilogue's innermost loops load in one turn. epilogue: instructions of
     a warp by kind, per `unit`; around: those of the loop over tiles beside them, in all.

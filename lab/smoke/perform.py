@@ -100,7 +100,8 @@ class Place:
         return self.environment / "bin" / "python"
 
     def variables(self) -> dict[str, str]:
-        """Of a process there: nothing that leads back to the repository, caches of its own."""
+        """Variables of a process there: nothing that leads back to the repository, caches of its
+        own."""
         kept = {name: v for name, v in os.environ.items() if not name.startswith("PYTHON")}
         caches = {"BLACKWELL_KERNELS_CACHE": "kernels", "PTXEMU_CACHE": "ptx"}
         return kept | {name: str(self.root / folder) for name, folder in caches.items()}

@@ -71,7 +71,7 @@ SIZES = {
 
 
 class Draws(draws.Draws):
-    """Of attention."""
+    """Draws of attention."""
 
     sizes: Sizes
 

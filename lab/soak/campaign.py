@@ -103,7 +103,7 @@ class Record:
                     tally.shares[error] = max(tally.shares.get(error, 0.0), value)
 
     def rows(self) -> list[dict]:
-        """Of the features that occurred."""
+        """Rows of the features that occurred."""
         return [
             {
                 "feature": name,
@@ -398,7 +398,7 @@ class Soak:
         write_json(self.failures, [asdict(one) for one in self.record.failures])
 
     def command(self, names: Sequence[str]) -> str:
-        """That runs these problems again."""
+        """Command that runs these problems again."""
         options = self.options
         words = [f"python scripts/soak.py {self.family.name}", f"--seed {options.seed}"]
         words += [f"--problem {' '.join(names)}"]

@@ -245,7 +245,8 @@ class Driver:
         return touched
 
     def _has_checkpoints(self, live: Live, start: int) -> None:
-        """Those that the policy wants of a step from `start` that was as long as `room` allowed."""
+        """Whether the checkpoints are there that the policy wants of a step from `start` that was
+        as long as `room` allowed."""
         size, policy = self.layout.block_tokens, self.case.policy or Policy()
         last = (live.prompt - 1) // size * size
         for end in range((start // size + 1) * size, len(live.history) + 1, size):

@@ -115,7 +115,7 @@ FIRST, STEP, SPREAD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def record_bytes(array: Stream | Ring | Tail) -> int:
-    """Of what one token leaves in one copy of an array; a raw tail: values, then scores."""
+    """Bytes of what one token leaves in one copy of an array; a raw tail: values, then scores."""
     if isinstance(array, Tail):
         return array.row_bytes * (1 if array.online else 2)
     return array.record.bytes

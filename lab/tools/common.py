@@ -47,7 +47,7 @@ def refuse(reason: object) -> int:
 
 
 def environment() -> dict[str, str]:
-    """Of a process that is to import this checkout, whatever else is installed."""
+    """Environment of a process that is to import this checkout, whatever else is installed."""
     root = Path(__file__).resolve().parents[2]
     path = str(root), str(root / "scripts"), os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}

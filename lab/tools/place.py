@@ -51,7 +51,7 @@ class Place:
 
     @property
     def device(self) -> str:
-        """Of tensors."""
+        """Device of tensors."""
         return "cuda" if self.backend == "cuda" else "cpu"
 
     @property
@@ -64,8 +64,8 @@ class Place:
 
 
 def choose_place(options: argparse.Namespace, archs: Sequence[str] = ARCHS) -> Place:
-    """Of kernels written for `archs`: as --backend and --arch ask; for 'auto' a GPU, unless its
-    kernels are not those of --arch or a check is wanted. ValueError where they contradict."""
+    """Place of kernels written for `archs`: as --backend and --arch ask; for 'auto' a GPU, unless
+    its kernels are not those of --arch or a check is wanted. ValueError where they contradict."""
     native, reason, checked = native_arch(), why_not_here(archs), wanted(options)
     backend = options.backend
     if backend == "auto":

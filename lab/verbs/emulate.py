@@ -217,7 +217,8 @@ def print_counts(launch: LaunchReport, roles: dict[int, str]) -> None:
 
 
 def key_of(entry: str) -> KernelKey | None:
-    """Of the kernel with this entry point, among those that this process has compiled or found."""
+    """Key of the kernel with this entry point, among those that this process has compiled or
+    found."""
     found = [key for key, kernel in in_memory() if f".entry {entry}" in kernel.ptx]
     return found[-1] if found else None
 

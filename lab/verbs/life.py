@@ -148,7 +148,8 @@ class Model:
         return wrong, count
 
     def _positions(self, request: Request, array: Array, *, seen: bool = False) -> list[int]:
-        """Of the tokens that left entries which the next token needs, or (seen) the newest sees."""
+        """Positions of the tokens that left entries which the next token needs, or (seen) the
+        newest sees."""
         length = request.length
         if isinstance(array, Ring):
             return [*range(max(0, length - array.window + (not seen)), length)]

@@ -67,7 +67,7 @@ class Problem:
 
 
 def reduced(name: str) -> ModelLayer:
-    """That of the model but for sizes: fewer experts, of whom a token chooses as many."""
+    """The layer of the model but for sizes: fewer experts, of whom a token chooses as many."""
     layer = of_model(name)
     router = layer.router
     experts = min(layer.experts, max(LEAST_EXPERTS * router.top_k, 4 * router.n_group))

@@ -161,10 +161,10 @@ def test_a_table_that_is_none_is_refused_by_name(tmp_path):
 
     one = document["parameters"]["issue_fma"]
     refused("of format 1", format=2)
-    refused("no parameter 'issue_fmma'", subjects={"issue_fmma": one})
-    refused("issue_fma must have", subjects={"issue_fma": {"value": 1}})
-    refused("issue_fma: .*not within", subjects={"issue_fma": {**one, "low": 3}})
-    refused("issue_fma in 'us'", subjects={"issue_fma": {**one, "unit": "us"}})
+    refused("no parameter 'issue_fmma'", parameters={"issue_fmma": one})
+    refused("issue_fma must have", parameters={"issue_fma": {"value": 1}})
+    refused("issue_fma: .*not within", parameters={"issue_fma": {**one, "low": 3}})
+    refused("issue_fma in 'us'", parameters={"issue_fma": {**one, "unit": "us"}})
     path.write_text("{")
     with pytest.raises(ValueError, match="not JSON"):
         read(path)
@@ -199,8 +199,8 @@ def test_cycles_takes_a_table(tmp_path):
     made = read(SHIPPED)
     changed = {**made.parameters, "tma_row": replace(made.parameters["tma_row"], value=1.1)}
     path = tmp_path / "table.json"
-    path.write_text(json.dumps(replace(made, subjects=changed).document()))
-    options = Namespace(subjects=path)
+    path.write_text(json.dumps(replace(made, parameters=changed).document()))
+    options = Namespace(parameters=path)
     found = subjects.gpu_of(options, arch="sm_90a")
     assert (found.name, found.value("tma_row")) == ("H200", 1.1)
     assert subjects.origin(options)["measured"] == len(made.parameters)
@@ -208,7 +208,7 @@ def test_cycles_takes_a_table(tmp_path):
         subjects.gpu_of(options, "H100")
     with pytest.raises(ValueError, match="the kernel is for sm_100a"):
         subjects.gpu_of(options, arch="sm_100a")
-    own = Namespace(subjects=None)
+    own = Namespace(parameters=None)
     assert subjects.gpu_of(own, arch="sm_90a") is hopper.H100
     assert subjects.origin(own) is None
 

@@ -111,8 +111,8 @@ def rows_of(groups: list[str], repeats: int) -> Iterator[dict]:
 
 
 def wanted_of(groups: list[str], arch: str) -> list[Benchmark | Timed]:
-    """Those for an architecture. OSError where a group that was asked for has none; of all groups
-    it takes those that have some."""
+    """Benchmarks for an architecture. OSError where a group that was asked for has none; of all
+    groups it takes those that have some."""
     found = list(benchmarks_of(groups, arch))
     missing = [group for group in groups if all(each.group != group for each in found)]
     if missing and set(groups) != set(GROUPS):

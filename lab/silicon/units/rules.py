@@ -44,8 +44,8 @@ class Rows:
         return any("value" in each for each in self._by_name.get(benchmark, ()))
 
     def figure(self, benchmark: str, variant: Mapping[str, Any]) -> Figure:
-        """Of the one row whose variant has all of these; None: it does not have that key. Raises
-        Missing where there is none, ValueError where there are several."""
+        """Figure of the one row whose variant has all of these; None: it does not have that key.
+        Raises Missing where there is none, ValueError where there are several."""
         found = [
             each
             for each in self._by_name.get(benchmark, ())
@@ -87,13 +87,13 @@ class Expression:
         ))  # fmt: skip
 
     def __mul__(self, other: Expression | float) -> Expression:
-        """Of what is not negative."""
+        """Product of what is not negative."""
         return _made(
             "*", self, other, lambda a, b: Figure(*(x * y for x, y in zip(a, b, strict=True)))
         )
 
     def __truediv__(self, other: Expression | float) -> Expression:
-        """Of what is not negative."""
+        """Quotient of what is not negative."""
         return _made("/", self, other, lambda a, b: Figure(
             a.value / b.value, a.low / b.high, a.high / b.low
         ))  # fmt: skip
@@ -126,7 +126,7 @@ def constant(value: float) -> Expression:
 
 
 def mean(first: Expression, second: Expression) -> Expression:
-    """Of two."""
+    """Mean of two."""
     made = (first + second) / 2.0
     return Expression(made.of, f"the mean of {first.words} and {second.words}")
 
@@ -475,7 +475,7 @@ def _started(block: int, cluster: int) -> Expression:
 
 
 def _clock(tensor: str) -> Rule:
-    """Of arithmetic; what the tensor cores leave of it is in the range."""
+    """Clock of arithmetic; what the tensor cores leave of it is in the range."""
     return Rule(CLOCK, also=(row("clock", load=tensor),), step=0.01, why="with tensor cores busy")
 
 
@@ -525,7 +525,7 @@ SMEM, TMEM = "shared memory", "tensor memory"
 
 
 def _behind_its_turn(a: str) -> Expression:
-    """Of m64n128k16: one alone until its wait, less what it takes of the tensor core."""
+    """Cycles of m64n128k16: one alone until its wait, less what it takes of the tensor core."""
     alone = row("wgmma_until_wait", shape="m64n128k16", a=a, per_commit=1)
     return alone - row("wgmma", shape="m64n128k16", a=a, warpgroups=1)
 
@@ -568,7 +568,7 @@ def until_wait(n: int, m: int, ctas: int, a: str) -> Expression:
 
 
 def _commit(ctas: int, a: str) -> tuple[Rule, ...]:
-    """Of 128 rows in each CTA, beyond what the MMA takes of the tensor core."""
+    """Cycles of 128 rows in each CTA, beyond what the MMA takes of the tensor core."""
     m = 128 * ctas
     value = until_wait(128, m, ctas, a) - rate(128, m=m, ctas=ctas, a=a)
     other = until_wait(256, m, ctas, a) - rate(256, m=m, ctas=ctas, a=a)

@@ -87,7 +87,7 @@ class Bench:
         )
 
     def records(self, kernel: object, shape: Kernel, count: int) -> np.ndarray:
-        """Of one launch."""
+        """Records of one launch."""
         memory = self.memory(shape)
         lines = (self.grid(shape), shape.block // WARP, RECORD)
         self.gpu.fill(self.out, 8 * int(np.prod(lines)))

@@ -117,7 +117,7 @@ class AttendProblem(Problem):
 
 
 class AttentionProblem(AttendProblem):
-    """Of `fmha.attention`."""
+    """Problem of `fmha.attention`."""
 
     subject: ClassVar[str] = "fmha.attention"
     case: attention.Case
@@ -148,7 +148,7 @@ class AttentionProblem(AttendProblem):
 
 
 class DecodeProblem(AttendProblem):
-    """Of `gqa_lowlatency.decode`."""
+    """Problem of `gqa_lowlatency.decode`."""
 
     subject: ClassVar[str] = "gqa_lowlatency.decode"
     case: decode.Case

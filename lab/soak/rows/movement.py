@@ -132,7 +132,7 @@ class AppendProblem(EntriesProblem):
             _mark(given["slots"], self.row)
 
     def entry_of(self) -> int:
-        """Of the token before it is replaced."""
+        """Entry of the token before it is replaced."""
         return int(self.given()["slots"][self.row])
 
     def others(self, results: Results) -> Results:

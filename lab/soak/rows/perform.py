@@ -51,7 +51,8 @@ class Kind:
 
 @dataclass
 class Draws(draws.Draws):
-    """Of the subjects that have kernels for the architecture, in turns. sizes: see `SIZES`."""
+    """Draws of the subjects that have kernels for the architecture, in turns. sizes: see
+    `SIZES`."""
 
     sizes: bool
     subjects: Sequence[Subject] = SUBJECTS
@@ -67,7 +68,7 @@ class Draws(draws.Draws):
         return Kernel(number, kind, Kind(subject.name, kind))
 
     def subject(self, number: int) -> Subject:
-        """Of the kernel with this number."""
+        """Subject of the kernel with this number."""
         here = [each for each in self.subjects if written_for(self.arch) in each.archs]
         return here[number % len(here)]
 
@@ -81,7 +82,8 @@ class Draws(draws.Draws):
         return self.subject(kernel.number).problem(kernel.case, pick, self.sizes)
 
     def keys(self, kernel: Kernel, numbers: Sequence[int]) -> list[KernelKey]:
-        """Of the first problem: others may need a kernel more, which their first call compiles."""
+        """Keys of the first problem: others may need a kernel more, which their first call
+        compiles."""
         problem = self.problem(kernel, numbers[0])
         where = {"backend": "emulate", "arch": self.arch}
         with collecting() as found, zeros():

@@ -60,7 +60,7 @@ class LayerProblem(Problem):
 
     @property
     def request(self) -> int:
-        """Of the row."""
+        """Request of the row."""
         ends = accumulate(self.tokens)
         return next(number for number, end in enumerate(ends) if self.row < end)
 
