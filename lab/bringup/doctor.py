@@ -12,7 +12,7 @@ from kernelkit import doctor
 from kernelkit.compile.arch import ARCH_OF_CAPABILITY
 from kernelkit.plan import hw
 from lab.bringup import gpu
-from lab.bringup.lanes import ANY
+from lab.bringup.steps import ANY
 
 # CUdevice_attribute -> what we call it, and what `kernelkit.plan.hw` says of the architecture.
 LIMITS = {

@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.bringup import gpu, where
-from lab.bringup.bundle import pack
-from lab.bringup.lanes import ANY
-from lab.bringup.page import save
+from lab.bringup.page import pack, save
 from lab.bringup.planted import KINDS
 from lab.bringup.runner import BringUp, is_unexpected
 from lab.bringup.session import BAD, Session
-from lab.bringup.steps import ARCHS, Step, steps_of
+from lab.bringup.steps import ANY, ARCHS, Step, steps_of
 from lab.tools.bringup_words import GROUPS, NOT_RUN, SKIPPED
 from lab.tools.common import environment, refuse
 from lab.tools.tables import show, table

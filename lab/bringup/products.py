@@ -1,4 +1,4 @@
-"""Programs with tcgen05.mma in a given form: see `lab.bringup.generated`.
+"""Programs with tcgen05.mma in a given form: see `lab.bringup.programs`.
 
 Two MMAs follow each other, as K steps of a kernel do: the second adds to D and begins a step
 further into the swizzled rows. D is zeros before, and all of its lanes are written out.

@@ -1,6 +1,6 @@
 """Programs that move data in a given form: tensor memory, TMA, allocations, and what is left over.
 
-See `lab.bringup.generated`; every word that is written is random and comes back as it is.
+See `lab.bringup.programs`; every word that is written is random and comes back as it is.
 """
 
 from __future__ import annotations

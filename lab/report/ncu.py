@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.nsight.perform import KERNELS, LATENCY, PER_ISSUE, STALL
 from lab.report.documents import Document
 from lab.tools import style
+from lab.verbs.nsight import KERNELS, LATENCY, PER_ISSUE, STALL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

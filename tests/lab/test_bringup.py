@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.bringup import bundle, gpu, page, perform, planted, runner, steps, watch, where
+from lab.bringup import gpu, page, perform, planted, runner, steps, watch, where
 from lab.bringup.session import Record, Session, identity_of
 from lab.bringup.steps import ARCHS, HOPPER, JSON, Step, steps_of
 from lab.house.source import ROOT
@@ -340,10 +340,10 @@ def test_what_cannot_be_drawn_costs_itself_alone(begin, monkeypatch, capsys):
 
 
 def test_a_bundle_says_nothing_of_the_machine(begin, monkeypatch, tmp_path):
-    monkeypatch.setattr(bundle.getpass, "getuser", lambda: "grace")
-    monkeypatch.setattr(bundle.socket, "gethostname", lambda: "lab-node-7")
-    monkeypatch.setattr(bundle.platform, "release", lambda: "6.18-lab")
-    said = (f"print('{bundle.ROOT}/x.py of grace on lab-node-7, Linux-6.18-lab-x86, "
+    monkeypatch.setattr(page.getpass, "getuser", lambda: "grace")
+    monkeypatch.setattr(page.socket, "gethostname", lambda: "lab-node-7")
+    monkeypatch.setattr(page.platform, "release", lambda: "6.18-lab")
+    said = (f"print('{page.ROOT}/x.py of grace on lab-node-7, Linux-6.18-lab-x86, "
             f"{HOMES}/linus/y; gracefully')")  # fmt: skip
     made = begin()
     made.run([replace(PASSES, argv=(PYTHON, said))])
@@ -351,7 +351,7 @@ def test_a_bundle_says_nothing_of_the_machine(begin, monkeypatch, tmp_path):
     page.save(document, made.session.folder)
     (made.session.folder / "profiles").mkdir()
     (made.session.folder / "profiles" / "a.ncu-rep").write_bytes(b"grace")
-    path = bundle.pack(made.session, document)
+    path = page.pack(made.session, document)
     with tarfile.open(path) as archive:
         texts = {item.name: archive.extractfile(item).read() for item in archive}
         assert {(item.uid, item.uname, item.mtime) for item in archive} == {(0, "", 0)}
@@ -361,7 +361,7 @@ def test_a_bundle_says_nothing_of_the_machine(begin, monkeypatch, tmp_path):
             text = data.decode()
             assert "lab-node-7" not in text, name
             assert "linus" not in text, name
-            assert str(bundle.ROOT) not in text, name
+            assert str(page.ROOT) not in text, name
     (log,) = (data.decode() for name, data in texts.items() if name.endswith("passes.log"))
     assert log == (
         f"REPOSITORY/x.py of USER on HOST, Linux-KERNEL-x86, {HOMES}/USER/y; gracefully\n"

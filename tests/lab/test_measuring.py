@@ -23,9 +23,9 @@ from kernelkit.compile.names import kernel_name
 from lab.commands import RUN
 from lab.house.source import ROOT
 from lab.measure.timing import cold_and_warm, figures, setting
-from lab.nsight import perform as nsight
-from lab.nsight.perform import EXAMPLE, HEADLINES, KERNELS, LINE_INFO, NAMES, OURS, SECTIONS
 from lab.problems.steps import problems_of
+from lab.verbs import nsight
+from lab.verbs.nsight import EXAMPLE, HEADLINES, KERNELS, LINE_INFO, NAMES, OURS, SECTIONS
 from moe.config import GroupedConfig
 from moe.mixed.config import MixedConfig
 

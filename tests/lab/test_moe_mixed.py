@@ -14,11 +14,11 @@ from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.names import kernel_name
 from kernelkit.plan import hw
 from lab.commands import EXPLAIN
-from lab.nsight.perform import KERNELS
 from lab.problems import mixed_plan
 from lab.problems import moe as layers
 from lab.problems.mixed_gemm import PLANS
 from lab.problems.moe import layer_of
+from lab.verbs.nsight import KERNELS
 from moe import reference, unpack, unpack_biases
 from moe.config import GroupedConfig
 from moe.mixed.choose import BY_AVERAGE

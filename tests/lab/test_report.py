@@ -15,7 +15,6 @@ from PIL import Image
 from lab.cycles import subjects
 from lab.house import map
 from lab.house.source import ROOT
-from lab.nsight.perform import LATENCY, METRICS, PER_ISSUE, STALL, WORDS
 from lab.report import attention as pictures
 from lab.report import cache, moe, ncu, perform, steps
 from lab.report.documents import RESULTS, UNKNOWN, Document, read
@@ -24,6 +23,7 @@ from lab.report.perform import COMMANDS
 from lab.report.sections import ELSEWHERE, SECTIONS, Section, named
 from lab.tools import style
 from lab.tools.command import Command
+from lab.verbs.nsight import LATENCY, METRICS, PER_ISSUE, STALL, WORDS
 
 DOCS = ROOT / "docs"
 OF_DOCS = [section for section in SECTIONS if section.docs]
