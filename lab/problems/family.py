@@ -1,4 +1,4 @@
-"""The one protocol between verbs and families: run, explain, dump, emulate and cycles know no more.
+"""The protocol between verbs and families: run, explain, dump, emulate and cycles use nothing else.
 
 A family is attention, decode, experts, Q8_0 or a step. Its module has a `FAMILY`, which makes the
 problems that the flags spell, and a `Problem`, which draws inputs, calls the kernels, judges their
@@ -74,15 +74,18 @@ class Grid:
 
 @dataclass(frozen=True)
 class Family:
-    """problems: those that the flags spell, for a place; ValueError or NotImplementedError for what
-    is refused. archs: what its kernels are written for, the first by default. tell: prints the rows
-    of a run and returns the head of its JSON. grid: what `dump.py --grid` compiles. says_where:
-    whether a run begins with the place."""
+    """A family of kernels: how its flags become problems, and how its results are printed."""
 
+    # What its kernels are written for; the first is the default.
     archs: Callable[[argparse.Namespace], Sequence[str]]
+    # The problems that the flags spell. Raises ValueError or NotImplementedError for what the
+    # kernels refuse.
     problems: Callable[[argparse.Namespace, Place], Sequence[Problem]]
+    # Prints the rows of a run; returns the head of its JSON.
     tell: Callable[[Sequence[dict[str, Any]], argparse.Namespace, Place], dict[str, Any]]
+    # The kernels of `dump.py --grid`.
     grid: Callable[[argparse.Namespace], Grid] | None = None
+    # Whether a run prints first where it runs.
     says_where: bool = False
 
 

@@ -19,7 +19,7 @@ def test_other_rows_keep_their_bits(subject, number):
 def test_rows_that_share_a_scale_are_noticed():
     """A global scale of the tensor is what the other test has to find."""
     (subject,) = (each for each in SUBJECTS if each.name == "moe.quantise")
-    draws = Draws(0, "sm_90a", True, perform=(subject,))
+    draws = Draws(0, "sm_90a", True, subjects=(subject,))
     kernel = next(each for each in draws.kernels() if each.case.fmt == "nvfp4")
     shared = replace(kernel, case=replace(kernel.case, scaling="tensor", choices=0))
     assert changed_of(draws, shared)
