@@ -1,4 +1,4 @@
-"""What run.py, explain.py, dump.py, emulate.py and bench.py know by name."""
+"""What run.py, explain.py, dump.py, emulate.py, cycles.py, bench.py and soak.py know by name."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from lab.flags import attention, bench, cycles, decode, dsv4, kvcache, moe, q8_0, steps
+from lab.flags import attention, bench, cycles, decode, dsv4, kvcache, moe, q8_0, soak, steps
 from lab.silicon.units.flags import add_units
 from lab.tools import groups
 from lab.tools.command import Command
 from ptxemu.host.command_line import add_check_arguments
 
-FLAGS = {"fmha": attention, "gqa": decode, "moe": moe, "kvcache": kvcache, "dsv4": dsv4}
 Add = Callable[[argparse.ArgumentParser], None]
 
 EXACT = """\
@@ -28,31 +27,44 @@ def _checked(add: Add, parser: argparse.ArgumentParser) -> None:
     add_check_arguments(parser)
 
 
-def _run(name: str, about: str, example: str) -> Command:
-    return Command(f"lab.verbs.run.{name}", partial(_checked, FLAGS[name].add_run), about, example)
+def _of(subject: str, add: Add, parser: argparse.ArgumentParser) -> None:
+    """Flags of a verb that asks a family of `lab.problems.family.NAMES`."""
+    add(parser)
+    parser.set_defaults(subject=subject)
+
+
+def _run(subject: str, add: Add, about: str, example: str) -> Command:
+    return Command("lab.verbs.run", partial(_checked, partial(_of, subject, add)), about, example)
+
+
+def _explain(subject: str, add: Add, about: str, example: str = "") -> Command:
+    return Command("lab.verbs.explain", partial(_of, subject, add), about, example)
 
 
 RUN = {
     "fmha": _run(
         "fmha",
+        attention.add_run,
         f"Runs the attention kernel and prints how exact it is.\n\n{EXACT}"
         "Without flags of a case the demonstration's four run.",
         "--head-dim 128 --causal --kv-len 512",
     ),
     "gqa": _run(
         "gqa",
+        decode.add_run,
         f"Runs the decode kernel and prints how exact it is, and on a GPU how long it takes.\n\n"
         f"{EXACT}",
         "--kv-len 8k --kv-heads 8 --q-heads 64 --batch 1 --arch sm_90a",
     ),
     "moe": _run(
         "moe",
+        moe.add_run,
         "Runs a MoE layer, from router logits to the combined output, and prints how exact it is."
         f"\n\n{EXACT}",
         "--tokens 9 --hidden 256 --intermediate 128 --experts 6 --top-k 2",
     ),
     "models": Command(
-        "lab.verbs.run.models",
+        "lab.verbs.models",
         partial(_checked, moe.add_errors),
         """Runs layers of experts of models in the emulator, and prints how exact each form is.
 
@@ -61,8 +73,9 @@ beside the definition with the same weights, in percent of the norm. Exit code 1
 has that rounds where the kernels do, or the checker found an error; 2: refused.""",
         "--model gpt-oss-120b",
     ),
-    "kvcache": _run(
-        "kvcache",
+    "kvcache": Command(
+        "lab.verbs.life",
+        partial(_checked, kvcache.add_run),
         """Runs a KV cache through the life of some requests and says what happened at every step.
 
 Requests share beginnings, append through the kernels, are attended to over the cache's own pages,
@@ -72,8 +85,9 @@ attention with the fp64 definition over dense keys. Exit code 1: a wrong byte, a
 tolerance, or the checker found an error; 2: something was refused.""",
         "--model deepseek-v4-flash --record bf16 --layers 1",
     ),
-    "dsv4": _run(
-        "dsv4",
+    "dsv4": Command(
+        "lab.dsv4.perform",
+        partial(_checked, dsv4.add_run),
         """Runs one layer of DeepSeek-V4 over the cache, beside a model that recomputes everything.
 
 Prompts arrive in chunks while earlier requests decode; every step compresses, indexes, selects,
@@ -84,9 +98,9 @@ head_dim 512, the windows and the records are the model's. Exit code 1: somethin
 limit, or the checker found an error; 2: the run is refused.""",
         "--kind csa --prefix 200 --steps 300",
     ),
-    "q8_0": Command(
-        "lab.verbs.run.q8_0",
-        partial(_checked, q8_0.add_run),
+    "q8_0": _run(
+        "q8_0",
+        q8_0.add_run,
         """Runs what reads weights in Q8_0, in both layouts, and prints how exact it is.
 
 A GPU runs the kernels; without one the emulator runs their PTX. Products are compared with fp64,
@@ -95,9 +109,9 @@ code 1: wrong, or the checker found an error; 2: refused.""",
         "--operations matvec product --shapes 48x256 --tokens 3 17 --bias",
     ),
     **{
-        step: Command(
-            "lab.verbs.run.steps",
-            partial(_checked, partial(steps.add_run, step)),
+        step: _run(
+            "steps",
+            partial(steps.add_run, step),
             f"{about}\n\nResults are compared with the reference. Exit code 1: wrong, or the "
             "checker found an error; 2: refused.",
             "--rows 9 --check",
@@ -110,38 +124,38 @@ code 1: wrong, or the checker found an error; 2: refused.""",
 
 STATIC = "The flags are those of run.py. Nothing is compiled: the plan is data."
 EXPLAIN = {
-    "fmha": Command(
-        "lab.verbs.explain.fmha",
+    "fmha": _explain(
+        "fmha",
         attention.add_static,
         "The plan of an attention case: roles, edges, and the maps of shared and tensor memory.\n\n"
         f"{STATIC} The figures of fmha/README.md are copies of this output.",
         "--head-dim 128 --causal",
     ),
-    "gqa": Command(
-        "lab.verbs.explain.gqa",
+    "gqa": _explain(
+        "gqa",
         decode.add_static,
         "The plan of a decode case: who works on which keys, and what a CTA holds where.\n\n"
         f"{STATIC} Without a GPU of --arch nothing says how many\nclusters it would run at once, "
         "which may make them narrower.",
         "--kv-len 8k --kv-heads 8 --q-heads 64",
     ),
-    "moe": Command(
-        "lab.verbs.explain.moe",
+    "moe": _explain(
+        "moe",
         moe.add_product,
         "The plan of a layer's grouped GEMM: which tiles, who does what, and what lies where.\n\n"
         f"{STATIC} --product says which of the two it is.",
         "--model deepseek-v4-pro --tokens 64 --experts 8",
     ),
-    "q8_0": Command(
-        "lab.verbs.explain.q8_0",
+    "q8_0": _explain(
+        "q8_0",
         q8_0.add_static,
         "The kernels that read weights in Q8_0: which one, who takes what, and what lies where.\n\n"
         f"{STATIC}",
         "--operations product --tokens 2k --arch sm_89",
     ),
     **{
-        step: Command(
-            "lab.verbs.explain.steps",
+        step: _explain(
+            "steps",
             partial(steps.add_case, step),
             f"{about}\n\nWhich kernels it launches, their configs, and the plan of those that have "
             "one.\nNothing is compiled.",
@@ -163,9 +177,9 @@ def _dumped(add: Add, parser: argparse.ArgumentParser) -> None:
     groups.add_json(group)
 
 
-def _dump(module: str, add: Add, what: str, example: str = "") -> Command:
+def _dump(subject: str, add: Add, what: str, example: str = "") -> Command:
     about = f"What the compiler made of {what}: PTX, registers, spills and SASS by kind.\n\n{SASS}"
-    return Command(f"lab.verbs.dump.{module}", partial(_dumped, add), about, example)
+    return Command("lab.verbs.dump", partial(_dumped, partial(_of, subject, add)), about, example)
 
 
 DUMP = {
@@ -196,7 +210,7 @@ def _emulated(name: str, parser: argparse.ArgumentParser) -> None:
 
 EMULATE = {
     name: Command(
-        "lab.verbs.emulate.perform",
+        "lab.verbs.emulate",
         partial(_emulated, name),
         f"{command.title}\n\nIn the emulator, with the timeline of one launch: a Perfetto trace, a "
         "picture, and counts.\nOpen the JSON at ui.perfetto.dev. Times in it are nominal: they "
@@ -294,7 +308,7 @@ CYCLES = {
 
 
 def cycles_of_file(name: str) -> Command:
-    """Of FILE.py:function."""
+    """Command that models FILE.py:function."""
 
     def add(parser: argparse.ArgumentParser) -> None:
         parser.set_defaults(file=name, arch=None)
@@ -481,5 +495,88 @@ what cycle_model/parameters takes. A child does the work; one that faults or han
 the row says why. Neither the DSL nor cuda-python is needed; `python -m lab.silicon.units` with
 PYTHONPATH=scripts:. is the same command.""",
         "--json results/units_h200.json",
+    ),
+}
+
+
+SOAK = {
+    "kvcache": Command(
+        "lab.soak.random_caches",
+        kvcache.add_soak,
+        """The long run of kvcache's manager: random operations beside the naive model of its tests.
+
+Every operation is followed by check(), a replay of the events and a comparison of all bytes that
+the requests it touched still need; every --every of them by one of everything. Pools and policy
+are those of the tests for one seed in four, and random for the others. A failure stops the run; its
+operations are made as few as still fail, and stored. Exit code 0: nothing failed; 1: something did.
+""",
+        "--operations 50k --layout sparse --seed 7",
+    ),
+    "fmha": Command(
+        "lab.soak.attention",
+        partial(soak.add_campaign, soak.OF_ATTENTION),
+        """Random attention problems on the GPU at hand, each twice, against fp64 on the same GPU.
+
+Kernels are drawn from the whole space of options and tunable fields; what the plan refuses is left
+out and counted. Processes compile them, and as soon as one is there, its problems run: lengths at
+random (odd, zero, at the edges of tiles), NaN behind every length, around every tensor and in every
+page that nobody uses, scores that are huge, zero, or climb. The bits have to be equal from run to
+run, and errors within the tolerance of kernelkit/numerics/tolerance.py. All is drawn by --seed: a
+problem keeps its number whatever the other flags are, but --small, --long and the architecture.
+What fails prints the command that repeats it, and goes to out/soak_fmha_failures.json. In the
+emulator a few small ones run, the second time under an adversarial schedule. Exit code 0: nothing
+failed; 1: something did; 2: refused.
+""",
+        "--configs 60 --problems 3000 --minutes 8 --json out/soak_fmha.json",
+    ),
+    "gqa": Command(
+        "lab.soak.decode",
+        partial(soak.add_campaign, soak.OF_DECODE),
+        """Random decode steps on the GPU at hand, each twice, against fp64 on the same GPU.
+
+Kinds of steps are drawn from the whole space of options, clusters and tunable fields; what the plan
+refuses is left out and counted. Processes compile their kernels, and as soon as those are there,
+the problems run: batches and lengths at random (zero, a few, beside the edges of tiles), NaN behind
+every length, around every tensor and in every page that nobody uses, scores that are zero, large,
+climb, or lie far below 0. The bits have to be equal from run to run, and errors within the
+tolerance of kernelkit/numerics/tolerance.py. All is drawn by --seed: a problem keeps its number
+whatever the other flags are, but --small, --long and the architecture. What fails prints the
+command that repeats it, and goes to out/soak_gqa_failures.json. In the emulator a few small ones
+run, the second time under an adversarial schedule. Exit code 0: nothing failed; 1: something did;
+2: refused.
+""",
+        "--configs 60 --problems 3000 --minutes 8 --json out/soak_gqa.json",
+    ),
+    "moe": Command(
+        "lab.soak.moe",
+        partial(soak.add_campaign, soak.OF_EXPERTS),
+        """Random products and layers of experts in four bits, on the Hopper GPU at hand.
+
+Each problem runs twice, against fp64 on the same GPU. Two of three kernels are those of
+`mixed_gemm`: any tile, format, activation, bias, rows that are gathered; the others are whole
+layers by `fused_moe`: routers, shared experts, experts of a rank, tokens that all choose one
+expert or none that is here. Processes compile them, and as soon as one is there, its problems run:
+experts without rows, rows at the edges of tiles, NaN around every tensor, in rows that nobody has
+and in tokens that no slot names. The bits have to be equal from run to run, and errors within the
+tolerance of kernelkit/numerics/tolerance.py. All is drawn by --seed: a problem keeps its number
+whatever the other flags are, but --small and --large. What fails prints the command that repeats
+it, and goes to out/soak_moe_failures.json. In the emulator a few small ones run, the second time
+under an adversarial schedule. Exit code 0: nothing failed; 1: something did; 2: refused.
+""",
+        "--configs 60 --problems 3000 --minutes 8 --json out/soak_moe.json",
+    ),
+    "rows": Command(
+        "lab.soak.rows.perform",
+        soak.add_rows,
+        """A row's result does not depend on other rows: random calls of every family, each twice.
+
+The second time one row, such as a token, has other contents: NaN, infinities, numbers near 1e30,
+subnormal ones, zeros, or other experts. The bits of all other rows have to be the same. Kinds of
+calls come from all subjects in turns; each has many problems, which share its kernels. All is drawn
+by --seed: a problem keeps its number whatever the other flags are, but --small and the
+architecture. What fails prints the command that repeats it, and goes to
+out/soak_rows_failures.json. Exit code 0: nothing failed; 1: something did; 2: refused.
+""",
+        "--configs 100 --problems 50000 --minutes 8 --json out/soak_rows.json",
     ),
 }

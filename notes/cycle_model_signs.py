@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from cycle_model import gpus
 from cycle_model.parameters.parameter import Gpu
-from lab.cycles import flash
-from lab.cycles.flash import Shape
+from lab.cycles import peers
+from lab.cycles.peers import Shape
 from lab.cycles.published import timed_of
 from lab.tools.tables import show, table
 
@@ -163,8 +163,8 @@ def copied(source: Path, folder: Path, change: Change | None) -> None:
 def times_of(name: str, source: Path) -> list[float]:
     """Microseconds with the parameters as they are, and with sets of others."""
     shape, _, gpu = variant(name)
-    flash.from_source(source)
-    with flash.flash_attention(gpu) as function:
+    peers.from_source(source)
+    with peers.flash_attention(gpu) as function:
         timed = timed_of(function, shape, gpu, CLUSTERS)
     return [timed.microseconds(each) for each in (gpu, *map(gpu.perturbed, range(PERTURBED)))]
 

@@ -18,7 +18,7 @@ import torch
 from cycle_model import gpus
 from cycle_model.grid import LaunchModel
 from cycle_model.launch import bind
-from lab.cases.moe import blank
+from lab.problems.moe import blank
 from lab.tools.common import write_json
 from lab.tools.tables import show, table
 from moe import grouped_gemm

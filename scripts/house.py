@@ -6,7 +6,7 @@ import sys
 from functools import partial
 
 import _checkout  # noqa: F401 - lab is found
-from lab.house.commands import HOUSE
+from lab.house.repository import HOUSE
 from lab.tools.command import main_of
 
 main = partial(main_of, HOUSE, __doc__)

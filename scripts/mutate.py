@@ -40,7 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=output_file, default=Path("out/mutants.json"), help=words)
 
 
-COMMAND = Command("lab.mutation.perform", add_flags, __doc__)
+COMMAND = Command("lab.mutation.campaign", add_flags, __doc__)
 main = partial(COMMAND.main, "mutate.py")
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Without the tool it prints the command line to use elsewhere.
 import sys
 
 import _checkout  # noqa: F401 - lab is found
-from lab.nsight.perform import main
+from lab.verbs.nsight import main
 
 if __name__ == "__main__":
     sys.exit(main())

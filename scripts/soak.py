@@ -13,7 +13,7 @@ import sys
 from functools import partial
 
 import _checkout  # noqa: F401 - lab is found
-from lab.soak_commands import SOAK
+from lab.commands import SOAK
 from lab.tools.command import main_of
 
 main = partial(main_of, SOAK, __doc__, default="kvcache")

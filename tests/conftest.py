@@ -25,7 +25,7 @@ import pytest
 from kernelkit.compile import compiler as kernel_compile
 from kernelkit.compile.trace import PTXAS_VARIABLE
 from lab.house import tiers
-from lab.tools import poison
+from lab.tools import place
 from tests.support.bindings import Bindings
 
 
@@ -128,7 +128,7 @@ def no_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def poisoned_outputs() -> Iterator[None]:
     """torch.empty returns NaN and large integers: what a kernel leaves unwritten is seen."""
-    with poison.poisoned_outputs():
+    with place.poisoned_outputs():
         yield
 
 

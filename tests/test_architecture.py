@@ -34,14 +34,13 @@ def test_a_circle_of_files_and_one_of_folders_are_seen():
         ["kernelkit/device/tmem.py", "kernelkit/device/umma.py"],
         ["ptxemu/machine", "ptxemu/ops"],
     ]
-    typed = (
-        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from lab.soak import naive\n"
-    )
+    typed = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n"
+    typed += "    from lab.soak import small_caches\n"
     found = house(sources(**{
         "lab/soak/ledger.py": typed,
-        "lab/soak/naive.py": "from lab.soak import ledger\n",
+        "lab/soak/small_caches.py": "from lab.soak import ledger\n",
     }))  # fmt: skip
-    assert found.circles() == [["lab/soak/ledger.py", "lab/soak/naive.py"]]
+    assert found.circles() == [["lab/soak/ledger.py", "lab/soak/small_caches.py"]]
 
 
 def test_an_arrow_upwards_is_seen():

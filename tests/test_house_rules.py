@@ -11,8 +11,8 @@ import gc
 import pytest
 
 from lab.house import dsl, imports, map, repository, size
-from lab.house.exceptions import EXCEPTIONS
 from lab.house.graph import house
+from lab.house.perform import EXCEPTIONS
 from lab.house.source import PACKAGES, ROOT, Finding, Source, files, sources
 from lab.tools import style
 

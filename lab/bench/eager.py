@@ -74,7 +74,7 @@ def nothing_launched(*, blackwell: bool) -> Iterator[None]:
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    """Of one call, behind some others: the least of the means of several rounds."""
+    """Time of one call, behind some others: the least of the means of several rounds."""
     for _ in range(20):
         call()
     return min(calls(call)() for _ in range(REPEATS))

@@ -13,8 +13,18 @@ from rich.console import Console
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from fmha.config import HEAD_DIMS
 from fmha.launch import ARCHS
-from lab.bench import fmha_static
-from lab.bench.fmha_peers import INPUTS, OURS, PEERS, Launch, compared, inputs_of, missing
+from lab.bench import fmha_tables
+from lab.bench.fmha_peers import (
+    INPUTS,
+    OURS,
+    PEERS,
+    ROWS,
+    Launch,
+    Problem,
+    compared,
+    inputs_of,
+    missing,
+)
 from lab.bench.fmha_tables import (
     PROBLEMS,
     TIMES,
@@ -27,13 +37,12 @@ from lab.bench.fmha_tables import (
 from lab.flags.bench import OWN_DIMS
 from lab.measure.timing import heading, reason_of, setting
 from lab.measure.turns import HOW, Contestant, figures, flush_buffer, meter, take_turns
-from lab.problems.attention_rows import ROWS, Problem
+from lab.report.attention import draw_any as draw
 from lab.report.documents import measured
-from lab.report.prefill import draw_any as draw
 from lab.tools.common import progress_bar, read_rows, refuse, save_rows
 from lab.tools.place import why_not_here
 from lab.tools.tables import show, table
-from lab.verbs.dump.kernel import rows_of
+from lab.verbs.dump import rows_of
 
 # -- problems -------------------------------------------------------------------------------------
 
@@ -88,8 +97,8 @@ def check_wishes(options: argparse.Namespace, problems: Sequence[tuple[str, Prob
 
 
 def launches_of(problem: Problem, rows: Sequence[dict]) -> dict[str, Launch]:
-    """Those of the peers that computed the problem and agree with the first that did, ours unless
-    it is refused; the row of each says how far it is off, or why it is `refused`."""
+    """Launches of the peers that computed the problem and agree with the first that did, ours
+    unless it is refused; the row of each says how far it is off, or why it is `refused`."""
     inputs, found, first = inputs_of(problem), {}, None
     for row in rows:
         name = row["peer"]
@@ -198,8 +207,8 @@ def static_rows(options: argparse.Namespace) -> list[dict]:
     if not tools_found():
         print(HOW_TO_GET_TOOLS)
         return []
-    rows = rows_of(fmha_static.grid(options), Console(stderr=True))
-    show(*table("", fmha_static.STATIC, fmha_static.lines_of(rows)))
+    rows = rows_of(fmha_tables.grid(options), Console(stderr=True))
+    show(*table("", fmha_tables.STATIC, fmha_tables.lines_of(rows)))
     return [{"kind": "static", **row} for row in rows]
 
 
@@ -233,5 +242,5 @@ def perform(options: argparse.Namespace) -> int:
     if options.json:
         save_rows(options.json, [head, *found, *rows])
     if options.plot and found and not rows:
-        fmha_static.draw(options.plot, found)
+        fmha_tables.draw(options.plot, found)
     return 0

@@ -59,7 +59,7 @@ class Problem:
 
     @property
     def nbytes(self) -> int:
-        """That a launch must move: K and V, and the small Q and O."""
+        """Bytes that a launch must move: K and V, and the small Q and O."""
         q_dtype, kv_dtype = DTYPES[self.dtype]
         keys = 2 * self.batch * self.kv_len * self.kv_heads * self.head_dim * kv_dtype.itemsize
         return keys + 2 * self.batch * self.q_heads * self.head_dim * q_dtype.itemsize
@@ -102,7 +102,7 @@ def reference(inputs: Inputs) -> torch.Tensor:
 
 
 def error_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of the worst row, norm over norm; infinite where anything is not finite."""
+    """Error of the worst row, norm over norm; infinite where anything is not finite."""
     difference = actual.reshape(expected.shape).float() - expected
     rows = difference.norm(dim=-1) / expected.norm(dim=-1).clamp_min(TINY)
     worst = rows.max().item()

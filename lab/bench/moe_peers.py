@@ -1,4 +1,4 @@
-"""Who computes layers of experts in `bench.py moe --model`: moe, Triton's kernels, torch.
+"""Peers that compute layers of experts in `bench.py moe --model`: moe, Triton's kernels, torch.
 
 A peer is made once for a model, which lays the weights out for it, and then makes a launch of each
 part: the layer, from logits to the sum of a token's experts; `w13`, the first product with its
@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from lab.cases.moe_models import Model, Tokens, values
-from lab.cases.moe_steps import torch_route
+from lab.problems.moe_models import Model, Tokens, values
+from lab.problems.moe_steps import torch_route
 from moe import fused_moe, fused_moe_plan, mixed_gemm
 from moe.models import GPT_OSS_BETA
 
@@ -137,7 +137,7 @@ class Triton:
 
 
 def digest(folder: Path) -> str:
-    """Of the sources of a package that has no version of its own."""
+    """Digest of the sources of a package that has no version of its own."""
     found = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         found.update(file.read_bytes())

@@ -6,14 +6,13 @@ import argparse
 import gc
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from kernelkit.compile.arch import ARCH_OF_CAPABILITY
-from lab.bench.steps import copies
-from lab.cases.q8_0 import OURS, Calls, Inputs, Problem, check, problems_of
+from lab.bench.steps import Call, copies
 from lab.measure.timing import heading, measure, replay, sets_here, setting
+from lab.problems.q8_0 import OURS, Calls, Inputs, Problem, check, problems_of
 from lab.tools.common import read_rows, save_rows
 from lab.tools.tables import show, table
 from q8_0 import reference
@@ -48,16 +47,6 @@ def reads(nbytes: int, count: int, device: str) -> list[Callable[[], object]]:
     return [source.amax for source in sources]
 
 
-class _Kept:
-    """A call that keeps its result until the next one, so that a rotation's lie apart."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self.call, self.result = call, None
-
-    def __call__(self) -> None:
-        self.result = self.call()
-
-
 def rows_of(
     problem: Problem, count: int, samples_of: Callable = replay, device: str = "cuda"
 ) -> list[dict]:
@@ -69,7 +58,7 @@ def rows_of(
         def sample(_: dict) -> dict:
             if peer in (*problem.layouts, OURS):
                 check(problem, sets[-1], peer, calls[-1][peer]())
-            return {"": samples_of([_Kept(call[peer]) for call in calls])}
+            return {"": samples_of([Call(call[peer]) for call in calls])}
 
         return sample
 

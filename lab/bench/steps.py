@@ -11,10 +11,10 @@ from functools import partial
 
 import torch
 
-from lab.cases.steps import Arguments, Outputs, Problem, problems_of
 from lab.measure.timing import MAX_SETS, Sample, heading, measure, replay, setting
+from lab.problems.steps import Arguments, Outputs, Problem, problems_of
 from lab.report.documents import measured
-from lab.report.steps import draw
+from lab.report.steps import draw_steps
 from lab.tools.common import read_rows, refuse, save_rows
 from lab.tools.tables import Table, markdown, show, table
 
@@ -29,7 +29,7 @@ reference. Below are the bytes of each problem."""
 class Call:
     """A call that keeps its results until the next one: those of a rotation lie apart."""
 
-    def __init__(self, function: Callable[..., Outputs], arguments: Arguments) -> None:
+    def __init__(self, function: Callable[..., Outputs], arguments: Arguments = ()) -> None:
         self.function, self.arguments = function, arguments
         self.results: Outputs | None = None
 
@@ -100,7 +100,7 @@ STATIC = (("step", "{step}"), ("name", "{name}"), ("rows", "{tokens}"), ("bytes"
 
 
 def step_table(rows: Sequence[dict]) -> Table:
-    """Of the rows of one problem: a line per peer."""
+    """Table of the rows of one problem: a line per peer."""
     first = rows[0]
     size = f"{first['nbytes'] / 1e6:.3g} MB"
     title = f"{first['step']}: {first['name']}, {_rows(first['tokens'])}, {size}"
@@ -152,7 +152,7 @@ def show_again(options: argparse.Namespace) -> None:
         for _, group in itertools.groupby(rows, key=lambda row: [row[key] for key in keys]):
             show(*step_table([*group]))
     if options.plot:
-        draw(options.plot, measured(head, rows))
+        draw_steps(options.plot, measured(head, rows))
 
 
 def perform(options: argparse.Namespace) -> int:
@@ -170,7 +170,7 @@ def perform(options: argparse.Namespace) -> int:
         print(torch.cuda.get_device_name())
         rows = [{"kind": "step", **row} for row in time_all(problems)]
         if options.plot:
-            draw(options.plot, measured(head, rows))
+            draw_steps(options.plot, measured(head, rows))
         rows.append({"kind": "after", "gpu": setting().get("gpu")})
     else:
         print(NO_GPU)

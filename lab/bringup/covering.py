@@ -25,15 +25,13 @@ from gqa_lowlatency.config import HEAD_DIMS as DECODE_DIMS
 from kernelkit.compile.arch import PORTABLE, written_for
 from kvcache.layouts.rows import Rows
 from kvcache.movement.api import append_pages, gather_pages
-from lab.cases import q8_0
-from lab.cases.steps import problems_of
 from lab.flags.steps import FAMILIES, NATIVE_ONLY, SMALL_HIDDEN
-from lab.mutation import attention as attention_subjects
-from lab.mutation import cache, experts
-from lab.mutation import decode as decode_subjects
+from lab.mutation import subjects
 from lab.problems import attention as attention_problems
 from lab.problems import grouped_gemm as grouped
 from lab.problems import mixed_gemm as mixed
+from lab.problems import q8_0
+from lab.problems.steps import problems_of
 from mla.indexer.api import IndexQuery, scores
 from mla.indexer.quantised import quantised
 from mla.indexer.scores_config import HEADS, RECORDS
@@ -43,10 +41,10 @@ from moe.config import TILE_N as TILE_COLUMNS
 from moe.mixed.config import ROWS_OF
 
 MUTATED = {
-    **attention_subjects.SUBJECTS,
-    **decode_subjects.SUBJECTS,
-    **experts.SUBJECTS,
-    **cache.SUBJECTS,
+    **subjects.ATTENTION,
+    **subjects.DECODE,
+    **subjects.EXPERTS,
+    **subjects.CACHE,
 }
 _OTHER = {"sm_100a": ("sm_90a",), "sm_90a": ("sm_100a", "Blackwell", "tcgen05", "moe 128")}
 _PLACES = 2  # CTAs or pairs that run at the same time: each has several tiles
@@ -167,14 +165,14 @@ def _grouped() -> Iterator[Problem]:
         most = rows if rows in FEW else rows + 2  # rows of an expert
         case = grouped.Case((most, 5), 320, tile_n + 32, **given)
         name = f"product {x_fmt or fmt} by {fmt} {rows} x {tile_n}"
-        yield Problem(name, experts.product(case).launch)
+        yield Problem(name, subjects.product(case).launch)
     for fmt, granularity, carry in itertools.product(("nvfp4", "mxfp8"), (8, 64), (False, True)):
         case = grouped.Case(
             (130, 5), 320, 256, fmt=fmt, out=fmt, granularity=granularity, carry=carry,
             tile_rows=128, amax=fmt == "nvfp4", per_token=fmt == "nvfp4",
         )  # fmt: skip
         name = f"product {fmt} of {granularity}{' carried' * carry}"
-        yield Problem(name, experts.product(case).launch)
+        yield Problem(name, subjects.product(case).launch)
 
 
 def _mixed(arch: str) -> Iterator[Problem]:

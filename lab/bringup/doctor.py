@@ -12,7 +12,7 @@ from kernelkit import doctor
 from kernelkit.compile.arch import ARCH_OF_CAPABILITY
 from kernelkit.plan import hw
 from lab.bringup import gpu
-from lab.bringup.lanes import ANY
+from lab.bringup.steps import ANY
 
 # CUdevice_attribute -> what we call it, and what `kernelkit.plan.hw` says of the architecture.
 LIMITS = {
@@ -23,7 +23,8 @@ CLUSTERS = (1, 2, 4, 8, 16)
 
 
 def limits() -> dict[str, Any]:
-    """Of device 0, with how many clusters of each size run at the same time; empty without one."""
+    """Limits of device 0, with how many clusters of each size run at the same time; empty without
+    one."""
     from lab.silicon.units.launch import DriverError, Gpu
 
     try:
@@ -36,7 +37,7 @@ def limits() -> dict[str, Any]:
 
 
 def _clusters(size: int) -> int | str:
-    """Of so many CTAs, each of which takes an SM; or why that is not known."""
+    """How many clusters of so many CTAs, each of which takes an SM; or why that is not known."""
     import torch
 
     from kernelkit.compile.cuda import most_clusters

@@ -23,7 +23,7 @@ print(torch.cuda.get_device_name())
 
 
 def seen(gpu: str) -> dict[str, str]:
-    """Of the environment of a process that sees one GPU alone, by the number or name that
+    """Part of the environment of a process that sees one GPU alone, by the number or name that
     nvidia-smi has for it; nothing for the one that processes see first."""
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
 

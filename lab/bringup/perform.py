@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.bringup import gpu, where
-from lab.bringup.bundle import pack
-from lab.bringup.lanes import ANY
-from lab.bringup.page import save
+from lab.bringup.page import pack, save
 from lab.bringup.planted import KINDS
 from lab.bringup.runner import BringUp, is_unexpected
 from lab.bringup.session import BAD, Session
-from lab.bringup.steps import ARCHS, Step, steps_of
+from lab.bringup.steps import ANY, ARCHS, Step, steps_of
 from lab.tools.bringup_words import GROUPS, NOT_RUN, SKIPPED
 from lab.tools.common import environment, refuse
 from lab.tools.tables import show, table
@@ -73,7 +71,7 @@ def perform(options: argparse.Namespace) -> int:
 
 
 def chosen(steps: Sequence[Step], names: Sequence[str]) -> list[Step]:
-    """Those of groups and names, or all. ValueError for a name that is none."""
+    """Steps of groups and names, or all. ValueError for a name that is none."""
     known = {step.name for step in steps} | {*GROUPS}
     for name in names:
         if name not in known:
@@ -105,8 +103,8 @@ def first_of(gpus: Sequence[str], emulate: bool) -> str:
 
 
 def _arch_here(which: str) -> str:
-    """Of the GPU that torch sees; '' without one. Another process asks: a context that this one had
-    would keep a GPU that hangs from being reset."""
+    """Architecture of the GPU that torch sees; '' without one. Another process asks: a context that
+    this one had would keep a GPU that hangs from being reset."""
     asked = "from lab.tools.place import native_arch; print(native_arch() or '')"
     said = subprocess.run(
         [sys.executable, "-c", asked], env=environment() | gpu.seen(which), text=True,

@@ -1,4 +1,4 @@
-"""Programs with tcgen05.mma in a given form: see `lab.bringup.generated`.
+"""Programs with tcgen05.mma in a given form: see `lab.bringup.programs`.
 
 Two MMAs follow each other, as K steps of a kernel do: the second adds to D and begins a step
 further into the swizzled rows. D is zeros before, and all of its lanes are written out.
@@ -135,7 +135,7 @@ class Product:
 
     @property
     def copies(self) -> tuple[int, int]:
-        """Of scale factors of A and of B, 128 rows each."""
+        """Copies of scale factors of A and of B, 128 rows each."""
         return (1, -(-self.n // 128)) if self.scales else (0, 0)
 
     @property

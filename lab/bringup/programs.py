@@ -1,5 +1,5 @@
 """The programs that test instructions: those of `tests/ptxemu/ptx`, those of the conformance cases
-that hold a wanted form, and generated ones (`lab.bringup.generated`).
+that hold a wanted form, and generated ones (`lab.bringup.programs`).
 
 Names begin with where a program is from: `ptx/tensor_4d`, `memory/...`, `generated/...`.
 """
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import ptxemu
-from lab.bringup import generated
+from lab.bringup import products, transfers
 from lab.bringup.forms import forms_of_module, recording
 from lab.silicon.conformance import (
     atomics,
@@ -66,7 +66,7 @@ def every(wanted: Collection[str]) -> Iterator[Trial]:
             left -= case.forms
             yield Trial(f"{name}/{case.name}", replace(case, recorded=False))
     dynamic = [form for form in wanted if " " in form or form.startswith("tcgen05.")]
-    for case in generated.cases([*dynamic, *left]):
+    for case in cases([*dynamic, *left]):
         yield Trial(f"generated/{case.name}", case)
 
 
@@ -93,3 +93,20 @@ def _of_conformance(wanted: Collection[str]) -> Iterator[tuple[str, Case]]:
     for module in _STRUCTURED:
         for case in module.cases():
             yield module.__name__.rpartition(".")[2], case
+
+
+# Programs for forms that no file has: written from the line of the form, one or a few each.
+#
+# Products of the tensor core are of small numbers, whose sums are exact in any order: what differs
+# is where an element is or what it means. Shared memory is filled with such elements wherever a
+# descriptor may point, so that any layout can be asked about, and the emulator says what should
+# come.
+
+
+MAKERS = (transfers.cases, products.cases)
+
+
+def cases(wanted: Collection[str]) -> Iterator[Case]:
+    """Cases of the forms that these files know."""
+    for make in MAKERS:
+        yield from make(sorted(wanted))

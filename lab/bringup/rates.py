@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cycle_model.parameters.parameter import Gpu, Parameter, Table
-from lab.silicon.units.rules.parameters import gpu_of, table_of
+from lab.silicon.units.rules import gpu_of, table_of
 from lab.tools.common import read_rows, refuse, write_json
 from lab.tools.tables import show, table
 

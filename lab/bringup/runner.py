@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.bringup import gpu, watch
-from lab.bringup.lanes import ANY, Lane, rounds_of
 from lab.bringup.session import BAD, Record, Session, identity_of
-from lab.bringup.steps import FOLDER, JSON, Step
+from lab.bringup.steps import ANY, FOLDER, JSON, Lane, Step, rounds_of
 from lab.bringup.watch import WRONG
 from lab.house.source import ROOT
 from lab.tools.bringup_words import NOT_RUN, SKIPPED

@@ -56,7 +56,7 @@ class Session:
         folder.mkdir(parents=True, exist_ok=True)
 
     def place(self, name: str, ending: str) -> Path:
-        """Of a file of a step."""
+        """Path of a file of a step."""
         return self.folder / f"{name}.{ending}"
 
     def known(self, name: str) -> Record | None:
@@ -94,7 +94,7 @@ class Session:
 
 
 def identity_of(command: Sequence[str]) -> str:
-    """Of a command line, and of all our Python files."""
+    """Hash of a command line, and of all our Python files."""
     return hashlib.sha256(json.dumps([*command, sources()]).encode()).hexdigest()[:16]
 
 

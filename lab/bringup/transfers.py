@@ -1,6 +1,6 @@
 """Programs that move data in a given form: tensor memory, TMA, allocations, and what is left over.
 
-See `lab.bringup.generated`; every word that is written is random and comes back as it is.
+See `lab.bringup.programs`; every word that is written is random and comes back as it is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PADDED = "16u4_align16b"  # 16 elements in 8 bytes of global memory and 16 of s
 
 
 def cases(wanted: Iterable[str]) -> Iterator[Case]:
-    """Of the forms that are known here."""
+    """Cases of the forms that are known here."""
     makers = ((_MOVE, _move), (_ALLOCATION, _allocation), (_MAP, _map), (_PAIR, _pair),
               (_CLUSTER, _cluster), (_LOAD, _load))  # fmt: skip
     forms = list(wanted)
@@ -135,7 +135,7 @@ class _Tile:
 
     @property
     def elements(self) -> int:
-        """Of a row of the box."""
+        """Elements of a row of the box."""
         if self.dtype == _PADDED:
             return 128  # the only width that there is
         nbytes = 64 if self.swizzle == "none" else int(self.swizzle.removesuffix("B"))
@@ -164,7 +164,7 @@ class _Tile:
 
     @property
     def nbytes(self) -> int:
-        """Of the box in shared memory."""
+        """Bytes of the box in shared memory."""
         return self.counted * (2 if self.dtype == _PADDED else 1)
 
     def buffer(self, name: str, seed: str, written: bool) -> Buffer:

@@ -66,7 +66,7 @@ class Group:
         return sum(layers * page.payload for layers, page in self.pages)
 
     def blocks(self, tokens: int) -> int:
-        """That a request of `tokens` tokens holds between two steps of one token."""
+        """Blocks that a request of `tokens` tokens holds between two steps of one token."""
         behind = max(0, tokens - self.window + 1) // self.tokens if self.window else 0
         return math.ceil(tokens / self.tokens) - behind
 
@@ -96,16 +96,16 @@ class VllmLayout:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of a long request, padding included."""
+        """Bytes per token of a long request, padding included."""
         (paged,) = (group for group in self.groups if not group.window)
         return self.stride / paged.tokens
 
     def stranded_share(self, group: Group) -> float:
-        """Of a block that the group has, what another group's width adds to it."""
+        """Share of a block that the group has, what another group's width adds to it."""
         return 1 - group.bytes / self.stride
 
     def blocks(self, tokens: int) -> int:
-        """That a request of `tokens` tokens holds."""
+        """Blocks that a request of `tokens` tokens holds."""
         return sum(group.blocks(tokens) for group in self.groups)
 
     def total(self, tokens: int) -> int:

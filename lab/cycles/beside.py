@@ -15,9 +15,9 @@ from cycle_model.grid import LaunchModel, in_stream
 from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
-from lab.cycles import blocks, parameters
+from lab.cycles import sample, subjects
 from lab.cycles.measured import Call, Measured, measured_in
-from lab.cycles.picture import draw
+from lab.cycles.subjects import draw
 from lab.tools.common import refuse, tracked, write_json
 from lab.tools.tables import show, table
 from ptxemu.errors import PtxEmuError
@@ -49,7 +49,7 @@ def perform(options: argparse.Namespace) -> int:
     if find_tool("nvdisasm") is None:
         return refuse(HOW_TO_GET_TOOLS)
     try:
-        parameters.check(options)
+        subjects.check(options)
         problems = [each for path in options.files for each in measured_in(path)]
     except (ValueError, OSError) as refused:
         return refuse(refused)
@@ -59,7 +59,7 @@ def perform(options: argparse.Namespace) -> int:
             return refuse(f"--only {name}: the files have {', '.join(groups)}")
     problems = [each for each in problems if each.group in (options.only or groups)]
     rows: list[dict[str, Any]] = []
-    document = {"parameters": parameters.origin(options), "rows": rows}
+    document = {"parameters": subjects.origin(options), "rows": rows}
     for problem in tracked(problems[:: options.every], "modelling"):
         rows.append(row_of(problem, options))
         if options.json:  # whoever stops here keeps what there is
@@ -68,7 +68,7 @@ def perform(options: argparse.Namespace) -> int:
     if not done:
         return refuse("no row could be modelled")
     show(*table("modelled beside measured", COLUMNS, rows))
-    parameters.told(options)
+    subjects.told(options)
     sums = summary(done)
     show(*table("in all", SUMMARY, sums))
     if options.json:
@@ -91,7 +91,7 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
         return {**row, "refused": f"{mib} MiB, more than --most-mib {options.most_mib}"}
     began = time.perf_counter()
     try:
-        gpu = parameters.gpu_of(options, problem.gpu)
+        gpu = subjects.gpu_of(options, problem.gpu)
         row["real_us"] = real = problem.microseconds(gpu.value("clock"))
         sets = [gpu, *(gpu.perturbed(seed) for seed in range(options.perturbed))]
         launches, (us, *rest) = (_of_blocks if problem.flags else _of_launches)(
@@ -126,8 +126,8 @@ def _of_blocks(
 ) -> tuple[int, list[float]]:
     """The same of attention, from a few of its blocks, all at the clock of the first set."""
     clock, place = sets[0].value("clock"), {"arch": sets[0].arch, "memory": problem.memory}
-    case = blocks.case_options(problem.flags, argparse.Namespace(**place, given=()))
-    return 1, blocks.microseconds(blocks.ours, case, [each.changed(clock=clock) for each in sets])
+    case = sample.case_options(problem.flags, argparse.Namespace(**place, given=()))
+    return 1, sample.microseconds(sample.ours, case, [each.changed(clock=clock) for each in sets])
 
 
 @lru_cache(maxsize=1)  # rows that differ in what is in L2 follow each other
@@ -143,7 +143,7 @@ def _bound(
 
 
 def _microseconds(launches: Sequence[BoundLaunch], gpu: Gpu, memory: str) -> float:
-    """Of all of them, repeated as those that time them repeat them."""
+    """Time of all of them, repeated as those that time them repeat them."""
     found = in_stream([LaunchModel(each, gpu, memory=memory) for each in launches])
     return sum(each.microseconds for each in found)
 

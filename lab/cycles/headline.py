@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from cycle_model.parameters.parameter import Gpu
-from lab.cycles import parameters
-from lab.cycles.blocks import case_options, case_parser, microseconds, ours
-from lab.cycles.flash import Shape
-from lab.cycles.peers import peers_of
+from lab.cycles import subjects
+from lab.cycles.peers import Shape, peers_of
 from lab.cycles.published import published_in, reader_of
-from lab.report.attention_b200 import draw
+from lab.cycles.sample import case_options, case_parser, microseconds, ours
+from lab.report.attention import draw_b200
 from lab.report.documents import Document
 from lab.tools.common import refuse, write_json
 from lab.tools.tables import Column, show, table
@@ -84,21 +83,21 @@ def perform(options: argparse.Namespace) -> int:
     """The table, the file and the picture."""
     try:
         rows = _chosen(options)
-        parameters.check(options)
-        gpu = parameters.gpu_of(options, options.gpu or ("" if options.parameters else "B200"))
+        subjects.check(options)
+        gpu = subjects.gpu_of(options, options.gpu or ("" if options.parameters else "B200"))
     except (ValueError, OSError) as refused:
         return refuse(refused)
     sets = [gpu, *map(gpu.perturbed, range(options.perturbed))]
     document: dict[str, Any] = {"gpu": gpu.name, "perturbed": options.perturbed,
-                                "parameters": parameters.origin(options), "rows": []}  # fmt: skip
+                                "parameters": subjects.origin(options), "rows": []}  # fmt: skip
     for row in rows:
         document["rows"].append(modelled(row, options, sets))
         if options.json:  # whoever stops here keeps what there is
             write_json(options.json, document)
     told(document["rows"])
-    parameters.told(options)
+    subjects.told(options)
     if options.plot:
-        draw(options.plot, Document("", data=document))
+        draw_b200(options.plot, Document("", data=document))
     return 0
 
 
@@ -214,7 +213,7 @@ def _refusals(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def _columns(names: Sequence[str], rows: Sequence[Any], reasons: dict[str, int]) -> list[Column]:
-    """Of a kernel that no row has a time of, one column alone says why."""
+    """Columns of a table; of a kernel that no row has a time of, one column alone says why."""
 
     def time_of(name: str) -> Column:
         def cell(row: Any) -> str:

@@ -21,17 +21,17 @@ from cycle_model.grid import COLD, LaunchModel, in_stream
 from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
-from lab.cases.moe import blank
-from lab.cases.moe_models import logits_of
-from lab.cycles import parameters
-from lab.cycles.flash import spread
+from lab.cycles import subjects
 from lab.cycles.headline import RESULTS
+from lab.cycles.peers import spread
 from lab.cycles.published import reader_of
+from lab.problems.moe import blank
+from lab.problems.moe_models import logits_of
 from lab.report.documents import Document
 from lab.report.moe import draw_modelled
 from lab.tools.common import refuse, write_json
 from lab.tools.tables import show, table
-from lab.verbs.emulate.perform import key_of
+from lab.verbs.emulate import key_of
 from moe.arguments import Scales
 from moe.formats import FORMATS
 from moe.fused import Layer, Routed, run_experts, run_routing
@@ -207,9 +207,9 @@ def perform(options: argparse.Namespace) -> int:
         return refuse(HOW_TO_GET_TOOLS)
     rows: list[dict[str, Any]] = []
     try:
-        gpu = parameters.gpu_of(options, options.gpu)
+        gpu = subjects.gpu_of(options, options.gpu)
         sets = [gpu, *map(gpu.perturbed, range(options.perturbed))]
-        setting = {"gpu": gpu.name, "parameters": parameters.origin(options)}
+        setting = {"gpu": gpu.name, "parameters": subjects.origin(options)}
         for problem in problems_of(options):
             rows.append(modelled(problem, options.clusters, sets))
             words = "{model}, {tokens} tokens: {us:.1f} us, in {seconds:.0f} s"
@@ -219,7 +219,7 @@ def perform(options: argparse.Namespace) -> int:
     except (ValueError, NotImplementedError, OSError) as refused:
         return refuse(refused)
     show(*table("modelled, not measured", COLUMNS, rows), width=200)
-    parameters.told(options)
+    subjects.told(options)
     for text in dict.fromkeys(row["rival"] for row in rows if "rival" in row):
         print(f"published: {text}")
     if options.plot:

@@ -59,7 +59,7 @@ def make_mma(config: MainloopConfig) -> cute.TiledMma:
 
 
 def layouts(config: MainloopConfig) -> tuple[cute.ComposedLayout, cute.ComposedLayout]:
-    """Of all stages of A and of B, as wide a swizzle as a row has bytes."""
+    """Layouts of all stages of A and of B, as wide a swizzle as a row has bytes."""
     mma, tile = make_mma(config), (config.m, config.n, config.k)
     element, stages = ELEMENTS[config.dtype], config.stages
     return (

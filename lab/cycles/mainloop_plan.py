@@ -45,22 +45,22 @@ class MainloopConfig:
 
     @property
     def row_bytes(self) -> int:
-        """Of a row of a stage."""
+        """Bytes of a row of a stage."""
         return self.k * ITEM_BYTES[self.dtype]
 
     @property
     def stage_bytes(self) -> int:
-        """Of A and of B."""
+        """Bytes of A and of B."""
         return (self.m + self.n) * self.row_bytes
 
     @property
     def stages(self) -> int:
-        """That shared memory holds, at most `MOST_STAGES`."""
+        """Stages that shared memory holds, at most `MOST_STAGES`."""
         return min((hw.SMEM_BYTES_PER_CTA - OTHERS) // self.stage_bytes, MOST_STAGES)
 
 
 class MainloopPlan:
-    """Of a config."""
+    """Plan of a config."""
 
     def __init__(self, config: MainloopConfig) -> None:
         self.config, self.roles = config, ROLES

@@ -24,10 +24,10 @@ from kernelkit.call.launch import choose_target, emulation, launch
 from kernelkit.compile.compiler import compile_once
 from kernelkit.compile.kernel import CompiledKernel
 from kernelkit.plan.dtypes import ITEM_BYTES
-from lab.cycles import parameters
+from lab.cycles import subjects
 from lab.cycles.beside import SUMMARY, summary
 from lab.cycles.mainloop_plan import MainloopConfig
-from lab.cycles.picture import draw
+from lab.cycles.subjects import draw
 from lab.tools.common import refuse, tracked, write_json
 from lab.tools.tables import show, table
 from ptxemu.options import Options
@@ -66,14 +66,14 @@ class Published:
 
     @property
     def nbytes(self) -> int:
-        """That it reads."""
+        """Bytes that it reads."""
         rows = self.config.m + self.config.n
         return rows * self.length * ITEM_BYTES[self.config.dtype]
 
 
 def published_in(path: Path) -> Iterator[Published]:
-    """Of a table with the columns K, TILE_M, TILE_N, TILE_K, STAGES, dtype and time_ms; lines with
-    a # are its source, and what did not run. ValueError for another table."""
+    """Rows of a table with the columns K, TILE_M, TILE_N, TILE_K, STAGES, dtype and time_ms; lines
+    with a # are its source, and what did not run. ValueError for another table."""
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     for row in csv.DictReader(lines):
         try:
@@ -92,7 +92,7 @@ def perform(options: argparse.Namespace) -> int:
         return refuse(HOW_TO_GET_TOOLS)
     try:
         published = [*published_in(options.file)][:: options.every]
-        gpu = parameters.gpu_of(options, options.gpu).changed(clock=options.clock)
+        gpu = subjects.gpu_of(options, options.gpu).changed(clock=options.clock)
         if not published:
             return refuse(f"{options.file}: no rows")
         each_of = tracked(published, "modelling")
@@ -102,10 +102,10 @@ def perform(options: argparse.Namespace) -> int:
     sums = summary(rows)
     show(*table("modelled beside published", COLUMNS, rows))
     show(*table("in all", SUMMARY, sums))
-    parameters.told(options)
+    subjects.told(options)
     if options.json:
         setting = {"gpu": gpu.name, "clock": options.clock, "file": options.file.name,
-                   "parameters": parameters.origin(options)}  # fmt: skip
+                   "parameters": subjects.origin(options)}  # fmt: skip
         write_json(options.json, {"setting": setting, "rows": rows, "summary": sums})
     if options.plot:
         draw(options.plot, rows, "main loops of GEMMs in one CTA, modelled beside published")
@@ -140,8 +140,8 @@ def row_of(each: Published, gpu: Gpu, perturbed: int) -> dict[str, Any]:
 
 
 def _cycles(short: BoundLaunch, rounds: int, steps: int, gpu: Gpu, memory: str) -> float:
-    """Of so many steps: of those that were recorded, and for each of the others what one took in
-    the last of these. rounds: steps that `ROUNDS` rounds of the ring have."""
+    """Cycles of so many steps: of those that were recorded, and for each of the others what one
+    took in the last of these. rounds: steps that `ROUNDS` rounds of the ring have."""
     model = LaunchModel(short, gpu, memory=memory)
     (cluster,) = short.clusters
     result = model.simulated(cluster, log=True)

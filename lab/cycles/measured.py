@@ -52,7 +52,7 @@ class Measured:
 
 
 def measured_in(path: Path) -> Iterator[Measured]:
-    """Of a file that `bench.py` has saved. ValueError for one that has no kernel of ours."""
+    """Rows of a file that `bench.py` has saved. ValueError for one that has no kernel of ours."""
     try:
         saved: Any = read_rows(path)
         rows = [saved, *saved["rows"]] if isinstance(saved, dict) else saved  # its setting first
@@ -161,8 +161,8 @@ def _decode(row: dict[str, Any]) -> Call:
 
 def _problem(row: dict[str, Any], gpu: str, hidden: int) -> Call:
     from kernelkit.call.launch import emulation
-    from lab.cases.steps import MODULES, problems_of
     from lab.flags.steps import ABOUT
+    from lab.problems.steps import MODULES, problems_of
 
     assert row["step"] in ABOUT, row["step"]
     family = _FAMILIES[row["step"]]

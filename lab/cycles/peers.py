@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import inspect
 import io
 import itertools
 import sys
+import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from lab.cycles import flash
-from lab.cycles.frost import frost
+import torch
+from torch.overrides import TorchFunctionMode
+
+from cycle_model.gpus import B200
+from cycle_model.parameters.parameter import Gpu
 from lab.problems.attention import Case
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.gpu_machine import machine_with_gpu
-from ptxemu.host.patching import patched
+from ptxemu.host.patching import environment, patched
+from ptxemu.record.recording import Recording
 from ptxemu.report import LaunchReport
 from ptxemu.watch import watched
 
@@ -54,8 +61,8 @@ def launched(call: Call, clusters: Any) -> list[LaunchReport]:
 def _flash(options: argparse.Namespace) -> Iterator[Call]:
     case = _case(options, ())
     if options.source:
-        flash.from_source(options.source)
-    with flash.flash_attention() as function:
+        from_source(options.source)
+    with flash_attention() as function:
         q, k, v = (tensor.contiguous() for tensor in case.inputs("cpu"))
         given: dict[str, Any] = {"causal": case.causal, "softcap": case.softcap}
         given |= {"softmax_scale": case.scale}
@@ -69,7 +76,7 @@ def _flash(options: argparse.Namespace) -> Iterator[Call]:
 @contextmanager
 def _flash_decode(options: argparse.Namespace) -> Iterator[Call]:
     """Its forward pass, which takes several heads of a token as rows and parts of the keys."""
-    from lab.cases.decode import case_of
+    from lab.problems.gqa import case_of
 
     case = case_of(options)
     if case.arch not in (None, "sm_100a"):
@@ -80,8 +87,8 @@ def _flash_decode(options: argparse.Namespace) -> Iterator[Call]:
     asked = SimpleNamespace(**case.options)
     _without(asked, {"window": None, "sink_tokens": 0, "out_dtype": None})
     if options.source:
-        flash.from_source(options.source)
-    with flash.flash_attention() as function:
+        from_source(options.source)
+    with flash_attention() as function:
         given = {name: case.options[name] for name in ("causal", "softcap")}
         yield lambda: function(*case.tensors, **given, num_splits=0)  # as many as it chooses
 
@@ -182,8 +189,9 @@ def _frost(options: argparse.Namespace) -> Iterator[Call]:
 
 
 def _case(options: argparse.Namespace, more: tuple[str, ...]) -> Case:
-    """Of the flags. ValueError for what the peer does not have; more: fields beyond the common."""
-    from lab.cases.attention import case_of
+    """Case of the flags. ValueError for what the peer does not have; more: fields beyond the
+    common."""
+    from lab.problems.fmha import case_of
 
     case = case_of(options)
     _without(case, {**_OURS_ALONE, **dict.fromkeys(more, 0)})
@@ -201,3 +209,148 @@ PEERS: dict[str, dict[str, Peer]] = {
     "fmha": {"FlashAttention-4": _flash, "FROST": _frost, "CUTLASS's attention": _cutlass},
     "gqa": {"FlashAttention-4": _flash_decode},
 }
+
+
+# FlashAttention-4 where it is installed: what its forward pass launches, recorded.
+#
+# Any version will do, with the DSL that it was written for: `ptxemu` runs in its environment, so
+# that the machine code is that of the compiler in question.
+
+
+HOW_TO_GET_FLASH = (
+    "FlashAttention-4 is not installed: `pip install flash-attn-4 quack-kernels triton`, or name a "
+    "checkout of flash-attention with --source"
+)
+_GOLDEN = 0.6180339887  # its multiples leave no gap, whatever the period of the grid
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Shape of one forward pass; seqlen both of queries and of keys."""
+
+    head_dim: int
+    causal: bool
+    batch: int
+    seqlen: int
+    heads: int
+    kv_heads: int
+
+    @property
+    def flops(self) -> float:
+        """As benchmarks count them: half of the products of a causal one."""
+        products = self.batch * self.heads * self.seqlen**2 * self.head_dim
+        return 4 * products / (2 if self.causal else 1)
+
+
+def from_source(folder: Path) -> None:
+    """Take `flash_attn.cute` from a checkout; its `flash_attn` itself would ask for a CUDA library.
+    ValueError where there is none."""
+    if not (folder / "flash_attn" / "cute").is_dir():
+        raise ValueError(f"{folder}: has no flash_attn/cute")
+    package = types.ModuleType("flash_attn")
+    package.__path__ = [str(folder / "flash_attn")]
+    sys.modules["flash_attn"] = package
+
+
+@contextmanager
+def flash_attention(gpu: Gpu = B200) -> Iterator[Callable[..., Any]]:
+    """Its function, on a machine that seems to have that GPU: the code depends on its architecture
+    and number of SMs. One GPU per process, since it remembers what it has compiled. ValueError,
+    with how to get it, where it or something that it needs is not installed."""
+    chosen = {"CUTE_DSL_ARCH": gpu.arch, "FLASH_ATTENTION_ARCH": gpu.arch}
+    with environment(chosen), machine_with_gpu(Emulator()), _multiprocessors(gpu.sms):
+        try:
+            found = importlib.import_module("flash_attn.cute").flash_attn_func
+        except (ImportError, AttributeError) as missing:
+            raise ValueError(f"{HOW_TO_GET_FLASH} ({missing})") from missing
+        yield found
+
+
+def _multiprocessors(count: int) -> AbstractContextManager[None]:
+    """What persistent kernels ask the DSL for."""
+    from cutlass.utils import HardwareInfo
+
+    return patched(HardwareInfo, {"get_device_multiprocessor_count": lambda self: count})
+
+
+def recorded(call: Callable[[], object], clusters: Any) -> list[Recording]:
+    """What the call launches that has machine code; clusters: of each grid, as an option of the
+    emulator."""
+    with watched(record=True, limit=None, clusters=clusters) as report:
+        call()
+    return [each.recording for each in report.launches if each.recording and each.recording.cubin]
+
+
+def call_of(function: Callable[..., Any], shape: Shape, queries: int = 0) -> Callable[[], object]:
+    """With random inputs; the entries of a batch are alike. queries: 0 for as many as keys."""
+    import torch
+
+    def drawn(heads: int, tokens: int = shape.seqlen) -> Any:
+        one = torch.randn(1, tokens, heads, shape.head_dim, generator=generator).bfloat16()
+        return one.repeat(shape.batch, 1, 1, 1)
+
+    generator = torch.Generator().manual_seed(0)
+    q = drawn(shape.heads, queries or shape.seqlen)
+    k, v = (drawn(shape.kv_heads) for _ in range(2))
+    return lambda: function(q, k, v, causal=shape.causal)
+
+
+def spread(total: int, count: int) -> list[int]:
+    """So many clusters of a grid, one of each of as many equal parts, at places that differ, since
+    a grid that orders its work in periods would show the same of it to equal distances; and the one
+    beside the first."""
+    if count >= total:
+        return list(range(total))
+    bounds = [part * total // count for part in range(count + 1)]
+    found = {
+        low + int((high - low) * (part * _GOLDEN % 1))
+        for part, (low, high) in enumerate(itertools.pairwise(bounds))
+    }
+    return sorted(found | {min(found) + 1})
+
+
+# FROST, the attention of cuDNN's Python, where it is installed: a call on a machine without GPU.
+#
+# It asks tensors for their device, and its binder, which is no Python, looks at their memory by
+# itself: the ones say that they are on a GPU, the other is told facts instead.
+
+
+HOW_TO_GET_FROST = "FROST is not installed: `pip install nvidia-cudnn-frontend`"
+_CUDA = torch.device("cuda", 0)
+_DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
+
+
+class SaysCuda(TorchFunctionMode):
+    """Tensors say that they are on the GPU, which some ask for by name."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function == _DEVICE:
+            return _CUDA
+        found = function(*args, **(kwargs or {}))
+        return _CUDA if isinstance(found, torch.device) else found
+
+
+@contextmanager
+def frost() -> Iterator[Callable[..., Any]]:
+    """Its forward pass for sm_100a. ImportError, with how to get it, where it is not installed."""
+    with machine_with_gpu(Emulator()):
+        try:
+            api = importlib.import_module("cudnn.sdpa.fwd.api_dsl")
+            prepared = importlib.import_module("cudnn.sdpa.fwd.prepared")
+            binder = importlib.import_module("cudnn")._pybind_module
+        except (ImportError, AttributeError) as missing:
+            raise ImportError(f"{HOW_TO_GET_FROST} ({missing})") from missing
+
+        def told(spec: Any, buffers: Any, stream: Any, scale: Any, workspace: int = 0) -> Any:
+            given = (*buffers, *[None] * (len(prepared._NATIVE_DENSE_ROLES) - len(buffers)))
+            packed, _ = binder._read_buffer_sequence(given)
+            for number, each in enumerate(given):
+                if each is not None:
+                    prepared._set_native_fact(packed, number, prepared.facts_of_tensor(each))
+            indices = prepared._NATIVE_DENSE_INDICES
+            return spec.native.execute(packed, indices, stream, scale, workspace)
+
+        with SaysCuda(), patched(prepared, {"execute_native_dense_tensors": told}):
+            yield api.sdpa_fwd_wrapper_dsl_sm100

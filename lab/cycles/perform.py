@@ -17,12 +17,11 @@ from cycle_model.launch import bind
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
 from kernelkit.compile.plan_names import naming, plan_of, warps_of
-from lab.cycles import headline, parameters, subjects
+from lab.cycles import headline, subjects
 from lab.cycles.peers import launched, peers_of
 from lab.tools.common import refuse, tracked, write_json
 from lab.tools.tables import show, table
-from lab.verbs.emulate.perform import key_of
-from lab.verbs.emulate.timeline import draw
+from lab.verbs.emulate import draw, key_of
 from ptxemu.errors import PtxEmuError
 from ptxemu.report import LaunchReport
 from ptxemu.watch import watched
@@ -62,7 +61,7 @@ def perform(options: argparse.Namespace) -> int:
         if options.row:
             return refuse("--row names rows of the table that --peers makes without a case")
     try:
-        parameters.check(options)
+        subjects.check(options)
         edits = {text: edits_of(text) for text in options.what_if}
         for each in edits.values():  # every GPU has parameters of the same names
             edited(gpus.named(options.gpu or next(iter(gpus.GPUS))), each)
@@ -75,12 +74,12 @@ def perform(options: argparse.Namespace) -> int:
         rivals = of_peers(options)
         rows = [*(each.row for each in found), *rivals]
         shown(rows)
-        parameters.told(options)
+        subjects.told(options)
         chosen = max(found, key=lambda each: each.prediction.cycles)
         if options.launch is not None:
             chosen = found[options.launch]
         ours = [each.row for each in found]
-        document = {"parameters": parameters.origin(options), "launches": ours, "peers": rivals,
+        document = {"parameters": subjects.origin(options), "launches": ours, "peers": rivals,
                     **explained(chosen, options)}  # fmt: skip
         document["what_if"] = what_if(chosen, edits, options.perturbed)
     except (ValueError, NotImplementedError, OSError, PtxEmuError) as refused:
@@ -108,7 +107,7 @@ def recorded(options: argparse.Namespace) -> list[LaunchReport]:
             stack.enter_context(machine_with_gpu(Emulator()))
             call = subjects.of_file(options.file, options)
         else:
-            call = getattr(subjects, options.subject)(options)
+            call = subjects.of_family(options)
         report = stack.enter_context(watched(record=True, limit=None, clusters=options.clusters))
         call()
     return [launch for launch in report.launches if launch.recording and launch.recording.cubin]
@@ -135,7 +134,7 @@ def modelled(launches: Sequence[LaunchReport], options: argparse.Namespace) -> l
     if not launches:
         return []
     bound = [bind(each.recording) for each in launches]
-    gpu = parameters.gpu_of(options, options.gpu or "", bound[0].recording.arch)
+    gpu = subjects.gpu_of(options, options.gpu or "", bound[0].recording.arch)
     models = [LaunchModel(each, gpu, memory=options.memory) for each in bound]
     predictions = in_stream(models)
     others = [
@@ -176,7 +175,7 @@ def _modelled(
 
 
 def explained(found: Modelled, options: argparse.Namespace) -> dict[str, Any]:
-    """Of the longest of its clusters: pipes, waits, the critical chain, the costliest
+    """Figures of the longest of its clusters: pipes, waits, the critical chain, the costliest
     instructions; printed, and as plain values."""
     durations = found.prediction.durations
     cluster = max(durations, key=lambda number: durations[number])

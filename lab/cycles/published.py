@@ -17,11 +17,11 @@ from cycle_model import gpus
 from cycle_model.edits import Edit, edited
 from cycle_model.parameters.parameter import Gpu
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, find_tool
-from lab.cycles import flash, parameters, sample
+from lab.cycles import peers, sample, subjects
 from lab.cycles.beside import SUMMARY, summary
-from lab.cycles.flash import Shape
-from lab.cycles.picture import draw
+from lab.cycles.peers import Shape
 from lab.cycles.sample import Clusters, Timed
+from lab.cycles.subjects import draw
 from lab.tools.common import refuse, write_json
 from lab.tools.tables import show, table
 from ptxemu.errors import PtxEmuError
@@ -103,7 +103,7 @@ def perform(options: argparse.Namespace) -> int:
     if find_tool("nvdisasm") is None:
         return refuse(HOW_TO_GET_TOOLS)
     try:
-        parameters.check(options)
+        subjects.check(options)
         found = [each for path in options.files for each in published_in(path)]
         problems = [each for each in found if not options.only or each.group in options.only]
         if len(options.fit) > MOST_FITTED:
@@ -112,8 +112,8 @@ def perform(options: argparse.Namespace) -> int:
             raise ValueError("--fit chooses values, --parameters has measured ones: one of them")
         grid = [_values(text) for text in options.fit]
         if options.source:
-            flash.from_source(options.source)
-        with flash.flash_attention(_gpu_of(problems)) as function:
+            peers.from_source(options.source)
+        with peers.flash_attention(_gpu_of(problems)) as function:
             rows, timed = modelled(problems[:: options.every], function, options)
     except (ValueError, OSError) as refused:
         return refuse(refused)
@@ -123,8 +123,8 @@ def perform(options: argparse.Namespace) -> int:
     show(*table("modelled beside published", COLUMNS, rows))
     sums = summary(done)
     show(*table("in all", SUMMARY, sums))
-    document = {"parameters": parameters.origin(options), "rows": rows, "summary": sums}
-    parameters.told(options)
+    document = {"parameters": subjects.origin(options), "rows": rows, "summary": sums}
+    subjects.told(options)
     if grid:
         document["fit"] = fitted(timed, grid)
         show(*table("", FITS, [document["fit"]]))
@@ -136,7 +136,7 @@ def perform(options: argparse.Namespace) -> int:
 
 
 def _gpu_of(problems: Sequence[Published]) -> Gpu:
-    """Of all rows. ValueError where they have more than one, or none."""
+    """GPU of all rows. ValueError where they have more than one, or none."""
     names = sorted({problem.gpu for problem in problems})
     if len(names) != 1:
         found = f"rows of {len(names)} GPUs, {', '.join(names)}"
@@ -157,7 +157,7 @@ def modelled(
                "batch": problem.shape.batch, "seqlen": problem.shape.seqlen,
                "real": problem.tflops, "real_us": problem.us}  # fmt: skip
         try:
-            gpu = parameters.gpu_of(options, problem.gpu)
+            gpu = subjects.gpu_of(options, problem.gpu)
             if problem.shape not in known:
                 known[problem.shape] = timed_of(function, problem.shape, gpu, options.clusters)
             model = known[problem.shape]
@@ -183,7 +183,7 @@ def timed_of(function: Callable[..., Any], shape: Shape, gpu: Gpu, clusters: int
 
     def record(batch: int, kv_heads: int, queries: int, numbers: Clusters) -> Sequence[Recording]:
         given = replace(shape, batch=batch, heads=kv_heads * group, kv_heads=kv_heads)
-        return flash.recorded(flash.call_of(function, given, queries), numbers)
+        return peers.recorded(peers.call_of(function, given, queries), numbers)
 
     size = shape.batch, shape.kv_heads, shape.seqlen
     return sample.timed_of(record, size, gpu, clusters, even=not shape.causal)
@@ -192,8 +192,8 @@ def timed_of(function: Callable[..., Any], shape: Shape, gpu: Gpu, clusters: int
 def fitted(
     timed: Sequence[tuple[Published, Timed]], grid: Sequence[Sequence[Edit]]
 ) -> dict[str, Any]:
-    """Of all choices of values that one with the least mean error on `TRAINED`, and what it gives
-    on the other rows. ValueError without rows of both kinds."""
+    """Best of all choices of values that one with the least mean error on `TRAINED`, and what it
+    gives on the other rows. ValueError without rows of both kinds."""
     parts = [
         [each for each in timed if (each[0].shape.head_dim == TRAINED) == wanted]
         for wanted in (True, False)

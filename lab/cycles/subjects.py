@@ -1,73 +1,87 @@
-"""What is launched so that it can be modelled: a call per family, without references."""
+"""What is modelled, with which parameters, and the picture of modelled times over others."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lab.tools.groups import ARCHS
+from cycle_model import gpus
+from cycle_model.parameters.parameter import Gpu, Table, read
+from lab.silicon.units.rules import gpu_of as gpu_of_device
+from lab.tools import style
+from lab.tools.place import Place
+
+
+@lru_cache
+def _read(path: Path) -> tuple[Table, Gpu]:
+    """A table, and its GPU with the table's parameters."""
+    found = read(path)
+    try:
+        return found, found.over(gpu_of_device(found.gpu))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def check(options: argparse.Namespace) -> None:
+    """ValueError or OSError for a file that is no table, before anything is run."""
+    if options.parameters:
+        _read(options.parameters)
+
+
+def gpu_of(options: argparse.Namespace, name: str = "", arch: str = "") -> Gpu:
+    """The GPU of that name, else of `--parameters`, else the first that runs kernels for `arch`.
+    ValueError where the file is of another GPU, or of one that does not run them."""
+    if not options.parameters:
+        return gpus.named(name) if name else gpus.for_arch(arch)
+    table, gpu = _read(options.parameters)
+    if name and gpu.name != name:
+        raise ValueError(f"{options.parameters} is of {table.gpu}, not of {name}")
+    if arch and gpu.arch != arch:
+        raise ValueError(f"{options.parameters} is of {table.gpu}; the kernel is for {arch}")
+    return gpu
+
+
+def origin(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Origin of the file, for documents: what was measured, where and when; None without one."""
+    if not options.parameters:
+        return None
+    table, gpu = _read(options.parameters)
+    return {"file": str(options.parameters), "gpu": table.gpu, "date": table.date,
+            "rows": table.rows, "measured": len(table.parameters),
+            "of": len(gpu.parameters)}  # fmt: skip
+
+
+def told(options: argparse.Namespace) -> None:
+    """A line that says where parameters are from, if they are not the GPU's own."""
+    if found := origin(options):
+        print("{measured} of {of} parameters were measured on {gpu}, {date}: {file}"
+              .format_map(found))  # fmt: skip
+
 
 Call = Callable[[], Any]
 
 
-def fmha(options: argparse.Namespace) -> Call:
-    """Of the case that the flags spell, on a GPU with as many SMs as those of its arch have."""
-    from fmha import attention
+def of_family(options: argparse.Namespace) -> Call:
+    """The problems that the flags spell, one after the other, on a GPU with as many SMs as those of
+    its architecture have."""
     from kernelkit.call.launch import emulation
-    from lab.cases.attention import case_of, check, moved
+    from lab.problems.family import family_of
 
-    case = case_of(options)
-    check(case, options.arch or ARCHS[0])
-    inputs, arguments = case.inputs("cpu"), moved(case.arguments(), "cpu") | _place(options)
-
-    def call() -> None:
-        with emulation(arch=options.arch):
-            attention(*inputs, **arguments)
-
-    return call
-
-
-def gqa(options: argparse.Namespace) -> Call:
-    """Of the case that the flags spell."""
-    from gqa_lowlatency import DecodeConfig, decode
-    from lab.cases.decode import case_of
-
-    case = case_of(options)
-    config = DecodeConfig(**({"cluster": 0} | case.tuning)) if case.tuning else None
-    given = {**case.tables, **case.options, **_place(options), "config": config}
-    return partial(decode, *case.tensors, return_lse=True, **given)
-
-
-def moe(options: argparse.Namespace) -> Call:
-    """Of the layer that the flags spell, from router logits to its output."""
-    from lab.cases.moe import layer_of
-    from moe import fused_moe
-
-    layer = layer_of(options)
-    (x, _, _, logits), experts = layer.tensors, layer.weights(layer.packed())
-    given = {"activation": layer.form, "scales": layer.scales, "tile_rows": layer.tile_rows}
-    return partial(fused_moe, x, experts, logits, layer.router, **given, **_place(options))
-
-
-def steps(options: argparse.Namespace) -> Call:
-    """The problems of a step, one after the other."""
-    from kernelkit.call.launch import emulation
-    from lab.cases.steps import problems_of
-
-    problems = problems_of(
-        options.family, options.steps, options.rows, options.hidden, options.names
-    )
+    family = family_of(options)
+    place = Place("emulate", options.arch or family.archs(options)[0], "it is modelled")
+    problems = family.problems(options, place)
 
     def call() -> None:
         for problem in problems:
-            arguments = problem.draw(0, "cpu")
-            with emulation():
-                problem.peers[problem.ours](*arguments)
+            drawn = problem.draw(0, "cpu")
+            with emulation(arch=options.arch):
+                for each in problem.calls(drawn, place).values():
+                    each()
 
     return call
 
@@ -97,5 +111,33 @@ def of_file(name: str, options: argparse.Namespace) -> Call:
     return call
 
 
-def _place(options: argparse.Namespace) -> dict[str, Any]:
-    return {"backend": "emulate", "arch": options.arch}
+BAND = 0.10  # of the real time, shaded
+COLUMNS = 4  # of keys
+
+
+def draw(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
+    """rows: group, real_us, modelled_us, low_us, high_us. A colour and shape per group; the bars
+    are what comes out with parameters anywhere within their ranges."""
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    lines = -(-(len(groups) + 1) // COLUMNS)
+    how = {"height": 6.6 + 0.2 * lines, "title": title[:1].upper() + title[1:], "keys": lines}
+    with style.picture(path, **how) as (figure, ((axis,),)):
+        keys: list[Any] = []
+        for number, group in enumerate(groups):
+            mine = [row for row in rows if row["group"] == group]
+            real, modelled = ([row[key] for row in mine] for key in ("real_us", "modelled_us"))
+            below = [row["modelled_us"] - row["low_us"] for row in mine]
+            above = [row["high_us"] - row["modelled_us"] for row in mine]
+            marks = {**style.OTHERS[number % len(style.OTHERS)].marks(4.5), "linestyle": ""}
+            keys.append(axis.errorbar(real, modelled, yerr=[below, above], elinewidth=0.8,
+                                      label=group, **marks))  # fmt: skip
+        real = [row["real_us"] for row in rows]
+        ends = [min(real) / 1.5, max(real) * 1.5]
+        axis.plot(ends, ends, color=style.BLACK, linewidth=1)
+        low, high = ([end * (1 + sign * BAND) for end in ends] for sign in (-1, 1))
+        shade = {"color": style.BLACK, "alpha": 0.1, "linewidth": 0}
+        keys.append(axis.fill_between(ends, low, high, label=f"within {BAND:.0%}", **shade))
+        axis.set(xscale="log", yscale="log", xlim=ends)
+        axis.set(xlabel="measured or published, us", ylabel="modelled, us")
+        style.grid(axis)
+        style.legend(figure, keys, columns=COLUMNS)

@@ -35,8 +35,8 @@ from kvcache.layouts.rows import Rows as Place
 from kvcache.movement import reference
 from lab.dsv4.layer import FORMAT, SCALES, Layer, Taps
 from lab.dsv4.model import Recompute, Rows, State
+from lab.flags.dsv4 import ROPE
 from lab.measure.accuracy import EXTRA
-from lab.problems.dsv4_shape import ROPE
 from mla import reference as sparse
 from mla.indexer import quantised as index
 from mla.indexer.formats import FORMATS
@@ -51,8 +51,8 @@ SUM_ULP, SUM_TERMS, TINY = 2.0**-24, 8, 1e-30
 
 @dataclass
 class Finding:
-    """Of one component in a step. share: of the limit, the largest. differ: numbers that are not
-    the model's, of `of`."""
+    """Figures of one component in a step. share: of the limit, the largest. differ: numbers that
+    are not the model's, of `of`."""
 
     error: float = 0.0
     share: float = 0.0

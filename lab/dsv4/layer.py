@@ -26,8 +26,8 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def layout_of(kind_ratio: int, options: Options) -> Layout:
-    """Of one layer. One of the window alone has a CSA layer beside it, since a cache has a paged
-    stream; nobody writes there."""
+    """Layout of one layer. One of the window alone has a CSA layer beside it, since a cache has a
+    paged stream; nobody writes there."""
     ratios = [kind_ratio] if kind_ratio else [0, 4]
     return deepseek_v4("deepseek-v4 layer", ratios, 128, options)
 

@@ -17,7 +17,7 @@ from kvcache.layouts.latent import LATENTS
 from kvcache.layouts.records import Record
 from kvcache.movement import reference
 from lab.dsv4.weights import Projected, Squeeze, Weights, angles, rms_norm, rotate
-from lab.problems.dsv4_shape import Definition
+from lab.flags.dsv4 import Definition
 from mla import reference as sparse
 from mla.indexer import quantised as index
 
@@ -52,7 +52,7 @@ class Recompute:
         self.definition = definition
 
     def state(self, x: torch.Tensor, new: int) -> State:
-        """Of all tokens x [T, hidden], of which the last `new` ask."""
+        """State of all tokens x [T, hidden], of which the last `new` ask."""
         positions = torch.arange(len(x))
         projected, shape = self.weights.project(x, positions), self.shape
         cos, sin = angles(shape.kind, positions)

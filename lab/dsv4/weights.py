@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kvcache.movement.reference import rotated_rope
-from lab.problems.dsv4_shape import HEAD_DIM, INDEX_DIM, ROPE, Shape
+from lab.flags.dsv4 import HEAD_DIM, INDEX_DIM, ROPE, Shape
 from moe import Router, SwiGLU
 
 EPS = 1e-6
@@ -61,7 +61,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 class Weights:
-    """Of one layer, drawn from `seed`; matrices are bf16 as in a checkpoint."""
+    """Weights of one layer, drawn from `seed`; matrices are bf16 as in a checkpoint."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape, self._generator = shape, torch.Generator().manual_seed(seed)
@@ -85,12 +85,12 @@ class Weights:
 
     @property
     def router(self) -> Router:
-        """That of V4-Pro: the bias chooses, and weighs nothing."""
+        """The router of V4-Pro: the bias chooses, and weighs nothing."""
         return Router(self.shape.choices, "sqrtsoftplus", bias=self.bias, scale=2.5)
 
     @property
     def activation(self) -> SwiGLU:
-        """Of experts."""
+        """Activation of experts."""
         return SwiGLU(limit=LIMIT)
 
     def _normal(self, *sizes: int) -> torch.Tensor:

@@ -1,8 +1,10 @@
-"""The flags that spell an attention case; `lab.cases.attention.case_of` makes it."""
+"""The flags that spell an attention case; `lab.problems.fmha.case_of` makes it."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
+from typing import Any
 
 from fmha.config import (
     EXP2_PAIRS,
@@ -27,6 +29,92 @@ SHAPE = "B,Sq,Skv,Hq,Hkv"
 # Sizes by command: what asks for a config alone, a picture, a rate.
 PLAIN = {"batch": 1, "q_len": 128, "kv_len": 128, "q_heads": 1, "kv_heads": 1}
 DEMO = {"batch": 2, "q_len": 200, "kv_len": 333, "q_heads": 4, "kv_heads": 2}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A tunable field of `AttentionConfig`, written once: its flag, a case's field, the word in a
+    case's name, and the values that random problems take.
+
+    about: the help of the flag. shown: the default, in words. word: a format of the value. place:
+    of the word among others; below 0 in front of the dtype. drawn, portable: values for kernels of
+    one architecture, and for those that every GPU runs; empty where none is drawn.
+    """
+
+    name: str
+    about: str
+    shown: str
+    word: str
+    place: int
+    drawn: tuple[Any, ...] = ()
+    portable: tuple[Any, ...] = ()
+    choices: tuple[str, ...] = ()
+
+    @property
+    def default(self) -> Any:
+        """The default of the config."""
+        return getattr(AttentionConfig, self.name)
+
+
+# In the order in which values are drawn. Every name of `fmha.config.TUNABLE` is here.
+OPTIONS = (
+    Option(
+        *("tile_m", "query rows of a block, on Hopper", "by head dim", "rows{}", 2),
+        (64, 128, 192),
+        (16, 32, 64, 96),
+    ),
+    Option(
+        *("tile_n", "keys of a tile", "by window", "tile{}", 3),
+        (48, 64, 80, 96, 112, 128, 144, 176),
+        (16, 32, 48, 64, 96),
+    ),
+    Option(
+        *("slices", "by mma.sync warps that share the columns of O", "by head dim", "slices{}", -1),
+        portable=(1, 2, 4),
+    ),
+    Option(
+        *("ctas", "CTAs that share the keys which they fetch, on Hopper", "by sizes", "ctas{}", 4),
+        (1, 2),
+    ),
+    *(
+        Option(
+            f"{ring}_stages",
+            f"pieces in the {ring.upper()} ring",
+            "as many as are useful and fit",
+            f"{ring}stages{{}}",
+            place,
+            (2, 3, 4),
+        )
+        for place, ring in enumerate("kv")
+    ),
+    Option(
+        "schedule",
+        "one query tile, or two; by mma.sync what warps share of Q K^T",
+        *("by sizes", "{}", -3),
+        SCHEDULES,
+        PORTABLE_SCHEDULES,
+        tuple(dict.fromkeys((*SCHEDULES, *PORTABLE_SCHEDULES))),
+    ),
+    Option(
+        "polynomial",
+        f"of {EXP2_PAIRS} pairs of exponentials so many by polynomial",
+        *("by head dim", "poly{}", 5),
+        (0, 3, 8, 16),
+        (0, 4),
+    ),
+    Option(
+        "rescale_log2",
+        "binary orders by which the reference maximum may lag",
+        *("15, raw fp16 8", "lag{:g}", 6),
+        (0.0, 4.0, 8.0),
+        (0.0, 4.0, 8.0),
+    ),
+    Option(
+        *("instructions", "take the kernel that every GPU runs", "where there is no other"),
+        *("{}", -2),
+        choices=INSTRUCTIONS,
+    ),
+)
 
 
 def shape(text: str) -> tuple[int, ...]:
@@ -118,24 +206,12 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
     wish = {"action": argparse.BooleanOptionalAction, "dest": "pack_heads"}
     group.add_argument("--pack", help=words, **wish)
     switch(group, "pdl", "programmatic dependent launch")
-    default = AttentionConfig()
-    add(group, "tile-m", "query rows of a block, on Hopper", 0, shown="by head dim")
-    add(group, "tile-n", "keys of a tile", 0, shown="by window")
-    add(group, "ctas", "CTAs that share the keys which they fetch, on Hopper", 0, shown="by sizes")
-    words = f"of {EXP2_PAIRS} pairs of exponentials so many by polynomial"
-    add(group, "polynomial", words, default.polynomial, type=int, shown="by head dim")
-    for ring in ("k", "v"):
-        words = f"pieces in the {ring.upper()} ring"
-        add(group, f"{ring}-stages", words, 0, shown="as many as are useful and fit")
-    choices = tuple(dict.fromkeys((*SCHEDULES, *PORTABLE_SCHEDULES)))
-    words = "one query tile, or two; by mma.sync what warps share of Q K^T"
-    add(group, "schedule", words, "", shown="by sizes", choices=choices)
-    words = "binary orders by which the reference maximum may lag"
-    add(group, "rescale-log2", words, default.rescale_log2, type=float, shown="15, raw fp16 8")
-    words = "take the kernel that every GPU runs"
-    shown = "where there is no other"
-    add(group, "instructions", words, "", shown=shown, choices=INSTRUCTIONS)
-    add(group, "slices", "by mma.sync warps that share the columns of O", 0, shown="by head dim")
+    for option in OPTIONS:
+        how: dict[str, Any] = {"choices": option.choices} if option.choices else {}
+        if isinstance(option.default, float):
+            how["type"] = float
+        flag = option.name.replace("_", "-")
+        add(group, flag, option.about, option.default, shown=option.shown, **how)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

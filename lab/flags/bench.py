@@ -9,7 +9,6 @@ from fmha.config import FP8, HEAD_DIMS, IO_DTYPES, SCHEDULES
 from gqa_lowlatency.config import KV_DTYPES, TUNABLE
 from kernelkit.compile.arch import ARCHITECTURES
 from lab.flags import attention
-from lab.problems.attention_rows import ROWS
 from lab.tools import groups
 from lab.tools.groups import add, switch
 
@@ -22,7 +21,8 @@ MASKS = {
     "causal softcap": {"right": True, "softcap": True},
 }
 OWN_DIMS = (64, 128)
-# of lab.bench.fmha_peers.PEERS, which imports torch
+# of lab.bench.fmha_peers, which imports torch
+ROWS = ("anchor", "gpt-oss", "gqa", "mla", "fp8", "hd512")
 FMHA_PEERS = ("fmha", "mma.sync", "fa4", "cudnn", "fa2", "flashinfer")
 # of lab.bench.gqa_peers.PEERS, which imports torch
 PEERS = (
@@ -32,7 +32,7 @@ PEERS = (
 BATCHES, KV_LENS = (1, 8, 64), (1024, 8192, 65536)
 # of lab.bench.first_call
 OPERATORS = ("attention", "decode", "merge", "moe", "append")
-# of lab.bench.emulator_problems
+# of lab.bench.emulator
 EMULATED = ("fmha", "decode", "grouped", "append")
 POOL_BATCHES, REQUESTS = (1, 10, 100, 1000, 10000), (1, 32, 256)
 CTAS = (4224, 132, 32, 8)

@@ -1,4 +1,4 @@
-"""The flags that spell a decode case; `lab.cases.decode.case_of` makes it."""
+"""The flags that spell a decode case; `lab.problems.gqa.case_of` makes it."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ def reserve(text: str) -> tuple[int, float]:
 
 
 def layouts(models: Sequence[str], records: Sequence[str], **options: object) -> list[Layout]:
-    """Of every model with every record; a model is a preset's name or where its config.json is."""
+    """Layouts of every model with every record; a model is a preset's name or where its config.json
+    is."""
     return [layout(model, record, **options) for model in models for record in records or ("",)]
 
 

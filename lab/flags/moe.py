@@ -1,4 +1,4 @@
-"""The flags that spell a MoE layer; `lab.cases.moe.layer_of` makes it."""
+"""The flags that spell a MoE layer; `lab.problems.moe.layer_of` makes it."""
 
 from __future__ import annotations
 

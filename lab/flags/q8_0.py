@@ -52,19 +52,19 @@ def _add_kind(group: argparse._ArgumentGroup) -> None:
 
 
 def add_static(parser: argparse.ArgumentParser) -> None:
-    """Of `explain.py q8_0` and `dump.py q8_0`."""
+    """Flags of `explain.py q8_0` and `dump.py q8_0`."""
     _add_kind(_add_problems(parser, SHAPES[:1], (*FEW, MANY[-1]), "whose kernels"))
     add(parser, "arch", "what they are for", groups.ARCHS[0], choices=groups.ALL_ARCHS)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Of `run.py q8_0`."""
+    """Flags of `run.py q8_0`."""
     _add_kind(_add_problems(parser, SMALL_SHAPES, SMALL_TOKENS, "what is run"))
     groups.add_run(parser, groups.ALL_ARCHS, seed="inputs")
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
-    """Of `bench.py q8_0`."""
+    """Flags of `bench.py q8_0`."""
     _add_problems(parser, SHAPES, FEW + MANY, "what is timed")
     group = parser.add_argument_group("output")
     groups.add_file(group, "show", "tables of an earlier run's file, nothing is measured")

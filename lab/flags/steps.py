@@ -1,6 +1,6 @@
 """Steps: the kernels beside attention, decode and the grouped GEMM, each a call on some rows.
 
-`lab.cases.steps` makes their problems: inputs, peers, the bytes that they move, and a check.
+`lab.problems.steps` makes their problems: inputs, peers, the bytes that they move, and a check.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from kvcache.layouts.presets import from_config as cache_of
 from kvcache.movement.config import ChecksumConfig
 from lab.bringup import where
 from lab.bringup.session import Record, Session
-from lab.fuzz import elf
+from lab.fuzz import damage
 from lab.fuzz.damage import BINARY, JSON, TEXT, Damage
 from lab.house.source import ROOT
 from moe import checkpoint
@@ -325,7 +325,7 @@ KINDS = {
         Kind("ahead-manifest", _manifests, _read_manifest, JSON, (aot.AotError,)),
         Kind("kernel-file", lambda _: [_ARTIFACT.to_bytes()], _read_artifact, BINARY,
              (ArtifactError,)),
-        Kind("host-object", lambda _: [elf.sample()], _read_object, BINARY, (ObjectError,)),
+        Kind("host-object", lambda _: [damage.sample()], _read_object, BINARY, (ObjectError,)),
         Kind("cached-config", _json({"kernel": "cd", "key": json.loads(KEY.to_text())}),
              _read_config, JSON, ()),
         Kind("emulator-cache", _kept, _read_kept, BINARY, ()),

@@ -62,7 +62,7 @@ def draw(path: Path, found: House, source: str = "") -> None:
 
 
 def source(found: House | None = None) -> str:
-    """Of what the map shows: packages and arrows. Numbers of files may lag behind."""
+    """Hash of what the map shows: packages and arrows. Numbers of files may lag behind."""
     packages = {name: sorted(targets) for name, targets in (found or house()).packages.items()}
     return "imports:" + hashlib.sha256(repr(packages).encode()).hexdigest()[:16]
 

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Any
 
 from lab.house.dsl import OWNERS
-from lab.house.exceptions import EXCEPTIONS
 from lab.house.graph import house, layers
 from lab.house.size import FUNCTION_LINES
 from lab.house.source import ROOT, sources
@@ -165,4 +164,31 @@ SHOWN: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "hops": _hops,
     "trips": _trips,
     "lines": _lines,
+}
+
+
+# Where a rule is broken on purpose: (rule, subject) -> the reason. A stale entry fails.
+#
+# A subject is a file, or `file::Class.function`, as a finding prints it.
+
+
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("function_length", "fmha/api.py::attention"): (
+        "the docstring is the contract of all its arguments, and help() shows it in one place"
+    ),
+    ("function_length", "gqa_lowlatency/api.py::decode"): (
+        "the docstring is the contract of all its arguments, and help() shows it in one place"
+    ),
+    **{
+        ("parameter_count", f"blackwell_engines/vllm/backend.py::BlackwellKernels{name}"): (
+            "the signature is vLLM's, which gives these by position"
+        )
+        for name in ("Backend.supports_combination", "Impl.__init__", "Impl.forward")
+    },
+    ("package_readme_length", "kernelkit/README.md"): (
+        "the handbook of all packages: glossary, anatomy, rules of the DSL and how to add things"
+    ),
+    ("markdown_line_length", "notes/log.md"): (
+        "entries stay as they were written, and links of the index are as long as their headings"
+    ),
 }

@@ -50,7 +50,7 @@ class Row:
         return self._expression.fullmatch(name) is not None
 
     def takes(self, number: int) -> bool:
-        """Of the tests that match, counted from 1."""
+        """Number among the tests that match, counted from 1."""
         return (number - self.turn) % self.of == 0 and number <= (self.first or number)
 
 

@@ -20,7 +20,8 @@ Outputs = tuple[torch.Tensor, torch.Tensor]
 def errors_of(
     actual: Outputs, exact: Outputs, rounded: Outputs, grain: torch.dtype, slack: float = 1.0
 ) -> dict[str, float]:
-    """Of (O, LSE) against fp64, and what share of `slack` times the tolerance they take up."""
+    """Errors of (O, LSE) against fp64, and what share of `slack` times the tolerance they take
+    up."""
     o, lse = (tensor.cpu().double() for tensor in actual)
     verdicts = (
         tolerance.compare_output(o, exact[0], rounded[0], grain),

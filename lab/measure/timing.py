@@ -1,4 +1,4 @@
-"""Times of GPU work without the host in them, cold and warm: the one definition of both.
+"""Times of GPU work without the host in them, cold and warm: `kernelkit.tune.stopwatch` takes them.
 
 A time is that of a call in a captured CUDA graph, between CUDA events, behind work that keeps the
 GPU busy until the host has handed the graph over. Cold: calls rotate over
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import gc
-import itertools
 import platform
 import shutil
 import statistics
@@ -22,11 +21,10 @@ from importlib import metadata
 
 import torch
 
+from kernelkit.tune.stopwatch import HEAD_START, replay
+
 REPEATS = 21  # samples, behind one that warms up
-MIN_GRAPH_SECONDS = 2e-3  # shorter graphs would measure the resolution of the events
-MAX_LAUNCHES = 200
 MAX_SETS = 128  # of buffers
-HEAD_START = 1_500_000  # cycles for which the GPU is busy while the host hands over a graph
 HOST_CALLS = 100
 WHEN = ("cold", "warm")
 PACKAGES = ("torch", "nvidia-cutlass-dsl", "cuda-python", "triton", "flashinfer-python",
@@ -57,36 +55,13 @@ def sets_here(nbytes: int) -> int:
     return min(rotation(nbytes, cache_bytes), MAX_SETS)
 
 
-def replay(launches: Sequence[Launch]) -> Sample:
-    """Of a graph in which the launches take turns, each equally often."""
-    turn = itertools.cycle(launches)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2 * len(launches)):
-            next(turn)()
-        once = capture(lambda: next(turn)(), len(launches))
-        elapsed(once)
-        rounds = round(MIN_GRAPH_SECONDS / elapsed(once))
-        rounds = max(1, min(rounds, MAX_LAUNCHES // len(launches)))
-        count = rounds * len(launches)
-        many = capture(lambda: next(turn)(), count)
-        elapsed(many)
-    stream.synchronize()
-
-    def sample(_held: Sequence[Launch] = launches) -> float:  # what they write to and read lives on
-        return elapsed(many) / count * 1e6
-
-    return sample
-
-
 def cold_and_warm(launches: Sequence[Launch]) -> dict[str, Sample]:
     """Launches that rotate over all buffers, and one again and again."""
     return {"cold": replay(launches), "warm": replay(launches[:1])}
 
 
 def calls(launch: Launch) -> Sample:
-    """Of eager calls that do not wait for the GPU: what they cost the host."""
+    """Times of eager calls that do not wait for the GPU: what they cost the host."""
 
     def sample() -> float:
         torch.cuda.synchronize()
@@ -99,7 +74,8 @@ def calls(launch: Launch) -> Sample:
 
 
 def spreads(samples: Sequence[Sample]) -> list[Spread]:
-    """Of each. They take turns, so that what changes in time, clocks and heat, befalls all."""
+    """Spread of each. They take turns, so that what changes in time, clocks and heat, befalls
+    all."""
     rounds = [[sample() for sample in samples] for _ in range(REPEATS + 1)][1:]
     found = []
     for taken in zip(*rounds, strict=True):

@@ -113,14 +113,14 @@ class Contestant:
 
 
 def calls_of(us: float) -> int:
-    """That fill a turn."""
+    """Calls that fill a turn."""
     least, most = CALLS
     return max(least, min(most, round(TURN_SECONDS * 1e6 / max(us, 1))))
 
 
 def figures(turns: Sequence[Turn]) -> dict[str, object]:
-    """Of one contestant: every sample, the median, (third quartile - first) / median, and the
-    median state of the GPU."""
+    """Figures of one contestant: every sample, the median, (third quartile - first) / median, and
+    the median state of the GPU."""
     samples = [turn.us for turn in turns]
     low, middle, high = statistics.quantiles(samples, n=4) if samples[1:] else samples * 3
     found: dict[str, object] = {
@@ -146,7 +146,7 @@ def gpu_state() -> dict[str, float]:
 
 @cache
 def meter() -> str:
-    """Who says so; empty where nobody does."""
+    """Tool that reads clock and power; empty where nobody does."""
     try:
         torch.cuda.clock_rate(), torch.cuda.power_draw()
     except Exception:  # noqa: BLE001  of a package that may not be there, and has its own errors

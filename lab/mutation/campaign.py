@@ -1,11 +1,16 @@
-"""Many mutants in several processes; every verdict is a record, kept in a file as it comes."""
+"""What `mutate.py` does: many mutants in several processes, the table of their verdicts, and why
+those survive that nothing tells from their kernel."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import signal
+import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -13,14 +18,156 @@ from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
-from lab.mutation import attention, cache, decode, experts
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lab.mutation import subjects
 from lab.mutation.subject import SCHEDULES, Judge, Subject
+from lab.tools import tables
+from lab.tools.common import refuse
 from ptxemu.mutation.carried import UNREACHED
-from ptxemu.mutation.catalogue import CLASSES, Mutant
+from ptxemu.mutation.catalogue import CLASSES, SYNCHRONISATION, Mutant, sampled
 from ptxemu.mutation.rerun import BROKEN, NOTICED, UNNOTICED, Verdict
 
+EDGE = "ordered by another edge"
+NAME = "a name and nothing else"
+UNREAD = "nobody reads what it writes"
+HARDWARE = "shows in the timing of hardware alone"
+NOT_REACHED = "not reached by this problem"
+UNEXPLAINED = "unexplained"
+CATEGORIES = (EDGE, NAME, UNREAD, HARDWARE, NOT_REACHED)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Reason for the mutants of a class, all three by a part of their text, '' for any."""
+
+    category: str
+    argument: str
+    kind: str
+    instruction: str = ""
+    subject: str = ""
+
+    def holds(self, subject: str, kind: str, instruction: str) -> bool:
+        return self.subject in subject and self.kind in kind and self.instruction in instruction
+
+
+REASONS: tuple[Reason, ...] = (
+    Reason(
+        EDGE,
+        "the mbarrier beside it completes later than the right one in every order of this problem: "
+        "the checker finds all accesses ordered",
+        "misdirect wait",
+    ),
+    Reason(
+        EDGE,
+        "every warp has waited in the prologue, as keys are not ready before",
+        "dependency wait",
+        subject="decode sm_100a dependent launch",
+    ),
+    Reason(
+        EDGE,
+        "behind a branch of one thread, whose own arrival at the next barrier publishes what it "
+        "wrote; or in front of copies into what ldmatrix, an instruction of the whole warp, has "
+        "read",
+        "remove warp barrier",
+        subject="decode",
+    ),
+    Reason(
+        HARDWARE,
+        "it keeps ptxas from moving loads behind it; lanes read what they brought themselves",
+        "remove warp barrier",
+        subject="compressor",
+    ),
+    Reason(
+        UNREAD,
+        "the copy is of the last row of a window, which no later token replaces: no bytes of it",
+        "cp.async behind commit_group",
+        subject="compressor csa",
+    ),
+    Reason(
+        EDGE,
+        "fence.proxy.async of the thread that initialises, behind it and before the same barrier, "
+        "for the scale factors: it makes the inits visible to the async proxy, too",
+        "init",
+        "fence.mbarrier_init",
+        subject="index scores",
+    ),
+    Reason(
+        EDGE,
+        "fence.proxy.async of the thread that initialises, behind it and before the same barrier, "
+        "for the scale factors: it makes the inits visible to the async proxy, too",
+        "init fence behind barrier",
+        subject="index scores",
+    ),
+    Reason(
+        EDGE,
+        "who meets behind it fences P before any product reads V: the first warpgroup for both",
+        "proxy fence",
+        subject="sm_90a 512",
+    ),
+    Reason(
+        NAME,
+        "all threads that meet there execute this instruction, and nobody stands at the other "
+        "barrier then",
+        "change barrier id",
+    ),
+    Reason(
+        NOT_REACHED,
+        "the ring does not come round to this stage, so nobody waits for it to be free",
+        "init count +1",
+    ),
+    Reason(
+        NOT_REACHED,
+        "the ring does not come round to this stage, so nobody waits for it to be free",
+        "misdirect commit",
+    ),
+    Reason(
+        EDGE,
+        "tiles have one step, and the queue holds fewer of them than the ring has stages: the tile "
+        "that fills a stage again was published when all warps were done with the one before it",
+        "change init count -1",
+        "mbarrier.init",
+        subject="moe mixed, one step",
+    ),
+    Reason(
+        NOT_REACHED,
+        "nothing stands in front of the first launch of this problem, and a later one follows one "
+        "that has waited for the same",
+        "dependency wait",
+        subject="moe mixed rows",
+    ),
+    Reason(
+        NOT_REACHED,
+        "nothing stands in front of the first launch of this problem",
+        "dependency wait",
+        subject="moe permutation",
+    ),
+    Reason(
+        EDGE,
+        "nothing stands in front of the first launch of this problem; the warp that routes reads "
+        "nothing of the launch in front, and writes when it has sums of warps that have waited",
+        "dependency wait",
+        subject="moe route tokens",
+    ),
+    Reason(
+        EDGE,
+        "the relaxed cluster barrier orders the allocation, by which its address is known (as "
+        "NVIDIA's fmha_bwd.py has it), and mbarriers have a fence of their own",
+        "remove named barrier",
+        "bar.sync 0",
+        subject="pair",
+    ),
+)
+
+
+def reason_of(subject: str, kind: str, instruction: str) -> Reason | None:
+    """The first reason that holds."""
+    return next((each for each in REASONS if each.holds(subject, kind, instruction)), None)
+
+
 SUBJECTS: dict[str, Subject] = {
-    **attention.SUBJECTS, **decode.SUBJECTS, **experts.SUBJECTS, **cache.SUBJECTS,
+    **subjects.ATTENTION, **subjects.DECODE, **subjects.EXPERTS, **subjects.CACHE,
 }  # fmt: skip
 ELSEWHERE = "ordered by another edge"
 MANUAL_ALONE = (
@@ -97,7 +244,8 @@ class Records:
             self.save()
 
     def forget_other_kernels(self, chosen: Chosen) -> None:
-        """Of the subjects of these mutants, records of texts that they do not launch any more."""
+        """Drop, of the subjects of these mutants, records of texts that they do not launch any
+        more."""
         launched = {key[:2] for key, _ in chosen}
         subjects = {subject for subject, _ in launched}
         self.by_key = {
@@ -126,7 +274,7 @@ def keyed(subject: str, kernel: str, mutant: Mutant) -> tuple[Key, Mutant]:
 
 @lru_cache(maxsize=1)
 def _prepared(subject: str, schedules: int) -> tuple[Judge, dict[Key, Mutant]]:
-    """Of this process: mutants come subject by subject."""
+    """Judge and mutants of this process: mutants come subject by subject."""
     item = SUBJECTS[subject]
     judge = item.judge(dict(islice(SCHEDULES.items(), schedules)))
     return judge, dict(keyed(subject, *each) for each in item.mutants(CLASSES))
@@ -177,3 +325,181 @@ def run(keys: list[Key], jobs: int, schedules: int, seen: Callable[[Record], Non
         finally:
             for future in waiting:
                 future.cancel()
+
+
+_TITLE = "mutants, and what tells them from their kernel; noted: equivalent, but for strict rules"
+MAX_EQUIVALENT, MIN_KILLED = 0.15, 0.97
+_COLUMNS = ("mutants", *NOTICED, "equivalent", "noted", "unreached", "survived")
+
+
+def counts(records: Sequence[Record]) -> Counter:
+    """By the columns of the table. A mutant that is killed is not equivalent, whatever was said."""
+    found = Counter(record.by for record in records if record.killed)
+    found["mutants"] = len(records)
+    found["equivalent"] = sum(bool(r.same) for r in records)
+    found["unreached"] = sum(r.unreached for r in records)
+    found["noted"] = sum(r.noted for r in records)
+    found["survived"] = sum(r.survived for r in records)
+    found[BROKEN] = sum(r.by == BROKEN for r in records)
+    return found
+
+
+def shares(records: Sequence[Record]) -> tuple[float, float]:
+    """(equivalent among all, killed among the rest that the problem reaches)."""
+    found = counts(records)
+    rest = found["mutants"] - found["equivalent"] - found["unreached"]
+    killed = sum(found[by] for by in NOTICED)
+    return found["equivalent"] / max(found["mutants"], 1), killed / max(rest, 1)
+
+
+def within_contract(records: Sequence[Record]) -> bool:
+    equivalent, killed = shares(records)
+    return equivalent <= MAX_EQUIVALENT and killed >= MIN_KILLED
+
+
+def _grouped(records: Sequence[Record], name: str) -> dict[str, Sequence[Record]]:
+    """By a field, in the order of the records, and all of them."""
+    values = dict.fromkeys(getattr(record, name) for record in records)
+    groups = {value: [r for r in records if getattr(r, name) == value] for value in values}
+    return {**groups, "all": records}
+
+
+def show(records: Sequence[Record], console: Console) -> None:
+    """Table, percentages, reasons, survivors."""
+    columns = [c for c in (*_COLUMNS, BROKEN) if c != BROKEN or counts(records)[BROKEN]]
+    rows = [
+        [kind, *(str(counts(group)[column] or "0" * (kind == "all")) for column in columns)]
+        for kind, group in _grouped(records, "kind").items()
+    ]
+    tables.show(_TITLE, ["class", *columns], rows, console)
+    for subject, group in _grouped(records, "subject").items():
+        equivalent, killed = shares(group)
+        console.print(
+            f"{subject}: {len(group)} mutants, {equivalent:.1%} equivalent "
+            f"(limit {MAX_EQUIVALENT:.0%}), of the rest {killed:.1%} killed "
+            f"(at least {MIN_KILLED:.0%})",
+            highlight=False,
+        )
+    console.print("\nEquivalent, by class:")
+    for kind, reason in dict.fromkeys(
+        (r.kind, r.equivalent) for r in records if r.equivalent and not r.killed
+    ):
+        console.print(f"  {kind}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    for r in records:
+        if r.instead and r.same:
+            words = f"  {r.subject}: {r.kind} @{r.line}: {r.same}"
+            console.print(words, highlight=False, markup=False, soft_wrap=True)
+    for title, chosen in (
+        ("Killed though called equivalent", [r for r in records if r.equivalent and r.killed]),
+        (f"Not reached: {UNREACHED}", [r for r in records if r.unreached]),
+        *survivors(records).items(),
+        ("No PTX", [r for r in records if r.by == BROKEN]),
+    ):
+        if chosen:
+            console.print(f"\n{title}:")
+        for r in chosen:
+            _show_one(r, console)
+
+
+def survivors(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """By the category of their reason; those that have none come last."""
+    found: dict[str, list[Record]] = {
+        f"Survivors, {name}": [] for name in (*CATEGORIES, UNEXPLAINED)
+    }
+    for record in records:
+        if record.survived:
+            reason = reason_of(record.subject, record.kind, record.instruction)
+            found[f"Survivors, {reason.category if reason else UNEXPLAINED}"].append(record)
+    return found
+
+
+def _show_one(record: Record, console: Console) -> None:
+    reason = reason_of(record.subject, record.kind, record.instruction)
+    words = f"  {record.subject}: {record.kind} @{record.line}  {record.instruction}"
+    words += f": {record.how}" * bool(record.how)
+    words += f"\n      {reason.argument}" if record.survived and reason else ""
+    console.print(words, highlight=False, markup=False, soft_wrap=True)
+
+
+def chosen_mutants(options: argparse.Namespace) -> Chosen:
+    """Subject by subject; the kernels are compiled and launched for it."""
+    found: Chosen = []
+    kinds = [kind for kind in CLASSES if any(part in kind.name for part in options.kind or ())]
+    for name, subject in SUBJECTS.items():
+        if options.subject and not any(part in name for part in options.subject):
+            continue
+        mutants = subject.mutants(kinds if options.kind else SYNCHRONISATION)
+        if options.sample:
+            mutants = sampled(mutants, options.sample, options.seed)
+        found += [keyed(name, *mutant) for mutant in mutants]
+    return found
+
+
+def print_list(chosen: Chosen) -> None:
+    for (name, *_), mutant in chosen:
+        print(f"{name}: {mutant.name}  {mutant.instruction}")
+    for name, count in Counter(name for (name, *_), _ in chosen).items():
+        same = sum(bool(mutant.equivalent) for key, mutant in chosen if key[0] == name)
+        print(f"{name}: {count} mutants, {same} of them equivalent by rule")
+
+
+def still_to_judge(chosen: Chosen, records: Records, again: str | None) -> list[Key]:
+    """Mutants without a verdict on the text as it is, and those that are wanted again."""
+    keys = []
+    for key, _ in chosen:
+        record = records.by_key.get(key)
+        if not record or again == "all" or (again == "survivors" and not record.killed):
+            keys.append(key)
+    return keys
+
+
+def judge(keys: list[Key], records: Records, options: argparse.Namespace, console: Console) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    schedules = len(SCHEDULES) if options.schedules is None else options.schedules
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("mutants", total=len(keys))
+
+        def seen(record: Record) -> None:
+            records.add(record)
+            progress.update(task, advance=1, description=record.subject)
+            if record.survived:
+                progress.console.print(
+                    f"survived: {record.subject}: {record.kind} @{record.line} "
+                    f"{record.instruction}",
+                    highlight=False, markup=False, soft_wrap=True,
+                )  # fmt: skip
+
+        try:
+            run(keys, options.jobs, schedules, seen)
+        finally:
+            records.save()
+
+
+def print_classes() -> None:
+    for kind in CLASSES:
+        reason = f" Equivalent where {kind.same.reason}." if kind.same.reason else ""
+        print(f"{kind.name}: {kind.does} ({kind.section}).{reason}")
+
+
+def perform(options: argparse.Namespace) -> int:
+    """What the flags ask for; returns the exit code."""
+    if options.classes:
+        print_classes()
+        return 0
+    console = Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the pool, too
+    chosen = chosen_mutants(options)
+    if not chosen:
+        return refuse(f"nothing of --subject {options.subject} and --kind {options.kind}")
+    if options.list:
+        print_list(chosen)
+        return 0
+    records = Records(options.json)
+    records.forget_other_kernels(chosen)
+    keys = still_to_judge(chosen, records, options.again)
+    if keys:
+        judge(keys, records, options, console)
+    found = records.of(chosen)
+    show(found, console)
+    return 0 if within_contract(found) else 1

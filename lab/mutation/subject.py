@@ -11,10 +11,10 @@ import torch
 
 from kernelkit.call.launch import emulation
 from lab.problems.attention import same_bits
-from lab.tools.poison import poisoned_outputs
+from lab.tools.place import poisoned_outputs
 from ptxemu.mutation.carried import Carried, instead
-from ptxemu.mutation.catalogue import SYNCHRONISATION, Mutant, MutationClass, mutants
-from ptxemu.mutation.rerun import Baseline, Verdict, baseline, carried, verdict
+from ptxemu.mutation.catalogue import SYNCHRONISATION, Mutant, MutationClass, mutants, sampled
+from ptxemu.mutation.rerun import BROKEN, Baseline, Verdict, baseline, carried, verdict
 from ptxemu.mutation.text import Text
 
 LIMIT = 120.0  # seconds of a launch; a mutant may run on for ever
@@ -89,7 +89,7 @@ class Judge:
         self._carried: dict[str, Carried] = {}
 
     def verdict(self, kernel: str, mutant: Mutant) -> Verdict:
-        """Of the first schedule that tells."""
+        """Verdict of the first schedule that tells."""
         lines = mutant.change.lines
         return verdict(self.subject.run, kernel, lines, self.schedules, self.known)
 
@@ -119,3 +119,24 @@ class Judge:
             self._carried[kernel] = carried(self.subject.run, kernel, {})
         changed = carried(self.subject.run, kernel, mutant.change.lines)
         return instead(self._carried[kernel], changed, mutant.instr)
+
+
+SEED = 0
+UNNOTICED = 1  # in a sample; of all, one in thirty
+
+
+def assert_noticed(subject: Subject, count: int) -> None:
+    """Nearly all of `count` mutants, and none that is excused."""
+    first = dict([*SCHEDULES.items()][:2])  # what is read too early shows in late schedules alone
+    judge = subject.judge(first)
+    assert not judge.known, "the kernel itself has findings"
+    unnoticed, wrongly_excused = [], []
+    for kernel, mutant in sampled(subject.mutants(), count, SEED):
+        verdict = judge.verdict(kernel, mutant)
+        assert verdict.by != BROKEN, (mutant.name, verdict.how)
+        if mutant.equivalent and verdict.noticed:
+            wrongly_excused.append((mutant.name, verdict.how))
+        elif mutant.executed and not mutant.equivalent and not verdict.noticed:
+            unnoticed.append(mutant.name)
+    assert len(unnoticed) <= UNNOTICED, unnoticed
+    assert not wrongly_excused

@@ -6,7 +6,7 @@ import math
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -17,6 +17,7 @@ from fmha.config import FP8, MAX_RESCALE_LOG2, TUNABLE
 from fmha.reference import Attention
 from kernelkit.call.launch import emulation
 from kernelkit.numerics import tolerance
+from lab.flags.attention import OPTIONS
 from lab.problems import extremes
 from ptxemu import Options
 from ptxemu.check.text import render
@@ -37,15 +38,23 @@ LOG2_LAG = AttentionConfig().rescale_log2
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+Tuning = make_dataclass(
+    "Tuning",
+    [(option.name, type(option.default), option.default) for option in OPTIONS],
+    frozen=True,
+    kw_only=True,
+)
+
+
 @dataclass(frozen=True)
-class Case:
+class Case(Tuning):  # type: ignore[misc, valid-type]
     """q [batch, sq, Hq, D]; k [batch, skv, Hkv, D], v [.., Dv]; dims (D, Dv).
 
     q_lens, k_lens: the entries are packed, sq or skv then says nothing. kv_lens: valid keys per
     entry; everything past them is NaN. page_size: K and V are pages, shuffled, in a pool with
     spare ones; what the table holds behind the last page of an entry is no page. amplitude: of q,
     large values move the row maximum from tile to tile. normalize False: the raw output is
-    normalised here. out_dtype, schedule '': the default of the API. climb: keys grow by that factor
+    normalised here. out_dtype '': the default of the API. climb: keys grow by that factor
     and 1 up to the last, or down from the first where it is negative, and scores with them. depth:
     by whose square all scores are lower, before they are scaled.
     sink_value: of every other head, from the first on. tokens_first: in memory, not heads. scales:
@@ -74,17 +83,7 @@ class Case:
     rope_dim: int = 0
     out_dtype: str = ""
     pack_heads: bool | None = None
-    tile_m: int = AttentionConfig.tile_m
-    tile_n: int = AttentionConfig.tile_n
-    ctas: int = AttentionConfig.ctas
-    polynomial: int = AttentionConfig.polynomial
     scale: float | None = None
-    schedule: str = ""
-    k_stages: int = 0
-    v_stages: int = 0
-    rescale_log2: float = LOG2_LAG
-    instructions: str = AttentionConfig.instructions
-    slices: int = AttentionConfig.slices
     pdl: bool = False
     climb: float = 0.0
     depth: float = 0.0
@@ -101,8 +100,7 @@ class Case:
     def words(self) -> list[str]:
         """What it is, as far as that is not by default."""
         parts = [f"d{self.dims[0]}" + f".{self.dims[1]}" * (self.dims[0] != self.dims[1])]
-        parts += [name for name in (self.schedule, self.instructions) if name]
-        parts += [f"slices{self.slices}"] * bool(self.slices)
+        parts += self._tuned(in_front=True)
         parts += [self.dtype + f".{self.kv_dtype}" * bool(self.kv_dtype)]
         parts[-1] += f">{self.out_dtype}" * bool(self.out_dtype)
         parts += ["scales"] * self.scales + ["kisv"] * self.k_is_v
@@ -117,13 +115,7 @@ class Case:
             ("scale", self.scale or 0),
         ):
             parts += [f"{name}{value:g}"] * bool(value)
-        for name, value in (("k", self.k_stages), ("v", self.v_stages)):
-            parts += [f"{name}stages{value}"] * bool(value)
-        parts += [f"rows{self.tile_m}"] * (self.tile_m != AttentionConfig.tile_m)
-        parts += [f"tile{self.tile_n}"] * (self.tile_n != AttentionConfig.tile_n)
-        parts += [f"ctas{self.ctas}"] * (self.ctas != AttentionConfig.ctas)
-        parts += [f"poly{self.polynomial}"] * (self.polynomial != AttentionConfig.polynomial)
-        parts += [f"lag{self.rescale_log2:g}"] * (self.rescale_log2 != LOG2_LAG)
+        parts += self._tuned(in_front=False)
         parts += ["sinks"] * self.sinks + ["pdl"] * self.pdl
         parts += [f"h{self.heads[0]}.{self.heads[1]}"]
         parts += [] if self.pack_heads is None else ["packed" if self.pack_heads else "apart"]
@@ -137,6 +129,16 @@ class Case:
         parts += [f"extreme{self.extreme}"] * bool(self.extreme)
         return parts + ([] if self.sink_value is None else [f"sink{self.sink_value:g}"])
 
+    def _tuned(self, *, in_front: bool) -> list[str]:
+        """Words of options that are not by default, in front of the dtype or behind it."""
+        options = sorted(OPTIONS, key=lambda option: option.place)
+        return [
+            option.word.format(value)
+            for option in options
+            if (option.place < 0) == in_front
+            and (value := getattr(self, option.name)) != option.default
+        ]
+
     @property
     def lag_log2(self) -> float:
         """By which the maximum may lag at most."""
@@ -148,12 +150,12 @@ class Case:
     def group(self) -> str:
         """Cases of one group share a compiled kernel (or two, where packing is automatic)."""
         static = (
-            self.dims, self.schedule, self.dtype, self.out_dtype, self.normalize,
+            self.dims, self.dtype, self.out_dtype, self.normalize,
             self.causal or self.window[1] is not None, self.window[0] is not None,
             self.sink_tokens > 0, self.softcap > 0, self.sinks, self.q_offset is not None,
             self.q_lens is not None, self.k_lens is not None, self.kv_lens is not None,
-            self.page_size, self.rope_dim, self.pack_heads, self.tile_m, self.tile_n,
-            self.ctas, self.polynomial, self.instructions, self.slices,
+            self.page_size, self.rope_dim, self.pack_heads,
+            *(getattr(self, option.name) for option in OPTIONS),
             self.kv_dtype, self.scales, self.k_is_v,
         )  # fmt: skip
         return f"{zlib.crc32(repr(static).encode()):08x}"
@@ -188,15 +190,15 @@ class Case:
 
     @property
     def o_dtype(self) -> str:
-        """Of O."""
+        """Dtype of O."""
         if self.out_dtype or not self.normalize:
             return self.out_dtype or "fp32"
         return "bf16" if self.dtype == FP8 else self.dtype
 
     @property
     def coarsest(self) -> torch.dtype:
-        """Of the dtypes of q and O the one with the fewest bits: 16 bits of O are rounded once more
-        than those of P. e4m3 is left out, `reference.rounded` knows what it costs."""
+        """Coarsest of the dtypes of q and O the one with the fewest bits: 16 bits of O are rounded
+        once more than those of P. e4m3 is left out, `reference.rounded` knows what it costs."""
         found = {DTYPES[name] for name in (self.dtype, self.o_dtype) if name != FP8}
         return max(found, key=lambda dtype: torch.finfo(dtype).eps)
 
@@ -358,7 +360,7 @@ def _int32(values: Sequence[int]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Of a device. generator: of the numbers, on the CPU."""
+    """Memory of a device. generator: of the numbers, on the CPU."""
 
     device: str
     generator: torch.Generator

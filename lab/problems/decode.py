@@ -158,7 +158,7 @@ class Case:
         return pool
 
     def _rows(self, generator: torch.Generator, entry: int, *, is_k: bool) -> torch.Tensor:
-        """Of an entry, [keys, heads, head_dim] in fp32."""
+        """Rows of an entry, [keys, heads, head_dim] in fp32."""
         shape = (self.lengths[entry], self.heads[1], self.head_dim)
         if is_k:
             rows = self._numbers(generator, shape, is_query=False)
@@ -174,7 +174,7 @@ class Case:
     def _numbers(
         self, generator: torch.Generator, shape: Sequence[int], *, is_query: bool
     ) -> torch.Tensor:
-        """Of q or k, in fp32."""
+        """Numbers of q or k, in fp32."""
         if not self.extreme:
             return torch.randn(tuple(shape), generator=generator)
         pick = random.Random(torch.randint(1 << 31, (1,), generator=generator).item())
@@ -226,7 +226,7 @@ class Case:
         return options
 
     def launch_options(self, arch: str | None) -> dict[str, Any]:
-        """Those that change no result."""
+        """Keyword arguments that change no result."""
         tuning = dict(self.tuning)
         if tuning and not self.cluster:
             raise ValueError(f"tuning {tuning} without a cluster: sizes then choose the config")

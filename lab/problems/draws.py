@@ -58,7 +58,7 @@ class Draws(ABC):
 
     @abstractmethod
     def config(self, kind: Any, pick: random.Random) -> Any:
-        """Of a kind; ValueError or NotImplementedError for what is refused."""
+        """Config of a kind; ValueError or NotImplementedError for what is refused."""
 
     @abstractmethod
     def drawn(self, kernel: Kernel, pick: random.Random) -> Any:

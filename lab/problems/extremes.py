@@ -54,7 +54,7 @@ def of_case(case: Any, pick: random.Random) -> Any:
 
 
 def scale(pick: random.Random) -> float | None:
-    """Of softmax; None is the default one."""
+    """Scale of softmax; None is the default one."""
     return pick.choice((None, *SCALES, 10.0 ** pick.uniform(-12, 12)))
 
 
@@ -132,7 +132,7 @@ def judge_output(
 
 
 def _dims(of_o: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Those of O and LSE that are neither an entry nor a head."""
+    """Dimensions of O and LSE that are neither an entry nor a head."""
     return ((1, 3), (2,)) if of_o == 4 else ((2,), ())
 
 

@@ -149,7 +149,7 @@ class Case:
         return with_pairs(packed, self._generator(2), self.granularity) if self.pairs else packed
 
     def encode_scale(self) -> torch.Tensor | None:
-        """Of an output in nvfp4."""
+        """Scale of an output in nvfp4."""
         return torch.tensor([448.0]) if self.out == "nvfp4" else None
 
     def options(self) -> dict[str, Any]:
@@ -244,7 +244,8 @@ def _summed(x: torch.Tensor, w: torch.Tensor, case: Case) -> torch.Tensor:
 
 
 def judge(case: Case, result: torch.Tensor | Quantized) -> tolerance.Report:
-    """Of the values; a quantised output has to be, byte by byte, nearly always the definition's."""
+    """Verdict on the values; a quantised output has to be, byte by byte, nearly always the
+    definition's."""
     exact, rounded = definition(case, torch.float64), definition(case, torch.float32)
     if isinstance(result, torch.Tensor):
         assert result.dtype == DTYPES[case.out]

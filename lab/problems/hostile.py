@@ -45,7 +45,7 @@ def _at_ends(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _far_apart(blocks: torch.Tensor) -> torch.Tensor:
-    """Of some blocks the scale factors are subnormal or 0 in e4m3."""
+    """In some blocks the scale factors are subnormal or 0 in e4m3."""
     return blocks * torch.exp2(-(_number(blocks) * 5 % 23).float())
 
 

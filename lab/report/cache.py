@@ -63,7 +63,7 @@ class Story:
     kept: tuple[int, ...] = field(default=())
 
     def holder(self, pool: str, slot: int) -> str:
-        """Whose it is: a name of FACES."""
+        """Holder of the bytes: a name of FACES."""
         if pool == "checkpoints":
             return "kept" if slot in self.kept else "free"
         if slot == 0:

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.nsight.perform import KERNELS
-from lab.nsight.table import LATENCY, PER_ISSUE, STALL
 from lab.report.documents import Document
 from lab.tools import style
+from lab.verbs.nsight import KERNELS, LATENCY, PER_ISSUE, STALL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +120,7 @@ def _product(size: str) -> str:
 
 
 def _bars(axis: Axes, bars: Sequence[tuple[str, float]], *, dark: bool) -> None:
-    """Those near the largest filled, where `dark` says so."""
+    """Draw bars, those near the largest filled, where `dark` says so."""
     most = max(share for _, share in bars)
     for at, (_, share) in enumerate(bars):
         face = (BUSIEST if share > most - NEAR else OTHER) if dark else WAIT

@@ -8,19 +8,7 @@ from pathlib import Path
 
 from lab.house import map
 from lab.house.graph import house
-from lab.report import (
-    attention_b200,
-    beside,
-    cache,
-    decode,
-    gpt_oss,
-    moe,
-    ncu,
-    prefill,
-    steps,
-    tuner,
-)
-from lab.report import bringup as overview
+from lab.report import attention, cache, moe, ncu, steps
 from lab.report.documents import Document
 
 Draw = Callable[[Path, Sequence[Document], str], None]
@@ -53,18 +41,20 @@ class Section:
 
 
 def _of(draw: Callable[[Path, Document, str], None]) -> Draw:
-    """Of the first file alone."""
+    """Figures of the first file alone."""
     return lambda path, documents, source: draw(path, documents[0], source)
 
 
 def _decode(path: Path, documents: Sequence[Document], source: str) -> None:
     """Beside what the last file says that others published."""
-    decode.draw(path, documents[0], source, published=documents[-1].rows)
+    attention.draw_decode(path, documents[0], source, published=documents[-1].rows)
 
 
 def _prefill(path: Path, documents: Sequence[Document], source: str) -> None:
     """The roof is that of the last file, where it has one."""
-    prefill.draw(path, documents[0], source, roof=documents[-1].head.get("tensor_tflops", 0.0))
+    attention.draw_prefill(
+        path, documents[0], source, roof=documents[-1].head.get("tensor_tflops", 0.0)
+    )
 
 
 def _cache(path: Path, documents: Sequence[Document], source: str) -> None:
@@ -72,7 +62,7 @@ def _cache(path: Path, documents: Sequence[Document], source: str) -> None:
 
 
 def _bringup(path: Path, documents: Sequence[Document], source: str) -> None:
-    overview.draw(path, documents[0].data, source)
+    steps.draw_bringup(path, documents[0].data, source)
 
 
 def _map(path: Path, documents: Sequence[Document], source: str) -> None:
@@ -105,7 +95,7 @@ SECTIONS = (
         "Windows and sinks of gpt-oss, grouped heads, heads of 192 and 512, and e4m3. Of the same "
         "run as the section above.",
         ("fmha_h200.json",),
-        _of(prefill.draw_models),
+        _of(attention.draw_models),
         "fmha_models_h200.png",
     ),
     Section(
@@ -120,7 +110,7 @@ SECTIONS = (
         "Attention by mma.sync",
         "The kernel for GPUs without wgmma and tcgen05, forced on an H200.",
         ("fmha_mma_sync_h200.json", "fmha_mma_sync_keys_h200.json"),
-        _of(prefill.draw),
+        _of(attention.draw_prefill),
         "fmha_mma_sync_h200.png",
     ),
     Section(
@@ -135,7 +125,7 @@ SECTIONS = (
             "published_fa4_gb200.csv",
             "published_fa4_gb300.csv",
         ),
-        _of(attention_b200.draw),
+        _of(attention.draw_b200),
         "attention_speed.png",
         modelled=True,
     ),
@@ -169,7 +159,7 @@ SECTIONS = (
         "gpt-oss, a whole model",
         "Where the time of a step goes, beside what memory and tensor cores would take at least.",
         ("gpt_oss_h200.json",),
-        _of(gpt_oss.draw),
+        _of(attention.draw_gpt_oss),
         "gpt_oss_h200.png",
     ),
     Section(
@@ -186,7 +176,7 @@ SECTIONS = (
         "What the cache moves",
         "Appending, gathering, copying and checksums.",
         ("kvcache_h100.json", "kvcache_host.json", "kvcache_tier_h100.json"),
-        _of(steps.draw),
+        _of(steps.draw_steps),
         "kvcache_h100.png",
     ),
     Section(
@@ -194,14 +184,14 @@ SECTIONS = (
         "Steps around the products of experts",
         "Quantising, routing, permutation and combination.",
         ("moe_h200.json",),
-        _of(steps.draw),
+        _of(steps.draw_steps),
     ),
     Section(
         "dsv4",
         "Sparse attention of DeepSeek-V4",
         "Compressors, queries, scores and the choice of the best; a whole layer as a table.",
         ("dsv4_h100.json", "dsv4_layer_h200.json"),
-        _of(steps.draw),
+        _of(steps.draw_steps),
     ),
     Section(
         "merge",
@@ -220,7 +210,7 @@ SECTIONS = (
         "The tuner beside exhaustive search",
         "What a choice of tiles costs: 110 shapes at random, each of 3 to 113 candidates.",
         ("tuner_h200.json",),
-        _of(tuner.draw),
+        _of(steps.draw_tuner),
         "tuner_h200.png",
     ),
     Section(
@@ -243,7 +233,7 @@ SECTIONS = (
                 "gqa", "gqa_variants", "merge", "kvcache", "moe", "dsv4")),
             "published_mainloops_b200.csv",
         ),
-        _of(beside.draw),
+        _of(steps.draw_beside),
         "cycle_model_h200.png",
         modelled=True,
     ),
@@ -312,7 +302,7 @@ ELSEWHERE = {
 
 
 def named(names: Sequence[str]) -> list[Section]:
-    """Those sections, or all. ValueError for a name that is none."""
+    """Sections of these names, or all. ValueError for a name that is none."""
     known = {section.name: section for section in SECTIONS}
     for name in names:
         if name not in known:

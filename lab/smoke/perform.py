@@ -1,9 +1,10 @@
-"""The smoke test from the outside: an environment, an empty folder, and what is to run in it."""
+"""What `smoke.py` does: the wheel is built, looked into, installed, and used without a checkout."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,12 +12,63 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from zipfile import ZipFile
 
-from lab.house.source import PACKAGES, ROOT
-from lab.smoke.contents import differences
+from lab.house.source import OLD_NAMES, PACKAGES, ROOT, files
 from lab.smoke.inside import FAILED, report
-from lab.smoke.pages import examples
+
+
+def expected() -> set[str]:
+    """Names of the files that the wheel installs beside its metadata."""
+    installed = {*PACKAGES, *OLD_NAMES}
+    ours = {str(path) for path in files(".py", ".json") if path.parts[0] in installed}
+    return ours | {f"{package}/py.typed" for package in PACKAGES}
+
+
+def differences(wheel: Path) -> list[str]:
+    """What it lacks and what nobody asked for, a line each."""
+    with ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    lacking, foreign = sorted(expected() - names), sorted(names - expected())
+    return [f"lacks {name}" for name in lacking] + [f"should not have {name}" for name in foreign]
+
+
+_PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# (page, which of its examples) -> why it does not run in the smoke test; tests run it.
+LEFT_OUT = {
+    ("blackwell_engines/README.md", 1): "transformers, which no user has to have",
+    ("blackwell_engines/README.md", 2): "the same",
+    ("q8_0/README.md", 2): "a model's file",
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """Python of a page. line: of the page, where its first line stands."""
+
+    page: PurePosixPath
+    line: int
+    text: str
+
+    def write(self, folder: Path) -> Path:
+        """As a file of `folder` with the same numbers of lines as the page. No example can import
+        it by mistake: its name is none of Python's."""
+        path = folder / f"{str(self.page).replace('/', '-')}-line-{self.line}.py"
+        path.write_text("\n" * (self.line - 1) + self.text, encoding="utf-8")
+        return path
+
+
+def examples() -> Iterator[Example]:
+    """All but those left out, page by page."""
+    for page in files(".md"):
+        if page.name == "README.md" and page.parts[0] in {*PACKAGES, "README.md"}:
+            text = (ROOT / page).read_text(encoding="utf-8")
+            for number, match in enumerate(_PYTHON.finditer(text), start=1):
+                if (str(page), number) not in LEFT_OUT:
+                    line = text.count("\n", 0, match.start(1)) + 1
+                    yield Example(page, line, match[1])
+
 
 EXTRA = "cycles"  # llvmlite, which makes the emulator quick, and nvdisasm
 ALSO = ("pytest",)  # whose plugin ptxemu is
@@ -48,7 +100,8 @@ class Place:
         return self.environment / "bin" / "python"
 
     def variables(self) -> dict[str, str]:
-        """Of a process there: nothing that leads back to the repository, caches of its own."""
+        """Variables of a process there: nothing that leads back to the repository, caches of its
+        own."""
         kept = {name: v for name, v in os.environ.items() if not name.startswith("PYTHON")}
         caches = {"BLACKWELL_KERNELS_CACHE": "kernels", "PTXEMU_CACHE": "ptx"}
         return kept | {name: str(self.root / folder) for name, folder in caches.items()}

@@ -25,10 +25,9 @@ from kvcache.books.manager import Manager
 from kvcache.books.requests import UNKNOWN, Placeholders, Request
 from kvcache.books.step import Step
 from kvcache.books.work import Pool, Work
-from lab.soak.cases import Case
 from lab.soak.ledger import Ledger, require, same
 from lab.soak.machine import Holder, Machine
-from lab.soak.naive import History
+from lab.soak.small_caches import Case, History
 from lab.soak.wrong_types import Call, books_of, wrong_batches, wrong_books, wrong_calls
 
 MOST_BLOCKS = 9  # of a request: longer ones teach nothing new
@@ -245,7 +244,8 @@ class Driver:
         return touched
 
     def _has_checkpoints(self, live: Live, start: int) -> None:
-        """Those that the policy wants of a step from `start` that was as long as `room` allowed."""
+        """Whether the checkpoints are there that the policy wants of a step from `start` that was
+        as long as `room` allowed."""
         size, policy = self.layout.block_tokens, self.case.policy or Policy()
         last = (live.prompt - 1) // size * size
         for end in range((start // size + 1) * size, len(live.history) + 1, size):

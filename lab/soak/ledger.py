@@ -20,7 +20,7 @@ from kvcache.books.requests import Request
 from kvcache.books.step import Step
 from kvcache.books.work import Copy, Pool
 from lab.soak.machine import Holder, Machine
-from lab.soak.naive import History, Past
+from lab.soak.small_caches import History, Past
 
 
 def require(true: bool, what: str) -> None:

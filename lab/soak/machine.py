@@ -18,14 +18,7 @@ from kvcache.books.slot_pool import Sizes
 from kvcache.books.step import Step
 from kvcache.books.work import Copy, Pool, Work
 from kvcache.layouts.layout import Layout, Ring, Stream, Tail
-from lab.soak.naive import (
-    Past,
-    ends,
-    half_columns,
-    half_rows,
-    true_bytes,
-    whole_rows,
-)
+from lab.soak.small_caches import Past, ends, half_columns, half_rows, true_bytes, whole_rows
 
 CLEAN = 0xC1  # of slot 0 of STATES
 NONSENSE = 0xEE

@@ -47,18 +47,20 @@ def refuse(reason: object) -> int:
 
 
 def environment() -> dict[str, str]:
-    """Of a process that is to import this checkout, whatever else is installed."""
+    """Environment of a process that is to import this checkout, whatever else is installed."""
     root = Path(__file__).resolve().parents[2]
     path = str(root), str(root / "scripts"), os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def progress_bar(console: Console) -> Progress:
-    """How many of how many are done, and the time; it vanishes at the end."""
+    """A bar of how many of how many are done, and the time. It vanishes at the end, and is absent
+    where the console is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+    how = {"console": console, "transient": True, "disable": not console.is_terminal}
+    return Progress(*columns, TimeElapsedColumn(), **how)
 
 
 def tracked(items: Sequence[T], words: str) -> Iterator[T]:

@@ -51,7 +51,7 @@ class Place:
 
     @property
     def device(self) -> str:
-        """Of tensors."""
+        """Device of tensors."""
         return "cuda" if self.backend == "cuda" else "cpu"
 
     @property
@@ -64,8 +64,8 @@ class Place:
 
 
 def choose_place(options: argparse.Namespace, archs: Sequence[str] = ARCHS) -> Place:
-    """Of kernels written for `archs`: as --backend and --arch ask; for 'auto' a GPU, unless its
-    kernels are not those of --arch or a check is wanted. ValueError where they contradict."""
+    """Place of kernels written for `archs`: as --backend and --arch ask; for 'auto' a GPU, unless
+    its kernels are not those of --arch or a check is wanted. ValueError where they contradict."""
     native, reason, checked = native_arch(), why_not_here(archs), wanted(options)
     backend = options.backend
     if backend == "auto":
@@ -102,3 +102,14 @@ def emulated(options: argparse.Namespace, **more: Any) -> Iterator[list[LaunchRe
 def instructions(launches: Sequence[LaunchReport]) -> int:
     """Warp-instructions of all launches."""
     return sum(count.total() for launch in launches for count in launch.by_warp.values())
+
+
+@contextmanager
+def poisoned_outputs() -> Iterator[None]:
+    """torch.empty returns NaN, so that what a kernel leaves unwritten is seen."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

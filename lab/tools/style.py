@@ -45,7 +45,7 @@ PLAIN = {".svg": "Date", ".pdf": "CreationDate"}
 
 @dataclass(frozen=True)
 class Look:
-    """Of a line: colour, shape of its points, dash; ours are filled, the others have white in
+    """Look of a line: colour, shape of its points, dash; ours are filled, the others have white in
     them."""
 
     colour: str
@@ -110,8 +110,8 @@ OTHERS = tuple(
 
 
 def look(name: str, number: int = 0) -> Look:
-    """Of a name; of one without a look of its own, such as a config that somebody tries, the one
-    with that number."""
+    """Look of a name; of one without a look of its own, such as a config that somebody tries, the
+    one with that number."""
     return LOOKS.get(name) or OTHERS[number % len(OTHERS)]
 
 
@@ -181,7 +181,7 @@ def legend(figure: Figure, handles: Sequence[Any], columns: int = 0) -> None:
 
 
 def key(name: str, words: str = "", *, line: bool = True, number: int = 0) -> Any:
-    """Of a legend."""
+    """Key of a legend."""
     from matplotlib.lines import Line2D
 
     style = look(name, number)
@@ -220,5 +220,5 @@ def source_of(path: Path) -> str:
 
 
 def named(numbers: Iterable[int]) -> list[str]:
-    """Of ticks: 1k, 16k; others in figures."""
+    """Labels of ticks: 1k, 16k; others in figures."""
     return [f"{n // 1024}k" if n and n % 1024 == 0 else str(n) for n in numbers]

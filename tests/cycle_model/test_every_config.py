@@ -18,10 +18,10 @@ from fmha import AttentionConfig, attention
 from gqa_lowlatency import decode
 from kernelkit.call.launch import emulation
 from kernelkit.compile.compiler import collecting
-from lab.cases.steps import problems_of
 from lab.flags.steps import FAMILIES, NATIVE_ONLY, SMALL_HIDDEN, SMALL_ROWS
 from lab.problems.attention import Case
 from lab.problems.grouped_gemm import Case as GroupedCase
+from lab.problems.steps import problems_of
 from moe import grouped_gemm
 from moe.config import GroupedConfig
 from ptxemu.native.accesses import COPIED

@@ -18,7 +18,7 @@ from cycle_model.gpus import for_arch
 from cycle_model.grid import LaunchModel
 from cycle_model.launch import bind
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
-from lab.cycles.frost import SaysCuda, frost
+from lab.cycles.peers import SaysCuda, frost
 from ptxemu.host.emulator import Emulator
 from ptxemu.host.gpu_machine import machine_with_gpu
 from ptxemu.watch import watched

@@ -3,7 +3,7 @@
 QUICK, MATRIX and SWEPT together have every allowed pair of values of two factors (`pairwise`);
 QUICK every value at least once, SWEPT what is left of pages of 16 and 64 keys. PLAIN and EDGES are
 many problems for few kernels: shapes, and where masks meet. What is drawn at random, and for
-`scripts/soak.py`, is in `lab.cases.attention_draws`.
+`scripts/soak.py`, is in `lab.soak.attention`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from fmha import attention, reference
 from lab.problems.attention import Case, judge
-from lab.tools.poison import poisoned_outputs
+from lab.tools.place import poisoned_outputs
 from tests.support.extremes import BATCH, GROUP, KV_HEADS, each_round, lengths, wrong
 
 HEADS = (KV_HEADS * GROUP, KV_HEADS)

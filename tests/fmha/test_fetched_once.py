@@ -13,9 +13,9 @@ from fmha.config import AttentionConfig
 from fmha.plan import make_plan, tiles_of
 from fmha.sm90 import layout
 from kernelkit.call.tensors import same_elements
-from lab.cases.attention import config_of
 from lab.problems import attention as cases
 from lab.problems.attention import Case
+from lab.problems.fmha import config_of
 from ptxemu import Options
 from tests.fmha.test_kernel import by_group
 from tests.fmha.test_sm90 import ARCH, CHECKED, FRIENDLY, check

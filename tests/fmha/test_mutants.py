@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.mutation.attention import SUBJECTS
-from lab.mutation.sample import assert_noticed
+from lab.mutation.subject import assert_noticed
+from lab.mutation.subjects import ATTENTION
 
 SAMPLES = {  # kernel -> mutants
     "64 base": 9, "128 pingpong": 6, "256 pair": 4, "512 pair": 4, "64 dependent launch": 2,
@@ -23,4 +23,4 @@ PARAMETERS = [
 
 @pytest.mark.parametrize(("name", "count"), PARAMETERS)
 def test_mutants_are_noticed(name, count):
-    assert_noticed(SUBJECTS[name], count)
+    assert_noticed(ATTENTION[name], count)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.cases.attention_draws import SIZES, Draws
 from lab.problems import attention as cases
+from lab.soak.attention import SIZES, Draws
 
 SEEDS = 1000
 PROBLEMS = 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gqa_lowlatency import decode
 from kernelkit.compile.arch import written_for
 from lab.problems.decode import Case, judge
-from lab.tools.poison import poisoned_outputs
+from lab.tools.place import poisoned_outputs
 from tests.support.extremes import GROUP, KV_HEADS, each_round, lengths, wrong
 
 FP8 = {"kv_dtype": "e4m3", "scales": "heads"}

@@ -11,8 +11,8 @@ import torch
 
 from gqa_lowlatency import decode, decode_plan
 from kernelkit.call.launch import ARCH_OF_CAPABILITY, written_for
-from lab.cases.attention import moved
 from lab.problems.decode import Case, verdicts
+from lab.problems.fmha import moved
 from tests.gqa_lowlatency import cases
 from tests.gqa_lowlatency.space import BORDERS, EDGES, GROUPS, MATRIX, SECOND
 

@@ -7,7 +7,7 @@ import pytest
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.launch import compile_for
-from lab.sass import decode
+from lab.sass import loops
 
 pytestmark = [
     pytest.mark.skipif(not tools_found(), reason=HOW_TO_GET_TOOLS),
@@ -35,7 +35,7 @@ def test_loop(arch, head_dim, group, stalls, distance, tmp_path):
     """No warp can be faster than its control words say."""
     config, path = DecodeConfig(head_dim=head_dim, group=group), tmp_path / "decode.cubin"
     path.write_bytes(compile_for(config, arch).cubin)
-    found = decode.figures(path, config, arch)
+    found = loops.decode_figures(path, config, arch)
     assert (found["stack"], found["spills"]) == (0, 0)
     assert found["stalls"] <= stalls
     assert found["mufu_distance"] <= distance

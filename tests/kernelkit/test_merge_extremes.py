@@ -14,7 +14,7 @@ import torch
 from kernelkit.merge.api import merge
 from kernelkit.numerics.definition import Numbers, attend
 from kernelkit.numerics.tolerance import compare_lse, compare_output
-from lab.tools.poison import poisoned_outputs
+from lab.tools.place import poisoned_outputs
 from tests.support.extremes import CALLS, ROUNDS
 
 POSITIONS, HEADS, COLUMNS = 2, 2, 16

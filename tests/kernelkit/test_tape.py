@@ -11,7 +11,7 @@ import torch
 from kernelkit.call.launch import Target, launch
 from kernelkit.call.tape import Tape, Taping, _maker, zeros_that_stay
 from kernelkit.compile.compiler import collecting
-from lab.tools.poison import poisoned_outputs
+from lab.tools.place import poisoned_outputs
 from tests.kernelkit.scale_kernel import compile_scale
 
 SHAPE = (3, 8)

@@ -19,8 +19,8 @@ from kernelkit.compile.compiler import collecting
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.warm import kernels_over, warm
 from kvcache import gqa, preset
-from lab.cases.moe import layer_of
 from lab.commands import EXPLAIN
+from lab.problems.moe import layer_of
 from moe import ArrangedExperts, Router, pack
 from q8_0.blocks import LAYOUTS
 from q8_0.product.launch import config_for

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from lab.bench import allocator
 from lab.bench import allocator as _bench_allocator
-from lab.bench import vllm_pool as _vllm_pool
 
 SMALL = "bench.py kvcache-host --blocks 300 --batches 1 100 --requests 2 --repeats 20"
 POOL = """\
@@ -86,18 +86,18 @@ def test_kept_blocks_are_evicted():
 
 def test_a_checkout_is_a_peer(printed, checkout):
     assert printed(f"{SMALL} --requests --vllm", checkout).count("vllm") == 2
-    make, said = _vllm_pool.block_pool(checkout)
+    make, said = allocator.block_pool(checkout)
     assert said == "vllm 1.2.3, its imports replaced"
     assert [block.number for block in make(3).get_new_blocks(2)] == [2, 1]
 
 
 def test_without_it_the_row_says_so(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    make, said = _vllm_pool.block_pool(None)
+    make, said = allocator.block_pool(None)
     assert make is None
     assert said.startswith("vllm is not importable")
     monkeypatch.delitem(sys.modules, "vllm")
-    make, said = _vllm_pool.block_pool(tmp_path)
+    make, said = allocator.block_pool(tmp_path)
     assert make is None
     assert said.startswith(f"no BlockPool in {tmp_path.name}")
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:

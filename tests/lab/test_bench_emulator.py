@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ptxemu
-from lab.bench.emulator_shares import (
+from lab.bench.emulator import (
     ARITHMETIC,
     AROUND,
     ASKED,
@@ -22,7 +22,7 @@ from lab.bench.emulator_shares import (
     SCHEDULING,
     part_of,
     sampled,
-)  # fmt: skip
+)
 from lab.house.source import ROOT
 from lab.tools.common import save_rows
 

@@ -15,13 +15,12 @@ import torch
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from fmha.launch import ARCHS
 from lab.bench import fmha, fmha_peers
-from lab.bench.fmha_peers import OURS, PEERS, compared, inputs_of
+from lab.bench.fmha_peers import OURS, PEERS, ROWS, Problem, compared, inputs_of
 from lab.bench.fmha_tables import ranked, summary
 from lab.commands import BENCH
 from lab.flags.bench import FMHA_PEERS
 from lab.measure import turns
 from lab.measure.turns import HEAD_START, Contestant, Turn, take_turns
-from lab.problems.attention_rows import ROWS, Problem
 from lab.tools.common import save_rows
 from lab.tools.place import why_not_here
 from lab.tools.style import LOOKS

@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernelkit.tune import stopwatch
 from lab.bench import gqa, gqa_peers
+from lab.bench.gqa import latency_table
 from lab.bench.gqa_peers import CALLS, DTYPES, OURS, PEERS, Problem
-from lab.bench.gqa_tables import latency_table
 from lab.measure import timing
 from lab.tools.common import read_rows, save_rows
 from lab.tools.tables import show
@@ -273,12 +274,12 @@ def test_a_turn_takes_every_set_equally_often(monkeypatch):
         current_stream=lambda: nothing,
         stream=contextlib.nullcontext,
     )
-    monkeypatch.setattr(timing, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(stopwatch, "torch", SimpleNamespace(cuda=cuda))
 
-    def capture(launch, times):
+    def capture(turn, times):
         before = list(calls)
         for _ in range(times):
-            launch()
+            next(turn)()
         graphs.append(times)
         assert len({now - was for now, was in zip(calls, before, strict=True)}) == 1
         return times
@@ -286,13 +287,13 @@ def test_a_turn_takes_every_set_equally_often(monkeypatch):
     def launch(k):
         calls[k] += 1
 
-    monkeypatch.setattr(timing, "capture", capture)
-    monkeypatch.setattr(timing, "elapsed", lambda graph: graph * 10e-6)
+    monkeypatch.setattr(stopwatch, "_capture", capture)
+    monkeypatch.setattr(stopwatch, "_seconds", lambda graph: graph * 10e-6)
     sample = timing.replay([lambda k=k: launch(k) for k in range(3)])
     (found,) = timing.spreads([sample])
     assert found.median == pytest.approx(10.0)
     assert found.spread == pytest.approx(0.0)
-    assert graphs[-1] * 10e-6 > 0.9 * timing.MIN_GRAPH_SECONDS
+    assert graphs[-1] * 10e-6 > 0.9 * stopwatch.LEAST_SECONDS
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import torch
 
 from lab.bench import moe, moe_peers
 from lab.bench.gqa_peers import error_of
+from lab.bench.moe import by_subject, markdown, ranked, summary
 from lab.bench.moe_peers import PARTS, PEERS, Ours, Torch, Triton
-from lab.bench.moe_tables import by_subject, markdown, ranked, summary
-from lab.cases.moe_models import Model, logits_of, model_of, tokens_of, values
 from lab.flags import moe as flags
 from lab.measure.turns import Turn
+from lab.problems.moe_models import Model, logits_of, model_of, tokens_of, values
 from lab.tools.common import save_rows
 from lab.tools.style import LOOKS
 from moe import reference, unpack

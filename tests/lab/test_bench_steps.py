@@ -21,7 +21,9 @@ from lab.bench.steps import (
     rows_of,
     step_table,
 )
-from lab.cases.moe_steps import (
+from lab.flags.steps import FAMILIES, HIDDEN, STEPS
+from lab.house.source import ROOT
+from lab.problems.moe_steps import (
     GATHERED,
     LINEAR_ROUTERS,
     QUANTISERS,
@@ -29,9 +31,7 @@ from lab.cases.moe_steps import (
     tensors_of,
     torch_route,
 )
-from lab.cases.steps import normal, problems_of
-from lab.flags.steps import FAMILIES, HIDDEN, STEPS
-from lab.house.source import ROOT
+from lab.problems.steps import normal, problems_of
 from lab.tools.common import save_rows
 from moe import reference, reference_routing
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.bringup import bundle, gpu, page, perform, planted, runner, steps, watch, where
+from lab.bringup import gpu, page, perform, planted, runner, steps, watch, where
 from lab.bringup.session import Record, Session, identity_of
 from lab.bringup.steps import ARCHS, HOPPER, JSON, Step, steps_of
 from lab.house.source import ROOT
-from lab.report import bringup as overview
+from lab.report import steps as pictures
 from lab.tools.bringup_words import GROUPS, NOT_RUN, SKIPPED
 
 PYTHON = "-c"
@@ -258,8 +258,7 @@ def test_every_step_is_a_command_that_there_is(arch, monkeypatch):
     """Scripts and their flags; modules."""
     from importlib.util import find_spec
 
-    from lab.commands import BENCH, CYCLES, RUN
-    from lab.soak_commands import SOAK
+    from lab.commands import BENCH, CYCLES, RUN, SOAK
 
     tables = {"run.py": RUN, "bench.py": BENCH, "cycles.py": CYCLES, "soak.py": SOAK}
     found = steps_of(arch)
@@ -326,14 +325,14 @@ def test_the_page_has_every_step_and_says_what_is_wrong(begin, tmp_path):
     assert "3 differ" in text
     assert "1.5" in text  # of the figures
     assert (made.session.folder / "overview.png").stat().st_size > 1000
-    assert overview.summary_of(document["steps"]).startswith("6 steps: 2 passed")
+    assert pictures.summary_of(document["steps"]).startswith("6 steps: 2 passed")
 
 
 def test_what_cannot_be_drawn_costs_itself_alone(begin, monkeypatch, capsys):
     """Figures and pictures that the page does not know."""
     made = begin()
     made.run(ALL)
-    for place, name in ((page, "tables_of"), (overview, "draw")):
+    for place, name in ((page, "tables_of"), (pictures, "draw_bringup")):
         monkeypatch.setattr(place, name, lambda *_: {}["no such name"])
     document = made.session.document(ALL, made.head())
     assert all(path.exists() for path in page.save(document, made.session.folder))
@@ -341,10 +340,10 @@ def test_what_cannot_be_drawn_costs_itself_alone(begin, monkeypatch, capsys):
 
 
 def test_a_bundle_says_nothing_of_the_machine(begin, monkeypatch, tmp_path):
-    monkeypatch.setattr(bundle.getpass, "getuser", lambda: "grace")
-    monkeypatch.setattr(bundle.socket, "gethostname", lambda: "lab-node-7")
-    monkeypatch.setattr(bundle.platform, "release", lambda: "6.18-lab")
-    said = (f"print('{bundle.ROOT}/x.py of grace on lab-node-7, Linux-6.18-lab-x86, "
+    monkeypatch.setattr(page.getpass, "getuser", lambda: "grace")
+    monkeypatch.setattr(page.socket, "gethostname", lambda: "lab-node-7")
+    monkeypatch.setattr(page.platform, "release", lambda: "6.18-lab")
+    said = (f"print('{page.ROOT}/x.py of grace on lab-node-7, Linux-6.18-lab-x86, "
             f"{HOMES}/linus/y; gracefully')")  # fmt: skip
     made = begin()
     made.run([replace(PASSES, argv=(PYTHON, said))])
@@ -352,7 +351,7 @@ def test_a_bundle_says_nothing_of_the_machine(begin, monkeypatch, tmp_path):
     page.save(document, made.session.folder)
     (made.session.folder / "profiles").mkdir()
     (made.session.folder / "profiles" / "a.ncu-rep").write_bytes(b"grace")
-    path = bundle.pack(made.session, document)
+    path = page.pack(made.session, document)
     with tarfile.open(path) as archive:
         texts = {item.name: archive.extractfile(item).read() for item in archive}
         assert {(item.uid, item.uname, item.mtime) for item in archive} == {(0, "", 0)}
@@ -362,7 +361,7 @@ def test_a_bundle_says_nothing_of_the_machine(begin, monkeypatch, tmp_path):
             text = data.decode()
             assert "lab-node-7" not in text, name
             assert "linus" not in text, name
-            assert str(bundle.ROOT) not in text, name
+            assert str(page.ROOT) not in text, name
     (log,) = (data.decode() for name, data in texts.items() if name.endswith("passes.log"))
     assert log == (
         f"REPOSITORY/x.py of USER on HOST, Linux-KERNEL-x86, {HOMES}/USER/y; gracefully\n"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kernelkit.compile.aot import serves
-from lab.bringup import generated, instructions, programs, table
+from lab.bringup import instructions, programs, table
 from lab.bringup.instructions import (
     DIED,
     DIFFERS,
@@ -93,7 +93,7 @@ def test_files_that_a_program_is_from_are_there() -> None:
     files = {name for name in named if name.startswith("ptx/")}
     assert files
     assert files <= {f"ptx/{path.stem}" for path in FOLDER.glob("*.ptx")}
-    made = {f"generated/{case.name}" for case in generated.cases(KNOWN.forms)}
+    made = {f"generated/{case.name}" for case in programs.cases(KNOWN.forms)}
     assert {name for name in named if name.startswith("generated/")} <= made
 
 
@@ -149,7 +149,7 @@ def test_what_a_run_shows_is_in_the_forms_of_a_program() -> None:
 
 @pytest.mark.parametrize("form", MADE)
 def test_a_program_is_generated_that_holds_the_form(form: str) -> None:
-    (case,) = generated.cases([form])
+    (case,) = programs.cases([form])
     outputs, forms = Trial("made", case).emulated(ARCH)
     assert form in forms
     assert any(found.any() for found in outputs.values())
@@ -158,7 +158,7 @@ def test_a_program_is_generated_that_holds_the_form(form: str) -> None:
 def test_a_generated_product_is_that_of_its_operands() -> None:
     """Two steps of 16, of rows of 128 bytes in the pattern of their swizzle."""
     form = "mma f16 cta_group::1 m128 n32 k16 bf16 x bf16 -> f32, A TMEM, B 128B K 1024"
-    (case,) = generated.cases([form])
+    (case,) = programs.cases([form])
     image, a, _ = (param.data for param in case.program.params)
 
     def numbers(codes: np.ndarray) -> np.ndarray:
@@ -178,20 +178,20 @@ def test_what_moves_comes_back() -> None:
         "ld.global.nc.v4.b32",
         "ld.global.L1::no_allocate.v2.b32",
     ):
-        (case,) = generated.cases([form])
+        (case,) = programs.cases([form])
         source = case.program.params[0].data
         assert (Trial("made", case).emulated(ARCH)[0]["d"] == source).all()
-    (case,) = generated.cases(["tcgen05.ld.sync.aligned.16x256b.x2.b32"])
+    (case,) = programs.cases(["tcgen05.ld.sync.aligned.16x256b.x2.b32"])
     lanes = case.program.params[0].data.reshape(128, 128)
     loaded = Trial("made", case).emulated(ARCH)[0]["y"]
     assert (np.sort(loaded) == np.sort(lanes[:, :16], axis=None)).all(), "both halves of the lanes"
-    (case,) = generated.cases(["cluster of 16"])
+    (case,) = programs.cases(["cluster of 16"])
     (found,) = Trial("made", case).emulated(ARCH)[0].values()
     assert (found == np.roll(3 * np.arange(16) + 5, 1)).all()
 
 
 def test_what_is_no_form_is_not_generated() -> None:
-    assert not [*generated.cases(["mov.u32", "mma f16 of three", MADE[0] + ", lanes disabled"])]
+    assert not [*programs.cases(["mov.u32", "mma f16 of three", MADE[0] + ", lanes disabled"])]
 
 
 def test_programs_hold_every_wanted_form_once() -> None:
@@ -232,7 +232,7 @@ def test_strides_of_elements_that_are_less_than_a_byte() -> None:
 def test_clusters_that_not_every_gpu_has_are_asked_for(ctas: int, asked: bool) -> None:
     driver = MagicMock()
     driver.cuFuncSetAttribute.return_value = driver.cuLaunchKernelEx.return_value = (0,)
-    (case,) = generated.cases([f"cluster of {ctas}"])
+    (case,) = programs.cases([f"cluster of {ctas}"])
     hw_runner._launch(driver, case.program, "kernel", {"d": 4096})
     wish = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
     assert (call("kernel", wish, 1) in driver.cuFuncSetAttribute.mock_calls) == asked
@@ -320,7 +320,7 @@ def test_a_gpu_that_agrees_with_the_emulator_may_be_unlike_the_file(monkeypatch)
 
 def test_verdicts_of_the_emulator_alone() -> None:
     assert judged(program_of("warp_vote")).verdict == EXPECTED
-    (case,) = generated.cases(["mbarrier expects 0 bytes"])
+    (case,) = programs.cases(["mbarrier expects 0 bytes"])
     assert judged(Trial("made", case)).verdict == RUNS
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from lab.bringup import gpu, perform, runner
-from lab.bringup.lanes import rounds_of
 from lab.bringup.session import Record, Session
-from lab.bringup.steps import ARCHS, Step, steps_of
+from lab.bringup.steps import ARCHS, Step, rounds_of, steps_of
 from lab.tools.bringup_words import NOT_RUN
 from tests.lab.test_bringup import PASSES, PYTHON, WRITES, WRONG, flags, verdicts
 

@@ -12,7 +12,7 @@ from cycle_model.gpus import GPUS
 from cycle_model.grid import LaunchModel
 from cycle_model.launch import bind
 from lab import commands
-from lab.cycles import beside, blocks, measured
+from lab.cycles import beside, measured, sample
 from lab.cycles.beside import summary
 from lab.cycles.headline import RESULTS
 from lab.cycles.measured import measured_in
@@ -83,8 +83,8 @@ def test_attention_on_hopper_lies_in_its_stored_range(whole_ptxas):
     rows = json.loads(HOPPER.read_text(encoding="utf-8"))
     (small,) = (row for row in rows if row["kind"] == "small")
     place = argparse.Namespace(arch="sm_90a", memory="warm", given=())
-    case = blocks.case_options(small["flags"], place)
-    with blocks.ours(case) as call:
+    case = sample.case_options(small["flags"], place)
+    with sample.ours(case) as call:
         (report,) = launched(call, (0, 1))
     assert report.grid == (GPUS["H200"].sms, 1, 1)
     bound = bind(report.recording)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cycle_model.grid import Lengths
-from lab.cases.attention import case_of, plan_of
-from lab.cycles import blocks, headline, peers, perform, sample
-from lab.cycles.flash import Shape, spread
+from lab.cycles import headline, peers, perform, sample
+from lab.cycles.peers import Shape, spread
+from lab.problems.fmha import case_of, plan_of
 
 NOTHING = argparse.Namespace()
 SMALL = headline._flags("64", "300", 1, 2, 1, "--causal")
@@ -19,7 +19,7 @@ LONG = "of a kernel that nobody has installed, and of which there is a lot to be
 
 
 def options_of(row):
-    return blocks.case_options(headline.HEADLINES[row], NOTHING)
+    return sample.case_options(headline.HEADLINES[row], NOTHING)
 
 
 @pytest.mark.parametrize("row", headline.HEADLINES)
@@ -209,7 +209,7 @@ def _refuses(options):
 
 def test_a_row_from_the_kernel_to_the_picture(written, tmp_path, monkeypatch, whole_ptxas):
     monkeypatch.setattr(headline, "HEADLINES", {"small": SMALL})
-    monkeypatch.setitem(peers.PEERS, "fmha", {"same": blocks.ours, "Rare": _refuses})
+    monkeypatch.setitem(peers.PEERS, "fmha", {"same": sample.ours, "Rare": _refuses})
     picture = tmp_path / "bars.png"
     text, document = written(f"cycles.py fmha --peers --perturbed 2 --plot {picture}")
     (row,) = document["rows"]

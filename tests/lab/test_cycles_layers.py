@@ -7,10 +7,10 @@ import json
 import pytest
 
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
-from lab.cases.moe import blank
 from lab.commands import CYCLES
 from lab.cycles.layers import STEPS, Problem, problems_of, rivals
 from lab.flags.moe import MODEL_NAMES, MODEL_TOKENS
+from lab.problems.moe import blank
 from moe.models import CONFIGS, of_model
 from scripts import cycles
 

@@ -10,9 +10,8 @@ import pytest
 
 from cycle_model import gpus
 from lab import commands
-from lab.cycles import flash, published
-from lab.cycles.flash import Shape
-from lab.cycles.peers import peers_of
+from lab.cycles import peers, published
+from lab.cycles.peers import Shape, peers_of
 from lab.tools.command import main_of
 from lab.tools.common import REFUSED
 
@@ -47,7 +46,7 @@ def test_without_flash_attention_it_says_how_to_get_it(tmp_path, capsys, monkeyp
     assert main_of(commands.CYCLES, "", ["published", str(file)]) == REFUSED
     assert "pip install flash-attn-4" in capsys.readouterr().err
     with pytest.raises(ValueError, match="has no flash_attn/cute"):
-        flash.from_source(tmp_path)
+        peers.from_source(tmp_path)
 
 
 def test_rows_of_two_gpus_are_refused(tmp_path, capsys):
@@ -64,10 +63,10 @@ def test_flash_attention_sees_the_gpu_that_is_modelled(monkeypatch):
     from cutlass import cutlass_dsl
     from cutlass.utils import HardwareInfo
 
-    with flash.flash_attention(gpus.named("GB300")):
+    with peers.flash_attention(gpus.named("GB300")):
         assert cutlass_dsl.CuTeDSL._get_dsl().envar._arch == "sm_103a"
         assert HardwareInfo().get_device_multiprocessor_count() == 152
-    with flash.flash_attention():
+    with peers.flash_attention():
         assert cutlass_dsl.CuTeDSL._get_dsl().envar._arch == "sm_100a"
         assert HardwareInfo().get_device_multiprocessor_count() == 148
 
@@ -83,12 +82,12 @@ def test_clusters_are_spread_over_a_grid_without_its_period():
     """Longest first in 8 sections of 64 blocks of 8 heads: their mean is that of all."""
     total, blocks = 4096, 64
     work = [blocks - number % 512 // 8 for number in range(total)]
-    first, beside, *others = flash.spread(total, 24)
+    first, beside, *others = peers.spread(total, 24)
     assert beside == first + 1
     chosen = {first, *others}
     assert len(chosen) == 24
     assert sum(work[each] for each in chosen) / 24 == pytest.approx(sum(work) / total, rel=0.06)
-    assert flash.spread(3, 24) == [0, 1, 2]
+    assert peers.spread(3, 24) == [0, 1, 2]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from kvcache.layouts.records import BF16_512, FP8_584, INDEXER_BF16, INDEXER_FP4
 from lab.dsv4.model import Recompute
 from lab.dsv4.weights import EPS, Weights, angles, frequencies, rotate
-from lab.problems.dsv4_shape import MUTATIONS, ROPE, Definition, Shape
+from lab.flags.dsv4 import MUTATIONS, ROPE, Definition, Shape
 from mla.indexer.quantised import hadamard
 from mla.reference import definition, rounded
 

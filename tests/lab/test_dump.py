@@ -13,9 +13,9 @@ from cycle_model.sass.tools import parse
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.portable.plan import Plan90
 from lab.commands import DUMP
-from lab.sass import decode as decode_sass
-from lab.sass import epilogue as epilogue_sass
-from lab.verbs.dump import gqa, moe
+from lab.problems import gqa
+from lab.problems import moe_plan as moe
+from lab.sass import loops
 from moe.config import TILE_ROWS, GroupedConfig
 from moe.sm100.plan import make_plan
 from tests.lab.test_sass import listing
@@ -156,14 +156,14 @@ def nonzero(counts: dict[str, float]) -> dict[str, float]:
 def test_the_inner_loop_counts_per_step():
     (function,) = parse(listing(STEPS))
     config = DecodeConfig(head_dim=64)  # 8 products of 16 x 8 x 16 in a step: two steps here
-    found = decode_sass.loop_of(function, config, "sm_90a")
+    found = loops.decode_loop(function, config, "sm_90a")
     assert nonzero(found["loop"]) == {
         "HMMA": 8, "LDGSTS": 2, "LDSM": 4, "spills": 0.5, "branches": 0.5,
     }  # fmt: skip
     assert (found["stalls"], found["mufu_distance"]) == (sum(found["loop"].values()), 0)
-    assert decode_sass.loop_of(function, config, "sm_100a")["loop"] == {}
+    assert loops.decode_loop(function, config, "sm_100a")["loop"] == {}
     (two_loops,) = parse(listing(twice(STEPS)))
-    assert decode_sass.loop_of(two_loops, config, "sm_90a")["loop"] == {}
+    assert loops.decode_loop(two_loops, config, "sm_90a")["loop"] == {}
 
 
 @pytest.mark.parametrize(("elf", "version"), [
@@ -251,7 +251,7 @@ TILES = """
 ])  # fmt: skip
 def test_the_epilogue_counts_per_subtile(text, loaded, around):
     (function,) = parse(listing(text))
-    columns, epilogue, beside = epilogue_sass.epilogue_of(function)
+    columns, epilogue, beside = loops.epilogue_of(function)
     assert (columns, beside) == (loaded, around)
     assert nonzero(epilogue) == {
         "LDTM": 1, "MUFU": 16, "FFMA2, FMUL2, FADD2": 32, "LDG, STG": 3, "spills": 0.5,
@@ -261,4 +261,4 @@ def test_the_epilogue_counts_per_subtile(text, loaded, around):
 
 def test_no_epilogue_without_loads_of_tensor_memory():
     (none,) = parse(listing(TILES.replace("LDTM.x32", "LDS")))
-    assert epilogue_sass.epilogue_of(none) == (0, {}, 0)
+    assert loops.epilogue_of(none) == (0, {}, 0)

@@ -15,9 +15,9 @@ from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.portable.plan import Plan90
 from gqa_lowlatency.sm100 import plan as decode_plan
-from lab.cases import decode as decode_cases
-from lab.cases.moe import layer_of
 from lab.commands import EXPLAIN
+from lab.problems import gqa as decode_cases
+from lab.problems.moe import layer_of
 from moe.launch import grid
 from moe.sm100 import plan as moe_plan
 

@@ -20,12 +20,12 @@ from fmha.launch import ARCHS, compile_attention
 from gqa_lowlatency.config import DecodeConfig
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.names import kernel_name
-from lab.cases.steps import problems_of
 from lab.commands import RUN
 from lab.house.source import ROOT
 from lab.measure.timing import cold_and_warm, figures, setting
-from lab.nsight import perform as nsight
-from lab.nsight.perform import EXAMPLE, HEADLINES, KERNELS, LINE_INFO, NAMES, OURS, SECTIONS
+from lab.problems.steps import problems_of
+from lab.verbs import nsight
+from lab.verbs.nsight import EXAMPLE, HEADLINES, KERNELS, LINE_INFO, NAMES, OURS, SECTIONS
 from moe.config import GroupedConfig
 from moe.mixed.config import MixedConfig
 

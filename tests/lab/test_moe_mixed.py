@@ -13,12 +13,12 @@ from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.names import kernel_name
 from kernelkit.plan import hw
-from lab.cases.moe import layer_of
 from lab.commands import EXPLAIN
-from lab.nsight.perform import KERNELS
+from lab.problems import mixed_plan
+from lab.problems import moe as layers
 from lab.problems.mixed_gemm import PLANS
-from lab.verbs.dump import moe_mixed
-from lab.verbs.run import moe as run_moe
+from lab.problems.moe import layer_of
+from lab.verbs.nsight import KERNELS
 from moe import reference, unpack, unpack_biases
 from moe.config import GroupedConfig
 from moe.mixed.choose import BY_AVERAGE
@@ -48,7 +48,7 @@ def layer(flags: str):
 def test_a_layer_runs_and_is_judged(written, arch, more):
     out, found = written(f"run.py {SMALL} {more} --arch {arch} --check")
     assert "within tolerance" in out
-    assert run_moe.MIXED in out
+    assert layers.NUMBERS in out
     assert found["checks"]["errors"] == 0
     row = found["row"]
     assert row["case"].endswith("activations(bf16)" + " bias" * ("--bias" in more))
@@ -67,7 +67,7 @@ def test_a_layer_in_e4m3(written):
     assert " h(8.0) activations(e4m3) bias" in row["case"]
     assert (row["arch"], row["launches"]) == ("sm_90a", 6)
     assert row["apart"] < 0.01 < row["reference"]
-    words = run_moe.FP8
+    words = layers.FP8
     assert words in " ".join(out.split())
 
 
@@ -82,7 +82,7 @@ def test_what_is_tolerated(monkeypatch, run, share, code):
         given = {"biases": unpack_biases(packed), **vars(activation)}
         return reference.layer(x, *unpack(packed), routed, **given).bfloat16() * share
 
-    monkeypatch.setattr(run_moe, "fused_moe", fused)
+    monkeypatch.setattr(layers, "fused_moe", fused)
     result = run(f"run.py {SMALL}")
     assert result.returncode == code, result.stdout
 
@@ -223,7 +223,7 @@ def test_figures_of_the_main_loop_on_blackwell(written, tmp_path):
 
 @BOTH
 def test_the_grid_covers_every_tile(arch):
-    grid = moe_mixed.grid(arch)
+    grid = mixed_plan.configs(arch)
     assert len(set(grid)) == len(grid)
     for config in grid:
         PLANS[arch](config)
@@ -238,7 +238,7 @@ def test_the_grid_covers_every_tile(arch):
 @needs_tools
 @pytest.mark.usefixtures("whole_ptxas")
 def test_a_grid_is_a_table(monkeypatch, written, tmp_path):
-    monkeypatch.setattr(moe_mixed, "grid", lambda arch: (MixedConfig(tile_rows=8),))
+    monkeypatch.setattr(mixed_plan, "configs", lambda arch: (MixedConfig(tile_rows=8),))
     table, (_, row) = written(f"dump.py {MIXED} --arch sm_90a --grid", "--out", tmp_path)
     assert row["config"] == {"tile_rows": 8}
     assert f" {sum(row['loop'].values()):.1f} " in table

@@ -19,10 +19,10 @@ COMMITS = ("--subject", SUBJECT, "--kind", "remove commit", "--jobs", "1")
 def mutate(monkeypatch):
     """The command in this process: mutate(*arguments) -> exit code."""
     import mutate
-    from lab.mutation import perform as _mutate
+    from lab.mutation import campaign
 
     def run(*arguments):
-        monkeypatch.setattr(_mutate.signal, "signal", lambda *_: None)
+        monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
         return mutate.main([*map(str, arguments)])
 
     monkeypatch.setenv("COLUMNS", "200")

@@ -6,9 +6,9 @@ import csv
 
 import pytest
 
-from lab.nsight import perform as nsight
-from lab.nsight.table import GPU, METRICS, WORDS, in_base_units
 from lab.report.documents import read
+from lab.verbs import nsight
+from lab.verbs.nsight import GPU, METRICS, WORDS, in_base_units
 
 PRIVATE = {"Process ID": "525", "Host Name": "a-host", "Process Name": "python3.12"}
 

@@ -10,7 +10,7 @@ import pytest
 from kvcache.layouts import presets
 from kvcache.layouts.models import gqa
 from kvcache.planner.capacity import Mix, plan, usage
-from lab.cache_model import tables as _kv_tables
+from lab.cache_model import kv
 from lab.cache_model import vllm as _kv_vllm
 from lab.flags import kvcache as _kv_args
 from lab.tools import groups
@@ -176,7 +176,7 @@ def test_values_of_flags(parse, text, value):
 
 
 def test_numbers_in_tables():
-    assert [_kv_tables.length(n) for n in (1, 1000, 1024, 1536, 2**20)] == [
+    assert [kv.length(n) for n in (1, 1000, 1024, 1536, 2**20)] == [
         *("1", "1,000", "1k", "1,536", "1M")
     ]
-    assert [_kv_tables.size(n) for n in (9_999_999, 2**25)] == ["9,999,999", "32.00 MiB"]
+    assert [kv.size(n) for n in (9_999_999, 2**25)] == ["9,999,999", "32.00 MiB"]

@@ -9,10 +9,9 @@ import pytest
 
 from cycle_model.sass import tools as sass
 from kernelkit.call.launch import emulation
-from lab.cases import q8_0 as cases
 from lab.commands import EXPLAIN, RUN
 from lab.flags import q8_0 as flags
-from lab.verbs.explain import q8_0 as explain
+from lab.problems import q8_0 as cases
 from q8_0.launch import ARCHS
 
 SMALL = "--shapes 24x64 --tokens 3 17 --operations matvec product"
@@ -105,12 +104,12 @@ def test_the_grids_are_those_of_the_launches(printed, monkeypatch, given):
 def test_shared_memory_is_that_of_the_config(printed, arch):
     given = f"--operations product --tokens 2k 5k --arch {arch}"
     options = EXPLAIN["q8_0"].parser("").parse_args(given.split())
-    (_, keys), _ = explain.kernels_of(options)
+    keys = cases.some_of(options)[0].keys(arch)
     text = printed(f"explain.py q8_0 {given}")
     for key in keys:
         config = key.config
         assert f"Shared memory: {config.smem_bytes:,} of" in text
-        rows = [(words[0], words[1]) for words in explain.memory(config)]
+        rows = [(words[0], words[1]) for words in cases.memory(config)]
         begins = {name: int(words.strip("[) ").split(",  ")[0].replace(",", "").split()[0])
                   for words, name in rows}  # fmt: skip
         assert begins["rows"] == config.w_offset

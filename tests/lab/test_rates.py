@@ -12,21 +12,24 @@ from cycle_model import gpus
 from cycle_model.parameters.parameter import read
 from lab.bringup import rates
 from lab.house.source import ROOT
+from lab.silicon.units import rules
 from lab.silicon.units.benchmarks import benchmarks_of
 from lab.silicon.units.flags import GROUPS
-from lab.silicon.units.rules import of_tensor
-from lab.silicon.units.rules.arithmetic import (
+from lab.silicon.units.rules import (
+    RULES,
+    UNRULED,
     Figure,
     Missing,
     Rows,
+    Rule,
     constant,
+    gpu_of,
     mean,
     not_negative,
     row,
     slope,
+    table_of,
 )
-from lab.silicon.units.rules.parameters import RULES, UNRULED, gpu_of, table_of
-from lab.silicon.units.rules.rule import Rule
 from lab.tools.common import read_rows
 
 H200 = ROOT / "results" / "units_h200.json"
@@ -190,23 +193,23 @@ def test_the_command_says_what_differs(tmp_path, capsys):
 def test_cycles_takes_a_table(tmp_path):
     from argparse import Namespace
 
-    from lab.cycles import parameters
+    from lab.cycles import subjects
 
     made = read(SHIPPED)
     changed = {**made.parameters, "tma_row": replace(made.parameters["tma_row"], value=1.1)}
     path = tmp_path / "table.json"
     path.write_text(json.dumps(replace(made, parameters=changed).document()))
     options = Namespace(parameters=path)
-    found = parameters.gpu_of(options, arch="sm_90a")
+    found = subjects.gpu_of(options, arch="sm_90a")
     assert (found.name, found.value("tma_row")) == ("H200", 1.1)
-    assert parameters.origin(options)["measured"] == len(made.parameters)
+    assert subjects.origin(options)["measured"] == len(made.parameters)
     with pytest.raises(ValueError, match="is of NVIDIA H200, not of H100"):
-        parameters.gpu_of(options, "H100")
+        subjects.gpu_of(options, "H100")
     with pytest.raises(ValueError, match="the kernel is for sm_100a"):
-        parameters.gpu_of(options, arch="sm_100a")
+        subjects.gpu_of(options, arch="sm_100a")
     own = Namespace(parameters=None)
-    assert parameters.gpu_of(own, arch="sm_90a") is gpus.H100
-    assert parameters.origin(own) is None
+    assert subjects.gpu_of(own, arch="sm_90a") is gpus.H100
+    assert subjects.origin(own) is None
 
 
 # -- what a GPU would give ------------------------------------------------------------------------
@@ -226,9 +229,9 @@ NOT_ON_HOPPER = "issue_fma2", "latency_tensor", "tma_issue", "latency_tensor_all
 @pytest.mark.parametrize(
     ("arch", "device", "others"),
     [
-        ("sm_100a", "NVIDIA B200", set(of_tensor.WGMMA)),
-        ("sm_103a", "NVIDIA GB300", set(of_tensor.WGMMA)),
-        ("sm_90a", "NVIDIA H200", {*of_tensor.TCGEN05, *NOT_ON_HOPPER}),
+        ("sm_100a", "NVIDIA B200", set(rules.WGMMA)),
+        ("sm_103a", "NVIDIA GB300", set(rules.WGMMA)),
+        ("sm_90a", "NVIDIA H200", {*rules.TCGEN05, *NOT_ON_HOPPER}),
     ],
 )
 def test_a_whole_run_gives_every_parameter_that_has_a_rule(arch, device, others):

@@ -12,28 +12,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lab.cycles import picture as scatter
+from lab.cycles import subjects
 from lab.house import map
 from lab.house.source import ROOT
-from lab.nsight.table import LATENCY, METRICS, PER_ISSUE, STALL, WORDS
-from lab.report import (
-    attention_b200,
-    beside,
-    cache,
-    decode,
-    gpt_oss,
-    moe,
-    ncu,
-    page,
-    prefill,
-    steps,
-)
-from lab.report.commands_of import COMMANDS
+from lab.report import attention as pictures
+from lab.report import cache, moe, ncu, perform, steps
 from lab.report.documents import RESULTS, UNKNOWN, Document, read
 from lab.report.figures import COLUMNS, SPECIAL, tables_of
+from lab.report.perform import COMMANDS
 from lab.report.sections import ELSEWHERE, SECTIONS, Section, named
 from lab.tools import style
 from lab.tools.command import Command
+from lab.verbs.nsight import LATENCY, METRICS, PER_ISSUE, STALL, WORDS
 
 DOCS = ROOT / "docs"
 OF_DOCS = [section for section in SECTIONS if section.docs]
@@ -166,7 +156,7 @@ def test_commands_are_such_as_there_are(run, monkeypatch, tmp_path, command):
 
 
 def test_a_page_says_of_every_file_what_it_is_of_and_whether_it_is_modelled():
-    text = page.html(named(["decode", "attention-b200", "moe-b200"]))
+    text = perform.html(named(["decode", "attention-b200", "moe-b200"]))
     assert "NVIDIA H100 80GB HBM3, 2026-11-21; made by <code>python scripts/bench.py gqa" in text
     assert '<img src="decode_h100.png"' in text
     assert text.count('<span class="modelled">modelled</span> ') == 3  # of what the word means, too
@@ -179,14 +169,14 @@ def test_a_page_says_of_every_file_what_it_is_of_and_whether_it_is_modelled():
 
 def test_what_is_written_in_results_is_no_html(tmp_path):
     (tmp_path / "gqa_h100.json").write_text('[{"kind": "host", "peer": "<b>"}]', encoding="utf-8")
-    text = page.html([Section("one", "a < b", "", ("gqa_h100.json",))], tmp_path)
+    text = perform.html([Section("one", "a < b", "", ("gqa_h100.json",))], tmp_path)
     assert "a &lt; b" in text
     assert "<td>&lt;b&gt;</td>" in text
 
 
 def test_a_file_that_two_sections_are_of_is_tabulated_once():
     again = named(["prefill", "prefill-models"])
-    assert page.html(again).count("<h3>results/fmha_h200.json</h3>") == 1
+    assert perform.html(again).count("<h3>results/fmha_h200.json</h3>") == 1
 
 
 def test_sections_are_named(run):
@@ -253,17 +243,20 @@ def test_the_setting_is_no_row():
 
 
 @pytest.mark.parametrize(("draw", "document", "labels"), [
-    (decode.draw, latencies(), "a GPU, 2026-11-21|8 query heads, 1 KV heads of 64, bf16"),
-    (prefill.draw, attention(), "a GPU, 2026-11-21: bf16, 32 of 64 heads|head dim 64, causal"),
-    (prefill.draw_models, attention(rows="gqa", kv_dtype="e4m3", window=127, sinks=True),
+    (pictures.draw_decode, latencies(), "a GPU, 2026-11-21|8 query heads, 1 KV heads of 64, bf16"),
+    (pictures.draw_prefill, attention(),
+     "a GPU, 2026-11-21: bf16, 32 of 64 heads|head dim 64, causal"),
+    (pictures.draw_models, attention(rows="gqa", kv_dtype="e4m3", window=127, sinks=True),
      "a GPU, 2026-11-21: bf16 with e4m3 keys|1 x 1k, 32/32 of 64\nwindow 128, sinks"),
-    (attention_b200.draw, modelled(),
+    (pictures.draw_b200, modelled(),
      "on a B200: MODELLED|bf16, date not recorded|range over 12|4 x 8k, 32/2 heads|cuDNN, pub"),
     (moe.draw, layers(), "a GPU, 2026-11-21: activations bf16, weights mxfp4|random routing"),
     (moe.draw_modelled, layers_modelled(), "on a B200: MODELLED|Date not recorded|m, mxfp8"),
-    (gpt_oss.draw, whole_model(), "a GPU, 2026-11-21: bf16, experts mxfp4, 64 query and 8 KV"),
-    (steps.draw, movements(), "a GPU, 2026-11-21: dtypes and heads as the names|fp8_584|append"),
-    (beside.draw, cycles(), "MODELLED|a GPU, 2026-11-21, bf16|head dim 64, causal, pairs"),
+    (pictures.draw_gpt_oss, whole_model(),
+     "a GPU, 2026-11-21: bf16, experts mxfp4, 64 query and 8 KV"),
+    (steps.draw_steps, movements(),
+     "a GPU, 2026-11-21: dtypes and heads as the names|fp8_584|append"),
+    (steps.draw_beside, cycles(), "MODELLED|a GPU, 2026-11-21, bf16|head dim 64, causal, pairs"),
     (ncu.draw, launch(), "on one a GPU, 2026-11-21; one launch each. L2 cold|grid 8 x 4, block 1, "
      "12.2 us, 0 registers|Decode attention: gqa_decode_sm90_d128|tensor pipe|long scoreboard"),
     (cache.draw, story(), "layout of a model (fp8 entries)|first request\n40 tokens, 0 found"),
@@ -276,7 +269,7 @@ def test_pictures_have_their_labels(figure, draw, document, labels):
 
 def test_a_far_point_of_decode_stands_at_the_edge_with_its_factor(figure):
     """The others keep the panel to themselves."""
-    (axis,), words = figure(decode.draw, latencies())
+    (axis,), words = figure(pictures.draw_decode, latencies())
     ends = {
         line.get_ydata()[0]: line.get_xdata()[-1]
         for line in axis.lines
@@ -296,16 +289,16 @@ def test_the_fastest_that_others_published_stands_beside(figure):
         row | {"keys": "8", "us": "1"},
     ]
     published = [row, *others]
-    (axis,), words = figure(decode.draw, latencies(), published=published)
+    (axis,), words = figure(pictures.draw_decode, latencies(), published=published)
     assert "13.0 engine" in words
     assert "without flushing L2" in words
-    assert "without flushing L2" not in figure(decode.draw, latencies())[1]
+    assert "without flushing L2" not in figure(pictures.draw_decode, latencies())[1]
     assert axis.get_yticklabels()[-1].get_text() == "published by others"
     assert axis.lines[-1].get_xdata()[0] == 1.3
 
 
 def test_only_timed_rows_of_their_own_length_are_lines(figure):
-    (axis,), _ = figure(prefill.draw, attention(), roof=800.0)
+    (axis,), _ = figure(pictures.draw_prefill, attention(), roof=800.0)
     rates = sorted(line.get_ydata()[-1] for line in axis.lines)
     assert rates == [300, 431.2, 800.0]
     assert axis.get_ylim()[1] > 800
@@ -313,7 +306,7 @@ def test_only_timed_rows_of_their_own_length_are_lines(figure):
 
 def test_ranges_of_the_model_are_drawn(figure):
     """Of 50 us at 200 TFLOP/s: 100 us are 100, 40 us 250; what is published at 106.5 us is 94."""
-    (axis,), _ = figure(attention_b200.draw, modelled())
+    (axis,), _ = figure(pictures.draw_b200, modelled())
     drawn_at = [tuple(np.round(line.get_xdata())) for line in axis.lines]
     assert drawn_at[:3] == [(100, 250), (200,), (94,)]
     (axis,), words = figure(moe.draw_modelled, layers_modelled())
@@ -330,20 +323,20 @@ def test_the_roofline_bends_where_memory_and_products_meet(figure):
 
 
 def test_a_floor_and_its_factor(figure):
-    axes, words = figure(gpt_oss.draw, whole_model())
+    axes, words = figure(pictures.draw_gpt_oss, whole_model())
     assert "3  (2.0 x)" in words
     assert [tuple(line.get_xdata()) for line in axes[0].lines] == [(1.5, 1.5)]
 
 
 def test_steps_of_ours_alone_are_lines(figure):
-    axes, _ = figure(steps.draw, movements())
+    axes, _ = figure(steps.draw_steps, movements())
     assert [tuple(line.get_ydata()) for line in axes[0].lines[1:]] == [(0.5, 0.5)]
 
 
 def test_modelled_beside_measured_with_a_shape_per_group(figure):
     rows = [{"group": group, "real_us": 2.0, "modelled_us": 2.2, "low_us": 2.0, "high_us": 2.5}
             for group in ("decode", "merge")]  # fmt: skip
-    (axis,), words = figure(lambda path, found: scatter.draw(path, found, "title"), rows)
+    (axis,), words = figure(lambda path, found: subjects.draw(path, found, "title"), rows)
     shapes = [line.get_marker() for line in axis.lines if line.get_marker() not in ("None", "")]
     assert len({*shapes}) == 2
     assert "Title" in words
@@ -429,7 +422,7 @@ def test_kernels_without_a_look_of_their_own_have_different_ones():
 
 def test_a_picture_is_the_same_every_time_and_says_what_it_is_of(tmp_path):
     for name in ("a.png", "b.png"):
-        beside.draw(tmp_path / name, cycles(), "fmha.json:12ab")
+        steps.draw_beside(tmp_path / name, cycles(), "fmha.json:12ab")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     assert style.source_of(tmp_path / "a.png") == "fmha.json:12ab"
     with Image.open(tmp_path / "a.png") as image:

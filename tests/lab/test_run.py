@@ -9,17 +9,15 @@ import pytest
 
 from fmha.config import AttentionConfig
 from fmha.plan import make_plan
-from lab.cases import attention, kvcache_model
-from lab.cases.moe import Layer, layer_of
 from lab.commands import EXPLAIN, RUN
 from lab.flags import kvcache as cache_flags
+from lab.problems import fmha, moe
+from lab.problems.moe import Layer, layer_of
 from lab.tools.place import choose_place
-from lab.verbs.run import fmha as run_fmha
-from lab.verbs.run import kvcache as run_kvcache
-from lab.verbs.run import moe as run_moe
+from lab.verbs import life
+from lab.verbs.run import measure
 from moe import Router, SwiGLU, reference, unpack
 from moe.reference_routing import route
-from ptxemu.report import Report
 
 TINY = "fmha --shape 1,5,7,1,1"
 GQA = (
@@ -56,7 +54,7 @@ KVCACHE = "kvcache --layers 1 --kv-heads 1 --block-tokens 16 --steps 0 --arch sm
 ])  # fmt: skip
 def test_flags_spell_the_config(flags, config):
     options = EXPLAIN["fmha"].parser("").parse_args(flags.split())
-    assert attention.config_of(attention.case_of(options)) == config
+    assert fmha.config_of(fmha.case_of(options)) == config
 
 
 def test_attention_is_measured(written):
@@ -93,7 +91,7 @@ def test_attention_takes_every_kind_of_flag(printed):
 
 
 def test_a_launch_for_a_profiler_is_compared_with_nothing(written, monkeypatch):
-    monkeypatch.delattr(run_fmha, "references")
+    monkeypatch.delattr(fmha, "references")
     out, document = written(f"run.py {TINY} --backend emulate --unjudged")
     assert "nothing was compared" in out
     assert "tolerance" not in out
@@ -112,12 +110,13 @@ def test_out_of_tolerance_is_a_failure(run, flags, words):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_no_special_value_is_excused(value):
-    case = run_fmha.Case(5, 7)
-    exact, _ = run_fmha.references(case)
-    assert run_fmha.judge(case, (exact.o, exact.lse), slack=1.0)["of_limit"] == 0.0
+    problem = fmha.Attention(fmha.Case(5, 7))
+    inputs = problem.draw(0, "cpu")
+    exact, _ = fmha.references(problem.case, inputs)
+    assert problem.judge(inputs, "", (exact.o, exact.lse), 1.0)["of_limit"] == 0.0
     wrong = exact.o.clone()
     wrong[0, 3, 0, 17] = value
-    assert run_fmha.judge(case, (wrong, exact.lse), slack=1e9)["of_limit"] == float("inf")
+    assert problem.judge(inputs, "", (wrong, exact.lse), 1e9)["of_limit"] == float("inf")
 
 
 # -- decode, and a step ---------------------------------------------------------------------------
@@ -182,7 +181,7 @@ def test_what_is_tolerated_of_experts(monkeypatch, run, share, code):
         given = {"fmt": experts.fmt, **vars(activation)}
         return reference.layer(x, *unpack(experts), routed, **given) * share
 
-    monkeypatch.setattr(run_moe, "fused_moe", fused)
+    monkeypatch.setattr(moe, "fused_moe", fused)
     result = run(f"run.py {MOE} --format mxfp8")
     assert result.returncode == code, result.stdout
     assert ("out of tolerance" in result.stdout) == bool(code)
@@ -212,10 +211,13 @@ def test_products_are_those_of_the_layer():
     assert not late.product("w13").config.row_scale
 
 
-def test_long_work_says_how_far_it_is():
-    said = run_moe.Stage("running", Report([1, 2])).__rich__()
-    assert re.fullmatch(r"running, \d+ s, 2 launches done", said)
-    assert run_moe.Stage("packing").__rich__() == "packing, 0 s"
+def test_long_work_says_how_far_it_is(monkeypatch):
+    monkeypatch.setattr("ptxemu.machine.scheduler._CHECK_SECONDS", 0.0)
+    options = RUN["fmha"].parser("").parse_args(["--shape", "2,5,7,1,1", "--backend", "emulate"])
+    place, heard = choose_place(options), []
+    (problem,) = fmha.cases_of(options, place)
+    measure(problem, place, options, lambda done, total: heard.append((done, total)))
+    assert {total for _, total in heard} == {2}
 
 
 # -- the cache ------------------------------------------------------------------------------------
@@ -243,15 +245,15 @@ def test_the_life_of_requests(written, watched):
 
 
 def test_a_wrong_byte_is_a_failure(monkeypatch, run):
-    before = kvcache_model.Model.write
+    before = life.Model.write
 
     def write(self, step):
         tables = before(self, step)
         self.cache.rows("k", 0).data()[step.requests[0].blocks[0], 1, 5] ^= 1
         return tables
 
-    monkeypatch.setattr(kvcache_model.Model, "write", write)
-    monkeypatch.setattr(kvcache_model.Model, "attend", lambda *_: [])
+    monkeypatch.setattr(life.Model, "write", write)
+    monkeypatch.setattr(life.Model, "attend", lambda *_: [])
     result = run(f"run.py {KVCACHE}")
     assert result.returncode == 1
     assert "wrong bytes" in result.stdout
@@ -259,8 +261,8 @@ def test_a_wrong_byte_is_a_failure(monkeypatch, run):
 
 
 def test_attention_out_of_tolerance_is_a_failure(monkeypatch, run):
-    monkeypatch.setattr(run_kvcache, "MOST_FULL", 1e-6)
-    monkeypatch.setattr(run_kvcache, "story", lambda life, _: [(life.admit, ("A", [1, 2], 9))])
+    monkeypatch.setattr(life, "MOST_FULL", 1e-6)
+    monkeypatch.setattr(life, "story", lambda life, _: [(life.admit, ("A", [1, 2], 9))])
     result = run(f"run.py {KVCACHE}")
     assert result.returncode == 1
     assert "attention is out of tolerance" in result.stdout
@@ -277,7 +279,7 @@ def test_caches_of_models(printed, flags):
 
 
 def test_what_no_kernel_writes_is_named():
-    layout, left = kvcache_model.reduced(cache_flags.layout("deepseek-v4-pro", "fp8"), 2)
+    layout, left = life.reduced(cache_flags.layout("deepseek-v4-pro", "fp8"), 2)
     assert left == ["csa_tail", "index_tail", "hca_tail", "index"]
     assert [stream.name for stream in layout.streams] == ["csa", "hca"]
     assert {array.copies for array in (*layout.streams, *layout.rings)} == {2}

@@ -7,11 +7,11 @@ import pytest
 from PIL import Image
 
 from lab.commands import RUN
+from lab.dsv4 import perform as _run_dsv4_layer
 from lab.dsv4.judge import Judge
 from lab.dsv4.model import Recompute
-from lab.problems.dsv4_shape import MUTATIONS
+from lab.flags.dsv4 import MUTATIONS
 from lab.tools.place import choose_place, emulated
-from lab.verbs.run import dsv4 as _run_dsv4_layer
 
 CSA, HCA = (pytest.mark.xdist_group(f"dsv4 {kind}") for kind in ("csa", "hca"))  # share kernels
 SMALL = "--hidden 128 --heads 2 --index-heads 16 --select 24 --experts 2 --intermediate 64"

@@ -9,8 +9,8 @@ import pytest
 
 from lab.flags.moe import MODEL_NAMES, ONE_OF_EACH
 from lab.house.source import ROOT
-from lab.verbs.run import models
-from lab.verbs.run.models import FORMS, Form
+from lab.verbs import models
+from lab.verbs.models import FORMS, Form
 from moe.models import READERS, of_model
 
 RESULTS = ROOT / "results" / "moe_models.json"

@@ -14,16 +14,16 @@ from zipfile import ZipFile
 import pytest
 
 from lab.house.source import PACKAGES, ROOT
-from lab.smoke import contents, inside, pages, perform
+from lab.smoke import inside, perform
 
-EXAMPLES = list(pages.examples())
+EXAMPLES = list(perform.examples())
 
 
 def test_every_example_runs_or_has_a_reason():
     readmes = [ROOT / "README.md", *(p for name in PACKAGES for p in (ROOT / name).rglob("*.md"))]
     blocks = sum(p.read_text(encoding="utf-8").count("\n```python\n") for p in readmes)
-    assert blocks == len(EXAMPLES) + len(pages.LEFT_OUT)
-    assert all((ROOT / page).is_file() for page, _ in pages.LEFT_OUT)
+    assert blocks == len(EXAMPLES) + len(perform.LEFT_OUT)
+    assert all((ROOT / page).is_file() for page, _ in perform.LEFT_OUT)
 
 
 def test_every_package_is_used_at_least_once():
@@ -42,7 +42,7 @@ def test_a_file_has_the_lines_of_its_page(tmp_path):
 
 
 def test_a_wheel_that_lacks_a_file_or_has_another_is_noticed(tmp_path):
-    wheel, names = tmp_path / "a.whl", contents.expected() | {"a-1.dist-info/RECORD"}
+    wheel, names = tmp_path / "a.whl", perform.expected() | {"a-1.dist-info/RECORD"}
     for left_out, added, said in (
         (set(), set(), []),
         ({"fmha/py.typed"}, set(), ["lacks fmha/py.typed"]),
@@ -51,7 +51,7 @@ def test_a_wheel_that_lacks_a_file_or_has_another_is_noticed(tmp_path):
         with ZipFile(wheel, "w") as archive:
             for name in sorted(names - left_out | added):
                 archive.writestr(name, "")
-        assert contents.differences(wheel) == said
+        assert perform.differences(wheel) == said
 
 
 def reports_of(programs: dict[str, str], folder: Path, jobs: int) -> dict[str, str]:

@@ -19,12 +19,11 @@ import torch
 
 from fmha import reference
 from kernelkit.compile import store
-from lab.cases.attention_draws import SIZES, Draws
 from lab.problems.attention import Case, judge, references
-from lab.soak.attention import trial
-from lab.soak.attention.features import FEATURES
-from lab.soak.campaign import compiled, perform
-from lab.soak.campaign.trial import replays, run_together
+from lab.soak import attention as soak_attention
+from lab.soak import campaign
+from lab.soak.attention import FEATURES, SIZES, Draws
+from lab.soak.campaign import compiled, replays, run_together
 from lab.tools.place import Place
 
 PLACE = "--backend emulate --arch sm_90a"
@@ -34,7 +33,7 @@ SMALL = SIZES["small"]
 @pytest.fixture
 def kernel(monkeypatch, tmp_path):
     """kernel(fault): attention is the reference with the kernel's roundings, and then fault(O)."""
-    monkeypatch.setattr(perform, "OUT", tmp_path)
+    monkeypatch.setattr(campaign, "OUT", tmp_path)
 
     def replace(fault=lambda o: None):
         def attention(q, k, v, **options):
@@ -44,7 +43,7 @@ def kernel(monkeypatch, tmp_path):
             raw = () if options["normalize"] else (rounded.row_max,)
             return rounded.o, rounded.lse, *raw
 
-        monkeypatch.setattr(trial, "attention", attention)
+        monkeypatch.setattr(soak_attention, "attention", attention)
 
     return replace
 
@@ -121,7 +120,7 @@ def test_a_failure_is_repeated_by_the_command_that_it_prints(run, kernel):
     kernel(lambda o: o.mul_(1.05))
     first = run(f"soak.py fmha {PLACE} --seed 5 --configs 2 --problems 4 --small")
     assert first.returncode == 1
-    path = perform.OUT / "soak_fmha_failures.json"
+    path = campaign.OUT / "soak_fmha_failures.json"
     failures = json.loads(path.read_text(encoding="utf-8"))
     assert failures
     assert "O: OUT OF TOLERANCE" in failures[0]["wrong"][0]
@@ -184,7 +183,7 @@ def test_a_problem_of_a_refused_kernel_is_refused(run):
 class Stub:
     """A trial on the CPU that computes something else."""
 
-    change = trial.Trial.change
+    change = soak_attention.Trial.change
 
     def __init__(self):
         self.case = Case(4, 4, kv_lens=(4,))
@@ -226,7 +225,7 @@ def test_who_differs_beside_others_is_named(monkeypatch):
 def test_processes_need_a_cache_between_them(monkeypatch):
     monkeypatch.setenv(store.VARIABLE, "off")
     with pytest.raises(ValueError, match="--jobs 1"):
-        next(compiled.compiled([], list, 2, 1.0))
+        next(compiled([], list, 2, 1.0))
 
 
 def test_processes_hand_kernels_over(monkeypatch, tmp_path):
@@ -237,11 +236,11 @@ def test_processes_hand_kernels_over(monkeypatch, tmp_path):
     def keys(kernel):
         return draws.keys(kernel, range(2))
 
-    found = [*compiled.compiled(kernels, keys, 2, 600.0)]
+    found = [*compiled(kernels, keys, 2, 600.0)]
     assert {one.number for one, _, _ in found} == {one.number for one in kernels}
     assert all(seconds > 0 and not wrong for _, seconds, wrong in found)
     assert len(store.from_environment().listed()) == 2
-    assert not [*compiled.compiled(kernels, keys, 1, 0.0)]
+    assert not [*compiled(kernels, keys, 1, 0.0)]
 
 
 def test_the_first_kernel_does_not_wait_for_what_others_are_asked(monkeypatch, tmp_path):
@@ -253,7 +252,7 @@ def test_the_first_kernel_does_not_wait_for_what_others_are_asked(monkeypatch, t
         assert kernel is first or arrived.wait(60.0)
         return []
 
-    found = compiled.compiled([first, second], keys, 1, 60.0)
+    found = compiled([first, second], keys, 1, 60.0)
     assert next(found)[0] is first
     arrived.set()
     assert [one for one, _, _ in found] == [second]
@@ -267,8 +266,8 @@ def test_the_kernel_runs_in_the_emulator(printed):
 @pytest.mark.parametrize("backend", ["cuda", "emulate"])
 def test_results_of_a_gpu_are_judged_by_its_sums(monkeypatch, backend):
     judging = Mock(return_value=[])
-    monkeypatch.setattr(trial, "judge", judging)
-    one = object.__new__(trial.Trial)
+    monkeypatch.setattr(soak_attention, "judge", judging)
+    one = object.__new__(soak_attention.Trial)
     one.place, one.case, one.first, one.inputs = Place(backend, "sm_90a", ""), None, (), ()
     one.reports()
     assert judging.call_args.kwargs == {"aligned_sums": backend == "cuda"}

@@ -14,10 +14,8 @@ import torch
 
 from gqa_lowlatency import reference
 from lab.problems.decode import Case
-from lab.soak.campaign import perform
-from lab.soak.decode import trial
-from lab.soak.decode.draws import SIZES, Draws
-from lab.soak.decode.features import FEATURES
+from lab.soak import campaign
+from lab.soak.decode import FEATURES, SIZES, Draws, Trial
 
 PLACE = "--backend emulate --arch sm_90a"
 ARCHS = ("sm_90a", "sm_100a")
@@ -27,7 +25,7 @@ SMALL = SIZES["small"]
 @pytest.fixture
 def kernel(monkeypatch, tmp_path):
     """kernel(fault): a step is the reference with the kernel's roundings, then fault(o)."""
-    monkeypatch.setattr(perform, "OUT", tmp_path)
+    monkeypatch.setattr(campaign, "OUT", tmp_path)
 
     def replace(fault=lambda o: None):
         def step(self, *inputs):
@@ -35,7 +33,7 @@ def kernel(monkeypatch, tmp_path):
             fault(found.o)
             return found.o, found.lse
 
-        monkeypatch.setattr(trial.Trial, "step", step)
+        monkeypatch.setattr(Trial, "step", step)
 
     return replace
 

@@ -9,10 +9,9 @@ from rich.console import Console
 import soak as soak_script
 from kvcache.books.prefix import PrefixCache
 from lab.flags.kvcache import operations
-from lab.soak import long_run
-from lab.soak import perform as soak
-from lab.soak.cases import CASES
-from lab.soak.long_run import WEIGHTS
+from lab.soak import random_caches
+from lab.soak.random_caches import WEIGHTS
+from lab.soak.small_caches import CASES
 
 
 def run(*arguments: object) -> int:
@@ -32,8 +31,8 @@ def test_a_short_run(tmp_path, capsys):
 
 
 def test_the_cases_take_turns_with_seeds_of_their_own():
-    lives = list(soak.lives(["a", "b"], 2 * soak.LIFE + 5, seed=7))
-    assert lives == [("a", 7, soak.LIFE), ("b", 7, soak.LIFE), ("a", 8, 5)]
+    lives = list(random_caches.lives(["a", "b"], 2 * random_caches.LIFE + 5, seed=7))
+    assert lives == [("a", 7, random_caches.LIFE), ("b", 7, random_caches.LIFE), ("a", 8, 5)]
     assert operations("50k") == 50_000
     assert operations("2m") == 2_000_000
     assert operations("31") == 31
@@ -48,13 +47,13 @@ def test_what_it_refuses(capsys):
 
 def test_a_failure_is_made_short_and_stored(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(PrefixCache, "forget", lambda self, slot: None)
-    monkeypatch.setattr(soak, "FAILURE", tmp_path / "failure.json")
-    failed = long_run.run("plain", seed=0, operations=2000)
-    assert soak.report(Console(), failed) == 1
-    stored = json.loads(soak.FAILURE.read_text(encoding="utf-8"))
+    monkeypatch.setattr(random_caches, "FAILURE", tmp_path / "failure.json")
+    failed = random_caches.run("plain", seed=0, operations=2000)
+    assert random_caches.report(Console(), failed) == 1
+    stored = json.loads(random_caches.FAILURE.read_text(encoding="utf-8"))
     assert stored["case"] == "plain"
     assert len(stored["log"]) <= 10
-    assert run("--replay", soak.FAILURE) == 1
+    assert run("--replay", random_caches.FAILURE) == 1
     monkeypatch.undo()
     assert run("--replay", tmp_path / "failure.json") == 0
     assert "nothing fails" in capsys.readouterr().out

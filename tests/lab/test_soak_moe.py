@@ -14,13 +14,10 @@ from itertools import islice
 import pytest
 import torch
 
-from lab.problems import mixed_gemm, mixed_layer
-from lab.problems.mixed_gemm import Case
-from lab.problems.mixed_layer import Layer
-from lab.soak.campaign import perform
-from lab.soak.moe import trial
-from lab.soak.moe.draws import SIZES, Draws
-from lab.soak.moe.features import FEATURES
+from lab.problems import mixed_gemm
+from lab.problems.mixed_gemm import Case, Layer
+from lab.soak import campaign
+from lab.soak.moe import FEATURES, SIZES, Draws, Trial
 from moe.reference_routing import route
 
 PLACE = "--backend emulate"
@@ -30,14 +27,14 @@ SMALL = SIZES["small"]
 @pytest.fixture
 def kernel(monkeypatch, tmp_path):
     """kernel(fault): products are those of the definition in fp32, and then fault(product)."""
-    monkeypatch.setattr(perform, "OUT", tmp_path)
-    monkeypatch.setattr(mixed_layer, "route", lambda *given, arch, **more: route(*given, **more))
+    monkeypatch.setattr(campaign, "OUT", tmp_path)
+    monkeypatch.setattr(mixed_gemm, "route", lambda *given, arch, **more: route(*given, **more))
 
     def replace(fault=lambda result: None):
         def step(self, *inputs):
             is_layer = isinstance(self.case, Layer)
-            module = mixed_layer if is_layer else mixed_gemm
-            found = module.definition(self.case, self.given, torch.float32)
+            define = mixed_gemm.layer_definition if is_layer else mixed_gemm.definition
+            found = define(self.case, self.given, torch.float32)
             dtype = torch.bfloat16 if is_layer else self.case.options()["out"]
             nobody = 0 if is_layer else self.case.room
             result = torch.cat(
@@ -46,7 +43,7 @@ def kernel(monkeypatch, tmp_path):
             fault(result)
             return (result.to(dtype),)
 
-        monkeypatch.setattr(trial.Trial, "step", step)
+        monkeypatch.setattr(Trial, "step", step)
 
     return replace
 
@@ -156,7 +153,7 @@ def test_a_failure_is_repeated_by_the_command_that_it_prints(run, kernel):
     kernel(lambda result: result.mul_(1.05))
     first = run(f"soak.py moe {PLACE} --seed 5 --configs 2 --problems 4 --small")
     assert first.returncode == 1
-    path = perform.OUT / "soak_moe_failures.json"
+    path = campaign.OUT / "soak_moe_failures.json"
     failures = json.loads(path.read_text(encoding="utf-8"))
     assert "O: OUT OF TOLERANCE" in failures[0]["wrong"][0]
     command = failures[0]["command"]
@@ -181,7 +178,7 @@ def test_a_written_row_of_nobody_is_a_failure(run, kernel):
 def test_other_contents_of_the_same_tensors():
     """What a captured graph is replayed on."""
     for case in (Case((3, 0, 2), 64, 16), Layer(4)):
-        one = object.__new__(trial.Trial)
+        one = object.__new__(Trial)
         one.given, one.case = case.inputs(), case
         names = ("x", "offsets" if isinstance(case, Case) else "logits")
         before = {name: getattr(one.given, name).clone() for name in names}

@@ -9,13 +9,10 @@ from itertools import islice
 import pytest
 import torch
 
-from lab.soak.campaign import perform
-from lab.soak.rows import subjects
-from lab.soak.rows.draws import Draws
-from lab.soak.rows.features import FEATURES
-from lab.soak.rows.hostile import CONTENTS, spoil
-from lab.soak.rows.subject import moved
-from lab.soak.rows.trial import Trial
+from lab.soak import campaign
+from lab.soak.rows import perform as subjects
+from lab.soak.rows.perform import FEATURES, Draws, Trial
+from lab.soak.rows.subject import CONTENTS, moved, spoil
 
 ITERABLE = (list, tuple, type({}.values()))
 PLACE = "--backend emulate --arch sm_90a"
@@ -88,7 +85,7 @@ def test_tensors_within_dataclasses_are_moved():
 
 
 def test_what_is_right_passes_and_a_failure_is_repeated(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(perform, "OUT", tmp_path)
+    monkeypatch.setattr(campaign, "OUT", tmp_path)
     monkeypatch.setattr(Trial, "step", lambda self, *inputs: (torch.ones(2),))
     words = f"soak.py rows {PLACE} --seed 3 --configs 2 --problems 4"
     assert run(words).returncode == 0

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab import commands, soak_commands
-from lab.flags import bench, steps
+from lab import commands
+from lab.flags import attention, bench, steps
 from lab.house.source import ROOT
 from lab.tools import groups
 
@@ -60,7 +60,7 @@ def subcommands() -> list[tuple[str, str]]:
     """(script, name) of every script that takes a name."""
     named = {"run.py": commands.RUN, "bench.py": commands.BENCH, "dump.py": commands.DUMP,
              "explain.py": commands.EXPLAIN, "emulate.py": commands.EMULATE,
-             "soak.py": soak_commands.SOAK}  # fmt: skip
+             "soak.py": commands.SOAK}  # fmt: skip
     return [
         (script, name)
         for script, names in named.items()
@@ -142,17 +142,22 @@ def test_exports_are_what_a_type_checker_sees(package):
 def test_choices_are_those_of_what_imports_torch():
     """Flags that name what a module with torch in it knows."""
 
+    from fmha.config import TUNABLE
     from gqa_lowlatency.launch import ARCHS
     from kernelkit.call.launch import EMULATED
     from kernelkit.compile.arch import PORTABLE
+    from lab.bench import fmha_peers as _fmha_peers
     from lab.bench import gqa_peers as _gqa_peers
-    from lab.cases import decode as _gqa_cases
-    from lab.cases import moe as _moe_layers
     from lab.flags import decode as _gqa_flags
     from lab.flags import moe as _moe_flags
+    from lab.problems import gqa as _gqa_cases
+    from lab.problems import moe as _moe_layers
     from moe import reference_routing
 
     assert (*_gqa_peers.PEERS,) == bench.PEERS
+    assert (*_fmha_peers.ROWS,) == bench.ROWS
+    assert {option.name for option in attention.OPTIONS} == set(TUNABLE)
+    assert (*_fmha_peers.PEERS,) == bench.FMHA_PEERS
     assert (*_gqa_peers.DTYPES,) == bench.KV_DTYPES
     for name in ("IO_DTYPES", "KV_DTYPES", "OUT_DTYPES"):
         assert getattr(_gqa_flags, name) == (*getattr(_gqa_cases, name.removeprefix("IO_")),)

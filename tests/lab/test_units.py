@@ -13,7 +13,7 @@ import pytest
 
 from cycle_model.sass.tools import disassemble, find_tool, tools_found
 from lab.house.source import ROOT
-from lab.silicon.units import emulated, perform
+from lab.silicon.units import perform, worker
 from lab.silicon.units.benchmark import (
     CYCLES,
     Benchmark,
@@ -36,7 +36,7 @@ def _by_name() -> dict[str, list[Benchmark]]:
     """What runs here, by name: evenly chosen where there are many; of instructions one kernel."""
     found = defaultdict(list)
     for one in benchmarks_of(GROUPS):
-        if not emulated.can(one):
+        if not worker.can(one):
             continue
         if one.name == "issue":
             accesses = any(word in one.variant["instruction"] for word in ("shared", "matrix"))
@@ -56,7 +56,7 @@ KERNELS = _by_name()
 def test_kernels_run_and_end(name):
     """Every CTA that measures leaves clocks; what they show here is no time."""
     for one in KERNELS[name]:
-        records = emulated.run(one.points[0].kernel, 2).records
+        records = worker.run(one.points[0].kernel, 2).records
         assert records[..., :2].max(axis=(1, 2)).any(), one.variant
 
 
@@ -114,13 +114,13 @@ MULTIPLIED = [
 )
 def test_kernels_of_blackwell_are_right(name, variant):
     """They end, nothing is found, and D is what ones make."""
-    assert emulated.wrong(_of_blackwell(name, **variant), BLACKWELL) is None
+    assert worker.wrong(_of_blackwell(name, **variant), BLACKWELL) is None
 
 
 @pytest.mark.parametrize("group", [group for group in GROUPS if group != "tensor"])
 def test_every_kernel_of_blackwell_is_right(group):
-    for one in filter(emulated.can, benchmarks_of([group], BLACKWELL)):
-        assert emulated.wrong(one, BLACKWELL) is None, one.variant
+    for one in filter(worker.can, benchmarks_of([group], BLACKWELL)):
+        assert worker.wrong(one, BLACKWELL) is None, one.variant
 
 
 def test_a_wrong_kernel_is_noticed():
@@ -129,7 +129,7 @@ def test_a_wrong_kernel_is_noticed():
 
     def said(**changes: object) -> str | None:
         changed = replace(point, kernel=replace(point.kernel, **changes))
-        return emulated.wrong(_benchmark_of(changed), BLACKWELL)
+        return worker.wrong(_benchmark_of(changed), BLACKWELL)
 
     assert said() is None
     assert said(answer=1.0) == "128 where 1 should be"

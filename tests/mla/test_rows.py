@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lab.soak.rows import subjects
+from lab.soak.rows import perform
 from tests.support.rows import changed, each_kind
 
-SUBJECTS = [each for each in subjects.SUBJECTS if each.name.startswith("mla")]
+SUBJECTS = [each for each in perform.SUBJECTS if each.name.startswith("mla")]
 
 
 @each_kind(SUBJECTS)

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lab.cases.moe import errors_of, layer_of
 from lab.commands import EXPLAIN
 from lab.measure.accuracy import EXTRA
 from lab.problems import grouped_gemm as cases
 from lab.problems import mixed_gemm as mixed_cases
 from lab.problems.grouped_gemm import Case, checked, same_bits
 from lab.problems.mixed_gemm import Case as Mixed
+from lab.problems.moe import errors_of, layer_of
 from moe import arrange, fused_moe, pack, reference, reference_routing, unpack
 from moe.api import fused_moe_plan, grouped_gemm
 from moe.arguments import Router, Scales, SwiGLU

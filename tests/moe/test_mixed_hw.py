@@ -14,10 +14,9 @@ import torch
 import soak
 from kernelkit.call.front import forget
 from lab.problems.attention import same_bits
-from lab.problems.mixed_gemm import Case, call
-from lab.problems.mixed_layer import Layer
-from lab.soak.campaign.trial import replays
-from lab.soak.moe.trial import Trial
+from lab.problems.mixed_gemm import Case, Layer, call
+from lab.soak.campaign import replays
+from lab.soak.moe import Trial
 from lab.tools.place import Place, why_not_here
 from tests.moe.mixed_space import CTAS, FIRST, MATRIX, QUICK, TILES
 

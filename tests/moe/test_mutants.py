@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.mutation.experts import SUBJECTS
-from lab.mutation.sample import assert_noticed
+from lab.mutation.subject import assert_noticed
+from lab.mutation.subjects import EXPERTS
 
 SAMPLES = {"moe 128 quantised": 5, "moe pair x 256": 5, "moe swapped": 5, "moe permutation": 7}
 SAMPLES |= {"moe dependent launch": 2, "moe bias": 5, "moe mxfp8 by mxfp4": 5}
@@ -24,4 +24,4 @@ SAMPLES |= {
 
 @pytest.mark.parametrize(("name", "count"), SAMPLES.items(), ids=str)
 def test_mutants_are_noticed(name, count):
-    assert_noticed(SUBJECTS[name], count)
+    assert_noticed(EXPERTS[name], count)

@@ -15,8 +15,8 @@ import torch
 from kernelkit.call.launch import emulation
 from kernelkit.numerics import e2m1
 from lab.flags.moe import ACTIVATIONS
+from lab.measure.accuracy import EXTRA
 from lab.problems.grouped_gemm import SAME_BYTES
-from lab.verbs.run.moe import EXTRA
 from moe import CheckpointWeight, Router, SwiGLU, fused_moe, pack_quantised, reference
 from moe.formats import format_of
 from moe.reference_routing import combine, permutation, route

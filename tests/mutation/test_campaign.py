@@ -10,10 +10,18 @@ import torch
 from rich.console import Console
 
 from lab.mutation import campaign, subject
-from lab.mutation.campaign import Record, Records
-from lab.mutation.reasons import CATEGORIES, REASONS
+from lab.mutation.campaign import (
+    CATEGORIES,
+    REASONS,
+    Record,
+    Records,
+    counts,
+    shares,
+    show,
+    survivors,
+    within_contract,
+)
 from lab.mutation.subject import SCHEDULES, WRONG_BITS, Subject
-from lab.mutation.table import counts, shares, show, survivors, within_contract
 from ptxemu.mutation.rerun import BROKEN, CHECKER, DEADLOCK, UNNOTICED, Verdict
 
 

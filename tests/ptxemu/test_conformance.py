@@ -18,7 +18,6 @@ import ptxemu
 from lab.silicon.conformance import (
     bounds,
     coverage,
-    declined,
     elementwise,
     everything,
     hw_runner,
@@ -146,10 +145,10 @@ def test_approximations_are_within_the_bounds_of_the_manual() -> None:
 # -- ptxemu as it is now ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pattern", [pattern for pattern, _ in declined.DECLINED])
+@pytest.mark.parametrize("pattern", [pattern for pattern, _ in coverage.DECLINED])
 def test_what_a_gpu_has_and_ptxemu_has_not_is_refused_by_name(pattern: str) -> None:
     for text in patterns.expand(pattern):
-        module = ptxemu.load(declined.question([text])[0].replace("sm_100a", "sm_90a"))
+        module = ptxemu.load(coverage.question([text])[0].replace("sm_100a", "sm_90a"))
         with pytest.raises(UnsupportedPtx, match=re.escape(text.split()[0])) as caught:
             module.launch(grid=(1, 1, 1), block=(32, 1, 1), params=[])
         assert caught.value.line

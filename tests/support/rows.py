@@ -12,9 +12,8 @@ from itertools import islice
 import pytest
 
 from lab.problems.draws import Kernel
-from lab.soak.rows.draws import Draws
+from lab.soak.rows.perform import Draws, Trial
 from lab.soak.rows.subject import Subject
-from lab.soak.rows.trial import Trial
 from lab.tools.place import Place
 
 SMALL = True

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
+from lab.silicon.conformance.elementwise import HEADER, module
+from lab.silicon.conformance.patterns import expand
 from ptxemu.errors import UnsupportedPtx
 from ptxemu.ops import registry
 from ptxemu.syntax.tree import Instr
@@ -94,3 +96,80 @@ def missing(ran: Iterable[str], refused: Iterable[str]) -> dict[Item, str]:
     dead = {name for name, _ in said} - {name for name, _ in seen}
     left = {item for item in everything() - seen - said if item[0] not in dead}
     return {item: reason(item) for item in sorted(left)}
+
+
+# Instructions that sm_90a has and ptxemu refuses by name, each with the reason.
+#
+# `unavailable` is its opposite. The compiler is asked to take them, so the list cannot name what
+# there is not; `tests/ptxemu/test_conformance.py` holds that ptxemu names each in its refusal.
+
+
+_REGISTERS = """.reg .pred %p<4>; .reg .b16 %h<4>; .reg .b32 %r<16>; .reg .b64 %w<16>;
+.reg .b128 %q<4>; .reg .f32 %f<16>; .reg .f64 %x<4>;"""
+_EIGHT = "{%f0, %f1, %f2, %f3, %f4, %f5, %f6, %f7}"
+_HALVES = "{%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}"
+_MULTICAST = "memory of several GPUs at one address; a launch here has one"
+_TEXTURE = "textures and surfaces are no memory that a tensor library hands to a kernel"
+_VIDEO = "made of ordinary instructions since sm_50; no kernel of tensor cores has one"
+_WMMA = "its fragments lie in registers as the manual does not say; mma has what it does"
+_WIDE = "an atomic of 128 bits, for lock-free lists"
+_STACK = "memory of a size known at run time; compilers of kernels make arrays"
+_DOUBLE = "an approximation in the upper half of f64, whose bits nothing promises"
+
+DECLINED: tuple[tuple[str, str], ...] = (
+    ("fma.rn{|.relu}.oob.{f16|bf16} %h0, %h1, %h2, %h3", "for NaNs that a tensor map fills in"),
+    ("fma.rn{|.relu}.oob.{f16x2|bf16x2} %r0, %r1, %r2, %r3", "for NaNs that a tensor map fills in"),
+    ("{rcp|rsqrt}.approx.ftz.f64 %x0, %x1", _DOUBLE),
+    ("rsqrt.approx.f64 %x0, %x1", _DOUBLE),
+    ("atom{|.acq_rel.gpu}{.global|.shared}.exch.b128 %q0, [%w0], %q1", _WIDE),
+    ("atom.global.cas.b128 %q0, [%w0], %q1, %q2", _WIDE),
+    ("multimem.ld_reduce.relaxed.gpu.global.add.f32 %f0, [%w0]", _MULTICAST),
+    ("multimem.ld_reduce.global.add.v4.f32 {%f0, %f1, %f2, %f3}, [%w0]", _MULTICAST),
+    ("multimem.st.relaxed.gpu.global.f32 [%w0], %f0", _MULTICAST),
+    ("multimem.red.relaxed.gpu.global.add.f32 [%w0], %f0", _MULTICAST),
+    ("v{add|sub|absdiff|min|max}.s32.u32.s32 %r0, %r1, %r2", _VIDEO),
+    ("v{shl|shr}.u32.u32.u32.clamp %r0, %r1, %r2", _VIDEO),
+    ("vmad.s32.s32.s32.sat %r0, %r1, %r2, %r3", _VIDEO),
+    ("vset.u32.u32.lt %r0, %r1, %r2", _VIDEO),
+    ("v{add|sub|avrg|absdiff|min|max}{2|4}.u32.u32.u32 %r0, %r1, %r2, %r3", _VIDEO),
+    ("vset{2|4}.u32.u32.lt %r0, %r1, %r2, %r3", _VIDEO),
+    (f"wmma.load.a.sync.aligned.m16n16k16.row.f16 {_HALVES}, [%w0]", _WMMA),
+    (
+        f"wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {_EIGHT}, {_HALVES}, {_HALVES}, {_EIGHT}",
+        _WMMA,
+    ),
+    (f"wmma.store.d.sync.aligned.m16n16k16.row.f32 [%w0], {_EIGHT}", _WMMA),
+    ("tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%w0, {%f4, %f5}]", _TEXTURE),
+    ("suld.b.1d.b32.trap %r0, [%w0, {%r1}]", _TEXTURE),
+    ("txq.width.b32 %r0, [%w0]", _TEXTURE),
+    ("istypep.texref %p0, %w0", _TEXTURE),
+    ("alloca.u64 %w0, 16", _STACK),
+    ("{stacksave|stackrestore}.u64 %w0", _STACK),
+    (
+        "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster",
+        "one way of fence.proxy.async, whose other way is not known to the checker",
+    ),
+    (
+        "fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster",
+        "one way of fence.proxy.async, whose other way is not known to the checker",
+    ),
+    ("membar.proxy.alias", "memory has one address here"),
+    ("mov.v2.b32 {%r0, %r1}, {%r2, %r3}", "two moves in one; no compiler was seen to write it"),
+)
+
+
+def instructions() -> list[str]:
+    """The instructions, each with operands."""
+    return [text for text, _ in with_reasons()]
+
+
+def with_reasons() -> Iterator[tuple[str, str]]:
+    for pattern, why in DECLINED:
+        for text in expand(pattern):
+            yield text, why
+
+
+def question(chosen: Sequence[str]) -> tuple[str, int]:
+    """A module with one instruction per line, and the line of the first; see `refusals`."""
+    body = [_REGISTERS, *(f"{text};" for text in chosen)]
+    return module((), body), HEADER.count("\n") + 4 + _REGISTERS.count("\n")

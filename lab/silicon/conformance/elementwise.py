@@ -34,7 +34,7 @@ def module(params: Iterable[str], body: Iterable[str], before: str = "") -> str:
 
 
 def register_bits(kind: str) -> int:
-    """Of the register that holds a value: a predicate leaves as 0 or 1."""
+    """Bits of the register that holds a value: a predicate leaves as 0 or 1."""
     return 32 if kind == "pred" else max(width(kind), 16)
 
 

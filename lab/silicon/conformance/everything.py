@@ -11,7 +11,6 @@ from lab.silicon.conformance import (
     calls,
     copies,
     coverage,
-    declined,
     elementwise,
     lane_matrices,
     matrices,
@@ -171,7 +170,7 @@ def document(result: Campaign, setting: dict[str, str]) -> dict[str, object]:
         "failed": result.failures,
         "refused_for_this_gpu": dict(sorted(result.refused.items())),
         "not_witnessed": {" ".join(item): why for item, why in listed.items()},
-        "declined": dict(declined.with_reasons()),
+        "declined": dict(coverage.with_reasons()),
         "silicon": result.digests,
         "sums": result.sums,
     }

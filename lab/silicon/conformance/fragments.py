@@ -46,7 +46,7 @@ def place_b(lane: int, element: int, bits: int) -> tuple[int, int]:
 
 
 def place_d(lane: int, element: int, bits: int) -> tuple[int, int]:
-    """Of C and D."""
+    """Place of an element of C and D."""
     return (lane >> 2) + (8 if element >= 2 else 0), 2 * (lane & 3) + (element & 1)
 
 
@@ -60,7 +60,7 @@ def elements(place: Place, type_: str, count: int) -> Iterator[tuple[int, int, i
 
 
 def word_type(type_: str) -> type[np.unsignedinteger]:
-    """Of a register of a fragment."""
+    """Type of a register of a fragment."""
     return np.uint64 if BITS[type_] == 64 else np.uint32
 
 
@@ -136,12 +136,12 @@ def operands(opcode: str, fragments: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def types_of(opcode: str) -> list[str]:
-    """Of D, A, B and C."""
+    """Types of D, A, B and C."""
     return opcode.removesuffix(".xor.popc").removesuffix(".and.popc").split(".")[-4:]
 
 
 def rows(opcode: str) -> int:
-    """Of A."""
+    """Rows of A."""
     (shape,) = _SHAPE.findall(opcode)
     return int(shape[0])
 

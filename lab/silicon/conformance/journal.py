@@ -18,7 +18,7 @@ from lab.silicon.conformance.case import Case
 
 
 def fingerprint(case: Case) -> str:
-    """Of the program and its inputs."""
+    """Hash of the program and its inputs."""
     found = hashlib.sha256(case.program.text.encode())
     for buffer in case.program.buffers():
         found.update(np.ascontiguousarray(buffer.data).tobytes())

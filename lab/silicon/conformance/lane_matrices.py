@@ -59,7 +59,7 @@ def metadata(seed: str, lanes: int, choices: tuple[int, ...]) -> np.ndarray:
 
 
 def _row_bits(type_: str, k: int) -> int:
-    """Of metadata for a row of A."""
+    """Bits of metadata for a row of A."""
     return {4: k // 2, 32: 2 * k}.get(fragments.BITS[type_], k)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import ptxemu
 from lab.silicon.conformance import (
-    declined,
+    coverage,
     elementwise,
     everything,
     hw_runner,
@@ -116,8 +116,8 @@ def _refused(device: Device, result: Campaign) -> list[str]:
     result.refused |= {variants[k].key: why for k, why in answers.items()}
     answers = refusals(ask, unavailable.instructions(), unavailable.question)
     result.refused |= everything.refused_instructions(answers)
-    lines = declined.instructions()
-    return [lines[k] for k in refusals(ask, lines, declined.question)]
+    lines = coverage.instructions()
+    return [lines[k] for k in refusals(ask, lines, coverage.question)]
 
 
 def _asked(

@@ -53,7 +53,7 @@ class Images:
 
     @property
     def bytes(self) -> int:
-        """Of a box."""
+        """Bytes of a box."""
         return self.size * self.box[0] * self.box[1]
 
     @property
@@ -65,7 +65,7 @@ class Images:
 
     @property
     def words(self) -> int:
-        """Of the whole batch."""
+        """Words of the whole batch."""
         return self.size * int(np.prod(self.dims)) // 4
 
     def map(self, of: str) -> Map:

@@ -199,7 +199,7 @@ _JOIN = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 
 
 def _holds(how: str, a: float, b: float) -> bool:
-    """Of floats: ordered, with a trailing u also where an operand is NaN."""
+    """Comparison of floats: ordered, with a trailing u also where an operand is NaN."""
     if math.isnan(a) or math.isnan(b):
         return how == "nan" or (how.endswith("u") and how != "num")
     return how == "num" or (how != "nan" and _COMPARE[how[:2]](a, b))

@@ -40,18 +40,19 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Of a box."""
+        """Bytes of a box."""
         return self.size * int(np.prod(self.box))
 
     @property
     def footprint(self) -> int:
-        """Of a box in shared memory, where a row takes a row of the swizzle pattern at least."""
+        """Bytes of a box in shared memory, where a row takes a row of the swizzle pattern at
+        least."""
         span = 0 if self.swizzle == "none" else _INNER[self.swizzle]
         return max(self.size * self.box[0], span) * int(np.prod(self.box[1:]))
 
     @property
     def words(self) -> int:
-        """Of the whole tensor."""
+        """Words of the whole tensor."""
         return self.size * int(np.prod(self.dims)) // 4
 
     def map(self, name: str, of: str) -> Map:
@@ -107,7 +108,7 @@ def wait(k: int) -> str:
 
 
 def _words(nbytes: int) -> int:
-    """Of shared memory that holds a box: a multiple of the threads."""
+    """Words of shared memory that holds a box: a multiple of the threads."""
     return -(-nbytes // (4 * THREADS)) * THREADS
 
 

@@ -177,7 +177,7 @@ def laid_out(lines: np.ndarray, swizzle: str) -> np.ndarray:
 
 
 def descriptor(lines: int, swizzle: str, mn_major: bool) -> int:
-    """Of a matrix at 0."""
+    """Descriptor of a matrix at 0."""
     span = SPANS[swizzle]
     panel, group = lines * span, _CORE * span
     leading, stride = panel, group

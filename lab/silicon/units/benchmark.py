@@ -130,7 +130,7 @@ def unlike(kernel: Kernel, memory: np.ndarray) -> str | None:
 
 
 def row(benchmark: Benchmark, values: Sequence[float], clock: float | None) -> dict[str, Any]:
-    """Of a file of figures."""
+    """Row of a file of figures."""
     made: dict[str, Any] = {
         "kind": "unit", "group": benchmark.group, "benchmark": benchmark.name,
         "variant": benchmark.variant, "value": round(float(np.median(values)), 4),

@@ -14,7 +14,8 @@ _FAMILY = {"sm_103a": BLACKWELL}  # what has the instructions of another one
 
 
 def benchmarks_of(groups: Collection[str], arch: str = HOPPER) -> Iterator[Benchmark | Timed]:
-    """Of GPUs of an architecture, in an order that does not depend on what is asked for."""
+    """Benchmarks of GPUs of an architecture, in an order that does not depend on what is asked
+    for."""
     family = _FAMILY.get(arch, arch)
     for module in MODULES:
         for benchmark in module.benchmarks():

@@ -81,7 +81,7 @@ def _special(name: str, sass: str) -> Instruction:
 
 
 def _of_pairs(text: str, sass: str) -> Instruction:
-    """Of two float32 in a register of 64 bits."""
+    """Instructions on pairs of two float32 in a register of 64 bits."""
     setup = "mov.b64 %d_y, {%r_y, %r_z};\nmov.b64 %d_z, {%r_z, %r_y};\n"
     start = "mov.b64 %d{n}, {{%r_y, %r_z}}; mov.u32 {x}, 0;"
     return Instruction(text, sass, setup, start, arch=BLACKWELL)

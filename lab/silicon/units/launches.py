@@ -117,7 +117,8 @@ class Timed:
 
 
 def launches() -> Iterator[Timed]:
-    """Of kernels that end at once, of so many CTAs; of several for each SM, one at a time."""
+    """Metrics of kernels that end at once, of so many CTAs; of several for each SM, one at a
+    time."""
     for how in ("stream", "graph", "overlapped"):
         for ctas in (1, 132, 1320):
             variant = {"how": how, "ctas": ctas, "block": 128}

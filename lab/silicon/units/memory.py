@@ -146,7 +146,8 @@ add.u32 %r_o, %r_o, %r_stride;"""
 
 
 def streams() -> Iterator[Benchmark]:
-    """Of one SM and of all, from L2 and from HBM, by the bytes that a round has in flight."""
+    """Streams of one SM and of all, from L2 and from HBM, by the bytes that a round has in
+    flight."""
     for form in ("ld.global.v4", "cp.async"):
         for per_sm in (False, True):
             for cold in (False, True):

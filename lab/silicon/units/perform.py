@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from lab.silicon.units import emulated as emulator
+from lab.silicon.units import worker
 from lab.silicon.units.benchmark import Benchmark, failed
 from lab.silicon.units.benchmarks import benchmarks_of
 from lab.silicon.units.flags import GROUPS
@@ -111,8 +111,8 @@ def rows_of(groups: list[str], repeats: int) -> Iterator[dict]:
 
 
 def wanted_of(groups: list[str], arch: str) -> list[Benchmark | Timed]:
-    """Those for an architecture. OSError where a group that was asked for has none; of all groups
-    it takes those that have some."""
+    """Benchmarks for an architecture. OSError where a group that was asked for has none; of all
+    groups it takes those that have some."""
     found = list(benchmarks_of(groups, arch))
     missing = [group for group in groups if all(each.group != group for each in found)]
     if missing and set(groups) != set(GROUPS):
@@ -150,12 +150,12 @@ def heading_of(device: dict, repeats: int) -> dict:
 def emulated(groups: list[str], arch: str, every: int) -> int:
     """Each kernel, in the emulator under its checker: 1 if one is not as it should be."""
     try:
-        found = [each for each in wanted_of(groups, arch) if emulator.can(each)][::every]
+        found = [each for each in wanted_of(groups, arch) if worker.can(each)][::every]
     except OSError as refused:
         return refuse(refused)
     faults = 0
     for benchmark in tracked(found, "emulating"):
-        if fault := emulator.wrong(benchmark, arch):
+        if fault := worker.wrong(benchmark, arch):
             faults += 1
             print(f"{benchmark.name} ({words_of(benchmark.variant)}): {fault}")
     print(f"{len(found)} kernels for {arch} in the emulator, {faults} not as they should be")

@@ -54,7 +54,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one instruction: m rows of D by n columns, of so many CTAs; a: where A is."""
+    """Shape of one instruction: m rows of D by n columns, of so many CTAs; a: where A is."""
 
     kind: str = "f16"
     ctas: int = 1
@@ -64,16 +64,17 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Of A in each CTA."""
+        """Rows of A in each CTA."""
         return self.m // self.ctas
 
     @property
     def columns(self) -> int:
-        """Of tensor memory, that D takes: a pair of 64 rows has halves of them in other lanes."""
+        """Columns of tensor memory, that D takes: a pair of 64 rows has halves of them in other
+        lanes."""
         return self.n // 2 if self.ctas == 2 and self.rows == 64 else self.n
 
     def descriptor(self) -> int:
-        """Of the instruction."""
+        """Descriptor of the instruction."""
         kind = KINDS[self.kind]
         rows = self.m >> 7 << 27 if kind.scales else self.m >> 4 << 24
         return kind.word | self.n >> 3 << 17 | rows
@@ -93,7 +94,7 @@ class Shape:
 
 
 def commit(ctas: int) -> str:
-    """Of all that this thread has issued, to the first barrier."""
+    """Commit of all that this thread has issued, to the first barrier."""
     arrives = "mbarrier::arrive::one.shared::cluster.b64"
     return f"tcgen05.commit.cta_group::{ctas}.{arrives} [%r_smem];"
 
@@ -215,7 +216,7 @@ FEWER = {(1, 128): (64, 128, 256), (2, 256): (128, 256)}
 
 
 def shapes() -> Iterator[Shape]:
-    """Of which rates are measured: bf16 in all shapes, other kinds and A in tensor memory in
+    """Shapes of which rates are measured: bf16 in all shapes, other kinds and A in tensor memory in
     fewer."""
     for (ctas, m), columns in SHAPES.items():
         for n in columns:

@@ -10,15 +10,18 @@ import ctypes
 import json
 import sys
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
+import ptxemu
 from lab.silicon.units.benchmark import TAKES, Benchmark, failed, figures, gigahertz, row, unlike
 from lab.silicon.units.benchmarks import benchmarks_of
 from lab.silicon.units.launch import DriverError, Gpu
 from lab.silicon.units.launches import KERNEL, Timed
 from lab.silicon.units.memory import CHASE
-from lab.silicon.units.ptx import NEVER, RECORD, WARP, Kernel, Role, head
+from lab.silicon.units.ptx import HOPPER, NEVER, RECORD, WARP, Kernel, Role, head
+from ptxemu.machine.tensor_map import encode
 
 WARM_UPS = 2
 SPOILT = 3  # exit code: the context is lost
@@ -84,7 +87,7 @@ class Bench:
         )
 
     def records(self, kernel: object, shape: Kernel, count: int) -> np.ndarray:
-        """Of one launch."""
+        """Records of one launch."""
         memory = self.memory(shape)
         lines = (self.grid(shape), shape.block // WARP, RECORD)
         self.gpu.fill(self.out, 8 * int(np.prod(lines)))
@@ -149,7 +152,8 @@ def time_a_graph_of_torch(gpu: Gpu) -> object:
     ImportError and RuntimeError where there is no torch for this GPU."""
     import torch
 
-    from lab.measure.timing import MAX_LAUNCHES, capture, elapsed
+    from kernelkit.tune.stopwatch import MOST_LAUNCHES
+    from lab.measure.timing import capture, elapsed
 
     _, kernel = gpu.load(head(gpu.arch) + KERNEL.format(body="", more=""), 0, 1)
     word, own = torch.zeros(1, device="cuda"), gpu.stream
@@ -157,7 +161,7 @@ def time_a_graph_of_torch(gpu: Gpu) -> object:
         gpu.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         params = [_bytes(word.data_ptr(), 8)]
         try:
-            graph = capture(lambda: gpu.launch(kernel, 1, 128, params), MAX_LAUNCHES)
+            graph = capture(lambda: gpu.launch(kernel, 1, 128, params), MOST_LAUNCHES)
         finally:
             gpu.stream = own
         elapsed(graph)
@@ -188,3 +192,86 @@ def main(words: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+SMS = 2
+MOST = 1 << 20  # bytes of a buffer here, however many the GPU has
+ROUNDS = 2
+LONG = 10_000  # cycles that a warp spins: too many here
+# Benchmarks -> what the checker says of them that is meant: nobody reads what they move.
+MEANT = {
+    **dict.fromkeys(("issue", "dsmem_rate", "tma_issue", "tma_multicast_row"), "race"),
+    **{f"{form}_store_{what}": "uninitialised"
+       for form in ("tma", "bulk") for what in ("read", "latency", "row")},
+    "l2_store_bytes_per_cycle": "uninitialised",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ran:
+    """records: uint64 (CTA, warp, RECORD). memory: the buffer, uint64."""
+
+    records: np.ndarray
+    memory: np.ndarray
+    findings: tuple[ptxemu.Finding, ...]
+
+
+def run(kernel: Kernel, count: int, arch: str = HOPPER, *, check: bool = False) -> Ran:
+    """A launch of so many rounds."""
+    grid = kernel.grid * (SMS if kernel.per_sm else 1)
+    grid = -(-grid // kernel.cluster) * kernel.cluster
+    out = np.zeros((grid, kernel.block // WARP, RECORD), np.uint64)
+    memory = _buffer(kernel)
+    params = [_bytes_of(out.ctypes.data, 8), _bytes_of(memory.ctypes.data, 8)]
+    params += [_bytes_of(count, 4), _bytes_of(NEVER, 4)]
+    if kernel.map:
+        shape = kernel.map
+        dims = (shape.pitch, memory.nbytes // shape.pitch)
+        box = (shape.width, shape.height)
+        params.append(encode(
+            memory.ctypes.data, dims, (shape.pitch,), box, "u8", shape.swizzle, False
+        ))  # fmt: skip
+    report = ptxemu.load(kernel.text(arch)).launch(
+        "bench", grid=(grid, 1, 1), block=(kernel.block, 1, 1), cluster=(kernel.cluster, 1, 1),
+        smem_bytes=kernel.smem, params=params, memory=[out, memory],
+        options=ptxemu.Options(check=check),
+    )  # fmt: skip
+    return Ran(out, memory, tuple(report.findings))
+
+
+def wrong(benchmark: Benchmark, arch: str) -> str | None:
+    """Why a benchmark's first kernel is not what it should be, or None: it runs, ends, has looked
+    at its clocks, leaves the answer that it has, and nothing to be found fault with."""
+    point = benchmark.points[0]
+    try:
+        ran = run(point.kernel, min(point.count, ROUNDS), arch, check=True)
+    except ptxemu.PtxEmuError as error:
+        return f"{type(error).__name__}: {error}"
+    if not ran.records[..., :2].max(axis=(1, 2)).any():
+        return "no CTA has looked at its clock"
+    for finding in ran.findings:
+        if finding.check != MEANT.get(benchmark.name):
+            return finding.message
+    return unlike(point.kernel, ran.memory)
+
+
+def can(benchmark: object) -> bool:
+    """Whether it can be run here: launches that are timed have a GPU, and long waits take long."""
+    long = isinstance(benchmark, Benchmark) and benchmark.variant.get("asleep_for", 0) > LONG
+    return isinstance(benchmark, Benchmark) and not long
+
+
+def _buffer(kernel: Kernel) -> np.ndarray:
+    """At 256 bytes; a cycle of pointers where one is asked for."""
+    nbytes = min(kernel.memory.nbytes, MOST)
+    words = np.zeros(nbytes // 8 + 32, np.uint64)
+    words = words[-words.ctypes.data % 256 // 8 :][: nbytes // 8]
+    if kernel.memory.chase:
+        apart = kernel.memory.chase // 8
+        places = np.arange(0, words.size, apart)
+        words[places] = words.ctypes.data + np.roll(places, 1) * 8
+    return words
+
+
+def _bytes_of(value: int, size: int) -> bytes:
+    return value.to_bytes(size, "little")

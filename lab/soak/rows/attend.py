@@ -15,12 +15,11 @@ import fmha
 import gqa_lowlatency
 from fmha.launch import ARCHS
 from gqa_lowlatency.launch import ARCHS as DECODE_ARCHS
-from lab.cases import attention_draws
 from lab.problems import attention, decode
 from lab.problems.draws import Draws, Kernel
-from lab.soak.decode import draws as decode_draws
-from lab.soak.rows import hostile
-from lab.soak.rows.subject import Given, Problem, Results, Subject
+from lab.soak import attention as attention_draws
+from lab.soak import decode as decode_draws
+from lab.soak.rows.subject import Given, Problem, Results, Subject, drawn_contents, spoil
 
 PARTS = ("query", "query of a head", "key", "value")
 TRIES = 20  # of a row, before another problem is drawn
@@ -86,10 +85,10 @@ class AttendProblem(Problem):
             rows = tensors["q"] if self.packed_queries else tensors["q"][self.entry]
             start = sum(self.queries[: self.entry]) if self.packed_queries else 0
             heads = rows[start + self.row] if rows.ndim == 3 else rows
-            hostile.spoil(heads[self.head] if self.part != "query" else heads, self.contents)
+            spoil(heads[self.head] if self.part != "query" else heads, self.contents)
         else:
             tensor = tensors.get(self.part[0], tensors["k"])
-            hostile.spoil(self.key(tensor, given["options"])[self.head], self.contents)
+            spoil(self.key(tensor, given["options"])[self.head], self.contents)
 
     def changes(self) -> torch.Tensor:
         """bool [entries, queries of the longest, Hq]: which rows of O the replaced row reaches."""
@@ -118,7 +117,7 @@ class AttendProblem(Problem):
 
 
 class AttentionProblem(AttendProblem):
-    """Of `fmha.attention`."""
+    """Problem of `fmha.attention`."""
 
     subject: ClassVar[str] = "fmha.attention"
     case: attention.Case
@@ -149,7 +148,7 @@ class AttentionProblem(AttendProblem):
 
 
 class DecodeProblem(AttendProblem):
-    """Of `gqa_lowlatency.decode`."""
+    """Problem of `gqa_lowlatency.decode`."""
 
     subject: ClassVar[str] = "gqa_lowlatency.decode"
     case: decode.Case
@@ -205,7 +204,7 @@ def _row(
     of: type[AttendProblem], kind: Kind, case: Any, pick: random.Random
 ) -> AttendProblem | None:
     """A row that there is, beside which there are others."""
-    part, contents, seed = pick.choice(PARTS), hostile.draw(pick), pick.getrandbits(32)
+    part, contents, seed = pick.choice(PARTS), drawn_contents(pick), pick.getrandbits(32)
     heads = case.heads[0 if part.startswith("query") else 1]
     whole = of(kind, seed, 0, contents, case, part, 0, pick.randrange(heads))
     entry = pick.randrange(len(whole.queries))

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lab.soak.rows import hostile
-from lab.soak.rows.subject import Given, Problem, Results, Subject, without
+from lab.soak.rows.subject import Given, Problem, Results, Subject, drawn_contents, spoil, without
 from moe import (
     ArrangedExperts,
     PackedExperts,
@@ -108,9 +107,9 @@ class LayerProblem(Problem):
     def spoil(self, given: Given) -> None:
         logits = given["router_logits"]
         if self.what != "logits" or self.kind.linear:
-            hostile.spoil(given["x"][self.row], self.contents)
+            spoil(given["x"][self.row], self.contents)
         if self.what != "x" and not self.kind.linear:
-            hostile.spoil(logits[self.row], self.contents)
+            spoil(logits[self.row], self.contents)
 
     def call(self, given: Given, where: dict[str, Any]) -> Results:
         kind = self.kind
@@ -149,7 +148,7 @@ def _problem(kind: Layer, pick: random.Random, small: bool) -> LayerProblem:
     tokens = pick.choice((2, 4, 6) if small else (2, 6, 40, 200))
     what = pick.choice(("x", "logits", "both"))
     seed, row = pick.getrandbits(32), pick.randrange(tokens)
-    return LayerProblem(kind, seed, row, hostile.draw(pick), tokens, what)
+    return LayerProblem(kind, seed, row, drawn_contents(pick), tokens, what)
 
 
 SUBJECTS = (Subject("moe.fused_moe", ARCHS, _kind, _problem),)

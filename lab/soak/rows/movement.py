@@ -13,8 +13,7 @@ from kvcache.layouts.latent import LATENTS
 from kvcache.layouts.records import Record
 from kvcache.layouts.rows import Rows
 from kvcache.movement.launch import ARCHS, PAGES_ARCHS
-from lab.soak.rows import hostile
-from lab.soak.rows.subject import Given, Problem, Results, Subject, without
+from lab.soak.rows.subject import Given, Problem, Results, Subject, drawn_contents, spoil, without
 
 NOBODY = -1
 POSITIONS = 40  # of the angles of a rotation
@@ -61,8 +60,8 @@ class PagesProblem(Problem):
         return given
 
     def spoil(self, given: Given) -> None:
-        hostile.spoil(given["k"][self.row], self.contents)
-        hostile.spoil(given["v"][self.row], self.contents)
+        spoil(given["k"][self.row], self.contents)
+        spoil(given["v"][self.row], self.contents)
         if self.seed % 3 == 0:
             _mark(given["slots"], self.row)
 
@@ -128,12 +127,12 @@ class AppendProblem(EntriesProblem):
     """row: a token, which is replaced, or gets no entry. The pool keeps all other bytes."""
 
     def spoil(self, given: Given) -> None:
-        hostile.spoil(given["x"][self.row], self.contents)
+        spoil(given["x"][self.row], self.contents)
         if self.seed % 3 == 0:
             _mark(given["slots"], self.row)
 
     def entry_of(self) -> int:
-        """Of the token before it is replaced."""
+        """Entry of the token before it is replaced."""
         return int(self.given()["slots"][self.row])
 
     def others(self, results: Results) -> Results:
@@ -200,7 +199,7 @@ class GatherProblem(EntriesProblem):
     def spoil(self, given: Given) -> None:
         rows, entry = given["rows"], int(given["indices"][self.row])
         for view in (rows.data(), rows.scales()):
-            hostile.spoil(view[entry // self.rows, entry % self.rows], self.contents)
+            spoil(view[entry // self.rows, entry % self.rows], self.contents)
         if self.seed % 3 == 0:
             _mark(given["indices"], self.row)
 
@@ -222,7 +221,7 @@ class ReadProblem(PagesProblem):
         slot = int(given["slots"][self.row])
         for name in ("k_pages", "v_pages"):
             page = given[name][slot // self.page_size]
-            hostile.spoil(page[slot % self.page_size], self.contents)
+            spoil(page[slot % self.page_size], self.contents)
         if self.seed % 3 == 0:
             _mark(given["slots"], self.row)
 
@@ -258,7 +257,7 @@ class SlotsProblem(EntriesProblem):
         return source, target
 
     def spoil(self, given: Given) -> None:
-        hostile.spoil(given["pool"][self.place(given)[0]], self.contents)
+        spoil(given["pool"][self.place(given)[0]], self.contents)
         if self.seed % 3 == 0:
             _mark(given["pairs"], self.row % len(given["pairs"]))
 
@@ -292,7 +291,7 @@ def _gathered_kind(pick: random.Random, _arch: str) -> Entries:
 
 def _drawn(kind: Any, pick: random.Random, rows: int) -> tuple[Any, int, int, str]:
     """The first fields of a problem."""
-    return kind, pick.getrandbits(32), pick.randrange(rows), hostile.draw(pick)
+    return kind, pick.getrandbits(32), pick.randrange(rows), drawn_contents(pick)
 
 
 def _problems(of: type[EntriesProblem]) -> Any:

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 import q8_0
-from lab.soak.rows import hostile
-from lab.soak.rows.subject import Given, Problem, Results, Subject, without
+from lab.soak.rows.subject import Given, Problem, Results, Subject, drawn_contents, spoil, without
 from moe import quantise
 from moe.formats import FORMATS
 from moe.quantiser.launch import ARCHS
@@ -60,7 +59,7 @@ class BlockProblem(Problem):
         return given
 
     def spoil(self, given: Given) -> None:
-        hostile.spoil(given["x"][self.row], self.contents)
+        spoil(given["x"][self.row], self.contents)
 
     def call(self, given: Given, where: dict[str, Any]) -> Results:
         made = quantise(**given, fmt=self.kind.fmt, **where)
@@ -91,7 +90,7 @@ def _block_problem(kind: Quantised, pick: random.Random, small: bool) -> BlockPr
     block = FORMATS[kind.fmt].block
     k = block * pick.choice((2, 4, 9) if small else (2, 9, 64, 180))
     return BlockProblem(
-        kind, pick.getrandbits(32), pick.randrange(tokens), hostile.draw(pick), tokens, k,
+        kind, pick.getrandbits(32), pick.randrange(tokens), drawn_contents(pick), tokens, k,
         pick.randint(1, 5),
     )  # fmt: skip
 
@@ -117,7 +116,7 @@ class IntegerProblem(Problem):
         return {"x": x.to(self.kind.dtype)}
 
     def spoil(self, given: Given) -> None:
-        hostile.spoil(given["x"][self.row], self.contents)
+        spoil(given["x"][self.row], self.contents)
 
     def call(self, given: Given, where: dict[str, Any]) -> Results:
         made = q8_0.quantise(**given, **where)
@@ -135,7 +134,7 @@ def _integer_problem(kind: Integers, pick: random.Random, small: bool) -> Intege
     tokens = pick.choice((2, 3, 9) if small else (2, 9, 130, 300))
     k = 32 * pick.choice((1, 3, 9) if small else (1, 9, 64, 180))
     seed, row = pick.getrandbits(32), pick.randrange(tokens)
-    return IntegerProblem(kind, seed, row, hostile.draw(pick), tokens, k)
+    return IntegerProblem(kind, seed, row, drawn_contents(pick), tokens, k)
 
 
 SUBJECTS = (

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from lab.soak.rows import hostile
-from lab.soak.rows.subject import Given, Problem, Results, Subject, without
+from lab.soak.rows.subject import Given, Problem, Results, Subject, drawn_contents, spoil, without
 from moe import Router, RouterLinear, combine, permutation, route, route_tokens
 from moe.reference_routing import SCORING
 from moe.routing.launch import ARCHS
@@ -72,7 +71,7 @@ class RouteProblem(Problem):
         return {"logits": logits.to(kind.dtype), "router": kind.router(generator)}
 
     def spoil(self, given: Given) -> None:
-        hostile.spoil(given["logits"][self.row], self.contents)
+        spoil(given["logits"][self.row], self.contents)
 
     def call(self, given: Given, where: dict[str, Any]) -> Results:
         return route(given["logits"], **vars(given["router"]), **where)
@@ -102,7 +101,7 @@ class TokenProblem(RouteProblem):
         return {"x": x, "linear": linear, "router": kind.router(generator)}
 
     def spoil(self, given: Given) -> None:
-        hostile.spoil(given["x"][self.row], self.contents)
+        spoil(given["x"][self.row], self.contents)
 
     def call(self, given: Given, where: dict[str, Any]) -> Results:
         return route_tokens(**given, **where)
@@ -204,9 +203,9 @@ class CombineProblem(Problem):
     def spoil(self, given: Given) -> None:
         for row in given["row_of_slot"][self.row].tolist():
             if row >= 0:
-                hostile.spoil(given["y"][row], self.contents)
+                spoil(given["y"][row], self.contents)
         if given["weights"] is not None and self.seed % 2:
-            hostile.spoil(given["weights"][self.row], self.contents)
+            spoil(given["weights"][self.row], self.contents)
 
     def call(self, given: Given, where: dict[str, Any]) -> Results:
         return (combine(**given, partial=self.kind.partial, **where),)
@@ -228,7 +227,7 @@ def _combine_problem(kind: Combined, pick: random.Random, small: bool) -> Combin
 
 def _drawn(kind: Any, pick: random.Random, rows: int) -> tuple[Any, int, int, str]:
     """The first fields of a problem."""
-    return kind, pick.getrandbits(32), pick.randrange(rows), hostile.draw(pick)
+    return kind, pick.getrandbits(32), pick.randrange(rows), drawn_contents(pick)
 
 
 SUBJECTS = (

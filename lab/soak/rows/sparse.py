@@ -15,8 +15,7 @@ import torch
 from kvcache.layouts.records import BF16_512, FP8_584, Record
 from kvcache.layouts.rows import Rows
 from kvcache.movement import reference
-from lab.soak.rows import hostile
-from lab.soak.rows.subject import Given, Problem, Results, Subject, without
+from lab.soak.rows.subject import Given, Problem, Results, Subject, drawn_contents, spoil, without
 from mla import Selected, cached_attention, prepare_query, scores, select
 from mla.indexer.formats import WIDTH, index_format
 from mla.indexer.quantised import quantised
@@ -61,7 +60,7 @@ class LayerProblem(Problem):
 
     @property
     def request(self) -> int:
-        """Of the row."""
+        """Request of the row."""
         ends = accumulate(self.tokens)
         return next(number for number, end in enumerate(ends) if self.row < end)
 
@@ -123,14 +122,14 @@ class LayerProblem(Problem):
 
     def spoil(self, given: Given) -> None:
         if self.part == "new entry":
-            hostile.spoil(given["kv"][self.row], self.contents)
+            spoil(given["kv"][self.row], self.contents)
         elif self.part == "older entry":
             ring, start = given["ring"], self.starts[self.request]
             place = self.request, (start - 1) % self.kind.window
-            hostile.spoil(ring.data()[place], self.contents)
+            spoil(ring.data()[place], self.contents)
         else:
             heads = given["q"][self.row]
-            hostile.spoil(heads if self.part == "query" else heads[self.head], self.contents)
+            spoil(heads if self.part == "query" else heads[self.head], self.contents)
 
     def call(self, given: Given, where: dict[str, Any]) -> Results:
         ring = given["ring"]
@@ -197,10 +196,10 @@ class IndexProblem(Problem):
 
     def spoil(self, given: Given) -> None:
         if self.part == "key":
-            hostile.spoil(given["rows"].data()[int(given["table"][self.row, 0]), 0], self.contents)
+            spoil(given["rows"].data()[int(given["table"][self.row, 0]), 0], self.contents)
         else:
             name = "q" if self.part == "query" else "weights"
-            hostile.spoil(given[name][self.row], self.contents)
+            spoil(given[name][self.row], self.contents)
 
     def call(self, given: Given, where: dict[str, Any]) -> Results:
         names = ("q", "weights", "positions", "cos", "sin")
@@ -236,7 +235,7 @@ def _layer_problem(kind: Layer, pick: random.Random, small: bool) -> LayerProble
     starts = tuple(pick.randint(1, CONTEXT - 9) for _ in tokens)
     part, head = pick.choice(PARTS), pick.randrange(kind.heads)
     row, chosen = pick.randrange(sum(tokens)), pick.choice((1, 6, 64))
-    drawn = kind, pick.getrandbits(32), row, hostile.draw(pick)
+    drawn = kind, pick.getrandbits(32), row, drawn_contents(pick)
     return LayerProblem(*drawn, tokens, starts, chosen, part, head)
 
 
@@ -247,7 +246,7 @@ def _index(pick: random.Random, _arch: str) -> Index:
 def _index_problem(kind: Index, pick: random.Random, small: bool) -> IndexProblem:
     tokens = pick.choice((2, 3) if small else (2, 9, 40))
     counts = tuple(pick.randint(1, 90 if small else 900) for _ in range(tokens))
-    drawn = kind, pick.getrandbits(32), pick.randrange(tokens), hostile.draw(pick)
+    drawn = kind, pick.getrandbits(32), pick.randrange(tokens), drawn_contents(pick)
     return IndexProblem(*drawn, counts, pick.choice((1, 8, 64)), pick.choice(INDEX_PARTS))
 
 

@@ -14,7 +14,7 @@ from blackwell_engines.engines.step import Step
 from kernelkit.call.launch import emulation
 from lab.problems import extremes
 from lab.problems.attention import Case, references
-from lab.tools.poison import poisoned_outputs
+from lab.tools.place import poisoned_outputs
 from tests.support.extremes import ROUNDS, wrong
 
 KINDS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lab.soak.cases import CASES, Case
 from lab.soak.driver import Driver, Live
+from lab.soak.small_caches import CASES, Case
 
 
 def cache(name: str, **changes: object) -> Driver:

@@ -13,8 +13,8 @@ from kvcache.books.errors import DoubleFree, HostTierFull, InvariantBroken, Pool
 from kvcache.books.manager import Manager
 from kvcache.books.slot_pool import Sizes
 from kvcache.books.work import Pool
-from lab.soak.cases import PLAIN, SPARSE
 from lab.soak.machine import Event
+from lab.soak.small_caches import PLAIN, SPARSE
 from lab.soak.wrong_types import books_of
 from tests.kvcache.books.lone import admitted, appended, cache, case_names, freed, served, tokens
 
@@ -100,7 +100,7 @@ def test_the_host_tier_is_full(name):
 @pytest.mark.parametrize("name", case_names())
 def test_every_misuse_of_every_call_is_refused(name):
     """Handles of requests that are freed, in the host tier, or of another manager, too many tokens
-    and arguments without sense: `lab.soak.misuse` says which."""
+    and arguments without sense: `lab.soak.wrong_types` says which."""
     driver = cache(name)
     served(driver, tokens(9))
     gone, other = served(driver, tokens(9, 1)), served(driver, tokens(9, 2))

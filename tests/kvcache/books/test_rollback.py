@@ -7,7 +7,7 @@ import math
 import pytest
 
 from kvcache.books.errors import RollbackPastRing
-from lab.soak.naive import History
+from lab.soak.small_caches import History
 from tests.kvcache.books.lone import admitted, appended, cache, case_names, image, served, tokens
 
 # Of these the layouts have drafts.

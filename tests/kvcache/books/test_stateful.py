@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from kvcache.books.prefix import PrefixCache
-from lab.soak.cases import CASES, Case
 from lab.soak.driver import Driver, Operation
-from lab.soak.long_run import WEIGHTS, drawn, fails, run, shrunk, takes
 from lab.soak.machine import Mismatch
+from lab.soak.random_caches import WEIGHTS, drawn, fails, run, shrunk, takes
+from lab.soak.small_caches import CASES, Case
 
 NUMBER = st.integers(0, 127)
 # The same examples each time: new ones are the long run's. An example takes as long as it is.

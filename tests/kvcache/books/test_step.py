@@ -10,7 +10,7 @@ from kvcache.books.requests import Request
 from kvcache.books.slot_pool import Sizes
 from kvcache.books.step import PLAIN as PLAIN_ARRAYS
 from kvcache.books.step import Step
-from lab.soak.cases import PLAIN, SPARSE
+from lab.soak.small_caches import PLAIN, SPARSE
 
 STREAMS = ("main", "index", "packed")
 MAPPINGS = (*STREAMS, "window", "overlap", "online")

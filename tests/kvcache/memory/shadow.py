@@ -23,7 +23,7 @@ from kvcache.books.work import Pool
 from kvcache.layouts.layout import GUARD_BYTES, Stream, Tail
 from kvcache.memory.cache import Cache
 from kvcache.movement.api import append_rows
-from lab.soak.naive import History, ends, half_rows, whole_rows
+from lab.soak.small_caches import History, ends, half_rows, whole_rows
 
 NAN_BYTE = 0xFF  # bf16 and fp32 of such bytes are NaN
 STEP, SPREAD = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # odd, without a pattern

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.tools.poison import poisoned_outputs
+from lab.tools.place import poisoned_outputs
 from tests.support.hostile.calls import REFUSALS
 from tests.support.hostile.generator import Call, Given, at
 

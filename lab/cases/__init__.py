@@ -1,1 +1,0 @@
-"""Problems as the flags of a command spell them, and their inputs."""

@@ -1,1 +1,0 @@
-"""Nsight Compute over our kernels."""

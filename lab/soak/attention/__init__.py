@@ -1,1 +1,0 @@
-"""Random attention problems, natively or in the emulator, against fp64."""

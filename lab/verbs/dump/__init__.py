@@ -1,1 +1,0 @@
-"""What scripts/dump.py does: PTX, registers, spills and SASS."""

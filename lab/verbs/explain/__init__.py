@@ -1,1 +1,0 @@
-"""What scripts/explain.py does: a plan as text."""

@@ -1,1 +1,0 @@
-"""What scripts/run.py does: kernels by name, and how exact they are."""
