@@ -25,6 +25,7 @@ TABLE = """
 | `test_a.py`, `test_b.py::test_one` | quick | both `files` |
 | `test_a.py::test_two[*sm_90a*`, 2 of 3 | sweep | some |
 | `test_b.py`, first 4 | matrix | some more |
+| `test_b.py`, 2 of 2 in the matrix | sweep | fewer |
 """
 FOLDERS = sorted(path.parent for path in TESTS.rglob("tiers.md"))
 MARK = re.compile(r"\bmark\s*\.\s*(matrix|sweep)\b")
@@ -35,6 +36,7 @@ def test_rows_of_a_table():
         Row(("test_a.py", "test_b.py::test_one"), QUICK, "both `files`"),
         Row(("test_a.py::test_two[*sm_90a*",), SWEEP, "some", turn=2, of=3),
         Row(("test_b.py",), MATRIX, "some more", first=4),
+        Row(("test_b.py",), SWEEP, "fewer", turn=2, of=2, in_matrix=True),
     )
 
 
@@ -67,6 +69,16 @@ def test_a_pattern_stands_for_what_it_names_and_all_in_it(pattern, matches):
 def test_the_first_of_a_list():
     chosen = deciding((Row(("a",), SWEEP, "", first=2),), ["a[0]", "b", "a[1]", "a[2]"])
     assert [row is not None for row in chosen] == [True, False, True, False]
+
+
+def test_of_the_matrix_every_other():
+    rows = (
+        Row(("a",), MATRIX, ""),
+        Row(("a[1]",), QUICK, ""),
+        Row(("a",), SWEEP, "", 2, 2, None, True),
+    )
+    chosen = deciding(rows, [f"a[{number}]" for number in range(5)])
+    assert [row.tier for row in chosen] == [MATRIX, QUICK, SWEEP, MATRIX, SWEEP]
 
 
 def test_the_last_row_decides_and_tests_take_turns():

@@ -3,7 +3,8 @@
 Quick tests run in `make test`, those of the matrix in `make matrix`, the sweep takes hours. Each
 row of a table names tests by patterns, in which `*` is anything and a file or function stands for
 all that it has; `2 of 3` takes the second of every three of them, in their order, and `first 9` so
-many from the beginning. Of the rows that match a test the last one decides, and a test that no row
+many from the beginning. `2 of 2 in the matrix` counts only those that the rows above leave there.
+Of the rows that match a test the last one decides, and a test that no row
 matches is an error. Positions are those of the whole package, so a run of single tests may see
 other tiers; the targets of the Makefile never do that. `make tiers` prints what comes of it
 (`tests.support.pairs`).
@@ -25,7 +26,9 @@ TABLE = "tiers.md"
 QUICK, MATRIX, SWEEP = TIERS = ("quick", "matrix", "sweep")
 MARKS = {MATRIX: pytest.mark.matrix, SWEEP: pytest.mark.sweep}  # quick tests have none
 DECIDED = pytest.StashKey["dict[Path, set[Row]]"]()  # what `assign` returned to this session
-_ROW = re.compile(r"^\| (`.*?`)(?:, (\d+) of (\d+)|, first (\d+))? \| (\w+) \| (.+) \|$")
+_ROW = re.compile(
+    r"^\| (`.*?`)(?:, (\d+) of (\d+)( in the matrix)?|, first (\d+))? \| (\w+) \| (.+) \|$"
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Row:
     turn: int = 1
     of: int = 1
     first: int | None = None
+    in_matrix: bool = False  # only tests are counted that rows before this one leave in the matrix
 
     @cached_property
     def _expression(self) -> re.Pattern:
@@ -61,11 +65,11 @@ def parse(text: str) -> tuple[Row, ...]:
         if not line.startswith("| `"):
             continue
         match = _ROW.match(line)
-        if match is None or match[5] not in TIERS:
+        if match is None or match[6] not in TIERS:
             raise ValueError(f"not | `tests` | {' or '.join(TIERS)} | why |: {line}")
         patterns = tuple(re.findall(r"`([^`]+)`", match[1]))
-        turn, of, first = (int(count) if count else None for count in match.group(2, 3, 4))
-        rows.append(Row(patterns, match[5], match[6], turn or 1, of or 1, first))
+        turn, of, first = (int(count) if count else None for count in match.group(2, 3, 5))
+        rows.append(Row(patterns, match[6], match[7], turn or 1, of or 1, first, bool(match[4])))
     return tuple(rows)
 
 
@@ -83,6 +87,8 @@ def deciding(rows: Sequence[Row], names: Iterable[str]) -> list[Row | None]:
     for name in names:
         chosen = None
         for number, row in enumerate(rows):
+            if row.in_matrix and (chosen is None or chosen.tier != MATRIX):
+                continue
             if row.matches(name):
                 seen[number] += 1
                 if row.takes(seen[number]):
