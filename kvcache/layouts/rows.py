@@ -104,13 +104,14 @@ class Rows:
 @dataclass(frozen=True)
 class DataRows:
     """Entries that are their data alone: `rows` of `row_bytes` in every slot of `pool`, from byte
-    `data_offset` of it on. record: its name, for messages."""
+    `data_offset` of it on. record: its name, for messages. scale_offset: where scales would be."""
 
     pool: torch.Tensor
     data_offset: int
     rows: int
     row_bytes: int
     record: str
+    scale_offset: int = 0
 
     @property
     def entries(self) -> int:
@@ -121,6 +122,7 @@ class DataRows:
         """TypeError or ValueError, naming value and limit, for rows that are not in the pool."""
         check_pool("pool", self.pool, 1)
         check_places(self.pool, self.rows, ("data", self.record, self.data_offset, self.row_bytes))
+        check_places(self.pool, self.rows, ("scales", self.record, self.scale_offset, 0))
 
 
 @dataclass(frozen=True)

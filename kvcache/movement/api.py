@@ -196,7 +196,8 @@ def _place(rows: Rows) -> Place:
             f"record {rows.record.name} has {rows.record.scale_bytes} bytes of scales apart from "
             "its data, which plain rows have not: append_rows takes records without"
         )
-    return Place(rows.data_offset, rows.rows, rows.record.data_bytes, rows.record.name)
+    record = rows.record
+    return Place(rows.data_offset, rows.rows, record.data_bytes, record.name, rows.scale_offset)
 
 
 @fronted()

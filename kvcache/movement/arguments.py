@@ -78,6 +78,7 @@ class Place:
     rows: int
     row_bytes: int
     record: str
+    scale_offset: int = 0
 
 
 @dataclass(frozen=True)
