@@ -2,7 +2,8 @@
 
 Shapes, dtypes and options are checked everywhere. What tensors say (lengths, offsets, page
 numbers) is checked on the CPU, where reading it costs nothing; on a GPU that would make the host
-wait, so there the kernel clamps it. No check makes a copy.
+wait. There the kernel clamps lengths and rope positions, pages outside the pool read as zeros, and
+offsets are used as they are. No check makes a copy.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Tuning:
     rescale_log2: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2;
         P then stays below 2 ** rescale_log2, which fp16 has to hold. -1 chooses: 15, or 8 where raw
         sums are stored in fp16. e4m3 holds little: there P is at most 2 ** 8, the weight of the
-        maximum is 2 ** (8 - rescale_log2), and 2 is chosen.
+        maximum is 2 ** (8 - rescale_log2), and 3 is chosen.
     instructions: 'mma.sync' takes the kernel that every GPU runs; '' takes that of the
         architecture, where it has one that knows the head dims.
     slices: by mma.sync warps that share the columns of O of a query tile, 1, 2 or 4, and those of

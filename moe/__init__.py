@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         grouped_gemm_swiglu,
     )
     from moe.arguments import Activation, Router, RouterLinear, Scales, SwiGLU
-    from moe.formats import FORMATS, BlockFormat, Quantized
+    from moe.formats import FORMATS, BlockFormat
     from moe.huggingface import activation_scales, pack_experts, pack_gpt_oss
     from moe.mixed.api import mixed_gemm
     from moe.mixed.fragments import ArrangedExperts, Fragments, arrange
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         unpack_biases,
     )
     from moe.quantiser.api import quantise
+    from moe.quantized import Quantized
     from moe.routing import Permutation, combine, permutation, route, route_tokens
     from moe.warm import warmup
 
@@ -70,13 +71,14 @@ __all__ = [
 __getattr__, __dir__ = exports(__name__, {
     "moe.api": "fused_moe fused_moe_plan grouped_gemm grouped_gemm_plan grouped_gemm_swiglu",
     "moe.arguments": "Activation Router RouterLinear Scales SwiGLU",
-    "moe.formats": "FORMATS BlockFormat Quantized",
+    "moe.formats": "FORMATS BlockFormat",
     "moe.huggingface": "activation_scales pack_experts pack_gpt_oss",
     "moe.mixed.api": "mixed_gemm",
     "moe.mixed.fragments": "ArrangedExperts Fragments arrange",
     "moe.module": "ExpertWeights",
     "moe.packing": "CheckpointWeight PackedExperts pack pack_quantised unpack unpack_biases",
     "moe.quantiser.api": "quantise",
+    "moe.quantized": "Quantized",
     "moe.routing": "Permutation combine permutation route route_tokens",
     "moe.warm": "warmup",
 })  # fmt: skip

@@ -25,12 +25,12 @@ from moe.arguments import (
     out_name,
 )
 from moe.config import DEFAULT_GRANULARITY
-from moe.formats import Quantized, laid_out
 from moe.fused import FUSED, FusedOptions, layer_fields, logit_fields
 from moe.launch import GROUPED_GEMM, quantised_result
 from moe.mixed.fragments import ArrangedExperts
 from moe.mixed.layer import FUSED_MIXED
 from moe.packing import PackedExperts
+from moe.quantized import Quantized, laid_out
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -35,7 +35,8 @@ from moe.config import (
     WINDOW_STEP,
     GroupedConfig,
 )
-from moe.formats import FORMATS, Quantized, scale_blocks, scale_bytes
+from moe.formats import FORMATS, scale_blocks, scale_bytes
+from moe.quantized import Quantized
 
 
 @dataclass(frozen=True)

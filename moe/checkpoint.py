@@ -24,8 +24,9 @@ import torch
 
 from kernelkit.call.tensors import device_of, require_memory
 from kernelkit.compile.outside import FileError, json_of, require_fields
-from moe.formats import Quantized, format_of, of_bytes
+from moe.formats import format_of
 from moe.packing import PackedExperts, require_kind
+from moe.quantized import Quantized, of_bytes
 
 # ---- Files: the header is checked before the library reads it, whose errors then name the file
 

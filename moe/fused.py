@@ -26,10 +26,11 @@ from moe.arguments import (
 )
 from moe.choose import check_tile_rows
 from moe.config import GroupedConfig
-from moe.formats import FORMATS, SCALINGS, Quantized, format_of, made_of
+from moe.formats import FORMATS, SCALINGS, format_of
 from moe.launch import forward
 from moe.packing import PackedExperts
 from moe.quantiser.launch import Tokens, quantise
+from moe.quantized import Quantized, made_of
 from moe.routing.launch import (
     Choices,
     OrderTables,

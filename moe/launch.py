@@ -19,13 +19,12 @@ from moe.config import KERNELS, WINDOW, WINDOW_STEP, GroupedConfig
 from moe.formats import (
     FORMATS,
     SCALE_ATOM_BYTES,
-    Quantized,
-    of_bytes,
     row_blocks,
     scale_atoms_of,
     scale_blocks,
     scale_bytes,
 )
+from moe.quantized import Quantized, of_bytes
 
 ARCHS = tuple(KERNELS)
 

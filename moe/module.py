@@ -14,9 +14,10 @@ from moe.api import fused_moe
 from moe.arguments import Router
 from moe.checkpoint import LAYOUT, WEIGHTS, Layout, layout_of, of_layout, read_layout, state_dict
 from moe.config import DEFAULT_GRANULARITY
-from moe.formats import Quantized, format_of, of_bytes, row_blocks, scale_bytes
+from moe.formats import format_of, row_blocks, scale_bytes
 from moe.fused import FusedOptions
 from moe.packing import PackedExperts, require_kind
+from moe.quantized import Quantized, of_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -32,16 +32,8 @@ from kernelkit.call.tensors import (
 )
 from kernelkit.plan import hw
 from moe.config import DEFAULT_GRANULARITY, GRANULARITIES
-from moe.formats import (
-    ELEMENT_DTYPES,
-    FORMATS,
-    SCALE_DTYPES,
-    BlockFormat,
-    Quantized,
-    format_of,
-    laid_out,
-    of_bytes,
-)
+from moe.formats import FORMATS, BlockFormat, format_of
+from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized, laid_out, of_bytes
 from moe.reference import NAN_CODE, dequantise, encode_scale, quantise_blocks, swizzle_scales
 
 # Rows of w13 as it is given: all of gate first, all of up first, or one of each in turn (gpt-oss).

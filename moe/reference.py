@@ -27,20 +27,17 @@ import torch
 from kernelkit.numerics import e2m1
 from moe.formats import (
     E4M3_LARGEST,
-    ELEMENT_DTYPES,
     SCALE_ATOM_BYTES,
     SCALE_COLUMNS,
-    SCALE_DTYPES,
     SCALE_ROWS,
     BlockFormat,
-    Quantized,
     format_of,
-    of_bytes,
     row_blocks,
     scale_atoms,
     scale_blocks,
     scale_bytes,
 )
+from moe.quantized import ELEMENT_DTYPES, SCALE_DTYPES, Quantized, of_bytes
 from moe.reference_routing import combine, permutation
 
 FLT_MAX = torch.finfo(torch.float32).max

@@ -13,13 +13,14 @@ from kernelkit.tune.tuner import Call, Subject
 from moe.arguments import SwiGLU
 from moe.choose import TUNED, choices
 from moe.config import DEFAULT_GRANULARITY
-from moe.formats import Quantized, format_of, of_bytes, row_blocks, scale_blocks, scale_bytes
+from moe.formats import format_of, row_blocks, scale_blocks, scale_bytes
 from moe.launch import GROUPED_GEMM
 from moe.mixed.choose import TUNED as MIXED_TUNED
 from moe.mixed.choose import choices as choices_of_mixed
 from moe.mixed.config import DEPTH, ROWS
 from moe.mixed.fragments import PAIR_ROWS, Fragments, unit_bytes, units_of
 from moe.mixed.launch import MIXED_GEMM, MixedArguments
+from moe.quantized import Quantized, of_bytes
 
 
 def offsets_of(tokens: int, experts: int, top_k: int, device: torch.device) -> torch.Tensor:

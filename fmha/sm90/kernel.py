@@ -3,7 +3,7 @@
 Read `plan.py` first (who, who waits for whom), then this file, `fmha/shared/walk.py` (which blocks
 a CTA computes one after another, and which tiles), `fmha/shared/load.py` and `math.py`, which has
 the softmax and the epilogue beside it; for head dim 512 also `seesaw.py`, for K and V in e4m3
-`fp8.py`.
+`fp8.py`. The softmax of a row is in `fmha/shared/two_rows.py`.
 """
 
 import cutlass

@@ -40,7 +40,6 @@ MOVED = {
     "gqa_lowlatency.device": "gqa_lowlatency.shared",
     "moe.device": "moe.shared",
     "moe.indices": "moe.arguments",
-    "moe.quantized": "moe.formats",
     "moe.mixed.device": "moe.mixed.shared",
     "integrations": "blackwell_engines",
     "q8_0.product.reference": "q8_0.reference",

@@ -2,7 +2,7 @@
 
 Split-KV decoding, attention over a prefix and a block, over a window and a compressed past, or over
 the shards of a sequence all end here. It is the torch operator `blackwell_kernels::merge`, which
-tracers see whole: here are its arguments and shapes, `merge_launch.py` does the work.
+tracers see whole: here are its arguments and shapes, `launch.py` does the work.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _run(
 
 
 def _entry(part: Part, problem: _Problem, vector: int) -> list[Word]:
-    """A row of the kernel's table, see `merge_kernel.Merge.read_part`."""
+    """A row of the kernel's table, see `kernelkit.merge.kernel.Merge.read_part`."""
     o, lse, reference = (*part, part[1])[:3]  # the weight of a normalised part is that of its LSE
     axes = "shbn" if "n" in problem.o_dims else "shb"
     lse_dims = problem.lse_dims

@@ -29,9 +29,9 @@ from mla.indexer.api import IndexQuery, prepare_query, scores, select
 from mla.indexer.quantised import quantised
 from moe.api import grouped_gemm
 from moe.arguments import Router, RouterLinear
-from moe.formats import Quantized
 from moe.mixed.launch import write_rows
 from moe.quantiser.api import quantise
+from moe.quantized import Quantized
 from moe.routing import combine, permutation, route, route_tokens
 
 # CTAs, or pairs: each computes several blocks, of five tiles, which no ring divides: else the wait

@@ -18,8 +18,9 @@ from lab.problems import hostile
 from moe import reference
 from moe.api import grouped_gemm
 from moe.arguments import Activation
-from moe.formats import Quantized, format_of, laid_out
+from moe.formats import format_of
 from moe.packing import pack, quantise_experts
+from moe.quantized import Quantized, laid_out
 from ptxemu import Options
 from ptxemu.check.text import render
 

@@ -36,7 +36,7 @@ from moe import (
     unpack_biases,
 )
 from moe.arguments import Activation
-from moe.formats import Quantized, format_of
+from moe.formats import format_of
 from moe.mixed.config import ROWS, MixedConfig
 from moe.mixed.fragments import DEPTH, PAIR_ROWS, Fragments, fragments, unit_bytes, units_of
 from moe.mixed.launch import MixedArguments
@@ -44,6 +44,7 @@ from moe.mixed.plan import ProductPlan
 from moe.mixed.sm90 import plan as sm90
 from moe.mixed.sm100 import plan as sm100
 from moe.packing import interleaved_rows, quantise_experts
+from moe.quantized import Quantized
 from ptxemu import Options
 
 STEP = MixedConfig().step  # K of an MMA

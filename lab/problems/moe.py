@@ -37,11 +37,12 @@ from moe import (
 from moe.arguments import Activation, Arguments
 from moe.choose import TUNED as TILES
 from moe.config import DEFAULT_GRANULARITY
-from moe.formats import FORMATS, Quantized, of_bytes, row_blocks, scale_blocks, scale_bytes
+from moe.formats import FORMATS, row_blocks, scale_blocks, scale_bytes
 from moe.mixed.config import ACTIVATIONS as MIXED
 from moe.mixed.config import ROWS
 from moe.mixed.fragments import DEPTH, PAIR_ROWS, unit_bytes, units_of
 from moe.mixed.launch import X_DTYPES, MixedArguments
+from moe.quantized import Quantized, of_bytes
 from moe.reference_routing import route
 
 SEED = 0

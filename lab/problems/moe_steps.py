@@ -18,8 +18,9 @@ from lab.problems.steps import (
 )
 from moe import reference, reference_routing
 from moe.arguments import Router, RouterLinear
-from moe.formats import FORMATS, Quantized, row_blocks, scale_bytes
+from moe.formats import FORMATS, row_blocks, scale_bytes
 from moe.quantiser.launch import Tokens, quantise
+from moe.quantized import Quantized
 from moe.routing import Permutation, combine, permutation, route, route_tokens
 from moe.routing.config import LinearConfig
 from moe.routing.launch import config_of

@@ -29,9 +29,10 @@ import torch
 from kernelkit.call.tensors import require_table, require_tma, require_type
 from kernelkit.numerics import e2m1
 from moe.arguments import check_factor
-from moe.formats import Quantized, format_of
+from moe.formats import format_of
 from moe.mixed.config import ACTIVATIONS, DEPTH, ROWS
 from moe.packing import LayerWeights, PackedExperts, interleaved_rows, require_packed
+from moe.quantized import Quantized
 from moe.reference import unswizzle_scales
 
 ELEMENT_BYTES = ROWS * DEPTH // 2

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from moe.formats import Quantized, format_of, laid_out
+from moe.formats import format_of
 from moe.quantiser.launch import QUANTISE, quantised
+from moe.quantized import Quantized, laid_out
 
 
 def quantise(

@@ -25,10 +25,7 @@ from moe.formats import (
     FORMATS,
     SCALINGS,
     BlockFormat,
-    Quantized,
     format_of,
-    made_of,
-    of_bytes,
     row_blocks,
     scale_atoms,
     scale_blocks,
@@ -45,6 +42,7 @@ from moe.quantiser.config import (
     is_wide,
     with_whole_rows,
 )
+from moe.quantized import Quantized, made_of, of_bytes
 
 ARCHS = ("sm_100a", "sm_90a")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}

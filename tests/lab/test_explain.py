@@ -172,7 +172,8 @@ def test_tensors_without_memory_give_the_config_of_real_ones(flags, arch):
     flags = flags if arch == "sm_90a" else flags.replace("--page-size 8", "--page-size 16")
     case = case_of(flags, arch)
     options = {**case.tables, **case.options, "arch": arch, "backend": "emulate"}
-    *_, config = launch.prepare(Arguments(**fields_of(*case.tensors, options), **case.tuning))
+    *_, decision = launch.prepare(Arguments(**fields_of(*case.tensors, options), **case.tuning))
+    config = decision.config
     assert decode_cases.settled(case)[1] == config
     if flags:
         assert config != DecodeConfig(cluster=config.cluster)

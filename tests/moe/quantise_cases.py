@@ -16,10 +16,11 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from moe import reference
-from moe.formats import SCALE_ROWS, Quantized, format_of, row_blocks, scale_bytes
+from moe.formats import SCALE_ROWS, format_of, row_blocks, scale_bytes
 from moe.quantiser.api import quantise
 from moe.quantiser.launch import Tokens
 from moe.quantiser.launch import quantise as run_quantise
+from moe.quantized import Quantized
 from moe.reference_routing import permutation
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

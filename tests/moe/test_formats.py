@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moe.formats import (
-    FORMATS,
-    Quantized,
-    format_of,
-    row_blocks,
-    scale_atoms,
-    scale_blocks,
-    scale_bytes,
-)
+from moe.formats import FORMATS, format_of, row_blocks, scale_atoms, scale_blocks, scale_bytes
+from moe.quantized import Quantized
 
 
 def test_formats():

@@ -17,8 +17,9 @@ from moe.api import grouped_gemm, grouped_gemm_swiglu
 from moe.arguments import Activation, SwiGLU
 from moe.choose import FEW
 from moe.config import TILE_ROWS
-from moe.formats import SCALE_COLUMNS, Quantized, of_bytes
+from moe.formats import SCALE_COLUMNS
 from moe.packing import pack
+from moe.quantized import Quantized, of_bytes
 from moe.reference import unswizzle_scales
 from moe.sm100 import kernel
 from moe.sm100.roles import epilogue, mma

@@ -15,9 +15,10 @@ from lab.problems import hostile
 from lab.problems.grouped_gemm import Case, checked, same_bits
 from moe import reference
 from moe.api import grouped_gemm
-from moe.formats import FORMATS, SCALE_COLUMNS, Quantized, format_of
+from moe.formats import FORMATS, SCALE_COLUMNS, format_of
 from moe.packing import quantise_experts
 from moe.quantiser.api import quantise
+from moe.quantized import Quantized
 from moe.reference import FLT_MAX, NAN_CODE
 from tests.moe.grouped_space import FORMS
 from tests.moe.quantise_cases import assert_equal, used_bytes

@@ -37,7 +37,7 @@ from moe import (
     warmup,
 )
 from moe.checkpoint import from_state_dict, state_dict
-from moe.formats import laid_out
+from moe.quantized import laid_out
 from moe.reference import quantise as quantised_in_torch
 from tests.support.hostile.calls import freed, hostile, refused
 

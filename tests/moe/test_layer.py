@@ -18,8 +18,8 @@ from lab.problems.moe import errors_of, layer_of
 from moe import arrange, fused_moe, pack, reference, reference_routing, unpack
 from moe.api import fused_moe_plan, grouped_gemm
 from moe.arguments import Router, Scales, SwiGLU
-from moe.formats import Quantized, laid_out
 from moe.packing import PackedExperts
+from moe.quantized import Quantized, laid_out
 from moe.reference import dequantise, layer, swizzle_scales, unswizzle_scales
 from moe.reference_routing import route
 from moe.warm import kernels_for

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from moe import arrange, pack, pack_quantised, reference, unpack, unpack_biases
-from moe.formats import FORMATS, Quantized, format_of, of_bytes
+from moe.formats import FORMATS, format_of
 from moe.mixed.fragments import Fragments, fragments
 from moe.packing import CheckpointWeight, interleaved_rows
+from moe.quantized import Quantized, of_bytes
 
 BF16 = 16
 SIGNIFICANT = 0x81C081C0  # of a pair of bf16: sign, two bits of exponent, one of mantissa

@@ -12,7 +12,7 @@ import torch
 from kernelkit.numerics import e2m1
 from moe import checkpoint
 from moe.config import GRANULARITIES
-from moe.formats import FORMATS, Quantized, row_blocks, scale_bytes
+from moe.formats import FORMATS, row_blocks, scale_bytes
 from moe.packing import (
     ORDERS,
     CheckpointWeight,
@@ -22,6 +22,7 @@ from moe.packing import (
     unpack,
     unpack_biases,
 )
+from moe.quantized import Quantized
 from moe.reference import dequantise, encode_scale, quantise, quantise_blocks, swizzle_scales
 from tests.moe.quantise_cases import assert_equal
 

@@ -15,9 +15,9 @@ from lab.problems.grouped_gemm import Case, checked
 from moe import Router, Scales, SwiGLU, combine, fused_moe, pack, permutation, quantise, route
 from moe.api import grouped_gemm
 from moe.arguments import Activation, Arguments
-from moe.formats import Quantized
 from moe.quantiser.launch import Tokens
 from moe.quantiser.launch import quantise as run_quantise
+from moe.quantized import Quantized
 
 INF, NAN = math.inf, math.nan
 INT = torch.int32

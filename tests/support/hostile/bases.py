@@ -40,7 +40,7 @@ from mla import (
     step_view,
 )
 from moe.api import InPlacePlan
-from moe.formats import laid_out
+from moe.quantized import laid_out
 from moe.reference import quantise as quantised
 from q8_0 import reference as q8_0_reference
 from q8_0.product.launch import product
