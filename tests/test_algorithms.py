@@ -18,7 +18,8 @@ BLOCK = re.compile(r"^```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
 CALL = re.compile(r"([A-Za-z_]\w*)\(")
 EDGE = re.compile(r"([A-Za-z_]\w*)\.(?:wait|wait_free|acquire|signal|release|meet)\b")
 QUOTED = re.compile(r'"(\w+)"')
-OURS = {"range", "max", "min", "sum", "abs", "exp2", "log2", "rcp", "ceil"}  # of pseudo-code
+# Of pseudo-code: arithmetic, and rounding to a format.
+OURS = {"range", "max", "min", "sum", "exp2", "exp", "log2", "ceil", "round", "e4m3", "fp16"}
 
 
 @cache
