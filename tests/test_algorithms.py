@@ -16,7 +16,9 @@ FILE = re.compile(r"`([\w/]+/\w+\.py)`")  # a page lists the files that it names
 REFERENCE = re.compile(r"([\w/]+\.py)::([A-Za-z_][\w.]*\w)")
 BLOCK = re.compile(r"^```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
 CALL = re.compile(r"([A-Za-z_]\w*)\(")
-EDGE = re.compile(r"([A-Za-z_]\w*)\.(?:wait|wait_free|acquire|signal|release|meet)\b")
+EDGE = re.compile(r"(?<![:.\w])([A-Za-z_]\w*)\.(?:wait|wait_free|acquire|signal|release|meet)\b")
+# A row of a table of edges: name, producer -> consumer, payload.
+ROW = re.compile(r"^(\w+) +(\w+) +-> (\w+)  ", re.MULTILINE)
 QUOTED = re.compile(r'"(\w+)"')
 # Of pseudo-code: arithmetic, and rounding to a format.
 OURS = {"range", "max", "min", "sum", "exp2", "exp", "log2", "ceil", "round", "e4m3", "fp16"}
@@ -84,12 +86,14 @@ def mistakes(text: str) -> list[str]:
     for block in BLOCK.finditer(text):
         for pattern, known, kind in (
             (CALL, words | OURS, "function"),
-            (EDGE, strings | words, "edge or barrier"),
+            (EDGE, strings, "edge or barrier"),
+            (ROW, strings, "edge or role"),
             (QUOTED, strings, "name in quotes"),
         ):
             for match in pattern.finditer(block.group(1)):
-                if match.group(1) not in known:
-                    say(block.start(1) + match.start(), f"no {kind} {match.group(1)}")
+                for name in match.groups():
+                    if name not in known:
+                        say(block.start(1) + match.start(), f"no {kind} {name}")
     return found
 
 
@@ -100,10 +104,17 @@ def test_names_of_the_page_exist(page: Path) -> None:
     assert not [f"{page.name} {mistake}" for mistake in mistakes(text)]
 
 
+def test_the_architecture_page_links_every_page() -> None:
+    links = re.findall(r"\(algorithms/(\w+\.md)\)", (ROOT / "docs/architecture.md").read_text())
+    assert sorted(links) == [page.name for page in PAGES]
+
+
 def test_a_wrong_name_is_found() -> None:
-    text = '`fmha/sm100/plan.py`\n\n```text\nsoftmacks("s")  plan.py::_edge\nzz.wait\n```\n'
+    code = 'softmacks("s")  plan.py::_edge\nzz.wait\ns    mma -> softmax  S\nk  loader -> mma  K\n'
+    text = f"`fmha/sm100/plan.py`\n\n```text\n{code}```\n"
     assert mistakes(text) == [
         "line 4: plan.py has no _edge",
         "line 4: no function softmacks",
         "line 5: no edge or barrier zz",
+        "line 7: no edge or role loader",
     ]
