@@ -1,8 +1,9 @@
 """What every test session shares: the `--hw` switch, tiers, and which tests share a worker.
 
 Compiling a kernel takes seconds, so the tests of one file run in one worker and can share what they
-compiled; a test that says `@pytest.mark.xdist_group(name)` chooses its own company. Kernels of a
-group go with its last test, or a worker of the matrix would grow to 13 GB.
+compiled; a test that says `@pytest.mark.xdist_group(name)` chooses its own company. What a worker
+keeps soon are millions of objects, which garbage collection had better not look at again and again.
+Kernels of a group go with its last test, or a worker of the matrix would grow to 13 GB.
 """
 
 from __future__ import annotations
@@ -48,14 +49,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Garbage:
-    """Collects all garbage once after each group, whose kernels go with its last test.
+    """What tests leave behind, until many kernels of groups that are over are among it."""
 
-    What survives is frozen: imports and caches, millions of objects that all stay. Within a group
-    only young objects are looked at, since its kernels stay, too.
-    """
-
-    YOUNG = (100_000, 50, 1_000_000)  # gc.set_threshold: no full collection by itself
-    MANY = 64  # kernels, after which free memory goes back to the system
+    MANY = 64
 
     def __init__(self) -> None:
         self.kernels = 0
@@ -63,18 +59,19 @@ class Garbage:
 
     def pytest_collection_finish(self) -> None:
         gc.freeze()
-        gc.set_threshold(*self.YOUNG)
         gc.enable()
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        if nextitem is not None and _group(nextitem) == _group(item):
-            return
-        self.kernels += kernel_compile.forget()
+        if nextitem is None or _group(nextitem) != _group(item):
+            self.kernels += kernel_compile.forget()
+        everything = self.kernels >= self.MANY
+        if everything:
+            self.kernels = 0
+            gc.unfreeze()
         gc.collect()
         gc.freeze()
-        if self.kernels >= self.MANY:
-            self.kernels = 0
+        if everything:
             _release_free_memory()
 
 
