@@ -163,7 +163,7 @@ def make_workspace(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What clusters that share a KV head leave for the last of them: fp32 [units, num_splits,
     words], int32 [units] of zeros, which every launch leaves behind as zeros; see
-    `device/finish.py`."""
+    `shared/finish.py`."""
     units = arguments.q.shape[0] * arguments.k.shape[-2] * config.row_tiles * config.owner_ctas
     words = config.owned_columns * (config.head_dim + 2)
     partial = arguments.q.new_empty((units, num_splits, words), dtype=torch.float32)

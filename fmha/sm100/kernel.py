@@ -2,7 +2,7 @@
 
 Read `plan.py` first (who, where, who waits for whom), then this file, `fmha/shared/walk.py` (which
 tiles), then the roles in data-flow order: `fmha/shared/load.py`, and in `roles/` mma, softmax,
-correction, epilogue, store. What the host does before the launch is in `fmha/shared/host.py`.
+correction, epilogue. What the host does before the launch is in `fmha/shared/host.py`.
 
 A CTA, from head_dim 256 on a pair, computes query blocks one after another
 (`fmha/shared/walk.py`): products, loads and stores of neighbouring blocks overlap.

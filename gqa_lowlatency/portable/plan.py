@@ -1,7 +1,7 @@
 """Warps and shared memory of the kernel of Hopper, and of GPUs that only have mma.sync, as data.
 
 Those take it with one CTA to a cluster: CTAs that share keys do so through the parts of
-`device/finish.py`. What they hold is less, 99 KB of shared memory or 163 (`kernelkit.plan.hw`).
+`shared/finish.py`. What they hold is less, 99 KB of shared memory or 163 (`kernelkit.plan.hw`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 a thread, of at most
 MAX_ELEMENTS_OF_TWO = 8192  # of O in all warps of a CTA, of which two fit on an SM
 SMEM_OF_ONE = 150 * 1024  # of a CTA; more was not faster
 MIN_SLOTS, MAX_SLOTS = 2, 8
-BARRIER_BYTES = 16  # the mailbox's mbarrier, and the flag of `device/finish.py` behind it
+BARRIER_BYTES = 16  # the mailbox's mbarrier, and the flag of `shared/finish.py` behind it
 PAD = 4  # fp32 between the columns of partial results: no two lanes write one bank
 # Parts whose sums are asked for at once where there are no clusters: then a KV head has tens of
 # them, and one load after the other would take longer than their keys.

@@ -28,7 +28,7 @@ MIN_STAGES = 3  # K of the next tile beside K and V of this one
 IN_FLIGHT_BYTES = 8_000_000 // hw.SMS  # an SM's part of 8 TB/s (B200) during 1 us of latency
 BESIDE_COLUMNS = 32  # scores and sums of 64 fill the 128 registers that a thread of two CTAs has
 BARRIER_BYTES = 512  # set aside for mbarriers, whose number depends on the depth of the ring
-MAILBOX_BARRIER_BYTES = 16  # the mailbox's mbarrier, and the flag of `device/finish.py` behind it
+MAILBOX_BARRIER_BYTES = 16  # the mailbox's mbarrier, and the flag of `shared/finish.py` behind it
 MIN_BOX_BYTES = 128  # TMA writes to multiples of that in shared memory
 
 ROLES = RolePlan(

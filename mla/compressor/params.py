@@ -68,7 +68,7 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressParams:
-    """`clusters.Clusters`: what both kernels take."""
+    """`device.Clusters`: what both kernels take."""
 
     step: StepRows
     tables: StepTables
