@@ -143,7 +143,7 @@ def test_a_bias_is_never_dropped_nor_moved(case):
 
 
 @pytest.mark.parametrize("change", [
-    ("first + begin", "begin"),  # of the first subtile for all
+    ("bias_at(affine, first + begin)", "bias_at(affine, begin)"),  # of the first subtile for all
     ("@exists ld", "ld"),  # behind the last column, too
     ("(bias[index], bias[index + 1])", "(bias[0], bias[1])"),
     ("setp.gt", "setp.le"),

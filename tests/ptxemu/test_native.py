@@ -189,7 +189,7 @@ sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", chosen, *sys.a
 
 def test_all_goes_without_llvmlite() -> None:
     here = Path(__file__).parent
-    names = ("test_divergence.py", "test_tmem.py", "test_check_manual.py", "test_native.py")
+    names = ("test_scheduler.py", "test_tmem.py", "test_check_manual.py", "test_native.py")
     files = [str(here / name) for name in names]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, *files, "-k", "not without_llvmlite"],
