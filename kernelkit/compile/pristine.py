@@ -89,7 +89,9 @@ class _Comparison:
             return False
         # The DSL rewrites what it traces in place, and keeps what was there.
         code = getattr(function, "_original_code", function.__code__)
-        return code.co_name == name and code in self.codes
+        # A copy of the module has the same code, and calls what else was changed in the copy.
+        own = function.__globals__ is vars(self.live)
+        return own and code.co_name == name and code in self.codes
 
 
 def _function_of(value: Any) -> FunctionType | None:

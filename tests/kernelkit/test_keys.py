@@ -224,3 +224,11 @@ def test_what_is_not_traced_may_be_patched(monkeypatch):
     monkeypatch.setattr(merge_plan, "MergeConfig", None)
     assert pristine.patched(ATTENTION) == []
     assert Path(merge_plan.__file__).parent.name == "merge"
+
+
+def test_a_function_of_a_changed_copy_of_its_module_is_patched(changed):
+    """Its own code is that of the file: what it calls is not."""
+    from moe.sm100.roles import epilogue
+
+    changed(epilogue, [epilogue], "apply", ("setp.gt", "setp.le"))
+    assert pristine.patched("moe.sm100.kernel") == ["moe.sm100.roles.epilogue.apply"]
