@@ -253,8 +253,7 @@ def _decision(plain: DecodeConfig, load: Load, target: Target, device: torch.dev
     wished, arch = _with_columns(plain, target.arch), target.arch
     limits = co_scheduled_on(target, replace(wished, cluster=1), device)
     config = config_for(wished, arch, load, limits)
-    clusters = load.heads * config.row_tiles
-    num_splits = _num_splits(arch, load, clusters, config.cluster)
+    num_splits = _splits_of(arch, load, config)
     return Decision(config, KERNELS[written_for(arch)], num_splits, config.row_tiles)
 
 
@@ -357,7 +356,10 @@ def load_of(arguments: Arguments, arch: str, cluster: int = 0) -> Load:
 
 def clusters_per_head(arch: str, arguments: Arguments, config: DecodeConfig) -> int:
     """Clusters that share a KV head."""
-    load = load_of(arguments, arch)
+    return _splits_of(arch, load_of(arguments, arch), config)
+
+
+def _splits_of(arch: str, load: Load, config: DecodeConfig) -> int:
     return _num_splits(arch, load, load.heads * config.row_tiles, config.cluster)
 
 

@@ -270,7 +270,7 @@ class Arguments:
         if self.mixed:
             self._check_windows()
         rows, decode = x.data.shape[0], w.decode_scale
-        wanted = scale_bytes(scale_blocks(rows, experts), form.columns(k))
+        wanted = scale_bytes(self.blocks, form.columns(k))
         if rows and x.scales.numel() != wanted:
             raise ValueError(
                 f"x has {x.scales.numel()} bytes of scale factors, {wanted} for {rows} rows of "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from kernelkit.plan import hw
 from kernelkit.tune.choices import Choice, Tuned
@@ -54,7 +54,7 @@ def choose_tile_n(rows: int, columns: int, tile_rows: int, bits: int) -> int:
     return WIDE if tiles * ctas >= hw.SMS else NARROW
 
 
-@cache
+@lru_cache(KEPT)
 def check_tile_rows(tile_rows: int, most_rows: int) -> None:
     """ValueError for a tile that is smaller than an expert may be, where that is not possible."""
     if tile_rows in FEW and most_rows > tile_rows:
@@ -93,7 +93,6 @@ def decide(problem: Problem, tile_rows: int | None, tile_n: int | None) -> Group
         ValueError, NotImplementedError: naming the value and what is possible.
     """
     config, bits = problem.config, 8 // FORMATS[problem.config.x_fmt or problem.config.fmt].per_byte
-    config.check_values()
     rows, experts, most = problem.rows, problem.experts, problem.most_rows
     if tile_rows is None:
         tile_rows = choose_tile_rows(rows, experts, most, bits)

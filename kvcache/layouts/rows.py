@@ -113,11 +113,6 @@ class DataRows:
     record: str
     scale_offset: int = 0
 
-    @property
-    def entries(self) -> int:
-        """In all slots: what the numbers of a mapping stay below."""
-        return len(self.pool) * self.rows
-
     def check(self) -> None:
         """TypeError or ValueError, naming value and limit, for rows that are not in the pool."""
         check_pool("pool", self.pool, 1)

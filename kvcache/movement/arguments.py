@@ -425,23 +425,24 @@ def spans_of(tensor: torch.Tensor) -> Spans:
 
 def written_by(rows: Rows) -> Spans:
     """The data of all entries of `rows`, and their scales where these lie behind."""
-    if not len(rows.pool) or rows.pool.device.type == "meta":
-        return Spans(0, 0, 0, 0)
     ends = [rows.data_offset + rows.rows * rows.record.data_bytes]
     begin = rows.data_offset
     if rows.record.scale_bytes:
         ends.append(rows.scale_offset + rows.rows * rows.record.scale_bytes)
         begin = min(begin, rows.scale_offset)
-    address = rows.pool.data_ptr() + begin
-    return Spans(address, rows.pool.stride(0), len(rows.pool), max(ends) - begin)
+    return _of_slots(rows.pool, begin, max(ends) - begin)
 
 
 def span_of(rows: DataRows) -> Spans:
     """The data of all entries."""
-    if not len(rows.pool) or rows.pool.device.type == "meta":
+    return _of_slots(rows.pool, rows.data_offset, rows.rows * rows.row_bytes)
+
+
+def _of_slots(pool: torch.Tensor, begin: int, size: int) -> Spans:
+    """`size` bytes of every slot, from byte `begin` of it on."""
+    if not len(pool) or pool.device.type == "meta":
         return Spans(0, 0, 0, 0)
-    address = rows.pool.data_ptr() + rows.data_offset
-    return Spans(address, rows.pool.stride(0), len(rows.pool), rows.rows * rows.row_bytes)
+    return Spans(pool.data_ptr() + begin, pool.stride(0), len(pool), size)
 
 
 def overlap(one: Spans, other: Spans) -> bool:

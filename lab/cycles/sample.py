@@ -191,7 +191,7 @@ def case_options(flags: str, options: argparse.Namespace) -> argparse.Namespace:
     What our attention chooses by sizes is spelled out: fewer heads or queries of it are recorded.
     """
     found = case_parser().parse_args(shlex.split(flags))
-    case = argparse.Namespace(**{**vars(options), **vars(found)})
+    case = argparse.Namespace(**{**vars(options), **vars(found), "subject": "fmha"})
     arch = getattr(options, "arch", None) or ARCHS[0]
     config = config_of(case_of(case), arch)
     case.pack_heads = config.group > 1

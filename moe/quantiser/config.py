@@ -163,7 +163,6 @@ def ctas_of_block(config: QuantiseConfig, k: int, blocks: int) -> int:
     return min(config.tiles(k), -(-ctas // (blocks * config.parts)))
 
 
-@lru_cache(KEPT)
 def with_whole_rows(config: QuantiseConfig, rows: int, k: int) -> QuantiseConfig:
     """So that a CTA finds the scales of its rows: of `rows`, of k elements."""
     few = rows <= hw.SMS
@@ -175,9 +174,10 @@ def with_whole_rows(config: QuantiseConfig, rows: int, k: int) -> QuantiseConfig
 
 
 @lru_cache(KEPT)
-def is_wide(k: int) -> bool:
-    """`wide` of rows of k elements."""
-    return k % ELEMENTS == 0
+def sized(config: QuantiseConfig, rows: int, k: int) -> QuantiseConfig:
+    """The config for `rows` rows of k elements."""
+    config = replace(config, wide=k % ELEMENTS == 0)
+    return with_whole_rows(config, rows, k) if config.scaling == "token" else config
 
 
 @lru_cache(KEPT)

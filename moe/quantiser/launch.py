@@ -39,8 +39,7 @@ from moe.quantiser.config import (
     SpreadConfig,
     ctas_of_block,
     ctas_that_spread,
-    is_wide,
-    with_whole_rows,
+    sized,
 )
 from moe.quantized import Quantized, made_of, of_bytes
 
@@ -112,9 +111,7 @@ def forward(given: Tokens) -> Results:
     scaling, known = _given_scale(given, form, target)
     gathered, grouped = given.rows is not None, given.offsets is not None
     config = QuantiseConfig(given.fmt, DTYPES[x.dtype], gathered, grouped, scaling, given.choices)
-    config = replace(config, wide=is_wide(x.shape[1]))
-    if scaling == "token":
-        config = with_whole_rows(config, given.count, x.shape[1])
+    config = sized(config, given.count, x.shape[1])
     if given.count and given.row_of_slot is not None and scaling != "given rows":
         _scatter(given, config, known, results, target)
     else:

@@ -82,7 +82,7 @@ def test_attention_on_hopper_lies_in_its_stored_range(whole_ptxas):
     stored, and no longer where exponentials take three times as long, or products nothing."""
     rows = json.loads(HOPPER.read_text(encoding="utf-8"))
     (small,) = (row for row in rows if row["kind"] == "small")
-    place = argparse.Namespace(subject="fmha", arch="sm_90a", memory="warm", given=())
+    place = argparse.Namespace(arch="sm_90a", memory="warm", given=())
     case = sample.case_options(small["flags"], place)
     with sample.ours(case) as call:
         (report,) = launched(call, (0, 1))

@@ -274,7 +274,6 @@ def test_long_runs(arch, monkeypatch):
 def test_counts_of_many_chunks(kind, limit, arch, monkeypatch):
     """Parts of several chunks each, one of them cut in two; two counts in a word, and one."""
     monkeypatch.setattr(config, "PACKED_LIMIT", limit)
-    config.plan_permutation.cache_clear()
     monkeypatch.setattr("moe.routing.launch.plan_permutation", config.plan_permutation.__wrapped__)
     plan = config.plan_permutation.__wrapped__(20 * 512 + 8, 509)
     assert (plan.chunks, plan.config.parts < plan.chunks) == (21, True)
