@@ -16,11 +16,12 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter, is_not, itemgetter
 from types import MappingProxyType
@@ -63,16 +64,27 @@ class Served(NamedTuple):
     results: Sequence[Any]
 
 
-class Calls(threading.local):
-    """Calls of one thread that were served, the latest last; a tape serves one call at a time.
+@dataclass(slots=True)
+class _Known:
+    """A call that was served. fit: guards of what its key does not say, None for nothing. order:
+    the tape's tensors of the call's, None for the same ones. latest: its turn when it last was."""
 
-    known: what decides of a call -> (guards of the rest, None where the key says it; the tape that
-    serves it; where the tape's tensors stand among the call's, None for one to one).
+    fit: Guards | None
+    tape: Tape
+    order: Order | None
+    latest: int
+
+
+class Calls(threading.local):
+    """Calls of one thread that were served, the last ones used; a tape serves one call at a time.
+
+    known: what decides of a call -> how it was served.
     """
 
     def __init__(self) -> None:
         _every.add(self)
-        self.known: OrderedDict[Hashable, tuple[Guards | None, Tape, Order | None]] = OrderedDict()
+        self.known: dict[Hashable, _Known] = {}
+        self._turns = itertools.count()
 
     def repeat(self, key: Sequence[Any], tensors: Sequence[torch.Tensor]) -> Results | None:
         """Return the results of a call like one that is known, or None."""
@@ -83,14 +95,13 @@ class Calls(threading.local):
             return None
         if known is None:
             return None
-        fit, tape, order = known
-        if fit is not None and not fit(*tensors):
+        if known.fit is not None and not known.fit(*tensors):
             return None
-        results = tape.repeat(tensors if order is None else order(tensors))
-        if results is not None:
-            self.known.move_to_end(whole)
-            if _listening.served is not None:
-                _listening.served.append(Served(tape, tensors, results))
+        known.latest = next(self._turns)  # an OrderedDict would hash the whole key once more
+        order = known.order
+        results = known.tape.repeat(tensors if order is None else order(tensors))
+        if results is not None and _listening.served is not None:
+            _listening.served.append(Served(known.tape, tensors, results))
         return results
 
     def keep(
@@ -104,35 +115,44 @@ class Calls(threading.local):
         """Serve calls like this one by the tape."""
         try:
             whole = (*key, _is_deterministic(), *map(_shape, tensors))
-            self.known[whole] = fit, tape, order
+            self.known[whole] = _Known(fit, tape, order, next(self._turns))
         except (RuntimeError, TypeError):
             return
-        self.known.move_to_end(whole)
         if len(self.known) > KEPT:
-            self.known.popitem(last=False)
+            del self.known[min(self.known, key=lambda call: self.known[call].latest)]
 
     def learn(
         self, key: Sequence[Any], tensors: Sequence[torch.Tensor], served: list[Served], got: Any
     ) -> None:
         """Serve calls like this one by the tape of the one operator that served it.
 
-        The tape must have had just the tensors of the call, and `got` must be some of its results:
-        then neither the function nor torch's dispatcher had anything to do.
+        The tape must have had just the tensors of the call, of which one may occur twice, and `got`
+        must be some of its results: then neither the function nor torch's dispatcher had anything
+        to do.
         """
+        if len(served) != 1:
+            return
         odd = torch._C._dispatch_tls_local_include_set() - _ORDINARY  # keys of transformations
-        if len(served) != 1 or odd.raw_repr():
+        if odd.raw_repr():
             return
         (tape, taken, made), here = served[0], [*map(id, tensors)]
         there, offered = [*map(id, taken)], [*map(id, made)]
         shown = got if type(got) is tuple and len(got) > 1 else () if got is None else (got,)
         wanted = [*map(id, shown)]
-        if sorted(here) != sorted(there) or not {*wanted} <= {*offered}:
+        if {*here} != {*there} or not {*wanted} <= {*offered}:
             return
         places = [*map(here.index, there)]
-        order = None if places == [*range(len(places))] else itemgetter(*places)
+        order = None if places == [*range(len(here))] else _picking(places)
         if wanted != offered:
             tape = tape.giving(map(offered.index, wanted))
         self.keep(key, tensors, tape, guards_of(tensors), order)
+
+
+def _picking(places: Sequence[int]) -> Order:
+    """What gives the tensors at these places."""
+    if len(places) == 1:  # of which itemgetter would give the tensor itself
+        return itemgetter(slice(places[0], places[0] + 1))
+    return itemgetter(*places)
 
 
 _every: weakref.WeakSet[Calls] = weakref.WeakSet()

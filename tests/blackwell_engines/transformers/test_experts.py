@@ -92,6 +92,13 @@ def changed_experts(**facts):
     return experts
 
 
+@pytest.mark.parametrize("fact", ["has_post_expert_norm", "_is_expert_parallel"])
+def test_a_version_that_does_not_know_a_fact(fact):
+    experts = changed_experts()
+    del vars(experts)[fact]
+    assert form_of(experts) == form_of(changed_experts())
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [

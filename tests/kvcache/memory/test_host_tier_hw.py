@@ -189,12 +189,10 @@ def test_a_thousand_rounds_beside_decode():
     assert not counts.wrong.item(), counts
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_without_the_deferral_bytes_are_lost(seed):
-    """What the test above can see."""
-    counts = Engine(seed, deferred=False).run(ROUNDS // 5)
-    print(counts)
-    assert counts.wrong.item(), counts
+def test_without_the_deferral_bytes_are_lost():
+    """What the test above can see; a GPU with other work beside may miss the moment."""
+    runs = (Engine(seed, deferred=False).run(ROUNDS // 5) for seed in range(6))
+    assert any(counts.wrong.item() for counts in runs)
 
 
 @pytest.mark.parametrize("leave", ["free", "preempt", "offload"])

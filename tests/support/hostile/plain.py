@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 
 from lab.tools.place import poisoned_outputs
 from tests.support.hostile.calls import REFUSALS
-from tests.support.hostile.generator import Call, Given, at
+from tests.support.hostile.generator import Base, Call, Given, at
 
 
 class Reached(Exception):
@@ -53,30 +53,30 @@ def unlike_plain(call: Call, twin: Call) -> str | None:
     if call.raised is not None or any(tensor.is_meta for _, tensor in tensors(call.given)):
         return None
     try:
-        found = _ending(call.given, call)
+        found = ending(call.base, call.base.function, call.given)
     except (*REFUSALS, Reached):
         return None
     except Exception as error:  # noqa: BLE001 - any other is a finding
         return f"accepted, then {type(error).__name__}: {error}"
     try:
-        wanted = _ending(plain(twin.given), twin)
+        wanted = ending(twin.base, twin.base.function, plain(twin.given))
     except Reached:
         return None
     except Exception as error:  # noqa: BLE001 - the plain call means the same
         return f"its plain form raises {type(error).__name__}: {error}"
-    return _unlike(found, wanted)
+    return unlike(found, wanted)
 
 
-def _ending(given: Given, call: Call) -> dict[str, Any]:
-    """Results and written arguments of a call that is made."""
+def ending(base: Base, function: Callable, given: Given) -> dict[str, Any]:
+    """Results and written arguments of a call of the base's function, in whatever form."""
     with poisoned_outputs():
-        assert call.base.computed is not None
-        result = call.base.computed(call.base.function(**given), given)
-    written = {path: at(given, path) for path in call.base.writes}
+        assert base.computed is not None
+        result = base.computed(function(**given), given)
+    written = {path: at(given, path) for path in base.writes}
     return {"the result": result} | {f"{path}, which is written,": t for path, t in written.items()}
 
 
-def _unlike(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+def unlike(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     if not [*tensors(found)]:
         return None
     for name, value in found.items():
