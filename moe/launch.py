@@ -13,7 +13,7 @@ from kernelkit.call.tensors import DTYPES, with_plain_strides
 from kernelkit.compile.arch import written_for
 from kernelkit.compile.compiler import compile_once
 from kernelkit.compile.kernel import CompiledKernel
-from moe.arguments import Activation, Arguments
+from moe.arguments import Activation, Arguments, SwiGLU
 from moe.choose import work_of
 from moe.config import KERNELS, WINDOW, WINDOW_STEP, GroupedConfig
 from moe.formats import (
@@ -24,6 +24,7 @@ from moe.formats import (
     scale_blocks,
     scale_bytes,
 )
+from moe.kernel_arguments import GroupedArguments, Moved, Numbers, Tensors
 from moe.quantized import Quantized, of_bytes
 
 ARCHS = tuple(KERNELS)
@@ -39,7 +40,7 @@ def forward(arguments: Arguments) -> Results:
     given = kernel_arguments(arguments, results) if problem.rows and problem.columns else None
     target = choose_target(device, arguments.backend, arguments.arch, ARCHS)
     if given is not None:
-        launch(compile_for(arguments.config, target.arch), given, target, device)
+        launch(compile_for(arguments.config, target.arch), (given,), target, device)
     return results
 
 
@@ -70,29 +71,43 @@ def compile_for(config: GroupedConfig, arch: str) -> CompiledKernel | None:
     return compile_once(config, arch, KERNELS[written_for(arch)])
 
 
-def kernel_arguments(arguments: Arguments, results: Results) -> list:
-    """As `moe.sm100.kernel.GroupedGemm` takes them, but for the stream."""
+def kernel_arguments(arguments: Arguments, results: Results) -> GroupedArguments:
+    """What `moe.sm100.kernel.GroupedGemm` is launched with."""
     x, w, problem, (data, scales) = arguments.x, arguments.w, arguments.problem, results
     blocks, atoms = scale_blocks(problem.rows, problem.experts), scale_atoms_of(x.fmt, problem.k)
     w_blocks = row_blocks(problem.columns)
-    ctas, w_scale, bias = grid(arguments), w.decode_scale, arguments.bias
+    w_scale, bias = w.decode_scale, arguments.bias
     w_atoms = scale_atoms_of(w.fmt, problem.k)
-    moved = [
-        _lines(x.data.unsqueeze(0)),
-        _windows(w.data) if arguments.config.x_fmt else _lines(w.data),
-        _atoms(x.scales, (1, blocks, atoms)),
-        _atoms(w.scales, (problem.experts, w_blocks, w_atoms)),
-    ]
-    moved = [*map(with_plain_strides, moved)]
-    codes = scales if arguments.out in FORMATS else None
     if w_scale is not None and w_scale.ndim == 2:
         w_scale = with_plain_strides(w_scale)
-    bias = None if bias is None else with_plain_strides(bias)
-    ends = (codes, arguments.encode_scale, arguments.amax, bias)
-    tensors = (arguments.offsets, data, x.decode_scale, w_scale, *ends)
-    act = arguments.activation or Activation(0)
-    numbers = (float(act.alpha), float(act.beta), float(act.limit or 0.0))
-    return [moved, tensors, numbers, problem.k, ctas]
+    w_lines = _windows(w.data) if arguments.config.x_fmt else _lines(w.data)
+    w_scales = _atoms(w.scales, (problem.experts, w_blocks, w_atoms))
+    return GroupedArguments(
+        operands=Moved(
+            x=with_plain_strides(_lines(x.data.unsqueeze(0))),
+            w=with_plain_strides(w_lines),
+            x_scales=with_plain_strides(_atoms(x.scales, (1, blocks, atoms))),
+            w_scales=with_plain_strides(w_scales),
+        ),
+        tensors=Tensors(
+            offsets=arguments.offsets,
+            out=data,
+            x_scale=x.decode_scale,
+            w_scale=w_scale,
+            out_scales=scales if arguments.out in FORMATS else None,
+            encode_scale=arguments.encode_scale,
+            amax=arguments.amax,
+            bias=None if bias is None else with_plain_strides(bias),
+        ),
+        numbers=numbers_of(arguments.activation or Activation(0)),
+        k=problem.k,
+        ctas=grid(arguments),
+    )
+
+
+def numbers_of(form: Activation | SwiGLU) -> Numbers:
+    """Coefficients of an activation; a limit of 0 stands for none."""
+    return Numbers(alpha=float(form.alpha), beta=float(form.beta), limit=float(form.limit or 0.0))
 
 
 def grid(arguments: Arguments) -> int:

@@ -24,6 +24,8 @@ from kernelkit.plan import hw
 from kernelkit.tune.choices import are_open
 from moe.arguments import Activation, SwiGLU, check_form, check_offsets, check_range
 from moe.choose import row_tiles
+from moe.kernel_arguments import MixedKernelArguments, MixedTensors, Sizes
+from moe.launch import numbers_of
 from moe.mixed.choose import (
     OPTIONS,
     TUNED,
@@ -247,7 +249,8 @@ def forward(arguments: MixedArguments) -> tuple[torch.Tensor]:
     (out,) = empty_result(arguments)
     for config in arguments.configs if out.numel() else ():
         compiled = compile_once(config, target.arch, KERNELS[target.arch])
-        launch(compiled, kernel_arguments(arguments, config, out), target, arguments.x.device)
+        given = kernel_arguments(arguments, config, out)
+        launch(compiled, (given,), target, arguments.x.device)
     return (out,)
 
 
@@ -257,22 +260,40 @@ def empty_result(arguments: MixedArguments) -> tuple[torch.Tensor]:
     return (arguments.x.new_empty(shape, dtype=DTYPES[arguments.out]),)
 
 
-def kernel_arguments(arguments: MixedArguments, config: MixedConfig, out: torch.Tensor) -> list:
-    """As `MixedGemm` of either architecture takes them, but for the stream."""
-    x, w = arguments.x, arguments.w
+def kernel_arguments(
+    arguments: MixedArguments, config: MixedConfig, out: torch.Tensor
+) -> MixedKernelArguments:
+    """What `MixedGemm` of either architecture is launched with."""
+    x, w, bias, rows = arguments.x, arguments.w, arguments.bias, arguments.rows
     if arguments.rows is None:  # contiguous
         x = x.as_strided((1, len(x), 1, w.k), (w.k, w.k, w.k, 1))
-    scales = arguments.x_scale, arguments.out_scale
-    tables = arguments.offsets, out, arguments.bias, arguments.rows, *scales
-    tensors = (w.data, w.factor, *(None if t is None else with_plain_strides(t) for t in tables))
-    form = arguments.activation or SwiGLU()
-    numbers = float(form.alpha), float(form.beta), float(form.limit or 0.0)
+    x_scale, out_scale = arguments.x_scale, arguments.out_scale
     n_tiles = units_of(w.rows, config.tile_n)
-    sizes = units_of(w.k, DEPTH), units_of(w.rows, ROWS), w.experts, n_tiles, arguments.slots
     most = arguments.count if arguments.most_rows is None else arguments.most_rows
     tiles = row_tiles(arguments.count, w.experts, config.tile_rows, most) * n_tiles
     clusters = min(tiles, max(sms_of(x.device) // config.split, 1))
-    return [with_plain_strides(x), tensors, numbers, sizes, clusters * config.split]
+    return MixedKernelArguments(
+        x=with_plain_strides(x),
+        tensors=MixedTensors(
+            weights=w.data,
+            factor=w.factor,
+            offsets=with_plain_strides(arguments.offsets),
+            out=with_plain_strides(out),
+            bias=None if bias is None else with_plain_strides(bias),
+            rows=None if rows is None else with_plain_strides(rows),
+            x_scale=None if x_scale is None else with_plain_strides(x_scale),
+            out_scale=None if out_scale is None else with_plain_strides(out_scale),
+        ),
+        numbers=numbers_of(arguments.activation or SwiGLU()),
+        sizes=Sizes(
+            units=units_of(w.k, DEPTH),
+            tall=units_of(w.rows, ROWS),
+            experts=w.experts,
+            n_tiles=n_tiles,
+            slots=arguments.slots,
+        ),
+        ctas=clusters * config.split,
+    )
 
 
 def write_rows(

@@ -27,6 +27,7 @@ from kernelkit.device.fake import fake_tensor
 from kernelkit.device.pipelines import Ring
 from kernelkit.plan import hw
 from moe.config import WINDOW, WINDOW_ALIGN_BYTES, GroupedConfig
+from moe.kernel_arguments import GroupedArguments, Moved, Numbers, Tensors
 
 
 @dataclass(frozen=True)
@@ -38,35 +39,6 @@ class Operands:
     w: TmaTensor
     x_scales: TmaTensor
     w_scales: TmaTensor
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """offsets: int32 [E + 1]. out: [rows, columns], in bytes where it is quantised.
-
-    x_scale, w_scale: fp32 [1] or [rows], and [E] or [E, 2] of gate and of up, what decodes x and w,
-    in a format with global scales. out_scales, encode_scale: scale factors of a quantised output,
-    1-D, and fp32 [1]. amax: fp32 [1], the largest magnitude of the output, where it is asked for.
-    bias: fp32 [E, N], in the order of the rows of w.
-    """
-
-    offsets: cute.Tensor
-    out: cute.Tensor
-    x_scale: cute.Tensor | None = None
-    w_scale: cute.Tensor | None = None
-    out_scales: cute.Tensor | None = None
-    encode_scale: cute.Tensor | None = None
-    amax: cute.Tensor | None = None
-    bias: cute.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """h = (up + beta) gate sigmoid(alpha gate), both clamped by limit before."""
-
-    alpha: Float32
-    beta: Float32
-    limit: Float32
 
 
 @dataclass(frozen=True)
@@ -135,33 +107,37 @@ ELEMENTS = {"e2m1": Float4E2M1FN, "e4m3": Float8E4M3FN}
 SCALES = {"e4m3": Float8E4M3FN, "ue8m0": Float8E8M0FNU}
 
 
-def example_arguments(config: GroupedConfig) -> tuple:
-    """(operands, tensors, numbers, k, stream), as `GroupedGemm.__call__` takes them."""
+def example_arguments(config: GroupedConfig) -> tuple[GroupedArguments, CUstream]:
+    """What `GroupedGemm.__call__` is compiled for."""
     # Sizes of 1 are dynamic, too: that is how a tensor is described at a launch.
     rows, experts, n, line, one = (cute.sym_int32() for _ in range(5))
     atoms, words = cute.sym_int32(), cute.sym_int32()
     moved = partial(fake_tensor, align=hw.TMA_ALIGN_BYTES)
-    # What TMA moves: [experts, lines, blocks or 1, bytes or words].
-    operands = (
-        moved(Uint8, one, rows, one, line),
-        _windows(experts, n) if config.x_fmt else moved(Uint8, experts, n, one, line),
-        moved(Uint16, one, atoms, cute.sym_int32(), words),
-        moved(Uint16, experts, atoms, cute.sym_int32(), words),
+    pairs, quantised = config.pair_scale, config.out_format is not None
+    given = GroupedArguments(
+        operands=Moved(
+            x=moved(Uint8, one, rows, one, line),
+            w=_windows(experts, n) if config.x_fmt else moved(Uint8, experts, n, one, line),
+            x_scales=moved(Uint16, one, atoms, cute.sym_int32(), words),
+            w_scales=moved(Uint16, experts, atoms, cute.sym_int32(), words),
+        ),
+        tensors=Tensors(
+            offsets=_array(Int32),
+            out=moved(OUT_TYPES.get(config.out, Uint8), rows, cute.sym_int32()),
+            x_scale=_array(Float32, config.format.has_global),
+            w_scale=fake_tensor(Float32, experts, 2)
+            if pairs
+            else _array(Float32, config.format.has_global),
+            out_scales=_array(Uint8, quantised, align=4),
+            encode_scale=_array(Float32, quantised and config.out_format.has_global),
+            amax=_array(Float32, config.amax),
+            bias=moved(Float32, experts, n) if config.bias else None,
+        ),
+        numbers=Numbers(alpha=Float32(1.0), beta=Float32(0.0), limit=Float32(0.0)),
+        k=Int32(0),
+        ctas=Int32(1),
     )
-    tensors = (
-        _array(Int32),
-        moved(OUT_TYPES.get(config.out, Uint8), rows, cute.sym_int32()),
-        _array(Float32, config.format.has_global),
-        fake_tensor(Float32, experts, 2)
-        if config.pair_scale
-        else _array(Float32, config.format.has_global),
-        _array(Uint8, config.out_format is not None, align=4),
-        _array(Float32, config.out_format is not None and config.out_format.has_global),
-        _array(Float32, config.amax),
-        moved(Float32, experts, n) if config.bias else None,
-    )
-    numbers = (Float32(1.0), Float32(0.0), Float32(0.0))
-    return operands, tensors, numbers, Int32(0), Int32(1), CUstream(0)
+    return given, CUstream(0)
 
 
 def _windows(experts: cute.SymInt, n: cute.SymInt) -> Any:

@@ -25,15 +25,14 @@ from kernelkit.device.pipelines import (
 from kernelkit.device.tmem import order_after_wait, order_before_signal
 from kernelkit.plan import hw
 from moe.config import GroupedConfig
+from moe.kernel_arguments import GroupedArguments, Numbers, Tensors
 from moe.sm100.args import (
     ELEMENTS,
     Buffers,
-    Numbers,
     Operands,
     Pipes,
     Scope,
     Sizes,
-    Tensors,
     example_arguments,
 )
 from moe.sm100.plan import LANES, PAD, ROLES, TILE_STAGES, TILE_WORDS, make_plan
@@ -55,26 +54,21 @@ class GroupedGemm:
     @cute.jit
     def __call__(
         self,
-        operands: tuple[cute.Tensor, ...],
-        tensors: tuple[cute.Tensor | None, ...],
-        numbers: tuple[Float32, ...],
-        k: Int32,
-        ctas: Int32,
+        given: GroupedArguments,
         stream: CUstream,
     ) -> None:
-        """operands: x, w and their scale factors as `signature.example_arguments` describes them;
-        tensors, numbers: fields of `Tensors`, `Numbers`. k: elements of K. ctas: of the grid, a
-        multiple of those that share a tile."""
-        plan, (x, w, *scales) = self.plan, operands
+        """Describe the operands to TMA, and launch."""
+        plan, x, w = self.plan, given.operands.x, given.operands.w
+        scales = given.operands.x_scales, given.operands.w_scales
         fetch = cpasync.CopyBulkTensorTileG2SOp(tma_group(plan.edges, "ab"))
         moved = (
             describe(fetch, reorder(x, ROWS_FIRST), x_box(plan)),
             describe_w(fetch, w, plan),
             *(describe(fetch, reorder(each, ROWS_FIRST), scale_box(plan)) for each in scales),
         )
-        sizes = Sizes(k, w.shape[0], -(-w.shape[1] // self.config.tile_n))
-        self.kernel(Operands(*moved), Tensors(*tensors), Numbers(*numbers), sizes).launch(
-            grid=(ctas, 1, 1),
+        sizes = Sizes(given.k, w.shape[0], -(-w.shape[1] // self.config.tile_n))
+        self.kernel(Operands(*moved), given.tensors, given.numbers, sizes).launch(
+            grid=(given.ctas, 1, 1),
             block=(ROLES.threads, 1, 1),
             cluster=(self.config.ctas, 1, 1) if self.config.ctas > 1 else None,
             stream=stream,

@@ -5,16 +5,17 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32
+from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineState
 
 from kernelkit.device.boxes import ROWS_FIRST, describe, reorder
+from moe.kernel_arguments import MixedKernelArguments
 from moe.mixed.config import MixedConfig
 from moe.mixed.plan import ProductPlan
-from moe.mixed.shared.args import Scope, Sizes, Tensors
+from moe.mixed.shared.args import Scope
 from moe.mixed.shared.load import x_box
-from moe.sm100.args import Numbers, Tile
+from moe.sm100.args import Tile
 from moe.sm100.roles.scheduler import Scheduler as Walk
 from moe.sm100.roles.scheduler import write_tile
 
@@ -29,20 +30,16 @@ class Product:
     @cute.jit
     def __call__(
         self,
-        x: cute.Tensor,
-        tensors: tuple[cute.Tensor | None, ...],
-        numbers: tuple[Float32, ...],
-        sizes: tuple[Int32, ...],
-        ctas: Int32,
+        given: MixedKernelArguments,
         stream: CUstream,
     ) -> None:
-        """x: [1, rows, 1, K], or [tokens, K] where it is gathered. tensors, numbers, sizes: fields
-        of `Tensors`, `Numbers`, `Sizes`. ctas: of the grid."""
+        """Describe x to TMA if it is not gathered, and launch."""
+        x = given.x
         if cutlass.const_expr(not self.config.gather):
             fetch = cpasync.CopyBulkTensorTileG2SOp()
             x = describe(fetch, reorder(x, ROWS_FIRST), x_box(self.plan))
-        self.kernel(x, Tensors(*tensors), Numbers(*numbers), Sizes(*sizes)).launch(
-            grid=(ctas, 1, 1),
+        self.kernel(x, given.tensors, given.numbers, given.sizes).launch(
+            grid=(given.ctas, 1, 1),
             block=(self.plan.roles.threads, 1, 1),
             stream=stream,
             use_pdl=self.config.pdl,

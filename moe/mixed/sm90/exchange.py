@@ -15,9 +15,10 @@ from cutlass import Boolean, Float32, Int32
 
 from kernelkit.device.shared_words import load, operands
 from kernelkit.plan import hw
+from moe.kernel_arguments import Sizes
 from moe.mixed.fragments import THREADS
 from moe.mixed.plan import PAIR
-from moe.mixed.shared.args import Scope, Share, Sizes
+from moe.mixed.shared.args import Scope, Share
 from moe.mixed.sm90.plan import MixedPlan
 
 VECTOR = 4  # sums of a thread of eight rows of x

@@ -19,15 +19,15 @@ from kernelkit.device.control import set_registers
 from kernelkit.device.dependent import follow
 from kernelkit.device.pipelines import make_pipelines, publish_barriers
 from kernelkit.plan import hw
+from moe.kernel_arguments import MixedTensors, Numbers, Sizes
 from moe.mixed.config import MixedConfig
 from moe.mixed.plan import TILE_STAGES, TILE_WORDS
-from moe.mixed.shared.args import X_TYPES, Scope, Sizes, Tensors, example_arguments
+from moe.mixed.shared.args import X_TYPES, Scope, example_arguments
 from moe.mixed.shared.kernel import Product, Scheduler
 from moe.mixed.shared.load import Gather
 from moe.mixed.sm90.exchange import open_mail, share_of
 from moe.mixed.sm90.plan import make_plan
 from moe.mixed.sm90.roles import Buffers, Load, Math, Pipes
-from moe.sm100.args import Numbers
 
 
 class MixedGemm(Product):
@@ -41,7 +41,7 @@ class MixedGemm(Product):
             self.gather = Gather(self.plan)
 
     @cute.kernel
-    def kernel(self, x: Any, tensors: Tensors, numbers: Numbers, sizes: Sizes) -> None:
+    def kernel(self, x: Any, tensors: MixedTensors, numbers: Numbers, sizes: Sizes) -> None:
         """Grid (CTAs, 1, 1): as many as there are SMs, or tiles."""
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())

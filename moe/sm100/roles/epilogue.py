@@ -20,9 +20,10 @@ from kernelkit.device.words import bits_of
 from kernelkit.plan import hw
 from moe.config import CARRIED, PART, GroupedConfig
 from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS
+from moe.kernel_arguments import Tensors
 from moe.shared.quantise import largest_magnitude, quantise_block
 from moe.shared.swiglu import gate_weight, swiglu, weighted_up
-from moe.sm100.args import OUT_TYPES, Scope, Tensors, Tile
+from moe.sm100.args import OUT_TYPES, Scope, Tile
 from moe.sm100.plan import LANES, PIECE_BYTES, ROLES, TILE_STAGES, GroupedPlan
 from moe.sm100.roles.scheduler import rank_in_tile, take_tile
 
