@@ -10,7 +10,7 @@ import gc
 
 import pytest
 
-from lab.house import dsl, imports, map, repository, size
+from lab.house import dsl, imports, map, prose, repository, size
 from lab.house.graph import house
 from lab.house.perform import EXCEPTIONS
 from lab.house.source import PACKAGES, ROOT, Finding, Source, files, sources
@@ -98,6 +98,11 @@ def test_tests_of_a_file_share_a_worker(request):
     compiled every kernel in every worker (pytest-xdist #1386)."""
     grouped = request.config.getoption("loadgroup", default=False)
     assert request.node.nodeid.endswith("@tests/test_house_rules.py") == grouped
+
+
+def test_no_count_of_prose_offences_rises_or_is_stale(everything):
+    """`python scripts/house.py prose` shows them; `--write` keeps counts that have fallen."""
+    assert prose.counted([*prose.offences(everything)]) == prose.allowed()
 
 
 def test_there_is_no_circle(everything):

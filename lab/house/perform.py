@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from lab.house import prose
 from lab.house.dsl import OWNERS
 from lab.house.graph import house, layers
 from lab.house.size import FUNCTION_LINES
@@ -150,6 +151,21 @@ def _lines(_: argparse.Namespace) -> tuple[Any, int]:
     return {"lines": counts, "functions": found}, 0
 
 
+def _prose(options: argparse.Namespace) -> tuple[Any, int]:
+    found = [*prose.offences(sources())]
+    for rule, finding in found:
+        if finding.subject.startswith(options.folder):
+            print(f"{rule}: {finding}")
+    counts, allowed = prose.counted(found), prose.allowed()
+    risen = False
+    for rule, folders in counts.items():
+        print(f"{rule:20} {sum(folders.values()):5}  {folders}")
+        risen |= any(n > allowed[rule].get(folder, 0) for folder, n in folders.items())
+    if options.write and not risen:
+        prose.COUNTS.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+    return counts, int(risen)
+
+
 def _reason(name: str) -> str:
     reason = EXCEPTIONS.get(("function_length", name))
     if reason:
@@ -164,6 +180,7 @@ SHOWN: dict[str, Callable[[argparse.Namespace], tuple[Any, int]]] = {
     "hops": _hops,
     "trips": _trips,
     "lines": _lines,
+    "prose": _prose,
 }
 
 
