@@ -11,7 +11,7 @@ import torch
 from fmha.config import TUNABLE, AttentionConfig
 from fmha.launch import ATTENTION
 from kernelkit.attention import (
-    OTHER_NAMES,
+    SHARED_NAMES,
     Scale,
     SharedOptions,
     WithLse,
@@ -76,6 +76,15 @@ def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
     normalize: bool = True, return_lse: bool = False, **options: Unpack[AttentionOptions],
 ) -> torch.Tensor | WithLse | Raw: ...  # fmt: skip
+
+
+OTHER_NAMES = SHARED_NAMES | {
+    "max_seqlen_k": "drop it: k, kv_lens or cu_seqlens_k have the lengths",
+    "max_seq_len": "drop it: k, kv_lens or cu_seqlens_k have the lengths",
+    "num_splits": "drop it: split keys yourself and merge, or use gqa_lowlatency.decode(parts=)",
+    "cache_leftpad": "gqa_lowlatency.decode has first_keys=",
+    "pack_gqa": "pack_heads",
+}
 
 
 @fronted(OTHER_NAMES)

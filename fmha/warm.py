@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fmha.api import AttentionOptions, attention, fields_of
+from fmha.api import OTHER_NAMES, AttentionOptions, attention, fields_of
 from fmha.arguments import Arguments
 from fmha.choose import (
     TUNED,
@@ -21,7 +21,6 @@ from fmha.choose import (
 from fmha.config import AttentionConfig
 from fmha.launch import ARCHS, ATTENTION
 from fmha.plan import kernel_of
-from kernelkit.attention import OTHER_NAMES
 from kernelkit.call.front import require_names, spelled
 from kernelkit.call.launch import choose_target
 from kernelkit.compile.keys import KernelKey

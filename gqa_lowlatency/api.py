@@ -10,7 +10,7 @@ import torch
 from gqa_lowlatency.config import TUNABLE, DecodeConfig
 from gqa_lowlatency.launch import DECODE, launched, prepare
 from kernelkit.attention import (
-    OTHER_NAMES,
+    SHARED_NAMES,
     SharedOptions,
     WithLse,
     shared_fields,
@@ -64,6 +64,16 @@ def decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
     return_lse: bool = False, **options: Unpack[DecodeOptions],
 ) -> torch.Tensor | WithLse: ...  # fmt: skip
+
+
+OTHER_NAMES = SHARED_NAMES | {
+    "max_seqlen_k": "max_kv_len",
+    "max_seq_len": "max_kv_len",
+    "num_splits": "parts",
+    "cache_leftpad": "first_keys",
+    "q_descale": "multiply scale= by it",
+    "pack_gqa": "drop it: query heads of a KV head always share its keys",
+}
 
 
 @fronted(OTHER_NAMES)

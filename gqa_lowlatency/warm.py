@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gqa_lowlatency.api import DecodeOptions, decode, fields_of
+from gqa_lowlatency.api import OTHER_NAMES, DecodeOptions, decode, fields_of
 from gqa_lowlatency.arguments import MAX_PARTS, Arguments
 from gqa_lowlatency.choose import (
     MIN_KEYS_OF_PART,
@@ -29,7 +29,6 @@ from gqa_lowlatency.choose import (
 )
 from gqa_lowlatency.config import CLUSTERS, DecodeConfig
 from gqa_lowlatency.launch import ARCHS, DECODE, KERNELS, check_config
-from kernelkit.attention import OTHER_NAMES
 from kernelkit.call.front import require_names, spelled
 from kernelkit.call.launch import Target, choose_target
 from kernelkit.compile.arch import written_for

@@ -33,13 +33,12 @@ WithLse = tuple[torch.Tensor, torch.Tensor]  # (O, LSE)
 MIN_SCALE = 1e-12
 MIN_SOFTCAP, MAX_SOFTCAP = 1e-6, 4096.0  # the logits of a larger cap would be off by 2 ** -11
 
-# Names that other libraries give these arguments (FlashAttention, FlashInfer, vLLM, torch).
-OTHER_NAMES = {
+# Arguments of other libraries (FlashAttention, FlashInfer, vLLM, torch) -> the name here, or what
+# to do instead.
+SHARED_NAMES = {
     "seq_lens": "kv_lens",
     "cache_seqlens": "kv_lens",
     "seqused_k": "kv_lens",
-    "max_seq_len": "max_kv_len",
-    "max_seqlen_k": "max_kv_len",
     "block_table": "page_table",
     "block_tables": "page_table",
     "softmax_scale": "scale",
@@ -55,6 +54,16 @@ OTHER_NAMES = {
     "v_descale": "v_scale",
     "q_descale": "q_scale",
     "return_softmax_lse": "return_lse",
+    "alibi_slopes": "ALiBi is not supported",
+    "attn_mask": "masks are causal=, window=, sink_tokens= and kv_lens=; others are not supported",
+    "attn_bias": "biases of scores are not supported",
+    "dropout_p": "there is no dropout; drop it if it is 0",
+    "deterministic": "drop it: the bits of a call never change",
+    "enable_gqa": "drop it: query heads may be a multiple of KV heads",
+    "kv_layout": "drop it: k and v are [.., rows, heads, D]; a view of HND is x.transpose(-3, -2)",
+    "page_size": "drop it: k and v have it in their shape",
+    "rotary_cos": "turn q and k before the call",
+    "rotary_sin": "turn q and k before the call",
 }
 
 
@@ -328,12 +337,14 @@ def fill_without_keys(
 
 
 def window_sides(window: Window) -> Sides:
-    """(left, right) of a window: a number is keys before the own position."""
+    """(left, right) of a window: a number is keys before the own position. -1 in a pair is None, as
+    in FlashAttention."""
     if window is None or (isinstance(window, Integral) and not isinstance(window, bool)):
         return window, None
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise TypeError(f"window {window!r}: keys before, or (before, behind), None for unbounded")
-    return window[0], window[1]
+    left, right = (None if type(side) is int and side == -1 else side for side in window)
+    return left, right
 
 
 def shared_fields(

@@ -44,6 +44,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 # ---- the cache of calls
 
 KEPT = 64  # calls
+CLOSE = 0.75  # a wrong name that is so similar to an argument's is a misspelling of it
 
 # All tensors at once, by functions in C: half the time of a loop over tensors and attributes.
 kind = attrgetter("shape", "dtype", "device")
@@ -388,12 +389,13 @@ def require_names(
     function: Callable, options: Mapping[str, object], hints: Mapping[str, str] = _NONE
 ) -> None:
     """TypeError for an option that is no argument of a function. hints: names that users of other
-    libraries will try -> the name here."""
+    libraries will try -> the name here, or what to do instead."""
     known = inspect.signature(function).parameters
     for wrong in options:
         if wrong in known:
             continue
-        close = difflib.get_close_matches(wrong, known, 1)
-        right = hints.get(wrong) or (close[0] if close else "")
-        advice = f"; it is called {right} here" if right else ""
+        hint, close = hints.get(wrong, ""), difflib.get_close_matches(wrong, known, 1, CLOSE)
+        advice = f": {hint}" if hint else f"; did you mean {close[0]}?" if close else ""
+        if hint in known:
+            advice = f"; it is called {hint} here"
         raise TypeError(f"{function.__name__} has no argument {wrong}{advice}")

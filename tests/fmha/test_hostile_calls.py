@@ -59,7 +59,7 @@ CALLS = [
     hostile(call(causal=None), "causal is None"),
     hostile(call(causal=np.bool_(False)), "causal is np.False_"),
     hostile(call(causal=True, window=(3, 5)), r"causal=True conflicts with window=\(3, 5\)"),
-    hostile(call(window=(-1, 0)), "window left -1"),
+    hostile(call(window=(-2, 0)), "window left -2"),
     hostile(call(window=(1.5, 0)), "window_left is 1.5"),
     hostile(call(window=True), "window True"),
     hostile(call(sink_tokens=2), "sink_tokens 2 without a left window"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 
 import fmha
 import gqa_lowlatency
-from kernelkit.attention import OTHER_NAMES
+from fmha import api as fmha_api
+from gqa_lowlatency import api as decode_api
 from lab.house.hops import as_on_a_gpu
 from tests.support.attentions import BF16, problem, same
 
@@ -20,16 +22,20 @@ WINDOW = 9
 
 @dataclass(frozen=True)
 class Family:
-    """causal: how a window that ends at the own position goes with a pair that says so, too."""
+    """causal: how a window that ends at the own position goes with a pair that says so, too. names:
+    arguments of other libraries, and their answers."""
 
     attend: Callable[..., Any]
     plan: Callable[..., Any]
+    names: Mapping[str, str]
     causal: bool
 
 
 FAMILIES = {
-    "attention": Family(fmha.attention, fmha.attention_plan, causal=False),
-    "decode": Family(gqa_lowlatency.decode, gqa_lowlatency.decode_plan, causal=True),
+    "attention": Family(fmha.attention, fmha.attention_plan, fmha_api.OTHER_NAMES, causal=False),
+    "decode": Family(
+        gqa_lowlatency.decode, gqa_lowlatency.decode_plan, decode_api.OTHER_NAMES, causal=True
+    ),
 }
 
 
@@ -146,14 +152,38 @@ def test_plans_know_their_options(family):
 
 
 @pytest.mark.usefixtures("no_compile")
-@pytest.mark.parametrize("name", OTHER_NAMES)
+@pytest.mark.parametrize("name", fmha_api.OTHER_NAMES)
 def test_names_of_other_libraries_are_answered(family, name):
+    """By the name here, which the function has, or by what to do."""
     inputs, _ = problem("dense")
+    hint = family.names[name]
+    known = hint in inspect.signature(family.attend).parameters
+    assert known or " " in hint
     for call in (family.attend, family.plan):
         with pytest.raises(TypeError) as refused:
             call(*inputs, **{name: None})
-        words = f"{family.attend.__name__} has no argument {name}; it is called {OTHER_NAMES[name]}"
+        words = f"{family.attend.__name__} has no argument {name}"
+        words += f"; it is called {hint} here" if known else f": {hint}"
         assert words in str(refused.value)
+
+
+def test_minus_one_of_a_pair_is_unbounded(family):
+    """As in FlashAttention."""
+    inputs, options = problem("dense")
+    wanted = family.attend(
+        *inputs, **(options | given(causal=False, window=(WINDOW, None), sinks=None))
+    )
+    found = family.attend(
+        *inputs, **(options | given(causal=False, window=(WINDOW, -1), sinks=None))
+    )
+    assert same(found, wanted)
+    with pytest.raises(ValueError, match="window left -2"):
+        family.attend(*inputs, **(options | {"window": (-2, 0)}))
+
+
+@pytest.mark.usefixtures("no_compile")
+def test_other_names_are_those_of_both(family):
+    assert family.names.keys() == fmha_api.OTHER_NAMES.keys()
 
 
 @pytest.mark.usefixtures("no_compile")

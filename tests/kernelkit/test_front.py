@@ -447,7 +447,7 @@ def test_a_wrong_name_is_answered_with_the_right_one():
     assert public(1, lengths=2) == (1, 2, None)
     for name, answer in {
         "seq_lens": "no argument seq_lens; it is called lengths here",
-        "windows": "no argument windows; it is called window here",
+        "windows": r"no argument windows; did you mean window\?",
         "sinks": "public has no argument sinks",
     }.items():
         with pytest.raises(TypeError, match=f"{answer}$"):

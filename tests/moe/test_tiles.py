@@ -124,7 +124,7 @@ def launched(monkeypatch):
 
     def record(config: GroupedConfig, given: list, *_: object) -> None:
         make_plan(config)
-        seen.append((config.tile_rows, given[-1]))
+        seen.append((config.tile_rows, given[0].ctas))
 
     monkeypatch.setattr(launch, "compile_for", lambda config, arch: config)
     monkeypatch.setattr(launch, "launch", record)
