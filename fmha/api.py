@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 Raw = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # (O_raw, LSE, row_max)
 
 
+OTHER_NAMES = SHARED_NAMES | {
+    "max_seqlen_k": "drop it: k, kv_lens or cu_seqlens_k have the lengths",
+    "max_seq_len": "drop it: k, kv_lens or cu_seqlens_k have the lengths",
+    "num_splits": "drop it: split keys yourself and merge, or use gqa_lowlatency.decode(parts=)",
+    "cache_leftpad": "gqa_lowlatency.decode has first_keys=",
+    "pack_gqa": "pack_heads",
+}
+
+
 class AttentionPlanOptions(SharedOptions, total=False):
     """Options of `attention_plan`, and of `attention` but for `out`."""
 
@@ -76,15 +85,6 @@ def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
     normalize: bool = True, return_lse: bool = False, **options: Unpack[AttentionOptions],
 ) -> torch.Tensor | WithLse | Raw: ...  # fmt: skip
-
-
-OTHER_NAMES = SHARED_NAMES | {
-    "max_seqlen_k": "drop it: k, kv_lens or cu_seqlens_k have the lengths",
-    "max_seq_len": "drop it: k, kv_lens or cu_seqlens_k have the lengths",
-    "num_splits": "drop it: split keys yourself and merge, or use gqa_lowlatency.decode(parts=)",
-    "cache_leftpad": "gqa_lowlatency.decode has first_keys=",
-    "pack_gqa": "pack_heads",
-}
 
 
 @fronted(OTHER_NAMES)

@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 SCALES = {"k_scale": "k", "v_scale": "k"}  # and whose heads they have
 
 
+OTHER_NAMES = SHARED_NAMES | {
+    "max_seqlen_k": "max_kv_len",
+    "max_seq_len": "max_kv_len",
+    "num_splits": "parts",
+    "cache_leftpad": "first_keys",
+    "q_descale": "multiply scale= by it",
+    "pack_gqa": "drop it: query heads of a KV head always share its keys",
+}
+
+
 class DecodePlanOptions(SharedOptions, total=False):
     """Options of `decode_plan`, and of `decode` but for `out`."""
 
@@ -64,16 +74,6 @@ def decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
     return_lse: bool = False, **options: Unpack[DecodeOptions],
 ) -> torch.Tensor | WithLse: ...  # fmt: skip
-
-
-OTHER_NAMES = SHARED_NAMES | {
-    "max_seqlen_k": "max_kv_len",
-    "max_seq_len": "max_kv_len",
-    "num_splits": "parts",
-    "cache_leftpad": "first_keys",
-    "q_descale": "multiply scale= by it",
-    "pack_gqa": "drop it: query heads of a KV head always share its keys",
-}
 
 
 @fronted(OTHER_NAMES)

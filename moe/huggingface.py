@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from kernelkit.call.tensors import device_of, require_type
-from kernelkit.compile.outside import FileError, json_file, require_fields
+from kernelkit.compile.outside import FileError, NoFile, json_file, require_fields
 from moe.arguments import Scales, check_expert_range, range_fields
 from moe.checkpoint import LAYOUT, of_layout, open_file, read_layout, state_dict
 from moe.config import DEFAULT_GRANULARITY
@@ -76,7 +76,7 @@ class Checkpoint:
             return
         files = sorted(folder.glob("*.safetensors")) if self.path.is_dir() else [self.path]
         if not files:
-            raise ValueError(f"{self.path} has no safetensors files")
+            raise NoFile(f"{self.path} has no safetensors files")
         self._places = {name: file for file in files for name in [*self._file(file).keys()]}
 
     def __enter__(self) -> Checkpoint:
@@ -109,7 +109,7 @@ class Checkpoint:
     def _file(self, path: Path) -> Any:
         if path not in self._files:
             if not path.is_file():
-                raise ValueError(f"no file {path}")
+                raise NoFile(f"{path}: no such file")
             self._files[path] = self._stack.enter_context(open_file(path))
         return self._files[path]
 

@@ -178,8 +178,10 @@ def require_table(
     )
     if tensor.dtype != dtype or not fits:
         sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        is_long = tensor.dtype == torch.int64 and dtype == torch.int32
+        advice = f". Give {name}.int()" if is_long else ""
         raise ValueError(
-            f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} ({sizes})"
+            f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expected {dtype} ({sizes}){advice}"
         )
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
         raise ValueError(f"{name} has last stride {tensor.stride(-1)}, expected 1 (contiguous)")

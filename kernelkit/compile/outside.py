@@ -15,6 +15,10 @@ class FileError(ValueError):
     """A file that is damaged, too large, or not what is expected; the message names it."""
 
 
+class NoFile(FileError, FileNotFoundError):
+    """A file that is not there; the message names it."""
+
+
 def read_bounded(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     """Return a regular file of at most `most` bytes. Raises FileError for any other, OSError where
     it cannot be read."""

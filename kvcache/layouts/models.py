@@ -52,6 +52,10 @@ class ConfigError(ValueError):
     """A config.json that lacks a key, contradicts itself, or asks for what no cache here has."""
 
 
+class NoConfig(ConfigError, FileNotFoundError):
+    """A config.json that is not there."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user of a model chooses, beside what the model is.

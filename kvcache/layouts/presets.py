@@ -20,6 +20,7 @@ from kvcache.layouts.models import (
     MAX_LAYERS,
     ROPE_DIM,
     ConfigError,
+    NoConfig,
     Options,
     deepseek_v4,
     deepseek_v41,
@@ -152,7 +153,7 @@ def _load(config: str | Path | Mapping[str, Any], name: str) -> tuple[Mapping[st
     try:
         values = json_file(path)
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file") from error
+        raise NoConfig(f"{path}: no such file") from error
     except FileError as error:
         raise ConfigError(str(error)) from error
     return values, name or (path.parent.name if path.name == "config.json" else path.stem)

@@ -279,9 +279,9 @@ def test_what_is_missing_or_wrong_elsewhere(tmp_path, tmp_path_factory):
             pack_experts(tmp_path, NAMES)
     with pytest.raises(TypeError, match="experts is 'model"):
         pack_experts(tmp_path, NAMES[0])
-    with pytest.raises(ValueError, match="has no safetensors files"):
+    with pytest.raises(FileNotFoundError, match="has no safetensors files"):
         pack_gpt_oss(tmp_path_factory.mktemp("empty"), PREFIX)
-    with pytest.raises(ValueError, match="no file"):
+    with pytest.raises(FileNotFoundError, match="no such file"):
         pack_gpt_oss(tmp_path / "other.safetensors", PREFIX)
 
 
