@@ -12,7 +12,7 @@ if TYPE_CHECKING:
         grouped_gemm_plan,
         grouped_gemm_swiglu,
     )
-    from moe.arguments import Activation, Router, RouterLinear, Scales, SwiGLU
+    from moe.arguments import Activation, Chosen, Router, RouterLinear, Scales, SwiGLU
     from moe.formats import FORMATS, BlockFormat
     from moe.huggingface import activation_scales, pack_experts, pack_gpt_oss
     from moe.mixed.api import mixed_gemm
@@ -37,6 +37,7 @@ __all__ = [
     "ArrangedExperts",
     "BlockFormat",
     "CheckpointWeight",
+    "Chosen",
     "ExpertWeights",
     "Fragments",
     "PackedExperts",
@@ -70,7 +71,7 @@ __all__ = [
 
 __getattr__, __dir__ = exports(__name__, {
     "moe.api": "fused_moe fused_moe_plan grouped_gemm grouped_gemm_plan grouped_gemm_swiglu",
-    "moe.arguments": "Activation Router RouterLinear Scales SwiGLU",
+    "moe.arguments": "Activation Chosen Router RouterLinear Scales SwiGLU",
     "moe.formats": "FORMATS BlockFormat",
     "moe.huggingface": "activation_scales pack_experts pack_gpt_oss",
     "moe.mixed.api": "mixed_gemm",

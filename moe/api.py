@@ -18,6 +18,7 @@ from kernelkit.call.prepared import Plan
 from kernelkit.call.tensors import is_broadcast, require_memory
 from moe.arguments import (
     Activation,
+    Chosen,
     Router,
     RouterLinear,
     SwiGLU,
@@ -25,7 +26,7 @@ from moe.arguments import (
     out_name,
 )
 from moe.config import DEFAULT_GRANULARITY
-from moe.fused import FUSED, FusedOptions, layer_fields, logit_fields
+from moe.fused import FUSED, FusedOptions, layer_fields, routing_fields
 from moe.launch import GROUPED_GEMM, quantised_result
 from moe.mixed.fragments import ArrangedExperts
 from moe.mixed.layer import FUSED_MIXED
@@ -253,8 +254,8 @@ def _check_offsets(x: Quantized, offsets: torch.Tensor) -> None:
 def fused_moe(
     x: torch.Tensor,
     experts: PackedExperts | ArrangedExperts,
-    router_logits: torch.Tensor | RouterLinear,
-    router: Router,
+    router_logits: torch.Tensor | RouterLinear | Chosen,
+    router: Router | None = None,
     **options: Unpack[FusedOptions],
 ) -> torch.Tensor:
     """The sum of a token's experts, weighted by the router, as `moe.reference.layer` defines it.
@@ -269,8 +270,9 @@ def fused_moe(
         experts: packed by `moe.packing.pack`, at load; shared ones (`Router.shared`) behind the E
             that are chosen from.
         router_logits: [T, E], bfloat16, float16 or float32; or the linear layer that makes them of
-            x, which for few tokens is one launch with the choice, see `route_tokens`.
-        router: how experts are chosen.
+            x, which for few tokens is one launch with the choice, see `route_tokens`; or `Chosen`,
+            the ids and weights of experts that an engine has chosen already.
+        router: how experts are chosen; None with `Chosen`.
         activation: plain SwiGLU by default.
         scales: global scales of the activations, of a format that has any; by default each row has
             its own, see `Scales`.
@@ -290,7 +292,7 @@ def fused_moe(
             step refuses, when the steps before it have been launched.
     """
     operator = FUSED_MIXED if isinstance(experts, ArrangedExperts) else FUSED
-    tokens = {"x": x, "experts": experts, "router": router, **logit_fields(router_logits)}
+    tokens = {"x": x, "experts": experts, **routing_fields(router_logits, router)}
     given = given_options(fused_moe, options, _FUSED_DEFAULTS)
     return operator(tokens | layer_fields(given))
 
@@ -302,8 +304,8 @@ _FUSED_DEFAULTS = defaults_of(fused_moe)
 def fused_moe_plan(
     x: torch.Tensor,
     experts: PackedExperts | ArrangedExperts,
-    router_logits: torch.Tensor | RouterLinear,
-    router: Router,
+    router_logits: torch.Tensor | RouterLinear | Chosen,
+    router: Router | None = None,
     **options: Unpack[FusedOptions],
 ) -> InPlacePlan[torch.Tensor]:
     """A plan for a layer that is computed again and again in place: plan() writes plan.result.
@@ -320,7 +322,7 @@ def fused_moe_plan(
     given = layer_fields(given_options(fused_moe_plan, options, _FUSED_DEFAULTS))
     arranged = isinstance(experts, ArrangedExperts)
     operator = FUSED_MIXED if arranged else FUSED
-    tokens = {"x": x, "experts": experts, "router": router, **logit_fields(router_logits)}
+    tokens = {"x": x, "experts": experts, **routing_fields(router_logits, router)}
     layer = operator.arguments(tokens | given)
     if isinstance(layer.scales.h, torch.Tensor):
         layer = replace(layer, h_decode_scale=layer.scales.h.reciprocal())

@@ -96,6 +96,20 @@ class RouterLinear:
     ready: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Choices that are made already, as engines have them: topk_ids and topk_weights.
+
+    ids: int32 or int64 [T, k], the experts of each token; -1 is no expert, and adds nothing.
+    weights: any floating dtype [T, k]; they multiply the experts' outputs as they are.
+    experts: number of experts of the whole layer, needed with `expert_range` alone.
+    """
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+    experts: int | None = None
+
+
 @dataclass(frozen=True)
 class SwiGLU:
     """(up + beta) gate sigmoid(alpha gate) of clamped gate and up; see `Activation`."""

@@ -12,9 +12,16 @@ from typing import Annotated, Any, TypedDict
 import torch
 
 from kernelkit.call.operator import Operator
-from kernelkit.call.tensors import DTYPE_NAMES, require_rank, require_table, require_tensors
+from kernelkit.call.tensors import (
+    DTYPE_NAMES,
+    require_rank,
+    require_table,
+    require_tensors,
+    require_type,
+)
 from moe.arguments import (
     Arguments,
+    Chosen,
     Router,
     RouterLinear,
     Scales,
@@ -51,7 +58,8 @@ PLAIN, FOUND = SwiGLU(), Scales()
 class Layer:
     """The arguments of `moe.fused_moe`. h_decode_scale: 1 / scales.h, if it is known as well.
     end_expert: None where all experts are here. activations: the format of x and h, None for that
-    of the weights. linear: what makes the logits, where there are none."""
+    of the weights. linear: what makes the logits, where there are none. chosen: choices in place of
+    both; the router then says how many there are, and nothing else."""
 
     x: torch.Tensor
     router_logits: torch.Tensor | None
@@ -67,6 +75,7 @@ class Layer:
     end_expert: int | None = None
     activations: str | None = None
     linear: RouterLinear | None = None
+    chosen: Chosen | None = None
 
     @property
     def where(self) -> dict[str, Any]:
@@ -86,6 +95,8 @@ class Layer:
     @property
     def routed(self) -> int:
         """Experts that are chosen from, here or elsewhere."""
+        if self.chosen is not None:
+            return self.chosen.experts or self.experts.experts
         if self.linear is not None:
             return self.linear.weight.shape[0]
         assert self.router_logits is not None
@@ -97,23 +108,32 @@ class Layer:
         return self.end_expert is not None
 
     @property
+    def has_gaps(self) -> bool:
+        """Whether slots may have no row: of experts elsewhere, or of none."""
+        return self.is_partial or self.chosen is not None
+
+    @property
     def rows(self) -> int:
-        """Rows that there is room for: a token chooses an expert once."""
-        return len(self.x) * min(self.router.slots, self.experts.experts)
+        """Upper bound of rows: our routers choose an expert once for a token, others may repeat."""
+        most = self.router.slots
+        return len(self.x) * (most if self.chosen else min(most, self.experts.experts))
 
     @property
     def tiles(self) -> dict[str, Any]:
-        """Keywords of products: a token chooses an expert once."""
-        return {"tile_rows": self.tile_rows, "most_rows": len(self.x), "pdl": True}
+        """Keywords of products, with the most rows of an expert."""
+        most = self.rows if self.chosen else len(self.x)
+        return {"tile_rows": self.tile_rows, "most_rows": most, "pdl": True}
 
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError for tokens that are not the
         experts'."""
         x, experts = self.x, self.experts
-        # The tensor that says how many experts are chosen from, its name, its shape.
+        # The tensor that says how many experts are chosen from, or which, its name, its shape.
         named, sizes = ("router_logits", self.router_logits), "[T, E]"
         if self.linear is not None:
             named, sizes = ("linear.weight", self.linear.weight), "[E, H]"
+        elif self.chosen is not None:
+            named, sizes = ("chosen.ids", self.chosen.ids), "[T, k]"
         name, table = named
         require_tensors(**{"x": x, name: table}, w13=experts.w13.data)
         assert table is not None
@@ -127,11 +147,33 @@ class Layer:
         self._check_range()
         routed = self.routed if self.is_partial else experts.experts - self.router.shared
         fits = (x.shape[0], routed) if self.linear is None else (routed, experts.hidden)
+        if self.chosen is not None:
+            self._check_chosen(self.chosen)
+            fits = x.shape[0], self.router.top_k
         if tuple(table.shape) != fits or x.shape[1] != experts.hidden:
             wanted = sizes.replace("E", str(routed)).replace("H", str(experts.hidden))
             raise ValueError(
                 f"x {tuple(x.shape)} and {name} {tuple(table.shape)}: [T, "
                 f"{experts.hidden}] and {wanted} for these experts"
+            )
+
+    def _check_chosen(self, chosen: Chosen) -> None:
+        """TypeError or ValueError for choices that are none."""
+        ids, weights = chosen.ids, chosen.weights
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"chosen.ids is {ids.dtype}: int32 or int64")
+        require_tensors(**{"x": self.x, "chosen.weights": weights})
+        if not weights.is_floating_point() or weights.shape != ids.shape:
+            raise ValueError(
+                f"chosen.weights is {weights.dtype} {tuple(weights.shape)}: floating point, and "
+                f"{tuple(ids.shape)} as chosen.ids"
+            )
+        if self.is_partial and chosen.experts is None:
+            raise ValueError("chosen.experts is None: with expert_range the number of all experts")
+        if not self.is_partial and chosen.experts not in (None, self.experts.experts):
+            raise ValueError(
+                f"chosen.experts {chosen.experts}, but {self.experts.experts} are packed: without "
+                "expert_range all are"
             )
 
     def _check_own(self) -> None:
@@ -199,7 +241,7 @@ def run_layer(layer: Layer) -> tuple[torch.Tensor]:
 
 def run_routing(layer: Layer) -> Routed:
     """Route the tokens of a layer; the launch that routes one token also sorts its slots."""
-    if len(layer.x) == 1:
+    if len(layer.x) == 1 and layer.chosen is None:
         tables = empty_tables(layer.x, layer.experts.experts, layer.router.slots)
         first = layer.first_expert if layer.is_partial else None
         _, weights = _chosen(layer, (*tables, first))
@@ -211,6 +253,8 @@ def run_routing(layer: Layer) -> Routed:
 
 def _chosen(layer: Layer, order: OrderTables | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, weights). order: is written."""
+    if layer.chosen is not None:
+        return layer.chosen.ids.int(), layer.chosen.weights.float()
     if layer.linear is not None:
         given = TokenChoices(layer.x, layer.linear, layer.router, **layer.where)
         return run_route_tokens(given, order)
@@ -224,7 +268,7 @@ def run_experts(layer: Layer, routed: Routed) -> tuple[torch.Tensor]:
     x, experts, where, offsets = layer.x, layer.experts, layer.where, routed.offsets
     tokens = Tokens(
         x, layer.fmt, layer.scales.x, routed.slot_of_row.narrow(0, 0, layer.rows), offsets,
-        routed.row_of_slot, layer.router.slots, layer.is_partial, **where,
+        routed.row_of_slot, layer.router.slots, layer.has_gaps, **where,
     )  # fmt: skip
     hidden = _first_product(quantise(tokens), offsets, layer)
     out = DTYPE_NAMES[x.dtype]
@@ -236,15 +280,28 @@ def run_experts(layer: Layer, routed: Routed) -> tuple[torch.Tensor]:
 def combined(layer: Layer, routed: Routed, y: torch.Tensor) -> tuple[torch.Tensor]:
     """The weighted sum of each token's rows of y."""
     rows = routed.row_of_slot.view(routed.weights.shape)
-    given = routed.weights, layer.x.dtype, layer.is_partial
+    given = routed.weights, layer.x.dtype, layer.has_gaps
     return run_combine(Weighted(y, rows, *given, **layer.where))
 
 
-def logit_fields(given: torch.Tensor | RouterLinear) -> dict[str, Any]:
-    """The fields of `Layer` that stand for logits, or for what makes them."""
+def routing_fields(
+    given: torch.Tensor | RouterLinear | Chosen, router: Router | None
+) -> dict[str, Any]:
+    """Map logits, what makes them, or choices, and the router to fields of `Layer`.
+
+    TypeError without a router, ValueError for one beside choices.
+    """
+    if isinstance(given, Chosen):
+        if router is not None:
+            raise ValueError("router with Chosen: None, since the choices are made")
+        require_type("chosen.ids", given.ids, torch.Tensor)
+        require_rank("chosen.ids", given.ids, "[T, k]")
+        return {"router_logits": None, "chosen": given, "router": Router(given.ids.shape[1])}
+    if not isinstance(router, Router):
+        raise TypeError(f"router is {type(router).__name__}, expected Router")
     if isinstance(given, RouterLinear):
-        return {"router_logits": None, "linear": given}
-    return {"router_logits": given}
+        return {"router_logits": None, "linear": given, "router": router}
+    return {"router_logits": given, "router": router}
 
 
 class FusedOptions(TypedDict, total=False):

@@ -18,7 +18,7 @@ from kernelkit.compile.warm import Progress, Warmed, counts, kernels_over, warm
 from kernelkit.tune.choices import standing_for
 from moe.arguments import Router, RouterLinear
 from moe.choose import TUNED
-from moe.fused import FUSED, FusedOptions, layer_fields, logit_fields, run_layer
+from moe.fused import FUSED, FusedOptions, layer_fields, routing_fields, run_layer
 from moe.launch import ARCHS
 from moe.mixed.choose import MANY
 from moe.mixed.choose import TUNED as TUNED_MIXED
@@ -82,7 +82,7 @@ def kernels_for(
     arranged = isinstance(experts, ArrangedExperts)
     if arranged:
         operator, run, archs = FUSED_MIXED, run_mixed, MIXED_ARCHS
-    layer_of = {"x": x, "experts": experts, "router": router, **logit_fields(router_logits)}
+    layer_of = {"x": x, "experts": experts, **routing_fields(router_logits, router)}
     place = {"backend": backend, "arch": arch}
     given = operator.arguments(layer_of | layer_fields(options) | place, alone=True)
     target = choose_target(x.device, backend, arch, archs)

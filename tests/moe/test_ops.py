@@ -21,7 +21,7 @@ import moe.launch
 from kernelkit.call.operator import Operator
 from lab.problems.grouped_gemm import Case
 from moe.api import fused_moe, grouped_gemm
-from moe.arguments import Activation, Arguments, Router, RouterLinear, Scales, SwiGLU
+from moe.arguments import Activation, Arguments, Chosen, Router, RouterLinear, Scales, SwiGLU
 from moe.fused import FUSED, PLAIN, Layer, run_layer
 from moe.launch import GROUPED_GEMM
 from moe.packing import PackedExperts, pack
@@ -188,7 +188,8 @@ def test_the_operator_gets_the_whole_layer(scales):
     tensors = torch.zeros(4, K).bfloat16(), torch.zeros(4, 3), weights("nvfp4")
     rest = SwiGLU(1.5, 0.5, 3.0), scales, torch.ones(1), 16, "emulate", "sm_100a", 1, 4
     layer = RouterLinear(torch.zeros(3, K).bfloat16(), torch.zeros(3).bfloat16(), ready=True)
-    given = Layer(*tensors, router, *rest, linear=layer)
+    chosen = Chosen(torch.zeros(4, 3).int(), torch.zeros(4, 3), 8)
+    given = Layer(*tensors, router, *rest, linear=layer, chosen=chosen)
     schema = FUSED.schema
     found = schema.build(schema.flat(vars(given)))
     for leaf in (*schema.tensors, *schema.others):
