@@ -280,6 +280,11 @@ def _fused_mixed() -> Given:
             "router": moe.Router(2)}  # fmt: skip
 
 
+def _fused_chosen() -> Given:
+    ids = torch.tensor([[0, 2], [1, -1], [2, 2], [0, 1], [-1, -1]])
+    return {"x": bf16(5, 128), "experts": PACKED, "router_logits": moe.Chosen(ids, positive(5, 2))}
+
+
 def _warming_moe() -> Given:
     given = _fused_mixed()
     return {**given, "experts": PACKED, "tokens": (1, 5)}
@@ -340,6 +345,7 @@ MOE_BASES = (
     Base("mixed_gemm", moe.mixed_gemm, _mixed_gemm),
     Base("fused_moe", moe.fused_moe, _fused_moe, ("scales/h_amax",)),
     Base("fused_moe, arranged", moe.fused_moe, _fused_mixed),
+    Base("fused_moe, chosen", moe.fused_moe, _fused_chosen),
     Base(
         "grouped_gemm_plan", moe.grouped_gemm_plan, _grouped_gemm, ("amax",), computed=_planned_moe,
     ),
