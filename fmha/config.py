@@ -40,7 +40,7 @@ class Tuning:
     tile_n: keys of a tile; 0 is 128 (`attention` chooses fewer where few are visible).
     ctas: CTAs on Hopper that share the keys they fetch, 1 or 2, for any mask and key storage;
         0 chooses.
-    k_stages: pieces in the K ring; 0: as deep as is useful and fits.
+    k_stages: pieces in the K ring, 0 for as many as are useful and fit.
     v_stages: pieces in the V ring, likewise.
     schedule: 'base', twelve warps for one query tile, or 'pingpong', sixteen for two: the softmax
         of one tile overlaps the products of the other; '' is 'base' (`attention` chooses). On
@@ -78,7 +78,7 @@ class Asked:
     """Fields of the config that the arguments of `attention` decide.
 
     head_dim: columns of Q and K.
-    v_head_dim: columns of V and O; 0: head_dim.
+    v_head_dim: columns of V and O, 0 for head_dim.
     dtype: dtype of Q, 'bf16', 'fp16' or 'e4m3'.
     kv_dtype: dtype of K and V, '' for `dtype`; 'e4m3' goes with Q in 'bf16' or 'e4m3'.
         P is rounded to the dtype of K and V, all sums are fp32.
@@ -93,9 +93,9 @@ class Asked:
     kv_lens: an int32 [B] gives the number of valid keys of each batch entry.
     q_offset: an int32 [B] gives the position of the first query of each batch entry.
     varlen_q, varlen_k: Q and O, or K and V, are packed [T, H, D] with cu_seqlens.
-    page_size: rows of a page of K and V, located by a page table; 0: not paged.
-    group: query heads of a KV head that share query tiles, always all of them; 1: none do.
-    rope_dim: last dims of O that are rotated back by the position of their query; 0: none.
+    page_size: rows of a page of K and V, located by a page table; 0 without pages.
+    group: query heads of a KV head that share query tiles, always all of them; 1 if none do.
+    rope_dim: last dims of O that are rotated back by the position of their query; 0 for none.
     k_is_v: K and V are one tensor, whose tiles are loaded once for both products; Hopper only.
     pdl: launch dependents early, and wait for the previous kernel (programmatic dependent launch).
     """
@@ -196,7 +196,7 @@ class AttentionConfig(Tuning, Asked):
     @property
     def even_rows(self) -> bool:
         """Whether all rows see about as many keys: all keys without a right edge, a window with two
-        edges.
+            edges.
         """
         return not self.right or self.left
 
@@ -206,10 +206,11 @@ class AttentionConfig(Tuning, Asked):
         return self.kv_lens or self.varlen_k or self.page_size > 0 or self.q_offset
 
     def check_values(self) -> None:
-        """Raise ValueError or NotImplementedError for a field, or combination of fields, out of range.
+        """Raise ValueError or NotImplementedError for a field, or combination of fields, out of
+        range.
 
-        The error names the value and the allowed values. `fmha.plan.make_plan` refuses what the memory
-        of an architecture cannot hold, or what its kernel does not support.
+        The error names the value and the allowed values. `fmha.plan.make_plan` refuses what the
+        memory of an architecture cannot hold, or what its kernel does not support.
         """
         self._check_types()
         self._check_options()

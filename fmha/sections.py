@@ -25,7 +25,8 @@ MOST_ROUNDS = 1000
 def heads_of_section(
     problem: Problem, config: AttentionConfig, arch: str, places: int
 ) -> tuple[int, int]:
-    """Return (heads of a section, heads of it whose blocks alternate), over the heads of all entries.
+    """Return (heads of a section, heads of it whose blocks alternate), over the heads of all
+    entries.
 
     places: CTAs, or pairs, that run at once.
     """
@@ -47,13 +48,14 @@ def heads_of_section(
 def most_even(
     heads: int, blocks: int, places: int, most: int, past: int, step: int
 ) -> tuple[int, int]:
-    """Return (heads of a section, heads whose blocks alternate) with which the CTAs end most evenly.
+    """Return (heads of a section, heads whose blocks alternate) with which the CTAs end most
+    evenly.
 
-    Sections have at most `most` heads. Evenness is compared to a hundredth, and the smallest section
-    wins a tie. The alternative is head after head.
+    Sections have at most `most` heads. Evenness is compared to a hundredth, and the smallest
+    section wins a tie. The alternative is head after head.
 
-    Block b of a head has past + (b + 1) * step keys. Heads beyond MOST_ROUNDS rounds no longer change
-    the evenness and are not counted.
+    Block b of a head has past + (b + 1) * step keys. Heads beyond MOST_ROUNDS rounds no longer
+    change the evenness and are not counted.
     """
     every = heads
     heads = min(heads, max(MOST_ROUNDS * places // max(blocks, 1), 1))

@@ -65,8 +65,8 @@ class Tiles(ABC):
     def larger(self) -> AttentionConfig | None:
         """Return the config with twice as many rows in a block, or None.
 
-        None if the config fixes the choice, or if larger blocks are never faster. They are used once
-        they fill the GPU and a head has at least `larger_from` blocks.
+        None if the config fixes the choice, or if larger blocks are never faster. They are used
+        once they fill the GPU and a head has at least `larger_from` blocks.
         """
 
     @cached_property
@@ -96,7 +96,8 @@ class Tiles(ABC):
 
     @cached_property
     def multicast(self) -> bool:
-        """Whether both CTAs of a pair hold the same K and V, and each fetches half of the keys for both.
+        """Whether both CTAs of a pair hold the same K and V, and each fetches half of the keys for
+        both.
 
         Otherwise each CTA holds its part alone.
         """
@@ -116,8 +117,8 @@ class Tiles(ABC):
     def box_heads(self) -> int:
         """Number of query heads whose rows of one token are adjacent in a tile.
 
-        The whole group, or its largest divisor that fits if the group has more heads than a tile has
-        rows.
+        The whole group, or its largest divisor that fits if the group has more heads than a tile
+        has rows.
         """
         group = self.config.group
         return next(heads for heads in range(min(group, self.rows), 0, -1) if group % heads == 0)

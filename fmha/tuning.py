@@ -18,7 +18,7 @@ from kernelkit.tune.tuner import Call, Subject
 
 @dataclass(frozen=True)
 class Shape:
-    """One attention problem to tune.
+    """Sizes and options of an attention problem to tune.
 
     batch: number of entries, each with `queries` and `keys`.
     v_head_dim: columns of V; 0 is head_dim.
