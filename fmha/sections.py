@@ -72,7 +72,7 @@ def unevenness(heads: int, places: int, section: int, near: int, lengths: list[i
     """Return the load of the busiest CTA over the mean. lengths: lengths of the blocks of a head.
     """
     whole, rest = divmod(heads, section)
-    # Sections alternate between starting at either end (see `fmha.shared.walk.position`).
+    # Sections alternate between the two ends (see `fmha.shared.walk.position`).
     parts = [(section, 0, whole - whole // 2), (section, 1, whole // 2), (rest, whole % 2, 1)]
     busiest = max(
         sum(
