@@ -46,8 +46,8 @@ class Tuning:
         of one tile overlaps the products of the other; '' is 'base' (`attention` chooses). On
         Hopper warpgroups issue products in any order ('base') or in ping-pong order; '' chooses by
         head dim. With mma.sync 'base', or 'keys': two warps share the keys of Q K^T, see `slices`.
-    polynomial: number of exponentials in 16 pairs that are computed by a polynomial instead of
-        the MUFU; -1 chooses.
+    polynomial: how many of 16 pairs of exponentials are computed by a polynomial instead of the
+        MUFU; -1 chooses.
     rescale_log2: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2.
         P then stays below 2 ** rescale_log2, which fp16 has to hold. -1 chooses: 15, or 8 where raw
         sums are stored in fp16. For e4m3 -1 chooses 3: P is at most 2 ** 8, and the maximum has

@@ -73,7 +73,7 @@ class Shape:
         return self.tile_n // self.slices if self.shares_keys else self.tile_n
 
 
-# Largest of head_dim and v_head_dim -> shapes, of which the first that fits in shared memory is used.
+# Largest of head_dim and v_head_dim -> shapes; the first that fits in shared memory is used.
 SHAPES: dict[int, tuple[Shape, ...]] = {
     64: (Shape(1, 2, 4, 64, 2), Shape(1, 2, 4, 32, 2)),
     128: (Shape(1, 2, 4, 64, 2), Shape(1, 2, 4, 32, 1), Shape(1, 1, 4, 32, 1)),
@@ -287,7 +287,7 @@ class Layout(Tiles):
 
     @property
     def exp2_share(self) -> int:
-        """Number of exponentials in 16 pairs computed by a polynomial."""
+        """Number of pairs of exponentials, out of 16, computed by a polynomial."""
         return max(self.config.polynomial, 0)
 
     @staticmethod

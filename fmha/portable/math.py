@@ -70,7 +70,7 @@ def prepare(
     reference: Reference,
     row_tile: Int32,
 ) -> None:
-    """S of 16 rows of the team as it is to be weighed."""
+    """Apply softcap and mask to S of 16 rows of the team."""
     every = cute.size(scores)
     if cutlass.const_expr(plan.config.softcap):
         softcap(plan, scores, reference, scope.scalars, 0, every)
@@ -108,9 +108,10 @@ def weigh(
     reference: Reference,
     maximum_is_new: cutlass.Constexpr = True,
 ) -> tuple[Float32, Float32]:
-    """S becomes weights, and P; returns the lane's sums of them.
+    """Turn S into weights and P; return the lane's sums of the weights.
 
-    maximum_is_new: False if weights of far rows do not matter yet, since they ask for another one.
+    maximum_is_new: False if weights of far rows do not matter yet, since they ask for a new
+        maximum.
     """
     if cutlass.const_expr(maximum_is_new):
         bring_near(plan, scores, reference, scope.scalars)

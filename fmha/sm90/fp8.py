@@ -80,8 +80,10 @@ def split_q(plan: Plan90, lane: Lane, buffer: cute.Pointer) -> tuple[Float32, Fl
 
 
 def waits_for_parts(layout: Layout, following: bool) -> list[int]:
-    """For each part of P V how many groups of products may be in flight when it is to be added.
-    following: S of another tile is issued, too."""
+    """Return for each part of P V how many product groups may be in flight when it is added to O.
+
+    following: whether S of another tile is issued, too.
+    """
     shape, waits = layout.shape, []
     for part in range(layout.o_parts):
         behind = min(shape.products - 1, layout.o_parts - 1 - part)
@@ -103,7 +105,7 @@ class MathFp8(Math):
         k_state: PipelineState,
         v_state: PipelineState,
     ) -> tuple[PipelineState, PipelineState]:
-        """As in `Math`."""
+        """Process all tiles from `hidden` on, like `Math.sweep`."""
         plan, pipes, reference = self.plan, scope.pipes, tile.reference
         if cutlass.const_expr(plan.config.q_terms == 2):
             powers = split_q(plan, lane, scope.buffers.q)
@@ -285,23 +287,31 @@ class Turn:
         )
 
     def own_places(self, first: Int32, lane: Int32, column: Int32) -> tuple[Int32, Int32]:
-        """A lane's bytes of a tile and of a turned one, in the first block of columns: those of a
-        key from `first` on, and 16 keys of `column`."""
+        """Return a lane's bytes in a tile and in a transposed one, in the first block of columns.
+
+        They belong to a key from `first` on, and to 16 keys of `column`.
+        """
         layout = self.plan.layout
         line, line_t = layout.panel(layout.v_columns), layout.panel(layout.tile_n)
         place = column * line_t + first + lane // 16 * 16
         return swizzled((first + lane) * line, line), swizzled(place, line_t)
 
     def v_place(self, own: Int32, keys: int, block: int) -> Int32:
-        """`own`, so many keys and blocks of columns further. 32 lines are swizzled like the next
-        32, so that the place in a line is `own` but for some bits, and the rest is a number."""
+        """Return `own` moved by so many keys and blocks of columns.
+
+        32 lines are swizzled like the next 32, so the place in a line is `own` with some bits
+        flipped, and the rest is a constant.
+        """
         layout = self.plan.layout
         line = layout.panel(layout.v_columns)
         panel, inside = divmod(block * COLUMNS, line)
         return (own ^ inside) + (panel * layout.tile_n + keys) * line
 
     def vt_place(self, own: Int32, keys: int, block: int) -> Int32:
-        """The same of a turned tile, in which 16 lines are swizzled like the next 16."""
+        """Return `own` moved by so many keys and blocks of a transposed tile.
+
+        16 lines of such a tile are swizzled like the next 16.
+        """
         line = self.plan.layout.panel(self.plan.layout.tile_n)
         panel, inside = divmod(keys, line)
         return (own ^ inside) + (panel * self.plan.config.v_dim + block * COLUMNS) * line
