@@ -136,8 +136,8 @@ def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
 
 
 def _q_edge(config: AttentionConfig, layout: Layout) -> Edge:
-    """Return the edge of Q from TMA to its consumer: the MMA warp, or the softmax that splits it into
-        terms.
+    """Return the edge of Q from TMA to its consumer: the MMA, or the softmax that splits Q into
+    terms.
     """
     splits = config.q_terms > 1
     return Edge(

@@ -30,7 +30,7 @@ STATISTICS = 2  # numbers of a row that sharing warpgroups publish: a maximum an
 VT_STAGES = 2  # a tile of V is transposed while the previous one is multiplied
 # Registers of a thread by number of computing warpgroups: (computing, loading).
 REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}
-FP8_REGISTERS = {2: (232, 40), 3: (160, 32)}  # the loading warpgroup also transposes V
+FP8_REGISTERS = {2: (232, 40), 3: (160, 32)}  # the loading one transposes V
 OTHER_REGISTERS, FP8_OTHER_REGISTERS = 28, 24  # registers of the loop besides S, P and O
 MISC_BYTES = 1024  # barriers, before the first aligned buffer
 

@@ -2,9 +2,9 @@
 
 S = Q K^T reads both operands from shared memory. O += P V reads P from registers, or from shared
 memory if another warpgroup computed it. V is stored [key, d] with d contiguous, so as the B operand
-(N = d, K = key) it is MN-major. Element c + 2 h + 4 j of a thread's accumulator is column
-8 j + 2 (lane % 4) + c of row lane / 4 + 8 h of its warp's sixteen rows. As the A operand of the
-next product the elements have the same order.
+(N = d, K = key) it is MN-major. Element e = c + 2 h + 4 j of a thread's accumulator is
+column 8 j + 2 (lane % 4) + c of row lane / 4 + 8 h. The row counts within the sixteen of its warp.
+As the A operand of the next product the elements have the same order.
 
 In e4m3 Q is one tile or two, whose products with K are added, and V is K-major, since
 `fp8.Turn` transposed it. A word of the A operand is then four keys of a row: for the tensor core
