@@ -86,8 +86,8 @@ def unevenness(heads: int, places: int, section: int, near: int, lengths: list[i
 
 
 def _telling(places: int, edges: set[int]) -> set[int]:
-    """Return the CTAs that include the busiest one, or nearly: those at the ends of full and partial
-    rounds.
+    """Return CTAs that include the busiest one, or nearly: those at the ends of full and partial
+        rounds.
     """
     numbers = {0, *edges, *(edge - 1 for edge in edges if edge)}
     return numbers | {places - 1 - number for number in numbers}

@@ -41,7 +41,7 @@ class Shape:
 
 
 def call(shape: Shape, device: torch.device, arch: str | None = None) -> Call:
-    """A call of `attention` on random tensors."""
+    """Return a call of `attention` on random tensors."""
     dtype = DTYPES[shape.dtype]
     options: dict[str, Any] = {"causal": shape.causal, "arch": arch}
     entries: tuple[tuple[int, ...], tuple[int, ...]]

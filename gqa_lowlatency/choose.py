@@ -1,5 +1,4 @@
-"""Choose the config of a decode problem: CTAs per KV head, query rows per CTA, and what follows from
-sizes.
+"""Choose the config of a decode problem: CTAs per KV head, query rows per CTA, and dependent fields.
 
 Pure functions of sizes, with measurements as data. `portable/plan.py` and `sm100/plan.py` lay out
 a CTA of one architecture. Compute capabilities 8.x and 12.x have no clusters here; a KV head is
