@@ -246,7 +246,8 @@ def _fits(config: AttentionConfig, arch: str) -> bool:
 
 
 def longest_queries(arguments: Arguments) -> int:
-    """Return the queries of the longest entry, or an upper bound if only the GPU has the lengths.
+    """Return the queries of the longest entry, or an upper bound if only the GPU has
+    the lengths.
     """
     if arguments.cu_seqlens_q is None:
         return arguments.queries

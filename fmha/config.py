@@ -195,8 +195,8 @@ class AttentionConfig(Tuning, Asked):
 
     @property
     def even_rows(self) -> bool:
-        """Whether all rows see about as many keys: all keys without a right edge, a window with two
-            edges.
+        """Whether all rows see about as many keys: all without a right edge, a window with two
+        edges.
         """
         return not self.right or self.left
 

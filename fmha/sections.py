@@ -69,7 +69,8 @@ def most_even(
 
 
 def unevenness(heads: int, places: int, section: int, near: int, lengths: list[int]) -> float:
-    """Return the load of the busiest CTA over the mean. lengths: lengths of the blocks of a head.
+    """Return the load of the busiest CTA over the mean. lengths: lengths of the blocks
+    of a head.
     """
     whole, rest = divmod(heads, section)
     # Sections alternate between the two ends (see `fmha.shared.walk.position`).
@@ -86,8 +87,7 @@ def unevenness(heads: int, places: int, section: int, near: int, lengths: list[i
 
 
 def _telling(places: int, edges: set[int]) -> set[int]:
-    """Return CTAs that include the busiest one, or nearly: those at the ends of full and partial
-        rounds.
+    """Return CTAs that include the busiest one, or nearly: at the ends of full and partial rounds.
     """
     numbers = {0, *edges, *(edge - 1 for edge in edges if edge)}
     return numbers | {places - 1 - number for number in numbers}

@@ -1,4 +1,4 @@
-"""Choose the config of a decode problem: CTAs per KV head, query rows per CTA, and dependent fields.
+"""Choose the config of a decode problem: CTAs per KV head, query rows per CTA, dependent fields.
 
 Pure functions of sizes, with measurements as data. `portable/plan.py` and `sm100/plan.py` lay out
 a CTA of one architecture. Compute capabilities 8.x and 12.x have no clusters here; a KV head is
@@ -332,7 +332,8 @@ class Load:
 def config_for(
     wished: DecodeConfig, arch: str, load: Load, co_scheduled: CoScheduled | None = None
 ) -> DecodeConfig:
-    """Return the config to compile for `wished` under a load. co_scheduled: see `choose_cluster`.
+    """Return the config to compile for `wished` under a load. co_scheduled: see
+    `choose_cluster`.
     """
     chosen = choose(wished, arch, load, co_scheduled)
     return replace(wished, **vars(chosen)) if chosen else replace(wished, parts=load.num_splits > 1)

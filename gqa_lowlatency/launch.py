@@ -56,7 +56,8 @@ def launched(arguments: Arguments, target: Target, decision: Decision) -> Result
 
 
 def prepare(arguments: Arguments) -> tuple[Arguments, Target, Decision]:
-    """Check everything; return the arguments with measured options, the target, and the decision.
+    """Check everything; return the arguments with measured options, the target, and the
+    decision.
     """
     arguments.check()
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)

@@ -242,7 +242,8 @@ class Layout(Tiles):
 
     @property
     def key_step(self) -> int:
-        """Always 1: rows of keys are fetched one by one, and a tile may begin anywhere in a page.
+        """Always 1: rows of keys are fetched one by one, and a tile may begin anywhere
+        in a page.
         """
         return 1
 

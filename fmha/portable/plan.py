@@ -39,7 +39,8 @@ def plan_unchecked(config: AttentionConfig, arch: str) -> PortablePlan:
 
 
 def _barriers(shape: Shape) -> tuple[NamedBarrier, ...]:
-    """Return the named barriers. If warps share keys, ids are reserved for the most teams possible.
+    """Return the named barriers. If warps share keys, ids are reserved for the most
+    teams possible.
     """
     if shape.slices == 1:
         return ()

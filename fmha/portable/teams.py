@@ -81,7 +81,8 @@ def _swap(
     place: Place,
     buffers: Buffers,
 ) -> None:
-    """Exchange sums between two warps that weigh 16 rows each: each needs half of the other's sums.
+    """Exchange sums between two warps that weigh 16 rows each: each needs half of the
+    other's sums.
     """
     first = Boolean(place.slice == 0)
     sent = cute.make_rmem_tensor_like(own)
@@ -197,7 +198,8 @@ def take_weights(
 
 
 class SliceMath(Math):
-    """Math of a warp that weighs 16 of the team's rows and has a slice of the columns of all of O.
+    """Math of a warp that weighs 16 of the team's rows and has a slice of the columns
+    of all of O.
     """
 
     @cute.jit
@@ -326,7 +328,8 @@ class KeyMath(Math):
 
     @cute.jit
     def weigh(self, scope: Scope, place: Place, tile: Tile, stage: Int32) -> None:
-        """Turn S into weights and P, publish P to the other warp, and rescale O if a maximum moved.
+        """Turn S into weights and P, publish P to the other warp, and rescale O if a
+        maximum moved.
         """
         plan, part, buffers = self.plan, tile.part, scope.buffers
         for number in cutlass.range_constexpr(len(tile.references)):

@@ -137,7 +137,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Buffers:
-    """Pointers to the on-chip buffers of the plan; None for a buffer that the config does not use.
+    """Pointers to the on-chip buffers of the plan; None for a buffer that the config
+    does not use.
     """
 
     q: cute.Pointer  # io dtype, panels of (rows, panel) lines

@@ -24,7 +24,8 @@ from kernelkit.plan import hw
 
 
 def example_arguments(config: AttentionConfig) -> tuple[KernelArguments, CUstream]:
-    """Return the arguments to compile `Forward` with: fake tensors with dynamic shapes and strides.
+    """Return the arguments to compile `Forward` with: fake tensors with dynamic shapes
+    and strides.
     """
     batch, entries, sq, skv, q_heads, kv_heads = (cute.sym_int32() for _ in range(6))
     q, io = IO_TYPES[config.dtype], IO_TYPES[config.keys_dtype]

@@ -60,7 +60,8 @@ def o_box(plan: AttentionPlan) -> Box:
 
 
 def panel_at(layout: Tiles, box: Box, buffer: cute.Pointer, index: Int32) -> cute.Tensor:
-    """Return the box of rows in panel `index` of the query tiles; the panel stride covers all rows.
+    """Return the box of rows in panel `index` of the query tiles; the panel stride
+    covers all rows.
     """
     return shared(buffer + index * (layout.rows * box.columns), box.layout())
 
@@ -246,7 +247,8 @@ def own_boxes(plan: AttentionPlan, work: Work, boxes: cutlass.Constexpr) -> tupl
 
 @cute.jit
 def own_part(plan: AttentionPlan, work: Work) -> Int32:
-    """Return which part of a piece this CTA's shared memory holds; 0 if it holds the whole piece.
+    """Return which part of a piece this CTA's shared memory holds; 0 if it holds the
+    whole piece.
     """
     return Int32(0) if cutlass.const_expr(plan.layout.multicast) else work.rank
 

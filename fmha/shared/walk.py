@@ -306,7 +306,8 @@ def first_key(plan: AttentionPlan, walk: Walk, step: Int32) -> Int32:
 
 @cute.jit
 def entry_of_q(plan: AttentionPlan, work: Work) -> Int32:
-    """Return the index of the entry in the last mode of query-side tensors; 0 if they are packed.
+    """Return the index of the entry in the last mode of query-side tensors; 0 if they
+    are packed.
     """
     return Int32(0) if cutlass.const_expr(plan.config.varlen_q) else work.batch
 

@@ -121,7 +121,8 @@ class Layout(Tiles):
 
     @cached_property
     def s_stages(self) -> int:
-        """Number of S buffers. With a third one the next Q K^T need not wait for the P V before it.
+        """Number of S buffers. With a third one the next Q K^T need not wait for the P
+        V before it.
         """
         taken = self.q_tiles * self.config.v_dim // self.halves
         more = MMA_LAG + 1

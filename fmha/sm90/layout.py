@@ -106,12 +106,13 @@ class Layout(Tiles):
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Widths of a key tile for which registers hold S, P, O, and the products to be added to O.
+        """Widths of a key tile for which registers hold S, P, O, and the products to be
+        added to O.
         """
         config, shape = self.config, self.shape
         other = FP8_OTHER_REGISTERS if config.is_fp8 else OTHER_REGISTERS
         free = self.registers.get(self.teams, (0,))[0] - other - self.o_columns // 2
-        step = ROWS if self.sharers > 1 or config.is_fp8 else 1  # P, or V transposed, is whole panels
+        step = ROWS if self.sharers > 1 or config.is_fp8 else 1  # P or transposed V: whole panels
         p_over_s = config.is_fp8 and not shape.over_s and shape.before_s == self.o_parts
         bits = 32 + (0 if p_over_s else 8 * config.io_bytes)  # of an element of S and one of P
         return tuple(

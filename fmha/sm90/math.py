@@ -135,7 +135,8 @@ class Math:
         k_state: PipelineState,
         v_state: PipelineState,
     ) -> tuple[PipelineState, PipelineState]:
-        """Process all tiles from `hidden` on, at least one; return the pipeline states after them.
+        """Process all tiles from `hidden` on, at least one; return the pipeline states
+        after them.
         """
         plan, pipes = self.plan, scope.pipes
         pipes.k.wait(k_state)

@@ -75,7 +75,8 @@ class Plan90:
 
     @property
     def q_dtype(self) -> str:
-        """dtype of Q and K in the first product: e4m3 to fp16 costs a quarter of the instructions.
+        """dtype of Q and K in the first product: e4m3 to fp16 costs a quarter of the
+        instructions.
         """
         return self.p_dtype
 

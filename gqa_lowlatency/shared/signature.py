@@ -1,5 +1,5 @@
-"""Example arguments of the host functions of all architectures: fake tensors with dynamic shapes and
-strides.
+"""Example arguments of the host functions of all architectures: fake tensors with
+dynamic shapes.
 """
 
 from typing import Any

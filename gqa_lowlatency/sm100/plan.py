@@ -189,8 +189,8 @@ class Plan100:
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Edges of a CTA: which role waits for which. The epilogue waits for `kv`, too, if a tile is
-            ragged.
+        """Edges of a CTA: which role waits for which. For ragged tiles the epilogue waits for `kv`,
+            too.
         """
         once, threads = {"freed_by": "exit"}, Signal.THREADS
         ring = {"signal": Signal.TMA, "release": Signal.UMMA}

@@ -78,7 +78,8 @@ def clear_unseen_rows(plan: Plan100, scope: Scope, step: Int32, first: Int32) ->
 def deliver_statistics(
     plan: Plan100, scope: Scope, row_max: cute.Tensor, row_sum: cute.Tensor, parity: Int32
 ) -> None:
-    """Send maximum and sum of every column; the lanes of the first warp that own the column send.
+    """Send maximum and sum of every column; the lanes of the first warp that own the
+    column send.
     """
     totals = total_sums(scope.buffers, row_sum, parity)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())

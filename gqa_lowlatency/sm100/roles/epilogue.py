@@ -227,7 +227,8 @@ class Epilogue:
 
     @cute.jit
     def store_p(self, scope: Scope, weights: cute.Tensor) -> None:
-        """Store this key's rounded weights: a line of shared memory per column, in panels of keys.
+        """Store this key's rounded weights: a line of shared memory per column, in
+        panels of keys.
         """
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()

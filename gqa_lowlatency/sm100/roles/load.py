@@ -219,8 +219,8 @@ class LoadQ:
 
     @cute.jit
     def begin(self, tensors: Tensors, place: Place, target: Int32) -> None:
-        """Issue the copies of Q first in the CTA: requests after those of K and V would arrive after
-            them.
+        """Issue the copies of Q first in the CTA: copies issued after K and V would arrive after
+        them.
         """
         if cutlass.const_expr(self.plan.config.pdl):
             cute.arch.griddepcontrol_wait()
