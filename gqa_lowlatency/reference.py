@@ -112,7 +112,7 @@ def _rows(cache: torch.Tensor, entry: int, options: Options) -> torch.Tensor:
         return cache[entry, :length]
     assert length is not None  # a page table comes with kv_lens
     pages = options.page_table[entry, : -(-length // cache.shape[1])].long()
-    used = pages.clamp(0, len(cache) - 1)  # what stands for a page that nobody sees may be no page
+    used = pages.clamp(0, len(cache) - 1)  # the entry of an unseen page may be invalid
     return cache[used].flatten(0, 1)[:length]
 
 

@@ -25,7 +25,7 @@ MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 a thread, of at most
 MAX_ELEMENTS_OF_TWO = 8192  # of O in all warps of a CTA, if two CTAs fit on an SM
 SMEM_OF_ONE = 150 * 1024  # of a CTA; more was not faster
 MIN_SLOTS, MAX_SLOTS = 2, 8
-BARRIER_BYTES = 16  # the mailbox's mbarrier, and the flag of `shared/finish.py` behind it
+BARRIER_BYTES = 16  # the mailbox's mbarrier, then the flag of `shared/finish.py`
 PAD = 4  # fp32 between the columns of partial results: no two lanes write one bank
 # Parts whose sums are loaded at once without clusters. A KV head then has tens of parts, and one
 # load after the other would take longer than their keys.

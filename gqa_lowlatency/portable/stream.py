@@ -67,7 +67,7 @@ def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
         rows = load_rows(plan, work.place, work.tensors)
         factor = factor_of(config, work.place, work.tables, work.scalars)
         cute.arch.sync_warp()  # load here, not at the use
-    ahead = ((slots - 1) // 2, slots // 2)  # steps to the fetches of the loop: before and behind S
+    ahead = ((slots - 1) // 2, slots // 2)  # steps to the fetches of the loop: before and after S
     for unit in cutlass.range_constexpr(slots - 1):
         page = page_of(plan, work, share, Int32(unit // 2))
         fetch(plan, work, share, Int32(unit // 2), unit % 2, Int32(unit), page)

@@ -189,8 +189,8 @@ class Plan100:
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Edges of a CTA: which role waits for which. For ragged tiles the epilogue waits for `kv`,
-            too.
+        """Edges of a CTA: which role waits for which. The epilogue waits for `kv`, too, on ragged
+            tiles.
         """
         once, threads = {"freed_by": "exit"}, Signal.THREADS
         ring = {"signal": Signal.TMA, "release": Signal.UMMA}
