@@ -145,8 +145,9 @@ _DEFAULTS = defaults_of(decode)
 
 
 class DecodePlan(Plan):
-    """Plan of a decode step with fixed sizes, made by `decode_plan`. config: the
-    compiled config.
+    """Plan of a decode step with fixed sizes, made by `decode_plan`.
+
+    config: the compiled config.
     """
 
     config: DecodeConfig

@@ -189,8 +189,9 @@ class Plan100:
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Edges of a CTA: which role waits for which. The epilogue waits for `kv`, too, on ragged
-            tiles.
+        """Edges of a CTA: which role waits for which.
+
+        On ragged tiles the epilogue waits for `kv`, too.
         """
         once, threads = {"freed_by": "exit"}, Signal.THREADS
         ring = {"signal": Signal.TMA, "release": Signal.UMMA}
