@@ -1,4 +1,4 @@
-"""`attention` and `attention_plan`: a user's arguments in, the operator or a plan behind them."""
+"""`attention` and `attention_plan`: the public functions that call the operator or make a plan."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def attention(
     The last dimension of every tensor is contiguous, other strides of q, k, v and out are multiples
     of 16 bytes: views are read in place. Query head h reads key head h // (Hq // Hkv).
 
-    Row r of an entry of n_q queries and n_k keys stands at position q_offset + r. It sees key c if
-    begin <= c < end, or c < min(sink_tokens, end), where with a window (left, right)
+    Row r of an entry of n_q queries and n_k keys has position q_offset + r. The row sees key c if
+    begin <= c < end, or c < min(sink_tokens, end). With a window (left, right):
     begin = max(0, q_offset + r - left) and end = min(n_k, q_offset + r + right + 1).
 
     Args:
@@ -110,16 +110,16 @@ def attention(
             multiple of 8, with mma.sync any number. Queries and keys choose independently. k and v
             may be float8_e4m3fn for D <= 256. q may then be float8_e4m3fn, or bfloat16: a bfloat16
             row is split into two e4m3 terms, exact for elements above 2^-9 of the row's maximum.
-        causal: the same as right = 0.
-        window: (left, right), keys seen before and behind the own position, None for unbounded; a
-            number is left.
-        sink_tokens: that many first keys are visible beside a left window.
-        softcap: c > 0 makes a score s c tanh(s / c), None or 0 leaves it.
+        causal: equivalent to right = 0.
+        window: (left, right), keys visible before and after the query's position, None for
+            unbounded; a number is left.
+        sink_tokens: number of first keys that are visible in addition to a left window.
+        softcap: c > 0 turns a score s into c tanh(s / c); None or 0 does not.
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
             is read in place, others are converted first. Beyond 2.36e38 in magnitude they act like
             that number, or like -inf.
         scale: multiplies q.k, from 1e-12 to 1e12; 1 / sqrt(D) by default.
-        q_scale, k_scale, v_scale: what e4m3 queries, keys and values are multiplied by, a number or
+        q_scale, k_scale, v_scale: scale factors of e4m3 queries, keys and values, a number or
             fp32 [1], or [Hq] or [Hkv], 1 by default; only the last is read in place: a number takes
             a small fill before the kernel, [1] a copy. Finite and of any sign: a factor of scores
             that is 0 gives all visible keys the same weight, a negative one negates the scores.
@@ -143,11 +143,11 @@ def attention(
         out_dtype: of O: bfloat16, float16, float32; by default that of out, else of q, or bfloat16
             where q is e4m3, or float32 where O is raw.
         pack_heads: all query heads of a key head share query tiles; None: where that makes fewer.
-        pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
-            the stream has ended.
+        pdl: programmatic dependent launch: the kernel may begin before the previous kernel on the
+            stream has ended.
         backend, arch: see `kernelkit.call.launch.choose_target`.
-        config: its tunable fields (`fmha.config.TUNABLE`) instead of those that sizes choose; the
-            arguments decide the rest.
+        config: its tunable fields (`fmha.config.TUNABLE`) replace those chosen by sizes; the
+            arguments decide the other fields.
 
     Returns:
         O like q with Dv columns; with return_lse (O, LSE); with normalize=False (O_raw, LSE,
@@ -175,7 +175,7 @@ def attention(
 
 
 _DEFAULTS = defaults_of(attention)
-SCALES = {"q_scale": "q", "k_scale": "k", "v_scale": "k"}  # and whose heads they have
+SCALES = {"q_scale": "q", "k_scale": "k", "v_scale": "k"}  # scale -> tensor with as many heads
 
 
 @spelled(AttentionPlanOptions)
@@ -183,24 +183,24 @@ def attention_plan(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
     normalize: bool = True, **options: Unpack[AttentionPlanOptions],
 ) -> Plan:  # fmt: skip
-    """A plan for calls like this one: plan(q, k, v, kv_lens=, page_table=, ..., out=, lse=).
+    """Prepare calls with these shapes: plan(q, k, v, kv_lens=, page_table=, ..., out=, lse=).
 
-    The kernel is compiled here. A call costs the host some microseconds: it compares shapes,
-    strides, dtypes and devices with those planned, and launches at the new addresses.
+    The kernel is compiled here. A call of the plan then costs a few microseconds of host time: it
+    compares shapes, strides, dtypes and devices with those planned, and launches.
 
     Args:
-        q, k, v: as for `attention`: without kv_lens and q_offset the last query stands at the last
-            key of k.
-        normalize, options: those of `attention` but return_lse and out. Tables (kv_lens, q_offset,
-            cu_seqlens_q, cu_seqlens_k, page_table) are given to each call by the same names; sinks,
-            scales and rope tables belong to the plan.
+        q, k, v: as for `attention`. Without kv_lens and q_offset the last query is at the position
+            of the last key of k.
+        normalize, options: as for `attention`, without return_lse and out. Tables (kv_lens,
+            q_offset, cu_seqlens_q, cu_seqlens_k, page_table) are passed to each call by these
+            names; sinks, scales and rope tables belong to the plan.
 
     Returns:
-        The plan. A call of it returns (O, LSE, row_max), row_max empty where O is normalised.
+        The plan. A call of it returns (O, LSE, row_max); row_max is empty if O is normalised.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: what `attention` raises, and TypeError for
-            return_lse and out.
+        TypeError, ValueError, NotImplementedError: as `attention`, and TypeError for return_lse and
+            out.
     """
     for name in ("return_lse", "out"):
         if name in options:
@@ -214,7 +214,7 @@ def attention_plan(
 def fields_of(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Arguments of `attention` -> fields of `fmha.arguments.Arguments`."""
+    """Convert arguments of `attention` to fields of `fmha.arguments.Arguments`."""
     fields = shared_fields({"q": q, "k": k, "v": v, **options}, AttentionConfig, TUNABLE)
     spread_scales(fields, SCALES)
     rope = fields.pop("rope", None)
@@ -236,7 +236,7 @@ def _rope_tables(rope: object) -> tuple[torch.Tensor, torch.Tensor]:
 def _offsets(
     q_offset: int | torch.Tensor | None, q: torch.Tensor, cu_seqlens_q: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """int32 [B]; a number is spread on the device, so no host memory is copied."""
+    """Return int32 [B]; a number is filled in on the device, so no host memory is copied."""
     if q_offset is None or isinstance(q_offset, torch.Tensor):
         return q_offset
     if not isinstance(q_offset, Integral) or isinstance(q_offset, bool):

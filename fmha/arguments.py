@@ -1,9 +1,9 @@
-"""The arguments of `attention`, and every check that needs no config.
+"""Arguments of `attention`, and every check that needs no config.
 
-Shapes, dtypes and options are checked everywhere. What tensors say (lengths, offsets, page
-numbers) is checked on the CPU, where reading it costs nothing; on a GPU that would make the host
-wait. There the kernel clamps lengths and rope positions, pages outside the pool read as zeros, and
-offsets are used as they are. No check makes a copy.
+Shapes, dtypes and options are checked everywhere. The contents of tensors (lengths, offsets, page
+numbers) are checked only on the CPU; on a GPU the check would make the host wait. On a GPU the
+kernel clamps lengths and rope positions, pages outside the pool read as zeros, and offsets are
+used as they are. No check makes a copy.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from kernelkit.plan.limits import MAX_POSITION
 
 @dataclass(frozen=True)
 class Arguments(Tuning, AttentionArguments):
-    """Arguments of the op `blackwell_kernels::attention`; `fmha.attention` explains them.
+    """Arguments of the op `blackwell_kernels::attention`, documented at `fmha.attention`.
 
-    q_offset: always a tensor. cos, sin: the tables of `rope`.
+    q_offset: always a tensor.
+    cos, sin: the tables of `rope`.
     """
 
     q_scale: torch.Tensor | None = None
@@ -50,7 +51,7 @@ class Arguments(Tuning, AttentionArguments):
 
     @property
     def queries(self) -> int:
-        """Queries of an entry, or of all entries together where they are packed."""
+        """Queries of an entry, or of all entries together if they are packed."""
         return self.q.shape[-3]
 
     @property
@@ -62,7 +63,7 @@ class Arguments(Tuning, AttentionArguments):
 
     @property
     def own_o_dtype(self) -> torch.dtype:
-        """dtype of O where nobody says another: raw sums leave the range of fp16."""
+        """Default dtype of O: raw sums leave the range of fp16."""
         if not self.normalize:
             return torch.float32
         return torch.bfloat16 if self.q.dtype == torch.float8_e4m3fn else self.q.dtype
@@ -83,7 +84,7 @@ class Arguments(Tuning, AttentionArguments):
 
 
 def token_layouts(arguments: Arguments) -> dict[str, str]:
-    """What the dimensions of q, k and v are."""
+    """Return the dimensions of q, k and v as text."""
     keys = "[B, Skv, Hkv, {}]"
     if arguments.page_table is not None:
         keys = "[pages, page_size, Hkv, {}]"
@@ -123,7 +124,7 @@ def _check_tokens(arguments: Arguments) -> None:
 
 
 def _check_sizes(arguments: Arguments, capacity: int) -> None:
-    """Whatever says how many entries there are says the same; positions are int32."""
+    """Check that all arguments agree on the number of entries, and that positions fit in int32."""
     batch = arguments.batch
     if arguments.cu_seqlens_k is not None:
         require_table("cu_seqlens_k", arguments.cu_seqlens_k, torch.int32, (batch + 1,))
@@ -159,7 +160,7 @@ def _check_options(arguments: Arguments) -> None:
 
 
 def _check_contents(arguments: Arguments, capacity: int) -> None:
-    """Values of the tables, on the CPU."""
+    """Check values of the tables, on the CPU."""
     q_lens = [arguments.queries] * arguments.batch
     if arguments.cu_seqlens_q is not None:
         q_lens = entry_lengths("cu_seqlens_q", arguments.cu_seqlens_q, arguments.queries)
@@ -172,7 +173,7 @@ def _check_contents(arguments: Arguments, capacity: int) -> None:
 
 
 def entry_lengths(name: str, starts: torch.Tensor, total: int) -> list[int]:
-    """Length of each entry by its starts, which have to be a partition of `total` rows."""
+    """Return the length of each entry from its starts, which must partition `total` rows."""
     values = starts.tolist()
     lengths = [end - begin for begin, end in pairwise(values)]
     if values[0] != 0 or values[-1] != total or min(lengths, default=0) < 0:
@@ -181,7 +182,7 @@ def entry_lengths(name: str, starts: torch.Tensor, total: int) -> list[int]:
 
 
 def _key_lengths(arguments: Arguments, capacity: int) -> list[int]:
-    """Keys that exist, by entry."""
+    """Return the number of keys of each entry."""
     limits = [capacity] * arguments.batch
     if arguments.cu_seqlens_k is not None:
         limits = entry_lengths("cu_seqlens_k", arguments.cu_seqlens_k, arguments.k.shape[0])

@@ -1,4 +1,4 @@
-"""What an attention problem is compiled for: what its arguments say, and what suits its sizes."""
+"""Choose the config of an attention problem: from its arguments, then from its sizes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from kernelkit.plan import hw
 from kernelkit.plan.limits import UNBOUNDED
 from kernelkit.tune.choices import Choice, Tuned, are_open
 
-KEYS_OF_A_STEP = 32  # what a step costs beside its keys, in keys
-LEAST_GAIN = 0.1  # for which another kernel is worth compiling
-KEPT = 1024  # choices for a problem, or for a config and a window
+KEYS_OF_A_STEP = 32  # fixed cost of a step, in keys
+LEAST_GAIN = 0.1  # least gain for which another kernel is worth compiling
+KEPT = 1024  # cached choices for a problem, or for a config and a window
 
 
 @dataclass(frozen=True)
 class Problem:
     """All that the choice of a kernel depends on.
 
-    config: what the arguments say. queries: of the longest entry; keys: that an entry has at most;
-    tokens: of all entries, where they are packed; left, right: how far a query sees, -1 for all;
-    pack_heads: None chooses; same: K and V are the same tensor, and a kernel may load it once.
+    config: config of the arguments, without tuning by sizes.
+    queries: queries of the longest entry.
+    keys: most keys of an entry.
+    tokens: tokens of all entries if they are packed, else 0.
+    left, right: how far a query sees to each side, -1 for unbounded.
+    pack_heads: whether heads share tiles; None chooses.
+    same: whether K and V are the same tensor, which a kernel may load once.
     """
 
     config: AttentionConfig
@@ -44,16 +48,18 @@ class Problem:
 
     @property
     def window(self) -> int:
-        """Keys that a query sees, as far as the window says."""
+        """Number of keys that a query sees according to the window."""
         return sum(UNBOUNDED if n < 0 else min(n, UNBOUNDED) for n in (self.left, self.right)) + 1
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is launched for a problem, and what of its tiles the host asks for.
+    """Kernel launched for a problem, and the tile facts that the host needs.
 
-    kernel: the module. blocks: of query tiles, of all heads and entries. residents: CTAs that stand
-    on an SM; ctas: of a cluster.
+    kernel: module of the kernel.
+    blocks: query blocks of all heads and entries.
+    residents: CTAs resident on an SM.
+    ctas: CTAs of a cluster.
     """
 
     config: AttentionConfig
@@ -65,10 +71,12 @@ class Decision:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Heads that share tiles, or do not, with the key tiles that suit the window.
+    """Config with heads that share tiles or do not, and key tiles that suit the window.
 
-    arch: of the kernel; larger: the same with larger blocks, where it may be chosen; sharers:
-    groups of heads that share tiles, of one entry; tile_work: see `_tile_work`.
+    arch: architecture of the kernel.
+    larger: the config with larger blocks; None if it may not be chosen.
+    sharers: groups of heads of one entry that share tiles.
+    tile_work: see `_tile_work`.
     """
 
     arch: str
@@ -82,13 +90,13 @@ class Candidate:
         return self.sharers * tiles_of(config, self.arch).blocks(queries)
 
     def work(self, queries: int) -> int:
-        """Work of one entry; where nothing but the order of rows differs, alike."""
+        """Work of one entry; equal for candidates that differ only in the order of rows."""
         return self.blocks(self.base, queries) * self.tile_work
 
 
 @lru_cache(KEPT)
 def decide(problem: Problem, arch: str = "sm_100a") -> Decision:
-    """What to launch on `arch`, checked.
+    """Choose the config and kernel for `arch`, and check them.
 
     Raises:
         ValueError, NotImplementedError: naming the value and what is possible.
@@ -109,14 +117,16 @@ def check_config(config: AttentionConfig, arch: str) -> None:
 
 
 def choose_config(arguments: Arguments, arch: str = "sm_100a") -> AttentionConfig:
-    """What to compile for `arch`; not checked yet."""
+    """Choose the config to compile for `arch`, without checking it."""
     problem = problem_of(arguments)
     return best_of(candidates(problem, arch), problem.batch, problem.queries)
 
 
 def best_of(found: tuple[Candidate, ...], batch: int, queries: int) -> AttentionConfig:
-    """The candidate with the least work for these sizes, with its larger blocks, half as many, if
-    they fill the GPU. queries: of the longest entry."""
+    """Return the candidate with the least work for these sizes.
+
+    Its larger blocks, half as many, are chosen if they fill the GPU. queries: of the longest entry.
+    """
     best = min(found, key=lambda candidate: candidate.work(queries))
     layout = tiles_of(best.base, best.arch)
     if best.larger is None or layout.blocks(queries) < layout.larger_from:
@@ -126,7 +136,7 @@ def best_of(found: tuple[Candidate, ...], batch: int, queries: int) -> Attention
 
 
 def candidates(problem: Problem, arch: str = "sm_100a") -> tuple[Candidate, ...]:
-    """What may be compiled for a problem, whatever its sizes."""
+    """Return the configs that may be compiled for a problem, whatever its sizes."""
     plain = problem.config
     if problem.same and tiles_of(plain, arch).loads_once:
         plain = replace(plain, k_is_v=True)
@@ -137,7 +147,7 @@ def candidates(problem: Problem, arch: str = "sm_100a") -> tuple[Candidate, ...]
 
 
 def _groups(problem: Problem) -> tuple[int, ...]:
-    """How many heads may share tiles, all of a group or none."""
+    """Return the possible numbers of heads that share tiles: one, or the whole group."""
     group = problem.q_heads // problem.kv_heads
     if problem.pack_heads is None:
         return tuple(dict.fromkeys((1, group)))
@@ -157,9 +167,9 @@ def _candidate(plain: AttentionConfig, arch: str, q_heads: int, window: int) -> 
     )
 
 
-@lru_cache(KEPT)  # takes a millisecond, of calls of every number of tokens
+@lru_cache(KEPT)  # costs a millisecond, and is called for every number of tokens
 def _narrowed(config: AttentionConfig, arch: str, window: int) -> AttentionConfig:
-    """With as many keys in a tile as suit the window, if that saves enough."""
+    """Return `config` with the best tile_n for the window, or unchanged if little is gained."""
     if config.tile_n or not (config.left and config.right):
         return config
     narrow = min(
@@ -171,17 +181,20 @@ def _narrowed(config: AttentionConfig, arch: str, window: int) -> AttentionConfi
 
 
 def _token_work(config: AttentionConfig, arch: str, window: int) -> float:
-    """Of the key tiles that a query block sees, for each token of it."""
+    """Work on the key tiles of a query block, per token of the block."""
     return _tile_work(config, arch, window) / _tokens(tiles_of(config, arch))
 
 
 def _tokens(layout: Tiles) -> int:
-    """Of a block."""
+    """Number of tokens of a block."""
     return max(layout.box_tokens * layout.block_tiles // layout.head_parts, 1)
 
 
 def _tile_work(config: AttentionConfig, arch: str, window: int) -> int:
-    """Of the key tiles that a query block sees, in keys; without a window 1, as all see as many."""
+    """Work on the key tiles of a query block, in keys.
+
+    Return 1 without a window: all configs then see equally many keys.
+    """
     if not (config.left and config.right):
         return 1
     layout = tiles_of(config, arch)
@@ -190,8 +203,10 @@ def _tile_work(config: AttentionConfig, arch: str, window: int) -> int:
 
 
 def plain_config(arguments: Arguments) -> AttentionConfig:
-    """What the arguments say, sizes aside. Defaults stay defaults: a config is a key of the
-    cache."""
+    """Return the config of the arguments, independent of sizes.
+
+    Defaults stay defaults, since a config is a key of the compile cache.
+    """
     head_dim, v_dim = arguments.q.shape[-1], arguments.v.shape[-1]
     dtype, kv_dtype = INPUT_NAMES[arguments.q.dtype], INPUT_NAMES[arguments.k.dtype]
     o_dtype = arguments.o_dtype
@@ -231,7 +246,9 @@ def _fits(config: AttentionConfig, arch: str) -> bool:
 
 
 def longest_queries(arguments: Arguments) -> int:
-    """Queries of the longest entry, or an upper bound of it where only the GPU knows."""
+    """Return the queries of the longest entry, or an upper bound if only the GPU has
+    the lengths.
+    """
     if arguments.cu_seqlens_q is None:
         return arguments.queries
     if arguments.max_seqlen_q is not None:
@@ -244,7 +261,7 @@ def longest_queries(arguments: Arguments) -> int:
 
 # ---- what may be measured
 
-# Not what changes more than the order of sums.
+# Only options that change nothing but the order of sums.
 OPTIONS = ("pack_heads", "tile_m", "tile_n", "ctas", "schedule", "slices")
 KERNELS = {
     arch: tuple(dict.fromkeys(kernel_of(AttentionConfig(head_dim=d), arch) for d in (64, 80)))
@@ -274,14 +291,14 @@ def problem_of(arguments: Arguments) -> Problem:
 
 
 def measured_problem(arguments: Arguments) -> Problem | None:
-    """The problem as measurements know it; None where the arguments choose."""
+    """Return the problem as measurements store it; None if the arguments fix a tunable option."""
     if not are_open(arguments, ("pack_heads", *TUNABLE)):
         return None
     return replace(problem_of(arguments), same=False)
 
 
 def choices(problem: Problem, arch: str) -> list[Choice]:
-    """What may suit a problem: every tile that the kernel of `arch` takes for its config."""
+    """Return every option that suits a problem: all tiles that the kernel of `arch` supports."""
     group = problem.q_heads // problem.kv_heads
     found: list[Choice] = []
     for packed in (False, True) if group > 1 else (False,):
@@ -293,13 +310,13 @@ def choices(problem: Problem, arch: str) -> list[Choice]:
 
 
 def _tiles(plain: AttentionConfig, arch: str) -> list[Choice]:
-    """Options of a kernel, of which not all fit together."""
+    """Return all option values of a kernel; some combinations do not fit."""
     kernel = kernel_of(plain, arch)
     names: tuple[str, ...] = ("tile_n", "schedule")
     values: list[tuple] = [tuple(range(64, 129, 16)), ("base", "pingpong")]
     if "sm90" in kernel:
         names = ("tile_m", "tile_n", "ctas", "schedule")
-        heights = (128, 192) if plain.head_dim <= 256 else (64,)  # as two warpgroups share 64 rows
+        heights = (128, 192) if plain.head_dim <= 256 else (64,)  # two warpgroups share 64 rows
         values = [heights, WIDTHS_OF_HOPPER, (1, 2), ("base", "pingpong")]
     elif "portable" in kernel:
         names, values = ("tile_n", "slices"), [tuple(range(16, 129, 16)), (0, 1, 2, 4)]

@@ -1,4 +1,4 @@
-"""What an attention kernel is compiled for: AttentionConfig and every limit on it.
+"""Compile-time config of an attention kernel: AttentionConfig, and every limit on its fields.
 
 A config is the key of the compile cache. Lengths, heads, batch, strides, window sizes and the
 softmax scale are not in it: one compiled kernel serves them all.
@@ -16,45 +16,46 @@ PORTABLE_DIMS = range(16, 513, 16)  # of mma.sync
 IO_DTYPES = ("bf16", "fp16")
 OUT_DTYPES = (*IO_DTYPES, "fp32")
 FP8 = "e4m3"
-Q_DTYPES_OF_FP8 = ("bf16", FP8)  # beside K and V in it: two terms of e4m3 hold a bf16
-PAGE_STEP = 8  # rows of a page that TMA reads are a multiple of it, one swizzle atom
-PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # rows that pools of ours may have in a page
-PORTABLE_PAGE_SIZES = (1, 2, 4, *PAGE_SIZES)  # with mma.sync, which fetches rows one by one
+Q_DTYPES_OF_FP8 = ("bf16", FP8)  # with K and V in e4m3: a bf16 is split into two e4m3 terms
+PAGE_STEP = 8  # TMA reads pages whose rows are a multiple of this, one swizzle atom
+PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a page in this project's pools
+PORTABLE_PAGE_SIZES = (1, 2, 4, *PAGE_SIZES)  # mma.sync fetches rows one by one
 SCHEDULES = ("base", "pingpong")
-PORTABLE_SCHEDULES = ("base", "keys")  # by mma.sync
+PORTABLE_SCHEDULES = ("base", "keys")  # with mma.sync
 INSTRUCTIONS = ("mma.sync",)
-EXP2_PAIRS = 16  # of neighbouring exponentials, of which a share goes through a polynomial
+EXP2_PAIRS = 16  # pairs of neighbouring exponentials, some of them by a polynomial
 MAX_RESCALE_LOG2 = 15.0  # 2 ** 16 is beyond the largest fp16, 65504
 RAW_FP16_LOG2 = 8.0  # leaves room for the sums of some hundred weights
-# Tuned: every extra power of two of headroom is lost for the smallest weights, and with less of it
-# rows ask for a new maximum more often. With 3 a row of normal scores rarely asks twice.
+# Tuned: every extra power of two of headroom is lost for the smallest weights. With less headroom
+# rows need a new maximum more often. With 3 a row of normal scores rarely needs one twice.
 FP8_RESCALE_LOG2 = 3.0
 MAX_FP8_LOG2 = 8.0  # below the largest e4m3, 448
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Fields of `AttentionConfig` that a caller may choose, each written here alone.
+    """Fields of `AttentionConfig` that a caller may choose.
 
-    tile_m: on Hopper query rows of a block, 64 for each warpgroup that computes; 0 chooses.
-    tile_n: keys of a tile; 0 is 128 (`attention` chooses fewer where few are seen).
-    ctas: on Hopper CTAs that share the keys which they fetch, 1 or 2, whatever a row sees and
-        however keys are stored; 0 chooses.
-    k_stages, v_stages: pieces in the K ring and in the V ring; 0: as deep as is useful and fits.
-    schedule: 'base', twelve warps for one query tile, or 'pingpong', sixteen for two: one tile's
-        softmax runs under the other's products; '' is 'base' (`attention` chooses). On
-        Hopper warpgroups issue products as they come, or in turn; '' chooses by head dim. By
-        mma.sync 'base', or 'keys', where two warps share the keys of Q K^T, see `slices`.
-    polynomial: of 16 pairs of exponentials so many are computed by a polynomial, which leaves the
-        MUFU to the others; -1 chooses.
-    rescale_log2: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2;
+    tile_m: query rows of a block on Hopper, 64 for each computing warpgroup; 0 chooses.
+    tile_n: keys of a tile; 0 is 128 (`attention` chooses fewer where few are visible).
+    ctas: CTAs on Hopper that share the keys they fetch, 1 or 2, for any mask and key storage;
+        0 chooses.
+    k_stages: pieces in the K ring, 0 for as many as are useful and fit.
+    v_stages: pieces in the V ring, likewise.
+    schedule: 'base', twelve warps for one query tile, or 'pingpong', sixteen for two: the softmax
+        of one tile overlaps the products of the other; '' is 'base' (`attention` chooses). On
+        Hopper warpgroups issue products in any order ('base') or in ping-pong order; '' chooses by
+        head dim. With mma.sync 'base', or 'keys': two warps share the keys of Q K^T, see `slices`.
+    polynomial: how many of 16 pairs of exponentials are computed by a polynomial instead of the
+        MUFU; -1 chooses.
+    rescale_log2: O is rescaled only when a row maximum grew by more than 2 ** rescale_log2.
         P then stays below 2 ** rescale_log2, which fp16 has to hold. -1 chooses: 15, or 8 where raw
-        sums are stored in fp16. e4m3 holds little: there P is at most 2 ** 8, the weight of the
-        maximum is 2 ** (8 - rescale_log2), and 3 is chosen.
-    instructions: 'mma.sync' takes the kernel that every GPU runs; '' takes that of the
-        architecture, where it has one that knows the head dims.
-    slices: by mma.sync warps that share the columns of O of a query tile, 1, 2 or 4, and those of
-        Q and K, or their keys; 0 chooses.
+        sums are stored in fp16. For e4m3 -1 chooses 3: P is at most 2 ** 8, and the maximum has
+        weight 2 ** (8 - rescale_log2).
+    instructions: 'mma.sync' selects the kernel that runs on every GPU; '' selects the kernel of
+        the architecture if it supports the head dims.
+    slices: with mma.sync, warps that share the columns of O of a query tile (1, 2 or 4). They also
+        share the columns of Q and K, or the keys. 0 chooses.
     """
 
     tile_m: int = 0
@@ -74,26 +75,29 @@ TUNABLE = tuple(field.name for field in fields(Tuning))
 
 @dataclass(frozen=True)
 class Asked:
-    """What the arguments of `attention` decide of the kernel.
+    """Fields of the config that the arguments of `attention` decide.
 
-    head_dim: columns of Q and K; v_head_dim: of V and O, 0 for the same.
-    dtype: of Q, 'bf16', 'fp16' or 'e4m3'; kv_dtype: of K and V, '' for the same; 'e4m3' goes with
-        Q in 'bf16' or 'e4m3'. P is rounded to the dtype of K and V, all sums are fp32.
-    q_scale, k_scale, v_scale: fp32 [Hq] or [Hkv] that what is e4m3 is multiplied by.
-    out_dtype: of O; '' for `dtype`, 'bf16' where that is 'e4m3', or for 'fp32' where O is raw.
+    head_dim: columns of Q and K.
+    v_head_dim: columns of V and O, 0 for head_dim.
+    dtype: dtype of Q, 'bf16', 'fp16' or 'e4m3'.
+    kv_dtype: dtype of K and V, '' for `dtype`; 'e4m3' goes with Q in 'bf16' or 'e4m3'.
+        P is rounded to the dtype of K and V, all sums are fp32.
+    q_scale, k_scale, v_scale: whether e4m3 inputs have scale factors, fp32 [Hq] or [Hkv].
+    out_dtype: dtype of O; '' is `dtype`, 'bf16' where `dtype` is 'e4m3', or 'fp32' for a raw O.
     right: how far a row sees to the right depends on the row (causal, right window).
-    left: the same to the left; sink_tokens: the first positions are visible beside the window.
+    left: how far a row sees to the left depends on the row (left window).
+    sink_tokens: the first positions are visible in addition to the window.
     softcap: scores pass through c tanh(s / c).
     sinks: one learned logit per query head joins the maximum and the denominator.
     normalize: True writes O = softmax(..) V; False the raw sum exp(s - row_max) V, and row_max.
-    kv_lens: valid keys of each batch entry from an int32 [B].
-    q_offset: position of the first query of each batch entry from an int32 [B].
+    kv_lens: an int32 [B] gives the number of valid keys of each batch entry.
+    q_offset: an int32 [B] gives the position of the first query of each batch entry.
     varlen_q, varlen_k: Q and O, or K and V, are packed [T, H, D] with cu_seqlens.
-    page_size: rows of a page of K and V, which a page table then names; 0: not paged.
-    group: query heads of a KV head that share query tiles, all of them; 1: each has its own.
-    rope_dim: last dims of O that are rotated back by the position of their query; 0: none.
-    k_is_v: K and V are one tensor, of which a tile is loaded once for both products; on Hopper.
-    pdl: launch dependents early, and wait for the kernel before (programmatic dependent launch).
+    page_size: rows of a page of K and V, located by a page table; 0 without pages.
+    group: query heads of a KV head that share query tiles, always all of them; 1 if none do.
+    rope_dim: last dims of O that are rotated back by the position of their query; 0 for none.
+    k_is_v: K and V are one tensor, whose tiles are loaded once for both products; Hopper only.
+    pdl: launch dependents early, and wait for the previous kernel (programmatic dependent launch).
     """
 
     head_dim: int = 64
@@ -123,7 +127,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class AttentionConfig(Tuning, Asked):
-    """One compiled forward kernel: what the arguments say, and a `Tuning`."""
+    """Config of one compiled forward kernel: the fields that arguments decide, and a `Tuning`."""
 
     label: ClassVar = ("fmha", "head_dim", "dtype")
 
@@ -134,7 +138,7 @@ class AttentionConfig(Tuning, Asked):
 
     @property
     def has_own_dims(self) -> bool:
-        """Whether the kernels of single architectures know these head dims."""
+        """Whether the architecture-specific kernels support these head dims."""
         return (self.head_dim, self.v_dim) in HEAD_DIMS
 
     @property
@@ -144,12 +148,12 @@ class AttentionConfig(Tuning, Asked):
 
     @property
     def is_fp8(self) -> bool:
-        """Whether products are of e4m3."""
+        """Whether the products are computed in e4m3."""
         return self.keys_dtype == FP8
 
     @property
     def q_terms(self) -> int:
-        """Terms of Q, in the dtype of the products, whose sum it is."""
+        """Number of terms, in the dtype of the products, that Q is split into."""
         return 1 if self.dtype == self.keys_dtype else 2
 
     @property
@@ -161,7 +165,7 @@ class AttentionConfig(Tuning, Asked):
 
     @property
     def lag_log2(self) -> float:
-        """rescale_log2, chosen."""
+        """`rescale_log2`, with the default filled in."""
         if self.rescale_log2 != -1:
             return self.rescale_log2
         if self.is_fp8:
@@ -171,7 +175,7 @@ class AttentionConfig(Tuning, Asked):
 
     @property
     def bias_log2(self) -> float:
-        """log2 of the weight that the maximum has."""
+        """log2 of the weight of a row's maximum."""
         return MAX_FP8_LOG2 - self.lag_log2 if self.is_fp8 else 0.0
 
     @property
@@ -191,18 +195,22 @@ class AttentionConfig(Tuning, Asked):
 
     @property
     def even_rows(self) -> bool:
-        """Rows see about as many keys each: without a right edge all, with two edges a window."""
+        """Whether all rows see about as many keys: all without a right edge, a window with two
+        edges.
+        """
         return not self.right or self.left
 
     @property
     def ragged_keys(self) -> bool:
-        """Rows of the last key tile may lie past an end that TMA does not know."""
+        """Whether rows of the last key tile may lie past an end that TMA does not know."""
         return self.kv_lens or self.varlen_k or self.page_size > 0 or self.q_offset
 
     def check_values(self) -> None:
-        """Raise ValueError or NotImplementedError, naming the value and what is possible: for every
-        field and their combinations. What an architecture's memory cannot hold, or its kernel does
-        not do, is refused by `fmha.plan.make_plan`.
+        """Raise ValueError or NotImplementedError for a field, or combination of fields, out of
+        range.
+
+        The error names the value and the allowed values. `fmha.plan.make_plan` refuses what the
+        memory of an architecture cannot hold, or what its kernel does not support.
         """
         self._check_types()
         self._check_options()
@@ -282,8 +290,9 @@ def check_head_dims(head_dim: int, v_dim: int) -> None:
 
 
 def check_pages_by_tma(page_size: int) -> None:
-    """Raise NotImplementedError, naming the value and what is possible, for pages that are not made
-    of the rows after which the swizzle of shared memory repeats: a box of TMA has rows of one page.
+    """Raise NotImplementedError for pages whose size is not a multiple of PAGE_STEP rows.
+
+    The swizzle of shared memory repeats after PAGE_STEP rows, and a TMA box has rows of one page.
     """
     if page_size % PAGE_STEP:
         raise NotImplementedError(

@@ -1,7 +1,7 @@
-"""What the kernels of attention are launched with, by name from the host to traced code.
+"""Launch arguments of the attention kernels, by name from the host to traced code.
 
-`fmha.launch` fills the fields with tensors of torch and numbers, `fmha.shared.signature` with those
-that a kernel is compiled for, and `fmha.shared.host` reads them as the DSL's.
+`fmha.launch` fills the fields with torch tensors and numbers, `fmha.shared.host.example_arguments`
+with those that a kernel is compiled for. `fmha.shared.host` reads them as the DSL's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Number = Any  # int or float on the host, Int32 or Float32 in traced code
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """int32 and fp32 tables in global memory; None where the config has no use for them."""
+    """int32 and fp32 tables in global memory; None if the config does not use them."""
 
     kv_lens: Tensor | None = None  # (B,) valid keys
     q_offset: Tensor | None = None  # (B,) position of the first query
@@ -34,8 +34,8 @@ class Tables:
 class Scalars:
     """Numbers of one launch.
 
-    scale_log2: what a score is multiplied by inside exp2. Without softcap the score is q.k and
-    this is scale * log2(e); with softcap it is -1 / (1 + exp(2 scale q.k / c)) and this is
+    scale_log2: factor of a score inside exp2. Without softcap the score is q.k and the factor is
+    scale * log2(e). With softcap the score is -1 / (1 + exp(2 scale q.k / c)) and the factor is
     2 c log2(e), see `kernelkit.device.online_softmax.softcap_scores`.
     """
 
@@ -59,7 +59,7 @@ class KernelArguments:
     v: Tensor
     o: Tensor
     lse: Tensor  # [B, Hq, Sq] fp32
-    row_max: Tensor | None  # the same, with raw O only
+    row_max: Tensor | None  # [B, Hq, Sq] fp32, with raw O only
     tables: Tables
     scalars: Scalars
     longest: Number  # queries of the longest entry

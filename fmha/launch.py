@@ -1,5 +1,6 @@
-"""The operator `blackwell_kernels::attention`: choose the config, decide empty problems, compile
-once, describe the launch."""
+"""Operator `blackwell_kernels::attention`: choose the config, handle empty problems, compile once,
+describe the launch.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +23,15 @@ from kernelkit.compile.compiler import compile_once
 from kernelkit.compile.kernel import CompiledKernel
 
 ARCHS = ("sm_100a", "sm_90a", PORTABLE)
-MAX_BLOCKS = (1 << 31) - (1 << 16)  # a round of CTAs is counted beyond the last block
+MAX_BLOCKS = (1 << 31) - (1 << 16)  # the count runs one round of CTAs past the last block
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def forward(arguments: Arguments) -> Results:
-    """(O, LSE, row_max), row_max empty where O is normalised; one launch or none.
+    """Return (O, LSE, row_max), with one launch or none; row_max is empty if O is normalised.
 
-    Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
+    No code here reads a tensor on a GPU, so a CUDA graph can capture it.
     """
     arguments.check()
     device = arguments.q.device
@@ -54,7 +55,7 @@ def forward(arguments: Arguments) -> Results:
 
 
 def settled(arguments: Arguments, arch: str) -> Arguments:
-    """With options that were measured to be the best for these sizes, where they are left open."""
+    """Return the arguments with open options set to those measured best for these sizes."""
 
     def check(others: Arguments) -> None:
         decide(problem_of(others), arch)
@@ -63,10 +64,10 @@ def settled(arguments: Arguments, arch: str) -> Arguments:
 
 
 def check_blocks(problem: Problem, decision: Decision) -> None:
-    """ValueError for more query blocks than a launch counts in 31 bits.
+    """Raise ValueError for more query blocks than a launch counts in 31 bits.
 
-    The grid has one dimension and no more CTAs than run at once, so that the number of entries and
-    of heads has no other limit.
+    The grid has one dimension and no more CTAs than run at once, so there is no other limit on the
+    number of entries and heads.
     """
     if decision.blocks >= MAX_BLOCKS:
         heads = problem.q_heads // decision.config.group
@@ -79,12 +80,12 @@ def check_blocks(problem: Problem, decision: Decision) -> None:
 
 
 def compile_attention(config: AttentionConfig, arch: str = "sm_100a") -> CompiledKernel | None:
-    """The kernel, found or compiled, once per process."""
+    """Return the kernel, looked up or compiled, once per process."""
     return compile_once(config, arch, kernel_of(config, arch))
 
 
 def empty_results(arguments: Arguments) -> Results:
-    """O, LSE and row_max, allocated and not yet written."""
+    """Allocate O, LSE and row_max without writing them."""
     q, o = arguments.q, arguments.out
     *batch, queries, heads, _ = q.shape
     if o is None:
@@ -97,7 +98,7 @@ def empty_results(arguments: Arguments) -> Results:
 def kernel_arguments(
     arguments: Arguments, problem: Problem, decision: Decision, results: Results, arch: str
 ) -> KernelArguments:
-    """What the kernel of the decision is launched with."""
+    """Return the launch arguments of the kernel of the decision."""
     device, config = arguments.q.device, decision.config
     places = sms_of(device) * decision.residents
     if decision.ctas > 1:
@@ -137,7 +138,7 @@ def kernel_arguments(
 
 
 def _tables(arguments: Arguments, problem: Problem) -> Tables:
-    """As the kernels read them: int32, fp32, one scale for each head."""
+    """Return the tables as the kernels read them: int32, fp32, one scale for each head."""
     return Tables(
         kv_lens=plain_table(arguments.kv_lens),
         q_offset=plain_table(arguments.q_offset),
@@ -154,12 +155,12 @@ def _tables(arguments: Arguments, problem: Problem) -> Tables:
 
 
 def _of_one_entry(packed: torch.Tensor) -> torch.Tensor:
-    """[1, ...] of [...], with the stride that `with_plain_strides` would give it."""
+    """Return [1, ...] for [...], with the stride that `with_plain_strides` would give it."""
     return packed.as_strided((1, *packed.shape), (packed.shape[-1], *packed.stride()))
 
 
 def _fake_results(arguments: Arguments) -> Results:
-    """Shapes, dtypes and strides alone: sizes may be symbols, on which no check could decide."""
+    """Return shapes, dtypes and strides only: sizes may be symbols, which checks cannot compare."""
     arguments.check_devices()
     return empty_results(arguments)
 

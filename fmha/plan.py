@@ -1,8 +1,8 @@
-"""AttentionConfig -> who works, where everything lies, who waits for whom: plain data, made by the
-`plan.py` of the architecture.
+"""AttentionConfig -> roles, memory layout and barriers: plain data, made by the `plan.py` of the
+architecture.
 
 The kernels allocate and dispatch by a plan; `scripts/explain.py` and the README print it. Reading
-order: roles (warps), edges (mbarriers), then `layout.py` beside it: what lies where in memory.
+order: roles (warps), edges (mbarriers), then the architecture's `layout.py`: the memory layout.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ def make_plan(config: AttentionConfig, arch: str = "sm_100a") -> AttentionPlan:
 
 
 def plan_unchecked(config: AttentionConfig, arch: str = "sm_100a") -> AttentionPlan:
-    """The same without a check: what the compiler, ptxas and the launch would refuse themselves."""
+    """Return the plan without checks, for configs that the compiler, ptxas or the launch would
+    refuse.
+    """
     return _module(config, arch).plan_unchecked(config, arch)
 
 
-@lru_cache(maxsize=4096)  # a call asks several times, and layouts are data
+@lru_cache(maxsize=4096)  # looked up several times per call; layouts are data
 def tiles_of(config: AttentionConfig, arch: str = "sm_100a") -> Tiles:
-    """How the kernel of `arch` cuts the rows and keys of `config`, unchecked."""
+    """Return the tiles of `config` for the kernel of `arch`, unchecked."""
     return _module(config, arch).Layout(config, arch)
 
 
@@ -77,4 +79,4 @@ def _module(config: AttentionConfig, arch: str) -> Any:
     return _imported(f"fmha.{_folder(config, arch)}.plan")
 
 
-_imported = cache(import_module)  # whose own search takes as long as choosing a config
+_imported = cache(import_module)  # an uncached lookup costs as much as choosing a config

@@ -35,10 +35,10 @@ from kernelkit.numerics.definition import Numbers, attend, of_heads
 from kernelkit.plan.log2 import LOG2_E, MAX_FACTOR, MIN_FACTOR
 
 E4M3 = torch.float8_e4m3fn
-FP8_KEYS = 128  # at most, whose P V is summed in few bits and added to O in fp32
-GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples modulo 1 are spread evenly
+FP8_KEYS = 128  # most keys whose P V is summed in few bits before it is added to O in fp32
+GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it modulo 1 are spread evenly
 Ints = Sequence[int] | torch.Tensor
-AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 28}  # scores in memory, of all heads
+AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 28}  # most scores of all heads in memory at once
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,14 @@ class Options:
     """The keyword arguments of `fmha.attention` that change its result.
 
     q_offset: position of the first query among the keys; None aligns the last query with the last
-    key. q_scale, k_scale, v_scale: fp32 [1] or one for each head. rope: (cos, sin), each
-    [positions, rope_dim / 2]; positions outside are clamped. out_dtype: None is q.dtype, bf16 where
-    that is e4m3, or fp32 for raw O (normalize False), whose sums leave the range of fp16: there
-    `rounded` has the infinities that a conversion to fp16 makes. aligned_sums, phase: no
-    arguments of attention. `rounded` sums both products as tensor cores do, for results of a GPU;
-    from 0 to 1, what the shares by which maxima lag are moved by.
+        key.
+    q_scale, k_scale, v_scale: fp32 [1] or one for each head.
+    rope: (cos, sin), each [positions, rope_dim / 2]; positions outside are clamped.
+    out_dtype: None is q.dtype, bf16 if q is e4m3, or fp32 for raw O (normalize False), whose sums
+        leave the range of fp16. A raw O in fp16 has infinities, which `rounded` reproduces.
+    aligned_sums: not an argument of attention. `rounded` then sums both products as tensor cores
+        do, for comparison with results of a GPU.
+    phase: not an argument of attention. From 0 to 1, shift of the fractions by which maxima lag.
     """
 
     causal: bool = False
@@ -77,8 +79,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Attention:
-    """o: output, raw where asked for; lse: ln of the sum of exp(score), the sink's included;
-    row_max: largest score, reference of raw O."""
+    """Results of the reference.
+
+    o: output, raw if normalize is False.
+    lse: ln of the sum of exp(score), including the sink.
+    row_max: largest score, the reference of raw O.
+    """
 
     o: torch.Tensor
     lse: torch.Tensor
@@ -87,9 +93,9 @@ class Attention:
 
 @dataclass(frozen=True)
 class Entry:
-    """One batch entry: q [n_q, Hq, D], and the keys that exist, k [n_k, Hkv, D], v [n_k, Hkv, Dv].
+    """Batch entry: q [n_q, Hq, D], and its valid keys, k [n_k, Hkv, D], v [n_k, Hkv, Dv].
 
-    Row r stands at position offset + r.
+    Row r has position offset + r.
     """
 
     q: torch.Tensor
@@ -99,12 +105,12 @@ class Entry:
 
 
 def definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Attention:
-    """The fp64 definition; `options` are the fields of `Options`."""
+    """Compute the fp64 definition; `options` are the fields of `Options`."""
     return _attention(q, k, v, Options(**options), None)
 
 
 def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Attention:
-    """The same with the rounding points of the kernel for inputs of these dtypes."""
+    """Compute attention with the rounding points of the kernel for inputs of these dtypes."""
     io = E4M3 if k.dtype == E4M3 else q.dtype
     return _attention(q, k, v, Options(**options), io)
 
@@ -117,8 +123,10 @@ def visible_keys(
     rows: slice = slice(None),
     device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    """bool [n_q, n_k], some rows of it: key c is visible to query row r, which stands at position
-    offset + r."""
+    """Return bool [n_q, n_k], restricted to `rows`: whether key c is visible to query row r.
+
+    Row r has position offset + r.
+    """
     position = torch.arange(n_q, device=device)[rows, None] + offset
     key = torch.arange(n_k, device=device)[None, :]
     left, right = options.window
@@ -298,12 +306,12 @@ def _two_terms(q: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torc
 
 
 def _most_lag(io: torch.dtype) -> float:
-    """By which the kernel's maximum of a row may lag behind the true one, in log2 units."""
+    """Largest lag of the kernel's maximum of a row behind the true one, in log2 units."""
     return MAX_FP8_LOG2 if io == E4M3 else MAX_RESCALE_LOG2
 
 
 def _rounded_weights(weights: torch.Tensor, io: torch.dtype, phase: float) -> torch.Tensor:
-    """P [Hq, rows, keys] in `io`, back in the dtype that is computed in."""
+    """Return P [Hq, rows, keys] rounded to `io`, in the dtype of the computation."""
     if io != E4M3:
         return weights.to(io).to(weights.dtype)
     rows = torch.arange(math.prod(weights.shape[:-1]), device=weights.device)
@@ -338,7 +346,7 @@ def _finite(maximum: torch.Tensor) -> torch.Tensor:
 
 
 def _rotated_back(o: torch.Tensor, offset: int, options: Options) -> torch.Tensor:
-    """The last rope_dim columns of o [n_q, Hq, Dv], turned by minus the angle of the row."""
+    """Rotate the last rope_dim columns of o [n_q, Hq, Dv] by minus the angle of the row."""
     if options.rope is None:
         return o
     cos, sin = options.rope

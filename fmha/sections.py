@@ -1,8 +1,8 @@
-"""How many heads make a section of the order in which blocks are computed (`fmha.shared.walk`).
+"""Number of heads in a section of the order in which blocks are computed (`fmha.shared.walk`).
 
-Blocks of a section are taken longest first. The more heads it has, the more evenly the CTAs end;
-the fewer, the more of K and V is still in L2 when it is read again. That is power as well as time:
-on an H200, whose clock is what its power allows, causal attention of 64 heads of 4k keys took 8 %
+Blocks of a section are computed longest first. With more heads the CTAs end more evenly; with
+fewer, more of K and V is still in L2 when it is read again. L2 hits save power as well as time.
+The clock of an H200 is limited by its power: causal attention of 64 heads of 4k keys took 8 %
 longer with all heads in one section than with those that L2 holds (notes/log.md).
 """
 
@@ -15,8 +15,8 @@ from fmha.config import AttentionConfig
 from fmha.plan import tiles_of
 from kernelkit.plan import hw
 
-EVEN_PAST = 4  # times as many keys before the queries: their rows are about as long
-KEYS_OF_A_BLOCK = 128  # what a block costs beside its keys, in keys
+EVEN_PAST = 4  # with over 4 times as many keys before the queries, rows are about equally long
+KEYS_OF_A_BLOCK = 128  # fixed cost of a block, in keys
 MOST_CANDIDATES = 16
 MOST_ROUNDS = 1000
 
@@ -25,8 +25,11 @@ MOST_ROUNDS = 1000
 def heads_of_section(
     problem: Problem, config: AttentionConfig, arch: str, places: int
 ) -> tuple[int, int]:
-    """(heads of a section, heads of it whose blocks alternate), heads of all entries counted
-    together. places: CTAs, or pairs, that run at once."""
+    """Return (heads of a section, heads of it whose blocks alternate), over the heads of all
+    entries.
+
+    places: CTAs, or pairs, that run at once.
+    """
     layout, heads = tiles_of(config, arch), problem.batch * problem.q_heads // config.group
     queries, keys = problem.queries, problem.keys
     past = max(keys - queries, 0)
@@ -45,11 +48,14 @@ def heads_of_section(
 def most_even(
     heads: int, blocks: int, places: int, most: int, past: int, step: int
 ) -> tuple[int, int]:
-    """(heads of a section, heads whose blocks alternate) with which the CTAs end the most evenly,
-    to a hundredth: sections of at most so many heads, the smallest of such, or head after head.
+    """Return (heads of a section, heads whose blocks alternate) with which the CTAs end most
+    evenly.
 
-    Block b of a head takes past + (b + 1) * step keys. More heads than make MOST_ROUNDS rounds
-    change the evenness no more, and are not counted.
+    Sections have at most `most` heads. Evenness is compared to a hundredth, and the smallest
+    section wins a tie. The alternative is head after head.
+
+    Block b of a head has past + (b + 1) * step keys. Heads beyond MOST_ROUNDS rounds no longer
+    change the evenness and are not counted.
     """
     every = heads
     heads = min(heads, max(MOST_ROUNDS * places // max(blocks, 1), 1))
@@ -63,9 +69,11 @@ def most_even(
 
 
 def unevenness(heads: int, places: int, section: int, near: int, lengths: list[int]) -> float:
-    """What the busiest CTA takes, over the mean. lengths: of the blocks of a head."""
+    """Return the load of the busiest CTA over the mean. lengths: lengths of the blocks
+    of a head.
+    """
     whole, rest = divmod(heads, section)
-    # Sections are taken in turn from either end (see `fmha.shared.walk.position`).
+    # Sections alternate between the two ends (see `fmha.shared.walk.position`).
     parts = [(section, 0, whole - whole // 2), (section, 1, whole // 2), (rest, whole % 2, 1)]
     busiest = max(
         sum(
@@ -79,8 +87,9 @@ def unevenness(heads: int, places: int, section: int, near: int, lengths: list[i
 
 
 def _telling(places: int, edges: set[int]) -> set[int]:
-    """CTAs among which the busiest one is, or nearly: those at the ends of full and partial
-    rounds."""
+    """Return CTAs that include the busiest one, or nearly: at the ends of full and
+    partial rounds.
+    """
     numbers = {0, *edges, *(edge - 1 for edge in edges if edge)}
     return numbers | {places - 1 - number for number in numbers}
 
@@ -88,7 +97,7 @@ def _telling(places: int, edges: set[int]) -> set[int]:
 def _load(
     number: int, places: int, heads: int, near: int, lengths: list[int], mirrored: int
 ) -> int:
-    """Of one CTA in a section of so many heads."""
+    """Return the load of one CTA in a section of `heads` heads."""
     blocks, total = heads * len(lengths), 0
     for turn in range(-(-blocks // places)):
         place = places - 1 - number if (turn + mirrored) % 2 else number

@@ -1,5 +1,7 @@
-"""How the rows and keys of a config are cut into tiles and blocks: what the host and the device
-code of every architecture ask. What an architecture adds stands in its `layout.py`."""
+"""Tiles and blocks that the rows and keys of a config are cut into, for host and device code.
+
+Each architecture adds its own parts in its `layout.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,24 @@ from fmha.config import SCHEDULES, AttentionConfig
 from kernelkit.compile.arch import require_pdl
 from kernelkit.plan import hw
 
-DEPTH = 3  # tiles of K and of V in flight that hide the latency of global memory
+DEPTH = 3  # tiles of K and of V in flight, enough to hide the latency of global memory
 
 
 @dataclass(frozen=True)
 class Tiles(ABC):
     """Sizes of one config on one architecture.
 
-    A query tile is what is multiplied by a key tile at a time.
+    A query tile is multiplied by one key tile at a time.
     """
 
-    schedules: ClassVar = SCHEDULES  # what `AttentionConfig.schedule` may be
+    schedules: ClassVar = SCHEDULES  # allowed values of `AttentionConfig.schedule`
     has_slices: ClassVar = False  # whether warps share a query tile by `AttentionConfig.slices`
 
     config: AttentionConfig
     arch: str = ""
 
     def check_options(self) -> None:
-        """Raise NotImplementedError for options that other kernels have, or the GPU lacks."""
+        """Raise NotImplementedError for options that this kernel or the GPU does not support."""
         config = self.config
         if config.schedule not in ("", *self.schedules):
             raise NotImplementedError(
@@ -48,7 +50,7 @@ class Tiles(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise NotImplementedError or ValueError for what the kernel does not do."""
+        """Raise NotImplementedError or ValueError for configs that the kernel does not support."""
 
     @cached_property
     @abstractmethod
@@ -57,16 +59,19 @@ class Tiles(ABC):
 
     @abstractmethod
     def variants(self) -> Iterator[AttentionConfig]:
-        """The config with other tiles, of which one may suit a window better."""
+        """Yield the config with other tiles, one of which may suit a window better."""
 
     @abstractmethod
     def larger(self) -> AttentionConfig | None:
-        """The config with twice as many rows in a block, where that is faster once the blocks fill
-        the GPU and are as many of a head as `larger_from`, and the config leaves it open."""
+        """Return the config with twice as many rows in a block, or None.
+
+        None if the config fixes the choice, or if larger blocks are never faster. They are used
+        once they fill the GPU and a head has at least `larger_from` blocks.
+        """
 
     @cached_property
     def larger_from(self) -> int:
-        """See `larger`."""
+        """Fewest blocks of a head for which `larger` is used."""
         return 2
 
     @cached_property
@@ -91,24 +96,30 @@ class Tiles(ABC):
 
     @cached_property
     def multicast(self) -> bool:
-        """The CTAs of a pair hold the same K and V, of which each fetches half of the keys for
-        both; otherwise each holds a part of its own."""
+        """Whether both CTAs of a pair hold the same K and V, and each fetches half of the keys for
+        both.
+
+        Otherwise each CTA holds its part alone.
+        """
         return False
 
     @cached_property
     def loads_once(self) -> bool:
-        """K and V that are one tensor are loaded once (`AttentionConfig.k_is_v`)."""
+        """Whether K and V that are one tensor are loaded once (`AttentionConfig.k_is_v`)."""
         return False
 
     @cached_property
     def halves(self) -> int:
-        """CTAs that have parts of one query tile."""
+        """Number of CTAs that share one query tile."""
         return 1
 
     @cached_property
     def box_heads(self) -> int:
-        """Query heads whose rows of one token follow each other in a tile: the group, or the most
-        that divide it where it has more heads than a tile rows."""
+        """Number of query heads whose rows of one token are adjacent in a tile.
+
+        The whole group, or its largest divisor that fits if the group has more heads than a tile
+        has rows.
+        """
         group = self.config.group
         return next(heads for heads in range(min(group, self.rows), 0, -1) if group % heads == 0)
 
@@ -119,50 +130,58 @@ class Tiles(ABC):
 
     @cached_property
     def q_rows(self) -> int:
-        """Rows of a tile that are heads of tokens; what is left over holds zeros."""
+        """Number of rows of a tile that hold heads of tokens; the remaining rows hold zeros."""
         return self.box_heads * self.box_tokens
 
     @cached_property
     def head_parts(self) -> int:
-        """Tiles that the heads of one token take, one after the other."""
+        """Number of consecutive tiles that hold the heads of one token."""
         return self.config.group // self.box_heads
 
     @cached_property
     def block_tiles(self) -> int:
-        """Query tiles of a block, what a CTA, or a pair, computes at a time; of a pair two halves
-        of a tile, which count as one each."""
+        """Number of query tiles of a block, which a CTA or a pair computes at a time.
+
+        Two halves of a tile in a pair count as one tile each.
+        """
         return self.q_tiles * self.ctas
 
     def blocks(self, tokens: int) -> int:
-        """Of a head, or of a KV head whose query heads share tiles."""
+        """Number of blocks of a head, or of a KV head whose query heads share tiles."""
         tiles = -(-tokens // self.box_tokens) * self.head_parts
         return -(-tiles // self.block_tiles)
 
     @cached_property
     def key_step(self) -> int:
-        """Keys from which a tile may begin are multiples of it: a box of them lies in one page."""
+        """Alignment of the first key of a tile, so that each box of keys lies in one page."""
         return gcd(self.tile_n, self.config.page_size) if self.config.page_size else 1
 
     def box_keys(self, keys: int) -> int:
-        """Of the keys of a piece those in one box: what this CTA fetches, and what one page holds
-        of it."""
+        """Number of keys in one box of a piece of `keys` keys.
+
+        A box has keys that this CTA fetches and that lie in one page.
+        """
         keys = keys // self.ctas if self.multicast else keys
         return gcd(keys, self.config.page_size) if self.config.page_size else keys
 
     def panel(self, columns: int, item_bytes: int = 0) -> int:
-        """Elements of one line of a panel that divides `columns`: 128, 64 or 32 bytes of elements
-        of so many, by default of K and V."""
+        """Return the elements of one line of a panel, a divisor of `columns`: 128, 64 or 32 bytes.
+
+        item_bytes: bytes of an element, by default of K and V.
+        """
         line = hw.SMEM_LINE_BYTES // (item_bytes or self.config.io_bytes)
         return next(part for part in (line, line // 2, line // 4) if columns % part == 0)
 
     @cached_property
     @abstractmethod
     def stages(self) -> tuple[int, int]:
-        """(pieces in the K ring, pieces in the V ring)."""
+        """Pieces in the rings: (K ring, V ring)."""
 
     def grown(self, k: int, v: int, free: int) -> tuple[int, int]:
-        """Rings of k and v pieces, deeper by what fits into `free` bytes, but for one whose depth
-        is configured: the one that is the shallower in tiles grows first."""
+        """Return (k, v) pieces of the rings, deepened by what fits into `free` bytes.
+
+        A ring whose depth is configured keeps it. The ring with fewer tiles grows first.
+        """
         config = self.config
         while not (config.k_stages and config.v_stages):
             k_depth, v_depth = k / self.k_pieces, v / self.v_pieces
@@ -192,7 +211,7 @@ class Tiles(ABC):
     @cached_property
     @abstractmethod
     def o_tile(self) -> int:
-        """Columns of O that one product P V makes."""
+        """Columns of O that one product P V computes."""
 
     @cached_property
     def v_columns(self) -> int:
@@ -216,7 +235,7 @@ class Tiles(ABC):
 
     @cached_property
     def q_box_bytes(self) -> int:
-        """Those of them that TMA fetches."""
+        """Bytes of a query tile that TMA fetches."""
         return self.q_rows * self.config.head_dim * self.config.q_item_bytes
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What of attention can be tuned, by shapes that a user names: see `kernelkit.tune.tuner`."""
+"""Tuning of attention for shapes that a user names: see `kernelkit.tune.tuner`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from kernelkit.tune.tuner import Call, Subject
 
 @dataclass(frozen=True)
 class Shape:
-    """batch: entries, of `queries` and `keys` each. v_head_dim: 0 is head_dim. window: keys that a
-    query sees to its left and itself, 0 for all. packed: q, k and v have the tokens of all entries
-    one after the other, with cu_seqlens."""
+    """Sizes and options of an attention problem to tune.
+
+    batch: number of entries, each with `queries` and `keys`.
+    v_head_dim: columns of V; 0 is head_dim.
+    window: keys that a query sees to its left, itself included; 0 for all.
+    packed: whether q, k and v hold the tokens of all entries in sequence, with cu_seqlens.
+    """
 
     batch: int = 1
     queries: int = 4096
@@ -37,7 +41,7 @@ class Shape:
 
 
 def call(shape: Shape, device: torch.device, arch: str | None = None) -> Call:
-    """A call of `attention` on random tensors."""
+    """Return a call of `attention` on random tensors."""
     dtype = DTYPES[shape.dtype]
     options: dict[str, Any] = {"causal": shape.causal, "arch": arch}
     entries: tuple[tuple[int, ...], tuple[int, ...]]
@@ -60,7 +64,7 @@ def call(shape: Shape, device: torch.device, arch: str | None = None) -> Call:
 
 
 def draw(order: random.Random) -> Shape:
-    """Of models of today."""
+    """Draw a random shape of a present-day model."""
     q_heads, kv_heads = order.choice(((32, 8), (16, 16), (64, 8), (16, 2)))
     tokens = round(2 ** order.uniform(7, 13))
     return Shape(

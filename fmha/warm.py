@@ -1,4 +1,4 @@
-"""`warmup`: every kernel that attention of given sizes can choose, compiled ahead of calls."""
+"""`warmup`: compile every kernel that attention of given sizes can choose, ahead of calls."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def warmup(
 def kernels_for(
     arguments: Arguments, batches: Sequence[int], lengths: Sequence[int]
 ) -> list[KernelKey]:
-    """The kernels of `warmup`, each once."""
+    """Return the kernels of `warmup`, without duplicates."""
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
     configs = dict.fromkeys(_configs(arguments, target.arch, batches, lengths))
     for config in configs:

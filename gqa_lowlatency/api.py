@@ -1,4 +1,4 @@
-"""`decode` and `decode_plan`: the arguments of a user in, the operator or a plan behind them."""
+"""`decode` and `decode_plan`: the public functions that call the operator or make a plan."""
 
 from __future__ import annotations
 
@@ -92,44 +92,44 @@ def decode(
             of `gqa_lowlatency.config.HEAD_DIMS`.
         k, v: [B, S, Hkv, D] of q's dtype or, from compute capability 8.9 on, float8_e4m3fn; with
             page_table pages [pages, page_size, Hkv, D], page_size any number.
-        kv_lens: int32 [B], keys of each entry, the T query tokens included: token t stands at
-            kv_lens - T + t. The cache may be longer, what lies behind is never used; None is all
-            of S, and the last token then stands at key S - 1: give kv_lens wherever less of a cache
-            is filled. An entry may have no keys, or fewer than T.
-        first_keys: int32 [B], the key with which each entry begins, such as its pads on the left:
-            no token sees keys before it, and they, and pages of nothing else, are not read. Not
+        kv_lens: int32 [B], keys of each entry, including the T query tokens: token t has position
+            kv_lens - T + t. The cache may be longer; the rest is never used. None is all of S, and
+            the last token then has position S - 1: pass kv_lens if less of a cache is filled. An
+            entry may have no keys, or fewer than T.
+        first_keys: int32 [B], first key of each entry, for example after padding on the left. No
+            token sees earlier keys. They are not read, nor are pages that hold only such keys. Not
             with sink_tokens.
         page_table: int32 [B, pages of an entry], with kv_lens.
         max_kv_len: a bound on kv_lens that decides how many CTAs share the keys of a KV head; None
             is what the cache can hold. A captured launch is right for all lengths up to S.
-        causal: no key behind a token's own position; False: all keys of the entry.
-        window: keys seen before the own position, or (before, behind) as for `fmha.attention`,
-            where behind is None or, with causal, 0; None for all. Keys and pages that no token
-            sees are not read and may hold NaN.
-        sink_tokens: that many first keys are visible beside a window.
-        softcap: c > 0 makes a score s c tanh(s / c), None or 0 leaves it.
+        causal: a token sees no key after its position; False: it sees all keys of the entry.
+        window: keys visible before the token's position, or (left, right) as for
+            `fmha.attention`, where right is None or, with causal, 0; None for all. Keys and pages
+            that no token sees are not read and may hold NaN.
+        sink_tokens: number of first keys that are visible in addition to a window.
+        softcap: c > 0 turns a score s into c tanh(s / c); None or 0 does not.
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
             is read in place, others are converted first. Beyond 2.36e38 in magnitude they act like
             that number, or like -inf.
         scale: multiplies q.k, from 1e-12 to 1e12; 1 / sqrt(D) by default.
-        k_scale, v_scale: what e4m3 keys and values are multiplied by, a number or fp32 [1] or
-            [Hkv], 1 by default; only [Hkv] is read in place: a number takes a small fill before
-            the kernel, [1] a copy. Finite and of any sign, see `fmha.attention`.
+        k_scale, v_scale: scale factors of e4m3 keys and values, a number or fp32 [1] or [Hkv], 1
+            by default. Only [Hkv] is read in place: a number costs a small fill before the kernel,
+            [1] a copy. Finite and of any sign, see `fmha.attention`.
         return_lse: whether the LSE is returned, too.
         out: like q, where O is written.
         out_dtype: of O: bfloat16, float16, float32; by default that of out, else of q.
-        pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
-            the stream has ended; from compute capability 9.0 on.
-        kv_ready_before_pdl: that kernel writes none of k, v, kv_lens and page_table, so that they
-            are read at once; all the others wait.
+        pdl: programmatic dependent launch: the kernel may begin before the previous kernel on the
+            stream has ended; from compute capability 9.0 on.
+        kv_ready_before_pdl: the previous kernel writes none of k, v, kv_lens and page_table, so
+            that they are read at once; all other inputs wait for it.
         batch_invariant: the bits of an entry depend on its own tensors, length and max_kv_len
             only, whatever else is in the batch.
         parts: num_splits of other libraries: clusters that share a KV head and merge through a
             workspace in global memory, up to 64; 0 chooses: 1 unless there are few KV heads and
             many keys, and on compute capabilities 8.x and 12.x as many as fill the GPU.
         backend, arch: see `kernelkit.call.launch.choose_target`.
-        config: its tunable fields (`gqa_lowlatency.config.TUNABLE`) instead of those that sizes
-            choose; a cluster of 1 unless it says another one, and 0 leaves that to the sizes.
+        config: its tunable fields (`gqa_lowlatency.config.TUNABLE`) replace those chosen by sizes.
+            The default cluster of 1 also counts as chosen; 0 leaves it to the sizes.
 
     Returns:
         O like q, or (O, LSE) with return_lse; LSE [B, Hq, T], or [B, Hq] where q has no T, fp32 in
@@ -155,12 +155,15 @@ _DEFAULTS = defaults_of(decode)
 
 
 class DecodePlan(Plan):
-    """A decode step whose sizes do not change; `decode_plan` makes it. config: what is compiled."""
+    """Plan of a decode step with fixed sizes, made by `decode_plan`.
+
+    config: the compiled config.
+    """
 
     config: DecodeConfig
 
     def first_call(self, operator: Operator, flat: dict[str, Any]) -> Results:
-        """All checks; the config that they end in is kept."""
+        """Run all checks, and keep the resulting config."""
         arguments = operator.schema.build(flat)
         arguments, target, decision = prepare(arguments)
         self.config = decision.config
@@ -171,19 +174,23 @@ class DecodePlan(Plan):
 def decode_plan(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Unpack[DecodePlanOptions]
 ) -> DecodePlan:
-    """A plan for steps like this one, which a call costs the host some microseconds: it compares
-    shapes, strides, dtypes and devices with those planned, puts the new addresses into arguments
-    that were made here, and launches.
+    """Prepare decode steps with these shapes. Calling the plan then costs a few microseconds of
+    host time.
+
+    A call compares shapes, strides, dtypes and devices with those planned, puts the new addresses
+    into arguments that were made here, and launches.
 
     Args:
-        q, k, v, options: the tensors and options of `decode` but return_lse and out, which are a
-            call's; without kv_lens the last token stands at the last key of k. Sinks and scales
-            belong to the plan; their contents may change in place, but those of a number.
+        q, k, v, options: tensors and options of `decode`, without return_lse and out, which belong
+        to
+            a call. Without kv_lens the last token has the position of the last key of k. Sinks and
+            scales belong to the plan. Their contents may change in place, except those of a number.
 
     Returns:
-        A plan: plan(q, k, v, kv_lens=, page_table=, out=, lse=) gives (O, LSE) as `decode` does,
-        in out and lse where they are given. A call is given those tables that the plan was made
-        with, and raises ValueError for a tensor that is laid out differently.
+        The plan. plan(q, k, v, kv_lens=, page_table=, out=, lse=) returns (O, LSE) like `decode`,
+        in
+        out and lse if given. A call needs the tables that the plan was made with, and raises
+        ValueError for a tensor with a different layout.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as `decode`, all of whose checks are made here;
@@ -200,9 +207,9 @@ def decode_plan(
 def fields_of(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Arguments of `decode` -> fields of `gqa_lowlatency.arguments.Arguments`."""
+    """Convert arguments of `decode` to fields of `gqa_lowlatency.arguments.Arguments`."""
     fields = shared_fields({"q": q, "k": k, "v": v, **options}, DecodeConfig, TUNABLE)
     if isinstance(options.get("config"), DecodeConfig):
-        fields["cluster"] = options["config"].cluster  # 1, the default, is a wish as well
+        fields["cluster"] = options["config"].cluster  # the default, 1, also counts as chosen
     spread_scales(fields, SCALES)
     return fields

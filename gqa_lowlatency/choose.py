@@ -1,9 +1,8 @@
-"""What a decode problem is compiled for: how many CTAs share the keys of a KV head, which of its
-query rows stand in one of them, and what else follows from sizes.
+"""Choose the config of a decode problem: CTAs per KV head, query rows per CTA, dependent fields.
 
-Pure functions of sizes, with what was measured as data. What a CTA of one architecture holds where
-is in `portable/plan.py`, `sm100/plan.py`. Compute capabilities 8.x and 12.x have no clusters here,
-and as many parts of a KV head as fill their SMs.
+Pure functions of sizes, with measurements as data. `portable/plan.py` and `sm100/plan.py` lay out
+a CTA of one architecture. Compute capabilities 8.x and 12.x have no clusters here; a KV head is
+split into as many parts as fill their SMs.
 """
 
 from __future__ import annotations
@@ -32,33 +31,34 @@ from kernelkit.plan import hw
 from kernelkit.tune.choices import Choice as Measured
 from kernelkit.tune.choices import Tuned, are_open
 
-TILE = 128  # keys that a CTA takes at a time
-KEPT = 1024  # decisions
-# More clusters than SMs, of shorter CTAs: the last of them end closer together. H100, 64 entries of
-# 8k keys, 8 KV heads: 690 instead of 692.5 us; as fast at 4k keys.
+TILE = 128  # keys that a CTA processes at a time
+KEPT = 1024  # cached decisions
+# With more clusters than SMs, shorter CTAs end closer together. H100, 64 entries of 8k keys, 8 KV
+# heads: 690 instead of 692.5 us; equal at 4k keys.
 MIN_KEYS_OF_PAIRS = 8192
 MIN_KEYS_OF_16_WARPS = 512
-MIN_KEYS_OF_LONG_SHARES = 8192  # of which 8 warps read faster than 16
-MIN_KEYS_OF_DEEP_RINGS = 4096  # that are worth more than a second CTA where there are many
+MIN_KEYS_OF_LONG_SHARES = 8192  # from which 8 warps read faster than 16
+MIN_KEYS_OF_DEEP_RINGS = 4096  # from which deep rings gain more than a second CTA in a large grid
 MAX_ELEMENTS_OF_16_WARPS = 1024  # of O in the registers of a warp, of 128 a thread
 MIN_KEYS_OF_LONG_STEPS = 512
 MAX_ELEMENTS_OF_LONG_STEPS = 1024  # of O in the registers of one of 8 warps
-MIN_KEYS_TO_SPLIT = 8192  # from which the merge of several clusters costs less than it saves,
-MIN_TILES_OF_SPLIT = 2  # for each CTA,
-MAX_FILL_TO_SPLIT = 0.25  # where one cluster per KV head leaves the other SMs without work
-# Where there are no clusters: a part leaves 4 KB for 8 rows of 128 dims, and 256 keys have 128.
+MIN_KEYS_TO_SPLIT = 8192  # from which the merge of several clusters costs less than it saves
+MIN_TILES_OF_SPLIT = 2  # of each CTA
+MAX_FILL_TO_SPLIT = 0.25  # largest share of the SMs that one cluster per KV head occupies
+# Without clusters: a part writes 4 KB for 8 rows of 128 dims, and 256 keys have 128 KB.
 MIN_KEYS_OF_PART = 2 * TILE
-# With `batch_invariant` they depend on the keys alone: the overhead, which a large batch has for
-# nothing, is 2 % of the bytes, and 16 for each of 8 KV heads fill a GPU of 128 SMs.
+# With `batch_invariant` parts depend on the keys alone. Their overhead, useless in a large batch,
+# is 2 % of the bytes; 16 parts for each of 8 KV heads fill a GPU of 128 SMs.
 MIN_KEYS_OF_FIXED_PART, MAX_FIXED_PARTS = 512, 16
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a launch is laid out for.
+    """GPU properties that a launch is sized for.
 
-    sms: to be filled. widest: the largest cluster worth taking; 1: CTAs share keys through parts
-    alone. columns: head_dim -> most query rows of a CTA, by its registers and shared memory.
+    sms: SMs to fill.
+    widest: largest useful cluster; 1 if CTAs share keys only through parts.
+    columns: head_dim -> most query rows of a CTA, by its registers and shared memory.
     """
 
     sms: int
@@ -66,8 +66,8 @@ class Machine:
     columns: dict[int, int]
 
 
-_BY_REGISTERS = {64: 64, 128: 32, 256: 16}  # of the kernel on mma.sync
-# Compute capabilities 8.x and 12.x: the SMs of the largest GPU, but a launch takes its own.
+_BY_REGISTERS = {64: 64, 128: 32, 256: 16}  # for the mma.sync kernel
+# Compute capabilities 8.x and 12.x: the SMs of the largest GPU; a launch uses those of its GPU.
 _PORTABLE = [arch for arch in ARCHITECTURES if written_for(arch) == PORTABLE]
 MACHINES = {
     # Clusters of 16 were slower than of 8 at every length on an H100.
@@ -78,7 +78,10 @@ MACHINES = {
 
 
 def machine_of(arch: str, sms: int = 0) -> Machine:
-    """Of the architecture, or of that whose kernels serve it; sms: of the GPU, 0: unknown."""
+    """Return the machine of `arch`, or of the architecture whose kernels serve it.
+
+    sms: SMs of the GPU; 0 if unknown.
+    """
     machine = MACHINES.get(arch) or MACHINES[written_for(arch)]
     return replace(machine, sms=sms) if sms else machine
 
@@ -94,12 +97,20 @@ def choose_cluster(
     batch_invariant: bool = False,
     co_scheduled: CoScheduled | None = None,
 ) -> int:
-    """CTAs of a cluster; keys: of the longest entry; clusters: batch x KV heads x tiles of rows.
+    """Return the CTAs of a cluster.
 
-    As many as find an SM each, but no more than there are tiles of keys: on an H100 64 clusters of
-    two are faster than of four. batch_invariant: as if there was one cluster, so that the choice
-    depends on `keys` alone. co_scheduled: clusters of so many CTAs that run at once; wider ones
-    than that would run one after the other, as they do anyway where there are more than SMs.
+    As many as get an SM each, but no more than there are tiles of keys: on an H100 64 clusters of
+        two
+    are faster than of four.
+
+    Args:
+        arch: architecture of the launch.
+        keys: keys of the longest entry.
+        clusters: batch x KV heads x tiles of rows.
+        batch_invariant: choose as for one cluster, so that the choice depends on `keys` alone.
+        co_scheduled: returns how many clusters of so many CTAs run at once. Wider clusters would
+        run
+            one after the other, as they do anyway if there are more clusters than SMs.
     """
     machine = machine_of(arch)
     clusters = 1 if batch_invariant else max(clusters, 1)
@@ -126,11 +137,11 @@ def choose_num_splits(
     batch_invariant: bool = False,
     sms: int = 0,
 ) -> int:
-    """Clusters that share a KV head, 1 nearly always where there are wide ones; arguments as in
-    `choose_cluster`, sms: of the GPU, 0: those of `MACHINES`.
+    """Return the clusters that share a KV head, nearly always 1 on GPUs with wide clusters.
 
-    The last to arrive reads what all have left, 1.5 us of an H100: 8.2 instead of 11.4 us for 8k
-    keys of one KV head, but no gain with eight of them.
+    The last cluster to arrive reads the results of all, which costs 1.5 us on an H100. That gives
+    8.2 instead of 11.4 us for 8k keys of one KV head, but no gain with eight KV heads. Arguments
+    are as in `choose_cluster`; sms: SMs of the GPU, 0 for those of `MACHINES`.
     """
     machine, ctas = machine_of(arch, sms), clusters * cluster
     if machine.widest == 1:
@@ -142,10 +153,10 @@ def choose_num_splits(
 
 
 def parts_that_fill(machine: Machine, keys: int, ctas: int, *, batch_invariant: bool) -> int:
-    """CTAs that share a KV head where there are no clusters: as many as find an SM each.
+    """Return the CTAs that share a KV head without clusters: as many as get an SM each.
 
-    A second CTA on an SM would find no more bandwidth: one slot of 8 warps on its way, 32 KB for
-    each microsecond of latency, is 3.5 TB/s of 108 SMs, and these GPUs have at most 2 TB/s.
+    A second CTA on an SM would gain no bandwidth. One slot of 8 warps in flight, 32 KB for each
+    microsecond of latency, is 3.5 TB/s over 108 SMs, and these GPUs have at most 2 TB/s.
     """
     if batch_invariant:
         return max(1, min(keys // MIN_KEYS_OF_FIXED_PART, MAX_FIXED_PARTS))
@@ -153,16 +164,21 @@ def parts_that_fill(machine: Machine, keys: int, ctas: int, *, batch_invariant: 
 
 
 def choose_columns(arch: str, head_dim: int, warps: int = 0) -> int:
-    """Most query rows of one CTA; more than 8 warps leave each of them fewer registers."""
+    """Return the most query rows of one CTA; more than 8 warps have fewer registers each."""
     return machine_of(arch).columns[head_dim] * 8 // max(warps, 8)
 
 
 def choose_warps(arch: str, keys: int, ctas: int, elements: int) -> int:
-    """Warps of a CTA of the Hopper kernel, 0 for its default; keys: of a CTA; ctas: of the grid;
-    elements: columns x head_dim of O.
+    """Return the warps of a CTA of the Hopper kernel, 0 for its default.
 
-    Sixteen keep more copies in flight where a CTA has an SM for itself and enough to read (H100, 8
-    KV heads: 15.3 instead of 15.7 us at 8k keys, but 6.1 instead of 4.9 at 1k).
+    Sixteen warps keep more copies in flight if a CTA has an SM alone and enough to read. H100, 8 KV
+    heads: 15.3 instead of 15.7 us at 8k keys, but 6.1 instead of 4.9 us at 1k.
+
+    Args:
+        arch: architecture of the launch.
+        keys: keys of a CTA.
+        ctas: CTAs of the grid.
+        elements: columns x head_dim of O.
     """
     if arch != "sm_90a" or elements > MAX_ELEMENTS_OF_16_WARPS:
         return 0
@@ -173,12 +189,13 @@ def choose_warps(arch: str, keys: int, ctas: int, elements: int) -> int:
 def choose_step(
     arch: str, keys: int, columns: int, head_dim: int, *, fp8: bool, warps: int = 0
 ) -> int:
-    """Keys that a warp of the Hopper kernel takes at a time, 0 for its default; keys: of a CTA;
-    fp8: whether they are e4m3.
+    """Return the keys that a warp of the Hopper kernel processes at a time, 0 for its default.
 
-    Of those as many bytes as of 16 others are in flight, and instructions bound the loop: 225
-    instead of 302 for 16 keys. For short shares a CTA would take too many at a time; with more
-    columns, or dims, or dims and warps, registers do not hold the scores.
+    32 e4m3 keys have as many bytes in flight as 16 keys of 16 bits, and instructions bound the
+    loop: 225 instead of 302 for 16 keys. If a CTA has few keys, its tile would become too large.
+    With more columns, or dims, or dims and warps, registers do not hold the scores.
+
+    keys: keys of a CTA. fp8 tells whether they are e4m3.
     """
     elements = columns * head_dim * max(warps, 8) // 8
     small = columns == COLUMNS[0] and elements <= MAX_ELEMENTS_OF_LONG_STEPS
@@ -187,13 +204,19 @@ def choose_step(
 
 
 def one_to_an_sm(arch: str, keys: int, ctas: int, *, pdl: bool = False, sms: int = 0) -> bool:
-    """Whether deep rings are worth more than a second CTA on the SM; arguments as above.
+    """Return whether deep rings gain more than a second CTA on the SM.
 
-    Two start and end in each other's shadow, which counts where shares are short. One with 32 KB
-    more of ring: 89.4 instead of 92.1 us (H100, one entry of 64k keys, 8 KV heads), 690 instead of
-    699 (64 entries of 8k, more CTAs than SMs). pdl: two are of two grids, and the second grid
-    doubles up before it reaches SMs that are still busy; where each of its CTAs could have had one
-    that costs a tenth (98.6 instead of 89.5 us, eight entries of 8k, 128 CTAs).
+    Two CTAs overlap each other's start and end, which matters for short shares. One CTA with 32 KB
+        more
+    of ring: 89.4 instead of 92.1 us (H100, one entry of 64k keys, 8 KV heads), 690 instead of 699
+        (64
+    entries of 8k, more CTAs than SMs).
+
+    pdl: the two CTAs belong to two grids, and the second grid puts two on an SM before it reaches
+        SMs
+    that are still busy. If each of its CTAs could have had an SM, that costs a tenth (98.6 instead
+        of
+    89.5 us, eight entries of 8k, 128 CTAs). Other arguments are as above.
     """
     if pdl:
         return most_sms(arch, ctas, sms) and ctas <= machine_of(arch, sms).sms
@@ -204,20 +227,20 @@ def one_to_an_sm(arch: str, keys: int, ctas: int, *, pdl: bool = False, sms: int
 
 
 def two_to_an_sm(arch: str, ctas: int) -> bool:
-    """Whether the CTAs of a Blackwell grid stand in pairs on an SM, with half of the ring each.
+    """Return whether two CTAs of a Blackwell grid share an SM, with half of the ring each.
 
     One reads while the other begins or ends. Modelled for a B200, 8 KV heads, 512 CTAs: 42.6
     instead of 53.5 us (64 entries of 1k keys), 304 instead of 355 (of 8k); 256 CTAs: 26.3 instead
-    of 28.1 (32 entries of 1k). No gain where each has an SM for itself.
+    of 28.1 (32 entries of 1k). No gain if each CTA has an SM alone.
     """
     return arch == "sm_100a" and ctas > MACHINES[arch].sms
 
 
 def most_sms(arch: str, ctas: int, sms: int = 0) -> bool:
-    """Whether a grid leaves no room for another one beside it, sms as in `choose_num_splits`.
+    """Return whether a grid leaves no room for another one; sms as in `choose_num_splits`.
 
-    Then the grid behind it, with K and V ready, had better begin at once: 12.1 instead of 13.2 us
-    (H100, eight entries of 1k keys). Else its CTAs wait where those of a third could fetch: 16.7
+    The next grid, with K and V ready, had then better begin at once: 12.1 instead of 13.2 us (H100,
+    eight entries of 1k keys). Otherwise its CTAs wait on SMs where a third grid could fetch: 16.7
     instead of 13.3 us (one entry of 8k keys, 64 CTAs).
     """
     return 2 * ctas > machine_of(arch, sms).sms
@@ -225,8 +248,12 @@ def most_sms(arch: str, ctas: int, sms: int = 0) -> bool:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is launched. kernel: the module. num_splits: clusters that share a KV head, where the
-    config has parts. row_tiles: of a KV head."""
+    """Config and kernel of a launch.
+
+    kernel: module of the kernel.
+    num_splits: clusters that share a KV head, if the config has parts.
+    row_tiles: tiles of query rows of a KV head.
+    """
 
     config: DecodeConfig
     kernel: str
@@ -235,15 +262,17 @@ class Decision:
 
 
 def choose_config(arguments: Arguments, target: Target, cluster: int = 0) -> DecodeConfig:
-    """What to compile; not checked yet. cluster: see `decide`."""
+    """Choose the config to compile, without checking it. cluster: see `decide`."""
     return decide(arguments, target, cluster).config
 
 
 def decide(arguments: Arguments, target: Target, cluster: int = 0) -> Decision:
-    """What to launch; not checked yet. Defaults stay defaults: a config is a key of the cache.
+    """Choose the launch, without checking it.
 
-    cluster: that was measured to be the best, where the arguments leave it open; what follows from
-    it is chosen as for any other."""
+    Defaults stay defaults, since a config is a key of the compile cache. cluster: size measured to
+    be the best, used if the arguments leave it open; dependent fields are chosen as for any other
+    size.
+    """
     load = load_of(arguments, target.arch, cluster)
     return _decision(_tuned_config(arguments), load, target, arguments.q.device)
 
@@ -258,18 +287,20 @@ def _decision(plain: DecodeConfig, load: Load, target: Target, device: torch.dev
 
 
 def wished_config(arguments: Arguments, arch: str) -> DecodeConfig:
-    """What the arguments say, sizes aside; cluster 0 leaves the choice to `config_for`."""
+    """Return the config of the arguments, independent of sizes; cluster 0 leaves the choice to
+    `config_for`.
+    """
     return _with_columns(_tuned_config(arguments), arch)
 
 
 def _tuned_config(arguments: Arguments) -> DecodeConfig:
-    """What the arguments say, with what they choose."""
+    """Return the config of the arguments, including their tuning fields."""
     chosen = {name: getattr(arguments, name) for name in TUNABLE}
     return replace(_plain_config(arguments), **chosen)
 
 
 def _with_columns(config: DecodeConfig, arch: str) -> DecodeConfig:
-    """With the limit of rows of a CTA, where it changes something."""
+    """Return the config with the limit of rows of a CTA, if the limit matters."""
     if config.max_columns:
         return config
     try:
@@ -281,9 +312,14 @@ def _with_columns(config: DecodeConfig, arch: str) -> DecodeConfig:
 
 @dataclass(frozen=True)
 class Load:
-    """Sizes that a config depends on. keys: that the tokens of an entry see at most. heads: KV
-    heads of all entries. num_splits: clusters that share a KV head, 0 chooses. sms: of the GPU,
-    0: those of `MACHINES`, as always where there are clusters. cluster: CTAs of one, 0 chooses."""
+    """Sizes that a config depends on.
+
+    keys: most keys that the tokens of an entry see.
+    heads: KV heads of all entries.
+    num_splits: clusters that share a KV head, 0 chooses.
+    sms: SMs of the GPU; 0 for those of `MACHINES`, always used with clusters.
+    cluster: CTAs of a cluster, 0 chooses.
+    """
 
     keys: int
     heads: int
@@ -296,7 +332,9 @@ class Load:
 def config_for(
     wished: DecodeConfig, arch: str, load: Load, co_scheduled: CoScheduled | None = None
 ) -> DecodeConfig:
-    """What to compile for `wished` under a load; co_scheduled: see `plan.choose_cluster`."""
+    """Return the config to compile for `wished` under a load. co_scheduled: see
+    `choose_cluster`.
+    """
     chosen = choose(wished, arch, load, co_scheduled)
     return replace(wished, **vars(chosen)) if chosen else replace(wished, parts=load.num_splits > 1)
 
@@ -317,10 +355,10 @@ class Choice:
 def choose(
     wished: DecodeConfig, arch: str, load: Load, co_scheduled: CoScheduled | None = None
 ) -> Choice | None:
-    """None where a cluster is wished for, and with it the rest.
+    """Choose the fields that suit the CTAs of a grid and the keys of each; fixed fields stay.
 
-    What suits the CTAs of a grid and the keys of each: how many stand on an SM, the warps of the
-    Hopper kernel, when the next grid begins. What is wished for stays.
+    Chosen are CTAs per SM, warps of the Hopper kernel, and when the next grid begins. Return None
+    if `wished` fixes the cluster, and with it the other fields.
     """
     if wished.cluster:
         return None
@@ -346,8 +384,11 @@ def choose(
 
 
 def load_of(arguments: Arguments, arch: str, cluster: int = 0) -> Load:
-    """The load of a call. Where there are no clusters GPUs of one architecture differ by ten
-    times. cluster: see `decide`."""
+    """Return the load of a call. cluster: see `decide`.
+
+    Without clusters the SMs are read from the GPU: GPUs of one architecture differ by a factor of
+        ten.
+    """
     heads, device = arguments.q.shape[0] * arguments.k.shape[-2], arguments.q.device
     sms = sms_of(device) if device.type == "cuda" and written_for(arch) == PORTABLE else 0
     fixed, parts = arguments.batch_invariant, arguments.parts
@@ -355,7 +396,7 @@ def load_of(arguments: Arguments, arch: str, cluster: int = 0) -> Load:
 
 
 def clusters_per_head(arch: str, arguments: Arguments, config: DecodeConfig) -> int:
-    """Clusters that share a KV head."""
+    """Return the number of clusters that share a KV head."""
     return _splits_of(arch, load_of(arguments, arch), config)
 
 
@@ -364,7 +405,7 @@ def _splits_of(arch: str, load: Load, config: DecodeConfig) -> int:
 
 
 def _num_splits(arch: str, load: Load, clusters: int, cluster: int) -> int:
-    """As wished, or chosen."""
+    """Return the configured number of splits, or choose it."""
     return load.num_splits or choose_num_splits(
         arch,
         load.keys,
@@ -376,7 +417,7 @@ def _num_splits(arch: str, load: Load, clusters: int, cluster: int) -> int:
 
 
 def _plain_config(arguments: Arguments) -> DecodeConfig:
-    """What the arguments say."""
+    """Return the config of the arguments, without tuning."""
     q, k, tokens = arguments.q, arguments.k, arguments.q_tokens
     q_dtype, out_dtype = DTYPE_NAMES[q.dtype], DTYPE_NAMES[arguments.o_dtype]
     return DecodeConfig(
@@ -404,7 +445,9 @@ def _plain_config(arguments: Arguments) -> DecodeConfig:
 def co_scheduled_on(
     target: Target, config: DecodeConfig, device: torch.device
 ) -> CoScheduled | None:
-    """What the device says; the emulator has no limit."""
+    """Return how many clusters of a width the device runs at once; None for the emulator, without a
+    limit.
+    """
     if target.backend != "cuda":
         return None
     return lambda width: (
@@ -413,7 +456,7 @@ def co_scheduled_on(
 
 
 def _residents(config: DecodeConfig, arch: str) -> int:
-    """CTAs that shared memory lets stand on an SM."""
+    """Return how many CTAs fit on an SM by shared memory."""
     if arch != "sm_90a":
         return 1
     from gqa_lowlatency.portable.plan import Plan90
@@ -427,7 +470,7 @@ def _residents(config: DecodeConfig, arch: str) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """What a measurement chooses; 0 leaves it to the rules."""
+    """Options chosen by measurement; 0 leaves the choice to the rules."""
 
     cluster: int = 0
     parts: int = 0
@@ -439,14 +482,18 @@ class Options:
 
 LEFT_OPEN = Options()
 PARTS = (1, 2, 4, 8, 16, 32, 64)
-# (warps, step) of the kernel of Hopper on others, and on Hopper itself
+# (warps, step) of the mma.sync kernel: on other GPUs, and on Hopper
 CTAS_OF = [*product(WARP_COUNTS[:2], STEPS)], [*product(WARP_COUNTS[1:], STEPS)]
 TUNED = Tuned("decode", {arch: (kernel,) for arch, kernel in KERNELS.items()}, [*vars(LEFT_OPEN)])
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on. config: what the arguments say; keys, heads: as of `Load`."""
+    """Problem that a measured choice depends on.
+
+    config: config of the arguments, without tuning.
+    keys, heads: as in `Load`.
+    """
 
     config: DecodeConfig
     keys: int
@@ -454,7 +501,9 @@ class Problem:
 
 
 def problem_of(arguments: Arguments) -> Problem | None:
-    """None where the arguments choose, or promise the same bits whatever else is in the batch."""
+    """Return the measured problem; None if the arguments fix a tunable option or are batch-
+    invariant.
+    """
     if arguments.batch_invariant or not are_open(arguments, (*TUNABLE, "parts")):
         return None
     heads = arguments.batch * arguments.kv_heads
@@ -462,15 +511,20 @@ def problem_of(arguments: Arguments) -> Problem | None:
 
 
 def with_options(arguments: Arguments, options: Options) -> Arguments:
-    """All of them but the cluster, which would be a wish for what follows from it, too."""
+    """Return the arguments with all options but the cluster, which would fix its dependent fields,
+    too.
+    """
     if options is LEFT_OPEN:
         return arguments
     return replace(arguments, **{n: v for n, v in vars(options).items() if n != "cluster"})
 
 
 def choices(problem: Problem, arch: str) -> list[Measured]:
-    """What may suit a problem: grids of at most two CTAs for each SM, or of one cluster per KV
-    head, and what a CTA of the architecture leaves open. Not all of them fit."""
+    """Return the options that may suit a problem; some of them do not fit.
+
+    Grids have at most two CTAs for each SM, or one cluster per KV head. They are combined with the
+    options of a CTA of the architecture.
+    """
     machine = machine_of(arch)
     row_tiles = -(-problem.config.rows // choose_columns(arch, problem.config.head_dim))
     tiles = -(-problem.keys // TILE)

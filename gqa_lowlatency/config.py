@@ -1,4 +1,4 @@
-"""What a decode kernel is compiled for: DecodeConfig and every limit on its fields.
+"""Compile-time config of a decode kernel: DecodeConfig, and every limit on its fields.
 
 A config is the key of the compile cache. Lengths, heads, batch, strides, window sizes and scales
 are not in it: one compiled kernel serves them all.
@@ -16,10 +16,10 @@ HEAD_DIMS = (64, 128, 256)
 IO_DTYPES = ("bf16", "fp16")
 KV_DTYPES = (*IO_DTYPES, "e4m3")
 OUT_DTYPES = (*IO_DTYPES, "fp32")
-CLUSTERS = (1, 2, 4, 8, 16)  # 8 is what every GPU of compute capability 9.0 and 10.0 can launch
+CLUSTERS = (1, 2, 4, 8, 16)  # every GPU of compute capability 9.0 and 10.0 can launch 8
 COLUMNS = (8, 16, 32, 64)  # query rows of one CTA, padded: the N of its matrix products
 WARP_COUNTS = (4, 8, 16)  # of a CTA of the Hopper kernel
-STEPS = (16, 32)  # keys that one of its warps takes at a time
+STEPS = (16, 32)  # keys that a warp of it processes at a time
 MAX_Q_TOKENS = 8
 KERNELS = {
     "sm_100a": "gqa_lowlatency.sm100.kernel",
@@ -30,19 +30,19 @@ KERNELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Fields of `DecodeConfig` that a caller may choose, each written here alone.
+    """Fields of `DecodeConfig` that a caller may choose.
 
     cluster: CTAs that share the keys of a KV head, and reduce through distributed shared memory; 1
         on compute capabilities 8.x and 12.x.
-    owners: CTAs among them that each finish columns / owners rows of O; 0: as many as can.
-    max_columns: most query rows of one CTA; 0: as many as the architecture's registers hold.
-    warps: of a CTA of the Hopper kernel, 4, 8 or 16; 0 is 8, or 4 where a GPU has no shared memory
-        for the rings of 8. More read faster, fewer end sooner.
-    step: keys that a warp of the Hopper kernel takes at a time, 16 or 32; 0 is 16. With 32 what
-        does not depend on their number costs half, and a CTA takes twice as many at least.
-    stages: depth of the ring of K and V, on Hopper of each warp; 0: what shared memory allows, of
-        two CTAs on an SM with PDL or `beside` (where that is deep enough) and on Hopper, unless
-        `alone`.
+    owners: CTAs of the cluster that each finish columns / owners rows of O; 0 for as many as can.
+    max_columns: most query rows of one CTA; 0 for as many as the architecture's registers hold.
+    warps: warps of a CTA of the Hopper kernel, 4, 8 or 16. 0 is 8, or 4 if shared memory does not
+        hold the rings of 8. More warps read faster, fewer end sooner.
+    step: keys that a warp of the Hopper kernel processes at a time, 16 or 32; 0 is 16. With 32 the
+        work independent of their number is halved, and a CTA needs at least twice as many keys.
+    stages: depth of the ring of K and V, on Hopper of each warp. 0 chooses what shared memory
+        allows. It holds two CTAs an SM on Hopper unless `alone`, and with PDL or `beside` if that
+        is deep enough.
     """
 
     cluster: int = 1
@@ -58,26 +58,31 @@ TUNABLE = tuple(field.name for field in fields(Tuning))
 
 @dataclass(frozen=True)
 class Asked:
-    """What the arguments of `decode` decide of the kernel.
+    """Fields of the config that the arguments of `decode` decide.
 
     head_dim: columns of Q, K, V and O.
-    group: query heads that read one KV head. q_tokens: query tokens of an entry, the newest keys.
-    dtype: of Q; kv_dtype: of K and V, '' for the same, 'e4m3' for FP8.
-    k_scale, v_scale: fp32 [Hkv] that K and V in e4m3 are multiplied by.
-    out_dtype: of O; '' for `dtype`.
-    causal: query token t of T sees no key of the tokens behind it; without it all see all keys.
-    left: how far a token sees back is bounded; sink_tokens: the first keys stay visible beside.
+    group: query heads that read one KV head.
+    q_tokens: query tokens of an entry, which are the newest keys.
+    dtype: dtype of Q.
+    kv_dtype: dtype of K and V, '' for `dtype`, 'e4m3' for FP8.
+    k_scale, v_scale: whether K and V in e4m3 have scale factors, fp32 [Hkv].
+    out_dtype: dtype of O; '' for `dtype`.
+    causal: query token t of T sees no key of later tokens; without it all tokens see all keys.
+    left: how far a token sees back is bounded.
+    sink_tokens: the first keys are visible in addition to the window.
     softcap: scores pass through c tanh(s / c).
     sinks: one learned logit per query head joins the maximum and the denominator.
-    first: rows of an entry see no key before one that an int32 [B] names.
-    lens: valid keys of each entry from an int32 [B]; without it all keys are valid.
-    page_size: rows of a page of K and V, which a page table then names; 0: not paged.
-    parts: several clusters share a KV head; the last to arrive merges what all have left.
-    pdl: programmatic dependent launch. kv_ready: K, V, lengths and pages were complete before the
-        grid before this one began, so that only Q waits for it.
-    alone: no CTA beside another on an SM, and rings as deep as that allows. early: on Hopper the
-        next grid begins with this one, to fetch beside it, instead of when this one has fetched.
-    beside: two CTAs on an SM of a Blackwell GPU without PDL, too, where that is deep enough.
+    first: an int32 [B] gives the first key that rows of an entry may see.
+    lens: an int32 [B] gives the valid keys of each entry; without it all keys are valid.
+    page_size: rows of a page of K and V, located by a page table; 0 without pages.
+    parts: several clusters share a KV head; the last to arrive merges the results of all.
+    pdl: programmatic dependent launch.
+    kv_ready: K, V, lengths and pages were complete before the previous grid began, so that only Q
+        waits for it.
+    alone: one CTA on an SM, with rings as deep as that allows.
+    early: on Hopper the next grid begins together with this one, to fetch meanwhile, instead of
+        when this one has fetched.
+    beside: two CTAs on an SM of a Blackwell GPU even without PDL, if the ring is deep enough.
     """
 
     head_dim: int = 128
@@ -106,7 +111,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class DecodeConfig(Tuning, Asked):
-    """One compiled decode kernel: what the arguments say, and a `Tuning`."""
+    """Config of one compiled decode kernel: the fields that arguments decide, and a `Tuning`."""
 
     label: ClassVar = ("gqa_decode", "head_dim", "dtype", "group")
 
@@ -134,33 +139,35 @@ class DecodeConfig(Tuning, Asked):
 
     @property
     def columns(self) -> int:
-        """Query rows of one CTA, padded: the N of its products."""
+        """Number of query rows of one CTA, padded: the N of its products."""
         limit = self.max_columns or COLUMNS[-1]
         return next((n for n in COLUMNS if n >= self.rows or n == limit), limit)
 
     @property
     def row_tiles(self) -> int:
-        """CTAs beside each other that read the same keys, each for `columns` rows."""
+        """Number of CTAs that read the same keys, each for `columns` query rows."""
         return -(-self.rows // self.columns)
 
     @property
     def owner_ctas(self) -> int:
-        """CTAs of a cluster that finish O."""
+        """Number of CTAs of a cluster that finish O."""
         return self.owners or min(self.cluster, self.columns)
 
     @property
     def owned_columns(self) -> int:
-        """Columns that each of them finishes."""
+        """Columns that each owner finishes."""
         return self.columns // self.owner_ctas
 
     @property
     def statistics_bytes(self) -> int:
-        """Of an owner's mailbox: a maximum and a sum in fp32 of each column and CTA."""
+        """Bytes of the statistics in an owner's mailbox: fp32 maximum and sum of each column and
+        CTA.
+        """
         return 8 * self.owned_columns * self.cluster
 
     @property
     def mail_bytes(self) -> int:
-        """Of an owner's mailbox: O of every CTA, in fp32."""
+        """Bytes of O in an owner's mailbox: O of every CTA, in fp32."""
         return 4 * self.owned_columns * self.cluster * self.head_dim
 
     def check_values(self) -> None:

@@ -1,6 +1,6 @@
-"""What the kernels of decode are launched with, by name from the host to traced code.
+"""Launch arguments of the decode kernels, by name from the host to traced code.
 
-`gqa_lowlatency.launch` fills the fields with tensors of torch and numbers,
+`gqa_lowlatency.launch` fills the fields with torch tensors and numbers,
 `gqa_lowlatency.shared.signature` with those that a kernel is compiled for, and the kernels read
 them as the DSL's.
 """
@@ -16,8 +16,11 @@ Number = Any  # int or float on the host, Int32 or Float32 in traced code
 
 @dataclass(frozen=True, kw_only=True)
 class Tensors:
-    """q, o [B, T, Hq, D]; k, v [B, S, Hkv, D] or [pages, page, Hkv, D]; lse [B, Hq, T] fp32. The
-    last dimension is contiguous, other strides of q, k, v and o are multiples of 16 bytes."""
+    """Tensors of one launch.
+
+    q, o [B, T, Hq, D]; k, v [B, S, Hkv, D] or [pages, page, Hkv, D]; lse [B, Hq, T] fp32. The last
+    dimension is contiguous, other strides of q, k, v and o are multiples of 16 bytes.
+    """
 
     q: Tensor
     k: Tensor
@@ -28,7 +31,7 @@ class Tensors:
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """Tables in global memory; None where the config has no use for them.
+    """Tables in global memory; None if the config does not use them.
 
     partial and counts: the workspace of `shared/finish.py`.
     """
@@ -47,9 +50,10 @@ class Tables:
 class Scalars:
     """Numbers of a launch.
 
-    scale_log2: q.k times this is a logit in log2 units; with softcap c it is 2 c log2(e), and
-    softcap_log2 turns q.k into 2 s / c. left: keys seen before the own one; sink_tokens: the first
-    keys.
+    scale_log2: factor from q.k to a logit in log2 units; with softcap c it is 2 c log2(e).
+    softcap_log2: factor from q.k to 2 s / c, with softcap only.
+    left: keys visible before the token's position.
+    sink_tokens: number of first keys that stay visible.
     """
 
     scale_log2: Number

@@ -1,5 +1,6 @@
-"""The operator `blackwell_kernels::decode`: choose the config, decide empty problems, compile once,
-describe the launch."""
+"""Operator `blackwell_kernels::decode`: choose the config, handle empty problems, compile once,
+describe the launch.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +36,15 @@ Results = tuple[torch.Tensor, torch.Tensor]
 
 
 def forward(arguments: Arguments) -> Results:
-    """(O, LSE); one launch or none.
+    """Return (O, LSE), with one launch or none.
 
-    Nothing here reads a tensor on a GPU, so a CUDA graph can capture it.
+    No code here reads a tensor on a GPU, so a CUDA graph can capture it.
     """
     return launched(*prepare(arguments))
 
 
 def launched(arguments: Arguments, target: Target, decision: Decision) -> Results:
-    """The same for arguments that are checked."""
+    """Return (O, LSE) for checked arguments."""
     results = empty_results(arguments)
     if has_keys(arguments):
         given = kernel_arguments(arguments, results, decision)
@@ -55,7 +56,9 @@ def launched(arguments: Arguments, target: Target, decision: Decision) -> Result
 
 
 def prepare(arguments: Arguments) -> tuple[Arguments, Target, Decision]:
-    """Every check; the arguments with what was measured for them, where to run, what to launch."""
+    """Check everything; return the arguments with measured options, the target, and the
+    decision.
+    """
     arguments.check()
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
 
@@ -70,8 +73,10 @@ def prepare(arguments: Arguments) -> tuple[Arguments, Target, Decision]:
 
 
 def checked_decision(arguments: Arguments, target: Target, cluster: int = 0) -> Decision:
-    """What to launch for arguments that are checked; every check that needs it. cluster: as of
-    `gqa_lowlatency.choose.decide`."""
+    """Choose the launch for checked arguments, and run the checks that need it.
+
+    cluster: as in `gqa_lowlatency.choose.decide`.
+    """
     decision = decide(arguments, target, cluster)
     check_config(decision.config, target.arch)
     tiles = arguments.k.shape[-2] * decision.row_tiles
@@ -84,7 +89,9 @@ def checked_decision(arguments: Arguments, target: Target, cluster: int = 0) -> 
 
 @cache
 def check_config(config: DecodeConfig, arch: str) -> None:
-    """Raise ValueError or NotImplementedError for what the kernel of `arch` does not do."""
+    """Raise ValueError or NotImplementedError for configs that the kernel of `arch` does not
+    support.
+    """
     config.check_values()
     if written_for(arch) == "sm_100a":
         from gqa_lowlatency.sm100.plan import ROLES, make_plan
@@ -102,12 +109,12 @@ def check_config(config: DecodeConfig, arch: str) -> None:
 
 
 def compile_for(config: DecodeConfig, arch: str) -> CompiledKernel | None:
-    """The kernel, found or compiled, once per process."""
+    """Return the kernel, looked up or compiled, once per process."""
     return compile_once(config, arch, KERNELS[written_for(arch)])
 
 
 def empty_results(arguments: Arguments) -> Results:
-    """O and LSE, allocated and not yet written."""
+    """Allocate O and LSE without writing them."""
     q, o = arguments.q, arguments.out
     if o is None:
         o = q.new_empty(q.shape, dtype=arguments.o_dtype)
@@ -116,12 +123,12 @@ def empty_results(arguments: Arguments) -> Results:
 
 
 def has_keys(arguments: Arguments) -> bool:
-    """Whether there is anything to launch for."""
+    """Return whether a launch is needed."""
     return arguments.q.shape[0] > 0 and arguments.k.numel() > 0 and arguments.capacity > 0
 
 
 def kernel_arguments(arguments: Arguments, results: Results, decision: Decision) -> KernelArguments:
-    """What the kernels of all architectures are launched with."""
+    """Return the launch arguments of the kernels of all architectures."""
     heads = arguments.k.shape[-2]
     scale_log2, softcap_log2 = arguments.factors()
     scalars = Scalars(
@@ -161,9 +168,11 @@ def kernel_arguments(arguments: Arguments, results: Results, decision: Decision)
 def make_workspace(
     arguments: Arguments, config: DecodeConfig, num_splits: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What clusters that share a KV head leave for the last of them: fp32 [units, num_splits,
-    words], int32 [units] of zeros, which every launch leaves behind as zeros; see
-    `shared/finish.py`."""
+    """Allocate the workspace of clusters that share a KV head, see `shared/finish.py`.
+
+    Return fp32 [units, num_splits, words] for their results, and int32 [units] of zeros, which
+    every launch resets to zeros.
+    """
     units = arguments.q.shape[0] * arguments.k.shape[-2] * config.row_tiles * config.owner_ctas
     words = config.owned_columns * (config.head_dim + 2)
     partial = arguments.q.new_empty((units, num_splits, words), dtype=torch.float32)
@@ -171,7 +180,7 @@ def make_workspace(
 
 
 def _fake_results(arguments: Arguments) -> Results:
-    """Shapes, dtypes and strides alone: sizes may be symbols, on which no check could decide."""
+    """Return shapes, dtypes and strides only: sizes may be symbols, which checks cannot compare."""
     arguments.check_devices()
     return empty_results(arguments)
 

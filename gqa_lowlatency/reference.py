@@ -3,9 +3,8 @@
 `definition` evaluates everything that `gqa_lowlatency.decode` can do in fp64, the softmax itself by
 `kernelkit.numerics.definition`. `rounded` rounds where the kernel rounds (scores and sums in fp32,
 P in the dtype of its product, O in the output dtype; where a sink leaves a subnormal share of a
-row, it is 0) and nowhere else; the distance between the two is what the kernel may be wrong by
-(`kernelkit.numerics.tolerance`). Neither knows of tiles or clusters, so neither shares a bug with
-them.
+row, it is 0) and nowhere else. The distance between the two is the kernel's tolerance
+(`kernelkit.numerics.tolerance`). Neither has tiles or clusters, so neither shares a bug with them.
 
 e4m3 keys: on sm_90a, and on GPUs of mma.sync alone, they become 16 bits wide, exactly, and P is
 rounded to fp16. On sm_100a the products are of e4m3: each row of Q is scaled to 448 and rounded,
@@ -29,14 +28,15 @@ from kernelkit.numerics.definition import Numbers, attend, of_heads
 from kernelkit.plan.log2 import LOG2_E, MAX_FACTOR, MIN_FACTOR
 
 E4M3 = torch.float8_e4m3fn
-P_BIAS = 2.0**8  # of P in e4m3, whose largest number is 448
-SMALLEST_TOP = 2.0**-100  # of a row of Q in e4m3, below which the kernel takes it for zeros
+P_BIAS = 2.0**8  # factor of P in e4m3, whose largest number is 448
+SMALLEST_TOP = 2.0**-100  # maximum of a row of Q in e4m3 below which the row counts as zeros
 
 
 @dataclass(frozen=True)
 class Options:
-    """The keyword arguments of `gqa_lowlatency.decode` that change its result; and arch, which
-    says what is rounded."""
+    """Keyword arguments of `gqa_lowlatency.decode` that change its result, and arch, which
+    determines the roundings.
+    """
 
     kv_lens: Sequence[int] | torch.Tensor | None = None
     first_keys: Sequence[int] | torch.Tensor | None = None
@@ -55,24 +55,28 @@ class Options:
 
 @dataclass(frozen=True)
 class Decoded:
-    """o: output; lse: ln of the sum of exp(score), the sink's included."""
+    """Results of the reference.
+
+    o: output.
+    lse: ln of the sum of exp(score), including the sink.
+    """
 
     o: torch.Tensor
     lse: torch.Tensor
 
 
 def definition(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Decoded:
-    """The fp64 definition; `options` are the fields of `Options`."""
+    """Compute the fp64 definition; `options` are the fields of `Options`."""
     return _decode(q, k, v, Options(**options), exact=True)
 
 
 def rounded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Decoded:
-    """The same with the rounding points of the kernel."""
+    """Compute decode with the rounding points of the kernel."""
     return _decode(q, k, v, Options(**options), exact=False)
 
 
 def visible_keys(tokens: int, n_keys: int, options: Options) -> torch.Tensor:
-    """bool [tokens, n_keys]: what each token sees."""
+    """Return bool [tokens, n_keys]: whether each token sees each key."""
     position = torch.arange(n_keys - tokens, n_keys)[:, None]
     key = torch.arange(n_keys)[None, :]
     seen = (key <= position) if options.causal else torch.ones(tokens, n_keys, dtype=torch.bool)
@@ -108,7 +112,7 @@ def _rows(cache: torch.Tensor, entry: int, options: Options) -> torch.Tensor:
         return cache[entry, :length]
     assert length is not None  # a page table comes with kv_lens
     pages = options.page_table[entry, : -(-length // cache.shape[1])].long()
-    used = pages.clamp(0, len(cache) - 1)  # what stands for a page that nobody sees may be no page
+    used = pages.clamp(0, len(cache) - 1)  # the entry of an unseen page may be invalid
     return cache[used].flatten(0, 1)[:length]
 
 
@@ -125,14 +129,14 @@ def _exact(
 def _rounded(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, o before its last rounding."""
+    """Return (o before its last rounding, LSE), with the rounding points of the kernel."""
     narrow = k.dtype == E4M3 and written_for(options.arch) == "sm_100a"
     products = (E4M3 if narrow else torch.float16) if k.dtype == E4M3 else q.dtype
     (_, heads, _), (n_keys, kv_heads, _) = q.shape, k.shape
     group = heads // kv_heads
     visible = seen.to(q.device)
     anyone = visible.any(dim=0)[:, None, None]
-    # What no token sees may be anything, NaN too: it is not part of the problem.
+    # Keys that no token sees may be anything, even NaN: they are not part of the problem.
     keys, values = (
         tensor.float().masked_fill(~anyone, 0.0).repeat_interleave(group, dim=1)
         for tensor in (k, v)
@@ -159,11 +163,12 @@ def _rounded(
 
 
 def _quantised(q: torch.Tensor) -> torch.Tensor:
-    """Rows of Q as e4m3 times a scale of their own.
+    """Return rows of Q as e4m3 times a scale for each row.
 
-    Times 448 / top in fp32, as the kernel multiplies, and not divided by top / 448: where top makes
-    products that lie half-way between two of e4m3 (49 / 16 does), the last bit of the factor says
-    which one it is, of all of them in the same direction, and the LSE of a row is seen to move.
+    Rows are multiplied by 448 / top in fp32, as in the kernel, and not divided by top / 448. For
+    some tops products lie half-way between two e4m3 values (49 / 16 is such a top). The last bit of
+    the factor then decides the rounding of all of them in one direction, and the LSE of a row
+    visibly moves.
     """
     top, largest = q.float().abs().amax(-1, keepdim=True), torch.finfo(E4M3).max
     factor = (largest * top.reciprocal()).masked_fill(top <= SMALLEST_TOP, 0.0)
@@ -176,7 +181,7 @@ def _rounded_weights(weights: torch.Tensor, products: torch.dtype) -> torch.Tens
 
 
 def _capped(scores: torch.Tensor, head_dim: int, options: Options) -> torch.Tensor:
-    """Logits of the products q.k. A factor too large for fp32 is applied in fp64."""
+    """Return the logits of the products q.k. A factor too large for fp32 is applied in fp64."""
     scale = 1.0 / math.sqrt(head_dim) if options.scale is None else options.scale
     factor = scale * of_heads(scores.double(), options.k_scale)
     if options.softcap:

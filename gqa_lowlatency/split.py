@@ -1,8 +1,8 @@
-"""Which tiles of keys a CTA works on, on the host; `shared/split.py` computes the same in a kernel.
+"""Tiles of keys that a CTA processes, on the host; `shared/split.py` computes the same in a kernel.
 
 The keys that any query token sees are [0, sink_tokens) and [begin, n_keys). They are cut into
-tiles, those of the first range before those of the second and none twice, and dealt to the CTAs in
-order: contiguous shares, the remainder to the low ranks.
+tiles, those of the first range before those of the second, none twice. The tiles are dealt to the
+CTAs in order: contiguous shares, the remainder to the low ranks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Reach:
 
     @property
     def tiles(self) -> int:
-        """How many they are."""
+        """Number of tiles."""
         return self.sink_tiles + self.last - self.first
 
     def tile(self, index: int) -> int:
-        """The index-th of them."""
+        """Return the number of the index-th tile."""
         return index if index < self.sink_tiles else index - self.sink_tiles + self.first
 
 
@@ -36,10 +36,10 @@ def reach(
     sink_tokens: int = 0,
     first_key: int = 0,
 ) -> Reach:
-    """Tiles of `tile` keys that the query tokens of one entry see.
+    """Return the tiles of `tile` keys that the query tokens of one entry see.
 
-    The tokens are the newest of n_keys; each sees `left` keys before its own, None for all, and
-    the first sink_tokens; none sees a key before first_key.
+    The tokens are the newest of n_keys. Each sees `left` keys before its position, None for all,
+    and the first sink_tokens. No token sees a key before first_key.
     """
     begin = max(first_key, 0 if left is None else n_keys - q_tokens - left)
     last = -(-n_keys // tile)
@@ -49,11 +49,11 @@ def reach(
 
 
 def share(tiles: int, ctas: int, rank: int) -> tuple[int, int]:
-    """(first, number) of the tiles of CTA `rank` of `ctas`."""
+    """Return (first, number) of the tiles of CTA `rank` of `ctas`."""
     base, more = divmod(tiles, ctas)
     return rank * base + min(rank, more), base + (rank < more)
 
 
 def active(tiles: int, ctas: int) -> int:
-    """CTAs that have any tile; they are the first ones."""
+    """Return the number of CTAs that have any tile, which are the first ones."""
     return min(tiles, ctas)

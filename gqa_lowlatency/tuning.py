@@ -1,4 +1,4 @@
-"""What of decode can be tuned, by shapes that a user names: see `kernelkit.tune.tuner`."""
+"""Tuning of decode for shapes that a user names: see `kernelkit.tune.tuner`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,16 @@ from kernelkit.tune.tuner import Call, Subject
 
 @dataclass(frozen=True)
 class Shape:
-    """batch: entries, of `keys` keys each. tokens: query tokens of an entry. kv_dtype: '' is that
-    of q. page_size: 0 without pages. lens: whether there are kv_lens, as with pages always. window:
-    keys that a token sees, 0 for all. sinks, pdl: as of `decode`."""
+    """Sizes and options of a decode problem to tune.
+
+    batch: number of entries, each with `keys` keys.
+    tokens: query tokens of an entry.
+    kv_dtype: dtype of k and v; '' is `dtype`.
+    page_size: rows of a page; 0 without pages.
+    lens: whether there are kv_lens, as always with pages.
+    window: keys that a token sees, 0 for all.
+    sinks, pdl: as in `decode`.
+    """
 
     batch: int = 1
     keys: int = 8192
@@ -38,7 +45,7 @@ class Shape:
 
 
 def call(shape: Shape, device: torch.device, arch: str | None = None) -> Call:
-    """A call of `decode` on random tensors."""
+    """Return a call of `decode` on random tensors."""
     dtype, batch = DTYPES[shape.dtype], shape.batch
     rows: tuple[int, ...] = (batch, shape.keys)
     options: dict[str, Any] = {"pdl": shape.pdl, "arch": arch}
@@ -62,7 +69,7 @@ def call(shape: Shape, device: torch.device, arch: str | None = None) -> Call:
 
 
 def draw(order: random.Random) -> Shape:
-    """Of models of today."""
+    """Draw a random shape of a present-day model."""
     q_heads, kv_heads = order.choice(((64, 8), (32, 8), (8, 1), (16, 2), (40, 8), (64, 4)))
     return Shape(
         batch=order.choice((1, 2, 4, 8, 16, 32, 64)),

@@ -1,4 +1,6 @@
-"""`warmup`: every kernel that decode steps of given sizes can choose, compiled before the first."""
+"""`warmup`: compile every kernel that decode steps of given sizes can choose, before the first
+step.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +60,12 @@ def warmup(
     `decode` within these sizes compiles nothing.
 
     Args:
-        q, k, v: as for `decode`; dtypes, heads, head_dim, query tokens and page size count, lengths
-            and contents do not, and they may be on the device 'meta' where `arch` is given.
+        q, k, v: as for `decode`. Dtypes, heads, head_dim, query tokens and page size matter;
+            lengths and contents do not. They may be on the device 'meta' if `arch` is given.
         batches: entries of a step, a sequence such as `range(1, 65)`.
-        lengths: values of `max_kv_len`, or capacities where that is not given; a sequence.
+        lengths: values of `max_kv_len`, or capacities without it; a sequence.
         progress: see `kernelkit.compile.warm.warm`.
-        options: those of `decode`; masks and which tables there are count.
+        options: those of `decode`; masks and the presence of tables matter.
 
     Returns:
         The keys of the kernels, and the seconds that each took.
@@ -81,7 +83,7 @@ def warmup(
 def kernels_for(
     arguments: Arguments, batches: Sequence[int], lengths: Sequence[int]
 ) -> list[KernelKey]:
-    """The kernels of `warmup`, each once."""
+    """Return the kernels of `warmup`, without duplicates."""
     target = choose_target(arguments.q.device, arguments.backend, arguments.arch, ARCHS)
     every = _configs(arguments, target, batches, lengths), _measured(arguments, target, batches)
     configs = dict.fromkeys(itertools.chain(*every))
@@ -115,8 +117,7 @@ def _configs(
 def _measured(
     arguments: Arguments, target: Target, batches: Sequence[int]
 ) -> Iterator[DecodeConfig]:
-    """Yield the configs that were measured to be the best for calls like this one with so many
-    entries."""
+    """Yield the configs measured to be the best for calls like this one with these batch sizes."""
     asked, heads = problem_of(arguments), {batch * arguments.kv_heads for batch in batches}
     sms = load_of(arguments, target.arch).sms
     if asked is None:
@@ -131,16 +132,19 @@ def _measured(
 
 
 def _limits(arguments: Arguments, target: Target, config: DecodeConfig) -> list[CoScheduled | None]:
-    """How many clusters run at once: what the device says, or for one that is not here, all that it
-    could say."""
+    """Return how many clusters run at once: from the device, or all possibilities without one."""
     if target.backend != "none":
         return [co_scheduled_on(target, config, arguments.q.device)]
     return [_up_to(most) for most in CLUSTERS]
 
 
 def _sms(arguments: Arguments, target: Target) -> list[int]:
-    """SMs of the GPU. For one that is not here, and has no clusters: some of which one is between
-    any number of CTAs and its double, as GPUs of one architecture have few and many."""
+    """Return the SMs of the GPU, or possible numbers without one.
+
+    Without a GPU, and for architectures without clusters, the numbers are powers of two: GPUs of
+        one
+    architecture range from few SMs to many.
+    """
     most = machine_of(target.arch).sms
     if target.backend != "none" or machine_of(target.arch).widest > 1:
         return [load_of(arguments, target.arch).sms]
@@ -152,8 +156,10 @@ def _up_to(most: int) -> CoScheduled:
 
 
 def _representative(lengths: Sequence[int]) -> Iterator[int]:
-    """One of all lengths between which no choice changes: choices look at whole tiles of keys,
-    begun or complete."""
+    """Yield a length of each range within which no choice changes.
+
+    Choices depend on whole tiles of keys, begun or complete.
+    """
     known = set()
     for length in lengths:
         place = -(-length // TILE), length // TILE

@@ -11,7 +11,7 @@ from fmha.shared.two_rows import Reference
 
 @dataclass(frozen=True)
 class Buffers:
-    """Shared addresses of the CTA's buffers; of those behind v the team's own."""
+    """Shared addresses of the CTA's buffers; buffers after v are those of the team."""
 
     q: Int32  # [rows of all teams][columns]
     k: Int32  # [stage][key][columns]
@@ -24,7 +24,7 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Scope:
-    """What a warp may reach."""
+    """Objects that a warp may use."""
 
     inputs: Inputs
     tensors: Globals
@@ -34,12 +34,14 @@ class Scope:
 
 @dataclass(frozen=True)
 class Place:
-    """Of a warp and its lane. The addresses are where the lane begins to read matrices."""
+    """Position of a warp and its lane. q, k and v: addresses where the lane begins to read
+    matrices.
+    """
 
     thread: Int32
     lane: Int32
     team: Int32
-    slice: Int32  # of v_head_dim, and of head_dim or of the keys of a tile
+    slice: Int32  # slice of v_head_dim, and of head_dim or of the keys of a tile
     q: Int32  # its team's rows, its slice
     k: Int32  # in stage 0, its slice
     v: Int32
@@ -47,8 +49,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Seen:
-    """Whose scores of which keys: a warp's, of the tile from `key` on. masked: whether there may be
-    a row that does not see all of it."""
+    """Scores of a warp for the key tile from `key` on.
+
+    masked: whether some row may not see the whole tile.
+    """
 
     work: Work
     place: Place
@@ -58,8 +62,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Weights:
-    """Registers of a lane for a key tile: S, then its weights, for each 16 rows that its warp
-    weighs, and P, the weights rounded as the A operand, for each 16 rows of O."""
+    """Registers of a lane for a key tile.
+
+    scores: S, then its weights, for each 16 rows that the warp weighs.
+    p: the weights rounded as the A operand, for each 16 rows of O.
+    """
 
     scores: tuple[cute.Tensor, ...]  # fp32
     p: tuple[cute.Tensor, ...]
@@ -67,7 +74,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Tile:
-    """Registers of a lane."""
+    """Registers of a lane for a query block."""
 
     part: Weights
     o: tuple[cute.Tensor, ...]  # fp32, for each 16 rows of the team

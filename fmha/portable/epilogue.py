@@ -1,4 +1,4 @@
-"""O of 16 rows on its way to global memory (device code)."""
+"""Store of O of 16 rows to global memory (device code)."""
 
 import cutlass
 import cutlass.cute as cute
@@ -11,7 +11,7 @@ from fmha.shared.epilogue import rotate_back, store_pieces
 from fmha.shared.two_rows import rescale
 from fmha.shared.walk import entry_of_q
 
-TRADED = 32  # columns of which four lanes trade pieces for longer ones
+TRADED = 32  # columns whose pieces four lanes exchange for longer ones
 
 
 @cute.jit
@@ -23,7 +23,7 @@ def store_o(
     factors: tuple[Float32, Float32],
     scope: Scope,
 ) -> None:
-    """The slice's columns, normalised, turned back and rounded as the config says."""
+    """Store the slice's columns: normalised, rotated back and rounded per the config."""
     layout, config = plan.layout, plan.config
     if cutlass.const_expr(config.normalize):
         rescale(o, factors)
@@ -42,7 +42,7 @@ def store_o(
 def store_pairs(
     plan: PortablePlan, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope
 ) -> None:
-    """Neighbouring columns at a time, those that there are."""
+    """Store two adjacent columns at a time, for columns that exist."""
     columns, entry = plan.layout.o_columns, entry_of_q(plan, work)
     size = plan.config.out_bytes // 2  # words of two columns
     words = cute.recast_tensor(rounded, Uint32)

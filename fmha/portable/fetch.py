@@ -1,8 +1,8 @@
-"""Rows of Q, K and V to shared memory by cp.async (device code).
+"""Fetch rows of Q, K and V to shared memory by cp.async (device code).
 
-A thread copies the same 16 bytes of row after row, so that most of an address is computed once for
-a tile. What an entry does not have becomes zeros: rows of keys past the last one that is seen,
-since a weight of 0 times NaN is NaN; rows of queries; columns that only make a slice whole.
+A thread copies the same 16 bytes of row after row, so most of an address is computed once for a
+tile. Missing data becomes zeros: rows of keys past the last visible one, since a weight of 0 times
+NaN is NaN; rows of queries; columns that pad a slice.
 """
 
 from dataclasses import dataclass, replace
@@ -22,8 +22,10 @@ from kernelkit.plan import hw
 
 @cute.jit
 def fetch_q(plan: PortablePlan, work: Work, scope: Scope, place: Place) -> None:
-    """A warp's slice of its team's rows, which nobody else reads; where warps share keys, its part
-    of whole rows."""
+    """Fetch a warp's slice of its team's rows, which no other warp reads.
+
+    If warps share keys, fetch this warp's part of whole rows.
+    """
     layout, q = plan.layout, scope.inputs.q
     item, row_bytes = plan.config.q_item_bytes, layout.sized.k_row_bytes
     chunks = layout.dims * item // CHUNK_BYTES  # of a row
@@ -55,18 +57,20 @@ def fetch_q(plan: PortablePlan, work: Work, scope: Scope, place: Place) -> None:
 
 @dataclass(frozen=True)
 class Coming:
-    """Rows of a key tile that a thread is to fetch to shared memory, one behind the other: those of
-    K or V with its first key, and every so many keys further on."""
+    """Rows of a key tile of K or V that a thread fetches to shared memory one after the other.
+
+    The rows begin at the thread's first key and have a fixed stride.
+    """
 
     source: cute.Tensor
     work: Work
     tables: Tables
-    line: Int64  # where its chunk of the first row is; with pages in the first page's first row
+    line: Int64  # address of its chunk of the first row; with pages, of the first page's first row
     step: Int64  # bytes from one row of the thread to its next
-    place: Int32  # shared address of the first one
-    own: Int32  # number of the first one in the tile
-    first: Int32  # its key
-    left: Int32  # keys from there on that are seen; rows of others become zeros
+    place: Int32  # shared address of the first row
+    own: Int32  # index of the first row in the tile
+    first: Int32  # key of the first row
+    left: Int32  # visible keys from `first` on; later rows become zeros
 
 
 @cute.jit
@@ -81,8 +85,10 @@ def fetch_keys(
     *,
     of: cutlass.Constexpr = "kv",
 ) -> None:
-    """All threads: key tile number `step` of K, of V or of both into `stage`, if there is one;
-    waits for nothing."""
+    """Fetch key tile number `step` of K, of V or of both into `stage`, if the tile exists.
+
+    Called by all threads; does not wait.
+    """
     if step < walk.tiles:
         for name in cutlass.range_constexpr(len(of)):
             coming = coming_rows(plan, work, walk, scope, thread, step, stage, of=of[name])
@@ -101,14 +107,14 @@ def coming_rows(
     *,
     of: cutlass.Constexpr,
 ) -> Coming:
-    """Those of a thread of key tile number `step`; all of them zeros where there is none."""
+    """Return the rows of a thread of key tile number `step`; all zeros if there is no such tile."""
     inputs, buffers, keys = scope.inputs, scope.buffers, plan.layout.tile_n
     source, ring = (inputs.k, buffers.k) if of == "k" else (inputs.v, buffers.v)
     row_bytes, chunks, rows = _sizes(plan, of)
     own, chunk = thread // chunks, thread % chunks
     key = first_key(plan, walk, step) + own
     line, bytes_of_key = _first_row(plan, source, work, key)
-    # Of columns that only make a slice whole no row is read.
+    # Columns that only pad a slice are not read.
     given = cute.size(source, mode=[1]) * plan.config.io_bytes // CHUNK_BYTES
     seen = step < walk.tiles and chunk < given
     return Coming(
@@ -133,7 +139,7 @@ def fetch_part(
     *,
     of: cutlass.Constexpr,
 ) -> Coming:
-    """One of so many parts of the rows; returns what is left."""
+    """Fetch part `part` of `parts` of the rows; return the remaining rows."""
     row_bytes, chunks, rows = _sizes(plan, of)
     turns = -(-plan.layout.tile_n // rows)
     for turn in cutlass.range_constexpr(part * turns // parts, (part + 1) * turns // parts):
@@ -156,7 +162,9 @@ def fetch_part(
 
 @cute.jit
 def _next(number: Any, step: Any) -> Any:
-    """The sum. ptxas would compute those of all rows at once, in as many registers."""
+    """Return the sum. Inline PTX keeps ptxas from computing it for all rows at once, in more
+    registers.
+    """
     size = number.width
     return cute.arch.inline_ptx(
         f"add.s{size} {{$w0}}, {{$r0}}, {{$r1}};",
@@ -166,8 +174,9 @@ def _next(number: Any, step: Any) -> Any:
 
 
 def _sizes(plan: PortablePlan, of: str) -> tuple[int, int, int]:
-    """(bytes from a row of K or V to the next, chunks of one, rows that all threads fetch at a
-    time)."""
+    """Return (bytes from a row of K or V to the next, chunks of a row, rows that all threads fetch
+    at a time).
+    """
     sized = plan.layout.sized
     row_bytes = sized.k_row_bytes if of == "k" else sized.v_row_bytes
     chunks = row_bytes // CHUNK_BYTES - 1
@@ -178,8 +187,10 @@ def _sizes(plan: PortablePlan, of: str) -> tuple[int, int, int]:
 def _first_row(
     plan: PortablePlan, source: cute.Tensor, work: Work, key: Int32
 ) -> tuple[Int64, Int64]:
-    """(where the row of `key` begins in global memory, bytes to the next row); with pages where the
-    first page begins."""
+    """Return (address of the row of `key` in global memory, bytes to the next row).
+
+    With pages, the address of the first page.
+    """
     entry, row = work.batch, work.kv_start + key
     if cutlass.const_expr(plan.config.varlen_k):
         entry = Int32(0)
@@ -193,10 +204,12 @@ def _first_row(
 def _row_in_page(
     plan: PortablePlan, coming: Coming, row: cutlass.Constexpr
 ) -> tuple[Int64, Boolean]:
-    """(bytes from the first page's first row to that of a key, whether the pool has its page)."""
+    """Return (bytes from the first page's first row to the row of a key, whether the pool has its
+    page).
+    """
     size, item = plan.config.page_size, plan.config.io_bytes
     source, table, key = coming.source, coming.tables.page_table, coming.first + row
-    # Of a tile that there is not the first key may be anywhere, before the first one, too.
+    # The first key of a tile that does not exist may be anywhere, even negative.
     place = cutlass.max(cutlass.min(key // size, cute.size(table, mode=[1]) - 1), 0)
     page = table[coming.work.batch, place]
     there = page >= 0 and page < cute.size(source, mode=[3])

@@ -1,9 +1,9 @@
-"""The attention forward kernel for every GPU that has mma.sync: prologue, and what all warps do.
+"""Attention forward kernel for every GPU with mma.sync: prologue, and the dispatch of all warps.
 
-Read `layout.py` first (who has which rows and columns), then `math.py` and, in the order of the
-data, `fetch.py`, `products.py` and `epilogue.py`; where warps share rows `teams.py`. It takes
-mma.sync, ldmatrix and cp.async, as sm_80 has them. A CTA computes query blocks one after another
-(`fmha/shared/walk.py`).
+Read `layout.py` first (rows and columns of each warp), then `math.py`. Then, in the order of the
+data, `fetch.py`, `products.py` and `epilogue.py`; for warps that share rows `teams.py`. The kernel
+uses mma.sync, ldmatrix and cp.async, available from sm_80. A CTA computes query blocks one after
+another (`fmha/shared/walk.py`).
 """
 
 import cutlass
@@ -23,7 +23,7 @@ from kernelkit.plan import hw
 
 
 class AttentionSm80(Forward):
-    """One config, traced by `cute.compile(AttentionSm80(config, arch), ...)`."""
+    """Kernel of one config, traced by `cute.compile(AttentionSm80(config, arch), ...)`."""
 
     plan: PortablePlan
 
@@ -35,7 +35,7 @@ class AttentionSm80(Forward):
 
     @cute.kernel
     def kernel(self, inputs: Inputs, tensors: Globals, scalars: Scalars) -> None:
-        """All warps do the same."""
+        """Run the math in all warps alike."""
         smem = SmemAllocator().allocate(self.plan.smem.bytes, byte_alignment=16).toint()
         if cutlass.const_expr(self.plan.config.pdl):
             follow()
@@ -43,7 +43,7 @@ class AttentionSm80(Forward):
 
     @cute.jit
     def buffers(self, smem: cutlass.Int32) -> Buffers:
-        """All buffers, those of teams at this warp's."""
+        """Return all buffers; buffers of teams are those of this warp's team."""
         sized = self.plan.layout.sized
         begins = {name: begin for name, (begin, _) in self.plan.smem.offsets().items()}
         thread, _, _ = cute.arch.thread_idx()
@@ -61,10 +61,10 @@ class AttentionSm80(Forward):
     def describe_copies(
         self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor
     ) -> Inputs:
-        """Threads fetch what they need themselves."""
+        """Return the tensors, since threads fetch them without TMA."""
         return Inputs(q, k, v)
 
 
 def host_function(config: AttentionConfig, arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return AttentionSm80(config, arch), *example_arguments(config)

@@ -1,16 +1,16 @@
-"""AttentionConfig -> tiles and where each of them lies in shared memory, for mma.sync.
+"""AttentionConfig -> tiles and their places in shared memory, for mma.sync.
 
-A team computes a query tile: 16 or 32 rows, S, P and O in its registers. Up to head dim 128 a team
-is one warp. Above, the O of so many rows is more than its registers hold, and a team is two or four
-warps, of which each has a slice of the columns of V and O. They share Q K^T in one of two ways:
+A team computes a query tile: 16 or 32 rows, with S, P and O in its registers. Up to head dim 128 a
+team is one warp. Above, O of so many rows exceeds the registers of a warp. A team then has two or
+four warps, each with a slice of the columns of V and O. They share Q K^T in one of two ways:
 
-- 'base': each has a slice of the columns of Q and K, too, and sums Q K^T over it; the warps add
-  these sums up through shared memory, and P comes back the same way;
-- 'keys': each of two has half of the keys of a tile, and tells the other its half of P alone.
+- 'base': each warp also has a slice of the columns of Q and K and computes Q K^T over it. The warps
+  add these sums through shared memory, and P comes back through shared memory;
+- 'keys': each of two warps has half of the keys of a tile, and passes only its half of P on.
 
-Rows lie in shared memory behind each other, each with 16 bytes more than it needs. A row then is an
-odd number of 16-byte chunks, and the eight rows that ldmatrix reads at a time lie in eight
-different places among the banks, whatever the head dim is.
+Rows are contiguous in shared memory, each padded by 16 bytes. A row is then an odd number of
+16-byte chunks. So the eight rows that ldmatrix reads at a time lie in eight different bank groups,
+whatever the head dim is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kernelkit.plan import hw
 from kernelkit.plan.smem import SmemBuffer, SmemPlan
 
 ROWS = 16  # of mma.sync
-DIM_STEP = 16  # K of mma.sync, and what head dims are multiples of
+DIM_STEP = 16  # K of mma.sync; head dims are multiples of it
 PAIR = 2  # warps that share keys
 MOST_TEAMS = hw.NAMED_BARRIERS - hw.FIRST_NAMED_BARRIER  # each has a named barrier
 MOST_PAIRS = MOST_TEAMS // 3  # each has three
@@ -41,9 +41,15 @@ MIN_STAGES = 2  # key tiles in shared memory: one is read while the next one com
 
 @dataclass(frozen=True)
 class Shape:
-    """How a CTA shares its work. slices: warps of a team; row_tiles: times 16 rows of a team; teams
-    of a CTA; tile_n: keys of a tile; residents: CTAs that an SM is to hold; schedule: what the
-    warps of a team share of Q K^T."""
+    """Division of a CTA's work.
+
+    slices: warps of a team.
+    row_tiles: tiles of 16 rows of a team.
+    teams: teams of a CTA.
+    tile_n: keys of a tile.
+    residents: CTAs resident on an SM.
+    schedule: how the warps of a team share Q K^T, 'base' or 'keys'.
+    """
 
     slices: int
     row_tiles: int
@@ -63,11 +69,11 @@ class Shape:
 
     @property
     def score_keys(self) -> int:
-        """Keys of a tile of which a warp computes S."""
+        """Keys of a tile for which a warp computes S."""
         return self.tile_n // self.slices if self.shares_keys else self.tile_n
 
 
-# Largest of head_dim and v_head_dim -> shapes: the first is taken that shared memory holds.
+# Largest of head_dim and v_head_dim -> shapes; the first that fits in shared memory is used.
 SHAPES: dict[int, tuple[Shape, ...]] = {
     64: (Shape(1, 2, 4, 64, 2), Shape(1, 2, 4, 32, 2)),
     128: (Shape(1, 2, 4, 64, 2), Shape(1, 2, 4, 32, 1), Shape(1, 1, 4, 32, 1)),
@@ -98,13 +104,14 @@ class Layout(Tiles):
 
     @cached_property
     def shape(self) -> Shape:
-        """The first of the head dim's that fits, with what the config says instead."""
+        """First shape of the head dim that fits, with the configured fields replaced."""
         found = [self._as_configured(shape) for shape in self._shapes()]
         return next((shape for shape in found if self._fits(shape)), found[-1])
 
     def _shapes(self) -> tuple[Shape, ...]:
-        """Of the head dim; of as many slices and the schedule that are configured, if there are
-        such."""
+        """Return the shapes of the head dim, restricted to the configured slices and schedule if
+        possible.
+        """
         config = self.config
         widest = max(config.head_dim, config.v_dim)
         found = next((shapes for most, shapes in SHAPES.items() if widest <= most), SHAPES[512])
@@ -118,7 +125,7 @@ class Layout(Tiles):
         schedule = config.schedule or shape.schedule
         slices = config.slices or (PAIR if schedule == "keys" else shape.slices)
         row_tiles = shape.row_tiles if tile_m % (shape.row_tiles * ROWS) == 0 else 1
-        # Columns of Q and K count where all are a warp's, and registers hold no more of O.
+        # Columns of Q and K count if a warp has all of them; registers limit the columns of O.
         widest = config.v_dim if schedule == "keys" else max(config.head_dim, config.v_dim)
         whole = slices == 1 or schedule == "keys"
         if whole and self._padded(widest, slices) // slices * row_tiles > MOST_COLUMNS:
@@ -140,17 +147,19 @@ class Layout(Tiles):
 
     @staticmethod
     def _shares_out(shape: Shape) -> bool:
-        """Two warps, and whole 16 keys for each; barriers for so many teams."""
+        """Return whether two warps share a tile in multiples of 16 keys, and barriers suffice for
+        the teams.
+        """
         halves = shape.slices == PAIR and shape.tile_n % (PAIR * KEY_STEP) == 0
         return halves and shape.teams <= MOST_PAIRS
 
     @property
     def sized(self) -> _Sized:
-        """The buffers."""
+        """Sizes of the buffers."""
         return _Sized(self.config, self.shape)
 
     def smem(self) -> SmemPlan:
-        """Where everything lies."""
+        """Return the shared memory of a CTA."""
         return SmemPlan(self.sized.buffers(), hw.smem_bytes_per_cta(self.arch))
 
     def check(self) -> None:
@@ -223,17 +232,19 @@ class Layout(Tiles):
 
     @property
     def asks_weights(self) -> bool:
-        """Maxima are found where weights tell that they are too small, not for each key tile."""
+        """Whether a new maximum is computed only if weights show that the old one is too small."""
         return self.shape.slices == 1 and self.shape.row_tiles > 1
 
     @property
     def holds_q(self) -> bool:
-        """Fragments of Q stay in registers, and are not read again for each key tile."""
+        """Whether fragments of Q stay in registers, instead of being read for each key tile."""
         return self.shape.slices == 1 and self.dims <= HELD_DIMS
 
     @property
     def key_step(self) -> int:
-        """1: rows of keys are fetched one by one, and a tile may begin anywhere in a page."""
+        """Always 1: rows of keys are fetched one by one, and a tile may begin anywhere
+        in a page.
+        """
         return 1
 
     @property
@@ -266,18 +277,18 @@ class Layout(Tiles):
 
     @property
     def dims(self) -> int:
-        """Columns of Q and K of a warp; the last warp's may reach beyond them, to zeros."""
+        """Columns of Q and K of a warp, padded with zeros in the last warp."""
         slices = self.shape.dim_slices
         return self._padded(self.config.head_dim, slices) // slices
 
     @property
     def o_columns(self) -> int:
-        """Columns of V and O of a warp, the same way."""
+        """Columns of V and O of a warp, padded likewise."""
         return self._padded(self.config.v_dim, self.shape.slices) // self.shape.slices
 
     @property
     def exp2_share(self) -> int:
-        """Of 16 pairs of exponentials those by a polynomial."""
+        """Number of pairs of exponentials, out of 16, computed by a polynomial."""
         return max(self.config.polynomial, 0)
 
     @staticmethod
@@ -295,7 +306,7 @@ class _Sized:
 
     @property
     def stages(self) -> int:
-        """Of K and of V."""
+        """Stages of the K ring and of the V ring."""
         return self.config.k_stages or MIN_STAGES
 
     @property
@@ -320,7 +331,7 @@ class _Sized:
 
     @property
     def trades(self) -> bool:
-        """Two warps have 16 rows each of their own: each needs half of what the other has."""
+        """Whether two warps weigh 16 rows each, so that each needs half of the other's sums."""
         return self.shape.slices == 2 and self.shape.row_tiles == 2
 
     @property
@@ -330,15 +341,17 @@ class _Sized:
 
     @property
     def sums_bytes(self) -> int:
-        """Sums over their slices that the warps of a team tell each other, in fp32: all of them, or
-        what two warps trade. Where they share keys, largest scores of two tiles."""
+        """Bytes of the fp32 sums over slices that the warps of a team exchange.
+
+        All sums, or those that two warps trade. If warps share keys: largest scores of two tiles.
+        """
         if self.shape.shares_keys:
             return 2 * self.tops_bytes
         traded = 1 if self.trades else self.shape.row_tiles
         return self.shape.slices * traded * ROWS * self.shape.tile_n * 4
 
     def buffers(self) -> tuple[SmemBuffer, ...]:
-        """In the order in which they lie; those of teams of one warp are empty."""
+        """Return the buffers in memory order; buffers of teams of one warp are empty."""
         shape, team_rows = self.shape, self.shape.row_tiles * ROWS
         shared = shape.slices > 1
         return (

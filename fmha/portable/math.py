@@ -1,9 +1,9 @@
-"""What every warp does where its query rows are its own: S = Q K^T, softmax, O += P V, key tile by
-key tile, and O on its way out.
+"""Math of a warp that has its query rows alone: S = Q K^T, softmax, O += P V, key tile by key tile,
+and the store of O.
 
-A CTA meets once for a key tile. Then the tile is there, and all are done with the one before, whose
-place the next one takes. Between two such meetings warps go their own way: the softmax of one runs
-beside the products of another, of the same CTA or of the other one on the SM.
+The CTA synchronises once for a key tile. The tile is then complete, and all warps are done with the
+tile before, whose buffer the next one reuses. Between two barriers warps run independently: the
+softmax of one overlaps products of another, in the same CTA or in the other one on the SM.
 """
 
 import cutlass
@@ -47,14 +47,14 @@ from kernelkit.device.control import once
 
 @cute.jit
 def make_weights(plan: PortablePlan, keys: cutlass.Constexpr) -> tuple[cute.Tensor, ...]:
-    """Registers of P of so many keys, for each 16 rows of a team."""
+    """Return registers of P of `keys` keys, for each 16 rows of a team."""
     dtype, row_tiles = IO_TYPES[plan.config.dtype], plan.layout.shape.row_tiles
     return tuple(cute.make_rmem_tensor(keys // 2, dtype) for _ in range(row_tiles))
 
 
 @cute.jit
 def begin_rows(reference: Reference) -> None:
-    """No key has been seen."""
+    """Initialise the reference of rows that have seen no key."""
     reference.row_max.fill(-Float32.inf)
     reference.row_sum.fill(0.0)
     reference.shift.fill(0.0)
@@ -70,12 +70,12 @@ def prepare(
     reference: Reference,
     row_tile: Int32,
 ) -> None:
-    """S of 16 rows of the team as it is to be weighed."""
+    """Apply softcap and mask to S of 16 rows of the team."""
     every = cute.size(scores)
     if cutlass.const_expr(plan.config.softcap):
         softcap(plan, scores, reference, scope.scalars, 0, every)
     for _ in cutlass.range(once(seen.masked), unroll=1):
-        # Here, since the numbers of a row would take registers in the loop over key tiles.
+        # Computed here: kept over the loop of key tiles, the row's numbers would cost registers.
         lane = own_lane(plan, seen.work, scope.scalars, seen.place, row_tile, Int32(0))
         mask(plan, scores, reference, lane, seen.key, 0, every)
 
@@ -108,9 +108,10 @@ def weigh(
     reference: Reference,
     maximum_is_new: cutlass.Constexpr = True,
 ) -> tuple[Float32, Float32]:
-    """S becomes weights, and P; returns the lane's sums of them.
+    """Turn S into weights and P; return the lane's sums of the weights.
 
-    maximum_is_new: False if weights of far rows do not matter yet, since they ask for another one.
+    maximum_is_new: False if weights of far rows do not matter yet, since they ask for a new
+        maximum.
     """
     if cutlass.const_expr(maximum_is_new):
         bring_near(plan, scores, reference, scope.scalars)
@@ -120,14 +121,14 @@ def weigh(
 
 
 class Math:
-    """Whole life of a warp; a subclass says how it sweeps the keys of a block."""
+    """Whole life of a warp; a subclass defines how it processes the keys of a block."""
 
     def __init__(self, plan: PortablePlan) -> None:
         self.plan = plan
 
     @cute.jit
     def run(self, scope: Scope) -> None:
-        """Block after block."""
+        """Compute block after block."""
         plan = self.plan
         place = own_place(plan, scope)
         tile = self.make_tile()
@@ -139,7 +140,7 @@ class Math:
             for part in cutlass.range_constexpr(len(tile.o)):
                 tile.o[part].fill(0.0)
             if walk.tiles > 0:
-                cute.arch.sync_threads()  # nobody reads tiles of the block before any more
+                cute.arch.sync_threads()  # no warp reads tiles of the previous block any more
                 fetch_q(plan, work, scope, place)
                 self.sweep(scope, work, walk, place, tile)
             self.finish(scope, work, place, tile)
@@ -148,7 +149,7 @@ class Math:
     def fetch(
         self, scope: Scope, work: Work, walk: Walk, place: Place, step: Int32, stage: Int32
     ) -> None:
-        """Begin to fetch a key tile, if there is one."""
+        """Begin to fetch a key tile, if it exists."""
         fetch_keys(self.plan, work, walk, scope, place.thread, step, stage)
         cute.arch.cp_async_commit_group()
 
@@ -156,13 +157,13 @@ class Math:
     def score(
         self, scope: Scope, seen: Seen, tile: Tile, q: cute.Tensor | None, stage: Int32
     ) -> None:
-        """S of the tile in `stage` as it is to be weighed."""
+        """Compute S of the tile in `stage`, with softcap and mask applied."""
         multiply_qk(self.plan, tile.part.scores, q, seen.place, stage)
         self.prepare(scope, seen, tile)
 
     @cute.jit
     def prepare(self, scope: Scope, seen: Seen, tile: Tile) -> None:
-        """What products left becomes S as it is to be weighed."""
+        """Apply softcap and mask to all rows of S."""
         scores = tile.part.scores
         for number in cutlass.range_constexpr(len(scores)):
             reference = tile.references[number]
@@ -170,17 +171,17 @@ class Math:
 
 
 class RowMath(Math):
-    """A warp weighs all rows of its team, and has all columns of their O.
+    """Math of a warp that weighs all rows of its team, and has all columns of their O.
 
-    Up to head dim 128 weights refer to the maximum that was found last, and it is found anew only
-    where they tell that it is too small, see `fmha/shared/two_rows.py`; of a block's first tile it
-    is found first. Above, products take so long that finding it each time costs less than a branch
-    between the exponentials and P V, which then run one after the other.
+    Up to head dim 128 the maximum is stale and recomputed only if weights show that it is too
+    small, see `fmha/shared/two_rows.py`; a block's first tile always computes it. Above head dim
+    128 products take so long that computing the maximum for each tile costs less than a branch
+    between the exponentials and P V, which would serialise them.
     """
 
     @cute.jit
     def sweep(self, scope: Scope, work: Work, walk: Walk, place: Place, tile: Tile) -> None:
-        """All key tiles of a block. While one is computed the next one comes."""
+        """Process all key tiles of a block. The next tile is fetched while one is computed."""
         plan = self.plan
         self.fetch(scope, work, walk, place, Int32(0), Int32(0))
         cute.arch.cp_async_wait_group(0)
@@ -198,7 +199,7 @@ class RowMath(Math):
                     self.refer(scope, tile, None)
                 sums = self.weigh(scope, tile, False)
                 for _ in cutlass.range(once(self.too_large(tile, sums)), unroll=1):
-                    # What was S are weights by now.
+                    # The registers of S hold weights by now.
                     self.score(scope, seen, tile, q, stage)
                     self.refer(scope, tile, sums)
                     sums = self.weigh(scope, tile, True)
@@ -214,8 +215,10 @@ class RowMath(Math):
     def refer(
         self, scope: Scope, tile: Tile, sums: tuple[tuple[Float32, Float32], ...] | None
     ) -> None:
-        """Find new maxima and make weights, O and sums refer to them. sums: of the tile's weights,
-        which tell the rows that need one; None for all rows."""
+        """Find new maxima, and make weights, O and sums refer to them.
+
+        sums: sums of the tile's weights, which show which rows need a maximum; None for all rows.
+        """
         for number in cutlass.range_constexpr(len(tile.o)):
             reference = tile.references[number]
             tops = largest(self.plan, tile.part.scores[number], reference)
@@ -225,7 +228,7 @@ class RowMath(Math):
 
     @cute.jit
     def follow(self, scope: Scope, tile: Tile) -> None:
-        """The same where a maximum has grown by too much."""
+        """Find new maxima where they have grown by too much, and rescale O."""
         for number in cutlass.range_constexpr(len(tile.o)):
             scores, reference = tile.part.scores[number], tile.references[number]
             tops = largest(self.plan, scores, reference)
@@ -237,7 +240,7 @@ class RowMath(Math):
     def weigh(
         self, scope: Scope, tile: Tile, maximum_is_new: cutlass.Constexpr
     ) -> tuple[tuple[Float32, Float32], ...]:
-        """S becomes weights, and P; returns their sums of each row."""
+        """Turn S into weights and P; return the sums of each row."""
         part, sums = tile.part, []
         for number in cutlass.range_constexpr(len(tile.o)):
             scores, p, reference = part.scores[number], part.p[number], tile.references[number]
@@ -246,7 +249,7 @@ class RowMath(Math):
 
     @cute.jit
     def too_large(self, tile: Tile, sums: tuple[tuple[Float32, Float32], ...]) -> Boolean:
-        """Whether the sums tell that a weight of any of the warp's rows may be."""
+        """Return whether the sums show that a weight of any of the warp's rows may be too large."""
         found = Boolean(False)
         for number in cutlass.range_constexpr(len(sums)):
             limit = tile.references[number].limit
@@ -256,7 +259,7 @@ class RowMath(Math):
 
     @cute.jit
     def finish(self, scope: Scope, work: Work, place: Place, tile: Tile) -> None:
-        """What the rows leave, to global memory."""
+        """Store the rows to global memory."""
         plan = self.plan
         for part in cutlass.range_constexpr(len(tile.o)):
             reference = tile.references[part]

@@ -1,7 +1,7 @@
-"""AttentionConfig -> who works in the mma.sync kernel. Plain data.
+"""AttentionConfig -> roles of the mma.sync kernel. Plain data.
 
-All warps compute, and all of them fetch: there are no roles to wait for each other, only tiles that
-all wait for. A CTA meets once for each key tile.
+All warps compute and fetch: no role waits for another, all warps wait for tiles. All warps of a
+CTA synchronise once for each key tile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def plan_unchecked(config: AttentionConfig, arch: str) -> PortablePlan:
 
 
 def _barriers(shape: Shape) -> tuple[NamedBarrier, ...]:
-    """Where warps share keys, ids are those of the largest number of teams."""
+    """Return the named barriers. If warps share keys, ids are reserved for the most
+    teams possible.
+    """
     if shape.slices == 1:
         return ()
     threads, math = shape.slices * hw.WARP_THREADS, ("math",)

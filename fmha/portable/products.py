@@ -1,7 +1,7 @@
-"""S = Q K^T and O += P V of a warp, with what ldmatrix reads for them (device code).
+"""Products S = Q K^T and O += P V of a warp, and the ldmatrix reads for them (device code).
 
-`kernelkit.device.warp_mma` says which lane has what. A lane's address is that of its row of the
-first matrices; all others lie at distances that are known when the kernel is compiled.
+`kernelkit.device.warp_mma` documents the elements of each lane. A lane's address is that of its row
+of the first matrices; all others are at distances known at compile time.
 """
 
 import cutlass
@@ -27,7 +27,9 @@ def own_lane(
     row_tile: Int32,
     part: Int32,
 ) -> Lane:
-    """The lane's place in 16 rows of its team, those of `row_tile`; part: whose O it stores."""
+    """Return the lane's position in the 16 rows `row_tile` of its team. part: slice of O that it
+    stores.
+    """
     first = row_tile * ROWS + place.lane // 4
     rows = (
         row_of(plan, work, scalars, place.team, first),
@@ -44,7 +46,7 @@ HALF = 8  # N of one
 
 @cute.jit
 def own_place(plan: PortablePlan, scope: Scope) -> Place:
-    """Of this thread."""
+    """Return the position of this thread."""
     layout, item = plan.layout, plan.config.q_item_bytes
     sized, slices = layout.sized, layout.shape.slices
     thread, _, _ = cute.arch.thread_idx()
@@ -67,7 +69,7 @@ def own_place(plan: PortablePlan, scope: Scope) -> Place:
 
 @cute.jit
 def accumulators(plan: PortablePlan, columns: cutlass.Constexpr) -> tuple[cute.Tensor, ...]:
-    """fp32 of 16 rows by so many columns, for each 16 rows of a team."""
+    """Return fp32 accumulators of 16 rows by `columns` columns, for each 16 rows of a team."""
     shape = (4, columns // HALF)
     return tuple(cute.make_rmem_tensor(shape, Float32) for _ in range(plan.layout.shape.row_tiles))
 
@@ -76,7 +78,7 @@ def accumulators(plan: PortablePlan, columns: cutlass.Constexpr) -> tuple[cute.T
 def load_q(
     plan: PortablePlan, place: Place, step: cutlass.Constexpr
 ) -> tuple[tuple[Uint32, ...], ...]:
-    """A operands of 16 columns of Q, for each 16 rows of the team."""
+    """Load the A operands of 16 columns of Q, for each 16 rows of the team."""
     begin, row_bytes = step * TILE * plan.config.q_item_bytes, plan.layout.sized.k_row_bytes
     return tuple(
         load_fragment(place.q + (row_tile * TILE * row_bytes + begin), False)
@@ -86,8 +88,10 @@ def load_q(
 
 @cute.jit
 def hold_q(plan: PortablePlan, place: Place) -> cute.Tensor | None:
-    """All of them in registers, (word, row tile, step), where the plan says so; None, where they
-    are read again for each key tile."""
+    """Load all of Q into registers, (word, row tile, step), if the plan holds it there.
+
+    Return None if Q is read again for each key tile.
+    """
     if cutlass.const_expr(not plan.layout.holds_q):
         return None
     steps, row_tiles = plan.layout.dims // TILE, plan.layout.shape.row_tiles
@@ -110,8 +114,13 @@ def multiply_qk(
     half: cutlass.Constexpr = None,
     coming: Coming | None = None,
 ) -> None:
-    """S of the warp's keys of the tile in `stage`, over its slice of the head dim. held: Q as
-    `hold_q` gave it. half: of the slice alone, during which K, or V, is fetched: `coming`."""
+    """Compute S of the warp's keys of the tile in `stage`, over its slice of the head dim.
+
+    Args:
+        held: Q from `hold_q`.
+        half: half of the slice to compute; None for all of it.
+        coming: rows of K (half 0) or V (half 1) to fetch meanwhile.
+    """
     layout, dtype = plan.layout, plan.config.dtype
     row_bytes, keys = layout.sized.k_row_bytes, layout.tile_n
     k = place.k + stage * (keys * row_bytes)
@@ -149,8 +158,10 @@ def multiply_pv(
     stage: Int32,
     first: Int32,
 ) -> None:
-    """O += P V of keys of the tile in `stage`, the warp's slice of its columns. P begins with key
-    number `first` of the tile."""
+    """Add P V of keys of the tile in `stage` to O, for the warp's slice of columns.
+
+    P begins with key number `first` of the tile.
+    """
     layout, dtype = plan.layout, plan.config.dtype
     row_bytes, keys = layout.sized.v_row_bytes, layout.tile_n
     v = place.v + (stage * keys + first) * row_bytes

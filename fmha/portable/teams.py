@@ -1,21 +1,21 @@
-"""What a warp does where a team has several (device code).
+"""Math of a warp in a team of several (device code).
 
-`SliceMath`: each warp has a slice of the head dim. It sums Q K^T over its slice, the team adds
-these sums up, a warp weighs 16 of the team's rows, and each adds P V of all rows to its slice of O.
-Sums travel as lanes have them, 16 bytes of a lane behind those of the lane before: all warps have
-the same elements in the same lane. For each 16 rows there is a warp that weighs them; where a team
-has more warps than rows, several do the same, from the same sums in the same order, and one of them
-writes P. P lies in rows, for ldmatrix. A CTA meets once for a key tile: then the tile is there, and
-all are done with the one before, whose place the next one takes.
+`SliceMath`: each warp has a slice of the head dim and computes Q K^T over it. The team adds these
+sums, a warp weighs 16 of the team's rows, and each warp adds P V of all rows to its slice of O.
+Sums are exchanged in lane order, 16 bytes for each lane: all warps have the same elements in the
+same lane. If a team has more warps than tiles of 16 rows, several warps weigh the same rows, from
+the same sums in the same order, and one of them writes P. P lies in rows, for ldmatrix. The CTA
+synchronises once for a key tile: the tile is then complete, and all warps are done with the tile
+before, whose buffer the next one reuses.
 
 `KeyMath`: two warps share the keys of a tile, and the columns of V and O. Each computes S of all
-rows of its team and half of the keys, over the whole head dim, and gives the other its half of P: a
-warp reads half of K and half of V from shared memory. S of a tile is there before P V of the one
-before. Its maxima come to the other warp by the meeting that the next tile asks for anyway; while P
-comes, P V of a warp's own keys runs. The CTA meets once for a tile, as above. Of two warps of a
-scheduler one weighs the tile before that, the other one behind it, so that the softmax of one runs
-beside the products of the other. Rows are fetched one by one between the products: sixteen behind
-each other would keep each warp at its address registers.
+rows of its team and half of the keys, over the whole head dim, and passes its half of P to the
+other. So a warp reads half of K and half of V from shared memory. S of a tile is computed before
+P V of the tile before. The barrier that the next tile needs anyway also publishes its maxima.
+While the other's P arrives, P V of the warp's own keys runs. The CTA synchronises once for a tile,
+as above. Of two warps of a scheduler one weighs before that barrier, the other after it, so that
+the softmax of one overlaps the products of the other. Row fetches are interleaved with the
+products: sixteen in sequence would stall each warp on its address registers.
 """
 
 import cutlass
@@ -42,13 +42,13 @@ from kernelkit.plan import hw
 
 @cute.jit
 def meet_team(plan: PortablePlan, place: Place) -> None:
-    """All warps of the team."""
+    """Synchronise all warps of the team."""
     meet(plan.barriers, "team", place.team)
 
 
 @cute.jit
 def own_tile(plan: PortablePlan, place: Place) -> Int32:
-    """Which 16 rows of the team the warp weighs."""
+    """Return which 16 rows of the team the warp weighs."""
     return place.slice % plan.layout.shape.row_tiles
 
 
@@ -60,7 +60,7 @@ def add_up(
     place: Place,
     buffers: Buffers,
 ) -> None:
-    """own: the sum of all warps' `partial` of the warp's own rows."""
+    """Set `own` to the sum of all warps' `partial` over the warp's rows."""
     if cutlass.const_expr(plan.layout.sized.trades):
         _swap(plan, partial, own, place, buffers)
         return
@@ -81,7 +81,9 @@ def _swap(
     place: Place,
     buffers: Buffers,
 ) -> None:
-    """Two warps, each with 16 rows of its own: each needs half of what the other has."""
+    """Exchange sums between two warps that weigh 16 rows each: each needs half of the
+    other's sums.
+    """
     first = Boolean(place.slice == 0)
     sent = cute.make_rmem_tensor_like(own)
     for number in cutlass.range_constexpr(cute.size(own)):
@@ -114,7 +116,7 @@ def _add(plan: PortablePlan, own: cute.Tensor, place: Place, buffers: Buffers, s
 
 @cute.jit
 def _slot(plan: PortablePlan, place: Place, buffers: Buffers, slot: Int32) -> Int32:
-    """Where the lane's part of 16 rows of sums begins."""
+    """Return the address of the lane's part of 16 rows of sums."""
     return buffers.sums + slot * (ROWS * plan.layout.tile_n * 4) + place.lane * CHUNK_BYTES
 
 
@@ -127,7 +129,7 @@ def tell_weights(
     place: Place,
     buffers: Buffers,
 ) -> None:
-    """P of the warp's own rows, and by what O of them is to be multiplied, if by anything."""
+    """Publish P of the warp's rows, and the factors of their O if any is not 1."""
     row_tile = own_tile(plan, place)
     if place.slice < plan.layout.shape.row_tiles:
         leave_weights(plan, p, place, buffers.p + row_tile * (ROWS * plan.layout.sized.p_row_bytes))
@@ -139,7 +141,7 @@ def tell_weights(
 
 @cute.jit
 def leave_weights(plan: PortablePlan, p: cute.Tensor, place: Place, first: Int32) -> None:
-    """P of 16 rows, in rows from `first` on."""
+    """Store P of 16 rows, as rows from `first` on."""
     row_bytes, words = plan.layout.sized.p_row_bytes, cute.recast_tensor(p, Uint32)
     start = first + place.lane // 4 * row_bytes + place.lane % 4 * 4
     for number in cutlass.range_constexpr(cute.size(words)):
@@ -149,7 +151,7 @@ def leave_weights(plan: PortablePlan, p: cute.Tensor, place: Place, first: Int32
 
 @cute.jit
 def fetch_weights(plan: PortablePlan, p: cute.Tensor, place: Place, first: Int32) -> None:
-    """The same as A operands."""
+    """Load P of 16 rows as A operands."""
     row_bytes, words = plan.layout.sized.p_row_bytes, cute.recast_tensor(p, Uint32)
     start = first + place.lane % ROWS * row_bytes + place.lane // ROWS * CHUNK_BYTES
     for step in cutlass.range_constexpr(cute.size(words) // 4):
@@ -162,7 +164,7 @@ def fetch_weights(plan: PortablePlan, p: cute.Tensor, place: Place, first: Int32
 def tell_factors(
     plan: PortablePlan, factors: tuple[Float32, Float32], place: Place, buffers: Buffers
 ) -> None:
-    """Of the warp's own rows, to all warps of the team."""
+    """Publish the factors of the warp's rows to all warps of the team."""
     start = buffers.factors + (own_tile(plan, place) * ROWS + place.lane // 4) * 4
     if place.slice < plan.layout.shape.row_tiles and place.lane % 4 == 0:
         store(start, Float32, factors[:1])
@@ -173,7 +175,7 @@ def tell_factors(
 def told_factors(
     place: Place, buffers: Buffers, row_tile: cutlass.Constexpr
 ) -> tuple[Float32, Float32]:
-    """Of the lane's two rows of 16."""
+    """Return the published factors of the lane's two rows of 16."""
     start = buffers.factors + (row_tile * ROWS + place.lane // 4) * 4
     return load(start, Float32), load(start + 8 * 4, Float32)
 
@@ -186,7 +188,7 @@ def take_weights(
     place: Place,
     buffers: Buffers,
 ) -> None:
-    """P of all rows of the team as A operands; O as the maxima ask for it."""
+    """Load P of all rows of the team as A operands, and rescale O if a maximum moved."""
     for part in cutlass.range_constexpr(len(p)):
         first = buffers.p + part * (ROWS * plan.layout.sized.p_row_bytes)
         fetch_weights(plan, p[part], place, first)
@@ -196,11 +198,13 @@ def take_weights(
 
 
 class SliceMath(Math):
-    """A warp weighs 16 of the team's rows, and has a slice of the columns of O of all of them."""
+    """Math of a warp that weighs 16 of the team's rows and has a slice of the columns
+    of all of O.
+    """
 
     @cute.jit
     def sweep(self, scope: Scope, work: Work, walk: Walk, place: Place, tile: Tile) -> None:
-        """All key tiles of a block."""
+        """Process all key tiles of a block."""
         stages, _ = self.plan.layout.stages
         for stage in cutlass.range_constexpr(stages - 1):
             self.fetch(scope, work, walk, place, Int32(stage), Int32(stage))
@@ -225,7 +229,7 @@ class SliceMath(Math):
         step: Int32,
         stage: Int32,
     ) -> None:
-        """One key tile."""
+        """Process one key tile."""
         plan, buffers, reference = self.plan, scope.buffers, tile.references[0]
         own, p = tile.part.scores[0], tile.part.p
         partial = accumulators(plan, plan.layout.tile_n)
@@ -242,14 +246,14 @@ class SliceMath(Math):
 
     @cute.jit
     def finish(self, scope: Scope, work: Work, place: Place, tile: Tile) -> None:
-        """What the rows leave, to global memory: statistics by who weighed them."""
+        """Store the rows to global memory; the warps that weighed rows store their statistics."""
         plan, buffers, reference = self.plan, scope.buffers, tile.references[0]
         row_tile, row_tiles = own_tile(plan, place), plan.layout.shape.row_tiles
         own = own_lane(plan, work, scope.scalars, place, row_tile, place.slice // row_tiles)
         sinks = [own_sink(plan, row.head, scope.tensors) for row in own.rows]
         over_lanes(reference.row_sum)
         factors = finish_rows(plan, work, own, reference, sinks, scope)
-        meet_team(plan, place)  # nobody reads factors of the block before any more
+        meet_team(plan, place)  # no warp reads factors of the previous block any more
         tell_factors(plan, factors, place, buffers)
         meet_team(plan, place)
         for part in cutlass.range_constexpr(len(tile.o)):
@@ -268,11 +272,13 @@ EARLIER = 4 * hw.WARP_THREADS  # the first warp of each of an SM's four schedule
 
 
 class KeyMath(Math):
-    """A warp has half of the keys of a tile and half of the columns of O, of its team's rows."""
+    """Math of a warp that has half of the keys of a tile and half of the columns of O of its team's
+    rows.
+    """
 
     @cute.jit
     def sweep(self, scope: Scope, work: Work, walk: Walk, place: Place, tile: Tile) -> None:
-        """All key tiles of a block. K is fetched one tile ahead of V."""
+        """Process all key tiles of a block. K is fetched one tile ahead of V."""
         plan, stage = self.plan, Int32(0)
         fetch_keys(plan, work, walk, scope, place.thread, Int32(0), stage, of="k")
         cute.arch.cp_async_commit_group()
@@ -303,7 +309,7 @@ class KeyMath(Math):
 
     @cute.jit
     def meet(self, now: Boolean) -> None:
-        """The CTA, if it is this warp's time."""
+        """Synchronise the CTA if `now`."""
         for _ in cutlass.range(once(now), unroll=1):
             cute.arch.cp_async_wait_group(0)
             cute.arch.sync_threads()
@@ -312,7 +318,7 @@ class KeyMath(Math):
     def tell_largest(
         self, scope: Scope, work: Work, walk: Walk, place: Place, tile: Tile, step: Int32
     ) -> None:
-        """S as it is to be weighed, and its maxima to the other warp."""
+        """Prepare S for weighing, and publish its maxima to the other warp."""
         plan = self.plan
         key = first_key(plan, walk, step) + place.slice * plan.layout.shape.score_keys
         self.prepare(scope, Seen(work, place, key, step < walk.masked), tile)
@@ -322,7 +328,9 @@ class KeyMath(Math):
 
     @cute.jit
     def weigh(self, scope: Scope, place: Place, tile: Tile, stage: Int32) -> None:
-        """S becomes weights, and P, which the other warp gets, too; O as the maxima ask for it."""
+        """Turn S into weights and P, publish P to the other warp, and rescale O if a
+        maximum moved.
+        """
         plan, part, buffers = self.plan, tile.part, scope.buffers
         for number in cutlass.range_constexpr(len(tile.references)):
             reference = tile.references[number]
@@ -339,7 +347,7 @@ class KeyMath(Math):
 
     @cute.jit
     def multiply(self, scope: Scope, place: Place, tile: Tile, stage: Int32) -> None:
-        """O += P V: of the warp's own keys first, then of the other's."""
+        """Add P V to O: of the warp's keys first, then of the other's."""
         plan, p, other = self.plan, tile.part.p, 1 - place.slice
         keys = plan.layout.shape.score_keys
         multiply_pv(plan, tile.o, p, place, stage, place.slice * keys)
@@ -351,9 +359,9 @@ class KeyMath(Math):
 
     @cute.jit
     def finish(self, scope: Scope, work: Work, place: Place, tile: Tile) -> None:
-        """What the rows leave, to global memory: each warp its columns, one of them statistics."""
+        """Store the rows to global memory: each warp its columns, one of them the statistics."""
         plan, buffers = self.plan, scope.buffers
-        meet_team(plan, place)  # nobody reads what was told of the block before any more
+        meet_team(plan, place)  # no warp reads published numbers of the previous block any more
         for number in cutlass.range_constexpr(len(tile.references)):
             row_sum = tile.references[number].row_sum
             over_lanes(row_sum)
@@ -385,7 +393,7 @@ class KeyMath(Math):
 def weights_of(
     plan: PortablePlan, warp: Int32, buffers: Buffers, row_tile: cutlass.Constexpr
 ) -> Int32:
-    """Where P of 16 rows and a warp's keys begins."""
+    """Return the address of P of 16 rows and a warp's keys."""
     layout = plan.layout
     rows = buffers.p + row_tile * (ROWS * layout.sized.p_row_bytes)
     return rows + warp * (layout.shape.score_keys * plan.config.q_item_bytes)
@@ -400,7 +408,7 @@ def tell_rows(
     row_tile: cutlass.Constexpr,
     stage: Int32,
 ) -> None:
-    """A number of each of the lane's two rows, to the other warp."""
+    """Publish a number of each of the lane's two rows to the other warp."""
     start = _told(plan, place.slice, place, buffers, row_tile, stage)
     if place.lane % 4 == 0:
         store(start, Float32, numbers[:1])
@@ -416,7 +424,7 @@ def told_rows(
     row_tile: cutlass.Constexpr,
     stage: Int32,
 ) -> tuple[Float32, Float32]:
-    """What a warp told of them."""
+    """Return the numbers that warp `warp` published for the lane's two rows."""
     start = _told(plan, warp, place, buffers, row_tile, stage)
     return load(start, Float32), load(start + 8 * 4, Float32)
 

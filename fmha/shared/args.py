@@ -1,5 +1,5 @@
-"""Bundles that travel between the kernels and their roles, with the shape of every field, and the
-DSL's types of dtypes.
+"""Bundles passed between the kernels and their roles, with the shape of every field, and the DSL
+types of dtypes.
 
 Frozen dataclasses: the DSL flattens them into the same PTX as separate arguments.
 """
@@ -24,10 +24,10 @@ OUT_TYPES = IO_TYPES | {"fp32": cutlass.Float32}
 
 @dataclass(frozen=True)
 class TmaTensors:
-    """q and o: modes ((head of a group, row), column, group, batch entry).
+    """TMA copies. q and o have modes ((head of a group, row), column, group, batch entry).
 
     tail is v with another barrier: in a pair its bytes are counted in this CTA, not in the leader.
-    v is None where it is k.
+    v is None if V is K.
     """
 
     q: TmaTensor
@@ -39,7 +39,7 @@ class TmaTensors:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What threads fetch themselves, where TMA does not."""
+    """Tensors that threads fetch themselves, without TMA."""
 
     q: cute.Tensor  # (row, D, Hq, B); B is 1 where rows are packed (varlen)
     k: cute.Tensor  # (row, D, Hkv, B), or pages instead of entries
@@ -48,10 +48,10 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Order:
-    """In which order all CTAs, or pairs, take all query blocks.
+    """Order in which the CTAs, or pairs, compute the query blocks.
 
-    A section is all blocks of some heads, heads of all entries counted together; the last one may
-    have fewer. Of `near` heads the blocks of one place among the queries follow each other.
+    A section is all blocks of some heads, over the heads of all entries; the last one may have
+    fewer heads. Within `near` heads, blocks at the same query position are adjacent.
     """
 
     rounds: cute.FastDivmodDivisorV2  # of a section
@@ -59,18 +59,18 @@ class Order:
     near: cute.FastDivmodDivisorV2
     near_blocks: cute.FastDivmodDivisorV2  # blocks of so many heads
     last: Int32  # number of the last section
-    last_near: cute.FastDivmodDivisorV2  # the same of the last section
+    last_near: cute.FastDivmodDivisorV2  # `near` of the last section
     last_near_blocks: cute.FastDivmodDivisorV2
     heads: cute.FastDivmodDivisorV2  # query heads of an entry, KV heads where they share tiles
-    group: cute.FastDivmodDivisorV2  # of them those that read one KV head
+    group: cute.FastDivmodDivisorV2  # `heads` that read one KV head
     blocks: Int32  # of a head
-    last_rounds: Int32  # of the last section, in which every CTA or pair takes a block
-    left: Int32  # blocks that are left then, fewer than CTAs or pairs
+    last_rounds: Int32  # full rounds of the last section: every CTA or pair has a block
+    left: Int32  # blocks left after them, fewer than CTAs or pairs
 
 
 @dataclass(frozen=True)
 class Globals:
-    """Global memory beside TMA: what threads read and write themselves."""
+    """Global memory that threads read and write themselves, without TMA."""
 
     q_rows: Int32
     k_rows: Int32  # or of a page
@@ -83,13 +83,12 @@ class Globals:
 
 @dataclass(frozen=True)
 class Walk:
-    """The key tiles of one query block in the order in which they are visited, numbered from the
-    first key that a row sees.
+    """Key tiles of one query block in the order of the visits.
 
-    First those with a mask per element: `right` tiles from `right_end` - 1 down, `left` tiles from
-    `left_end` - 1 down, `sink` tiles of the first keys. Then `free` tiles from `free_end` - 1 down,
-    in which every row sees every key. Order means nothing to the softmax, and so two copies of its
-    loop are enough.
+    Tiles are numbered from the first key that a row sees. First come tiles with a mask per element:
+    `right` tiles from `right_end` - 1 down, `left` tiles from `left_end` - 1 down, `sink` tiles of
+    the first keys. Then `free` tiles from `free_end` - 1 down, in which every row sees every key.
+    The softmax does not depend on the order, so two copies of its loop are enough.
     """
 
     origin: Int32  # key with which tile 0 begins
@@ -101,13 +100,13 @@ class Walk:
     free: Int32
     free_end: Int32
     masked: Int32  # right + left + sink
-    seen_end: Int32  # first key behind all that any row sees
+    seen_end: Int32  # end of the keys that any row sees
     tiles: Int32  # masked + free
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a CTA (or pair) computes at a time: a block of query tiles.
+    """Query block that a CTA (or pair) computes at a time.
 
     All rows read the same KV head.
     """
@@ -121,13 +120,13 @@ class Work:
     kv_start: Int32
     kv_length: Int32  # valid keys
     offset: Int32  # position of the entry's first query among the keys
-    full_end: Int32  # end of what a row sees whose right edge does not depend on it
+    full_end: Int32  # end of the visible keys if the right edge does not depend on the row
     rank: Int32  # of this CTA in its pair; 0 without one
 
 
 @dataclass(frozen=True)
 class Row:
-    """A query row."""
+    """Position of a query row, and the keys that it sees."""
 
     token: Int32  # query of the entry; rows at and beyond q_length exist only on chip
     head: Int32  # query head
@@ -138,8 +137,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Buffers:
-    """On-chip memory of the CTA: pointers to the buffers of the plan, None for those that it does
-    without."""
+    """Pointers to the on-chip buffers of the plan; None for a buffer that the config
+    does not use.
+    """
 
     q: cute.Pointer  # io dtype, panels of (rows, panel) lines
     k: cute.Pointer
@@ -148,12 +148,12 @@ class Buffers:
     p: cute.Pointer | None = None
     statistics: cute.Pointer | None = None  # fp32
     tmem: cute.Pointer | None = None  # fp32, start of the tensor memory allocation
-    vt: cute.Pointer | None = None  # V turned, panels of (column, keys) lines
+    vt: cute.Pointer | None = None  # V transposed, panels of (column, keys) lines
 
 
 @dataclass(frozen=True)
 class Pipes:
-    """The edges of the plan as barriers, None for those that it does without."""
+    """Barriers of the edges of the plan; None for an edge that the config does not use."""
 
     q: Ring
     k: Ring
@@ -171,7 +171,7 @@ class Pipes:
 
 @dataclass(frozen=True)
 class Prologue:
-    """What the prologue leaves to every role."""
+    """Objects that the prologue passes to every role."""
 
     smem: cute.Pointer
     tma: TmaTensors
@@ -182,7 +182,7 @@ class Prologue:
 
 @dataclass(frozen=True)
 class Scope:
-    """What every role of a CTA may reach."""
+    """Objects that every role of a CTA may use."""
 
     tma: TmaTensors
     tensors: Globals
@@ -193,13 +193,13 @@ class Scope:
 
 @dataclass(frozen=True)
 class Lane:
-    """A thread's place in its query tile."""
+    """Position of a thread in its query tile."""
 
-    team: Int32  # which of the warpgroups that compute
+    team: Int32  # which computing warpgroup
     tile: Int32  # which of the CTA's query tiles
     part: Int32  # of that tile: keys whose S, columns whose O it computes
     first_row: Int32  # of the tile; the other is 8 rows further
     warp: Int32  # of the warpgroup
-    column: Int32  # its first one; the next is its neighbour, and so on every 8
+    column: Int32  # first column; the thread has two adjacent columns of every 8
     rows: tuple[Row, Row]
-    real: tuple[Boolean, Boolean]  # whether the entry has them; others hold anything
+    real: tuple[Boolean, Boolean]  # whether the entry has the rows; other rows hold anything

@@ -1,4 +1,4 @@
-"""What two rows of a thread leave: O, its LSE and its maximum, to global memory (device code)."""
+"""Epilogue of the two rows of a thread: O, LSE and maximum to global memory (device code)."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from kernelkit.plan.log2 import LN_2
 
 @cute.jit
 def own_sink(plan: AttentionPlan, head: Int32, tensors: Globals) -> Float32 | None:
-    """The sink of a row's head, fetched long before it is used; None where there is none."""
+    """Return the sink of a row's head, fetched long before it is used; None without sinks."""
     if cutlass.const_expr(not plan.config.sinks):
         return None
     return tensors.tables.sinks[head]
@@ -31,15 +31,18 @@ def finish(
     row_sum: Float32,
     sink: Float32 | None,
 ) -> tuple[Float32, Float32, Float32]:
-    """(what normalises O, LSE in natural log, row_max in log2 units) of a row.
+    """Return (normalising factor of O, LSE in natural log, row_max in log2 units) of a row.
 
-    scale_log2: of its scores. row_max: in units of them. row_sum: 0 where the row saw no key.
+    Args:
+        scale_log2: factor of the row's scores, in log2 units.
+        row_max: maximum in units of the scores.
+        row_sum: sum of the weights, 0 if the row saw no key.
     """
     max_log2 = row_max * scale_log2
     if cutlass.const_expr(plan.config.softcap):
-        max_log2 += scale_log2 * 0.5  # the c that `softcap_scores` leaves out
+        max_log2 += scale_log2 * 0.5  # the c that `softcap_scores` omits
     if cutlass.const_expr(plan.config.is_fp8):
-        max_log2 = max_log2 - plan.config.bias_log2  # whose weight is 1
+        max_log2 = max_log2 - plan.config.bias_log2  # a score at this maximum has weight 1
     factor, lse = finish_row(max_log2, row_sum, sink)
     return factor, lse, max_log2
 
@@ -48,7 +51,7 @@ def finish(
 def store_statistics(
     plan: AttentionPlan, work: Work, row: Row, lse: Float32, max_log2: Float32, scope: Scope
 ) -> None:
-    """LSE, and with raw O row_max in natural log, of a row that the entry has."""
+    """Store LSE, and with raw O row_max in natural log, of a row that the entry has."""
     tensors = scope.tensors
     place = (work.q_start + row.token, row.head, entry_of_q(plan, work))
     tensors.lse[place] = lse
@@ -65,7 +68,7 @@ def finish_rows(
     sinks: Sequence[Float32 | None],
     scope: Scope,
 ) -> tuple[Float32, Float32]:
-    """Store what both rows leave beside O; returns what normalises it."""
+    """Store the statistics of both rows; return the normalising factors of O."""
     factors = []
     for half in cutlass.range_constexpr(2):
         scale_log2 = scale_of(plan, reference, scope.scalars, half)
@@ -82,8 +85,11 @@ def finish_rows(
 def store_pieces(
     plan: AttentionPlan, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope
 ) -> None:
-    """Each thread's pieces of its rows, where the entry has them; four lanes fill whole sectors. Of
-    fp32 a piece is a pair of columns, of 16 bits it is eight, for which four lanes trade."""
+    """Store each thread's pieces of the rows that the entry has; four lanes fill whole sectors.
+
+    A piece of fp32 is a pair of columns. A piece of a 16-bit dtype is eight columns, which four
+    lanes exchange.
+    """
     words, batch = cute.recast_tensor(rounded, Uint32), entry_of_q(plan, work)
     wide = plan.config.out_bytes == ITEM_BYTES["fp32"]
     size = 2 if wide else 4  # words of a piece
@@ -108,8 +114,11 @@ def store_pieces(
 
 @cute.jit
 def trade(words: cute.Tensor) -> None:
-    """Of each row and each 32 columns a lane has four words, one of each eight columns; it gets the
-    four of its own eight: four lanes transpose a square of words."""
+    """Transpose squares of words among four lanes.
+
+    A lane has four words of each row and each 32 columns, one of each eight columns. It receives
+    the four words of its eight columns.
+    """
     lane = cute.arch.lane_idx()
     for step in cutlass.range_constexpr(2):
         upper = Boolean(lane >> step & 1)
@@ -133,12 +142,14 @@ def rotate_back(
     *,
     whole: cutlass.Constexpr,
 ) -> None:
-    """The last rope_dim columns of O: pairs (x, y) of neighbours become
-    (x cos + y sin, y cos - x sin), the angle being that of the row's position. whole: no part of
-    the columns ends behind the last one."""
+    """Rotate the last rope_dim columns of O by minus the angle of the row's position.
+
+    Pairs (x, y) of neighbours become (x cos + y sin, y cos - x sin). whole: no part of the columns
+    extends past the last column.
+    """
     config, tables = plan.config, scope.tensors.tables
     begin, columns = config.v_dim - config.rope_dim, plan.layout.o_columns
-    # Of a part, whose other columns are never turned.
+    # First column of a part that may be rotated.
     first = max(begin - (config.v_dim - 1) // columns * columns, 0)
     for half in cutlass.range_constexpr(2):
         position = angle_row(work, lane.rows[half].token, tables)

@@ -1,11 +1,11 @@
-"""What e4m3 adds: scales of tensors, and Q in bf16 as two terms (device code).
+"""Scales of e4m3 tensors, and Q in bf16 as two e4m3 terms (device code).
 
-A scale of None stands for 1, and nothing is multiplied by it.
+A scale of None means 1, without a multiplication.
 
-A term is e4m3 times a power of two that its row shares. A row times the power that brings its
-largest element to [128, 256) is rounded to e4m3, and so is what is left. An element of bf16 has 8
-bits and each term 4: their sum is the element, unless it is below 2^-9 of the largest one, and then
-it is off by at most 2^-17 of that.
+A term is e4m3 times a power of two that its row shares. A row is multiplied by the power that
+brings its largest element to [128, 256), and rounded to e4m3. The remainder is rounded to e4m3,
+too. An element of bf16 has 8 bits and each term 4, so their sum is the element, unless it is below
+2^-9 of the largest one. Then the sum is off by at most 2^-17 of the largest.
 """
 
 import cutlass
@@ -20,7 +20,7 @@ from kernelkit.plan import hw
 
 @cute.jit
 def score_scale(tables: Tables, work: Work, head: Int32) -> Float32 | None:
-    """Of q.k, for a query head."""
+    """Return the scale factor of q.k for a query head."""
     q_scale, k_scale = tables.q_scale, tables.k_scale
     if cutlass.const_expr(q_scale is None and k_scale is None):
         return None
@@ -34,21 +34,21 @@ def score_scale(tables: Tables, work: Work, head: Int32) -> Float32 | None:
 
 @cute.jit
 def value_scale(tables: Tables, work: Work) -> Float32 | None:
-    """Of V, and with it of O."""
+    """Return the scale factor of V, and so of O."""
     if cutlass.const_expr(tables.v_scale is None):
         return None
     return tables.v_scale[work.kv_head]
 
 
 EXPONENT_AT = 7  # bit where the exponent of a bf16 begins
-MAGNITUDES = 0x7FFF7FFF  # bits of two of them without their signs
+MAGNITUDES = 0x7FFF7FFF  # bits of two bf16 without their signs
 NOT_FINITE = 255  # exponent of infinities and NaN
-LARGEST = 7  # log2 of what a row's largest element becomes, or more
+LARGEST = 7  # floor of log2 of a row's largest element after scaling
 BIAS = 127  # of an exponent
 # Eight numbers in four words times a factor: two words of first terms, two of second ones. A
-# product is exact, in fp16 too but for those of which both terms are 0. What is as it is for the
-# sake of registers: the factor comes first, in bf16, since ptxas would do what does not wait for it
-# for a whole row at once; and no two bytes by themselves live long, since ptxas keeps them apart.
+# product is exact, in fp16 too unless both of its terms are 0. Two choices save registers. The
+# factor comes first, in bf16, since ptxas would hoist work that does not depend on it for a whole
+# row at once. And no pair of bytes lives long by itself, since ptxas keeps each in a register.
 _TERMS = (
     "{ .reg .b32 b<2>, n; .reg .f32 v<4>; .reg .b16 c<2>; "
     + "".join(
@@ -69,7 +69,7 @@ _TERMS = (
 
 @cute.jit
 def largest_of(words: cute.Tensor) -> Uint32:
-    """Bits of the largest magnitude of bf16, two in a word; a NaN is larger than an infinity."""
+    """Return the bits of the largest bf16 magnitude, two values a word; NaN exceeds infinity."""
     top = words[0] & Uint32(MAGNITUDES)
     for word in cutlass.range(1, cute.size(words), unroll_full=True):
         top = larger(top, words[word] & Uint32(MAGNITUDES))
@@ -78,7 +78,7 @@ def largest_of(words: cute.Tensor) -> Uint32:
 
 @cute.jit
 def larger(one: Uint32, other: Uint32) -> Uint32:
-    """In each half of a word."""
+    """Return the maximum in each half of a word."""
     return cute.arch.inline_ptx(
         "max.u16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[one, other]
     )
@@ -86,8 +86,11 @@ def larger(one: Uint32, other: Uint32) -> Uint32:
 
 @cute.jit
 def power_of(largest: Uint32) -> tuple[Uint32, Float32]:
-    """(what brings the largest bf16 of a row to [128, 256), twice in a word, its inverse), powers
-    of two. The first is a NaN where the row is not finite; rows below 2^-119 stay smaller."""
+    """Return (factor for the row's bf16, twice in a word, and its inverse), both powers of two.
+
+    The factor brings the largest bf16 of the row to [128, 256). It is NaN if the row is not finite;
+    rows below 2^-119 stay smaller.
+    """
     exponent = largest >> EXPONENT_AT
     clamped = cutlass.max(exponent, Uint32(LARGEST + 1))  # so that both are normal numbers
     factor = (2 * BIAS + LARGEST - clamped) * Uint32(1 << EXPONENT_AT | 1 << EXPONENT_AT + 16)
@@ -98,8 +101,9 @@ def power_of(largest: Uint32) -> tuple[Uint32, Float32]:
 
 @cute.jit
 def two_terms(words: tuple[Uint32, ...], factor: Uint32) -> tuple[Uint32, ...]:
-    """Eight bf16 in four words times `factor`: two words of their first terms in e4m3, then two of
-    their second ones."""
+    """Multiply eight bf16 in four words by `factor`; return two words of first terms in e4m3, then
+    two of second terms.
+    """
     return cute.arch.inline_ptx(
         _TERMS, write_only_types=[Uint32] * 4, read_only_args=[*words, factor]
     )
@@ -107,8 +111,11 @@ def two_terms(words: tuple[Uint32, ...], factor: Uint32) -> tuple[Uint32, ...]:
 
 @cute.jit
 def anew(row: Int32) -> Int32:
-    """The same number, which LLVM takes for another one each time: places that follow from it are
-    computed for each block, and not kept in registers for all of them."""
+    """Return the same number, opaque to LLVM.
+
+    Addresses derived from it are then recomputed for each block, not kept in registers for all
+    blocks.
+    """
     return cute.arch.inline_ptx(
         "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[row]
     )
@@ -118,6 +125,8 @@ def anew(row: Int32) -> Int32:
 def place_of(
     line: cutlass.Constexpr, rows: cutlass.Constexpr, row: Int32, unit: cutlass.Constexpr
 ) -> Int32:
-    """Byte of a tile where unit `unit` of a row begins, in panels of `line` bytes of each row."""
+    """Return the byte of a tile where unit `unit` of a row begins; panels have `line` bytes of each
+    row.
+    """
     panel, inside = divmod(unit, line // hw.SMEM_UNIT_BYTES)
     return panel * rows * line + row * line + (inside ^ turn(row, line)) * hw.SMEM_UNIT_BYTES

@@ -1,5 +1,6 @@
-"""The host side of the kernels of all architectures: describe copies, order blocks, launch; and
-example arguments to compile with, fake tensors whose shapes and strides are dynamic.
+"""Host side of the kernels of all architectures: describe copies, order blocks, launch.
+
+Also example arguments to compile with: fake tensors whose shapes and strides are dynamic.
 """
 
 from typing import Any
@@ -23,7 +24,9 @@ from kernelkit.plan import hw
 
 
 def example_arguments(config: AttentionConfig) -> tuple[KernelArguments, CUstream]:
-    """What `Forward` is compiled with: fake tensors, shapes and strides dynamic."""
+    """Return the arguments to compile `Forward` with: fake tensors with dynamic shapes
+    and strides.
+    """
     batch, entries, sq, skv, q_heads, kv_heads = (cute.sym_int32() for _ in range(6))
     q, io = IO_TYPES[config.dtype], IO_TYPES[config.keys_dtype]
     out = OUT_TYPES[config.o_dtype]
@@ -57,7 +60,7 @@ def example_arguments(config: AttentionConfig) -> tuple[KernelArguments, CUstrea
 
 
 def _tables(config: AttentionConfig, q_heads: Any, kv_heads: Any) -> Tables:
-    """None for what the config does not read."""
+    """Return the tables; None for a table that the config does not read."""
 
     def table(wanted: bool, dtype: type[cutlass.Numeric], *shape: Any) -> Any:
         shape = shape or (cute.sym_int32(),)
@@ -80,7 +83,7 @@ def _tables(config: AttentionConfig, q_heads: Any, kv_heads: Any) -> Tables:
 
 
 class Forward:
-    """One config, traced by `cute.compile(..)`; a subclass has the `kernel`."""
+    """Kernel of one config, traced by `cute.compile(..)`; a subclass has the `kernel`."""
 
     kernel: Any
 
@@ -124,8 +127,9 @@ class Forward:
     def describe_copies(
         self, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, o: cute.Tensor
     ) -> TmaTensors | Inputs:
-        """TMA descriptions, which carry shapes and strides of this launch; Inputs, where a kernel
-        fetches without TMA."""
+        """Return TMA descriptions with the shapes and strides of this launch; Inputs for kernels
+        without TMA.
+        """
         q, o = (group_heads(tensor, self.plan.config.group) for tensor in (q, o))
         store = cpasync.CopyBulkTensorTileS2GOp()
         has_v, has_tail = (self.plan.edges.has(name) for name in ("v", "tail"))
@@ -138,7 +142,7 @@ class Forward:
         )
 
     def fetch(self, edge: str) -> object:
-        """The load whose bytes complete on the barriers of `edge`."""
+        """Return the load operation whose bytes complete on the barriers of `edge`."""
         if self.plan.edges.has(edge) and self.plan.edges[edge].multicast:
             return cpasync.CopyBulkTensorTileG2SMulticastOp()
         return cpasync.CopyBulkTensorTileG2SOp(tma_group(self.plan.edges, edge))

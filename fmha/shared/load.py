@@ -1,11 +1,11 @@
-"""Load roles: one warp fetches Q and K, another V, piece by piece, of block after block.
+"""Load roles: one warp fetches Q and K, another V, piece by piece, block after block.
 
-Two warps, since the MMA warp consumes V of a tile after K of the next ones: neither waits for room
-that only the other's data can free.
+There are two warps since the MMA warp consumes V of a tile after K of the next ones. So neither
+warp waits for room that only the other's data can free.
 
 All copies are boxes: rows by one panel, at most 128 bytes of each row. The lines of a panel are
-swizzled inside themselves (`kernelkit.device.boxes`), and a panel lies in one place both in
-shared memory and in a page. Boxes of one buffer follow each other without gaps.
+swizzled inside themselves (`kernelkit.device.boxes`). A panel is contiguous both in shared memory
+and in a page. Boxes of one buffer follow each other without gaps.
 """
 
 import cutlass
@@ -32,14 +32,14 @@ from kernelkit.device.umma import shared
 
 
 def q_box(plan: AttentionPlan) -> Box:
-    """Of Q: this CTA's rows of a query tile, without those that are left over."""
+    """Return the box of Q: this CTA's rows of a query tile, without the unused rows."""
     layout, config = plan.layout, plan.config
     columns = layout.panel(layout.k_columns, config.q_item_bytes)
     return Box(layout.q_rows, columns, IO_TYPES[config.dtype])
 
 
 def k_box(plan: AttentionPlan) -> Box:
-    """Of K: the keys that the CTA fetches, or those of them that one page holds."""
+    """Return the box of K: the keys that the CTA fetches, or as many of them as one page holds."""
     layout, config = plan.layout, plan.config
     return Box(
         layout.box_keys(layout.k_rows), layout.panel(layout.k_columns), IO_TYPES[config.keys_dtype]
@@ -47,7 +47,7 @@ def k_box(plan: AttentionPlan) -> Box:
 
 
 def v_box(plan: AttentionPlan) -> Box:
-    """Of V: the keys that the CTA fetches, or those of them that one page holds."""
+    """Return the box of V: the keys that the CTA fetches, or as many of them as one page holds."""
     layout, config = plan.layout, plan.config
     return Box(
         layout.box_keys(layout.tile_n), layout.panel(layout.v_columns), IO_TYPES[config.keys_dtype]
@@ -55,12 +55,14 @@ def v_box(plan: AttentionPlan) -> Box:
 
 
 def o_box(plan: AttentionPlan) -> Box:
-    """Of O: the same rows."""
+    """Return the box of O, with the rows of `q_box`."""
     return Box(plan.layout.q_rows, plan.layout.o_panel, OUT_TYPES[plan.config.o_dtype])
 
 
 def panel_at(layout: Tiles, box: Box, buffer: cute.Pointer, index: Int32) -> cute.Tensor:
-    """The box of rows in panel `index` of query tiles: panels stand as far apart as all rows."""
+    """Return the box of rows in panel `index` of the query tiles; the panel stride
+    covers all rows.
+    """
     return shared(buffer + index * (layout.rows * box.columns), box.layout())
 
 
@@ -107,7 +109,7 @@ class LoadQK:
     def fetch_q(
         self, work: Work, scope: Scope, state: PipelineState, q_tile: cutlass.Constexpr
     ) -> None:
-        """This CTA's rows of one query tile, all of the head dim; the state is read only."""
+        """Fetch this CTA's rows of one query tile, the whole head dim; the state is read only."""
         scope.pipes.q.wait_free(state, q_tile)
         scope.pipes.q.signal(q_tile)
         box = q_box(self.plan)
@@ -124,7 +126,7 @@ class LoadQK:
     def fetch_k(
         self, work: Work, scope: Scope, first: Int32, piece: cutlass.Constexpr, stage: Int32
     ) -> None:
-        """One piece of a K tile: a slice of the head dim of this CTA's keys."""
+        """Fetch one piece of a K tile: a slice of the head dim of this CTA's keys."""
         box, layout = k_box(self.plan), self.plan.layout
         panels = layout.k_columns // box.columns
         boxes_per_panel = layout.k_rows // box.rows
@@ -188,10 +190,10 @@ class LoadV:
         stage: Int32,
         first: Boolean,
     ) -> None:
-        """One piece of a V tile: a slice of its columns, all keys.
+        """Fetch one piece of a V tile: a slice of its columns, all keys.
 
-        Rows of the first tile may have to be cleared by those who correct O. So its bytes are
-        announced to them (the tail edge), and the ring's barrier only counts the round.
+        The correction warps may have to clear rows of the first tile. So its bytes complete on
+        their barrier (the tail edge), and the ring's barrier only counts the phase.
         """
         pipes, tma = scope.pipes, scope.tma
         if cutlass.const_expr(pipes.tail is None):
@@ -217,7 +219,7 @@ class LoadV:
         tma: TmaTensor,
         barrier: cute.Pointer,
     ) -> None:
-        """Start the boxes of one piece of V, whose bytes complete on `barrier`."""
+        """Start the copies of the boxes of one piece of V, whose bytes complete on `barrier`."""
         box, layout = v_box(self.plan), self.plan.layout
         panels = layout.v_columns // box.columns
         boxes_per_panel = layout.tile_n // box.rows
@@ -225,7 +227,7 @@ class LoadV:
         begin, end = own_boxes(self.plan, work, boxes_per_panel)
         for part in cutlass.range(begin, end, unroll=1):
             row, entry = key_position(self.plan, work, scope, first + part * box.rows)
-            # Not unrolled: the addresses of all boxes at once are registers that this role lacks.
+            # Not unrolled: this role lacks registers for the addresses of all boxes at once.
             for panel in cutlass.range(panels, unroll=1):
                 column = shift + panel * box.columns
                 slot = (stage * panels + panel) * boxes_per_panel + part
@@ -236,7 +238,7 @@ class LoadV:
 
 @cute.jit
 def own_boxes(plan: AttentionPlan, work: Work, boxes: cutlass.Constexpr) -> tuple[Int32, Int32]:
-    """[begin, end) of the boxes of a panel that this CTA fetches."""
+    """Return the range [begin, end) of the boxes of a panel that this CTA fetches."""
     if cutlass.const_expr(not plan.layout.multicast):
         return Int32(0), Int32(boxes)
     share = boxes // plan.layout.ctas
@@ -245,12 +247,14 @@ def own_boxes(plan: AttentionPlan, work: Work, boxes: cutlass.Constexpr) -> tupl
 
 @cute.jit
 def own_part(plan: AttentionPlan, work: Work) -> Int32:
-    """Which part of a piece is in this CTA's shared memory; 0 where all of it is."""
+    """Return which part of a piece this CTA's shared memory holds; 0 if it holds the
+    whole piece.
+    """
     return Int32(0) if cutlass.const_expr(plan.layout.multicast) else work.rank
 
 
 def cast_mask(plan: AttentionPlan) -> int | None:
-    """The CTAs that get what one of them fetches; None for itself."""
+    """Return the mask of the CTAs that receive a multicast fetch; None without multicast."""
     return PAIR_MASK if plan.layout.multicast else None
 
 
@@ -258,9 +262,9 @@ def cast_mask(plan: AttentionPlan) -> int | None:
 def key_position(
     plan: AttentionPlan, work: Work, scope: Scope, position: Int32
 ) -> tuple[Int32, Int32]:
-    """(row, batch entry or page) of a key, where a box of keys begins.
+    """Return (row, batch entry or page) of the key where a box begins.
 
-    Pages behind the length are not looked up: a page that does not exist arrives as zeros.
+    Pages past the length are not looked up: a page that does not exist arrives as zeros.
     """
     if cutlass.const_expr(plan.config.page_size > 0):
         size = plan.config.page_size

@@ -1,9 +1,9 @@
 """The online softmax of two rows in the registers of a thread, as accumulators of wgmma and of
 mma.sync have them (device code).
 
-Four lanes share a row: its maximum travels between them where it is found, its sum once at the end.
-`kernelkit.device.online_softmax` says what `row_max` and `scale_log2` mean, and which elements
-belong to which row (`RowView`).
+Four lanes share a row: they exchange its maximum whenever it is computed, its sum once at the end.
+`kernelkit.device.online_softmax` defines `row_max` and `scale_log2`, and which elements belong to
+which row (`RowView`).
 
 A maximum costs as many instructions as an exponential, and the maximum of a row changes in few
 tiles. So the kernel keeps a stale maximum and checks it afterwards. If the sum of a thread's
@@ -18,8 +18,8 @@ same bits whatever the other rows of the tile hold.
 `far` rows (`kernelkit.device.online_softmax.FAR_LOG2`) ask in every tile, since only the second
 weighing does them right: their maximum is subtracted before the multiplication (`bring_near`).
 
-In e4m3 the factor of a row's scores may be negative. The score with the largest weight, the row's
-top, then is the smallest one, and a hidden key scores +inf.
+In e4m3 the factor of a row's scores may be negative. The row's top, the score with the largest
+weight, is then the smallest score, and a hidden key scores +inf.
 """
 
 from dataclasses import dataclass
@@ -43,22 +43,22 @@ from kernelkit.device.online_softmax import (
 from kernelkit.device.warp_mma import pack, pack_e4m3
 from kernelkit.plan.limits import FLT_MAX
 
-PIECE = 8  # that are rounded at a time
-FULL_CARRIES = 0x02020202  # added to e4m3 without signs, carries into the sign of 448
+PIECE = 8  # weights rounded at a time
+FULL_CARRIES = 0x02020202  # added to unsigned e4m3, carries into the sign bit of 448
 SIGNS = 0x80808080
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What the weights of a thread's two rows refer to, each (2,) in registers."""
+    """Reference of the weights of a thread's two rows: tensors (2,) in registers."""
 
     row_max: cute.Tensor  # the score with the largest weight
     row_sum: cute.Tensor  # of this thread's weights
-    # What is added to a score in log2 units: -row_max, 0 for a far row, FLT_MAX without a maximum.
+    # Addend of a score in log2 units: -row_max, 0 for a far row, FLT_MAX without a maximum.
     shift: cute.Tensor
-    # Of the sum of a tile's weights; 0 without a maximum, -1 for a row that asks in every tile.
+    # Limit of the sum of a tile's weights; 0 without a maximum, -1 to ask in every tile.
     limit: cute.Tensor
-    # In e4m3: what a row's scores are multiplied by, in log2 units or as a softcap wants it.
+    # In e4m3: factor of a row's scores, in log2 units or as `softcap` needs it.
     factor: cute.Tensor | None
 
 
@@ -71,7 +71,7 @@ def make_reference(plan: AttentionPlan) -> Reference:
 def begin_row(
     plan: AttentionPlan, reference: Reference, lane: Lane, work: Work, scope: Scope
 ) -> None:
-    """No key has been seen."""
+    """Initialise the reference of rows that have seen no key."""
     reference.row_sum.fill(0.0)
     for half in cutlass.range_constexpr(2):
         if cutlass.const_expr(plan.config.is_fp8):
@@ -89,7 +89,7 @@ def begin_row(
 def scale_of(
     plan: AttentionPlan, reference: Reference, scalars: Scalars, half: cutlass.Constexpr
 ) -> Float32:
-    """Return what exp2 multiplies a row's scores by; negative only in `signed` kernels."""
+    """Return the factor of a row's scores inside exp2; negative only in `signed` kernels."""
     if cutlass.const_expr(plan.config.is_fp8 and not plan.config.softcap):
         return reference.factor[half]
     return scalars.scale_log2
@@ -129,7 +129,9 @@ def mask(
 ) -> None:
     """Hide the keys that a row does not see, in elements [begin, end).
 
-    begin, end: multiples of 4. key: the first one of the tile.
+    Args:
+        begin, end: multiples of 4.
+        key: first key of the tile.
     """
     view = RowView(2, begin, end)
     for half in cutlass.range_constexpr(2):
@@ -155,7 +157,7 @@ def softcap(
     begin: int,
     end: int,
 ) -> None:
-    """Elements [begin, end) as `kernelkit.device.online_softmax.softcap_scores` leaves them."""
+    """Apply `kernelkit.device.online_softmax.softcap_scores` to elements [begin, end)."""
     factors = scalars.softcap_log2
     if cutlass.const_expr(plan.config.is_fp8):
         factors = (reference.factor[0], reference.factor[1])
@@ -166,7 +168,7 @@ def softcap(
 def largest(
     plan: AttentionPlan, scores: cute.Tensor, reference: Reference
 ) -> tuple[Float32, Float32]:
-    """The tops of the two rows so far, of this warpgroup's keys."""
+    """Return the tops of the two rows so far, over this warpgroup's keys."""
     found = []
     for half in cutlass.range_constexpr(2):
         # Two chains, so that one does not wait for the other.
@@ -207,7 +209,7 @@ def asked(reference: Reference, sums: tuple[Float32, Float32]) -> tuple[Boolean,
 def tops_of(
     reference: Reference, tops: tuple[Float32, Float32], rows: tuple[Boolean, Boolean]
 ) -> tuple[Float32, Float32]:
-    """`tops` for the rows that asked; the others keep the maximum that they have."""
+    """Return `tops` for the rows that asked, and the present maximum for the others."""
     first = tops[0] if rows[0] else reference.row_max[0]
     second = tops[1] if rows[1] else reference.row_max[1]
     return first, second
@@ -217,7 +219,7 @@ def tops_of(
 def refer_to(
     plan: AttentionPlan, tops: tuple[Float32, Float32], reference: Reference, scalars: Scalars
 ) -> tuple[Float32, Float32]:
-    """Make `tops` the maxima that weights and sums refer to; return the factors for O of each row.
+    """Make `tops` the reference of weights and sums; return the factors for O of each row.
 
     A row that has seen no key gets limit 0, so its first visible score always sets a maximum, even
     one so negative that exp2 would underflow.
@@ -249,7 +251,7 @@ def refer_to(
 def bring_near(
     plan: AttentionPlan, scores: cute.Tensor, reference: Reference, scalars: Scalars
 ) -> None:
-    """Subtract the maximum from the scores of far rows, whose `shift` does without it."""
+    """Subtract the maximum from the scores of far rows, whose `shift` does not include it."""
     far, offsets = Boolean(False), []
     for half in cutlass.range_constexpr(2):
         base = base_of(plan, reference, half, reference.row_max[half])
@@ -271,7 +273,7 @@ def exponentiate(
     begin: int,
     end: int,
 ) -> None:
-    """Elements [begin, end) in place: exp2 of a score in log2 units less what it refers to."""
+    """Replace elements [begin, end) by exp2 of the score in log2 units minus its reference."""
     scales = tuple(scale_of(plan, reference, scalars, half) for half in range(2))
     shifts = (reference.shift[0], reference.shift[1])
     view = RowView(2, begin, end)
@@ -280,8 +282,9 @@ def exponentiate(
 
 @cute.jit
 def tile_sums(plan: AttentionPlan, weights: cute.Tensor, p: cute.Tensor) -> tuple[Float32, Float32]:
-    """Return the sums of this thread's weights of each row, infinite if one of them is too large
-    for P, their rounded form."""
+    """Return the sums of this thread's weights of each row, infinite if a weight is too large for
+    P.
+    """
     sums = []
     for half in cutlass.range_constexpr(2):
         total, other = weights[2 * half], weights[2 * half + 1]
@@ -297,7 +300,7 @@ def tile_sums(plan: AttentionPlan, weights: cute.Tensor, p: cute.Tensor) -> tupl
 
 @cute.jit
 def is_full(p: cute.Tensor, half: cutlass.Constexpr) -> Boolean:
-    """Whether an e4m3 of the row is 448, what larger ones become, or NaN."""
+    """Return whether an e4m3 of the row is NaN or 448, to which larger values saturate."""
     words = cute.recast_tensor(p, Uint32)
     found = Uint32(0)
     for number in cutlass.range_constexpr(half, cute.size(words), 2):
@@ -307,8 +310,10 @@ def is_full(p: cute.Tensor, half: cutlass.Constexpr) -> Boolean:
 
 @cute.jit
 def too_large(lane: Lane, reference: Reference, sums: tuple[Float32, Float32]) -> Boolean:
-    """Whether a weight may be above the limit, or refers to nothing; NaN is. Rows that the entry
-    does not have do not count: bits of a result must not depend on what lies there."""
+    """Return whether a weight may be above the limit, is NaN, or has no reference.
+
+    Rows that the entry does not have are ignored: results must not depend on their contents.
+    """
     first = sums[0] <= reference.limit[0] or not lane.real[0]
     second = sums[1] <= reference.limit[1] or not lane.real[1]
     return not (first and second)
@@ -323,7 +328,7 @@ def take_up(reference: Reference, sums: tuple[Float32, Float32]) -> None:
 
 @cute.jit
 def over_lanes(row_sum: cute.Tensor) -> None:
-    """row_sum (2,): the sum of what the four lanes of a row have."""
+    """Sum row_sum (2,) over the four lanes of a row."""
     for half in cutlass.range_constexpr(2):
         total = row_sum[half]
         for step in cutlass.range_constexpr(2):
@@ -333,7 +338,7 @@ def over_lanes(row_sum: cute.Tensor) -> None:
 
 @cute.jit
 def rescale(o: cute.Tensor, factors: tuple[Float32, Float32]) -> None:
-    """Multiply the two rows of O."""
+    """Multiply the two rows of O by their factors."""
     every = RowView(2, 0, cute.size(o))
     for number in cutlass.range_constexpr(cute.size(o)):
         o[number] = o[number] * factors[every.row_of(number)]
@@ -341,10 +346,10 @@ def rescale(o: cute.Tensor, factors: tuple[Float32, Float32]) -> None:
 
 @cute.jit
 def round_weights(plan: AttentionPlan, scores: cute.Tensor, p: cute.Tensor) -> None:
-    """Weights as the A operand of the next product: the same elements in the same order.
+    """Round weights to the A operand of the next product: the same elements in the same order.
 
-    By `pack`, since LLVM moves conversions to where P is used, and there no exponentials are left
-    to run beside them.
+    Uses `pack`: LLVM moves plain conversions to where P is used, where no exponentials are left to
+    overlap with them.
     """
     words = cute.recast_tensor(p, Uint32)
     for number in cutlass.range_constexpr(cute.size(words)):

@@ -1,16 +1,16 @@
-"""Which query blocks a CTA computes, and which key tiles each block takes (device code).
+"""Query blocks that a CTA computes, and key tiles of each block (device code).
 
-The grid has no more CTAs, or pairs, than run at the same time. Heads are taken section by section
-(`fmha.sections` says how many make one), so that what is read again is still in L2. In round r of a
-section a CTA takes block r * CTAs + its number, in every second round counted from the other end:
-where blocks are ordered by their length, the CTA that had the longest one takes the shortest next.
-No CTA waits at the end of a section; one without a block in its last round computes one without
-rows.
+The grid has no more CTAs, or pairs, than run at the same time. Heads are processed section by
+section (`fmha.sections` chooses the size), so that data read again is still in L2. In round r of a
+section a CTA computes block r * CTAs + its number; in every second round the number counts from the
+other end. If blocks are ordered by length, the CTA with the longest one then gets the shortest.
+No CTA waits at the end of a section. A CTA without a block in the last round computes a block
+without rows.
 
-Row r of an entry sees keys [begin(r), end(r)), both of which never decrease with r, and where
-there are sink tokens also those below `sink_tokens` and end(r). So the tiles of a query block are
-one range, whose partly visible tiles stand at its two ends, and a second range at the front for
-the sink tokens. What lies between the two is never loaded.
+Row r of an entry sees keys [begin(r), end(r)), both of which never decrease with r. With sink
+tokens the row also sees keys below `sink_tokens` and end(r). So the tiles of a query block are one
+range, with partly visible tiles at its two ends, and a second range of first keys for the sink
+tokens. Tiles between the two ranges are never loaded.
 """
 
 import cutlass
@@ -31,8 +31,10 @@ def make_order(
     near: Int32,
     places: Int32,
 ) -> Order:
-    """Host: of all blocks over so many CTAs, or pairs. near: heads whose blocks alternate, one or
-    all of a section."""
+    """Make the order of all blocks over `places` CTAs, or pairs (host code).
+
+    near: heads whose blocks alternate, one or all of a section.
+    """
     every = heads * entries
     last = cutlass.max(every - 1, 0) // section
     rest = every - last * section
@@ -55,7 +57,7 @@ def make_order(
 
 @cute.jit
 def place_in_grid(plan: AttentionPlan) -> tuple[Int32, Int32]:
-    """(number of this CTA or pair, how many there are)."""
+    """Return (number of this CTA or pair, number of CTAs or pairs)."""
     number, _, _ = cute.arch.block_idx()
     places, _, _ = cute.arch.grid_dim()
     return number // plan.layout.ctas, places // plan.layout.ctas
@@ -63,14 +65,14 @@ def place_in_grid(plan: AttentionPlan) -> tuple[Int32, Int32]:
 
 @cute.jit
 def count_rounds(plan: AttentionPlan, order: Order) -> Int32:
-    """How many blocks this CTA or pair computes, those without rows included."""
+    """Return the number of blocks that this CTA or pair computes, including those without rows."""
     more = Int32(position(plan, order.last, order.last_rounds) < order.left)
     return order.last * order.rounds.divisor + order.last_rounds + more
 
 
 @cute.jit
 def position(plan: AttentionPlan, section: Int32, turn: Int32) -> Int32:
-    """Of this CTA or pair among those that take a block in round `turn` of a section."""
+    """Return the index of this CTA's or pair's block in round `turn` of a section."""
     number, places = place_in_grid(plan)
     if (section + turn) % 2 == 1:
         number = places - 1 - number
@@ -79,7 +81,7 @@ def position(plan: AttentionPlan, section: Int32, turn: Int32) -> Int32:
 
 @cute.jit
 def block_of(plan: AttentionPlan, order: Order, turn: Int32) -> tuple[Int32, Int32, Int32]:
-    """(query block, head, entry) of round `turn`, of all sections counted together."""
+    """Return (query block, head, entry) of round `turn`, counted over all sections."""
     _, places = place_in_grid(plan)
     if cutlass.const_expr(plan.config.even_rows):  # one section, head after head
         index = turn * places + position(plan, Int32(0), turn)
@@ -107,7 +109,7 @@ def block_of(plan: AttentionPlan, order: Order, turn: Int32) -> tuple[Int32, Int
 
 @cute.jit
 def locate(plan: AttentionPlan, tensors: Globals, turn: Int32) -> Work:
-    """What this CTA computes in round `turn`, its walk excepted."""
+    """Return the block that this CTA computes in round `turn`, without its walk."""
     config, tables = plan.config, tensors.tables
     q_block, head, batch = block_of(plan, tensors.order, turn)
     rank = Int32(0)
@@ -141,7 +143,7 @@ def locate(plan: AttentionPlan, tensors: Globals, turn: Int32) -> Work:
 
 @cute.jit
 def entry_range(cu_seqlens: cute.Tensor | None, batch: Int32, rows: Int32) -> tuple[Int32, Int32]:
-    """(first row of the tensor, rows) of a batch entry, packed or not."""
+    """Return (first row of the tensor, number of rows) of a batch entry, packed or not."""
     start, length = Int32(0), Int32(rows)
     if cutlass.const_expr(cu_seqlens is not None):
         start = cu_seqlens[batch]
@@ -151,7 +153,7 @@ def entry_range(cu_seqlens: cute.Tensor | None, batch: Int32, rows: Int32) -> tu
 
 @cute.jit
 def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
-    """The key tiles of `work`, none where the CTA has no row."""
+    """Return the key tiles of `work`; none if the CTA has no row."""
     config, layout = plan.config, plan.layout
     tile = work.q_block * layout.block_tiles
     first = first_token(plan, tile)
@@ -198,8 +200,10 @@ def plan_walk(plan: AttentionPlan, work: Work, scalars: Scalars) -> Walk:
 def hidden_steps(
     plan: AttentionPlan, work: Work, walk: Walk, scalars: Scalars, q_tile: Int32
 ) -> Int32:
-    """Steps at the front of the walk whose keys no row of query tile `q_tile` of this CTA sees; one
-    step at least remains where there are any. None where a block is one tile."""
+    """Return the first steps of the walk whose keys no row of this CTA's query tile `q_tile` sees.
+
+    At least one step remains if the walk has any. 0 if a block is one tile.
+    """
     if cutlass.const_expr(plan.layout.block_tiles == 1):
         return Int32(0)
     first = first_token(plan, own_tile(plan, work, q_tile))
@@ -215,20 +219,22 @@ def hidden_steps(
 
 @cute.jit
 def first_token(plan: AttentionPlan, tile: Int32) -> Int32:
-    """Query of the entry with which tile `tile` of a head begins, or of heads that share it."""
+    """Return the query of the entry with which tile `tile` begins, of a head or of heads sharing
+    tiles.
+    """
     return tile // plan.layout.head_parts * plan.layout.box_tokens
 
 
 @cute.jit
 def own_tile(plan: AttentionPlan, work: Work, q_tile: Int32) -> Int32:
-    """Number of query tile `q_tile` of this CTA among those of the head."""
+    """Return the number of query tile `q_tile` of this CTA among the tiles of the head."""
     layout = plan.layout
     return work.q_block * layout.block_tiles + q_tile * plan.layout.ctas + work.rank
 
 
 @cute.jit
 def box_row(plan: AttentionPlan, work: Work, tile: Int32) -> Int32 | tuple[Int32, Int32]:
-    """Where the rows of tile `tile` of a head begin in Q and O."""
+    """Return the first row of tile `tile` of a head in Q and O."""
     row = work.q_start + first_token(plan, tile)
     if cutlass.const_expr(plan.config.group == 1):
         return row
@@ -237,26 +243,26 @@ def box_row(plan: AttentionPlan, work: Work, tile: Int32) -> Int32 | tuple[Int32
 
 @cute.jit
 def first_head(plan: AttentionPlan, tile: Int32) -> Int32:
-    """Of the heads that share tiles the first one in tile `tile`."""
+    """Return the first head of tile `tile` among the heads that share tiles."""
     return tile % plan.layout.head_parts * plan.layout.box_heads
 
 
 @cute.jit
 def row_end(work: Work, token: Int32, scalars: Scalars) -> Int32:
-    """First key behind what query `token` sees, where its right edge moves with it."""
+    """Return the end of the keys that query `token` sees, if its right edge depends on it."""
     end = work.offset + token + scalars.window_right + 1
     return cutlass.max(cutlass.min(end, work.kv_length), 0)
 
 
 @cute.jit
 def row_begin(work: Work, token: Int32, scalars: Scalars) -> Int32:
-    """First key that query `token` sees, where its left edge moves with it."""
+    """Return the first key that query `token` sees, if its left edge depends on it."""
     return cutlass.max(work.offset + token - scalars.window_left, 0)
 
 
 @cute.jit
 def row_of(plan: AttentionPlan, work: Work, scalars: Scalars, q_tile: Int32, row: Int32) -> Row:
-    """Row `row` of query tile `q_tile` of this CTA, and which keys it sees."""
+    """Return row `row` of query tile `q_tile` of this CTA, with the keys that it sees."""
     config = plan.config
     tile, heads = own_tile(plan, work, q_tile), plan.layout.box_heads
     token = first_token(plan, tile) + row // heads
@@ -276,14 +282,14 @@ def row_of(plan: AttentionPlan, work: Work, scalars: Scalars, q_tile: Int32, row
 
 @cute.jit
 def angle_row(work: Work, token: Int32, tables: Tables) -> Int32:
-    """Row of the rope tables for query `token`; positions beyond them are clamped."""
+    """Return the row of the rope tables for query `token`; positions outside are clamped."""
     position = cutlass.min(work.offset + token, cute.size(tables.cos, mode=[0]) - 1)
     return cutlass.max(position, 0)
 
 
 @cute.jit
 def first_key(plan: AttentionPlan, walk: Walk, step: Int32) -> Int32:
-    """Where the tile of step `step` of the walk begins, 0 <= step < walk.tiles."""
+    """Return the first key of the tile of step `step` of the walk, 0 <= step < walk.tiles."""
     tile, origin = walk.right_end - 1 - step, walk.origin
     if cutlass.const_expr(plan.config.left):
         if step >= walk.right:
@@ -300,13 +306,17 @@ def first_key(plan: AttentionPlan, walk: Walk, step: Int32) -> Int32:
 
 @cute.jit
 def entry_of_q(plan: AttentionPlan, work: Work) -> Int32:
-    """Index of the entry in the last mode of the query-side tensors; packed ones have but one."""
+    """Return the index of the entry in the last mode of query-side tensors; 0 if they
+    are packed.
+    """
     return Int32(0) if cutlass.const_expr(plan.config.varlen_q) else work.batch
 
 
 @cute.jit
 def stored_by_tma(plan: AttentionPlan, work: Work) -> Boolean:
-    """O goes out by TMA: a packed tensor holds no other entry's rows behind those of its tiles."""
+    """Return whether TMA stores O: in a packed tensor only if its tiles overlap no other entry's
+    rows.
+    """
     by_tma = Boolean(True)
     if cutlass.const_expr(plan.config.varlen_q):
         last = (work.q_block + 1) * plan.layout.block_tiles - 1

@@ -1,10 +1,10 @@
-"""The attention forward kernel for Blackwell: host entry, prologue, dispatch of the warps.
+"""Attention forward kernel for Blackwell: host entry, prologue, dispatch of the warps.
 
-Read `plan.py` first (who, where, who waits for whom), then this file, `fmha/shared/walk.py` (which
+Read `plan.py` first (roles, memory, barriers), then this file, `fmha/shared/walk.py` (which
 tiles), then the roles in data-flow order: `fmha/shared/load.py`, and in `roles/` mma, softmax,
-correction, epilogue. What the host does before the launch is in `fmha/shared/host.py`.
+correction, epilogue. The host work before the launch is in `fmha/shared/host.py`.
 
-A CTA, from head_dim 256 on a pair, computes query blocks one after another
+A CTA, or a pair from head_dim 256 on, computes query blocks one after another
 (`fmha/shared/walk.py`): products, loads and stores of neighbouring blocks overlap.
 """
 
@@ -50,7 +50,7 @@ from kernelkit.plan.warps import Role
 
 
 class AttentionSm100(Forward):
-    """One config, traced by `cute.compile(AttentionSm100(config), ...)`."""
+    """Kernel of one config, traced by `cute.compile(AttentionSm100(config), ...)`."""
 
     plan: Plan
 
@@ -62,7 +62,7 @@ class AttentionSm100(Forward):
 
     @cute.kernel
     def kernel(self, tma: TmaTensors, tensors: Globals, scalars: Scalars) -> None:
-        """Prologue for all warps, then each warp plays its role."""
+        """Run the prologue in all warps, then each warp's role."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(self.plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
         tmem_base = buffer_at(self.plan.smem, smem, "tmem_base", Int32)
@@ -109,16 +109,17 @@ class AttentionSm100(Forward):
 
     @cute.jit
     def enter(self, role: Role, prologue: Prologue) -> Scope:
-        """What a role that begins works with.
+        """Set the registers of a role and return its scope.
 
-        Each role finds it for itself: none keeps in registers what only others need.
+        Each role makes its scope itself, so that none keeps in registers what only other roles
+        need.
         """
         set_registers(self.plan.roles, role)
         buffers = self.buffers(prologue.smem)
         return Scope(prologue.tma, prologue.tensors, prologue.scalars, buffers, prologue.pipes)
 
     def buffers(self, smem: cute.Pointer) -> Buffers:
-        """All buffers that roles use, None for those that the config does without."""
+        """Return the buffers of all roles; None for a buffer that the config does not use."""
         plan, config = self.plan.smem, self.plan.config
         q, io = IO_TYPES[config.dtype], IO_TYPES[config.keys_dtype]
         out = OUT_TYPES[config.o_dtype]
@@ -133,7 +134,7 @@ class AttentionSm100(Forward):
 
 @cute.jit
 def leads(plan: Plan) -> Boolean:
-    """Whether this CTA issues the MMAs: the only one, or the leader of its pair."""
+    """Return whether this CTA issues the MMAs: the only CTA, or the leader of its pair."""
     alone = Boolean(True)
     if cutlass.const_expr(plan.layout.ctas == 2):
         alone = in_leader()
@@ -141,5 +142,5 @@ def leads(plan: Plan) -> Boolean:
 
 
 def host_function(config: AttentionConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return AttentionSm100(config), *example_arguments(config)

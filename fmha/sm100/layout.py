@@ -1,15 +1,14 @@
-"""AttentionConfig -> tiles, pieces and where each of them lies: shared memory and TMEM maps.
+"""AttentionConfig -> tiles, pieces and their places in shared memory and TMEM.
 
-A tile is 128 query rows by 128 keys, or fewer. What TMA moves at a time is a piece: K in slices of
-the head dim that accumulate into one S, V in slices of its columns, each a piece of O. A piece lies
-in shared memory as panels: all its rows, at most 128 bytes of each, swizzled inside every line.
-Both operands of both products, and the O that TMA stores, use that one arrangement.
+A tile is 128 query rows by 128 keys, or fewer. TMA moves pieces: K in slices of the head dim that
+accumulate into one S, V in slices of its columns, each a piece of O. A piece lies in shared memory
+as panels: all its rows, at most 128 bytes of each, swizzled inside every line. Both operands of
+both products, and the O that TMA stores, use this arrangement.
 
 In a CTA pair (head_dim 256 and 512) each CTA has 64 keys of K and half the columns of each piece
-of V; the pair's MMA reads both. At head_dim 256 each CTA has a query tile of its own. At 512 they
-share one, 64 rows each. An accumulator of 64 rows takes all 128 lanes of TMEM (PTX ISA, data path
-layout B): lanes 0-63 hold the first half of the columns, lanes 64-127 the second half of the same
-rows.
+of V; the pair's MMA reads both. At head_dim 256 each CTA has a query tile. At 512 they share one,
+64 rows each. An accumulator of 64 rows uses all 128 lanes of TMEM (PTX ISA, data path layout B):
+lanes 0-63 hold the first half of the columns, lanes 64-127 the second half of the same rows.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TILE_M = 128  # query rows of a tile: one TMEM lane each, or two halves of a row
 CHUNK = 32  # scores of a row that are masked, rounded and moved at a time
 MMA_LAG = 2  # products Q K^T that are issued before the P V of the first of them
 STATISTICS = 2  # numbers that softmax warps pass to the correction: acc_scale; row_sum, row_max
-HALVES_SLOTS = 3  # halves of a row meet once per tile, in two slots in turn, and at the end
+HALVES_SLOTS = 3  # halves of a row exchange once per tile, in two alternating slots, and at the end
 OUT_STAGES = 2  # panels of O at most that wait for the store: one is written while one leaves
 MISC_BYTES = 1024  # barriers and the TMEM address: what lies before the first aligned buffer
 MMA_K_BYTES = 32  # of a row of A, or of B, that one MMA reads
@@ -39,11 +38,11 @@ MMA_K_BYTES = 32  # of a row of A, or of B, that one MMA reads
 K_PIECE = {64: 64, 96: 96, 128: 128, 192: 64, 256: 128, 512: 256}
 V_PIECE = {64: 64, 96: 96, 128: 128, 256: 256, 512: 256}
 
-# By head dim: where the exponentials of a tile take as long as its products, or longer. From the
-# cycle model of a B200; a GB300, whose MUFU is twice as fast, has no use for it.
+# By head dim, for tiles whose exponentials last at least as long as the products. From the cycle
+# model of a B200; a GB300, whose MUFU is twice as fast, does not need it.
 EXP2_SHARE = {64: 4, 96: 4, 128: 4, 192: 6}
-PAIR_HEAD_DIM = 256  # K and V of two tiles take too much shared memory: a pair has half each
-SHARED_TILE_HEAD_DIM = 512  # O of 128 rows takes all of TMEM: each CTA of a pair has 64 of them
+PAIR_HEAD_DIM = 256  # K and V of two tiles exceed shared memory: each CTA of a pair has half
+SHARED_TILE_HEAD_DIM = 512  # O of 128 rows fills TMEM: each CTA of a pair has 64 rows
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,17 @@ class Layout(Tiles):
 
     @cached_property
     def halves(self) -> int:
-        """Threads that share a query row: 2 where a pair of CTAs shares one tile of 128 rows."""
+        """Number of threads that share a query row: 2 if a pair of CTAs shares one tile of 128
+        rows.
+        """
         return 2 if self.config.head_dim >= SHARED_TILE_HEAD_DIM else 1
 
     @cached_property
     def p_in_smem(self) -> bool:
-        """P waits for P V in shared memory; else over the tail of its S in tensor memory, for which
-        a row has to be in one lane."""
+        """Whether P waits for P V in shared memory.
+
+        Otherwise P overwrites the tail of its S in tensor memory, which needs a row in one lane.
+        """
         return self.halves == 2
 
     @cached_property
@@ -73,7 +76,7 @@ class Layout(Tiles):
 
     @cached_property
     def exp2_share(self) -> int:
-        """Pairs of exponentials, of 16, that go through the polynomial."""
+        """Number of pairs of exponentials, out of 16, computed by a polynomial."""
         config = self.config
         chosen = EXP2_SHARE.get(config.head_dim, 0)
         return config.polynomial if config.polynomial >= 0 else chosen
@@ -82,18 +85,18 @@ class Layout(Tiles):
         return None if self.config.schedule else replace(self.config, schedule="pingpong")
 
     def variants(self) -> Iterator[AttentionConfig]:
-        """With all widths of a key tile; of a pair each CTA has half of 128 keys."""
+        """Yield the config with all widths of a key tile; a pair has one width, 128 keys."""
         if self.ctas == 1:
             yield from (replace(self.config, tile_n=keys) for keys in self.tiles_n)
 
     @cached_property
     def mma_k(self) -> int:
-        """What one MMA sums over: columns of Q, or keys."""
+        """K of one MMA: columns of Q, or keys."""
         return MMA_K_BYTES // self.config.io_bytes
 
     @cached_property
     def tiles_n(self) -> tuple[int, ...]:
-        """How many keys a tile may have."""
+        """Allowed numbers of keys of a tile."""
         return tuple(keys for keys in TILE_N if keys % self.mma_k == 0)
 
     @cached_property
@@ -113,12 +116,14 @@ class Layout(Tiles):
 
     @cached_property
     def lag(self) -> int:
-        """Key tiles by which P V comes behind Q K^T."""
+        """Number of key tiles by which P V lags behind Q K^T."""
         return MMA_LAG // self.q_tiles
 
     @cached_property
     def s_stages(self) -> int:
-        """S buffers. With a third one the next Q K^T need not wait for the P V before it."""
+        """Number of S buffers. With a third one the next Q K^T need not wait for the P
+        V before it.
+        """
         taken = self.q_tiles * self.config.v_dim // self.halves
         more = MMA_LAG + 1
         fits = taken + more * self.lane_columns <= hw.TMEM_COLUMNS
@@ -146,10 +151,10 @@ class Layout(Tiles):
 
     @cached_property
     def p_columns(self) -> tuple[int, ...]:
-        """Columns of P, part by part, that the MMA warp is told of at a time.
+        """Columns of each part of P that is signalled to the MMA warp.
 
-        In two parts where the next Q K^T has to wait for P V: most of that then runs under the
-        last exponentials.
+        Two parts if the next Q K^T has to wait for P V: most of P V then overlaps the last
+        exponentials.
         """
         if self.s_stages > MMA_LAG or self.p_in_smem or self.q_tiles == 1:
             return (self.tile_n,)
@@ -168,38 +173,38 @@ class Layout(Tiles):
 
     @cached_property
     def o_chunk(self) -> int:
-        """Columns of O that a thread holds at a time: what its registers allow."""
+        """Columns of O that a thread holds at a time, limited by its registers."""
         return min(16 if self.config.rope_dim else 32, self.o_panel)
 
     @cached_property
     def out_pieces(self) -> int:
-        """Panels of O of one query tile, of both halves of the rows in a pair."""
+        """Panels of O of one query tile; in a shared tile of both halves of the rows."""
         return self.config.v_dim // self.halves // self.o_panel
 
     @cached_property
     def out_bytes(self) -> int:
-        """Bytes of such a panel."""
+        """Bytes of a panel of O."""
         return hw.TMEM_LANES * self.o_panel * self.config.out_bytes
 
     @cached_property
     def p_bytes(self) -> int:
-        """Bytes of P of one query tile in shared memory, 0 where it stays in TMEM."""
+        """Bytes of P of one query tile in shared memory, 0 if it stays in TMEM."""
         return self.rows * self.tile_n * self.config.io_bytes if self.p_in_smem else 0
 
     @cached_property
     def statistics_bytes(self) -> int:
-        """Bytes through which threads tell each other what they know of a row."""
+        """Bytes of the buffer through which threads exchange statistics of a row."""
         slots = STATISTICS * self.q_tiles + HALVES_SLOTS * (self.halves - 1)
         return slots * hw.TMEM_LANES * 4
 
     @cached_property
     def out_stages(self) -> int:
-        """Panels of O that wait for the store: less than are useful where nothing else fits."""
+        """Panels of O that wait for the store; fewer than useful if shared memory is short."""
         return OUT_STAGES if self._free >= OUT_STAGES * self.out_bytes else 1
 
     @cached_property
     def _free(self) -> int:
-        """Bytes that are left beside one tile of K and of V, or what is configured."""
+        """Bytes left after one tile of K and of V, or after the configured stages."""
         k, v = self._least_stages
         free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.statistics_bytes
         free -= self.q_tiles * (self.q_bytes + self.p_bytes)
@@ -254,7 +259,7 @@ class Layout(Tiles):
         return TmemPlan(tuple(ranges))
 
     def check(self) -> None:
-        """Raise ValueError with the arithmetic of what does not fit."""
+        """Raise ValueError or NotImplementedError for what does not fit, with the arithmetic."""
         config = self.config
         check_pages_by_tma(config.page_size)
         if config.is_fp8 and config.head_dim >= SHARED_TILE_HEAD_DIM:

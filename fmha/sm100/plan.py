@@ -1,4 +1,4 @@
-"""AttentionConfig -> who works, and who waits for whom, in the Blackwell kernel. Plain data.
+"""AttentionConfig -> roles and barriers of the Blackwell kernel. Plain data.
 
 There are two schedules: twelve warps for one query tile, or sixteen for two (ping-pong).
 """
@@ -42,7 +42,7 @@ def plan_unchecked(config: AttentionConfig, arch: str) -> Plan:
     return Plan(config, layout, roles, edges, smem, layout.tmem, barriers)
 
 
-# Registers of a thread by query tiles: of those that hold scores, that correct O, and that issue.
+# Registers of a thread by query tiles: for softmax, for correction, and for issuing warps.
 REGISTERS = {1: (232, 168, 104), 2: (192, 80, 48)}
 
 
@@ -89,10 +89,9 @@ def _barriers(layout: Layout, roles: RolePlan) -> tuple[NamedBarrier, ...]:
 
 
 def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
-    """Who waits for whom.
+    """Return the edges: which role waits for which.
 
-    A buffer of O goes back and forth: the MMA warp adds to it, the correction warps rescale or
-    read it.
+    A buffer of O alternates: the MMA warp adds to it, the correction warps rescale or read it.
     """
     q_tiles = layout.q_tiles
     k_stages, v_stages = layout.stages
@@ -137,7 +136,9 @@ def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
 
 
 def _q_edge(config: AttentionConfig, layout: Layout) -> Edge:
-    """Q as TMA fetches it, to who multiplies it, or before that makes terms of it in its place."""
+    """Return the edge of Q from TMA to its consumer: the MMA, or the softmax that splits Q into
+    terms.
+    """
     splits = config.q_terms > 1
     return Edge(
         "q", "load_qk", "softmax" if splits else "mma", layout.q_tiles, Signal.TMA, "Q tile",

@@ -27,7 +27,7 @@ def pv_tile(plan: Plan) -> tuple[int, int, int]:
 
 
 def make_qk_mma(plan: Plan) -> cute.TiledMma:
-    """Q and K K-major from shared memory."""
+    """Make the MMA of Q K^T: Q and K K-major from shared memory."""
     io = IO_TYPES[plan.config.keys_dtype]
     major = (OperandMajorMode.K, OperandMajorMode.K)
     return sm100.make_trivial_tiled_mma(
@@ -36,7 +36,7 @@ def make_qk_mma(plan: Plan) -> cute.TiledMma:
 
 
 def make_pv_mma(plan: Plan) -> cute.TiledMma:
-    """P from where the config stages it, V MN-major from shared memory."""
+    """Make the MMA of P V: P from TMEM or shared memory, V MN-major from shared memory."""
     io = IO_TYPES[plan.config.keys_dtype]
     major = (OperandMajorMode.K, OperandMajorMode.MN)
     in_smem = plan.layout.p_in_smem
@@ -47,8 +47,10 @@ def make_pv_mma(plan: Plan) -> cute.TiledMma:
 
 
 def q_operand(plan: Plan, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Tensor:
-    """Q as the A operand, (MMA, 1, k_columns / mma_k, piece): its panels stand in the order of
-    query tiles, of the terms of each, and of their pieces."""
+    """Return Q as the A operand, (MMA, 1, k_columns / mma_k, piece).
+
+    Its panels are ordered by query tile, then term, then piece.
+    """
     io, pieces = IO_TYPES[plan.config.keys_dtype], plan.layout.q_tiles * plan.layout.k_pieces
     layout = sm100.make_smem_layout_a(mma, qk_tile(plan), io, pieces * plan.config.q_terms)
     if plan.config.q_terms > 1:
@@ -73,8 +75,10 @@ def v_operand(plan: Plan, mma: cute.TiledMma, pointer: cute.Pointer) -> cute.Ten
 def p_operand(
     plan: Plan, mma: cute.TiledMma, pointer: cute.Pointer, tmem: cute.Pointer
 ) -> cute.Tensor:
-    """P as the A operand, (MMA, 1, tile_n / mma_k, buffer): one per S buffer, in shared memory one
-    per query tile."""
+    """Return P as the A operand, (MMA, 1, tile_n / mma_k, buffer).
+
+    There is one buffer per S buffer, or in shared memory one per query tile.
+    """
     io = IO_TYPES[plan.config.keys_dtype]
     layout = sm100.make_smem_layout_a(mma, pv_tile(plan), io, plan.layout.q_tiles)
     if plan.layout.p_in_smem:

@@ -1,7 +1,7 @@
-"""O on its way to global memory (device code).
+"""Store of O to global memory (device code).
 
-A warpgroup puts its O into shared memory, whence TMA stores it; or, where a box of rows would cover
-what is not of this tile, or O is fp32, the threads store pieces of their rows.
+A warpgroup writes its O to shared memory, from which TMA stores it. If a box of rows would cover
+rows of another entry, or O is fp32, the threads store pieces of their rows instead.
 """
 
 import cutlass
@@ -32,8 +32,9 @@ def store_o(
     factors: tuple[Float32, Float32],
     scope: Scope,
 ) -> None:
-    """O of the query tile to global memory, normalised, turned back and rounded as the config
-    says."""
+    """Store O of the query tile to global memory: normalised, rotated back and rounded per the
+    config.
+    """
     if cutlass.const_expr(plan.config.normalize):
         rescale(o, factors)
     scale = value_scale(scope.tensors.tables, work)
@@ -53,7 +54,9 @@ def store_o(
 
 @cute.jit
 def store_by_tma(plan: Plan90, work: Work, lane: Lane, rounded: cute.Tensor, scope: Scope) -> None:
-    """Through the tile's place in shared memory. The first warp of the warpgroup sends it away."""
+    """Store O through the tile's buffer in shared memory; the first warp of the warpgroup issues
+    TMA.
+    """
     layout, box = plan.layout, o_box(plan)
     place = lane.tile * (layout.o_bytes // plan.config.out_bytes)
     place += lane.part * (layout.rows * layout.o_columns)

@@ -1,19 +1,19 @@
 """K and V in e4m3 on Hopper: terms of Q, another math role, V transposed (device code).
 
-Terms: Q in bf16 becomes two tiles of e4m3, in its own place in shared memory. Two lanes share a
-row: each has every other unit, eight elements, and writes eight bytes of a unit of each term.
+Terms: Q in bf16 is split into two tiles of e4m3, in place in shared memory. Two lanes share a row:
+each reads every other unit, eight elements, and writes eight bytes of a unit of each term.
 
-Math role: P V of a tile is a sum of few bits, and is added to O in fp32. It goes to registers of
-its own where there are enough: then S of the next tile is issued first, and P V is added under the
-softmax. Else it goes, some columns of O at a time, to those of S, whose weights are P by then, and
-S is issued when they have been added. Either way no product of a warpgroup runs under its own
-softmax, but those of the others do.
+Math role: P V of a tile is a sum of few bits, and is added to O in fp32. With enough registers P V
+has separate ones: then S of the next tile is issued first, and P V is added during the softmax.
+Otherwise P V is written, some columns of O at a time, to the registers of S, whose weights are P by
+then, and S is issued after these parts have been added. Either way a warpgroup's products do not
+overlap its softmax, but those of the others do.
 
-Transposition: products of e4m3 take both operands along their sum, and V comes as [key, column]. A
-warp moves 32 keys of 16 columns at a time: ldmatrix, transposed, gives a lane two keys of two
-neighbouring columns in each word; bytes are picked so that a word has four keys of one column;
-stmatrix writes lines of a column. Of sixteen keys those stand together that the A operand has in
-one word, see `products.py`.
+Transposition: products of e4m3 need both operands K-major, and V comes as [key, column]. A warp
+moves 32 keys of 16 columns at a time. ldmatrix, transposed, gives a lane two keys of two adjacent
+columns in each word; bytes are picked so that a word has four keys of one column; stmatrix writes
+lines of a column. The order of sixteen keys is that of the words of the A operand, see
+`products.py`.
 """
 
 import cutlass
@@ -38,15 +38,17 @@ from kernelkit.device.shared_words import load, store
 from kernelkit.device.warp_mma import load_fragment, pick, store_fragment
 from kernelkit.plan import hw
 
-LANES = 2  # that share a row
+LANES = 2  # lanes that share a row
 UNIT = hw.SMEM_UNIT_BYTES
 WORDS = UNIT // 4
 
 
 @cute.jit
 def split_q(plan: Plan90, lane: Lane, buffer: cute.Pointer) -> tuple[Float32, Float32]:
-    """The warpgroup's query tile in `buffer` as two terms, the larger one first; returns what
-    scores of this thread's two rows are to be multiplied by."""
+    """Split the warpgroup's query tile in `buffer` into two terms, the larger one first.
+
+    Return the factors of the scores of this thread's two rows.
+    """
     layout, head_dim, rows = plan.layout, plan.config.head_dim, plan.layout.rows
     start, own = buffer.toint() + lane.tile * layout.q_bytes, anew(cute.arch.lane_idx())
     row, half = lane.warp * 16 + own // LANES, own % LANES
@@ -80,8 +82,10 @@ def split_q(plan: Plan90, lane: Lane, buffer: cute.Pointer) -> tuple[Float32, Fl
 
 
 def waits_for_parts(layout: Layout, following: bool) -> list[int]:
-    """For each part of P V how many groups of products may be in flight when it is to be added.
-    following: S of another tile is issued, too."""
+    """Return for each part of P V how many product groups may be in flight when it is added to O.
+
+    following: whether S of another tile is issued, too.
+    """
     shape, waits = layout.shape, []
     for part in range(layout.o_parts):
         behind = min(shape.products - 1, layout.o_parts - 1 - part)
@@ -103,7 +107,7 @@ class MathFp8(Math):
         k_state: PipelineState,
         v_state: PipelineState,
     ) -> tuple[PipelineState, PipelineState]:
-        """As in `Math`."""
+        """Process all tiles from `hidden` on, like `Math.sweep`."""
         plan, pipes, reference = self.plan, scope.pipes, tile.reference
         if cutlass.const_expr(plan.config.q_terms == 2):
             powers = split_q(plan, lane, scope.buffers.q)
@@ -141,15 +145,16 @@ class MathFp8(Math):
 
     @property
     def s_first(self) -> bool:
-        """S of the next tile is issued before P V, which is one part."""
+        """Whether S of the next tile is issued before P V, which then is one part."""
         return self.plan.layout.shape.before_s == 0
 
     @cute.jit
     def add_pv(
         self, lane: Lane, tile: Tile, stage: Int32, k_stage: cutlass.Constexpr | Int32
     ) -> None:
-        """O += P V of a stage of V. Where there is a `k_stage`, S of what is in it is issued, too,
-        and not waited for."""
+        """Add P V of a stage of V to O. With a `k_stage`, also issue its S, without
+        waiting for it.
+        """
         layout, ahead = self.plan.layout, len(tile.products)
         waits = waits_for_parts(layout, k_stage is not None)
         for part in cutlass.range_constexpr(ahead):
@@ -164,20 +169,20 @@ class MathFp8(Math):
 
     @cute.jit
     def issue_s(self, lane: Lane, tile: Tile, k_stage: cutlass.Constexpr | Int32) -> None:
-        """Issue S of a stage of K, if there is one; then it is the next warpgroup's turn."""
+        """Issue S of a stage of K, if there is one, and pass the turn to the next warpgroup."""
         if cutlass.const_expr(k_stage is not None):
             issue_qk(self.plan, tile.scores, tile.q, tile.k[None, None, None, k_stage])
             self.pass_turn(lane.team)
 
     @cute.jit
     def issue_part(self, tile: Tile, part: cutlass.Constexpr, stage: Int32) -> None:
-        """Issue P V of the columns of part `part`. stage: of V."""
+        """Issue P V of the columns of part `part`. stage: stage of V."""
         product = tile.products[part % len(tile.products)]
         issue_pv(self.plan, product, tile.p, tile.v[part][None, None, None, stage])
 
     @cute.jit
     def add_part(self, tile: Tile, part: cutlass.Constexpr) -> None:
-        """Add what P V of these columns has become to O."""
+        """Add the completed P V of these columns to O."""
         product = tile.products[part % len(tile.products)]
         size = cute.size(product)
         for index in cutlass.range_constexpr(size):
@@ -187,24 +192,24 @@ class MathFp8(Math):
     def weigh(
         self, scope: Scope, lane: Lane, walk: Walk, step: Int32, tile: Tile
     ) -> tuple[Float32, Float32]:
-        """Weigh the tile with what there is to refer to; returns the sums of the weights."""
+        """Weigh the tile with the present maxima; return the sums of the weights."""
         every = cute.size(tile.scores)
         self.prepare(scope, lane, walk, step, tile, 0, every)
         if cutlass.const_expr(self.s_first):
             warpgroup.wait_group(0)
-            self.add_part(tile, 0)  # behind the branch: exponentials run beside it
+            self.add_part(tile, 0)  # after the branch: overlaps the exponentials
         exponentiate(self.plan, tile.scores, tile.reference, scope.scalars, 0, every)
         round_weights(self.plan, tile.scores, tile.p)
         return tile_sums(self.plan, tile.scores, tile.p)
 
 
-KEYS, COLUMNS = 32, 16  # of a warp at a time: one row of a matrix is the 16 bytes of 16 columns
+KEYS, COLUMNS = 32, 16  # per warp and step: a row of a matrix is the 16 bytes of 16 columns
 EVEN, ODD = 0x6420, 0x7531  # bytes of one column, of two words
 AT_ONCE = 2  # loads in flight: registers for their words
 
 
 class Turn:
-    """Copies every tile of the V ring to the ring of V turned."""
+    """Role that transposes every tile of the V ring into the ring of transposed V."""
 
     def __init__(self, plan: Plan90) -> None:
         self.plan = plan
@@ -231,8 +236,11 @@ class Turn:
 
     @cute.jit
     def valid_keys(self, walk: Walk, step: Int32) -> Int32:
-        """Keys of the tile whose rows of V count. What a length or an offset excludes may be NaN,
-        and 0 * NaN is NaN; only the first tile of a block has such keys."""
+        """Return the number of valid keys of the tile.
+
+        Memory that a length or an offset excludes may be NaN, and 0 * NaN is NaN. Only the first
+        tile of a block has such keys.
+        """
         valid = Int32(self.plan.layout.tile_n)
         if cutlass.const_expr(self.plan.config.ragged_keys):
             if step == 0:
@@ -241,8 +249,11 @@ class Turn:
 
     @cute.jit
     def turn_tile(self, scope: Scope, source: Int32, target: Int32, valid: Int32) -> None:
-        """Tile `source` of the V ring to tile `target` of the other; keys from `valid` on as 0.
-        Warps take turns, 32 keys each."""
+        """Transpose tile `source` of the V ring to tile `target` of the other ring; keys from
+        `valid` on are 0.
+
+        Each warp transposes 32 keys at a time.
+        """
         layout, lane = self.plan.layout, cute.arch.lane_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - self.role.first_warp
         own = warp * KEYS
@@ -285,23 +296,31 @@ class Turn:
         )
 
     def own_places(self, first: Int32, lane: Int32, column: Int32) -> tuple[Int32, Int32]:
-        """A lane's bytes of a tile and of a turned one, in the first block of columns: those of a
-        key from `first` on, and 16 keys of `column`."""
+        """Return a lane's bytes in a tile and in a transposed one, in the first block of columns.
+
+        They belong to a key from `first` on, and to 16 keys of `column`.
+        """
         layout = self.plan.layout
         line, line_t = layout.panel(layout.v_columns), layout.panel(layout.tile_n)
         place = column * line_t + first + lane // 16 * 16
         return swizzled((first + lane) * line, line), swizzled(place, line_t)
 
     def v_place(self, own: Int32, keys: int, block: int) -> Int32:
-        """`own`, so many keys and blocks of columns further. 32 lines are swizzled like the next
-        32, so that the place in a line is `own` but for some bits, and the rest is a number."""
+        """Return `own` moved by so many keys and blocks of columns.
+
+        32 lines are swizzled like the next 32, so the place in a line is `own` with some bits
+        flipped, and the rest is a constant.
+        """
         layout = self.plan.layout
         line = layout.panel(layout.v_columns)
         panel, inside = divmod(block * COLUMNS, line)
         return (own ^ inside) + (panel * layout.tile_n + keys) * line
 
     def vt_place(self, own: Int32, keys: int, block: int) -> Int32:
-        """The same of a turned tile, in which 16 lines are swizzled like the next 16."""
+        """Return `own` moved by so many keys and blocks of a transposed tile.
+
+        16 lines of such a tile are swizzled like the next 16.
+        """
         line = self.plan.layout.panel(self.plan.layout.tile_n)
         panel, inside = divmod(keys, line)
         return (own ^ inside) + (panel * self.plan.config.v_dim + block * COLUMNS) * line

@@ -1,9 +1,8 @@
-"""The attention forward kernel for Hopper: prologue, dispatch of the warps.
+"""Attention forward kernel for Hopper: prologue, dispatch of the warps.
 
-Read `plan.py` first (who, who waits for whom), then this file, `fmha/shared/walk.py` (which blocks
-a CTA computes one after another, and which tiles), `fmha/shared/load.py` and `math.py`, which has
-the softmax and the epilogue beside it; for head dim 512 also `seesaw.py`, for K and V in e4m3
-`fp8.py`. The softmax of a row is in `fmha/shared/two_rows.py`.
+Read `plan.py` first (roles and barriers), then this file, `fmha/shared/walk.py` (blocks of a CTA
+and their tiles), `fmha/shared/load.py` and `math.py`, then `epilogue.py`. Head dim 512 also uses
+`seesaw.py`, K and V in e4m3 use `fp8.py`. The softmax of a row is in `fmha/shared/two_rows.py`.
 """
 
 import cutlass
@@ -37,7 +36,7 @@ from kernelkit.plan import hw
 
 
 class AttentionSm90(Forward):
-    """One config, traced by `cute.compile(AttentionSm90(config), ...)`."""
+    """Kernel of one config, traced by `cute.compile(AttentionSm90(config), ...)`."""
 
     plan: Plan90
 
@@ -53,7 +52,7 @@ class AttentionSm90(Forward):
 
     @cute.kernel
     def kernel(self, tma: TmaTensors, tensors: Globals, scalars: Scalars) -> None:
-        """Prologue for all warps, then each warp plays its role."""
+        """Run the prologue in all warps, then each warp's role."""
         plan = self.plan
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator().allocate(plan.smem.bytes, byte_alignment=hw.SMEM_SWIZZLE_ALIGN)
@@ -72,14 +71,14 @@ class AttentionSm90(Forward):
             if warp == self.load_qk.role.first_warp:
                 self.load_qk.run(scope)
             elif cutlass.const_expr(plan.config.k_is_v):
-                pass  # nobody loads V by itself
+                pass  # V is not loaded separately
             elif warp == self.load_v.role.first_warp:
                 self.load_v.run(scope)
             elif cutlass.const_expr(plan.config.is_fp8):
                 self.turn.run(scope)
 
     def buffers(self, smem: cute.Pointer) -> Buffers:
-        """All buffers that roles use."""
+        """Return the buffers of all roles."""
         plan, config = self.plan.smem, self.plan.config
         io, v_name = IO_TYPES[config.keys_dtype], "sK" if config.k_is_v else "sV"
         q, k, v = (buffer_at(plan, smem, name, io) for name in ("sQ", "sK", v_name))
@@ -95,5 +94,5 @@ class AttentionSm90(Forward):
 
 
 def host_function(config: AttentionConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return AttentionSm90(config), *example_arguments(config)

@@ -1,15 +1,15 @@
-"""AttentionConfig -> tiles and where each of them lies in shared memory, on Hopper.
+"""AttentionConfig -> tiles and their places in shared memory, on Hopper.
 
-A query tile is 64 rows, what one warpgroup multiplies by a tile of keys; S, P and O stay in its
-registers. A block is two or three of them, for all of which K and V are loaded once. Where the O of
-64 rows is more than a warpgroup's registers hold, two warpgroups share a query tile: they take its
-key tiles in turn, each computes O for half of the columns, and P goes to the other through shared
-memory. Tiles of K and V then come in as many pieces, which are some of their columns. Tiles lie in
-shared memory as panels: all rows, at most 128 bytes of each, swizzled inside every line.
+A query tile is 64 rows, which one warpgroup multiplies by a tile of keys; S, P and O stay in its
+registers. A block is two or three query tiles, for all of which K and V are loaded once. If the O
+of 64 rows exceeds a warpgroup's registers, two warpgroups share a query tile. They process its key
+tiles alternately, each computes O for half of the columns, and P goes to the other through shared
+memory. Tiles of K and V are then split by columns into as many pieces. Tiles lie in shared memory
+as panels: all rows, at most 128 bytes of each, swizzled inside every line.
 
-Products of e4m3 take both operands along their sum, so V is turned: the tiles that come are copied
-to tiles of [column, key]. And their sums keep 13 bits below the largest term, so those of P V are
-added to O in fp32 tile by tile, some columns at a time.
+Products in e4m3 need both operands K-major, so V is transposed: its tiles are copied to tiles of
+[column, key]. And their sums keep 13 bits below the largest term, so P V is added to O in fp32
+tile by tile, some columns at a time.
 """
 
 from __future__ import annotations
@@ -26,31 +26,35 @@ from kernelkit.plan.smem import SmemBuffer, SmemPlan
 
 ROWS = 64  # M of wgmma
 WIDTHS = range(32, 193, 16)  # keys of a tile
-STATISTICS = 2  # numbers of a row that such warpgroups publish: a maximum and a sum
-VT_STAGES = 2  # a tile of V is turned while the one before is multiplied
-# Registers of a thread by warpgroups that compute: of theirs, and of those that load.
+STATISTICS = 2  # numbers of a row that sharing warpgroups publish: a maximum and a sum
+VT_STAGES = 2  # a tile of V is transposed while the previous one is multiplied
+# Registers of a thread by number of computing warpgroups: (computing, loading).
 REGISTERS = {1: (240, 40), 2: (240, 24), 3: (160, 32)}
-FP8_REGISTERS = {2: (232, 40), 3: (160, 32)}  # one of those who load turns V
-OTHER_REGISTERS, FP8_OTHER_REGISTERS = 28, 24  # that the loop needs beside S, P and O
-MISC_BYTES = 1024  # barriers: what lies before the first aligned buffer
+FP8_REGISTERS = {2: (232, 40), 3: (160, 32)}  # the loading one transposes V
+OTHER_REGISTERS, FP8_OTHER_REGISTERS = 28, 24  # registers of the loop besides S, P and O
+MISC_BYTES = 1024  # barriers, before the first aligned buffer
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What suits a head dim.
+    """Tile sizes and options tuned for a head dim.
 
-    polynomial: of 16 pairs of exponentials those that leave the MUFU; early: sixteenths of a tile
-    that are exponentiated before P V of the tile before is waited for. sharers: warpgroups of a
-    query tile. pairs: blocks of a head from which CTAs that share what they fetch are faster,
-    without a right edge and with one, 0 for never: they cost some cycles, and spare the power that
-    moving K and V twice takes. packed: the same where heads share tiles, of which one has a token
-    or a few, so that neighbours see the same keys with any mask. alone_n: tile_n of single CTAs
-    with a right edge, of whose last tile much is masked; 0 for the same.
-
-    Where sums of products have few bits: o_part are the columns of O that a product P V makes,
-    which is added to O. products: in flight; over_s: of them those in the registers of S, where a
-    tile has as many keys. before_s: how many are added before S of the next tile is issued; where
-    it is all of them, and none of them lies there, P does.
+    polynomial: number of pairs of exponentials, out of 16, computed without the MUFU.
+    early: sixteenths of a tile that are exponentiated before the wait for P V of the previous tile.
+    sharers: warpgroups of a query tile.
+    pairs: blocks of a head from which multicast CTA pairs are faster, (without, with) a right edge,
+        0 for never. Pairs cost some cycles, and save the power of moving K and V twice.
+    packed: `pairs` for heads that share tiles. A tile then has one token or a few, so neighbours
+        see
+        the same keys with any mask.
+    alone_n: tile_n of single CTAs with a right edge, much of whose last tile is masked; 0 for
+        tile_n.
+    o_part: FP8 only (its accumulator keeps 13 bits): columns of O per product P V, which is added
+        to O.
+    products: FP8 only: products P V in flight.
+    over_s: FP8 only: how many of these reuse registers of S, if a tile has as many keys.
+    before_s: FP8 only: how many are added before S of the next tile is issued. If all are added
+        before, and none reuses S, then P reuses the registers of S.
     """
 
     q_tiles: int
@@ -91,22 +95,24 @@ class Layout(Tiles):
 
     @cached_property
     def shape(self) -> Shape:
-        """What suits the head dim."""
+        """Shape tuned for the head dim."""
         shapes = SHAPES | (FP8_SHAPES if self.config.is_fp8 else {})
         return shapes[self.config.head_dim]
 
     @cached_property
     def registers(self) -> dict[int, tuple[int, int]]:
-        """Those of a thread by warpgroups that compute: of theirs, and of those that load."""
+        """Registers of a thread by number of computing warpgroups: (computing, loading)."""
         return FP8_REGISTERS if self.config.is_fp8 else REGISTERS
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Keys of a tile that registers hold: S and P of one, O, and what is added to it."""
+        """Widths of a key tile for which registers hold S, P, O, and the products to be
+        added to O.
+        """
         config, shape = self.config, self.shape
         other = FP8_OTHER_REGISTERS if config.is_fp8 else OTHER_REGISTERS
         free = self.registers.get(self.teams, (0,))[0] - other - self.o_columns // 2
-        step = ROWS if self.sharers > 1 or config.is_fp8 else 1  # P, or V turned, is whole panels
+        step = ROWS if self.sharers > 1 or config.is_fp8 else 1  # P or transposed V: whole panels
         p_over_s = config.is_fp8 and not shape.over_s and shape.before_s == self.o_parts
         bits = 32 + (0 if p_over_s else 8 * config.io_bytes)  # of an element of S and one of P
         return tuple(
@@ -116,12 +122,12 @@ class Layout(Tiles):
         )
 
     def apart(self, keys: int) -> int:
-        """Products P V in flight with registers of their own, where a tile has so many keys."""
+        """Number of products P V in flight with separate registers, for tiles of `keys` keys."""
         shape = self.shape
         return shape.products - (shape.over_s if keys >= shape.over_s * shape.o_part else 0)
 
     def variants(self) -> Iterator[AttentionConfig]:
-        """With all heights of a block and widths of a key tile that fit."""
+        """Yield the config with all heights of a block and widths of a key tile that fit."""
         heights = (2 * ROWS, 3 * ROWS) if self.sharers == 1 else (ROWS,)
         for tile_m in (self.config.tile_m,) if self.config.tile_m else heights:
             tall = replace(self.config, tile_m=tile_m)
@@ -162,7 +168,7 @@ class Layout(Tiles):
 
     @cached_property
     def teams(self) -> int:
-        """Warpgroups that compute."""
+        """Number of computing warpgroups."""
         return self.q_tiles * self.sharers
 
     @cached_property
@@ -175,19 +181,25 @@ class Layout(Tiles):
 
     @cached_property
     def loads_once(self) -> bool:
-        """Where rings are one tile deep otherwise, and nobody says how deep they are to be."""
+        """Whether K and V that are one tensor are loaded once.
+
+        True if the rings would otherwise be one tile deep and their depth is not configured.
+        """
         config = self.config
         return self.sharers > 1 and not (config.is_fp8 or config.k_stages or config.v_stages)
 
     @cached_property
     def ordered(self) -> bool:
-        """Warpgroups issue their products in turn, and the softmax of one runs under those of
-        others; who shares a query tile always does."""
+        """Whether warpgroups issue their products in ping-pong order, always if they share a query
+        tile.
+
+        The softmax of one then overlaps the products of others.
+        """
         return self.sharers > 1 or (self.config.schedule or self.shape.schedule) == "pingpong"
 
     @cached_property
     def exp2_share(self) -> int:
-        """Pairs of exponentials, of 16, that go through the polynomial."""
+        """Number of pairs of exponentials, out of 16, computed by a polynomial."""
         config = self.config
         return config.polynomial if config.polynomial >= 0 else self.shape.polynomial
 
@@ -214,7 +226,7 @@ class Layout(Tiles):
 
     @cached_property
     def o_part(self) -> int:
-        """Columns of O that one product P V makes."""
+        """Columns of O that one product P V computes."""
         return self.shape.o_part or self.o_columns
 
     @cached_property
@@ -224,7 +236,7 @@ class Layout(Tiles):
 
     @cached_property
     def vt_bytes(self) -> int:
-        """Bytes of a tile of V that is turned, 0 where V is multiplied as it lies."""
+        """Bytes of a transposed tile of V, 0 if V is multiplied as it is."""
         return self.v_bytes if self.config.is_fp8 else 0
 
     @cached_property
@@ -244,8 +256,10 @@ class Layout(Tiles):
 
     @cached_property
     def o_in_smem(self) -> bool:
-        """O goes to shared memory and from there by TMA, where there is room for it. In fp32 four
-        lanes write whole sectors of global memory, and there is nothing to gain."""
+        """Whether O is stored by TMA from shared memory, if it fits there.
+
+        In fp32 four lanes write whole sectors of global memory, so TMA gains nothing.
+        """
         narrow = self.config.out_bytes == ITEM_BYTES["bf16"]
         return narrow and self._free >= self.q_tiles * self._bytes_of_o
 
@@ -256,12 +270,12 @@ class Layout(Tiles):
 
     @cached_property
     def o_bytes(self) -> int:
-        """Those that it has in shared memory."""
+        """Bytes of O of one query tile in shared memory."""
         return self._bytes_of_o if self.o_in_smem else 0
 
     @cached_property
     def least_bytes(self) -> int:
-        """Of shared memory: with the least stages."""
+        """Bytes of shared memory with the fewest stages."""
         return hw.SMEM_BYTES_PER_CTA - self._free
 
     @cached_property
@@ -272,7 +286,7 @@ class Layout(Tiles):
 
     @cached_property
     def _free(self) -> int:
-        """Bytes that are left beside the least stages, or what is configured."""
+        """Bytes left after the fewest stages, or after the configured ones."""
         k, v = self._least_stages
         tile = self.q_bytes + self.sharers * self.p_bytes + STATISTICS * self.statistics_bytes
         free = hw.SMEM_BYTES_PER_CTA - MISC_BYTES - self.q_tiles * tile
@@ -281,10 +295,10 @@ class Layout(Tiles):
 
     @cached_property
     def stages(self) -> tuple[int, int]:
-        """(pieces in the K ring, in the V ring): as configured, else as many as fit."""
+        """Pieces in the rings (K, V): as configured, else as many as fit."""
         free = self._free - self.q_tiles * self.o_bytes
         k, v = self._least_stages
-        if self.config.k_is_v:  # one ring, in which V of a tile stays when its S is done
+        if self.config.k_is_v:  # one ring, in which a tile stays as V after its S is done
             k, _ = self.grown(k, DEPTH * self.v_pieces, free)
             return k, k
         return self.grown(k, v, free)
@@ -305,7 +319,7 @@ class Layout(Tiles):
         return SmemPlan(tuple(buffer for buffer in buffers if buffer.bytes * buffer.stages))
 
     def check(self) -> None:
-        """Raise NotImplementedError or ValueError for what the kernel does not do."""
+        """Raise NotImplementedError or ValueError for configs that the kernel does not support."""
         config = self.config
         check_pages_by_tma(config.page_size)
         if config.is_fp8 and config.head_dim not in FP8_SHAPES:

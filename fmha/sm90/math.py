@@ -1,9 +1,9 @@
 """Math role: each warpgroup computes its query tile from S to O.
 
-The products of a step run under the softmax: S of a tile and P V of the one before are issued
-together; while S is exponentiated, P V still runs. In ping-pong the warpgroups issue in turn, so
-that the softmax of one has the products of the others beside it. In e4m3 the loop is another one,
-see `fp8.py`.
+The products of a step overlap the softmax: S of a tile and P V of the previous one are issued
+together; while S is exponentiated, P V still runs. In ping-pong order the warpgroups issue one
+after the other, so that the softmax of one overlaps the products of the others. In e4m3 the loop
+differs, see `fp8.py`.
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ from kernelkit.plan import hw
 
 @dataclass(frozen=True)
 class Tile:
-    """What a warpgroup multiplies, and the registers of a thread for it."""
+    """Operands of a warpgroup, and a thread's registers for them."""
 
     scores: cute.Tensor  # fp32: S, then its weights
     p: cute.Tensor  # weights, rounded, as the A operand
@@ -73,7 +73,7 @@ class Tile:
 
 
 class Math:
-    """S = Q K^T, softmax, O += P V, and O on its way out."""
+    """Role that computes S = Q K^T, softmax and O += P V, and stores O."""
 
     def __init__(self, plan: Plan90) -> None:
         self.plan = plan
@@ -104,7 +104,8 @@ class Math:
                     self.clear_tail_rows(scope, walk, v_state)
                 hidden = hidden_steps(plan, work, walk, scope.scalars, team)
                 for _ in cutlass.range(hidden, unroll=1):
-                    # A release of what is not there yet would count for the round before.
+                    # Wait before releasing: an arrival on a stage that is not full yet would
+                    # complete the empty barrier's previous phase.
                     pipes.k.wait(k_state)
                     pipes.k.release(k_state.index)
                     k_state.advance()
@@ -120,7 +121,7 @@ class Math:
             factors = finish_rows(plan, work, lane, reference, sinks, scope)
             store_o(plan, work, lane, o, factors, scope)
         self.close_turns(team)
-        # Shared memory is there until the last copy has read it; who sent none waits for none.
+        # Keep shared memory until the last copy has read it; a thread without copies does not wait.
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
@@ -134,7 +135,9 @@ class Math:
         k_state: PipelineState,
         v_state: PipelineState,
     ) -> tuple[PipelineState, PipelineState]:
-        """All tiles from `hidden` on, of which there is one; returns the states behind them."""
+        """Process all tiles from `hidden` on, at least one; return the pipeline states
+        after them.
+        """
         plan, pipes = self.plan, scope.pipes
         pipes.k.wait(k_state)
         self.take_first(scope, lane, walk, hidden, tile, k_state.index)
@@ -164,8 +167,10 @@ class Math:
     def take_first(
         self, scope: Scope, lane: Lane, walk: Walk, step: Int32, tile: Tile, stage: Int32
     ) -> None:
-        """The first tile that is weighed, whose K is there: nothing is in flight, and there is
-        nothing to refer to. stage: of K."""
+        """Process the first weighed tile, whose K is loaded.
+
+        No product is in flight, and there is no maximum to refer to yet. stage: stage of K.
+        """
         take_up(tile.reference, self.begin_anew(scope, lane, walk, step, tile, stage, None))
         scope.pipes.k.release(stage)
 
@@ -180,13 +185,16 @@ class Math:
         stage: Int32,
         sums: tuple[Float32, Float32],
     ) -> None:
-        """Take up the sums of a tile, which is weighed anew where they tell that what they refer to
-        is too small. stage: of K."""
+        """Add the sums of a tile, after weighing it anew if they show that the maximum is too
+        small.
+
+        stage: stage of K.
+        """
         reference, all_rows = tile.reference, Boolean(False)
         if cutlass.const_expr(self.plan.config.is_fp8):
-            # Their maxima lag by little. In the first tile that no mask hides most rows ask, those
-            # above all that a mask has left few keys so far: all at once saves most of the later
-            # weighings. It depends on the walk alone, so rows stay independent.
+            # In e4m3 maxima may lag by little. In the first unmasked tile most rows ask for a new
+            # maximum, above all rows with few visible keys so far. Updating all rows at once saves
+            # most of the later weighings. It depends on the walk alone, so rows stay independent.
             all_rows = step == walk.masked
         mine = too_large(lane, reference, sums) or all_rows
         if any_of(self.plan.barriers, "warpgroup", lane.team, mine):
@@ -198,7 +206,7 @@ class Math:
 
     @cute.jit
     def make_tile(self, scope: Scope, team: Int32) -> Tile:
-        """For the warpgroup's query tile."""
+        """Make the operands and registers of the warpgroup's query tile."""
         plan, layout, buffers = self.plan, self.plan.layout, scope.buffers
         scores = accumulator(make_qk_mma(plan), layout.rows, layout.tile_n)
         o = accumulator(make_pv_mma(plan, layout.o_columns), layout.rows, layout.o_columns)
@@ -222,7 +230,7 @@ class Math:
 
     @cute.jit
     def issue_pv(self, tile: Tile, stage: Int32) -> None:
-        """Issue O += P V. stage: of V."""
+        """Issue O += P V. stage: stage of V."""
         issue_pv(self.plan, tile.o, tile.p, tile.v[0][None, None, None, stage])
 
     @cute.jit
@@ -238,8 +246,12 @@ class Math:
     ) -> tuple[Float32, Float32]:
         """Find new maxima and weigh the tile; return the sums of its weights.
 
-        stage: of K. rows: which rows get a new maximum; None for all. No product may be in flight.
-        The scores of the tile are computed again: those that there may be are weights already.
+        No product may be in flight. The scores of the tile are computed again, since their
+        registers may hold weights already.
+
+        Args:
+            stage: stage of K.
+            rows: which rows get a new maximum; None for all.
         """
         plan, scalars = self.plan, scope.scalars
         issue_qk(plan, tile.scores, tile.q, tile.k[None, None, None, stage])
@@ -260,15 +272,17 @@ class Math:
     def weigh(
         self, scope: Scope, lane: Lane, walk: Walk, step: Int32, tile: Tile
     ) -> tuple[Float32, Float32]:
-        """Weigh the tile with what there is to refer to; returns the sums of the weights. P V of
-        the tile before is waited for: P is in its registers."""
+        """Weigh the tile with the present maxima; return the sums of the weights.
+
+        Waits for P V of the previous tile, whose P is in the registers of this one's.
+        """
         plan, scores = self.plan, tile.scores
         every = cute.size(scores)
         early = every * plan.layout.shape.early // 16 // PIECE * PIECE
         if cutlass.const_expr(early > 0):
             self.prepare(scope, lane, walk, step, tile, 0, early)
         exponentiate(plan, scores, tile.reference, scope.scalars, 0, early)
-        # The branch in it keeps ptxas from moving the wait in front of the first part.
+        # The branch in `prepare` keeps ptxas from moving the wait before the first part.
         if cutlass.const_expr(every > early):
             self.prepare(scope, lane, walk, step, tile, early, every)
         warpgroup.wait_group(0)
@@ -287,7 +301,7 @@ class Math:
         begin: cutlass.Constexpr,
         end: cutlass.Constexpr,
     ) -> None:
-        """Elements [begin, end) of S as they are to be weighed."""
+        """Apply softcap and mask to elements [begin, end) of S."""
         plan = self.plan
         if cutlass.const_expr(plan.config.softcap):
             softcap(plan, tile.scores, tile.reference, scope.scalars, begin, end)
@@ -297,14 +311,16 @@ class Math:
 
     @cute.jit
     def clear_tail_rows(self, scope: Scope, walk: Walk, v_state: object) -> None:
-        """Zero the rows of the block's first V tile past what any row sees: their weight is 0, but
-        0 * NaN is NaN, and memory that a length or an offset excludes may hold anything. Rows past
-        the end of the tensor need no such care: TMA fills them with zeros. v_state: of the tile, or
-        of the piece that this warpgroup multiplies."""
+        """Zero the rows of the block's first V tile past the keys that any row sees.
+
+        Their weight is 0, but 0 * NaN is NaN, and memory that a length or an offset excludes may
+        hold anything. Rows past the end of the tensor are zeros from TMA. v_state: state of the
+        tile, or of the piece that this warpgroup multiplies.
+        """
         plan, layout = self.plan, self.plan.layout
         valid = walk.seen_end - first_key(plan, walk, Int32(0))
         if valid < layout.tile_n:
-            # One lane may still be telling, for all of the warp, that the block before is done.
+            # One lane may still be signalling for the warp that the previous block is done.
             cute.arch.sync_warp()
             scope.pipes.v.wait(v_state)
             thread, _, _ = cute.arch.thread_idx()
@@ -328,27 +344,27 @@ class Math:
 
     @cute.jit
     def open_turns(self, team: Int32) -> None:
-        """The first turn is that of warpgroup 0."""
+        """Give the first turn to warpgroup 0."""
         if cutlass.const_expr(self.takes_turns):
             if team == self.role.teams - 1:
                 self.pass_turn(team)
 
     @cute.jit
     def close_turns(self, team: Int32) -> None:
-        """Take the turn that nobody else takes, so that no arrival is left."""
+        """Wait for the last turn, so that no arrival is left pending."""
         if cutlass.const_expr(self.takes_turns):
             if team == 0:
                 self.wait_turn(team)
 
     @cute.jit
     def wait_turn(self, team: Int32) -> None:
-        """Until the warpgroup before has issued its products."""
+        """Wait until the previous warpgroup has issued its products."""
         if cutlass.const_expr(self.takes_turns):
             meet(self.plan.barriers, "turn", team)
 
     @cute.jit
     def pass_turn(self, team: Int32) -> None:
-        """To the next warpgroup."""
+        """Arrive for the next warpgroup."""
         if cutlass.const_expr(self.takes_turns):
             following = team + 1 if team < self.role.teams - 1 else Int32(0)
             arrive(self.plan.barriers, "turn", following)

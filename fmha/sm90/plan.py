@@ -1,8 +1,8 @@
-"""AttentionConfig -> who works, and who waits for whom, in the Hopper kernel. Plain data.
+"""AttentionConfig -> roles and barriers of the Hopper kernel. Plain data.
 
-Two or three warpgroups compute, each a query tile of its own from S to O, or one tile together, of
-which they take the key tiles in turn and tell each other P; one more loads for them, and turns
-tiles of V in e4m3.
+Two or three warpgroups compute. Each has a query tile from S to O, or two share one: they process
+its key tiles alternately and pass P to each other. One more warpgroup loads for them, and
+transposes tiles of V in e4m3.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernelkit.plan.barriers import BarrierPlan, NamedBarrier
 from kernelkit.plan.edges import Edge, EdgePlan, Signal
 from kernelkit.plan.warps import Role, RolePlan
 
-MOST_TEAMS = 3  # warpgroups that compute
+MOST_TEAMS = 3  # most computing warpgroups
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _roles(layout: Layout) -> RolePlan:
 
 
 def _barriers(layout: Layout, roles: RolePlan) -> tuple[NamedBarrier, ...]:
-    """Ids are those of three warpgroups, also where two compute."""
+    """Return the named barriers; ids are reserved for three warpgroups, even if two compute."""
     math, role = ("math",), roles["math"]
     warpgroup = role.team_threads
     return (
@@ -83,11 +83,11 @@ def _barriers(layout: Layout, roles: RolePlan) -> tuple[NamedBarrier, ...]:
 
 
 def _edges(layout: Layout) -> tuple[Edge, ...]:
-    """Who waits for whom."""
+    """Return the edges: which role waits for which."""
     k_stages, v_stages = layout.stages
     ring: dict[str, Any] = {"signal": Signal.TMA, "release": Signal.WARPS}
-    # Of those who share a query tile one frees a piece: who computes S of its keys, or O of its
-    # columns. So it is where the piece has both products, since P comes behind S.
+    # If two warpgroups share a query tile, exactly one of them releases each piece: the one that
+    # multiplies by it. If V is K, that is the P V product, which is always the later use.
     shares = layout.sharers > 1
     part = "piece" if shares else "tile"
     keys: dict[str, Any] = {"every_team": not shares, "multicast": layout.multicast, **ring}

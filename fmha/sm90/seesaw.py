@@ -1,15 +1,15 @@
-"""Math role where two warpgroups share a query tile: they take its key tiles in turn.
+"""Math role if two warpgroups share a query tile: they process its key tiles alternately.
 
-A warpgroup computes S and the weights of its own tiles alone. P of them stays in registers for the
-product with its own columns of V, and goes through shared memory for the other warpgroup's. The two
-are half a round apart: while one exponentiates, the other's products run.
+A warpgroup computes S and the weights of its key tiles alone. Their P stays in registers for the
+product with its columns of V, and goes through shared memory for the other warpgroup's. The two are
+half a round apart: while one exponentiates, the other's products run.
 
-Weights refer to a maximum that P carries with it: who finds that it is too small raises it and goes
-on, and the other raises its own where it takes that P. So tiles follow each other in one order for
-both, whoever weighs them, and nothing but P is waited for.
+Weights refer to a maximum that is published with P. The warpgroup that finds a maximum too small
+raises it and continues; the other raises its maximum when it reads that P. So both process the
+tiles in one order, and they wait for nothing but P.
 
-Warpgroups publish P of their key tiles with the maxima that it refers to, and at the end the sums
-of their weights. The same thread has the same two rows in all of them.
+Warpgroups publish P of their key tiles with its maxima, and at the end the sums of their weights.
+The same thread has the same two rows in all of them.
 """
 
 from dataclasses import dataclass
@@ -61,12 +61,12 @@ from kernelkit.device.barriers import meet
 from kernelkit.device.pipelines import consumer_state, consumer_state_at, producer_state_at
 from kernelkit.plan import hw
 
-MAXIMUM, SUM = 0, 1  # which of the numbers of a row
+MAXIMUM, SUM = 0, 1  # index of a number of a row
 
 
 @cute.jit
 def share_p(plan: Plan90, lane: Lane, p: cute.Tensor, buffer: cute.Pointer) -> None:
-    """P of this warpgroup's key tile, in registers like S, into its place in shared memory."""
+    """Store P of this warpgroup's key tile, in registers like S, to its buffer in shared memory."""
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), p.element_type)
     copy = cute.make_tiled_copy_C(atom, make_qk_mma(plan))
     thread, _, _ = cute.arch.thread_idx()
@@ -84,7 +84,7 @@ def publish(
     kind: cutlass.Constexpr,
     own: tuple[Float32, Float32],
 ) -> None:
-    """Publish a number of each of two rows."""
+    """Publish one number for each of two rows."""
     numbers = published(plan, buffer, kind)
     for half in cutlass.range_constexpr(2):
         if lane.column == 0:
@@ -95,14 +95,14 @@ def publish(
 def read_published(
     plan: Plan90, lane: Lane, buffer: cute.Pointer, kind: cutlass.Constexpr, part: Int32
 ) -> tuple[Float32, Float32]:
-    """Return the number that warpgroup `part` of the query tile published, of each of two rows."""
+    """Return the numbers that warpgroup `part` of the query tile published for the two rows."""
     numbers = published(plan, buffer, kind)
     return numbers[lane.first_row, part], numbers[lane.first_row + 8, part]
 
 
 @cute.jit
 def published(plan: Plan90, buffer: cute.Pointer, kind: cutlass.Constexpr) -> cute.Tensor:
-    """Numbers of one kind, (row, warpgroup)."""
+    """Return the numbers of one kind, (row, warpgroup)."""
     shape = (plan.layout.rows, plan.layout.sharers)
     return cute.make_tensor(buffer + kind * cute.size(shape), cute.make_layout(shape))
 
@@ -111,7 +111,7 @@ def published(plan: Plan90, buffer: cute.Pointer, kind: cutlass.Constexpr) -> cu
 def sums_of_all(
     plan: Plan90, lane: Lane, buffer: cute.Pointer, own: tuple[Float32, Float32]
 ) -> tuple[Float32, Float32]:
-    """Return the sums over all warpgroups of the tile of each of two rows; all of them meet."""
+    """Return the sums of two rows over all warpgroups of the tile, which synchronise here."""
     publish(plan, lane, buffer, SUM, own)
     meet(plan.barriers, "sums")
     first, second = read_published(plan, lane, buffer, SUM, 0)
@@ -123,7 +123,7 @@ def sums_of_all(
 
 @dataclass(frozen=True)
 class Tile:
-    """What a warpgroup multiplies, and the registers of a thread for it."""
+    """Operands of a warpgroup, and a thread's registers for them."""
 
     scores: cute.Tensor  # fp32
     p: cute.Tensor  # weights of its own tile, rounded, as the A operand
@@ -137,7 +137,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Block:
-    """What a warpgroup computes at a time."""
+    """Query block that a warpgroup computes at a time."""
 
     scope: Scope
     walk: Walk
@@ -148,7 +148,7 @@ class Block:
 
 
 class Seesaw(Math):
-    """The same with two warpgroups a query tile, each of which is traced by itself."""
+    """Math of two warpgroups that share a query tile; each is traced separately."""
 
     @cute.jit
     def run(self, scope: Scope) -> None:
@@ -192,12 +192,12 @@ class Seesaw(Math):
             factors = finish_rows(plan, work, lane, reference, sinks, scope)
             store_o(plan, work, lane, o, factors, scope)
         self.close_turns(Int32(team))
-        # Shared memory is there until the last copy has read it; who sent none waits for none.
+        # Keep shared memory until the last copy has read it; a thread without copies does not wait.
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def make_shared_tile(self, scope: Scope, team: cutlass.Constexpr) -> Tile:
-        """For warpgroup `team`."""
+        """Make the operands and registers of warpgroup `team`."""
         plan, layout, buffers = self.plan, self.plan.layout, scope.buffers
         qk, pv = make_qk_mma(plan), make_pv_mma(plan)
         return Tile(
@@ -213,7 +213,7 @@ class Seesaw(Math):
 
     @cute.jit
     def take_tiles(self, block: Block, team: cutlass.Constexpr) -> None:
-        """All tiles of the block, one after the other, every second one its own."""
+        """Process all tiles of the block; every second tile is this warpgroup's."""
         tiles = block.walk.tiles
         if cutlass.const_expr(team == 0):
             self.take_own(block, Int32(0), team, False)
@@ -235,10 +235,10 @@ class Seesaw(Math):
         team: cutlass.Constexpr,
         behind: cutlass.Constexpr,
     ) -> None:
-        """The warpgroup's tile of `step`, and where it is `behind` one, the other's before it.
+        """Process the warpgroup's tile of `step`; if `behind`, also the other's tile before it.
 
-        Where V is K the first warpgroup needs room for its K, which is where V of the tile before
-        its own was; the second one's K has come by then, and the first one's weights have not.
+        If V is K, the first warpgroup's K needs the buffer of V of the previous tile. By then the
+        second warpgroup's K has arrived, and the first one's weights have not been computed.
         """
         tile, o = block.tile, block.tile.o
         first = self.plan.config.k_is_v and team == 0
@@ -255,7 +255,7 @@ class Seesaw(Math):
         self.release_k(block, step, self.plan.layout.k_pieces - 1)
         factors = self.weigh_own(block, step)
         self.share(block, step, team)
-        # The branch in it keeps ptxas from moving the wait up.
+        # The branch in `share` keeps ptxas from moving the wait up.
         warpgroup.wait_group(0)
         if cutlass.const_expr(behind and not first):
             self.release_other(block, step - 1, team)
@@ -269,8 +269,11 @@ class Seesaw(Math):
 
     @cute.jit
     def issue_scores(self, block: Block, step: Int32, team: cutlass.Constexpr) -> None:
-        """S of the tile, piece by piece, as they come, when the other has seen the tile before: a
-        barrier tells a filling only from the one before it."""
+        """Issue S of the tile piece by piece as they arrive, once the other has passed the tile
+        before.
+
+        A barrier's phase distinguishes a filling only from the one before it.
+        """
         plan, tile, pipes = self.plan, block.tile, block.scope.pipes
         self.wait_turn(Int32(team))
         for piece in cutlass.range_constexpr(plan.layout.k_pieces):
@@ -287,13 +290,13 @@ class Seesaw(Math):
 
     @cute.jit
     def release_k(self, block: Block, step: Int32, piece: cutlass.Constexpr) -> None:
-        """S of the piece is done. Where V is K the piece is released as V."""
+        """Release a piece of K after its S. If V is K the piece is released as V."""
         if cutlass.const_expr(not self.plan.config.k_is_v):
             block.scope.pipes.k.release(self.k_state(block, step, piece).index)
 
     @cute.jit
     def issue_other(self, block: Block, step: Int32, team: cutlass.Constexpr) -> None:
-        """P V of the other's tile of `step`, whose P is waited for. Nothing is added to O yet."""
+        """Wait for P of the other's tile of `step`, and issue its P V."""
         plan, scope, tile = self.plan, block.scope, block.tile
         scope.pipes.p.wait(self.other_p(block, step), 1 - team)
         tops = read_published(plan, block.lane, scope.buffers.statistics, MAXIMUM, 1 - team)
@@ -313,8 +316,10 @@ class Seesaw(Math):
 
     @cute.jit
     def weigh_own(self, block: Block, step: Int32) -> tuple[Float32, Float32]:
-        """Weigh the tile of `step`, whose S is there; returns by what O of either row is to be
-        multiplied before the product is added."""
+        """Weigh the tile of `step`, whose S is complete.
+
+        Return the factors of both rows of O, to apply before the product is added.
+        """
         plan, tile, lane, scope = self.plan, block.tile, block.lane, block.scope
         self.prepare(scope, lane, block.walk, step, tile, 0, cute.size(tile.scores))
         sums = self.weights(tile, scope, False)
@@ -331,7 +336,7 @@ class Seesaw(Math):
     def weights(
         self, tile: Tile, scope: Scope, maximum_is_new: cutlass.Constexpr
     ) -> tuple[Float32, Float32]:
-        """P of S, which stays; returns the sums of the weights."""
+        """Compute P from S, which stays; return the sums of the weights."""
         weights = cute.make_rmem_tensor(tile.scores.shape, Float32)
         weights.store(tile.scores.load())
         if cutlass.const_expr(maximum_is_new):
@@ -342,7 +347,7 @@ class Seesaw(Math):
 
     @cute.jit
     def share(self, block: Block, step: Int32, team: cutlass.Constexpr) -> None:
-        """P, and the maxima that it refers to, to the other warpgroup."""
+        """Publish P and its maxima to the other warpgroup."""
         plan, tile, scope = self.plan, block.tile, block.scope
         filling = block.weighed + step // 2
         scope.pipes.p.wait_free(producer_state_at(1, filling), team)

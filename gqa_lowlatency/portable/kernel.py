@@ -1,10 +1,10 @@
-"""The decode kernel of Hopper, and of compute capabilities 8.x and 12.x, where a cluster is a CTA.
-Each warp streams its own keys through registers of mma.sync.
+"""Decode kernel for Hopper, and for compute capabilities 8.x and 12.x with one CTA per cluster.
 
-A CTA takes tiles of keys in turn, each of its warps 16 keys of a tile. A warp copies them to its
-own ring in shared memory by cp.async and computes S^T = K Q^T and O^T += V^T P alone: the loop has
-no barrier of the CTA. At the end the warps of a CTA add up through shared memory, the CTAs of the
-cluster through the mailboxes of the owners.
+Each warp streams its keys through registers of mma.sync. A CTA processes tiles of keys one after
+the other, each of its warps 16 or 32 keys of a tile. A warp copies them to its ring in shared
+memory by cp.async and computes S^T = K Q^T and O^T += V^T P alone: the loop has no barrier of the
+CTA. At the end the warps of a CTA add their results through shared memory, the CTAs of the cluster
+through the mailboxes of the owners.
 """
 
 import cutlass
@@ -48,7 +48,9 @@ class DecodeSm90:
 
     @cute.kernel
     def kernel(self, tensors: Tensors, tables: Tables, scalars: Scalars) -> None:
-        """Grid (CTAs of all clusters of a KV head, KV heads x tiles of rows, entries)."""
+        """Run a CTA of the grid (CTAs of all clusters of a KV head, KV heads x tiles of rows,
+        entries).
+        """
         config, plan = self.config, self.plan
         thread, _, _ = cute.arch.thread_idx()
         if cutlass.const_expr(config.pdl and not config.kv_ready):
@@ -70,7 +72,7 @@ class DecodeSm90:
             work = Stream(ring, smem + begins["queries"], place, tensors, tables, scalars)
             leave_partial(plan, ring, stream_keys(plan, work, share))
         if cutlass.const_expr(config.pdl and not config.early):
-            # Not before: CTAs that soon can only wait would take places of a grid behind theirs.
+            # Not earlier: CTAs that can only wait would occupy slots of a later grid.
             cute.arch.griddepcontrol_launch_dependents()
         if cutlass.const_expr(config.cluster > 1):
             cute.arch.cluster_wait()
@@ -90,5 +92,5 @@ class DecodeSm90:
 
 
 def host_function(config: DecodeConfig, arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return DecodeSm90(config, arch), *example_arguments(config)

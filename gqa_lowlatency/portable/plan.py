@@ -1,7 +1,8 @@
-"""Warps and shared memory of the kernel of Hopper, and of GPUs that only have mma.sync, as data.
+"""Warps and shared memory of the mma.sync kernel, for Hopper and for GPUs without clusters, as
+data.
 
-Those take it with one CTA to a cluster: CTAs that share keys do so through the parts of
-`shared/finish.py`. What they hold is less, 99 KB of shared memory or 163 (`kernelkit.plan.hw`).
+GPUs without clusters use one CTA per cluster: CTAs share keys through the parts of
+`shared/finish.py`. They have less shared memory, 99 or 163 KB (`kernelkit.plan.hw`).
 """
 
 from __future__ import annotations
@@ -19,29 +20,33 @@ from kernelkit.plan.warps import Role, RolePlan
 
 KEYS = 16  # the M of a warp's products
 WARPS = 8
-FEWER_WARPS = 4  # where shared memory does not hold the rings of 8
+FEWER_WARPS = 4  # if shared memory does not hold the rings of 8
 MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 a thread, of at most 255
-MAX_ELEMENTS_OF_TWO = 8192  # of O in all warps of a CTA, of which two fit on an SM
+MAX_ELEMENTS_OF_TWO = 8192  # of O in all warps of a CTA, if two CTAs fit on an SM
 SMEM_OF_ONE = 150 * 1024  # of a CTA; more was not faster
 MIN_SLOTS, MAX_SLOTS = 2, 8
-BARRIER_BYTES = 16  # the mailbox's mbarrier, and the flag of `shared/finish.py` behind it
+BARRIER_BYTES = 16  # the mailbox's mbarrier, then the flag of `shared/finish.py`
 PAD = 4  # fp32 between the columns of partial results: no two lanes write one bank
-# Parts whose sums are asked for at once where there are no clusters: then a KV head has tens of
-# them, and one load after the other would take longer than their keys.
+# Parts whose sums are loaded at once without clusters. A KV head then has tens of parts, and one
+# load after the other would take longer than their keys.
 PARTS_AHEAD = 8
 WITHOUT_E4M3 = ("sm_80", "sm_86", "sm_87")  # PTX ISA, cvt: e4m3x2 needs sm_89
 
 
 @dataclass(frozen=True)
 class Plan90:
-    """Ring of each warp: slots for the keys of a step, K and V in turn, and then what it found."""
+    """Plan of the mma.sync kernel.
+
+    The ring of a warp has slots for the keys of a step, K and V alternately, and finally its
+    results.
+    """
 
     config: DecodeConfig
     arch: str = "sm_90a"
 
     @property
     def portable(self) -> bool:
-        """Whether it is for a GPU of compute capability 8.x or 12.x: no clusters."""
+        """Whether the GPU has compute capability 8.x or 12.x: no clusters."""
         return written_for(self.arch) == PORTABLE
 
     @cached_property
@@ -53,37 +58,43 @@ class Plan90:
 
     @property
     def parts_ahead(self) -> int:
-        """Parts that the last one asks for at once."""
+        """Number of parts that the last part to arrive loads at once."""
         return PARTS_AHEAD if self.portable else 1
 
     @property
     def smem_limit(self) -> int:
-        """Bytes that a CTA may have."""
+        """Most bytes of shared memory of a CTA."""
         return hw.smem_bytes_per_cta(self.arch)
 
     @property
     def smem_of_two(self) -> int:
-        """Of a CTA: two then fit on an SM, and more clusters on the GPU."""
+        """Bytes of shared memory of a CTA if two fit on an SM, so that more clusters fit on the
+        GPU.
+        """
         return hw.smem_bytes_per_sm(self.arch) // 2 - hw.SMEM_RESERVED_BYTES
 
     @property
     def q_dtype(self) -> str:
-        """Of Q and K in the first product: e4m3 becomes fp16 by a quarter of the instructions."""
+        """dtype of Q and K in the first product: e4m3 to fp16 costs a quarter of the
+        instructions.
+        """
         return self.p_dtype
 
     @property
     def scaled(self) -> bool:
-        """Whether Q has to become fp16, see `queries.py`."""
+        """Whether Q has to be converted to fp16, see `queries.py`."""
         return self.q_dtype != self.config.dtype
 
     @property
     def p_dtype(self) -> str:
-        """Of P and V in the second product: fp16 holds every e4m3, and P better than bf16."""
+        """dtype of P and V in the second product: fp16 holds every e4m3, and P more exactly than
+        bf16.
+        """
         return "fp16" if self.config.keys_dtype == "e4m3" else self.config.dtype
 
     @property
     def keys(self) -> int:
-        """That a warp takes at a time."""
+        """Keys that a warp processes at a time."""
         return self.config.step or KEYS
 
     @property
@@ -93,12 +104,12 @@ class Plan90:
 
     @property
     def blocks(self) -> int:
-        """Products' worth of keys that a warp takes at a time."""
+        """Blocks of 16 keys that a warp processes at a time."""
         return self.keys // KEYS
 
     @cached_property
     def roles(self) -> RolePlan:
-        """All warps do the same."""
+        """Roles: all warps have the same one."""
         return RolePlan((Role("stream", 0, self.warps, "S = K Q^T, softmax, O^T += V^T P"),))
 
     @cached_property
@@ -115,68 +126,72 @@ class Plan90:
 
     @property
     def tile(self) -> int:
-        """Keys that a CTA takes at a time."""
+        """Keys that a CTA processes at a time."""
         return self.keys * self.warps
 
     @property
     def row_bytes(self) -> int:
-        """Of one key."""
+        """Bytes of K or V of one key."""
         return self.config.head_dim * ITEM_BYTES[self.config.keys_dtype]
 
     @property
     def block_bytes(self) -> int:
-        """K or V of 16 keys."""
+        """Bytes of K or V of 16 keys."""
         return KEYS * self.row_bytes
 
     @property
     def slot_bytes(self) -> int:
-        """K or V of one step of a warp."""
+        """Bytes of K or V of one step of a warp."""
         return self.keys * self.row_bytes
 
     @property
     def slots(self) -> int:
-        """Of a warp's ring, in which K and V take turns."""
+        """Slots of a warp's ring, which K and V use alternately."""
         wide = min(SMEM_OF_ONE, self.smem_limit)
         room = wide if self.config.alone else self.smem_of_two
         return self.config.stages or self.slots_within(room)
 
     def slots_within(self, smem_bytes: int) -> int:
-        """As many as fit into so much shared memory of a CTA, or the least that it takes."""
+        """Return the slots that fit into `smem_bytes` of a CTA, at least MIN_SLOTS."""
         left = smem_bytes - self.config.statistics_bytes - self.config.mail_bytes - BARRIER_BYTES
-        if self.portable:  # Hopper has room beside them
+        if self.portable:  # on Hopper they fit in addition
             left -= self.query_bytes
         return max(MIN_SLOTS, min(MAX_SLOTS, left // (self.warps * self.slot_bytes)))
 
     @property
     def partial_words(self) -> int:
-        """fp32 of what one warp found: columns of O, then a maximum and a sum of each."""
+        """Number of fp32 of one warp's results: columns of O, then a maximum and a sum of each."""
         return self.config.columns * (self.config.head_dim + PAD + 2)
 
     @property
     def ring_bytes(self) -> int:
-        """Of one warp, and room for what it found."""
+        """Bytes of the ring of one warp, enough for the warp's results."""
         return max(self.slots * self.slot_bytes, 4 * self.partial_words)
 
     @property
     def bounded(self) -> bool:
-        """Whether ptxas has to leave registers for a second CTA: 8 columns never take too many."""
+        """Whether ptxas has to leave registers for a second CTA; with 8 columns it always does."""
         elements = self.config.columns * self.config.head_dim
         few = self.config.columns > 8 and elements * self.warps <= MAX_ELEMENTS_OF_TWO
         return few and (not self.portable or self.smem_bytes <= self.smem_of_two)
 
     @property
     def queries_in_smem(self) -> bool:
-        """Fragments of Q that registers do not hold beside O are read again for every 16 keys."""
+        """Whether fragments of Q exceed the registers left by O, and are read again for every 16
+        keys.
+        """
         return self.config.columns * self.config.head_dim > MAX_ELEMENTS // 2
 
     @property
     def query_bytes(self) -> int:
-        """Of fragments of Q in shared memory."""
+        """Bytes of the fragments of Q in shared memory."""
         return self.config.columns * self.config.head_dim * 2 if self.queries_in_smem else 0
 
     @cached_property
     def smem(self) -> SmemPlan:
-        """The mailbox has memory of its own: peers may fill it while this CTA still works."""
+        """Shared memory. The mailbox has separate memory: peers may fill it while this CTA still
+        works.
+        """
         config = self.config
         return SmemPlan((
             SmemBuffer("rings", self.ring_bytes, self.warps, align=16),
@@ -188,12 +203,14 @@ class Plan90:
 
     @property
     def smem_bytes(self) -> int:
-        """In all; with PDL and `alone` more than half of what an SM has."""
+        """Bytes of shared memory; with PDL and `alone` more than half of an SM's."""
         least = self.smem_of_two + 16 if self.config.pdl and self.config.alone else 0
         return max(self.smem.bytes, least)
 
     def check(self) -> None:
-        """Raise ValueError or NotImplementedError for what no CTA can hold, or the GPU lacks."""
+        """Raise ValueError or NotImplementedError if a CTA cannot hold the plan, or the GPU lacks a
+        feature.
+        """
         if self.portable:
             self._check_gpu()
         if self.config.max_columns not in (0, *COLUMNS):
@@ -215,7 +232,9 @@ class Plan90:
         self.barriers.check()
 
     def _check_gpu(self) -> None:
-        """What compute capabilities 8.x and 12.x do not do, or this kernel there."""
+        """Raise NotImplementedError for features that compute capabilities 8.x and 12.x lack in
+        this kernel.
+        """
         config, arch = self.config, self.arch
         if config.cluster > 1:
             raise NotImplementedError(

@@ -1,9 +1,9 @@
-"""The two products of a warp and 16 keys: S^T = K Q^T and O^T += V^T P (device code).
+"""Products of a warp and 16 keys: S^T = K Q^T and O^T += V^T P (device code).
 
-Keys of 16 bits are A fragments as ldmatrix brings them. Keys of 8 bits come as pairs: a lane gets
-four neighbouring dims where the fragment wants two and two eight further on, or two dims of each of
-two keys. So the dims of a step stand in another order, in which Q is loaded too, and in which O is
-written back (`query_words`, `dims_of`). They widen to fp16, exactly.
+Keys of 16 bits are A fragments as ldmatrix loads them. Keys of 8 bits come as pairs. A lane gets
+four adjacent dims, but the fragment needs two and two eight further on, or two dims of each of two
+keys. So the dims of a step are permuted. Q is loaded in that order, and O is written back
+accordingly (`query_words`, `dims_of`). e4m3 keys are widened to fp16, exactly.
 """
 
 import cutlass
@@ -18,12 +18,12 @@ from kernelkit.device.boxes import turn
 from kernelkit.device.shared_words import load
 from kernelkit.plan import hw
 
-EVERY_OTHER = 0x3120  # of prmt: bytes 0, 2, then 1, 3
+EVERY_OTHER = 0x3120  # prmt selector: bytes 0, 2, then 1, 3
 
 
 @cute.jit
 def dims_of(config: DecodeConfig, step: cutlass.Constexpr, half: cutlass.Constexpr) -> Int32:
-    """Which dim of O^T stands in the rows of an accumulator that this lane holds."""
+    """Return the dim of O^T in this lane's rows of an accumulator."""
     group = cute.arch.lane_idx() // 4
     if cutlass.const_expr(config.keys_dtype == "e4m3"):
         return step * 16 + 2 * group + half
@@ -32,14 +32,14 @@ def dims_of(config: DecodeConfig, step: cutlass.Constexpr, half: cutlass.Constex
 
 @cute.jit
 def chunk_offset(plan: Plan90, row: Int32, chunk: Int32) -> Int32:
-    """Where a chunk of 16 bytes of a key lies in its slot: eight rows touch all banks."""
+    """Return the offset of a 16-byte chunk of a key in its slot; eight rows cover all banks."""
     moved = turn(row, min(plan.row_bytes, hw.SMEM_LINE_BYTES))
     return row * plan.row_bytes + (chunk ^ moved) * warp_mma.CHUNK_BYTES
 
 
 @cute.jit
 def score(plan: Plan90, slot: Int32, queries: Queries, scores: cute.Tensor) -> None:
-    """scores (4, columns / 8) = 16 keys x Q^T; slot: address of K."""
+    """Compute scores (4, columns / 8) = 16 keys x Q^T. slot: address of K."""
     config, lane = plan.config, cute.arch.lane_idx()
     scores.fill(0.0)
     for pair in cutlass.range_constexpr(plan.row_bytes // (2 * warp_mma.CHUNK_BYTES)):
@@ -63,7 +63,7 @@ def add_keys(
     queries: Queries,
     scores: cute.Tensor,
 ) -> None:
-    """One step of 16 dims, for all columns; a: the fragment of K."""
+    """Add one step of 16 dims to the scores of all columns. a: fragment of K."""
     for tile in cutlass.range_constexpr(plan.config.columns // 8):
         if cutlass.const_expr(plan.queries_in_smem):
             b = load(query_address(plan, queries.address, step, tile), Uint32, 2)
@@ -74,7 +74,7 @@ def add_keys(
 
 @cute.jit
 def accumulate(plan: Plan90, slot: Int32, weights: cute.Tensor, o: cute.Tensor) -> None:
-    """O^T += V^T P, P rounded to the dtype of the product; slot: address of V."""
+    """Add V^T P to O^T, with P rounded to the dtype of the product. slot: address of V."""
     config, lane = plan.config, cute.arch.lane_idx()
     p = cute.make_rmem_tensor((2, config.columns // 8), Uint32)
     for tile in cutlass.range_constexpr(config.columns // 8):
@@ -94,8 +94,8 @@ def accumulate(plan: Plan90, slot: Int32, weights: cute.Tensor, o: cute.Tensor) 
                 a = (first[0], first[1], second[0], second[1])
                 add_values(plan, a, 2 * pair + half, p, o)
         else:
-            # Chunks 0 and 1 of keys 0-7, then of keys 8-15: the order of a 16 x 16 fragment is
-            # rows (dims) 0-7 and 8-15 of the first eight keys, then of the others.
+            # Chunks 0 and 1 of keys 0-7, then of keys 8-15: a 16 x 16 fragment has rows (dims) 0-7
+            # and 8-15 of the first eight keys, then of the other eight.
             add_values(plan, words, pair, p, o)
 
 
@@ -103,6 +103,6 @@ def accumulate(plan: Plan90, slot: Int32, weights: cute.Tensor, o: cute.Tensor) 
 def add_values(
     plan: Plan90, a: tuple[Uint32, ...], step: cutlass.Constexpr, p: cute.Tensor, o: cute.Tensor
 ) -> None:
-    """16 dims of O^T, for all columns; a: the fragment of V^T."""
+    """Add P to 16 dims of O^T, for all columns. a: fragment of V^T."""
     for tile in cutlass.range_constexpr(plan.config.columns // 8):
         warp_mma.multiply(o[None, tile, step], a, (p[0, tile], p[1, tile]), plan.p_dtype)

@@ -28,16 +28,16 @@ LEAST = 1 + TOP  # biased exponent of what a row is scaled as, at least: its inv
 
 @dataclass(frozen=True)
 class Queries:
-    """The B fragments of Q^T that a warp multiplies by."""
+    """B fragments of Q^T of a warp."""
 
-    words: cute.Tensor | None  # (2, head_dim / 16, columns / 8); None where they stay in SMEM
-    address: Int32  # where they stand in shared memory
+    words: cute.Tensor | None  # (2, head_dim / 16, columns / 8); None if they stay in SMEM
+    address: Int32  # address of the fragments in shared memory
     factors: cute.Tensor  # (2, columns / 8): of this lane's columns, see `factors_of`
 
 
 @cute.jit
 def query_words(config: DecodeConfig, step: cutlass.Constexpr, lane: Int32) -> tuple[Int32, Int32]:
-    """Which pairs of dims of a query row are this lane's B fragment of a step."""
+    """Return the pairs of dims of a query row in this lane's B fragment of a step."""
     if cutlass.const_expr(config.keys_dtype == "e4m3"):
         return step * 8 + 2 * (lane % 4), step * 8 + 2 * (lane % 4) + 1
     return step * 8 + lane % 4, step * 8 + lane % 4 + 4
@@ -47,7 +47,7 @@ def query_words(config: DecodeConfig, step: cutlass.Constexpr, lane: Int32) -> t
 def query_address(
     plan: Plan90, base: Int32, step: cutlass.Constexpr, tile: cutlass.Constexpr
 ) -> Int32:
-    """Where this lane's two words of a fragment of Q stand in shared memory."""
+    """Return the address of this lane's two words of a fragment of Q in shared memory."""
     fragment = step * (plan.config.columns // 8) + tile
     return base + (fragment * 32 + cute.arch.lane_idx()) * 8
 
@@ -61,7 +61,12 @@ def fragments(
     rows: cute.Tensor | None,
     factor: Float32,
 ) -> Queries:
-    """All of `Queries`. rows: from `load_rows`, where Q is to become fp16; factor: `factor_of`."""
+    """Make the `Queries`.
+
+    Args:
+        rows: from `load_rows`, if Q is converted to fp16.
+        factor: from `factor_of`.
+    """
     if cutlass.const_expr(plan.scaled):
         cute.arch.sync_warp()  # not before every fetch is on its way: this waits for Q
         words, powers = scale_rows(plan, rows, address)
@@ -74,8 +79,10 @@ def fragments(
 def load_queries(
     plan: Plan90, place: Place, tensors: Tensors, address: Int32
 ) -> cute.Tensor | None:
-    """B fragments of Q^T, words (2, head_dim / 16, columns / 8), zeros where there is no row; or
-    the warps of the CTA share the work and leave them in shared memory, for all."""
+    """Load B fragments of Q^T, words (2, head_dim / 16, columns / 8), zeros for missing rows.
+
+    If they stay in shared memory, the warps of the CTA share the work and None is returned.
+    """
     config, lane = plan.config, cute.arch.lane_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     words = None
@@ -100,7 +107,7 @@ def load_queries(
 
 @cute.jit
 def load_rows(plan: Plan90, place: Place, tensors: Tensors) -> cute.Tensor:
-    """The same in bf16, for keys in e4m3: whole rows in the registers of each warp."""
+    """Load Q in bf16 for e4m3 keys: whole rows in the registers of each warp."""
     config, lane = plan.config, cute.arch.lane_idx()
     words = cute.make_rmem_tensor((2, config.head_dim // 16, config.columns // 8), Uint32)
     words.fill(0)
@@ -185,7 +192,7 @@ def _row(
 
 @cute.jit
 def factor_of(config: DecodeConfig, place: Place, tables: Tables, scalars: Scalars) -> Float32:
-    """By what q.k is multiplied: `scale_log2`, or with softcap `softcap_log2`, and K's scale."""
+    """Return the factor of q.k: `scale_log2`, or with softcap `softcap_log2`, times K's scale."""
     factor = scalars.softcap_log2 if config.softcap else scalars.scale_log2
     if cutlass.const_expr(tables.k_scale is not None):
         factor *= tables.k_scale[place.head]
@@ -194,8 +201,10 @@ def factor_of(config: DecodeConfig, place: Place, tables: Tables, scalars: Scala
 
 @cute.jit
 def factors_of(plan: Plan90, factor: Float32, powers: cute.Tensor | None) -> cute.Tensor:
-    """The same for this lane's columns, (2, columns / 8), whose rows of Q were divided by `powers`,
-    from `scale_rows`."""
+    """Return the factors of this lane's columns, (2, columns / 8).
+
+    powers: divisors of the rows of Q from `scale_rows`, or None.
+    """
     factors = cute.make_rmem_tensor((2, plan.config.columns // 8), Float32)
     for tile in cutlass.range_constexpr(plan.config.columns // 8):
         for column in cutlass.range_constexpr(2):

@@ -1,7 +1,7 @@
-"""One warp's walk over its keys: S^T = K Q^T, the online softmax, O^T += V^T P (device code).
+"""Walk of one warp over its keys: S^T = K Q^T, the online softmax, O^T += V^T P (device code).
 
-Lane 4 g + i. Columns are query rows. An accumulator of S^T holds keys g and g + 8 of columns 2 i
-and 2 i + 1 of each 8 columns, so that a lane keeps the statistics of its own two columns of each.
+Columns are query rows. An accumulator of S^T in lane 4 g + i holds keys g and g + 8 of columns 2 i
+and 2 i + 1 of each 8 columns. So a lane keeps the statistics of its two columns of each 8.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from kernelkit.device.online_softmax import finite, softcap_score
 
 @dataclass(frozen=True)
 class Stream:
-    """What a warp works on, and where its ring is."""
+    """Inputs of a warp, and the address of its ring."""
 
     ring: Int32
     queries: Int32  # fragments of Q in shared memory
@@ -42,16 +42,16 @@ class Stream:
 
 @dataclass(frozen=True)
 class Found:
-    """What the keys of a warp gave: per lane, tensors in registers."""
+    """Results of the keys of a warp: per lane, tensors in registers."""
 
     o: cute.Tensor  # (4, columns / 8, head_dim / 16): accumulators of O^T
     row_max: cute.Tensor  # (2, columns / 8): maxima, in log2 units
-    row_sum: cute.Tensor  # (2, columns / 8): sums of weights, of this lane's keys alone
+    row_sum: cute.Tensor  # (2, columns / 8): sums of weights of this lane's keys only
 
 
 @cute.jit
 def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
-    """All keys of this warp."""
+    """Process all keys of this warp."""
     config, slots = plan.config, plan.slots
     tiles = config.columns // 8
     found = Found(
@@ -66,8 +66,8 @@ def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
     if cutlass.const_expr(plan.scaled and ready):
         rows = load_rows(plan, work.place, work.tensors)
         factor = factor_of(config, work.place, work.tables, work.scalars)
-        cute.arch.sync_warp()  # asked for here, and not where they are used
-    ahead = ((slots - 1) // 2, slots // 2)  # steps to the fetches of the loop: before and behind S
+        cute.arch.sync_warp()  # load here, not at the use
+    ahead = ((slots - 1) // 2, slots // 2)  # steps to the fetches of the loop: before and after S
     for unit in cutlass.range_constexpr(slots - 1):
         page = page_of(plan, work, share, Int32(unit // 2))
         fetch(plan, work, share, Int32(unit // 2), unit % 2, Int32(unit), page)
@@ -110,7 +110,7 @@ def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
 
 @cute.jit
 def first_key(plan: Plan90, share: Share, step: Int32) -> Int32:
-    """Of this warp's keys in its step-th tile."""
+    """Return the first of this warp's keys in its step-th tile."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     return tile_start(share, share.begin + step, plan.tile) + warp * plan.keys
 
@@ -135,9 +135,12 @@ def fetch(
     slot: Int32,
     page: Int32,
 ) -> None:
-    """Begin to copy K or V of a step, one group; zeros for keys that no row sees or past the end.
+    """Begin to copy K or V of a step, as one group; zeros for keys that no row sees or past the
+    end.
 
-    index: 0 for K, 1 for V. page: that of the first key, where a page holds all keys of a step.
+    Args:
+        index: 0 for K, 1 for V.
+        page: page of the first key, if a page holds all keys of a step.
     """
     if step < share.count:
         base = work.ring + slot * plan.slot_bytes
@@ -164,7 +167,7 @@ def fetch(
 
 @cute.jit
 def page_of(plan: Plan90, work: Stream, share: Share, step: Int32) -> Int32:
-    """The page that holds a step's keys, looked up a step before it is needed."""
+    """Return the page that holds a step's keys, looked up a step before it is needed."""
     page, pages = Int32(0), work.tables.pages
     if cutlass.const_expr(pages is not None and plan.page_holds_step):
         if step < share.count:
@@ -178,9 +181,9 @@ def page_of(plan: Plan90, work: Stream, share: Share, step: Int32) -> Int32:
 def line_of(
     config: DecodeConfig, work: Stream, index: cutlass.Constexpr, key: Int32, page: Int32
 ) -> tuple[Int64, Int64]:
-    """(address of a key of this head, bytes to the key behind it); index: 0 for K, 1 for V.
+    """Return (address of a key of this head, bytes to the next key). index: 0 for K, 1 for V.
 
-    page: the key's. It may lie behind the cache: what no row sees is not read.
+    page: page of the key. It may lie past the cache: keys that no row sees are not read.
     """
     memory = work.tensors.v if index else work.tensors.k
     entry, row = work.place.entry, key
@@ -200,9 +203,9 @@ def exponentiate(
     factors: cute.Tensor,
     found: Found,
 ) -> None:
-    """scores become weights; the statistics, and O with them, move to the new maxima.
+    """Turn scores into weights, and rescale the statistics and O to the new maxima.
 
-    key: the first of the step.
+    key: first key of the step.
     """
     config, scalars = plan.config, work.scalars
     row_max, row_sum, o = found.row_max, found.row_sum, found.o

@@ -11,7 +11,7 @@ __all__ = ["Place", "Scalars", "Tables", "Tensors"]
 
 @dataclass(frozen=True)
 class Place:
-    """What a CTA works on; part (which cluster) and rank in it say which share of the keys."""
+    """Position of a CTA: its work, and its share of the keys by part (which cluster) and rank."""
 
     entry: Int32
     head: Int32  # KV head

@@ -1,8 +1,8 @@
-"""What an owner makes of its mailbox: rows of O and their LSE (device code).
+"""Finish of an owner: rows of O and their LSE from its mailbox (device code).
 
-Where several clusters share a KV head each owner leaves its sums in the workspace and counts up;
-the one that finds all others there adds them up in the order of parts, whichever came last, and
-sets the counter back to 0 for the next launch.
+If several clusters share a KV head, each owner stores its sums in the workspace and increments a
+counter. The owner that arrives last adds the sums in the order of parts, whichever came last, and
+resets the counter to 0 for the next launch.
 
     partial [unit][part][owned column][head_dim + 2]: O, then maximum and sum
     unit = ((entry Hkv + KV head) row_tiles + row tile) owners + owner
@@ -24,16 +24,16 @@ from kernelkit.plan.barriers import BarrierPlan
 from kernelkit.plan.log2 import LN_2
 
 OUT_TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32}
-FLAG_OFFSET = 8  # behind the mailbox's mbarrier: how many parts had come before this one
+FLAG_OFFSET = 8  # after the mailbox's mbarrier: number of parts that arrived before this one
 
 
 @dataclass(frozen=True)
 class Finishing:
-    """How an owner finishes.
+    """Options of an owner's finish.
 
-    barriers: of the plan; all threads that finish meet at its barrier "finish".
-    in_turn: whether `mailbox.merged_in_turn` adds up.
-    ahead: number of parts that are asked for at once.
+    barriers: barriers of the plan; all finishing threads synchronise at "finish".
+    in_turn: whether `mailbox.merged_in_turn` adds the results.
+    ahead: number of parts that are loaded at once.
     """
 
     barriers: BarrierPlan
@@ -55,7 +55,7 @@ def finish(
     tensors: Tensors,
     tables: Tables,
 ) -> None:
-    """By all threads of an owner. active: CTAs that had keys."""
+    """Finish the columns of an owner, called by all its threads. active: CTAs that had keys."""
     thread, _, _ = cute.arch.thread_idx()
     threads = how.threads
     senders = senders_of(config, place, active)
@@ -88,13 +88,13 @@ def finish(
 
 @cute.jit
 def senders_of(config: DecodeConfig, place: Place, active: Int32) -> Int32:
-    """CTAs of this cluster that have keys; they are the first."""
+    """Return the number of CTAs of this cluster that have keys, which are the first ones."""
     return cutlass.min(cutlass.max(active - place.part * config.cluster, 0), config.cluster)
 
 
 @cute.jit
 def unit_of(config: DecodeConfig, place: Place, tensors: Tensors) -> Int32:
-    """Number of the owner among those of all entries, heads and row tiles."""
+    """Return the number of the owner among those of all entries, heads and row tiles."""
     heads = tensors.k.shape[2]
     tile = (place.entry * heads + place.head) * config.row_tiles + place.row_tile
     return tile * config.owner_ctas + place.rank
@@ -111,8 +111,10 @@ def write(
     acc: cute.Tensor,
     found: mailbox.Statistics,
 ) -> None:
-    """Vector `vector`, four elements, of a row of O, that of owned column `slot`; whoever has the
-    first of them writes the LSE. The sink's logit joins here."""
+    """Store vector `vector`, four elements, of the row of O of owned column `slot`.
+
+    The thread with the first vector stores the LSE. The sink's logit is added here.
+    """
     top, total = found.row_max, found.row_sum
     row = place.row_tile * config.columns + place.rank * config.owned_columns + slot
     if row < config.rows:
@@ -147,7 +149,7 @@ def leave(
     acc: cute.Tensor,
     found: mailbox.Statistics,
 ) -> None:
-    """One part's sums of an owned column into the workspace."""
+    """Store one part's sums of an owned column in the workspace."""
     line = tables.partial[unit, part, None]
     begin = slot * (config.head_dim + mailbox.WORDS)
     for k in cutlass.range_constexpr(mailbox.VECTOR):
@@ -161,7 +163,7 @@ def leave(
 def is_last(
     how: Finishing, box: mailbox.Mailbox, tables: Tables, unit: Int32, all_parts: Int32
 ) -> Boolean:
-    """Whether all other parts have left their sums; the counter is then 0 again."""
+    """Return whether all other parts have stored their sums; the counter is then reset to 0."""
     thread, _, _ = cute.arch.thread_idx()
     meet(how.barriers, "finish")
     if thread == 0:
@@ -178,8 +180,9 @@ def is_last(
 def add_parts(
     config: DecodeConfig, tables: Tables, unit: Int32, slot: Int32, vector: Int32, all_parts: Int32
 ) -> tuple[cute.Tensor, mailbox.Statistics]:
-    """Four elements of O, not normalised, and their column's statistics, over all parts in their
-    order."""
+    """Return four elements of O, not normalised, and their column's statistics, over all parts in
+    order.
+    """
     words = config.head_dim + mailbox.WORDS
     acc = cute.make_rmem_tensor(mailbox.VECTOR, Float32)
     acc.fill(0.0)
@@ -208,8 +211,10 @@ def add_many_parts(
     vector: Int32,
     all_parts: Int32,
 ) -> tuple[cute.Tensor, mailbox.Statistics]:
-    """The same, `how.ahead` parts at a time: their loads are on the way together, and O moves to a
-    new maximum once for all of them."""
+    """Add parts like `add_parts`, `how.ahead` at a time.
+
+    Their loads are in flight together, and O is rescaled to a new maximum once for all of them.
+    """
     words = config.head_dim + mailbox.WORDS
     acc = cute.make_rmem_tensor(mailbox.VECTOR, Float32)
     acc.fill(0.0)
@@ -219,7 +224,7 @@ def add_many_parts(
     for turn in cutlass.range((all_parts + how.ahead - 1) // how.ahead, unroll=1):
         first = turn * how.ahead
         for k in cutlass.range_constexpr(how.ahead):
-            # What stands for a part that is not there is the last one, without weight.
+            # A missing part is replaced by the last one, without weight.
             line = partial[unit, cutlass.min(first + k, all_parts - 1), None]
             begin = slot * words
             tops[k], sums[k] = line[begin + config.head_dim], line[begin + config.head_dim + 1]

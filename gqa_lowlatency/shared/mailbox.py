@@ -1,13 +1,13 @@
-"""The reduction of a cluster through distributed shared memory (device code).
+"""Reduction of a cluster through distributed shared memory (device code).
 
-Owner r of R finishes columns [r n, (r + 1) n), n = columns / R. Every CTA that had keys writes what
-it found in them into its own place of the owner's mailbox, by st.async: of each column the maximum
-and the sum, and its O, not normalised. The owner's mbarrier counts the bytes. Nobody clears a
-mailbox: only the places of CTAs that had keys are read. Maxima are in log2 units.
+Owner r of R finishes columns [r n, (r + 1) n), n = columns / R. Every CTA with keys writes its
+results for these columns into its slot of the owner's mailbox, by st.async: maximum and sum of each
+column, and its O, not normalised. The owner's mbarrier counts the bytes. Mailboxes are not cleared:
+only the slots of CTAs with keys are read. Maxima are in log2 units.
 
     statistics [owned column][rank] of (maximum, sum)      O [rank][owned column][head_dim]
 
-Where a single CTA has all keys it fills its own mailbox by ordinary stores.
+A single CTA with all keys fills its mailbox by ordinary stores.
 """
 
 import math
@@ -27,7 +27,7 @@ WORDS = 2  # of the statistics of a column: maximum and sum
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of a column: its maximum, and the sum of its weights under that maximum."""
+    """Statistics of a column: its maximum, and the sum of its weights under that maximum."""
 
     row_max: Float32
     row_sum: Float32
@@ -35,7 +35,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Mailbox:
-    """Addresses in shared memory, the same in every CTA of the cluster."""
+    """Addresses in shared memory, equal in every CTA of the cluster."""
 
     statistics: Int32
     o: Int32
@@ -44,7 +44,9 @@ class Mailbox:
 
 @cute.jit
 def open_mailbox(config: DecodeConfig, box: Mailbox, rank: Int32, senders: Int32) -> None:
-    """By one thread, before the cluster's barrier: how many bytes are to come."""
+    """Initialise the mbarrier with the expected bytes; called by one thread before the cluster's
+    barrier.
+    """
     cute.arch.inline_ptx("mbarrier.init.shared.b64 [{$r0}], 1;", read_only_args=[box.arrived])
     cute.arch.mbarrier_init_fence()
     if rank < config.owner_ctas and senders > 0:
@@ -59,7 +61,7 @@ def open_mailbox(config: DecodeConfig, box: Mailbox, rank: Int32, senders: Int32
 def send_statistics(
     config: DecodeConfig, box: Mailbox, rank: Int32, column: Int32, statistics: Statistics
 ) -> None:
-    """What this CTA found of a column, to its owner."""
+    """Send this CTA's statistics of a column to its owner."""
     owner = column // config.owned_columns
     place = (column % config.owned_columns) * config.cluster + rank
     values = (statistics.row_max, statistics.row_sum)
@@ -75,7 +77,7 @@ def send_o(
     dim: Int32,
     values: tuple[Float32, ...],
 ) -> None:
-    """One, two or four neighbouring elements of O, from head dim `dim` on, to the owner."""
+    """Send one, two or four adjacent elements of O, from head dim `dim` on, to the owner."""
     owner = column // config.owned_columns
     line = rank * config.owned_columns + column % config.owned_columns
     _send(config, box, owner, box.o + (line * config.head_dim + dim) * 4, values)
@@ -102,7 +104,7 @@ def _send(
 
 @cute.jit
 def wait_for_mail(config: DecodeConfig, box: Mailbox) -> None:
-    """Until all that was announced has come. The writes are of peers: an acquire of the cluster."""
+    """Wait for all announced bytes. Peers write them, so the acquire has cluster scope."""
     cute.arch.inline_ptx(
         "{ .reg .pred done; "
         "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], 0; "
@@ -115,8 +117,10 @@ def wait_for_mail(config: DecodeConfig, box: Mailbox) -> None:
 def merged(
     config: DecodeConfig, box: Mailbox, slot: Int32, vector: Int32, senders: Int32
 ) -> tuple[cute.Tensor, Statistics]:
-    """Vector `vector`, four neighbouring elements, of O in an owned column, not normalised, and the
-    column's statistics: sums in the order of ranks."""
+    """Return vector `vector` of O in an owned column, and the column's statistics.
+
+    A vector is four adjacent elements, not normalised. Sums are in the order of ranks.
+    """
     found, o = [], []
     for rank in cutlass.range_constexpr(config.cluster):
         place = _statistics(config, box, slot, rank)
@@ -143,10 +147,12 @@ def merged(
 def merged_in_turn(
     config: DecodeConfig, box: Mailbox, slot: Int32, vector: Int32, senders: Int32
 ) -> tuple[cute.Tensor, Statistics]:
-    """The same, a rank after the other, for Hopper with dependent launches.
+    """Merge like `merged`, one rank after the other, for Hopper with dependent launches.
 
-    Measured on an H100: one entry of 8k keys in L2 7.5 us, with `merged` 9.9, with both loops below
-    in one 8.7; why is not known (notes/log.md, 2026-11-26). Without PDL `merged` is faster.
+    Measured on an H100: one entry of 8k keys in L2 takes 7.5 us, with `merged` 9.9 us, with both
+        loops
+    below in one 8.7 us. The cause is not known (notes/log.md, 2026-11-26). Without PDL `merged` is
+    faster.
     """
     top, total = -Float32.inf, Float32(0.0)
     for rank in cutlass.range_constexpr(config.cluster):
@@ -175,5 +181,5 @@ def merged_in_turn(
 
 @cute.jit
 def _statistics(config: DecodeConfig, box: Mailbox, slot: Int32, rank: Int32) -> Int32:
-    """Address of what a rank says of an owned column."""
+    """Return the address of a rank's statistics of an owned column."""
     return box.statistics + (slot * config.cluster + rank) * WORDS * 4

@@ -1,4 +1,6 @@
-"""What the host functions of all architectures take: fake tensors, shapes and strides dynamic."""
+"""Example arguments of the host functions of all architectures: fake tensors with
+dynamic shapes.
+"""
 
 from typing import Any
 
@@ -16,7 +18,7 @@ TYPES = {"bf16": BFloat16, "fp16": Float16, "fp32": Float32, "e4m3": Float8E4M3F
 
 
 def example_arguments(config: DecodeConfig) -> tuple[KernelArguments, CUstream]:
-    """What the host functions take."""
+    """Return the arguments to compile the host functions with."""
     batch, entries, tokens, keys, q_heads, kv_heads = (cute.sym_int32() for _ in range(6))
     io, kv, out = (TYPES[n] for n in (config.dtype, config.keys_dtype, config.o_dtype))
 
@@ -44,7 +46,7 @@ def example_arguments(config: DecodeConfig) -> tuple[KernelArguments, CUstream]:
 
 
 def _tables(config: DecodeConfig, q_heads: Any, kv_heads: Any) -> Tables:
-    """None for what the config does not read."""
+    """Return the tables; None for a table that the config does not read."""
 
     def array(wanted: bool, dtype: type[cutlass.Numeric], *size: Any) -> Any:
         return fake_tensor(dtype, *size) if wanted else None

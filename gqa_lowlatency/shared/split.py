@@ -1,6 +1,6 @@
-"""Which tiles of keys this CTA works on, and which keys a row sees (device code).
+"""Tiles of keys that this CTA processes, and keys that a row sees (device code).
 
-`gqa_lowlatency/split.py` says how keys are split, and computes the same on the host.
+`gqa_lowlatency/split.py` documents how keys are split, and computes the same on the host.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,13 @@ from gqa_lowlatency.shared.args import Place, Scalars, Tables, Tensors
 
 @dataclass(frozen=True)
 class Share:
-    """Tiles [begin, begin + count) of those that hold visible keys; `active` CTAs have any."""
+    """Share of a CTA: tiles [begin, begin + count) of those with visible keys; `active` CTAs have
+    any.
+    """
 
     n_keys: Int32  # of the entry
-    lowest: Int32  # the first key that any row sees, by its window and by where its entry begins
-    sink_end: Int32  # keys below are seen by all rows, where the config has sink tokens
+    lowest: Int32  # first key that any row sees, by its window and the first key of its entry
+    sink_end: Int32  # all rows see the keys below, if the config has sink tokens
     sink_tiles: Int32
     first: Int32
     begin: Int32
@@ -35,8 +37,10 @@ def locate(
     scalars: Scalars,
     tile: cutlass.Constexpr,
 ) -> tuple[Place, Share]:
-    """This CTA's in a grid (CTAs of all clusters of a KV head, KV heads x tiles of rows,
-    entries)."""
+    """Return the place and share of this CTA.
+
+    The grid is (CTAs of all clusters of a KV head, KV heads x tiles of rows, entries).
+    """
     cta, _, _ = cute.arch.block_idx()
     ctas = config.cluster  # a power of two: no division by an unknown number
     if cutlass.const_expr(config.parts):
@@ -53,7 +57,7 @@ def locate(
 def lowest_of(
     config: DecodeConfig, tables: Tables, scalars: Scalars, entry: Int32, n_keys: Int32
 ) -> Int32:
-    """The first key of an entry that any row sees, if there is one."""
+    """Return the first key of an entry that any row sees, if there is one."""
     lowest = Int32(0)
     if cutlass.const_expr(config.left):
         lowest = cutlass.max(n_keys - config.q_tokens - scalars.left, 0)
@@ -64,7 +68,7 @@ def lowest_of(
 
 @cute.jit
 def place_of(config: DecodeConfig) -> Place:
-    """This CTA's in such a grid, which is known before anything is read."""
+    """Return this CTA's place in such a grid, without reading memory."""
     cta, head_tile, entry = cute.arch.block_idx()
     head, row_tile = head_tile // config.row_tiles, head_tile % config.row_tiles
     return Place(entry, head, row_tile, cta // config.cluster, cta % config.cluster)
@@ -80,7 +84,9 @@ def share_of(
     ctas: Int32,
     tile: cutlass.Constexpr,
 ) -> Share:
-    """Of CTA `rank` among the `ctas` that share the keys of this KV head and entry."""
+    """Return the share of CTA `rank` among the `ctas` that share the keys of this KV head and
+    entry.
+    """
     sink_end, sink_tiles = Int32(0), Int32(0)
     first = lowest // tile
     if cutlass.const_expr(config.sink_tokens):
@@ -88,7 +94,7 @@ def share_of(
         sink_tiles = cutlass.min((sink_end + tile - 1) // tile, first)
     last = (n_keys + tile - 1) // tile
     if cutlass.const_expr(config.first):
-        first = first if lowest < n_keys else last  # who has no key asks for no page
+        first = first if lowest < n_keys else last  # a CTA without keys looks up no page
     tiles = sink_tiles + cutlass.max(last - first, 0)
     base = tiles // ctas
     more = tiles - base * ctas
@@ -101,7 +107,7 @@ def share_of(
 
 @cute.jit
 def tile_start(share: Share, index: Int32, tile: cutlass.Constexpr) -> Int32:
-    """First key of the index-th tile that holds visible keys."""
+    """Return the first key of the index-th tile that holds visible keys."""
     number = index
     if index >= share.sink_tiles:
         number = index - share.sink_tiles + share.first
@@ -110,13 +116,13 @@ def tile_start(share: Share, index: Int32, tile: cutlass.Constexpr) -> Int32:
 
 @cute.jit
 def any_row_sees(config: DecodeConfig, share: Share, key: Int32) -> Boolean:
-    """Whether a key exists and some row sees it; others may hold anything, NaN too."""
+    """Return whether a key exists and some row sees it; other keys may hold anything, even NaN."""
     return _within(config, share, key, share.lowest, share.n_keys)
 
 
 @cute.jit
 def row_sees(config: DecodeConfig, share: Share, key: Int32, token: Int32, left: Int32) -> Boolean:
-    """Whether query token `token` sees a key."""
+    """Return whether query token `token` sees a key."""
     behind = config.q_tokens - 1 - token  # tokens that are newer
     end = share.n_keys
     if cutlass.const_expr(config.causal):
@@ -126,7 +132,7 @@ def row_sees(config: DecodeConfig, share: Share, key: Int32, token: Int32, left:
 
 @cute.jit
 def row_begin(config: DecodeConfig, share: Share, behind: Int32, left: Int32) -> Int32:
-    """The first key that a token sees which so many newer ones are behind."""
+    """Return the first key that a token sees; `behind` tokens are newer."""
     begin = share.lowest
     if cutlass.const_expr(config.left):
         begin = share.n_keys - 1 - behind - left
@@ -137,8 +143,10 @@ def row_begin(config: DecodeConfig, share: Share, behind: Int32, left: Int32) ->
 
 @cute.jit
 def _within(config: DecodeConfig, share: Share, key: Int32, begin: Int32, end: Int32) -> Boolean:
-    """Whether a key is in [begin, end), or before `end` among the first ones; begin counts where
-    the config has one."""
+    """Return whether a key is in [begin, end), or before `end` among the sink tokens.
+
+    `begin` is ignored if the config has none.
+    """
     seen = key < end
     if cutlass.const_expr(config.has_begin):
         inside = key >= begin

@@ -1,4 +1,4 @@
-"""Bundles that travel between the kernel and its roles.
+"""Bundles passed between the kernel and its roles.
 
 Frozen dataclasses: the DSL flattens them into the same PTX as separate arguments.
 """
@@ -17,8 +17,7 @@ from kernelkit.device.pipelines import Event, Ring
 
 @dataclass(frozen=True)
 class Buffers:
-    """On-chip memory of the CTA: addresses of shared memory, or pointers where MMA descriptors and
-    TMA want them."""
+    """On-chip memory of the CTA: shared addresses, or pointers for MMA descriptors and TMA."""
 
     parts: Int32  # fp32 [parity][warp][column]
     bases: Int32  # fp32 [warp][base or acc_scale][column]
@@ -26,12 +25,12 @@ class Buffers:
     q: cute.Pointer
     p: cute.Pointer
     ring: cute.Pointer
-    tmem: cute.Pointer | None  # not before the CTA has met
+    tmem: cute.Pointer | None  # None before the CTA's first barrier
 
 
 @dataclass(frozen=True)
 class Pipes:
-    """The edges of the plan as barriers; `kv` alone before the others are initialised."""
+    """Edges of the plan as barriers; only `kv` before the others are initialised."""
 
     kv: Ring
     q: Event | None = None
@@ -43,7 +42,7 @@ class Pipes:
 
 @dataclass(frozen=True)
 class Scope:
-    """What every role of a CTA may reach."""
+    """Objects that every role of a CTA may use."""
 
     k: TmaTensor
     v: TmaTensor
@@ -59,7 +58,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Fill:
-    """A stage of the ring and the parity of one filling of it, as a wait takes them."""
+    """Stage of the ring, and the parity of one filling of it, to wait for."""
 
     index: Int32
     phase: Int32

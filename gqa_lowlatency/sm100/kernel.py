@@ -119,11 +119,11 @@ class DecodeSm100:
                 cute.arch.cluster_wait()
 
     def address(self, smem: cute.Pointer, name: str) -> Int32:
-        """Of the plan's buffer."""
+        """Return the shared address of a buffer of the plan."""
         return smem.toint() + self.plan.smem.offsets()[name][0]
 
     def buffers(self, smem: cute.Pointer, tmem: cute.Pointer | None) -> Buffers:
-        """All buffers that roles use."""
+        """Return the buffers of all roles."""
         operand = TYPES[self.config.keys_dtype]
         names = ("sQ", "sP", "ring")
         q, p, ring = (buffer_at(self.plan.smem, smem, name, operand) for name in names)
@@ -132,5 +132,5 @@ class DecodeSm100:
 
 
 def host_function(config: DecodeConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return DecodeSm100(config), *example_arguments(config)

@@ -2,7 +2,7 @@
 
 Both products have their operands swapped, so that M is never wasted on few query rows: a tile of
 128 keys gives S (128 keys x N) = K Q^T and O^T (head_dim x N) += V^T P, N = config.columns. K and V
-pass through one ring, in pieces of 128 keys by at most 128 columns of the head, in the order
+use one ring, in pieces of 128 keys by at most 128 columns of the head, in the order
 K0, (K1, V0), (K2, V1), ...
 """
 
@@ -23,12 +23,12 @@ from kernelkit.plan.warps import Role, RolePlan
 
 TILE = 128  # keys of a tile: the M of S, a thread each in the softmax
 PIECE = 128  # columns of the head in a piece, and the M of O^T
-P_BIAS_LOG2 = 8  # of weights in e4m3, whose largest number is 448
-MIN_STAGES = 3  # K of the next tile beside K and V of this one
+P_BIAS_LOG2 = 8  # log2 factor of weights in e4m3, whose largest number is 448
+MIN_STAGES = 3  # K of the next tile, and K and V of this one
 IN_FLIGHT_BYTES = 8_000_000 // hw.SMS  # an SM's part of 8 TB/s (B200) during 1 us of latency
-BESIDE_COLUMNS = 32  # scores and sums of 64 fill the 128 registers that a thread of two CTAs has
-BARRIER_BYTES = 512  # set aside for mbarriers, whose number depends on the depth of the ring
-MAILBOX_BARRIER_BYTES = 16  # the mailbox's mbarrier, and the flag of `shared/finish.py` behind it
+BESIDE_COLUMNS = 32  # with 64, scores and sums fill the 128 registers of a thread of two CTAs
+BARRIER_BYTES = 512  # reserved for mbarriers, whose number depends on the depth of the ring
+MAILBOX_BARRIER_BYTES = 16  # the mailbox's mbarrier, then the flag of `shared/finish.py`
 MIN_BOX_BYTES = 128  # TMA writes to multiples of that in shared memory
 
 ROLES = RolePlan(
@@ -62,7 +62,7 @@ class Plan100:
 
     @property
     def barriers(self) -> BarrierPlan:
-        """Named barriers, the same of all configs."""
+        """Named barriers, equal for all configs."""
         return BARRIERS
 
     @property
@@ -76,27 +76,29 @@ class Plan100:
 
     @property
     def piece_columns(self) -> int:
-        """Columns of the head in a piece, K of a part of S and M of a part of O^T."""
+        """Columns of the head in a piece: K of a part of S, and M of a part of O^T."""
         return min(self.config.head_dim, PIECE)
 
     @property
     def pieces(self) -> int:
-        """Of K and of V in a tile."""
+        """Number of pieces of K, and of V, in a tile."""
         return self.config.head_dim // self.piece_columns
 
     @property
     def is_fp8(self) -> bool:
-        """All operands are e4m3: Q is quantised here, row by row, and so is P."""
+        """Whether all operands are e4m3: the kernel quantises Q row by row, and P."""
         return self.config.keys_dtype == "e4m3"
 
     @property
     def bias_log2(self) -> int:
-        """What weights are larger by than exp2(score - maximum): e4m3 has few small numbers."""
+        """log2 of the factor of weights over exp2(score - maximum), since e4m3 has few small
+        numbers.
+        """
         return P_BIAS_LOG2 if self.is_fp8 else 0
 
     @property
     def line_bytes(self) -> int:
-        """A swizzled line of Q, K and V: of P it is always the widest."""
+        """Bytes of a swizzled line of Q, K and V; lines of P always have the most bytes."""
         return min(hw.SMEM_LINE_BYTES, self.piece_columns * self.kv_bytes)
 
     @property
@@ -106,12 +108,12 @@ class Plan100:
 
     @property
     def piece_bytes(self) -> int:
-        """A stage of the ring."""
+        """Bytes of a stage of the ring."""
         return TILE * self.piece_columns * self.kv_bytes
 
     @property
     def box_rows(self) -> int:
-        """Keys of one TMA copy: a tile, or the most whose multiples fill both a tile and a page."""
+        """Keys of one TMA copy: the largest number that divides both a tile and a page."""
         return gcd(TILE, self.config.page_size or TILE)
 
     @property
@@ -121,13 +123,15 @@ class Plan100:
 
     @property
     def o_lanes(self) -> int:
-        """Rows of O^T in the 32 lanes of a warp: with M = 64 only the first half of them is used
-        (PTX ISA, tcgen05 data path layout F)."""
+        """Rows of O^T in the 32 lanes of a warp.
+
+        With M = 64 only the first half of the lanes is used (PTX ISA, tcgen05 data path layout F).
+        """
         return self.piece_columns // hw.WARPGROUP_WARPS
 
     @cached_property
     def fixed(self) -> tuple[SmemBuffer, ...]:
-        """What lies in shared memory before the ring."""
+        """Buffers in shared memory before the ring."""
         config, warps = self.config, ROLES["epilogue"].warps
         columns = 4 * self.columns
         return (
@@ -144,19 +148,21 @@ class Plan100:
         )
 
     def stages_of(self, ctas: int) -> int:
-        """Of the ring that shared memory has left where so many CTAs share an SM."""
+        """Return the stages of the ring that fit if `ctas` CTAs share an SM."""
         room = hw.SMEM_BYTES_PER_SM // ctas - hw.SMEM_RESERVED_BYTES
         return (room - SmemPlan(self.fixed).bytes) // self.piece_bytes
 
     @property
     def enough_stages(self) -> int:
-        """To read at full speed: what is in flight, beside one that the tensor core reads."""
+        """Stages for reading at full speed: those in flight, and one that the tensor core reads."""
         return 1 + -(-IN_FLIGHT_BYTES // self.piece_bytes)
 
     @property
     def ctas_per_sm(self) -> int:
-        """Two where possible with PDL, one of the next grid then fetches beside one of this, and
-        where there are more than SMs."""
+        """Number of CTAs on an SM: two if possible, with PDL or with more CTAs than SMs.
+
+        With PDL a CTA of the next grid then fetches while one of this grid works.
+        """
         depth = self.config.stages or self.enough_stages
         few = self.columns <= BESIDE_COLUMNS
         beside = (self.config.pdl or self.config.beside) and not self.config.alone
@@ -183,7 +189,10 @@ class Plan100:
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Who waits for whom in a CTA. The epilogue listens to `kv` too, where a tile is ragged."""
+        """Edges of a CTA: which role waits for which.
+
+        On ragged tiles the epilogue waits for `kv`, too.
+        """
         once, threads = {"freed_by": "exit"}, Signal.THREADS
         ring = {"signal": Signal.TMA, "release": Signal.UMMA}
         edges = (
@@ -199,16 +208,16 @@ class Plan100:
 
     @cached_property
     def first_edges(self) -> EdgePlan:
-        """What is initialised before anything else: fetching begins with that."""
+        """Edges that are initialised first, since fetching begins with them."""
         return EdgePlan(ROLES, self.edges.edges[:1])
 
     @cached_property
     def other_edges(self) -> EdgePlan:
-        """The others, whose barriers lie behind."""
+        """Remaining edges, whose barriers follow in memory."""
         return EdgePlan(ROLES, self.edges.edges[1:])
 
     def check(self) -> None:
-        """Raise for what cannot run, naming value and limit."""
+        """Raise for a plan that cannot run, naming value and limit."""
         config = self.config
         if self.box_rows * self.line_bytes < MIN_BOX_BYTES:
             raise NotImplementedError(
@@ -232,8 +241,11 @@ class Plan100:
         self.check_neighbours()
 
     def check_neighbours(self) -> None:
-        """CTAs of a cluster that meet on an SM wait for each other with their columns of tensor
-        memory held: all that find room in shared memory must get theirs."""
+        """Raise ValueError if an SM has shared memory for more CTAs than it has tensor memory for.
+
+        CTAs of a cluster on one SM wait for each other while they hold their columns of tensor
+        memory.
+        """
         ctas = hw.SMEM_BYTES_PER_SM // (self.smem.bytes + hw.SMEM_RESERVED_BYTES)
         if ctas * self.tmem.allocated > hw.TMEM_COLUMNS:
             raise ValueError(

@@ -1,16 +1,19 @@
 """MMA role: one warp issues S = Q K^T, and O += P V two products behind it.
 
-All products of all query blocks are one sequence: tile by tile, in each the query tiles in turn.
-Number n of Q K^T goes with number n - 2 of P V, across the end of a block, so the tensor core finds
-work while a block ends. Q K^T overwrites the S buffer that was filled longest ago. With three of
-them that is free and Q K^T comes first; with two P lies in it, so P V comes first: the tensor core
-executes the MMAs of one thread in order. P V waits in the order in which things are ready: V; O,
-whose owner has rescaled or read it; P, which also says that the softmax has read its S. In a CTA
-pair the leader issues for both.
+All products of all query blocks are one sequence: tile by tile, and for each tile one query tile
+after the other. Number n of Q K^T goes with number n - 2 of P V, across the end of a block, so the
+tensor core has work while a block ends. Q K^T overwrites the oldest S buffer. With three S buffers
+the oldest is free and Q K^T comes first. With two it holds P, so P V comes first: the tensor core
+executes the MMAs of one thread in order.
 
-Where the softmax makes terms of Q, it does so after its last P of the block before: there the last
-products P V of a block come before its successor's first Q K^T. If they waited behind it, so would
-the correction, and with it a softmax with a block without keys in between, for ever.
+P V waits for its inputs in the order in which they are ready: V; O, which the correction has
+rescaled or read; P, which also signals that the softmax has read its S. In a CTA pair the leader
+issues for both.
+
+If the softmax splits Q into terms, it does so after its last P of the previous block. Then the last
+products P V of a block are issued before the next block's first Q K^T. The other order could
+deadlock: the last P V would wait for the terms, the correction for P V, and the softmax, if a block
+without keys lies in between, for the correction.
 """
 
 import cutlass
@@ -35,23 +38,23 @@ from kernelkit.device import tmem
 from kernelkit.device.pipelines import Event, consumer_state, producer_state
 from kernelkit.device.umma import accumulator, issue
 
-# What earlier steps leave for their P V: a shift register, two bits a step, the latest lowest. The
-# higher bit: Q K^T was issued. The lower one: P V is added to O, which it overwrites otherwise.
+# State of earlier steps for their P V: a shift register, two bits a step, the latest lowest.
+# Bit 1: Q K^T was issued. Bit 0: P V is added to O; 0 overwrites O.
 STEP_BITS, ISSUED = 2, 2
 
 
 def was_issued(earlier: Int32, lag: int) -> Boolean:
-    """Whether Q K^T was issued `lag` steps ago."""
+    """Return whether Q K^T was issued `lag` steps ago."""
     return earlier >> (STEP_BITS * lag - 1) & 1 == 1
 
 
 def adds_to_o(earlier: Int32, lag: int) -> Boolean:
-    """Whether P V of the step `lag` steps ago is added to O."""
+    """Return whether P V of the step `lag` steps ago is added to O."""
     return Boolean(earlier >> (STEP_BITS * lag - 2) & 1)
 
 
 class Mma:
-    """Owns the tensor core."""
+    """Role that issues all MMAs."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -59,12 +62,12 @@ class Mma:
 
     @cute.jit
     def run(self, scope: Scope) -> None:
-        """Whole life of the warp. After the last block come steps that add P V alone."""
+        """Whole life of the warp. After the last block, extra steps add the remaining P V."""
         pipes, layout, q_tiles = scope.pipes, self.plan.layout, self.plan.layout.q_tiles
         k_stages, v_stages = layout.stages
         k_state, v_state, q_state = (consumer_state(n) for n in (k_stages, v_stages, 1))
         s_state, p_state = consumer_state(layout.s_stages), consumer_state(layout.s_stages)
-        # Where V rows are cleared, the owner of O says so before the first P V of a block.
+        # If V rows are cleared, the correction signals it before the first P V of a block.
         o_state = consumer_state(1) if self.plan.config.ragged_keys else producer_state(1)
         earlier = Int32(0)
         rounds = count_rounds(self.plan, scope.tensors.order)
@@ -128,7 +131,7 @@ class Mma:
         s_stage: Int32,
         k_stage: Int32,
     ) -> None:
-        """S[s_stage] (+)= Q K^T over piece `piece` of K, a slice of the head dim."""
+        """Issue S[s_stage] (+)= Q K^T over piece `piece` of K, a slice of the head dim."""
         mma = make_qk_mma(self.plan)
         first = self.plan.tmem["S0"]
         column = first.begin + s_stage * first.columns
@@ -153,9 +156,9 @@ class Mma:
         v_stage: Int32,
         accumulate: Boolean,
     ) -> None:
-        """O (+)= P V over piece `piece` of V, a slice of its columns. The first tile overwrites.
+        """Issue O (+)= P V over piece `piece` of V, a slice of its columns.
 
-        P may come in two parts; the state is read only.
+        The first tile overwrites O. P may come in two parts; the state is read only.
         """
         mma = make_pv_mma(self.plan)
         column = self.plan.tmem[f"O{q_tile}"].begin + piece * self.plan.layout.o_columns
@@ -180,5 +183,5 @@ class Mma:
 
 
 def own_q(pipes: Pipes) -> Event:
-    """Which edge says that a query tile is there: what TMA fetched, or the terms made of it."""
+    """Return the edge on which to wait for a query tile: Q from TMA, or its terms."""
     return pipes.q if pipes.terms is None else pipes.terms

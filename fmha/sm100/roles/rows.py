@@ -1,8 +1,8 @@
-"""A thread and its query row: which one it has, the numbers that roles publish about it, and its
-lines of shared memory (device code).
+"""Query row of a thread, the numbers that roles publish about it, and its lines of shared memory
+(device code).
 
-One thread holds a row, in a CTA pair the two halves of it lie with threads r and rows + r. The
-softmax thread of a row publishes for the correction thread of that row.
+One thread holds a row; in a CTA pair threads r and rows + r hold its two halves. The softmax thread
+of a row publishes for the correction thread of that row.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from kernelkit.plan import hw
 
 @dataclass(frozen=True)
 class OwnRow(Row):
-    """What a softmax or correction thread owns: a query row, or half of one in a CTA pair."""
+    """Query row of a softmax or correction thread, or half of a row in a CTA pair."""
 
     lane: Int32  # of TMEM; the thread among the 128 of its query tile
     row: Int32  # in this CTA's part of the tile
@@ -34,7 +34,7 @@ class OwnRow(Row):
 
 @dataclass(frozen=True)
 class Lane:
-    """What a thread that owns a row works with, the same for all tiles."""
+    """Context of a thread and its row, unchanged over the tiles of a block."""
 
     row: OwnRow
     scores: cute.Tensor | None  # fp32 registers: S, then its weights; correction has none
@@ -54,10 +54,11 @@ def store_part(
     part_columns: cutlass.Constexpr,
     tile_columns: cutlass.Constexpr,
 ) -> None:
-    """Registers `values` (N,) to columns first .. first + N of this thread's part of its row.
+    """Store registers `values` (N,) to columns first .. first + N of this thread's part of its row.
 
-    part_columns: of a thread's part, all of the row or in a CTA pair half of a piece;
-    tile_columns: of the query tile.
+    Args:
+        part_columns: columns of a thread's part: the row, or in a CTA pair half of a piece.
+        tile_columns: columns of the query tile.
     """
     box_index = first // box.columns + row.half * (part_columns // box.columns)
     box_index += row.q_tile * (tile_columns // box.columns)
@@ -74,11 +75,10 @@ def store_line(
     first: Int32,
     values: cute.Tensor,
 ) -> None:
-    """Registers `values` (N,) to columns first .. first + N of a row of panel `index` of the
-    buffer. rows: of a panel.
+    """Store registers `values` (N,) to columns first .. first + N of a row of panel `index`.
 
-    They go 16 bytes at a time; eight rows at one column lie in different banks. The swizzle is
-    spelled out because a copy through `Box.at` becomes single elements.
+    rows: rows of a panel. The stores are 16 bytes each; eight rows at one column lie in different
+    banks. The swizzle is explicit because a copy through `Box.at` becomes single elements.
     """
     unit = hw.SMEM_UNIT_BYTES * 8 // values.element_type.width
     units = box.columns // unit
@@ -95,7 +95,7 @@ def store_line(
 
 @cute.jit
 def own_row(plan: Plan, work: Work, scalars: Scalars, q_tile: Int32) -> OwnRow:
-    """This thread's row of query tile `q_tile`, and which keys it sees."""
+    """Return this thread's row of query tile `q_tile`, with the keys that it sees."""
     rows = plan.layout.rows
     thread, _, _ = cute.arch.thread_idx()
     lane = thread % hw.TMEM_LANES
@@ -106,19 +106,22 @@ def own_row(plan: Plan, work: Work, scalars: Scalars, q_tile: Int32) -> OwnRow:
 
 @cute.jit
 def o_column(plan: Plan, lane: Lane) -> Int32:
-    """TMEM column where O of the lane's query tile begins."""
+    """Return the TMEM column where O of the lane's query tile begins."""
     return plan.tmem["O0"].begin + lane.row.q_tile * plan.tmem["O0"].columns
 
 
 def told_in_log2(plan: Plan) -> bool:
-    """Whether a row's maximum is told in log2 units: where its scores have a scale of their own,
-    beyond that of the launch. With a softcap that scale comes before the scores."""
+    """Return whether a row's maximum is published in log2 units.
+
+    True if the scores have scale factors beyond that of the launch. With a softcap those are
+    applied before the scores.
+    """
     return plan.config.is_fp8 and not plan.config.softcap
 
 
 @cute.jit
 def publish(lane: Lane, values: tuple[Float32, ...]) -> None:
-    """Tell the correction one or two numbers about this row, whose slots are free."""
+    """Publish one or two numbers about this row to the correction; their slots are free."""
     for number in cutlass.range_constexpr(len(values)):
         slot(lane, number)[0] = values[number]
     lane.pipes.row.signal(lane.row.q_tile)
@@ -128,7 +131,7 @@ def publish(lane: Lane, values: tuple[Float32, ...]) -> None:
 def read_published(
     lane: Lane, state: PipelineState, count: cutlass.Constexpr
 ) -> tuple[Float32, ...]:
-    """The numbers that the softmax warps told about this row."""
+    """Wait for and return the numbers that the softmax warps published about this row."""
     lane.pipes.row.wait(state, lane.row.q_tile)
     values = tuple(slot(lane, number)[0] for number in range(count))
     lane.pipes.row.release(lane.row.q_tile)
@@ -137,21 +140,21 @@ def read_published(
 
 @cute.jit
 def slot(lane: Lane, number: cutlass.Constexpr) -> cute.Tensor:
-    """A number of this row, (1,) in the statistics buffer."""
+    """Return the slot of a number of this row, (1,) in the statistics buffer."""
     place = (STATISTICS * lane.row.q_tile + number) * hw.TMEM_LANES + lane.row.lane
     return cute.make_tensor(lane.buffers.statistics + place, cute.make_layout(1))
 
 
 @cute.jit
 def from_other_half(plan: Plan, lane: Lane, value: Float32, turn: Int32) -> Float32:
-    """What the thread with the other half of the row passes as `value`.
+    """Exchange `value` with the thread that has the other half of the row; return its value.
 
-    turn: of the slots; 0 and 1 alternate from tile to tile, 2 is for the end of the block. A slot
-    is then rewritten only behind the barrier of a call between, which its reader has passed.
+    turn: index of the slots. 0 and 1 alternate from tile to tile, 2 is for the end of the block. A
+    slot is then rewritten only after the barrier of a call in between, which its reader has passed.
     """
     first = (STATISTICS * plan.layout.q_tiles + turn) * hw.TMEM_LANES
     slots = cute.make_tensor(lane.buffers.statistics + first, cute.make_layout(hw.TMEM_LANES))
     slots[lane.row.lane] = value
-    # The halves of a row lie with warps w and w + 2: the other two need not be waited for.
+    # Warps w and w + 2 have the halves of a row: no wait for the other two warps.
     meet(plan.barriers, "halves", lane.row.row // hw.WARP_THREADS)
     return slots[lane.row.lane ^ plan.layout.rows]

@@ -1,17 +1,17 @@
 """Softmax role: four warps per query tile, a row per thread (in a CTA pair half a row): S -> P.
 
-Per tile: read S, mask it in boundary tiles, publish by how much O is to be rescaled, exponentiate,
-write P, signal. The row sum comes after the signal: the MMA warp has no use for it.
+Per tile: read S, mask it in boundary tiles, publish the rescale factor of O, exponentiate, write P,
+signal. The row sum comes after the signal, since the MMA warp does not need it.
 
-P lies over the tail of its S in TMEM, or in shared memory. Register n of a thread is column
-half * lane_columns + n of its row, as the load of S has it, so no layout of the second product has
-to agree with that of the first.
+P overwrites the tail of its S in TMEM, or lies in shared memory. Register n of a thread is column
+half * lane_columns + n of its row, the order in which S is loaded. So the layouts of the two
+products need not agree.
 
-With K and V in e4m3, Q in bf16 becomes two terms in its own place in shared memory, a row a thread.
-The softmax warps of a query tile do it, at the beginning of a block: they have the registers, and
-the power of two of a row is known where its scores are. In the ping-pong schedule those of the
-other tile compute meanwhile. Four warps of their own would leave softmax warps of two query tiles
-152 registers, too few for 128 scores.
+With K and V in e4m3, Q in bf16 is split into two terms in place in shared memory, a row a thread.
+The softmax warps of a query tile do it at the beginning of a block: they have the registers, and
+they need the row's power of two for its scores. In the ping-pong schedule the warps of the other
+tile compute meanwhile. Four extra warps would leave softmax warps of two query tiles 152 registers,
+too few for 128 scores.
 """
 
 from dataclasses import dataclass, replace
@@ -140,10 +140,10 @@ def store_over_s(
 
 @dataclass(frozen=True)
 class Step:
-    """One key tile of a row. The states are read only.
+    """State of one key tile of a row. The pipeline states are read only.
 
-    is_first: whether it is the first of the block, so that there is no O to rescale.
-    key: the first one of the tile, None where the row sees all of it.
+    is_first: whether it is the first tile of the block, so that there is no O to rescale.
+    key: first key of the tile, None if the row sees all of it.
     """
 
     s_state: PipelineState
@@ -154,7 +154,7 @@ class Step:
 
 
 class Softmax:
-    """Turns S into P."""
+    """Role that turns S into P."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -270,7 +270,7 @@ class Softmax:
     def do_tile(
         self, lane: Lane, row_max: Float32, row_sum: Float32, shift: Float32, step: Step
     ) -> tuple[Float32, Float32, Float32]:
-        """One tile from S to a published P; returns the new (row_max, row_sum, shift)."""
+        """Process a tile from S to a published P; return the new (row_max, row_sum, shift)."""
         if cutlass.const_expr(self.any_scores):
             return self.weigh_any(lane, row_max, row_sum, shift, step)
         if cutlass.const_expr(lane.negative is None):
@@ -286,7 +286,7 @@ class Softmax:
     def weigh_any(
         self, lane: Lane, row_max: Float32, row_sum: Float32, shift: Float32, step: Step
     ) -> tuple[Float32, Float32, Float32]:
-        """As `do_tile`, for weights that may be as large as fp32."""
+        """Process a tile like `do_tile`, with weights up to the range of fp32."""
         scale_log2 = lane.scalars.scale_log2
         top = self.find_top(lane, row_max, step, False)
         one_hot = cute.arch.rcp_approx(scale_log2) * ONE_HOT_LOG2
@@ -305,7 +305,7 @@ class Softmax:
         step: Step,
         negated: cutlass.Constexpr,
     ) -> tuple[Float32, Float32]:
-        """As `do_tile`, for weights in a P of fewer exponents, or behind a softcap.
+        """Process a tile like `do_tile`, with a P of fewer exponents, or after a softcap.
 
         negated: whether a row of the warp has a negative factor.
         """
@@ -317,8 +317,8 @@ class Softmax:
             return row_max, self.weigh_rows(lane, row_max, row_sum, acc_scale, step, False)
         if cutlass.const_expr(negated):
             return row_max, self.weigh_rows(lane, row_max, row_sum, acc_scale, step, True)
-        # A copy, since ptxas would move all scores to other registers at the end of a branch that
-        # changes them.
+        # Two copies of the code: at the end of a branch that changes the scores ptxas would move
+        # all of them to other registers.
         if cute.arch.vote_any_sync(may_far):
             row_sum = self.weigh_rows(lane, row_max, row_sum, acc_scale, step, True)
         else:
@@ -335,8 +335,10 @@ class Softmax:
         step: Step,
         far: cutlass.Constexpr,
     ) -> Float32:
-        """From a maximum to a published P; returns the new row_sum. far: whether a row of the warp
-        may be far."""
+        """Compute and publish P for a given maximum; return the new row_sum.
+
+        far: whether a row of the warp may be far.
+        """
         scale_log2 = lane.scalars.scale_log2
         if cutlass.const_expr(far):
             bring_near(lane.scores, row_max, scale_log2)
@@ -345,8 +347,8 @@ class Softmax:
         total, more = row_sum * acc_scale, Float32(0.0)
         if cutlass.const_expr(self.plan.config.softcap):
             return row_total(lane.scores, total)
-        # Always true. In a copy only a branch keeps ptxas from moving the sum in front of the
-        # signals of P, and only what a loop carries keeps both parts of the sum within it.
+        # Always true. Only a branch keeps ptxas from moving the sum before the signals of P in one
+        # of the two copies, and only a loop-carried value keeps both parts of the sum inside it.
         for _ in cutlass.range(once(scale_log2 > 0.0), unroll=1):
             total = row_total(lane.scores, total, more)
             more = total
@@ -356,7 +358,7 @@ class Softmax:
     def find_top(
         self, lane: Lane, row_max: Float32, step: Step, negated: cutlass.Constexpr
     ) -> Float32:
-        """Read S as it is to be weighed; return the row's largest score so far."""
+        """Read S and apply softcap and mask; return the row's largest score so far."""
         config = self.plan.config
         lane.pipes.s.wait(step.s_state)
         self.read_scores(lane, step.s_state.index)
@@ -375,8 +377,11 @@ class Softmax:
     def publish_p(
         self, lane: Lane, acc_scale: Float32, scale_log2: Float32, shift: Float32, step: Step
     ) -> None:
-        """Tell the correction `acc_scale`; turn scores into weights, and those into a published P.
-        scale_log2, shift: see `exponentiate`."""
+        """Publish `acc_scale` to the correction; turn scores into weights, and these into a
+        published P.
+
+        scale_log2, shift: see `exponentiate`.
+        """
         share, stage = self.plan.layout.exp2_share, step.s_state.index
         q_tile = lane.row.q_tile
         if not step.is_first:
@@ -395,13 +400,13 @@ class Softmax:
             tmem.wait_stores()
             tmem.order_before_signal()
             lane.pipes.p_tail.signal(stage)
-        # For the next `publish`. Here, because the branch of a wait keeps ptxas from moving the row
-        # sum in front of the signal, and the warps that it waits for are long through.
+        # For the next `publish`. Placed here since the branch of a wait keeps ptxas from moving the
+        # row sum before the signal, and the awaited warps have long arrived.
         lane.pipes.row.wait_free(step.row_state, q_tile)
 
     @cute.jit
     def read_scores(self, lane: Lane, stage: Int32) -> None:
-        """This thread's part of S[stage] into its registers."""
+        """Load this thread's part of S[stage] into its registers."""
         tmem.order_after_wait()
         columns = self.plan.tmem["S0"].columns
         begin = self.plan.tmem["S0"].begin + stage * columns
@@ -414,7 +419,7 @@ class Softmax:
 
     @cute.jit
     def mask(self, lane: Lane, key: Int32) -> None:
-        """Keys that the row does not see score -inf."""
+        """Set the scores of keys that the row does not see to -inf."""
         row, config = lane.row, self.plan.config
         first = key + row.half * self.plan.layout.lane_columns
         keep_columns(

@@ -1,1 +1,1 @@
-"""What each warp of the Blackwell decode kernel does for the whole life of its CTA."""
+"""Roles of the warps of the Blackwell decode kernel, each for the whole life of its CTA."""

@@ -1,10 +1,11 @@
-"""Statistics of columns, to which every thread has something: a thread holds one key of a tile, a
+"""Statistics of columns, to which every thread contributes: a thread holds one key of a tile, a
 column is a query row (device code).
 
-A column's maximum over the keys of a warp comes by redux, its sum by shuffles that halve what a
-lane is concerned with; the four warps then meet in shared memory. Lane l of every warp owns
-columns l N / 32 and, at N = 64, the next: it alone combines the four parts of a column, in the same
-order in all warps, so that each warp has the results for itself, in `bases`.
+A column's maximum over the keys of a warp uses redux. Its sum uses a transposing butterfly of
+shuffles: each step halves the columns per lane. Then the four warps exchange through shared memory.
+Lane l of every warp owns columns l N / 32 and, at N = 64, the next one. It combines the four parts
+of a column in the same order in all warps, so every warp computes identical results in its private
+`bases`.
 """
 
 import cutlass
@@ -145,7 +146,9 @@ def is_speaker(columns: cutlass.Constexpr) -> cutlass.Boolean:
 def bases(
     buffers: Buffers, columns: cutlass.Constexpr, first: cutlass.Constexpr, count: cutlass.Constexpr
 ) -> list:
-    """What `update_row_max` left to subtract from the scores of columns first .. first + count."""
+    """Return the bases of columns first .. first + count from `update_row_max`, subtracted from
+    scores.
+    """
     return _shared(buffers, columns, first, count)
 
 
@@ -153,7 +156,7 @@ def bases(
 def acc_scales(
     buffers: Buffers, columns: cutlass.Constexpr, first: cutlass.Constexpr, count: cutlass.Constexpr
 ) -> list:
-    """What `update_row_max` left to multiply older sums and O of those columns by."""
+    """Return the factors of older sums and O of these columns from `update_row_max`."""
     return _shared(buffers, columns, columns + first, count)
 
 

@@ -1,4 +1,4 @@
-"""What the epilogue does to O between two products, and at the end (device code).
+"""Work of the epilogue on O between two products, and at the end (device code).
 
 `rescale_o` multiplies columns of O whose maximum has moved. `clear_unseen_rows` zeroes rows of V
 that no query row sees: their weight is 0, but 0 * NaN is NaN, and memory that a length or a window
@@ -22,8 +22,11 @@ CHUNK = 16  # columns of O in flight: enough to hide latency, few enough not to 
 
 @cute.jit
 def rescale_o(plan: Plan100, scope: Scope) -> None:
-    """Columns of O *= their acc_scale. The caller has waited for the product before, and signals
-    the one after: O is at rest."""
+    """Multiply the columns of O by their acc_scale.
+
+    The caller has waited for the previous product and signals the next one: no product is in
+        flight.
+    """
     thread, _, _ = cute.arch.thread_idx()
     width = min(plan.columns, CHUNK)
     row = cute.make_rmem_tensor(width, Float32)
@@ -43,13 +46,13 @@ def rescale_o(plan: Plan100, scope: Scope) -> None:
 
 @cute.jit
 def clear_unseen_rows(plan: Plan100, scope: Scope, step: Int32, first: Int32) -> None:
-    """Zero rows of V of this tile, before its P is published: the signal of P passes it on.
+    """Zero rows of V of this tile before its P is published; the signal of P orders the stores.
 
     The caller fences the stores for the async proxy, through which the tensor core reads.
     """
     thread, _, _ = cute.arch.thread_idx()
     share = scope.share
-    # K of the next tile stands between K and V of this one, where there is a next tile.
+    # K of the next tile, if there is one, lies between K and V of this one.
     place = (2 * step + 2) * plan.pieces
     if step == share.count - 1:
         place -= plan.pieces
@@ -75,7 +78,9 @@ def clear_unseen_rows(plan: Plan100, scope: Scope, step: Int32, first: Int32) ->
 def deliver_statistics(
     plan: Plan100, scope: Scope, row_max: cute.Tensor, row_sum: cute.Tensor, parity: Int32
 ) -> None:
-    """Maximum and sum of every column, by the lanes of the first warp that own them."""
+    """Send maximum and sum of every column; the lanes of the first warp that own the
+    column send.
+    """
     totals = total_sums(scope.buffers, row_sum, parity)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0 and is_speaker(plan.columns):
@@ -87,7 +92,7 @@ def deliver_statistics(
 
 @cute.jit
 def deliver_o(plan: Plan100, scope: Scope) -> None:
-    """O from tensor memory, not normalised; the caller has waited for the last product."""
+    """Send O from tensor memory, not normalised; the caller has waited for the last product."""
     thread, _, _ = cute.arch.thread_idx()
     lane = thread % hw.WARP_THREADS
     row = cute.make_rmem_tensor(plan.columns, Float32)

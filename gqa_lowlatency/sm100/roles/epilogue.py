@@ -1,9 +1,9 @@
 """Epilogue role: four warps, a key of the tile per thread: S -> P, O kept consistent with the
 maxima, and at the end the reduction of the cluster.
 
-Per tile: take S, scale and mask it, agree on the maxima of columns, exponentiate, write P to
-shared memory, rescale O where a maximum moved, signal. The sums come after the signal, which the
-tensor core waits for, each thread for its own keys.
+Per tile: read S, scale and mask it, agree on the maxima of columns, exponentiate, write P to
+shared memory, rescale O if a maximum moved, signal. The tensor core waits for that signal. The sums
+come after it, each thread for its key.
 """
 
 import cutlass
@@ -36,7 +36,7 @@ from kernelkit.plan import hw
 
 @cute.jit
 def some_row_misses(config: DecodeConfig, share: Share, first: Int32, left: Int32) -> Boolean:
-    """Whether the tile that begins at key `first` holds a key that some row does not see."""
+    """Return whether the tile that begins at key `first` holds a key that some row does not see."""
     end = share.n_keys
     if cutlass.const_expr(config.causal):
         end = share.n_keys - (config.q_tokens - 1)
@@ -45,14 +45,18 @@ def some_row_misses(config: DecodeConfig, share: Share, first: Int32, left: Int3
 
 @cute.jit
 def no_row_sees_some(config: DecodeConfig, share: Share, first: Int32) -> Boolean:
-    """Whether the tile holds a row of memory that no row of Q sees, and that may be anything."""
+    """Return whether the tile holds a key that no row of Q sees, so that its memory may be
+    anything.
+    """
     return _leaves(config, share, first, share.lowest, share.n_keys)
 
 
 @cute.jit
 def _leaves(config: DecodeConfig, share: Share, first: Int32, begin: Int32, end: Int32) -> Boolean:
-    """Whether the tile holds a key outside [begin, end) that is none of the first ones; begin
-    counts where the config has one."""
+    """Return whether the tile holds a key outside [begin, end) that is no sink token.
+
+    `begin` is ignored if the config has none.
+    """
     leaves = first + TILE > end
     if cutlass.const_expr(config.has_begin):
         before = first < begin
@@ -64,12 +68,12 @@ def _leaves(config: DecodeConfig, share: Share, first: Int32, begin: Int32, end:
 
 @cute.jit
 def hide(config: DecodeConfig, scope: Scope, scores: cute.Tensor, key: Int32) -> None:
-    """Scores (N,) of `key` become -inf in the rows that do not see it."""
+    """Set scores (N,) of `key` to -inf in the rows that do not see it."""
     first = Int32(0)
     if cutlass.const_expr(config.row_tiles > 1):
         first = scope.place.row_tile * config.columns
     for column in cutlass.range(config.columns, unroll_full=True):
-        # Columns behind the last row are treated as its token: theirs must not be other keys.
+        # Columns past the last row use the last token, so that they see no other keys.
         token = cutlass.min((first + column) // config.group, config.q_tokens - 1)
         sees = row_sees(config, scope.share, key, token, scope.scalars.left)
         scores[column] = scores[column] if sees else -Float32.inf
@@ -84,7 +88,7 @@ class Epilogue:
 
     @cute.jit
     def run(self, scope: Scope) -> None:
-        """From the first tile to what the owners' mailboxes get."""
+        """Process all tiles and send the results to the owners' mailboxes."""
         plan, share = self.plan, scope.share
         scores = cute.make_rmem_tensor(plan.columns, Float32)
         row_sum = cute.make_rmem_tensor(plan.columns, Float32)
@@ -110,7 +114,7 @@ class Epilogue:
 
     @cute.jit
     def finish(self, scope: Scope) -> None:
-        """What an owner makes of its mailbox."""
+        """Finish the columns of an owner from its mailbox."""
         config, place, active = self.plan.config, scope.place, scope.share.active
         if cutlass.const_expr(config.pdl):
             cute.arch.griddepcontrol_wait()
@@ -134,7 +138,7 @@ class Epilogue:
         o_state: PipelineState,
         step: Int32,
     ) -> None:
-        """One tile from S to a published P; the pipeline states are read only."""
+        """Process a tile from S to a published P; the pipeline states are read only."""
         plan, pipes, share = self.plan, scope.pipes, scope.share
         first = tile_start(share, share.begin + step, TILE)
         pipes.s.wait(s_state)
@@ -164,7 +168,7 @@ class Epilogue:
 
     @cute.jit
     def take_scores(self, scope: Scope, scores: cute.Tensor) -> None:
-        """S of this thread's key into registers."""
+        """Load S of this thread's key into registers."""
         thread, _, _ = cute.arch.thread_idx()
         tmem.order_after_wait()
         begin = self.plan.tmem["S"].begin
@@ -174,14 +178,14 @@ class Epilogue:
 
     @cute.jit
     def to_log2_units(self, scope: Scope, scores: cute.Tensor) -> None:
-        """Products to what exp2 takes, through the softcap if there is one."""
+        """Convert products to log2 units for exp2, through the softcap if there is one."""
         config, scalars = self.plan.config, scope.scalars
         scale, shift = scalars.scale_log2, Float32(0.0)
         if cutlass.const_expr(self.plan.is_fp8):
             self.scale_rows(scope, scores)
         if cutlass.const_expr(config.softcap):
             softcap_scores(scores, 1.0 if self.plan.is_fp8 else scalars.softcap_log2)
-            shift = scale * 0.5  # the c that `softcap_scores` leaves out
+            shift = scale * 0.5  # the c that `softcap_scores` omits
         if cutlass.const_expr(config.softcap or not self.plan.is_fp8):
             for pair in cutlass.range_constexpr(0, self.plan.columns, 2):
                 scores[pair], scores[pair + 1] = cute.arch.fma_packed_f32x2(
@@ -190,7 +194,7 @@ class Epilogue:
 
     @cute.jit
     def scale_rows(self, scope: Scope, scores: cute.Tensor) -> None:
-        """Products of quantised rows times the factors of `quantise_row`."""
+        """Multiply products of quantised rows by the factors of `quantise_row`."""
         for first in cutlass.range_constexpr(0, self.plan.columns, VECTOR):
             factors = load(scope.buffers.row_scales + first * 4, Float32, VECTOR)
             for k in cutlass.range_constexpr(VECTOR):
@@ -198,8 +202,11 @@ class Epilogue:
 
     @cute.jit
     def exponentiate(self, scope: Scope, scores: cute.Tensor) -> None:
-        """Scores to weights. A bias joins their difference from the maximum, which is exact; beside
-        a maximum of 1e8 it would be lost to rounding."""
+        """Turn scores into weights.
+
+        The bias is added to the difference from the maximum, which is exact; added to a maximum of
+        1e8 it would be lost to rounding.
+        """
         columns, bias_log2 = self.plan.columns, self.plan.bias_log2
         for first in cutlass.range_constexpr(0, columns, VECTOR):
             base = bases(scope.buffers, columns, first, VECTOR)
@@ -211,7 +218,7 @@ class Epilogue:
 
     @cute.jit
     def rescale_sums(self, scope: Scope, row_sum: cute.Tensor) -> None:
-        """Older sums to the new maxima."""
+        """Rescale older sums to the new maxima."""
         columns = self.plan.columns
         for first in cutlass.range_constexpr(0, columns, VECTOR):
             factors = acc_scales(scope.buffers, columns, first, VECTOR)
@@ -220,7 +227,9 @@ class Epilogue:
 
     @cute.jit
     def store_p(self, scope: Scope, weights: cute.Tensor) -> None:
-        """This key's weights, rounded: a line of shared memory per column, in panels of keys."""
+        """Store this key's rounded weights: a line of shared memory per column, in
+        panels of keys.
+        """
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
         line, bits = hw.SMEM_LINE_BYTES, 8 * plan.kv_bytes

@@ -1,13 +1,13 @@
 """Load roles: one warp fetches K and V, another fills Q (device code).
 
-K and V come by TMA in pieces, in the order in which the MMA warp takes them: K of a tile, then V of
-the tile before. So no depth of the ring can deadlock. A piece is made of panels: all its keys, 128
-bytes of each. K is the K-major A operand of S, V the MN-major A operand of O^T, and both read this
-one arrangement.
+K and V come by TMA in pieces, in the order in which the MMA warp uses them: K of a tile, then V of
+the tile before. So no depth of the ring can deadlock. A piece consists of panels: all its keys, 128
+bytes of each. K is the K-major A operand of S, V the MN-major A operand of O^T, and both use this
+arrangement.
 
-Q is written once, with zeros where there is no row. Row r of a KV head is head r mod group of token
-r / group, for any group: no box of TMA has that shape. Rows of 16 bits are copied by cp.async; with
-e4m3 keys `quantise_row` makes e4m3 of them, each row with a scale of its own.
+Q is written once, with zeros for missing rows. Row r of a KV head is head r mod group of token
+r / group, for any group; no TMA box has that shape. Rows of 16 bits are copied by cp.async. With
+e4m3 keys `quantise_row` converts each row to e4m3 with a scale per row.
 """
 
 import cutlass
@@ -29,23 +29,23 @@ from kernelkit.plan import hw
 
 
 def kv_box(plan: Plan100) -> Box:
-    """Of K and V: the keys of a tile, or those of them that one page holds."""
+    """Return the box of K and V: the keys of a tile, or as many of them as one page holds."""
     return Box(plan.box_rows, plan.panel, TYPES[plan.config.keys_dtype])
 
 
 LARGEST = 448.0  # e4m3
-SMALLEST = 2.0**-100  # of a row's maximum, below which the row counts as zeros
+SMALLEST = 2.0**-100  # row maximum below which the row counts as zeros
 
 
 @cute.jit
 def quantise_row(
     plan: Plan100, scope: Scope, source: cute.Tensor, column: Int32, valid: Boolean
 ) -> None:
-    """A row of Q to sQ by a whole warp, and the factor of its products to `row_scales`.
+    """Quantise a row of Q to sQ, by a whole warp, and store the factor of its products in
+    `row_scales`.
 
-    The factor has the scales of the row, of K and of the softmax.
-
-    valid: whether there is such a row.
+    The factor combines the scales of the row, of K and of the softmax. valid: whether the row
+    exists.
     """
     config = plan.config
     lane, count = cute.arch.lane_idx(), config.head_dim // hw.WARP_THREADS
@@ -84,12 +84,12 @@ def quantise_row(
 
 @cute.jit
 def store_bits(address: Int32, word: Uint32, bits: cutlass.Constexpr) -> None:
-    """The lowest 8, 16 or 32 bits of a word to shared memory."""
+    """Store the lowest 8, 16 or 32 bits of a word to shared memory."""
     cute.arch.inline_ptx(f"st.shared.b{bits} [{{$r0}}], {{$r1}};", read_only_args=[address, word])
 
 
 class LoadKV:
-    """Fills the ring."""
+    """Role that fills the ring."""
 
     def __init__(self, plan: Plan100) -> None:
         self.plan = plan
@@ -99,8 +99,11 @@ class LoadKV:
 
     @cute.jit
     def begin(self, scope: Scope) -> None:
-        """K of the first tile, by the warp that has initialised the barriers, before the CTA has
-        met: memory answers meanwhile."""
+        """Fetch K of the first tile before the CTA's first barrier, so that memory latency overlaps
+        it.
+
+        Called by the warp that has initialised the barriers.
+        """
         if scope.share.count > 0:
             where = cute.make_rmem_tensor(self.words, Int32)
             self.look_up(scope, Int32(0), where)
@@ -144,7 +147,7 @@ class LoadKV:
         where: cute.Tensor,
         stage: Int32,
     ) -> None:
-        """A piece of the head of tile `step` of the share; where: what `look_up` found of it."""
+        """Fetch a piece of tile `step` of the share. where: result of `look_up` for the tile."""
         plan = self.plan
         box, panels = kv_box(plan), plan.piece_columns // plan.panel
         barrier = scope.pipes.kv.barrier(stage)
@@ -163,7 +166,9 @@ class LoadKV:
 
     @cute.jit
     def row_in_page(self, first: Int32, index: Int32) -> Int32:
-        """Where box `index` of the tile that begins with key `first` begins in its page."""
+        """Return the row in its page at which box `index` begins, for a tile with first key
+        `first`.
+        """
         row = Int32(0)
         if cutlass.const_expr(self.plan.box_rows < self.plan.config.page_size):
             row = (first + index * self.plan.box_rows) % self.plan.config.page_size
@@ -171,16 +176,14 @@ class LoadKV:
 
     @cute.jit
     def first_key(self, scope: Scope, step: Int32) -> Int32:
-        """Of a tile of the share."""
+        """Return the first key of tile `step` of the share."""
         return tile_start(scope.share, scope.share.begin + step, TILE)
 
     @cute.jit
     def look_up(self, scope: Scope, step: Int32, where: cute.Tensor) -> None:
-        """Look up where the boxes of a tile are: the batch entry, or in lane l the pages of boxes
-        l, l + 32, ...
+        """Look up the batch entry of a tile, or in lane l the pages of boxes l, l + 32, ...
 
-        The table is not asked for a page that no row sees: a page that does not exist arrives as
-        zeros.
+        A page that no row sees is not looked up: a page that does not exist arrives as zeros.
         """
         config, share = self.plan.config, scope.share
         where.fill(scope.place.entry)
@@ -200,7 +203,7 @@ class LoadKV:
 
 
 class LoadQ:
-    """Owner of sQ until the MMA warp has it."""
+    """Role that fills sQ."""
 
     def __init__(self, plan: Plan100) -> None:
         self.plan = plan
@@ -208,20 +211,24 @@ class LoadQ:
 
     @property
     def begins_early(self) -> bool:
-        """Whether copies begin before the CTA has met: not where they wait for a grid for which
-        nothing else waits."""
+        """Whether copies begin before the CTA's first barrier.
+
+        Not if they wait for a previous grid that nothing else waits for.
+        """
         return not self.plan.is_fp8 and not self.plan.config.kv_ready
 
     @cute.jit
     def begin(self, tensors: Tensors, place: Place, target: Int32) -> None:
-        """The first thing that the CTA does: what is asked for behind K and V comes behind them."""
+        """Issue the copies of Q first in the CTA: copies issued after K and V would arrive after
+        them.
+        """
         if cutlass.const_expr(self.plan.config.pdl):
             cute.arch.griddepcontrol_wait()
         self.copy_rows(tensors, place, target)
 
     @cute.jit
     def run(self, scope: Scope) -> None:
-        """The rest of the warp's life. Q is what the grid before this one may still write."""
+        """Rest of the warp's life. With PDL the previous grid may still write Q."""
         if cutlass.const_expr(self.plan.config.pdl and not self.begins_early):
             cute.arch.griddepcontrol_wait()
         if scope.share.count > 0:
@@ -237,7 +244,7 @@ class LoadQ:
 
     @cute.jit
     def copy_rows(self, tensors: Tensors, place: Place, target: Int32) -> None:
-        """Neighbouring lanes take neighbouring 16 bytes of a row."""
+        """Copy the rows of Q; adjacent lanes copy adjacent 16 bytes of a row."""
         plan, config = self.plan, self.plan.config
         line_bytes, unit_bytes = hw.SMEM_LINE_BYTES, hw.SMEM_UNIT_BYTES
         per_row = config.head_dim * config.io_bytes // unit_bytes
@@ -257,7 +264,7 @@ class LoadQ:
 
     @cute.jit
     def row_of(self, tensors: Tensors, place: Place, column: Int32) -> tuple[cute.Tensor, Boolean]:
-        """(row of Q of a column, whether there is one)."""
+        """Return (row of Q of a column, whether it exists)."""
         config = self.plan.config
         row = place.row_tile * self.plan.columns + column
         valid = row < config.rows
