@@ -104,7 +104,7 @@ class Quantized:
 
     @property
     def format(self) -> BlockFormat:
-        """What `fmt` names."""
+        """Format that `fmt` names."""
         return FORMATS[self.fmt]
 
     @property
@@ -143,7 +143,7 @@ def made_of(
     encode_scale: torch.Tensor | None = None,
     decode_scale: torch.Tensor | None = None,
 ) -> Quantized:
-    """What `of_bytes` makes, of results of a kernel: sizes and dtypes are right and not checked."""
+    """Build the result of `of_bytes` from a kernel's results, without checking sizes and dtypes."""
     made = object.__new__(Quantized)
     parts = *_parts(data, scales, FORMATS[fmt], encode_scale, decode_scale), fmt
     for field, part in zip(fields(Quantized), parts, strict=True):
@@ -170,7 +170,7 @@ def _parts(
 def laid_out(
     matrix: Quantized, *, offsets: torch.Tensor | None = None, granularity: int | None = None
 ) -> Quantized:
-    """The same, which remembers how it was laid out. Offsets on a GPU are not read."""
+    """Record in `matrix` how rows are laid out, and return it. Offsets on a GPU are not read."""
     if offsets is not None and offsets.device.type == "cpu" and not torch.compiler.is_compiling():
         object.__setattr__(matrix, "offsets", tuple(offsets.tolist()))
     if granularity is not None:

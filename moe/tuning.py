@@ -1,4 +1,4 @@
-"""What of grouped products can be tuned, by sizes that a user names: see `kernelkit.tune.tuner`."""
+"""Tunable grouped products, by sizes that a user names: see `kernelkit.tune.tuner`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _quantised(
 
 
 def draw_grouped(order: random.Random) -> GroupedProduct:
-    """Of models of today."""
+    """Draw a product with sizes of current models."""
     experts, top_k, k, columns = order.choice(((256, 8, 7168, 4096), (128, 8, 2048, 1536)))
     tokens = round(2 ** order.uniform(0, 13))
     return GroupedProduct(tokens, experts, top_k, k, columns, order.choice(("nvfp4", "mxfp8")))
@@ -144,7 +144,7 @@ def _fragments(shape: MixedProduct, rows: int, k: int, device: torch.device) -> 
 
 
 def draw_mixed(order: random.Random) -> MixedProduct:
-    """Of models of today."""
+    """Draw a product with sizes of current models."""
     sizes = ((128, 4, 2880, 2880), (32, 4, 2880, 2880), (128, 8, 2048, 768), (8, 2, 4096, 14336))
     experts, top_k, hidden, intermediate = order.choice(sizes)
     return MixedProduct(

@@ -34,8 +34,14 @@ class Amax:
         ctas: Int32,
         stream: CUstream,
     ) -> None:
-        """x: [T, K]. offsets: int32 [E + 1], rows behind the last one are not read; None for all.
-        amax: the bits of 16-bit floats as int32, [ctas]."""
+        """Launch the kernel.
+
+        Args:
+            x: [T, K].
+            offsets: int32 [E + 1]; rows past the last one are not read; None: all rows are read.
+            amax: int32 [ctas], the bits of 16-bit floats.
+            ctas: number of CTAs.
+        """
         self.kernel(x, offsets, amax).launch(
             grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream, use_pdl=True
         )
@@ -84,7 +90,7 @@ class Amax:
 
 
 def host_function(config: AmaxConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     tokens, k, sizes = (cute.sym_int32() for _ in range(3))
     x = fake_tensor(TYPES[config.dtype], tokens, k, align=VECTOR_BYTES)
     offsets = fake_tensor(Int32, cute.sym_int32()) if config.bounded else None

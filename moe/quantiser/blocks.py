@@ -1,5 +1,4 @@
-"""Which rows a block of scale factors has, which of them are a thread's, and zeros where there is
-none (device code)."""
+"""Rows of a block of scale factors, rows of a thread, and zeros for missing rows (device code)."""
 
 from typing import Any
 

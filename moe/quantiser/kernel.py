@@ -249,7 +249,7 @@ class Quantise:
 
     @cute.jit
     def place_of_codes(self, x: cute.Tensor, row: Int32, block: Int32, word: Int32) -> Int64:
-        """Where the scale factors of a row begin, in words; word: of an atom."""
+        """Return the word at which a row's scale factors begin. word: of the row in an atom."""
         atoms = ceil_div(x.shape[1], self.config.format.block * SCALE_COLUMNS)
         begin = Int64(block) * atoms * SCALE_ROWS + word
         if cutlass.const_expr(self.config.scattered):
@@ -285,10 +285,12 @@ class Quantise:
         loaded: cute.Tensor,
         row: Row,
     ) -> None:
-        """A part of a row, and the words of scale factors that it is in.
+        """Quantise a part of a row, and store it with the words of scale factors that contain it.
 
-        g: the global scale. mine: which part, `unrolled` scale factors each; neighbouring threads
-        have neighbouring ones.
+        Args:
+            g: the global scale.
+            mine: index of the part, `unrolled` scale factors each. Neighbouring threads have
+                neighbouring parts.
         """
         config, is_row = self.config, row.exists
         columns, first = x.shape[1] // config.format.block, mine * config.unrolled
@@ -330,9 +332,11 @@ class Quantise:
     def store_codes(
         self, scales: cute.Tensor, k: Int32, codes: Uint32, atom: Int32, writes: Boolean, row: Row
     ) -> None:
-        """A word of scale factors; zeros where there is no row.
+        """Store a word of scale factors: zeros if there is no row.
 
-        atom: of the row. writes: whether this thread is the one that writes it.
+        Args:
+            atom: index of the atom in the row.
+            writes: whether this thread writes the word.
         """
         config = self.config
         writes = writes and atom < ceil_div(k, config.format.block * SCALE_COLUMNS)
@@ -394,7 +398,7 @@ def gathered(word: Uint32, lanes: cutlass.Constexpr[int]) -> Uint32:
 
 
 def host_function(config: QuantiseConfig, arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     tokens, k, rows, words, size, sizes = (cute.sym_int32() for _ in range(6))
     x = fake_tensor(TYPES[config.dtype], tokens, k, align=VECTOR_BYTES)
     unit = config.words * (config.unrolled if config.wide else 1)

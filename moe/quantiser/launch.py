@@ -89,7 +89,7 @@ class Tokens:
 
 
 def quantise(given: Tokens) -> Quantized:
-    """What `forward` finds."""
+    """Quantise `given` with `forward`, and wrap the results."""
     data, scales, *factors = forward(given)
     return made_of(data, scales, given.fmt, *(factors if FORMATS[given.fmt].has_global else ()))
 
@@ -131,7 +131,7 @@ def empty_results(given: Tokens) -> Results:
 
 
 def quantised(fmt: str, results: Results) -> Quantized:
-    """What the operator returns, as a user wants it."""
+    """Wrap the results of the operator."""
     data, scales, *factors = results
     return of_bytes(data, scales, fmt, *(factors if FORMATS[fmt].has_global else ()))
 
@@ -164,7 +164,7 @@ def _scatter(
     results: Results,
     target: Target,
 ) -> None:
-    """As `_run`, every token read and quantised once, and written for each of its choices. Two
+    """Run as `_run` does, but quantise every token once and write it for each of its choices. Two
     launches."""
     x, (data, scales, *factors), (tokens, k) = given.x, results, given.x.shape
     config = replace(config, gathered=False, grouped=False, scattered=True, partial=given.partial)

@@ -1,13 +1,14 @@
-"""What a warp makes of the logits of a token: scores, the k best experts, weights (device code).
+"""Scores, the k best experts and their weights, by one warp for one token (device code).
 
-A lane has neighbouring experts of one group, so that the order of lanes is that of experts. What is
-chosen by is kept as integers that compare like the numbers (`warp.key_of`): redux.sync finds the
-largest of a warp.
+A lane has neighbouring experts of one group, so that the order of lanes is that of experts. Keys
+are integers that compare like the floats that experts are chosen by (`warp.key_of`), so that
+redux.sync finds the largest key of a warp.
 
-Every lane knows its best expert. The k-th largest of these is no larger than the k-th best expert:
-what reaches it are candidates, hardly more than k. They go to shared memory, one for each lane, and
-every lane counts those that are better than its own: the count is its place among the chosen.
-Where equal keys make more than 32 candidates, the best is found k times.
+Every lane finds its best expert. The k-th largest of these is no larger than the k-th best expert.
+Experts that reach it are candidates: hardly more than k. Candidates go to shared memory, one for
+each lane. Every lane counts the candidates that are better than its candidate: the count is its
+rank among the chosen. If equal keys make more than 32 candidates, the best one is found k times
+instead.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ BATCH = 4  # keys that a lane reads at a time
 
 @dataclass(frozen=True)
 class Candidates:
-    """In shared memory, one for each lane of the warp."""
+    """Candidates in shared memory, one for each lane of the warp."""
 
     keys: cute.Tensor
     experts: cute.Tensor
@@ -42,27 +43,24 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Order:
-    """What the slots of one token, sorted by expert, are written to: offsets (E + 1,), slot_of_row
-    and row_of_slot (slots,), as `permutation_kernel` writes them. first: of the E experts that have
-    rows, None where all have."""
+    """Outputs that describe the slots of one token sorted by expert, as `permutation_kernel` writes
+    them."""
 
-    offsets: cute.Tensor
-    slot_of_row: cute.Tensor
-    row_of_slot: cute.Tensor
-    first: Int32 | None
+    offsets: cute.Tensor  # (E + 1,)
+    slot_of_row: cute.Tensor  # (slots,)
+    row_of_slot: cute.Tensor  # (slots,)
+    first: Int32 | None  # first of the E experts that have rows; None: all have rows
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a choice is written to, (T * slots,), and numbers that it is written with.
-
-    shared_weight: None where no experts are shared. order: of one token alone, None else."""
+    """Output tensors of a choice, (T * slots,), and numbers that are used to write them."""
 
     ids: cute.Tensor
     weights: cute.Tensor
     scale: Float32
-    shared_weight: Float32 | None
-    order: Order | None
+    shared_weight: Float32 | None  # None: no shared experts
+    order: Order | None  # for a single token only, else None
 
 
 @cute.jit
@@ -76,7 +74,7 @@ def candidates_of(warp: Int32, warps: cutlass.Constexpr[int]) -> Candidates:
 
 
 def order_of(fields: tuple[cute.Tensor | Int32 | None, ...] | None) -> Order | None:
-    """Of its fields, if there are any."""
+    """Build an `Order` from its fields; None for None."""
     return None if fields is None else Order(*fields)
 
 
@@ -92,7 +90,7 @@ def fake_outputs(config: RouteConfig) -> tuple:
 
 
 class Choice:
-    """Of one RouteConfig, by a warp."""
+    """Choice of experts for one RouteConfig, by a warp."""
 
     def __init__(self, config: RouteConfig) -> None:
         self.config = config
@@ -166,7 +164,7 @@ class Choice:
 
     @cute.jit
     def first_expert(self, lane: Int32) -> Int32:
-        """Of a lane, which has those behind it."""
+        """Return the first expert of a lane; the following ones belong to the lane as well."""
         config = self.config
         inside = lane % config.lanes * config.per_lane
         return lane // config.lanes * config.group_size + inside
@@ -182,7 +180,7 @@ class Choice:
 
     @cute.jit
     def read_if_any(self, row: cute.Tensor | None, lane: Int32) -> cute.Tensor | None:
-        """What `read` gives of a row that may not be there."""
+        """Return `read(row, lane)`, or None if there is no row."""
         if cutlass.const_expr(row is None):
             return None
         return self.read(row, lane)
@@ -208,7 +206,8 @@ class Choice:
 
     @cute.jit
     def softmax(self, scores: cute.Tensor) -> None:
-        """In place, over the warp; zeros where no logit is above -inf. +inf becomes finite."""
+        """Softmax in place, over the warp. +inf becomes finite. Without a logit above -inf, all
+        scores are 0."""
         for index in cutlass.range_constexpr(self.config.per_lane):
             scores[index] = cute.arch.fmin(number(scores[index]), Float32(LARGEST))
         top = scores[0]
@@ -229,14 +228,14 @@ class Choice:
 
     @cute.jit
     def sigmoid(self, scores: cute.Tensor) -> None:
-        """In place."""
+        """Sigmoid in place."""
         for index in cutlass.range_constexpr(self.config.per_lane):
             power = cute.math.exp2(number(scores[index]) * -LOG2_E, fastmath=True)
             scores[index] = cute.arch.rcp_approx(1.0 + power)
 
     @cute.jit
     def sqrtsoftplus(self, scores: cute.Tensor) -> None:
-        """In place: sqrt(ln(1 + exp(x))). +inf becomes finite."""
+        """Compute sqrt(ln(1 + exp(x))) in place. +inf becomes finite."""
         for index in cutlass.range_constexpr(self.config.per_lane):
             x = cute.arch.fmin(number(scores[index]), Float32(LARGEST))
             power = cute.math.exp2(cute.arch.fmax(x, -x) * -LOG2_E, fastmath=True)
@@ -247,7 +246,7 @@ class Choice:
     def make_keys(
         self, scores: cute.Tensor, biases: cute.Tensor | None, lane: Int32
     ) -> cute.Tensor:
-        """What experts are chosen by: score + bias; LOWEST is no expert."""
+        """Return the keys that experts are chosen by: of score + bias. LOWEST means no expert."""
         config = self.config
         keys = cute.make_rmem_tensor(config.per_lane, Int32)
         for index in cutlass.range_constexpr(config.per_lane):
@@ -284,9 +283,12 @@ class Choice:
     def choose(
         self, scores: cute.Tensor, keys: cute.Tensor, best: Int32, lane: Int32, found: Candidates
     ) -> tuple[Int32, Float32]:
-        """(expert, its score) of choice `lane`, the best first; score 0 in the lanes behind.
+        """Return (expert, its score) of choice `lane`, the best one first. Lanes past the last
+        choice get score 0.
 
-        best: of the lane's keys, LOWEST where its group is closed. found: is written.
+        Args:
+            best: largest of the lane's keys; LOWEST if its group is excluded.
+            found: scratch in shared memory.
         """
         config = self.config
         limit, rest = Int32(LOWEST), best
@@ -318,8 +320,12 @@ class Choice:
         lane: Int32,
         found: Candidates,
     ) -> None:
-        """Candidates in the order of experts; limit: their smallest key; place: where the first of
-        this lane goes. Behind them, LOWEST."""
+        """Write candidates to shared memory in the order of experts, followed by keys of LOWEST.
+
+        Args:
+            limit: smallest key of a candidate.
+            place: index of this lane's first candidate.
+        """
         sKeys, sExperts, sScores = found.keys, found.experts, found.scores
         sKeys[lane] = Int32(LOWEST)
         cute.arch.sync_warp()

@@ -103,7 +103,7 @@ class Combine:
 
 
 def host_function(config: CombineConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     rows, tokens = cute.sym_int32(), cute.sym_int32()
     hidden = cute.sym_int32(divisibility=config.vector)
 

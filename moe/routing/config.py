@@ -1,4 +1,4 @@
-"""What the routing kernels are compiled for, and how much work a CTA of each takes. Plain data."""
+"""Configurations of the routing kernels, and how much work a CTA of each does. Plain data."""
 
 from __future__ import annotations
 
@@ -53,12 +53,7 @@ Config = TypeVar("Config", bound="RouteConfig | CombineConfig")
 
 @dataclass(frozen=True)
 class RouteConfig:
-    """Static fields of the router; the number of tokens, strides and the scale are arguments.
-
-    shared: experts behind the `experts` of the logits that every token has, too. vectors: rows of
-    logits and the biases are aligned to VECTOR_BYTES, and no lane has fewer experts than another.
-    ordered: of one token, whose slots are sorted by expert, too; partial: of a range of experts.
-    """
+    """Static fields of the router. The number of tokens, strides and the scale are arguments."""
 
     label: ClassVar = ("moe_route",)
 
@@ -70,11 +65,12 @@ class RouteConfig:
     n_group: int
     topk_group: int
     renormalize: bool
+    # logits and biases aligned to VECTOR_BYTES, equally many experts per lane
     vectors: bool = False
     logit_bias: bool = False
-    shared: int = 0
-    ordered: bool = False
-    partial: bool = False
+    shared: int = 0  # experts added to every token, numbered after `experts`
+    ordered: bool = False  # a single token, whose slots are also sorted by expert
+    partial: bool = False  # with `ordered`: only a range of experts has rows
 
     @property
     def slots(self) -> int:
@@ -93,17 +89,17 @@ class RouteConfig:
 
     @property
     def lanes(self) -> int:
-        """That share a group: a power of two."""
+        """Number of lanes that share a group: a power of two."""
         return 1 << (WARP_THREADS // self.groups).bit_length() - 1
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Of a butterfly over the lanes of a group."""
+        """Lane distances of a butterfly over a group."""
         return tuple(1 << bit for bit in range(self.lanes.bit_length() - 1))
 
     @property
     def choice_steps(self) -> tuple[int, ...]:
-        """Of a butterfly over the lanes that have a choice."""
+        """Lane distances of a butterfly over the lanes that have a choice."""
         return tuple(1 << bit for bit in reversed(range((self.top_k - 1).bit_length())))
 
     @property
@@ -155,19 +151,16 @@ class RouteConfig:
 class LinearConfig:
     """Static fields of a router with its linear layer.
 
-    route: of the logits, whose dtype is that of x and of the weight. hidden: H. weight_bias:
-    whether the layer has one. ready: weight and biases are older than the kernel in front.
-
-    A warp has every `expert_ways`-th block of EXPERT_ROWS experts, `blocks` of them, and one of
-    `shares` parts of H, `steps` times STEP_ELEMENTS of it.
+    A warp has every `expert_ways`-th block of EXPERT_ROWS experts, `blocks` of them. It also has
+    one of `shares` parts of H: `steps` times STEP_ELEMENTS.
     """
 
     label: ClassVar = ("moe_route_tokens", "hidden")
 
-    route: RouteConfig
-    hidden: int
-    weight_bias: bool = False
-    ready: bool = False
+    route: RouteConfig  # config of the logits; its dtype is also that of x and weight
+    hidden: int  # H
+    weight_bias: bool = False  # whether the linear layer has a bias
+    ready: bool = False  # weight and biases are older than the previous kernel
 
     @property
     def cluster(self) -> int:
@@ -177,7 +170,7 @@ class LinearConfig:
 
     @property
     def most_tokens(self) -> int:
-        """Of one launch."""
+        """Largest number of tokens of one launch."""
         return MOST_TOKENS[self.cluster]
 
     @property
@@ -188,7 +181,7 @@ class LinearConfig:
 
     @property
     def blocks(self) -> int:
-        """Of a warp, the last of which may be behind the last expert."""
+        """Number of expert blocks of a warp. The last one may be past the last expert."""
         return -(-self.route.experts // (EXPERT_ROWS * self.expert_ways))
 
     @property
@@ -203,12 +196,12 @@ class LinearConfig:
 
     @property
     def vectors(self) -> int:
-        """Of a row, LANE_ELEMENTS each."""
+        """Number of vectors of LANE_ELEMENTS in a row."""
         return self.hidden // LANE_ELEMENTS
 
     @property
     def steps(self) -> int:
-        """Of a share; the last ones may be behind the end of H."""
+        """Number of steps in a share of H. The last ones may be past the end of H."""
         return -(-self.hidden // (STEP_ELEMENTS * self.shares))
 
     @property
@@ -233,30 +226,28 @@ class LinearConfig:
 
 @dataclass(frozen=True)
 class PermutationConfig:
-    """turns: of a warp in a round, 32 slots each. chunked: several CTAs share the slots, and know
-    from a first launch what each of them has. packed: two counts in a word. partial: `experts` are
-    a range of all, which does not begin at 0."""
+    """Static fields of the permutation kernels."""
 
     experts: int
-    turns: int
-    chunked: bool
-    packed: bool = False
-    partial: bool = False
+    turns: int  # iterations of a warp in a round, 32 slots each
+    chunked: bool  # several CTAs share the slots; a first launch counts each CTA's
+    packed: bool = False  # two counts in a word
+    partial: bool = False  # `experts` is a range of all experts that does not begin at 0
     warps: int = WARPS
 
     @property
     def threads(self) -> int:
-        """Of a CTA; thread e adds up what there is of expert e."""
+        """Threads of a CTA. Thread e adds up the counts of expert e."""
         return self.warps * WARP_THREADS
 
     @property
     def slots(self) -> int:
-        """Of a CTA in a round."""
+        """Slots of a CTA in a round."""
         return self.threads * self.turns
 
     @property
     def bits(self) -> int:
-        """Of an expert, and of one more for slots without a row."""
+        """Bits of an expert's number; one more value marks slots without a row."""
         return self.experts.bit_length()
 
     @property
@@ -266,7 +257,7 @@ class PermutationConfig:
 
     @property
     def words(self) -> int:
-        """Of a chunk in the table of counts, to a multiple of a vector."""
+        """Words of a chunk in the table of counts, rounded up to whole vectors."""
         unit = self.per_word * VECTOR_BYTES // 4
         return -(-self.experts // unit) * VECTOR_BYTES // 4
 
@@ -298,7 +289,7 @@ class PermutationPlan:
 
 @lru_cache(KEPT)
 def plan_permutation(rows: int, experts: int, partial: bool = False) -> PermutationPlan:
-    """How CTAs and warps share `rows` slots, at least one; see PermutationConfig."""
+    """Divide `rows` slots, at least one, among CTAs and warps; see PermutationConfig."""
     if not 1 <= experts <= MAX_EXPERTS:
         raise NotImplementedError(f"{experts} experts: from 1 to {MAX_EXPERTS}")
     if rows > MAX_ROWS:

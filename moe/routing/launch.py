@@ -61,7 +61,7 @@ class Slots:
 
     @property
     def experts(self) -> int:
-        """That have rows."""
+        """Number of experts that have rows."""
         end = self.num_experts if self.end_expert is None else self.end_expert
         return end - self.first_expert
 
@@ -102,7 +102,7 @@ def run_route(
 
 
 def biases_of(router: Router) -> dict[str, torch.Tensor]:
-    """Those that there are, by name."""
+    """Map the name of each bias to its tensor, leaving out those that are None."""
     biases = {name: getattr(router, name) for name in BIASES}
     return {name: bias for name, bias in biases.items() if bias is not None}
 

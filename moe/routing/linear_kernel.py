@@ -62,14 +62,13 @@ class Given:
 
 @dataclass(frozen=True)
 class Share:
-    """What a warp multiplies. first_step: of H. first_block: of experts. number: of the sums that
-    it has a part of. first_token: of the cluster, and how many there are."""
+    """Part of the product that a warp computes."""
 
-    first_step: Int32
-    first_block: Int32
-    number: Int32
-    first_token: Int32
-    tokens: Int32
+    first_step: Int32  # its first step of H
+    first_block: Int32  # its first block of experts
+    number: Int32  # index of its part of H, and of its partial sums
+    first_token: Int32  # first token of the cluster
+    tokens: Int32  # number of tokens of the cluster
 
 
 class RouteLinear:
@@ -89,9 +88,14 @@ class RouteLinear:
         order: tuple[cute.Tensor | Int32 | None, ...] | None,
         stream: CUstream,
     ) -> None:
-        """tensors: fields of `Given`; outputs: ids int32 and weights fp32, (T * slots,);
-        shared_weight: None where no experts are shared; order: fields of `Order`, None for more
-        tokens than one."""
+        """Launch the kernel.
+
+        Args:
+            tensors: fields of `Given`.
+            outputs: ids int32 and weights fp32, (T * slots,).
+            shared_weight: None if no experts are shared.
+            order: fields of `Order`; None for more than one token.
+        """
         cluster, (tokens, _) = self.config.cluster, tensors[0].shape
         blocks = (tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS
         written = Outputs(*outputs, scale, shared_weight, order_of(order))
@@ -120,7 +124,7 @@ class RouteLinear:
 
     @cute.jit
     def share_of(self, given: Given, rank: Int32, warp: Int32) -> Share:
-        """Of a warp."""
+        """Return the share of a warp."""
         config = self.config
         block, _, _ = cute.arch.block_idx()
         tokens, _ = given.x.shape
@@ -176,7 +180,8 @@ class RouteLinear:
 
     @cute.jit
     def row_of_token(self, x: cute.Tensor, share: Share) -> Int64:
-        """The same of a token; behind the last one it is that one again."""
+        """Return the address of a lane's first vector of a token. Rows past the last token read
+        that token again."""
         token = cutlass.min(cute.arch.lane_idx() // ROW_LANES, share.tokens - 1)
         return vector_of(x[share.first_token + token, None], first_vector(share))
 
@@ -190,8 +195,8 @@ class RouteLinear:
 
     @cute.jit
     def prefetch(self, rows: list[Int64], share: Share) -> None:
-        """To L2, the steps of a warp that are not yet loaded: each lane that shares a row another
-        step of it."""
+        """Prefetch steps of a warp that are not yet loaded to L2. The lanes that share a row
+        prefetch different steps."""
         config, place = self.config, cute.arch.lane_idx() % ROW_LANES
         for first in cutlass.range_constexpr(config.in_flight, config.steps, ROW_LANES):
             step = first + place
@@ -243,7 +248,7 @@ class RouteLinear:
         found: Candidates,
         outputs: Outputs,
     ) -> None:
-        """By the last warp: the experts of the token of this CTA, if it has one."""
+        """Choose the experts of this CTA's token, if it has one. Runs in the last warp."""
         lane = cute.arch.lane_idx()
         if cutlass.const_expr(not self.config.ready):
             follow()
@@ -270,13 +275,14 @@ class RouteLinear:
 
 @cute.jit
 def first_vector(share: Share) -> Int32:
-    """Of a row, that a lane loads: LANE_ELEMENTS each."""
+    """Return the first vector (LANE_ELEMENTS) of a row that a lane loads."""
     return share.first_step * ROW_LANES + cute.arch.lane_idx() % ROW_LANES
 
 
 @cute.jit
 def vector_of(row: cute.Tensor, vector: Int32) -> Int64:
-    """Its address. All loads of a row then are at constant distances, and in flight at once."""
+    """Return the address of a vector. All loads of a row are then at constant distances, and in
+    flight at once."""
     return cute.local_tile(row, (LANE_ELEMENTS,), (vector,)).iterator.toint()
 
 
@@ -288,7 +294,7 @@ def registers_of(dtype: cutlass.Constexpr, shape: cutlass.Constexpr) -> cute.Ten
 
 
 def host_function(config: LinearConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     route, dtype = config.route, TYPES[config.route.dtype]
     x = fake_tensor(dtype, cute.sym_int32(), config.hidden, align=VECTOR_BYTES)
     weight = fake_tensor(dtype, route.experts, config.hidden, align=VECTOR_BYTES)

@@ -44,14 +44,12 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Run:
-    """Of a warp in a round: the slot of its first lane, and that slot counted from the first of the
-    CTA's round; of this lane's slots, by turn, experts and how many slots of the same expert the
-    run has before it."""
+    """Slots of a warp in a round."""
 
-    first: Int32
-    inside: Int32
-    experts: cute.Tensor
-    ranks: cute.Tensor
+    first: Int32  # slot of the warp's first lane
+    inside: Int32  # `first`, relative to the first slot of the CTA's round
+    experts: cute.Tensor  # experts of this lane's slots, by turn
+    ranks: cute.Tensor  # earlier slots of the run with the same expert, by turn
 
 
 @cute.jit
@@ -103,8 +101,13 @@ class Count:
         rounds: Int32,
         stream: CUstream,
     ) -> None:
-        """ids, first: the fields of `Chosen`; counts: int32, `words` of each chunk; rounds: of a
-        chunk."""
+        """Launch the kernel.
+
+        Args:
+            ids, first: the fields of `Chosen`.
+            counts: int32, `words` of each chunk.
+            rounds: rounds of a chunk.
+        """
         chunks = cute.size(counts) // self.config.words
         self.kernel(Chosen(ids, first), counts, rounds).launch(
             grid=(chunks, 1, 1),
@@ -162,8 +165,13 @@ class Scatter:
         chunks: Int32,
         stream: CUstream,
     ) -> None:
-        """ids, first: the fields of `Chosen`; counts: of `Count`, None for one chunk of one round;
-        outputs: offsets (E + 1,), slot_of_row (R,), row_of_slot (R,), all int32."""
+        """Launch the kernel.
+
+        Args:
+            ids, first: the fields of `Chosen`.
+            counts: result of `Count`; None for one chunk of one round.
+            outputs: offsets (E + 1,), slot_of_row (R,), row_of_slot (R,), all int32.
+        """
         self.kernel(Chosen(ids, first), counts, *outputs, rounds).launch(
             grid=(chunks, 1, 1),
             block=(self.config.threads, 1, 1),
@@ -278,7 +286,8 @@ class Scatter:
     def sum_lower_experts(
         self, count: Int32, sTotals: cute.Tensor, gOffsets: cute.Tensor | None
     ) -> Int32:
-        """Of thread e: the sum of the counts of lower threads; into gOffsets by the first CTA."""
+        """Return, in thread e, the sum of the counts of lower threads. The first CTA also writes it
+        to gOffsets."""
         config = self.config
         chunk, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
@@ -315,7 +324,7 @@ class Scatter:
     def find_base(
         self, counts: cute.Tensor, sParts: cute.Tensor, sTotals: cute.Tensor, gOffsets: cute.Tensor
     ) -> Int32:
-        """Of thread e: the row of the first slot of expert e in this chunk."""
+        """Return, in thread e, the row of the first slot of expert e in this chunk."""
         config = self.config
         own, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
@@ -407,7 +416,8 @@ class Scatter:
     def read_counts(
         self, counts: cute.Tensor, first: Int32, end: Int32, vector: Int32
     ) -> cute.Tensor:
-        """Of chunks from `first` on, zeros from `end` on; all loads are in flight together."""
+        """Load counts of the chunks from `first` on; zeros from `end` on. All loads are in flight
+        together."""
         config = self.config
         shape = (config.vector, WORDS_IN_FLIGHT // config.vector)
         loaded = cute.make_rmem_tensor(shape, Int32)
@@ -422,13 +432,13 @@ class Scatter:
 
 
 def host_function_of_count(config: PermutationConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     ids = fake_tensor(Int32, cute.sym_int32())
     return Count(config), ids, _first(config), _counts(config), Int32(0), CUstream(0)
 
 
 def host_function_of_scatter(config: PermutationConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     rows = cute.sym_int32()
     ids = fake_tensor(Int32, rows)
     outputs = tuple(fake_tensor(Int32, size) for size in (config.experts + 1, rows, rows))

@@ -1,4 +1,4 @@
-"""What lanes of a warp, and warps of a cluster, say to each other (device code)."""
+"""Communication between lanes of a warp, and between CTAs of a cluster (device code)."""
 
 from dataclasses import dataclass
 
@@ -80,16 +80,16 @@ def lanes_equal(value: Int32) -> Int32:
 
 @dataclass(frozen=True)
 class Mail:
-    """sums: fp32 [shares, E], of the token that this CTA routes. arrived: an mbarrier."""
+    """Shared memory that receives partial logits of the token that this CTA routes."""
 
-    sums: cute.Tensor
-    arrived: cute.Tensor
+    sums: cute.Tensor  # fp32 [shares, E]
+    arrived: cute.Tensor  # an mbarrier
 
 
 @cute.jit
 def open_mail(config: cutlass.Constexpr[LinearConfig], is_wanted: Boolean) -> Mail:
-    """By all threads of all CTAs; before anything is sent they wait for the cluster's barrier.
-    is_wanted: whether this CTA routes a token."""
+    """Allocate the mail and initialise its mbarrier. All threads of all CTAs call this, and wait
+    for the cluster barrier before anything is sent. is_wanted: whether this CTA routes a token."""
     smem, (thread, _, _) = SmemAllocator(), cute.arch.thread_idx()
     shape = config.shares, config.route.experts
     layout = cute.make_ordered_layout(shape, order=(1, 0))
@@ -110,7 +110,7 @@ def open_mail(config: cutlass.Constexpr[LinearConfig], is_wanted: Boolean) -> Ma
 
 @cute.jit
 def send(mail: Mail, share: Int32, expert: Int32, value: Float32, cta: Int32) -> None:
-    """To a CTA of the cluster, its part of a logit."""
+    """Send a share's part of a logit to CTA `cta` of the cluster."""
     place = mail.sums.iterator.toint() + mail.sums.layout((share, expert)) * 4
     cute.arch.inline_ptx(
         "{ .reg .b32 to, box; "

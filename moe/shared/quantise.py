@@ -34,11 +34,14 @@ def quantise_block(
     arch: cutlass.Constexpr[str],
     amax: Float32 | None = None,
 ) -> tuple[cute.Tensor, Uint32]:
-    """(elements packed in a register tensor of Uint32, the code of their scale factor as Uint32).
+    """Return (elements packed in a register tensor of Uint32, their scale factor's code as Uint32).
 
-    values: register tensor of form.block Float32. encode_scale: g, None in a format without. amax:
-    theirs, where it is known. The words are those of `data` in memory, lowest first: 2 of nvfp4, 4
-    of mxfp4, 8 of mxfp8.
+    The words are those of `data` in memory, lowest first: 2 of nvfp4, 4 of mxfp4, 8 of mxfp8.
+
+    Args:
+        values: register tensor of form.block Float32.
+        encode_scale: g; None in a format without a global scale.
+        amax: largest magnitude of `values`, if it is known.
     """
     if cutlass.const_expr(amax is None):
         amax = largest_magnitude(values)

@@ -26,7 +26,7 @@ def swiglu(config: cutlass.Constexpr, numbers: object, values: cute.Tensor) -> c
 
 @cute.jit
 def gate_weight(config: cutlass.Constexpr, numbers: object, gate: Float32) -> Float32:
-    """What up is multiplied by: gate sigmoid(alpha gate)."""
+    """Return the factor of up: gate sigmoid(alpha gate)."""
     if cutlass.const_expr(config.limit):
         gate = cute.arch.fmin(gate, numbers.limit, nan=True)
     return gate * sigmoid(numbers.alpha * gate)

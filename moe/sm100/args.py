@@ -1,4 +1,4 @@
-"""What the host function takes, as fake tensors, and bundles that travel from it to the roles.
+"""Example arguments that the host function is compiled for, and bundles passed on to the roles.
 
 The bundles are frozen dataclasses: the DSL flattens them into the same PTX as separate arguments.
 """
@@ -32,8 +32,8 @@ from moe.kernel_arguments import GroupedArguments, Moved, Numbers, Tensors
 
 @dataclass(frozen=True)
 class Operands:
-    """What TMA reads. Modes of x and w: (row, byte of K, 1, expert), of their scale factors: (atom
-    along K, 16-bit word of it, block of 128 rows, expert)."""
+    """Tensors that TMA reads. Modes of x and w: (row, byte of K, 1, expert). Modes of their scale
+    factors: (atom along K, 16-bit word of the atom, block of 128 rows, expert)."""
 
     x: TmaTensor
     w: TmaTensor
@@ -52,17 +52,15 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Tile:
-    """A piece of work. first: its first row of x; rows: how many of the tile are the expert's, or
-    more; block: of 128 rows of the scale factors of x, quarter: of that block, where it begins; n:
-    of the tiles of the expert's matrix."""
+    """A tile of work, as the scheduler publishes it in the tile queue."""
 
-    valid: Int32
+    valid: Int32  # 0: there are no more tiles
     expert: Int32
-    first: Int32
-    rows: Int32
-    block: Int32
-    quarter: Int32
-    n: Int32
+    first: Int32  # its first row of x
+    rows: Int32  # rows from `first` to the end of the expert: may exceed the tile
+    block: Int32  # block of 128 rows of the scale factors of x
+    quarter: Int32  # quarter of that block in which the tile begins
+    n: Int32  # column tile of the expert's matrix
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Pipes:
 
 @dataclass(frozen=True)
 class Scope:
-    """What every role of a CTA may reach."""
+    """Everything that the roles of a CTA use."""
 
     operands: Operands
     tensors: Tensors
@@ -108,7 +106,7 @@ SCALES = {"e4m3": Float8E4M3FN, "ue8m0": Float8E8M0FNU}
 
 
 def example_arguments(config: GroupedConfig) -> tuple[GroupedArguments, CUstream]:
-    """What `GroupedGemm.__call__` is compiled for."""
+    """Return the arguments that `GroupedGemm.__call__` is compiled for."""
     # Sizes of 1 are dynamic, too: that is how a tensor is described at a launch.
     rows, experts, n, line, one = (cute.sym_int32() for _ in range(5))
     atoms, words = cute.sym_int32(), cute.sym_int32()

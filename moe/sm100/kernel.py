@@ -139,5 +139,5 @@ class GroupedGemm:
 
 
 def host_function(config: GroupedConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     return GroupedGemm(config), *example_arguments(config)

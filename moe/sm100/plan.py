@@ -59,7 +59,8 @@ class GroupedPlan:
 
     @property
     def element_bits(self) -> int:
-        """Of x and w in shared memory: beside e4m3 the MMA finds e2m1 in bytes as well."""
+        """Bits of an element of x and w in shared memory. With e4m3, the MMA reads e2m1 from bytes,
+        too."""
         return 4 if self.config.x_format.element == "e2m1" else 8
 
     @property
@@ -86,42 +87,42 @@ class GroupedPlan:
 
     @property
     def m(self) -> int:
-        """Of an MMA, of both CTAs of a pair."""
+        """M of an MMA: rows of both CTAs of a pair."""
         return LANES * self.config.ctas
 
     @property
     def n(self) -> int:
-        """Of an MMA, and columns of an accumulator."""
+        """N of an MMA: columns of an accumulator."""
         return self.config.tile_rows if self.config.swapped else self.config.tile_n
 
     @property
     def x_rows(self) -> int:
-        """That a CTA loads."""
+        """Number of rows of x that a CTA loads."""
         return self.config.tile_rows // self.config.ctas
 
     @property
     def w_rows(self) -> int:
-        """That a CTA loads."""
+        """Number of rows of w that a CTA loads."""
         return self.config.tile_n // self.config.ctas
 
     @property
     def w_blocks(self) -> int:
-        """Of 128 rows, of the scale factors of w."""
+        """Number of 128-row blocks of scale factors of w in a tile."""
         return self.config.tile_n // SCALE_ROWS
 
     @property
     def x_scale_bytes(self) -> int:
-        """Of a stage."""
+        """Bytes of scale factors of x in a stage."""
         return self.atoms * SCALE_ATOM_BYTES
 
     @property
     def w_scale_bytes(self) -> int:
-        """Of a stage."""
+        """Bytes of scale factors of w in a stage."""
         return self.w_blocks * self.atoms * SCALE_ATOM_BYTES
 
     @property
     def stage_bytes(self) -> int:
-        """Of a stage, in one CTA."""
+        """Bytes of a stage in one CTA."""
         return (self.x_rows + self.w_rows) * LINE + self.x_scale_bytes + self.w_scale_bytes
 
     @property
@@ -131,25 +132,25 @@ class GroupedPlan:
 
     @property
     def moved_bytes(self) -> int:
-        """That TMA counts for x and w of one stage, in one CTA: padding is not among them."""
+        """Bytes of x and w that TMA counts for one stage in one CTA, without padding."""
         return (self.x_rows + self.w_rows) * LINE - self.w_rows * LINE // 2 * self.pads_w
 
     @property
     def group_bytes(self) -> int:
-        """Of scale factors that are fetched together."""
+        """Bytes of scale factors that are fetched together."""
         return self.group * (self.x_scale_bytes + self.w_scale_bytes)
 
     @property
     def passed(self) -> SmemBuffer:
-        """What goes through shared memory on its way out: an accumulator, a row of x behind the
-        other, or pieces of rows of the output."""
+        """Shared-memory buffer of the output: a transposed accumulator (one row of x after the
+        other), or pieces of rows of the output."""
         if self.config.swapped:
             return SmemBuffer("transposed", 4 * self.n * (LANES + PAD), align=128)
         return SmemBuffer("pieces", LANES * PIECE_BYTES, align=128)
 
     @cached_property
     def stages(self) -> int:
-        """Of the ring: what shared memory holds."""
+        """Stages of the ring: as many as shared memory holds."""
         return min(MAX_STAGES, self.room // self.stage_bytes)
 
     @property
@@ -195,7 +196,7 @@ class GroupedPlan:
 
     @property
     def parts(self) -> int:
-        """Of an accumulator, that the epilogue takes one after the other."""
+        """Parts of an accumulator that the epilogue processes one after the other."""
         return max(1, self.n // PART)
 
     @property
@@ -206,7 +207,7 @@ class GroupedPlan:
 
     @property
     def scale_columns(self) -> int:
-        """Of tensor memory, for a stage."""
+        """Columns of tensor memory for the scale factors of a stage."""
         return (1 + self.w_blocks) * self.atoms * SCALE_COLUMNS
 
     @property
@@ -242,7 +243,8 @@ class GroupedPlan:
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Who waits for whom. Tiles go to each role that wants them by an edge of its own."""
+        """Edges between producers and consumers. Each role that needs tiles has a separate tile
+        edge."""
         threads = {"signal": Signal.THREADS, "release": Signal.THREADS, "payload": "tile"}
         tiles = tuple(
             Edge(f"tile_{role}", "scheduler", role, TILE_STAGES, leader_only=role == "mma",

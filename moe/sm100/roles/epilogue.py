@@ -35,23 +35,21 @@ VECTOR = 4  # columns whose biases are loaded together; N is a multiple of it
 
 @dataclass(frozen=True)
 class Affine:
-    """factor: of a row; up: of its columns of up, where that is another one. biases: address of
-    those of neighbouring columns, left: how many there are to the last column, or fewer than one;
-    None where there is no bias."""
+    """Factor and biases that are applied to the products of a row."""
 
-    factor: Float32
-    up: Float32 | None = None
-    biases: Int64 | None = None
-    left: Int32 | None = None
+    factor: Float32  # factor of the row, or of its gate columns if `up` is set
+    up: Float32 | None = None  # factor of its up columns, if it differs
+    biases: Int64 | None = None  # address of the biases of neighbouring columns; None: no bias
+    left: Int32 | None = None  # columns from there to the last one; may be below 1
 
     def factor_of(self, config: GroupedConfig, column: int) -> Float32:
-        """Of a column, counted from one with which gate begins."""
+        """Return the factor of a column. Columns are counted from one at which gate begins."""
         if self.up is None or column // config.granularity % 2 == 0:
             return self.factor
         return self.up
 
     def moved(self, columns: Int32) -> "Affine":
-        """So many columns on, whole pairs."""
+        """Advance by `columns` columns, a whole number of gate and up pairs."""
         if self.biases is None:
             return self
         biases = self.biases + BIAS_BYTES * columns
@@ -68,7 +66,7 @@ class OfColumn:
 
 @cute.jit
 def affine_at(affine: Affine, bias: cute.Tensor, column: Int32) -> Affine:
-    """With the biases from a packed column on: fp32 [N], of an expert."""
+    """Add the biases of an expert, fp32 [N], from packed column `column` on."""
     first = Affine(affine.factor, affine.up, bias.iterator.toint(), cute.size(bias))
     return first.moved(column)
 
@@ -100,10 +98,12 @@ def apply(
 
 @cute.jit
 def bias_at(affine: Affine, first: cutlass.Constexpr[int]) -> tuple[Float32, ...]:
-    """Of four neighbours, 0 behind the last column: sums are 0 there, and stay it.
+    """Load the biases of four neighbouring columns. They are 0 past the last column, so that the
+    sums there stay 0.
 
-    A predicate instead of a branch, so that many of these are in flight at a time. Not `.nc`: of
-    read-only memory ptxas moves all loads of a tile to the front, and spills what they bring.
+    The load has a predicate instead of a branch, so that many loads are in flight at a time. It is
+    not `.nc`: ptxas moves all loads of read-only memory to the start of a tile, and spills the
+    results.
     """
     begin = " ".join(f"mov.f32 b{index}, 0f00000000;" for index in range(VECTOR))
     end = " ".join(f"mov.f32 {{$w{index}}}, b{index};" for index in range(VECTOR))
@@ -130,14 +130,13 @@ PIECE_WORDS = PIECE_BYTES // 4
 
 @dataclass(frozen=True)
 class Place:
-    """Neighbouring columns of a row. end: behind the last row that the expert has; block: of 128
-    rows of its scale factors, line: of that block; column: of the output, the first."""
+    """Neighbouring columns of a row."""
 
     row: Int32
-    end: Int32
-    block: Int32
-    line: Int32
-    column: Int32
+    end: Int32  # end of the expert's rows (exclusive)
+    block: Int32  # block of 128 rows of the expert's scale factors
+    line: Int32  # line of that block
+    column: Int32  # first column of the output
 
     @property
     def exists(self) -> Boolean:
@@ -145,7 +144,7 @@ class Place:
         return self.row < self.end
 
     def moved(self, columns: Int32) -> "Place":
-        """So many columns on."""
+        """Advance by `columns` columns."""
         return replace(self, column=self.column + columns)
 
 
@@ -158,7 +157,7 @@ class Encoded:
     codes: cute.Tensor | None
 
     def share(self, index: int, count: int) -> "Encoded":
-        """One of `count` equal parts."""
+        """Return part `index` of `count` equal parts."""
         parts = (
             None if each is None else part_of(each, *_range(cute.size(each), index, count))
             for each in (self.words, self.codes)
@@ -178,7 +177,7 @@ class Encoded:
 
 
 def first_byte(config: GroupedConfig, place: Place) -> Int32:
-    """Of the place, in its row of the output."""
+    """Return the first byte of the place in its row of the output."""
     return place.column * config.output_bits // 8
 
 
@@ -223,8 +222,13 @@ def store_row(tensors: Tensors, place: Place, first: Int32, words: cute.Tensor) 
 def hand_over(
     tensors: Tensors, place: Place, first: Int32, words: cute.Tensor, buffer: cute.Pointer
 ) -> None:
-    """The same by all lanes of a warp, which have neighbouring rows. words: of a piece at most.
-    buffer: bytes of shared memory of the warp, PIECE_BYTES for every row."""
+    """Store words of neighbouring rows, one row per lane, with all lanes of a warp together.
+
+    Args:
+        place, first: as of `store_row`.
+        words: words of this lane's row, at most a piece.
+        buffer: bytes of shared memory of the warp, PIECE_BYTES for every row.
+    """
     lane = cute.arch.lane_idx()
     units = cute.size(words) // UNIT_WORDS
     for unit in cutlass.range_constexpr(units):
@@ -468,7 +472,7 @@ class Epilogue:
 
     @cute.jit
     def columns(self, scope: Scope, first: Int32, count: cutlass.Constexpr) -> cute.Tensor:
-        """Of the thread's lane of tensor memory, fp32 (count,)."""
+        """Load `count` fp32 columns of the thread's lane of tensor memory."""
         thread, _, _ = cute.arch.thread_idx()
         values = cute.make_rmem_tensor(count, Float32)
         tmem.load_row(tmem.tile_at(scope.buffers.tmem, first, count), values, thread)
@@ -484,7 +488,8 @@ class Epilogue:
         count: cutlass.Constexpr,
         affine: Affine,
     ) -> cute.Tensor:
-        """The same with the global scale and the bias. first: beyond `column` and `affine`."""
+        """Load `count` columns, and apply the global scale and the bias. `first` is added to
+        `column`, and to the column of `affine`."""
         values = self.columns(scope, column + first, count)
         apply(self.plan.config, affine, values, first)
         return values
@@ -506,7 +511,7 @@ class Epilogue:
 
     @property
     def outputs(self) -> int:
-        """Of a thread, that it stores at a time: whole blocks."""
+        """Number of outputs that a thread stores at a time: whole blocks."""
         outputs = self.plan.config.subtile_outputs
         return min(outputs, AT_ONCE) if self.turn else outputs
 
@@ -530,7 +535,7 @@ class Epilogue:
         return result
 
     def room(self, columns: int) -> Encoded:
-        """For the output that so many columns of the product become."""
+        """Allocate registers for the output of `columns` columns of the product."""
         config, form = self.plan.config, self.plan.config.out_format
         outputs = columns // config.inputs_of_output
         words = cute.make_rmem_tensor(outputs * config.output_bits // 32, Uint32)
@@ -569,7 +574,7 @@ class Epilogue:
 
     @cute.jit
     def of_column(self, scope: Scope, tile: Tile) -> OfColumn:
-        """Of the thread's column of a swapped tile."""
+        """Return factor and bias of the thread's column of a swapped tile."""
         tensors, config = scope.tensors, self.plan.config
         factor, bias = Float32(1.0), Float32(0.0)
         thread, _, _ = cute.arch.thread_idx()
@@ -583,7 +588,8 @@ class Epilogue:
 
     @cute.jit
     def affine(self, scope: Scope, tile: Tile, place: Place) -> Affine:
-        """What becomes of products of the row, before anything that is not linear."""
+        """Return the factors and biases of the row's products, which are applied before the
+        activation."""
         tensors, config = scope.tensors, self.plan.config
         affine = Affine(Float32(1.0))
         if cutlass.const_expr(config.format.has_global):
@@ -601,7 +607,7 @@ class Epilogue:
 
     @cute.jit
     def w_scale(self, scope: Scope, tile: Tile, column: Int32) -> Float32:
-        """Of the expert, of a column of the tile."""
+        """Return the global scale of w for the expert and a column of the tile."""
         config, scale = self.plan.config, scope.tensors.w_scale
         if cutlass.const_expr(config.pair_scale):
             return scale[tile.expert, column // config.granularity % 2]

@@ -118,8 +118,8 @@ class Load:
 
     @cute.jit
     def begin(self, scope: Scope, tile: Tile, k_stages: Int32) -> Int32:
-        """Of the first stages, which nobody has used, the weights; then wait for the kernel in
-        front. Returns how many there are."""
+        """Fetch w of the first stages, which are still unused, then wait for the previous kernel
+        (PDL). Return the number of these stages."""
         count, group = cutlass.min(k_stages, self.plan.stages), Int32(-1)
         for step in cutlass.range(count, unroll=1):
             group = group_of(self.plan, group, step)
@@ -150,7 +150,7 @@ class Load:
 
     @cute.jit
     def fetch_w(self, scope: Scope, tile: Tile, step: Int32, stage: Int32, group: Int32) -> None:
-        """The same of w."""
+        """Fetch rows of w of a stage, and the scale factors of a group of stages."""
         plan, operands, buffers = self.plan, scope.operands, scope.buffers
         barrier, rank = scope.pipes.ab.barrier(stage), rank_in_tile(plan)
         n = tile.n * plan.config.tile_n
@@ -169,7 +169,7 @@ class Load:
 
 
 def in_bytes(buffer: cute.Pointer) -> cute.Pointer:
-    """As TMA sees it."""
+    """Return `buffer` as bytes, the type that TMA uses."""
     return cute.recast_ptr(buffer, dtype=Uint8)
 
 

@@ -26,14 +26,13 @@ BYTES_OF_COLUMN = 4  # scale factors of a row in a column of tensor memory
 
 @dataclass(frozen=True)
 class Stage:
-    """Stage `step` of a tile. index: in the ring; group: of scale factors; column: of D; quarter:
-    of a block of 128 rows, at which the scale factors of x begin."""
+    """Stage `step` of a tile."""
 
     step: Int32
-    index: Int32
-    group: Int32
-    column: Int32
-    quarter: Int32
+    index: Int32  # stage of the ring
+    group: Int32  # stage of the ring of scale factors
+    column: Int32  # first column of D in tensor memory
+    quarter: Int32  # quarter of a 128-row block where x's scale factors begin
 
 
 class Mma:
@@ -126,7 +125,7 @@ class Mma:
     def scales(
         self, scope: Scope, name: str, row_blocks: cutlass.Constexpr, block: cutlass.Constexpr
     ) -> cute.Pointer:
-        """Where an MMA finds its scale factors: the byte of the first one."""
+        """Return the address of the first scale factor of an MMA."""
         plan = self.plan
         atom, byte = divmod(block * plan.scales_of_block, BYTES_OF_COLUMN)
         element = SCALES[plan.config.format.scale]

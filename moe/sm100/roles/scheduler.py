@@ -30,23 +30,22 @@ QUARTER = SCALE_ROWS // 4  # rows whose scale factors are a column of tensor mem
 
 @dataclass(frozen=True)
 class Experts:
-    """Those of a lane. starts: their first rows of x, and that behind the last one; tiles, blocks:
-    row tiles and blocks of scale factors of all experts before them in the chunk."""
+    """The experts of a lane."""
 
-    starts: tuple[Int32, ...]
-    tiles: Int32
-    blocks: Int32
+    starts: tuple[Int32, ...]  # first rows of x of each, and the end of the last one
+    tiles: Int32  # row tiles of all earlier experts of the chunk
+    blocks: Int32  # blocks of scale factors of all earlier experts of the chunk
 
 
 @dataclass(frozen=True)
 class Expert:
-    """One of a chunk. number: in the chunk; first, rows: of x; tiles, blocks: as in `Experts`."""
+    """An expert of a chunk."""
 
-    number: Int32
-    first: Int32
+    number: Int32  # index in the chunk
+    first: Int32  # its first row of x
     rows: Int32
-    tiles: Int32
-    blocks: Int32
+    tiles: Int32  # as in `Experts`
+    blocks: Int32  # as in `Experts`
 
 
 class Scheduler:
@@ -111,7 +110,7 @@ class Scheduler:
 
     @cute.jit
     def nearest(self, experts: Experts, lane: Int32, inside: Int32, n_tiles: Int32) -> Expert:
-        """Of the lane's experts the last one whose tiles begin at or before `inside`."""
+        """Return the last of the lane's experts whose tiles begin at or before tile `inside`."""
         starts, tiles, blocks = experts.starts, experts.tiles, experts.blocks
         found = Expert(lane * OF_LANE, starts[0], starts[1] - starts[0], tiles, blocks)
         for number in cutlass.range_constexpr(1, OF_LANE):
@@ -139,8 +138,16 @@ class Scheduler:
         chunk: Int32,
         blocks_before: Int32,
     ) -> Tile:
-        """Of an expert. inside: its number in the chunk. valid: whether there is such a tile.
-        chunk: its first expert; blocks_before: blocks of scale factors before the chunk."""
+        """Return a tile of an expert.
+
+        Args:
+            owned: the expert.
+            inside: number of the tile in the chunk.
+            n_tiles: column tiles of the expert's matrix.
+            valid: whether there is such a tile.
+            chunk: first expert of the chunk.
+            blocks_before: blocks of scale factors before the chunk.
+        """
         local = inside - owned.tiles * n_tiles
         count = cutlass.max(self.tiles_of(owned.rows), 1)
         row = local % count * self.plan.config.tile_rows
@@ -156,7 +163,7 @@ class Scheduler:
 
     @cute.jit
     def publish(self, scope: Scope, state: PipelineState, tile: Tile) -> None:
-        """To the roles of this CTA, once each has read what stood there."""
+        """Publish a tile to the roles of this CTA, once each of them has released the slot."""
         pipes = scope.pipes
         pipes.tile_load.wait_free(state)
         pipes.tile_epilogue.wait_free(state)
@@ -176,7 +183,7 @@ class Scheduler:
 
 @cute.jit
 def summed(counts: list[Int32], lane: Int32) -> tuple[Int32, Int32]:
-    """Of what lanes have counted: the sum over all lower lanes, and over all lanes."""
+    """Return the sum of the counts of all lower lanes, and the sum over all lanes."""
     own = counts[0]
     for count in counts[1:]:
         own += count
@@ -207,7 +214,7 @@ def read_tile(scope: Scope, stage: Int32) -> Tile:
 
 
 def rank_in_tile(plan: GroupedPlan) -> Int32:
-    """Of this CTA among those that share a tile."""
+    """Return the rank of this CTA among those that share a tile."""
     if plan.config.ctas == 1:
         return Int32(0)
     return cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
@@ -219,5 +226,5 @@ def blocks_of(rows: Int32) -> Int32:
 
 
 def fields(bundle: object) -> list:
-    """Of a frozen dataclass."""
+    """Return the field values of a frozen dataclass."""
     return list(vars(bundle).values())
