@@ -55,7 +55,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Router:
-    """How experts are chosen, as `moe.route` takes it; `moe.models` has those of known models."""
+    """Options of expert selection, as of `moe.route`. `moe.models` has those of known models."""
 
     top_k: int
     scoring: str = "softmax"
@@ -139,7 +139,7 @@ class Scales:
 
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """As `moe.grouped_gemm` describes them; out: a name of a dtype or of a format."""
+    """Arguments of `moe.grouped_gemm`. out: a name of a dtype or of a format."""
 
     x: Quantized
     w: Quantized
@@ -186,7 +186,7 @@ class Arguments:
 
     @cached_property
     def config(self) -> GroupedConfig:
-        """What is compiled. Where tiles were measured for these sizes, they are taken."""
+        """Config to compile. Tiles that were measured for these sizes have priority."""
         tuned = TUNED.applied(self, self.offsets.device, Arguments.measured_problem, check_tiles)
         if tuned is not self:
             return tuned.config
@@ -194,7 +194,7 @@ class Arguments:
 
     @cached_property
     def problem(self) -> Problem:
-        """What tiles are chosen for."""
+        """Problem that tiles are chosen for."""
         x, w = self.x.data, self.w.data
         k = x.shape[1] * FORMATS[self.x.fmt].per_byte
         return Problem(self.plain, x.shape[0], w.shape[0], w.shape[1], k, self.most)
@@ -205,7 +205,7 @@ class Arguments:
 
     @property
     def plain(self) -> GroupedConfig:
-        """What the arguments say, tiles aside."""
+        """Config that follows from the arguments, with default tiles."""
         activation, decode = self.activation, self.x.decode_scale
         return GroupedConfig(
             fmt=self.w.fmt,
@@ -282,7 +282,7 @@ class Arguments:
             raise ValueError("w has global scales of gate and of up, but there is no activation")
 
     def _check_windows(self) -> None:
-        """What TMA asks for of elements that it pads."""
+        """Check the requirements of TMA on elements that it pads."""
         k, start = self.x.k, self.w.data.data_ptr()
         if k % WINDOW_STEP or k < WINDOW:
             raise NotImplementedError(
@@ -311,7 +311,8 @@ class Arguments:
             )
 
     def _check_rows(self, config: GroupedConfig) -> None:
-        """What offsets say is looked at on the CPU alone: a GPU takes it as it is."""
+        """Check rows and offsets. Values of offsets are read on the CPU only: a GPU uses them
+        unchecked."""
         problem = self.problem
         rows, most = problem.rows, problem.most_rows
         if most * problem.experts < rows:

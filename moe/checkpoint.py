@@ -137,7 +137,7 @@ def state_dict(packed: PackedExperts, prefix: str = "") -> dict[str, torch.Tenso
 
 
 def layout_of(packed: PackedExperts) -> Layout:
-    """What `layout` says of them."""
+    """Return the layout that describes `packed`."""
     layout = {"version": PLAIN, "fmt": packed.fmt, "granularity": packed.granularity}
     layout |= {"pairs": True} if packed.w13.has_pairs else {}
     names = [name for name in BIASES if getattr(packed, name) is not None]
@@ -184,7 +184,7 @@ def _weight(tensors: Mapping[str, torch.Tensor], prefix: str, fmt: str) -> Quant
 
 
 def read_layout(name: str, stored: torch.Tensor) -> Layout:
-    """What the bytes of a `layout` say; ValueError for bytes that say something else."""
+    """Decode the bytes of a `layout`. Raise ValueError if they are not a layout."""
     if stored.numel() > MAX_LAYOUT:
         raise ValueError(f"{name} has {stored.numel()} bytes, at most {MAX_LAYOUT}")
     try:

@@ -30,10 +30,14 @@ KEPT = 1024  # decisions
 
 
 def choose_tile_rows(rows: int, experts: int, most_rows: int, bits: int) -> int:
-    """For `rows` rows sorted by expert, none of which has more than `most_rows`; bits: of an
-    element of x.
+    """Choose tile_rows for `rows` rows sorted by expert.
 
-    A tile costs the same whether all of its rows exist or one: the smallest that holds an expert.
+    A tile costs the same however many of its rows exist: the smallest one that holds an expert is
+    best.
+
+    Args:
+        most_rows: largest number of rows of an expert.
+        bits: bits of an element of x.
     """
     for tile_rows in FEW:
         if most_rows <= tile_rows:
@@ -45,8 +49,9 @@ def choose_tile_rows(rows: int, experts: int, most_rows: int, bits: int) -> int:
 
 
 def choose_tile_n(rows: int, columns: int, tile_rows: int, bits: int) -> int:
-    """Of `columns` packed columns: of elements of four bits wide, which reads x half as often,
-    where there are tiles for all SMs even so, however few the experts are whose rows these are."""
+    """Choose tile_n for `columns` packed columns. Wide tiles read x half as often. They are used
+    for elements of four bits, if there are tiles for all SMs even if all rows belong to few
+    experts."""
     if tile_rows < LARGE or columns < WIDE or bits > WIDE_BITS:
         return NARROW
     ctas = tile_rows // LARGE
@@ -74,20 +79,19 @@ def row_tiles(rows: int, experts: int, tile_rows: int, most_rows: int) -> int:
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on. config: what the arguments say; rows: of x; columns: rows of the
-    weights, of K elements; most_rows: of an expert."""
+    """Properties of a product that tiles are chosen by."""
 
-    config: GroupedConfig
-    rows: int
+    config: GroupedConfig  # follows from the arguments
+    rows: int  # rows of x
     experts: int
-    columns: int
+    columns: int  # rows of the weights, of K elements
     k: int
-    most_rows: int
+    most_rows: int  # largest number of rows of an expert
 
 
 @lru_cache(KEPT)
 def decide(problem: Problem, tile_rows: int | None, tile_n: int | None) -> GroupedConfig:
-    """What to compile, with these tiles or, for None, with those that suit the problem.
+    """Return the config to compile. Tiles that are None are chosen for the problem.
 
     Raises:
         ValueError, NotImplementedError: naming the value and what is possible.
@@ -118,7 +122,7 @@ TUNED = Tuned("grouped_gemm", {arch: (kernel,) for arch, kernel in KERNELS.items
 
 
 def choices(problem: Problem, arch: str) -> list[Choice]:
-    """What may suit a problem: every tile that fits, on any architecture that has one."""
+    """List the candidates for a problem: every tile that fits, on any architecture that has one."""
     found: list[Choice] = []
     for tile_rows in TILE_ROWS:
         for tile_n in TILE_N:

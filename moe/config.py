@@ -1,4 +1,4 @@
-"""What a grouped GEMM is compiled for."""
+"""Config that a grouped GEMM is compiled for."""
 
 from __future__ import annotations
 
@@ -27,42 +27,29 @@ LEAST_SUBTILE = 32  # columns of fp32 that a thread has in registers at a time
 
 @dataclass(frozen=True)
 class GroupedConfig:
-    """One compiled kernel: rows sorted by expert times the matrix of their expert.
+    """A compiled kernel: rows sorted by expert times the matrix of their expert.
 
-    fmt: of the weights, a name of moe.formats.FORMATS. x_fmt: that of the rows, '' for the same.
-    row_scale: the rows of A have a global scale each instead of one for all.
-    pair_scale: gate and up of an expert have a global scale each instead of one for both.
-    granularity: rows of gate, then of up, that alternate in the packed weights; 0: no activation,
-        the plain product. limit: gate and up are clamped before it.
-    out: dtype of the output, or a format that it is quantised to. amax: the largest magnitude of
-        the output is found, too.
-    bias: each column of an expert's product has a number added to it, before the activation.
-    carry: the epilogue takes 8 columns at a time, and carries what became of gate to the next 8.
-    tile_rows: rows of an expert in a tile. 128 are the M of the MMA; 256 that of a pair of CTAs,
-        each with half of the columns in shared memory; up to 64 are its N, the weights its M.
-    tile_n: packed columns of a tile.
-    pdl: programmatic dependent launch: it may begin before the kernel in front of it has ended, and
-        lets the one behind it do so.
-    w_ready: with pdl: offsets, weights and biases are older than the kernel in front, and are
-        fetched before it has ended.
+    Values of tile_rows: 128 rows are the M of the MMA. 256 rows are the M of a pair of CTAs, each
+    with half of the columns in shared memory. Up to 64 rows are its N, and the weights its M.
     """
 
     label: ClassVar = ("moe_grouped_gemm", "fmt")
 
-    fmt: str = "nvfp4"
-    row_scale: bool = False
-    granularity: int = 32
-    limit: bool = False
-    out: str = "bf16"
-    amax: bool = False
-    bias: bool = False
-    x_fmt: str = ""
-    carry: bool = False
-    tile_rows: int = 128
-    tile_n: int = 128
-    pdl: bool = False
+    fmt: str = "nvfp4"  # of the weights: a name of moe.formats.FORMATS
+    row_scale: bool = False  # each row of A has a global scale, instead of one for all
+    granularity: int = 32  # alternating rows of gate, then up, in packed weights; 0: no activation
+    limit: bool = False  # gate and up are clamped before the activation
+    out: str = "bf16"  # dtype of the output, or a format that it is quantised to
+    amax: bool = False  # the largest magnitude of the output is computed, too
+    bias: bool = False  # fp32 is added to each column of an expert before the activation
+    x_fmt: str = ""  # format of the rows; '': that of the weights
+    carry: bool = False  # the epilogue processes 8 columns at a time, gate then up
+    tile_rows: int = 128  # rows of an expert in a tile
+    tile_n: int = 128  # packed columns of a tile
+    pdl: bool = False  # programmatic dependent launch, on the previous and for the next kernel
+    # with pdl: offsets, weights and biases are older than the previous kernel; read before it ends
     w_ready: bool = False
-    pair_scale: bool = False
+    pair_scale: bool = False  # gate and up of an expert have separate global scales
 
     @property
     def swapped(self) -> bool:
@@ -71,27 +58,27 @@ class GroupedConfig:
 
     @property
     def ctas(self) -> int:
-        """That share a tile."""
+        """Number of CTAs that share a tile."""
         return 2 if self.tile_rows == 256 else 1
 
     @property
     def format(self) -> BlockFormat:
-        """Of the weights."""
+        """Format of the weights."""
         return FORMATS[self.fmt]
 
     @property
     def x_format(self) -> BlockFormat:
-        """Of the rows."""
+        """Format of the rows."""
         return FORMATS[self.x_fmt or self.fmt]
 
     @property
     def out_format(self) -> BlockFormat | None:
-        """Of the output, None where it is not quantised."""
+        """Format of the output; None if it is not quantised."""
         return FORMATS.get(self.out)
 
     @property
     def output_bits(self) -> int:
-        """Of one of its elements."""
+        """Bits of an element of the output."""
         form = self.out_format
         return 8 // form.per_byte if form else OUT_BITS[self.out]
 

@@ -49,24 +49,22 @@ PLAIN, FOUND = SwiGLU(), Scales()
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The arguments of `moe.fused_moe`. h_decode_scale: 1 / scales.h, if it is known as well.
-    end_expert: None where all experts are here. activations: the format of x and h, None for that
-    of the weights. linear: what makes the logits, where there are none."""
+    """The arguments of `moe.fused_moe`."""
 
     x: torch.Tensor
-    router_logits: torch.Tensor | None
+    router_logits: torch.Tensor | None  # None with `linear`
     experts: PackedExperts
     router: Router
     activation: SwiGLU = PLAIN
     scales: Scales = FOUND
-    h_decode_scale: torch.Tensor | None = None
+    h_decode_scale: torch.Tensor | None = None  # 1 / scales.h, if it is known as well
     tile_rows: int | None = None
     backend: str = "auto"
     arch: str | None = None
     first_expert: int = 0
-    end_expert: int | None = None
-    activations: str | None = None
-    linear: RouterLinear | None = None
+    end_expert: int | None = None  # None: all experts are here
+    activations: str | None = None  # format of x and h; None: that of the weights
+    linear: RouterLinear | None = None  # computes the logits, if there are none
 
     @property
     def where(self) -> dict[str, Any]:
@@ -135,7 +133,7 @@ class Layer:
             )
 
     def _check_own(self) -> None:
-        """What the products of this kind of experts refuse, or cannot be asked for."""
+        """Raise for arguments that the products of this kind of experts do not support."""
         self._check_scales()
         fmt = self.experts.w13.fmt
         if self.fmt != fmt and (self.fmt, fmt) not in MIXED:
@@ -182,13 +180,12 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Routed:
-    """Where tokens go. weights: [T, slots]; offsets: int32 [E + 1], where the rows of each expert
-    begin; slot_of_row, row_of_slot: int32, the order by expert and its inverse."""
+    """Assignment of tokens to experts."""
 
-    weights: torch.Tensor
-    offsets: torch.Tensor
-    slot_of_row: torch.Tensor
-    row_of_slot: torch.Tensor
+    weights: torch.Tensor  # [T, slots]
+    offsets: torch.Tensor  # int32 [E + 1]: first row of each expert
+    slot_of_row: torch.Tensor  # int32, the order by expert
+    row_of_slot: torch.Tensor  # int32, its inverse
 
 
 def run_layer(layer: Layer) -> tuple[torch.Tensor]:

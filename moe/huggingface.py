@@ -34,16 +34,14 @@ PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))  # gat
 
 @dataclass(frozen=True)
 class Scheme:
-    """What the tensors of a quantised matrix are called behind its name. encode, decode: its global
-    scale, as values were multiplied by it or are; activations: the same of what it is multiplied
-    with."""
+    """Suffixes of the tensor names of a quantised matrix."""
 
     fmt: str
     data: str
     scales: str
-    encode: str = ""
-    decode: str = ""
-    activations: str = ""
+    encode: str = ""  # global scale that values were multiplied by
+    decode: str = ""  # global scale that values are multiplied by
+    activations: str = ""  # global scale of its activations, likewise
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -239,7 +237,7 @@ def _of_gpt_oss(
 
 
 def _scheme_of(checkpoint: Checkpoint, experts: Sequence[str]) -> tuple[Scheme, tuple[str, ...]]:
-    """How the matrices of experts are stored, and what they are called: as those of the first."""
+    """Return the scheme and the names of the experts' matrices. The first expert decides."""
     if isinstance(experts, str) or not isinstance(experts, Sequence) or not experts:
         raise TypeError(f"experts is {experts!r:.80}, expected a sequence of names, at least one")
     for place, name in enumerate(experts):

@@ -60,7 +60,7 @@ def empty_results(arguments: Arguments) -> Results:
 def quantised_result(
     out: str, encode_scale: torch.Tensor | None, data: torch.Tensor, scales: torch.Tensor
 ) -> torch.Tensor | Quantized:
-    """What the operator returns, as a user wants it."""
+    """Return the results of the operator as data or, for a format, as Quantized."""
     if out not in FORMATS:
         return data
     return of_bytes(data, scales, out, encode_scale)
@@ -72,7 +72,7 @@ def compile_for(config: GroupedConfig, arch: str) -> CompiledKernel | None:
 
 
 def kernel_arguments(arguments: Arguments, results: Results) -> GroupedArguments:
-    """What `moe.sm100.kernel.GroupedGemm` is launched with."""
+    """Return the launch arguments of `moe.sm100.kernel.GroupedGemm`."""
     x, w, problem, (data, scales) = arguments.x, arguments.w, arguments.problem, results
     blocks, atoms = scale_blocks(problem.rows, problem.experts), scale_atoms_of(x.fmt, problem.k)
     w_blocks = row_blocks(problem.columns)

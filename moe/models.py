@@ -25,20 +25,15 @@ GPT_OSS_ALPHA, GPT_OSS_BETA = 1.702, 1.0
 
 @dataclass(frozen=True)
 class ModelLayer:
-    """One MoE layer of a model.
+    """An MoE layer of a model."""
 
-    hidden, intermediate: H and I of an expert; experts: E that are chosen from, without shared
-    ones. router: but for its tensors; `router_tensors` names those that the model has. biases:
-    whether experts have some.
-    """
-
-    hidden: int
-    intermediate: int
-    experts: int
-    router: Router
+    hidden: int  # H
+    intermediate: int  # I of an expert
+    experts: int  # E to choose from, without shared ones
+    router: Router  # without its tensors
     activation: SwiGLU
-    router_tensors: tuple[str, ...] = ()
-    biases: bool = False
+    router_tensors: tuple[str, ...] = ()  # names of the router tensors that the model has
+    biases: bool = False  # whether experts have biases
 
 
 def _gpt_oss(config: Config) -> ModelLayer:

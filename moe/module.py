@@ -55,8 +55,14 @@ class ExpertWeights(nn.Module):
         pairs: bool = False,
         device: str | torch.device | None = None,
     ) -> ExpertWeights:
-        """Without contents, for `load_state_dict`. sizes: E, H and I; biases: whether both products
-        have some; pairs: whether gate and up have a global scale each."""
+        """Allocate weights without contents, for `load_state_dict`.
+
+        Args:
+            sizes: E, H and I.
+            fmt, granularity: as of `moe.pack`.
+            biases: whether both products have biases.
+            pairs: whether gate and up have separate global scales.
+        """
         experts, hidden, intermediate = sizes
 
         def bias(rows: int) -> torch.Tensor | None:
@@ -74,7 +80,7 @@ class ExpertWeights(nn.Module):
 
     @property
     def packed(self) -> PackedExperts:
-        """What `moe.fused_moe` takes; shares memory with the buffers."""
+        """Weights as `moe.fused_moe` expects them; they share memory with the buffers."""
         made, packed = self._made
         tensors = self._tensors()
         if not all(map(is_, made, tensors)):  # moved, or assigned
@@ -102,7 +108,8 @@ class ExpertWeights(nn.Module):
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> ExpertWeights:
-        """What `to`, `cuda`, `half` and others do: nothing but to move."""
+        """Implement `to`, `cuda`, `half` and others: tensors change their device, never their
+        dtype."""
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             other = fn(tensor)

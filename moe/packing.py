@@ -1,16 +1,16 @@
 """Expert weights as the kernels read them, packed once when a model is loaded.
 
-A layer has w13 [E, 2I, H], gate and up of its first product, and w2 [E, H, I]. Packed, both are in
-a block-scaled format with one global scale per expert where the format has one, their scale factors
-are swizzled, every expert from a fresh 128 rows on (`moe.formats`), and the rows of w13 alternate,
-so that a tile of the first product holds gate and up of the same columns:
+A layer has w13 [E, 2I, H], gate and up of its first product, and w2 [E, H, I]. Both are packed in a
+block-scaled format, with one global scale per expert if the format has one. Scale factors are
+swizzled, and every expert begins a new block of 128 rows (`moe.formats`). The rows of w13
+alternate, so that a tile of the first product holds gate and up of the same columns:
 
     [gate 0 .. g - 1, up 0 .. g - 1, gate g .. 2g - 1, ...]    g: the granularity
 
-Either product may have a bias in fp32 (gpt-oss), that of the first one in the order of these rows.
+Either product may have a bias in fp32 (gpt-oss); that of the first one is in this row order.
 
-`pack` takes bf16, fp16 or fp32, `pack_quantised` what a checkpoint holds in the same format. Both
-look at the values (on a GPU the host waits) and refuse what no kernel could multiply.
+`pack` accepts bf16, fp16 or fp32; `pack_quantised` accepts a checkpoint's weights in the same
+format. Both read the values (on a GPU the host waits) and refuse those that no kernel can multiply.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LayerWeights:
 
     @property
     def biases(self) -> Biases:
-        """Of both products."""
+        """Biases of both products."""
         return self.bias13, self.bias2
 
     @property
@@ -78,16 +78,13 @@ class LayerWeights:
 
 @dataclass(frozen=True, eq=False)
 class PackedExperts(LayerWeights):
-    """w13 [E, 2I, H], its rows alternating by `granularity`; w2 [E, H, I]; one format for both.
+    """Packed experts of a layer; both weights have the same format."""
 
-    bias13: fp32 [E, 2I], in the order of the packed rows; bias2: fp32 [E, H]; None for none.
-    """
-
-    w13: Quantized
-    w2: Quantized
+    w13: Quantized  # [E, 2I, H], rows alternate by `granularity`
+    w2: Quantized  # [E, H, I]
     granularity: int = DEFAULT_GRANULARITY
-    bias13: torch.Tensor | None = None
-    bias2: torch.Tensor | None = None
+    bias13: torch.Tensor | None = None  # fp32 [E, 2I], in the order of the packed rows
+    bias2: torch.Tensor | None = None  # fp32 [E, H]
 
     def __post_init__(self) -> None:
         for name, w in {"w13": self.w13, "w2": self.w2}.items():
@@ -205,14 +202,14 @@ def pack_quantised(
     order: str = "gate_up",
     biases: Biases | None = None,
 ) -> PackedExperts:
-    """What a checkpoint holds in the format `fmt`, laid out anew: no value changes.
+    """Arrange a checkpoint's weights in the format `fmt`: no value changes.
 
     Args:
         granularity, order, biases: as of `pack`.
 
     Raises:
-        TypeError, ValueError: naming the value and the limit, for sizes that no kernel takes and
-            for codes and global scales that are no numbers.
+        TypeError, ValueError: naming the value and the limit, for sizes that no kernel supports and
+        for codes and global scales that are no numbers.
     """
     form = format_of(fmt)
     for name, w in {"w13": w13, "w2": w2}.items():
@@ -236,7 +233,8 @@ def require_kind(name: str, value: object, kind: type) -> None:
 
 
 def require_packed(name: str, packed: object) -> None:
-    """What `require_kind` raises for what is no PackedExperts, `require_memory` for its tensors."""
+    """Raise as `require_kind` does unless `packed` is a PackedExperts, and as `require_memory` does
+    for its tensors."""
     require_kind(name, packed, PackedExperts)
     experts = cast(PackedExperts, packed)
     biases = {"bias13": experts.bias13, "bias2": experts.bias2}
@@ -248,7 +246,7 @@ def require_packed(name: str, packed: object) -> None:
 
 
 def _pair(name: str, pair: object) -> Biases:
-    """Those of w13 and of w2."""
+    """Check and return the biases of w13 and of w2."""
     if pair is None:
         return None, None
     if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -292,7 +290,7 @@ def unpack(
 
 
 def unpack_biases(packed: PackedExperts) -> Biases:
-    """Those of w13 [E, 2I], all of gate first, and of w2 [E, H]; None for none."""
+    """Return the biases of w13 [E, 2I], all of gate first, and of w2 [E, H]; None for none."""
     require_packed("packed", packed)
     bias = packed.bias13
     if bias is not None:

@@ -52,12 +52,14 @@ def quantise(
     rows: torch.Tensor | None = None,
     offsets: torch.Tensor | None = None,
 ) -> Quantized:
-    """x [T, K] of any float dtype in the format `fmt`.
+    """Quantise x [T, K] of any float dtype to the format `fmt`.
 
-    global_scale: g as fp32 [1] or [rows of the result], or what to compute it from: 'token', one
-    for each row of x (the default where the format has one), or 'tensor', one for all rows.
-    rows: int [R], result row r is row rows[r] of x. offsets: int [E + 1], result rows are sorted by
-    expert and the scale factors lie as `moe.formats` says, with room for `scale_blocks`.
+    Args:
+        global_scale: g as fp32 [1] or [rows of the result], or the source of g. 'token': one for
+            each row of x (default if the format has a global scale). 'tensor': one for all rows.
+        rows: int [R]; result row r is row rows[r] of x.
+        offsets: int [E + 1]; result rows are sorted by expert. The layout of scale factors is
+            described in `moe.formats`, with room for `scale_blocks`.
     """
     form = format_of(fmt)
     encode = _encode_scale_of(x, form, global_scale)
@@ -189,15 +191,21 @@ def layer(
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     **activation: Any,
 ) -> torch.Tensor:
-    """A whole MoE layer, [T, H]: x [T, H], routed = (ids, weights) [T, k].
+    """Compute a whole MoE layer: [T, H].
 
-    w13 [E, 2I, H], gate rows first; w2 [E, H, I]; plain or dequantised, as the kernels see them.
-    biases: [E, 2I], gate first, and [E, H], added to the rows of both products, None for none.
-    fmt None: the definition, in fp64. Otherwise rounded where the kernels round: x and h = swiglu
-    (fp32) to fmt with global scales x_scale and h_scale (as `quantise` takes them), the rows of
-    both products to fp32, those of the second to the dtype of x, and y after a sum in fp32. fmt
-    'e4m3', as Hopper multiplies it by 4-bit weights: x and h by `in_e4m3`, with their scales.
-    activation: keywords of `swiglu`.
+    Without `fmt`, this is the definition, in fp64. With it, values are rounded as in the kernels:
+    x and h = swiglu (fp32) to fmt; the rows of both products to fp32;
+    the rows of the second product to the dtype of x; y after a sum in fp32.
+
+    Args:
+        x: [T, H].
+        w13: [E, 2I, H], gate rows first; plain or dequantised.
+        w2: [E, H, I]; plain or dequantised.
+        routed: (ids, weights) [T, k].
+        fmt: a format, or 'e4m3' for x and h by `in_e4m3`, as Hopper multiplies by 4-bit weights.
+        x_scale, h_scale: global scales of x and h, as of `quantise` or `in_e4m3`.
+        biases: [E, 2I], gate first, and [E, H], added to the rows of both products; None for none.
+        activation: keywords of `swiglu`.
     """
     ids, weights = routed
     rows = permutation(ids, len(w13))

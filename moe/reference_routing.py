@@ -75,8 +75,8 @@ def route(
 
 
 def scores(logits: torch.Tensor, scoring: str, exp: Exponential = torch.exp) -> torch.Tensor:
-    """What `route` makes of logits [T, E], in their dtype. exp: perhaps one that rounds as kernels
-    do."""
+    """Return the scores that `route` computes from logits [T, E], in their dtype. exp: may be one
+    that rounds as kernels do."""
     logits = torch.nan_to_num(logits, nan=-math.inf, posinf=LARGEST_LOGIT, neginf=-math.inf)
     if scoring == "sigmoid":
         return 1.0 / (1.0 + exp(-logits))
@@ -89,7 +89,7 @@ def scores(logits: torch.Tensor, scoring: str, exp: Exponential = torch.exp) -> 
 
 
 def weights_of(scores: torch.Tensor, ids: torch.Tensor, renormalize: bool) -> torch.Tensor:
-    """Those of the experts ids [T, k], of scores [T, E]."""
+    """Return the weights of the experts ids [T, k], from scores [T, E]."""
     weights = scores.gather(-1, ids.long())
     if not renormalize:
         return weights

@@ -48,7 +48,7 @@ LEAST_UNITS = 4  # of K, of a CTA that shares a tile: two cost what the exchange
 
 
 def choose_tile_rows(rows: int, experts: int, arch: str, x: str = "bf16") -> tuple[int, ...]:
-    """For `rows` rows of x sorted by expert: by how many an expert has on average."""
+    """Choose tile_rows for `rows` rows of x sorted by expert, by the average number per expert."""
     by_average = BY_AVERAGE.get((arch, x), BY_AVERAGE[arch, "bf16"])  # what is refused has none
     return next(tiles for most, tiles in by_average.items() if rows <= most * experts)
 
@@ -72,7 +72,8 @@ def choose_teams(
 
 @cache
 def _possible_teams(tile_rows: int, arch: str, x: str) -> tuple[tuple[int, int], ...]:
-    """Those that fit; where none does, any: the config says why."""
+    """Return (teams, parts) that fit. If none fits, return all: the config then raises with a
+    reason."""
     reads = READS_OF[arch]
     return tuple(teams for teams in reads if fits(arch, tile_rows, *teams, x)) or tuple(reads)
 
@@ -87,7 +88,7 @@ def choose_split(tiles: int, tile_rows: int, units: int, arch: str) -> int:
 
 
 def tiles_of(rows: int, experts: int, columns: int, tile_rows: int, tall: int) -> int:
-    """As far as sizes say: of `tall` times 64 rows of weights."""
+    """Estimate the number of tiles, each of `tall` times 64 rows of weights, from sizes alone."""
     of_rows = min(rows, experts) * max(1, rows // (experts * tile_rows))
     return of_rows * -(-columns // (ROWS * tall))
 
@@ -100,20 +101,20 @@ TUNED = Tuned("mixed_gemm", {arch: (kernel,) for arch, kernel in KERNELS.items()
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on. config: what the arguments say; rows: of x that there is room
-    for; columns: rows of the weights, of K elements; most_rows: of an expert, 0: not known."""
+    """Properties of a product that tiles are chosen by."""
 
-    config: MixedConfig
-    rows: int
+    config: MixedConfig  # follows from the arguments
+    rows: int  # upper bound of rows of x
     experts: int
-    columns: int
+    columns: int  # rows of the weights, of K elements
     k: int
-    most_rows: int = 0
+    most_rows: int = 0  # largest number of rows of an expert; 0: unknown
 
 
 def choices(problem: Problem, arch: str) -> list[Choice]:
-    """What may suit a problem: every tile that fits, of one launch, but for those of which an
-    expert would have many, or fill a small part, and every split that finds an SM each."""
+    """List the candidates for a problem, of one launch: every tile that fits, and every split with
+    an SM for each CTA. Tiles are left out if an expert would have many of them, or fill a small
+    part of one."""
     mean = problem.rows / problem.experts
     found: list[Choice] = []
     for tile_rows, teams in product(ROWS_OF[arch], READS_OF[arch]):

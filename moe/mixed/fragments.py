@@ -1,21 +1,24 @@
-"""Expert weights of four bits as warpgroups turn them to what is multiplied, laid out at load.
+"""Four-bit expert weights, arranged at load time in the order in which warpgroups convert them.
 
-Values stay as they are, but where an expert's ue8m0 codes reach beyond 128: all of it is then made
-smaller, and what is 2^-134 of the largest scale factor is lost. The weights are the A operand of
-wgmma, in registers, so what a thread needs lies together; on Blackwell the same registers go to
+Values do not change, unless an expert's ue8m0 codes exceed 128. Then all its values are scaled
+down, and those at 2^-134 of the largest scale factor are lost. The weights are the A operand of
+wgmma, in registers, so the data of a thread is contiguous. On Blackwell, the same registers go to
 tensor memory. A unit is 64 rows by 64 of K: every thread of a warpgroup has 16 bytes of elements in
-it, a word of eight for each 16 of K, and its rows' scale factors follow behind all elements. Units
+it, a word of eight for each 16 of K. The scale factors of its rows follow after all elements. Units
 of the same rows follow each other along K, then come those of the next 64 rows.
 
-Thread 4 g + t of warp w has rows 16 w + g and 16 w + g + 8, and of 16 K those at 2 t, 2 t + 1, 2 t
-+ 8 and 2 t + 9: four pairs of neighbours along K, rows first. Where the four bits of an element
-stand in two neighbouring words, `places` says: so that few instructions make pairs of bf16 of them
-(`shared/dequantise.py`).
+Thread 4 g + t of warp w has four pairs of neighbours along K for each 16 of K, rows first:
+
+    rows 16 w + g, 16 w + g + 8
+    K    2 t, 2 t + 1, 2 t + 8, 2 t + 9
+
+`places` tells where the four bits of an element are in two neighbouring words. The order lets few
+instructions convert them to pairs of bf16 (`shared/dequantise.py`).
 
 Rows of a product with SwiGLU alternate by eight, gate then up: a thread's two rows are a pair. A
 scale factor is one byte that becomes bf16 without a case distinction. ue8m0: its exponent, larger
-by 126 and so small that the largest of the expert is a number. e4m3: five bits of exponent and
-three of mantissa, no subnormals; what it multiplies is zero where it was zero.
+by 126, and reduced so that the expert's largest is finite. e4m3: five bits of exponent and three of
+mantissa, no subnormals; elements whose scale factor is zero are stored as zero.
 """
 
 from __future__ import annotations
@@ -72,18 +75,15 @@ def unit_bytes(fmt: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Fragments:
-    """A weight [E, rows, K] as above. data: uint8 [E, bytes]. factor: fp32 [E], of every expert's
-    products, or [E, 2], of those of gate and of up; for x in e4m3 [E, rows], of those of every row.
-    swiglu: rows are gate and up in turn, by eight. x: dtype of the activations that they are laid
-    out for."""
+    """A weight [E, rows, K], arranged as described above."""
 
-    data: torch.Tensor
-    factor: torch.Tensor
+    data: torch.Tensor  # uint8 [E, bytes]
+    factor: torch.Tensor  # fp32 [E]; [E, 2] for gate, up; [E, rows] for x in e4m3
     rows: int
     k: int
     fmt: str
-    swiglu: bool
-    x: str = "bf16"
+    swiglu: bool  # rows of gate and up alternate by eight
+    x: str = "bf16"  # dtype of the activations that the layout is for
 
     @property
     def experts(self) -> int:
@@ -241,7 +241,7 @@ def _of_e4m3(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _padded(values: torch.Tensor, columns: int) -> torch.Tensor:
-    """With zeros, to whole units."""
+    """Pad with zeros to whole units."""
     below = -len(values) % ROWS
     return torch.nn.functional.pad(values, (0, -values.shape[1] % columns, 0, below))
 
@@ -249,8 +249,12 @@ def _padded(values: torch.Tensor, columns: int) -> torch.Tensor:
 def _below_largest(
     codes: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes [rows, K], powers of two by which the scale factor of a block is below the largest of
-    its row, [rows, K / 32], and what elements with that one are multiplied by, fp32 [rows]."""
+    """Split scale factors into powers of two below the largest of their row, and a factor of the
+    row.
+
+    Returns codes [rows, K], these powers [rows, K / 32], and fp32 [rows], the factor for elements
+    with the largest scale factor.
+    """
     largest = scale.amax(1)
     below = largest[:, None].int() - scale.int()
     factor = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), largest.int() - 127 - 6)
@@ -276,9 +280,12 @@ def _words_of_bf16(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _words_of_e4m3(codes: torch.Tensor) -> torch.Tensor:
-    """The same for x in e4m3: a word has a row's elements of 32 of K, 4 t .. and 16 + 4 t ..; of
-    each step of 32 comes that of row g, then of row g + 8. Magnitudes are nibbles in order, and
-    above them the signs: of the second four in even nibbles, of the first four in odd ones."""
+    """Arrange codes in words, for x in e4m3.
+
+    A word has a row's elements of 32 of K: 4 t .. and 16 + 4 t ... Each step of 32 has a word of
+    row g, then one of row g + 8. Magnitudes are nibbles in order. The signs are above them: of the
+    second four elements in even nibbles, of the first four in odd ones.
+    """
     tall, deep = len(codes) // ROWS, codes.shape[1] // DEPTH
     # Row: unit, warp, half, g. K: unit, step, half, t, which of four.
     parts = codes.view(tall, 4, 2, 8, deep, 2, 2, 4, 4).int()

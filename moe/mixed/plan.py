@@ -1,8 +1,8 @@
-"""What plans of the mixed product have in common: sizes of a stage, edges of tiles, the output.
+"""Common parts of the plans of the mixed product: sizes of a stage, edges of tiles, the output.
 
-A tile is tile_rows rows of one expert by tile_n rows of its matrix. What is multiplied is 64 rows
-of weights, made bf16, by all rows of the expert: the result is transposed. A stage of the ring has
-one unit of K, or two.
+A tile is tile_rows rows of one expert by tile_n rows of its matrix. A product multiplies 64 rows of
+weights, converted to bf16, by all rows of the expert: the result is transposed. A stage of the ring
+has one unit of K, or two.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ STORE_BARRIER = 1  # and the next ones: threads of a warpgroup whose outputs mee
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """What is decided before tracing, whatever the architecture. A plan adds `roles`, `widths`,
-    `stages`, `lag`, `smem` and `edges`, and `parts` and `outputs`: times 64 rows of weights that a
-    warpgroup stores, and columns of the output that they are."""
+    """Properties decided before tracing, for any architecture.
+
+    A plan adds `roles`, `widths`, `stages`, `lag`, `smem` and `edges`. It also adds `parts`, the
+    times 64 rows of weights that a warpgroup stores, and `outputs`, the number of their output
+    columns.
+    """
 
     config: MixedConfig
     small_bytes: ClassVar[int] = 4096  # of x in a unit of K, of which a stage has two
 
     @property
     def units(self) -> int:
-        """Of K in a stage: one where it is large anyway."""
+        """Units of K in a stage: one if a unit is large."""
         return PAIR if self.x_bytes <= self.small_bytes else 1
 
     @property
     def unit_bytes(self) -> int:
-        """Of 64 rows of weights by 64 of K."""
+        """Bytes of 64 rows of weights by 64 of K."""
         return unit_bytes(self.config.fmt)
 
     @property
@@ -53,12 +56,12 @@ class ProductPlan:
 
     @property
     def w_bytes(self) -> int:
-        """Of a stage."""
+        """Bytes of weights in a stage."""
         return self.tall * self.units * self.unit_bytes
 
     @property
     def x_bytes(self) -> int:
-        """Of one unit of K of a stage."""
+        """Bytes of x in one unit of K of a stage."""
         return self.config.tile_rows * self.line
 
     @property
@@ -83,12 +86,12 @@ class ProductPlan:
 
     @property
     def out_bytes(self) -> int:
-        """What a warpgroup has in shared memory of them, twice."""
+        """Bytes of an output buffer in shared memory. A warpgroup has two."""
         return min(CHUNK, self.config.tile_rows) * self.out_line
 
     @property
     def stages(self) -> int:
-        """Of the ring."""
+        """Stages of the ring."""
         raise NotImplementedError
 
     @property
@@ -108,7 +111,7 @@ class ProductPlan:
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Who waits for whom."""
+        """Edges between producers and consumers."""
         raise NotImplementedError
 
     @cached_property

@@ -83,8 +83,8 @@ def turned(word: Uint32, left: cutlass.Constexpr) -> Uint32:
 def factors_of(
     config: cutlass.Constexpr[MixedConfig], address: Int32
 ) -> tuple[tuple[Uint32, ...], ...]:
-    """What elements of a unit are multiplied by, in both halves of a word: of the thread's first
-    row for each 16 of K, and of its second row."""
+    """Return the factors of a unit's elements, each in both halves of a word: of the thread's first
+    row for each block of K, and of its second row."""
     blocks = 64 // config.format.block
     words = load(address, Uint32, 2 * blocks // 4)
     words = words if isinstance(words, tuple) else (words,)

@@ -21,7 +21,7 @@ from moe.sm100.roles.scheduler import write_tile
 
 
 class Product:
-    """Of one config; an architecture adds the kernel."""
+    """Host function of one config. An architecture adds the kernel."""
 
     config: MixedConfig
     plan: ProductPlan
@@ -66,7 +66,7 @@ class Scheduler(Walk):
 
     @cute.jit
     def publish(self, scope: Scope, state: PipelineState, tile: Tile) -> None:
-        """To the roles of this CTA, once each has read what stood there."""
+        """Publish a tile to the roles of this CTA, once each of them has released the slot."""
         readers = [getattr(scope.pipes, name) for name in self.plan.tile_names]
         for reader in readers:
             reader.wait_free(state)

@@ -1,4 +1,4 @@
-"""How operands get to shared memory: x by TMA or gathered row by row, weights as they lie."""
+"""Loads to shared memory: x by TMA or gathered row by row, weights as they are stored."""
 
 import cutlass
 import cutlass.cute as cute
@@ -17,13 +17,13 @@ from moe.sm100.roles.scheduler import take_tile
 
 
 def x_box(plan: ProductPlan) -> Box:
-    """One unit of K of the fewest rows that are multiplied."""
+    """Return the TMA box of x: one unit of K of the smallest number of rows that is multiplied."""
     return Box(plan.widths[-1], DEPTH, X_TYPES[plan.config.x])
 
 
 class Loader:
-    """What fills the rings. Rows behind the last one, and K behind its end, arrive as zeros of x;
-    the weights that these are multiplied by are those before."""
+    """Producer of the rings. Rows past the last one, and K past its end, arrive as zeros of x; they
+    are multiplied by the preceding weights."""
 
     def __init__(self, plan: ProductPlan) -> None:
         self.plan = plan
@@ -59,7 +59,7 @@ class Loader:
 
     @cute.jit
     def stage_bytes(self, rows: Int32) -> Int32:
-        """What the barrier of x counts of a stage of a tile that has so many rows."""
+        """Return the bytes that the barrier of x counts for a stage of a tile with `rows` rows."""
         plan = self.plan
         size = Int32(self.others)
         for number in cutlass.range_constexpr(self.boxes):
@@ -69,7 +69,7 @@ class Loader:
 
     @property
     def boxes(self) -> int:
-        """Of rows of a tile, that TMA fetches."""
+        """Number of boxes of a tile's rows that TMA fetches."""
         return 0 if self.plan.config.gather else self.plan.config.tile_rows // self.plan.widths[-1]
 
     def is_needed(self, number: int, rows: Int32) -> Boolean:
@@ -81,7 +81,7 @@ class Loader:
     def fetch_weights(
         self, scope: Scope, tile: Tile, step: Int32, stage: Int32, barrier: cute.Pointer
     ) -> None:
-        """Those of one stage of a tile."""
+        """Fetch the weights of one stage of a tile."""
         plan, sizes, buffers = self.plan, scope.sizes, scope.buffers
         every = scope.tensors.weights[tile.expert, None].iterator.toint()
         first = scope.share.first + step * plan.units
@@ -237,5 +237,5 @@ class Gather:
                     copy_chunk(target, source + Int64(column) * size, valid)
 
     def warp(self) -> Int32:
-        """Of the role."""
+        """Number of this warp in the role."""
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) - self.role.first_warp

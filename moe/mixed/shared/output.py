@@ -1,8 +1,12 @@
-"""What sums become on their way out: factor, bias, SwiGLU, rounding, rows of the output (device).
+"""Conversion of sums to outputs: factor, bias, SwiGLU, rounding, rows of the output (device).
 
-In a fragment of sums element c + 2 h + 4 j of a thread is row g + 8 h of its warp's sixteen rows of
-weights, and row 8 j + 2 t + c of x. Rows of weights are columns of the output, so that it goes
-through shared memory transposed, some rows at a time.
+Element c + 2 h + 4 j of a thread's fragment of sums:
+
+    row g + 8 h of its warp's sixteen rows of weights
+    row 8 j + 2 t + c of x
+
+Rows of weights are columns of the output. So the output goes through shared memory transposed, some
+rows at a time.
 """
 
 from dataclasses import dataclass
@@ -32,19 +36,18 @@ def meet(team: Int32) -> None:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """Of a thread's two rows of weights of each part: factors of sums, and what is added then; and
-    what all outputs are multiplied by before they are rounded to e4m3."""
+    """Factors and biases of a thread's two rows of weights of each part."""
 
-    factors: list[tuple[Float32, Float32]]
-    biases: list[tuple[Float32, Float32]]
-    out_scale: Float32
+    factors: list[tuple[Float32, Float32]]  # factors of the sums
+    biases: list[tuple[Float32, Float32]]  # numbers added to them
+    out_scale: Float32  # factor of all outputs before they are rounded to e4m3
 
 
 @cute.jit
 def own_rows(
     plan: cutlass.Constexpr[ProductPlan], scope: Scope, tile: Tile, team: Int32
 ) -> OwnRows:
-    """Those of a tile; 0 where there is no such row."""
+    """Read those of a tile; 0 if there is no such row."""
     config, tensors = plan.config, scope.tensors
     if cutlass.const_expr(config.x == "e4m3"):
         factors = of_rows(plan, tensors.factor, tile, team)
@@ -69,7 +72,7 @@ def own_rows(
 def of_rows(
     plan: cutlass.Constexpr[ProductPlan], table: cute.Tensor, tile: Tile, team: Int32
 ) -> list[tuple[Float32, Float32]]:
-    """Of fp32 [E, rows of weights], 0 where there are none."""
+    """Read a thread's rows from fp32 [E, rows of weights]; 0 past the last row."""
     thread, _, _ = cute.arch.thread_idx()
     lane_row = thread % THREADS // hw.WARP_THREADS * 16 + thread % hw.WARP_THREADS // 4
     result = []
@@ -135,8 +138,11 @@ def outputs_of(
     own: OwnRows,
     part: cutlass.Constexpr,
 ) -> list[Float32]:
-    """What sums of eight rows of x become, those of `block` of the tile: of the thread's first row
-    of weights and of two rows of x, then of its second, or of the pair that both are."""
+    """Return the outputs of the sums of `block`, eight rows of x, of the tile.
+
+    They are of two rows of x and the thread's first row of weights, then its second one. With
+    SwiGLU, both rows of weights are a pair with one output.
+    """
     config, numbers = plan.config, scope.numbers
     scales = (Float32(1.0), Float32(1.0))
     if cutlass.const_expr(config.row_scale):

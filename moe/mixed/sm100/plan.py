@@ -1,10 +1,12 @@
 """Warps, barriers, shared memory and tensor memory of Blackwell's mixed product, as data.
 
-The tensor core reads weights in bf16 from tensor memory, 128 rows of them as the M of its product,
-and rows of x from shared memory, as its N. A unit of 64 rows of weights is what a warpgroup makes
-at a time: of the 32 lanes that a warp reaches it takes 16, the first half or the second one, and
-the next unit takes the others. Row 64 u + 16 w + r of a tile is so in lane 32 w + 16 (u % 2) + r of
-block u // 2, and an accumulator of 16 lanes is a fragment of the epilogue's registers.
+The tensor core reads 128 rows of bf16 weights from tensor memory, as the M of its product, and rows
+of x from shared memory, as its N. A warpgroup converts a unit of 64 rows of weights at a time. Each
+warp uses 16 of the 32 lanes that it can access: the first half or, for the next unit, the second.
+An accumulator of 16 lanes is a fragment of the epilogue's registers. So a row of a tile is stored
+as follows:
+
+    row 64 u + 16 w + r: block u // 2, lane 32 w + 16 (u % 2) + r
 """
 
 from __future__ import annotations
@@ -77,17 +79,17 @@ class MixedPlan(ProductPlan):
 
     @property
     def blocks(self) -> int:
-        """Of 128 rows of weights, each an accumulator."""
+        """Number of 128-row blocks of weights in a tile; each has an accumulator."""
         return self.tall // HALVES
 
     @property
     def sum_columns(self) -> int:
-        """Of tensor memory, for the accumulators of a tile."""
+        """Columns of tensor memory for the accumulators of a tile."""
         return self.blocks * self.config.tile_rows
 
     @property
     def a_columns(self) -> int:
-        """Of tensor memory, for a stage of weights."""
+        """Columns of tensor memory for a stage of weights."""
         return self.units * self.blocks * unit_columns(self.config)
 
     @property
@@ -98,7 +100,7 @@ class MixedPlan(ProductPlan):
 
     @property
     def a_stages(self) -> int:
-        """Of weights in tensor memory."""
+        """Stages of weights in tensor memory."""
         room = hw.TMEM_COLUMNS - self.acc_stages * self.sum_columns
         return self.whole_turns(min(MOST_A_STAGES, room // self.a_columns))
 
@@ -115,15 +117,15 @@ class MixedPlan(ProductPlan):
 
     @cached_property
     def stages(self) -> int:
-        """Of both rings: what shared memory holds."""
+        """Stages of both rings: as many as shared memory holds."""
         room = hw.SMEM_BYTES_PER_CTA - BARRIER_BYTES - 2 * hw.SMEM_SWIZZLE_ALIGN
         room -= 2 * self.out_bytes
         return self.whole_turns(min(MAX_STAGES, room // (self.units * self.x_bytes + self.w_bytes)))
 
     def whole_turns(self, stages: int) -> int:
-        """As many stages at most that a group always meets the same ones: it has waited for every
-        phase of their barriers then. One that skipped a phase would take the one before it, which
-        has the same parity, for the one that it waits for."""
+        """Round `stages` down so that a group of warps always uses the same stages. It then waits
+        for every phase of their barriers. If it skipped a phase, it would mistake the previous
+        phase, which has the same parity, for the one that it waits for."""
         return stages - stages % self.turns
 
     @property
@@ -147,7 +149,7 @@ class MixedPlan(ProductPlan):
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Who waits for whom."""
+        """Edges between producers and consumers."""
         weights = Edge("w", "load", "math", self.stages, Signal.TMA, "stage of weights",
                        tx_bytes=self.w_bytes, release=Signal.WARPS)  # fmt: skip
         if self.config.gather:

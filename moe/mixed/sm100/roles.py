@@ -199,7 +199,7 @@ class Math:
 
 
 def a_column(plan: MixedPlan, stage: Int32, unit: int, block: Int32) -> Int32:
-    """Where a stage has a unit of K of 128 rows of weights."""
+    """Return the tensor-memory column of a unit of K of 128 rows of weights in a stage."""
     inside = (unit * plan.blocks + block) * unit_columns(plan.config)
     return plan.tmem["a"].begin + stage * plan.a_columns + inside
 
@@ -274,7 +274,7 @@ class Mma:
         step: Int32,
         stages: tuple[Int32, Int32],
     ) -> None:
-        """D (+)= A B over a stage of K. column: of D. stages: of x and of the weights."""
+        """Compute D (+)= A B over a stage of K. `stages`: stage of x, stage of the weights."""
         plan = self.plan
         for unit in cutlass.range_constexpr(plan.units):
             if cutlass.const_expr(unit == 0):
@@ -292,7 +292,7 @@ class Mma:
         accumulate: Boolean,
         stages: tuple[Int32, Int32],
     ) -> None:
-        """The same over a unit of K."""
+        """Compute D (+)= A B over a unit of K."""
         plan, buffers = self.plan, scope.buffers
         x = buffers.x + (stages[0] * plan.units + unit) * (plan.config.tile_rows * DEPTH)
         for block in cutlass.range_constexpr(plan.blocks):

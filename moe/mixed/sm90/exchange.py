@@ -40,7 +40,8 @@ def share_of(plan: cutlass.Constexpr[MixedPlan], sizes: Sizes) -> Share:
 
 @cute.jit
 def open_mail(plan: cutlass.Constexpr[MixedPlan], barriers: cute.Pointer) -> None:
-    """By all threads: mbarriers, which peers may use behind the cluster's barrier."""
+    """Initialise the mbarriers. All threads call this; peers may use them after the cluster
+    barrier."""
     thread, _, _ = cute.arch.thread_idx()
     if thread == 0:
         for team in cutlass.range_constexpr(plan.config.teams):
@@ -75,7 +76,8 @@ def exchange(
 
 @cute.jit
 def leave(plan: cutlass.Constexpr[MixedPlan], scope: Scope, team: Int32, turn: Int32) -> None:
-    """Behind the last of `turn` tiles: who finished it reaches into this CTA once more."""
+    """Wait, after the last of `turn` tiles, for the last remote arrival at this CTA's `freed`
+    barrier."""
     if not finishes(plan, scope, team):
         wait(freed(scope, team), turn % 2 ^ 1)
 
@@ -151,8 +153,8 @@ def add(
 
 @cute.jit
 def place_of(plan: cutlass.Constexpr[MixedPlan], scope: Scope, team: Int32, cta: Int32) -> Int32:
-    """Where a thread's sums lie that CTA `cta` sends. Who finishes has no place of its own: what is
-    said of it is another one's."""
+    """Return the address of a thread's sums that CTA `cta` sends. The finishing CTA has no slot:
+    for it, the address is another CTA's."""
     split = plan.config.split
     owner = team % split
     sender = cutlass.min(cta - Int32(cta > owner), split - 2)
@@ -178,7 +180,7 @@ def freed(scope: Scope, team: Int32) -> Int32:
 
 @cute.jit
 def wait(barrier: Int32, parity: Int32) -> None:
-    """For what peers did: an acquire of the cluster."""
+    """Wait for a phase that peers complete, with an acquire of cluster scope."""
     cute.arch.inline_ptx(
         "{ .reg .pred done; "
         "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1}; "

@@ -89,17 +89,18 @@ class MixedPlan(ProductPlan):
 
     @property
     def scale_bytes(self) -> int:
-        """What a warpgroup has of the scales of rows."""
+        """Bytes of the scales of rows, for a warpgroup."""
         return 4 * self.config.tile_rows if self.config.x == "e4m3" else 0
 
     @property
     def blocks(self) -> int:
-        """Of eight rows of x, of which a thread has four sums for each 64 rows of weights."""
+        """Number of blocks of eight rows of x. A thread has four sums of each, for each 64 rows of
+        weights."""
         return self.config.tile_rows // 8
 
     @property
     def mail_bytes(self) -> int:
-        """Of a warpgroup's sums, where another CTA may finish them."""
+        """Bytes of a warpgroup's sums, in the CTA that may finish them."""
         return 4 * ROWS * self.config.parts * self.config.tile_rows
 
     @property
@@ -110,7 +111,7 @@ class MixedPlan(ProductPlan):
 
     @cached_property
     def stages(self) -> int:
-        """Of the ring: what shared memory holds."""
+        """Stages of the ring: as many as shared memory holds."""
         room = hw.SMEM_BYTES_PER_CTA - BARRIER_BYTES - 2 * hw.SMEM_SWIZZLE_ALIGN
         room -= self.config.teams * (2 * self.out_bytes + self.scale_bytes)
         room -= 4 * self.config.tile_rows + self.mails * self.mail_bytes
@@ -139,8 +140,8 @@ class MixedPlan(ProductPlan):
 
     @property
     def _mail_buffers(self) -> tuple[SmemBuffer, ...]:
-        """What CTAs that share a tile send each other, with mbarriers of each warpgroup: sums have
-        come, and their place is free."""
+        """Buffers for the sums that CTAs sharing a tile exchange, and two mbarriers of each
+        warpgroup: sums have arrived, and their slots are free."""
         if not self.mails:
             return ()
         return (
@@ -150,7 +151,7 @@ class MixedPlan(ProductPlan):
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Who waits for whom."""
+        """Edges between producers and consumers."""
         ring = Edge("ab", "load", "math", self.stages, Signal.TMA, "stage of w and x",
                     tx_bytes=self.moved_x + self.w_bytes, release=Signal.WARPS,
                     every_team=True)  # fmt: skip
