@@ -1,9 +1,9 @@
-"""Rows of an expert, and columns, that a tile has: chosen by what the host knows.
+"""Choice of tile_rows and tile_n of a tile, from what the host knows.
 
-Limits are where the cycle model has the next tile faster on a B200, with rows that are dealt to
-experts at random (results/moe_tiles_b200.json, which notes/moe_tiles.py makes); nobody measured
-them. Tiles of elements of eight bits are bound by TMA, which moves twice the lines; of four bits by
-memory as long as an expert has one or two tiles.
+Limits are the sizes at which the next tile is faster on a B200 in the cycle model, with rows dealt
+to experts at random (results/moe_tiles_b200.json, from notes/moe_tiles.py). They are not measured.
+Tiles of eight-bit elements are bound by TMA, which moves twice the lines. Tiles of four-bit
+elements are bound by memory while an expert has one or two tiles.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def choose_tile_n(rows: int, columns: int, tile_rows: int, bits: int) -> int:
 
 @lru_cache(KEPT)
 def check_tile_rows(tile_rows: int, most_rows: int) -> None:
-    """ValueError for a tile that is smaller than an expert may be, where that is not possible."""
+    """Raise ValueError for a tile that is smaller than an expert's rows may be, if that is
+    unsupported."""
     if tile_rows in FEW and most_rows > tile_rows:
         raise ValueError(
             f"tile_rows {tile_rows}: an expert may have {most_rows} rows (most_rows), and tiles of "
@@ -70,8 +71,8 @@ def check_tile_rows(tile_rows: int, most_rows: int) -> None:
 
 
 def row_tiles(rows: int, experts: int, tile_rows: int, most_rows: int) -> int:
-    """The most tiles of rows that there can be, whatever the counts: of an expert at least one row,
-    so that each adds at most one tile that is not full."""
+    """Return an upper bound of the row tiles for any counts. An expert has at least one row, so
+    each adds at most one tile that is not full."""
     used = min(rows, experts)
     by_rows = (rows + used * (tile_rows - 1)) // tile_rows
     return min(by_rows, used * -(-most_rows // tile_rows))
@@ -109,7 +110,7 @@ def decide(problem: Problem, tile_rows: int | None, tile_n: int | None) -> Group
 
 @lru_cache(KEPT)
 def work_of(problem: Problem, config: GroupedConfig) -> tuple[int, int]:
-    """(the most tiles that there can be, CTAs that share one)."""
+    """Return (upper bound of tiles, CTAs that share a tile)."""
     columns = math.ceil(problem.columns / config.tile_n)
     sizes = problem.rows, problem.experts, config.tile_rows, problem.most_rows
     return row_tiles(*sizes) * columns, config.ctas

@@ -94,8 +94,8 @@ class GroupedConfig:
 
     @property
     def subtile(self) -> int:
-        """Columns that the epilogue takes at a time: whole pairs, and whole blocks of the output,
-        so that nothing is carried from one to the next."""
+        """Columns that the epilogue processes at a time: whole pairs and whole blocks of the
+        output, so that no state is carried to the next."""
         block = self.out_format.block * self.inputs_of_output if self.out_format else 0
         return max(LEAST_SUBTILE, 2 * self.granularity, block)
 

@@ -105,8 +105,8 @@ class Layer:
         return {"tile_rows": self.tile_rows, "most_rows": len(self.x), "pdl": True}
 
     def check(self) -> None:
-        """Raise TypeError, ValueError or NotImplementedError for tokens that are not the
-        experts'."""
+        """Raise TypeError, ValueError or NotImplementedError for tokens that do not fit the
+        experts."""
         x, experts = self.x, self.experts
         # The tensor that says how many experts are chosen from, its name, its shape.
         named, sizes = ("router_logits", self.router_logits), "[T, E]"
@@ -146,7 +146,7 @@ class Layer:
             check_tile_rows(self.tile_rows, len(self.x))
 
     def _check_range(self) -> None:
-        """ValueError for a range that is none, or not that of the packed experts."""
+        """Raise ValueError for an invalid range, or one that differs from the packed experts."""
         first, end = self.first_expert, self.end_expert
         if end is None:
             return
@@ -155,7 +155,7 @@ class Layer:
             raise ValueError(f"expert_range ({first}, {end}): {self.experts.experts} are packed")
 
     def _check_scales(self) -> None:
-        """TypeError or ValueError for what is no scale of this format."""
+        """Raise TypeError or ValueError for an invalid scale of this format."""
         has_global = format_of(self.fmt).has_global
         if self.scales.h_amax is not None:
             require_table("scales.h_amax", self.scales.h_amax, torch.float32, (1,))
@@ -189,7 +189,7 @@ class Routed:
 
 
 def run_layer(layer: Layer) -> tuple[torch.Tensor]:
-    """[T, H] in the dtype of x."""
+    """Compute the layer: [T, H] in the dtype of x."""
     layer.check()
     return run_experts(layer, run_routing(layer))
 
@@ -207,7 +207,7 @@ def run_routing(layer: Layer) -> Routed:
 
 
 def _chosen(layer: Layer, order: OrderTables | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, weights). order: is written."""
+    """Return (ids, weights). `order` is written."""
     if layer.linear is not None:
         given = TokenChoices(layer.x, layer.linear, layer.router, **layer.where)
         return run_route_tokens(given, order)
@@ -217,7 +217,7 @@ def _chosen(layer: Layer, order: OrderTables | None = None) -> tuple[torch.Tenso
 
 
 def run_experts(layer: Layer, routed: Routed) -> tuple[torch.Tensor]:
-    """[T, H] in the dtype of x: what is behind the routing."""
+    """Compute the steps after routing: [T, H] in the dtype of x."""
     x, experts, where, offsets = layer.x, layer.experts, layer.where, routed.offsets
     tokens = Tokens(
         x, layer.fmt, layer.scales.x, routed.slot_of_row.narrow(0, 0, layer.rows), offsets,
@@ -238,7 +238,7 @@ def combined(layer: Layer, routed: Routed, y: torch.Tensor) -> tuple[torch.Tenso
 
 
 def logit_fields(given: torch.Tensor | RouterLinear) -> dict[str, Any]:
-    """The fields of `Layer` that stand for logits, or for what makes them."""
+    """Return the fields of `Layer` for given logits, or for the linear layer that computes them."""
     if isinstance(given, RouterLinear):
         return {"router_logits": None, "linear": given}
     return {"router_logits": given}
@@ -263,11 +263,12 @@ def layer_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Quantized:
-    """swiglu(x w13) in the format that w2 is multiplied by: in one kernel, unless its global scale
-    is to be found.
+    """Compute swiglu(x w13) in the format of w2's product: in one kernel, unless its global scale
+    has to be found first.
 
-    Offsets and weights are older than the kernel in front: that one, as each here, waited for those
-    before it before it let the next one begin."""
+    Offsets and weights are older than the previous kernel: like every kernel here, it waited for
+    earlier kernels before it let the next one begin.
+    """
     experts, scales = layer.experts, layer.scales
     form = layer.activation.of_rows(experts.granularity)
     first = Arguments(

@@ -33,7 +33,7 @@ Results = tuple[torch.Tensor, torch.Tensor]
 
 
 def forward(arguments: Arguments) -> Results:
-    """(elements or numbers, scale factors) as `empty_results` makes them; one launch."""
+    """Launch once. Return (elements or numbers, scale factors), as of `empty_results`."""
     arguments.check()
     device, problem = arguments.offsets.device, arguments.problem
     results = empty_results(arguments)
@@ -45,8 +45,8 @@ def forward(arguments: Arguments) -> Results:
 
 
 def empty_results(arguments: Arguments) -> Results:
-    """[R, columns] in the dtype of the output, and nothing; bytes of elements and of scale factors
-    of a quantised one. Sizes may be symbols."""
+    """Allocate [R, columns] in the dtype of the output, and nothing else; or, for a quantised
+    output, bytes of elements and of scale factors. Sizes may be symbols."""
     like, rows, columns = arguments.x.data, arguments.x.data.shape[0], arguments.columns
     form = FORMATS.get(arguments.out)
     if form is None:
@@ -106,12 +106,12 @@ def kernel_arguments(arguments: Arguments, results: Results) -> GroupedArguments
 
 
 def numbers_of(form: Activation | SwiGLU) -> Numbers:
-    """Coefficients of an activation; a limit of 0 stands for none."""
+    """Return the coefficients of an activation. A limit of 0 means none."""
     return Numbers(alpha=float(form.alpha), beta=float(form.beta), limit=float(form.limit or 0.0))
 
 
 def grid(arguments: Arguments) -> int:
-    """CTAs: one on every SM, or those of as many tiles as there can be."""
+    """Return the number of CTAs: one on every SM, or those of the upper bound of tiles."""
     tiles, ctas = work_of(arguments.problem, arguments.config)
     at_once = max(1, sms_of(arguments.offsets.device) // ctas)
     return ctas * min(tiles, at_once)

@@ -1,4 +1,4 @@
-"""Tiles of the mixed product: chosen by what the host knows."""
+"""Choice of the tiles of the mixed product, from what the host knows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def choose_tile_rows(rows: int, experts: int, arch: str, x: str = "bf16") -> tup
 def choose_teams(
     rows: int, experts: int, columns: int, tile_rows: int, arch: str, x: str = "bf16"
 ) -> tuple[int, int]:
-    """(warpgroups, times 64 rows of weights): of `columns` rows of weights, for rows of x."""
+    """Choose (warpgroups, times 64 rows of weights of each) for `columns` rows of weights and rows
+    of x."""
     if tile_rows >= MANY:
         return MANY_TEAMS[arch][tile_rows]
     reads = READS_OF[arch]
@@ -79,8 +80,8 @@ def _possible_teams(tile_rows: int, arch: str, x: str) -> tuple[tuple[int, int],
 
 
 def choose_split(tiles: int, tile_rows: int, units: int, arch: str) -> int:
-    """CTAs that share each of so many tiles along its `units` of K: the most that find an SM each
-    beside the others, and have enough of K; 1 where none may."""
+    """Choose the number of CTAs that share each of `tiles` tiles along its `units` of K: the
+    largest with an SM for each CTA, and enough of K for each; else 1."""
     if tile_rows > SPLIT_ROWS or arch != SPLIT_ARCH:
         return 1
     sms = hw.SMS_OF[arch]

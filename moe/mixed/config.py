@@ -99,7 +99,7 @@ class MixedConfig:
         return self.tile_n // (2 if self.swiglu else 1)
 
     def check_values(self, arch: str) -> None:
-        """Raise ValueError or NotImplementedError, naming the value and what `arch` takes."""
+        """Raise ValueError or NotImplementedError, naming the value and what `arch` supports."""
         format_of(self.fmt)
         if arch == "sm_100a":
             self._check_numbers()
@@ -177,7 +177,7 @@ def unit_columns(config: MixedConfig) -> int:
 
 
 def fits(arch: str, tile_rows: int, teams: int, parts: int, x: str = "bf16") -> bool:
-    """Whether there are such tiles of rows of x."""
+    """Return whether such tiles of rows of x exist."""
     try:
         MixedConfig(x=x, tile_rows=tile_rows, teams=teams, parts=parts).check_values(arch)
     except (NotImplementedError, ValueError):
@@ -187,11 +187,10 @@ def fits(arch: str, tile_rows: int, teams: int, parts: int, x: str = "bf16") -> 
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """The kernel that writes tokens where their experts have them. out: dtype of the rows.
-    by_expert: tokens have slots with a row each; else a row is a token."""
+    """The kernel that writes tokens in the order of their experts."""
 
-    out: str = "bf16"
-    by_expert: bool = True
+    out: str = "bf16"  # dtype of the rows
+    by_expert: bool = True  # tokens have slots with a row each; else a row is a token
 
     @property
     def vector(self) -> int:
@@ -200,5 +199,5 @@ class RowsConfig:
 
     @property
     def unroll(self) -> int:
-        """Vectors of which a thread has loads in flight."""
+        """Vectors whose loads a thread has in flight."""
         return 4 if self.out == "bf16" else 1

@@ -59,8 +59,8 @@ GLOBAL_SHIFT = 8  # nvfp4: elements are smaller by this power of two, and the ex
 
 
 def places(word: int, pair: int, second: int) -> list[tuple[int, int]]:
-    """(word, bit) of each bit of a code, from the lowest up: of the first or second element of a
-    pair of one of two words."""
+    """Return (word, bit) of each bit of a code, from the lowest up. The code is the first or second
+    element of a pair of one of two words."""
     wanted = [16 * second + bit for bit in BF16_BITS]
     if pair < len(TURNS):
         return [(word, (bit - TURNS[pair]) % 32) for bit in wanted]
@@ -91,7 +91,7 @@ class Fragments:
         return len(self.factor)
 
     def check(self) -> None:
-        """Raise ValueError for tensors that are not what `arrange` makes of such a weight."""
+        """Raise ValueError for tensors that `arrange` does not make of such a weight."""
         if self.x not in ACTIVATIONS:
             raise NotImplementedError(f"w.x is {self.x!r}: one of {tuple(ACTIVATIONS)}")
         if self.fmt not in ACTIVATIONS[self.x]:
@@ -127,16 +127,14 @@ def units_of(size: int, unit: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ArrangedExperts(LayerWeights):
-    """A layer's weights, made by `arrange`; bias13, bias2: fp32 [E, rows], those of w13
-    in the order of its rows. h_scale, h_decode_scale: fp32 [1] where activations are e4m3: what h
-    is multiplied by before it is rounded, and 1 over it."""
+    """Weights of a layer, made by `arrange`."""
 
     w13: Fragments
     w2: Fragments
-    bias13: torch.Tensor | None = None
-    bias2: torch.Tensor | None = None
-    h_scale: torch.Tensor | None = None
-    h_decode_scale: torch.Tensor | None = None
+    bias13: torch.Tensor | None = None  # fp32 [E, rows], in the order of the rows of w13
+    bias2: torch.Tensor | None = None  # fp32 [E, rows]
+    h_scale: torch.Tensor | None = None  # fp32 [1], for e4m3: multiplies h before it is rounded
+    h_decode_scale: torch.Tensor | None = None  # fp32 [1]: 1 / h_scale
 
     @property
     def x(self) -> str:
@@ -147,15 +145,16 @@ class ArrangedExperts(LayerWeights):
 def arrange(
     experts: PackedExperts, activations: str = "bf16", *, h_scale: float = 1.0
 ) -> ArrangedExperts:
-    """The weights of a layer in nvfp4 or mxfp4 as they are multiplied by numbers, on Hopper and on
-    Blackwell: the same bytes in another order, made once at load, expert by expert.
+    """Arrange the weights of a layer in nvfp4 or mxfp4 for `mixed_gemm`, on Hopper and on
+    Blackwell: the same bytes in another order, once at load time, expert by expert.
 
-    activations: 'bf16', or on Hopper, for weights in mxfp4, 'e4m3', which is faster where there are
-    many rows and less exact. Weights are exact with both, but for what e4m3 loses where the scale
-    factors of a row are further apart than 2^11: elements that are that much smaller than the row's
-    largest are rounded to multiples of 2^-12 of its scale.
-    h_scale: in e4m3, what the output of SwiGLU is multiplied by before it is rounded; what exceeds
-    448 then saturates. With a limit it is at most limit (limit + beta), 56 of gpt-oss.
+    Args:
+        activations: 'bf16', or on Hopper, for weights in mxfp4, 'e4m3', which is faster with many
+            rows and less exact. Weights are exact with both, except that e4m3 loses small elements
+            if a row's scale factors are further apart than 2^11: they are rounded to multiples of
+            2^-12 of the row's largest scale.
+        h_scale: in e4m3, multiplies the output of SwiGLU before it is rounded; values beyond 448
+            then saturate. With a limit the output is at most limit (limit + beta), 56 for gpt-oss.
 
     Raises:
         TypeError, NotImplementedError, ValueError: naming the value and the limit.
@@ -184,8 +183,8 @@ def arrange(
 
 
 def fragments(w: Quantized, order: torch.Tensor | None = None, x: str = "bf16") -> Fragments:
-    """w [E, N, K] in nvfp4 or mxfp4, to be multiplied by x. order: int64 [N], which row of it each
-    row is; those of gate and up in turn, by eight."""
+    """Arrange w [E, N, K] in nvfp4 or mxfp4 for products with x. order: int64 [N], the source row
+    of each row; rows of gate and up alternate by eight."""
     if x not in ACTIVATIONS:
         raise NotImplementedError(f"activations {x!r}: one of {tuple(ACTIVATIONS)}")
     if w.fmt not in ACTIVATIONS[x]:
@@ -201,7 +200,7 @@ def fragments(w: Quantized, order: torch.Tensor | None = None, x: str = "bf16") 
 def _experts(
     w: Quantized, order: torch.Tensor | None, x: str
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(bytes, factor) of each."""
+    """Yield (bytes, factor) of each expert."""
     form = w.format
     columns = form.columns(w.k)
     rows = slice(None) if order is None else order.to(w.data.device)
@@ -225,15 +224,14 @@ def _spread(scale: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def _of_ue8m0(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exponents of what elements are multiplied by, and what makes up for where they had to be
-    smaller."""
+    """Return exponents of the elements' factors, and the factor that undoes their reduction."""
     excess = (codes.amax().int() + UE8M0_BIAS - UE8M0_LARGEST).clamp(min=0)
     moved = codes.int() + UE8M0_BIAS - excess
     return moved.clamp(min=0).to(torch.uint8), torch.exp2(excess.float())
 
 
 def _of_e4m3(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Five bits of exponent, three of mantissa."""
+    """Encode scale factors in five bits of exponent and three of mantissa."""
     mantissa, exponent = torch.frexp(codes.view(torch.float8_e4m3fn).float())
     stored = (exponent - 1 + UE5M3_BIAS) * 8 + (mantissa * 16).int() - 8
     stored = torch.where(codes == 0, 0, stored)

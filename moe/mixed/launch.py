@@ -92,7 +92,7 @@ class MixedArguments:
 
     @property
     def chosen_rows(self) -> tuple[int, ...]:
-        """Rows of a tile that are given, or those that sizes choose."""
+        """Given rows of a tile, or those chosen by sizes."""
         if self.tile_rows is not None:
             return (self.tile_rows,)
         return choose_tile_rows(self.count, self.w.experts, self.target.arch, self.w.x)
@@ -130,8 +130,8 @@ class MixedArguments:
 
     @property
     def gathers(self) -> bool:
-        """Whether rows are fetched from where the tokens are quicker than a launch puts them in
-        order: where there are so few that one launch takes all, in the smallest tiles."""
+        """Whether gathering rows is faster than a launch that sorts them: if so few that one launch
+        does all, in the smallest tiles."""
         tiles = [each.tile_rows for each in self.configs]
         return self.w.x != "e4m3" and tiles == [*ROWS_OF[self.target.arch][:1]]
 

@@ -96,12 +96,12 @@ class ProductPlan:
 
     @property
     def lag(self) -> int:
-        """Stages that have to be full, beside one, before it is free."""
+        """Number of further stages that have to be full before a stage is released."""
         raise NotImplementedError
 
     @property
     def ahead(self) -> int:
-        """Stages of gathered rows in flight: with more nobody would go on, see `lag`."""
+        """Stages of gathered rows in flight; more would deadlock, see `lag`."""
         return min(MAX_AHEAD, self.stages - self.lag - 1)
 
     @cached_property
@@ -120,7 +120,7 @@ class ProductPlan:
         raise NotImplementedError
 
     def tile_edges(self, *readers: str) -> tuple[Edge, ...]:
-        """Tiles go to each role that wants them by an edge of its own."""
+        """Return the tile edges. Each role that needs tiles has a separate one."""
         readers += ("gather",) * self.config.gather
         threads = Signal.THREADS
         return tuple(
@@ -136,7 +136,7 @@ class ProductPlan:
         return tuple(name for name in names if name.startswith("tile_"))
 
     def check(self) -> None:
-        """Raise ValueError for what no CTA can hold."""
+        """Raise ValueError if a CTA cannot hold the plan."""
         self.roles.check()
         least = self.lag + (2 if self.config.gather else 1)
         if self.stages < least:

@@ -1,6 +1,6 @@
-"""Rows of tokens to where their experts have them, as they are or in e4m3 (device code).
+"""Copy rows of tokens to the order of experts, as they are or in e4m3 (device code).
 
-A CTA reads a token once, whatever the number of its slots. In e4m3 a row has a scale of its own.
+A CTA reads a token once, whatever the number of its slots. In e4m3 each row has a scale.
 """
 
 import cutlass
@@ -94,14 +94,14 @@ class Rows:
 
     @cute.jit
     def read(self, x: cute.Tensor, token: Int32, vector: Int32) -> cute.Tensor:
-        """bf16."""
+        """Load a vector of bf16."""
         loaded = cute.make_rmem_tensor(self.config.vector, BFloat16)
         cute.autovec_copy(self.part(x, token, vector), loaded)
         return loaded
 
     @cute.jit
     def rounded(self, values: cute.Tensor, encode: Float32) -> cute.Tensor:
-        """Times encode, in e4m3."""
+        """Multiply by `encode`, and round to e4m3."""
         scaled = cute.make_rmem_tensor(self.config.vector, Float32)
         scaled.store(values.load().to(Float32) * encode)
         rounded = cute.make_rmem_tensor(self.config.vector, Float8E4M3FN)

@@ -1,4 +1,4 @@
-"""The host function and the scheduler role, which are those of both architectures."""
+"""Host function and scheduler role of both architectures."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ class Scheduler(Walk):
         self.role = plan.roles["scheduler"]
 
     def tiles_of(self, rows: Int32) -> Int32:
-        """Row tiles of an expert with so many rows: none where another launch has it."""
+        """Return the row tiles of an expert with `rows` rows: 0 if it is another launch's."""
         config, tiles = self.plan.config, super().tiles_of(rows)
         if config.most:
             tiles *= Int32(rows <= config.most)

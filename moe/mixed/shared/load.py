@@ -31,7 +31,7 @@ class Loader:
 
     @property
     def others(self) -> int:
-        """Bytes that the barrier of x counts besides."""
+        """Further bytes that the barrier of x counts."""
         return 0
 
     @cute.jit
@@ -73,7 +73,7 @@ class Loader:
         return 0 if self.plan.config.gather else self.plan.config.tile_rows // self.plan.widths[-1]
 
     def is_needed(self, number: int, rows: Int32) -> Boolean:
-        """Whether box `number` has rows that are multiplied: twice as many as one, or all."""
+        """Return whether box `number` has rows that are multiplied: widths are doubled."""
         behind = self.plan.widths[-1] << number.bit_length() - 1 if number else 0
         return rows > behind
 
@@ -139,7 +139,7 @@ NO_ROW = -1
 
 
 class Gather:
-    """Fills the ring of x; rows that the expert does not have, and K behind its end, are zeros."""
+    """Producer of the ring of gathered x. Missing rows, and K past its end, are zeros."""
 
     def __init__(self, plan: ProductPlan) -> None:
         self.plan = plan
@@ -180,7 +180,7 @@ class Gather:
 
     @cute.jit
     def land(self, scope: Scope, begun: Int32, flying: Int32) -> None:
-        """Tell of all stages that are in flight."""
+        """Wait for all stages in flight, and signal them."""
         self.wait(0)
         for behind in cutlass.range_constexpr(self.plan.ahead, 0, -1):
             if flying >= behind:
@@ -188,18 +188,19 @@ class Gather:
 
     @cute.jit
     def wait(self, flying: cutlass.Constexpr[int]) -> None:
-        """Until all stages but so many are there, for the tensor core, too."""
+        """Wait until at most `flying` stages are in flight. The others are then visible to the
+        tensor core, too."""
         cute.arch.cp_async_wait_group(flying)
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
     def tell(self, scope: Scope, filling: Int32) -> None:
-        """The stage of this filling of the ring is full."""
+        """Signal that the stage of this filling of the ring is full."""
         scope.pipes.x.signal(filling % self.plan.stages)
 
     @cute.jit
     def find_rows(self, scope: Scope, tile: Tile) -> None:
-        """The tokens of this warp's rows to its part of the table."""
+        """Write the tokens of this warp's rows to its part of the table."""
         lane, warp, table = cute.arch.lane_idx(), self.warp(), scope.buffers.table
         cute.arch.sync_warp()
         for first in cutlass.range_constexpr(0, self.own, hw.WARP_THREADS):
@@ -214,7 +215,7 @@ class Gather:
 
     @cute.jit
     def fetch(self, scope: Scope, _sources: None, step: Int32, stage: Int32) -> None:
-        """Begin to copy this warp's rows of a stage, whose tokens are in the table."""
+        """Start to copy this warp's rows of a stage, whose tokens are in the table."""
         lane, plan, x = cute.arch.lane_idx(), self.plan, scope.x
         table = scope.buffers.table
         own_row, chunk = lane // self.lanes, lane % self.lanes

@@ -30,7 +30,7 @@ UNIT = hw.SMEM_UNIT_BYTES
 
 @cute.jit
 def meet(team: Int32) -> None:
-    """All threads of the warpgroup."""
+    """Synchronise all threads of the warpgroup."""
     cute.arch.barrier(barrier_id=STORE_BARRIER + team, number_of_threads=THREADS)
 
 
@@ -100,8 +100,8 @@ def put(
     own: OwnRows,
     first: cutlass.Constexpr = 0,
 ) -> None:
-    """A chunk of rows of the output, this warp's columns of it, to shared memory. sums: of these
-    rows, a fragment for each 64 rows of weights from the `first` of the warpgroup's on."""
+    """Write this warp's columns of a chunk of output rows to shared memory. sums: of these rows,
+    one fragment for each 64 rows of weights, beginning with the warpgroup's `first`."""
     config = plan.config
     blocks = min(CHUNK, config.tile_rows) // 8
     thread, _, _ = cute.arch.thread_idx()
@@ -174,8 +174,8 @@ def put_e4m3(
     unit: Int32,
     pair: tuple[Float32, Float32],
 ) -> None:
-    """Outputs of two rows of x to shared memory: neighbouring columns trade, so that each has two
-    of one row. unit: of eight columns."""
+    """Write outputs of two rows of x to shared memory. Lanes with neighbouring columns exchange
+    values, so that each has two columns of one row. unit: index of the eight columns."""
     lane = cute.arch.lane_idx()
     column, is_odd = lane // 4, Boolean(lane // 4 % 2)
     sent = pair[0] if is_odd else pair[1]
@@ -200,7 +200,7 @@ def take(
     chunk: cutlass.Constexpr,
     buffer: Int32,
 ) -> None:
-    """A chunk of rows from shared to global memory, 16 bytes a thread."""
+    """Copy a chunk of rows from shared to global memory, 16 bytes a thread."""
     config, out = plan.config, scope.tensors.out
     rows, units = min(CHUNK, config.tile_rows), plan.out_line // UNIT
     columns = plan.outputs // units  # of a thread
@@ -223,7 +223,8 @@ def take(
 
 @cute.jit
 def placed(plan: cutlass.Constexpr[ProductPlan], row: Int32, unit: Int32) -> Int32:
-    """Byte of 16 of a row: eight lanes that move neighbouring rows meet all banks."""
+    """Return the byte offset of a 16-byte unit of a row, swizzled: eight lanes that move
+    neighbouring rows use all banks."""
     line = plan.out_line
     turned = row * line // hw.SMEM_LINE_BYTES % min(8, line // UNIT)
     return row * line + (unit ^ turned) * UNIT

@@ -55,15 +55,15 @@ class MixedPlan(ProductPlan):
 
     @property
     def turns(self) -> int:
-        """Groups of warpgroups that take stages in turn, each all rows of weights of its stages:
-        while some wait for what they have asked for, others compute. One is enough where products
-        take longer than that."""
+        """Number of groups of warpgroups, which alternate over the stages. Each group converts all
+        rows of weights of its stages. While some wait for their loads, others compute. One group is
+        enough if products take longer."""
         return 1 if self.config.tile_rows >= MANY else MOST_TEAMS // self.config.teams
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Columns of products, which are rows of x: all of a tile, or half of them where it has no
-        more, and so on, in whole chunks of the epilogue."""
+        """Widths of products, in rows of x: a whole tile, half of it if the expert has no more
+        rows, and so on, in whole chunks of the epilogue."""
         halves = (self.config.tile_rows >> n for n in range(MOST_WIDTHS))
         return tuple(width for n, width in enumerate(halves) if n == 0 or width >= CHUNK)
 
@@ -94,7 +94,7 @@ class MixedPlan(ProductPlan):
 
     @property
     def acc_stages(self) -> int:
-        """Tiles whose accumulators there is room for."""
+        """Number of tiles whose accumulators fit."""
         twice = 2 * self.sum_columns + 2 * self.a_columns
         return 2 if twice <= hw.TMEM_COLUMNS else 1
 
@@ -130,7 +130,7 @@ class MixedPlan(ProductPlan):
 
     @property
     def lag(self) -> int:
-        """The tensor core takes one stage after the other."""
+        """No further stages: the tensor core uses one stage after the other."""
         return 0
 
     @cached_property
@@ -166,7 +166,7 @@ class MixedPlan(ProductPlan):
         return EdgePlan(self.roles, (*tiles, weights, x, a, acc))
 
     def check(self) -> None:
-        """Raise ValueError for what no CTA can hold."""
+        """Raise ValueError if a CTA cannot hold the plan."""
         super().check()
         self.tmem.check()
 

@@ -1,4 +1,4 @@
-"""Roles of Blackwell's mixed product, in the order of the data, and what they share on chip."""
+"""Roles of Blackwell's mixed product, in data-flow order, and their on-chip memory."""
 
 from dataclasses import dataclass
 
@@ -58,14 +58,14 @@ class Pipes:
 
 
 class Load(Loader):
-    """Fills both rings: that of x is free when the tensor core is done, that of weights when they
-    are bf16."""
+    """Producer of both rings. The tensor core releases stages of x, the math role those of weights,
+    once they are bf16."""
 
     @cute.jit
     def fetch(
         self, scope: Scope, tile: Tile, step: Int32, state: PipelineState, size: Int32
     ) -> None:
-        """Fill a stage of each ring, of x where it is not gathered."""
+        """Fill a stage of each ring; of x only if it is not gathered."""
         pipes = scope.pipes
         pipes.w.acquire(state)
         barrier = pipes.w.barrier(state.index)
@@ -87,7 +87,7 @@ class Gather(load.Gather):
 
     @cute.jit
     def find_rows(self, scope: Scope, tile: Tile) -> cute.Tensor:
-        """The tokens of the thread's rows, Int32 in registers, NO_ROW where there is no row."""
+        """Read the tokens of the thread's rows, Int32 in registers; NO_ROW if there is no row."""
         turns = -(-self.own // self.at_once)
         tokens = cute.make_rmem_tensor(turns, Int32)
         for turn in cutlass.range_constexpr(turns):
@@ -100,7 +100,7 @@ class Gather(load.Gather):
 
     @cute.jit
     def fetch(self, scope: Scope, tokens: cute.Tensor, step: Int32, stage: Int32) -> None:
-        """Begin to copy this warp's rows of a stage."""
+        """Start to copy this warp's rows of a stage."""
         plan, x, lane = self.plan, scope.x, cute.arch.lane_idx()
         own_row, chunk = lane // self.lanes, lane % self.lanes
         size, width = plan.config.x_bits // 8, cute.size(x, mode=[1])
@@ -172,7 +172,7 @@ class Math:
     def make_words(
         self, scope: Scope, team: Int32, stage: Int32, unit: cutlass.Constexpr[int]
     ) -> list[cute.Tensor]:
-        """A unit of K of the warpgroup's rows, as it goes to tensor memory: a fragment for each 64
+        """Convert a unit of K of the warpgroup's rows for tensor memory: one fragment for each 64
         rows."""
         result = []
         for place in dequantise.places(self.plan, scope, team, stage, unit):
@@ -256,7 +256,7 @@ class Mma:
         step: Int32,
         stages: tuple[Int32, Int32],
     ) -> None:
-        """`add` with the least of the plan's widths from `number` on that has all rows."""
+        """Call `add` with the smallest width of the plan, from `number` on, that holds all rows."""
         widths = self.plan.widths
         if cutlass.const_expr(number + 1 == len(widths)):
             self.add(scope, widths[number], column, step, stages)
@@ -318,7 +318,7 @@ def weights_at(
 
 
 def make_mma(plan: MixedPlan, width: int) -> cute.TiledMma:
-    """Built anew wherever it is used: passed through a loop it stops being a constant."""
+    """Build the MMA. It is rebuilt at each use: passed through a loop it stops being a constant."""
     element, source = X_TYPES[plan.config.x], tcgen05.OperandSource.TMEM
     shape = hw.TMEM_LANES, width
     return sm100.make_trivial_tiled_mma(
@@ -356,7 +356,8 @@ class Epilogue:
 
     @cute.jit
     def store(self, scope: Scope, tile: Tile, stage: Int32) -> None:
-        """A tile to global memory. The accumulators are free once its last rows have been read."""
+        """Store a tile to global memory. The accumulators are released once their last rows have
+        been read."""
         plan, config = self.plan, self.plan.config
         rows = min(CHUNK, config.tile_rows)
         chunks = config.tile_rows // rows
@@ -379,7 +380,7 @@ class Epilogue:
 
     @cute.jit
     def release(self, scope: Scope, stage: Int32) -> None:
-        """The accumulators of the tile may be written."""
+        """Release the accumulators of the tile."""
         tmem.order_before_signal()
         scope.pipes.acc.release(stage)
 
@@ -391,8 +392,8 @@ class Epilogue:
         part: cutlass.Constexpr[int],
         rows: cutlass.Constexpr[int],
     ) -> cute.Tensor:
-        """A fragment of 64 rows of weights, and of so many rows of x, of which the first one is
-        column `first` of the first accumulator."""
+        """Load a fragment of 64 rows of weights and `rows` rows of x. Column `first` of the first
+        accumulator is the first row of x."""
         block, half = part // HALVES, part % HALVES
         column = first + block * self.plan.config.tile_rows
         return load_sums(fragment_at(scope.buffers.tmem, column, half), rows)

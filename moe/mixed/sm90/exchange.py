@@ -1,10 +1,10 @@
-"""The sums of CTAs that share a tile along K, from who has a share to who finishes (device code).
+"""Exchange of sums between CTAs that share a tile along K (device code).
 
-Warpgroup t of each of them has sums of the same 64 rows of weights, or of twice as many, over its
-own units of K. CTA t % split of the cluster finishes them. The others send it theirs by st.async,
-each to a place of its own, where an mbarrier counts the bytes; it adds them up in the order of
-CTAs, its own in their midst, and says that the places are free. So bits follow from the share of K
-alone, whoever comes first and whatever a tile is.
+Warpgroup t of each CTA has sums of the same 64 rows of weights, or of twice as many, over its units
+of K. CTA t % split of the cluster finishes them. Each other CTA sends it its sums by st.async, to a
+separate slot; an mbarrier counts the bytes. The finishing CTA adds up all sums in the order of
+CTAs, including its sums, and signals that the slots are free. So the result's bits depend on the
+partition of K only, not on timing or tiles.
 
     mail: fp32 [warpgroup that the CTA finishes][sender][part][8 rows of x][thread][4]
 """
@@ -26,8 +26,8 @@ VECTOR = 4  # sums of a thread of eight rows of x
 
 @cute.jit
 def share_of(plan: cutlass.Constexpr[MixedPlan], sizes: Sizes) -> Share:
-    """This CTA's, in pairs of units as they are multiplied, so that it is the same for any tile;
-    nothing where there are fewer pairs than CTAs."""
+    """Return this CTA's part of K, in pairs of units as they are multiplied, so that it is the same
+    for any tile. It is empty if there are fewer pairs than CTAs."""
     if cutlass.const_expr(plan.config.split == 1):
         return Share(Int32(0), Int32(0), sizes.units)
     split = plan.config.split
@@ -66,8 +66,12 @@ def exchange(
     turn: Int32,
     sums: list[cute.Tensor],
 ) -> None:
-    """Sums of all of K where this CTA finishes them: `sums` then. rows: of the tile; turn:
-    how many tiles there were before."""
+    """Complete `sums` over all of K if this CTA finishes them, else send them.
+
+    Args:
+        rows: of the tile.
+        turn: number of earlier tiles.
+    """
     if finishes(plan, scope, team):
         add(plan, scope, team, rows, turn, sums)
     else:
@@ -91,7 +95,7 @@ def send(
     turn: Int32,
     sums: list[cute.Tensor],
 ) -> None:
-    """A thread's sums, once those of the tile before have been read there."""
+    """Send a thread's sums, once those of the previous tile have been read."""
     wait(freed(scope, team), turn % 2 ^ 1)
     owner = team % plan.config.split
     place, box = place_of(plan, scope, team, scope.share.rank), arrived(scope, team)
@@ -118,7 +122,7 @@ def add(
     turn: Int32,
     sums: list[cute.Tensor],
 ) -> None:
-    """All shares in the order of CTAs, and word to the others that they may send again."""
+    """Add up the sums of all CTAs in their order, and signal the others to send again."""
     split, rank = plan.config.split, scope.share.rank
     thread, _, _ = cute.arch.thread_idx()
     if thread % THREADS == 0:
@@ -164,17 +168,17 @@ def place_of(plan: cutlass.Constexpr[MixedPlan], scope: Scope, team: Int32, cta:
 
 
 def offset(plan: MixedPlan, part: int, block: int) -> int:
-    """Bytes from a thread's first sums on."""
+    """Return the offset in bytes from a thread's first sums."""
     return (part * plan.blocks + block) * THREADS * 4 * VECTOR
 
 
 def arrived(scope: Scope, team: Int32) -> Int32:
-    """The mbarrier that counts what comes of a warpgroup's sums."""
+    """Return the address of the mbarrier that counts arriving sums of a warpgroup."""
     return scope.buffers.mail_barriers.toint() + team * (2 * hw.MBARRIER_BYTES)
 
 
 def freed(scope: Scope, team: Int32) -> Int32:
-    """The one on which their places are told to be free."""
+    """Return the address of the mbarrier that signals free slots."""
     return arrived(scope, team) + hw.MBARRIER_BYTES
 
 

@@ -74,8 +74,9 @@ class MixedGemm(Product):
 
     @cute.jit
     def begin(self) -> None:
-        """All threads wait for the kernel in front, unless it has other experts of the same
-        product: that one waited for all that is read here. Then the one behind may begin."""
+        """Wait for the previous kernel in all threads, then let the next one begin. A launch of
+        other experts of the same product does not wait: the previous launch waited for all its
+        inputs."""
         config = self.config
         if cutlass.const_expr(config.pdl and not config.least):
             follow()

@@ -1,9 +1,8 @@
-"""Warps, barriers and shared memory of Hopper's grouped GEMM, as data.
+"""Warps, barriers and shared memory of Hopper's mixed product, as data.
 
-A warpgroup multiplies 64 rows of the matrix at a time, or twice 64, which it has in registers as
-bf16, by all rows of the expert, which are in shared memory. One warp fetches both, another one
-walks over the tiles. Where a cluster shares a tile, each of its CTAs does all that with a
-part of K.
+A warpgroup multiplies 64 rows of the matrix at a time, or twice 64, by all rows of the expert. The
+matrix is bf16 in registers, the rows are in shared memory. One warp fetches both, another one
+schedules tiles. If a cluster shares a tile, each of its CTAs does all that with a part of K.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ EARLY = 8  # registers of a thread for 64 rows of weights: factors, biases, and 
 
 @dataclass(frozen=True)
 class MixedPlan(ProductPlan):
-    """Everything about a config that is decided before tracing. Of the two units of K of a turn one
-    becomes bf16 while the other is multiplied."""
+    """Properties of a config that are decided before tracing. Units of K come in pairs: one becomes
+    bf16 while the other is multiplied."""
 
     @cached_property
     def roles(self) -> RolePlan:
@@ -58,8 +57,8 @@ class MixedPlan(ProductPlan):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Columns of products, which are rows of x: all of a tile, or half of them where it has no
-        more, and so on as far as registers go."""
+        """Widths of products, in rows of x: a whole tile, half of it if the expert has no more
+        rows, and so on as far as registers allow."""
         config = self.config
         most = REGISTERS[config.teams][0]
         halves = (config.tile_rows >> n for n in range(MOST_WIDTHS))
@@ -71,8 +70,8 @@ class MixedPlan(ProductPlan):
 
     @property
     def is_early(self) -> bool:
-        """Whether a thread fetches what it adds to sums before they are made: where it has the
-        registers."""
+        """Whether a thread fetches biases and factors before its sums are complete: if registers
+        allow."""
         config = self.config
         most = REGISTERS[config.teams][0]
         return config.registers(len(self.widths)) + EARLY * config.parts <= most
@@ -105,7 +104,7 @@ class MixedPlan(ProductPlan):
 
     @property
     def mails(self) -> int:
-        """Sums of other CTAs that a CTA has room for: it finishes some of its warpgroups'."""
+        """Number of buffers for other CTAs' sums of the warpgroups that this CTA finishes."""
         split = self.config.split
         return -(-self.config.teams // split) * (split - 1)
 
@@ -119,7 +118,8 @@ class MixedPlan(ProductPlan):
 
     @property
     def lag(self) -> int:
-        """Two units of K are waited for at a time, while the two before are still multiplied."""
+        """Number of units of K: two are waited for at a time, while the two before are still
+        multiplied."""
         return 3 if self.units == 1 else 1
 
     @cached_property
