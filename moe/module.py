@@ -1,4 +1,4 @@
-"""Packed experts as a module of torch: its buffers move, are saved and loaded with a model."""
+"""Packed experts as a torch module: its buffers move, are saved and are loaded with a model."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class ExpertWeights(nn.Module):
-    """`PackedExperts` in buffers; `state_dict()` has the tensors of `moe.checkpoint.state_dict`, so
-    that files of either can be loaded as the other.
+    """`PackedExperts` in buffers. `state_dict()` has the tensors of `moe.checkpoint.state_dict`, so
+    that each can load files of the other.
 
-    A change of dtype, such as `model.bfloat16()`, leaves them as they are. Of a state dict only
-    experts of the same sizes, format, granularity, biases and pairs can be loaded.
+    A change of dtype, such as `model.bfloat16()`, does not change the buffers. A state dict can be
+    loaded only if sizes, format, granularity, biases and pairs are the same.
     """
 
     def __init__(self, packed: PackedExperts) -> None:
-        """Shares memory with `packed`."""
+        """Store `packed`, sharing its memory."""
         require_kind("packed", packed, PackedExperts)
         tensors = state_dict(packed)
         require_strided(**tensors)
@@ -92,7 +92,7 @@ class ExpertWeights(nn.Module):
         self, x: torch.Tensor, router_logits: torch.Tensor, router: Router,
         **options: Unpack[FusedOptions],
     ) -> torch.Tensor:  # fmt: skip
-        """`moe.fused_moe` with these experts."""
+        """Call `moe.fused_moe` with these experts."""
         return fused_moe(x, self.packed, router_logits, router, **options)
 
     def extra_repr(self) -> str:
@@ -120,7 +120,7 @@ class ExpertWeights(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Names what is packed otherwise."""
+        """Load the buffers, or report experts that are packed differently."""
         name, errors = prefix + LAYOUT, args[-1]
         if name in state_dict:
             found = read_layout(name, state_dict[name])

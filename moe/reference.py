@@ -7,14 +7,14 @@ a block of elements x, amax = max |x| and the tensor's (row's, expert's) global 
     mxfp4, mxfp8  s = ue8m0(amax fp32(1/6 or 1/448))  inv = 1 / s, exactly
     element       q = e2m1 or e4m3 (x inv)
 
-e4m3 and e2m1 round to nearest even and saturate, infinities too; ue8m0 is the smallest power of two
+e4m3 and e2m1 round to nearest even and saturate, infinities too. ue8m0 is the smallest power of two
 that is not below, within 2^-127 .. 2^127 (cvt.rp.satfinite.ue8m0x2.f32). One NaN makes its block
 NaN: the scale factor is the NaN of its format (0x7f, 0xff), inv is NaN, and every element becomes
 what cvt makes of NaN (e2m1 0x7, e4m3 0x7f). An infinity becomes the largest element with the
-largest scale factor; a g computed from one is 0, and then 1 / g and all values are not finite.
-Zeros keep their sign.
+largest scale factor. A g computed from an infinity is 0, and then 1 / g and all values are not
+finite. Zeros keep their sign.
 
-The functions run on any device, and read values back on the host only where they say so.
+The functions run on any device. They read values back on the host only where documented.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def quantise(
 
 
 def encode_scale(amax: torch.Tensor, fmt: str) -> torch.Tensor:
-    """fp32 g = min(2688 / amax, FLT_MAX), 1 where amax is 0: it maps amax to the largest number."""
+    """Return fp32 g = min(2688 / amax, FLT_MAX), 1 where amax is 0. It maps amax to the largest
+    number."""
     target = torch.full_like(amax, format_of(fmt).amax_target, dtype=torch.float32)
     g = (target / amax.float()).clamp(max=FLT_MAX)
     return torch.where(amax == 0, 1.0, g)
@@ -82,7 +83,7 @@ def encode_scale(amax: torch.Tensor, fmt: str) -> torch.Tensor:
 def quantise_blocks(
     x: torch.Tensor, form: BlockFormat, encode: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed elements of x fp32 [rows, K], and scale factors [rows, K / block] not yet swizzled."""
+    """Return packed elements of x fp32 [rows, K], and unswizzled scales [rows, K / block]."""
     blocks = x.reshape(len(x), form.columns(x.shape[-1]), form.block)
     wanted = blocks.abs().amax(-1) * (1 / form.largest)
     if encode is not None:
@@ -104,7 +105,8 @@ def dequantise(
     offsets: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """The values of `data`, [rows, K] or [E, rows, K]: exact in fp64, then rounded to `dtype`.
+    """Return the values of `data`, [rows, K] or [E, rows, K]: exact in fp64, then rounded to
+    `dtype`.
 
     offsets: those that the rows were quantised with.
     """
@@ -167,8 +169,8 @@ def grouped_gemm(
     offsets: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """fp64 [R, N]: rows x [R, K], sorted by expert, times the transposed matrix of w [E, N, K], and
-    the expert's row of bias [E, N] added.
+    """Multiply rows x [R, K], sorted by expert, by the transposed matrix of w [E, N, K], and add
+    the expert's row of bias [E, N]: fp64 [R, N].
 
     offsets: int [E + 1], read on the host. Experts may have no rows.
     """
@@ -234,8 +236,9 @@ def layer(
 
 
 def in_e4m3(x: torch.Tensor, scale: str | torch.Tensor | None = None) -> torch.Tensor:
-    """fp64 of x [rows, K] multiplied by scale [1], or by 448 over the largest magnitude of each
-    row, rounded to e4m3 with saturation, and divided again. ValueError for a scale in words."""
+    """Round x [rows, K] times a scale to e4m3 with saturation, and divide by the scale again: fp64.
+    The scale is fp32 [1], or 448 over the largest magnitude of each row. Raise ValueError for a
+    scale that is a string."""
     if isinstance(scale, str):
         raise ValueError(f"scale {scale!r} in e4m3: None for one of each row, or a tensor")
     if scale is None:
@@ -286,7 +289,7 @@ def _encode_scale_of(
 def _scale_index(
     shape: tuple[int, int], offsets: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor:
-    """int64 [rows, columns]: where the byte of each scale factor lies."""
+    """Return int64 [rows, columns]: the byte position of each scale factor."""
     rows, columns = shape
     row = torch.arange(rows, device=device)
     column = torch.arange(columns, device=device)

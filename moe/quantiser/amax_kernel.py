@@ -1,8 +1,8 @@
-"""The largest magnitudes of parts of a tensor, NaN where there is one (device code).
+"""The largest magnitudes of parts of a tensor, NaN if a part has one (device code).
 
-The maximum does not depend on the order, and the bits of 16-bit floats without their sign are in
-the order of the numbers, NaN last: integers are compared. Who quantises takes the maximum over all
-parts, so that there is no word that would have to be 0 before.
+Maxima do not depend on the order. The bits of 16-bit floats without their sign are ordered as the
+numbers, NaN last, so integers are compared. The quantising kernel computes the maximum over all
+parts, so no word has to be zeroed before.
 """
 
 import cutlass
@@ -73,7 +73,7 @@ class Amax:
 
     @cute.jit
     def of_row(self, x: cute.Tensor, row: Int32, thread: Int32, top: Uint32) -> Uint32:
-        """The largest of `top` and the vectors of a thread."""
+        """Return the largest of `top` and the vectors of a thread."""
         config = self.config
         vectors = x.shape[1] // config.vector
         step = config.threads * config.unrolled

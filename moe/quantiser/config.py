@@ -65,7 +65,7 @@ class QuantiseConfig:
 
     @property
     def unrolled(self) -> int:
-        """Scale factors of a thread, and atoms of a tile: it has loads of 64 bytes in flight."""
+        """Scale factors of a thread, and atoms of a tile: 64 bytes of a thread are in flight."""
         return ELEMENTS // self.format.block
 
     @property
@@ -101,7 +101,7 @@ class QuantiseConfig:
 
     @property
     def of_rows(self) -> bool:
-        """Whether every row of the result has a global scale of its own."""
+        """Whether every row of the result has a separate global scale."""
         return self.scaling in ("token", "given rows")
 
 
@@ -123,7 +123,7 @@ class SpreadConfig:
 class AmaxConfig:
     """The kernel that finds the largest magnitudes of parts of a tensor, one of each CTA.
 
-    bounded: rows are sorted by expert, and those behind the last one are nobody's. unrolled:
+    bounded: rows are sorted by expert, and rows past the last expert's are ignored. unrolled:
     vectors that a thread has in flight. A row belongs to one CTA.
     """
 
@@ -147,7 +147,7 @@ CTAS_THAT_SPREAD = hw.SMS * 16
 
 @lru_cache(KEPT)
 def ctas_of_block(config: QuantiseConfig, k: int, blocks: int) -> int:
-    """CTAs that take turns at the tiles of a block, of k columns."""
+    """Return the number of CTAs that share the tiles of a block with k columns."""
     if config.whole:
         return 1
     ctas = CTAS_THAT_LOOK if config.scaling == "tensor" else CTAS
@@ -166,13 +166,13 @@ def with_whole_rows(config: QuantiseConfig, rows: int, k: int) -> QuantiseConfig
 
 @lru_cache(KEPT)
 def sized(config: QuantiseConfig, rows: int, k: int) -> QuantiseConfig:
-    """The config for `rows` rows of k elements."""
+    """Return the config for `rows` rows of k elements."""
     config = replace(config, wide=k % ELEMENTS == 0)
     return with_whole_rows(config, rows, k) if config.scaling == "token" else config
 
 
 @lru_cache(KEPT)
 def ctas_that_spread(config: SpreadConfig, atoms: int, blocks: int) -> int:
-    """CTAs that take turns at the atoms of a block."""
+    """Return the number of CTAs that share the atoms of a block."""
     turns = -(-atoms // (CODE_WORDS * SCALE_COLUMNS))
     return min(turns, -(-CTAS_THAT_SPREAD // (blocks * config.parts)))

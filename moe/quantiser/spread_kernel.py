@@ -1,7 +1,7 @@
-"""Scale factors of rows to the blocks of their experts, a copy for every choice (device code).
+"""Copy scale factors of rows to the blocks of their experts, once for every choice (device code).
 
-The rows of a block are shared as `blocks.row_of_thread` says; of a row each of four neighbours
-reads CODE_WORDS words at a time, and writes a word to as many atoms.
+The rows of a block are shared as in `blocks.row_of_thread`. Each of the four neighbours of a row
+reads CODE_WORDS words at a time, and writes one word to each of as many atoms.
 """
 
 from dataclasses import dataclass

@@ -118,8 +118,8 @@ class MixedPlan(ProductPlan):
 
     @property
     def lag(self) -> int:
-        """Number of units of K: two are waited for at a time, while the two before are still
-        multiplied."""
+        """Stages as above: two units of K are waited for at a time, while the two before them are
+        still multiplied."""
         return 3 if self.units == 1 else 1
 
     @cached_property
