@@ -24,7 +24,7 @@ from moe.quantized import Quantized, of_bytes
 
 
 def offsets_of(tokens: int, experts: int, top_k: int, device: torch.device) -> torch.Tensor:
-    """int32 [experts + 1] of tokens that have `top_k` different experts each, the same for the same
+    """Return int32 [experts + 1] for tokens with `top_k` different experts each; equal for equal
     sizes."""
     if device.type == "meta":
         return torch.empty(experts + 1, dtype=torch.int32, device=device)

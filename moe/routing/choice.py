@@ -65,7 +65,7 @@ class Outputs:
 
 @cute.jit
 def candidates_of(warp: Int32, warps: cutlass.Constexpr[int]) -> Candidates:
-    """The memory of one of the `warps` of a CTA that choose."""
+    """Return the memory for one of the `warps` of a CTA that choose."""
     smem = SmemAllocator()
     layout = cute.make_ordered_layout((warps, WARP_THREADS), order=(1, 0))
     kinds = (Int32, Int32, Float32)
@@ -79,7 +79,7 @@ def order_of(fields: tuple[cute.Tensor | Int32 | None, ...] | None) -> Order | N
 
 
 def fake_outputs(config: RouteConfig) -> tuple:
-    """Example arguments of a host function: (ids, weights), numbers, and fields of `Order`."""
+    """Return example arguments of a host function: (ids, weights), numbers, `Order` fields."""
     slots, rows = cute.sym_int32(), cute.sym_int32()
     outputs = fake_tensor(Int32, slots), fake_tensor(Float32, slots)
     order = None
@@ -105,8 +105,12 @@ class Choice:
         found: Candidates,
         outputs: Outputs,
     ) -> None:
-        """Ids and weights of a token, and where it is asked for the order of its slots. scores: a
-        lane's logits, which become scores; biases: of the choice, as `read` gives them."""
+        """Write ids and weights of a token and, if requested, the order of its slots.
+
+        Args:
+            scores: a lane's logits, which are replaced by scores.
+            biases: biases of the choice, as `read` returns them.
+        """
         config = self.config
         if cutlass.const_expr(config.scoring == "softmax"):
             self.softmax(scores)
@@ -142,7 +146,7 @@ class Choice:
 
     @cute.jit
     def sort(self, expert: Int32, lane: Int32, order: Order) -> None:
-        """The slots of the only token by expert, from the expert of slot `lane`."""
+        """Sort the slots of the only token by expert. Lane `lane` has the expert of slot `lane`."""
         slots, experts = self.config.slots, cute.size(order.offsets) - 1
         if cutlass.const_expr(order.first is not None):
             expert -= order.first
@@ -171,7 +175,7 @@ class Choice:
 
     @cute.jit
     def has(self, lane: Int32, index: cutlass.Constexpr) -> Boolean:
-        """Whether a lane has an expert `index`."""
+        """Return whether a lane has an expert `index`."""
         config = self.config
         has = lane < config.groups * config.lanes
         if cutlass.const_expr(not config.is_even):
@@ -187,7 +191,7 @@ class Choice:
 
     @cute.jit
     def read(self, row: cute.Tensor, lane: Int32) -> cute.Tensor:
-        """A row's numbers of a lane, fp32; what is no expert is -inf."""
+        """Read a lane's part of a row as fp32; -inf past its experts."""
         config, dtype = self.config, row.element_type
         values = cute.make_rmem_tensor(config.per_lane, dtype)
         values.fill(-dtype.inf)
@@ -258,9 +262,10 @@ class Choice:
 
     @cute.jit
     def is_open(self, best: Int32, second: Int32, lane: Int32) -> Boolean:
-        """Whether the group of a lane is one of the topk_group best.
+        """Return whether the group of a lane is one of the topk_group best.
 
-        best, second: of the lane. A group is as good as its two best together, or its only one.
+        best, second: keys of the lane. A group is ranked by the sum of its two best experts, or by
+        its only one.
         """
         config = self.config
         for step in config.steps:
@@ -340,7 +345,7 @@ class Choice:
 
     @cute.jit
     def rank(self, total: Int32, lane: Int32, found: Candidates) -> tuple[Int32, Float32]:
-        """(expert, score) of choice `lane` among the candidates."""
+        """Return (expert, score) of choice `lane` among the candidates."""
         sKeys, sExperts, sScores = found.keys, found.experts, found.scores
         mine, expert, score = sKeys[lane], sExperts[lane], sScores[lane]
         better = Int32(0)
@@ -362,7 +367,7 @@ class Choice:
     def find_one_by_one(
         self, scores: cute.Tensor, keys: cute.Tensor, best: Int32, lane: Int32
     ) -> tuple[Int32, Float32]:
-        """(expert, score) of choice `lane`, however many keys are equal."""
+        """Return (expert, score) of choice `lane`, however many keys are equal."""
         config = self.config
         my_expert, my_score = Int32(0), Float32(0.0)
         first = self.first_expert(lane)
@@ -387,9 +392,10 @@ class Choice:
 
 @cute.jit
 def log_1_plus(p: Float32) -> Float32:
-    """ln(1 + p) for p from 0 to 1, to a few units in the last place: 2 atanh(z), z = p / (2 + p).
+    """Return ln(1 + p) for p from 0 to 1, to a few units in the last place: 2 atanh(z), z = p / (2
+    + p).
 
-    The logarithm of the hardware is right to an absolute error, which is nothing for a small p.
+    The hardware logarithm has a bounded absolute error, so it is inaccurate for a small p.
     """
     z = p * cute.arch.rcp_approx(2.0 + p)
     square, series = z * z, Float32(0.0)
@@ -400,7 +406,7 @@ def log_1_plus(p: Float32) -> Float32:
 
 @cute.jit
 def top_two(keys: cute.Tensor) -> tuple[Int32, Int32]:
-    """The two largest of a lane."""
+    """Return the two largest keys of a lane."""
     best, second = keys[0], Int32(LOWEST)
     for index in cutlass.range_constexpr(1, cute.size(keys)):
         second = cutlass.max(second, cutlass.min(best, keys[index]))

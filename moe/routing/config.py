@@ -79,7 +79,7 @@ class RouteConfig:
 
     @property
     def groups(self) -> int:
-        """Groups that matter: one where all of them are chosen from."""
+        """Number of groups for the choice: one if all groups are chosen."""
         return self.n_group if self.topk_group < self.n_group else 1
 
     @property
@@ -104,16 +104,16 @@ class RouteConfig:
 
     @property
     def per_lane(self) -> int:
-        """Experts of a lane, neighbours; of the last ones of a group, what is left."""
+        """Neighbouring experts of a lane. The last lanes of a group may have fewer."""
         return -(-self.group_size // self.lanes)
 
     @property
     def is_even(self) -> bool:
-        """Whether all lanes that have experts have as many."""
+        """Whether all lanes that have experts have equally many."""
         return self.group_size == self.lanes * self.per_lane
 
     def check(self) -> None:
-        """ValueError or NotImplementedError, naming value and limit, for what cannot be routed."""
+        """Raise ValueError or NotImplementedError for unsupported routing: value and limit."""
         if self.scoring not in SCORINGS:
             raise ValueError(f"scoring {self.scoring!r}: one of {SCORINGS}")
         if not 1 <= self.experts <= MAX_EXPERTS:
@@ -186,7 +186,7 @@ class LinearConfig:
 
     @property
     def rows(self) -> tuple[tuple[int, int], ...]:
-        """(block, half) of what a lane loads of every step."""
+        """(block, half) of each vector that a lane loads in a step."""
         return tuple((block, half) for block in range(self.blocks) for half in range(2))
 
     @property
@@ -211,11 +211,11 @@ class LinearConfig:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no step is behind the end of H."""
+        """Whether no step is past the end of H."""
         return self.hidden == self.steps * self.shares * STEP_ELEMENTS
 
     def check(self) -> None:
-        """ValueError or NotImplementedError, naming value and limit, for what cannot be routed."""
+        """Raise ValueError or NotImplementedError for unsupported routing: value and limit."""
         self.route.check()
         if self.hidden < LANE_ELEMENTS or self.hidden % LANE_ELEMENTS:
             raise NotImplementedError(
@@ -268,19 +268,20 @@ class PermutationConfig:
 
     @property
     def parts(self) -> int:
-        """Parts of the chunks whose counts threads add up side by side, at least four: a thread per
-        vector of words and part."""
+        """Parts of the chunks whose counts threads add up in parallel, at least four: one thread
+        per vector of words and part."""
         return min(self.threads // (self.words // self.vector), self.warps)
 
     def chunks_of_part(self, chunks: Any) -> Any:
-        """At most. Part p has chunks p * these ... in front of a CTA's own chunk; from that on,
-        chunks (p - 1) * these ...: one of all is cut in two."""
+        """Largest number n of chunks in a part. Before a CTA's chunk, part p has chunks from p n
+        on; from that chunk on, part p has chunks from (p - 1) n on: one part is split in two."""
         return (chunks + self.parts - 2) // (self.parts - 1)
 
 
 @dataclass(frozen=True)
 class PermutationPlan:
-    """CTA c has the slots from c * slots * rounds on, `slots` of its config in each round."""
+    """Division of the slots. CTA c has the slots from c * slots * rounds on, `slots` of its config
+    in each round."""
 
     config: PermutationConfig
     chunks: int
@@ -321,11 +322,11 @@ class CombineConfig:
 
     @property
     def vector(self) -> int:
-        """Elements that a thread takes at a time: loads and stores of 16 bytes, or two of them."""
+        """Elements that a thread processes at a time: one or two loads and stores of 16 bytes."""
         return VECTOR_BYTES // min(ITEM_BYTES[name] for name in (self.dtype, self.out_dtype))
 
     def check(self) -> None:
-        """NotImplementedError, naming value and limit."""
+        """Raise NotImplementedError, naming value and limit."""
         if not 1 <= self.top_k <= MAX_TOP_K:
             raise NotImplementedError(f"top_k {self.top_k}: from 1 to {MAX_TOP_K}")
 
@@ -337,8 +338,8 @@ def combine_columns(tokens: int, vectors: int) -> int:
 
 @cache
 def checked(config: Config) -> Config:
-    """The config; NotImplementedError or ValueError, naming value and limit, for one that no kernel
-    serves."""
+    """Return the config. Raise NotImplementedError or ValueError, naming value and limit, if no
+    kernel supports it."""
     config.check()
     return config
 
@@ -351,7 +352,7 @@ def in_vectors(config: RouteConfig) -> RouteConfig:
 
 @lru_cache(KEPT)
 def columns_of(config: CombineConfig, tokens: int, hidden: int) -> int:
-    """CTAs that share a token. ValueError for a hidden size that has no whole vectors."""
+    """Return the CTAs that share a token. Raise ValueError unless H is whole vectors."""
     if hidden % config.vector:
         raise ValueError(f"hidden size {hidden}: a multiple of {config.vector} (16-byte accesses)")
     return combine_columns(tokens, hidden // config.vector)

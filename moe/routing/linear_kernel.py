@@ -1,14 +1,14 @@
 """The router with its linear layer, from tokens to experts in one launch (device code).
 
-A cluster has eight tokens: the columns of products by mma.sync, whose rows are 16 experts. Its
-warps share H, and the experts, too, where there are many; a lane loads 16 bytes of a row at a time,
-and which elements of H they are is the same for experts and for tokens. Every warp sends its sums
-to the CTA that routes the token: CTA t of the cluster has token t. A warp of its own adds the sums
-up there, in the order of their shares, so that bits are always the same, rounds logits as a linear
-layer does, and chooses (`choice.py`).
+A cluster has eight tokens: the columns of products with mma.sync, whose rows are 16 experts. Its
+warps partition H and, if there are many, the experts. A lane loads 16 bytes of a row at a time, of
+the same elements of H for experts and for tokens. Every warp sends its sums to the CTA that routes
+the token: CTA t of the cluster has token t. There a separate warp adds the sums in the order of
+their shares, so that bits are always the same. It rounds logits as a linear layer does, and chooses
+(`choice.py`).
 
-Weights that are older than the kernel in front are loaded while that one ends, and those for which
-there are no registers brought to L2.
+If weights are older than the previous kernel, they are loaded while that kernel ends. Weights for
+which there are no registers are prefetched to L2.
 """
 
 from dataclasses import dataclass
@@ -50,8 +50,8 @@ HALVES = 2  # of a step: products of 16 elements of H each
 
 @dataclass(frozen=True)
 class Given:
-    """x (T, H), weight (E, H) and its bias (E,) in one dtype; biases of the choice and of logits
-    (E,) fp32. What is not there is None."""
+    """Inputs: x (T, H), weight (E, H) and its bias (E,) in one dtype; biases of the choice and of
+    logits (E,) fp32. Missing inputs are None."""
 
     x: cute.Tensor
     weight: cute.Tensor
@@ -140,7 +140,7 @@ class RouteLinear:
 
     @cute.jit
     def multiply_share(self, given: Given, share: Share) -> cute.Tensor:
-        """Sums of a warp over its share of H (blocks, HALVES, 4)."""
+        """Return the sums of a warp over its share of H: (blocks, HALVES, 4)."""
         config = self.config
         rows = [self.row_of(given.weight, share, block, half) for block, half in config.rows]
         row = self.row_of_token(given.x, share)
@@ -171,8 +171,9 @@ class RouteLinear:
         block: cutlass.Constexpr[int],
         half: cutlass.Constexpr[int],
     ) -> Int64:
-        """Address of what a lane loads first of an expert: of one row of a block, and of that eight
-        behind it. Behind the last expert it is that one again: nobody takes those sums."""
+        """Return the address of a lane's first vector of an expert: of a row of a block, or of the
+        row eight further. Past the last expert it is that expert's again; those sums are not used.
+        """
         first = (share.first_block + block * self.config.expert_ways) * EXPERT_ROWS
         row = first + half * 8 + cute.arch.lane_idx() // ROW_LANES
         expert = cutlass.min(row, self.config.route.experts - 1)
@@ -187,7 +188,7 @@ class RouteLinear:
 
     @cute.jit
     def load(self, row: Int64, share: Share, step: cutlass.Constexpr[int]) -> tuple[Uint32, ...]:
-        """Four words of a row, so many steps behind the first, zeros behind its end."""
+        """Load four words of a row, `step` steps after the first; zeros past its end."""
         is_there = Boolean(True)
         if cutlass.const_expr(not self.config.is_whole):
             is_there = first_vector(share) < self.config.vectors - step * ROW_LANES
@@ -214,9 +215,11 @@ class RouteLinear:
         token: tuple[Uint32, ...],
         sums: cute.Tensor,
     ) -> None:
-        """sums (blocks, HALVES, 4) += a step of H; weights: words of `LinearConfig.rows`. Which
-        elements of H the columns of a product are does not matter, as long as both operands have
-        the same ones there: two words of the four that a lane loaded."""
+        """Compute sums (blocks, HALVES, 4) += a step of H. weights: words of `LinearConfig.rows`.
+
+        The columns of a product may be any elements of H, as long as both operands have the same
+        ones: two words of the four that a lane loaded.
+        """
         for block in cutlass.range_constexpr(self.config.blocks):
             upper, lower = weights[2 * block], weights[2 * block + 1]
             for half in cutlass.range_constexpr(HALVES):
@@ -227,7 +230,7 @@ class RouteLinear:
 
     @cute.jit
     def send_sums(self, mail: Mail, share: Share, sums: cute.Tensor) -> None:
-        """A warp's, each to the CTA that routes its token."""
+        """Send a warp's sums, each to the CTA that routes its token."""
         config, lane = self.config, cute.arch.lane_idx()
         for block in cutlass.range_constexpr(config.blocks):
             first = (share.first_block + block * config.expert_ways) * EXPERT_ROWS
@@ -288,7 +291,7 @@ def vector_of(row: cute.Tensor, vector: Int32) -> Int64:
 
 @cute.jit
 def registers_of(dtype: cutlass.Constexpr, shape: cutlass.Constexpr) -> cute.Tensor:
-    """The last dimension lies together."""
+    """Allocate registers whose last dimension is contiguous."""
     order = tuple(range(len(shape) - 1, -1, -1))
     return cute.make_rmem_tensor(cute.make_ordered_layout(shape, order=order), dtype)
 

@@ -14,46 +14,46 @@ LOWEST = -(1 << 31)  # below the key of any number; what can no longer be chosen
 
 @cute.jit
 def key_of(value: Float32) -> Int32:
-    """An integer that is larger where the number is larger; NaN counts as -inf."""
+    """Return an integer that is ordered as the number; NaN counts as -inf."""
     return flip(number(value).bitcast(Int32))
 
 
 @cute.jit
 def number(value: Float32) -> Float32:
-    """-inf for NaN."""
+    """Replace NaN by -inf."""
     return cute.arch.fmax(value, -Float32.inf)
 
 
 @cute.jit
 def value_of(key: Int32) -> Float32:
-    """The number of a key."""
+    """Return the number of a key."""
     return flip(key).bitcast(Float32)
 
 
 @cute.jit
 def flip(bits: Int32) -> Int32:
-    """Negative floats grow as their magnitude falls: all bits but the sign change. Its own inverse,
-    and +0 stands above -0."""
+    """Flip all bits but the sign of negative floats, so that they are ordered as integers. It is
+    its own inverse; +0 is above -0."""
     return bits ^ ((bits >> 31) & Int32(0x7FFFFFFF))
 
 
 @cute.jit
 def is_first(mask: Int32, lane: Int32) -> Boolean:
-    """Whether no lane below `lane` is in the mask."""
+    """Return whether no lane below `lane` is in the mask."""
     return (mask & lanes_below(lane)) == 0
 
 
 @cute.jit
 def lanes_below(lane: Int32) -> Int32:
-    """A mask of them."""
+    """Return a mask of the lanes below `lane`."""
     return (Int32(1) << lane) - 1
 
 
 @cute.jit
 def lanes_alike(value: Int32, bits: cutlass.Constexpr[int]) -> Int32:
-    """A mask of the lanes whose values have the same lowest `bits`, by all 32 lanes.
+    """Return a mask of the lanes whose values have the same lowest `bits`; all 32 lanes take part.
 
-    A vote for each bit: match.any takes its time over many different values.
+    It votes for each bit: match.any is slow with many different values.
     """
     alike = Int32(-1)
     for bit in cutlass.range_constexpr(bits):
@@ -64,7 +64,7 @@ def lanes_alike(value: Int32, bits: cutlass.Constexpr[int]) -> Int32:
 
 @cute.jit
 def lanes_equal(value: Int32) -> Int32:
-    """A mask of the lanes that hold the same value, by all 32 lanes."""
+    """Return a mask of the lanes that hold the same value; all 32 lanes take part."""
     return cute.arch.inline_ptx(
         "match.any.sync.b32 {$w0}, {$r0}, 0xffffffff;",
         write_only_types=[Int32],
@@ -122,7 +122,7 @@ def send(mail: Mail, share: Int32, expert: Int32, value: Float32, cta: Int32) ->
 
 @cute.jit
 def wait(mail: Mail) -> None:
-    """Until all has come. The writes are of peers: an acquire of the cluster."""
+    """Wait until all sums have arrived. Peers write them, so it is an acquire of cluster scope."""
     cute.arch.inline_ptx(
         "{ .reg .pred done; "
         "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], 0; "

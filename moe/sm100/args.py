@@ -43,11 +43,11 @@ class Operands:
 
 @dataclass(frozen=True)
 class Sizes:
-    """k: elements of K, experts, n_tiles of an expert's matrix."""
+    """Sizes of a product."""
 
-    k: Int32
+    k: Int32  # elements of K
     experts: Int32
-    n_tiles: Int32
+    n_tiles: Int32  # column tiles of an expert's matrix
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,12 @@ def example_arguments(config: GroupedConfig) -> tuple[GroupedArguments, CUstream
 
 
 def _windows(experts: cute.SymInt, n: cute.SymInt) -> Any:
-    """[experts, lines, windows, bytes of one]; what is padded is in units of 32 bytes."""
+    """Return fake w: [experts, lines, windows, bytes of one]. Padded tensors are in units of 32
+    bytes."""
     shape = experts, n, cute.sym_int32(), WINDOW // 2
     return fake_tensor(Uint8, *shape, align=WINDOW_ALIGN_BYTES)
 
 
 def _array(dtype: type[cutlass.Numeric], wanted: bool = True, align: int | None = None) -> Any:
-    """A vector, None where the config has no use for it."""
+    """Return a fake vector; None if the config does not use it."""
     return fake_tensor(dtype, cute.sym_int32(), align=align) if wanted else None

@@ -1,6 +1,6 @@
-"""The grouped GEMM of Blackwell: block-scaled operands, rows sorted by expert, SwiGLU behind it.
+"""The grouped GEMM of Blackwell: block-scaled operands, rows sorted by expert, fused SwiGLU.
 
-Persistent CTAs take tiles from a queue that their scheduler warp fills. Reading order: plan.py,
+Persistent CTAs process tiles from a queue that their scheduler warp fills. Reading order: plan.py,
 roles/scheduler.py, roles/load.py, roles/mma.py, roles/epilogue.py.
 """
 
@@ -118,7 +118,7 @@ class GroupedGemm:
             cute.arch.dealloc_tmem(tmem, plan.tmem.allocated, is_two_cta=is_two)
 
     def buffer(self, smem: cute.Pointer, name: str, dtype: type[cutlass.Numeric]) -> cute.Pointer:
-        """The plan's buffer, where the plan puts it."""
+        """Return a buffer of the plan in shared memory."""
         return buffer_at(self.plan.smem, smem, name, dtype)
 
     def buffers(self, smem: cute.Pointer, tmem: cute.Pointer) -> Buffers:

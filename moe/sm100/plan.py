@@ -1,12 +1,11 @@
 """Warps, barriers, shared memory and tensor memory of the grouped GEMM, as data.
 
-A tile is tile_rows rows of one expert by tile_n rows of its matrix. Which of the two is the M of
-the MMA and which its N, `config.swapped` says; M is 128 in every CTA. A stage of the ring holds 128
-bytes of K of both. The scale factors that belong to them come in atoms: 128 rows by four scale
-factors, 512 bytes, as they lie in global memory, go to tensor memory, and are read there by the
-MMA. Those of a few stages are fetched together, into a ring of their own, since every instruction
-of TMA takes its time. Of a pair each CTA holds half of the rows of both, its own scale factors of
-x, and all of w's.
+A tile is tile_rows rows of one expert by tile_n rows of its matrix. `config.swapped` decides which
+of the two is the M of the MMA; M is 128 in every CTA. A stage of the ring holds 128 bytes of K of
+both. Scale factors come in atoms of 128 rows by four scale factors, 512 bytes. They are copied to
+tensor memory in the layout of global memory, and the MMA reads them there. Scale factors of a few
+stages are fetched together, into a separate ring, since every TMA instruction has a cost. Each CTA
+of a pair holds half of the rows of both, the scale factors of its half of x, and all of w's.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class GroupedPlan:
 
     @property
     def atoms(self) -> int:
-        """Along K, of a stage."""
+        """Atoms along K in a stage."""
         return K_BLOCKS * self.scales_of_block // SCALE_COLUMNS
 
     @property
@@ -161,8 +160,8 @@ class GroupedPlan:
 
     @cached_property
     def group(self) -> int:
-        """Stages whose scale factors are fetched together: those of four atoms, or what there is
-        room for."""
+        """Stages whose scale factors are fetched together: up to four atoms, as far as there is
+        room."""
         lines = (self.x_rows + self.w_rows) * LINE * self.stages
         scales = self.x_scale_bytes + self.w_scale_bytes
         for size in (4, 2):
@@ -173,9 +172,9 @@ class GroupedPlan:
 
     @property
     def groups(self) -> int:
-        """Places for scale factors. A tile begins with a group of its own, so that each stage may
-        be of another group; one more, as the last stages of the group that is overwritten may still
-        be multiplied when its first one is free."""
+        """Stages of the ring of scale factors. A tile begins with a new group, so each stage may be
+        of another group. If groups have several stages, there is one more: the last stages of an
+        overwritten group may still be multiplied when its first stage is free."""
         return self.stages + (self.group > 1)
 
     @cached_property
@@ -201,7 +200,7 @@ class GroupedPlan:
 
     @property
     def shares_columns(self) -> bool:
-        """Whether two accumulators and the scale factors are more than there is: then the last
+        """Whether two accumulators and the scale factors exceed tensor memory. Then the last
         columns of the first accumulator are the first ones of the second."""
         return 2 * self.n + self.scale_columns > hw.TMEM_COLUMNS
 
@@ -212,8 +211,8 @@ class GroupedPlan:
 
     @property
     def second(self) -> int:
-        """Column at which the second accumulator begins: where they share columns, the last one
-        that leaves room for it and for the scale factors."""
+        """First column of the second accumulator. If accumulators share columns, it is the last
+        column that leaves room for the second and for the scale factors."""
         if not self.shares_columns:
             return self.n
         last = hw.TMEM_COLUMNS - self.scale_columns - self.n
@@ -221,13 +220,13 @@ class GroupedPlan:
 
     @property
     def acc_stages(self) -> int:
-        """Accumulators that may be full. Of two that share columns one: what frees it is that the
-        shared columns were read."""
+        """Accumulators that may be full at once: one if they share columns. It is released once the
+        shared columns have been read."""
         return 1 if self.shares_columns else 2
 
     @cached_property
     def tmem(self) -> TmemPlan:
-        """Accumulators in turn, and the scale factors of one stage."""
+        """Two alternating accumulators, and the scale factors of one stage."""
         columns, shared = self.atoms * SCALE_COLUMNS, self.n - self.second
         x_scales = self.second + self.n
         begin = TmemRange("acc1_begin", self.second, shared, "first columns of acc1", over="acc0")
@@ -258,7 +257,7 @@ class GroupedPlan:
         return EdgePlan(ROLES, (*tiles, ring, accumulator), self.config.ctas)
 
     def check(self) -> None:
-        """Raise ValueError for what no CTA can hold."""
+        """Raise ValueError if a CTA cannot hold the plan."""
         ROLES.check()
         self.edges.check()
         self.smem.check()

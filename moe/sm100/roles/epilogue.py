@@ -1,9 +1,9 @@
 """Epilogue role: four warps, a row of the tile per thread: global scale, bias, SwiGLU, output.
 
-One way: tensor memory to registers to global memory. A subtile holds whole pairs of gate and up and
-whole blocks of a quantised output, so that nothing is carried from one to the next (unless few
-columns are taken at a `turn`). Of a swapped tile a lane of tensor memory is a column of the
-product: it goes through shared memory, and a thread then takes subtiles of rows, as otherwise.
+Data move from tensor memory to registers to global memory. A subtile holds whole pairs of gate and
+up and whole blocks of a quantised output, so that no state is carried to the next one (except with
+a `turn` of a few columns). In a swapped tile, a lane of tensor memory is a column of the product.
+The tile is transposed through shared memory, and a thread then processes subtiles of rows.
 """
 
 from dataclasses import dataclass, replace
@@ -58,7 +58,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class OfColumn:
-    """factor, bias: of a thread's column of the product, whose rows share the factor."""
+    """Factor and bias of a thread's column of the product. The rows share the factor."""
 
     factor: Float32
     bias: Float32
@@ -78,7 +78,8 @@ def apply(
     values: cute.Tensor,
     first: cutlass.Constexpr[int],
 ) -> None:
-    """values: fp32 of neighbouring columns, from the `first` one of `affine` on; in place."""
+    """Apply factors and biases in place. values: fp32 of neighbouring columns, from the `first` one
+    of `affine` on."""
     if cutlass.const_expr(affine.biases is None and affine.up is None):
         values.store(values.load() * affine.factor)
     elif cutlass.const_expr(affine.biases is None):
@@ -140,7 +141,7 @@ class Place:
 
     @property
     def exists(self) -> Boolean:
-        """Whether the row does."""
+        """Whether the row exists."""
         return self.row < self.end
 
     def moved(self, columns: Int32) -> "Place":
@@ -150,8 +151,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Outputs of a row as they are stored, Uint32 in registers: words of elements, and the codes of
-    scale factors, None where there are none."""
+    """Outputs of a row as they are stored, Uint32 in registers: words of elements, and codes of
+    scale factors or None."""
 
     words: cute.Tensor
     codes: cute.Tensor | None
@@ -165,13 +166,13 @@ class Encoded:
         return Encoded(*parts)
 
     def completed(self, index: int, count: int) -> range:
-        """The pieces that are complete with part `index` of `count`, and were not before."""
+        """Return the pieces that part `index` of `count` completes."""
         size = cute.size(self.words)
         words = min(PIECE_WORDS, size)
         return range(size * index // count // words, size * (index + 1) // count // words)
 
     def piece(self, index: int) -> cute.Tensor:
-        """Words that the warp stores together."""
+        """Return the words of a piece, which the warp stores together."""
         words = min(PIECE_WORDS, cute.size(self.words))
         return part_of(self.words, index * words, words)
 
@@ -183,7 +184,7 @@ def first_byte(config: GroupedConfig, place: Place) -> Int32:
 
 @cute.jit
 def rounded(config: cutlass.Constexpr[GroupedConfig], values: cute.Tensor) -> cute.Tensor:
-    """fp32 of neighbouring columns as words of the output."""
+    """Round fp32 of neighbouring columns to words of the output."""
     result = cute.make_rmem_tensor(cute.size(values), OUT_TYPES[config.out])
     result.store(values.load().to(OUT_TYPES[config.out]))
     return cute.recast_tensor(result, Uint32)
@@ -196,7 +197,8 @@ def quantised(
     values: cute.Tensor,
     codes: cute.Tensor,
 ) -> cute.Tensor:
-    """fp32 of whole blocks as words of the output; codes: of their scale factors, is written."""
+    """Quantise fp32 of whole blocks to words of the output. Writes the codes of their scale
+    factors."""
     form, encode = config.out_format, None
     if cutlass.const_expr(form.has_global):
         encode = tensors.encode_scale[0]
@@ -212,7 +214,7 @@ def quantised(
 
 @cute.jit
 def store_row(tensors: Tensors, place: Place, first: Int32, words: cute.Tensor) -> None:
-    """Words of the place's row, from byte `first` of it on, 16 bytes at a time or fewer."""
+    """Store words of the place's row, from byte `first` of it on, at most 16 bytes at a time."""
     count = min(cute.size(words), UNIT_WORDS)
     for index in cutlass.range_constexpr(0, cute.size(words), count):
         _put(tensors.out, place.row, place.end, first + 4 * index, part_of(words, index, count))
@@ -249,10 +251,10 @@ def hand_over(
 def store_codes(
     config: cutlass.Constexpr[GroupedConfig], tensors: Tensors, place: Place, codes: cute.Tensor
 ) -> None:
-    """The scale factors of a place, those of an atom together, or of the part that it has.
+    """Store the scale factors of a place, those of an atom (or of its part of one) together.
 
-    Columns behind the last one were computed from zeros, so that their codes are 0, as they have to
-    be where they share an atom.
+    Columns past the last one were computed from zeros. So their codes are 0, as required if they
+    share an atom.
     """
     form = config.out_format
     count = min(cute.size(codes), SCALE_COLUMNS)
@@ -275,7 +277,8 @@ def store_codes(
 
 @cute.jit
 def reduce_amax(amax: cute.Tensor, top: Float32) -> None:
-    """The largest of all threads: numbers that are not negative are in the order of their bits."""
+    """Reduce to the largest of all threads: bits of non-negative numbers are ordered as the
+    numbers."""
     bits = bits_of(top)
     for distance in cutlass.range_constexpr(5):
         other = cute.arch.shuffle_sync_bfly(bits, offset=1 << distance)
@@ -288,17 +291,17 @@ def reduce_amax(amax: cute.Tensor, top: Float32) -> None:
 
 
 def part_of(values: cute.Tensor, first: int, count: int) -> cute.Tensor:
-    """Neighbours of a register tensor."""
+    """Return `count` neighbours of a register tensor."""
     return cute.make_tensor(values.iterator + first, cute.make_layout(count))
 
 
 def _range(size: int, index: int, count: int) -> tuple[int, int]:
-    """(begin, length) of an equal part."""
+    """Return (begin, length) of an equal part."""
     return size // count * index, size // count
 
 
 def _unit(buffer: cute.Pointer, line: Int32, unit: Int32) -> cute.Tensor:
-    """16 bytes of shared memory, swizzled: 8 lanes that move theirs meet all banks."""
+    """Return 16 bytes of shared memory, swizzled: 8 lanes that access theirs use all banks."""
     offset = swizzled(line * PIECE_BYTES + unit * hw.SMEM_UNIT_BYTES, PIECE_BYTES)
     start = cute.recast_ptr((buffer + offset).align(hw.SMEM_UNIT_BYTES), dtype=Uint32)
     return cute.make_tensor(start, cute.make_layout(UNIT_WORDS))
@@ -306,7 +309,7 @@ def _unit(buffer: cute.Pointer, line: Int32, unit: Int32) -> cute.Tensor:
 
 @cute.jit
 def _put(out: cute.Tensor, row: Int32, end: Int32, byte: Int32, words: cute.Tensor) -> None:
-    """Neighbouring words of a row, where there are such a row and such columns."""
+    """Store neighbouring words of a row, if row and columns exist."""
     width = out.element_type.width // 8
     if (row < end) & (byte < cute.size(out, mode=[1]) * width):
         start = cute.recast_ptr(out[row, None].iterator, dtype=Uint8) + byte
@@ -358,7 +361,7 @@ class Epilogue:
 
     @cute.jit
     def do_tile(self, scope: Scope, tile: Tile, half: Int32, stage: Int32) -> Float32:
-        """A row a thread, all columns; the largest magnitude, where somebody asks."""
+        """Process a row per thread, all columns; return the largest magnitude, if requested."""
         plan, config = self.plan, self.plan.config
         thread, _, _ = cute.arch.thread_idx()
         rank = rank_in_tile(plan)
@@ -382,7 +385,7 @@ class Epilogue:
 
     @property
     def frees(self) -> int:
-        """The part of an accumulator behind which it is free."""
+        """Part of an accumulator after which it is released."""
         return 0 if self.plan.shares_columns else self.plan.parts - 1
 
     @cute.jit
@@ -395,8 +398,8 @@ class Epilogue:
         frees: cutlass.Constexpr[bool],
         affine: Affine,
     ) -> Float32:
-        """Columns of a thread's row, from `column` of the accumulator on. frees: whether `stage`
-        of the accumulator is free behind them."""
+        """Process columns of a thread's row, from `column` of the accumulator on. frees: whether to
+        release `stage` of the accumulator after them."""
         config = self.plan.config
         row, count = self.room(PART), PART // config.inputs_of_output // self.outputs
         top = Float32(0.0)
@@ -422,7 +425,7 @@ class Epilogue:
     def do_swapped(
         self, scope: Scope, tile: Tile, half: Int32, stage: Int32, of_column: OfColumn
     ) -> Float32:
-        """A subtile of a row a thread, or several."""
+        """Process one or several subtiles of a row per thread."""
         plan, config = self.plan, self.plan.config
         self.transpose(scope, half * plan.second, stage, of_column)
         thread, _, _ = cute.arch.thread_idx()
@@ -454,7 +457,7 @@ class Epilogue:
 
     @cute.jit
     def transpose(self, scope: Scope, column: Int32, stage: Int32, of_column: OfColumn) -> None:
-        """The accumulator to shared memory, whose reader of the tile before is done."""
+        """Write the accumulator to shared memory, once the previous tile there has been read."""
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
         cute.arch.barrier(barrier_id=TRANSPOSED_BARRIER, number_of_threads=self.role.threads)
@@ -496,14 +499,14 @@ class Epilogue:
 
     @cute.jit
     def activated(self, scope: Scope, values: cute.Tensor) -> cute.Tensor:
-        """The output that they become."""
+        """Return the activation's output."""
         if cutlass.const_expr(self.plan.config.swiglu):
             values = swiglu(self.plan.config, scope.numbers, values)
         return values
 
     @property
     def turn(self) -> int:
-        """Columns of gate, then of up, that `carried` takes at a time; 0: a whole subtile."""
+        """Columns of gate, then of up, that `carried` processes at a time; 0: a whole subtile."""
         config = self.plan.config
         if config.carry:
             return CARRIED
@@ -519,7 +522,7 @@ class Epilogue:
     def carried(
         self, scope: Scope, column: Int32, first: cutlass.Constexpr, affine: Affine
     ) -> cute.Tensor:
-        """Outputs from the `first` one on, few at a time: up finds what gate left behind."""
+        """Return outputs from the `first` one on, few at a time: gate weights are kept for up."""
         config, numbers, turn = self.plan.config, scope.numbers, self.turn
         weights = cute.make_rmem_tensor(turn, Float32)
         result = cute.make_rmem_tensor(self.outputs, Float32)
@@ -544,7 +547,7 @@ class Epilogue:
 
     @cute.jit
     def encode(self, scope: Scope, values: cute.Tensor, room: Encoded) -> None:
-        """Outputs as they are stored."""
+        """Convert outputs to the form in which they are stored."""
         config = self.plan.config
         if cutlass.const_expr(config.out_format is None):
             room.words.store(rounded(config, values).load())
@@ -553,7 +556,7 @@ class Epilogue:
 
     @cute.jit
     def hand_over(self, scope: Scope, place: Place, row: Encoded, piece: cutlass.Constexpr) -> None:
-        """A piece of the thread's row, by its warp."""
+        """Store a piece of the thread's row, by its warp."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         buffer = scope.buffers.pieces + warp * (hw.WARP_THREADS * PIECE_BYTES)
         first = first_byte(self.plan.config, place) + piece * PIECE_BYTES
@@ -561,7 +564,7 @@ class Epilogue:
 
     @cute.jit
     def magnitude(self, place: Place, values: cute.Tensor) -> Float32:
-        """The largest of a row that exists, where somebody asks."""
+        """Return the largest magnitude of an existing row, if requested."""
         top = Float32(0.0)
         if cutlass.const_expr(self.plan.config.amax):
             top = largest_magnitude(values) if place.exists else top

@@ -1,6 +1,6 @@
-"""MMA role: one warp brings the scale factors of a stage to tensor memory and issues its MMAs.
+"""MMA role: one warp copies the scale factors of a stage to tensor memory and issues its MMAs.
 
-Both are done in the order in which they are issued, so one place in tensor memory serves the scale
+Copies and MMAs execute in the order of issue, so one range of tensor memory serves the scale
 factors of all stages.
 """
 
@@ -36,7 +36,7 @@ class Stage:
 
 
 class Mma:
-    """Owns the tensor core."""
+    """Issues all MMAs."""
 
     def __init__(self, plan: GroupedPlan) -> None:
         self.plan = plan
@@ -77,8 +77,8 @@ class Mma:
 
     @cute.jit
     def add(self, scope: Scope, place: Stage, count: cutlass.Constexpr) -> None:
-        """D (+)= A B over a stage of the ring: count MMAs, to the end of K, which of a window of w
-        are the last ones."""
+        """Compute D (+)= A B over a stage of the ring: `count` MMAs, to the end of K. In a window
+        of w, these are the last ones."""
         plan, buffers, stage = self.plan, scope.buffers, place.index
         mma, tile = make_mma(plan), (plan.m, plan.n, plan.k_stage)
         self.bring_scales(scope, place)
@@ -106,7 +106,7 @@ class Mma:
 
     @cute.jit
     def bring_scales(self, scope: Scope, place: Stage) -> None:
-        """Atoms of tensor memory: along K first, inside of that the blocks of 128 rows."""
+        """Copy the atoms of a stage to tensor memory: along K first, then by blocks of 128 rows."""
         plan, buffers, group = self.plan, scope.buffers, cta_group(self.plan.edges)
         atoms, first = plan.group * plan.atoms, place.step % plan.group * plan.atoms
         for atom in cutlass.range_constexpr(plan.atoms):
@@ -134,7 +134,7 @@ class Mma:
 
 
 def make_mma(plan: GroupedPlan) -> cute.TiledMma:
-    """Built anew wherever it is used: passed through a loop it stops being a constant."""
+    """Build the MMA. It is rebuilt at each use: passed through a loop it stops being a constant."""
     config, form = plan.config, plan.config.format
     x, w, scale = ELEMENTS[config.x_format.element], ELEMENTS[form.element], SCALES[form.scale]
     return sm100.make_blockscaled_trivial_tiled_mma(

@@ -1,10 +1,11 @@
-"""Scheduler role: one warp walks over the tiles of all experts and tells them to the others.
+"""Scheduler role: one warp enumerates the tiles of all experts, and publishes them to the other
+roles.
 
-Tiles are numbered expert by expert, inside an expert row tiles first: neighbouring CTAs then read
-the same weights. How many rows an expert has stands on the device, so a lane looks at four experts
-at a time, and a scan over the warp finds whose tile a number is: experts without rows are passed
-128 at a time. An expert's scale factors of x begin at a fresh block of 128 rows: another scan,
-unless tiles are as long. In a pair both CTAs walk.
+Tiles are numbered expert by expert, row tiles first within an expert, so that neighbouring CTAs
+read the same weights. Row counts are on the device. So each lane reads those of four experts at a
+time, and a scan over the warp finds the expert of a tile number. Experts without rows are skipped
+128 at a time. An expert's scale factors of x begin a new block of 128 rows, which needs another
+scan, unless tiles have 128 rows. In a pair both CTAs do this.
 """
 
 import dataclasses
@@ -57,7 +58,7 @@ class Scheduler:
 
     @cute.jit
     def run(self, scope: Scope) -> None:
-        """Whole life of the warp; behind the last tile comes one that is not valid."""
+        """Run the warp. After the last tile it publishes an invalid one."""
         sizes, ctas = scope.sizes, self.plan.config.ctas
         lane = cute.arch.lane_idx()
         state = producer_state(TILE_STAGES)
@@ -91,8 +92,8 @@ class Scheduler:
 
     @cute.jit
     def look(self, scope: Scope, first: Int32, lane: Int32) -> tuple[Experts, Int32, Int32]:
-        """The lane's experts of the chunk that begins with `first`, and all tiles and blocks of the
-        chunk; experts behind the last one have no rows."""
+        """Return the lane's experts of the chunk that begins with `first`, and all tiles and blocks
+        of the chunk. Experts past the last one have no rows."""
         mine, last = first + lane * OF_LANE, scope.sizes.experts
         starts = tuple(
             scope.tensors.offsets[cutlass.min(mine + number, last)] for number in range(OF_LANE + 1)
@@ -199,8 +200,8 @@ def write_tile(scope: Scope, stage: Int32, tile: Tile) -> None:
 
 
 def take_tile(scope: Scope, ring: Ring, tiles: PipelineState) -> Tile:
-    """Wait for a tile of the queue, read it, and free its slot. The caller advances `tiles`, in its
-    own loop: the DSL carries what it sees changed there."""
+    """Wait for a tile of the queue, read it, and release its slot. The caller has to advance
+    `tiles` in its loop, so that the DSL carries the state."""
     ring.wait(tiles)
     tile = read_tile(scope, tiles.index)
     ring.release(tiles.index)
