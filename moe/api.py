@@ -334,6 +334,6 @@ def fused_moe_plan(
     for name, table in tables.items():
         if table is not None and is_broadcast(table):
             raise ValueError(f"{name} has strides {table.stride()}: a plan copies nothing")
-    # Without a GPU each step looks at what the one before it wrote.
+    # Without a GPU each step checks what the previous one wrote.
     plan = Plan(operator, vars(layer), dry=layer.x.is_cuda)
     return InPlacePlan(plan, *plan.made)

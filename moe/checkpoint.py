@@ -31,7 +31,7 @@ from moe.quantized import Quantized, of_bytes
 
 # ---- Files: the header is checked before the library reads it, whose errors then name the file
 
-MAX_HEADER = 100_000_000  # bytes, the library's own limit
+MAX_HEADER = 100_000_000  # bytes, the library's limit
 _LENGTH = 8  # bytes of the header's length
 _METADATA = "__metadata__"
 _BITS = {

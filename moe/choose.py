@@ -22,11 +22,11 @@ from moe.formats import FORMATS
 FEW = (8, 16, 32)
 # bits of an element of x -> tile_rows -> the most rows of an expert, on average
 BY_AVERAGE = {4: {64: 128, 128: 384}, 8: {64: 60, 128: 132}}
-WIDE_BITS = 4  # of an element of wide tiles
-PAIR = 256  # of two CTAs
+WIDE_BITS = 4  # bits of an element of wide tiles
+PAIR = 256  # rows of a tile of two CTAs
 LARGE = 128
 WIDE, NARROW = 256, 128  # columns
-KEPT = 1024  # decisions
+KEPT = 1024  # cached decisions
 
 
 def choose_tile_rows(rows: int, experts: int, most_rows: int, bits: int) -> int:

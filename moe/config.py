@@ -17,11 +17,11 @@ MIXED = ("mxfp8", "mxfp4")  # formats of x and of w that may differ
 WINDOW, WINDOW_STEP = 128, 64
 WINDOW_ALIGN_BYTES = WINDOW_STEP // 2
 KERNELS = {"sm_100a": "moe.sm100.kernel"}
-SWAPPED_ROWS = (8, 16, 32, 64)  # of a tile of few rows: they are the N of the MMA
+SWAPPED_ROWS = (8, 16, 32, 64)  # tiles of few rows, which are the N of the MMA
 TILE_ROWS = (*SWAPPED_ROWS, 128, 256)
 TILE_N = (128, 256)
-PART = 128  # columns of the product that the epilogue has codes of in registers at a time
-CARRIED = 8  # columns of gate, then of up, of the path that carries
+PART = 128  # columns of the product whose codes the epilogue has in registers at a time
+CARRIED = 8  # columns of gate, then of up, with `carry`
 LEAST_SUBTILE = 32  # columns of fp32 that a thread has in registers at a time
 
 

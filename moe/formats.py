@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-SCALE_ROWS = 128  # of an atom
+SCALE_ROWS = 128  # rows of an atom
 SCALE_COLUMNS = 4
 SCALE_ATOM_BYTES = SCALE_ROWS * SCALE_COLUMNS
 
-SCALINGS = ("token", "tensor")  # whose largest magnitude a global scale is computed from
+SCALINGS = ("token", "tensor")  # sources of the amax of a global scale
 
 E2M1_LARGEST = 6.0
 E4M3_LARGEST = 448.0

@@ -25,9 +25,9 @@ from moe.config import DEFAULT_GRANULARITY
 from moe.packing import CheckpointWeight, PackedExperts, pack_quantised
 
 INDEX = "model.safetensors.index.json"
-BYTES = (torch.int8, torch.float4_e2m1fn_x2)  # of two elements, beside uint8
+BYTES = (torch.int8, torch.float4_e2m1fn_x2)  # bytes of two elements, like uint8
 PAIRS = ("w13.encode_scale", "w13.decode_scale")  # [1] of an expert, or [1, 2] of gate and up
-_MOST_NAME = 255  # bytes of the name of a file
+_MOST_NAME = 255  # bytes of a file name
 PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))  # gate, up, down
 
 
@@ -258,7 +258,7 @@ def _matrix(checkpoint: Checkpoint, name: str, scheme: Scheme) -> CheckpointWeig
         return checkpoint.tensor(f"{name}.{field}").reshape(1) if field else None
 
     data, scales = (checkpoint.tensor(f"{name}.{each}") for each in (scheme.data, scheme.scales))
-    if data.dtype in BYTES:  # torch joins no float4
+    if data.dtype in BYTES:  # torch does not concatenate float4
         data = data.view(torch.uint8)
     encode, decode = scale(scheme.encode), scale(scheme.decode)
     return CheckpointWeight(data[None], scales[None], encode, decode)

@@ -19,7 +19,7 @@ from typing import Any
 from moe.arguments import Router, SwiGLU
 
 Config = Mapping[str, Any]
-MAX_NUMBER = (1 << 31) - 1  # of anything that a config counts
+MAX_NUMBER = (1 << 31) - 1  # limit of every count in a config
 GPT_OSS_ALPHA, GPT_OSS_BETA = 1.702, 1.0
 
 

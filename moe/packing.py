@@ -114,7 +114,7 @@ class PackedExperts(LayerWeights):
             )
         if (
             scale13 is not None and scale13.ndim == 2 and packed is None
-        ):  # whoever dequantises it has to know
+        ):  # needed to dequantise the weights
             w13 = laid_out(replace(self.w13), granularity=self.granularity)
             object.__setattr__(self, "w13", w13)
         self._check_biases()

@@ -38,9 +38,9 @@ class Quantized:
     decode_scale: torch.Tensor | None
     fmt: str
 
-    # How it was laid out, as far as who made it knew: no fields, since operators do not see them.
+    # Layout, if the creator recorded it. No dataclass fields, since operators do not see them.
     offsets = None  # tuple of ints: where the rows of each expert begin, in host memory
-    granularity = None  # rows of gate, then of up, that alternate
+    granularity = None  # alternating rows of gate, then of up
 
     def __post_init__(self) -> None:
         scales = {"encode_scale": self.encode_scale, "decode_scale": self.decode_scale}
@@ -50,7 +50,7 @@ class Quantized:
             if tensor.is_nested:
                 require_strided(**{name: tensor})
         if any(isinstance(size, torch.SymInt) for size in (*self.data.shape, *self.scales.shape)):
-            return  # a tracer's, on whose sizes no check could decide
+            return  # a tracer: its sizes cannot be checked
         form = format_of(self.fmt)
         global_scales = self._global_scales(form)
         _require_dtype("data", self.data, ELEMENT_DTYPES[form.element], f" for {form.name}")

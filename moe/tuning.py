@@ -35,7 +35,7 @@ def offsets_of(tokens: int, experts: int, top_k: int, device: torch.device) -> t
     return starts.int().to(device)
 
 
-ONE = {"e4m3": 0x38, "ue8m0": 127}  # a scale factor
+ONE = {"e4m3": 0x38, "ue8m0": 127}  # code of a scale factor of 1
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _quantised(
     size = (*rows, shape.k // form.per_byte)
     data = torch.randint(0, 256, size, dtype=torch.uint8, device=device)
     if form.per_byte == 1:
-        data &= 0xB7  # of e4m3: no NaN
+        data &= 0xB7  # e4m3 without NaN
     scales = torch.full(
         (scale_bytes(blocks, form.columns(shape.k)),), ONE[form.scale], device=device
     )

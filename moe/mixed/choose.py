@@ -44,12 +44,12 @@ BY_AVERAGE: dict[tuple[str, str], dict[float, tuple[int, ...]]] = {
     ("sm_90a", "e4m3"): {1: (8,), 4: (8, 16), **TWO_SIZES, math.inf: (256,)},
     ("sm_100a", "bf16"): {8: (16,), 16: (32,), 32: (64,), math.inf: (128,)},
 }
-LEAST_UNITS = 4  # of K, of a CTA that shares a tile: two cost what the exchange does, as modelled
+LEAST_UNITS = 4  # least units of K of a sharing CTA: two cost as much as the exchange (modelled)
 
 
 def choose_tile_rows(rows: int, experts: int, arch: str, x: str = "bf16") -> tuple[int, ...]:
     """Choose tile_rows for `rows` rows of x sorted by expert, by the average number per expert."""
-    by_average = BY_AVERAGE.get((arch, x), BY_AVERAGE[arch, "bf16"])  # what is refused has none
+    by_average = BY_AVERAGE.get((arch, x), BY_AVERAGE[arch, "bf16"])  # unsupported pairs have none
     return next(tiles for most, tiles in by_average.items() if rows <= most * experts)
 
 

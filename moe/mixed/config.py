@@ -14,24 +14,24 @@ TILE_ROWS = (8, 16, 32, 64, 96, 128, 160, 192, 256)
 ROWS_OF = {"sm_90a": TILE_ROWS, "sm_100a": (16, 32, 64, 128, 256)}
 TEAMS, PARTS, SPLITS = (1, 2, 3, 4, 5, 6), (1, 2), (1, 2, 4)
 SPLIT_ARCH = "sm_90a"
-SPLIT_ROWS = 64  # of a tile that CTAs may share: sums of more would leave too little for the ring
-TWICE = (3, 4)  # warpgroups of Hopper that may take two times 64 rows each; others spill words
-ROWS = 64  # of weights, that a warpgroup takes at a time
-DEPTH = 64  # of K, that they have
-HALVES = 2  # times 64 rows of weights of an MMA of Blackwell
-BLOCKS = (1, 2)  # of as many, of a tile
+SPLIT_ROWS = 64  # most rows of a shared tile: more sums would leave too little for the ring
+TWICE = (3, 4)  # Hopper: warpgroups that may have twice 64 rows each; others spill
+ROWS = 64  # rows of weights that a warpgroup processes at a time
+DEPTH = 64  # elements of K in a unit
+HALVES = 2  # times 64 rows of weights in an MMA of Blackwell
+BLOCKS = (1, 2)  # blocks of HALVES * ROWS rows in a tile
 BITS = {"bf16": 16, "fp16": 16, "e4m3": 8}
 WEIGHTS = ("nvfp4", "mxfp4")
-NUMBERS = ("bf16", "fp16")  # of outputs that have no scale
+NUMBERS = ("bf16", "fp16")  # dtypes of outputs without a scale
 OUTPUTS = (*NUMBERS, "e4m3")
-ACTIVATIONS = {"bf16": WEIGHTS, "e4m3": ("mxfp4",)}  # and the weights that they go with
-ROW_THREADS = 128  # of the kernel that writes rows of tokens
-# Of a thread by warpgroups that compute: of theirs, and of those who load.
+ACTIVATIONS = {"bf16": WEIGHTS, "e4m3": ("mxfp4",)}  # -> formats of the weights
+ROW_THREADS = 128  # threads of the kernel that writes rows of tokens
+# Number of computing warpgroups -> registers of their threads, of the other threads.
 REGISTERS = {
     1: (240, 64), 2: (224, 56), 3: (152, 56), 4: (104, 64), 5: (80, 80), 6: (72, 72),
 }  # fmt: skip
-OTHERS = 28  # beside sums and weights; with fewer ptxas lets no two wgmmas overlap (C7512)
-UNIT_WORDS = 32  # of a thread, for weights in bf16 of two units of K
+OTHERS = 28  # further registers; with fewer, ptxas serialises wgmmas (C7512)
+UNIT_WORDS = 32  # words of a thread for bf16 weights of two units of K
 
 
 @dataclass(frozen=True)

@@ -40,22 +40,22 @@ from moe.reference import unswizzle_scales
 
 ELEMENT_BYTES = ROWS * DEPTH // 2
 THREADS = 128
-WORDS = 4  # of a thread in a unit
-PAIR_ROWS = 8  # of gate, then of up
+WORDS = 4  # words of a thread in a unit
+PAIR_ROWS = 8  # alternating rows of gate, then of up
 # What brings a pair to where bf16 has its sign and the last two bits of its exponent and the first
 # one of its mantissa: how far its word is turned left. Of the last pairs of two words, which stand
 # in what the others leave, some bits are in the second word, two further left.
 TURNS = (0, 6, 28)
-LAST_TURNS = (26, 4)  # of the last pair of the first word and of the second, once they are joined
-JOINED = 0x60306030  # bits of the first word; others are those of the second, turned right by two
+LAST_TURNS = (26, 4)  # rotations of the fourth pair of both words, once joined
+JOINED = 0x60306030  # bits of the first word; others are of the second, rotated right by 2
 JOINED_TURN = 2
-BF16_BITS = (6, 7, 8, 15)  # of the code's bits, from the lowest up
+BF16_BITS = (6, 7, 8, 15)  # positions of the code's bits, from the lowest up
 # Of the factor by which elements, read as bf16 with their exponents as they are, are multiplied:
 # they are 2^-126 of what they mean.
 UE8M0_BIAS, UE8M0_LARGEST = 126, 254
-UE5M3_BIAS = 10  # of the exponent as it is stored
-MOST_BELOW = 11  # powers of two of a scale factor below its row's, where x is e4m3
-GLOBAL_SHIFT = 8  # nvfp4: elements are smaller by this power of two, and the expert's factor larger
+UE5M3_BIAS = 10  # bias of the stored exponent
+MOST_BELOW = 11  # e4m3: largest log2 of a row's scale factor over a block's
+GLOBAL_SHIFT = 8  # nvfp4: log2 by which elements are reduced, and the factor increased
 
 
 def places(word: int, pair: int, second: int) -> list[tuple[int, int]]:

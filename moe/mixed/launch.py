@@ -47,7 +47,7 @@ from moe.mixed.config import (
 )
 from moe.mixed.fragments import DEPTH, Fragments, units_of
 
-ROWS_ARCHS = {"bf16": ARCHS, "e4m3": ("sm_90a",)}  # of rows that are written in this dtype
+ROWS_ARCHS = {"bf16": ARCHS, "e4m3": ("sm_90a",)}  # architectures with rows of this dtype
 FP32 = torch.float32
 X_DTYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
 

@@ -16,15 +16,15 @@ from kernelkit.plan.smem import SmemPlan
 from kernelkit.plan.warps import RolePlan
 from moe.mixed.config import BITS, ROWS, MixedConfig
 from moe.mixed.fragments import DEPTH, unit_bytes
-from moe.sm100.plan import TILE_STAGES  # of the same scheduler
+from moe.sm100.plan import TILE_STAGES  # same scheduler
 
-PAIR = 2  # units of K of a stage, where rows of x are few
+PAIR = 2  # units of K of a stage with few rows of x
 TILE_WORDS = 8  # int32 of a slot of the tile queue
 BARRIER_BYTES = 1024
 MAX_STAGES = 16
 MAX_AHEAD = 5
 CHUNK = 32  # rows of the output that a warpgroup has in shared memory at a time
-STORE_BARRIER = 1  # and the next ones: threads of a warpgroup whose outputs meet
+STORE_BARRIER = 1  # first named barrier of the storing warpgroups
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ProductPlan:
     """
 
     config: MixedConfig
-    small_bytes: ClassVar[int] = 4096  # of x in a unit of K, of which a stage has two
+    small_bytes: ClassVar[int] = 4096  # most bytes of x in a unit, for two units in a stage
 
     @property
     def units(self) -> int:

@@ -17,7 +17,7 @@ from moe.mixed.config import ROW_THREADS, RowsConfig
 from moe.mixed.shared.args import X_TYPES
 from moe.shared.quantise import largest_magnitude
 
-MOST = 2.0**126  # of a scale: 1 over it is no subnormal
+MOST = 2.0**126  # largest scale: its inverse is not subnormal
 WARPS = ROW_THREADS // hw.WARP_THREADS
 
 

@@ -13,8 +13,8 @@ from moe.quantiser.config import QUARTERS, VECTOR_BYTES
 
 ROWS_OF_QUARTER = SCALE_ROWS // QUARTERS
 NO_ROWS = -1
-EXPERTS_AT_ONCE = 8  # whose offsets a lane reads together: the loads do not wait for each other
-WORDS = VECTOR_BYTES // 4  # of a store of zeros
+EXPERTS_AT_ONCE = 8  # experts whose offsets a lane loads in parallel
+WORDS = VECTOR_BYTES // 4  # words of a store of zeros
 
 
 @cute.jit

@@ -19,14 +19,14 @@ from functools import lru_cache
 from kernelkit.plan import hw
 from moe.formats import FORMATS, SCALE_COLUMNS, SCALE_ROWS, BlockFormat
 
-KEPT = 1024  # decisions
-VECTOR_BYTES = 16  # of a load: what rows are aligned to
-ELEMENTS = 32  # of a thread
-QUARTERS = 4  # of the rows of a tile
-CODE_WORDS = VECTOR_BYTES // 4  # of scale factors, that a thread reads at a time
-MAX_KEPT = 4  # tiles that a warp keeps in registers, 16 of them each; it reads the others again
-MAX_WHOLE, MAX_WARPS = 2, 4  # of a CTA that has whole rows
-MAX_WARPS_OF_ONE = 16  # where rows are so few that a CTA has one
+KEPT = 1024  # cached decisions
+VECTOR_BYTES = 16  # bytes of a load, and alignment of rows
+ELEMENTS = 32  # elements of a thread
+QUARTERS = 4  # quarters of the rows of a tile
+CODE_WORDS = VECTOR_BYTES // 4  # words of scale factors that a thread reads at a time
+MAX_KEPT = 4  # tiles that a warp keeps, 16 registers each; others are read again
+MAX_WHOLE, MAX_WARPS = 2, 4  # rows, warps of a CTA with whole rows
+MAX_WARPS_OF_ONE = 16  # if rows are so few that a CTA has one
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,10 @@ class AmaxConfig:
         return VECTOR_BYTES // 2
 
 
-AMAX_CTAS_OF_SM = 4  # at most, which every CTA that quantises looks at
+AMAX_CTAS_OF_SM = 4  # most CTAs per SM; every quantising CTA reads their amaxes
 CTAS_OF_AMAX = AMAX_CTAS_OF_SM * max(hw.SMS_OF.values())
-CTAS = hw.SMS * 64  # that quantise, or more: fewer find out seldomer which rows are theirs
-CTAS_THAT_LOOK = hw.SMS * 16  # of those that look at all amaxes first
+CTAS = hw.SMS * 64  # least quantising CTAs; fewer search for their rows less often
+CTAS_THAT_LOOK = hw.SMS * 16  # quantising CTAs if each first reads all amaxes
 CTAS_THAT_SPREAD = hw.SMS * 16
 
 

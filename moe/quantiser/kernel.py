@@ -75,8 +75,8 @@ class Scaling:
 class Row:
     """A row that a thread has a part of."""
 
-    number: Int32  # of the result; of x where that is scattered
-    source: Int32  # of x
+    number: Int32  # row of the result, or of x if scattered
+    source: Int32  # row of x
     exists: Boolean
     targets: cute.Tensor  # the rows of the result that it becomes, in registers
     codes: Int64  # where its scale factors begin, in words
@@ -125,7 +125,7 @@ class Quantise:
         ctas, _, blocks = cute.arch.grid_dim()
         x, rows, smem = inputs.x, inputs.rows, SmemAllocator()
         if cutlass.const_expr(config.scaling == "tensor"):
-            block = blocks - 1 - block  # L2 still has what the amax was found of last
+            block = blocks - 1 - block  # the last rows of the amax kernel are still in L2
         first, end = block * SCALE_ROWS, outputs.data.shape[0]
         if cutlass.const_expr(config.scattered):
             end = x.shape[0]
@@ -289,7 +289,7 @@ class Quantise:
             if row.exists and here < x.shape[1] // block:
                 source = cute.local_tile(x[row.source, None], (block,), (here,))
                 cute.autovec_copy(source, loaded[None, index])
-        cute.arch.sync_warp()  # else ptxas puts loads between what is done with others
+        cute.arch.sync_warp()  # else ptxas interleaves loads with the use of others
 
     @cute.jit
     def quantise_part(
@@ -325,7 +325,7 @@ class Quantise:
         if cutlass.const_expr(config.wide):
             if is_row and first < columns:
                 self.store(outputs.data, row.targets, words, mine)
-        lanes = SCALE_COLUMNS // config.unrolled  # that share a word of scale factors
+        lanes = SCALE_COLUMNS // config.unrolled  # lanes that share a word of scale factors
         codes = gathered(codes << Uint32(8 * config.unrolled * (mine % lanes)), lanes)
         self.store_codes(outputs.scales, x.shape[1], codes, mine // lanes, mine % lanes == 0, row)
 
@@ -357,7 +357,7 @@ class Quantise:
         config = self.config
         writes = writes and atom < ceil_div(k, config.format.block * SCALE_COLUMNS)
         step = SCALE_ROWS
-        if cutlass.const_expr(config.scattered):  # only rows have a place, word by word
+        if cutlass.const_expr(config.scattered):  # only existing rows have room, word by word
             writes, step = writes and row.exists, 1
         if writes:
             scales[row.codes + Int64(atom) * step] = Int32(codes)

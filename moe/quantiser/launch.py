@@ -199,7 +199,7 @@ def _given_scale(
         return "", None
     if isinstance(global_scale, torch.Tensor):
         return ("given" if len(global_scale) == 1 else "given rows"), global_scale
-    if global_scale == "token":  # each CTA finds those of its rows
+    if global_scale == "token":  # each CTA finds the scales of its rows
         return "token", None
     offsets = given.offsets if given.rows is None else None  # of the rows of x themselves
     return "tensor", _amaxes(given.x, offsets, target)
@@ -249,7 +249,7 @@ def _check_places(given: Tokens) -> None:
     if rows is not None:
         what = "rows" if choices == 1 else "slots"
         if offsets is not None and offsets.device.type == "cpu":
-            rows = rows[: int(offsets[-1])]  # behind them nobody looks
+            rows = rows[: int(offsets[-1])]  # later rows are not used
         check_range("rows", rows, slots, f"x has {what} 0 to {slots - 1}")
 
 

@@ -25,8 +25,8 @@ from moe.routing.config import VECTOR_BYTES, RouteConfig
 from moe.routing.warp import LOWEST, flip, key_of, lanes_below, lanes_equal, number, value_of
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
-LARGEST = 3.4028234663852886e38  # of fp32
-SMALLEST = 1.1754943508222875e-38  # of its normal numbers
+LARGEST = 3.4028234663852886e38  # largest fp32
+SMALLEST = 1.1754943508222875e-38  # smallest normal fp32
 NOBODY = (1 << 31) - 1  # above the key of any number
 ATANH_TERMS = 8  # z is 1/3 at most: the next one adds less than 2 ** -29
 BATCH = 4  # keys that a lane reads at a time
@@ -150,7 +150,7 @@ class Choice:
         slots, experts = self.config.slots, cute.size(order.offsets) - 1
         if cutlass.const_expr(order.first is not None):
             expert -= order.first
-        # Those that have no row are behind all others; so is a huge number in front of the first.
+        # Slots without a row go last; experts before the first one wrap to huge numbers.
         key = Int32(cutlass.min(Uint32(expert), Uint32(experts)))
         keys, row = cute.make_rmem_tensor(slots, Int32), Int32(0)
         for slot in cutlass.range_constexpr(slots):
@@ -218,7 +218,7 @@ class Choice:
         for index in cutlass.range_constexpr(1, self.config.per_lane):
             top = cute.arch.fmax(top, scores[index])
         top = cute.arch.warp_redux_sync(flip(top.bitcast(Int32)), "max")
-        # Of -inf alone all powers are 0.
+        # If all are -inf, all powers are 0.
         base = cute.arch.fmax(value_of(top), Float32(-LARGEST))
         for index in cutlass.range_constexpr(self.config.per_lane):
             scores[index] = cute.math.exp2((scores[index] - base) * LOG2_E, fastmath=True)
@@ -354,7 +354,7 @@ class Choice:
             cute.autovec_copy(cute.local_tile(sKeys, (BATCH,), (first // BATCH,)), batch)
             for index in cutlass.range_constexpr(BATCH):
                 better += Int32(1) if batch[index] > mine else Int32(0)
-        # Of equal ones those in lower lanes are better.
+        # Ties go to lower lanes.
         better += cute.arch.popc(lanes_equal(mine) & lanes_below(lane))
         cute.arch.sync_warp()
         if lane < total and better < self.config.top_k:

@@ -80,7 +80,7 @@ class Combine:
                 y = loaded[choice].load().to(Float32)
                 for element in cutlass.range_constexpr(config.vector):
                     if cutlass.const_expr(config.weighted):
-                        # Said here, so that every architecture rounds alike.
+                        # Explicit, so that every architecture rounds alike.
                         acc[element] = cute.math.fma(y[element], shares[choice], acc[element])
                     else:
                         acc[element] += y[element]

@@ -14,13 +14,13 @@ MAX_TOP_K = 16
 MAX_GROUPS = WARP_THREADS  # a lane holds the score of one
 SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 
-ROUTE_WARPS = 4  # of a CTA; a warp routes one token
+ROUTE_WARPS = 4  # warps of a CTA; a warp routes one token
 
-BLOCK_TOKENS = 8  # of a cluster: the columns of a product by mma.sync, a CTA routes one of them
+BLOCK_TOKENS = 8  # tokens of a cluster: columns of an mma.sync; a CTA routes one
 EXPERT_ROWS = 16  # rows of such a product
-STEP_ELEMENTS = 32  # of H that a warp multiplies at a time: two products, 16 bytes of each lane
-LANE_ELEMENTS = 8  # of a row, 16 bytes
-LINEAR_WARPS = 8  # that multiply; one more routes
+STEP_ELEMENTS = 32  # elements of H of a warp's step: two products, 16 bytes a lane
+LANE_ELEMENTS = 8  # elements of a row, 16 bytes
+LINEAR_WARPS = 8  # warps that multiply; one more routes
 # CTAs of a cluster: the widest that is portable, and the widest for weights that take its SMs long
 # to read. From how many bytes on is not measured.
 CLUSTER, WIDE_CLUSTER, WIDE_FROM_BYTES = 8, 16, 1 << 20
@@ -32,19 +32,19 @@ MOST_TOKENS = {CLUSTER: 64, WIDE_CLUSTER: 16}
 # them ptxas spills where there are 512 experts (nine warps, 168 registers).
 MOST_IN_FLIGHT = 10
 
-MAX_ROWS = 1 << 30  # slots are counted in 32 bits, behind the last one too
-WARPS = 16  # of a CTA: a thread for each of MAX_EXPERTS, and room for two CTAs of an SM
+MAX_ROWS = 1 << 30  # slots are counted in 32 bits, including past the last one
+WARPS = 16  # warps of a CTA: a thread for each of MAX_EXPERTS; two CTAs fit an SM
 # Up to here one CTA is faster than a second launch; above, CTAs share the slots.
 ROWS_OF_ONE_CTA = 2048
-MAX_TURNS = 4  # of a round
+MAX_TURNS = 4  # most turns of a round
 MAX_CHUNKS = 128  # a CTA each, all at once on an H100 (132 SMs) and on a B200 (148)
-WORDS_IN_FLIGHT = 40  # of the table of counts, of a thread
-PACKED_LIMIT = 1 << 16  # counts of two experts stand in a word while no sum of them reaches it
+WORDS_IN_FLIGHT = 40  # words of the table of counts that a thread loads at once
+PACKED_LIMIT = 1 << 16  # two counts are packed in a word if no sum reaches it
 
-KEPT = 1024  # plans
+KEPT = 1024  # cached plans
 VECTOR_BYTES = 16
 COMBINE_THREADS = 128
-# With this many tokens a CTA per token fills the GPU, and loads what it knows of a token once.
+# With this many tokens, a CTA per token fills the GPU and loads a token's slots once.
 TOKENS_THAT_FILL = 2048
 
 

@@ -33,7 +33,7 @@ from moe.routing.config import (
 )
 
 ARCHS = ("sm_90a", "sm_100a")
-BIASES = ("bias", "logit_bias")  # of `Router`
+BIASES = ("bias", "logit_bias")  # fields of `Router`
 PERMUTING = "moe.routing.permutation_kernel"
 # Offsets, slot_of_row, row_of_slot, and the first expert that has rows, None where all have.
 OrderTables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int | None]
@@ -159,7 +159,7 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     if ids.numel() == 0:
         outputs[0].zero_()
         return outputs
-    flat = ids.reshape(-1)  # in place where ids is in one piece
+    flat = ids.reshape(-1)  # no copy if ids is contiguous
     counts, first = None, given.first_expert if partial else None
     if plan.config.chunked:
         counts = ids.new_empty(plan.chunks * plan.config.words)

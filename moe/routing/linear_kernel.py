@@ -43,9 +43,9 @@ from moe.routing.config import (
 )
 from moe.routing.warp import Mail, open_mail, send, wait
 
-ROW_LANES = STEP_ELEMENTS // LANE_ELEMENTS  # that read a row side by side
+ROW_LANES = STEP_ELEMENTS // LANE_ELEMENTS  # lanes that share a row
 STEP_BYTES = ROW_LANES * VECTOR_BYTES
-HALVES = 2  # of a step: products of 16 elements of H each
+HALVES = 2  # products of a step, 16 elements of H each
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class RouteLinear:
         found = candidates_of(Int32(0), 1)
         if warp < LINEAR_WARPS:
             sums = self.multiply_share(given, share)
-            cute.arch.cluster_wait()  # all have opened their mail
+            cute.arch.cluster_wait()  # all CTAs have initialised their mail
             self.send_sums(mail, share, sums)
         else:
             self.route(given, mail, rank, share, found, outputs)
@@ -152,7 +152,7 @@ class RouteLinear:
         if cutlass.const_expr(config.ready):
             cute.arch.griddepcontrol_wait()
         tokens = [self.load(row, share, step) for step in ahead]
-        # Not before: ptxas moves loads down to their use, but not behind this.
+        # Only here: ptxas moves loads down to their use, but not past this.
         cute.arch.griddepcontrol_launch_dependents()
         sums = registers_of(Float32, (config.blocks, HALVES, 4))
         sums.fill(0.0)

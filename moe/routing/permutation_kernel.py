@@ -68,7 +68,7 @@ def experts_of(
     for turn in cutlass.range_constexpr(config.turns):
         local = Uint32(ids[turn])  # huge for a negative id
         if cutlass.const_expr(config.partial):
-            local = Uint32(ids[turn] - chosen.first)  # and in front of the first one
+            local = Uint32(ids[turn] - chosen.first)  # and for experts before the first one
         expert = Int32(cutlass.min(local, Uint32(config.experts)))
         experts[turn] = expert if first + turn * step < rows else Int32(config.experts)
     return experts
@@ -127,7 +127,7 @@ class Count:
         sCounts = SmemAllocator().allocate_tensor(Int32, cute.make_layout(room), VECTOR_BYTES)
         clear(config, sCounts)
         cute.arch.sync_threads()
-        # Not before: `Scatter` reads ids without waiting, once all CTAs of this grid are here.
+        # Only here: `Scatter` reads ids without waiting, once all CTAs of this grid have arrived.
         follow()
         for turn in cutlass.range(rounds, unroll=1):
             first = (chunk * rounds + turn) * config.slots + thread
@@ -209,13 +209,13 @@ class Scatter:
             self.scatter(chosen, run, sRuns, None, gSlotOfRow, gRowOfSlot)
         else:
             sSorted = smem.allocate_tensor(Int32, cute.make_layout(config.slots))
-            # Of every expert: from places in the sorted round to rows; and how many are used.
+            # Of every expert: row minus position in the sorted round. Last: number of used slots.
             sDeltas = smem.allocate_tensor(Int32, cute.make_layout(config.experts + 1))
             layout = cute.make_ordered_layout((config.parts, config.words), order=(1, 0))
             sParts = smem.allocate_tensor(Int32, layout, VECTOR_BYTES)
             base = Int32(0)  # of thread e: the next row of expert e for a slot of this chunk
             for turn in cutlass.range(rounds, unroll=1):
-                # The launch in front has waited for whoever wrote ids before this one could begin.
+                # The previous launch waited for the writer of ids before it let this one begin.
                 run = self.rank(chosen, chunk * rounds + turn, sRuns)
                 begin, count = self.place_runs(sRuns, sTotals, None)
                 cute.arch.sync_threads()
@@ -406,7 +406,7 @@ class Scatter:
         loads = WORDS_IN_FLIGHT // config.vector
         for step in cutlass.range(0, each, loads, unroll=1):
             loaded = self.read_counts(counts, first + step, end, vector)
-            # The last one first: by then all of them are on their way.
+            # The last one first: all loads have been issued by then.
             for index in cutlass.range_constexpr(loads - 1, -1, -1):
                 for k in cutlass.range_constexpr(config.vector):
                     total[k] += loaded[k, index]

@@ -9,7 +9,7 @@ from cutlass.memory import SmemAllocator
 
 from moe.routing.config import VECTOR_BYTES, LinearConfig
 
-LOWEST = -(1 << 31)  # below the key of any number; what can no longer be chosen
+LOWEST = -(1 << 31)  # below the key of any number: cannot be chosen
 
 
 @cute.jit

@@ -21,16 +21,16 @@ from kernelkit.plan.warps import Role, RolePlan
 from moe.config import PART, WINDOW_STEP, GroupedConfig
 from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS, SCALE_ROWS
 
-LANES = 128  # of a CTA: rows of an accumulator, and threads of the epilogue
-LINE = hw.SMEM_LINE_BYTES  # of K in a stage
+LANES = 128  # rows of a CTA's accumulator, and threads of the epilogue
+LINE = hw.SMEM_LINE_BYTES  # bytes of K in a stage
 K_BLOCKS = 4  # MMAs of a stage, 32 bytes of K each
 TILE_STAGES = 2
 TILE_WORDS = 8  # int32 of a slot of the tile queue
 MAX_STAGES = 8
 GROUP_ATOMS = 4
 BARRIER_BYTES = 512
-PIECE_BYTES = 64  # of a row of the output, that a warp stores together
-PAD = 4  # fp32 behind a row of the transposed accumulator, so that its columns are in all banks
+PIECE_BYTES = 64  # bytes of a row of the output that a warp stores together
+PAD = 4  # fp32 after a row of the transposed accumulator: columns use all banks
 # Columns: accumulators of 256 that share some begin at multiples of it. The manual states no rule;
 # no kernel that is known to run on hardware begins one of that size at a smaller multiple.
 ACC_ALIGN = 16

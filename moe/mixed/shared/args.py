@@ -30,7 +30,7 @@ class Share:
 class Scope:
     """Everything that the roles of a CTA use."""
 
-    x: TmaTensor | cute.Tensor  # [tokens, K] where it is gathered
+    x: TmaTensor | cute.Tensor  # [tokens, K] if it is gathered
     tensors: MixedTensors
     numbers: Numbers
     sizes: Sizes

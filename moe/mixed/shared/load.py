@@ -145,7 +145,7 @@ class Gather:
         self.plan = plan
         self.role = plan.roles["gather"]
         self.own = -(-plan.config.tile_rows // self.role.warps)  # rows of a warp
-        self.lanes = plan.line // CHUNK_BYTES  # that fetch a row
+        self.lanes = plan.line // CHUNK_BYTES  # lanes that fetch a row
         self.at_once = hw.WARP_THREADS // self.lanes  # rows of a warp
 
     @cute.jit

@@ -203,7 +203,7 @@ def take(
     """Copy a chunk of rows from shared to global memory, 16 bytes a thread."""
     config, out = plan.config, scope.tensors.out
     rows, units = min(CHUNK, config.tile_rows), plan.out_line // UNIT
-    columns = plan.outputs // units  # of a thread
+    columns = plan.outputs // units  # units of a thread
     thread, _, _ = cute.arch.thread_idx()
     thread = thread % THREADS
     column = tile.n * config.tile_outputs + team * plan.outputs + thread % units * columns

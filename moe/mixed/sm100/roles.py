@@ -328,7 +328,7 @@ def make_mma(plan: MixedPlan, width: int) -> cute.TiledMma:
 
 # ---- Epilogue: a warpgroup makes rows of the output of sums in tensor memory, some at a time
 
-TEAM = 0  # of those who store, of which there is one
+TEAM = 0  # the only storing warpgroup
 
 
 class Epilogue:
@@ -362,7 +362,7 @@ class Epilogue:
         rows = min(CHUNK, config.tile_rows)
         chunks = config.tile_rows // rows
         own = own_rows(plan, scope, tile, TEAM)
-        meet(TEAM)  # the rows of the tile before have been read
+        meet(TEAM)  # the previous tile's rows have been read
         for chunk in cutlass.range_constexpr(chunks):
             if chunk * rows < tile.rows:
                 buffer = scope.buffers.out.toint() + chunk % 2 * plan.out_bytes

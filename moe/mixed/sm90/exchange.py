@@ -21,7 +21,7 @@ from moe.mixed.plan import PAIR
 from moe.mixed.shared.args import Scope, Share
 from moe.mixed.sm90.plan import MixedPlan
 
-VECTOR = 4  # sums of a thread of eight rows of x
+VECTOR = 4  # sums of a thread for eight rows of x
 
 
 @cute.jit

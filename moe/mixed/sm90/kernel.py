@@ -70,7 +70,7 @@ class MixedGemm(Product):
             elif cutlass.const_expr(self.config.gather):
                 self.gather.run(scope)
         if cutlass.const_expr(self.config.least):
-            cute.arch.griddepcontrol_wait()  # who waits for this launch waits for that one, too
+            cute.arch.griddepcontrol_wait()  # the next kernel then waits for both
 
     @cute.jit
     def begin(self) -> None:

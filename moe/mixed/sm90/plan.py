@@ -25,7 +25,7 @@ from moe.mixed.plan import (
 )
 
 LEAST = 8  # rows of a tile
-MOST_WIDTHS = 2  # each has a box of x of its own, and every copy of TMA takes about 90 cycles
+MOST_WIDTHS = 2  # each has a box of x, and every TMA copy takes about 90 cycles
 EARLY = 8  # registers of a thread for 64 rows of weights: factors, biases, and some to spare
 
 
@@ -133,7 +133,7 @@ class MixedPlan(ProductPlan):
                 SmemBuffer("w", self.w_bytes, self.stages, align=128),
                 SmemBuffer("out", self.out_bytes, 2 * self.config.teams, align=128),
                 SmemBuffer("table", 4 * self.config.tile_rows, align=16),
-                SmemBuffer("scales", self.scale_bytes, self.config.teams, align=16),  # or nothing
+                SmemBuffer("scales", self.scale_bytes, self.config.teams, align=16),  # may be empty
                 *self._mail_buffers,
             )
         )

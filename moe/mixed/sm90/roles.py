@@ -91,7 +91,7 @@ def store(
     rows = min(CHUNK, config.tile_rows)
     if cutlass.const_expr(own is None):
         own = own_rows(plan, scope, tile, team)
-    meet(team)  # the rows of the tile before have been read, and the scales of these are there
+    meet(team)  # the previous tile's rows are read, this one's scales loaded
     for chunk in cutlass.range_constexpr(config.tile_rows // rows):
         if chunk * rows < tile.rows:
             buffer = scope.buffers.out.toint() + (team * 2 + chunk % 2) * plan.out_bytes
@@ -242,7 +242,7 @@ class Math:
             for _ in range(PAIR)
         ]
         x = x_operand(plan, width, scope.buffers.x)
-        held = [state.index, state.index]  # stages of the two units before
+        held = [state.index, state.index]  # stages of the two previous units
         for step in cutlass.range(units // PAIR, unroll=1):
             # Both units first: a wait between a product in flight and the registers of the next
             # one's weights would be a branch there, and ptxas let no two products overlap (C7513).

@@ -124,7 +124,7 @@ def bias_at(affine: Affine, first: cutlass.Constexpr[int]) -> tuple[Float32, ...
 # of 16 bytes, so that whole sectors of 32 bytes leave the SM. TMA stores whole boxes only, and the
 # rows behind an expert's last one are another expert's.
 
-CODES = {1: Uint8, 2: Uint16, 4: Uint32}  # that are stored together, by how many they are
+CODES = {1: Uint8, 2: Uint16, 4: Uint32}  # number of codes stored together -> their type
 UNIT_WORDS = hw.SMEM_UNIT_BYTES // 4
 PIECE_WORDS = PIECE_BYTES // 4
 
@@ -237,7 +237,7 @@ def hand_over(
         own = _unit(buffer, lane, unit)
         cute.autovec_copy(part_of(words, unit * UNIT_WORDS, UNIT_WORDS), own)
     cute.arch.sync_warp()
-    rows = hw.WARP_THREADS // units  # that the warp stores at a time
+    rows = hw.WARP_THREADS // units  # rows that the warp stores at a time
     for begin in cutlass.range_constexpr(0, hw.WARP_THREADS, rows):
         line, unit = begin + lane // units, lane % units
         moved = cute.make_rmem_tensor(UNIT_WORDS, Uint32)
@@ -320,9 +320,9 @@ def _put(out: cute.Tensor, row: Int32, end: Int32, byte: Int32, words: cute.Tens
 # ---- The role
 
 TRANSPOSED_BARRIER = 1
-BIASED = 16  # columns of gate, then of up, at most, where biases are in registers as well
-AT_ONCE = 32  # outputs that a thread stores then: a block of any format
-READ_COLUMNS = 32  # of a swapped accumulator, that a thread has in registers at a time
+BIASED = 16  # most columns of gate, then of up, with biases in registers
+AT_ONCE = 32  # outputs that a thread then stores: a block of any format
+READ_COLUMNS = 32  # columns of a swapped accumulator in a thread's registers
 
 
 class Epilogue:
@@ -337,16 +337,16 @@ class Epilogue:
         """Whole life of the warps."""
         pipes, plan = scope.pipes, self.plan
         if cutlass.const_expr(plan.config.w_ready):
-            follow()  # who writes over what the kernel in front has read waits as well
+            follow()  # do not overwrite what the previous kernel still reads
         tiles, acc = consumer_state(TILE_STAGES), consumer_state(plan.acc_stages)
-        half, top = Int32(0), Float32(0.0)  # of the accumulators; largest magnitude
+        half, top = Int32(0), Float32(0.0)  # accumulator stage; largest magnitude
         going = Int32(1)
         while going > 0:
             tile = take_tile(scope, pipes.tile_epilogue, tiles)
             tiles.advance()
             going = tile.valid
             if going > 0:
-                of_column = self.of_column(scope, tile)  # meanwhile, what comes from far
+                of_column = self.of_column(scope, tile)  # meanwhile: loads from global memory
                 pipes.acc.wait(acc)
                 tmem.order_after_wait()
                 if cutlass.const_expr(plan.config.swapped):
@@ -375,7 +375,7 @@ class Epilogue:
         affine = self.affine(scope, tile, place)
         top = Float32(0.0)
         for index in cutlass.range_constexpr(plan.parts):
-            # Columns that both accumulators have come first.
+            # Columns that the accumulators share come first.
             part = index if half == 1 else plan.parts - 1 - index
             column, frees = half * plan.second + part * PART, index == self.frees
             outputs = place.moved(part * (PART // config.inputs_of_output))

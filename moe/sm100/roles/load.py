@@ -154,7 +154,7 @@ class Load:
         barrier, rank = scope.pipes.ab.barrier(stage), rank_in_tile(plan)
         n = tile.n * plan.config.tile_n
         box, column, window = w_box(plan), step * LINE, Int32(0)
-        if cutlass.const_expr(plan.pads_w):  # the last one ends with the row
+        if cutlass.const_expr(plan.pads_w):  # the last window ends with the row
             column, steps = Int32(0), scope.sizes.k // WINDOW_STEP
             window = cutlass.min(step * (WINDOW // WINDOW_STEP), steps - WINDOW // WINDOW_STEP)
         place = BoxPosition(n + rank * plan.w_rows, column, window, tile.expert)

@@ -48,7 +48,7 @@ class Mma:
         plan, pipes = self.plan, scope.pipes
         tiles, acc = consumer_state(TILE_STAGES), producer_state(plan.acc_stages)
         state = consumer_state(plan.stages)
-        half, group = Int32(0), Int32(-1)  # of the accumulators; of scale factors
+        half, group = Int32(0), Int32(-1)  # stage of the accumulators; group of scale factors
         blocks = -(-scope.sizes.k // plan.k_block)
         k_stages = -(-blocks // K_BLOCKS)
         going = Int32(1)

@@ -23,10 +23,10 @@ from moe.formats import SCALE_ROWS
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import ROLES, TILE_STAGES, GroupedPlan
 
-OF_LANE = 4  # experts that a lane looks at
+OF_LANE = 4  # experts of a lane
 CHUNK = OF_LANE * hw.WARP_THREADS
 TILE_FIELDS = len(dataclasses.fields(Tile))
-QUARTER = SCALE_ROWS // 4  # rows whose scale factors are a column of tensor memory
+QUARTER = SCALE_ROWS // 4  # rows whose scale factors fill a column of tensor memory
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Scheduler:
         number, _, _ = cute.arch.block_idx()
         step, _, _ = cute.arch.grid_dim()
         number, step = number // ctas, step // ctas
-        # Of the chunks of experts before this one, and of this one.
+        # Tiles and blocks of earlier chunks of experts, and of this chunk.
         chunk, tiles_before, blocks_before = Int32(-1), Int32(0), Int32(0)
         tiles, blocks = Int32(0), Int32(0)
         experts = Experts((Int32(0),) * (OF_LANE + 1), Int32(0), Int32(0))
@@ -80,7 +80,7 @@ class Scheduler:
                 experts, tiles, blocks = self.look(scope, chunk * CHUNK, lane)
             inside = number - tiles_before * sizes.n_tiles
             going = Int32(1) if inside < tiles * sizes.n_tiles else Int32(0)
-            # Of all lanes whose tiles begin at or before this one, the last.
+            # The last lane whose tiles begin at or before this one.
             begun = cute.arch.vote_ballot_sync(experts.tiles * sizes.n_tiles <= inside)
             owner = cutlass.max(cute.arch.popc(begun) - 1, 0)
             nearest = self.nearest(experts, lane, inside, sizes.n_tiles)
