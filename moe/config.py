@@ -11,9 +11,9 @@ GRANULARITIES = (8, 16, 32, 64)
 DEFAULT_GRANULARITY = 32
 OUT_BITS = {"bf16": 16, "fp16": 16, "fp32": 32}
 MIXED = ("mxfp8", "mxfp4")  # formats of x and of w that may differ
-# Of e2m1 beside e4m3 TMA pads 16 elements to 16 bytes (CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B):
-# those of whole windows alone, which begin at multiples of 32 bytes. There is one at every
-# WINDOW_STEP elements, so that the last one can end with K, which need not be a multiple of WINDOW.
+# For e2m1 with e4m3, TMA pads 16 elements to 16 bytes (CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B). It
+# loads whole windows only, which begin at multiples of 32 bytes. A window begins at every
+# WINDOW_STEP elements, so the last one can end with K, which need not be a multiple of WINDOW.
 WINDOW, WINDOW_STEP = 128, 64
 WINDOW_ALIGN_BYTES = WINDOW_STEP // 2
 KERNELS = {"sm_100a": "moe.sm100.kernel"}

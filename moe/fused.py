@@ -108,7 +108,7 @@ class Layer:
         """Raise TypeError, ValueError or NotImplementedError for tokens that do not fit the
         experts."""
         x, experts = self.x, self.experts
-        # The tensor that says how many experts are chosen from, its name, its shape.
+        # The tensor whose shape has the number of experts to choose from: name, tensor, shape.
         named, sizes = ("router_logits", self.router_logits), "[T, E]"
         if self.linear is not None:
             named, sizes = ("linear.weight", self.linear.weight), "[E, H]"

@@ -21,8 +21,8 @@ from moe.mixed.config import (
     fits,
 )
 
-# (warpgroups, times 64 rows of weights of each) -> how fast weights are read, where that is what
-# takes the time: measured on an H200 with gpt-oss-120b; of Blackwell about what is modelled
+# (warpgroups, times 64 rows of weights of each) -> relative speed of reading weights, if that is
+# the bound. Measured on an H200 with gpt-oss-120b; for Blackwell approximately as modelled.
 READS_OF = {
     "sm_90a": {(2, 1): 0.80, (3, 1): 0.90, (4, 1): 0.95, (3, 2): 0.97, (4, 2): 1.0},
     "sm_100a": {(2, 2): 1.0, (2, 1): 0.88},

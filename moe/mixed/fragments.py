@@ -42,16 +42,14 @@ ELEMENT_BYTES = ROWS * DEPTH // 2
 THREADS = 128
 WORDS = 4  # words of a thread in a unit
 PAIR_ROWS = 8  # alternating rows of gate, then of up
-# What brings a pair to where bf16 has its sign and the last two bits of its exponent and the first
-# one of its mantissa: how far its word is turned left. Of the last pairs of two words, which stand
-# in what the others leave, some bits are in the second word, two further left.
+# Left-rotation of a word that moves pair i's code bits to BF16_BITS. Pairs 0-2 are whole in one
+# word. The fourth pairs of two words use the bits left over in both: see JOINED.
 TURNS = (0, 6, 28)
 LAST_TURNS = (26, 4)  # rotations of the fourth pair of both words, once joined
 JOINED = 0x60306030  # bits of the first word; others are of the second, rotated right by 2
 JOINED_TURN = 2
 BF16_BITS = (6, 7, 8, 15)  # positions of the code's bits, from the lowest up
-# Of the factor by which elements, read as bf16 with their exponents as they are, are multiplied:
-# they are 2^-126 of what they mean.
+# Exponent bias of the factor of elements: read as bf16, they are 2^-126 of their value.
 UE8M0_BIAS, UE8M0_LARGEST = 126, 254
 UE5M3_BIAS = 10  # bias of the stored exponent
 MOST_BELOW = 11  # e4m3: largest log2 of a row's scale factor over a block's

@@ -74,8 +74,8 @@ def lanes_equal(value: Int32) -> Int32:
 
 # ---- Partial sums of logits on their way to the CTA that routes a token
 #
-# Every warp of a cluster sends its own by st.async, each to a place of its own; the mbarrier of the
-# CTA that gets them counts the bytes. Each place is written once.
+# Every warp of a cluster sends its sums by st.async, each to a separate slot. The mbarrier of the
+# receiving CTA counts the bytes. Each slot is written once.
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,9 @@ def places(
 
 # ---- To bf16
 #
-# Two words have sixteen elements, see `fragments.py`. Sign, exponent and mantissa of an e2m1, moved
-# to where bf16 has its sign, its last two bits of exponent and its first of mantissa, are 2^-126 of
-# it, subnormals too; one multiplication by the scale factor, which is as much larger, is exact.
+# Two words have sixteen elements, see `fragments.py`. Sign, exponent and mantissa of an e2m1 are
+# moved to bf16's sign, last two exponent bits and first mantissa bit. The result is 2^-126 of the
+# value, subnormals too. One multiplication by the scale factor times 2^126 is exact.
 
 MASK = 0x81C081C0  # of bf16: sign, two bits of exponent, one of mantissa; twice
 TWICE = 0x4040  # selector of prmt: a byte to both halves of a word

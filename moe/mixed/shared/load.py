@@ -131,8 +131,8 @@ def copy_bytes(
 
 # ---- Gather role: some warps fetch the rows of x from where the tokens are, swizzled as TMA would
 #
-# A warp has its share of the rows of a tile; eight lanes, or four, fetch a row and unit of K. Some
-# stages are in flight: the one that is told to be full is that many behind the one that was begun.
+# A warp has a part of the rows of a tile. Eight lanes, or four, fetch a row and unit of K. `ahead`
+# stages are in flight: the stage that is signalled is that many before the one that was begun.
 
 
 NO_ROW = -1
@@ -146,7 +146,7 @@ class Gather:
         self.role = plan.roles["gather"]
         self.own = -(-plan.config.tile_rows // self.role.warps)  # rows of a warp
         self.lanes = plan.line // CHUNK_BYTES  # lanes that fetch a row
-        self.at_once = hw.WARP_THREADS // self.lanes  # rows of a warp
+        self.at_once = hw.WARP_THREADS // self.lanes  # rows of a warp at a time
 
     @cute.jit
     def run(self, scope: Scope) -> None:
@@ -173,7 +173,7 @@ class Gather:
                         self.tell(scope, begun - flying)
                         flying -= 1
                     state.advance()
-            # The queue has too few tiles of so few steps for one to be told when others begin.
+            # With so few steps, the queue has too few tiles to delay signals to the next tiles.
             if (going == 0) | (steps * TILE_STAGES < plan.ahead):
                 self.land(scope, begun, flying)
                 flying = Int32(0)

@@ -122,8 +122,7 @@ class Gather(load.Gather):
 
 # ---- Math: warpgroups turn weights to bf16 in registers, and store them to tensor memory
 #
-# They wait for weights that have arrived and for room, and for nobody else: the tensor core follows
-# some stages behind.
+# They only wait for weights and for free stages: the tensor core follows a few stages later.
 
 
 class Math:
@@ -206,8 +205,8 @@ def a_column(plan: MixedPlan, stage: Int32, unit: int, block: Int32) -> Int32:
 
 # ---- MMA: one warp issues the products of weights in tensor memory and rows of x
 #
-# Products are as wide as the tile, or half as wide where the expert has no more rows in it, and so
-# on: the rows of x that are not multiplied are not fetched.
+# Products are as wide as the tile, or half as wide if the expert has no more rows in it, and so on.
+# Rows of x that are not multiplied are not fetched.
 
 K = OperandMajorMode.K
 

@@ -130,8 +130,8 @@ def fetch_scales(plan: cutlass.Constexpr[MixedPlan], scope: Scope, tile: Tile, t
 # ---- Math: each warpgroup makes numbers of its rows of the weights and multiplies them by x
 #
 # While the tensor core works on one unit of K, whose weights it reads in registers, the next unit
-# is made in others. Products are half as wide where the expert has no more rows in the tile, as far
-# as registers go. Warpgroups wait for nobody but the ring, so that one may store its outputs while
+# is converted in others. Products are half as wide if the expert has no more rows in the tile, as
+# far as registers allow. Warpgroups wait only for the ring, so that one may store its outputs while
 # others multiply.
 
 K = OperandMajorMode.K

@@ -119,10 +119,10 @@ def bias_at(affine: Affine, first: cutlass.Constexpr[int]) -> tuple[Float32, ...
 
 # ---- Where a row of the output goes: numbers, or elements and scale factors
 #
-# Either becomes words of 32 bits in registers. A thread with a long row to itself hands it over to
-# its warp in pieces, through shared memory: lanes beside each other then write neighbouring units
-# of 16 bytes, so that whole sectors of 32 bytes leave the SM. TMA stores whole boxes only, and the
-# rows behind an expert's last one are another expert's.
+# Both become words of 32 bits in registers. If a thread has a long row, its warp stores the row in
+# pieces, through shared memory: neighbouring lanes then write neighbouring units of 16 bytes, so
+# that whole sectors of 32 bytes leave the SM. TMA stores whole boxes only, and the rows after an
+# expert's last one are another expert's.
 
 CODES = {1: Uint8, 2: Uint16, 4: Uint32}  # number of codes stored together -> their type
 UNIT_WORDS = hw.SMEM_UNIT_BYTES // 4
