@@ -1,8 +1,8 @@
-"""`grouped_gemm` and `fused_moe`: a user's arguments in, the operator or a plan behind them.
+"""`grouped_gemm` and `fused_moe`: check a user's arguments, then call the operator or make a plan.
 
-Everything is checked before it compiles. Nothing waits for the device or reads from it, so that a
-CUDA graph captures every call; torch.compile sees one operator,
-`blackwell_kernels::moe_grouped_gemm` or `blackwell_kernels::moe_fused`. Forward only.
+All checks come before compilation. Nothing waits for the device or reads from it, so that a CUDA
+graph captures every call. torch.compile sees one operator, `blackwell_kernels::moe_grouped_gemm` or
+`blackwell_kernels::moe_fused`. Forward only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Result = TypeVar("Result", bound=torch.Tensor | Quantized)
 
 
 class SwigluOptions(TypedDict, total=False):
-    """Options of `grouped_gemm_swiglu` that `grouped_gemm` has, too."""
+    """Options that `grouped_gemm_swiglu` shares with `grouped_gemm`."""
 
     bias: Annotated[torch.Tensor | None, None]
     encode_scale: Annotated[torch.Tensor | None, None]
@@ -56,7 +56,7 @@ class SwigluOptions(TypedDict, total=False):
 
 
 class GemmOptions(SwigluOptions, total=False):
-    """Options of `grouped_gemm` that its overloads and plans have in common."""
+    """Options that all overloads and plans of `grouped_gemm` share."""
 
     activation: Annotated[Activation | None, None]
 
@@ -80,35 +80,39 @@ def grouped_gemm(
     x: Quantized, w: Quantized, offsets: torch.Tensor, *,
     out: torch.dtype | str = torch.bfloat16, **options: Unpack[GemmOptions],
 ) -> torch.Tensor | Quantized:  # fmt: skip
-    """Y_e = X_e W_e^T + b_e for every expert e, in one launch, and the activation of pairs of
-    columns, as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them.
+    """Compute Y_e = X_e W_e^T + b_e for every expert e, and optionally the activation, in one
+    launch.
+
+    `moe.reference.grouped_gemm` and `moe.reference.swiglu` define the result.
 
     Args:
         x: data [R, K], rows sorted by expert: `quantise(..., offsets=offsets)`.
-        w: data [E, N, K], in the same format, or in mxfp4 with x in mxfp8; with an activation
-            N = 2 I, packed as it says (`moe.packing`).
-        offsets: int32 [E + 1], ascending from 0 to R; experts may have no rows. Those that x was
-            quantised with, which is compared on the CPU.
+        w: data [E, N, K], in the format of x, or in mxfp4 with x in mxfp8. With an activation N = 2
+            I, packed by its granularity (`moe.packing`).
+        offsets: int32 [E + 1], ascending from 0 to R; experts may have no rows. They must be those
+            that x was quantised with (compared on the CPU).
         activation: None for the plain product.
-        bias: fp32 [E, N], added before the activation; numbers stand as the rows of w do.
+        bias: fp32 [E, N], in the order of the rows of w, added before the activation.
         out: dtype of the result (bfloat16, float16, float32), or the format that it is quantised to
             in the same kernel.
-        encode_scale: fp32 [1], the global scale of an output in nvfp4, and of no other.
-        amax: fp32 [1], becomes max(amax, the largest magnitude of the output), what calibrates the
-            next encode_scale; no memory of another argument.
-        tile_rows: of an expert, one of `moe.config.TILE_ROWS`; None: chosen (`moe.choose`).
-        most_rows: no expert has more rows than this, R by default. Tiles of up to 32 rows need it.
+        encode_scale: fp32 [1], the global scale of an output in nvfp4, only.
+        amax: fp32 [1], becomes max(amax, the largest magnitude of the output), to calibrate the
+            next encode_scale. It may not share memory with another argument.
+        tile_rows: rows of an expert in a tile, one of `moe.config.TILE_ROWS`; None: chosen
+            (`moe.choose`).
+        most_rows: upper bound of an expert's rows, R by default. Tiles of up to 32 rows need it.
         tile_n: columns of a tile, 128 or 256; None: chosen by sizes.
-        carry: the epilogue takes 8 columns at a time, where gate and up alternate by 8 and a tile
+        carry: the epilogue processes 8 columns at a time, if gate and up alternate by 8 and a tile
             has 128 rows or more; same bits.
-        pdl: programmatic dependent launch: the kernel may begin before the one in front of it on
-            the stream has ended, and waits for it before it reads anything; with w_ready, anything
-            but offsets, w and bias, which then are older than that one.
+        pdl: programmatic dependent launch: the kernel may begin before the previous kernel on the
+            stream has ended, and waits for it before it reads anything.
+        w_ready: with pdl: offsets, w and bias are older than the previous kernel, and are read
+            without waiting.
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Returns:
-        [R, N], with an activation [R, I]; in a format a `Quantized` with scale factors by expert as
-        those of x.
+        [R, N], with an activation [R, I]. In a format: a `Quantized` with scale factors by expert,
+            as those of x.
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
@@ -143,11 +147,11 @@ def grouped_gemm_swiglu(
     form: SwiGLU | None = None, granularity: int = DEFAULT_GRANULARITY,
     out: torch.dtype | str = torch.bfloat16, **options: Unpack[SwigluOptions],
 ) -> torch.Tensor | Quantized:  # fmt: skip
-    """H_e = swiglu(X_e W13_e^T), the first product of a layer: `grouped_gemm` with its options.
+    """Compute H_e = swiglu(X_e W13_e^T), the first product of a layer: `grouped_gemm` with its
+    options.
 
     Args:
-        w13: data [E, 2 I, K], gate and up in turn by `granularity` rows, as `moe.packing.pack`
-            gives it.
+        w13: data [E, 2 I, K] of `moe.packing.pack`: gate and up alternate by `granularity` rows.
         form: plain SwiGLU by default.
 
     Returns:
@@ -165,17 +169,17 @@ def grouped_gemm_swiglu(
 
 
 class InPlacePlan(Generic[Result]):
-    """plan() computes anew, into `result`.
+    """Plan that recomputes `result` in place: plan().
 
-    Every tensor is read and written where it was when the plan was made; the plan keeps them all.
-    Their contents may change, but for global scales; what offsets say is not looked at again.
+    The plan keeps every tensor, and reads and writes it at the address it had when the plan was
+    made. Contents may change, except global scales. Changed offsets are not checked.
     """
 
     def __init__(self, plan: Plan, result: Result) -> None:
         self._plan, self.result = plan, result
 
     def __call__(self) -> Result:
-        """`result`, as the contents of the arguments are now."""
+        """Compute `result` from the current contents of the arguments."""
         self._plan()
         return self.result
 
@@ -199,12 +203,11 @@ def grouped_gemm_plan(
     x: Quantized, w: Quantized, offsets: torch.Tensor, *,
     out: torch.dtype | str = torch.bfloat16, **options: Unpack[GemmOptions],
 ) -> InPlacePlan[Any]:  # fmt: skip
-    """A plan for a product that is computed again and again in place: plan() writes plan.result.
+    """Plan a product that is recomputed in place: plan() writes plan.result.
 
     Args:
-        x, w, offsets, out, options: as for `grouped_gemm`. Everything is checked here, the kernel
-            is compiled and the result allocated here; a call launches, and costs the host some
-            microseconds.
+        x, w, offsets, out, options: as for `grouped_gemm`. Checks, compilation and allocation
+            happen here. A call only launches, and costs the host some microseconds.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as `grouped_gemm`.
@@ -218,7 +221,7 @@ def grouped_gemm_plan(
 def _fields(
     x: Quantized, w: Quantized, offsets: torch.Tensor, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Arguments of `grouped_gemm` -> fields of `moe.arguments.Arguments`."""
+    """Map arguments of `grouped_gemm` to fields of `moe.arguments.Arguments`."""
     given = given_options(grouped_gemm, options, _DEFAULTS)
     activation = given.get("activation")
     if isinstance(activation, Activation):
@@ -229,7 +232,7 @@ def _fields(
 
 
 def _check_granularity(w: Quantized, activation: Activation) -> None:
-    """ValueError where gate and up of w are known to alternate otherwise."""
+    """Raise ValueError if gate and up of w are known to alternate differently."""
     packed = getattr(w, "granularity", None)
     if packed not in (None, activation.granularity):
         raise ValueError(
@@ -238,7 +241,7 @@ def _check_granularity(w: Quantized, activation: Activation) -> None:
 
 
 def _check_offsets(x: Quantized, offsets: torch.Tensor) -> None:
-    """ValueError where x is known to have been quantised with others; on the CPU alone."""
+    """Raise ValueError if x is known to have been quantised with other offsets; on the CPU only."""
     made = getattr(x, "offsets", None)
     if made is None or torch.compiler.is_compiling():
         return
@@ -258,29 +261,29 @@ def fused_moe(
     router: Router | None = None,
     **options: Unpack[FusedOptions],
 ) -> torch.Tensor:
-    """The sum of a token's experts, weighted by the router, as `moe.reference.layer` defines it.
+    """Return the router-weighted sum of each token's experts, as `moe.reference.layer` defines it.
 
     Every step is a kernel: top-k, permutation, quantising with the gather of rows, the first
-    product with SwiGLU (and quantising, where its scale is known), the second one, and the
+    product with SwiGLU (and quantising, if its scale is known), the second product, and the
     combination in the order of a token's choices. A token's result does not depend on other tokens,
-    whatever they hold, unless a scale is that of the 'tensor'.
+    unless a scale is that of the 'tensor'.
 
     Args:
         x: [T, H], bfloat16 or float16.
-        experts: packed by `moe.packing.pack`, at load; shared ones (`Router.shared`) behind the E
-            that are chosen from.
-        router_logits: [T, E], bfloat16, float16 or float32; or the linear layer that makes them of
-            x, which for few tokens is one launch with the choice, see `route_tokens`; or `Chosen`,
-            the ids and weights of experts that an engine has chosen already.
+        experts: packed by `moe.packing.pack`, at load time. Shared experts (`Router.shared`) follow
+            the E that are chosen from.
+        router_logits: [T, E], bfloat16, float16 or float32; or the linear layer that computes them
+            from x. For few tokens the linear layer and the choice are one launch, see
+            `route_tokens`. Or `Chosen`: the ids and weights that an engine has chosen already.
         router: how experts are chosen; None with `Chosen`.
         activation: plain SwiGLU by default.
-        scales: global scales of the activations, of a format that has any; by default each row has
-            its own, see `Scales`.
-        expert_range: (first, end): `experts` are those alone of all E + shared, the experts of a
-            rank. What they add is the result; the sum over ranks is the layer's. With scales of
-            the 'tensor' x is looked at as a whole, and h in the rows of these experts.
-        activations: the format of x and h in the products, None for that of the weights: 'mxfp8'
-            with weights in mxfp4, whose error is a fifth of that of mxfp4 with mxfp4.
+        scales: global scales of the activations, in a format that has any; by default one for each
+            row, see `Scales`.
+        expert_range: (first, end): `experts` are only these of all E + shared, the experts of a
+            rank. The result is their contribution; the sum over ranks is the layer's. With scales
+            of the 'tensor', that of x covers all of x, that of h the rows of these experts.
+        activations: the format of x and h in the products; None: that of the weights. 'mxfp8' with
+            weights in mxfp4 has a fifth of the error of mxfp4 with mxfp4.
         tile_rows: of both products, see `grouped_gemm`; None: chosen by sizes.
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
@@ -288,8 +291,8 @@ def fused_moe(
         [T, H] in the dtype of x.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: naming the value and the limit; for what a later
-            step refuses, when the steps before it have been launched.
+        TypeError, ValueError, NotImplementedError: naming the value and the limit. If a later step
+            raises, the earlier steps have been launched.
     """
     operator = FUSED_MIXED if isinstance(experts, ArrangedExperts) else FUSED
     tokens = {"x": x, "experts": experts, **routing_fields(router_logits, router)}
@@ -308,16 +311,16 @@ def fused_moe_plan(
     router: Router | None = None,
     **options: Unpack[FusedOptions],
 ) -> InPlacePlan[torch.Tensor]:
-    """A plan for a layer that is computed again and again in place: plan() writes plan.result.
+    """Plan a layer that is recomputed in place: plan() writes plan.result.
 
     Args:
-        x, experts, router_logits, router, options: as for `fused_moe`. Everything is checked here,
-            contents on the CPU as well, and all is compiled and allocated here; a call makes the
-            launches alone, some microseconds of host work each.
+        x, experts, router_logits, router, options: as for `fused_moe`. Checks (on the CPU, of
+            contents as well), compilation and allocation happen here. A call only launches, and
+            costs the host some microseconds a launch.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: as `fused_moe`, and ValueError for what a plan
-            cannot repeat.
+        TypeError, ValueError, NotImplementedError: as `fused_moe`, and ValueError for arguments
+            that a plan cannot repeat.
     """
     given = layer_fields(given_options(fused_moe_plan, options, _FUSED_DEFAULTS))
     arranged = isinstance(experts, ArrangedExperts)
@@ -332,6 +335,6 @@ def fused_moe_plan(
     for name, table in tables.items():
         if table is not None and is_broadcast(table):
             raise ValueError(f"{name} has strides {table.stride()}: a plan copies nothing")
-    # Without a GPU each step looks at what the one before it wrote.
+    # Without a GPU each step checks what the previous one wrote.
     plan = Plan(operator, vars(layer), dry=layer.x.is_cuda)
     return InPlacePlan(plan, *plan.made)

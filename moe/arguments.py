@@ -1,5 +1,5 @@
-"""The arguments of `grouped_gemm` and what those of `fused_moe` are made of: checks by value and
-limit, and the config of the grouped GEMM that serves them."""
+"""Arguments of `grouped_gemm` and parts of those of `fused_moe`: checks by value and limit, and the
+config of the grouped GEMM."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Router:
-    """How experts are chosen, as `moe.route` takes it; `moe.models` has those of known models."""
+    """Options of expert selection, as of `moe.route`. `moe.models` has those of known models."""
 
     top_k: int
     scoring: str = "softmax"
@@ -74,8 +74,8 @@ class Router:
         return self.top_k + self.shared
 
     def check_slots(self) -> None:
-        """Raise NotImplementedError or ValueError for a negative number of experts, and for none;
-        routing knows the most."""
+        """Raise NotImplementedError or ValueError for a negative number of experts, or for none.
+        Routing checks the upper limits."""
         if self.top_k < 1:
             raise NotImplementedError(f"top_k {self.top_k}: at least 1")
         if self.shared < 0:
@@ -84,11 +84,11 @@ class Router:
 
 @dataclass(frozen=True, eq=False)
 class RouterLinear:
-    """The linear layer that makes logits: weight [E, H] and bias [E], in the dtype of x.
+    """The linear layer that computes logits: weight [E, H] and bias [E], in the dtype of x.
 
-    ready: they, and the tensors of `Router`, are older than the kernel in front on the stream, as
-    weights of a model are: they are loaded while that one ends. What that kernel itself, or one
-    that it did not wait for, writes is not ready.
+    ready: weight, bias and the tensors of `Router` are older than the previous kernel on the
+    stream, as a model's weights are. They are loaded while that kernel ends. Tensors written by
+    that kernel, or by one that it did not wait for, are not ready.
     """
 
     weight: torch.Tensor
@@ -126,24 +126,23 @@ class SwiGLU:
 
 @dataclass(frozen=True)
 class Scales:
-    """Global scales of the activations in nvfp4; formats without a global scale take None alone.
+    """Global scales of the activations in nvfp4. Formats without a global scale accept None only.
 
     x is the scale of the tokens, h that of the output of SwiGLU. Each is one of these:
 
-    - 'token': each row has its own, from its largest magnitude. A row's result does not depend on
-      other rows, whatever they hold.
-    - None, the default: as 'token'.
-    - 'tensor': all rows share one, from the largest magnitude among them. A single row with a NaN
-      or an infinity makes every other row NaN, and one that is 1,000 times as large as the others
-      rounds them to 0. It takes a launch more than 'token'.
-    - a tensor, fp32 [1]: a scale that is known, such as a calibrated one
+    - 'token', or None, the default: one scale for each row, from its largest magnitude. A row's
+      result does not depend on other rows.
+    - 'tensor': one scale for all rows, from their largest magnitude. One row with a NaN or an
+      infinity makes every other row NaN, and one that is 1,000 times as large as the others
+      rounds them to 0. It costs one launch more than 'token'.
+    - a tensor, fp32 [1]: a known scale, such as a calibrated one
       (`moe.huggingface.activation_scales`). A row's result does not depend on other rows; numbers
-      beyond 2688 / scale saturate. With a known h the first product quantises its own output,
-      which saves a launch.
+      beyond 2688 / scale saturate. With a known h the first product quantises its output, which
+      saves a launch.
 
-    h_amax: fp32 [1], becomes max(h_amax, the largest magnitude of h), from which a later scale can
-    be computed: 2688 / h_amax. No product of the same call reads it. Once a row of h has a NaN it
-    is NaN: calibrate without padding.
+    h_amax: fp32 [1], becomes max(h_amax, the largest magnitude of h). A later scale is 2688 /
+    h_amax. No product of the same call reads it. It becomes NaN once a row of h has a NaN:
+    calibrate without padding.
     """
 
     x: torch.Tensor | str | None = None
@@ -153,7 +152,7 @@ class Scales:
 
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """As `moe.grouped_gemm` describes them; out: a name of a dtype or of a format."""
+    """Arguments of `moe.grouped_gemm`. out: a name of a dtype or of a format."""
 
     x: Quantized
     w: Quantized
@@ -200,7 +199,7 @@ class Arguments:
 
     @cached_property
     def config(self) -> GroupedConfig:
-        """What is compiled. Where tiles were measured for these sizes, they are taken."""
+        """Config to compile. Tiles that were measured for these sizes have priority."""
         tuned = TUNED.applied(self, self.offsets.device, Arguments.measured_problem, check_tiles)
         if tuned is not self:
             return tuned.config
@@ -208,18 +207,18 @@ class Arguments:
 
     @cached_property
     def problem(self) -> Problem:
-        """What tiles are chosen for."""
+        """Problem that tiles are chosen for."""
         x, w = self.x.data, self.w.data
         k = x.shape[1] * FORMATS[self.x.fmt].per_byte
         return Problem(self.plain, x.shape[0], w.shape[0], w.shape[1], k, self.most)
 
     def measured_problem(self) -> Problem | None:
-        """The problem as measurements know it; None where tiles are given."""
+        """Problem for the lookup of measured tiles; None if tiles are given."""
         return self.problem if are_open(self, OPTIONS) else None
 
     @property
     def plain(self) -> GroupedConfig:
-        """What the arguments say, tiles aside."""
+        """Config that follows from the arguments, with default tiles."""
         activation, decode = self.activation, self.x.decode_scale
         return GroupedConfig(
             fmt=self.w.fmt,
@@ -296,7 +295,7 @@ class Arguments:
             raise ValueError("w has global scales of gate and of up, but there is no activation")
 
     def _check_windows(self) -> None:
-        """What TMA asks for of elements that it pads."""
+        """Check the requirements of TMA on elements that it pads."""
         k, start = self.x.k, self.w.data.data_ptr()
         if k % WINDOW_STEP or k < WINDOW:
             raise NotImplementedError(
@@ -325,7 +324,8 @@ class Arguments:
             )
 
     def _check_rows(self, config: GroupedConfig) -> None:
-        """What offsets say is looked at on the CPU alone: a GPU takes it as it is."""
+        """Check rows and offsets. Values of offsets are read on the CPU only: a GPU uses them
+        unchecked."""
         problem = self.problem
         rows, most = problem.rows, problem.most_rows
         if most * problem.experts < rows:
@@ -365,7 +365,7 @@ def check_tiles(arguments: Arguments) -> None:
 
 
 def check_form(form: Activation | SwiGLU | None) -> None:
-    """TypeError or ValueError for an activation that is none."""
+    """Raise TypeError or ValueError unless `form` is an activation."""
     if form is None:
         return
     require_type("limit", form.limit, float, optional=True)
@@ -405,7 +405,7 @@ def out_name(out: torch.dtype | str) -> str:
 
 
 def check_range(name: str, tensor: torch.Tensor, end: int, limit: str, *, begin: int = 0) -> None:
-    """ValueError for a value outside begin .. end - 1; limit says what they are."""
+    """Raise ValueError for a value outside begin .. end - 1. `limit` describes the bound."""
     if tensor.device.type != "cpu" or tensor.numel() == 0:
         return
     low, high = (int(value) for value in tensor.aminmax())
@@ -414,7 +414,7 @@ def check_range(name: str, tensor: torch.Tensor, end: int, limit: str, *, begin:
 
 
 def check_offsets(offsets: torch.Tensor, rows: int) -> None:
-    """ValueError unless they ascend from 0 to the number of rows at most."""
+    """Raise ValueError unless offsets ascend from 0 to at most the number of rows."""
     if offsets.device.type != "cpu":
         return
     values = offsets.tolist()
@@ -423,8 +423,8 @@ def check_offsets(offsets: torch.Tensor, rows: int) -> None:
 
 
 def range_fields(expert_range: tuple[int, int] | None) -> dict[str, int]:
-    """The fields `first_expert` and `end_expert` that stand for a range of experts, none for all of
-    them; TypeError for what is no pair of ints."""
+    """Return the fields `first_expert` and `end_expert` of a range of experts; none of them for
+    None. Raise TypeError unless it is a pair of ints."""
     if expert_range is None:
         return {}
     if not isinstance(expert_range, tuple | list) or len(expert_range) != 2:
@@ -437,7 +437,7 @@ def range_fields(expert_range: tuple[int, int] | None) -> dict[str, int]:
 
 
 def check_expert_range(first: int, end: int, experts: int) -> None:
-    """ValueError for a range without experts, or with some that there are not."""
+    """Raise ValueError for a range without experts, or beyond the existing ones."""
     if not 0 <= first < end <= experts:
         raise ValueError(
             f"expert_range ({first}, {end}): at least one of the experts 0 to {experts - 1}"
@@ -445,7 +445,7 @@ def check_expert_range(first: int, end: int, experts: int) -> None:
 
 
 def check_scale(name: str, scale: torch.Tensor) -> None:
-    """ValueError unless all global scales are positive and finite."""
+    """Raise ValueError unless all global scales are positive and finite."""
     if scale.device.type != "cpu":
         return
     wrong = (~((scale > 0) & scale.isfinite())).nonzero()
@@ -455,7 +455,8 @@ def check_scale(name: str, scale: torch.Tensor) -> None:
 
 
 def check_bias(name: str, bias: torch.Tensor) -> None:
-    """ValueError for a bias of experts that is NaN or +inf; -inf is the last choice of all."""
+    """Raise ValueError for a bias of experts that is NaN or +inf. An expert with -inf is chosen
+    last."""
     if bias.device.type != "cpu":
         return
     wrong = (~(bias < torch.inf)).nonzero()
@@ -468,7 +469,7 @@ def check_bias(name: str, bias: torch.Tensor) -> None:
 
 
 def check_factor(name: str, factor: float) -> None:
-    """TypeError for what is no number, ValueError unless it is positive and normal in fp32."""
+    """Raise TypeError unless it is a number, ValueError unless positive and normal in fp32."""
     require_type(name, factor, float)
     if not FLT_MIN <= factor <= FLT_MAX:
         raise ValueError(

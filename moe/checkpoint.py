@@ -1,10 +1,11 @@
-"""Packed experts as plain tensors: state dicts, and safetensors files that hold many layers.
+"""Packed experts as plain tensors: state dicts, and safetensors files of many layers.
 
-Of every packed layer there are, behind a prefix, `w13.data`, `w13.scales`, of a format with global
-scales `w13.encode_scale` and `w13.decode_scale` (fp32), the same of `w2`, `bias13` and `bias2`
-(fp32) where there are biases, and `layout`. Elements, scale factors and `layout`, a JSON text that
-says what the bytes are, are stored as uint8, which every version of torch and of safetensors can
-hold. What is loaded is packed already. Who knows of no biases refuses version 2, which has some.
+Every packed layer has these names after a prefix: `w13.data`, `w13.scales` and, in a format with
+global scales, `w13.encode_scale` and `w13.decode_scale` (fp32); likewise of `w2`; `bias13` and
+`bias2` (fp32) if there are biases; and `layout`. Elements, scale factors and `layout`, a JSON text
+that describes the bytes, are stored as uint8, which every version of torch and of safetensors
+supports. Loaded experts are packed already. Readers without support for biases refuse version 2,
+which has them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from moe.quantized import Quantized, of_bytes
 
 # ---- Files: the header is checked before the library reads it, whose errors then name the file
 
-MAX_HEADER = 100_000_000  # bytes, the library's own limit
+MAX_HEADER = 100_000_000  # bytes, the library's limit
 _LENGTH = 8  # bytes of the header's length
 _METADATA = "__metadata__"
 _BITS = {
@@ -41,14 +42,14 @@ _BITS = {
 
 
 def open_file(path: str | PathLike[str]) -> Any:
-    """`safetensors.safe_open` of a file that is checked. Raises FileError that names the field."""
+    """Open a checked file by `safetensors.safe_open`. Raise FileError that names the field."""
     with _named(path):
         check(path)
         return safetensors_of("safetensors").safe_open(path, framework="pt")
 
 
 def load_file(path: str | PathLike[str], device: str) -> dict[str, torch.Tensor]:
-    """All tensors of a file that is checked. Raises FileError that names the field."""
+    """Load all tensors of a checked file. Raise FileError that names the field."""
     with _named(path):
         check(path)
         found: dict[str, torch.Tensor] = safetensors_of("safetensors.torch").load_file(path, device)
@@ -56,8 +57,8 @@ def load_file(path: str | PathLike[str], device: str) -> dict[str, torch.Tensor]
 
 
 def check(path: str | PathLike[str]) -> None:
-    """Raise FileError unless the header is JSON of tensors that lie within the file; the library
-    checks the rest. Formats that are not known here are left to it."""
+    """Raise FileError unless the header is JSON of tensors that are within the file. The library
+    checks the rest, and dtypes that are unknown here."""
     size = os.stat(path).st_size
     with open(path, "rb") as file:
         nbytes = int.from_bytes(file.read(_LENGTH), "little")
@@ -93,7 +94,7 @@ def _are_sizes(values: Any) -> bool:
 
 @contextmanager
 def _named(path: str | PathLike[str]) -> Iterator[None]:
-    """Errors of the library as FileError with the name of the file."""
+    """Convert errors of the library to FileError with the name of the file."""
     error_of_library = safetensors_of("safetensors").SafetensorError
     try:
         yield
@@ -137,7 +138,7 @@ def state_dict(packed: PackedExperts, prefix: str = "") -> dict[str, torch.Tenso
 
 
 def layout_of(packed: PackedExperts) -> Layout:
-    """What `layout` says of them."""
+    """Return the layout that describes `packed`."""
     layout = {"version": PLAIN, "fmt": packed.fmt, "granularity": packed.granularity}
     layout |= {"pairs": True} if packed.w13.has_pairs else {}
     names = [name for name in BIASES if getattr(packed, name) is not None]
@@ -145,7 +146,7 @@ def layout_of(packed: PackedExperts) -> Layout:
 
 
 def from_state_dict(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> PackedExperts:
-    """The inverse of `state_dict`; shares memory with the tensors. Other names are ignored."""
+    """Build packed experts from a state dict, sharing memory. Other names are ignored."""
     require_kind("tensors", tensors, Mapping)
     require_kind("prefix", prefix, str)
     name = prefix + LAYOUT
@@ -155,7 +156,7 @@ def from_state_dict(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> Pa
 def of_layout(
     layout: Layout, tensors: Mapping[str, torch.Tensor], prefix: str = ""
 ) -> PackedExperts:
-    """`from_state_dict` of tensors whose layout is known: no tensor is read."""
+    """Build packed experts as `from_state_dict` does, with a known layout: no tensor is read."""
     w13, w2 = (_weight(tensors, f"{prefix}{name}.", layout["fmt"]) for name in WEIGHTS)
     biases = {name: _tensor(tensors, prefix + name) for name in layout.get("biases", ())}
     return PackedExperts(w13, w2, layout["granularity"], **biases)
@@ -184,7 +185,7 @@ def _weight(tensors: Mapping[str, torch.Tensor], prefix: str, fmt: str) -> Quant
 
 
 def read_layout(name: str, stored: torch.Tensor) -> Layout:
-    """What the bytes of a `layout` say; ValueError for bytes that say something else."""
+    """Decode the bytes of a `layout`. Raise ValueError if they are not a layout."""
     if stored.numel() > MAX_LAYOUT:
         raise ValueError(f"{name} has {stored.numel()} bytes, at most {MAX_LAYOUT}")
     try:

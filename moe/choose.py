@@ -1,9 +1,9 @@
-"""Rows of an expert, and columns, that a tile has: chosen by what the host knows.
+"""Choice of tile_rows and tile_n of a tile, from what the host knows.
 
-Limits are where the cycle model has the next tile faster on a B200, with rows that are dealt to
-experts at random (results/moe_tiles_b200.json, which notes/moe_tiles.py makes); nobody measured
-them. Tiles of elements of eight bits are bound by TMA, which moves twice the lines; of four bits by
-memory as long as an expert has one or two tiles.
+Limits are the sizes at which the next tile is faster on a B200 in the cycle model, with rows dealt
+to experts at random (results/moe_tiles_b200.json, from notes/moe_tiles.py). They are not measured.
+Tiles of eight-bit elements are bound by TMA, which moves twice the lines. Tiles of four-bit
+elements are bound by memory while an expert has one or two tiles.
 """
 
 from __future__ import annotations
@@ -22,18 +22,22 @@ from moe.formats import FORMATS
 FEW = (8, 16, 32)
 # bits of an element of x -> tile_rows -> the most rows of an expert, on average
 BY_AVERAGE = {4: {64: 128, 128: 384}, 8: {64: 60, 128: 132}}
-WIDE_BITS = 4  # of an element of wide tiles
-PAIR = 256  # of two CTAs
+WIDE_BITS = 4  # bits of an element of wide tiles
+PAIR = 256  # rows of a tile of two CTAs
 LARGE = 128
 WIDE, NARROW = 256, 128  # columns
-KEPT = 1024  # decisions
+KEPT = 1024  # cached decisions
 
 
 def choose_tile_rows(rows: int, experts: int, most_rows: int, bits: int) -> int:
-    """For `rows` rows sorted by expert, none of which has more than `most_rows`; bits: of an
-    element of x.
+    """Choose tile_rows for `rows` rows sorted by expert.
 
-    A tile costs the same whether all of its rows exist or one: the smallest that holds an expert.
+    A tile costs the same however many of its rows exist: the smallest one that holds an expert is
+    best.
+
+    Args:
+        most_rows: largest number of rows of an expert.
+        bits: bits of an element of x.
     """
     for tile_rows in FEW:
         if most_rows <= tile_rows:
@@ -45,8 +49,9 @@ def choose_tile_rows(rows: int, experts: int, most_rows: int, bits: int) -> int:
 
 
 def choose_tile_n(rows: int, columns: int, tile_rows: int, bits: int) -> int:
-    """Of `columns` packed columns: of elements of four bits wide, which reads x half as often,
-    where there are tiles for all SMs even so, however few the experts are whose rows these are."""
+    """Choose tile_n for `columns` packed columns. Wide tiles read x half as often. They are used
+    for elements of four bits, if there are tiles for all SMs even if all rows belong to few
+    experts."""
     if tile_rows < LARGE or columns < WIDE or bits > WIDE_BITS:
         return NARROW
     ctas = tile_rows // LARGE
@@ -56,7 +61,8 @@ def choose_tile_n(rows: int, columns: int, tile_rows: int, bits: int) -> int:
 
 @lru_cache(KEPT)
 def check_tile_rows(tile_rows: int, most_rows: int) -> None:
-    """ValueError for a tile that is smaller than an expert may be, where that is not possible."""
+    """Raise ValueError for a tile that is smaller than an expert's rows may be, if that is
+    unsupported."""
     if tile_rows in FEW and most_rows > tile_rows:
         raise ValueError(
             f"tile_rows {tile_rows}: an expert may have {most_rows} rows (most_rows), and tiles of "
@@ -65,8 +71,8 @@ def check_tile_rows(tile_rows: int, most_rows: int) -> None:
 
 
 def row_tiles(rows: int, experts: int, tile_rows: int, most_rows: int) -> int:
-    """The most tiles of rows that there can be, whatever the counts: of an expert at least one row,
-    so that each adds at most one tile that is not full."""
+    """Return an upper bound of the row tiles for any counts. An expert has at least one row, so
+    each adds at most one tile that is not full."""
     used = min(rows, experts)
     by_rows = (rows + used * (tile_rows - 1)) // tile_rows
     return min(by_rows, used * -(-most_rows // tile_rows))
@@ -74,20 +80,19 @@ def row_tiles(rows: int, experts: int, tile_rows: int, most_rows: int) -> int:
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on. config: what the arguments say; rows: of x; columns: rows of the
-    weights, of K elements; most_rows: of an expert."""
+    """Properties of a product that tiles are chosen by."""
 
-    config: GroupedConfig
-    rows: int
+    config: GroupedConfig  # follows from the arguments
+    rows: int  # rows of x
     experts: int
-    columns: int
+    columns: int  # rows of the weights, of K elements
     k: int
-    most_rows: int
+    most_rows: int  # largest number of rows of an expert
 
 
 @lru_cache(KEPT)
 def decide(problem: Problem, tile_rows: int | None, tile_n: int | None) -> GroupedConfig:
-    """What to compile, with these tiles or, for None, with those that suit the problem.
+    """Return the config to compile. Tiles that are None are chosen for the problem.
 
     Raises:
         ValueError, NotImplementedError: naming the value and what is possible.
@@ -105,7 +110,7 @@ def decide(problem: Problem, tile_rows: int | None, tile_n: int | None) -> Group
 
 @lru_cache(KEPT)
 def work_of(problem: Problem, config: GroupedConfig) -> tuple[int, int]:
-    """(the most tiles that there can be, CTAs that share one)."""
+    """Return (upper bound of tiles, CTAs that share a tile)."""
     columns = math.ceil(problem.columns / config.tile_n)
     sizes = problem.rows, problem.experts, config.tile_rows, problem.most_rows
     return row_tiles(*sizes) * columns, config.ctas
@@ -118,7 +123,7 @@ TUNED = Tuned("grouped_gemm", {arch: (kernel,) for arch, kernel in KERNELS.items
 
 
 def choices(problem: Problem, arch: str) -> list[Choice]:
-    """What may suit a problem: every tile that fits, on any architecture that has one."""
+    """List the candidates for a problem: every tile that fits, on any architecture that has one."""
     found: list[Choice] = []
     for tile_rows in TILE_ROWS:
         for tile_n in TILE_N:

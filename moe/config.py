@@ -1,4 +1,4 @@
-"""What a grouped GEMM is compiled for."""
+"""Config that a grouped GEMM is compiled for."""
 
 from __future__ import annotations
 
@@ -11,58 +11,45 @@ GRANULARITIES = (8, 16, 32, 64)
 DEFAULT_GRANULARITY = 32
 OUT_BITS = {"bf16": 16, "fp16": 16, "fp32": 32}
 MIXED = ("mxfp8", "mxfp4")  # formats of x and of w that may differ
-# Of e2m1 beside e4m3 TMA pads 16 elements to 16 bytes (CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B):
-# those of whole windows alone, which begin at multiples of 32 bytes. There is one at every
-# WINDOW_STEP elements, so that the last one can end with K, which need not be a multiple of WINDOW.
+# For e2m1 with e4m3, TMA pads 16 elements to 16 bytes (CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B). It
+# loads whole windows only, which begin at multiples of 32 bytes. A window begins at every
+# WINDOW_STEP elements, so the last one can end with K, which need not be a multiple of WINDOW.
 WINDOW, WINDOW_STEP = 128, 64
 WINDOW_ALIGN_BYTES = WINDOW_STEP // 2
 KERNELS = {"sm_100a": "moe.sm100.kernel"}
-SWAPPED_ROWS = (8, 16, 32, 64)  # of a tile of few rows: they are the N of the MMA
+SWAPPED_ROWS = (8, 16, 32, 64)  # tiles of few rows, which are the N of the MMA
 TILE_ROWS = (*SWAPPED_ROWS, 128, 256)
 TILE_N = (128, 256)
-PART = 128  # columns of the product that the epilogue has codes of in registers at a time
-CARRIED = 8  # columns of gate, then of up, of the path that carries
+PART = 128  # columns of the product whose codes the epilogue has in registers at a time
+CARRIED = 8  # columns of gate, then of up, with `carry`
 LEAST_SUBTILE = 32  # columns of fp32 that a thread has in registers at a time
 
 
 @dataclass(frozen=True)
 class GroupedConfig:
-    """One compiled kernel: rows sorted by expert times the matrix of their expert.
+    """A compiled kernel: rows sorted by expert times the matrix of their expert.
 
-    fmt: of the weights, a name of moe.formats.FORMATS. x_fmt: that of the rows, '' for the same.
-    row_scale: the rows of A have a global scale each instead of one for all.
-    pair_scale: gate and up of an expert have a global scale each instead of one for both.
-    granularity: rows of gate, then of up, that alternate in the packed weights; 0: no activation,
-        the plain product. limit: gate and up are clamped before it.
-    out: dtype of the output, or a format that it is quantised to. amax: the largest magnitude of
-        the output is found, too.
-    bias: each column of an expert's product has a number added to it, before the activation.
-    carry: the epilogue takes 8 columns at a time, and carries what became of gate to the next 8.
-    tile_rows: rows of an expert in a tile. 128 are the M of the MMA; 256 that of a pair of CTAs,
-        each with half of the columns in shared memory; up to 64 are its N, the weights its M.
-    tile_n: packed columns of a tile.
-    pdl: programmatic dependent launch: it may begin before the kernel in front of it has ended, and
-        lets the one behind it do so.
-    w_ready: with pdl: offsets, weights and biases are older than the kernel in front, and are
-        fetched before it has ended.
+    Values of tile_rows: 128 rows are the M of the MMA. 256 rows are the M of a pair of CTAs, each
+    with half of the columns in shared memory. Up to 64 rows are its N, and the weights its M.
     """
 
     label: ClassVar = ("moe_grouped_gemm", "fmt")
 
-    fmt: str = "nvfp4"
-    row_scale: bool = False
-    granularity: int = 32
-    limit: bool = False
-    out: str = "bf16"
-    amax: bool = False
-    bias: bool = False
-    x_fmt: str = ""
-    carry: bool = False
-    tile_rows: int = 128
-    tile_n: int = 128
-    pdl: bool = False
+    fmt: str = "nvfp4"  # of the weights: a name of moe.formats.FORMATS
+    row_scale: bool = False  # each row of A has a global scale, instead of one for all
+    granularity: int = 32  # alternating rows of gate, then up, in packed weights; 0: no activation
+    limit: bool = False  # gate and up are clamped before the activation
+    out: str = "bf16"  # dtype of the output, or a format that it is quantised to
+    amax: bool = False  # the largest magnitude of the output is computed, too
+    bias: bool = False  # fp32 is added to each column of an expert before the activation
+    x_fmt: str = ""  # format of the rows; '': that of the weights
+    carry: bool = False  # the epilogue processes 8 columns at a time, gate then up
+    tile_rows: int = 128  # rows of an expert in a tile
+    tile_n: int = 128  # packed columns of a tile
+    pdl: bool = False  # programmatic dependent launch, on the previous and for the next kernel
+    # with pdl: offsets, weights and biases are older than the previous kernel; read before it ends
     w_ready: bool = False
-    pair_scale: bool = False
+    pair_scale: bool = False  # gate and up of an expert have separate global scales
 
     @property
     def swapped(self) -> bool:
@@ -71,27 +58,27 @@ class GroupedConfig:
 
     @property
     def ctas(self) -> int:
-        """That share a tile."""
+        """Number of CTAs that share a tile."""
         return 2 if self.tile_rows == 256 else 1
 
     @property
     def format(self) -> BlockFormat:
-        """Of the weights."""
+        """Format of the weights."""
         return FORMATS[self.fmt]
 
     @property
     def x_format(self) -> BlockFormat:
-        """Of the rows."""
+        """Format of the rows."""
         return FORMATS[self.x_fmt or self.fmt]
 
     @property
     def out_format(self) -> BlockFormat | None:
-        """Of the output, None where it is not quantised."""
+        """Format of the output; None if it is not quantised."""
         return FORMATS.get(self.out)
 
     @property
     def output_bits(self) -> int:
-        """Of one of its elements."""
+        """Bits of an element of the output."""
         form = self.out_format
         return 8 // form.per_byte if form else OUT_BITS[self.out]
 
@@ -107,8 +94,8 @@ class GroupedConfig:
 
     @property
     def subtile(self) -> int:
-        """Columns that the epilogue takes at a time: whole pairs, and whole blocks of the output,
-        so that nothing is carried from one to the next."""
+        """Columns that the epilogue processes at a time: whole pairs and whole blocks of the
+        output, so that no state is carried to the next."""
         block = self.out_format.block * self.inputs_of_output if self.out_format else 0
         return max(LEAST_SUBTILE, 2 * self.granularity, block)
 

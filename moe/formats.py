@@ -1,15 +1,15 @@
-"""The block-scaled number formats, and where the scale factor of a block lies. Plain data.
+"""The block-scaled number formats, and the layout of their scale factors. Plain data.
 
-A block is `block` consecutive elements of a row, along K; one scale factor belongs to it. With R
-rows and C = K / block columns of scale factors, one byte each, they are stored in atoms of 128 rows
-and 4 columns, 512 bytes that tcgen05.cp moves into tensor memory as they are ("128x4", the layout
-of CUTLASS and of cuBLAS's VEC16_UE4M3 and VEC32_UE8M0):
+A block is `block` consecutive elements of a row, along K, with one scale factor. Scale factors are
+one byte each, in R rows and C = K / block columns. They are stored in atoms of 128 rows and 4
+columns, 512 bytes that tcgen05.cp moves into tensor memory unchanged. CUTLASS calls this layout
+"128x4"; it is also that of cuBLAS's VEC16_UE4M3 and VEC32_UE8M0.
 
     byte of (row, column) = (row / 128) ceil(C / 4) 512 + (column / 4) 512
                           + (row % 32) 16 + (row % 128 / 32) 4 + column % 4
 
-Bytes of no row or of no column are 0, which is no NaN in either scale format. The atoms beside each
-other are a block of 128 rows. Of rows sorted by expert, every expert begins at a fresh block.
+Bytes of missing rows or columns are 0, which is not NaN in either scale format. The ceil(C / 4)
+atoms of 128 rows are a block. If rows are sorted by expert, every expert begins a new block.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-SCALE_ROWS = 128  # of an atom
+SCALE_ROWS = 128  # rows of an atom
 SCALE_COLUMNS = 4
 SCALE_ATOM_BYTES = SCALE_ROWS * SCALE_COLUMNS
 
-SCALINGS = ("token", "tensor")  # whose largest magnitude a global scale is computed from
+SCALINGS = ("token", "tensor")  # sources of the amax of a global scale
 
 E2M1_LARGEST = 6.0
 E4M3_LARGEST = 448.0
@@ -29,19 +29,14 @@ E4M3_LARGEST = 448.0
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """value = element * scale, divided by the global scale where there is one.
-
-    element: 'e2m1' (two per byte along K, the even one in the low 4 bits) or 'e4m3'.
-    block: elements that share a scale factor. scale: 'e4m3' (never negative) or 'ue8m0'.
-    largest: the largest element. has_global: fp32 factors beside, of a tensor, row or expert.
-    """
+    """A block format: value = element * scale, divided by the global scale if there is one."""
 
     name: str
-    element: str
-    block: int
-    scale: str
-    largest: float
-    has_global: bool
+    element: str  # 'e2m1' (two per byte along K, the even one in the low 4 bits) or 'e4m3'
+    block: int  # elements that share a scale factor
+    scale: str  # 'e4m3' (never negative) or 'ue8m0'
+    largest: float  # the largest element
+    has_global: bool  # there are also fp32 factors of a tensor, row or expert
 
     @cached_property
     def per_byte(self) -> int:
@@ -50,7 +45,7 @@ class BlockFormat:
 
     @cached_property
     def amax_target(self) -> float:
-        """What the largest magnitude of a tensor becomes times its global scale: 2688 of NVFP4."""
+        """Largest magnitude of a tensor times its global scale: 2688 for NVFP4."""
         if not self.has_global:
             raise ValueError(f"{self.name} has no global scale")
         return self.largest * E4M3_LARGEST

@@ -56,26 +56,23 @@ PLAIN, FOUND = SwiGLU(), Scales()
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The arguments of `moe.fused_moe`. h_decode_scale: 1 / scales.h, if it is known as well.
-    end_expert: None where all experts are here. activations: the format of x and h, None for that
-    of the weights. linear: what makes the logits, where there are none. chosen: choices in place of
-    both; the router then says how many there are, and nothing else."""
+    """The arguments of `moe.fused_moe`."""
 
     x: torch.Tensor
-    router_logits: torch.Tensor | None
+    router_logits: torch.Tensor | None  # None with `linear`
     experts: PackedExperts
     router: Router
     activation: SwiGLU = PLAIN
     scales: Scales = FOUND
-    h_decode_scale: torch.Tensor | None = None
+    h_decode_scale: torch.Tensor | None = None  # 1 / scales.h, if it is known as well
     tile_rows: int | None = None
     backend: str = "auto"
     arch: str | None = None
     first_expert: int = 0
-    end_expert: int | None = None
-    activations: str | None = None
-    linear: RouterLinear | None = None
-    chosen: Chosen | None = None
+    end_expert: int | None = None  # None: all experts are here
+    activations: str | None = None  # format of x and h; None: that of the weights
+    linear: RouterLinear | None = None  # computes the logits, if there are none
+    chosen: Chosen | None = None  # in place of both; the router then has top_k alone
 
     @property
     def where(self) -> dict[str, Any]:
@@ -125,10 +122,10 @@ class Layer:
         return {"tile_rows": self.tile_rows, "most_rows": most, "pdl": True}
 
     def check(self) -> None:
-        """Raise TypeError, ValueError or NotImplementedError for tokens that are not the
-        experts'."""
+        """Raise TypeError, ValueError or NotImplementedError for tokens that do not fit the
+        experts."""
         x, experts = self.x, self.experts
-        # The tensor that says how many experts are chosen from, or which, its name, its shape.
+        # The tensor whose shape has the number of experts, or of choices: name, tensor, shape.
         named, sizes = ("router_logits", self.router_logits), "[T, E]"
         if self.linear is not None:
             named, sizes = ("linear.weight", self.linear.weight), "[E, H]"
@@ -177,7 +174,7 @@ class Layer:
             )
 
     def _check_own(self) -> None:
-        """What the products of this kind of experts refuse, or cannot be asked for."""
+        """Raise for arguments that the products of this kind of experts do not support."""
         self._check_scales()
         fmt = self.experts.w13.fmt
         if self.fmt != fmt and (self.fmt, fmt) not in MIXED:
@@ -190,7 +187,7 @@ class Layer:
             check_tile_rows(self.tile_rows, len(self.x))
 
     def _check_range(self) -> None:
-        """ValueError for a range that is none, or not that of the packed experts."""
+        """Raise ValueError for an invalid range, or one that differs from the packed experts."""
         first, end = self.first_expert, self.end_expert
         if end is None:
             return
@@ -199,7 +196,7 @@ class Layer:
             raise ValueError(f"expert_range ({first}, {end}): {self.experts.experts} are packed")
 
     def _check_scales(self) -> None:
-        """TypeError or ValueError for what is no scale of this format."""
+        """Raise TypeError or ValueError for an invalid scale of this format."""
         has_global = format_of(self.fmt).has_global
         if self.scales.h_amax is not None:
             require_table("scales.h_amax", self.scales.h_amax, torch.float32, (1,))
@@ -224,17 +221,16 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Routed:
-    """Where tokens go. weights: [T, slots]; offsets: int32 [E + 1], where the rows of each expert
-    begin; slot_of_row, row_of_slot: int32, the order by expert and its inverse."""
+    """Assignment of tokens to experts."""
 
-    weights: torch.Tensor
-    offsets: torch.Tensor
-    slot_of_row: torch.Tensor
-    row_of_slot: torch.Tensor
+    weights: torch.Tensor  # [T, slots]
+    offsets: torch.Tensor  # int32 [E + 1]: first row of each expert
+    slot_of_row: torch.Tensor  # int32, the order by expert
+    row_of_slot: torch.Tensor  # int32, its inverse
 
 
 def run_layer(layer: Layer) -> tuple[torch.Tensor]:
-    """[T, H] in the dtype of x."""
+    """Compute the layer: [T, H] in the dtype of x."""
     layer.check()
     return run_experts(layer, run_routing(layer))
 
@@ -252,7 +248,7 @@ def run_routing(layer: Layer) -> Routed:
 
 
 def _chosen(layer: Layer, order: OrderTables | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, weights). order: is written."""
+    """Return (ids, weights). `order` is written."""
     if layer.chosen is not None:
         return layer.chosen.ids.int(), layer.chosen.weights.float()
     if layer.linear is not None:
@@ -264,7 +260,7 @@ def _chosen(layer: Layer, order: OrderTables | None = None) -> tuple[torch.Tenso
 
 
 def run_experts(layer: Layer, routed: Routed) -> tuple[torch.Tensor]:
-    """[T, H] in the dtype of x: what is behind the routing."""
+    """Compute the steps after routing: [T, H] in the dtype of x."""
     x, experts, where, offsets = layer.x, layer.experts, layer.where, routed.offsets
     tokens = Tokens(
         x, layer.fmt, layer.scales.x, routed.slot_of_row.narrow(0, 0, layer.rows), offsets,
@@ -325,11 +321,12 @@ def layer_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_product(operand: Quantized, offsets: torch.Tensor, layer: Layer) -> Quantized:
-    """swiglu(x w13) in the format that w2 is multiplied by: in one kernel, unless its global scale
-    is to be found.
+    """Compute swiglu(x w13) in the format of w2's product: in one kernel, unless its global scale
+    has to be found first.
 
-    Offsets and weights are older than the kernel in front: that one, as each here, waited for those
-    before it before it let the next one begin."""
+    Offsets and weights are older than the previous kernel: like every kernel here, it waited for
+    earlier kernels before it let the next one begin.
+    """
     experts, scales = layer.experts, layer.scales
     form = layer.activation.of_rows(experts.granularity)
     first = Arguments(

@@ -1,10 +1,9 @@
-"""Experts packed from checkpoints as Hugging Face's hub has them: no value changes.
+"""Pack experts from checkpoints of Hugging Face's hub: no value changes.
 
-`pack_gpt_oss` takes the MXFP4 of openai/gpt-oss-*, all experts of a layer in one tensor;
-`pack_experts` those that have tensors of their own, of which `SCHEMES` has the names: NVFP4 as
-ModelOpt and as compressed-tensors write it, MXFP4 as compressed-tensors and as DeepSeek-V4 do. Both
-read one expert at a time, so that besides the packed layer there is one more expert in memory, and
-only the experts of a rank where they are told to.
+`pack_gpt_oss` reads the MXFP4 of openai/gpt-oss-*, all experts of a layer in one tensor.
+`pack_experts` reads experts with separate tensors; `SCHEMES` has their names: NVFP4 of ModelOpt and
+of compressed-tensors, MXFP4 of compressed-tensors and of DeepSeek-V4. Both read one expert at a
+time: memory holds the packed layer and one more expert. They can read only the experts of a rank.
 """
 
 from __future__ import annotations
@@ -26,24 +25,22 @@ from moe.config import DEFAULT_GRANULARITY
 from moe.packing import CheckpointWeight, PackedExperts, pack_quantised
 
 INDEX = "model.safetensors.index.json"
-BYTES = (torch.int8, torch.float4_e2m1fn_x2)  # of two elements, beside uint8
+BYTES = (torch.int8, torch.float4_e2m1fn_x2)  # bytes of two elements, like uint8
 PAIRS = ("w13.encode_scale", "w13.decode_scale")  # [1] of an expert, or [1, 2] of gate and up
-_MOST_NAME = 255  # bytes of the name of a file
+_MOST_NAME = 255  # bytes of a file name
 PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))  # gate, up, down
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """What the tensors of a quantised matrix are called behind its name. encode, decode: its global
-    scale, as values were multiplied by it or are; activations: the same of what it is multiplied
-    with."""
+    """Suffixes of the tensor names of a quantised matrix."""
 
     fmt: str
     data: str
     scales: str
-    encode: str = ""
-    decode: str = ""
-    activations: str = ""
+    encode: str = ""  # global scale that values were multiplied by
+    decode: str = ""  # global scale that values are multiplied by
+    activations: str = ""  # global scale of its activations, likewise
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,7 +58,7 @@ SCHEMES = (  # the first one of which a matrix has all tensors
 
 
 class Checkpoint:
-    """The tensors of one safetensors file, or of a folder of them, by name; read when asked for."""
+    """Tensors of one safetensors file, or of a folder of them, by name; each is read on request."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         if not isinstance(path, str | PathLike):
@@ -93,12 +90,12 @@ class Checkpoint:
         return tuple(self._slices(name).get_shape())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """All of it."""
+        """Read a whole tensor."""
         self._slices(name)
         return self._file(self._places[name]).get_tensor(name)
 
     def one(self, name: str, place: int) -> torch.Tensor:
-        """[1, ...]: of the first dimension this one alone, which alone is read."""
+        """Read index `place` of the first dimension only: [1, ...]."""
         return self._slices(name)[place : place + 1]
 
     def _slices(self, name: str) -> Any:
@@ -115,7 +112,7 @@ class Checkpoint:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Name of a tensor -> name of its file, in the same folder."""
+    """Map the name of each tensor to the name of its file, in the same folder."""
     content = json_file(index)
     require_fields(str(index), content, {"weight_map": dict})
     for name, file in content["weight_map"].items():
@@ -139,16 +136,16 @@ def pack_gpt_oss(
     device: str | torch.device = "cpu",
     progress: bool = False,
 ) -> PackedExperts:
-    """The experts of a layer of gpt-oss, in mxfp4, with their biases.
+    """Pack the experts of a layer of gpt-oss, in mxfp4, with their biases.
 
     Args:
         path: a safetensors file, or the folder of a checkpoint.
-        prefix: of the tensors, such as 'model.layers.3.mlp.experts': gate_up_proj_blocks
-            [E, 2I, H / 32, 16] and _scales [E, 2I, H / 32] in uint8, _bias [E, 2I] in bf16, rows of
-            gate and up in turn; down_proj_blocks, _scales and _bias [E, H, ...].
-        expert_range: (first, end), these alone are read; all by default.
+        prefix: prefix of the tensors, such as 'model.layers.3.mlp.experts': gate_up_proj_blocks [E,
+            2I, H / 32, 16] and _scales [E, 2I, H / 32] in uint8, _bias [E, 2I] in bf16, with
+            alternating rows of gate and up; down_proj_blocks, _scales and _bias [E, H, ...].
+        expert_range: (first, end): only these are read; all by default.
         granularity: of the packed rows, as of `moe.pack`.
-        device: where the packed experts go.
+        device: device of the packed experts.
         progress: draw a bar, by rich.
 
     Raises:
@@ -183,13 +180,13 @@ def pack_experts(
     device: str | torch.device = "cpu",
     progress: bool = False,
 ) -> PackedExperts:
-    """Experts that have tensors of their own, in the format that they are stored in.
+    """Pack experts with separate tensors, in the format that they are stored in.
 
     Args:
         path, granularity, device, progress: as of `pack_gpt_oss`.
-        experts: what stands in front of gate_proj, up_proj and down_proj, or of w1, w3 and w2, in
-            the order of the packed experts: [f'model.layers.3.mlp.experts.{e}' for e in range(E)],
-            those of a rank alone, or 'model.layers.3.mlp.shared_experts' behind them.
+        experts: name prefixes of gate_proj, up_proj and down_proj, or of w1, w3 and w2, in the
+            order of the packed experts: [f'model.layers.3.mlp.experts.{e}' for e in range(E)], or
+            those of a rank; 'model.layers.3.mlp.shared_experts' may follow.
 
     Raises:
         TypeError, ValueError: naming the tensor that is missing, or the value and the limit.
@@ -207,8 +204,8 @@ def pack_experts(
 
 
 def activation_scales(path: str | PathLike[str], experts: Sequence[str]) -> Scales:
-    """The calibrated global scales of the activations of these experts in nvfp4, as `pack_experts`
-    takes them: the smallest encode scale of all, with which none of them saturates."""
+    """Return the calibrated global scales of the activations of these experts in nvfp4, which are
+    named as in `pack_experts`: the smallest encode scale of all, with which no expert saturates."""
     with Checkpoint(path) as checkpoint:
         scheme, names = _scheme_of(checkpoint, experts)
         if not scheme.activations:
@@ -239,7 +236,7 @@ def _of_gpt_oss(
 
 
 def _scheme_of(checkpoint: Checkpoint, experts: Sequence[str]) -> tuple[Scheme, tuple[str, ...]]:
-    """How the matrices of experts are stored, and what they are called: as those of the first."""
+    """Return the scheme and the names of the experts' matrices. The first expert decides."""
     if isinstance(experts, str) or not isinstance(experts, Sequence) or not experts:
         raise TypeError(f"experts is {experts!r:.80}, expected a sequence of names, at least one")
     for place, name in enumerate(experts):
@@ -261,14 +258,14 @@ def _matrix(checkpoint: Checkpoint, name: str, scheme: Scheme) -> CheckpointWeig
         return checkpoint.tensor(f"{name}.{field}").reshape(1) if field else None
 
     data, scales = (checkpoint.tensor(f"{name}.{each}") for each in (scheme.data, scheme.scales))
-    if data.dtype in BYTES:  # torch joins no float4
+    if data.dtype in BYTES:  # torch does not concatenate float4
         data = data.view(torch.uint8)
     encode, decode = scale(scheme.encode), scale(scheme.decode)
     return CheckpointWeight(data[None], scales[None], encode, decode)
 
 
 def _beside(gate: CheckpointWeight, up: CheckpointWeight) -> CheckpointWeight:
-    """w13: the rows of gate, then those of up; the global scales of both."""
+    """Build w13: the rows of gate, then those of up, with the global scales of both."""
     data, scales = torch.cat((gate.data, up.data), 1), torch.cat((gate.scales, up.scales), 1)
     encode, decode = (
         None if first is None or second is None else torch.stack((first, second), 1)
@@ -286,7 +283,7 @@ def _one_by_one(
     device: str | torch.device,
     progress: bool,
 ) -> PackedExperts:
-    """The experts together, each packed alone. experts: names, and what `packed` takes."""
+    """Pack each expert separately, and join them. experts: names, and arguments of `packed`."""
     layout, whole, where = {}, {}, device_of(device)
     for place, (name, expert) in enumerate(tracked(experts, progress)):
         try:
@@ -311,7 +308,7 @@ def _one_by_one(
 
 
 def tracked(experts: Sequence[tuple[str, Any]], progress: bool) -> Iterable[tuple[str, Any]]:
-    """All of them, with a bar that says how far it is where progress is True."""
+    """Iterate over the experts, with a progress bar if `progress` is True."""
     if not progress:
         return experts
     try:

@@ -1,8 +1,8 @@
-"""What the grouped products are launched with, by name from the host to traced code.
+"""Launch arguments of the grouped products, by name from the host to traced code.
 
-`moe.launch` and `moe.mixed.launch` fill the fields with tensors of torch and numbers,
-`example_arguments` with those that a kernel is compiled for, and host functions read them as the
-DSL's.
+`moe.launch` and `moe.mixed.launch` fill the fields with torch tensors and numbers.
+`example_arguments` fills them with those that a kernel is compiled for. Host functions read them as
+types of the DSL.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Results = tuple[torch.Tensor, torch.Tensor]
 
 
 def forward(arguments: Arguments) -> Results:
-    """(elements or numbers, scale factors) as `empty_results` makes them; one launch."""
+    """Launch once. Return (elements or numbers, scale factors), as of `empty_results`."""
     arguments.check()
     device, problem = arguments.offsets.device, arguments.problem
     results = empty_results(arguments)
@@ -45,8 +45,8 @@ def forward(arguments: Arguments) -> Results:
 
 
 def empty_results(arguments: Arguments) -> Results:
-    """[R, columns] in the dtype of the output, and nothing; bytes of elements and of scale factors
-    of a quantised one. Sizes may be symbols."""
+    """Allocate [R, columns] in the dtype of the output, and nothing else; or, for a quantised
+    output, bytes of elements and of scale factors. Sizes may be symbols."""
     like, rows, columns = arguments.x.data, arguments.x.data.shape[0], arguments.columns
     form = FORMATS.get(arguments.out)
     if form is None:
@@ -60,7 +60,7 @@ def empty_results(arguments: Arguments) -> Results:
 def quantised_result(
     out: str, encode_scale: torch.Tensor | None, data: torch.Tensor, scales: torch.Tensor
 ) -> torch.Tensor | Quantized:
-    """What the operator returns, as a user wants it."""
+    """Return the results of the operator as data or, for a format, as Quantized."""
     if out not in FORMATS:
         return data
     return of_bytes(data, scales, out, encode_scale)
@@ -72,7 +72,7 @@ def compile_for(config: GroupedConfig, arch: str) -> CompiledKernel | None:
 
 
 def kernel_arguments(arguments: Arguments, results: Results) -> GroupedArguments:
-    """What `moe.sm100.kernel.GroupedGemm` is launched with."""
+    """Return the launch arguments of `moe.sm100.kernel.GroupedGemm`."""
     x, w, problem, (data, scales) = arguments.x, arguments.w, arguments.problem, results
     blocks, atoms = scale_blocks(problem.rows, problem.experts), scale_atoms_of(x.fmt, problem.k)
     w_blocks = row_blocks(problem.columns)
@@ -106,12 +106,12 @@ def kernel_arguments(arguments: Arguments, results: Results) -> GroupedArguments
 
 
 def numbers_of(form: Activation | SwiGLU) -> Numbers:
-    """Coefficients of an activation; a limit of 0 stands for none."""
+    """Return the coefficients of an activation. A limit of 0 means none."""
     return Numbers(alpha=float(form.alpha), beta=float(form.beta), limit=float(form.limit or 0.0))
 
 
 def grid(arguments: Arguments) -> int:
-    """CTAs: one on every SM, or those of as many tiles as there can be."""
+    """Return the number of CTAs: one on every SM, or those of the upper bound of tiles."""
     tiles, ctas = work_of(arguments.problem, arguments.config)
     at_once = max(1, sms_of(arguments.offsets.device) // ctas)
     return ctas * min(tiles, at_once)

@@ -1,12 +1,12 @@
 """Layers of known models: sizes, routers and activations, from the fields of their config.json.
 
-`of_model("gpt-oss-120b")`, or `from_config(json.load(file))` for any model of these families.
+Use `of_model("gpt-oss-120b")`, or `from_config(json.load(file))` for any model of these families.
 
-Not in any config.json, but in the models' code: softmax and the constants 1.702 and 1 of gpt-oss,
-softmax of Mixtral and Qwen3; that choices of DeepSeek and Kimi are steered by
-`e_score_correction_bias`. Public code disagrees on whether the shared expert of DeepSeek-V4 has the
-limit of the others; as one of `Router.shared` it has. In the first `num_hash_layers` layers of
-DeepSeek-V4 a table of tokens chooses, for which there is no router here.
+Some facts are in no config.json, but in the models' code: softmax and the constants 1.702 and 1 of
+gpt-oss, softmax of Mixtral and Qwen3, and that `e_score_correction_bias` steers the choices of
+DeepSeek and Kimi. Public code disagrees on whether the shared expert of DeepSeek-V4 has the limit
+of the others; as one of `Router.shared` it has. In the first `num_hash_layers` layers of
+DeepSeek-V4 a table of tokens chooses the experts; there is no router for it here.
 """
 
 from __future__ import annotations
@@ -19,26 +19,21 @@ from typing import Any
 from moe.arguments import Router, SwiGLU
 
 Config = Mapping[str, Any]
-MAX_NUMBER = (1 << 31) - 1  # of anything that a config counts
+MAX_NUMBER = (1 << 31) - 1  # limit of every count in a config
 GPT_OSS_ALPHA, GPT_OSS_BETA = 1.702, 1.0
 
 
 @dataclass(frozen=True)
 class ModelLayer:
-    """One MoE layer of a model.
+    """An MoE layer of a model."""
 
-    hidden, intermediate: H and I of an expert; experts: E that are chosen from, without shared
-    ones. router: but for its tensors; `router_tensors` names those that the model has. biases:
-    whether experts have some.
-    """
-
-    hidden: int
-    intermediate: int
-    experts: int
-    router: Router
+    hidden: int  # H
+    intermediate: int  # I of an expert
+    experts: int  # E to choose from, without shared ones
+    router: Router  # without its tensors
     activation: SwiGLU
-    router_tensors: tuple[str, ...] = ()
-    biases: bool = False
+    router_tensors: tuple[str, ...] = ()  # names of the router tensors that the model has
+    biases: bool = False  # whether experts have biases
 
 
 def _gpt_oss(config: Config) -> ModelLayer:
@@ -135,15 +130,15 @@ CONFIGS: MappingProxyType[str, Config] = MappingProxyType({
 
 
 def of_model(name: str) -> ModelLayer:
-    """The layer of a model by its name; ValueError for another name."""
+    """Return the layer of a model by its name. Raise ValueError for an unknown name."""
     if name not in CONFIGS:
         raise ValueError(f"{name!r}: models are {', '.join(CONFIGS)}")
     return from_config(CONFIGS[name])
 
 
 def from_config(config: Config) -> ModelLayer:
-    """The layer that a config.json describes; ValueError for a family that is not known here, and
-    for a field that is missing or has another type or size than it can have."""
+    """Return the layer that a config.json describes. Raise ValueError for an unknown family, and
+    for a field that is missing or has a wrong type or size."""
     if not isinstance(config, Mapping):
         raise ValueError(f"a config is a {type(config).__name__}, expected an object")
     family = config.get("model_type")

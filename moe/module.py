@@ -1,4 +1,4 @@
-"""Packed experts as a module of torch: its buffers move, are saved and loaded with a model."""
+"""Packed experts as a torch module: its buffers move, are saved and are loaded with a model."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class ExpertWeights(nn.Module):
-    """`PackedExperts` in buffers; `state_dict()` has the tensors of `moe.checkpoint.state_dict`, so
-    that files of either can be loaded as the other.
+    """`PackedExperts` in buffers. `state_dict()` has the tensors of `moe.checkpoint.state_dict`, so
+    that each can load files of the other.
 
-    A change of dtype, such as `model.bfloat16()`, leaves them as they are. Of a state dict only
-    experts of the same sizes, format, granularity, biases and pairs can be loaded.
+    A change of dtype, such as `model.bfloat16()`, does not change the buffers. A state dict can be
+    loaded only if sizes, format, granularity, biases and pairs are the same.
     """
 
     def __init__(self, packed: PackedExperts) -> None:
-        """Shares memory with `packed`."""
+        """Store `packed`, sharing its memory."""
         require_kind("packed", packed, PackedExperts)
         tensors = state_dict(packed)
         require_strided(**tensors)
@@ -55,8 +55,14 @@ class ExpertWeights(nn.Module):
         pairs: bool = False,
         device: str | torch.device | None = None,
     ) -> ExpertWeights:
-        """Without contents, for `load_state_dict`. sizes: E, H and I; biases: whether both products
-        have some; pairs: whether gate and up have a global scale each."""
+        """Allocate weights without contents, for `load_state_dict`.
+
+        Args:
+            sizes: E, H and I.
+            fmt, granularity: as of `moe.pack`.
+            biases: whether both products have biases.
+            pairs: whether gate and up have separate global scales.
+        """
         experts, hidden, intermediate = sizes
 
         def bias(rows: int) -> torch.Tensor | None:
@@ -74,7 +80,7 @@ class ExpertWeights(nn.Module):
 
     @property
     def packed(self) -> PackedExperts:
-        """What `moe.fused_moe` takes; shares memory with the buffers."""
+        """Weights as `moe.fused_moe` expects them; they share memory with the buffers."""
         made, packed = self._made
         tensors = self._tensors()
         if not all(map(is_, made, tensors)):  # moved, or assigned
@@ -86,7 +92,7 @@ class ExpertWeights(nn.Module):
         self, x: torch.Tensor, router_logits: torch.Tensor, router: Router,
         **options: Unpack[FusedOptions],
     ) -> torch.Tensor:  # fmt: skip
-        """`moe.fused_moe` with these experts."""
+        """Call `moe.fused_moe` with these experts."""
         return fused_moe(x, self.packed, router_logits, router, **options)
 
     def extra_repr(self) -> str:
@@ -102,7 +108,8 @@ class ExpertWeights(nn.Module):
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> ExpertWeights:
-        """What `to`, `cuda`, `half` and others do: nothing but to move."""
+        """Implement `to`, `cuda`, `half` and others: tensors change their device, never their
+        dtype."""
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             other = fn(tensor)
@@ -113,7 +120,7 @@ class ExpertWeights(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Names what is packed otherwise."""
+        """Load the buffers, or report experts that are packed differently."""
         name, errors = prefix + LAYOUT, args[-1]
         if name in state_dict:
             found = read_layout(name, state_dict[name])

@@ -1,16 +1,16 @@
 """Expert weights as the kernels read them, packed once when a model is loaded.
 
-A layer has w13 [E, 2I, H], gate and up of its first product, and w2 [E, H, I]. Packed, both are in
-a block-scaled format with one global scale per expert where the format has one, their scale factors
-are swizzled, every expert from a fresh 128 rows on (`moe.formats`), and the rows of w13 alternate,
-so that a tile of the first product holds gate and up of the same columns:
+A layer has w13 [E, 2I, H], gate and up of its first product, and w2 [E, H, I]. Both are packed in a
+block-scaled format, with one global scale per expert if the format has one. Scale factors are
+swizzled, and every expert begins a new block of 128 rows (`moe.formats`). The rows of w13
+alternate, so that a tile of the first product holds gate and up of the same columns:
 
     [gate 0 .. g - 1, up 0 .. g - 1, gate g .. 2g - 1, ...]    g: the granularity
 
-Either product may have a bias in fp32 (gpt-oss), that of the first one in the order of these rows.
+Either product may have a bias in fp32 (gpt-oss); that of the first one is in this row order.
 
-`pack` takes bf16, fp16 or fp32, `pack_quantised` what a checkpoint holds in the same format. Both
-look at the values (on a GPU the host waits) and refuse what no kernel could multiply.
+`pack` accepts bf16, fp16 or fp32; `pack_quantised` accepts a checkpoint's weights in the same
+format. Both read the values (on a GPU the host waits) and refuse those that no kernel can multiply.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Biases = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 class LayerWeights:
-    """Sizes of a layer's weights, however they lie: w13 of [E, 2I, H], w2 of [E, H, I]."""
+    """Sizes of a layer's weights in any layout: w13 of [E, 2I, H], w2 of [E, H, I]."""
 
     w13: Any
     w2: Any
@@ -51,7 +51,7 @@ class LayerWeights:
 
     @property
     def biases(self) -> Biases:
-        """Of both products."""
+        """Biases of both products."""
         return self.bias13, self.bias2
 
     @property
@@ -78,16 +78,13 @@ class LayerWeights:
 
 @dataclass(frozen=True, eq=False)
 class PackedExperts(LayerWeights):
-    """w13 [E, 2I, H], its rows alternating by `granularity`; w2 [E, H, I]; one format for both.
+    """Packed experts of a layer; both weights have the same format."""
 
-    bias13: fp32 [E, 2I], in the order of the packed rows; bias2: fp32 [E, H]; None for none.
-    """
-
-    w13: Quantized
-    w2: Quantized
+    w13: Quantized  # [E, 2I, H], rows alternate by `granularity`
+    w2: Quantized  # [E, H, I]
     granularity: int = DEFAULT_GRANULARITY
-    bias13: torch.Tensor | None = None
-    bias2: torch.Tensor | None = None
+    bias13: torch.Tensor | None = None  # fp32 [E, 2I], in the order of the packed rows
+    bias2: torch.Tensor | None = None  # fp32 [E, H]
 
     def __post_init__(self) -> None:
         for name, w in {"w13": self.w13, "w2": self.w2}.items():
@@ -117,7 +114,7 @@ class PackedExperts(LayerWeights):
             )
         if (
             scale13 is not None and scale13.ndim == 2 and packed is None
-        ):  # whoever dequantises it has to know
+        ):  # needed to dequantise the weights
             w13 = laid_out(replace(self.w13), granularity=self.granularity)
             object.__setattr__(self, "w13", w13)
         self._check_biases()
@@ -137,14 +134,14 @@ class PackedExperts(LayerWeights):
 
 @dataclass(frozen=True, eq=False)
 class CheckpointWeight:
-    """A weight [E, N, K] that somebody else quantised: nothing interleaved, nothing swizzled.
+    """A quantised weight [E, N, K] of a checkpoint: not interleaved, not swizzled.
 
-    data: its elements as they are packed here, in their own dtype or as bytes: uint8 [E, N, K / 2]
-    of e2m1, the even element in the low bits; e4m3 [E, N, K].
+    data: elements in their own dtype or as bytes. uint8 [E, N, K / 2] of e2m1, the even element in
+    the low bits; e4m3 [E, N, K].
     scales: [E, N, K / block] in their own dtype or as bytes.
-    decode_scale: fp32 [E], what values are multiplied by (`weight_scale_2` of ModelOpt), or
-    encode_scale, its reciprocal (`weight_global_scale` of compressed-tensors); of w13 also [E, 2],
-    one for gate and one for up.
+    decode_scale: fp32 [E], multiplies the values (`weight_scale_2` of ModelOpt); or encode_scale,
+    its reciprocal (`weight_global_scale` of compressed-tensors). For w13 also [E, 2], one for gate
+    and one for up.
     """
 
     data: torch.Tensor
@@ -163,18 +160,18 @@ def pack(
     encode_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     biases: Biases | None = None,
 ) -> PackedExperts:
-    """w13 [E, 2I, H] and w2 [E, H, I] in bf16, fp16 or fp32, quantised expert by expert.
+    """Quantise and pack w13 [E, 2I, H] and w2 [E, H, I] in bf16, fp16 or fp32, expert by expert.
 
     Args:
         granularity: 8, 16, 32 or 64, a divisor of I.
         order: of the rows of w13, one of ORDERS.
-        encode_scales: the global scales of w13 and of w2, fp32 [E]; by default each maps the
+        encode_scales: the global scales of w13 and of w2, fp32 [E]. By default each maps the
             largest magnitude of its expert to the largest number of the format.
-        biases: those of w13 [E, 2I], in the order of its rows, and of w2 [E, H], in bf16, fp16 or
-            fp32; None for none.
+        biases: of w13 [E, 2I], in the order of its rows, and of w2 [E, H], in bf16, fp16 or fp32;
+            None for none.
 
     Raises:
-        TypeError, ValueError: naming the value and the limit, for sizes that no kernel takes and
+        TypeError, ValueError: naming the value and the limit, for sizes that no kernel supports and
             for weights that are not finite.
     """
     form = format_of(fmt)
@@ -205,14 +202,14 @@ def pack_quantised(
     order: str = "gate_up",
     biases: Biases | None = None,
 ) -> PackedExperts:
-    """What a checkpoint holds in the format `fmt`, laid out anew: no value changes.
+    """Arrange a checkpoint's weights in the format `fmt`: no value changes.
 
     Args:
         granularity, order, biases: as of `pack`.
 
     Raises:
-        TypeError, ValueError: naming the value and the limit, for sizes that no kernel takes and
-            for codes and global scales that are no numbers.
+        TypeError, ValueError: naming the value and the limit, for sizes that no kernel supports and
+        for codes and global scales that are no numbers.
     """
     form = format_of(fmt)
     for name, w in {"w13": w13, "w2": w2}.items():
@@ -230,13 +227,14 @@ def pack_quantised(
 
 
 def require_kind(name: str, value: object, kind: type) -> None:
-    """TypeError for what is of another type; the value, which may be large, is not shown."""
+    """Raise TypeError for another type, without showing the value, which may be large."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} is {type(value).__name__}, expected {kind.__name__}")
 
 
 def require_packed(name: str, packed: object) -> None:
-    """What `require_kind` raises for what is no PackedExperts, `require_memory` for its tensors."""
+    """Raise as `require_kind` does unless `packed` is a PackedExperts, and as `require_memory` does
+    for its tensors."""
     require_kind(name, packed, PackedExperts)
     experts = cast(PackedExperts, packed)
     biases = {"bias13": experts.bias13, "bias2": experts.bias2}
@@ -248,7 +246,7 @@ def require_packed(name: str, packed: object) -> None:
 
 
 def _pair(name: str, pair: object) -> Biases:
-    """Those of w13 and of w2."""
+    """Check and return the biases of w13 and of w2."""
     if pair is None:
         return None, None
     if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -264,7 +262,7 @@ def _pair(name: str, pair: object) -> Biases:
 def _packed_biases(
     biases: object, w13: torch.Tensor, w2: torch.Tensor, rows: torch.Tensor
 ) -> Iterator[torch.Tensor | None]:
-    """fp32, that of w13 in the order `rows`."""
+    """Convert biases to fp32, that of w13 in the order `rows`."""
     for place, (bias, w) in enumerate(zip(_pair("biases", biases), (w13, w2), strict=True)):
         name = f"biases[{place}]"
         if bias is not None:
@@ -281,7 +279,7 @@ def _packed_biases(
 def unpack(
     packed: PackedExperts, dtype: torch.dtype = torch.float64
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The values of w13 [E, 2I, H], all of gate first, and of w2 [E, H, I]."""
+    """Return the values of w13 [E, 2I, H], all of gate first, and of w2 [E, H, I]."""
     require_packed("packed", packed)
     require_type("dtype", dtype, torch.dtype)
     if not dtype.is_floating_point:
@@ -292,7 +290,7 @@ def unpack(
 
 
 def unpack_biases(packed: PackedExperts) -> Biases:
-    """Those of w13 [E, 2I], all of gate first, and of w2 [E, H]; None for none."""
+    """Return the biases of w13 [E, 2I], all of gate first, and of w2 [E, H]; None for none."""
     require_packed("packed", packed)
     bias = packed.bias13
     if bias is not None:
@@ -302,7 +300,7 @@ def unpack_biases(packed: PackedExperts) -> Biases:
 
 
 def interleaved_rows(intermediate: int, granularity: int, order: str = "gate_up") -> torch.Tensor:
-    """int64 [2I]: which row of w13, in this order, each packed row is."""
+    """Return int64 [2I]: the row of w13, in this order, that each packed row is."""
     if not isinstance(order, str) or order not in ORDERS:
         raise ValueError(f"order {order!r}: one of {', '.join(ORDERS)}")
     granularity = _check_granularity(granularity, intermediate)
@@ -321,7 +319,7 @@ def quantise_experts(
     encode: torch.Tensor | None,
     rows: torch.Tensor | slice = slice(None),
 ) -> Quantized:
-    """`rows` of every expert of w [E, N, K], one expert at a time: of fp32 there is never more."""
+    """Quantise `rows` of every expert of w [E, N, K], one expert at a time to limit fp32 memory."""
     amax = torch.stack([each.abs().amax() for each in w]).float()
     _require_each(name, "largest magnitude", amax, amax.isfinite(), "finite")
     if form.has_global:
@@ -342,7 +340,7 @@ def quantise_experts(
 def _laid_out(
     name: str, w: CheckpointWeight, form: BlockFormat, rows: torch.Tensor | slice
 ) -> Quantized:
-    """`rows` of every expert of w, as they are."""
+    """Arrange `rows` of every expert of w without changing values."""
     data = w.data.view(torch.uint8)[:, rows].contiguous()
     codes = w.scales.view(torch.uint8)[:, rows]
     _check_codes(f"{name}.scales", codes, NAN_CODE[form.scale] - 1)
@@ -357,7 +355,7 @@ def _laid_out(
 
 
 def _of_experts(name: str, scale: torch.Tensor, experts: int) -> torch.Tensor:
-    """fp32 [E] of global scales [E], or of w13 [E, 2] of gate and up, unless all of them agree."""
+    """Return global scales, fp32 [E]; for w13 [E, 2] of gate and up, unless all pairs are equal."""
     pairs = name == "w13" and scale.ndim == 2 and scale.shape[1] == 2
     for each in scale.unbind(1) if pairs else (scale,):
         _require_global_scale(f"global scale of {name}", each.contiguous(), experts)
@@ -375,7 +373,7 @@ def _require_global_scale(name: str, scale: torch.Tensor, experts: int) -> None:
 def _require_each(
     name: str, what: str, values: torch.Tensor, good: torch.Tensor, wanted: str
 ) -> None:
-    """ValueError for the first expert that is not good, with its values."""
+    """Raise ValueError for the first expert that is not good, with its values."""
     bad = (~good).nonzero()
     if len(bad):
         expert = int(bad[0, 0])
@@ -383,7 +381,8 @@ def _require_each(
 
 
 def _check_checkpoint(name: str, w: CheckpointWeight, form: BlockFormat) -> None:
-    """dtypes and shapes of one weight; codes and global scales are checked where they are read."""
+    """Check dtypes and shapes of one weight. Codes and global scales are checked where they are
+    read."""
     given = {"data": w.data, "scales": w.scales}
     one = {"encode_scale": w.encode_scale, "decode_scale": w.decode_scale}
     one = {field: scale for field, scale in one.items() if scale is not None}
@@ -408,14 +407,14 @@ def _check_checkpoint(name: str, w: CheckpointWeight, form: BlockFormat) -> None
 
 
 def _check_codes(name: str, codes: torch.Tensor, largest: int) -> None:
-    """ValueError for a NaN and, of scale factors in e4m3, for a sign: the MMA takes none."""
+    """Raise ValueError for a NaN and, in e4m3 scale factors, a sign: the MMA supports neither."""
     for expert, top in enumerate(codes.flatten(1).amax(1).tolist()):
         if top > largest:
             raise ValueError(f"{name}, expert {expert}: code {top:#x}, at most {largest:#x}")
 
 
 def _check_sizes(w13: Sequence[int], w2: Sequence[int], form: BlockFormat) -> None:
-    """ValueError unless they are [E, 2I, H] and [E, H, I], and TMA can read rows of both."""
+    """Raise ValueError unless they are [E, 2I, H] and [E, H, I], and TMA can read rows of both."""
     experts, hidden, intermediate = w2
     if tuple(w13) != (experts, 2 * intermediate, hidden) or experts < 1:
         raise ValueError(f"w13 {tuple(w13)} with w2 {tuple(w2)}: [E, 2I, H] and [E, H, I]")

@@ -19,17 +19,17 @@ SCALE_DTYPES = {"e4m3": torch.float8_e4m3fn, "ue8m0": torch.float8_e8m0fnu}
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """value = element * scale factor * decode_scale.
+    """A quantised tensor: value = element * scale factor * decode_scale.
 
-    data: [rows, K] or [E, rows, K]; of e2m1 two elements per byte, so that K / 2 is its last size.
-    scales: 1-D, swizzled as `moe.formats` says; every expert begins at a fresh 128 rows.
-    encode_scale: fp32 [1], [rows] or [E], what the values were multiplied by before; [E, 2] where
-    gate and up, whose rows alternate, have one each; None in a format without. decode_scale: 1 /
-    encode_scale, rounded once, so that no kernel divides again.
+    data: [rows, K] or [E, rows, K]; e2m1 has two elements per byte, so that its last size is K / 2.
+    scales: 1-D, swizzled as in `moe.formats`; every expert begins a new block of 128 rows.
+    encode_scale: fp32 [1], [rows] or [E], the factor of the values before quantising; [E, 2] if
+    gate and up, whose rows alternate, have separate ones; None in a format without.
+    decode_scale: 1 / encode_scale, rounded once, so that no kernel divides again.
     fmt: a key of `moe.formats.FORMATS`.
 
-    Who makes one of rows by expert, or of gate and up in turn, leaves that in `offsets` (on the
-    CPU) and `granularity`, and a product with others is refused; None is not known.
+    The creator of rows by expert, or of alternating gate and up, records that in `offsets` (on the
+    CPU) and `granularity`. A product with different ones is refused; None: unknown.
     """
 
     data: torch.Tensor
@@ -38,9 +38,9 @@ class Quantized:
     decode_scale: torch.Tensor | None
     fmt: str
 
-    # How it was laid out, as far as who made it knew: no fields, since operators do not see them.
+    # Layout, if the creator recorded it. No dataclass fields, since operators do not see them.
     offsets = None  # tuple of ints: where the rows of each expert begin, in host memory
-    granularity = None  # rows of gate, then of up, that alternate
+    granularity = None  # alternating rows of gate, then of up
 
     def __post_init__(self) -> None:
         scales = {"encode_scale": self.encode_scale, "decode_scale": self.decode_scale}
@@ -50,7 +50,7 @@ class Quantized:
             if tensor.is_nested:
                 require_strided(**{name: tensor})
         if any(isinstance(size, torch.SymInt) for size in (*self.data.shape, *self.scales.shape)):
-            return  # a tracer's, on whose sizes no check could decide
+            return  # a tracer: its sizes cannot be checked
         form = format_of(self.fmt)
         global_scales = self._global_scales(form)
         _require_dtype("data", self.data, ELEMENT_DTYPES[form.element], f" for {form.name}")
@@ -71,16 +71,16 @@ class Quantized:
 
     @property
     def _pairs(self) -> tuple[tuple[int, int], ...]:
-        """The shape of global scales of gate and of up, where there may be such."""
+        """Shape of separate global scales of gate and of up, if they are possible."""
         return ((self.data.shape[0], 2),) if self.data.ndim == 3 else ()
 
     @property
     def has_pairs(self) -> bool:
-        """Whether gate and up of an expert have a global scale each."""
+        """Whether gate and up of an expert have separate global scales."""
         return self.decode_scale is not None and self.decode_scale.ndim == 2
 
     def _global_scales(self, form: BlockFormat) -> dict[str, torch.Tensor]:
-        """The global scales by name, both of them or none, as the format has it."""
+        """Return the global scales by name: both of them or none, depending on the format."""
         scales = {"encode_scale": self.encode_scale, "decode_scale": self.decode_scale}
         given = {name: scale for name, scale in scales.items() if scale is not None}
         if len(given) != (len(scales) if form.has_global else 0):
@@ -89,7 +89,8 @@ class Quantized:
         return given
 
     def _check_scales(self, block_bytes: int) -> None:
-        """ValueError unless the scale factors are whole blocks of 128 rows and enough of them."""
+        """Raise ValueError unless the scale factors are whole blocks of 128 rows and enough of
+        them."""
         of_experts = self.data.ndim == 3
         matrices = self.data.shape[0] if of_experts else 1
         least = matrices * row_blocks(self.rows) * block_bytes
@@ -104,12 +105,12 @@ class Quantized:
 
     @property
     def format(self) -> BlockFormat:
-        """What `fmt` names."""
+        """Format that `fmt` names."""
         return FORMATS[self.fmt]
 
     @property
     def rows(self) -> int:
-        """Rows, of each expert where there are experts."""
+        """Number of rows, of each expert if there are experts."""
         return self.data.shape[-2]
 
     @property
@@ -131,8 +132,8 @@ def of_bytes(
     encode_scale: torch.Tensor | None = None,
     decode_scale: torch.Tensor | None = None,
 ) -> Quantized:
-    """Elements and scale factors that are uint8, or what they are already; of the global scales one
-    is enough, the other is 1 over it."""
+    """Build a Quantized from elements and scale factors in uint8 or their own dtype. One global
+    scale is enough; the other is 1 over it."""
     return Quantized(*_parts(data, scales, format_of(fmt), encode_scale, decode_scale), fmt)
 
 
@@ -143,7 +144,7 @@ def made_of(
     encode_scale: torch.Tensor | None = None,
     decode_scale: torch.Tensor | None = None,
 ) -> Quantized:
-    """What `of_bytes` makes, of results of a kernel: sizes and dtypes are right and not checked."""
+    """Build the result of `of_bytes` from a kernel's results, without checking sizes and dtypes."""
     made = object.__new__(Quantized)
     parts = *_parts(data, scales, FORMATS[fmt], encode_scale, decode_scale), fmt
     for field, part in zip(fields(Quantized), parts, strict=True):
@@ -170,7 +171,7 @@ def _parts(
 def laid_out(
     matrix: Quantized, *, offsets: torch.Tensor | None = None, granularity: int | None = None
 ) -> Quantized:
-    """The same, which remembers how it was laid out. Offsets on a GPU are not read."""
+    """Record in `matrix` how rows are laid out, and return it. Offsets on a GPU are not read."""
     if offsets is not None and offsets.device.type == "cpu" and not torch.compiler.is_compiling():
         object.__setattr__(matrix, "offsets", tuple(offsets.tolist()))
     if granularity is not None:

@@ -7,14 +7,14 @@ a block of elements x, amax = max |x| and the tensor's (row's, expert's) global 
     mxfp4, mxfp8  s = ue8m0(amax fp32(1/6 or 1/448))  inv = 1 / s, exactly
     element       q = e2m1 or e4m3 (x inv)
 
-e4m3 and e2m1 round to nearest even and saturate, infinities too; ue8m0 is the smallest power of two
+e4m3 and e2m1 round to nearest even and saturate, infinities too. ue8m0 is the smallest power of two
 that is not below, within 2^-127 .. 2^127 (cvt.rp.satfinite.ue8m0x2.f32). One NaN makes its block
 NaN: the scale factor is the NaN of its format (0x7f, 0xff), inv is NaN, and every element becomes
 what cvt makes of NaN (e2m1 0x7, e4m3 0x7f). An infinity becomes the largest element with the
-largest scale factor; a g computed from one is 0, and then 1 / g and all values are not finite.
-Zeros keep their sign.
+largest scale factor. A g computed from an infinity is 0, and then 1 / g and all values are not
+finite. Zeros keep their sign.
 
-The functions run on any device, and read values back on the host only where they say so.
+The functions run on any device. They read values back on the host only where documented.
 """
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ def quantise(
     rows: torch.Tensor | None = None,
     offsets: torch.Tensor | None = None,
 ) -> Quantized:
-    """x [T, K] of any float dtype in the format `fmt`.
+    """Quantise x [T, K] of any float dtype to the format `fmt`.
 
-    global_scale: g as fp32 [1] or [rows of the result], or what to compute it from: 'token', one
-    for each row of x (the default where the format has one), or 'tensor', one for all rows.
-    rows: int [R], result row r is row rows[r] of x. offsets: int [E + 1], result rows are sorted by
-    expert and the scale factors lie as `moe.formats` says, with room for `scale_blocks`.
+    Args:
+        global_scale: g as fp32 [1] or [rows of the result], or the source of g. 'token': one for
+            each row of x (default if the format has a global scale). 'tensor': one for all rows.
+        rows: int [R]; result row r is row rows[r] of x.
+        offsets: int [E + 1]; result rows are sorted by expert. The layout of scale factors is
+            described in `moe.formats`, with room for `scale_blocks`.
     """
     form = format_of(fmt)
     encode = _encode_scale_of(x, form, global_scale)
@@ -71,7 +73,8 @@ def quantise(
 
 
 def encode_scale(amax: torch.Tensor, fmt: str) -> torch.Tensor:
-    """fp32 g = min(2688 / amax, FLT_MAX), 1 where amax is 0: it maps amax to the largest number."""
+    """Return fp32 g = min(2688 / amax, FLT_MAX), 1 where amax is 0. It maps amax to the largest
+    number."""
     target = torch.full_like(amax, format_of(fmt).amax_target, dtype=torch.float32)
     g = (target / amax.float()).clamp(max=FLT_MAX)
     return torch.where(amax == 0, 1.0, g)
@@ -80,7 +83,7 @@ def encode_scale(amax: torch.Tensor, fmt: str) -> torch.Tensor:
 def quantise_blocks(
     x: torch.Tensor, form: BlockFormat, encode: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed elements of x fp32 [rows, K], and scale factors [rows, K / block] not yet swizzled."""
+    """Return packed elements of x fp32 [rows, K], and unswizzled scales [rows, K / block]."""
     blocks = x.reshape(len(x), form.columns(x.shape[-1]), form.block)
     wanted = blocks.abs().amax(-1) * (1 / form.largest)
     if encode is not None:
@@ -102,7 +105,8 @@ def dequantise(
     offsets: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """The values of `data`, [rows, K] or [E, rows, K]: exact in fp64, then rounded to `dtype`.
+    """Return the values of `data`, [rows, K] or [E, rows, K]: exact in fp64, then rounded to
+    `dtype`.
 
     offsets: those that the rows were quantised with.
     """
@@ -165,8 +169,8 @@ def grouped_gemm(
     offsets: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """fp64 [R, N]: rows x [R, K], sorted by expert, times the transposed matrix of w [E, N, K], and
-    the expert's row of bias [E, N] added.
+    """Multiply rows x [R, K], sorted by expert, by the transposed matrix of w [E, N, K], and add
+    the expert's row of bias [E, N]: fp64 [R, N].
 
     offsets: int [E + 1], read on the host. Experts may have no rows.
     """
@@ -189,15 +193,21 @@ def layer(
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     **activation: Any,
 ) -> torch.Tensor:
-    """A whole MoE layer, [T, H]: x [T, H], routed = (ids, weights) [T, k].
+    """Compute a whole MoE layer: [T, H].
 
-    w13 [E, 2I, H], gate rows first; w2 [E, H, I]; plain or dequantised, as the kernels see them.
-    biases: [E, 2I], gate first, and [E, H], added to the rows of both products, None for none.
-    fmt None: the definition, in fp64. Otherwise rounded where the kernels round: x and h = swiglu
-    (fp32) to fmt with global scales x_scale and h_scale (as `quantise` takes them), the rows of
-    both products to fp32, those of the second to the dtype of x, and y after a sum in fp32. fmt
-    'e4m3', as Hopper multiplies it by 4-bit weights: x and h by `in_e4m3`, with their scales.
-    activation: keywords of `swiglu`.
+    Without `fmt`, this is the definition, in fp64. With it, values are rounded as in the kernels:
+    x and h = swiglu (fp32) to fmt; the rows of both products to fp32;
+    the rows of the second product to the dtype of x; y after a sum in fp32.
+
+    Args:
+        x: [T, H].
+        w13: [E, 2I, H], gate rows first; plain or dequantised.
+        w2: [E, H, I]; plain or dequantised.
+        routed: (ids, weights) [T, k].
+        fmt: a format, or 'e4m3' for x and h by `in_e4m3`, as Hopper multiplies by 4-bit weights.
+        x_scale, h_scale: global scales of x and h, as of `quantise` or `in_e4m3`.
+        biases: [E, 2I], gate first, and [E, H], added to the rows of both products; None for none.
+        activation: keywords of `swiglu`.
     """
     ids, weights = routed
     rows = permutation(ids, len(w13))
@@ -226,8 +236,9 @@ def layer(
 
 
 def in_e4m3(x: torch.Tensor, scale: str | torch.Tensor | None = None) -> torch.Tensor:
-    """fp64 of x [rows, K] multiplied by scale [1], or by 448 over the largest magnitude of each
-    row, rounded to e4m3 with saturation, and divided again. ValueError for a scale in words."""
+    """Round x [rows, K] times a scale to e4m3 with saturation, and divide by the scale again: fp64.
+    The scale is fp32 [1], or 448 over the largest magnitude of each row. Raise ValueError for a
+    scale that is a string."""
     if isinstance(scale, str):
         raise ValueError(f"scale {scale!r} in e4m3: None for one of each row, or a tensor")
     if scale is None:
@@ -278,7 +289,7 @@ def _encode_scale_of(
 def _scale_index(
     shape: tuple[int, int], offsets: torch.Tensor | None, device: torch.device
 ) -> torch.Tensor:
-    """int64 [rows, columns]: where the byte of each scale factor lies."""
+    """Return int64 [rows, columns]: the byte position of each scale factor."""
     rows, columns = shape
     row = torch.arange(rows, device=device)
     column = torch.arange(columns, device=device)

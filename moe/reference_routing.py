@@ -1,7 +1,7 @@
-"""Routing in plain torch: which experts a token goes to, where its rows lie, how they are added.
+"""Routing in plain torch: choice of experts, order of rows, and combination.
 
 T tokens choose k of E experts each, in R = T k slots: slot token k + j is choice j of a token. Rows
-are the slots sorted by expert, those of an expert in the order of slots.
+are the slots sorted by expert; rows of an expert are in the order of slots.
 
 The functions run on any device and read nothing back on the host.
 """
@@ -21,11 +21,15 @@ Exponential = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Permutation:
-    """offsets: int32 [E + 1], expert e has rows offsets[e] .. offsets[e + 1] - 1; of a range of
-    experts those of its experts. slot_of_row, row_of_slot: int32 [R], inverse to each other.
+    """Order of rows by expert.
 
-    Slots without an expert, and those of experts outside of the range, have the row -1. What
-    slot_of_row has behind the last offset means nothing."""
+    offsets: int32 [E + 1], expert e has rows offsets[e] .. offsets[e + 1] - 1; for a range of
+    experts, only its experts.
+    slot_of_row, row_of_slot: int32 [R], inverse to each other.
+
+    Slots without an expert, or of an expert outside of the range, have the row -1. Entries of
+    slot_of_row past the last offset are undefined.
+    """
 
     offsets: torch.Tensor
     slot_of_row: torch.Tensor
@@ -46,19 +50,20 @@ def route(
     shared: int = 0,
     shared_weight: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token and their weights: ids int32 and weights fp32 [T, k + shared].
+    """Return the experts of each token and their weights: ids int32 and weights fp32 [T, k +
+    shared].
 
     logits [T, E] in any float dtype, plus logit_bias (fp32 [E], of the router's linear layer),
-    become scores in fp32. Experts are chosen by score plus bias (fp32 [E]), the highest first and
-    of equal ones that with the lower index. They come from the topk_group best of n_group groups
-    of E / n_group neighbours; a group is as good as its two best experts together (DeepSeek-V3).
-    Weights are the scores without bias, over their sum if `renormalize` (over 1 if that is 0),
-    times scale. Softmax over the chosen experts alone (gpt-oss, Mixtral) is 'softmax' with
-    renormalize, up to rounding. 'sqrtsoftplus' is sqrt(ln(1 + exp(x))) (DeepSeek-V4).
+    become scores in fp32. Experts are chosen by score plus bias (fp32 [E]), the highest first; ties
+    go to the lower index. They come from the topk_group best of n_group groups of E / n_group
+    neighbours. A group is ranked by the sum of its two best experts (DeepSeek-V3). Weights are the
+    scores without bias, over their sum if `renormalize` (over 1 if that is 0), times scale. Softmax
+    over the chosen experts alone (gpt-oss, Mixtral) is 'softmax' with renormalize, up to rounding.
+    'sqrtsoftplus' is sqrt(ln(1 + exp(x))) (DeepSeek-V4).
 
-    Behind its choices every token has the experts E .. E + shared - 1, with shared_weight.
+    After its choices every token has the experts E .. E + shared - 1, with shared_weight.
 
-    A NaN counts as -inf, +inf as the largest number; a token of -inf alone has scores of 0.
+    A NaN counts as -inf, +inf as the largest number. A token with only -inf has scores of 0.
     """
     _check_route(logits.shape[1], top_k, scoring, n_group, topk_group)
     logits = logits.float()
@@ -75,8 +80,8 @@ def route(
 
 
 def scores(logits: torch.Tensor, scoring: str, exp: Exponential = torch.exp) -> torch.Tensor:
-    """What `route` makes of logits [T, E], in their dtype. exp: perhaps one that rounds as kernels
-    do."""
+    """Return the scores that `route` computes from logits [T, E], in their dtype. exp: may be one
+    that rounds as kernels do."""
     logits = torch.nan_to_num(logits, nan=-math.inf, posinf=LARGEST_LOGIT, neginf=-math.inf)
     if scoring == "sigmoid":
         return 1.0 / (1.0 + exp(-logits))
@@ -89,7 +94,7 @@ def scores(logits: torch.Tensor, scoring: str, exp: Exponential = torch.exp) -> 
 
 
 def weights_of(scores: torch.Tensor, ids: torch.Tensor, renormalize: bool) -> torch.Tensor:
-    """Those of the experts ids [T, k], of scores [T, E]."""
+    """Return the weights of the experts ids [T, k], from scores [T, E]."""
     weights = scores.gather(-1, ids.long())
     if not renormalize:
         return weights
@@ -100,10 +105,10 @@ def weights_of(scores: torch.Tensor, ids: torch.Tensor, renormalize: bool) -> to
 def permutation(
     ids: torch.Tensor, num_experts: int, *, expert_range: tuple[int, int] | None = None
 ) -> Permutation:
-    """Rows sorted by expert, of ids int [T, k] within 0 .. num_experts - 1, or others for none.
+    """Sort slots by expert. ids: int [T, k] within 0 .. num_experts - 1, or other values for none.
 
-    expert_range: (first, end), only those have rows, and offsets are theirs. Slots of others have
-    the row -1, and rows that nobody has the slot -1.
+    expert_range: (first, end): only these have rows, and offsets are theirs. Slots of other experts
+    have the row -1, and unused rows the slot -1.
     """
     first, end = expert_range or (0, num_experts)
     expert = ids.flatten().long() - first
@@ -126,9 +131,10 @@ def combine(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """sum over j of weights[t, j] y[row_of_slot[t, j]], [T, H]: j by j, rounded to `dtype`.
+    """Return the sum over j of weights[t, j] y[row_of_slot[t, j]], [T, H]: j by j, rounded to
+    `dtype`.
 
-    y [R, H]; weights [T, k], None for 1; row_of_slot int [T, k], or [T k] with weights; a slot
+    y [R, H]; weights [T, k], None for 1; row_of_slot int [T, k], or [T k] with weights. A slot
     without a row, -1, adds nothing.
     """
     row = row_of_slot.long().reshape((row_of_slot if weights is None else weights).shape)
@@ -153,7 +159,7 @@ def _check_route(experts: int, top_k: int, scoring: str, n_group: int, topk_grou
 
 
 def _closed_groups(chosen_by: torch.Tensor, n_group: int, topk_group: int) -> torch.Tensor:
-    """bool [T, E]: experts of the groups that are not among the best."""
+    """Return bool [T, E]: experts of the groups that are not among the best."""
     in_groups = chosen_by.unflatten(-1, (n_group, -1))
     best = in_groups.topk(min(2, in_groups.shape[-1]), dim=-1).values.sum(-1)
     order = best.argsort(dim=-1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""What of grouped products can be tuned, by sizes that a user names: see `kernelkit.tune.tuner`."""
+"""Tunable grouped products, by sizes that a user names: see `kernelkit.tune.tuner`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from moe.quantized import Quantized, of_bytes
 
 
 def offsets_of(tokens: int, experts: int, top_k: int, device: torch.device) -> torch.Tensor:
-    """int32 [experts + 1] of tokens that have `top_k` different experts each, the same for the same
+    """Return int32 [experts + 1] for tokens with `top_k` different experts each; equal for equal
     sizes."""
     if device.type == "meta":
         return torch.empty(experts + 1, dtype=torch.int32, device=device)
@@ -35,7 +35,7 @@ def offsets_of(tokens: int, experts: int, top_k: int, device: torch.device) -> t
     return starts.int().to(device)
 
 
-ONE = {"e4m3": 0x38, "ue8m0": 127}  # a scale factor
+ONE = {"e4m3": 0x38, "ue8m0": 127}  # code of a scale factor of 1
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _quantised(
     size = (*rows, shape.k // form.per_byte)
     data = torch.randint(0, 256, size, dtype=torch.uint8, device=device)
     if form.per_byte == 1:
-        data &= 0xB7  # of e4m3: no NaN
+        data &= 0xB7  # e4m3 without NaN
     scales = torch.full(
         (scale_bytes(blocks, form.columns(shape.k)),), ONE[form.scale], device=device
     )
@@ -84,7 +84,7 @@ def _quantised(
 
 
 def draw_grouped(order: random.Random) -> GroupedProduct:
-    """Of models of today."""
+    """Draw a product with sizes of current models."""
     experts, top_k, k, columns = order.choice(((256, 8, 7168, 4096), (128, 8, 2048, 1536)))
     tokens = round(2 ** order.uniform(0, 13))
     return GroupedProduct(tokens, experts, top_k, k, columns, order.choice(("nvfp4", "mxfp8")))
@@ -144,7 +144,7 @@ def _fragments(shape: MixedProduct, rows: int, k: int, device: torch.device) -> 
 
 
 def draw_mixed(order: random.Random) -> MixedProduct:
-    """Of models of today."""
+    """Draw a product with sizes of current models."""
     sizes = ((128, 4, 2880, 2880), (32, 4, 2880, 2880), (128, 8, 2048, 768), (8, 2, 4096, 14336))
     experts, top_k, hidden, intermediate = order.choice(sizes)
     return MixedProduct(

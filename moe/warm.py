@@ -97,7 +97,7 @@ def kernels_for(
         return keys
 
     wanted = sorted({count for count in tokens if count > 0})
-    # Tiles of arranged experts are chosen by full waves of CTAs, for which there are no thresholds.
+    # Tiles of arranged experts depend on full waves of CTAs, which have no thresholds.
     alone = bisect_left(wanted, MANY * experts.experts // router.slots) if arranged else 0
     each = [key for count in wanted[:alone] for key in kernels_at(count)]
     tuned = TUNED_MIXED if arranged else TUNED

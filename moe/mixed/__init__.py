@@ -1,1 +1,1 @@
-"""Experts whose activations stay bf16, and whose weights of four bits become it on the way."""
+"""Experts with bf16 activations, and four-bit weights that are converted to bf16 in the kernel."""

@@ -1,8 +1,7 @@
-"""`mixed_gemm`: the grouped product of numbers in bf16 and weights of four bits.
+"""`mixed_gemm`: the grouped product of bf16 activations and four-bit weights.
 
-Everything is checked before it compiles; nothing waits for the device or reads from it, so that a
-CUDA graph captures every call. torch.compile sees `blackwell_kernels::moe_mixed_gemm`. Forward
-only.
+All checks come before compilation. Nothing waits for the device or reads from it, so that a CUDA
+graph captures every call. torch.compile sees `blackwell_kernels::moe_mixed_gemm`. Forward only.
 """
 
 from __future__ import annotations
@@ -38,31 +37,33 @@ def mixed_gemm(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
-    """Y_e = X_e W_e^T + b_e for every expert e, and SwiGLU of gate and up behind it, in one launch
-    or two, as `moe.reference.grouped_gemm` and `moe.reference.swiglu` define them. Weights become
-    bf16 on their way, exactly; sums are fp32, and rounded once.
+    """Compute Y_e = X_e W_e^T + b_e for every expert e, and optionally SwiGLU, in one or two
+    launches.
+
+    `moe.reference.grouped_gemm` and `moe.reference.swiglu` define the result. Weights are converted
+    to bf16 exactly. Sums are fp32, and rounded once.
 
     Args:
         x: bfloat16 [R, K], contiguous, rows sorted by expert; or [T, K] with `rows`. float8_e4m3fn
-            where w is arranged for it, on Hopper alone.
+            if w is arranged for it, on Hopper only.
         w: of `moe.arrange`: w13 with an activation, w2 without.
-        offsets: int32 [E + 1], ascending from 0 to R at most; experts may have no rows.
+        offsets: int32 [E + 1], ascending from 0 to at most R; experts may have no rows.
         bias: fp32 [E, N] in the order of the rows of w, as `moe.arrange` has it.
         activation: None for the plain product.
-        rows: int32 [R], row r of the product is row rows[r] // slots of x: the slots of tokens,
-            as `moe.permutation` sorts them. What rows behind the last offset hold does not matter.
-        x_scale: fp32 [1] or one of each row of x, what decodes x in e4m3.
-        out_scale: fp32 [1], what the output is multiplied by before it is rounded to e4m3.
+        rows: int32 [R], row r of the product is row rows[r] // slots of x: the slots of tokens, as
+            `moe.permutation` sorts them. Rows past the last offset may have any value.
+        x_scale: fp32 [1] or [rows of x], which decodes x in e4m3.
+        out_scale: fp32 [1], multiplies the output before it is rounded to e4m3.
         out: bfloat16, float16 or float8_e4m3fn.
         tile_rows, teams, parts: see `moe.mixed.config.MixedConfig`, the same bits for any; None: by
-            sizes (`moe.mixed.choose`), experts of many rows may have tiles of their own.
-        split: CTAs that share a tile along K, 1, 2 or 4; None: by sizes, more where there are few
-            tiles, and 1 where teams are given. Another split adds sums up in another order.
-        most_rows: no expert has more rows than this, R by default.
+            sizes (`moe.mixed.choose`). Experts of many rows may have different tiles.
+        split: CTAs that share a tile along K, 1, 2 or 4; None: by sizes, more if there are few
+            tiles, and 1 if teams are given. The order of sums depends on it.
+        most_rows: upper bound of an expert's rows, R by default.
         pdl, backend, arch: as of `moe.grouped_gemm`.
 
     Returns:
-        [R, N], with an activation [R, N / 2]; rows behind the last offset are not written.
+        [R, N], with an activation [R, N / 2]; rows past the last offset are not written.
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.

@@ -1,4 +1,4 @@
-"""Tiles of the mixed product: chosen by what the host knows."""
+"""Choice of the tiles of the mixed product, from what the host knows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from moe.mixed.config import (
     fits,
 )
 
-# (warpgroups, times 64 rows of weights of each) -> how fast weights are read, where that is what
-# takes the time: measured on an H200 with gpt-oss-120b; of Blackwell about what is modelled
+# (warpgroups, times 64 rows of weights of each) -> relative speed of reading weights, if that is
+# the bound. Measured on an H200 with gpt-oss-120b; for Blackwell approximately as modelled.
 READS_OF = {
     "sm_90a": {(2, 1): 0.80, (3, 1): 0.90, (4, 1): 0.95, (3, 2): 0.97, (4, 2): 1.0},
     "sm_100a": {(2, 2): 1.0, (2, 1): 0.88},
@@ -44,19 +44,20 @@ BY_AVERAGE: dict[tuple[str, str], dict[float, tuple[int, ...]]] = {
     ("sm_90a", "e4m3"): {1: (8,), 4: (8, 16), **TWO_SIZES, math.inf: (256,)},
     ("sm_100a", "bf16"): {8: (16,), 16: (32,), 32: (64,), math.inf: (128,)},
 }
-LEAST_UNITS = 4  # of K, of a CTA that shares a tile: two cost what the exchange does, as modelled
+LEAST_UNITS = 4  # least units of K of a sharing CTA: two cost as much as the exchange (modelled)
 
 
 def choose_tile_rows(rows: int, experts: int, arch: str, x: str = "bf16") -> tuple[int, ...]:
-    """For `rows` rows of x sorted by expert: by how many an expert has on average."""
-    by_average = BY_AVERAGE.get((arch, x), BY_AVERAGE[arch, "bf16"])  # what is refused has none
+    """Choose tile_rows for `rows` rows of x sorted by expert, by the average number per expert."""
+    by_average = BY_AVERAGE.get((arch, x), BY_AVERAGE[arch, "bf16"])  # unsupported pairs have none
     return next(tiles for most, tiles in by_average.items() if rows <= most * experts)
 
 
 def choose_teams(
     rows: int, experts: int, columns: int, tile_rows: int, arch: str, x: str = "bf16"
 ) -> tuple[int, int]:
-    """(warpgroups, times 64 rows of weights): of `columns` rows of weights, for rows of x."""
+    """Choose (warpgroups, times 64 rows of weights of each) for `columns` rows of weights and rows
+    of x."""
     if tile_rows >= MANY:
         return MANY_TEAMS[arch][tile_rows]
     reads = READS_OF[arch]
@@ -72,14 +73,15 @@ def choose_teams(
 
 @cache
 def _possible_teams(tile_rows: int, arch: str, x: str) -> tuple[tuple[int, int], ...]:
-    """Those that fit; where none does, any: the config says why."""
+    """Return (teams, parts) that fit. If none fits, return all: the config then raises with a
+    reason."""
     reads = READS_OF[arch]
     return tuple(teams for teams in reads if fits(arch, tile_rows, *teams, x)) or tuple(reads)
 
 
 def choose_split(tiles: int, tile_rows: int, units: int, arch: str) -> int:
-    """CTAs that share each of so many tiles along its `units` of K: the most that find an SM each
-    beside the others, and have enough of K; 1 where none may."""
+    """Choose the number of CTAs that share each of `tiles` tiles along its `units` of K: the
+    largest with an SM for each CTA, and enough of K for each; else 1."""
     if tile_rows > SPLIT_ROWS or arch != SPLIT_ARCH:
         return 1
     sms = hw.SMS_OF[arch]
@@ -87,7 +89,7 @@ def choose_split(tiles: int, tile_rows: int, units: int, arch: str) -> int:
 
 
 def tiles_of(rows: int, experts: int, columns: int, tile_rows: int, tall: int) -> int:
-    """As far as sizes say: of `tall` times 64 rows of weights."""
+    """Estimate the number of tiles, each of `tall` times 64 rows of weights, from sizes alone."""
     of_rows = min(rows, experts) * max(1, rows // (experts * tile_rows))
     return of_rows * -(-columns // (ROWS * tall))
 
@@ -100,20 +102,20 @@ TUNED = Tuned("mixed_gemm", {arch: (kernel,) for arch, kernel in KERNELS.items()
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on. config: what the arguments say; rows: of x that there is room
-    for; columns: rows of the weights, of K elements; most_rows: of an expert, 0: not known."""
+    """Properties of a product that tiles are chosen by."""
 
-    config: MixedConfig
-    rows: int
+    config: MixedConfig  # follows from the arguments
+    rows: int  # upper bound of rows of x
     experts: int
-    columns: int
+    columns: int  # rows of the weights, of K elements
     k: int
-    most_rows: int = 0
+    most_rows: int = 0  # largest number of rows of an expert; 0: unknown
 
 
 def choices(problem: Problem, arch: str) -> list[Choice]:
-    """What may suit a problem: every tile that fits, of one launch, but for those of which an
-    expert would have many, or fill a small part, and every split that finds an SM each."""
+    """List the candidates for a problem, of one launch: every tile that fits, and every split with
+    an SM for each CTA. Tiles are left out if an expert would have many of them, or fill a small
+    part of one."""
     mean = problem.rows / problem.experts
     found: list[Choice] = []
     for tile_rows, teams in product(ROWS_OF[arch], READS_OF[arch]):

@@ -1,4 +1,4 @@
-"""What a grouped GEMM is compiled for whose activations are numbers, and whose weights are not."""
+"""Config of a grouped GEMM with unquantised or row-scaled activations and block-scaled weights."""
 
 from __future__ import annotations
 
@@ -14,72 +14,62 @@ TILE_ROWS = (8, 16, 32, 64, 96, 128, 160, 192, 256)
 ROWS_OF = {"sm_90a": TILE_ROWS, "sm_100a": (16, 32, 64, 128, 256)}
 TEAMS, PARTS, SPLITS = (1, 2, 3, 4, 5, 6), (1, 2), (1, 2, 4)
 SPLIT_ARCH = "sm_90a"
-SPLIT_ROWS = 64  # of a tile that CTAs may share: sums of more would leave too little for the ring
-TWICE = (3, 4)  # warpgroups of Hopper that may take two times 64 rows each; others spill words
-ROWS = 64  # of weights, that a warpgroup takes at a time
-DEPTH = 64  # of K, that they have
-HALVES = 2  # times 64 rows of weights of an MMA of Blackwell
-BLOCKS = (1, 2)  # of as many, of a tile
+SPLIT_ROWS = 64  # most rows of a shared tile: more sums would leave too little for the ring
+TWICE = (3, 4)  # Hopper: warpgroups that may have twice 64 rows each; others spill
+ROWS = 64  # rows of weights that a warpgroup processes at a time
+DEPTH = 64  # elements of K in a unit
+HALVES = 2  # times 64 rows of weights in an MMA of Blackwell
+BLOCKS = (1, 2)  # blocks of HALVES * ROWS rows in a tile
 BITS = {"bf16": 16, "fp16": 16, "e4m3": 8}
 WEIGHTS = ("nvfp4", "mxfp4")
-NUMBERS = ("bf16", "fp16")  # of outputs that have no scale
+NUMBERS = ("bf16", "fp16")  # dtypes of outputs without a scale
 OUTPUTS = (*NUMBERS, "e4m3")
-ACTIVATIONS = {"bf16": WEIGHTS, "e4m3": ("mxfp4",)}  # and the weights that they go with
-ROW_THREADS = 128  # of the kernel that writes rows of tokens
-# Of a thread by warpgroups that compute: of theirs, and of those who load.
+ACTIVATIONS = {"bf16": WEIGHTS, "e4m3": ("mxfp4",)}  # -> formats of the weights
+ROW_THREADS = 128  # threads of the kernel that writes rows of tokens
+# Number of computing warpgroups -> registers of their threads, of the other threads.
 REGISTERS = {
     1: (240, 64), 2: (224, 56), 3: (152, 56), 4: (104, 64), 5: (80, 80), 6: (72, 72),
 }  # fmt: skip
-OTHERS = 28  # beside sums and weights; with fewer ptxas lets no two wgmmas overlap (C7512)
-UNIT_WORDS = 32  # of a thread, for weights in bf16 of two units of K
+OTHERS = 28  # further registers; with fewer, ptxas serialises wgmmas (C7512)
+UNIT_WORDS = 32  # words of a thread for bf16 weights of two units of K
 
 
 @dataclass(frozen=True)
 class MixedConfig:
-    """One compiled kernel: rows of numbers, sorted by expert, times the matrix of their expert.
+    """A compiled kernel: rows of bf16 or e4m3, sorted by expert, times their expert's
+    matrix.
 
-    fmt: of the weights. x: dtype of the rows; row_scale: in e4m3 each has a scale of its own.
-    pair_factor: gate and up of an expert have a factor each instead of one for both.
-    swiglu: pairs of columns become one; limit: which are clamped before it.
-    bias: is added to the products. out: dtype of the output.
-    tile_rows: rows of an expert in a tile, the N of the MMA.
-    gather: rows of x are where the tokens are, and are fetched from there.
-    teams: warpgroups that compute, on Blackwell that make bf16 of weights; parts: times 64 rows of
-    weights that each of them takes.
-    split: CTAs of a cluster that share a tile, on Hopper: each multiplies its part of K.
-    pdl: programmatic dependent launch.
-    least, most: experts with fewer or more rows than that are left to another launch; 0: there is
-    no such bound. A launch with `least` runs beside the one in front, which has the others, and
-    ends after it; on Hopper.
+    A launch with `least` (Hopper) runs concurrently with the previous launch, which has the other
+    experts, and ends after it.
     """
 
     label: ClassVar = ("moe_mixed_gemm", "fmt", "x")
 
-    fmt: str = "mxfp4"
-    x: str = "bf16"
-    row_scale: bool = False
-    pair_factor: bool = False
-    swiglu: bool = False
-    limit: bool = False
-    bias: bool = False
-    out: str = "bf16"
-    gather: bool = False
-    tile_rows: int = 64
-    teams: int = 2
-    parts: int = 1
-    split: int = 1
-    pdl: bool = False
-    least: int = 0
-    most: int = 0
+    fmt: str = "mxfp4"  # format of the weights
+    x: str = "bf16"  # dtype of the rows
+    row_scale: bool = False  # each row in e4m3 has a scale
+    pair_factor: bool = False  # gate and up of an expert have separate factors
+    swiglu: bool = False  # pairs of columns become one
+    limit: bool = False  # they are clamped before SwiGLU
+    bias: bool = False  # biases are added to the products
+    out: str = "bf16"  # dtype of the output
+    gather: bool = False  # rows of x are in token order, and are gathered
+    tile_rows: int = 64  # rows of an expert in a tile, the N of the MMA
+    teams: int = 2  # warpgroups that compute; on Blackwell, that convert weights to bf16
+    parts: int = 1  # times 64 rows of weights of each warpgroup
+    split: int = 1  # Hopper: CTAs of a cluster that share a tile along K
+    pdl: bool = False  # programmatic dependent launch
+    least: int = 0  # experts with fewer rows are left to another launch; 0: no bound
+    most: int = 0  # experts with more rows are left to another launch; 0: no bound
 
     @property
     def format(self) -> BlockFormat:
-        """Of the weights."""
+        """Format of the weights."""
         return FORMATS[self.fmt]
 
     @property
     def x_bits(self) -> int:
-        """Of an element of the rows, and of the weights as they are multiplied."""
+        """Bits of an element of the rows, and of the weights as they are multiplied."""
         return BITS[self.x]
 
     @property
@@ -89,7 +79,7 @@ class MixedConfig:
 
     @property
     def ctas(self) -> int:
-        """That share a tile."""
+        """Number of CTAs that share a tile."""
         return self.split
 
     @property
@@ -98,8 +88,8 @@ class MixedConfig:
         return ROWS * self.teams * self.parts
 
     def registers(self, widths: int) -> int:
-        """Of a thread that computes, where products have so many widths: weights of each are in
-        registers of their own."""
+        """Return the registers of a computing thread. Products of each of `widths` widths have
+        separate registers for weights."""
         weights = UNIT_WORDS * self.x_bits // 16 * self.parts * widths
         return self.tile_rows * self.parts // 2 + weights + OTHERS
 
@@ -109,7 +99,7 @@ class MixedConfig:
         return self.tile_n // (2 if self.swiglu else 1)
 
     def check_values(self, arch: str) -> None:
-        """Raise ValueError or NotImplementedError, naming the value and what `arch` takes."""
+        """Raise ValueError or NotImplementedError, naming the value and what `arch` supports."""
         format_of(self.fmt)
         if arch == "sm_100a":
             self._check_numbers()
@@ -136,7 +126,7 @@ class MixedConfig:
             self._check_registers()
 
     def _check_numbers(self) -> None:
-        """Of Blackwell, where rows in eight bits have a tensor core's product of their own."""
+        """Check dtypes on Blackwell, where eight-bit rows have a separate tensor-core product."""
         for name, value in (("x", self.x), ("out", self.out)):
             if value == "e4m3":
                 raise NotImplementedError(
@@ -149,7 +139,7 @@ class MixedConfig:
             )
 
     def _check_registers(self) -> None:
-        """Of Hopper, whose warpgroups hold weights and sums."""
+        """Check registers on Hopper, where warpgroups hold weights and sums."""
         if self.parts > 1 and self.teams not in TWICE:
             raise NotImplementedError(
                 f"parts {self.parts} with {self.teams} warpgroups: 1, or 2 with one of {TWICE}"
@@ -166,7 +156,7 @@ class MixedConfig:
             )
 
     def _check_columns(self) -> None:
-        """Of Blackwell, whose tensor memory holds weights and sums."""
+        """Check columns on Blackwell, where tensor memory holds weights and sums."""
         blocks, odd = divmod(self.teams * self.parts, HALVES)
         if odd or blocks not in BLOCKS:
             raise NotImplementedError(
@@ -182,12 +172,12 @@ class MixedConfig:
 
 
 def unit_columns(config: MixedConfig) -> int:
-    """Of tensor memory, for 128 rows of weights and a unit of K."""
+    """Return the columns of tensor memory for 128 rows of weights and a unit of K."""
     return DEPTH * config.x_bits // 8 // hw.TMEM_CELL_BYTES
 
 
 def fits(arch: str, tile_rows: int, teams: int, parts: int, x: str = "bf16") -> bool:
-    """Whether there are such tiles of rows of x."""
+    """Return whether such tiles of rows of x exist."""
     try:
         MixedConfig(x=x, tile_rows=tile_rows, teams=teams, parts=parts).check_values(arch)
     except (NotImplementedError, ValueError):
@@ -197,11 +187,10 @@ def fits(arch: str, tile_rows: int, teams: int, parts: int, x: str = "bf16") -> 
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """The kernel that writes tokens where their experts have them. out: dtype of the rows.
-    by_expert: tokens have slots with a row each; else a row is a token."""
+    """The kernel that writes tokens in the order of their experts."""
 
-    out: str = "bf16"
-    by_expert: bool = True
+    out: str = "bf16"  # dtype of the rows
+    by_expert: bool = True  # tokens have slots with a row each; else a row is a token
 
     @property
     def vector(self) -> int:
@@ -210,5 +199,5 @@ class RowsConfig:
 
     @property
     def unroll(self) -> int:
-        """Vectors of which a thread has loads in flight."""
+        """Vectors whose loads a thread has in flight."""
         return 4 if self.out == "bf16" else 1

@@ -1,21 +1,24 @@
-"""Expert weights of four bits as warpgroups turn them to what is multiplied, laid out at load.
+"""Four-bit expert weights, arranged at load time in the order in which warpgroups convert them.
 
-Values stay as they are, but where an expert's ue8m0 codes reach beyond 128: all of it is then made
-smaller, and what is 2^-134 of the largest scale factor is lost. The weights are the A operand of
-wgmma, in registers, so what a thread needs lies together; on Blackwell the same registers go to
+Values do not change, unless an expert's ue8m0 codes exceed 128. Then all its values are scaled
+down, and those at 2^-134 of the largest scale factor are lost. The weights are the A operand of
+wgmma, in registers, so the data of a thread is contiguous. On Blackwell, the same registers go to
 tensor memory. A unit is 64 rows by 64 of K: every thread of a warpgroup has 16 bytes of elements in
-it, a word of eight for each 16 of K, and its rows' scale factors follow behind all elements. Units
+it, a word of eight for each 16 of K. The scale factors of its rows follow after all elements. Units
 of the same rows follow each other along K, then come those of the next 64 rows.
 
-Thread 4 g + t of warp w has rows 16 w + g and 16 w + g + 8, and of 16 K those at 2 t, 2 t + 1, 2 t
-+ 8 and 2 t + 9: four pairs of neighbours along K, rows first. Where the four bits of an element
-stand in two neighbouring words, `places` says: so that few instructions make pairs of bf16 of them
-(`shared/dequantise.py`).
+Thread 4 g + t of warp w has four pairs of neighbours along K for each 16 of K, rows first:
+
+    rows 16 w + g, 16 w + g + 8
+    K    2 t, 2 t + 1, 2 t + 8, 2 t + 9
+
+`places` tells where the four bits of an element are in two neighbouring words. The order lets few
+instructions convert them to pairs of bf16 (`shared/dequantise.py`).
 
 Rows of a product with SwiGLU alternate by eight, gate then up: a thread's two rows are a pair. A
 scale factor is one byte that becomes bf16 without a case distinction. ue8m0: its exponent, larger
-by 126 and so small that the largest of the expert is a number. e4m3: five bits of exponent and
-three of mantissa, no subnormals; what it multiplies is zero where it was zero.
+by 126, and reduced so that the expert's largest is finite. e4m3: five bits of exponent and three of
+mantissa, no subnormals; elements whose scale factor is zero are stored as zero.
 """
 
 from __future__ import annotations
@@ -37,27 +40,25 @@ from moe.reference import unswizzle_scales
 
 ELEMENT_BYTES = ROWS * DEPTH // 2
 THREADS = 128
-WORDS = 4  # of a thread in a unit
-PAIR_ROWS = 8  # of gate, then of up
-# What brings a pair to where bf16 has its sign and the last two bits of its exponent and the first
-# one of its mantissa: how far its word is turned left. Of the last pairs of two words, which stand
-# in what the others leave, some bits are in the second word, two further left.
+WORDS = 4  # words of a thread in a unit
+PAIR_ROWS = 8  # alternating rows of gate, then of up
+# Left-rotation of a word that moves pair i's code bits to BF16_BITS. Pairs 0-2 are whole in one
+# word. The fourth pairs of two words use the bits left over in both: see JOINED.
 TURNS = (0, 6, 28)
-LAST_TURNS = (26, 4)  # of the last pair of the first word and of the second, once they are joined
-JOINED = 0x60306030  # bits of the first word; others are those of the second, turned right by two
+LAST_TURNS = (26, 4)  # rotations of the fourth pair of both words, once joined
+JOINED = 0x60306030  # bits of the first word; others are of the second, rotated right by 2
 JOINED_TURN = 2
-BF16_BITS = (6, 7, 8, 15)  # of the code's bits, from the lowest up
-# Of the factor by which elements, read as bf16 with their exponents as they are, are multiplied:
-# they are 2^-126 of what they mean.
+BF16_BITS = (6, 7, 8, 15)  # positions of the code's bits, from the lowest up
+# Exponent bias of the factor of elements: read as bf16, they are 2^-126 of their value.
 UE8M0_BIAS, UE8M0_LARGEST = 126, 254
-UE5M3_BIAS = 10  # of the exponent as it is stored
-MOST_BELOW = 11  # powers of two of a scale factor below its row's, where x is e4m3
-GLOBAL_SHIFT = 8  # nvfp4: elements are smaller by this power of two, and the expert's factor larger
+UE5M3_BIAS = 10  # bias of the stored exponent
+MOST_BELOW = 11  # e4m3: largest log2 of a row's scale factor over a block's
+GLOBAL_SHIFT = 8  # nvfp4: log2 by which elements are reduced, and the factor increased
 
 
 def places(word: int, pair: int, second: int) -> list[tuple[int, int]]:
-    """(word, bit) of each bit of a code, from the lowest up: of the first or second element of a
-    pair of one of two words."""
+    """Return (word, bit) of each bit of a code, from the lowest up. The code is the first or second
+    element of a pair of one of two words."""
     wanted = [16 * second + bit for bit in BF16_BITS]
     if pair < len(TURNS):
         return [(word, (bit - TURNS[pair]) % 32) for bit in wanted]
@@ -72,18 +73,15 @@ def unit_bytes(fmt: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Fragments:
-    """A weight [E, rows, K] as above. data: uint8 [E, bytes]. factor: fp32 [E], of every expert's
-    products, or [E, 2], of those of gate and of up; for x in e4m3 [E, rows], of those of every row.
-    swiglu: rows are gate and up in turn, by eight. x: dtype of the activations that they are laid
-    out for."""
+    """A weight [E, rows, K], arranged as described above."""
 
-    data: torch.Tensor
-    factor: torch.Tensor
+    data: torch.Tensor  # uint8 [E, bytes]
+    factor: torch.Tensor  # fp32 [E]; [E, 2] for gate, up; [E, rows] for x in e4m3
     rows: int
     k: int
     fmt: str
-    swiglu: bool
-    x: str = "bf16"
+    swiglu: bool  # rows of gate and up alternate by eight
+    x: str = "bf16"  # dtype of the activations that the layout is for
 
     @property
     def experts(self) -> int:
@@ -91,7 +89,7 @@ class Fragments:
         return len(self.factor)
 
     def check(self) -> None:
-        """Raise ValueError for tensors that are not what `arrange` makes of such a weight."""
+        """Raise ValueError for tensors that `arrange` does not make of such a weight."""
         if self.x not in ACTIVATIONS:
             raise NotImplementedError(f"w.x is {self.x!r}: one of {tuple(ACTIVATIONS)}")
         if self.fmt not in ACTIVATIONS[self.x]:
@@ -127,16 +125,14 @@ def units_of(size: int, unit: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ArrangedExperts(LayerWeights):
-    """A layer's weights, made by `arrange`; bias13, bias2: fp32 [E, rows], those of w13
-    in the order of its rows. h_scale, h_decode_scale: fp32 [1] where activations are e4m3: what h
-    is multiplied by before it is rounded, and 1 over it."""
+    """Weights of a layer, made by `arrange`."""
 
     w13: Fragments
     w2: Fragments
-    bias13: torch.Tensor | None = None
-    bias2: torch.Tensor | None = None
-    h_scale: torch.Tensor | None = None
-    h_decode_scale: torch.Tensor | None = None
+    bias13: torch.Tensor | None = None  # fp32 [E, rows], in the order of the rows of w13
+    bias2: torch.Tensor | None = None  # fp32 [E, rows]
+    h_scale: torch.Tensor | None = None  # fp32 [1], for e4m3: multiplies h before it is rounded
+    h_decode_scale: torch.Tensor | None = None  # fp32 [1]: 1 / h_scale
 
     @property
     def x(self) -> str:
@@ -147,15 +143,16 @@ class ArrangedExperts(LayerWeights):
 def arrange(
     experts: PackedExperts, activations: str = "bf16", *, h_scale: float = 1.0
 ) -> ArrangedExperts:
-    """The weights of a layer in nvfp4 or mxfp4 as they are multiplied by numbers, on Hopper and on
-    Blackwell: the same bytes in another order, made once at load, expert by expert.
+    """Arrange the weights of a layer in nvfp4 or mxfp4 for `mixed_gemm`, on Hopper and on
+    Blackwell: the same bytes in another order, once at load time, expert by expert.
 
-    activations: 'bf16', or on Hopper, for weights in mxfp4, 'e4m3', which is faster where there are
-    many rows and less exact. Weights are exact with both, but for what e4m3 loses where the scale
-    factors of a row are further apart than 2^11: elements that are that much smaller than the row's
-    largest are rounded to multiples of 2^-12 of its scale.
-    h_scale: in e4m3, what the output of SwiGLU is multiplied by before it is rounded; what exceeds
-    448 then saturates. With a limit it is at most limit (limit + beta), 56 of gpt-oss.
+    Args:
+        activations: 'bf16', or on Hopper, for weights in mxfp4, 'e4m3', which is faster with many
+            rows and less exact. Weights are exact with both, except that e4m3 loses small elements
+            if a row's scale factors are further apart than 2^11: they are rounded to multiples of
+            2^-12 of the row's largest scale.
+        h_scale: in e4m3, multiplies the output of SwiGLU before it is rounded; values beyond 448
+            then saturate. With a limit the output is at most limit (limit + beta), 56 for gpt-oss.
 
     Raises:
         TypeError, NotImplementedError, ValueError: naming the value and the limit.
@@ -184,8 +181,8 @@ def arrange(
 
 
 def fragments(w: Quantized, order: torch.Tensor | None = None, x: str = "bf16") -> Fragments:
-    """w [E, N, K] in nvfp4 or mxfp4, to be multiplied by x. order: int64 [N], which row of it each
-    row is; those of gate and up in turn, by eight."""
+    """Arrange w [E, N, K] in nvfp4 or mxfp4 for products with x. order: int64 [N], the source row
+    of each row; rows of gate and up alternate by eight."""
     if x not in ACTIVATIONS:
         raise NotImplementedError(f"activations {x!r}: one of {tuple(ACTIVATIONS)}")
     if w.fmt not in ACTIVATIONS[x]:
@@ -201,7 +198,7 @@ def fragments(w: Quantized, order: torch.Tensor | None = None, x: str = "bf16") 
 def _experts(
     w: Quantized, order: torch.Tensor | None, x: str
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(bytes, factor) of each."""
+    """Yield (bytes, factor) of each expert."""
     form = w.format
     columns = form.columns(w.k)
     rows = slice(None) if order is None else order.to(w.data.device)
@@ -225,15 +222,14 @@ def _spread(scale: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def _of_ue8m0(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exponents of what elements are multiplied by, and what makes up for where they had to be
-    smaller."""
+    """Return exponents of the elements' factors, and the factor that undoes their reduction."""
     excess = (codes.amax().int() + UE8M0_BIAS - UE8M0_LARGEST).clamp(min=0)
     moved = codes.int() + UE8M0_BIAS - excess
     return moved.clamp(min=0).to(torch.uint8), torch.exp2(excess.float())
 
 
 def _of_e4m3(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Five bits of exponent, three of mantissa."""
+    """Encode scale factors in five bits of exponent and three of mantissa."""
     mantissa, exponent = torch.frexp(codes.view(torch.float8_e4m3fn).float())
     stored = (exponent - 1 + UE5M3_BIAS) * 8 + (mantissa * 16).int() - 8
     stored = torch.where(codes == 0, 0, stored)
@@ -241,7 +237,7 @@ def _of_e4m3(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _padded(values: torch.Tensor, columns: int) -> torch.Tensor:
-    """With zeros, to whole units."""
+    """Pad with zeros to whole units."""
     below = -len(values) % ROWS
     return torch.nn.functional.pad(values, (0, -values.shape[1] % columns, 0, below))
 
@@ -249,8 +245,12 @@ def _padded(values: torch.Tensor, columns: int) -> torch.Tensor:
 def _below_largest(
     codes: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes [rows, K], powers of two by which the scale factor of a block is below the largest of
-    its row, [rows, K / 32], and what elements with that one are multiplied by, fp32 [rows]."""
+    """Split scale factors into powers of two below the largest of their row, and a factor of the
+    row.
+
+    Returns codes [rows, K], these powers [rows, K / 32], and fp32 [rows], the factor for elements
+    with the largest scale factor.
+    """
     largest = scale.amax(1)
     below = largest[:, None].int() - scale.int()
     factor = torch.ldexp(torch.ones_like(largest, dtype=torch.float64), largest.int() - 127 - 6)
@@ -276,9 +276,12 @@ def _words_of_bf16(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _words_of_e4m3(codes: torch.Tensor) -> torch.Tensor:
-    """The same for x in e4m3: a word has a row's elements of 32 of K, 4 t .. and 16 + 4 t ..; of
-    each step of 32 comes that of row g, then of row g + 8. Magnitudes are nibbles in order, and
-    above them the signs: of the second four in even nibbles, of the first four in odd ones."""
+    """Arrange codes in words, for x in e4m3.
+
+    A word has a row's elements of 32 of K: 4 t .. and 16 + 4 t ... Each step of 32 has a word of
+    row g, then one of row g + 8. Magnitudes are nibbles in order. The signs are above them: of the
+    second four elements in even nibbles, of the first four in odd ones.
+    """
     tall, deep = len(codes) // ROWS, codes.shape[1] // DEPTH
     # Row: unit, warp, half, g. K: unit, step, half, t, which of four.
     parts = codes.view(tall, 4, 2, 8, deep, 2, 2, 4, 4).int()

@@ -47,26 +47,25 @@ from moe.mixed.config import (
 )
 from moe.mixed.fragments import DEPTH, Fragments, units_of
 
-ROWS_ARCHS = {"bf16": ARCHS, "e4m3": ("sm_90a",)}  # of rows that are written in this dtype
+ROWS_ARCHS = {"bf16": ARCHS, "e4m3": ("sm_90a",)}  # architectures with rows of this dtype
 FP32 = torch.float32
 X_DTYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, eq=False)
 class MixedArguments:
-    """As `moe.mixed_gemm` describes them. activation: with its rows in turn, which the operator
-    tells from None by; rows, slots: of gathered rows; out: name of a dtype."""
+    """Arguments of `moe.mixed_gemm`."""
 
     x: torch.Tensor
     w: Fragments
     offsets: torch.Tensor
     bias: torch.Tensor | None = None
-    activation: Activation | None = None
-    rows: torch.Tensor | None = None
+    activation: Activation | None = None  # with alternating rows; None: no activation
+    rows: torch.Tensor | None = None  # rows of x to gather
     x_scale: torch.Tensor | None = None
     out_scale: torch.Tensor | None = None
-    slots: int = 1
-    out: str = "bf16"
+    slots: int = 1  # slots of a token of gathered rows
+    out: str = "bf16"  # name of a dtype
     tile_rows: int | None = None
     teams: int | None = None
     parts: int | None = None
@@ -83,26 +82,29 @@ class MixedArguments:
 
     @property
     def columns(self) -> int:
-        """Of the output."""
+        """Columns of the output."""
         return self.w.rows // (1 if self.activation is None else 2)
 
     @cached_property
     def target(self) -> Target:
-        """Where it runs."""
+        """Device and backend that run the product."""
         return choose_target(self.x.device, self.backend, self.arch, ARCHS)
 
     @property
     def chosen_rows(self) -> tuple[int, ...]:
-        """Rows of a tile that are given, or those that sizes choose."""
+        """Given rows of a tile, or those chosen by sizes."""
         if self.tile_rows is not None:
             return (self.tile_rows,)
         return choose_tile_rows(self.count, self.w.experts, self.target.arch, self.w.x)
 
     @cached_property
     def configs(self) -> tuple[MixedConfig, ...]:
-        """What is compiled: a launch for all experts, or one for those whose rows are a tile and
-        one for the others. Where CTAs share tiles, or warpgroups are given, or no expert has more
-        rows, it is one launch. Where tiles were measured for these sizes, they are taken."""
+        """Configs to compile: one launch for all experts, or two.
+
+        The first of two has experts whose rows fit into a tile, the second one the others. There is
+        one launch if CTAs share tiles, if warpgroups are given, or if no expert has more rows.
+        Tiles that were measured for these sizes have priority.
+        """
         tuned = TUNED.applied(self, self.x.device, MixedArguments.problem, check_tiles)
         if tuned is not self:
             return tuned.configs
@@ -115,7 +117,7 @@ class MixedArguments:
         return replace(first, most=least), replace(second, split=1, pdl=True, least=least + 1)
 
     def problem(self) -> Problem | None:
-        """What tiles are chosen for; None where they are given."""
+        """Problem that tiles are chosen for; None if they are given."""
         if not are_open(self, OPTIONS):
             return None
         sizes = self.count, self.w.experts, self.w.rows, self.w.k
@@ -123,18 +125,18 @@ class MixedArguments:
 
     @property
     def config(self) -> MixedConfig:
-        """Of the only launch, or of the first one."""
+        """Config of the only launch, or of the first one."""
         return self.configs[0]
 
     @property
     def gathers(self) -> bool:
-        """Whether rows are fetched from where the tokens are quicker than a launch puts them in
-        order: where there are so few that one launch takes all, in the smallest tiles."""
+        """Whether gathering rows is faster than a launch that sorts them: if so few that one launch
+        does all, in the smallest tiles."""
         tiles = [each.tile_rows for each in self.configs]
         return self.w.x != "e4m3" and tiles == [*ROWS_OF[self.target.arch][:1]]
 
     def with_tile(self, tile_rows: int) -> MixedConfig:
-        """Of a launch for all experts, in tiles of so many rows."""
+        """Return the config of a launch for all experts, with tiles of `tile_rows` rows."""
         arch = self.target.arch
         sizes = self.count, self.w.experts, self.w.rows, tile_rows
         teams, parts, split = self.teams, self.parts, self.split
@@ -149,7 +151,7 @@ class MixedArguments:
 
     @property
     def plain(self) -> MixedConfig:
-        """What the arguments say, tiles aside."""
+        """Config that follows from the arguments, with default tiles."""
         return MixedConfig(
             fmt=self.w.fmt,
             x=self.w.x,
@@ -204,7 +206,7 @@ class MixedArguments:
         check_tiles(self)
 
     def _check_scales(self) -> None:
-        """Of x and of the output, one where they are e4m3, and none elsewhere."""
+        """Check the scales of x and of the output: required for e4m3, refused for other dtypes."""
         wanted = {"x_scale": self.w.x == "e4m3", "out_scale": self.out == "e4m3"}
         for name, want in wanted.items():
             scale = getattr(self, name)
@@ -218,7 +220,7 @@ class MixedArguments:
                     raise ValueError(f"{name} has {len(scale)} scales: one of {sizes}")
 
     def _check_hints(self) -> None:
-        """What tiles are chosen by."""
+        """Check the arguments that tiles are chosen by."""
         if self.parts is not None and self.teams is None:
             raise ValueError(f"parts {self.parts} without teams: both, or none of them")
         if self.most_rows is None or not self.count:
@@ -230,7 +232,7 @@ class MixedArguments:
             raise ValueError(f"most_rows {self.most_rows}: at least {least} of an expert")
 
     def _check_slots(self, rows: torch.Tensor) -> None:
-        """What rows that exist say is looked at on the CPU alone."""
+        """Check the values of existing rows, on the CPU only."""
         if rows.device.type == "cpu":
             every = len(self.x) * self.slots
             check_range("rows", rows[: int(self.offsets[-1])], every, f"x has {every} slots")
@@ -255,7 +257,7 @@ def forward(arguments: MixedArguments) -> tuple[torch.Tensor]:
 
 
 def empty_result(arguments: MixedArguments) -> tuple[torch.Tensor]:
-    """Not yet written."""
+    """Allocate the output."""
     shape = arguments.count, arguments.columns
     return (arguments.x.new_empty(shape, dtype=DTYPES[arguments.out]),)
 
@@ -263,7 +265,7 @@ def empty_result(arguments: MixedArguments) -> tuple[torch.Tensor]:
 def kernel_arguments(
     arguments: MixedArguments, config: MixedConfig, out: torch.Tensor
 ) -> MixedKernelArguments:
-    """What `MixedGemm` of either architecture is launched with."""
+    """Return the launch arguments of `MixedGemm` of either architecture."""
     x, w, bias, rows = arguments.x, arguments.w, arguments.bias, arguments.rows
     if arguments.rows is None:  # contiguous
         x = x.as_strided((1, len(x), 1, w.k), (w.k, w.k, w.k, 1))
@@ -305,11 +307,16 @@ def write_rows(
     backend: str,
     arch: str | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """x [T, K] in bf16 as (rows [R, K] in `out`, fp32 [R] of what decodes them, None for bf16): in
-    e4m3 each row's largest magnitude becomes 448. One launch.
+    """Write rows of x [T, K], bf16, as `out`, in one launch.
 
-    row_of_slot: int32 [T, slots], the row of each slot of a token, or -1; None: a row is a token.
-    rows: R, of which those are written that a slot has."""
+    In e4m3, each row's largest magnitude becomes 448. Returns rows [R, K] and their decode scales,
+    fp32 [R], or None for bf16.
+
+    Args:
+        row_of_slot: int32 [T, slots], the row of each slot of a token, or -1; None: a row is a
+            token.
+        rows: R; rows without a slot are not written.
+    """
     config = RowsConfig(out, row_of_slot is not None)
     if x.shape[1] % config.vector:
         raise NotImplementedError(f"{x.shape[1]} columns in {out}: a multiple of {config.vector}")

@@ -1,10 +1,10 @@
-"""The operator `blackwell_kernels::moe_fused_mixed`: a layer whose activations stay numbers.
+"""The operator `blackwell_kernels::moe_fused_mixed`: a layer with bf16 or e4m3 activations.
 
-Top-k, permutation, both products, combination: five launches, each of which begins while the one
-before it ends; of a single token four, since its router sorts its slots. With the smallest tiles
-the first product fetches its rows from where the tokens are; with others, and in e4m3, a launch
-more writes them in the order of experts before, so that TMA brings them. In e4m3 that one rounds
-the tokens, and the first product its output.
+Top-k, permutation, both products, combination: five launches, each of which begins while the
+previous one ends. A single token needs four, since its router sorts its slots. With the smallest
+tiles the first product gathers its rows. With other tiles, and in e4m3, one more launch first
+writes the rows in the order of experts, so that TMA can load them. In e4m3 that launch rounds the
+tokens, and the first product rounds its output.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class MixedLayer(Layer):
     experts: ArrangedExperts
 
     def _check_own(self) -> None:
-        """ValueError or NotImplementedError for scales, which nothing has here, and for other
-        numbers than bf16."""
+        """Raise ValueError or NotImplementedError for scales, which are not used here, and for
+        dtypes other than bf16."""
         self.experts.w13.check()
         self.experts.w2.check()
         if self.x.dtype != torch.bfloat16:
@@ -47,13 +47,13 @@ class MixedLayer(Layer):
 
 
 def run_layer(layer: MixedLayer) -> tuple[torch.Tensor]:
-    """[T, H] in the dtype of x."""
+    """Compute the layer: [T, H] in the dtype of x."""
     layer.check()
     return run_experts(layer, run_routing(layer))
 
 
 def run_experts(layer: MixedLayer, routed: Routed) -> tuple[torch.Tensor]:
-    """[T, H] in the dtype of x: what is behind the routing."""
+    """Compute the steps after routing: [T, H] in the dtype of x."""
     x, experts, where, offsets = layer.x, layer.experts, layer.where, routed.offsets
     given = {**layer.tiles, **where}
     form = layer.activation.of_rows(PAIR_ROWS)

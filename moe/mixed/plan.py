@@ -1,8 +1,8 @@
-"""What plans of the mixed product have in common: sizes of a stage, edges of tiles, the output.
+"""Common parts of the plans of the mixed product: sizes of a stage, edges of tiles, the output.
 
-A tile is tile_rows rows of one expert by tile_n rows of its matrix. What is multiplied is 64 rows
-of weights, made bf16, by all rows of the expert: the result is transposed. A stage of the ring has
-one unit of K, or two.
+A tile is tile_rows rows of one expert by tile_n rows of its matrix. A product multiplies 64 rows of
+weights, converted to bf16, by all rows of the expert: the result is transposed. A stage of the ring
+has one unit of K, or two.
 """
 
 from __future__ import annotations
@@ -16,34 +16,37 @@ from kernelkit.plan.smem import SmemPlan
 from kernelkit.plan.warps import RolePlan
 from moe.mixed.config import BITS, ROWS, MixedConfig
 from moe.mixed.fragments import DEPTH, unit_bytes
-from moe.sm100.plan import TILE_STAGES  # of the same scheduler
+from moe.sm100.plan import TILE_STAGES  # same scheduler
 
-PAIR = 2  # units of K of a stage, where rows of x are few
+PAIR = 2  # units of K of a stage with few rows of x
 TILE_WORDS = 8  # int32 of a slot of the tile queue
 BARRIER_BYTES = 1024
 MAX_STAGES = 16
 MAX_AHEAD = 5
 CHUNK = 32  # rows of the output that a warpgroup has in shared memory at a time
-STORE_BARRIER = 1  # and the next ones: threads of a warpgroup whose outputs meet
+STORE_BARRIER = 1  # first named barrier of the storing warpgroups
 
 
 @dataclass(frozen=True)
 class ProductPlan:
-    """What is decided before tracing, whatever the architecture. A plan adds `roles`, `widths`,
-    `stages`, `lag`, `smem` and `edges`, and `parts` and `outputs`: times 64 rows of weights that a
-    warpgroup stores, and columns of the output that they are."""
+    """Properties decided before tracing, for any architecture.
+
+    A plan adds `roles`, `widths`, `stages`, `lag`, `smem` and `edges`. It also adds `parts`, the
+    times 64 rows of weights that a warpgroup stores, and `outputs`, the number of their output
+    columns.
+    """
 
     config: MixedConfig
-    small_bytes: ClassVar[int] = 4096  # of x in a unit of K, of which a stage has two
+    small_bytes: ClassVar[int] = 4096  # most bytes of x in a unit, for two units in a stage
 
     @property
     def units(self) -> int:
-        """Of K in a stage: one where it is large anyway."""
+        """Units of K in a stage: one if a unit is large."""
         return PAIR if self.x_bytes <= self.small_bytes else 1
 
     @property
     def unit_bytes(self) -> int:
-        """Of 64 rows of weights by 64 of K."""
+        """Bytes of 64 rows of weights by 64 of K."""
         return unit_bytes(self.config.fmt)
 
     @property
@@ -53,12 +56,12 @@ class ProductPlan:
 
     @property
     def w_bytes(self) -> int:
-        """Of a stage."""
+        """Bytes of weights in a stage."""
         return self.tall * self.units * self.unit_bytes
 
     @property
     def x_bytes(self) -> int:
-        """Of one unit of K of a stage."""
+        """Bytes of x in one unit of K of a stage."""
         return self.config.tile_rows * self.line
 
     @property
@@ -83,22 +86,22 @@ class ProductPlan:
 
     @property
     def out_bytes(self) -> int:
-        """What a warpgroup has in shared memory of them, twice."""
+        """Bytes of an output buffer in shared memory. A warpgroup has two."""
         return min(CHUNK, self.config.tile_rows) * self.out_line
 
     @property
     def stages(self) -> int:
-        """Of the ring."""
+        """Stages of the ring."""
         raise NotImplementedError
 
     @property
     def lag(self) -> int:
-        """Stages that have to be full, beside one, before it is free."""
+        """Number of further stages that have to be full before a stage is released."""
         raise NotImplementedError
 
     @property
     def ahead(self) -> int:
-        """Stages of gathered rows in flight: with more nobody would go on, see `lag`."""
+        """Stages of gathered rows in flight; more would deadlock, see `lag`."""
         return min(MAX_AHEAD, self.stages - self.lag - 1)
 
     @cached_property
@@ -108,7 +111,7 @@ class ProductPlan:
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Who waits for whom."""
+        """Edges between producers and consumers."""
         raise NotImplementedError
 
     @cached_property
@@ -117,7 +120,7 @@ class ProductPlan:
         raise NotImplementedError
 
     def tile_edges(self, *readers: str) -> tuple[Edge, ...]:
-        """Tiles go to each role that wants them by an edge of its own."""
+        """Return the tile edges. Each role that needs tiles has a separate one."""
         readers += ("gather",) * self.config.gather
         threads = Signal.THREADS
         return tuple(
@@ -133,7 +136,7 @@ class ProductPlan:
         return tuple(name for name in names if name.startswith("tile_"))
 
     def check(self) -> None:
-        """Raise ValueError for what no CTA can hold."""
+        """Raise ValueError if a CTA cannot hold the plan."""
         self.roles.check()
         least = self.lag + (2 if self.config.gather else 1)
         if self.stages < least:

@@ -1,6 +1,6 @@
-"""Rows of tokens to where their experts have them, as they are or in e4m3 (device code).
+"""Copy rows of tokens to the order of experts, as they are or in e4m3 (device code).
 
-A CTA reads a token once, whatever the number of its slots. In e4m3 a row has a scale of its own.
+A CTA reads a token once, whatever the number of its slots. In e4m3 each row has a scale.
 """
 
 import cutlass
@@ -17,7 +17,7 @@ from moe.mixed.config import ROW_THREADS, RowsConfig
 from moe.mixed.shared.args import X_TYPES
 from moe.shared.quantise import largest_magnitude
 
-MOST = 2.0**126  # of a scale: 1 over it is no subnormal
+MOST = 2.0**126  # largest scale: its inverse is not subnormal
 WARPS = ROW_THREADS // hw.WARP_THREADS
 
 
@@ -36,8 +36,14 @@ class Rows:
         row_of_slot: cute.Tensor | None,
         stream: CUstream,
     ) -> None:
-        """x: [T, K] in bf16; out: [rows, K]; scale: fp32 [rows], what decodes e4m3; row_of_slot:
-        int32 [T, slots], -1 for a slot without a row; without it each token is a row."""
+        """Launch the kernel.
+
+        Args:
+            x: [T, K] in bf16.
+            out: [rows, K].
+            scale: fp32 [rows], which decodes e4m3.
+            row_of_slot: int32 [T, slots], -1 for a slot without a row; None: each token is a row.
+        """
         self.kernel(x, out, scale, row_of_slot).launch(
             grid=(x.shape[0], 1, 1), block=(ROW_THREADS, 1, 1), stream=stream, use_pdl=True
         )
@@ -76,26 +82,26 @@ class Rows:
 
     @cute.jit
     def row(self, row_of_slot: cute.Tensor | None, token: Int32, slot: Int32) -> Int32:
-        """Of a slot of the token."""
+        """Return the row of a slot of the token."""
         row = token
         if cutlass.const_expr(row_of_slot is not None):
             row = row_of_slot[token, slot]
         return row
 
     def part(self, rows: cute.Tensor, row: Int32, vector: Int32) -> cute.Tensor:
-        """One vector of one of the rows."""
+        """Return one vector of one of the rows."""
         return cute.local_tile(rows[row, None], (self.config.vector,), (vector,))
 
     @cute.jit
     def read(self, x: cute.Tensor, token: Int32, vector: Int32) -> cute.Tensor:
-        """bf16."""
+        """Load a vector of bf16."""
         loaded = cute.make_rmem_tensor(self.config.vector, BFloat16)
         cute.autovec_copy(self.part(x, token, vector), loaded)
         return loaded
 
     @cute.jit
     def rounded(self, values: cute.Tensor, encode: Float32) -> cute.Tensor:
-        """Times encode, in e4m3."""
+        """Multiply by `encode`, and round to e4m3."""
         scaled = cute.make_rmem_tensor(self.config.vector, Float32)
         scaled.store(values.load().to(Float32) * encode)
         rounded = cute.make_rmem_tensor(self.config.vector, Float8E4M3FN)
@@ -104,7 +110,7 @@ class Rows:
 
     @cute.jit
     def scale_of(self, x: cute.Tensor, token: Int32, vectors: Int32) -> Float32:
-        """By which the largest magnitude of a token becomes that of e4m3."""
+        """Return the factor that scales the largest magnitude of a token to the largest e4m3."""
         thread, _, _ = cute.arch.thread_idx()
         top, encode = Float32(0.0), Float32(1.0)
         for vector in cutlass.range(thread, vectors, ROW_THREADS, unroll=1):
@@ -118,7 +124,7 @@ class Rows:
 
     @cute.jit
     def largest(self, top: Float32) -> Float32:
-        """Of all threads; a NaN is one for all."""
+        """Return the largest value of all threads. A NaN in one thread makes it NaN."""
         for distance in cutlass.range_constexpr(5):
             other = cute.arch.shuffle_sync_bfly(top, offset=1 << distance)
             top = cute.arch.fmax(top, other, nan=True)
@@ -133,7 +139,7 @@ class Rows:
 
 
 def host_function(config: RowsConfig, _arch: str) -> tuple:
-    """What is compiled, and example arguments."""
+    """Return the host function to compile, and example arguments."""
     k = cute.sym_int32(divisibility=config.vector)
     x = fake_tensor(BFloat16, cute.sym_int32(), k, align=hw.TMA_ALIGN_BYTES)
     rows = cute.sym_int32()

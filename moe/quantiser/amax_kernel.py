@@ -1,8 +1,8 @@
-"""The largest magnitudes of parts of a tensor, NaN where there is one (device code).
+"""The largest magnitudes of parts of a tensor, NaN if a part has one (device code).
 
-The maximum does not depend on the order, and the bits of 16-bit floats without their sign are in
-the order of the numbers, NaN last: integers are compared. Who quantises takes the maximum over all
-parts, so that there is no word that would have to be 0 before.
+Maxima do not depend on the order. The bits of 16-bit floats without their sign are ordered as the
+numbers, NaN last, so integers are compared. The quantising kernel computes the maximum over all
+parts, so no word has to be zeroed before.
 """
 
 import cutlass
@@ -34,8 +34,14 @@ class Amax:
         ctas: Int32,
         stream: CUstream,
     ) -> None:
-        """x: [T, K]. offsets: int32 [E + 1], rows behind the last one are not read; None for all.
-        amax: the bits of 16-bit floats as int32, [ctas]."""
+        """Launch the kernel.
+
+        Args:
+            x: [T, K].
+            offsets: int32 [E + 1]; rows past the last one are not read; None: all rows are read.
+            amax: int32 [ctas], the bits of 16-bit floats.
+            ctas: number of CTAs.
+        """
         self.kernel(x, offsets, amax).launch(
             grid=(ctas, 1, 1), block=(self.config.threads, 1, 1), stream=stream, use_pdl=True
         )
@@ -67,7 +73,7 @@ class Amax:
 
     @cute.jit
     def of_row(self, x: cute.Tensor, row: Int32, thread: Int32, top: Uint32) -> Uint32:
-        """The largest of `top` and the vectors of a thread."""
+        """Return the largest of `top` and the vectors of a thread."""
         config = self.config
         vectors = x.shape[1] // config.vector
         step = config.threads * config.unrolled
@@ -84,7 +90,7 @@ class Amax:
 
 
 def host_function(config: AmaxConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     tokens, k, sizes = (cute.sym_int32() for _ in range(3))
     x = fake_tensor(TYPES[config.dtype], tokens, k, align=VECTOR_BYTES)
     offsets = fake_tensor(Int32, cute.sym_int32()) if config.bounded else None

@@ -20,33 +20,34 @@ def quantise(
     backend: str = "auto",
     arch: str | None = None,
 ) -> Quantized:
-    """x in the format `fmt`, bit for bit as `moe.reference.quantise` defines it; one launch,
-    another in front for the scale of the tensor. Rows do not depend on each other, but for a scale
-    of the tensor.
+    """Quantise x to the format `fmt`, bit for bit as `moe.reference.quantise` defines it.
+
+    It is one launch, with another before it for the scale of the tensor. Rows are independent,
+    except with a scale of the tensor.
 
     Args:
         x: [T, K], bfloat16 or float16, K a multiple of the format's block; the last dimension is
             contiguous, the other stride a multiple of 16 bytes.
         fmt: 'nvfp4', 'mxfp4' or 'mxfp8'.
-        global_scale: of nvfp4 alone: 'token', the default, where each row has its own, from its
-            largest magnitude; 'tensor', one from the largest magnitude of x, which a single NaN
-            makes NaN; or fp32 [1] or [R], one for each row of the result. Those that are given are
-            positive and finite, which is looked at on the CPU.
+        global_scale: for nvfp4 only. 'token', the default: one for each row, from its largest
+            magnitude. 'tensor': one from the largest magnitude of x, which a single NaN makes NaN.
+            Or fp32 [1] or [R], one for each row of the result; given scales have to be positive and
+            finite (checked on the CPU).
         rows: int32 [R], row r of the result is row rows[r] // choices of x, from 0 to T - 1;
             without it R = T.
-        choices: of a token, where rows are slots (`Permutation.slot_of_row`).
-        offsets: int32 [E + 1], ascending from 0 to R at most. Rows offsets[e] .. offsets[e + 1] - 1
-            belong to expert e, whose scale factors begin at a fresh block of 128 rows. Rows behind
-            offsets[E] are nobody's: neither read nor written.
+        choices: choices of a token, if rows are slots (`Permutation.slot_of_row`).
+        offsets: int32 [E + 1], ascending from 0 to at most R. Rows offsets[e] .. offsets[e + 1] - 1
+            belong to expert e, whose scale factors begin a new block of 128 rows. Rows past
+            offsets[E] are neither read nor written.
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Returns:
-        data [R, K]; scale factors with room for any counts, of which those behind the last block of
-        the last expert are not written; in nvfp4 both global scales, fp32 [1] or [R].
+        data [R, K]; scale factors with room for any counts (those past the last block of the last
+            expert are not written); in nvfp4 both global scales, fp32 [1] or [R].
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit, before it
-            compiles. On a GPU rows and offsets are not looked at: no wait.
+            compiles. On a GPU, values of rows and offsets are not checked: no wait.
     """
     given = {
         "x": x, "fmt": fmt, "global_scale": global_scale, "rows": rows, "offsets": offsets,

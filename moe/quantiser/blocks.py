@@ -1,5 +1,4 @@
-"""Which rows a block of scale factors has, which of them are a thread's, and zeros where there is
-none (device code)."""
+"""Rows of a block of scale factors, rows of a thread, and zeros for missing rows (device code)."""
 
 from typing import Any
 
@@ -14,13 +13,13 @@ from moe.quantiser.config import QUARTERS, VECTOR_BYTES
 
 ROWS_OF_QUARTER = SCALE_ROWS // QUARTERS
 NO_ROWS = -1
-EXPERTS_AT_ONCE = 8  # whose offsets a lane reads together: the loads do not wait for each other
-WORDS = VECTOR_BYTES // 4  # of a store of zeros
+EXPERTS_AT_ONCE = 8  # experts whose offsets a lane loads in parallel
+WORDS = VECTOR_BYTES // 4  # words of a store of zeros
 
 
 @cute.jit
 def row_of_thread(part: Int32, parts: cutlass.Constexpr[int], thread: Int32) -> tuple[Int32, Int32]:
-    """(row within a block, its word in an atom) of a thread; four neighbours share them.
+    """Return (row within a block, its word in an atom) of a thread. Four neighbours share them.
 
     A warp has 8 rows whose words are neighbours.
     """
@@ -33,7 +32,7 @@ def row_of_thread(part: Int32, parts: cutlass.Constexpr[int], thread: Int32) -> 
 
 @cute.jit
 def row_of_lane(part: Int32, whole: cutlass.Constexpr[int], thread: Int32) -> tuple[Int32, Int32]:
-    """`row_of_thread` of a CTA that has `whole` rows, of neighbouring quarters."""
+    """Return `row_of_thread` for a CTA that has `whole` rows, of neighbouring quarters."""
     groups = QUARTERS // whole
     quarter = part % groups * whole + thread % hw.WARP_THREADS // (hw.WARP_THREADS // whole)
     inside = part // groups
@@ -51,7 +50,7 @@ def clear_part(
     ctas: Int32,
     thread: Int32,
 ) -> None:
-    """Zeros in the scale factors of a part of a block, by `ctas` CTAs that take turns."""
+    """Write zeros to the scale factors of a part of a block; `ctas` CTAs share the atoms."""
     vectors = SCALE_ROWS // parts // WORDS  # of a part in an atom
     zeros = cute.make_rmem_tensor(WORDS, Int32)
     zeros.fill(0)
@@ -67,9 +66,9 @@ def clear_part(
 def rows_of_block(
     offsets: cute.Tensor, block: Int32, thread: Int32, sRows: cute.Tensor
 ) -> tuple[Int32, Int32]:
-    """(first row, end of its expert's rows) of a block; NO_ROWS behind the last one.
+    """Return (first row, end of its expert's rows) of a block; NO_ROWS past the last block.
 
-    One warp finds them for all threads of the CTA. sRows: int32 [2], for nothing else.
+    One warp finds them for all threads of the CTA. sRows: int32 [2], scratch.
     """
     if thread < hw.WARP_THREADS:
         first, last = find_rows(offsets, block)
@@ -81,7 +80,7 @@ def rows_of_block(
 
 @cute.jit
 def find_rows(offsets: cute.Tensor, block: Int32) -> tuple[Int32, Int32]:
-    """`rows_of_block` by a warp: every lane has an equal share of consecutive experts."""
+    """Compute `rows_of_block` in a warp: every lane has an equal share of consecutive experts."""
     lane, experts = cute.arch.lane_idx(), cute.size(offsets) - 1
     share = ceil_div(experts, hw.WARP_THREADS)
     begin = cutlass.min(lane * share, experts)
@@ -107,7 +106,7 @@ def find_rows(offsets: cute.Tensor, block: Int32) -> tuple[Int32, Int32]:
 
 @cute.jit
 def edges_of(offsets: cute.Tensor, expert: Int32, end: Int32) -> cute.Tensor:
-    """The offsets of some experts and the next one, in registers; behind `end` nobody has rows."""
+    """Load the offsets of some experts and the next one. Experts past `end` have no rows."""
     edges = cute.make_rmem_tensor(EXPERTS_AT_ONCE + 1, Int32)
     for index in cutlass.range_constexpr(EXPERTS_AT_ONCE + 1):
         edges[index] = offsets[cutlass.min(expert + index, end)]
@@ -115,5 +114,5 @@ def edges_of(offsets: cute.Tensor, expert: Int32, end: Int32) -> cute.Tensor:
 
 
 def ceil_div(number: Any, unit: int) -> Any:
-    """`number` / `unit`, rounded up; not negative."""
+    """Return `number` / `unit`, rounded up; not negative."""
     return (number + (unit - 1)) // unit

@@ -1,14 +1,14 @@
-"""What the kernels of the quantiser are compiled for, and which thread does what, as data.
+"""Configurations of the quantiser's kernels, and which thread does what, as data.
 
 The quantising kernel works on tiles of 128 rows and as many columns as `unrolled` atoms of scale
 factors have (see moe.formats). Four threads share a row, and a thread has `unrolled` neighbouring
 scale factors with their elements. A warp has 8 rows, two neighbours in each quarter of the tile:
 the words of an atom that it gathers are 32 consecutive bytes. `parts` CTAs share a tile.
 
-Where the scale of each token has to be found, a CTA has one or two whole rows instead, to read them
-once: two are of two quarters, since their words lie side by side. A warp shares its lanes among the
-rows, the warps take turns at the tiles, and what they have read stays in registers while they find
-the largest. Few rows to a CTA, since while it waits others compute.
+If the scale of each token has to be found, a CTA has one or two whole rows instead, to read them
+once. Two rows are of two quarters, since their words are adjacent. The lanes of a warp are divided
+among the rows, and the warps alternate over the tiles. Values that they have read stay in registers
+while they find the largest. A CTA has few rows, since other CTAs compute while it waits.
 """
 
 from __future__ import annotations
@@ -19,49 +19,43 @@ from functools import lru_cache
 from kernelkit.plan import hw
 from moe.formats import FORMATS, SCALE_COLUMNS, SCALE_ROWS, BlockFormat
 
-KEPT = 1024  # decisions
-VECTOR_BYTES = 16  # of a load: what rows are aligned to
-ELEMENTS = 32  # of a thread
-QUARTERS = 4  # of the rows of a tile
-CODE_WORDS = VECTOR_BYTES // 4  # of scale factors, that a thread reads at a time
-MAX_KEPT = 4  # tiles that a warp keeps in registers, 16 of them each; it reads the others again
-MAX_WHOLE, MAX_WARPS = 2, 4  # of a CTA that has whole rows
-MAX_WARPS_OF_ONE = 16  # where rows are so few that a CTA has one
+KEPT = 1024  # cached decisions
+VECTOR_BYTES = 16  # bytes of a load, and alignment of rows
+ELEMENTS = 32  # elements of a thread
+QUARTERS = 4  # quarters of the rows of a tile
+CODE_WORDS = VECTOR_BYTES // 4  # words of scale factors that a thread reads at a time
+MAX_KEPT = 4  # tiles that a warp keeps, 16 registers each; others are read again
+MAX_WHOLE, MAX_WARPS = 2, 4  # rows, warps of a CTA with whole rows
+MAX_WARPS_OF_ONE = 16  # if rows are so few that a CTA has one
 
 
 @dataclass(frozen=True)
 class QuantiseConfig:
     """Static fields; sizes and strides are arguments.
 
-    fmt: a name of moe.formats.FORMATS; dtype: of the input, 'bf16' or 'fp16'. gathered: rows come
-    by index, of which `choices` neighbours mean one row: slots of a token; grouped: rows are sorted
-    by expert, see `moe.formats`. scaling: where the global scale comes from, '' in a format
-    without: the amax of the 'tensor' or of each 'token' of the input, one that is 'given', or one
-    for each of the result's ('given rows').
-
-    scattered: every row of the input becomes `choices` rows of the result, whose places are given,
-    and its scale factors stand alone, CODE_WORDS words at least; `SpreadConfig` copies them;
-    partial: some of these places are -1, for none. wide: all that a thread has of a row is there,
-    and is stored together. whole: rows of a CTA that has whole ones, else 0; kept: tiles of such a
-    row that stay in a warp's registers.
+    Scale factors of a scattered result are stored separately, at least CODE_WORDS words of a row;
+    `SpreadConfig` copies them. Values of `scaling`, the source of the global scale:
+    '': the format has none;
+    'tensor', 'token': the amax of the input, or of each of its rows;
+    'given', 'given rows': it is an argument, one for all rows or one for each of the result.
     """
 
-    fmt: str
-    dtype: str
-    gathered: bool = False
-    grouped: bool = False
+    fmt: str  # a name of moe.formats.FORMATS
+    dtype: str  # of the input: 'bf16' or 'fp16'
+    gathered: bool = False  # rows come by index; see `choices`
+    grouped: bool = False  # rows are sorted by expert; see `moe.formats`
     scaling: str = ""
-    choices: int = 1
-    scattered: bool = False
-    partial: bool = False
-    wide: bool = False
-    whole: int = 0
-    kept: int = 0
+    choices: int = 1  # neighbouring indices (slots) of one token
+    scattered: bool = False  # each input row becomes `choices` rows at given places
+    partial: bool = False  # some of these places are -1: none
+    wide: bool = False  # all of a thread's part of a row exists; it is stored at once
+    whole: int = 0  # whole rows of a CTA, or 0
+    kept: int = 0  # tiles of a whole row that stay in a warp's registers
     threads: int = 128
 
     @property
     def warps(self) -> int:
-        """Of a CTA."""
+        """Warps of a CTA."""
         return self.threads // hw.WARP_THREADS
 
     @property
@@ -71,12 +65,12 @@ class QuantiseConfig:
 
     @property
     def unrolled(self) -> int:
-        """Scale factors of a thread, and atoms of a tile: it has loads of 64 bytes in flight."""
+        """Scale factors of a thread, and atoms of a tile: 64 bytes of a thread are in flight."""
         return ELEMENTS // self.format.block
 
     @property
     def format(self) -> BlockFormat:
-        """What `fmt` names."""
+        """Format that `fmt` names."""
         return FORMATS[self.fmt]
 
     @property
@@ -102,24 +96,21 @@ class QuantiseConfig:
         return self.neighbours * self.unrolled
 
     def tiles(self, k: int) -> int:
-        """Of a row of k elements."""
+        """Return the number of tiles of a row of k elements."""
         return -(-k // (self.format.block * self.columns))
 
     @property
     def of_rows(self) -> bool:
-        """Whether every row of the result has a global scale of its own."""
+        """Whether every row of the result has a separate global scale."""
         return self.scaling in ("token", "given rows")
 
 
 @dataclass(frozen=True)
 class SpreadConfig:
-    """The kernel that copies scale factors of rows to where their experts want them.
+    """The kernel that copies scale factors of rows to the blocks of their experts."""
 
-    choices: of a token; of_rows: rows have global scales of their own, which are copied, too.
-    """
-
-    choices: int
-    of_rows: bool
+    choices: int  # experts of a token
+    of_rows: bool  # rows have global scales, which are copied, too
     threads: int = 128
 
     @property
@@ -132,7 +123,7 @@ class SpreadConfig:
 class AmaxConfig:
     """The kernel that finds the largest magnitudes of parts of a tensor, one of each CTA.
 
-    bounded: rows are sorted by expert, and those behind the last one are nobody's. unrolled:
+    bounded: rows are sorted by expert, and rows past the last expert's are ignored. unrolled:
     vectors that a thread has in flight. A row belongs to one CTA.
     """
 
@@ -147,16 +138,16 @@ class AmaxConfig:
         return VECTOR_BYTES // 2
 
 
-AMAX_CTAS_OF_SM = 4  # at most, which every CTA that quantises looks at
+AMAX_CTAS_OF_SM = 4  # most CTAs per SM; every quantising CTA reads their amaxes
 CTAS_OF_AMAX = AMAX_CTAS_OF_SM * max(hw.SMS_OF.values())
-CTAS = hw.SMS * 64  # that quantise, or more: fewer find out seldomer which rows are theirs
-CTAS_THAT_LOOK = hw.SMS * 16  # of those that look at all amaxes first
+CTAS = hw.SMS * 64  # least quantising CTAs; fewer search for their rows less often
+CTAS_THAT_LOOK = hw.SMS * 16  # quantising CTAs if each first reads all amaxes
 CTAS_THAT_SPREAD = hw.SMS * 16
 
 
 @lru_cache(KEPT)
 def ctas_of_block(config: QuantiseConfig, k: int, blocks: int) -> int:
-    """CTAs that take turns at the tiles of a block, of k columns."""
+    """Return the number of CTAs that share the tiles of a block with k columns."""
     if config.whole:
         return 1
     ctas = CTAS_THAT_LOOK if config.scaling == "tensor" else CTAS
@@ -164,7 +155,7 @@ def ctas_of_block(config: QuantiseConfig, k: int, blocks: int) -> int:
 
 
 def with_whole_rows(config: QuantiseConfig, rows: int, k: int) -> QuantiseConfig:
-    """So that a CTA finds the scales of its rows: of `rows`, of k elements."""
+    """Return `config` for CTAs that find scales of whole rows: for `rows` rows of k elements."""
     few = rows <= hw.SMS
     config = replace(config, whole=1 if few else MAX_WHOLE)
     tiles, most = config.tiles(k), MAX_WARPS_OF_ONE if few else MAX_WARPS
@@ -175,13 +166,13 @@ def with_whole_rows(config: QuantiseConfig, rows: int, k: int) -> QuantiseConfig
 
 @lru_cache(KEPT)
 def sized(config: QuantiseConfig, rows: int, k: int) -> QuantiseConfig:
-    """The config for `rows` rows of k elements."""
+    """Return the config for `rows` rows of k elements."""
     config = replace(config, wide=k % ELEMENTS == 0)
     return with_whole_rows(config, rows, k) if config.scaling == "token" else config
 
 
 @lru_cache(KEPT)
 def ctas_that_spread(config: SpreadConfig, atoms: int, blocks: int) -> int:
-    """CTAs that take turns at the atoms of a block."""
+    """Return the number of CTAs that share the atoms of a block."""
     turns = -(-atoms // (CODE_WORDS * SCALE_COLUMNS))
     return min(turns, -(-CTAS_THAT_SPREAD // (blocks * config.parts)))

@@ -1,7 +1,8 @@
-"""The quantising kernel: rows, gathered if wished, to elements and swizzled scale factors.
+"""The quantising kernel: rows, optionally gathered, to elements and swizzled scale factors.
 
-Every byte of the scale factors of a block that holds rows is written, zeros where there is no row
-or column. See moe.quantiser.config for who does what; no tensor cores, any architecture will do.
+If a block holds rows, all bytes of its scale factors are written, with zeros for missing rows and
+columns. moe.quantiser.config documents the work of each thread. There are no tensor cores; any
+architecture works.
 """
 
 from dataclasses import dataclass
@@ -35,8 +36,13 @@ TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 
 @dataclass(frozen=True)
 class Inputs:
-    """x [T, K]; rows int32 [R], the row of x of each of the result or, scattered, that of the
-    result for every copy; offsets int32 [E + 1]; None for what the config has not."""
+    """Inputs; None for those that the config does not use.
+
+    x: [T, K].
+    rows: int32 [R], the row of x of each row of the result or, if scattered, the row of the result
+    of each copy.
+    offsets: int32 [E + 1].
+    """
 
     x: cute.Tensor
     rows: cute.Tensor | None
@@ -45,7 +51,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Outputs:
-    """data int32 [R, words] and scale factors int32 [words]."""
+    """Outputs: data int32 [R, words] and scale factors int32 [words]."""
 
     data: cute.Tensor
     scales: cute.Tensor
@@ -53,8 +59,12 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Scaling:
-    """given: fp32 [1] or [R], a global scale; or int32 [parts], the bits of the amax of each part
-    of x; or None. encode, decode: where the global scale and its inverse go, [1] or [R]."""
+    """Global scales.
+
+    given: fp32 [1] or [R], a global scale; or int32 [parts], the bits of the amax of each part of
+    x; or None.
+    encode, decode: outputs of the global scale and its inverse, [1] or [R].
+    """
 
     given: cute.Tensor | None
     encode: cute.Tensor
@@ -65,8 +75,8 @@ class Scaling:
 class Row:
     """A row that a thread has a part of."""
 
-    number: Int32  # of the result; of x where that is scattered
-    source: Int32  # of x
+    number: Int32  # row of the result, or of x if scattered
+    source: Int32  # row of x
     exists: Boolean
     targets: cute.Tensor  # the rows of the result that it becomes, in registers
     codes: Int64  # where its scale factors begin, in words
@@ -87,8 +97,13 @@ class Quantise:
         grid: tuple[Int32, ...],
         stream: CUstream,
     ) -> None:
-        """The fields of `Inputs`, `Outputs` and `Scaling`, the last None in a format without a
-        global scale. grid: CTAs that take turns at the tiles of a block, and blocks."""
+        """Launch the kernel.
+
+        Args:
+            inputs, outputs: the fields of `Inputs` and `Outputs`.
+            scaling: the fields of `Scaling`; None in a format without a global scale.
+            grid: CTAs that share the tiles of a block, and blocks.
+        """
         config, (ctas, blocks) = self.config, grid
         factors = None
         if cutlass.const_expr(scaling is not None):
@@ -110,7 +125,7 @@ class Quantise:
         ctas, _, blocks = cute.arch.grid_dim()
         x, rows, smem = inputs.x, inputs.rows, SmemAllocator()
         if cutlass.const_expr(config.scaling == "tensor"):
-            block = blocks - 1 - block  # L2 still has what the amax was found of last
+            block = blocks - 1 - block  # the last rows of the amax kernel are still in L2
         first, end = block * SCALE_ROWS, outputs.data.shape[0]
         if cutlass.const_expr(config.scattered):
             end = x.shape[0]
@@ -162,7 +177,7 @@ class Quantise:
         sTops: cute.Tensor | None,
         row: Row,
     ) -> None:
-        """The tiles of this CTA; the first one is on its way while the global scale is found."""
+        """Quantise this CTA's tiles. The first one is loaded while the global scale is found."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
@@ -192,7 +207,8 @@ class Quantise:
         sTops: cute.Tensor,
         row: Row,
     ) -> None:
-        """Whole rows: their amax first, of tiles that stay in registers, and of others."""
+        """Quantise whole rows: find their amax first, of tiles that stay in registers, and of
+        others."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         warp, neighbour = thread // hw.WARP_THREADS, thread % config.neighbours
@@ -230,13 +246,13 @@ class Quantise:
 
     @cute.jit
     def encode_scale(self, bits: Int32) -> Float32:
-        """The global scale from the bits of an amax."""
+        """Return the global scale from the bits of an amax."""
         amax = float_of_half(Uint32(bits), TYPES[self.config.dtype])
         return encode_scale_of(amax, self.config.format)
 
     @cute.jit
     def targets(self, rows: cute.Tensor | None, row: Int32, is_row: Boolean) -> cute.Tensor:
-        """The rows of the result that a row becomes, in registers."""
+        """Return the rows of the result that a row becomes, in registers."""
         config = self.config
         copies = config.choices if config.scattered else 1
         targets = cute.make_rmem_tensor(copies, Int32)
@@ -249,7 +265,7 @@ class Quantise:
 
     @cute.jit
     def place_of_codes(self, x: cute.Tensor, row: Int32, block: Int32, word: Int32) -> Int64:
-        """Where the scale factors of a row begin, in words; word: of an atom."""
+        """Return the word at which a row's scale factors begin. word: of the row in an atom."""
         atoms = ceil_div(x.shape[1], self.config.format.block * SCALE_COLUMNS)
         begin = Int64(block) * atoms * SCALE_ROWS + word
         if cutlass.const_expr(self.config.scattered):
@@ -265,7 +281,7 @@ class Quantise:
 
     @cute.jit
     def load_part(self, x: cute.Tensor, mine: Int32, row: Row, loaded: cute.Tensor) -> None:
-        """A part of a row into registers, zeros where there is none."""
+        """Load a part of a row into registers; zeros if there is none."""
         block, unrolled = self.config.format.block, self.config.unrolled
         loaded.fill(0.0)
         for index in cutlass.range_constexpr(unrolled):
@@ -273,7 +289,7 @@ class Quantise:
             if row.exists and here < x.shape[1] // block:
                 source = cute.local_tile(x[row.source, None], (block,), (here,))
                 cute.autovec_copy(source, loaded[None, index])
-        cute.arch.sync_warp()  # else ptxas puts loads between what is done with others
+        cute.arch.sync_warp()  # else ptxas interleaves loads with the use of others
 
     @cute.jit
     def quantise_part(
@@ -285,10 +301,12 @@ class Quantise:
         loaded: cute.Tensor,
         row: Row,
     ) -> None:
-        """A part of a row, and the words of scale factors that it is in.
+        """Quantise a part of a row, and store it with the words of scale factors that contain it.
 
-        g: the global scale. mine: which part, `unrolled` scale factors each; neighbouring threads
-        have neighbouring ones.
+        Args:
+            g: the global scale.
+            mine: index of the part, `unrolled` scale factors each. Neighbouring threads have
+                neighbouring parts.
         """
         config, is_row = self.config, row.exists
         columns, first = x.shape[1] // config.format.block, mine * config.unrolled
@@ -307,7 +325,7 @@ class Quantise:
         if cutlass.const_expr(config.wide):
             if is_row and first < columns:
                 self.store(outputs.data, row.targets, words, mine)
-        lanes = SCALE_COLUMNS // config.unrolled  # that share a word of scale factors
+        lanes = SCALE_COLUMNS // config.unrolled  # lanes that share a word of scale factors
         codes = gathered(codes << Uint32(8 * config.unrolled * (mine % lanes)), lanes)
         self.store_codes(outputs.scales, x.shape[1], codes, mine // lanes, mine % lanes == 0, row)
 
@@ -315,7 +333,7 @@ class Quantise:
     def store(
         self, data: cute.Tensor, targets: cute.Tensor, words: cute.Tensor, column: Int32
     ) -> None:
-        """Words of elements to all rows that they belong to; column: in units of the words."""
+        """Store words of elements to all of their rows. column: in units of the words."""
         size = cute.size(words)
         flat = cute.make_tensor(words.iterator, cute.make_layout(size))
         for copy in cutlass.range_constexpr(cute.size(targets)):
@@ -330,14 +348,16 @@ class Quantise:
     def store_codes(
         self, scales: cute.Tensor, k: Int32, codes: Uint32, atom: Int32, writes: Boolean, row: Row
     ) -> None:
-        """A word of scale factors; zeros where there is no row.
+        """Store a word of scale factors: zeros if there is no row.
 
-        atom: of the row. writes: whether this thread is the one that writes it.
+        Args:
+            atom: index of the atom in the row.
+            writes: whether this thread writes the word.
         """
         config = self.config
         writes = writes and atom < ceil_div(k, config.format.block * SCALE_COLUMNS)
         step = SCALE_ROWS
-        if cutlass.const_expr(config.scattered):  # only rows have a place, word by word
+        if cutlass.const_expr(config.scattered):  # only existing rows have room, word by word
             writes, step = writes and row.exists, 1
         if writes:
             scales[row.codes + Int64(atom) * step] = Int32(codes)
@@ -346,7 +366,7 @@ class Quantise:
     def global_scale(
         self, scaling: Scaling | None, sTops: cute.Tensor | None, row: Row
     ) -> Float32 | None:
-        """The global scale of a row, by all threads of the CTA; None in a format without."""
+        """Return the global scale of a row, in all threads of the CTA; None in a format without."""
         config = self.config
         if cutlass.const_expr(scaling is None):
             return None
@@ -375,7 +395,7 @@ class Quantise:
 
     @cute.jit
     def note(self, scaling: Scaling | None, g: Float32 | None, is_first: Boolean, row: Row) -> None:
-        """The global scale of a row and its inverse, by its first thread."""
+        """Store the global scale of a row and its inverse, in the first thread of the row."""
         if cutlass.const_expr(scaling is not None):
             writes = row.exists and is_first
             if cutlass.const_expr(not self.config.of_rows):
@@ -386,7 +406,7 @@ class Quantise:
 
 @cute.jit
 def gathered(word: Uint32, lanes: cutlass.Constexpr[int]) -> Uint32:
-    """The bits of all of 1, 2 or 4 neighbouring lanes, in each of them."""
+    """Return the combined bits of 1, 2 or 4 neighbouring lanes, in each of them."""
     for step in (1, 2):
         if cutlass.const_expr(step < lanes):
             word |= cute.arch.shuffle_sync_bfly(word, step)
@@ -394,7 +414,7 @@ def gathered(word: Uint32, lanes: cutlass.Constexpr[int]) -> Uint32:
 
 
 def host_function(config: QuantiseConfig, arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     tokens, k, rows, words, size, sizes = (cute.sym_int32() for _ in range(6))
     x = fake_tensor(TYPES[config.dtype], tokens, k, align=VECTOR_BYTES)
     unit = config.words * (config.unrolled if config.wide else 1)

@@ -1,5 +1,5 @@
-"""The operator `blackwell_kernels::moe_quantise`: check, allocate, find the global scale if it is
-wished for, describe the launches."""
+"""The operator `blackwell_kernels::moe_quantise`: check, allocate, find the global scale if
+requested, describe the launches."""
 
 from __future__ import annotations
 
@@ -52,10 +52,12 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Tokens:
-    """The arguments of `moe.quantise`, and row_of_slot: int32 [T * choices], the inverse of `rows`
-    (`Permutation.row_of_slot`), with rows and offsets: x is read once, not once for each of its
-    rows; the same bits. partial: slots may have no row, -1, and there are no more rows than slots;
-    otherwise there are as many."""
+    """The arguments of `moe.quantise`, and two more.
+
+    row_of_slot: int32 [T * choices], the inverse of `rows` (`Permutation.row_of_slot`), with rows
+    and offsets. x is then read once, not once for each of its rows; the same bits. partial: slots
+    may have no row, -1, and there are at most as many rows as slots; otherwise exactly as many.
+    """
 
     x: torch.Tensor
     fmt: str
@@ -70,7 +72,7 @@ class Tokens:
 
     @property
     def scale(self) -> torch.Tensor | str | None:
-        """The global scale, or what it is computed from; None in a format without."""
+        """The global scale, or its source; None in a format without."""
         if self.global_scale is None and FORMATS[self.fmt].has_global:
             return "token"
         return self.global_scale
@@ -82,24 +84,24 @@ class Tokens:
 
     @property
     def blocks(self) -> int:
-        """Blocks of scale factors that there is room for, by expert where there are offsets."""
+        """Upper bound of blocks of scale factors, by expert if there are offsets."""
         if self.offsets is None:
             return row_blocks(self.count)
         return scale_blocks(self.count, self.offsets.shape[0] - 1)
 
 
 def quantise(given: Tokens) -> Quantized:
-    """What `forward` finds."""
+    """Quantise `given` with `forward`, and wrap the results."""
     data, scales, *factors = forward(given)
     return made_of(data, scales, given.fmt, *(factors if FORMATS[given.fmt].has_global else ()))
 
 
 def forward(given: Tokens) -> Results:
-    """x in the format `fmt`, as `empty_results` makes it: one launch, another with row_of_slot,
-    another in front for the scale of the tensor.
+    """Quantise x to the format `fmt`, as `empty_results` allocates it. It is one launch, another
+    one with row_of_slot, and another one before it for the scale of the tensor.
 
-    Raises TypeError, ValueError or NotImplementedError before it compiles. On a GPU rows, offsets
-    and row_of_slot are not looked at: no wait.
+    Raises TypeError, ValueError or NotImplementedError before it compiles. On a GPU, values of
+    rows, offsets and row_of_slot are not checked: no wait.
     """
     x, form = given.x, format_of(given.fmt)
     _check(given, form)
@@ -120,7 +122,8 @@ def forward(given: Tokens) -> Results:
 
 
 def empty_results(given: Tokens) -> Results:
-    """Bytes of elements and of scale factors; the global scales and their inverses, or nothing."""
+    """Allocate bytes of elements and of scale factors, and the global scales and their inverses, if
+    any."""
     x, form, scale = given.x, FORMATS[given.fmt], given.scale
     data = x.new_empty((given.count, x.shape[1] // form.per_byte), dtype=torch.uint8)
     room = scale_bytes(given.blocks, form.columns(x.shape[1]))
@@ -131,7 +134,7 @@ def empty_results(given: Tokens) -> Results:
 
 
 def quantised(fmt: str, results: Results) -> Quantized:
-    """What the operator returns, as a user wants it."""
+    """Wrap the results of the operator."""
     data, scales, *factors = results
     return of_bytes(data, scales, fmt, *(factors if FORMATS[fmt].has_global else ()))
 
@@ -143,7 +146,7 @@ def _run(
     results: Results,
     target: Target,
 ) -> None:
-    """Writes the results. known: what the scale comes from."""
+    """Write the results. known: source of the scale."""
     x, (data, scales, encode, decode) = given.x, results
     if given.count:
         outputs = data.view(torch.int32), scales.view(torch.int32)
@@ -164,7 +167,7 @@ def _scatter(
     results: Results,
     target: Target,
 ) -> None:
-    """As `_run`, every token read and quantised once, and written for each of its choices. Two
+    """Run as `_run` does, but quantise every token once and write it for each of its choices. Two
     launches."""
     x, (data, scales, *factors), (tokens, k) = given.x, results, given.x.shape
     config = replace(config, gathered=False, grouped=False, scattered=True, partial=given.partial)
@@ -190,20 +193,20 @@ def _scatter(
 def _given_scale(
     given: Tokens, form: BlockFormat, target: Target
 ) -> tuple[str, torch.Tensor | None]:
-    """(`scaling` of the config, what it speaks of: global scales, or bits of amaxes)."""
+    """Return (`scaling` of the config, its tensor: global scales, or bits of amaxes)."""
     global_scale = given.scale
     if not form.has_global:
         return "", None
     if isinstance(global_scale, torch.Tensor):
         return ("given" if len(global_scale) == 1 else "given rows"), global_scale
-    if global_scale == "token":  # each CTA finds those of its rows
+    if global_scale == "token":  # each CTA finds the scales of its rows
         return "token", None
     offsets = given.offsets if given.rows is None else None  # of the rows of x themselves
     return "tensor", _amaxes(given.x, offsets, target)
 
 
 def _amaxes(x: torch.Tensor, offsets: torch.Tensor | None, target: Target) -> torch.Tensor:
-    """int32, the bits of fp32: those of parts of x."""
+    """Return int32, the bits of the fp32 amaxes of parts of x."""
     ctas = min(len(x), AMAX_CTAS_OF_SM * hw.SMS_OF[target.arch])
     bits = x.new_empty(ctas, dtype=torch.int32)
     if ctas:
@@ -246,7 +249,7 @@ def _check_places(given: Tokens) -> None:
     if rows is not None:
         what = "rows" if choices == 1 else "slots"
         if offsets is not None and offsets.device.type == "cpu":
-            rows = rows[: int(offsets[-1])]  # behind them nobody looks
+            rows = rows[: int(offsets[-1])]  # later rows are not used
         check_range("rows", rows, slots, f"x has {what} 0 to {slots - 1}")
 
 

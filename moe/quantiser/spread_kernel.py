@@ -1,7 +1,7 @@
-"""Scale factors of rows to the blocks of their experts, a copy for every choice (device code).
+"""Copy scale factors of rows to the blocks of their experts, once for every choice (device code).
 
-The rows of a block are shared as `blocks.row_of_thread` says; of a row each of four neighbours
-reads CODE_WORDS words at a time, and writes a word to as many atoms.
+The rows of a block are shared as in `blocks.row_of_thread`. Each of the four neighbours of a row
+reads CODE_WORDS words at a time, and writes one word to each of as many atoms.
 """
 
 from dataclasses import dataclass
@@ -54,10 +54,13 @@ class Spread:
         grid: tuple[Int32, ...],
         stream: CUstream,
     ) -> None:
-        """inputs, outputs: the fields of `Factors` of T rows, and of the R rows of all blocks.
+        """Launch the kernel.
 
-        tables: rows int32 [R] and offsets int32 [E + 1]. grid: CTAs that take turns at the atoms of
-        a block, blocks, and atoms beside each other.
+        Args:
+            inputs: the fields of `Factors` of T rows.
+            outputs: the fields of `Factors` of the R rows of all blocks.
+            tables: rows int32 [R] and offsets int32 [E + 1].
+            grid: CTAs that share the atoms of a block, blocks, and atoms of a block.
         """
         config, (ctas, blocks, atoms) = self.config, grid
         self.kernel(Factors(*inputs), Factors(*outputs), *tables, atoms).launch(
@@ -113,7 +116,7 @@ class Spread:
 
 
 def host_function(config: SpreadConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     tokens, count, words = (cute.sym_int32() for _ in range(3))
     columns = cute.sym_int32(divisibility=CODE_WORDS)
     once = fake_tensor(Int32, tokens, columns, align=VECTOR_BYTES)

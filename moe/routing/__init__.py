@@ -1,4 +1,4 @@
-"""From tokens or logits to rows sorted by expert, and back: top-k, permutation, combination."""
+"""Routing: top-k choice, permutation of rows by expert, and combination of their results."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,8 @@
 """The functions of routing: `route`, `route_tokens`, `permutation` and `combine`.
 
-Everything is checked before it compiles; what indices say is looked at on the CPU alone. Every run
-gives the same bits; nothing waits for a GPU, so that a CUDA graph captures every call. `backend`
-and `arch`: see `kernelkit.call.launch.choose_target`. Forward only.
+All checks come before compilation; values of indices are checked on the CPU only. Every run gives
+the same bits. Nothing waits for a GPU, so that a CUDA graph captures every call. For `backend` and
+`arch` see `kernelkit.call.launch.choose_target`. Forward only.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ def route(
     backend: str = "auto",
     arch: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token and their weights, as `moe.reference_routing.route` defines them;
-    one launch.
+    """Return the experts of each token and their weights, in one launch.
 
-    Scores are good to a few units in the last place of fp32 (exp2 to 2 ** -22 and its argument
-    rounded, so softmax loses 2 ** -24 per unit of distance from the top): experts whose scores are
-    closer than that may change places against another implementation.
+    `moe.reference_routing.route` defines the result. Scores are accurate to a few units in the last
+    place of fp32: exp2 to 2 ** -22 with a rounded argument, so softmax loses 2 ** -24 per unit of
+    distance from the top. Experts with closer scores may be ordered differently than in another
+    implementation.
 
     Args:
-        logits: [T, E] bfloat16, float16 or float32, E up to 512, rows in one piece with any stride.
-            NaN counts as -inf, +inf as the largest number; a token of -inf alone has scores of 0.
+        logits: [T, E] bfloat16, float16 or float32, E up to 512, contiguous rows with any stride.
+            NaN counts as -inf, +inf as the largest number; a token with only -inf has scores of 0.
         top_k: up to 16.
         scoring: 'softmax', 'sigmoid' or 'sqrtsoftplus', sqrt(ln(1 + exp(x))), in fp32.
-        bias: fp32 [E], added to the scores by which experts are chosen and not to the weights.
-        n_group, topk_group: E experts are n_group (up to 32) groups of neighbours, and only those
-            of the topk_group best groups are chosen; a group is as good as the sum of its two best.
-        renormalize: weights are divided by their sum (0 stays 0).
-            Softmax over the chosen experts alone (gpt-oss, Mixtral) is 'softmax' with this, up to
-            rounding.
-        scale: multiplies them afterwards, above 0 and finite.
-        logit_bias: fp32 [E], the bias of the router's linear layer, added to the logits before
-            they become scores.
-        shared: every token has these many experts more, E .. E + shared - 1, behind its choices;
-            up to 16 experts of a token and 512 in all.
-        shared_weight: of them, above 0 and finite.
+        bias: fp32 [E], added to the scores that experts are chosen by, not to the weights.
+        n_group: E experts are n_group (up to 32) groups of neighbours.
+        topk_group: experts come only from the topk_group best groups; a group is ranked by the sum
+            of its two best experts.
+        renormalize: weights are divided by their sum (0 stays 0). Softmax over the chosen experts
+            alone (gpt-oss, Mixtral) is 'softmax' with this, up to rounding.
+        scale: multiplies the weights afterwards, above 0 and finite.
+        logit_bias: fp32 [E], the bias of the router's linear layer, added to the logits before they
+            become scores.
+        shared: number of experts E .. E + shared - 1 that every token has after its choices; up to
+            16 experts of a token and 512 in all.
+        shared_weight: weight of shared experts, above 0 and finite.
 
     Returns:
-        (ids int32, weights fp32), [T, k + shared]. The best expert comes first; of equal ones, and
-        of equal groups, that with the lower index.
+        (ids int32, weights fp32), [T, k + shared]. The best expert comes first; ties, also of
+            groups, go to the lower index.
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
@@ -83,21 +83,21 @@ def route_tokens(
     backend: str = "auto",
     arch: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token and their weights, from the tokens themselves: `route` of
-    torch.nn.functional.linear(x, linear.weight, linear.bias).
+    """Return the experts of each token and their weights, computed from the tokens.
 
-    Up to 64 tokens, or 16 where the weight is 1 MiB or larger, it is one launch. Above, it is
-    torch's linear layer and a launch behind it.
+    This is `route` of torch.nn.functional.linear(x, linear.weight, linear.bias). Up to 64 tokens,
+    or 16 if the weight is 1 MiB or larger, are one launch. More tokens use torch's linear layer and
+    a second launch.
 
-    Of one launch, logits are sums in fp32, plus the bias, rounded once to the dtype of x. The order
-    of a sum depends on E and H alone. Where torch adds up in another order a logit may be rounded
-    the other way, and experts that are nearly as good may change places.
+    In the single launch, logits are fp32 sums, plus the bias, rounded once to the dtype of x. The
+    order of a sum depends on E and H alone. If torch adds up in another order, a logit may be
+    rounded differently, and experts of nearly equal rank may be exchanged.
 
     Args:
-        x: [T, H] bfloat16 or float16, H a multiple of 8; rows in one piece, 16-byte aligned with a
+        x: [T, H] bfloat16 or float16, H a multiple of 8; contiguous rows, 16-byte aligned with a
             stride of a multiple of 16 bytes.
-        linear: weight [E, H], laid out like x, and bias [E], in the dtype of x; whether they are
-            ready, see `moe.RouterLinear`. E up to 512.
+        linear: weight [E, H], laid out like x, and bias [E], in the dtype of x. E up to 512. See
+            `moe.RouterLinear` for `ready`.
         router: how experts are chosen, see `route`.
 
     Returns:
@@ -118,22 +118,21 @@ def permutation(
     backend: str = "auto",
     arch: str | None = None,
 ) -> Permutation:
-    """Rows sorted by expert, those of an expert in the order of their slots; one launch up to 2048
-    slots, two above.
+    """Sort slots by expert; slots of an expert keep their order. One launch up to 2048 slots, else
+    two.
 
     Args:
-        ids: int32 [T, k], experts of each token, 0 to num_experts - 1, or -1 for none, as engines
-            pad batches; copied if not contiguous. Other ids are refused on the CPU, and on a GPU
-            count as -1.
+        ids: int32 [T, k], experts of each token, 0 to num_experts - 1, or -1 for none, as in padded
+            batches; copied if not contiguous. Other ids raise on the CPU, and count as -1 on a GPU.
         num_experts: up to 512.
-        expert_range: (first, end), experts first .. end - 1 alone have rows, those of a rank; all
-            of them by default.
+        expert_range: (first, end): only experts first .. end - 1 have rows, those of a rank; all by
+            default.
 
     Returns:
-        offsets [E + 1], slot_of_row [T k] and row_of_slot [T k], int32, see `Permutation`. Of a
-        range E is end - first. offsets[E] says how many rows there are. Slots without an expert, or
-        of one outside of the range, have row -1; what is behind the last row of slot_of_row is not
-        written.
+        offsets [E + 1], slot_of_row [T k] and row_of_slot [T k], int32, see `Permutation`. For a
+            range, E is end - first. offsets[E] is the number of rows. Slots without an expert, or
+            of one outside of the range, have row -1. Entries of slot_of_row past the last row are
+            not written.
 
     Raises:
         TypeError, ValueError, NotImplementedError: naming the value and the limit.
@@ -152,20 +151,20 @@ def combine(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
-    """Sum over j = 0, 1, ... of weights[t, j] * y[row_of_slot[t, j]], fp32, in this order, as
-    `moe.reference_routing.combine` defines it; one launch.
+    """Sum weights[t, j] * y[row_of_slot[t, j]] over j = 0, 1, ..., in fp32 and in this order.
+
+    `moe.reference_routing.combine` defines the result. One launch.
 
     Args:
-        y: [R, H] bfloat16, float16 or float32, H a multiple of 8 (of 4 if all is float32), rows in
-            one piece, 16-byte aligned with strides of multiples of 16 bytes. R is not limited by
-            T * k.
-        weights: fp32 [T, k]; None adds the rows as they are, for those that are weighted already.
-        row_of_slot: int32 [T * k] or [T, k], k up to 16; [T, k] where weights is None.
-        out_dtype: of the result, by default that of y.
+        y: [R, H] bfloat16, float16 or float32, H a multiple of 8 (of 4 if all is float32),
+            contiguous rows, 16-byte aligned with strides of multiples of 16 bytes. R may exceed T *
+            k.
+        weights: fp32 [T, k]; None adds the rows unweighted.
+        row_of_slot: int32 [T * k] or [T, k], k up to 16; [T, k] if weights is None.
+        out_dtype: dtype of the result, by default that of y.
         partial: slots may have no row, -1, which add nothing: those without an expert, or of one
-            outside of `expert_range`; a token without any row gives zeros. False promises that
-            every slot has a row, which then is not looked at; on a GPU a -1 reads what is not
-            there.
+            outside of `expert_range`. A token without any row gives zeros. False promises that
+            every slot has a row, which is then not checked: a -1 reads out of bounds on a GPU.
 
     Returns:
         [T, H].

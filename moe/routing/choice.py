@@ -1,13 +1,14 @@
-"""What a warp makes of the logits of a token: scores, the k best experts, weights (device code).
+"""Scores, the k best experts and their weights, by one warp for one token (device code).
 
-A lane has neighbouring experts of one group, so that the order of lanes is that of experts. What is
-chosen by is kept as integers that compare like the numbers (`warp.key_of`): redux.sync finds the
-largest of a warp.
+A lane has neighbouring experts of one group, so that the order of lanes is that of experts. Keys
+are integers that compare like the floats that experts are chosen by (`warp.key_of`), so that
+redux.sync finds the largest key of a warp.
 
-Every lane knows its best expert. The k-th largest of these is no larger than the k-th best expert:
-what reaches it are candidates, hardly more than k. They go to shared memory, one for each lane, and
-every lane counts those that are better than its own: the count is its place among the chosen.
-Where equal keys make more than 32 candidates, the best is found k times.
+Every lane finds its best expert. The k-th largest of these is no larger than the k-th best expert.
+Experts that reach it are candidates: hardly more than k. Candidates go to shared memory, one for
+each lane. Every lane counts the candidates that are better than its candidate: the count is its
+rank among the chosen. If equal keys make more than 32 candidates, the best one is found k times
+instead.
 """
 
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ from moe.routing.config import VECTOR_BYTES, RouteConfig
 from moe.routing.warp import LOWEST, flip, key_of, lanes_below, lanes_equal, number, value_of
 
 TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
-LARGEST = 3.4028234663852886e38  # of fp32
-SMALLEST = 1.1754943508222875e-38  # of its normal numbers
+LARGEST = 3.4028234663852886e38  # largest fp32
+SMALLEST = 1.1754943508222875e-38  # smallest normal fp32
 NOBODY = (1 << 31) - 1  # above the key of any number
 ATANH_TERMS = 8  # z is 1/3 at most: the next one adds less than 2 ** -29
 BATCH = 4  # keys that a lane reads at a time
@@ -33,7 +34,7 @@ BATCH = 4  # keys that a lane reads at a time
 
 @dataclass(frozen=True)
 class Candidates:
-    """In shared memory, one for each lane of the warp."""
+    """Candidates in shared memory, one for each lane of the warp."""
 
     keys: cute.Tensor
     experts: cute.Tensor
@@ -42,32 +43,29 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Order:
-    """What the slots of one token, sorted by expert, are written to: offsets (E + 1,), slot_of_row
-    and row_of_slot (slots,), as `permutation_kernel` writes them. first: of the E experts that have
-    rows, None where all have."""
+    """Outputs that describe the slots of one token sorted by expert, as `permutation_kernel` writes
+    them."""
 
-    offsets: cute.Tensor
-    slot_of_row: cute.Tensor
-    row_of_slot: cute.Tensor
-    first: Int32 | None
+    offsets: cute.Tensor  # (E + 1,)
+    slot_of_row: cute.Tensor  # (slots,)
+    row_of_slot: cute.Tensor  # (slots,)
+    first: Int32 | None  # first of the E experts that have rows; None: all have rows
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a choice is written to, (T * slots,), and numbers that it is written with.
-
-    shared_weight: None where no experts are shared. order: of one token alone, None else."""
+    """Output tensors of a choice, (T * slots,), and numbers that are used to write them."""
 
     ids: cute.Tensor
     weights: cute.Tensor
     scale: Float32
-    shared_weight: Float32 | None
-    order: Order | None
+    shared_weight: Float32 | None  # None: no shared experts
+    order: Order | None  # for a single token only, else None
 
 
 @cute.jit
 def candidates_of(warp: Int32, warps: cutlass.Constexpr[int]) -> Candidates:
-    """The memory of one of the `warps` of a CTA that choose."""
+    """Return the memory for one of the `warps` of a CTA that choose."""
     smem = SmemAllocator()
     layout = cute.make_ordered_layout((warps, WARP_THREADS), order=(1, 0))
     kinds = (Int32, Int32, Float32)
@@ -76,12 +74,12 @@ def candidates_of(warp: Int32, warps: cutlass.Constexpr[int]) -> Candidates:
 
 
 def order_of(fields: tuple[cute.Tensor | Int32 | None, ...] | None) -> Order | None:
-    """Of its fields, if there are any."""
+    """Build an `Order` from its fields; None for None."""
     return None if fields is None else Order(*fields)
 
 
 def fake_outputs(config: RouteConfig) -> tuple:
-    """Example arguments of a host function: (ids, weights), numbers, and fields of `Order`."""
+    """Return example arguments of a host function: (ids, weights), numbers, `Order` fields."""
     slots, rows = cute.sym_int32(), cute.sym_int32()
     outputs = fake_tensor(Int32, slots), fake_tensor(Float32, slots)
     order = None
@@ -92,7 +90,7 @@ def fake_outputs(config: RouteConfig) -> tuple:
 
 
 class Choice:
-    """Of one RouteConfig, by a warp."""
+    """Choice of experts for one RouteConfig, by a warp."""
 
     def __init__(self, config: RouteConfig) -> None:
         self.config = config
@@ -107,8 +105,12 @@ class Choice:
         found: Candidates,
         outputs: Outputs,
     ) -> None:
-        """Ids and weights of a token, and where it is asked for the order of its slots. scores: a
-        lane's logits, which become scores; biases: of the choice, as `read` gives them."""
+        """Write ids and weights of a token and, if requested, the order of its slots.
+
+        Args:
+            scores: a lane's logits, which are replaced by scores.
+            biases: biases of the choice, as `read` returns them.
+        """
         config = self.config
         if cutlass.const_expr(config.scoring == "softmax"):
             self.softmax(scores)
@@ -144,11 +146,11 @@ class Choice:
 
     @cute.jit
     def sort(self, expert: Int32, lane: Int32, order: Order) -> None:
-        """The slots of the only token by expert, from the expert of slot `lane`."""
+        """Sort the slots of the only token by expert. Lane `lane` has the expert of slot `lane`."""
         slots, experts = self.config.slots, cute.size(order.offsets) - 1
         if cutlass.const_expr(order.first is not None):
             expert -= order.first
-        # Those that have no row are behind all others; so is a huge number in front of the first.
+        # Slots without a row go last; experts before the first one wrap to huge numbers.
         key = Int32(cutlass.min(Uint32(expert), Uint32(experts)))
         keys, row = cute.make_rmem_tensor(slots, Int32), Int32(0)
         for slot in cutlass.range_constexpr(slots):
@@ -166,14 +168,14 @@ class Choice:
 
     @cute.jit
     def first_expert(self, lane: Int32) -> Int32:
-        """Of a lane, which has those behind it."""
+        """Return the first expert of a lane; the following ones belong to the lane as well."""
         config = self.config
         inside = lane % config.lanes * config.per_lane
         return lane // config.lanes * config.group_size + inside
 
     @cute.jit
     def has(self, lane: Int32, index: cutlass.Constexpr) -> Boolean:
-        """Whether a lane has an expert `index`."""
+        """Return whether a lane has an expert `index`."""
         config = self.config
         has = lane < config.groups * config.lanes
         if cutlass.const_expr(not config.is_even):
@@ -182,14 +184,14 @@ class Choice:
 
     @cute.jit
     def read_if_any(self, row: cute.Tensor | None, lane: Int32) -> cute.Tensor | None:
-        """What `read` gives of a row that may not be there."""
+        """Return `read(row, lane)`, or None if there is no row."""
         if cutlass.const_expr(row is None):
             return None
         return self.read(row, lane)
 
     @cute.jit
     def read(self, row: cute.Tensor, lane: Int32) -> cute.Tensor:
-        """A row's numbers of a lane, fp32; what is no expert is -inf."""
+        """Read a lane's part of a row as fp32; -inf past its experts."""
         config, dtype = self.config, row.element_type
         values = cute.make_rmem_tensor(config.per_lane, dtype)
         values.fill(-dtype.inf)
@@ -208,14 +210,15 @@ class Choice:
 
     @cute.jit
     def softmax(self, scores: cute.Tensor) -> None:
-        """In place, over the warp; zeros where no logit is above -inf. +inf becomes finite."""
+        """Softmax in place, over the warp. +inf becomes finite. Without a logit above -inf, all
+        scores are 0."""
         for index in cutlass.range_constexpr(self.config.per_lane):
             scores[index] = cute.arch.fmin(number(scores[index]), Float32(LARGEST))
         top = scores[0]
         for index in cutlass.range_constexpr(1, self.config.per_lane):
             top = cute.arch.fmax(top, scores[index])
         top = cute.arch.warp_redux_sync(flip(top.bitcast(Int32)), "max")
-        # Of -inf alone all powers are 0.
+        # If all are -inf, all powers are 0.
         base = cute.arch.fmax(value_of(top), Float32(-LARGEST))
         for index in cutlass.range_constexpr(self.config.per_lane):
             scores[index] = cute.math.exp2((scores[index] - base) * LOG2_E, fastmath=True)
@@ -229,14 +232,14 @@ class Choice:
 
     @cute.jit
     def sigmoid(self, scores: cute.Tensor) -> None:
-        """In place."""
+        """Sigmoid in place."""
         for index in cutlass.range_constexpr(self.config.per_lane):
             power = cute.math.exp2(number(scores[index]) * -LOG2_E, fastmath=True)
             scores[index] = cute.arch.rcp_approx(1.0 + power)
 
     @cute.jit
     def sqrtsoftplus(self, scores: cute.Tensor) -> None:
-        """In place: sqrt(ln(1 + exp(x))). +inf becomes finite."""
+        """Compute sqrt(ln(1 + exp(x))) in place. +inf becomes finite."""
         for index in cutlass.range_constexpr(self.config.per_lane):
             x = cute.arch.fmin(number(scores[index]), Float32(LARGEST))
             power = cute.math.exp2(cute.arch.fmax(x, -x) * -LOG2_E, fastmath=True)
@@ -247,7 +250,7 @@ class Choice:
     def make_keys(
         self, scores: cute.Tensor, biases: cute.Tensor | None, lane: Int32
     ) -> cute.Tensor:
-        """What experts are chosen by: score + bias; LOWEST is no expert."""
+        """Return the keys that experts are chosen by: of score + bias. LOWEST means no expert."""
         config = self.config
         keys = cute.make_rmem_tensor(config.per_lane, Int32)
         for index in cutlass.range_constexpr(config.per_lane):
@@ -259,9 +262,10 @@ class Choice:
 
     @cute.jit
     def is_open(self, best: Int32, second: Int32, lane: Int32) -> Boolean:
-        """Whether the group of a lane is one of the topk_group best.
+        """Return whether the group of a lane is one of the topk_group best.
 
-        best, second: of the lane. A group is as good as its two best together, or its only one.
+        best, second: keys of the lane. A group is ranked by the sum of its two best experts, or by
+        its only one.
         """
         config = self.config
         for step in config.steps:
@@ -284,9 +288,12 @@ class Choice:
     def choose(
         self, scores: cute.Tensor, keys: cute.Tensor, best: Int32, lane: Int32, found: Candidates
     ) -> tuple[Int32, Float32]:
-        """(expert, its score) of choice `lane`, the best first; score 0 in the lanes behind.
+        """Return (expert, its score) of choice `lane`, the best one first. Lanes past the last
+        choice get score 0.
 
-        best: of the lane's keys, LOWEST where its group is closed. found: is written.
+        Args:
+            best: largest of the lane's keys; LOWEST if its group is excluded.
+            found: scratch in shared memory.
         """
         config = self.config
         limit, rest = Int32(LOWEST), best
@@ -318,8 +325,12 @@ class Choice:
         lane: Int32,
         found: Candidates,
     ) -> None:
-        """Candidates in the order of experts; limit: their smallest key; place: where the first of
-        this lane goes. Behind them, LOWEST."""
+        """Write candidates to shared memory in the order of experts, followed by keys of LOWEST.
+
+        Args:
+            limit: smallest key of a candidate.
+            place: index of this lane's first candidate.
+        """
         sKeys, sExperts, sScores = found.keys, found.experts, found.scores
         sKeys[lane] = Int32(LOWEST)
         cute.arch.sync_warp()
@@ -334,7 +345,7 @@ class Choice:
 
     @cute.jit
     def rank(self, total: Int32, lane: Int32, found: Candidates) -> tuple[Int32, Float32]:
-        """(expert, score) of choice `lane` among the candidates."""
+        """Return (expert, score) of choice `lane` among the candidates."""
         sKeys, sExperts, sScores = found.keys, found.experts, found.scores
         mine, expert, score = sKeys[lane], sExperts[lane], sScores[lane]
         better = Int32(0)
@@ -343,7 +354,7 @@ class Choice:
             cute.autovec_copy(cute.local_tile(sKeys, (BATCH,), (first // BATCH,)), batch)
             for index in cutlass.range_constexpr(BATCH):
                 better += Int32(1) if batch[index] > mine else Int32(0)
-        # Of equal ones those in lower lanes are better.
+        # Ties go to lower lanes.
         better += cute.arch.popc(lanes_equal(mine) & lanes_below(lane))
         cute.arch.sync_warp()
         if lane < total and better < self.config.top_k:
@@ -356,7 +367,7 @@ class Choice:
     def find_one_by_one(
         self, scores: cute.Tensor, keys: cute.Tensor, best: Int32, lane: Int32
     ) -> tuple[Int32, Float32]:
-        """(expert, score) of choice `lane`, however many keys are equal."""
+        """Return (expert, score) of choice `lane`, however many keys are equal."""
         config = self.config
         my_expert, my_score = Int32(0), Float32(0.0)
         first = self.first_expert(lane)
@@ -381,9 +392,10 @@ class Choice:
 
 @cute.jit
 def log_1_plus(p: Float32) -> Float32:
-    """ln(1 + p) for p from 0 to 1, to a few units in the last place: 2 atanh(z), z = p / (2 + p).
+    """Return ln(1 + p) for p from 0 to 1, to a few units in the last place: 2 atanh(z), z = p / (2
+    + p).
 
-    The logarithm of the hardware is right to an absolute error, which is nothing for a small p.
+    The hardware logarithm has a bounded absolute error, so it is inaccurate for a small p.
     """
     z = p * cute.arch.rcp_approx(2.0 + p)
     square, series = z * z, Float32(0.0)
@@ -394,7 +406,7 @@ def log_1_plus(p: Float32) -> Float32:
 
 @cute.jit
 def top_two(keys: cute.Tensor) -> tuple[Int32, Int32]:
-    """The two largest of a lane."""
+    """Return the two largest keys of a lane."""
     best, second = keys[0], Int32(LOWEST)
     for index in cutlass.range_constexpr(1, cute.size(keys)):
         second = cutlass.max(second, cutlass.min(best, keys[index]))

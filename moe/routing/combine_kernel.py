@@ -29,8 +29,14 @@ class Combine:
         columns: Int32,
         stream: CUstream,
     ) -> None:
-        """tensors: Y (rows, H) and the result (T, H); weights fp32 and row_of_slot int32, (T, k);
-        columns: CTAs that share a token."""
+        """Launch the kernel.
+
+        Args:
+            tensors: Y (rows, H) and the result (T, H).
+            weights: fp32 (T, k).
+            row_of_slot: int32 (T, k).
+            columns: CTAs that share a token.
+        """
         tokens, _ = row_of_slot.shape
         self.kernel(*tensors, weights, row_of_slot).launch(
             grid=(tokens, columns, 1),
@@ -74,7 +80,7 @@ class Combine:
                 y = loaded[choice].load().to(Float32)
                 for element in cutlass.range_constexpr(config.vector):
                     if cutlass.const_expr(config.weighted):
-                        # Said here, so that every architecture rounds alike.
+                        # Explicit, so that every architecture rounds alike.
                         acc[element] = cute.math.fma(y[element], shares[choice], acc[element])
                     else:
                         acc[element] += y[element]
@@ -85,7 +91,7 @@ class Combine:
 
     @cute.jit
     def read(self, mY: cute.Tensor, row: Int32, vector: Int32) -> cute.Tensor:
-        """A vector of a row of Y, in registers; zeros where there is no row."""
+        """Load a vector of a row of Y into registers; zeros if there is no row."""
         config = self.config
         registers = cute.make_rmem_tensor(config.vector, TYPES[config.dtype])
         if cutlass.const_expr(config.partial):
@@ -98,12 +104,12 @@ class Combine:
 
     @cute.jit
     def vector_of(self, mY: cute.Tensor, row: Int32, vector: Int32) -> cute.Tensor:
-        """A vector of a row of Y, in memory."""
+        """Return a vector of a row of Y, in memory."""
         return cute.local_tile(mY[row, None], (self.config.vector,), (vector,))
 
 
 def host_function(config: CombineConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     rows, tokens = cute.sym_int32(), cute.sym_int32()
     hidden = cute.sym_int32(divisibility=config.vector)
 

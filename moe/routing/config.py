@@ -1,4 +1,4 @@
-"""What the routing kernels are compiled for, and how much work a CTA of each takes. Plain data."""
+"""Configurations of the routing kernels, and how much work a CTA of each does. Plain data."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MAX_TOP_K = 16
 MAX_GROUPS = WARP_THREADS  # a lane holds the score of one
 SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 
-ROUTE_WARPS = 4  # of a CTA; a warp routes one token
+ROUTE_WARPS = 4  # warps of a CTA; a warp routes one token
 
-BLOCK_TOKENS = 8  # of a cluster: the columns of a product by mma.sync, a CTA routes one of them
+BLOCK_TOKENS = 8  # tokens of a cluster: columns of an mma.sync; a CTA routes one
 EXPERT_ROWS = 16  # rows of such a product
-STEP_ELEMENTS = 32  # of H that a warp multiplies at a time: two products, 16 bytes of each lane
-LANE_ELEMENTS = 8  # of a row, 16 bytes
-LINEAR_WARPS = 8  # that multiply; one more routes
+STEP_ELEMENTS = 32  # elements of H of a warp's step: two products, 16 bytes a lane
+LANE_ELEMENTS = 8  # elements of a row, 16 bytes
+LINEAR_WARPS = 8  # warps that multiply; one more routes
 # CTAs of a cluster: the widest that is portable, and the widest for weights that take its SMs long
 # to read. From how many bytes on is not measured.
 CLUSTER, WIDE_CLUSTER, WIDE_FROM_BYTES = 8, 16, 1 << 20
@@ -32,19 +32,19 @@ MOST_TOKENS = {CLUSTER: 64, WIDE_CLUSTER: 16}
 # them ptxas spills where there are 512 experts (nine warps, 168 registers).
 MOST_IN_FLIGHT = 10
 
-MAX_ROWS = 1 << 30  # slots are counted in 32 bits, behind the last one too
-WARPS = 16  # of a CTA: a thread for each of MAX_EXPERTS, and room for two CTAs of an SM
+MAX_ROWS = 1 << 30  # slots are counted in 32 bits, including past the last one
+WARPS = 16  # warps of a CTA: a thread for each of MAX_EXPERTS; two CTAs fit an SM
 # Up to here one CTA is faster than a second launch; above, CTAs share the slots.
 ROWS_OF_ONE_CTA = 2048
-MAX_TURNS = 4  # of a round
+MAX_TURNS = 4  # most turns of a round
 MAX_CHUNKS = 128  # a CTA each, all at once on an H100 (132 SMs) and on a B200 (148)
-WORDS_IN_FLIGHT = 40  # of the table of counts, of a thread
-PACKED_LIMIT = 1 << 16  # counts of two experts stand in a word while no sum of them reaches it
+WORDS_IN_FLIGHT = 40  # words of the table of counts that a thread loads at once
+PACKED_LIMIT = 1 << 16  # two counts are packed in a word if no sum reaches it
 
-KEPT = 1024  # plans
+KEPT = 1024  # cached plans
 VECTOR_BYTES = 16
 COMBINE_THREADS = 128
-# With this many tokens a CTA per token fills the GPU, and loads what it knows of a token once.
+# With this many tokens, a CTA per token fills the GPU and loads a token's slots once.
 TOKENS_THAT_FILL = 2048
 
 
@@ -53,12 +53,7 @@ Config = TypeVar("Config", bound="RouteConfig | CombineConfig")
 
 @dataclass(frozen=True)
 class RouteConfig:
-    """Static fields of the router; the number of tokens, strides and the scale are arguments.
-
-    shared: experts behind the `experts` of the logits that every token has, too. vectors: rows of
-    logits and the biases are aligned to VECTOR_BYTES, and no lane has fewer experts than another.
-    ordered: of one token, whose slots are sorted by expert, too; partial: of a range of experts.
-    """
+    """Static fields of the router. The number of tokens, strides and the scale are arguments."""
 
     label: ClassVar = ("moe_route",)
 
@@ -70,11 +65,12 @@ class RouteConfig:
     n_group: int
     topk_group: int
     renormalize: bool
+    # logits and biases aligned to VECTOR_BYTES, equally many experts per lane
     vectors: bool = False
     logit_bias: bool = False
-    shared: int = 0
-    ordered: bool = False
-    partial: bool = False
+    shared: int = 0  # experts added to every token, numbered after `experts`
+    ordered: bool = False  # a single token, whose slots are also sorted by expert
+    partial: bool = False  # with `ordered`: only a range of experts has rows
 
     @property
     def slots(self) -> int:
@@ -83,7 +79,7 @@ class RouteConfig:
 
     @property
     def groups(self) -> int:
-        """Groups that matter: one where all of them are chosen from."""
+        """Number of groups for the choice: one if all groups are chosen."""
         return self.n_group if self.topk_group < self.n_group else 1
 
     @property
@@ -93,31 +89,31 @@ class RouteConfig:
 
     @property
     def lanes(self) -> int:
-        """That share a group: a power of two."""
+        """Number of lanes that share a group: a power of two."""
         return 1 << (WARP_THREADS // self.groups).bit_length() - 1
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Of a butterfly over the lanes of a group."""
+        """Lane distances of a butterfly over a group."""
         return tuple(1 << bit for bit in range(self.lanes.bit_length() - 1))
 
     @property
     def choice_steps(self) -> tuple[int, ...]:
-        """Of a butterfly over the lanes that have a choice."""
+        """Lane distances of a butterfly over the lanes that have a choice."""
         return tuple(1 << bit for bit in reversed(range((self.top_k - 1).bit_length())))
 
     @property
     def per_lane(self) -> int:
-        """Experts of a lane, neighbours; of the last ones of a group, what is left."""
+        """Neighbouring experts of a lane. The last lanes of a group may have fewer."""
         return -(-self.group_size // self.lanes)
 
     @property
     def is_even(self) -> bool:
-        """Whether all lanes that have experts have as many."""
+        """Whether all lanes that have experts have equally many."""
         return self.group_size == self.lanes * self.per_lane
 
     def check(self) -> None:
-        """ValueError or NotImplementedError, naming value and limit, for what cannot be routed."""
+        """Raise ValueError or NotImplementedError for unsupported routing: value and limit."""
         if self.scoring not in SCORINGS:
             raise ValueError(f"scoring {self.scoring!r}: one of {SCORINGS}")
         if not 1 <= self.experts <= MAX_EXPERTS:
@@ -155,19 +151,16 @@ class RouteConfig:
 class LinearConfig:
     """Static fields of a router with its linear layer.
 
-    route: of the logits, whose dtype is that of x and of the weight. hidden: H. weight_bias:
-    whether the layer has one. ready: weight and biases are older than the kernel in front.
-
-    A warp has every `expert_ways`-th block of EXPERT_ROWS experts, `blocks` of them, and one of
-    `shares` parts of H, `steps` times STEP_ELEMENTS of it.
+    A warp has every `expert_ways`-th block of EXPERT_ROWS experts, `blocks` of them. It also has
+    one of `shares` parts of H: `steps` times STEP_ELEMENTS.
     """
 
     label: ClassVar = ("moe_route_tokens", "hidden")
 
-    route: RouteConfig
-    hidden: int
-    weight_bias: bool = False
-    ready: bool = False
+    route: RouteConfig  # config of the logits; its dtype is also that of x and weight
+    hidden: int  # H
+    weight_bias: bool = False  # whether the linear layer has a bias
+    ready: bool = False  # weight and biases are older than the previous kernel
 
     @property
     def cluster(self) -> int:
@@ -177,7 +170,7 @@ class LinearConfig:
 
     @property
     def most_tokens(self) -> int:
-        """Of one launch."""
+        """Largest number of tokens of one launch."""
         return MOST_TOKENS[self.cluster]
 
     @property
@@ -188,12 +181,12 @@ class LinearConfig:
 
     @property
     def blocks(self) -> int:
-        """Of a warp, the last of which may be behind the last expert."""
+        """Number of expert blocks of a warp. The last one may be past the last expert."""
         return -(-self.route.experts // (EXPERT_ROWS * self.expert_ways))
 
     @property
     def rows(self) -> tuple[tuple[int, int], ...]:
-        """(block, half) of what a lane loads of every step."""
+        """(block, half) of each vector that a lane loads in a step."""
         return tuple((block, half) for block in range(self.blocks) for half in range(2))
 
     @property
@@ -203,12 +196,12 @@ class LinearConfig:
 
     @property
     def vectors(self) -> int:
-        """Of a row, LANE_ELEMENTS each."""
+        """Number of vectors of LANE_ELEMENTS in a row."""
         return self.hidden // LANE_ELEMENTS
 
     @property
     def steps(self) -> int:
-        """Of a share; the last ones may be behind the end of H."""
+        """Number of steps in a share of H. The last ones may be past the end of H."""
         return -(-self.hidden // (STEP_ELEMENTS * self.shares))
 
     @property
@@ -218,11 +211,11 @@ class LinearConfig:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no step is behind the end of H."""
+        """Whether no step is past the end of H."""
         return self.hidden == self.steps * self.shares * STEP_ELEMENTS
 
     def check(self) -> None:
-        """ValueError or NotImplementedError, naming value and limit, for what cannot be routed."""
+        """Raise ValueError or NotImplementedError for unsupported routing: value and limit."""
         self.route.check()
         if self.hidden < LANE_ELEMENTS or self.hidden % LANE_ELEMENTS:
             raise NotImplementedError(
@@ -233,30 +226,28 @@ class LinearConfig:
 
 @dataclass(frozen=True)
 class PermutationConfig:
-    """turns: of a warp in a round, 32 slots each. chunked: several CTAs share the slots, and know
-    from a first launch what each of them has. packed: two counts in a word. partial: `experts` are
-    a range of all, which does not begin at 0."""
+    """Static fields of the permutation kernels."""
 
     experts: int
-    turns: int
-    chunked: bool
-    packed: bool = False
-    partial: bool = False
+    turns: int  # iterations of a warp in a round, 32 slots each
+    chunked: bool  # several CTAs share the slots; a first launch counts each CTA's
+    packed: bool = False  # two counts in a word
+    partial: bool = False  # `experts` is a range of all experts that does not begin at 0
     warps: int = WARPS
 
     @property
     def threads(self) -> int:
-        """Of a CTA; thread e adds up what there is of expert e."""
+        """Threads of a CTA. Thread e adds up the counts of expert e."""
         return self.warps * WARP_THREADS
 
     @property
     def slots(self) -> int:
-        """Of a CTA in a round."""
+        """Slots of a CTA in a round."""
         return self.threads * self.turns
 
     @property
     def bits(self) -> int:
-        """Of an expert, and of one more for slots without a row."""
+        """Bits of an expert's number; one more value marks slots without a row."""
         return self.experts.bit_length()
 
     @property
@@ -266,7 +257,7 @@ class PermutationConfig:
 
     @property
     def words(self) -> int:
-        """Of a chunk in the table of counts, to a multiple of a vector."""
+        """Words of a chunk in the table of counts, rounded up to whole vectors."""
         unit = self.per_word * VECTOR_BYTES // 4
         return -(-self.experts // unit) * VECTOR_BYTES // 4
 
@@ -277,19 +268,20 @@ class PermutationConfig:
 
     @property
     def parts(self) -> int:
-        """Parts of the chunks whose counts threads add up side by side, at least four: a thread per
-        vector of words and part."""
+        """Parts of the chunks whose counts threads add up in parallel, at least four: one thread
+        per vector of words and part."""
         return min(self.threads // (self.words // self.vector), self.warps)
 
     def chunks_of_part(self, chunks: Any) -> Any:
-        """At most. Part p has chunks p * these ... in front of a CTA's own chunk; from that on,
-        chunks (p - 1) * these ...: one of all is cut in two."""
+        """Largest number n of chunks in a part. Before a CTA's chunk, part p has chunks from p n
+        on; from that chunk on, part p has chunks from (p - 1) n on: one part is split in two."""
         return (chunks + self.parts - 2) // (self.parts - 1)
 
 
 @dataclass(frozen=True)
 class PermutationPlan:
-    """CTA c has the slots from c * slots * rounds on, `slots` of its config in each round."""
+    """Division of the slots. CTA c has the slots from c * slots * rounds on, `slots` of its config
+    in each round."""
 
     config: PermutationConfig
     chunks: int
@@ -298,7 +290,7 @@ class PermutationPlan:
 
 @lru_cache(KEPT)
 def plan_permutation(rows: int, experts: int, partial: bool = False) -> PermutationPlan:
-    """How CTAs and warps share `rows` slots, at least one; see PermutationConfig."""
+    """Divide `rows` slots, at least one, among CTAs and warps; see PermutationConfig."""
     if not 1 <= experts <= MAX_EXPERTS:
         raise NotImplementedError(f"{experts} experts: from 1 to {MAX_EXPERTS}")
     if rows > MAX_ROWS:
@@ -330,11 +322,11 @@ class CombineConfig:
 
     @property
     def vector(self) -> int:
-        """Elements that a thread takes at a time: loads and stores of 16 bytes, or two of them."""
+        """Elements that a thread processes at a time: one or two loads and stores of 16 bytes."""
         return VECTOR_BYTES // min(ITEM_BYTES[name] for name in (self.dtype, self.out_dtype))
 
     def check(self) -> None:
-        """NotImplementedError, naming value and limit."""
+        """Raise NotImplementedError, naming value and limit."""
         if not 1 <= self.top_k <= MAX_TOP_K:
             raise NotImplementedError(f"top_k {self.top_k}: from 1 to {MAX_TOP_K}")
 
@@ -346,8 +338,8 @@ def combine_columns(tokens: int, vectors: int) -> int:
 
 @cache
 def checked(config: Config) -> Config:
-    """The config; NotImplementedError or ValueError, naming value and limit, for one that no kernel
-    serves."""
+    """Return the config. Raise NotImplementedError or ValueError, naming value and limit, if no
+    kernel supports it."""
     config.check()
     return config
 
@@ -360,7 +352,7 @@ def in_vectors(config: RouteConfig) -> RouteConfig:
 
 @lru_cache(KEPT)
 def columns_of(config: CombineConfig, tokens: int, hidden: int) -> int:
-    """CTAs that share a token. ValueError for a hidden size that has no whole vectors."""
+    """Return the CTAs that share a token. Raise ValueError unless H is whole vectors."""
     if hidden % config.vector:
         raise ValueError(f"hidden size {hidden}: a multiple of {config.vector} (16-byte accesses)")
     return combine_columns(tokens, hidden // config.vector)

@@ -33,7 +33,7 @@ from moe.routing.config import (
 )
 
 ARCHS = ("sm_90a", "sm_100a")
-BIASES = ("bias", "logit_bias")  # of `Router`
+BIASES = ("bias", "logit_bias")  # fields of `Router`
 PERMUTING = "moe.routing.permutation_kernel"
 # Offsets, slot_of_row, row_of_slot, and the first expert that has rows, None where all have.
 OrderTables = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int | None]
@@ -61,7 +61,7 @@ class Slots:
 
     @property
     def experts(self) -> int:
-        """That have rows."""
+        """Number of experts that have rows."""
         end = self.num_experts if self.end_expert is None else self.end_expert
         return end - self.first_expert
 
@@ -82,7 +82,8 @@ class Weighted:
 def run_route(
     given: Choices, order: OrderTables | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, weights); one launch, which of a single token writes the order of its slots, too."""
+    """Launch once, and return (ids, weights). The launch of a single token also writes the order of
+    its slots."""
     logits, biases = given.logits, biases_of(given)
     _check_logits(logits, biases)
     config = config_of(given, logits.shape[1], logits.dtype)
@@ -102,13 +103,13 @@ def run_route(
 
 
 def biases_of(router: Router) -> dict[str, torch.Tensor]:
-    """Those that there are, by name."""
+    """Map the name of each bias to its tensor, leaving out those that are None."""
     biases = {name: getattr(router, name) for name in BIASES}
     return {name: bias for name, bias in biases.items() if bias is not None}
 
 
 def config_of(router: Router, experts: int, dtype: torch.dtype) -> RouteConfig:
-    """Checked; `vectors` is for `in_vectors` to say."""
+    """Return the checked config; `in_vectors` sets `vectors`."""
     names = ("top_k", "scoring", "n_group", "topk_group", "renormalize", "shared")
     static: dict[str, Any] = {name: getattr(router, name) for name in names}
     static |= {name: getattr(router, name) is not None for name in BIASES}
@@ -116,7 +117,7 @@ def config_of(router: Router, experts: int, dtype: torch.dtype) -> RouteConfig:
 
 
 def scales_of(router: Router) -> tuple[float, float | None]:
-    """(scale, shared_weight), checked; None where no experts are shared."""
+    """Return (scale, shared_weight), checked; shared_weight is None without shared experts."""
     check_factor("scale", router.scale)
     check_factor("shared_weight", router.shared_weight)
     return router.scale, router.shared_weight if router.shared else None
@@ -129,20 +130,20 @@ def config_for(config: RouteConfig, *read: torch.Tensor | None) -> RouteConfig:
 
 
 def ordered(config: RouteConfig, order: OrderTables | None) -> RouteConfig:
-    """The config of a launch that writes these tables, or none."""
+    """Return the config of a launch that writes these tables, or none."""
     if order is None:
         return config
     return replace(config, ordered=True, partial=order[-1] is not None)
 
 
 def empty_choices(given: Choices) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and weights, not yet written."""
+    """Allocate ids and weights."""
     logits, shape = given.logits, (given.logits.shape[0], given.slots)
     return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=torch.float32)
 
 
 def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(offsets, slot_of_row, row_of_slot); one launch, or two for many slots."""
+    """Return (offsets, slot_of_row, row_of_slot); one launch, or two for many slots."""
     ids, experts = given.ids, given.num_experts
     require_tensors(ids=ids)
     require_rank("ids", ids, "[T, k]")
@@ -158,7 +159,7 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     if ids.numel() == 0:
         outputs[0].zero_()
         return outputs
-    flat = ids.reshape(-1)  # in place where ids is in one piece
+    flat = ids.reshape(-1)  # no copy if ids is contiguous
     counts, first = None, given.first_expert if partial else None
     if plan.config.chunked:
         counts = ids.new_empty(plan.chunks * plan.config.words)
@@ -170,20 +171,20 @@ def run_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def empty_permutation(given: Slots) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The three tables, not yet written."""
+    """Allocate the three tables."""
     return empty_tables(given.ids, given.experts, given.ids.numel())
 
 
 def empty_tables(
     near: torch.Tensor, experts: int, slots: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Offsets, slot_of_row and row_of_slot, not yet written, on the device of `near`."""
+    """Allocate offsets, slot_of_row and row_of_slot on the device of `near`."""
     offsets = near.new_empty(experts + 1, dtype=torch.int32)
     return offsets, offsets.new_empty(slots), offsets.new_empty(slots)
 
 
 def run_combine(given: Weighted) -> tuple[torch.Tensor]:
-    """[T, H]; one launch."""
+    """Launch once, and return [T, H]."""
     y, weights, row_of_slot = given.y, given.weights, given.row_of_slot
     out_dtype = y.dtype if given.out_dtype is None else given.out_dtype
     _check_combine(y, weights, row_of_slot, out_dtype)
@@ -205,7 +206,7 @@ def run_combine(given: Weighted) -> tuple[torch.Tensor]:
 
 
 def empty_combined(given: Weighted) -> tuple[torch.Tensor]:
-    """The result, not yet written."""
+    """Allocate the result."""
     shape = given.row_of_slot.shape[0], given.y.shape[1]
     return (given.y.new_empty(shape, dtype=given.out_dtype or given.y.dtype),)
 

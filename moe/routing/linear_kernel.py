@@ -1,14 +1,14 @@
 """The router with its linear layer, from tokens to experts in one launch (device code).
 
-A cluster has eight tokens: the columns of products by mma.sync, whose rows are 16 experts. Its
-warps share H, and the experts, too, where there are many; a lane loads 16 bytes of a row at a time,
-and which elements of H they are is the same for experts and for tokens. Every warp sends its sums
-to the CTA that routes the token: CTA t of the cluster has token t. A warp of its own adds the sums
-up there, in the order of their shares, so that bits are always the same, rounds logits as a linear
-layer does, and chooses (`choice.py`).
+A cluster has eight tokens: the columns of products with mma.sync, whose rows are 16 experts. Its
+warps partition H and, if there are many, the experts. A lane loads 16 bytes of a row at a time, of
+the same elements of H for experts and for tokens. Every warp sends its sums to the CTA that routes
+the token: CTA t of the cluster has token t. There a separate warp adds the sums in the order of
+their shares, so that bits are always the same. It rounds logits as a linear layer does, and chooses
+(`choice.py`).
 
-Weights that are older than the kernel in front are loaded while that one ends, and those for which
-there are no registers brought to L2.
+If weights are older than the previous kernel, they are loaded while that kernel ends. Weights for
+which there are no registers are prefetched to L2.
 """
 
 from dataclasses import dataclass
@@ -43,15 +43,15 @@ from moe.routing.config import (
 )
 from moe.routing.warp import Mail, open_mail, send, wait
 
-ROW_LANES = STEP_ELEMENTS // LANE_ELEMENTS  # that read a row side by side
+ROW_LANES = STEP_ELEMENTS // LANE_ELEMENTS  # lanes that share a row
 STEP_BYTES = ROW_LANES * VECTOR_BYTES
-HALVES = 2  # of a step: products of 16 elements of H each
+HALVES = 2  # products of a step, 16 elements of H each
 
 
 @dataclass(frozen=True)
 class Given:
-    """x (T, H), weight (E, H) and its bias (E,) in one dtype; biases of the choice and of logits
-    (E,) fp32. What is not there is None."""
+    """Inputs: x (T, H), weight (E, H) and its bias (E,) in one dtype; biases of the choice and of
+    logits (E,) fp32. Missing inputs are None."""
 
     x: cute.Tensor
     weight: cute.Tensor
@@ -62,14 +62,13 @@ class Given:
 
 @dataclass(frozen=True)
 class Share:
-    """What a warp multiplies. first_step: of H. first_block: of experts. number: of the sums that
-    it has a part of. first_token: of the cluster, and how many there are."""
+    """Part of the product that a warp computes."""
 
-    first_step: Int32
-    first_block: Int32
-    number: Int32
-    first_token: Int32
-    tokens: Int32
+    first_step: Int32  # its first step of H
+    first_block: Int32  # its first block of experts
+    number: Int32  # index of its part of H, and of its partial sums
+    first_token: Int32  # first token of the cluster
+    tokens: Int32  # number of tokens of the cluster
 
 
 class RouteLinear:
@@ -89,9 +88,14 @@ class RouteLinear:
         order: tuple[cute.Tensor | Int32 | None, ...] | None,
         stream: CUstream,
     ) -> None:
-        """tensors: fields of `Given`; outputs: ids int32 and weights fp32, (T * slots,);
-        shared_weight: None where no experts are shared; order: fields of `Order`, None for more
-        tokens than one."""
+        """Launch the kernel.
+
+        Args:
+            tensors: fields of `Given`.
+            outputs: ids int32 and weights fp32, (T * slots,).
+            shared_weight: None if no experts are shared.
+            order: fields of `Order`; None for more than one token.
+        """
         cluster, (tokens, _) = self.config.cluster, tensors[0].shape
         blocks = (tokens + BLOCK_TOKENS - 1) // BLOCK_TOKENS
         written = Outputs(*outputs, scale, shared_weight, order_of(order))
@@ -113,14 +117,14 @@ class RouteLinear:
         found = candidates_of(Int32(0), 1)
         if warp < LINEAR_WARPS:
             sums = self.multiply_share(given, share)
-            cute.arch.cluster_wait()  # all have opened their mail
+            cute.arch.cluster_wait()  # all CTAs have initialised their mail
             self.send_sums(mail, share, sums)
         else:
             self.route(given, mail, rank, share, found, outputs)
 
     @cute.jit
     def share_of(self, given: Given, rank: Int32, warp: Int32) -> Share:
-        """Of a warp."""
+        """Return the share of a warp."""
         config = self.config
         block, _, _ = cute.arch.block_idx()
         tokens, _ = given.x.shape
@@ -136,7 +140,7 @@ class RouteLinear:
 
     @cute.jit
     def multiply_share(self, given: Given, share: Share) -> cute.Tensor:
-        """Sums of a warp over its share of H (blocks, HALVES, 4)."""
+        """Return the sums of a warp over its share of H: (blocks, HALVES, 4)."""
         config = self.config
         rows = [self.row_of(given.weight, share, block, half) for block, half in config.rows]
         row = self.row_of_token(given.x, share)
@@ -148,7 +152,7 @@ class RouteLinear:
         if cutlass.const_expr(config.ready):
             cute.arch.griddepcontrol_wait()
         tokens = [self.load(row, share, step) for step in ahead]
-        # Not before: ptxas moves loads down to their use, but not behind this.
+        # Only here: ptxas moves loads down to their use, but not past this.
         cute.arch.griddepcontrol_launch_dependents()
         sums = registers_of(Float32, (config.blocks, HALVES, 4))
         sums.fill(0.0)
@@ -167,8 +171,9 @@ class RouteLinear:
         block: cutlass.Constexpr[int],
         half: cutlass.Constexpr[int],
     ) -> Int64:
-        """Address of what a lane loads first of an expert: of one row of a block, and of that eight
-        behind it. Behind the last expert it is that one again: nobody takes those sums."""
+        """Return the address of a lane's first vector of an expert: of a row of a block, or of the
+        row eight further. Past the last expert it is that expert's again; those sums are not used.
+        """
         first = (share.first_block + block * self.config.expert_ways) * EXPERT_ROWS
         row = first + half * 8 + cute.arch.lane_idx() // ROW_LANES
         expert = cutlass.min(row, self.config.route.experts - 1)
@@ -176,13 +181,14 @@ class RouteLinear:
 
     @cute.jit
     def row_of_token(self, x: cute.Tensor, share: Share) -> Int64:
-        """The same of a token; behind the last one it is that one again."""
+        """Return the address of a lane's first vector of a token. Rows past the last token read
+        that token again."""
         token = cutlass.min(cute.arch.lane_idx() // ROW_LANES, share.tokens - 1)
         return vector_of(x[share.first_token + token, None], first_vector(share))
 
     @cute.jit
     def load(self, row: Int64, share: Share, step: cutlass.Constexpr[int]) -> tuple[Uint32, ...]:
-        """Four words of a row, so many steps behind the first, zeros behind its end."""
+        """Load four words of a row, `step` steps after the first; zeros past its end."""
         is_there = Boolean(True)
         if cutlass.const_expr(not self.config.is_whole):
             is_there = first_vector(share) < self.config.vectors - step * ROW_LANES
@@ -190,8 +196,8 @@ class RouteLinear:
 
     @cute.jit
     def prefetch(self, rows: list[Int64], share: Share) -> None:
-        """To L2, the steps of a warp that are not yet loaded: each lane that shares a row another
-        step of it."""
+        """Prefetch steps of a warp that are not yet loaded to L2. The lanes that share a row
+        prefetch different steps."""
         config, place = self.config, cute.arch.lane_idx() % ROW_LANES
         for first in cutlass.range_constexpr(config.in_flight, config.steps, ROW_LANES):
             step = first + place
@@ -209,9 +215,11 @@ class RouteLinear:
         token: tuple[Uint32, ...],
         sums: cute.Tensor,
     ) -> None:
-        """sums (blocks, HALVES, 4) += a step of H; weights: words of `LinearConfig.rows`. Which
-        elements of H the columns of a product are does not matter, as long as both operands have
-        the same ones there: two words of the four that a lane loaded."""
+        """Compute sums (blocks, HALVES, 4) += a step of H. weights: words of `LinearConfig.rows`.
+
+        The columns of a product may be any elements of H, as long as both operands have the same
+        ones: two words of the four that a lane loaded.
+        """
         for block in cutlass.range_constexpr(self.config.blocks):
             upper, lower = weights[2 * block], weights[2 * block + 1]
             for half in cutlass.range_constexpr(HALVES):
@@ -222,7 +230,7 @@ class RouteLinear:
 
     @cute.jit
     def send_sums(self, mail: Mail, share: Share, sums: cute.Tensor) -> None:
-        """A warp's, each to the CTA that routes its token."""
+        """Send a warp's sums, each to the CTA that routes its token."""
         config, lane = self.config, cute.arch.lane_idx()
         for block in cutlass.range_constexpr(config.blocks):
             first = (share.first_block + block * config.expert_ways) * EXPERT_ROWS
@@ -243,7 +251,7 @@ class RouteLinear:
         found: Candidates,
         outputs: Outputs,
     ) -> None:
-        """By the last warp: the experts of the token of this CTA, if it has one."""
+        """Choose the experts of this CTA's token, if it has one. Runs in the last warp."""
         lane = cute.arch.lane_idx()
         if cutlass.const_expr(not self.config.ready):
             follow()
@@ -270,25 +278,26 @@ class RouteLinear:
 
 @cute.jit
 def first_vector(share: Share) -> Int32:
-    """Of a row, that a lane loads: LANE_ELEMENTS each."""
+    """Return the first vector (LANE_ELEMENTS) of a row that a lane loads."""
     return share.first_step * ROW_LANES + cute.arch.lane_idx() % ROW_LANES
 
 
 @cute.jit
 def vector_of(row: cute.Tensor, vector: Int32) -> Int64:
-    """Its address. All loads of a row then are at constant distances, and in flight at once."""
+    """Return the address of a vector. All loads of a row are then at constant distances, and in
+    flight at once."""
     return cute.local_tile(row, (LANE_ELEMENTS,), (vector,)).iterator.toint()
 
 
 @cute.jit
 def registers_of(dtype: cutlass.Constexpr, shape: cutlass.Constexpr) -> cute.Tensor:
-    """The last dimension lies together."""
+    """Allocate registers whose last dimension is contiguous."""
     order = tuple(range(len(shape) - 1, -1, -1))
     return cute.make_rmem_tensor(cute.make_ordered_layout(shape, order=order), dtype)
 
 
 def host_function(config: LinearConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     route, dtype = config.route, TYPES[config.route.dtype]
     x = fake_tensor(dtype, cute.sym_int32(), config.hidden, align=VECTOR_BYTES)
     weight = fake_tensor(dtype, route.experts, config.hidden, align=VECTOR_BYTES)

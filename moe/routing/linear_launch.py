@@ -51,8 +51,8 @@ class TokenChoices:
 def run_route_tokens(
     given: TokenChoices, order: OrderTables | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, weights); one launch, or for many tokens torch's linear layer and one. Of a single
-    token it writes the order of its slots, too."""
+    """Return (ids, weights): one launch, or for many tokens torch's linear layer and one launch.
+    For a single token it also writes the order of its slots."""
     layer, router = given.linear, given.router
     config = _checked_config(given)
     if len(given.x) > config.most_tokens:
@@ -79,7 +79,7 @@ def run_route_tokens(
 
 
 def empty_token_choices(given: TokenChoices) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and weights, not yet written."""
+    """Allocate ids and weights."""
     new, shape = given.x.new_empty, (given.x.shape[0], given.router.slots)
     return new(shape, dtype=torch.int32), new(shape, dtype=torch.float32)
 

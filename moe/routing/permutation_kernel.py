@@ -1,17 +1,18 @@
-"""Rows sorted by expert, stable: ranks, a scan, a scatter (device code).
+"""Stable sort of rows by expert: ranks, a scan, a scatter (device code).
 
-Slots are cut into chunks, one per CTA, a chunk into rounds, and a round into runs of neighbouring
-slots, one per warp. Within 32 slots votes say how many of the same expert stand before one; a row
-of shared memory per warp knows how many stood in its 32s before. The sum over lower warps, lower
-experts and lower chunks is where a slot goes. Nothing depends on the order in which warps run.
+Slots are divided into chunks, one per CTA, a chunk into rounds, and a round into runs of
+neighbouring slots, one per warp. Within 32 slots, votes count the earlier slots of the same expert.
+A row of shared memory per warp counts those in its earlier groups of 32. The row of a slot adds the
+sums over lower warps, lower experts and lower chunks. Nothing depends on the order in which warps
+run.
 
-A slot whose id is no expert of those that have rows, such as the -1 of padding or an expert of
-another rank, has no row: it is neither ranked nor scattered, and nothing outside of shared memory
-is touched for it.
+A slot has no row if its id is not an expert with rows, such as the -1 of padding or an expert of
+another rank. It is neither ranked nor scattered, and nothing outside of shared memory is accessed
+for it.
 
-One CTA does all in one launch. With several, `Count` writes the counts of every chunk first. While
-it runs, each CTA of `Scatter` sorts its first round in shared memory; then it adds up the counts
-that it needs, and writes runs of neighbouring rows.
+One CTA needs one launch. With several, `Count` first writes the counts of every chunk. While it
+runs, each CTA of `Scatter` sorts its first round in shared memory. Then it adds up the counts that
+it needs, and writes runs of neighbouring rows.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ HALF = 16  # bits of a packed count, and what lies below an expert in a word of 
 
 @dataclass(frozen=True)
 class Chosen:
-    """ids (R,) int32, experts of slots. first: of a range of experts, None for all of them."""
+    """Experts of slots: ids (R,) int32. first: first expert of a range; None for all."""
 
     ids: cute.Tensor
     first: Int32 | None = None
@@ -44,22 +45,20 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Run:
-    """Of a warp in a round: the slot of its first lane, and that slot counted from the first of the
-    CTA's round; of this lane's slots, by turn, experts and how many slots of the same expert the
-    run has before it."""
+    """Slots of a warp in a round."""
 
-    first: Int32
-    inside: Int32
-    experts: cute.Tensor
-    ranks: cute.Tensor
+    first: Int32  # slot of the warp's first lane
+    inside: Int32  # `first`, relative to the first slot of the CTA's round
+    experts: cute.Tensor  # experts of this lane's slots, by turn
+    ranks: cute.Tensor  # earlier slots of the run with the same expert, by turn
 
 
 @cute.jit
 def experts_of(
     config: PermutationConfig, chosen: Chosen, first: Int32, step: cutlass.Constexpr[int]
 ) -> cute.Tensor:
-    """Experts of a lane's slots in a round, `step` apart, counted from the first expert that has
-    rows; a slot without a row has expert E. All loads are in flight together."""
+    """Return the experts of a lane's slots in a round, `step` apart, relative to the first expert
+    that has rows. A slot without a row has expert E. All loads are in flight together."""
     (rows,) = chosen.ids.shape
     ids, experts = (cute.make_rmem_tensor(config.turns, Int32) for _ in range(2))
     ids.fill(0)
@@ -69,7 +68,7 @@ def experts_of(
     for turn in cutlass.range_constexpr(config.turns):
         local = Uint32(ids[turn])  # huge for a negative id
         if cutlass.const_expr(config.partial):
-            local = Uint32(ids[turn] - chosen.first)  # and in front of the first one
+            local = Uint32(ids[turn] - chosen.first)  # and for experts before the first one
         expert = Int32(cutlass.min(local, Uint32(config.experts)))
         experts[turn] = expert if first + turn * step < rows else Int32(config.experts)
     return experts
@@ -77,7 +76,7 @@ def experts_of(
 
 @cute.jit
 def clear(config: PermutationConfig, sCounts: cute.Tensor) -> None:
-    """Zeros in all of a tensor in one piece, of whole vectors, by all threads of the CTA."""
+    """Zero a contiguous tensor of whole vectors, with all threads of the CTA."""
     thread, _, _ = cute.arch.thread_idx()
     size = cute.size(sCounts)
     sWords = cute.make_tensor(sCounts.iterator, cute.make_layout(size))
@@ -89,7 +88,7 @@ def clear(config: PermutationConfig, sCounts: cute.Tensor) -> None:
 
 
 class Count:
-    """The first of two launches: experts of every chunk."""
+    """First of two launches: counts the experts of every chunk."""
 
     def __init__(self, config: PermutationConfig) -> None:
         self.config = config
@@ -103,8 +102,13 @@ class Count:
         rounds: Int32,
         stream: CUstream,
     ) -> None:
-        """ids, first: the fields of `Chosen`; counts: int32, `words` of each chunk; rounds: of a
-        chunk."""
+        """Launch the kernel.
+
+        Args:
+            ids, first: the fields of `Chosen`.
+            counts: int32, `words` of each chunk.
+            rounds: rounds of a chunk.
+        """
         chunks = cute.size(counts) // self.config.words
         self.kernel(Chosen(ids, first), counts, rounds).launch(
             grid=(chunks, 1, 1),
@@ -123,7 +127,7 @@ class Count:
         sCounts = SmemAllocator().allocate_tensor(Int32, cute.make_layout(room), VECTOR_BYTES)
         clear(config, sCounts)
         cute.arch.sync_threads()
-        # Not before: `Scatter` reads ids without waiting, once all CTAs of this grid are here.
+        # Only here: `Scatter` reads ids without waiting, once all CTAs of this grid have arrived.
         follow()
         for turn in cutlass.range(rounds, unroll=1):
             first = (chunk * rounds + turn) * config.slots + thread
@@ -139,14 +143,14 @@ class Count:
 
     @cute.jit
     def packed(self, sCounts: cute.Tensor, word: Int32) -> Int32:
-        """A word of the table of counts."""
+        """Return a word of the table of counts."""
         if cutlass.const_expr(self.config.packed):
             return sCounts[2 * word] | sCounts[2 * word + 1] << HALF
         return sCounts[word]
 
 
 class Scatter:
-    """The only launch, or the second: offsets and both directions of the permutation."""
+    """Second or only launch: writes offsets and both directions of the permutation."""
 
     def __init__(self, config: PermutationConfig) -> None:
         self.config = config
@@ -162,8 +166,13 @@ class Scatter:
         chunks: Int32,
         stream: CUstream,
     ) -> None:
-        """ids, first: the fields of `Chosen`; counts: of `Count`, None for one chunk of one round;
-        outputs: offsets (E + 1,), slot_of_row (R,), row_of_slot (R,), all int32."""
+        """Launch the kernel.
+
+        Args:
+            ids, first: the fields of `Chosen`.
+            counts: result of `Count`; None for one chunk of one round.
+            outputs: offsets (E + 1,), slot_of_row (R,), row_of_slot (R,), all int32.
+        """
         self.kernel(Chosen(ids, first), counts, *outputs, rounds).launch(
             grid=(chunks, 1, 1),
             block=(self.config.threads, 1, 1),
@@ -200,13 +209,13 @@ class Scatter:
             self.scatter(chosen, run, sRuns, None, gSlotOfRow, gRowOfSlot)
         else:
             sSorted = smem.allocate_tensor(Int32, cute.make_layout(config.slots))
-            # Of every expert: from places in the sorted round to rows; and how many are used.
+            # Of every expert: row minus position in the sorted round. Last: number of used slots.
             sDeltas = smem.allocate_tensor(Int32, cute.make_layout(config.experts + 1))
             layout = cute.make_ordered_layout((config.parts, config.words), order=(1, 0))
             sParts = smem.allocate_tensor(Int32, layout, VECTOR_BYTES)
             base = Int32(0)  # of thread e: the next row of expert e for a slot of this chunk
             for turn in cutlass.range(rounds, unroll=1):
-                # The launch in front has waited for whoever wrote ids before this one could begin.
+                # The previous launch waited for the writer of ids before it let this one begin.
                 run = self.rank(chosen, chunk * rounds + turn, sRuns)
                 begin, count = self.place_runs(sRuns, sTotals, None)
                 cute.arch.sync_threads()
@@ -225,8 +234,8 @@ class Scatter:
 
     @cute.jit
     def rank(self, chosen: Chosen, part: Int32, sRuns: cute.Tensor) -> Run:
-        """The run of this warp in a round; its counts by expert, into a row of sRuns. part: which
-        round of all chunks."""
+        """Return the run of this warp in a round, and write its counts by expert to a row of sRuns.
+        part: number of the round, over all chunks."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         warp, lane = thread // WARP_THREADS, thread % WARP_THREADS
@@ -254,8 +263,9 @@ class Scatter:
     def place_runs(
         self, sRuns: cute.Tensor, sTotals: cute.Tensor, gOffsets: cute.Tensor | None
     ) -> tuple[Int32, Int32]:
-        """Counts of a warp become where its first slot of an expert goes in the sorted round. Of
-        thread e: (where expert e begins in it, how many slots it has). gOffsets: is written."""
+        """Replace the counts of a warp by the positions of its first slot of each expert in the
+        sorted round. gOffsets is written. Return, in thread e, (first position of expert e, number
+        of its slots)."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         counts = cute.make_rmem_tensor(config.warps, Int32)
@@ -278,7 +288,8 @@ class Scatter:
     def sum_lower_experts(
         self, count: Int32, sTotals: cute.Tensor, gOffsets: cute.Tensor | None
     ) -> Int32:
-        """Of thread e: the sum of the counts of lower threads; into gOffsets by the first CTA."""
+        """Return, in thread e, the sum of the counts of lower threads. The first CTA also writes it
+        to gOffsets."""
         config = self.config
         chunk, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
@@ -300,7 +311,7 @@ class Scatter:
 
     @cute.jit
     def sort(self, run: Run, sRuns: cute.Tensor, sSorted: cute.Tensor) -> None:
-        """The round by expert: slots counted from its first one, and their experts."""
+        """Sort the round by expert: slots relative to its first one, and their experts."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         warp, lane = thread // WARP_THREADS, thread % WARP_THREADS
@@ -315,7 +326,7 @@ class Scatter:
     def find_base(
         self, counts: cute.Tensor, sParts: cute.Tensor, sTotals: cute.Tensor, gOffsets: cute.Tensor
     ) -> Int32:
-        """Of thread e: the row of the first slot of expert e in this chunk."""
+        """Return, in thread e, the row of the first slot of expert e in this chunk."""
         config = self.config
         own, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
@@ -343,8 +354,8 @@ class Scatter:
         gSlotOfRow: cute.Tensor,
         gRowOfSlot: cute.Tensor,
     ) -> None:
-        """The row of every slot of this warp; without sDeltas, which are added to places in the
-        sorted round, places are rows, and their slots are written as well."""
+        """Write the row of every slot of this warp: its position in the sorted round plus sDeltas.
+        Without sDeltas, positions are rows, and the slots of rows are written as well."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         warp, lane = thread // WARP_THREADS, thread % WARP_THREADS
@@ -365,7 +376,7 @@ class Scatter:
     def write_sorted(
         self, sSorted: cute.Tensor, sDeltas: cute.Tensor, run: Run, gSlotOfRow: cute.Tensor
     ) -> None:
-        """Slots of the sorted round to their rows, those of an expert side by side."""
+        """Write slots of the sorted round to their rows; rows of an expert are neighbours."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         for turn in cutlass.range_constexpr(config.turns):
@@ -377,8 +388,8 @@ class Scatter:
 
     @cute.jit
     def add_chunks(self, counts: cute.Tensor, sParts: cute.Tensor) -> None:
-        """Sums over a part of the chunks, which are all in front of this one or none of them. Of
-        packed counts as well: see `plan_permutation`."""
+        """Add up counts over a part of the chunks. All of them are before this chunk, or none.
+        Packed counts are added as well: see `plan_permutation`."""
         config = self.config
         own, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
@@ -395,7 +406,7 @@ class Scatter:
         loads = WORDS_IN_FLIGHT // config.vector
         for step in cutlass.range(0, each, loads, unroll=1):
             loaded = self.read_counts(counts, first + step, end, vector)
-            # The last one first: by then all of them are on their way.
+            # The last one first: all loads have been issued by then.
             for index in cutlass.range_constexpr(loads - 1, -1, -1):
                 for k in cutlass.range_constexpr(config.vector):
                     total[k] += loaded[k, index]
@@ -407,7 +418,8 @@ class Scatter:
     def read_counts(
         self, counts: cute.Tensor, first: Int32, end: Int32, vector: Int32
     ) -> cute.Tensor:
-        """Of chunks from `first` on, zeros from `end` on; all loads are in flight together."""
+        """Load counts of the chunks from `first` on; zeros from `end` on. All loads are in flight
+        together."""
         config = self.config
         shape = (config.vector, WORDS_IN_FLIGHT // config.vector)
         loaded = cute.make_rmem_tensor(shape, Int32)
@@ -422,13 +434,13 @@ class Scatter:
 
 
 def host_function_of_count(config: PermutationConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     ids = fake_tensor(Int32, cute.sym_int32())
     return Count(config), ids, _first(config), _counts(config), Int32(0), CUstream(0)
 
 
 def host_function_of_scatter(config: PermutationConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     rows = cute.sym_int32()
     ids = fake_tensor(Int32, rows)
     outputs = tuple(fake_tensor(Int32, size) for size in (config.experts + 1, rows, rows))

@@ -34,9 +34,15 @@ class Route:
         order: tuple[cute.Tensor | Int32 | None, ...] | None,
         stream: CUstream,
     ) -> None:
-        """logits (T, E); biases (E,) fp32 or None; outputs: ids int32 and weights fp32,
-        (T * slots,); shared_weight: None where no experts are shared; order: fields of `Order`,
-        None for more tokens than one."""
+        """Launch the kernel.
+
+        Args:
+            logits: (T, E).
+            bias, logit_bias: (E,) fp32, or None.
+            outputs: ids int32 and weights fp32, (T * slots,).
+            shared_weight: None if no experts are shared.
+            order: fields of `Order`; None for more than one token.
+        """
         tokens, _ = logits.shape
         written = Outputs(*outputs, scale, shared_weight, order_of(order))
         self.kernel(logits, bias, logit_bias, written).launch(
@@ -71,7 +77,7 @@ class Route:
 
 
 def host_function(config: RouteConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     dtype, align = TYPES[config.dtype], VECTOR_BYTES if config.vectors else None
     logits = fake_tensor(dtype, cute.sym_int32(), config.experts, align=align)
     bias, logit_bias = (

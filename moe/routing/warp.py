@@ -1,4 +1,4 @@
-"""What lanes of a warp, and warps of a cluster, say to each other (device code)."""
+"""Communication between lanes of a warp, and between CTAs of a cluster (device code)."""
 
 from dataclasses import dataclass
 
@@ -9,51 +9,51 @@ from cutlass.memory import SmemAllocator
 
 from moe.routing.config import VECTOR_BYTES, LinearConfig
 
-LOWEST = -(1 << 31)  # below the key of any number; what can no longer be chosen
+LOWEST = -(1 << 31)  # below the key of any number: cannot be chosen
 
 
 @cute.jit
 def key_of(value: Float32) -> Int32:
-    """An integer that is larger where the number is larger; NaN counts as -inf."""
+    """Return an integer that is ordered as the number; NaN counts as -inf."""
     return flip(number(value).bitcast(Int32))
 
 
 @cute.jit
 def number(value: Float32) -> Float32:
-    """-inf for NaN."""
+    """Replace NaN by -inf."""
     return cute.arch.fmax(value, -Float32.inf)
 
 
 @cute.jit
 def value_of(key: Int32) -> Float32:
-    """The number of a key."""
+    """Return the number of a key."""
     return flip(key).bitcast(Float32)
 
 
 @cute.jit
 def flip(bits: Int32) -> Int32:
-    """Negative floats grow as their magnitude falls: all bits but the sign change. Its own inverse,
-    and +0 stands above -0."""
+    """Flip all bits but the sign of negative floats, so that they are ordered as integers. It is
+    its own inverse; +0 is above -0."""
     return bits ^ ((bits >> 31) & Int32(0x7FFFFFFF))
 
 
 @cute.jit
 def is_first(mask: Int32, lane: Int32) -> Boolean:
-    """Whether no lane below `lane` is in the mask."""
+    """Return whether no lane below `lane` is in the mask."""
     return (mask & lanes_below(lane)) == 0
 
 
 @cute.jit
 def lanes_below(lane: Int32) -> Int32:
-    """A mask of them."""
+    """Return a mask of the lanes below `lane`."""
     return (Int32(1) << lane) - 1
 
 
 @cute.jit
 def lanes_alike(value: Int32, bits: cutlass.Constexpr[int]) -> Int32:
-    """A mask of the lanes whose values have the same lowest `bits`, by all 32 lanes.
+    """Return a mask of the lanes whose values have the same lowest `bits`; all 32 lanes take part.
 
-    A vote for each bit: match.any takes its time over many different values.
+    It votes for each bit: match.any is slow with many different values.
     """
     alike = Int32(-1)
     for bit in cutlass.range_constexpr(bits):
@@ -64,7 +64,7 @@ def lanes_alike(value: Int32, bits: cutlass.Constexpr[int]) -> Int32:
 
 @cute.jit
 def lanes_equal(value: Int32) -> Int32:
-    """A mask of the lanes that hold the same value, by all 32 lanes."""
+    """Return a mask of the lanes that hold the same value; all 32 lanes take part."""
     return cute.arch.inline_ptx(
         "match.any.sync.b32 {$w0}, {$r0}, 0xffffffff;",
         write_only_types=[Int32],
@@ -74,22 +74,22 @@ def lanes_equal(value: Int32) -> Int32:
 
 # ---- Partial sums of logits on their way to the CTA that routes a token
 #
-# Every warp of a cluster sends its own by st.async, each to a place of its own; the mbarrier of the
-# CTA that gets them counts the bytes. Each place is written once.
+# Every warp of a cluster sends its sums by st.async, each to a separate slot. The mbarrier of the
+# receiving CTA counts the bytes. Each slot is written once.
 
 
 @dataclass(frozen=True)
 class Mail:
-    """sums: fp32 [shares, E], of the token that this CTA routes. arrived: an mbarrier."""
+    """Shared memory that receives partial logits of the token that this CTA routes."""
 
-    sums: cute.Tensor
-    arrived: cute.Tensor
+    sums: cute.Tensor  # fp32 [shares, E]
+    arrived: cute.Tensor  # an mbarrier
 
 
 @cute.jit
 def open_mail(config: cutlass.Constexpr[LinearConfig], is_wanted: Boolean) -> Mail:
-    """By all threads of all CTAs; before anything is sent they wait for the cluster's barrier.
-    is_wanted: whether this CTA routes a token."""
+    """Allocate the mail and initialise its mbarrier. All threads of all CTAs call this, and wait
+    for the cluster barrier before anything is sent. is_wanted: whether this CTA routes a token."""
     smem, (thread, _, _) = SmemAllocator(), cute.arch.thread_idx()
     shape = config.shares, config.route.experts
     layout = cute.make_ordered_layout(shape, order=(1, 0))
@@ -110,7 +110,7 @@ def open_mail(config: cutlass.Constexpr[LinearConfig], is_wanted: Boolean) -> Ma
 
 @cute.jit
 def send(mail: Mail, share: Int32, expert: Int32, value: Float32, cta: Int32) -> None:
-    """To a CTA of the cluster, its part of a logit."""
+    """Send a share's part of a logit to CTA `cta` of the cluster."""
     place = mail.sums.iterator.toint() + mail.sums.layout((share, expert)) * 4
     cute.arch.inline_ptx(
         "{ .reg .b32 to, box; "
@@ -122,7 +122,7 @@ def send(mail: Mail, share: Int32, expert: Int32, value: Float32, cta: Int32) ->
 
 @cute.jit
 def wait(mail: Mail) -> None:
-    """Until all has come. The writes are of peers: an acquire of the cluster."""
+    """Wait until all sums have arrived. Peers write them, so it is an acquire of cluster scope."""
     cute.arch.inline_ptx(
         "{ .reg .pred done; "
         "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], 0; "

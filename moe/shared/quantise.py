@@ -1,11 +1,11 @@
-"""A block of fp32 numbers in one thread's registers, in a block-scaled format (device code).
+"""Quantise a block of fp32 numbers in a thread's registers (device code).
 
-`moe.reference` defines the bits: IEEE fp32 with its subnormals, every product rounded by itself, so
-that no product may become part of a fused multiply-add. `arch` is one that kernels are written for,
-"sm_100a" or "sm_90a": the conversions that Hopper lacks are arithmetic there, with the same bits.
+`moe.reference` defines the bits: IEEE fp32 with subnormals, every product rounded separately, so no
+product may become part of a fused multiply-add. `arch` is "sm_100a" or "sm_90a": conversions that
+Hopper lacks are computed by arithmetic there, with the same bits.
 
-`quantise_block` is all of it. Where several threads hold a block they find its amax together, and
-each takes `block_scale` and `packed_elements`.
+`quantise_block` does everything. If several threads hold a block, they find its amax together, and
+each calls `block_scale` and `packed_elements`.
 """
 
 import cutlass
@@ -34,11 +34,14 @@ def quantise_block(
     arch: cutlass.Constexpr[str],
     amax: Float32 | None = None,
 ) -> tuple[cute.Tensor, Uint32]:
-    """(elements packed in a register tensor of Uint32, the code of their scale factor as Uint32).
+    """Return (elements packed in a register tensor of Uint32, their scale factor's code as Uint32).
 
-    values: register tensor of form.block Float32. encode_scale: g, None in a format without. amax:
-    theirs, where it is known. The words are those of `data` in memory, lowest first: 2 of nvfp4, 4
-    of mxfp4, 8 of mxfp8.
+    The words are those of `data` in memory, lowest first: 2 of nvfp4, 4 of mxfp4, 8 of mxfp8.
+
+    Args:
+        values: register tensor of form.block Float32.
+        encode_scale: g; None in a format without a global scale.
+        amax: largest magnitude of `values`, if it is known.
     """
     if cutlass.const_expr(amax is None):
         amax = largest_magnitude(values)
@@ -48,7 +51,7 @@ def quantise_block(
 
 @cute.jit
 def largest_magnitude(values: cute.Tensor) -> Float32:
-    """amax of a register tensor of Float32; one NaN makes it NaN."""
+    """Return the amax of a register tensor of Float32; one NaN makes it NaN."""
     top = Float32(0.0)
     for index in cutlass.range_constexpr(cute.size(values)):
         top = cute.arch.fmax(top, magnitude(values[index]), nan=True)
@@ -65,8 +68,8 @@ def magnitude(value: Float32) -> Float32:
 
 @cute.jit
 def largest_half(values: cute.Tensor) -> Uint32:
-    """The bits of the amax of a register tensor of 16-bit floats, two of them at a time: without
-    the sign they are in the order of the numbers, NaN last."""
+    """Return the bits of the amax of a register tensor of 16-bit floats, compared two at a time.
+    Without the sign, bits are ordered as the numbers, NaN last."""
     words, pair = cute.recast_tensor(values, Uint32), Uint32(0)
     for index in cutlass.range_constexpr(cute.size(words)):
         pair = cute.arch.inline_ptx(
@@ -80,7 +83,7 @@ def largest_half(values: cute.Tensor) -> Uint32:
 
 @cute.jit
 def float_of_half(bits: Uint32, dtype: cutlass.Constexpr) -> Float32:
-    """fp32 of the bits of a bf16 or fp16."""
+    """Convert the bits of a bf16 or fp16 to fp32."""
     if cutlass.const_expr(dtype is cutlass.BFloat16):
         return float_of(bits << 16)
     return cute.arch.inline_ptx(
@@ -92,7 +95,7 @@ def float_of_half(bits: Uint32, dtype: cutlass.Constexpr) -> Float32:
 
 @cute.jit
 def encode_scale_of(amax: Float32, form: cutlass.Constexpr[BlockFormat]) -> Float32:
-    """g, with which amax becomes the largest number; 1 where amax is 0."""
+    """Return g, which maps amax to the largest number; 1 where amax is 0."""
     g = at_most_flt_max(Float32(form.amax_target) / amax)
     return Float32(1.0) if amax == 0.0 else g
 
@@ -101,7 +104,7 @@ def encode_scale_of(amax: Float32, form: cutlass.Constexpr[BlockFormat]) -> Floa
 def block_scale(
     amax: Float32, encode_scale: Float32 | None, form: cutlass.Constexpr[BlockFormat]
 ) -> tuple[Uint32, Float32]:
-    """(code of the scale factor of a block as Uint32, what its elements are multiplied by)."""
+    """Return (code of the scale factor of a block as Uint32, factor of its elements)."""
     wanted = amax * Float32(1.0 / form.largest)
     if cutlass.const_expr(form.scale == "ue8m0"):
         code = ue8m0(wanted)
@@ -113,13 +116,13 @@ def block_scale(
 
 @cute.jit
 def at_most_flt_max(value: Float32) -> Float32:
-    """min(value, FLT_MAX), NaN where the value is NaN."""
+    """Return min(value, FLT_MAX), NaN where the value is NaN."""
     return Float32(FLT_MAX) if value > FLT_MAX else value
 
 
 @cute.jit
 def e4m3(value: Float32) -> tuple[Uint32, Float32]:
-    """(code, value of the code), rounded to nearest and saturated."""
+    """Return (code, value of the code), rounded to nearest and saturated."""
     return cute.arch.inline_ptx(
         "{ .reg .b16 code, half, unused; .reg .b32 pair; "
         "cvt.rn.satfinite.e4m3x2.f32 code, 0f00000000, {$r0}; cvt.u32.u16 {$w0}, code; "
@@ -131,7 +134,8 @@ def e4m3(value: Float32) -> tuple[Uint32, Float32]:
 
 @cute.jit
 def ue8m0(value: Float32) -> Uint32:
-    """Code of the smallest power of two >= value, which is not negative; within its limits."""
+    """Return the code of the smallest power of two >= value, which is not negative; within its
+    limits."""
     bits = bits_of(value)
     code = cutlass.min((bits + 0x7FFFFF) >> MANTISSA_BITS, Uint32(LARGEST_CODE))
     code = Uint32(0) if bits <= SMALLEST_BITS else code
@@ -140,7 +144,7 @@ def ue8m0(value: Float32) -> Uint32:
 
 @cute.jit
 def inverse_of_ue8m0(code: Uint32) -> Float32:
-    """1 / the value of a code, exactly: all inverses are there, one of them a subnormal."""
+    """Return 1 / the value of a code, exactly: all inverses exist, one of them as a subnormal."""
     bits = (Uint32(LARGEST_CODE) - code) << MANTISSA_BITS
     bits = Uint32(SMALLEST_BITS) if code == LARGEST_CODE else bits
     bits = Uint32(NAN_BITS) if code == NAN_CODE else bits

@@ -12,7 +12,8 @@ from kernelkit.plan.log2 import LOG2_E
 
 @cute.jit
 def swiglu(config: cutlass.Constexpr, numbers: object, values: cute.Tensor) -> cute.Tensor:
-    """fp32 (N,) of gate and up, config.granularity columns of each in turn, to fp32 (N / 2,)."""
+    """Convert fp32 (N,), alternating config.granularity columns of gate and of up, to fp32 (N /
+    2,)."""
     width = config.granularity
     result = cute.make_rmem_tensor(cute.size(values) // 2, Float32)
     for index in cutlass.range_constexpr(cute.size(result)):
@@ -26,7 +27,7 @@ def swiglu(config: cutlass.Constexpr, numbers: object, values: cute.Tensor) -> c
 
 @cute.jit
 def gate_weight(config: cutlass.Constexpr, numbers: object, gate: Float32) -> Float32:
-    """What up is multiplied by: gate sigmoid(alpha gate)."""
+    """Return the factor of up: gate sigmoid(alpha gate)."""
     if cutlass.const_expr(config.limit):
         gate = cute.arch.fmin(gate, numbers.limit, nan=True)
     return gate * sigmoid(numbers.alpha * gate)
@@ -36,7 +37,7 @@ def gate_weight(config: cutlass.Constexpr, numbers: object, gate: Float32) -> Fl
 def weighted_up(
     config: cutlass.Constexpr, numbers: object, up: Float32, weight: Float32
 ) -> Float32:
-    """(up + beta) weight."""
+    """Return (up + beta) weight."""
     if cutlass.const_expr(config.limit):
         up = cute.arch.fmin(up, numbers.limit, nan=True)
         up = cute.arch.fmax(up, -numbers.limit, nan=True)

@@ -1,4 +1,4 @@
-"""What the host function takes, as fake tensors, and bundles that travel from it to the roles.
+"""Example arguments that the host function is compiled for, and bundles passed on to the roles.
 
 The bundles are frozen dataclasses: the DSL flattens them into the same PTX as separate arguments.
 """
@@ -32,8 +32,8 @@ from moe.kernel_arguments import GroupedArguments, Moved, Numbers, Tensors
 
 @dataclass(frozen=True)
 class Operands:
-    """What TMA reads. Modes of x and w: (row, byte of K, 1, expert), of their scale factors: (atom
-    along K, 16-bit word of it, block of 128 rows, expert)."""
+    """Tensors that TMA reads. Modes of x and w: (row, byte of K, 1, expert). Modes of their scale
+    factors: (atom along K, 16-bit word of the atom, block of 128 rows, expert)."""
 
     x: TmaTensor
     w: TmaTensor
@@ -43,26 +43,24 @@ class Operands:
 
 @dataclass(frozen=True)
 class Sizes:
-    """k: elements of K, experts, n_tiles of an expert's matrix."""
+    """Sizes of a product."""
 
-    k: Int32
+    k: Int32  # elements of K
     experts: Int32
-    n_tiles: Int32
+    n_tiles: Int32  # column tiles of an expert's matrix
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A piece of work. first: its first row of x; rows: how many of the tile are the expert's, or
-    more; block: of 128 rows of the scale factors of x, quarter: of that block, where it begins; n:
-    of the tiles of the expert's matrix."""
+    """A tile of work, as the scheduler publishes it in the tile queue."""
 
-    valid: Int32
+    valid: Int32  # 0: there are no more tiles
     expert: Int32
-    first: Int32
-    rows: Int32
-    block: Int32
-    quarter: Int32
-    n: Int32
+    first: Int32  # its first row of x
+    rows: Int32  # rows from `first` to the end of the expert: may exceed the tile
+    block: Int32  # block of 128 rows of the scale factors of x
+    quarter: Int32  # quarter of that block in which the tile begins
+    n: Int32  # column tile of the expert's matrix
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Buffers:
     w_scales: cute.Pointer
     tmem: cute.Pointer
     transposed: cute.Tensor | None = None  # fp32 [column of the accumulator, its row]
-    pieces: cute.Pointer | None = None  # of rows of the output, in bytes
+    pieces: cute.Pointer | None = None  # pieces of rows of the output, in bytes
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Pipes:
 
 @dataclass(frozen=True)
 class Scope:
-    """What every role of a CTA may reach."""
+    """Everything that the roles of a CTA use."""
 
     operands: Operands
     tensors: Tensors
@@ -108,8 +106,8 @@ SCALES = {"e4m3": Float8E4M3FN, "ue8m0": Float8E8M0FNU}
 
 
 def example_arguments(config: GroupedConfig) -> tuple[GroupedArguments, CUstream]:
-    """What `GroupedGemm.__call__` is compiled for."""
-    # Sizes of 1 are dynamic, too: that is how a tensor is described at a launch.
+    """Return the arguments that `GroupedGemm.__call__` is compiled for."""
+    # Sizes of 1 are dynamic, too, as in the tensors of a launch.
     rows, experts, n, line, one = (cute.sym_int32() for _ in range(5))
     atoms, words = cute.sym_int32(), cute.sym_int32()
     moved = partial(fake_tensor, align=hw.TMA_ALIGN_BYTES)
@@ -141,11 +139,12 @@ def example_arguments(config: GroupedConfig) -> tuple[GroupedArguments, CUstream
 
 
 def _windows(experts: cute.SymInt, n: cute.SymInt) -> Any:
-    """[experts, lines, windows, bytes of one]; what is padded is in units of 32 bytes."""
+    """Return fake w: [experts, lines, windows, bytes of one]. Padded tensors are in units of 32
+    bytes."""
     shape = experts, n, cute.sym_int32(), WINDOW // 2
     return fake_tensor(Uint8, *shape, align=WINDOW_ALIGN_BYTES)
 
 
 def _array(dtype: type[cutlass.Numeric], wanted: bool = True, align: int | None = None) -> Any:
-    """A vector, None where the config has no use for it."""
+    """Return a fake vector; None if the config does not use it."""
     return fake_tensor(dtype, cute.sym_int32(), align=align) if wanted else None

@@ -1,6 +1,6 @@
-"""The grouped GEMM of Blackwell: block-scaled operands, rows sorted by expert, SwiGLU behind it.
+"""The grouped GEMM of Blackwell: block-scaled operands, rows sorted by expert, fused SwiGLU.
 
-Persistent CTAs take tiles from a queue that their scheduler warp fills. Reading order: plan.py,
+Persistent CTAs process tiles from a queue that their scheduler warp fills. Reading order: plan.py,
 roles/scheduler.py, roles/load.py, roles/mma.py, roles/epilogue.py.
 """
 
@@ -73,7 +73,7 @@ class GroupedGemm:
             cluster=(self.config.ctas, 1, 1) if self.config.ctas > 1 else None,
             stream=stream,
             use_pdl=self.config.pdl,
-            min_blocks_per_mp=1,  # without it ptxas spills a word to get along with 40 registers
+            min_blocks_per_mp=1,  # without it ptxas spills a word to keep to 40 registers
         )
 
     @cute.kernel
@@ -118,14 +118,14 @@ class GroupedGemm:
             cute.arch.dealloc_tmem(tmem, plan.tmem.allocated, is_two_cta=is_two)
 
     def buffer(self, smem: cute.Pointer, name: str, dtype: type[cutlass.Numeric]) -> cute.Pointer:
-        """The plan's buffer, where the plan puts it."""
+        """Return a buffer of the plan in shared memory."""
         return buffer_at(self.plan.smem, smem, name, dtype)
 
     def buffers(self, smem: cute.Pointer, tmem: cute.Pointer) -> Buffers:
         """All buffers that roles use."""
         layout = cute.make_layout((TILE_STAGES, TILE_WORDS), stride=(TILE_WORDS, 1))
         tiles = cute.make_tensor(self.buffer(smem, "tiles", Int32), layout)
-        element = ELEMENTS[self.config.x_format.element]  # of w the same: what pads it, if not it
+        element = ELEMENTS[self.config.x_format.element]  # also of w, which is padded to it
         data = (self.buffer(smem, name, element) for name in ("x", "w"))
         scales = (self.buffer(smem, name, cutlass.Uint16) for name in ("x_scales", "w_scales"))
         passed = {}
@@ -139,5 +139,5 @@ class GroupedGemm:
 
 
 def host_function(config: GroupedConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     return GroupedGemm(config), *example_arguments(config)

@@ -1,12 +1,11 @@
 """Warps, barriers, shared memory and tensor memory of the grouped GEMM, as data.
 
-A tile is tile_rows rows of one expert by tile_n rows of its matrix. Which of the two is the M of
-the MMA and which its N, `config.swapped` says; M is 128 in every CTA. A stage of the ring holds 128
-bytes of K of both. The scale factors that belong to them come in atoms: 128 rows by four scale
-factors, 512 bytes, as they lie in global memory, go to tensor memory, and are read there by the
-MMA. Those of a few stages are fetched together, into a ring of their own, since every instruction
-of TMA takes its time. Of a pair each CTA holds half of the rows of both, its own scale factors of
-x, and all of w's.
+A tile is tile_rows rows of one expert by tile_n rows of its matrix. `config.swapped` decides which
+of the two is the M of the MMA; M is 128 in every CTA. A stage of the ring holds 128 bytes of K of
+both. Scale factors come in atoms of 128 rows by four scale factors, 512 bytes. They are copied to
+tensor memory in the layout of global memory, and the MMA reads them there. Scale factors of a few
+stages are fetched together, into a separate ring, since every TMA instruction has a cost. Each CTA
+of a pair holds half of the rows of both, the scale factors of its half of x, and all of w's.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from kernelkit.plan.warps import Role, RolePlan
 from moe.config import PART, WINDOW_STEP, GroupedConfig
 from moe.formats import SCALE_ATOM_BYTES, SCALE_COLUMNS, SCALE_ROWS
 
-LANES = 128  # of a CTA: rows of an accumulator, and threads of the epilogue
-LINE = hw.SMEM_LINE_BYTES  # of K in a stage
+LANES = 128  # rows of a CTA's accumulator, and threads of the epilogue
+LINE = hw.SMEM_LINE_BYTES  # bytes of K in a stage
 K_BLOCKS = 4  # MMAs of a stage, 32 bytes of K each
 TILE_STAGES = 2
 TILE_WORDS = 8  # int32 of a slot of the tile queue
 MAX_STAGES = 8
 GROUP_ATOMS = 4
 BARRIER_BYTES = 512
-PIECE_BYTES = 64  # of a row of the output, that a warp stores together
-PAD = 4  # fp32 behind a row of the transposed accumulator, so that its columns are in all banks
-# Columns: accumulators of 256 that share some begin at multiples of it. The manual states no rule;
-# no kernel that is known to run on hardware begins one of that size at a smaller multiple.
+PIECE_BYTES = 64  # bytes of a row of the output that a warp stores together
+PAD = 4  # fp32 after a row of the transposed accumulator: columns use all banks
+# Columns: accumulators of 256 that share columns begin at multiples of it. The manual has no rule;
+# no kernel known to run on hardware begins one of that size at a smaller multiple.
 ACC_ALIGN = 16
 
 ROLES = RolePlan(
@@ -59,7 +58,8 @@ class GroupedPlan:
 
     @property
     def element_bits(self) -> int:
-        """Of x and w in shared memory: beside e4m3 the MMA finds e2m1 in bytes as well."""
+        """Bits of an element of x and w in shared memory. With e4m3, the MMA reads e2m1 from bytes,
+        too."""
         return 4 if self.config.x_format.element == "e2m1" else 8
 
     @property
@@ -81,47 +81,47 @@ class GroupedPlan:
 
     @property
     def atoms(self) -> int:
-        """Along K, of a stage."""
+        """Atoms along K in a stage."""
         return K_BLOCKS * self.scales_of_block // SCALE_COLUMNS
 
     @property
     def m(self) -> int:
-        """Of an MMA, of both CTAs of a pair."""
+        """M of an MMA: rows of both CTAs of a pair."""
         return LANES * self.config.ctas
 
     @property
     def n(self) -> int:
-        """Of an MMA, and columns of an accumulator."""
+        """N of an MMA: columns of an accumulator."""
         return self.config.tile_rows if self.config.swapped else self.config.tile_n
 
     @property
     def x_rows(self) -> int:
-        """That a CTA loads."""
+        """Number of rows of x that a CTA loads."""
         return self.config.tile_rows // self.config.ctas
 
     @property
     def w_rows(self) -> int:
-        """That a CTA loads."""
+        """Number of rows of w that a CTA loads."""
         return self.config.tile_n // self.config.ctas
 
     @property
     def w_blocks(self) -> int:
-        """Of 128 rows, of the scale factors of w."""
+        """Number of 128-row blocks of scale factors of w in a tile."""
         return self.config.tile_n // SCALE_ROWS
 
     @property
     def x_scale_bytes(self) -> int:
-        """Of a stage."""
+        """Bytes of scale factors of x in a stage."""
         return self.atoms * SCALE_ATOM_BYTES
 
     @property
     def w_scale_bytes(self) -> int:
-        """Of a stage."""
+        """Bytes of scale factors of w in a stage."""
         return self.w_blocks * self.atoms * SCALE_ATOM_BYTES
 
     @property
     def stage_bytes(self) -> int:
-        """Of a stage, in one CTA."""
+        """Bytes of a stage in one CTA."""
         return (self.x_rows + self.w_rows) * LINE + self.x_scale_bytes + self.w_scale_bytes
 
     @property
@@ -131,25 +131,25 @@ class GroupedPlan:
 
     @property
     def moved_bytes(self) -> int:
-        """That TMA counts for x and w of one stage, in one CTA: padding is not among them."""
+        """Bytes of x and w that TMA counts for one stage in one CTA, without padding."""
         return (self.x_rows + self.w_rows) * LINE - self.w_rows * LINE // 2 * self.pads_w
 
     @property
     def group_bytes(self) -> int:
-        """Of scale factors that are fetched together."""
+        """Bytes of scale factors that are fetched together."""
         return self.group * (self.x_scale_bytes + self.w_scale_bytes)
 
     @property
     def passed(self) -> SmemBuffer:
-        """What goes through shared memory on its way out: an accumulator, a row of x behind the
-        other, or pieces of rows of the output."""
+        """Shared-memory buffer of the output: a transposed accumulator (one row of x after the
+        other), or pieces of rows of the output."""
         if self.config.swapped:
             return SmemBuffer("transposed", 4 * self.n * (LANES + PAD), align=128)
         return SmemBuffer("pieces", LANES * PIECE_BYTES, align=128)
 
     @cached_property
     def stages(self) -> int:
-        """Of the ring: what shared memory holds."""
+        """Stages of the ring: as many as shared memory holds."""
         return min(MAX_STAGES, self.room // self.stage_bytes)
 
     @property
@@ -160,8 +160,8 @@ class GroupedPlan:
 
     @cached_property
     def group(self) -> int:
-        """Stages whose scale factors are fetched together: those of four atoms, or what there is
-        room for."""
+        """Stages whose scale factors are fetched together: up to four atoms, as far as there is
+        room."""
         lines = (self.x_rows + self.w_rows) * LINE * self.stages
         scales = self.x_scale_bytes + self.w_scale_bytes
         for size in (4, 2):
@@ -172,9 +172,9 @@ class GroupedPlan:
 
     @property
     def groups(self) -> int:
-        """Places for scale factors. A tile begins with a group of its own, so that each stage may
-        be of another group; one more, as the last stages of the group that is overwritten may still
-        be multiplied when its first one is free."""
+        """Stages of the ring of scale factors. A tile begins with a new group, so each stage may be
+        of another group. If groups have several stages, there is one more: the last stages of an
+        overwritten group may still be multiplied when its first stage is free."""
         return self.stages + (self.group > 1)
 
     @cached_property
@@ -195,24 +195,24 @@ class GroupedPlan:
 
     @property
     def parts(self) -> int:
-        """Of an accumulator, that the epilogue takes one after the other."""
+        """Parts of an accumulator that the epilogue processes one after the other."""
         return max(1, self.n // PART)
 
     @property
     def shares_columns(self) -> bool:
-        """Whether two accumulators and the scale factors are more than there is: then the last
+        """Whether two accumulators and the scale factors exceed tensor memory. Then the last
         columns of the first accumulator are the first ones of the second."""
         return 2 * self.n + self.scale_columns > hw.TMEM_COLUMNS
 
     @property
     def scale_columns(self) -> int:
-        """Of tensor memory, for a stage."""
+        """Columns of tensor memory for the scale factors of a stage."""
         return (1 + self.w_blocks) * self.atoms * SCALE_COLUMNS
 
     @property
     def second(self) -> int:
-        """Column at which the second accumulator begins: where they share columns, the last one
-        that leaves room for it and for the scale factors."""
+        """First column of the second accumulator. If accumulators share columns, it is the last
+        column that leaves room for the second and for the scale factors."""
         if not self.shares_columns:
             return self.n
         last = hw.TMEM_COLUMNS - self.scale_columns - self.n
@@ -220,13 +220,13 @@ class GroupedPlan:
 
     @property
     def acc_stages(self) -> int:
-        """Accumulators that may be full. Of two that share columns one: what frees it is that the
-        shared columns were read."""
+        """Accumulators that may be full at once: one if they share columns. It is released once the
+        shared columns have been read."""
         return 1 if self.shares_columns else 2
 
     @cached_property
     def tmem(self) -> TmemPlan:
-        """Accumulators in turn, and the scale factors of one stage."""
+        """Two alternating accumulators, and the scale factors of one stage."""
         columns, shared = self.atoms * SCALE_COLUMNS, self.n - self.second
         x_scales = self.second + self.n
         begin = TmemRange("acc1_begin", self.second, shared, "first columns of acc1", over="acc0")
@@ -242,7 +242,8 @@ class GroupedPlan:
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Who waits for whom. Tiles go to each role that wants them by an edge of its own."""
+        """Edges between producers and consumers. Each role that needs tiles has a separate tile
+        edge."""
         threads = {"signal": Signal.THREADS, "release": Signal.THREADS, "payload": "tile"}
         tiles = tuple(
             Edge(f"tile_{role}", "scheduler", role, TILE_STAGES, leader_only=role == "mma",
@@ -256,7 +257,7 @@ class GroupedPlan:
         return EdgePlan(ROLES, (*tiles, ring, accumulator), self.config.ctas)
 
     def check(self) -> None:
-        """Raise ValueError for what no CTA can hold."""
+        """Raise ValueError if a CTA cannot hold the plan."""
         ROLES.check()
         self.edges.check()
         self.smem.check()

@@ -19,19 +19,18 @@ OUT_TYPES = {"bf16": BFloat16, "fp16": Float16, "e4m3": Float8E4M3FN}
 
 @dataclass(frozen=True)
 class Share:
-    """Of K, that a CTA multiplies. rank: of the CTA among those that share a tile; first, units: of
-    its units of K."""
+    """Part of K that a CTA multiplies."""
 
-    rank: Int32
-    first: Int32
-    units: Int32
+    rank: Int32  # of the CTA among those that share a tile
+    first: Int32  # its first unit of K
+    units: Int32  # its number of units of K
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What every role of a CTA may reach."""
+    """Everything that the roles of a CTA use."""
 
-    x: TmaTensor | cute.Tensor  # [tokens, K] where it is gathered
+    x: TmaTensor | cute.Tensor  # [tokens, K] if it is gathered
     tensors: MixedTensors
     numbers: Numbers
     sizes: Sizes
@@ -41,7 +40,7 @@ class Scope:
 
 
 def example_arguments(config: MixedConfig) -> tuple[MixedKernelArguments, CUstream]:
-    """What `Product.__call__` is compiled for."""
+    """Return the arguments that `Product.__call__` is compiled for."""
     rows, experts, one = (cute.sym_int32() for _ in range(3))
     align = hw.TMA_ALIGN_BYTES
     bias = fake_tensor(Float32, experts, cute.sym_int32()) if config.bias else None

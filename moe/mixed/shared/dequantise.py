@@ -1,4 +1,4 @@
-"""Elements of four bits to bf16 or e4m3, as an MMA has them in registers (device code)."""
+"""Convert four-bit elements to bf16 or e4m3, in the register layout of an MMA (device code)."""
 
 from collections.abc import Iterator
 
@@ -26,8 +26,8 @@ from moe.mixed.shared.args import Scope
 def places(
     plan: ProductPlan, scope: Scope, team: Int32, stage: Int32, unit: int
 ) -> Iterator[tuple[Int32, Int32]]:
-    """Shared addresses of a thread's words of a unit of K, and of their scale factors, for each 64
-    rows of the warpgroup's weights in turn."""
+    """Return shared addresses of a thread's words of a unit of K, and of their scale factors, for
+    each 64 rows of the warpgroup's weights."""
     thread, _, _ = cute.arch.thread_idx()
     thread = thread % THREADS
     first = scope.buffers.w.toint() + stage * plan.w_bytes
@@ -41,9 +41,9 @@ def places(
 
 # ---- To bf16
 #
-# Two words have sixteen elements, see `fragments.py`. Sign, exponent and mantissa of an e2m1, moved
-# to where bf16 has its sign, its last two bits of exponent and its first of mantissa, are 2^-126 of
-# it, subnormals too; one multiplication by the scale factor, which is as much larger, is exact.
+# Two words have sixteen elements, see `fragments.py`. Sign, exponent and mantissa of an e2m1 are
+# moved to bf16's sign, last two exponent bits and first mantissa bit. The result is 2^-126 of the
+# value, subnormals too. One multiplication by the scale factor times 2^126 is exact.
 
 MASK = 0x81C081C0  # of bf16: sign, two bits of exponent, one of mantissa; twice
 TWICE = 0x4040  # selector of prmt: a byte to both halves of a word
@@ -52,8 +52,8 @@ UE5M3_BASE = (235 << 7) * 0x00010001  # exponents of factors: 127 + 126 - 10 - 8
 
 @cute.jit
 def elements_of(first: Uint32, second: Uint32) -> tuple[tuple[Uint32, ...], ...]:
-    """The four pairs of each of two words, 2^-126 of what they mean: of row g, of row g + 8, and of
-    both 8 of K on."""
+    """Return the four pairs of each of two words, scaled by 2^-126: of row g, of row g + 8, and of
+    both rows 8 of K further."""
     own, mask = Uint32(JOINED), Uint32(MASK)
     joined = (first & own) | (turned(second, 32 - JOINED_TURN) & ~own)
     result = []
@@ -66,8 +66,8 @@ def elements_of(first: Uint32, second: Uint32) -> tuple[tuple[Uint32, ...], ...]
 
 @cute.jit
 def turned(word: Uint32, left: cutlass.Constexpr) -> Uint32:
-    """Turned left by so many bits; by a few nothing is turned in that counts, and a shift runs
-    beside what has no room for it elsewhere."""
+    """Rotate left by `left` bits. For a few bits it shifts instead: no relevant bit wraps around,
+    and a shift uses another execution unit."""
     if cutlass.const_expr(left == 0):
         return word
     if cutlass.const_expr(left < 8):
@@ -83,7 +83,7 @@ def turned(word: Uint32, left: cutlass.Constexpr) -> Uint32:
 def factors_of(
     config: cutlass.Constexpr[MixedConfig], address: Int32
 ) -> tuple[tuple[Uint32, ...], ...]:
-    """What elements of a unit are multiplied by, in both halves of a word: of the thread's first
+    """Return the factors of a unit's elements, each in both halves of a word: of the thread's first
     row for each 16 of K, and of its second row."""
     blocks = 64 // config.format.block
     words = load(address, Uint32, 2 * blocks // 4)
@@ -108,7 +108,7 @@ def factors_of(
 def dequantise(
     words: tuple[Uint32, ...], factors: tuple[tuple[Uint32, ...], ...], result: cute.Tensor
 ) -> None:
-    """A unit's words of the thread to the A operand of its four MMAs: 16 words of two bf16."""
+    """Convert a thread's words of a unit to the A operand of four MMAs: 16 words of two bf16."""
     for step in cutlass.range_constexpr(0, WORDS, 2):
         both = elements_of(words[step], words[step + 1])
         for word in cutlass.range_constexpr(2):
@@ -119,7 +119,7 @@ def dequantise(
 
 @cute.jit
 def times(first: Uint32, second: Uint32) -> Uint32:
-    """Two products of bf16."""
+    """Multiply two pairs of bf16."""
     return cute.arch.inline_ptx(
         "mul.rn.bf16x2 {$w0}, {$r0}, {$r1};",
         write_only_types=[Uint32],
@@ -131,8 +131,8 @@ def times(first: Uint32, second: Uint32) -> Uint32:
 def make_words(
     config: cutlass.Constexpr[MixedConfig], address: Int32, scales: Int32, result: cute.Tensor
 ) -> None:
-    """A unit's words at the shared `address`, and scale factors at `scales`, to the A operand of
-    its four MMAs."""
+    """Convert a unit's words at the shared `address`, with scale factors at `scales`, to the A
+    operand of its four MMAs."""
     dequantise(load(address, Uint32, WORDS), factors_of(config, scales), result)
 
 
@@ -152,8 +152,8 @@ ONE = 0x4440  # selector of prmt: a byte alone
 
 @cute.jit
 def make_words_fp8(address: Int32, scales: Int32, result: cute.Tensor) -> None:
-    """A unit's words at the shared `address`, and scale factors at `scales`, to the A operand of
-    its two MMAs: 8 words of four e4m3."""
+    """Convert a unit's words at the shared `address`, with scale factors at `scales`, to the A
+    operand of its two MMAs: 8 words of four e4m3."""
     words, below = load(address, Uint32, WORDS), load(scales, Uint32)
     for number in cutlass.range_constexpr(WORDS):
         step, row = number // 2, number % 2  # MMA, and row g or g + 8

@@ -1,4 +1,4 @@
-"""The host function and the scheduler role, which are those of both architectures."""
+"""Host function and scheduler role of both architectures."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from moe.sm100.roles.scheduler import write_tile
 
 
 class Product:
-    """Of one config; an architecture adds the kernel."""
+    """Host function of one config. An architecture adds the kernel."""
 
     config: MixedConfig
     plan: ProductPlan
@@ -56,7 +56,7 @@ class Scheduler(Walk):
         self.role = plan.roles["scheduler"]
 
     def tiles_of(self, rows: Int32) -> Int32:
-        """Row tiles of an expert with so many rows: none where another launch has it."""
+        """Return the row tiles of an expert with `rows` rows: 0 if it is another launch's."""
         config, tiles = self.plan.config, super().tiles_of(rows)
         if config.most:
             tiles *= Int32(rows <= config.most)
@@ -66,7 +66,7 @@ class Scheduler(Walk):
 
     @cute.jit
     def publish(self, scope: Scope, state: PipelineState, tile: Tile) -> None:
-        """To the roles of this CTA, once each has read what stood there."""
+        """Publish a tile to the roles of this CTA, once each of them has released the slot."""
         readers = [getattr(scope.pipes, name) for name in self.plan.tile_names]
         for reader in readers:
             reader.wait_free(state)

@@ -1,4 +1,4 @@
-"""How operands get to shared memory: x by TMA or gathered row by row, weights as they lie."""
+"""Loads to shared memory: x by TMA or gathered row by row, weights as they are stored."""
 
 import cutlass
 import cutlass.cute as cute
@@ -17,13 +17,13 @@ from moe.sm100.roles.scheduler import take_tile
 
 
 def x_box(plan: ProductPlan) -> Box:
-    """One unit of K of the fewest rows that are multiplied."""
+    """Return the TMA box of x: one unit of K of the smallest number of rows that is multiplied."""
     return Box(plan.widths[-1], DEPTH, X_TYPES[plan.config.x])
 
 
 class Loader:
-    """What fills the rings. Rows behind the last one, and K behind its end, arrive as zeros of x;
-    the weights that these are multiplied by are those before."""
+    """Producer of the rings. Rows past the last one, and K past its end, arrive as zeros of x; they
+    are multiplied by the preceding weights."""
 
     def __init__(self, plan: ProductPlan) -> None:
         self.plan = plan
@@ -31,7 +31,7 @@ class Loader:
 
     @property
     def others(self) -> int:
-        """Bytes that the barrier of x counts besides."""
+        """Further bytes that the barrier of x counts."""
         return 0
 
     @cute.jit
@@ -59,7 +59,7 @@ class Loader:
 
     @cute.jit
     def stage_bytes(self, rows: Int32) -> Int32:
-        """What the barrier of x counts of a stage of a tile that has so many rows."""
+        """Return the bytes that the barrier of x counts for a stage of a tile with `rows` rows."""
         plan = self.plan
         size = Int32(self.others)
         for number in cutlass.range_constexpr(self.boxes):
@@ -69,11 +69,11 @@ class Loader:
 
     @property
     def boxes(self) -> int:
-        """Of rows of a tile, that TMA fetches."""
+        """Number of boxes of a tile's rows that TMA fetches."""
         return 0 if self.plan.config.gather else self.plan.config.tile_rows // self.plan.widths[-1]
 
     def is_needed(self, number: int, rows: Int32) -> Boolean:
-        """Whether box `number` has rows that are multiplied: twice as many as one, or all."""
+        """Return whether box `number` has rows that are multiplied: widths are doubled."""
         behind = self.plan.widths[-1] << number.bit_length() - 1 if number else 0
         return rows > behind
 
@@ -81,7 +81,7 @@ class Loader:
     def fetch_weights(
         self, scope: Scope, tile: Tile, step: Int32, stage: Int32, barrier: cute.Pointer
     ) -> None:
-        """Those of one stage of a tile."""
+        """Fetch the weights of one stage of a tile."""
         plan, sizes, buffers = self.plan, scope.sizes, scope.buffers
         every = scope.tensors.weights[tile.expert, None].iterator.toint()
         first = scope.share.first + step * plan.units
@@ -131,22 +131,22 @@ def copy_bytes(
 
 # ---- Gather role: some warps fetch the rows of x from where the tokens are, swizzled as TMA would
 #
-# A warp has its share of the rows of a tile; eight lanes, or four, fetch a row and unit of K. Some
-# stages are in flight: the one that is told to be full is that many behind the one that was begun.
+# A warp has a part of the rows of a tile. Eight lanes, or four, fetch a row and unit of K. `ahead`
+# stages are in flight: the stage that is signalled is that many before the one that was begun.
 
 
 NO_ROW = -1
 
 
 class Gather:
-    """Fills the ring of x; rows that the expert does not have, and K behind its end, are zeros."""
+    """Producer of the ring of gathered x. Missing rows, and K past its end, are zeros."""
 
     def __init__(self, plan: ProductPlan) -> None:
         self.plan = plan
         self.role = plan.roles["gather"]
         self.own = -(-plan.config.tile_rows // self.role.warps)  # rows of a warp
-        self.lanes = plan.line // CHUNK_BYTES  # that fetch a row
-        self.at_once = hw.WARP_THREADS // self.lanes  # rows of a warp
+        self.lanes = plan.line // CHUNK_BYTES  # lanes that fetch a row
+        self.at_once = hw.WARP_THREADS // self.lanes  # rows of a warp at a time
 
     @cute.jit
     def run(self, scope: Scope) -> None:
@@ -173,14 +173,14 @@ class Gather:
                         self.tell(scope, begun - flying)
                         flying -= 1
                     state.advance()
-            # The queue has too few tiles of so few steps for one to be told when others begin.
+            # With so few steps, the queue has too few tiles to delay signals to the next tiles.
             if (going == 0) | (steps * TILE_STAGES < plan.ahead):
                 self.land(scope, begun, flying)
                 flying = Int32(0)
 
     @cute.jit
     def land(self, scope: Scope, begun: Int32, flying: Int32) -> None:
-        """Tell of all stages that are in flight."""
+        """Wait for all stages in flight, and signal them."""
         self.wait(0)
         for behind in cutlass.range_constexpr(self.plan.ahead, 0, -1):
             if flying >= behind:
@@ -188,18 +188,19 @@ class Gather:
 
     @cute.jit
     def wait(self, flying: cutlass.Constexpr[int]) -> None:
-        """Until all stages but so many are there, for the tensor core, too."""
+        """Wait until at most `flying` stages are in flight. The others are then visible to the
+        tensor core, too."""
         cute.arch.cp_async_wait_group(flying)
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
     def tell(self, scope: Scope, filling: Int32) -> None:
-        """The stage of this filling of the ring is full."""
+        """Signal that the stage of this filling of the ring is full."""
         scope.pipes.x.signal(filling % self.plan.stages)
 
     @cute.jit
     def find_rows(self, scope: Scope, tile: Tile) -> None:
-        """The tokens of this warp's rows to its part of the table."""
+        """Write the tokens of this warp's rows to its part of the table."""
         lane, warp, table = cute.arch.lane_idx(), self.warp(), scope.buffers.table
         cute.arch.sync_warp()
         for first in cutlass.range_constexpr(0, self.own, hw.WARP_THREADS):
@@ -214,7 +215,7 @@ class Gather:
 
     @cute.jit
     def fetch(self, scope: Scope, _sources: None, step: Int32, stage: Int32) -> None:
-        """Begin to copy this warp's rows of a stage, whose tokens are in the table."""
+        """Start to copy this warp's rows of a stage, whose tokens are in the table."""
         lane, plan, x = cute.arch.lane_idx(), self.plan, scope.x
         table = scope.buffers.table
         own_row, chunk = lane // self.lanes, lane % self.lanes
@@ -237,5 +238,5 @@ class Gather:
                     copy_chunk(target, source + Int64(column) * size, valid)
 
     def warp(self) -> Int32:
-        """Of the role."""
+        """Number of this warp in the role."""
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) - self.role.first_warp

@@ -1,8 +1,12 @@
-"""What sums become on their way out: factor, bias, SwiGLU, rounding, rows of the output (device).
+"""Conversion of sums to outputs: factor, bias, SwiGLU, rounding, rows of the output (device).
 
-In a fragment of sums element c + 2 h + 4 j of a thread is row g + 8 h of its warp's sixteen rows of
-weights, and row 8 j + 2 t + c of x. Rows of weights are columns of the output, so that it goes
-through shared memory transposed, some rows at a time.
+Element c + 2 h + 4 j of a thread's fragment of sums:
+
+    row g + 8 h of its warp's sixteen rows of weights
+    row 8 j + 2 t + c of x
+
+Rows of weights are columns of the output. So the output goes through shared memory transposed, some
+rows at a time.
 """
 
 from dataclasses import dataclass
@@ -26,25 +30,24 @@ UNIT = hw.SMEM_UNIT_BYTES
 
 @cute.jit
 def meet(team: Int32) -> None:
-    """All threads of the warpgroup."""
+    """Synchronise all threads of the warpgroup."""
     cute.arch.barrier(barrier_id=STORE_BARRIER + team, number_of_threads=THREADS)
 
 
 @dataclass(frozen=True)
 class OwnRows:
-    """Of a thread's two rows of weights of each part: factors of sums, and what is added then; and
-    what all outputs are multiplied by before they are rounded to e4m3."""
+    """Factors and biases of a thread's two rows of weights of each part."""
 
-    factors: list[tuple[Float32, Float32]]
-    biases: list[tuple[Float32, Float32]]
-    out_scale: Float32
+    factors: list[tuple[Float32, Float32]]  # factors of the sums
+    biases: list[tuple[Float32, Float32]]  # numbers added to them
+    out_scale: Float32  # factor of all outputs before they are rounded to e4m3
 
 
 @cute.jit
 def own_rows(
     plan: cutlass.Constexpr[ProductPlan], scope: Scope, tile: Tile, team: Int32
 ) -> OwnRows:
-    """Those of a tile; 0 where there is no such row."""
+    """Read those of a tile; 0 if there is no such row."""
     config, tensors = plan.config, scope.tensors
     if cutlass.const_expr(config.x == "e4m3"):
         factors = of_rows(plan, tensors.factor, tile, team)
@@ -69,7 +72,7 @@ def own_rows(
 def of_rows(
     plan: cutlass.Constexpr[ProductPlan], table: cute.Tensor, tile: Tile, team: Int32
 ) -> list[tuple[Float32, Float32]]:
-    """Of fp32 [E, rows of weights], 0 where there are none."""
+    """Read a thread's rows from fp32 [E, rows of weights]; 0 past the last row."""
     thread, _, _ = cute.arch.thread_idx()
     lane_row = thread % THREADS // hw.WARP_THREADS * 16 + thread % hw.WARP_THREADS // 4
     result = []
@@ -97,8 +100,8 @@ def put(
     own: OwnRows,
     first: cutlass.Constexpr = 0,
 ) -> None:
-    """A chunk of rows of the output, this warp's columns of it, to shared memory. sums: of these
-    rows, a fragment for each 64 rows of weights from the `first` of the warpgroup's on."""
+    """Write this warp's columns of a chunk of output rows to shared memory. sums: of these rows,
+    one fragment for each 64 rows of weights, beginning with the warpgroup's `first`."""
     config = plan.config
     blocks = min(CHUNK, config.tile_rows) // 8
     thread, _, _ = cute.arch.thread_idx()
@@ -135,8 +138,11 @@ def outputs_of(
     own: OwnRows,
     part: cutlass.Constexpr,
 ) -> list[Float32]:
-    """What sums of eight rows of x become, those of `block` of the tile: of the thread's first row
-    of weights and of two rows of x, then of its second, or of the pair that both are."""
+    """Return the outputs of the sums of `block`, eight rows of x, of the tile.
+
+    They are of two rows of x and the thread's first row of weights, then its second one. With
+    SwiGLU, both rows of weights are a pair with one output.
+    """
     config, numbers = plan.config, scope.numbers
     scales = (Float32(1.0), Float32(1.0))
     if cutlass.const_expr(config.row_scale):
@@ -168,8 +174,8 @@ def put_e4m3(
     unit: Int32,
     pair: tuple[Float32, Float32],
 ) -> None:
-    """Outputs of two rows of x to shared memory: neighbouring columns trade, so that each has two
-    of one row. unit: of eight columns."""
+    """Write outputs of two rows of x to shared memory. Lanes with neighbouring columns exchange
+    values, so that each has two columns of one row. unit: index of the eight columns."""
     lane = cute.arch.lane_idx()
     column, is_odd = lane // 4, Boolean(lane // 4 % 2)
     sent = pair[0] if is_odd else pair[1]
@@ -194,10 +200,10 @@ def take(
     chunk: cutlass.Constexpr,
     buffer: Int32,
 ) -> None:
-    """A chunk of rows from shared to global memory, 16 bytes a thread."""
+    """Copy a chunk of rows from shared to global memory, 16 bytes a thread."""
     config, out = plan.config, scope.tensors.out
     rows, units = min(CHUNK, config.tile_rows), plan.out_line // UNIT
-    columns = plan.outputs // units  # of a thread
+    columns = plan.outputs // units  # units of a thread
     thread, _, _ = cute.arch.thread_idx()
     thread = thread % THREADS
     column = tile.n * config.tile_outputs + team * plan.outputs + thread % units * columns
@@ -217,7 +223,8 @@ def take(
 
 @cute.jit
 def placed(plan: cutlass.Constexpr[ProductPlan], row: Int32, unit: Int32) -> Int32:
-    """Byte of 16 of a row: eight lanes that move neighbouring rows meet all banks."""
+    """Return the byte offset of a 16-byte unit of a row, swizzled: eight lanes that move
+    neighbouring rows use all banks."""
     line = plan.out_line
     turned = row * line // hw.SMEM_LINE_BYTES % min(8, line // UNIT)
     return row * line + (unit ^ turned) * UNIT

@@ -1,1 +1,1 @@
-"""The same product on Blackwell, whose weights become bf16 in tensor memory."""
+"""The mixed product on Blackwell, which converts weights to bf16 in tensor memory."""

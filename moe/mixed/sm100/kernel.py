@@ -85,5 +85,5 @@ class MixedGemm(Product):
 
 
 def host_function(config: MixedConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     return MixedGemm(config), *example_arguments(config)

@@ -1,10 +1,12 @@
 """Warps, barriers, shared memory and tensor memory of Blackwell's mixed product, as data.
 
-The tensor core reads weights in bf16 from tensor memory, 128 rows of them as the M of its product,
-and rows of x from shared memory, as its N. A unit of 64 rows of weights is what a warpgroup makes
-at a time: of the 32 lanes that a warp reaches it takes 16, the first half or the second one, and
-the next unit takes the others. Row 64 u + 16 w + r of a tile is so in lane 32 w + 16 (u % 2) + r of
-block u // 2, and an accumulator of 16 lanes is a fragment of the epilogue's registers.
+The tensor core reads 128 rows of bf16 weights from tensor memory, as the M of its product, and rows
+of x from shared memory, as its N. A warpgroup converts a unit of 64 rows of weights at a time. Each
+warp uses 16 of the 32 lanes that it can access: the first half or, for the next unit, the second.
+An accumulator of 16 lanes is a fragment of the epilogue's registers. So a row of a tile is stored
+as follows:
+
+    row 64 u + 16 w + r: block u // 2, lane 32 w + 16 (u % 2) + r
 """
 
 from __future__ import annotations
@@ -53,15 +55,15 @@ class MixedPlan(ProductPlan):
 
     @property
     def turns(self) -> int:
-        """Groups of warpgroups that take stages in turn, each all rows of weights of its stages:
-        while some wait for what they have asked for, others compute. One is enough where products
-        take longer than that."""
+        """Number of groups of warpgroups, which alternate over the stages. Each group converts all
+        rows of weights of its stages. While some wait for their loads, others compute. One group is
+        enough if products take longer."""
         return 1 if self.config.tile_rows >= MANY else MOST_TEAMS // self.config.teams
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Columns of products, which are rows of x: all of a tile, or half of them where it has no
-        more, and so on, in whole chunks of the epilogue."""
+        """Widths of products, in rows of x: a whole tile, half of it if the expert has no more
+        rows, and so on, in whole chunks of the epilogue."""
         halves = (self.config.tile_rows >> n for n in range(MOST_WIDTHS))
         return tuple(width for n, width in enumerate(halves) if n == 0 or width >= CHUNK)
 
@@ -77,28 +79,28 @@ class MixedPlan(ProductPlan):
 
     @property
     def blocks(self) -> int:
-        """Of 128 rows of weights, each an accumulator."""
+        """Number of 128-row blocks of weights in a tile; each has an accumulator."""
         return self.tall // HALVES
 
     @property
     def sum_columns(self) -> int:
-        """Of tensor memory, for the accumulators of a tile."""
+        """Columns of tensor memory for the accumulators of a tile."""
         return self.blocks * self.config.tile_rows
 
     @property
     def a_columns(self) -> int:
-        """Of tensor memory, for a stage of weights."""
+        """Columns of tensor memory for a stage of weights."""
         return self.units * self.blocks * unit_columns(self.config)
 
     @property
     def acc_stages(self) -> int:
-        """Tiles whose accumulators there is room for."""
+        """Number of tiles whose accumulators fit."""
         twice = 2 * self.sum_columns + 2 * self.a_columns
         return 2 if twice <= hw.TMEM_COLUMNS else 1
 
     @property
     def a_stages(self) -> int:
-        """Of weights in tensor memory."""
+        """Stages of weights in tensor memory."""
         room = hw.TMEM_COLUMNS - self.acc_stages * self.sum_columns
         return self.whole_turns(min(MOST_A_STAGES, room // self.a_columns))
 
@@ -115,20 +117,20 @@ class MixedPlan(ProductPlan):
 
     @cached_property
     def stages(self) -> int:
-        """Of both rings: what shared memory holds."""
+        """Stages of both rings: as many as shared memory holds."""
         room = hw.SMEM_BYTES_PER_CTA - BARRIER_BYTES - 2 * hw.SMEM_SWIZZLE_ALIGN
         room -= 2 * self.out_bytes
         return self.whole_turns(min(MAX_STAGES, room // (self.units * self.x_bytes + self.w_bytes)))
 
     def whole_turns(self, stages: int) -> int:
-        """As many stages at most that a group always meets the same ones: it has waited for every
-        phase of their barriers then. One that skipped a phase would take the one before it, which
-        has the same parity, for the one that it waits for."""
+        """Round `stages` down so that a group of warps always uses the same stages. It then waits
+        for every phase of their barriers. If it skipped a phase, it would mistake the previous
+        phase, which has the same parity, for the one that it waits for."""
         return stages - stages % self.turns
 
     @property
     def lag(self) -> int:
-        """The tensor core takes one stage after the other."""
+        """No further stages: the tensor core uses one stage after the other."""
         return 0
 
     @cached_property
@@ -147,7 +149,7 @@ class MixedPlan(ProductPlan):
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Who waits for whom."""
+        """Edges between producers and consumers."""
         weights = Edge("w", "load", "math", self.stages, Signal.TMA, "stage of weights",
                        tx_bytes=self.w_bytes, release=Signal.WARPS)  # fmt: skip
         if self.config.gather:
@@ -164,7 +166,7 @@ class MixedPlan(ProductPlan):
         return EdgePlan(self.roles, (*tiles, weights, x, a, acc))
 
     def check(self) -> None:
-        """Raise ValueError for what no CTA can hold."""
+        """Raise ValueError if a CTA cannot hold the plan."""
         super().check()
         self.tmem.check()
 

@@ -1,4 +1,4 @@
-"""Roles of Blackwell's mixed product, in the order of the data, and what they share on chip."""
+"""Roles of Blackwell's mixed product, in data-flow order, and their on-chip memory."""
 
 from dataclasses import dataclass
 
@@ -58,14 +58,14 @@ class Pipes:
 
 
 class Load(Loader):
-    """Fills both rings: that of x is free when the tensor core is done, that of weights when they
-    are bf16."""
+    """Producer of both rings. The tensor core releases stages of x, the math role those of weights,
+    once they are bf16."""
 
     @cute.jit
     def fetch(
         self, scope: Scope, tile: Tile, step: Int32, state: PipelineState, size: Int32
     ) -> None:
-        """Fill a stage of each ring, of x where it is not gathered."""
+        """Fill a stage of each ring; of x only if it is not gathered."""
         pipes = scope.pipes
         pipes.w.acquire(state)
         barrier = pipes.w.barrier(state.index)
@@ -87,7 +87,7 @@ class Gather(load.Gather):
 
     @cute.jit
     def find_rows(self, scope: Scope, tile: Tile) -> cute.Tensor:
-        """The tokens of the thread's rows, Int32 in registers, NO_ROW where there is no row."""
+        """Read the tokens of the thread's rows, Int32 in registers; NO_ROW if there is no row."""
         turns = -(-self.own // self.at_once)
         tokens = cute.make_rmem_tensor(turns, Int32)
         for turn in cutlass.range_constexpr(turns):
@@ -100,7 +100,7 @@ class Gather(load.Gather):
 
     @cute.jit
     def fetch(self, scope: Scope, tokens: cute.Tensor, step: Int32, stage: Int32) -> None:
-        """Begin to copy this warp's rows of a stage."""
+        """Start to copy this warp's rows of a stage."""
         plan, x, lane = self.plan, scope.x, cute.arch.lane_idx()
         own_row, chunk = lane // self.lanes, lane % self.lanes
         size, width = plan.config.x_bits // 8, cute.size(x, mode=[1])
@@ -122,8 +122,7 @@ class Gather(load.Gather):
 
 # ---- Math: warpgroups turn weights to bf16 in registers, and store them to tensor memory
 #
-# They wait for weights that have arrived and for room, and for nobody else: the tensor core follows
-# some stages behind.
+# They only wait for weights and for free stages: the tensor core follows a few stages later.
 
 
 class Math:
@@ -172,7 +171,7 @@ class Math:
     def make_words(
         self, scope: Scope, team: Int32, stage: Int32, unit: cutlass.Constexpr[int]
     ) -> list[cute.Tensor]:
-        """A unit of K of the warpgroup's rows, as it goes to tensor memory: a fragment for each 64
+        """Convert a unit of K of the warpgroup's rows for tensor memory: one fragment for each 64
         rows."""
         result = []
         for place in dequantise.places(self.plan, scope, team, stage, unit):
@@ -199,15 +198,15 @@ class Math:
 
 
 def a_column(plan: MixedPlan, stage: Int32, unit: int, block: Int32) -> Int32:
-    """Where a stage has a unit of K of 128 rows of weights."""
+    """Return the tensor-memory column of a unit of K of 128 rows of weights in a stage."""
     inside = (unit * plan.blocks + block) * unit_columns(plan.config)
     return plan.tmem["a"].begin + stage * plan.a_columns + inside
 
 
 # ---- MMA: one warp issues the products of weights in tensor memory and rows of x
 #
-# Products are as wide as the tile, or half as wide where the expert has no more rows in it, and so
-# on: the rows of x that are not multiplied are not fetched.
+# Products are as wide as the tile, or half as wide if the expert has no more rows in it, and so on.
+# Rows of x that are not multiplied are not fetched.
 
 K = OperandMajorMode.K
 
@@ -256,7 +255,7 @@ class Mma:
         step: Int32,
         stages: tuple[Int32, Int32],
     ) -> None:
-        """`add` with the least of the plan's widths from `number` on that has all rows."""
+        """Call `add` with the smallest width of the plan, from `number` on, that holds all rows."""
         widths = self.plan.widths
         if cutlass.const_expr(number + 1 == len(widths)):
             self.add(scope, widths[number], column, step, stages)
@@ -274,7 +273,7 @@ class Mma:
         step: Int32,
         stages: tuple[Int32, Int32],
     ) -> None:
-        """D (+)= A B over a stage of K. column: of D. stages: of x and of the weights."""
+        """Compute D (+)= A B over a stage of K. `stages`: stage of x, stage of the weights."""
         plan = self.plan
         for unit in cutlass.range_constexpr(plan.units):
             if cutlass.const_expr(unit == 0):
@@ -292,7 +291,7 @@ class Mma:
         accumulate: Boolean,
         stages: tuple[Int32, Int32],
     ) -> None:
-        """The same over a unit of K."""
+        """Compute D (+)= A B over a unit of K."""
         plan, buffers = self.plan, scope.buffers
         x = buffers.x + (stages[0] * plan.units + unit) * (plan.config.tile_rows * DEPTH)
         for block in cutlass.range_constexpr(plan.blocks):
@@ -318,7 +317,7 @@ def weights_at(
 
 
 def make_mma(plan: MixedPlan, width: int) -> cute.TiledMma:
-    """Built anew wherever it is used: passed through a loop it stops being a constant."""
+    """Build the MMA. It is rebuilt at each use: passed through a loop it stops being a constant."""
     element, source = X_TYPES[plan.config.x], tcgen05.OperandSource.TMEM
     shape = hw.TMEM_LANES, width
     return sm100.make_trivial_tiled_mma(
@@ -328,7 +327,7 @@ def make_mma(plan: MixedPlan, width: int) -> cute.TiledMma:
 
 # ---- Epilogue: a warpgroup makes rows of the output of sums in tensor memory, some at a time
 
-TEAM = 0  # of those who store, of which there is one
+TEAM = 0  # the only storing warpgroup
 
 
 class Epilogue:
@@ -356,12 +355,13 @@ class Epilogue:
 
     @cute.jit
     def store(self, scope: Scope, tile: Tile, stage: Int32) -> None:
-        """A tile to global memory. The accumulators are free once its last rows have been read."""
+        """Store a tile to global memory. The accumulators are released once their last rows have
+        been read."""
         plan, config = self.plan, self.plan.config
         rows = min(CHUNK, config.tile_rows)
         chunks = config.tile_rows // rows
         own = own_rows(plan, scope, tile, TEAM)
-        meet(TEAM)  # the rows of the tile before have been read
+        meet(TEAM)  # the previous tile's rows have been read
         for chunk in cutlass.range_constexpr(chunks):
             if chunk * rows < tile.rows:
                 buffer = scope.buffers.out.toint() + chunk % 2 * plan.out_bytes
@@ -379,7 +379,7 @@ class Epilogue:
 
     @cute.jit
     def release(self, scope: Scope, stage: Int32) -> None:
-        """The accumulators of the tile may be written."""
+        """Release the accumulators of the tile."""
         tmem.order_before_signal()
         scope.pipes.acc.release(stage)
 
@@ -391,8 +391,8 @@ class Epilogue:
         part: cutlass.Constexpr[int],
         rows: cutlass.Constexpr[int],
     ) -> cute.Tensor:
-        """A fragment of 64 rows of weights, and of so many rows of x, of which the first one is
-        column `first` of the first accumulator."""
+        """Load a fragment of 64 rows of weights and `rows` rows of x. Column `first` of the first
+        accumulator is the first row of x."""
         block, half = part // HALVES, part % HALVES
         column = first + block * self.plan.config.tile_rows
         return load_sums(fragment_at(scope.buffers.tmem, column, half), rows)

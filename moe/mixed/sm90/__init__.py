@@ -1,1 +1,1 @@
-"""The grouped GEMM of Hopper, whose weights of four bits become bf16 in registers."""
+"""The mixed product on Hopper, which converts four-bit weights to bf16 in registers."""

@@ -1,10 +1,10 @@
-"""The sums of CTAs that share a tile along K, from who has a share to who finishes (device code).
+"""Exchange of sums between CTAs that share a tile along K (device code).
 
-Warpgroup t of each of them has sums of the same 64 rows of weights, or of twice as many, over its
-own units of K. CTA t % split of the cluster finishes them. The others send it theirs by st.async,
-each to a place of its own, where an mbarrier counts the bytes; it adds them up in the order of
-CTAs, its own in their midst, and says that the places are free. So bits follow from the share of K
-alone, whoever comes first and whatever a tile is.
+Warpgroup t of each CTA has sums of the same 64 rows of weights, or of twice as many, over its units
+of K. CTA t % split of the cluster finishes them. Each other CTA sends it its sums by st.async, to a
+separate slot; an mbarrier counts the bytes. The finishing CTA adds up all sums in the order of
+CTAs, including its sums, and signals that the slots are free. So the result's bits depend on the
+partition of K only, not on timing or tiles.
 
     mail: fp32 [warpgroup that the CTA finishes][sender][part][8 rows of x][thread][4]
 """
@@ -21,13 +21,13 @@ from moe.mixed.plan import PAIR
 from moe.mixed.shared.args import Scope, Share
 from moe.mixed.sm90.plan import MixedPlan
 
-VECTOR = 4  # sums of a thread of eight rows of x
+VECTOR = 4  # sums of a thread for eight rows of x
 
 
 @cute.jit
 def share_of(plan: cutlass.Constexpr[MixedPlan], sizes: Sizes) -> Share:
-    """This CTA's, in pairs of units as they are multiplied, so that it is the same for any tile;
-    nothing where there are fewer pairs than CTAs."""
+    """Return this CTA's part of K, in pairs of units as they are multiplied, so that it is the same
+    for any tile. It is empty if there are fewer pairs than CTAs."""
     if cutlass.const_expr(plan.config.split == 1):
         return Share(Int32(0), Int32(0), sizes.units)
     split = plan.config.split
@@ -40,7 +40,8 @@ def share_of(plan: cutlass.Constexpr[MixedPlan], sizes: Sizes) -> Share:
 
 @cute.jit
 def open_mail(plan: cutlass.Constexpr[MixedPlan], barriers: cute.Pointer) -> None:
-    """By all threads: mbarriers, which peers may use behind the cluster's barrier."""
+    """Initialise the mbarriers. All threads call this; peers may use them after the cluster
+    barrier."""
     thread, _, _ = cute.arch.thread_idx()
     if thread == 0:
         for team in cutlass.range_constexpr(plan.config.teams):
@@ -65,8 +66,12 @@ def exchange(
     turn: Int32,
     sums: list[cute.Tensor],
 ) -> None:
-    """Sums of all of K where this CTA finishes them: `sums` then. rows: of the tile; turn:
-    how many tiles there were before."""
+    """Complete `sums` over all of K if this CTA finishes them, else send them.
+
+    Args:
+        rows: of the tile.
+        turn: number of earlier tiles.
+    """
     if finishes(plan, scope, team):
         add(plan, scope, team, rows, turn, sums)
     else:
@@ -75,7 +80,8 @@ def exchange(
 
 @cute.jit
 def leave(plan: cutlass.Constexpr[MixedPlan], scope: Scope, team: Int32, turn: Int32) -> None:
-    """Behind the last of `turn` tiles: who finished it reaches into this CTA once more."""
+    """Wait, after the last of `turn` tiles, for the last remote arrival at this CTA's `freed`
+    barrier."""
     if not finishes(plan, scope, team):
         wait(freed(scope, team), turn % 2 ^ 1)
 
@@ -89,7 +95,7 @@ def send(
     turn: Int32,
     sums: list[cute.Tensor],
 ) -> None:
-    """A thread's sums, once those of the tile before have been read there."""
+    """Send a thread's sums, once those of the previous tile have been read."""
     wait(freed(scope, team), turn % 2 ^ 1)
     owner = team % plan.config.split
     place, box = place_of(plan, scope, team, scope.share.rank), arrived(scope, team)
@@ -116,7 +122,7 @@ def add(
     turn: Int32,
     sums: list[cute.Tensor],
 ) -> None:
-    """All shares in the order of CTAs, and word to the others that they may send again."""
+    """Add up the sums of all CTAs in their order, and signal the others to send again."""
     split, rank = plan.config.split, scope.share.rank
     thread, _, _ = cute.arch.thread_idx()
     if thread % THREADS == 0:
@@ -151,8 +157,8 @@ def add(
 
 @cute.jit
 def place_of(plan: cutlass.Constexpr[MixedPlan], scope: Scope, team: Int32, cta: Int32) -> Int32:
-    """Where a thread's sums lie that CTA `cta` sends. Who finishes has no place of its own: what is
-    said of it is another one's."""
+    """Return the address of a thread's sums that CTA `cta` sends. The finishing CTA has no slot:
+    for it, the address is another CTA's."""
     split = plan.config.split
     owner = team % split
     sender = cutlass.min(cta - Int32(cta > owner), split - 2)
@@ -162,23 +168,23 @@ def place_of(plan: cutlass.Constexpr[MixedPlan], scope: Scope, team: Int32, cta:
 
 
 def offset(plan: MixedPlan, part: int, block: int) -> int:
-    """Bytes from a thread's first sums on."""
+    """Return the offset in bytes from a thread's first sums."""
     return (part * plan.blocks + block) * THREADS * 4 * VECTOR
 
 
 def arrived(scope: Scope, team: Int32) -> Int32:
-    """The mbarrier that counts what comes of a warpgroup's sums."""
+    """Return the address of the mbarrier that counts arriving sums of a warpgroup."""
     return scope.buffers.mail_barriers.toint() + team * (2 * hw.MBARRIER_BYTES)
 
 
 def freed(scope: Scope, team: Int32) -> Int32:
-    """The one on which their places are told to be free."""
+    """Return the address of the mbarrier that signals free slots."""
     return arrived(scope, team) + hw.MBARRIER_BYTES
 
 
 @cute.jit
 def wait(barrier: Int32, parity: Int32) -> None:
-    """For what peers did: an acquire of the cluster."""
+    """Wait for a phase that peers complete, with an acquire of cluster scope."""
     cute.arch.inline_ptx(
         "{ .reg .pred done; "
         "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1}; "

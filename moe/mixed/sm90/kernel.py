@@ -70,12 +70,13 @@ class MixedGemm(Product):
             elif cutlass.const_expr(self.config.gather):
                 self.gather.run(scope)
         if cutlass.const_expr(self.config.least):
-            cute.arch.griddepcontrol_wait()  # who waits for this launch waits for that one, too
+            cute.arch.griddepcontrol_wait()  # the next kernel then waits for both
 
     @cute.jit
     def begin(self) -> None:
-        """All threads wait for the kernel in front, unless it has other experts of the same
-        product: that one waited for all that is read here. Then the one behind may begin."""
+        """Wait for the previous kernel in all threads, then let the next one begin. A launch of
+        other experts of the same product does not wait: the previous launch waited for all its
+        inputs."""
         config = self.config
         if cutlass.const_expr(config.pdl and not config.least):
             follow()
@@ -101,5 +102,5 @@ class MixedGemm(Product):
 
 
 def host_function(config: MixedConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the host function to compile for `config`, and example arguments."""
     return MixedGemm(config), *example_arguments(config)

@@ -1,9 +1,8 @@
-"""Warps, barriers and shared memory of Hopper's grouped GEMM, as data.
+"""Warps, barriers and shared memory of Hopper's mixed product, as data.
 
-A warpgroup multiplies 64 rows of the matrix at a time, or twice 64, which it has in registers as
-bf16, by all rows of the expert, which are in shared memory. One warp fetches both, another one
-walks over the tiles. Where a cluster shares a tile, each of its CTAs does all that with a
-part of K.
+A warpgroup multiplies 64 rows of the matrix at a time, or twice 64, by all rows of the expert. The
+matrix is bf16 in registers, the rows are in shared memory. One warp fetches both, another one
+schedules tiles. If a cluster shares a tile, each of its CTAs does all that with a part of K.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from moe.mixed.plan import (
 )
 
 LEAST = 8  # rows of a tile
-MOST_WIDTHS = 2  # each has a box of x of its own, and every copy of TMA takes about 90 cycles
+MOST_WIDTHS = 2  # each has a box of x, and every TMA copy takes about 90 cycles
 EARLY = 8  # registers of a thread for 64 rows of weights: factors, biases, and some to spare
 
 
 @dataclass(frozen=True)
 class MixedPlan(ProductPlan):
-    """Everything about a config that is decided before tracing. Of the two units of K of a turn one
-    becomes bf16 while the other is multiplied."""
+    """Properties of a config that are decided before tracing. Units of K come in pairs: one becomes
+    bf16 while the other is multiplied."""
 
     @cached_property
     def roles(self) -> RolePlan:
@@ -58,8 +57,8 @@ class MixedPlan(ProductPlan):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Columns of products, which are rows of x: all of a tile, or half of them where it has no
-        more, and so on as far as registers go."""
+        """Widths of products, in rows of x: a whole tile, half of it if the expert has no more
+        rows, and so on as far as registers allow."""
         config = self.config
         most = REGISTERS[config.teams][0]
         halves = (config.tile_rows >> n for n in range(MOST_WIDTHS))
@@ -71,8 +70,8 @@ class MixedPlan(ProductPlan):
 
     @property
     def is_early(self) -> bool:
-        """Whether a thread fetches what it adds to sums before they are made: where it has the
-        registers."""
+        """Whether a thread fetches biases and factors before its sums are complete: if registers
+        allow."""
         config = self.config
         most = REGISTERS[config.teams][0]
         return config.registers(len(self.widths)) + EARLY * config.parts <= most
@@ -89,28 +88,29 @@ class MixedPlan(ProductPlan):
 
     @property
     def scale_bytes(self) -> int:
-        """What a warpgroup has of the scales of rows."""
+        """Bytes of the scales of rows, for a warpgroup."""
         return 4 * self.config.tile_rows if self.config.x == "e4m3" else 0
 
     @property
     def blocks(self) -> int:
-        """Of eight rows of x, of which a thread has four sums for each 64 rows of weights."""
+        """Number of blocks of eight rows of x. A thread has four sums of each, for each 64 rows of
+        weights."""
         return self.config.tile_rows // 8
 
     @property
     def mail_bytes(self) -> int:
-        """Of a warpgroup's sums, where another CTA may finish them."""
+        """Bytes of a warpgroup's sums, in the CTA that may finish them."""
         return 4 * ROWS * self.config.parts * self.config.tile_rows
 
     @property
     def mails(self) -> int:
-        """Sums of other CTAs that a CTA has room for: it finishes some of its warpgroups'."""
+        """Number of buffers for other CTAs' sums of the warpgroups that this CTA finishes."""
         split = self.config.split
         return -(-self.config.teams // split) * (split - 1)
 
     @cached_property
     def stages(self) -> int:
-        """Of the ring: what shared memory holds."""
+        """Stages of the ring: as many as shared memory holds."""
         room = hw.SMEM_BYTES_PER_CTA - BARRIER_BYTES - 2 * hw.SMEM_SWIZZLE_ALIGN
         room -= self.config.teams * (2 * self.out_bytes + self.scale_bytes)
         room -= 4 * self.config.tile_rows + self.mails * self.mail_bytes
@@ -118,7 +118,8 @@ class MixedPlan(ProductPlan):
 
     @property
     def lag(self) -> int:
-        """Two units of K are waited for at a time, while the two before are still multiplied."""
+        """Stages as above: two units of K are waited for at a time, while the two before them are
+        still multiplied."""
         return 3 if self.units == 1 else 1
 
     @cached_property
@@ -132,15 +133,15 @@ class MixedPlan(ProductPlan):
                 SmemBuffer("w", self.w_bytes, self.stages, align=128),
                 SmemBuffer("out", self.out_bytes, 2 * self.config.teams, align=128),
                 SmemBuffer("table", 4 * self.config.tile_rows, align=16),
-                SmemBuffer("scales", self.scale_bytes, self.config.teams, align=16),  # or nothing
+                SmemBuffer("scales", self.scale_bytes, self.config.teams, align=16),  # may be empty
                 *self._mail_buffers,
             )
         )
 
     @property
     def _mail_buffers(self) -> tuple[SmemBuffer, ...]:
-        """What CTAs that share a tile send each other, with mbarriers of each warpgroup: sums have
-        come, and their place is free."""
+        """Buffers for the sums that CTAs sharing a tile exchange, and two mbarriers of each
+        warpgroup: sums have arrived, and their slots are free."""
         if not self.mails:
             return ()
         return (
@@ -150,7 +151,7 @@ class MixedPlan(ProductPlan):
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Who waits for whom."""
+        """Edges between producers and consumers."""
         ring = Edge("ab", "load", "math", self.stages, Signal.TMA, "stage of w and x",
                     tx_bytes=self.moved_x + self.w_bytes, release=Signal.WARPS,
                     every_team=True)  # fmt: skip

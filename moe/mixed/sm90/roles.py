@@ -1,4 +1,4 @@
-"""Roles of Hopper's mixed product, in the order of the data, and what they share on chip."""
+"""Roles of Hopper's mixed product, in data-flow order, and their on-chip memory."""
 
 from dataclasses import dataclass
 
@@ -59,14 +59,14 @@ class Load(Loader):
 
     @property
     def others(self) -> int:
-        """Bytes of a stage of weights, which have the same barrier."""
+        """Bytes of weights of a stage, which use the same barrier."""
         return self.plan.w_bytes
 
     @cute.jit
     def fetch(
         self, scope: Scope, tile: Tile, step: Int32, state: PipelineState, size: Int32
     ) -> None:
-        """Fill a stage with both."""
+        """Fill a stage with x and weights."""
         ring = scope.pipes.ab
         ring.acquire_bytes(state, size)
         barrier = ring.barrier(state.index)
@@ -86,12 +86,12 @@ def store(
     sums: list[cute.Tensor],
     own: OwnRows | None,
 ) -> None:
-    """A warpgroup's columns of a tile to global memory. own: None where it is not there yet."""
+    """Store a warpgroup's columns of a tile to global memory. own: None if it is not yet loaded."""
     config = plan.config
     rows = min(CHUNK, config.tile_rows)
     if cutlass.const_expr(own is None):
         own = own_rows(plan, scope, tile, team)
-    meet(team)  # the rows of the tile before have been read, and the scales of these are there
+    meet(team)  # the previous tile's rows are read, this one's scales loaded
     for chunk in cutlass.range_constexpr(config.tile_rows // rows):
         if chunk * rows < tile.rows:
             buffer = scope.buffers.out.toint() + (team * 2 + chunk % 2) * plan.out_bytes
@@ -106,9 +106,9 @@ def store(
 
 @cute.jit
 def fetch_scales(plan: cutlass.Constexpr[MixedPlan], scope: Scope, tile: Tile, team: Int32) -> None:
-    """The scales of the rows of a tile to shared memory, where each has one, and 0 behind the last
-    one, which shares registers with a row before it. The warpgroup has read those of the tile
-    before, since it has met behind that."""
+    """Load the scales of a tile's rows to shared memory, if each row has one. They are 0 past the
+    last row, which shares registers with an earlier one. The warpgroup has read the previous tile's
+    scales: it has synchronised since."""
     if cutlass.const_expr(plan.config.row_scale):
         tensors = scope.tensors
         thread, _, _ = cute.arch.thread_idx()
@@ -130,8 +130,8 @@ def fetch_scales(plan: cutlass.Constexpr[MixedPlan], scope: Scope, tile: Tile, t
 # ---- Math: each warpgroup makes numbers of its rows of the weights and multiplies them by x
 #
 # While the tensor core works on one unit of K, whose weights it reads in registers, the next unit
-# is made in others. Products are half as wide where the expert has no more rows in the tile, as far
-# as registers go. Warpgroups wait for nobody but the ring, so that one may store its outputs while
+# is converted in others. Products are half as wide if the expert has no more rows in the tile, as
+# far as registers allow. Warpgroups wait only for the ring, so that one may store its outputs while
 # others multiply.
 
 K = OperandMajorMode.K
@@ -161,7 +161,7 @@ def x_operand(plan: MixedPlan, width: int, pointer: cute.Pointer) -> cute.Tensor
 
 
 class Math:
-    """D = W x^T, and the output that it becomes."""
+    """Computes D = W x^T, and the output."""
 
     def __init__(self, plan: MixedPlan) -> None:
         self.plan = plan
@@ -211,7 +211,8 @@ class Math:
         sums: list[cute.Tensor],
         state: PipelineState,
     ) -> PipelineState:
-        """`multiply` by the least of the plan's widths from `number` on that has all rows."""
+        """Call `multiply` with the smallest of the plan's widths, from `number` on, that holds all
+        rows."""
         widths = self.plan.widths
         if cutlass.const_expr(number + 1 == len(widths)):
             return self.multiply(scope, team, widths[number], sums, state)
@@ -230,7 +231,7 @@ class Math:
         sums: list[cute.Tensor],
         state: PipelineState,
     ) -> PipelineState:
-        """All of the CTA's K; returns the state behind it."""
+        """Multiply all of the CTA's K; return the state after it."""
         plan, units = self.plan, scope.share.units
         mma = make_mma(plan, width)
         kept = cute.make_layout(mma.partition_shape_C((ROWS, width)))
@@ -241,7 +242,7 @@ class Math:
             for _ in range(PAIR)
         ]
         x = x_operand(plan, width, scope.buffers.x)
-        held = [state.index, state.index]  # stages of the two units before
+        held = [state.index, state.index]  # stages of the two previous units
         for step in cutlass.range(units // PAIR, unroll=1):
             # Both units first: a wait between a product in flight and the registers of the next
             # one's weights would be a branch there, and ptxas let no two products overlap (C7513).
@@ -275,14 +276,14 @@ class Math:
 
     @cute.jit
     def wait(self, scope: Scope, state: PipelineState) -> None:
-        """Until the stage of `state` is full."""
+        """Wait until the stage of `state` is full."""
         scope.pipes.ab.wait(state)
         if cutlass.const_expr(self.plan.config.gather):
             scope.pipes.x.wait(state)
 
     @cute.jit
     def release(self, scope: Scope, stage: Int32, condition: Boolean) -> None:
-        """The warp is done with a stage, where the condition holds."""
+        """Release a stage by this warp, if the condition holds."""
         scope.pipes.ab.release_where(stage, condition)
         if cutlass.const_expr(self.plan.config.gather):
             scope.pipes.x.release_where(stage, condition)
@@ -314,7 +315,7 @@ class Math:
         unit: cutlass.Constexpr,
         weights: list[cute.Tensor],
     ) -> None:
-        """A unit of the warpgroup's rows as they are multiplied."""
+        """Convert a unit of the warpgroup's rows for the product."""
         for part, place in enumerate(dequantise.places(self.plan, scope, team, stage, unit)):
             words = cute.recast_tensor(weights[part], Uint32)
             if cutlass.const_expr(self.plan.config.x == "e4m3"):

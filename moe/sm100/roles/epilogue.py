@@ -1,9 +1,9 @@
 """Epilogue role: four warps, a row of the tile per thread: global scale, bias, SwiGLU, output.
 
-One way: tensor memory to registers to global memory. A subtile holds whole pairs of gate and up and
-whole blocks of a quantised output, so that nothing is carried from one to the next (unless few
-columns are taken at a `turn`). Of a swapped tile a lane of tensor memory is a column of the
-product: it goes through shared memory, and a thread then takes subtiles of rows, as otherwise.
+Data move from tensor memory to registers to global memory. A subtile holds whole pairs of gate and
+up and whole blocks of a quantised output, so that no state is carried to the next one (except with
+a `turn` of a few columns). In a swapped tile, a lane of tensor memory is a column of the product.
+The tile is transposed through shared memory, and a thread then processes subtiles of rows.
 """
 
 from dataclasses import dataclass, replace
@@ -35,23 +35,21 @@ VECTOR = 4  # columns whose biases are loaded together; N is a multiple of it
 
 @dataclass(frozen=True)
 class Affine:
-    """factor: of a row; up: of its columns of up, where that is another one. biases: address of
-    those of neighbouring columns, left: how many there are to the last column, or fewer than one;
-    None where there is no bias."""
+    """Factor and biases that are applied to the products of a row."""
 
-    factor: Float32
-    up: Float32 | None = None
-    biases: Int64 | None = None
-    left: Int32 | None = None
+    factor: Float32  # factor of the row, or of its gate columns if `up` is set
+    up: Float32 | None = None  # factor of its up columns, if it differs
+    biases: Int64 | None = None  # address of the biases of neighbouring columns; None: no bias
+    left: Int32 | None = None  # columns from there to the last one; may be below 1
 
     def factor_of(self, config: GroupedConfig, column: int) -> Float32:
-        """Of a column, counted from one with which gate begins."""
+        """Return the factor of a column. Columns are counted from one at which gate begins."""
         if self.up is None or column // config.granularity % 2 == 0:
             return self.factor
         return self.up
 
     def moved(self, columns: Int32) -> "Affine":
-        """So many columns on, whole pairs."""
+        """Advance by `columns` columns, a whole number of gate and up pairs."""
         if self.biases is None:
             return self
         biases = self.biases + BIAS_BYTES * columns
@@ -60,7 +58,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class OfColumn:
-    """factor, bias: of a thread's column of the product, whose rows share the factor."""
+    """Factor and bias of a thread's column of the product. The rows share the factor."""
 
     factor: Float32
     bias: Float32
@@ -68,7 +66,7 @@ class OfColumn:
 
 @cute.jit
 def affine_at(affine: Affine, bias: cute.Tensor, column: Int32) -> Affine:
-    """With the biases from a packed column on: fp32 [N], of an expert."""
+    """Add the biases of an expert, fp32 [N], from packed column `column` on."""
     first = Affine(affine.factor, affine.up, bias.iterator.toint(), cute.size(bias))
     return first.moved(column)
 
@@ -80,7 +78,8 @@ def apply(
     values: cute.Tensor,
     first: cutlass.Constexpr[int],
 ) -> None:
-    """values: fp32 of neighbouring columns, from the `first` one of `affine` on; in place."""
+    """Apply factors and biases in place. values: fp32 of neighbouring columns, from the `first` one
+    of `affine` on."""
     if cutlass.const_expr(affine.biases is None and affine.up is None):
         values.store(values.load() * affine.factor)
     elif cutlass.const_expr(affine.biases is None):
@@ -100,10 +99,12 @@ def apply(
 
 @cute.jit
 def bias_at(affine: Affine, first: cutlass.Constexpr[int]) -> tuple[Float32, ...]:
-    """Of four neighbours, 0 behind the last column: sums are 0 there, and stay it.
+    """Load the biases of four neighbouring columns. They are 0 past the last column, so that the
+    sums there stay 0.
 
-    A predicate instead of a branch, so that many of these are in flight at a time. Not `.nc`: of
-    read-only memory ptxas moves all loads of a tile to the front, and spills what they bring.
+    The load has a predicate instead of a branch, so that many loads are in flight at a time. It is
+    not `.nc`: ptxas moves all loads of read-only memory to the start of a tile, and spills the
+    results.
     """
     begin = " ".join(f"mov.f32 b{index}, 0f00000000;" for index in range(VECTOR))
     end = " ".join(f"mov.f32 {{$w{index}}}, b{index};" for index in range(VECTOR))
@@ -118,47 +119,46 @@ def bias_at(affine: Affine, first: cutlass.Constexpr[int]) -> tuple[Float32, ...
 
 # ---- Where a row of the output goes: numbers, or elements and scale factors
 #
-# Either becomes words of 32 bits in registers. A thread with a long row to itself hands it over to
-# its warp in pieces, through shared memory: lanes beside each other then write neighbouring units
-# of 16 bytes, so that whole sectors of 32 bytes leave the SM. TMA stores whole boxes only, and the
-# rows behind an expert's last one are another expert's.
+# Both become words of 32 bits in registers. If a thread has a long row, its warp stores the row in
+# pieces, through shared memory: neighbouring lanes then write neighbouring units of 16 bytes, so
+# that whole sectors of 32 bytes leave the SM. TMA stores whole boxes only, and the rows after an
+# expert's last one are another expert's.
 
-CODES = {1: Uint8, 2: Uint16, 4: Uint32}  # that are stored together, by how many they are
+CODES = {1: Uint8, 2: Uint16, 4: Uint32}  # number of codes stored together -> their type
 UNIT_WORDS = hw.SMEM_UNIT_BYTES // 4
 PIECE_WORDS = PIECE_BYTES // 4
 
 
 @dataclass(frozen=True)
 class Place:
-    """Neighbouring columns of a row. end: behind the last row that the expert has; block: of 128
-    rows of its scale factors, line: of that block; column: of the output, the first."""
+    """Neighbouring columns of a row."""
 
     row: Int32
-    end: Int32
-    block: Int32
-    line: Int32
-    column: Int32
+    end: Int32  # end of the expert's rows (exclusive)
+    block: Int32  # block of 128 rows of the expert's scale factors
+    line: Int32  # line of that block
+    column: Int32  # first column of the output
 
     @property
     def exists(self) -> Boolean:
-        """Whether the row does."""
+        """Whether the row exists."""
         return self.row < self.end
 
     def moved(self, columns: Int32) -> "Place":
-        """So many columns on."""
+        """Advance by `columns` columns."""
         return replace(self, column=self.column + columns)
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Outputs of a row as they are stored, Uint32 in registers: words of elements, and the codes of
-    scale factors, None where there are none."""
+    """Outputs of a row as they are stored, Uint32 in registers: words of elements, and codes of
+    scale factors or None."""
 
     words: cute.Tensor
     codes: cute.Tensor | None
 
     def share(self, index: int, count: int) -> "Encoded":
-        """One of `count` equal parts."""
+        """Return part `index` of `count` equal parts."""
         parts = (
             None if each is None else part_of(each, *_range(cute.size(each), index, count))
             for each in (self.words, self.codes)
@@ -166,25 +166,25 @@ class Encoded:
         return Encoded(*parts)
 
     def completed(self, index: int, count: int) -> range:
-        """The pieces that are complete with part `index` of `count`, and were not before."""
+        """Return the pieces that part `index` of `count` completes."""
         size = cute.size(self.words)
         words = min(PIECE_WORDS, size)
         return range(size * index // count // words, size * (index + 1) // count // words)
 
     def piece(self, index: int) -> cute.Tensor:
-        """Words that the warp stores together."""
+        """Return the words of a piece, which the warp stores together."""
         words = min(PIECE_WORDS, cute.size(self.words))
         return part_of(self.words, index * words, words)
 
 
 def first_byte(config: GroupedConfig, place: Place) -> Int32:
-    """Of the place, in its row of the output."""
+    """Return the first byte of the place in its row of the output."""
     return place.column * config.output_bits // 8
 
 
 @cute.jit
 def rounded(config: cutlass.Constexpr[GroupedConfig], values: cute.Tensor) -> cute.Tensor:
-    """fp32 of neighbouring columns as words of the output."""
+    """Round fp32 of neighbouring columns to words of the output."""
     result = cute.make_rmem_tensor(cute.size(values), OUT_TYPES[config.out])
     result.store(values.load().to(OUT_TYPES[config.out]))
     return cute.recast_tensor(result, Uint32)
@@ -197,7 +197,8 @@ def quantised(
     values: cute.Tensor,
     codes: cute.Tensor,
 ) -> cute.Tensor:
-    """fp32 of whole blocks as words of the output; codes: of their scale factors, is written."""
+    """Quantise fp32 of whole blocks to words of the output. Writes the codes of their scale
+    factors."""
     form, encode = config.out_format, None
     if cutlass.const_expr(form.has_global):
         encode = tensors.encode_scale[0]
@@ -213,7 +214,7 @@ def quantised(
 
 @cute.jit
 def store_row(tensors: Tensors, place: Place, first: Int32, words: cute.Tensor) -> None:
-    """Words of the place's row, from byte `first` of it on, 16 bytes at a time or fewer."""
+    """Store words of the place's row, from byte `first` of it on, at most 16 bytes at a time."""
     count = min(cute.size(words), UNIT_WORDS)
     for index in cutlass.range_constexpr(0, cute.size(words), count):
         _put(tensors.out, place.row, place.end, first + 4 * index, part_of(words, index, count))
@@ -223,15 +224,20 @@ def store_row(tensors: Tensors, place: Place, first: Int32, words: cute.Tensor) 
 def hand_over(
     tensors: Tensors, place: Place, first: Int32, words: cute.Tensor, buffer: cute.Pointer
 ) -> None:
-    """The same by all lanes of a warp, which have neighbouring rows. words: of a piece at most.
-    buffer: bytes of shared memory of the warp, PIECE_BYTES for every row."""
+    """Store words of neighbouring rows, one row per lane, with all lanes of a warp together.
+
+    Args:
+        place, first: as of `store_row`.
+        words: words of this lane's row, at most a piece.
+        buffer: bytes of shared memory of the warp, PIECE_BYTES for every row.
+    """
     lane = cute.arch.lane_idx()
     units = cute.size(words) // UNIT_WORDS
     for unit in cutlass.range_constexpr(units):
         own = _unit(buffer, lane, unit)
         cute.autovec_copy(part_of(words, unit * UNIT_WORDS, UNIT_WORDS), own)
     cute.arch.sync_warp()
-    rows = hw.WARP_THREADS // units  # that the warp stores at a time
+    rows = hw.WARP_THREADS // units  # rows that the warp stores at a time
     for begin in cutlass.range_constexpr(0, hw.WARP_THREADS, rows):
         line, unit = begin + lane // units, lane % units
         moved = cute.make_rmem_tensor(UNIT_WORDS, Uint32)
@@ -245,10 +251,10 @@ def hand_over(
 def store_codes(
     config: cutlass.Constexpr[GroupedConfig], tensors: Tensors, place: Place, codes: cute.Tensor
 ) -> None:
-    """The scale factors of a place, those of an atom together, or of the part that it has.
+    """Store the scale factors of a place, those of an atom (or of its part of one) together.
 
-    Columns behind the last one were computed from zeros, so that their codes are 0, as they have to
-    be where they share an atom.
+    Columns past the last one were computed from zeros. So their codes are 0, as required if they
+    share an atom.
     """
     form = config.out_format
     count = min(cute.size(codes), SCALE_COLUMNS)
@@ -271,7 +277,8 @@ def store_codes(
 
 @cute.jit
 def reduce_amax(amax: cute.Tensor, top: Float32) -> None:
-    """The largest of all threads: numbers that are not negative are in the order of their bits."""
+    """Reduce to the largest of all threads: bits of non-negative numbers are ordered as the
+    numbers."""
     bits = bits_of(top)
     for distance in cutlass.range_constexpr(5):
         other = cute.arch.shuffle_sync_bfly(bits, offset=1 << distance)
@@ -284,17 +291,17 @@ def reduce_amax(amax: cute.Tensor, top: Float32) -> None:
 
 
 def part_of(values: cute.Tensor, first: int, count: int) -> cute.Tensor:
-    """Neighbours of a register tensor."""
+    """Return `count` neighbours of a register tensor."""
     return cute.make_tensor(values.iterator + first, cute.make_layout(count))
 
 
 def _range(size: int, index: int, count: int) -> tuple[int, int]:
-    """(begin, length) of an equal part."""
+    """Return (begin, length) of an equal part."""
     return size // count * index, size // count
 
 
 def _unit(buffer: cute.Pointer, line: Int32, unit: Int32) -> cute.Tensor:
-    """16 bytes of shared memory, swizzled: 8 lanes that move theirs meet all banks."""
+    """Return 16 bytes of shared memory, swizzled: 8 lanes that access theirs use all banks."""
     offset = swizzled(line * PIECE_BYTES + unit * hw.SMEM_UNIT_BYTES, PIECE_BYTES)
     start = cute.recast_ptr((buffer + offset).align(hw.SMEM_UNIT_BYTES), dtype=Uint32)
     return cute.make_tensor(start, cute.make_layout(UNIT_WORDS))
@@ -302,7 +309,7 @@ def _unit(buffer: cute.Pointer, line: Int32, unit: Int32) -> cute.Tensor:
 
 @cute.jit
 def _put(out: cute.Tensor, row: Int32, end: Int32, byte: Int32, words: cute.Tensor) -> None:
-    """Neighbouring words of a row, where there are such a row and such columns."""
+    """Store neighbouring words of a row, if row and columns exist."""
     width = out.element_type.width // 8
     if (row < end) & (byte < cute.size(out, mode=[1]) * width):
         start = cute.recast_ptr(out[row, None].iterator, dtype=Uint8) + byte
@@ -313,9 +320,9 @@ def _put(out: cute.Tensor, row: Int32, end: Int32, byte: Int32, words: cute.Tens
 # ---- The role
 
 TRANSPOSED_BARRIER = 1
-BIASED = 16  # columns of gate, then of up, at most, where biases are in registers as well
-AT_ONCE = 32  # outputs that a thread stores then: a block of any format
-READ_COLUMNS = 32  # of a swapped accumulator, that a thread has in registers at a time
+BIASED = 16  # most columns of gate, then of up, with biases in registers
+AT_ONCE = 32  # outputs that a thread then stores: a block of any format
+READ_COLUMNS = 32  # columns of a swapped accumulator in a thread's registers
 
 
 class Epilogue:
@@ -330,16 +337,16 @@ class Epilogue:
         """Whole life of the warps."""
         pipes, plan = scope.pipes, self.plan
         if cutlass.const_expr(plan.config.w_ready):
-            follow()  # who writes over what the kernel in front has read waits as well
+            follow()  # do not overwrite what the previous kernel still reads
         tiles, acc = consumer_state(TILE_STAGES), consumer_state(plan.acc_stages)
-        half, top = Int32(0), Float32(0.0)  # of the accumulators; largest magnitude
+        half, top = Int32(0), Float32(0.0)  # accumulator stage; largest magnitude
         going = Int32(1)
         while going > 0:
             tile = take_tile(scope, pipes.tile_epilogue, tiles)
             tiles.advance()
             going = tile.valid
             if going > 0:
-                of_column = self.of_column(scope, tile)  # meanwhile, what comes from far
+                of_column = self.of_column(scope, tile)  # meanwhile: loads from global memory
                 pipes.acc.wait(acc)
                 tmem.order_after_wait()
                 if cutlass.const_expr(plan.config.swapped):
@@ -354,7 +361,7 @@ class Epilogue:
 
     @cute.jit
     def do_tile(self, scope: Scope, tile: Tile, half: Int32, stage: Int32) -> Float32:
-        """A row a thread, all columns; the largest magnitude, where somebody asks."""
+        """Process a row per thread, all columns; return the largest magnitude, if requested."""
         plan, config = self.plan, self.plan.config
         thread, _, _ = cute.arch.thread_idx()
         rank = rank_in_tile(plan)
@@ -368,7 +375,7 @@ class Epilogue:
         affine = self.affine(scope, tile, place)
         top = Float32(0.0)
         for index in cutlass.range_constexpr(plan.parts):
-            # Columns that both accumulators have come first.
+            # Columns that the accumulators share come first.
             part = index if half == 1 else plan.parts - 1 - index
             column, frees = half * plan.second + part * PART, index == self.frees
             outputs = place.moved(part * (PART // config.inputs_of_output))
@@ -378,7 +385,7 @@ class Epilogue:
 
     @property
     def frees(self) -> int:
-        """The part of an accumulator behind which it is free."""
+        """Part of an accumulator after which it is released."""
         return 0 if self.plan.shares_columns else self.plan.parts - 1
 
     @cute.jit
@@ -391,8 +398,8 @@ class Epilogue:
         frees: cutlass.Constexpr[bool],
         affine: Affine,
     ) -> Float32:
-        """Columns of a thread's row, from `column` of the accumulator on. frees: whether `stage`
-        of the accumulator is free behind them."""
+        """Process columns of a thread's row, from `column` of the accumulator on. frees: whether to
+        release `stage` of the accumulator after them."""
         config = self.plan.config
         row, count = self.room(PART), PART // config.inputs_of_output // self.outputs
         top = Float32(0.0)
@@ -418,7 +425,7 @@ class Epilogue:
     def do_swapped(
         self, scope: Scope, tile: Tile, half: Int32, stage: Int32, of_column: OfColumn
     ) -> Float32:
-        """A subtile of a row a thread, or several."""
+        """Process one or several subtiles of a row per thread."""
         plan, config = self.plan, self.plan.config
         self.transpose(scope, half * plan.second, stage, of_column)
         thread, _, _ = cute.arch.thread_idx()
@@ -450,7 +457,7 @@ class Epilogue:
 
     @cute.jit
     def transpose(self, scope: Scope, column: Int32, stage: Int32, of_column: OfColumn) -> None:
-        """The accumulator to shared memory, whose reader of the tile before is done."""
+        """Write the accumulator to shared memory, once the previous tile there has been read."""
         plan = self.plan
         thread, _, _ = cute.arch.thread_idx()
         cute.arch.barrier(barrier_id=TRANSPOSED_BARRIER, number_of_threads=self.role.threads)
@@ -468,7 +475,7 @@ class Epilogue:
 
     @cute.jit
     def columns(self, scope: Scope, first: Int32, count: cutlass.Constexpr) -> cute.Tensor:
-        """Of the thread's lane of tensor memory, fp32 (count,)."""
+        """Load `count` fp32 columns of the thread's lane of tensor memory."""
         thread, _, _ = cute.arch.thread_idx()
         values = cute.make_rmem_tensor(count, Float32)
         tmem.load_row(tmem.tile_at(scope.buffers.tmem, first, count), values, thread)
@@ -484,21 +491,22 @@ class Epilogue:
         count: cutlass.Constexpr,
         affine: Affine,
     ) -> cute.Tensor:
-        """The same with the global scale and the bias. first: beyond `column` and `affine`."""
+        """Load `count` columns, and apply the global scale and the bias. `first` is added to
+        `column`, and to the column of `affine`."""
         values = self.columns(scope, column + first, count)
         apply(self.plan.config, affine, values, first)
         return values
 
     @cute.jit
     def activated(self, scope: Scope, values: cute.Tensor) -> cute.Tensor:
-        """The output that they become."""
+        """Return the activation's output."""
         if cutlass.const_expr(self.plan.config.swiglu):
             values = swiglu(self.plan.config, scope.numbers, values)
         return values
 
     @property
     def turn(self) -> int:
-        """Columns of gate, then of up, that `carried` takes at a time; 0: a whole subtile."""
+        """Columns of gate, then of up, that `carried` processes at a time; 0: a whole subtile."""
         config = self.plan.config
         if config.carry:
             return CARRIED
@@ -506,7 +514,7 @@ class Epilogue:
 
     @property
     def outputs(self) -> int:
-        """Of a thread, that it stores at a time: whole blocks."""
+        """Number of outputs that a thread stores at a time: whole blocks."""
         outputs = self.plan.config.subtile_outputs
         return min(outputs, AT_ONCE) if self.turn else outputs
 
@@ -514,7 +522,7 @@ class Epilogue:
     def carried(
         self, scope: Scope, column: Int32, first: cutlass.Constexpr, affine: Affine
     ) -> cute.Tensor:
-        """Outputs from the `first` one on, few at a time: up finds what gate left behind."""
+        """Return outputs from the `first` one on, few at a time: gate weights are kept for up."""
         config, numbers, turn = self.plan.config, scope.numbers, self.turn
         weights = cute.make_rmem_tensor(turn, Float32)
         result = cute.make_rmem_tensor(self.outputs, Float32)
@@ -530,7 +538,7 @@ class Epilogue:
         return result
 
     def room(self, columns: int) -> Encoded:
-        """For the output that so many columns of the product become."""
+        """Allocate registers for the output of `columns` columns of the product."""
         config, form = self.plan.config, self.plan.config.out_format
         outputs = columns // config.inputs_of_output
         words = cute.make_rmem_tensor(outputs * config.output_bits // 32, Uint32)
@@ -539,7 +547,7 @@ class Epilogue:
 
     @cute.jit
     def encode(self, scope: Scope, values: cute.Tensor, room: Encoded) -> None:
-        """Outputs as they are stored."""
+        """Convert outputs to the form in which they are stored."""
         config = self.plan.config
         if cutlass.const_expr(config.out_format is None):
             room.words.store(rounded(config, values).load())
@@ -548,7 +556,7 @@ class Epilogue:
 
     @cute.jit
     def hand_over(self, scope: Scope, place: Place, row: Encoded, piece: cutlass.Constexpr) -> None:
-        """A piece of the thread's row, by its warp."""
+        """Store a piece of the thread's row, by its warp."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         buffer = scope.buffers.pieces + warp * (hw.WARP_THREADS * PIECE_BYTES)
         first = first_byte(self.plan.config, place) + piece * PIECE_BYTES
@@ -556,7 +564,7 @@ class Epilogue:
 
     @cute.jit
     def magnitude(self, place: Place, values: cute.Tensor) -> Float32:
-        """The largest of a row that exists, where somebody asks."""
+        """Return the largest magnitude of an existing row, if requested."""
         top = Float32(0.0)
         if cutlass.const_expr(self.plan.config.amax):
             top = largest_magnitude(values) if place.exists else top
@@ -569,7 +577,7 @@ class Epilogue:
 
     @cute.jit
     def of_column(self, scope: Scope, tile: Tile) -> OfColumn:
-        """Of the thread's column of a swapped tile."""
+        """Return factor and bias of the thread's column of a swapped tile."""
         tensors, config = scope.tensors, self.plan.config
         factor, bias = Float32(1.0), Float32(0.0)
         thread, _, _ = cute.arch.thread_idx()
@@ -583,7 +591,8 @@ class Epilogue:
 
     @cute.jit
     def affine(self, scope: Scope, tile: Tile, place: Place) -> Affine:
-        """What becomes of products of the row, before anything that is not linear."""
+        """Return the factors and biases of the row's products, which are applied before the
+        activation."""
         tensors, config = scope.tensors, self.plan.config
         affine = Affine(Float32(1.0))
         if cutlass.const_expr(config.format.has_global):
@@ -601,7 +610,7 @@ class Epilogue:
 
     @cute.jit
     def w_scale(self, scope: Scope, tile: Tile, column: Int32) -> Float32:
-        """Of the expert, of a column of the tile."""
+        """Return the global scale of w for the expert and a column of the tile."""
         config, scale = self.plan.config, scope.tensors.w_scale
         if cutlass.const_expr(config.pair_scale):
             return scale[tile.expert, column // config.granularity % 2]

@@ -1,8 +1,8 @@
 """Load role: one warp fetches x, w and their scale factors by TMA, a stage of K at a time.
 
-Of a pair each CTA fetches its half of the rows of both, and all scale factors of w. Where weights
-are older than the kernel in front, those of the first stages are fetched before it has ended.
-Lines of K of x and w are swizzled; atoms of scale factors stay as they are.
+Each CTA of a pair fetches its half of the rows of both, and all scale factors of w. If weights are
+older than the previous kernel, those of the first stages are fetched before it has ended. Lines of
+K of x and w are swizzled; atoms of scale factors are copied unchanged.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ ATOM_WORDS = SCALE_ATOM_BYTES // 2
 
 @dataclass(frozen=True)
 class PlainBox(Box):
-    """Lines behind each other, without a swizzle."""
+    """Contiguous lines without a swizzle."""
 
     def layout(self) -> cute.Layout:
         """(rows, columns)."""
@@ -55,14 +55,13 @@ def w_box(plan: GroupedPlan) -> Box:
 
 
 def scale_box(plan: GroupedPlan) -> PlainBox:
-    """The atoms of a group of stages for 128 rows, in 16-bit words: a line of a box has at most
-    256."""
+    """Return the box of a group's atoms for 128 rows, in 16-bit words: a line has at most 256."""
     return PlainBox(plan.group * plan.atoms, ATOM_WORDS, Uint16)
 
 
 @cute.jit
 def describe_w(operation: object, tensor: cute.Tensor, plan: GroupedPlan) -> TmaTensor:
-    """The copy of boxes of w, as lines of bytes or as windows (`moe.config`) that are padded."""
+    """Describe w to TMA, as lines of bytes or as padded windows (`moe.config`)."""
     moved, box = reorder(tensor, ROWS_FIRST), w_box(plan)
     if cutlass.const_expr(not plan.pads_w):
         return describe(operation, moved, box)
@@ -77,7 +76,7 @@ def describe_w(operation: object, tensor: cute.Tensor, plan: GroupedPlan) -> Tma
 
 
 class Load:
-    """Fills the ring. Rows behind the last one, and K behind its end, arrive as zeros."""
+    """Producer of the ring. Rows past the last one, and K past its end, arrive as zeros."""
 
     def __init__(self, plan: GroupedPlan) -> None:
         self.plan = plan
@@ -118,8 +117,8 @@ class Load:
 
     @cute.jit
     def begin(self, scope: Scope, tile: Tile, k_stages: Int32) -> Int32:
-        """Of the first stages, which nobody has used, the weights; then wait for the kernel in
-        front. Returns how many there are."""
+        """Fetch w of the first stages, which are still unused, then wait for the previous kernel
+        (PDL). Return the number of these stages."""
         count, group = cutlass.min(k_stages, self.plan.stages), Int32(-1)
         for step in cutlass.range(count, unroll=1):
             group = group_of(self.plan, group, step)
@@ -130,14 +129,14 @@ class Load:
 
     @cute.jit
     def announced(self, step: Int32) -> Int32:
-        """Bytes that come for a stage."""
+        """Return the bytes to expect for a stage."""
         plan = self.plan
         scales = Int32(plan.group_bytes) if begins_group(plan, step) else Int32(0)
         return plan.moved_bytes + scales
 
     @cute.jit
     def fetch_x(self, scope: Scope, tile: Tile, step: Int32, stage: Int32, group: Int32) -> None:
-        """Rows of x of a stage, and the scale factors of a group of them."""
+        """Fetch rows of x of a stage, and the scale factors of a group of stages."""
         plan, operands, buffers = self.plan, scope.operands, scope.buffers
         barrier, rank = scope.pipes.ab.barrier(stage), rank_in_tile(plan)
         box = x_box(plan)
@@ -150,12 +149,12 @@ class Load:
 
     @cute.jit
     def fetch_w(self, scope: Scope, tile: Tile, step: Int32, stage: Int32, group: Int32) -> None:
-        """The same of w."""
+        """Fetch rows of w of a stage, and the scale factors of a group of stages."""
         plan, operands, buffers = self.plan, scope.operands, scope.buffers
         barrier, rank = scope.pipes.ab.barrier(stage), rank_in_tile(plan)
         n = tile.n * plan.config.tile_n
         box, column, window = w_box(plan), step * LINE, Int32(0)
-        if cutlass.const_expr(plan.pads_w):  # the last one ends with the row
+        if cutlass.const_expr(plan.pads_w):  # the last window ends with the row
             column, steps = Int32(0), scope.sizes.k // WINDOW_STEP
             window = cutlass.min(step * (WINDOW // WINDOW_STEP), steps - WINDOW // WINDOW_STEP)
         place = BoxPosition(n + rank * plan.w_rows, column, window, tile.expert)
@@ -169,17 +168,18 @@ class Load:
 
 
 def in_bytes(buffer: cute.Pointer) -> cute.Pointer:
-    """As TMA sees it."""
+    """Return `buffer` as bytes, the type that TMA uses."""
     return cute.recast_ptr(buffer, dtype=Uint8)
 
 
 def begins_group(plan: GroupedPlan, step: Int32) -> Boolean:
-    """Whether scale factors of this stage of a tile, and of those behind it, are fetched."""
+    """Return whether this stage begins a group, for which scale factors are fetched."""
     return step % plan.group == 0
 
 
 def group_of(plan: GroupedPlan, before: Int32, step: Int32) -> Int32:
-    """The place of a stage's scale factors; before: that of the stage before it, -1 at first."""
+    """Return the group of a stage in the ring of scale factors. before: the group of the previous
+    stage, -1 at first."""
     return _place_of(before, begins_group(plan, step), plan.groups)
 
 

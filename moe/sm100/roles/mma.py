@@ -1,6 +1,6 @@
-"""MMA role: one warp brings the scale factors of a stage to tensor memory and issues its MMAs.
+"""MMA role: one warp copies the scale factors of a stage to tensor memory and issues its MMAs.
 
-Both are done in the order in which they are issued, so one place in tensor memory serves the scale
+Copies and MMAs execute in the order of issue, so one range of tensor memory serves the scale
 factors of all stages.
 """
 
@@ -26,18 +26,17 @@ BYTES_OF_COLUMN = 4  # scale factors of a row in a column of tensor memory
 
 @dataclass(frozen=True)
 class Stage:
-    """Stage `step` of a tile. index: in the ring; group: of scale factors; column: of D; quarter:
-    of a block of 128 rows, at which the scale factors of x begin."""
+    """Stage `step` of a tile."""
 
     step: Int32
-    index: Int32
-    group: Int32
-    column: Int32
-    quarter: Int32
+    index: Int32  # stage of the ring
+    group: Int32  # stage of the ring of scale factors
+    column: Int32  # first column of D in tensor memory
+    quarter: Int32  # quarter of a 128-row block where x's scale factors begin
 
 
 class Mma:
-    """Owns the tensor core."""
+    """Issues all MMAs."""
 
     def __init__(self, plan: GroupedPlan) -> None:
         self.plan = plan
@@ -49,7 +48,7 @@ class Mma:
         plan, pipes = self.plan, scope.pipes
         tiles, acc = consumer_state(TILE_STAGES), producer_state(plan.acc_stages)
         state = consumer_state(plan.stages)
-        half, group = Int32(0), Int32(-1)  # of the accumulators; of scale factors
+        half, group = Int32(0), Int32(-1)  # stage of the accumulators; group of scale factors
         blocks = -(-scope.sizes.k // plan.k_block)
         k_stages = -(-blocks // K_BLOCKS)
         going = Int32(1)
@@ -78,8 +77,8 @@ class Mma:
 
     @cute.jit
     def add(self, scope: Scope, place: Stage, count: cutlass.Constexpr) -> None:
-        """D (+)= A B over a stage of the ring: count MMAs, to the end of K, which of a window of w
-        are the last ones."""
+        """Compute D (+)= A B over a stage of the ring: `count` MMAs, to the end of K. In a window
+        of w, these are the last ones."""
         plan, buffers, stage = self.plan, scope.buffers, place.index
         mma, tile = make_mma(plan), (plan.m, plan.n, plan.k_stage)
         self.bring_scales(scope, place)
@@ -107,7 +106,7 @@ class Mma:
 
     @cute.jit
     def bring_scales(self, scope: Scope, place: Stage) -> None:
-        """Atoms of tensor memory: along K first, inside of that the blocks of 128 rows."""
+        """Copy the atoms of a stage to tensor memory: along K first, then by blocks of 128 rows."""
         plan, buffers, group = self.plan, scope.buffers, cta_group(self.plan.edges)
         atoms, first = plan.group * plan.atoms, place.step % plan.group * plan.atoms
         for atom in cutlass.range_constexpr(plan.atoms):
@@ -126,7 +125,7 @@ class Mma:
     def scales(
         self, scope: Scope, name: str, row_blocks: cutlass.Constexpr, block: cutlass.Constexpr
     ) -> cute.Pointer:
-        """Where an MMA finds its scale factors: the byte of the first one."""
+        """Return the address of the first scale factor of an MMA."""
         plan = self.plan
         atom, byte = divmod(block * plan.scales_of_block, BYTES_OF_COLUMN)
         element = SCALES[plan.config.format.scale]
@@ -135,7 +134,7 @@ class Mma:
 
 
 def make_mma(plan: GroupedPlan) -> cute.TiledMma:
-    """Built anew wherever it is used: passed through a loop it stops being a constant."""
+    """Build the MMA. It is rebuilt at each use: passed through a loop it stops being a constant."""
     config, form = plan.config, plan.config.format
     x, w, scale = ELEMENTS[config.x_format.element], ELEMENTS[form.element], SCALES[form.scale]
     return sm100.make_blockscaled_trivial_tiled_mma(

@@ -1,10 +1,11 @@
-"""Scheduler role: one warp walks over the tiles of all experts and tells them to the others.
+"""Scheduler role: one warp enumerates the tiles of all experts, and publishes them to the other
+roles.
 
-Tiles are numbered expert by expert, inside an expert row tiles first: neighbouring CTAs then read
-the same weights. How many rows an expert has stands on the device, so a lane looks at four experts
-at a time, and a scan over the warp finds whose tile a number is: experts without rows are passed
-128 at a time. An expert's scale factors of x begin at a fresh block of 128 rows: another scan,
-unless tiles are as long. In a pair both CTAs walk.
+Tiles are numbered expert by expert, row tiles first within an expert, so that neighbouring CTAs
+read the same weights. Row counts are on the device. So each lane reads those of four experts at a
+time, and a scan over the warp finds the expert of a tile number. Experts without rows are skipped
+128 at a time. An expert's scale factors of x begin a new block of 128 rows, which needs another
+scan, unless tiles have 128 rows. In a pair both CTAs do this.
 """
 
 import dataclasses
@@ -22,31 +23,30 @@ from moe.formats import SCALE_ROWS
 from moe.sm100.args import Scope, Tile
 from moe.sm100.plan import ROLES, TILE_STAGES, GroupedPlan
 
-OF_LANE = 4  # experts that a lane looks at
+OF_LANE = 4  # experts of a lane
 CHUNK = OF_LANE * hw.WARP_THREADS
 TILE_FIELDS = len(dataclasses.fields(Tile))
-QUARTER = SCALE_ROWS // 4  # rows whose scale factors are a column of tensor memory
+QUARTER = SCALE_ROWS // 4  # rows whose scale factors fill a column of tensor memory
 
 
 @dataclass(frozen=True)
 class Experts:
-    """Those of a lane. starts: their first rows of x, and that behind the last one; tiles, blocks:
-    row tiles and blocks of scale factors of all experts before them in the chunk."""
+    """The experts of a lane."""
 
-    starts: tuple[Int32, ...]
-    tiles: Int32
-    blocks: Int32
+    starts: tuple[Int32, ...]  # first rows of x of each, and the end of the last one
+    tiles: Int32  # row tiles of all earlier experts of the chunk
+    blocks: Int32  # blocks of scale factors of all earlier experts of the chunk
 
 
 @dataclass(frozen=True)
 class Expert:
-    """One of a chunk. number: in the chunk; first, rows: of x; tiles, blocks: as in `Experts`."""
+    """An expert of a chunk."""
 
-    number: Int32
-    first: Int32
+    number: Int32  # index in the chunk
+    first: Int32  # its first row of x
     rows: Int32
-    tiles: Int32
-    blocks: Int32
+    tiles: Int32  # as in `Experts`
+    blocks: Int32  # as in `Experts`
 
 
 class Scheduler:
@@ -58,14 +58,14 @@ class Scheduler:
 
     @cute.jit
     def run(self, scope: Scope) -> None:
-        """Whole life of the warp; behind the last tile comes one that is not valid."""
+        """Run the warp. After the last tile it publishes an invalid one."""
         sizes, ctas = scope.sizes, self.plan.config.ctas
         lane = cute.arch.lane_idx()
         state = producer_state(TILE_STAGES)
         number, _, _ = cute.arch.block_idx()
         step, _, _ = cute.arch.grid_dim()
         number, step = number // ctas, step // ctas
-        # Of the chunks of experts before this one, and of this one.
+        # Tiles and blocks of earlier chunks of experts, and of this chunk.
         chunk, tiles_before, blocks_before = Int32(-1), Int32(0), Int32(0)
         tiles, blocks = Int32(0), Int32(0)
         experts = Experts((Int32(0),) * (OF_LANE + 1), Int32(0), Int32(0))
@@ -80,7 +80,7 @@ class Scheduler:
                 experts, tiles, blocks = self.look(scope, chunk * CHUNK, lane)
             inside = number - tiles_before * sizes.n_tiles
             going = Int32(1) if inside < tiles * sizes.n_tiles else Int32(0)
-            # Of all lanes whose tiles begin at or before this one, the last.
+            # The last lane whose tiles begin at or before this one.
             begun = cute.arch.vote_ballot_sync(experts.tiles * sizes.n_tiles <= inside)
             owner = cutlass.max(cute.arch.popc(begun) - 1, 0)
             nearest = self.nearest(experts, lane, inside, sizes.n_tiles)
@@ -92,8 +92,8 @@ class Scheduler:
 
     @cute.jit
     def look(self, scope: Scope, first: Int32, lane: Int32) -> tuple[Experts, Int32, Int32]:
-        """The lane's experts of the chunk that begins with `first`, and all tiles and blocks of the
-        chunk; experts behind the last one have no rows."""
+        """Return the lane's experts of the chunk that begins with `first`, and all tiles and blocks
+        of the chunk. Experts past the last one have no rows."""
         mine, last = first + lane * OF_LANE, scope.sizes.experts
         starts = tuple(
             scope.tensors.offsets[cutlass.min(mine + number, last)] for number in range(OF_LANE + 1)
@@ -111,7 +111,7 @@ class Scheduler:
 
     @cute.jit
     def nearest(self, experts: Experts, lane: Int32, inside: Int32, n_tiles: Int32) -> Expert:
-        """Of the lane's experts the last one whose tiles begin at or before `inside`."""
+        """Return the last of the lane's experts whose tiles begin at or before tile `inside`."""
         starts, tiles, blocks = experts.starts, experts.tiles, experts.blocks
         found = Expert(lane * OF_LANE, starts[0], starts[1] - starts[0], tiles, blocks)
         for number in cutlass.range_constexpr(1, OF_LANE):
@@ -139,8 +139,16 @@ class Scheduler:
         chunk: Int32,
         blocks_before: Int32,
     ) -> Tile:
-        """Of an expert. inside: its number in the chunk. valid: whether there is such a tile.
-        chunk: its first expert; blocks_before: blocks of scale factors before the chunk."""
+        """Return a tile of an expert.
+
+        Args:
+            owned: the expert.
+            inside: number of the tile in the chunk.
+            n_tiles: column tiles of the expert's matrix.
+            valid: whether there is such a tile.
+            chunk: first expert of the chunk.
+            blocks_before: blocks of scale factors before the chunk.
+        """
         local = inside - owned.tiles * n_tiles
         count = cutlass.max(self.tiles_of(owned.rows), 1)
         row = local % count * self.plan.config.tile_rows
@@ -156,7 +164,7 @@ class Scheduler:
 
     @cute.jit
     def publish(self, scope: Scope, state: PipelineState, tile: Tile) -> None:
-        """To the roles of this CTA, once each has read what stood there."""
+        """Publish a tile to the roles of this CTA, once each of them has released the slot."""
         pipes = scope.pipes
         pipes.tile_load.wait_free(state)
         pipes.tile_epilogue.wait_free(state)
@@ -176,7 +184,7 @@ class Scheduler:
 
 @cute.jit
 def summed(counts: list[Int32], lane: Int32) -> tuple[Int32, Int32]:
-    """Of what lanes have counted: the sum over all lower lanes, and over all lanes."""
+    """Return the sum of the counts of all lower lanes, and the sum over all lanes."""
     own = counts[0]
     for count in counts[1:]:
         own += count
@@ -192,8 +200,8 @@ def write_tile(scope: Scope, stage: Int32, tile: Tile) -> None:
 
 
 def take_tile(scope: Scope, ring: Ring, tiles: PipelineState) -> Tile:
-    """Wait for a tile of the queue, read it, and free its slot. The caller advances `tiles`, in its
-    own loop: the DSL carries what it sees changed there."""
+    """Wait for a tile of the queue, read it, and release its slot. The caller has to advance
+    `tiles` in its loop, so that the DSL carries the state."""
     ring.wait(tiles)
     tile = read_tile(scope, tiles.index)
     ring.release(tiles.index)
@@ -207,7 +215,7 @@ def read_tile(scope: Scope, stage: Int32) -> Tile:
 
 
 def rank_in_tile(plan: GroupedPlan) -> Int32:
-    """Of this CTA among those that share a tile."""
+    """Return the rank of this CTA among those that share a tile."""
     if plan.config.ctas == 1:
         return Int32(0)
     return cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
@@ -219,5 +227,5 @@ def blocks_of(rows: Int32) -> Int32:
 
 
 def fields(bundle: object) -> list:
-    """Of a frozen dataclass."""
+    """Return the field values of a frozen dataclass."""
     return list(vars(bundle).values())
