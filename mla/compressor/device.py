@@ -74,7 +74,7 @@ class Exchange:
 def open_exchange(ctas: cutlass.Constexpr[int]) -> Exchange:
     """Allocate and initialise an Exchange; all threads of all CTAs call this.
 
-    Wait for the cluster's barrier before anything is sent.
+    The caller must wait for the cluster's barrier before anything is sent.
     """
     smem, (thread, _, _) = SmemAllocator(), cute.arch.thread_idx()
     arrived = smem.allocate_tensor(Int64, cute.make_layout(BOXES), byte_alignment=8)
