@@ -1,8 +1,8 @@
-"""What arguments of books, layouts and plans have to be: TypeError or ValueError, which name the
-argument, the value and the limit.
+"""Checks of the arguments of books, layouts and plans.
 
+They raise TypeError or ValueError, which name the argument, the value and the limit.
 Every public call makes all of its checks before it changes anything. No torch and no numpy here:
-commands know layouts before they import either.
+commands import layouts before either.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def numbers(name: str, values: Any, end: int) -> list[int]:
 
 
 def shown(value: object) -> str:
-    """For a message: a plain value as it is, of anything else its type."""
+    """Return the text for a message: a plain value, or the type of anything else."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         text = repr(value)
         return text if len(text) <= 40 else f"{text[:40]}..."

@@ -80,7 +80,7 @@ Past = Selected | Every
 
 @dataclass(frozen=True)
 class StepView:
-    """What the tokens of a step see: of the ring, and of streams that are attended over whole."""
+    """Keys visible to the tokens of a step: of the ring, and of streams attended over whole."""
 
     window: TokenWindow | ChunkWindow
     pages: Mapping[str, EntryPages]

@@ -143,7 +143,7 @@ def _check_rows(name: str, rows: Rows) -> None:
 
 
 def _check_seen(ring: Rows, window: Window, positions: int) -> None:
-    """What the tables of a window say; of tokens without a slot, padding, nothing but positions."""
+    """Check the tables of a window; of padding tokens (no slot), check positions only."""
     check_positions(window.offsets, positions)
     if isinstance(window, TokenWindow):
         _check_decoding(ring, window)

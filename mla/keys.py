@@ -145,7 +145,7 @@ def scratch(ring: Rows, tokens: int) -> Rows:
 
 
 def all_entries(rows: Rows, pages: EntryPages, offsets: torch.Tensor, place: Place) -> PagedKeys:
-    """In place where the table says so."""
+    """Return keys that are read in place if `pages` has no entries to gather, else gathered."""
     if pages.entries is None:
         keys = in_place(rows)
     else:

@@ -19,8 +19,13 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Token:
-    """q bf16 [H, 512] at `position`; near, far: bf16 [n, 512], entries of window and past that it
-    sees, far None where the layer has no past. rope: tables. sinks: fp32 [H]."""
+    """One token and all that its attention reads.
+
+    q: bf16 [H, 512], at `position`.
+    near, far: bf16 [n, 512], visible entries of window and past; far is None without a past.
+    rope: tables.
+    sinks: fp32 [H].
+    """
 
     q: torch.Tensor
     position: int
@@ -38,7 +43,7 @@ class Token:
 
 
 def seen(entries: torch.Tensor, position: int, window: int) -> torch.Tensor:
-    """Of the entries of all tokens, by position, those that the token at `position` sees."""
+    """Return the entries visible at `position`, given those of all tokens by position."""
     return entries[max(0, position - window + 1) : position + 1]
 
 

@@ -114,9 +114,10 @@ class ChunkWindow:
 class EntryPages:
     """All entries of a stream: token t sees those before counts[t] = (position + 1) // ratio.
 
-    counts: int32 [T]. table: int32 [T, columns], the page of entry s in column s // (entries of a
-    page). entries: int64 [pages, PAGE], of the stream, what is to be gathered to each row of a
-    page; None where table names the stream's own blocks.
+    counts: int32 [T].
+    table: int32 [T, columns], the page of entry s in column s // (entries of a page).
+    entries: int64 [pages, PAGE], the stream entry to gather to each row of a page, or None.
+        None means that `table` names the stream's own blocks.
     """
 
     ratio: int
@@ -145,11 +146,13 @@ def _check_numbers(seen: TokenWindow | ChunkWindow) -> None:
 def see_window(
     arrays: Arrays, slots: torch.Tensor, *, window: int, rows: int, longest: int, context: int
 ) -> TokenWindow | ChunkWindow:
-    """What the tokens of a step see of rings of `rows` rows.
+    """Return the keys visible to the tokens of a step in rings of `rows` rows.
 
-    slots: int64 [T], the entry of each token in the ring, `rows_of.<ring>` of a step. longest: most
-    tokens of a request, a number of the host. context: most tokens that a request can have.
-    TokenWindow, of which tokens may be padding (slots -1), where longest allows it.
+    slots: int64 [T], the entry of each token in the ring, `rows_of.<ring>` of a step.
+    longest: most tokens of a request, a number of the host.
+    context: most tokens that a request can have.
+
+    Return a TokenWindow if `longest` allows it; its tokens may be padding (slots -1).
     """
     longest, context = whole("longest", longest), whole("context", context)
     if not 1 <= whole("window", window, None) <= whole("rows", rows, None):
@@ -272,11 +275,13 @@ def pages_of(entries: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class _Pages:
-    """Keys begins[b] to ends[b] - 1 of every request b, in pages one behind another.
+    """Keys begins[b] to ends[b] - 1 of every request b, in consecutive pages.
 
-    table: int32 [B, columns], the page of key x in column x // PAGE. base: int64 [B, 1], what to
-    add to x // PAGE. owner: int64 [pages, 1], the request; number: int64 [pages, PAGE], the key in
-    a row, and there: whether it is one.
+    table: int32 [B, columns], the page of key x in column x // PAGE.
+    base: int64 [B, 1], offset to add to x // PAGE.
+    owner: int64 [pages, 1], the request.
+    number: int64 [pages, PAGE], the key in a row.
+    there: whether the row holds a key.
     """
 
     table: torch.Tensor

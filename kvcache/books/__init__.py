@@ -1,1 +1,1 @@
-"""Who owns which slot: the manager and what it is made of. No memory, no GPU."""
+"""Bookkeeping of slots: the manager and its parts. No memory, no GPU."""

@@ -1,4 +1,4 @@
-"""When the state of a request is copied aside, so that another may begin there.
+"""Checkpoints: copies of the state of a request, from which another may begin.
 
 Only at the boundary of a block: there compressors wait for little (DeepSeek-V4: HCA for nothing,
 CSA for the half of four rows), and a hit ends at a boundary anyway. A step may end up to `draft`
@@ -18,10 +18,11 @@ from kvcache.layouts.layout import Layout
 
 @dataclass(frozen=True)
 class Policy:
-    """Which boundaries are worth a checkpoint.
+    """Rules for which block boundaries get a checkpoint.
 
-    every: multiples of so many blocks. prompt_end: the last one that a repeated prompt can use.
-    rolling: each, but a request keeps only its newest such: for its next turn.
+    every: checkpoint at multiples of so many blocks, or None.
+    prompt_end: checkpoint at the last boundary that a repeated prompt can use.
+    rolling: checkpoint at each boundary; a request keeps only its newest such, for its next turn.
     """
 
     every: int | None = None
@@ -56,7 +57,7 @@ class Checkpoints:
         return self.layout.has_state and self.prefix.checkpoints.slots > 0
 
     def room(self, request: Request, wanted: int) -> int:
-        """How many of its next `wanted` tokens one append takes without missing a checkpoint."""
+        """Return how many of `wanted` tokens one append takes without missing a checkpoint."""
         if not self.on:
             return wanted
         size = self.layout.block_tokens

@@ -1,4 +1,4 @@
-"""What can go wrong in a cache. After any of these the cache is as it was before the call."""
+"""Errors of a cache. After any of these the cache is as it was before the call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PoolExhausted(CacheError):
 
 
 class HostTierFull(PoolExhausted):
-    """The same of a pool in host memory."""
+    """A pool in host memory has too few free slots."""
 
 
 class DoubleFree(CacheError):
@@ -63,7 +63,8 @@ class TokensUnknown(CacheError):
 class CorruptedBlock(CacheError):
     """A slot's guard or checksum is not what was written.
 
-    pool, slots: where. requests: the names of those who read them.
+    pool, slots: location of the damage.
+    requests: names of the requests that read the slots.
     """
 
     def __init__(self, pool: str, slots: list[int], requests: list[str], what: str) -> None:

@@ -1,4 +1,4 @@
-"""What has to be true of a manager's books between calls, and what its slots waste."""
+"""Invariants of a manager's bookkeeping between calls, and bytes that its slots waste."""
 
 from __future__ import annotations
 

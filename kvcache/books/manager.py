@@ -185,9 +185,15 @@ class Manager:
         return tokens
 
     def require(self, request: Request, *, resident: bool = True, known: bool = False) -> None:
-        """TypeError for what is no request, DoubleFree for one that was freed, NotResident for one
-        that is in the host tier and TokensUnknown for one with placeholders, where that matters,
-        ValueError for one of another manager."""
+        """Check that `request` is a live request of this manager.
+
+        Raises:
+            TypeError: for anything but a request.
+            DoubleFree: for a request that was freed.
+            NotResident: for a request in the host tier, if `resident`.
+            TokensUnknown: for a request with placeholders, if `known`.
+            ValueError: for a request of another manager.
+        """
         if type(request) is not Request:
             require("request", request, Request)
         if request.freed:
@@ -306,14 +312,17 @@ class Manager:
             self.prefix.store(request.blocks[index], parent, digests[-1], ids)
 
     def _content(self, request: Request, index: int) -> tuple[bytes, np.ndarray]:
-        """What the digest of full block `index` is made of: the one before it, and its tokens."""
+        """Return the digest input of full block `index`: the previous digest, and its tokens."""
         size = self.layout.block_tokens
         parent = request.digests[index - 1] if index else seed(request.salt)
         return parent, request.tokens[index * size : (index + 1) * size]
 
     def resolve(self, request: Request, tokens: Tokens) -> None:
-        """What the first placeholders of a request are: blocks and checkpoints that end with them
-        can be found from here on. ValueError for more than there are."""
+        """Set the token ids of the first placeholders of a request.
+
+        Blocks and checkpoints that end with them can be found from here on. Raise ValueError for
+        more tokens than placeholders.
+        """
         self.require(request)
         ids = token_ids(request.name, tokens)
         if len(ids) > request.unknown:
@@ -348,9 +357,9 @@ class Manager:
         self.counters.rolled_back_tokens += tokens
 
     def room(self, request: Request, wanted: int) -> int:
-        """How many of its next `wanted` tokens one append takes without missing a checkpoint.
+        """Return how many of the next `wanted` tokens fit one append without missing a checkpoint.
 
-        An append may take more; then later hits are shorter.
+        A longer append is allowed; then later hits are shorter.
         """
         self.require(request, resident=False)
         return self.checkpoints.room(request, whole("wanted", wanted, 0, MAX_TOKENS))
@@ -450,7 +459,7 @@ class Manager:
         self.prefix.clear()
 
     def discard(self, pool: Pool, slots: Sequence[int]) -> None:
-        """What is in these slots is wrong: the prefix cache does not find it any more."""
+        """Remove slots with wrong contents from the prefix cache, so that no request finds them."""
         for slot in self._slots(pool, slots):
             key = self.pools[pool].key(slot)
             if pool is Pool.BLOCKS and key is not None:
@@ -480,7 +489,7 @@ class Manager:
         invariants.check(self.layout, self.requests, self.pools)
 
     def events(self) -> list[KVEvent]:
-        """What the prefix cache gained and lost since the last call, with keep_events."""
+        """Return changes of the prefix cache since the last call; needs keep_events."""
         if self.prefix.events is None:
             raise ValueError("no events are kept: Manager(..., keep_events=True)")
         taken, self.prefix.events = self.prefix.events, []
@@ -488,7 +497,7 @@ class Manager:
 
     @property
     def metrics(self) -> Metrics:
-        """How full everything is; walks over all requests."""
+        """Return how full every pool is; walks over all requests."""
         host = self.pools[Pool.HOST_BLOCKS], self.pools[Pool.HOST_STATES]
         return Metrics(
             len(self.requests), sum(request.length for request in self.requests),

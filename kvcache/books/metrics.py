@@ -1,4 +1,4 @@
-"""What a cache counts, and what it tells those who follow its contents."""
+"""Counters of a cache, and events for listeners that follow its contents."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ class Counters:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Now, in slots, bytes and tokens; `counters` since the beginning.
+    """Current numbers in slots, bytes and tokens; `counters` count since the beginning.
 
-    used: with holders; kept: without, but found by their content; waiting: for device work.
-    stranded_bytes: of used blocks and states, what is no entry of a request.
+    used: slots with holders.
+    kept: slots without holders, but found by their content.
+    waiting: slots that wait for device work.
+    stranded_bytes: bytes of used blocks and states that are no entry of a request.
     """
 
     requests: int
@@ -63,7 +65,7 @@ class BlockStored:
 
 @dataclass(frozen=True)
 class BlockRemoved:
-    """It cannot any more."""
+    """The block can no longer be found."""
 
     digest: bytes
 
@@ -77,14 +79,14 @@ class CheckpointStored:
 
 @dataclass(frozen=True)
 class CheckpointRemoved:
-    """It cannot any more."""
+    """The checkpoint can no longer be found."""
 
     digest: bytes
 
 
 @dataclass(frozen=True)
 class Cleared:
-    """Nothing can be found."""
+    """The prefix cache was cleared; nothing can be found."""
 
 
 KVEvent = BlockStored | BlockRemoved | CheckpointStored | CheckpointRemoved | Cleared

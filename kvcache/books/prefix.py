@@ -31,7 +31,7 @@ _TOKEN = np.dtype("<i8")  # how tokens are hashed, on any machine
 
 
 def seed(salt: bytes) -> bytes:
-    """What the chain of a request begins with."""
+    """Return the first parent digest of a request's chain."""
     return blake2b(salt, digest_size=DIGEST_BYTES, person=b"kvcache seed").digest()
 
 
@@ -43,9 +43,9 @@ def chained(parent: bytes, tokens: np.ndarray) -> bytes:
 
 @dataclass(frozen=True)
 class Match:
-    """What of a prompt is there: `blocks` with `digests`, and the checkpoint behind them, or -1.
+    """Cached part of a prompt: `blocks` with `digests`, and the checkpoint after them, or -1.
 
-    lost: blocks that are there, too, but behind the last checkpoint.
+    lost: number of cached blocks after the last checkpoint, which cannot be used.
     """
 
     blocks: list[int]
@@ -107,7 +107,7 @@ class PrefixCache:
         self._removed(self.blocks.unregister(slot))
 
     def forget_blocks(self, slots: Sequence[int], digests: Sequence[bytes]) -> None:
-        """The same of those slots that are still known by their digests."""
+        """Forget those of the slots that are still registered under their digests."""
         for slot, digest in zip(slots, digests, strict=False):
             if self.blocks.key(slot) == digest:
                 self.forget(slot)
@@ -133,7 +133,7 @@ class PrefixCache:
             self._note(CheckpointRemoved(digest))
 
     def clear(self) -> None:
-        """Nothing can be found; requests keep what they hold."""
+        """Forget all blocks and checkpoints; requests keep what they hold."""
         for pool in (self.blocks, self.checkpoints):
             for slot in map(pool.find, pool.registered()):
                 if slot is not None:

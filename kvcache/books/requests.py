@@ -56,7 +56,7 @@ def token_ids(name: str, tokens: Any) -> np.ndarray:
 
 
 def _count(tokens: Any) -> int:
-    """How many there are, before a range of them is written out; 0 for what has no length."""
+    """Return the number of tokens without expanding a range; 0 if there is no length."""
     try:
         return len(tokens)
     except TypeError:
@@ -107,12 +107,15 @@ class Nameless(NamedTuple):
 class Request:
     """A handle: callers read it, the manager writes it.
 
-    name: for messages. length: tokens in the cache; unknown: those of them, at the end, that are
-    placeholders. blocks: of the paged pool, in order, block i for tokens i * block_tokens and those
-    behind. state: its slot in STATES, -1 without. floor: it cannot be taken back below this
-    position, where its state was copied. furthest: the furthest that it ever wrote since. digests:
-    of its full blocks, as far as their tokens are known. last_boundary: of the prompt, where a
-    checkpoint serves whoever asks the same again.
+    name: for messages.
+    length: tokens in the cache.
+    unknown: number of tokens at the end that are placeholders.
+    blocks: slots of the paged pool, in order: block i begins with token i * block_tokens.
+    state: its slot in STATES, -1 without.
+    floor: position of the last copy of its state; it cannot be taken back below.
+    furthest: the furthest position written since.
+    digests: of its full blocks, as far as their tokens are known.
+    last_boundary: boundary of the prompt where a checkpoint serves a repeated prompt.
     """
 
     def __init__(self, name: str, salt: bytes, last_boundary: int) -> None:
@@ -154,7 +157,7 @@ class Request:
         self.unknown += len(tokens) * unknown
 
     def learn(self, tokens: np.ndarray) -> None:
-        """What the first placeholders are."""
+        """Replace the first placeholders by `tokens`."""
         known = self.known
         self._tokens[known : known + len(tokens)] = tokens
         self.unknown -= len(tokens)

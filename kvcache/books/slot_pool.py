@@ -1,8 +1,8 @@
-"""Slots of one pool: who holds them, which are free, which are free but still worth something.
+"""Slots of one pool: held, kept, waiting or free.
 
-A slot is `held` by reference counts, `kept` when nobody holds it but somebody may ask for what is
-in it by its key (the least recently held goes first), `waiting` while device work that may touch it
-is in flight, else free. Batches are slices of a list, so that a block costs tens of nanoseconds.
+A slot is `held` by reference counts. It is `kept` if it has no holder but can be found by its key;
+the least recently held is reused first. It is `waiting` while device work that may touch it is in
+flight, else free. Batches are slices of a list, so that a block costs tens of nanoseconds.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SlotPool:
         return len(self._kept)
 
     def holders(self, slot: int) -> int:
-        """How many hold it."""
+        """Return the number of holders of a slot."""
         return self._holders[slot]
 
     def busy(self, slot: int) -> bool:
@@ -117,7 +117,7 @@ class SlotPool:
         return slots
 
     def share(self, slots: Sequence[int]) -> None:
-        """One more holder for each; a slot that nobody holds has to have a key."""
+        """Add one holder to each slot; a slot without holders must have a key."""
         holders = self._holders
         for slot in slots:
             if not holders[slot]:
@@ -125,10 +125,11 @@ class SlotPool:
             holders[slot] += 1
 
     def release(self, slots: Sequence[int], ticket: int = NO_TICKET) -> None:
-        """One holder less for each, in the order in which they are to go.
+        """Remove one holder from each slot, in the order in which the slots are to be reused.
 
-        ticket: of the last device work that may touch them. DoubleFree, and nothing is released,
-        where somebody gives back more than is held.
+        ticket: of the last device work that may touch them.
+
+        Raise DoubleFree, and release nothing, if a slot is given back more often than it is held.
         """
         holders, keys = self._holders, self._key_of
         idle = []
@@ -170,7 +171,7 @@ class SlotPool:
         return self._slot_of.get(key)
 
     def key(self, slot: int) -> bytes | None:
-        """What `slot` is registered under."""
+        """Return the key under which `slot` is registered, or None."""
         return self._key_of.get(slot)
 
     def register(self, slot: int, key: bytes) -> bool:

@@ -28,11 +28,13 @@ PLAIN = ("cu_tokens", "positions", "owners", "starts", "lengths", "state_slots",
 
 @dataclass(eq=False)
 class Step(Work):
-    """The tokens starts[i] .. lengths[i] - 1 of requests[i], one request behind another.
+    """The tokens starts[i] .. lengths[i] - 1 of requests[i], one request after another.
 
-    copies: before the step writes (copy on write); after: once it has written (checkpoints).
-    block_tables: int32 [B, W], behind a request's blocks 0, the null block. state_slots: int32 [B],
-    -1 without states. starts, lengths: int32 [B], tokens before and after.
+    copies: copies before the step writes (copy on write).
+    after: copies once the step has written (checkpoints).
+    block_tables: int32 [B, W]; after the blocks of a request 0, the null block.
+    state_slots: int32 [B], -1 without states.
+    starts, lengths: int32 [B], tokens before and after.
     """
 
     layout: Layout = field(kw_only=True)

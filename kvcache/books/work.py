@@ -1,4 +1,4 @@
-"""What a manager asks the device to do, and when the slots that it concerns may serve others.
+"""Device work of a manager, and when the slots that it touches may be reused.
 
 A `Work` is a list of copies between pools, executed in order. Each has a ticket; slots that are
 given back after it was planned wait until it is over: it or work before it may still touch them.
@@ -15,7 +15,7 @@ from kvcache.books.slot_pool import NO_TICKET
 
 
 class Pool(Enum):
-    """Where slots lie; the value is what messages call it."""
+    """Location of slots; messages use the value as its name."""
 
     BLOCKS = "blocks"
     STATES = "states"
@@ -52,7 +52,11 @@ class Event(Protocol):
 
 @dataclass(eq=False)
 class Work:
-    """copies: before anything else of the work. ticket: see `Tickets`."""
+    """Copies that the device executes.
+
+    copies: executed before anything else of the work.
+    ticket: see `Tickets`.
+    """
 
     ticket: int = NO_TICKET
     copies: tuple[Copy, ...] = ()

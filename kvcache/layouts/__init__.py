@@ -1,1 +1,1 @@
-"""What a cache holds of a model: records, streams, rings, tails; presets and config files."""
+"""Cache layouts of models: records, streams, rings, tails; presets and config files."""

@@ -13,8 +13,11 @@ INLINE_SCALE_BYTES = 4
 
 @dataclass(frozen=True)
 class Latent:
-    """Of one record. group: NoPE elements with a scale in common, 0 where all are bf16. inline:
-    scales are fp32 in the data, behind the NoPE elements; else bytes (UE8M0), apart from the data.
+    """Format of the latent entries of one record.
+
+    group: number of NoPE elements that share a scale, 0 if all are bf16.
+    inline: True: scales are fp32 in the data, after the NoPE elements.
+        False: scales are bytes (UE8M0), apart from the data.
     """
 
     record: Record
@@ -24,12 +27,12 @@ class Latent:
 
     @property
     def elements(self) -> int:
-        """Of an entry."""
+        """Number of elements of an entry."""
         return self.nope + ROPE
 
     @property
     def groups(self) -> int:
-        """With a scale each."""
+        """Number of groups, each with one scale."""
         return self.nope // self.group if self.group else 0
 
     @property

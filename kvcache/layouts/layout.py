@@ -1,4 +1,4 @@
-"""What a block and a request's state hold, as data: every offset of the cache follows from it.
+"""Contents of a block and of a request's state, as data that give every offset of the cache.
 
     block       block_tokens original tokens of all layers: for each stream and layer a page of
                 block_tokens / ratio entries; a packed stream has one page for all its layers
@@ -33,9 +33,9 @@ MAX_TAIL_RATIO, MAX_WIDTH = 1 << 10, 1 << 20
 class Stream:
     """Entries that stay: one for `ratio` tokens and copy, in pages of the paged pool.
 
-    copies: layers that have entries of their own. packed: the entries of all copies share a page,
-    which wastes nothing where a layer has one or two. of_layer: for each layer of the model which
-    copy it reads, or None; by default copy i is layer i's.
+    copies: layers that have entries of their own.
+    packed: the entries of all copies share a page, which wastes nothing for one or two layers.
+    of_layer: for each layer of the model the copy it reads, or None; layer i's is i by default.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Ring:
         _check_fields(self)
 
     def rows(self, draft: int) -> int:
-        """So many that a step may append `draft` tokens and take them all back."""
+        """Number of rows that let a step append `draft` tokens and take them all back."""
         return self.window + max(draft, 1) - 1
 
     def page_bytes(self, draft: int) -> int:
@@ -90,11 +90,11 @@ class Ring:
 
 @dataclass(frozen=True)
 class Tail:
-    """What a compressor needs of tokens that are not compressed yet, in fp32.
+    """Rows of tokens that a compressor has not compressed yet, in fp32.
 
-    Every `ratio` tokens it emits an entry from `overlap` windows, the last one and those before.
-    Raw: position x in row x % rows of [rows, overlap * width] values and, behind them, as many
-    scores; the first half of a row is for the window that follows. online: row x % rows has the
+    Every `ratio` tokens the compressor emits an entry from the last `overlap` windows.
+    Raw: position x is in row x % rows of [rows, overlap * width] values, followed by as many
+    scores; the first half of a row is for the window that follows. Online: row x % rows has the
     running [maximum, sum, value] of the window instead, three times `width`, after position x.
     """
 
@@ -110,7 +110,7 @@ class Tail:
         _check_fields(self)
 
     def rows(self, draft: int) -> int:
-        """So many that a step may append `draft` tokens and take them all back."""
+        """Number of rows that let a step append `draft` tokens and take them all back."""
         return draft + 1 if self.online else self.overlap * self.ratio + max(draft, 1) - 1
 
     @property
@@ -150,7 +150,7 @@ def _runs(begin: int, end: int, rows: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the rows of one copy lie in a slot of a pool, see `kvcache.layouts.rows.Rows`."""
+    """Location of the rows of one copy in a slot of a pool, see `kvcache.layouts.rows.Rows`."""
 
     record: Record
     rows: int
@@ -172,8 +172,9 @@ class Region:
 class Layout:
     """The cache of a model.
 
-    block_tokens: of a block, a multiple of every ratio. draft: the most tokens of a step that may
-    be taken back. model_layers: for the layer maps, 0 where there are none.
+    block_tokens: tokens of a block, a multiple of every ratio.
+    draft: the most tokens of a step that may be taken back.
+    model_layers: number of layers for the layer maps, 0 without any.
     """
 
     name: str
@@ -350,7 +351,7 @@ class Layout:
         return self._by_name[name]
 
     def place(self, name: str, copy: int) -> Place:
-        """Where the rows of `copy` of a stream or ring lie in a slot."""
+        """Return the location of the rows of `copy` of a stream or ring in a slot."""
         array = self.find(name)
         if isinstance(array, Tail):
             raise TypeError(f"{name!r} is a tail of fp32 rows, not of records")

@@ -58,11 +58,12 @@ class NoConfig(ConfigError, FileNotFoundError):
 
 @dataclass(frozen=True)
 class Options:
-    """What the user of a model chooses, beside what the model is.
+    """Choices of the user of a model, apart from the model itself.
 
-    record: of the entries, "" for the first that the model has. draft: see Layout. mtp: so many of
-    the model's draft layers have a cache, too. online_hca: tails of HCA layers hold the running
-    softmax instead of all rows, which is 85 times less.
+    record: record of the entries, "" for the first that the model has.
+    draft: see Layout.
+    mtp: number of the model's draft layers that have a cache, too.
+    online_hca: tails of HCA layers hold the running softmax instead of all rows: 85 times less.
     """
 
     record: str = ""
@@ -154,7 +155,7 @@ def _with_window(
 def _nearest_source(
     name: str, ratios: Sequence[int], sources: Sequence[int]
 ) -> tuple[int | None, ...]:
-    """For each layer the source whose entries it reads; ConfigError where that cannot be."""
+    """Return for each layer the source whose entries it reads; raise ConfigError if impossible."""
     wrong = [source for source in sources if not 0 <= source < len(ratios)]
     if wrong:
         raise ConfigError(f"{name}: source layers {wrong}, the model has {len(ratios)}")
@@ -239,7 +240,7 @@ def gqa(
 
 
 def _own(marks: Iterable[bool]) -> tuple[int | None, ...]:
-    """For each layer its copy, counted over the marked layers, or None."""
+    """Return for each layer its copy, counted over the marked layers, or None."""
     found: list[int | None] = []
     count = 0
     for mark in marks:

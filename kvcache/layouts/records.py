@@ -17,9 +17,9 @@ MAX_BYTES = (1 << 31) - 1  # of an entry
 
 @dataclass(frozen=True)
 class Record:
-    """One entry: data_bytes and, apart from them, scale_bytes.
+    """Format of one entry: data_bytes and, apart from them, scale_bytes.
 
-    page_align: what offsets and strides of pages are multiples of, in bytes.
+    page_align: alignment of offsets and strides of pages, in bytes.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Record:
         return self.data_bytes + self.scale_bytes
 
     def page_bytes(self, rows: int) -> int:
-        """Of a page of `rows` entries, padding included."""
+        """Return the bytes of a page of `rows` entries, padding included."""
         return round_up(rows * self.bytes, self.page_align)
 
 

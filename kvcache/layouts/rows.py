@@ -1,4 +1,4 @@
-"""Where the entries, or the tail, of one layer lie in a pool: what kernels and references address.
+"""Location of the entries, or the tail, of one layer in a pool, for kernels and references.
 
 A pool is a uint8 tensor [slots, slot_bytes]. Entry `slot * rows + row` has its data bytes at
 `data_offset + row * data_bytes` of the slot and its scale bytes at
@@ -37,15 +37,15 @@ class Rows:
 
     @property
     def entries(self) -> int:
-        """In all slots: what the numbers of a mapping stay below."""
+        """Number of entries in all slots, the exclusive bound of a mapping's numbers."""
         return len(self.pool) * self.rows
 
     @cached_property
     def alone(self) -> Rows:
-        """The same entries of a pool that has no others, a view of this one. Rows of two layers
-        then differ by their address and nothing else, so that one tape serves both.
+        """View of the pool that holds these entries and no others.
 
-        For records without scales; TypeError or ValueError as `check` raises them.
+        Rows of two layers then differ by their address alone, so that one tape serves both.
+        For records without scales; raises TypeError or ValueError as `check` does.
         """
         self.check(align=1)
         if self.record.scale_bytes:
@@ -91,7 +91,7 @@ class Rows:
         self._check_places(align)
 
     def _check_places(self, align: int) -> None:
-        """The same of all but the pool."""
+        """Check everything but the pool."""
         require("record", self.record, Record)
         record = self.record
         data = ("data", record.name, self.data_offset, record.data_bytes)
@@ -103,8 +103,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class DataRows:
-    """Entries that are their data alone: `rows` of `row_bytes` in every slot of `pool`, from byte
-    `data_offset` of it on. record: its name, for messages. scale_offset: where scales would be."""
+    """Entries without scales: `rows` of `row_bytes` in every slot of `pool`.
+
+    data_offset: byte of the slot where they begin.
+    record: its name, for messages.
+    scale_offset: offset that scales would have.
+    """
 
     pool: torch.Tensor
     data_offset: int

@@ -31,7 +31,7 @@ from kvcache.movement.launch import ARCHS
 
 @dataclass(frozen=True)
 class Arrival:
-    """What a fetch brings to `request`: there once `event` is over, and not to be read before."""
+    """Blocks that a fetch brings to `request`; do not read them before `event` is over."""
 
     request: Request
     blocks: frozenset[int]
@@ -39,11 +39,12 @@ class Arrival:
 
 
 class Cache:
-    """Requests with their keys and values on `device`; `Manager` says what each call means.
+    """Requests with their keys and values on `device`; `Manager` documents each call.
 
-    deferred: see `Manager`; by default on a GPU. canary: guards every slot, seals what is complete,
-    and looks at what a hit or the host tier brings back before anybody reads it, which waits for
-    the device; `verify` looks at everything. backend, arch: of the kernels.
+    deferred: see `Manager`; by default on a GPU.
+    canary: guard every slot, seal complete ones, and check the slots of a hit or of the host tier
+        before they are read, which waits for the device; `verify` checks everything.
+    backend, arch: of the kernels.
     """
 
     def __init__(
@@ -248,11 +249,11 @@ class Cache:
     # -- what layers read and write ----------------------------------------------------------
 
     def rows(self, name: str, copy: int) -> Rows:
-        """Where kernels find the entries of one copy of a stream or ring."""
+        """Return the entries of one copy of a stream or ring, as kernels address them."""
         return self.storage.rows(name, copy)
 
     def tail(self, name: str, copy: int) -> TailRows:
-        """Where kernels find the tail of a compressor."""
+        """Return the tail of a compressor, as kernels address it."""
         return self.storage.tail(name, copy)
 
     def pages(
@@ -297,7 +298,7 @@ class Cache:
             self.canary.unseal(pool, slots)
 
     def _unseal_host(self, request: Request) -> None:
-        """What it has in the host tier is nobody's from now on."""
+        """Remove the seals of the request's slots in the host tier."""
         self._unseal(Pool.HOST_BLOCKS, request.host_blocks)
         self._unseal(Pool.HOST_STATES, [request.host_state])
 
@@ -318,7 +319,7 @@ class Cache:
         self.manager.issued(work, self._event())
 
     def _event(self) -> torch.cuda.Event | None:
-        """Behind what the current stream has been given; None where nothing runs beside."""
+        """Record an event on the current stream; return None unless the device is a GPU."""
         if self.device.type != "cuda":
             return None
         event = torch.cuda.Event()

@@ -88,7 +88,7 @@ class Storage:
         return brought(numbers, self.device)
 
     def rows(self, name: str, copy: int) -> Rows:
-        """Where the entries of one copy of a stream or ring lie."""
+        """Return the entries of one copy of a stream or ring."""
         place = self.layout.place(name, copy)
         stays = isinstance(self.layout.find(name), Stream)
         pool = self.pools[Pool.BLOCKS if stays else Pool.STATES]
@@ -122,7 +122,7 @@ class Storage:
         return rows.data().view(dtype).unflatten(-1, shape)
 
     def tail(self, name: str, copy: int) -> TailRows:
-        """Where the rows of one copy of a tail lie."""
+        """Return the rows of one copy of a tail."""
         tail, offset = self.layout.find(name), self.layout.offset(name, copy)
         if not isinstance(tail, Tail):
             raise TypeError(f"{name!r} is no tail")
@@ -153,7 +153,7 @@ class Mover:
         self._segments = lru_cache(TABLES)(self._make_segments)
 
     def move(self, copies: Iterable[Copy]) -> None:
-        """In order; without a wait for the device."""
+        """Execute copies in order, without a wait for the device."""
         pools, stream = self._storage.pools, _stream_on(self._storage.device)
         for group in grouped(copies):
             first = group[0]
@@ -257,7 +257,7 @@ class Canary:
         self.sealed[pool].difference_update(slots)
 
     def broken_seals(self, pool: Pool, slots: Sequence[int]) -> list[int]:
-        """Those of the sealed among `slots` that hold something else than when they were sealed."""
+        """Return the sealed slots among `slots` whose contents changed since they were sealed."""
         slots = [slot for slot in slots if slot in self.sealed[pool]]
         if not slots:
             return []

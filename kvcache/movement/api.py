@@ -188,7 +188,7 @@ def _pair(name: str, pair: Any) -> tuple[Rows, torch.Tensor]:
 
 
 def _place(rows: Rows) -> Place:
-    """Of rows of bytes as they are."""
+    """Return the place of unquantised rows."""
     if not isinstance(rows.record, Record):
         require("record", rows.record, Record)
     if rows.record.scale_bytes:

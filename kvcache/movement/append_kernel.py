@@ -101,5 +101,5 @@ class Append(TableKernel):
 
 
 def host_function(config: AppendConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Append(config).with_table(AppendParams)

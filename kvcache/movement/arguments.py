@@ -41,7 +41,7 @@ Pair = tuple[DataRows, torch.Tensor]
 
 @dataclass(frozen=True)
 class AppendSwa:
-    """Of `kvcache.append_swa`."""
+    """Arguments of `kvcache.append_swa`."""
 
     rows: Rows
     kv: torch.Tensor
@@ -83,8 +83,11 @@ class Place:
 
 @dataclass(frozen=True)
 class AppendRows:
-    """Of `kvcache.append_rows`: rows of one pool, or of two, see `DataRows`. other_pool: None where
-    both are in the same one, since an operator may not be given one memory to write to twice."""
+    """Arguments of `kvcache.append_rows`: rows of one pool or of two, see `DataRows`.
+
+    other_pool: None if both are in one pool, since an operator may not be given two outputs in
+        one memory.
+    """
 
     pool: torch.Tensor
     x: torch.Tensor
@@ -124,7 +127,7 @@ class AppendRows:
 
 @dataclass(frozen=True)
 class Gather:
-    """Of `kvcache.gather`."""
+    """Arguments of `kvcache.gather`."""
 
     rows: Rows
     indices: torch.Tensor
@@ -166,7 +169,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class CopySlots:
-    """Of `kvcache.copy_slots`; source: None where it is the target."""
+    """Arguments of `kvcache.copy_slots`; source is None if it is the target."""
 
     target: torch.Tensor
     pairs: torch.Tensor
@@ -177,12 +180,12 @@ class CopySlots:
 
     @property
     def pools(self) -> dict[str, torch.Tensor]:
-        """Of source and target."""
+        """Pools of source and target."""
         source = self.target if self.source is None else self.source
         return {"source": source, "target": self.target}
 
     def pieces(self, piece_bytes: int) -> int:
-        """How many a slot has: its segments, checked on the CPU, or parts of so many bytes."""
+        """Number of pieces of a slot: segments, checked on the CPU, or parts of `piece_bytes`."""
         sizes = [pool.shape[1] for pool in self.pools.values()]
         segments, device = self.segments, self.pairs.device
         if segments is None:
@@ -204,7 +207,10 @@ class CopySlots:
         return len(segments)
 
     def _check_segments(self, segments: np.ndarray) -> None:
-        """What a segment writes no other writes, nor reads where slots are read and written."""
+        """Check that no two segments write the same bytes.
+
+        If slots are both read and written, also check that no segment reads what another writes.
+        """
         begins, ends = segments[:, :2], segments[:, :2] + segments[:, 2:]
         _check_apart("the target", begins[:, 1], ends[:, 1])
         here = self.pairs[(self.pairs >= 0).all(1)]
@@ -231,7 +237,7 @@ class CopySlots:
             self._check_pairs(pairs[(pairs >= 0).all(1)])
 
     def _check_pairs(self, pairs: torch.Tensor) -> None:
-        """What a pair writes no other pair reads or writes."""
+        """Check that no pair reads or writes what another pair writes."""
         require_once("pairs of the target", pairs[:, 1])
         if self.source is not None:
             source, target = spans_of(self.source), spans_of(self.target)
@@ -248,7 +254,7 @@ class CopySlots:
 
 @dataclass(frozen=True)
 class Checksum:
-    """Of `kvcache.checksum`."""
+    """Arguments of `kvcache.checksum`."""
 
     pool: torch.Tensor
     slots: torch.Tensor
@@ -402,7 +408,7 @@ class Spans:
 
     @property
     def end(self) -> int:
-        """Behind the last piece."""
+        """End of the last piece."""
         return self.begin + (self.count - 1) * self.stride + self.size
 
     @property
@@ -412,7 +418,10 @@ class Spans:
 
 
 def spans_of(tensor: torch.Tensor) -> Spans:
-    """Of the first dimension of a tensor whose others lie in one piece, or all of it as one."""
+    """Return the spans of a tensor's first dimension, or the whole tensor as one span.
+
+    The spans need the other dimensions to be contiguous.
+    """
     if not tensor.numel() or tensor.device.type == "meta":
         return Spans(0, 0, 0, 0)
     sizes = zip(tensor.shape, tensor.stride(), strict=True)

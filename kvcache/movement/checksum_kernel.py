@@ -86,5 +86,5 @@ class Checksum(TableKernel):
 
 
 def host_function(config: ChecksumConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Checksum(config).with_table(ChecksumParams)

@@ -1,4 +1,4 @@
-"""What the kernels that move data are compiled for and launched with, and which thread does what.
+"""Configurations and launch parameters of the kernels that move data, and the work of a thread.
 
 Latent entries (append_swa, and gather of quantised ones): a warp takes a row at a time, and a lane
 of it two or three pieces of PIECE neighbouring elements, 32 pieces apart, so that every access of a
@@ -38,7 +38,7 @@ CTAS = hw.SMS * 512
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """What both kernels of latent entries are compiled for.
+    """Configuration common to both kernels of latent entries.
 
     record: a name of `kvcache.layouts.latent.LATENTS`.
     """
@@ -63,7 +63,7 @@ class LatentConfig:
 
     @property
     def last_lanes(self) -> int:
-        """How many lanes have elements in their last piece."""
+        """Number of lanes that have elements in their last piece."""
         return self.latent.elements // PIECE - hw.WARP_THREADS * (self.pieces - 1)
 
     @property
@@ -73,7 +73,7 @@ class LatentConfig:
 
     @property
     def group_lanes(self) -> int:
-        """How many lanes share a scale."""
+        """Number of lanes that share a scale."""
         return self.latent.group // PIECE
 
 
@@ -94,9 +94,11 @@ class DequantiseConfig(LatentConfig):
 
 @dataclass(frozen=True)
 class RowsConfig:
-    """Rows as they are, from tokens to entries or, gathered, from entries to tokens.
+    """Unquantised rows, from tokens to entries or, gathered, from entries to tokens.
 
-    vector: bytes of an access; lanes: threads of a row; pairs: tensors with rows of their own.
+    vector: bytes of an access.
+    lanes: threads of a row.
+    pairs: number of tensors with rows of their own.
     """
 
     vector: int
@@ -115,8 +117,10 @@ class RowsConfig:
 class PagesConfig:
     """Heads of K and V, from tokens to pages by strides or, gathered, from pages to tokens.
 
-    vector: bytes of an access to what is read; lanes: threads of a token; quantised: the dtype of
-    tokens that become e4m3, '' for bytes as they are; scaled: divided by a number first.
+    vector: bytes of a read access.
+    lanes: threads of a token.
+    quantised: the dtype of tokens that become e4m3, '' for bytes as they are.
+    scaled: whether tokens are divided by a number first.
     """
 
     vector: int
@@ -201,7 +205,7 @@ class TokenRows:
 
     @classmethod
     def of(cls, x: torch.Tensor) -> TokenRows:
-        """Those of a tensor [T, ...]."""
+        """Return the rows of a tensor [T, ...]."""
         return cls(address=x, stride=_stride(x), count=len(x))
 
 
@@ -217,7 +221,7 @@ class Angles:
 
     @classmethod
     def of(cls, cos: torch.Tensor, sin: torch.Tensor) -> Angles:
-        """Those of two tables."""
+        """Return the angles of two tables."""
         strides = {"cos_stride": _stride(cos), "sin_stride": _stride(sin)}
         return cls(cos=cos, sin=sin, **strides, positions=len(cos))
 
@@ -234,7 +238,7 @@ class Entries:
 
     @classmethod
     def of(cls, rows: Rows) -> Entries:
-        """Those of all slots of a pool."""
+        """Return the entries of all slots of a pool."""
         return cls(
             data=(rows.pool, rows.data_offset),
             scales=(rows.pool, rows.scale_offset),
@@ -246,7 +250,7 @@ class Entries:
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """The same range of bytes in every slot of a pool."""
+    """A range of bytes, at an equal offset in every slot of a pool."""
 
     address: Word  # of the range in slot 0
     stride: Word  # between slots
@@ -297,7 +301,7 @@ class RowPair:
 
     @classmethod
     def of(cls, rows: DataRows, x: torch.Tensor, vector: int) -> RowPair:
-        """That of a pool's rows and a tensor, with accesses of `vector` bytes."""
+        """Return the pair of a pool's rows and a tensor, with accesses of `vector` bytes."""
         return cls(
             tokens=x,
             token_stride=_stride(x),
@@ -343,7 +347,7 @@ class PagePair:
     def of(
         cls, x: torch.Tensor, pages: torch.Tensor, vectors: int, scale: torch.Tensor | None
     ) -> PagePair:
-        """Those of x [T, heads, D] and pages [pages, page_size, heads, D]."""
+        """Return the pair of x [T, heads, D] and pages [pages, page_size, heads, D]."""
         token, head, _ = (stride * x.itemsize for stride in x.stride())
         page, row, page_head, _ = (stride * pages.itemsize for stride in pages.stride())
         return cls(

@@ -66,8 +66,10 @@ class Dequantise(TableKernel):
     def load(
         self, entries: Entries, entry: Int32, lane: Int32
     ) -> list[tuple[cute.Tensor, cute.Tensor]]:
-        """Of every piece of a lane its words and its scale, both as they are stored; zeros where
-        the entry is negative."""
+        """Load the words and the scale of every piece of a lane, as they are stored.
+
+        Return zeros if the entry is negative.
+        """
         config, latent = self.config, self.config.latent
         address = entry_address(latent.record, entries, entry)
         found = []
@@ -115,5 +117,5 @@ def dequantised(words: cute.Tensor, scale: Float32) -> cute.Tensor:
 
 
 def host_function(config: DequantiseConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Dequantise(config).with_table(DequantiseParams)

@@ -20,7 +20,7 @@ WORDS = {1: Uint8, 2: Uint16, 4: Uint32}  # bytes of an access -> type; wider on
 
 @dataclass(frozen=True)
 class SlotRow:
-    """Where an entry lies: its slot of the pool, and its row of the slot."""
+    """Slot and row of an entry: its slot of the pool, and its row of the slot."""
 
     slot: Int64
     row: Int64
@@ -72,7 +72,7 @@ def slot_row(entry: Int32, rows: Int64) -> SlotRow:
 def entry_address(
     record: cutlass.Constexpr[Record], entries: Entries, entry: Int32
 ) -> EntryAddress:
-    """Where the data and the scales of an entry lie; those of entry 0 for a negative number."""
+    """Return the addresses of an entry's data and scales; of entry 0 for a negative number."""
     place = slot_row(cutlass.max(entry, Int32(0)), entries.rows)
     data = entries.data + place.slot * entries.slot_stride + place.row * record.data_bytes
     scales = data

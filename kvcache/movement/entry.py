@@ -89,7 +89,8 @@ ROTATION = (
 class Pieces:
     """The part of an entry that the lanes of a warp have at a time.
 
-    size: elements of a lane, an even number. nope, rope: whether some lanes have such elements.
+    size: number of elements of a lane, even.
+    nope, rope: whether some lanes have such elements.
     """
 
     latent: Latent
@@ -99,7 +100,7 @@ class Pieces:
 
     @property
     def group_lanes(self) -> int:
-        """How many lanes share a scale."""
+        """Number of lanes that share a scale."""
         return self.latent.group // self.size
 
 
@@ -164,10 +165,11 @@ def store_piece(
     column: Int32,
     exists: Boolean,
 ) -> None:
-    """A lane's elements from `column` on to their entry, by all lanes of a warp.
+    """Store a lane's elements from `column` on to their entry; called by all lanes of a warp.
 
-    words: the elements in bf16, two to a word; turned: the same, rotated; None where no lane needs
-    them. exists: whether this lane has a piece and there is an entry.
+    words: the elements in bf16, two to a word.
+    turned: the rotated elements; None if no lane needs them.
+    exists: whether this lane has a piece and there is an entry.
     """
     latent, is_rope = pieces.latent, Boolean(False)
     if cutlass.const_expr(pieces.rope):

@@ -206,8 +206,10 @@ def _copy_rows(
 
 
 def pages_config(given: AppendPages | GatherPages) -> PagesConfig:
-    """What the kernel of these arguments is compiled for; sizes, addresses and strides count by
-    their common divisor."""
+    """Return the kernel configuration for these arguments.
+
+    It depends on the common divisor of sizes, addresses and strides.
+    """
     k, v, pages = given.k, given.v, (given.k_pages, given.v_pages)
     quantised, scaled = "", False
     if isinstance(given, AppendPages):
@@ -313,7 +315,7 @@ def _check_items(what: str, count: int, pieces: int) -> None:
 
 
 def _nothing(_: Any) -> tuple[()]:
-    """What tracers see of an operator that returns nothing."""
+    """Return the fake result of an operator that returns nothing."""
     return ()
 
 

@@ -27,7 +27,7 @@ NAMES = ("k", "v")
 
 @dataclass(frozen=True)
 class MovedPages:
-    """Of both; `kvcache.append_pages` explains them."""
+    """Arguments common to both; `kvcache.append_pages` documents them."""
 
     k_pages: torch.Tensor
     v_pages: torch.Tensor
@@ -80,7 +80,7 @@ class MovedPages:
 
 @dataclass(frozen=True)
 class AppendPages(MovedPages):
-    """Of `kvcache.append_pages`."""
+    """Arguments of `kvcache.append_pages`."""
 
     k_scale: torch.Tensor | None = None
     v_scale: torch.Tensor | None = None
@@ -130,7 +130,7 @@ class AppendPages(MovedPages):
 
 @dataclass(frozen=True)
 class GatherPages(MovedPages):
-    """Of `kvcache.gather_pages`."""
+    """Arguments of `kvcache.gather_pages`."""
 
     backend: str = "auto"
     arch: str | None = None

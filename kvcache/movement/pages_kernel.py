@@ -31,8 +31,10 @@ HALVES = (
 
 @dataclass(frozen=True)
 class Where:
-    """Of a token: its row among tokens, and its page and row of the page; both of entry 0 where it
-    has none, of which `exists` is then False."""
+    """Location of a token: its row among tokens, its page and its row of the page.
+
+    A token without entry has page and row of entry 0, and `exists` is False.
+    """
 
     token: Int32
     page: Int64
@@ -74,7 +76,7 @@ class MovePages(TableKernel):
 
     @cute.jit
     def factor(self, pair: PagePair) -> Float32:
-        """What an element is multiplied by before it becomes e4m3."""
+        """Return the factor that multiplies an element before it becomes e4m3."""
         if cutlass.const_expr(not self.config.scaled):
             return Float32(1.0)
         return cute.arch.inline_ptx(
@@ -142,7 +144,7 @@ class MovePages(TableKernel):
     def address(
         self, pair: PagePair, where: Where, head: Int32, of_pages: cutlass.Constexpr[bool]
     ) -> Int64:
-        """Where a head of a token begins, among tokens or in its page."""
+        """Return the address of a token's head, among tokens or in its page."""
         if cutlass.const_expr(not of_pages):
             line = pair.tokens + Int64(where.token) * pair.token_stride
             return line + Int64(head) * pair.token_head_stride
@@ -151,5 +153,5 @@ class MovePages(TableKernel):
 
 
 def host_function(config: PagesConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return MovePages(config).with_table(PagesParams)

@@ -1,4 +1,4 @@
-"""What the kernels of `kvcache.movement` compute, in plain torch: bit for bit the definition.
+"""Reference of the kernels of `kvcache.movement` in plain torch: bit for bit the definition.
 
 An entry of a sliding window is kv, the last ROPE elements rotated: of neighbours (x, y) at angle
 index i of the position, x cos[i] - y sin[i] and y cos[i] + x sin[i], in fp32, every product and
@@ -195,10 +195,10 @@ def checksum(pool: torch.Tensor, slots: torch.Tensor, begin: int, end: int) -> t
 
 
 def mixed(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a checksum adds up, modulo 2^32 each, of int64 words below 2^32 in their order.
+    """Return the terms of both checksums, modulo 2^32 each, of int64 words below 2^32 in order.
 
-    Word i of the range goes through two bijections that depend on i: a word that changes alone
-    changes both sums, two that are swapped change what is added.
+    Word i of the range goes through two bijections that depend on i. Changing one word changes both
+    sums; swapping two words changes the terms.
     """
     places = torch.arange(1, len(words) + 1, device=words.device)
     first = (words ^ (places * KEYS[0] & WORD)) * KEYS[1] & WORD

@@ -18,7 +18,7 @@ from kvcache.movement.device import (
 
 
 def params_of(config: RowsConfig) -> type[RowsParams]:
-    """What a kernel of this config is launched with."""
+    """Return the class of the launch parameters of this config."""
     return TwoRowsParams if config.pairs == 2 else RowsParams
 
 
@@ -91,5 +91,5 @@ class CopyRows(TableKernel):
 
 
 def host_function(config: RowsConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return CopyRows(config).with_table(params_of(config))

@@ -29,7 +29,7 @@ class Piece:
 
 
 def params_of(config: CopyConfig) -> type[SlotsParams]:
-    """What a kernel of this config is launched with."""
+    """Return the class of the launch parameters of this config."""
     return SegmentsParams if config.segmented else WholeSlotsParams
 
 
@@ -89,5 +89,5 @@ class CopySlots(TableKernel):
 
 
 def host_function(config: CopyConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return CopySlots(config).with_table(params_of(config))

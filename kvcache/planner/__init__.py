@@ -1,1 +1,1 @@
-"""What fits into how much memory, and what is stranded."""
+"""Capacity and traffic of a cache: requests that fit in memory, and stranded bytes."""

@@ -1,8 +1,8 @@
-"""What fits into so many bytes of GPU memory, and what of it no request uses. Arithmetic alone.
+"""Capacity of so many bytes of GPU memory, and bytes that no request uses. Arithmetic alone.
 
-Blocks and states are pools of their own: memory that one has the other cannot use. `plan` divides
-the memory so that as many requests as possible fit at one context length (or a mix of lengths), and
-`Plan.fit` says what other lengths get from that division.
+Blocks and states live in separate pools: memory given to one cannot be used by the other. `plan`
+divides the memory so that as many requests as possible fit at one context length (or a mix of
+lengths). `Plan.fit` returns how many requests of other lengths fit in that division.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ CAUSES = (LAST_BLOCK, PAGE_PADDING, SLOT_PADDING, GUARDS, RING_EMPTY, RING_SPARE
 
 @dataclass(frozen=True)
 class Usage:
-    """Of a request with `tokens` tokens; live: bytes that it still needs.
+    """Memory of a request with `tokens` tokens.
 
+    live: bytes that it still needs.
     stranded: bytes by cause; with `live` they are all bytes of its slots.
     """
 
@@ -54,17 +55,17 @@ class Usage:
 
     @property
     def stranded_bytes(self) -> int:
-        """Of all causes."""
+        """Bytes stranded by all causes."""
         return sum(self.stranded.values())
 
     @property
     def stranded_share(self) -> float:
-        """Of the total."""
+        """Stranded fraction of the total."""
         return self.stranded_bytes / self.total if self.total else 0.0
 
 
 def usage(layout: Layout, tokens: int) -> Usage:
-    """What a request of `tokens` tokens, at least 0, holds in a cache: blocks, and bytes by cause.
+    """Return the memory of a request of `tokens` tokens, at least 0: blocks, and bytes by cause.
 
     Raises:
         ValueError: for a negative number.
@@ -101,7 +102,7 @@ def usage(layout: Layout, tokens: int) -> Usage:
 
 
 def workspace_bytes(layout: Layout, rows: int) -> int:
-    """Of `rows` entries expanded to BF16; 0 where attention reads the pages as they are."""
+    """Bytes of `rows` entries expanded to BF16; 0 if attention reads the pages as they are."""
     require("layout", layout, Layout)
     rows = whole("rows", rows, None)
     if rows < 0:
@@ -111,7 +112,7 @@ def workspace_bytes(layout: Layout, rows: int) -> int:
 
 
 def reserved_bytes(layout: Layout) -> int:
-    """Of the slots that no request gets: the null block and the clean state."""
+    """Bytes of the slots that no request gets: the null block and the clean state."""
     return RESERVED * (layout.block_bytes + layout.state_bytes)
 
 
@@ -141,11 +142,11 @@ class Mix:
             )
 
     def blocks(self, layout: Layout, requests: int) -> int:
-        """That so many requests have."""
+        """Number of blocks of so many requests."""
         return -(-requests * self._turn(layout) // sum(self.weights))
 
     def requests(self, layout: Layout, blocks: int) -> int:
-        """That so many blocks are enough for."""
+        """Number of requests for which so many blocks are enough."""
         return blocks * sum(self.weights) // self._turn(layout)
 
     def _turn(self, layout: Layout) -> int:
@@ -156,10 +157,10 @@ class Mix:
 
 @dataclass(frozen=True)
 class Fit:
-    """So many requests of `tokens` tokens fit into a plan's pools.
+    """Number of requests of `tokens` tokens that fit in a plan's pools.
 
-    limited_by: "blocks" or "states", with `why` in a sentence. best: so many would fit if the
-    memory were divided for them.
+    limited_by: "blocks" or "states", with `why` in a sentence.
+    best: number that would fit if the memory were divided for them.
     """
 
     tokens: int
@@ -176,7 +177,8 @@ class Fit:
 class Plan:
     """The memory in bytes and how the pools share it, in slots.
 
-    requests: of the mix that it was made for. limited_by: "memory", "batch", "blocks" or "states".
+    requests: number of requests of the mix that it was made for.
+    limited_by: "memory", "batch", "blocks" or "states".
     """
 
     layout: Layout
@@ -205,12 +207,12 @@ class Plan:
 
     @property
     def sizes(self) -> Sizes:
-        """Of the pools, for a `Cache`."""
+        """Sizes of the pools, for a `Cache`."""
         return Sizes(self.blocks, self.states, self.checkpoints)
 
     @property
     def tokens(self) -> int:
-        """That the blocks have room for."""
+        """Number of tokens that the blocks have room for."""
         return self.blocks * self.layout.block_tokens
 
     def fit(self, tokens: int) -> Fit:
@@ -306,7 +308,7 @@ def plan(
 
 
 def most_requests(layout: Layout, pools: int, mix: Mix) -> int:
-    """That fit into so many bytes for blocks and states, where these are divided best."""
+    """Largest number of requests that fit in `pools` bytes, split best over blocks and states."""
     weight = sum(mix.weights)
     per_turn = weight * layout.state_bytes + mix.blocks(layout, weight) * layout.block_bytes
     requests = max(0, pools) * weight // per_turn
@@ -322,7 +324,7 @@ def _bytes(layout: Layout, mix: Mix, requests: int) -> int:
 def _limit(
     layout: Layout, mix: Mix, requests: int, blocks: int, states: int, batch: int
 ) -> tuple[str, str]:
-    """What keeps one more request out."""
+    """Return the limit that keeps one more request out, and a sentence about the rest."""
     more = mix.blocks(layout, requests + 1)
     free = blocks - mix.blocks(layout, requests)
     if batch and requests == batch:

@@ -19,7 +19,7 @@ Span = tuple[int, int]  # tokens of a request before and after a step
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of one array, all of its copies."""
+    """Traffic of one array, all of its copies."""
 
     name: str
     read: int
@@ -38,11 +38,16 @@ class Traffic:
 def step_traffic(
     layout: Layout, spans: Sequence[Span], selected: Mapping[str, int] | None = None
 ) -> tuple[Traffic, ...]:
-    """Of a step that takes every request from spans[i][0] to spans[i][1] tokens, array by array.
+    """Return the traffic of a step, array by array.
 
-    selected: entries of a stream that each token reads at most, 1024 of 'csa' for DeepSeek-V4-Pro;
-    of other streams a request reads all that it has. ValueError for a span that goes backwards, or
-    a stream that the layout has not.
+    Args:
+        layout: the layout of the cache.
+        spans: (tokens before, tokens after) the step, for each request.
+        selected: entries of a stream that each token reads at most, 1024 of 'csa' for
+            DeepSeek-V4-Pro; of other streams a request reads all that it has.
+
+    Raises:
+        ValueError: for a span that goes backwards, or a stream that the layout lacks.
     """
     require("layout", layout, Layout)
     require("selected", selected, Mapping, optional=True)

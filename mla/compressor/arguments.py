@@ -1,4 +1,4 @@
-"""What a compressor is called with, and what of it is refused: by value and limit."""
+"""Arguments of a compressor call, and the checks of their values and limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Compressor:
     """The weights of a compressor; ratio, overlap and width are its tail's.
 
     ape: fp32 [ratio, overlap * width], added to the scores of a token by its place in the window.
-    weight: fp32 [width], of the RMSNorm; eps: of the RMSNorm.
+    weight: fp32 [width], weight of the RMSNorm.
+    eps: epsilon of the RMSNorm.
     """
 
     ape: torch.Tensor
@@ -40,12 +41,14 @@ class Compressor:
 class Tables:
     """The tables of a step (`kvcache.books.step.Step`) of T tokens, B requests and E ends.
 
-    positions: int64 [T], the position of each token. owners: int32 [T], the request of each token.
-    starts: int32 [B], the position of the first token of each request. cu_tokens: int32 [B + 1],
-    where the tokens of each request begin. state_slots: int32 [B], the slot of each request's tail,
-    or -1. ends: int32 [E], tokens that complete an entry, -1 for padding. tail_rows: int64 [T], the
-    row of the tail that keeps each token, or -1. entries: int64 [T], the entry of the stream that
-    each token completes, or -1.
+    positions: int64 [T], the position of each token.
+    owners: int32 [T], the request of each token.
+    starts: int32 [B], the position of the first token of each request.
+    cu_tokens: int32 [B + 1], the index of the first token of each request.
+    state_slots: int32 [B], the slot of each request's tail, or -1.
+    ends: int32 [E], tokens that complete an entry, -1 for padding.
+    tail_rows: int64 [T], the row of the tail that keeps each token, or -1.
+    entries: int64 [T], the entry of the stream that each token completes, or -1.
     """
 
     positions: torch.Tensor
@@ -104,7 +107,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Compress:
-    """The same as the operator takes it: a `Tail` by what a compressor asks of it."""
+    """Operator arguments of a compressor call, with the fields of its `Tail` that it needs."""
 
     compressor: Compressor
     tail_pool: torch.Tensor

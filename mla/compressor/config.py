@@ -78,7 +78,7 @@ class WindowConfig(EntryConfig):
 
     @property
     def groups(self) -> int:
-        """How many threads share a channel."""
+        """Number of thread groups that share a channel."""
         return self.rows // self.group_rows
 
     @property

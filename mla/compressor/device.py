@@ -60,7 +60,11 @@ class Clusters(TableKernel):
 
 @dataclass(frozen=True)
 class Exchange:
-    """parts: fp32 [BOXES, CTAs]. arrived: an mbarrier of each box."""
+    """Buffers of a sum over the CTAs of a cluster.
+
+    parts: fp32 [BOXES, CTAs].
+    arrived: one mbarrier per box.
+    """
 
     parts: cute.Tensor
     arrived: cute.Tensor
@@ -68,7 +72,10 @@ class Exchange:
 
 @cute.jit
 def open_exchange(ctas: cutlass.Constexpr[int]) -> Exchange:
-    """By all threads of all CTAs; before anything is sent they wait for the cluster's barrier."""
+    """Allocate and initialise an Exchange; all threads of all CTAs call this.
+
+    The caller must wait for the cluster's barrier before anything is sent.
+    """
     smem, (thread, _, _) = SmemAllocator(), cute.arch.thread_idx()
     arrived = smem.allocate_tensor(Int64, cute.make_layout(BOXES), byte_alignment=8)
     layout = cute.make_ordered_layout((BOXES, ctas), order=(1, 0))
@@ -116,7 +123,7 @@ def exchanged(exchange: Exchange, mine: Float32, part: Int32, turn: Int32) -> Fl
 
 @dataclass(frozen=True)
 class Cell:
-    """Where VECTOR values and scores of a row lie, neighbouring columns of each, by address."""
+    """Addresses of VECTOR values and VECTOR scores of a row, neighbouring columns of each."""
 
     values: Int64
     scores: Int64
@@ -133,7 +140,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Norm:
-    """What a lane needs to turn its pooled channels into elements of an entry."""
+    """Data a lane needs to turn its pooled channels into elements of an entry."""
 
     weight: cute.Tensor  # of the RMSNorm, fp32 (VECTOR)
     angles: cute.Tensor  # cosines and behind them sines, fp32
@@ -176,7 +183,7 @@ def step_cell(step: StepRows, token: Int32, column: Int32) -> Cell:
 def ape_at(
     config: cutlass.Constexpr[EntryConfig], weights: Weights, position: Int64, column: Int32
 ) -> cute.Tensor:
-    """What is added to VECTOR scores of a token at `position`."""
+    """Return the `ape` terms added to VECTOR scores of a token at `position`."""
     phase, ape = Int64(Uint32(position) % Uint32(config.ratio)), zeros(VECTOR, Float32)
     load_bytes(weights.ape + phase * weights.ape_stride + Int64(column) * 4, ape)
     return ape
@@ -297,10 +304,11 @@ def store_entry(
     entry: Int32,
     squares: Float32,
 ) -> None:
-    """VECTOR pooled channels of every lane of a warp: normalised, rotated, quantised, stored.
+    """Normalise, rotate, quantise and store VECTOR pooled channels of every lane of a warp.
 
-    column: the first channel of a lane. entry: -1 for none. squares: the sum of the squares of all
-    channels.
+    column: the first channel of a lane.
+    entry: -1 for none.
+    squares: the sum of the squares of all channels.
     """
     mean = squares * Float32(1.0 / config.width) + float_of(Uint32(params.weights.eps_bits))
     factor = cute.math.rsqrt(mean, fastmath=True)

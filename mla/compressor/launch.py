@@ -58,7 +58,7 @@ def _raw(job: Job, longest: int) -> tuple[WindowConfig, CompressParams, int]:
 
 
 def _running(job: Job, longest: int) -> tuple[WalkConfig, CompressParams, int]:
-    """The same for windows of which the tail keeps a running state."""
+    """Plan the launch for windows whose tail keeps a running state."""
     clusters, chunk = len(job.tables.starts), longest > WALKED
     if chunk:
         clusters += len(job.tables.ends)
@@ -67,7 +67,13 @@ def _running(job: Job, longest: int) -> tuple[WalkConfig, CompressParams, int]:
 
 
 def params_of(job: Job, saved: int = 0, windows: int = 0) -> CompressParams:
-    """The parameters of a launch; saved: rows of each request; windows: clusters that have some."""
+    """Return the parameters of a launch.
+
+    Args:
+        job: the arguments of the call.
+        saved: rows that each request saves.
+        windows: number of clusters that have windows.
+    """
     values, scores, tail, weights = job.values, job.scores, job.tail, job.compressor
     return CompressParams(
         step=StepRows(

@@ -48,7 +48,10 @@ UNROLLED = 8
 
 @dataclass(frozen=True)
 class Scope:
-    """What all code of a CTA may reach; part: its number in the cluster, a slice of channels."""
+    """State shared by all code of a CTA.
+
+    part: number of the CTA in its cluster, which selects a slice of channels.
+    """
 
     params: CompressParams
     part: Int32
@@ -63,7 +66,9 @@ class Scope:
 class Range:
     """Tokens of a request that are walked, one after another.
 
-    token: the first of them. position: of that token. kept: the first token whose state is kept.
+    token: the first token.
+    position: position of the first token.
+    kept: the first token whose state is kept.
     """
 
     request: Int32
@@ -84,7 +89,7 @@ class State:
 
 @dataclass(frozen=True)
 class End:
-    """What is loaded for the entry that a token completes, in registers."""
+    """Registers loaded for the entry that a token completes."""
 
     entry: cute.Tensor  # int64 (1), as its table has it
     norm: Norm
@@ -207,8 +212,11 @@ class Walk(Clusters):
 
     @cute.jit
     def run(self, scope: Scope, tokens: Range, emits: Boolean, staged: Boolean) -> None:
-        """Walk tokens of a request. emits: whether windows become entries. staged: whether the
-        first rows are in shared memory, or on their way."""
+        """Walk tokens of a request.
+
+        emits: whether windows become entries.
+        staged: whether the first rows are in shared memory, or on their way.
+        """
         config = self.config
         token, position, count = tokens.token, tokens.position, tokens.count
         thread, _, _ = cute.arch.thread_idx()
@@ -287,7 +295,7 @@ class Walk(Clusters):
 
     @cute.jit
     def load_apes(self, scope: Scope, inside: Int32) -> None:
-        """What is added to the scores of rows of which the first has this place in the window."""
+        """Load the `ape` terms of rows whose first one is at place `inside` of the window."""
         config, weights = self.config, scope.params.weights
         for turn in cutlass.range_constexpr(config.turns):
             row, channel = self.row_of_turn(turn)
@@ -394,7 +402,7 @@ def any_thread(holds: Boolean) -> Boolean:
 
 @cute.jit
 def window_of(position: Int64, ratio: cutlass.Constexpr[int]) -> Int64:
-    """Where the window of a position begins."""
+    """Return the first position of the window that contains `position`."""
     return Int64(Uint32(position) // Uint32(ratio)) * ratio
 
 
@@ -411,5 +419,5 @@ def one_more(state: State, value: Float32, score: Float32) -> State:
 
 
 def host_function(config: WalkConfig, arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Walk(config, arch).with_table(CompressParams)

@@ -1,4 +1,4 @@
-"""What a compressor's kernels are launched with, word by word: see `kernelkit.device.param_table`.
+"""Launch parameters of a compressor's kernels, word by word: see `kernelkit.device.param_table`.
 
 Addresses and strides are in bytes; a tensor or table is given by the address of its first element.
 """

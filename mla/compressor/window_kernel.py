@@ -42,9 +42,10 @@ NOTHING = -(2**31)  # follows a cell
 
 @dataclass(frozen=True)
 class Window:
-    """What a thread has of a window: rows of a group, VECTOR channels from `column` on.
+    """A thread's part of a window: rows of a group, VECTOR channels from `column` on.
 
-    token: the last of the window, which completes its entry; position: of that token.
+    token: the last token of the window, which completes its entry.
+    position: position of `token`.
     """
 
     params: CompressParams
@@ -57,10 +58,12 @@ class Window:
 
 @dataclass(frozen=True)
 class History:
-    """Where the rows before the last one of a window are.
+    """Location of the rows before the last one of a window.
 
-    tokens: of the request in this step. slot: of its tail, or -1. in_step: how many rows before the
-    last one are of this step; known: how many are there at all, in the step or in the tail.
+    tokens: tokens of the request in this step.
+    slot: slot of its tail, or -1.
+    in_step: number of rows before the last one that are of this step.
+    known: number of such rows that exist at all, in the step or in the tail.
     """
 
     tokens: Int32
@@ -145,10 +148,11 @@ class Windows(Clusters):
     def stage_older(
         self, window: Window, owner: Int32, exists: Boolean, whole: Boolean
     ) -> tuple[Boolean, History]:
-        """Stage what `stage_new` did not bring: whether there was something, and where rows are.
+        """Stage the rows that `stage_new` did not; return whether there were any, and the History.
 
-        owner: the request of the window. exists: whether there is a window. whole: whether its
-        first row is of the same request, in this step.
+        owner: the request of the window.
+        exists: whether there is a window.
+        whole: whether its first row is of the same request, in this step.
         """
         config = self.config
         if cutlass.const_expr(config.chunk):
@@ -197,12 +201,12 @@ class Windows(Clusters):
 
     @cute.jit
     def back_of(self, group: Int32, index: cutlass.Constexpr[int]) -> Int32:
-        """How many rows before the last of its entry a row is."""
+        """Number of rows between a row and the last row of its entry."""
         return self.config.rows - 1 - (group * self.config.group_rows + index)
 
     @cute.jit
     def column_of(self, group: Int32, index: cutlass.Constexpr[int], column: Int32) -> Int32:
-        """Where in its row the thread's channels are: each window of an entry has its own block."""
+        """Return the thread's first column of its row; each window of an entry has a block."""
         config = self.config
         row = group * config.group_rows + index
         return Int32(Uint32(row) // Uint32(config.ratio)) * config.width + column
@@ -395,5 +399,5 @@ class Windows(Clusters):
 
 
 def host_function(config: WindowConfig, arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Windows(config, arch).with_table(CompressParams)

@@ -53,7 +53,7 @@ def store_index_row(
 
 @cute.jit
 def row_address(rows: HeadRows, token: Uint32, head: Uint32) -> Int64:
-    """Where a row begins."""
+    """Return the address of a row."""
     return rows.address + Int64(token) * rows.token_stride + Int64(head) * rows.head_stride
 
 

@@ -16,10 +16,11 @@ LANES = WIDTH // PIECE  # of a row
 
 @dataclass(frozen=True)
 class IndexFormat:
-    """Of one record.
+    """Index format of one record.
 
-    element: 'e2m1' (2j in the low bits of byte j), 'e4m3' or 'bf16'. group: elements with a scale
-    in common, 0 of bf16. scale_size: bytes of a scale: 1, UE8M0, or 4, fp32.
+    element: 'e2m1' (element 2j in the low bits of byte j), 'e4m3' or 'bf16'.
+    group: number of elements that share a scale, 0 for bf16.
+    scale_size: bytes of a scale: 1 (UE8M0) or 4 (fp32).
     """
 
     record: Record
@@ -29,17 +30,17 @@ class IndexFormat:
 
     @property
     def groups(self) -> int:
-        """With a scale each."""
+        """Number of groups, each with one scale."""
         return WIDTH // self.group if self.group else 0
 
     @property
     def group_lanes(self) -> int:
-        """That share a scale."""
+        """Number of lanes whose elements share one scale."""
         return self.group // PIECE
 
     @property
     def piece_bytes(self) -> int:
-        """Of a lane's elements."""
+        """Bytes of one lane's elements."""
         return self.record.data_bytes // LANES
 
 

@@ -1,4 +1,4 @@
-"""What the indexer's kernels are launched with, word by word: see `kernelkit.device.param_table`.
+"""Launch parameters of the indexer's kernels, word by word: see `kernelkit.device.param_table`.
 
 Strides are in bytes; a tensor or table is given by the address of its first element.
 """

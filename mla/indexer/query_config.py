@@ -1,4 +1,4 @@
-"""What a kernel of the indexer's queries is compiled for."""
+"""Compile-time configuration of the kernels of the indexer's queries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from mla.indexer.formats import FORMATS, LANES, IndexFormat
 
 @dataclass(frozen=True)
 class QueryConfig:
-    """record: a name of mla.indexer.formats.FORMATS. dtype, weights: 'bf16' or 'fp32'."""
+    """Configuration of a query kernel.
+
+    record: a name of mla.indexer.formats.FORMATS.
+    dtype, weights: 'bf16' or 'fp32'.
+    """
 
     record: str
     dtype: str
@@ -18,10 +22,10 @@ class QueryConfig:
 
     @property
     def form(self) -> IndexFormat:
-        """What `record` names."""
+        """Format named by `record`."""
         return FORMATS[self.record]
 
     @property
     def rows(self) -> int:
-        """That a CTA has at a time."""
+        """Number of rows that a CTA processes at a time."""
         return self.threads // LANES

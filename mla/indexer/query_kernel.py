@@ -27,7 +27,10 @@ from mla.indexer.query_config import QueryConfig
 
 
 class Query(TableKernel):
-    """The kernel of one QueryConfig; table: `QueryParams`. arch: what it is written for."""
+    """The kernel of one QueryConfig, launched with a table of `QueryParams`.
+
+    arch: architecture that the kernel is written for.
+    """
 
     config: QueryConfig
 
@@ -111,5 +114,5 @@ class Query(TableKernel):
 
 
 def host_function(config: QueryConfig, arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Query(config, written_for(arch)).with_table(QueryParams)

@@ -38,8 +38,13 @@ NARROW_HEADS, NARROW_CTAS = 32, 4
 
 @dataclass(frozen=True)
 class ScoresConfig:
-    """record: a name of RECORDS, of keys and queries. heads: of HEADS. tokens: of a CTA. out:
-    'fp32' or 'bf16'."""
+    """Configuration common to both score kernels.
+
+    record: a name of RECORDS, the format of keys and queries.
+    heads: one of HEADS.
+    tokens: number of tokens of a CTA.
+    out: 'fp32' or 'bf16'.
+    """
 
     record: str
     heads: int
@@ -48,31 +53,33 @@ class ScoresConfig:
 
     @property
     def columns(self) -> int:
-        """Of a product: heads of all tokens of a CTA."""
+        """Number of columns of a product: heads of all tokens of a CTA."""
         return self.heads * self.tokens
 
 
 @dataclass(frozen=True)
 class WarpConfig(ScoresConfig):
-    """By mma.sync in 16 bits, to which every record is dequantised exactly. ctas_per_sm: that are
-    there at the same time."""
+    """Configuration with mma.sync in 16 bits, to which every record is dequantised exactly.
+
+    ctas_per_sm: number of CTAs resident on an SM.
+    """
 
     ctas_per_sm: int
     threads: int = KEYS // WARP_KEYS * hw.WARP_THREADS
 
     @property
     def row_bytes(self) -> int:
-        """Of a key, or of a head of a query."""
+        """Bytes of a key, or of one head of a query."""
         return RECORDS[self.record].data_bytes
 
     @property
     def chunks(self) -> int:
-        """Of a row, that a lane has."""
+        """Number of chunks of a row that a lane holds."""
         return self.row_bytes // (4 * CHUNK_BYTES)
 
     @property
     def head_tiles(self) -> int:
-        """Of a token."""
+        """Number of MMA head tiles of a token."""
         return self.heads // HEADS_OF_MMA
 
     @property
@@ -82,17 +89,17 @@ class WarpConfig(ScoresConfig):
 
     @property
     def weights_offset(self) -> int:
-        """In shared memory: fp32 of every column."""
+        """Offset in shared memory of the weights: fp32, one per column."""
         return self.query_bytes
 
     @property
     def spans_offset(self) -> int:
-        """In shared memory: (owner, count) of every token, and one that is nobody's."""
+        """Offset in shared memory of the spans: (owner, count) per token, and one without owner."""
         return self.weights_offset + 4 * self.columns
 
     @property
     def smem_bytes(self) -> int:
-        """Of a CTA."""
+        """Bytes of shared memory of a CTA."""
         return self.spans_offset + 8 * (self.tokens + 1)
 
 
@@ -108,13 +115,16 @@ def warp_config(record: str, heads: int, tokens: int, out: str, arch: str) -> Wa
 
 @dataclass(frozen=True)
 class BlockScaledConfig(ScoresConfig):
-    """By tcgen05.mma of kind mxf4. box: rows of a page that TMA moves at a time."""
+    """Configuration with tcgen05.mma of kind mxf4.
+
+    box: number of rows of a page that TMA moves at a time.
+    """
 
     box: int
 
     @property
     def boxes(self) -> int:
-        """Of a tile of keys."""
+        """Number of boxes in a tile of keys."""
         return KEYS // self.box
 
 

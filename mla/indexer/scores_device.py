@@ -1,4 +1,4 @@
-"""What both score kernels have in common: runs of tokens, places of keys, results (device code)."""
+"""Device code of both score kernels: runs of tokens, locations of keys, results."""
 
 from dataclasses import dataclass
 
@@ -68,7 +68,7 @@ def run_from(spans: cute.Tensor, begin: Int32) -> Run:
 
 @cute.jit
 def slot_of(params: ScoresParams, owner: Int32, block: Int32) -> Int32:
-    """Where a block of a request lies; -1 where its table names no slot of the pool."""
+    """Return the slot of a request's block, or -1 if its table names no slot of the pool."""
     row = params.block_tables + Int64(owner) * params.table_stride
     slot = vector_at(row + Int64(block) * 4, Int32, 1)[0]
     return slot if (slot >= 0) & (Int64(slot) < params.slots) else Int32(-1)

@@ -127,7 +127,14 @@ class WarpScores:
 
     @cute.jit
     def __call__(self, table: ParamTable, ctas: Int32, groups: Int32, stream: CUstream) -> None:
-        """table: `ScoresParams`. ctas: that share the tiles of keys. groups: of tokens."""
+        """Launch the kernel.
+
+        Args:
+            table: `ScoresParams`.
+            ctas: number of CTAs that share the tiles of keys.
+            groups: number of groups of tokens.
+            stream: CUDA stream.
+        """
         self.kernel(table).launch(
             grid=(groups, ctas, 1),
             block=(self.config.threads, 1, 1),
@@ -194,7 +201,7 @@ class WarpScores:
         )
 
     def tensor(self, smem: cute.Pointer, offset: int, dtype: Any, layout: Any) -> cute.Tensor:
-        """In shared memory."""
+        """Return a tensor of `dtype` and `layout` in shared memory."""
         return cute.make_tensor(cute.recast_ptr((smem + offset).align(8), dtype=dtype), layout)
 
     @cute.jit
@@ -279,7 +286,7 @@ class WarpScores:
         return [words_of(raw[None, k], Uint32(codes[k]), self.form.element) for k in range(ROWS)]
 
     def key_scale(self, scales: cute.Tensor) -> Float32:
-        """Of the lane's own key."""
+        """Return the scale of the lane's key."""
         return float_of(scales[0]) if self.form.element == "e4m3" else Float32(1.0)
 
     @cute.jit
@@ -311,7 +318,7 @@ class WarpScores:
 
 
 def warp_of_cta() -> Int32:
-    """Of the calling thread."""
+    """Return the warp index of the calling thread."""
     return cute.arch.make_warp_uniform(cute.arch.warp_idx())
 
 
@@ -336,5 +343,5 @@ def sum_of_quad(sums: cute.Tensor) -> Float32:
 
 
 def host_function(config: WarpConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return WarpScores(config), ParamTable.zeros(ScoresParams), Int32(1), Int32(1), CUstream(0)

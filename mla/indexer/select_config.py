@@ -53,7 +53,7 @@ class Digit:
 
     @property
     def groups(self) -> int:
-        """Of bins."""
+        """Number of groups of bins."""
         return self.bins // GROUP
 
 
@@ -77,7 +77,7 @@ class SelectConfig:
 
     @property
     def key_bits(self) -> int:
-        """Of a score and of its key."""
+        """Bits of a score and of its key."""
         return KEY_BITS[self.dtype]
 
     @property
@@ -87,7 +87,7 @@ class SelectConfig:
 
     @property
     def warps(self) -> int:
-        """Of a CTA."""
+        """Number of warps of a CTA."""
         return self.threads // hw.WARP_THREADS
 
     @property
@@ -109,7 +109,7 @@ class SelectConfig:
 
     @property
     def bins(self) -> int:
-        """Of all digits."""
+        """Number of bins of all digits."""
         return sum(digit.bins for digit in self.digits)
 
     @property
@@ -144,7 +144,7 @@ def choose_select(
 
 
 def capacity_of(keys: int, room: int) -> int:
-    """In few sizes, since each is another kernel."""
+    """Round `keys` up to one of few capacities, since each needs its own kernel; at most `room`."""
     return min(max(1 << (keys - 1).bit_length(), FEW_KEYS), room)
 
 

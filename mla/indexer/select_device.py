@@ -50,7 +50,7 @@ class Shared:
 
 
 class Keys:
-    """Of one SelectConfig."""
+    """Device code for the keys of one SelectConfig."""
 
     def __init__(self, config: SelectConfig) -> None:
         self.config = config
@@ -118,7 +118,7 @@ class Keys:
 
     @cute.jit
     def listed_at(self, step: Int32) -> Int32:
-        """Where the lane's item of a step is."""
+        """Return the list index of the lane's item in a step."""
         thread, _, _ = cute.arch.thread_idx()
         return thread // WARP_THREADS * self.config.listed + self.vector_of(step)
 
@@ -126,7 +126,7 @@ class Keys:
     def number_of(
         self, shared: Shared, step: Int32, listed: Int32, is_list: cutlass.Constexpr[bool]
     ) -> Int32:
-        """Of the first of a lane's keys in the CTA's share; see `read`."""
+        """Return the number of a lane's first key in the CTA's share; see `read`."""
         number = self.vector_of(step) * self.config.vector
         if cutlass.const_expr(is_list):
             number = Int32(0)
@@ -175,7 +175,7 @@ class Keys:
 
     @cute.jit
     def keys_of(self, words: cute.Tensor) -> cute.Tensor:
-        """Of the scores of a vector, a word each."""
+        """Return the keys of a vector of scores, one word each."""
         config, keys = self.config, zeros(self.config.vector)
         for number in cutlass.range_constexpr(config.vector):
             if cutlass.const_expr(config.key_bits == 32):
@@ -188,7 +188,7 @@ class Keys:
 
     @cute.jit
     def packed(self, keys: cute.Tensor) -> cute.Tensor:
-        """As they are kept."""
+        """Return keys packed in the format in which they are kept."""
         if cutlass.const_expr(self.config.key_bits == 32):
             return keys
         words = zeros(WORDS)
@@ -210,7 +210,7 @@ class Keys:
 
 @cute.jit
 def key_of_score(bits: Uint32) -> Uint32:
-    """In the order of the numbers that the bits are of; both zeros are one number."""
+    """Return an integer key with the order of the fp32 numbers; both zeros get one key."""
     return cute.arch.inline_ptx(
         "{ .reg .f32 x; .reg .b32 y, sign; .reg .pred nan; mov.b32 x, {$r0}; "
         "add.rn.f32 x, x, 0f00000000; mov.b32 y, x; shr.s32 sign, y, 31; "
@@ -222,7 +222,7 @@ def key_of_score(bits: Uint32) -> Uint32:
 
 
 class Counts:
-    """Of one SelectConfig."""
+    """Device code for the counts of one SelectConfig."""
 
     def __init__(self, config: SelectConfig) -> None:
         self.config = config
@@ -349,7 +349,7 @@ def count_one(
     comparison: cutlass.Constexpr[str],
     wanted: Uint32,
 ) -> None:
-    """One more at an index, whoever else counts, if `value` is 'eq' or 'ge' what is wanted."""
+    """Atomically increment a count if `value` is equal ('eq') or not below ('ge') `wanted`."""
     cute.arch.inline_ptx(
         f"{{ .reg .pred is_it; setp.{comparison}.u32 is_it, {{$r1}}, {{$r2}}; "
         "@is_it red.relaxed.cta.shared.add.u32 [{$r0}], 1; }",
@@ -359,7 +359,7 @@ def count_one(
 
 @cute.jit
 def load_peer(sCounts: cute.Tensor, index: Int32, rank: Int32) -> Int32:
-    """What another CTA of the cluster has at the same place."""
+    """Load the element at `index` from the shared memory of CTA `rank` of the cluster."""
     return cute.arch.inline_ptx(
         "{ .reg .b32 place; mapa.shared::cluster.u32 place, {$r0}, {$r1}; "
         "ld.shared::cluster.b32 {$w0}, [place]; }",

@@ -35,7 +35,7 @@ from mla.indexer.select_device import (
 
 @dataclass(frozen=True)
 class Target:
-    """Where the entries of a row go, and how a candidate's number becomes an entry."""
+    """Destination of the entries of a row, and the table that maps candidates to entries."""
 
     entries: Int64  # address of the first
     table: Int64  # address of the row's block table, 0 where candidates are entries themselves
@@ -45,7 +45,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Who is chosen: keys above `bound`, and of those that equal it the first `left`."""
+    """Selection rule: keys above `bound`, and the first `left` keys equal to it."""
 
     bound: Uint32
     left: Int32
@@ -87,7 +87,7 @@ class Select(TableKernel):
             store_word(chosen, params.chosen + Int64(row) * 4)
 
     def allocate(self) -> Shared:
-        """The same places in every CTA."""
+        """Allocate shared memory, at the same offsets in every CTA."""
         config, smem = self.config, SmemAllocator()
         pairs = config.warps, 1, len(config.digits) + 1
         sizes = config.bins, config.bins // GROUP, *(2 * count for count in pairs)
@@ -98,7 +98,7 @@ class Select(TableKernel):
 
     @cute.jit
     def target_of(self, params: SelectParams, row: Int32) -> Target:
-        """Of a row."""
+        """Return the Target of a row."""
         table = Int64(0)
         if cutlass.const_expr(self.config.paged):
             owner = zeros(1, Int32)
@@ -110,7 +110,7 @@ class Select(TableKernel):
 
     @cute.jit
     def share_of(self, params: SelectParams, row: Int32, candidates: Int32, rank: Int32) -> Share:
-        """Of this CTA and of this thread's warp."""
+        """Return the share of a row for this CTA and this thread's warp."""
         config = self.config
         vectors = (candidates + config.vector - 1) // config.vector
         each = (vectors + config.cluster - 1) // config.cluster * config.vector
@@ -430,5 +430,5 @@ class Select(TableKernel):
 
 
 def host_function(config: SelectConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Select(config).with_table(SelectParams)

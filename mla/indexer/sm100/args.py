@@ -22,7 +22,7 @@ from mla.indexer.sm100.plan import ROW_BYTES, ScoresPlan
 
 @dataclass(frozen=True)
 class Operands:
-    """What TMA reads, modes (row or head, byte, 1, slot or token)."""
+    """Operands read by TMA, modes (row or head, byte, 1, slot or token)."""
 
     keys: TmaTensor
     q: TmaTensor
@@ -53,7 +53,7 @@ class Pipes:
 
 @dataclass(frozen=True)
 class Share:
-    """Of the work: the first token of the CTA; tiles cta, cta + ctas, ... of keys."""
+    """Share of the work: the first token of the CTA, and key tiles cta, cta + ctas, ..."""
 
     first: Int32
     cta: Int32
@@ -62,7 +62,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Scope:
-    """What every role of a CTA may reach."""
+    """State shared by all roles of a CTA."""
 
     operands: Operands
     params: ScoresParams
@@ -83,7 +83,7 @@ def query_box(plan: ScoresPlan) -> Box:
 
 @dataclass(frozen=True)
 class BoxPlace:
-    """Where a box begins; slot -1 where the run sees none of its keys."""
+    """First row of a box; slot is -1 if the run sees none of its keys."""
 
     slot: Int32
     row: Int32
@@ -96,13 +96,13 @@ def visits(plan: ScoresPlan) -> int:
 
 @cute.jit
 def tiles_of(run: Run) -> Int32:
-    """With keys that a token of the run sees."""
+    """Number of tiles with keys that a token of the run sees."""
     return (run.most + KEYS - 1) // KEYS
 
 
 @cute.jit
 def look_up(plan: ScoresPlan, scope: Scope, run: Run, tile: Int32) -> BoxPlace:
-    """Of the lane's box. `tile` is of visit 0."""
+    """Return the place of the lane's box; `tile` is the tile of visit 0."""
     lane, boxes = cute.arch.lane_idx(), plan.config.boxes
     key = (tile + lane // boxes * scope.share.ctas) * KEYS + lane % boxes * plan.config.box
     rows = Uint32(scope.params.rows)

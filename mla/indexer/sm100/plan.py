@@ -53,7 +53,7 @@ class ScoresPlan:
 
     @property
     def n(self) -> int:
-        """Of an MMA, and columns of an accumulator."""
+        """N of an MMA, which is the number of columns of an accumulator."""
         return self.config.columns
 
     @property
@@ -95,12 +95,12 @@ class ScoresPlan:
 
     @property
     def ctas_per_sm(self) -> int:
-        """That tensor memory holds, two at most."""
+        """Number of CTAs per SM that fit in tensor memory, at most two."""
         return min(2, hw.TMEM_COLUMNS // self.tmem.allocated)
 
     @cached_property
     def edges(self) -> EdgePlan:
-        """Who waits for whom."""
+        """Producer-consumer edges between the roles."""
         queries = Edge("q", "load", "mma", 1, Signal.TMA, "queries", freed_by="exit",
                        tx_bytes=ROW_BYTES * self.n)  # fmt: skip
         keys = Edge("keys", "load", "mma", STAGES, Signal.TMA, "tile of keys",

@@ -15,12 +15,12 @@ from mla.indexer.sm100.kernel import BlockScaledScores
 
 
 def host_function(config: BlockScaledConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     numbers = Int32(1), Int32(1), CUstream(0)
     return BlockScaledScores(config), (_moved(), _moved()), ParamTable.zeros(ScoresParams), *numbers
 
 
 def _moved() -> Any:
-    """What TMA moves: strides of 16 bytes, [slots or tokens, rows or heads, 1, bytes]."""
+    """Return a fake TMA tensor: strides of 16 bytes, [slots or tokens, rows or heads, 1, bytes]."""
     size = (cute.sym_int32() for _ in range(4))
     return fake_tensor(Uint8, *size, align=hw.TMA_ALIGN_BYTES)

@@ -1,1 +1,1 @@
-"""What the warps of a CTA do, in data-flow order: load, scales, mma, epilogue."""
+"""Roles of the warps of a CTA, in data-flow order: load, scales, mma, epilogue."""

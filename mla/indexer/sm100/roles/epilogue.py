@@ -55,7 +55,11 @@ class Epilogue:
     def score(
         self, scope: Scope, token: Int32, is_last: Boolean, stage: Int32, lane: Int32
     ) -> Float32:
-        """Of the thread's key. token: of the CTA; is_last: whether it is the last of its run."""
+        """Return the score of the thread's key for one token.
+
+        token: index of the token in the CTA.
+        is_last: whether the token is the last of its run.
+        """
         plan, buffers = self.plan, scope.buffers
         heads, part = plan.config.heads, plan.part
         sums = cute.make_rmem_tensor(SUMS, Float32)

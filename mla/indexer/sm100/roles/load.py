@@ -131,7 +131,7 @@ class Load:
 
     @cute.jit
     def fetch_queries(self, scope: Scope) -> None:
-        """Of all tokens of the CTA."""
+        """Fetch the queries of all tokens of the CTA."""
         box, q = query_box(self.plan), scope.pipes.q
         buffer = cute.recast_ptr(scope.buffers.q, dtype=Uint8)
         q.signal(0)

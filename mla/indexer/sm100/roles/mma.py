@@ -91,7 +91,7 @@ class Mma:
 
     @cute.jit
     def scales(self, scope: Scope, name: str, block: cutlass.Constexpr) -> cute.Pointer:
-        """Where an MMA finds its scale factors: the byte of the first one."""
+        """Return the tensor memory address of the first scale factor of an MMA."""
         column = scope.buffers.tmem + self.plan.tmem[name].begin
         return cute.recast_ptr(column, dtype=Float8E8M0FNU) + block * SCALES_OF_BLOCK
 
