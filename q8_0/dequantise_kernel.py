@@ -47,5 +47,5 @@ class Dequantise(TableKernel):
 
 
 def host_function(config: DequantiseConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Dequantise(config).with_table(DequantiseParams)
