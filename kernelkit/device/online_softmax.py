@@ -68,8 +68,8 @@ class RowView:
         ]
 
     def columns_below(self, limit: Int32) -> Int32:
-        """How many columns of a row, from that of its first element on, are below `limit`; negative
-        for none. In two rows they are 0, 1, 8, 9, 16, 17, .."""
+        """Number of a row's columns below `limit`, from its first element on; negative for none. In
+        two rows the columns are 0, 1, 8, 9, 16, 17, .."""
         return limit if self.rows == 1 else (limit >> 3) * 2 + cutlass.min(limit & 7, 2)
 
 
