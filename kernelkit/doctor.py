@@ -1,8 +1,8 @@
-"""What is installed here, what is cached, and where each operator will run.
+"""Report of installed packages, cached kernels, and where each operator will run.
 
-Where an operator runs is asked of `kernelkit.call.launch.choose_target`, as every call does.
-Nothing is compiled, launched or changed. A machine without a GPU or without the DSL is whole;
-broken are a package that is needed always and is missing, and a damaged file.
+`kernelkit.call.launch.choose_target` decides where an operator runs, as in every call.
+Nothing is compiled, launched or changed. A machine without a GPU or without the DSL is not an
+error; a missing required package and a damaged file are.
 """
 
 from __future__ import annotations

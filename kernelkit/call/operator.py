@@ -354,7 +354,7 @@ _hints = cache(typing.get_type_hints)  # half a millisecond for the arguments of
 
 @dataclass(frozen=True)
 class Leaf:
-    """One argument of an operator.
+    """Argument of an operator.
 
     name: name in the schema
     path: dotted path from the dataclass

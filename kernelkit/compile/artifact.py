@@ -1,4 +1,4 @@
-"""One compiled kernel as bytes: host code with the cubin in it, PTX, signature.
+"""A compiled kernel as bytes: host code with the cubin in it, PTX, signature.
 
 The bytes are eight letters, the SHA-256 of the rest, and a zip archive of three members (which
 `unzip` can read despite the prefix). It loads without the DSL.

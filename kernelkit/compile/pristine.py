@@ -32,7 +32,7 @@ def patched(module: str) -> list[str]:
 
 
 class _Comparison:
-    """One module and its file."""
+    """Comparison of a module with its file."""
 
     def __init__(self, live: ModuleType) -> None:
         self.live = live

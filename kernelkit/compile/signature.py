@@ -25,7 +25,7 @@ _STREAM, _TABLE, _TENSOR, _NOTHING = "stream", "table", "tensor", "nothing"
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a compiled function.
+    """Argument of a compiled function.
 
     kind: 'tensor', 'table', 'stream', 'nothing' (None, no argument at run time), or the type of a
         number

@@ -65,7 +65,7 @@ class _Known(BaseException):
 
 
 class Traced:
-    """One trace; `key` identifies the traced code, `artifact` is the result.
+    """A trace; `key` identifies the traced code, `artifact` is the result.
 
     look_up: look_up(key) returns an earlier artifact of the same code, or None. Its `about` is
         unchanged.

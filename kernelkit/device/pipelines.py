@@ -40,7 +40,7 @@ _OPERATION = {
 
 @dataclass(frozen=True)
 class Barriers:
-    """One mbarrier per stage, and how a signal reaches it.
+    """Mbarriers, one per stage, and how a signal reaches it.
 
     pair: whether the plan is for two CTAs
     by_warp: whether one thread of a warp signals for all of it

@@ -1,4 +1,4 @@
-"""Who waits for whom: named edges between roles, as data.
+"""Synchronisation between roles as data: named edges.
 
 An edge carries one payload from a producer role to a consumer role through `stages` buffers. Stage
 s is full when the producer has signalled it. What makes it empty again is either a signal of the
@@ -69,7 +69,7 @@ def arrivals(role: Role, signal: Signal, reach: Reach = Reach.OWN, every_team: b
 
 @dataclass(frozen=True)
 class Edge:
-    """One payload, from `producer` to `consumer`.
+    """Edge for one payload, from `producer` to `consumer`.
 
     tx_bytes: bytes per stage that TMA brings into one CTA (0 for other signals).
     released_by: role whose signal `release` is, where that is not the consumer.

@@ -1,10 +1,9 @@
-"""Measuring which options suit a shape on the GPU at hand, and keeping the answer.
+"""Measure which options suit a shape on the present GPU, and keep the answer.
 
-`tune` times what a choose step may choose: it asks the family for the candidates of a problem,
-drops those that do not fit or have other results, lets the others race (`kernelkit.tune.halving`),
-and keeps the fastest where it beats the rules' choice by more than the noise of both. Every
-candidate goes the way on which a kept one will come back: `kernelkit.tune.choices.forcing` answers
-the choose step.
+`tune` times the candidates of a choose step, which the family lists for a problem. It drops those
+that do not fit or have other results, and lets the others race (`kernelkit.tune.halving`). It keeps
+the fastest if that beats the rules' choice by more than the noise of both. Candidates are applied
+the same way as kept choices: `kernelkit.tune.choices.forcing` answers the choose step.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ class ProductConfig:
     warps_of_tokens, warps_of_rows: warps of a CTA
     stages: stages of the rings
     ctas_per_sm: CTAs per SM that registers and shared memory leave room for
-    adding: order of the instructions that add four sums to their accumulators; all give the same
-        bits. APART: none waits for the one before it. NEAR: fewer registers. PAIRS: two numbers by
-        one instruction.
+    adding: order of the instructions that add four sums to their accumulators; same bits:
+        APART, none waits for the one before it;
+        NEAR, fewer registers;
+        PAIRS, two numbers by one instruction
     even: whether the number of blocks of a row is even
     aligned: whether every ALIGNED_BLOCKS blocks of interleaved weights begin at a multiple of 16
         bytes
