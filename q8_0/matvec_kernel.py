@@ -81,7 +81,7 @@ class Matvec(TableKernel):
                 further = turn * WARP_THREADS * PIECE // BLOCK
                 for row in rows:
                     loaded.append(fetch(config.layout, WORDS, row, base + lane, exists, further))
-            # Loads stay in front of the barrier, sums behind a branch that is always taken:
+            # Loads stay before the barrier, sums after a branch that is always taken:
             # else ptxas begins with sums, and waits, before all loads are on their way.
             cute.arch.sync_warp()
             if Int32(params.tokens) + base > 0:

@@ -124,8 +124,8 @@ def _dimension(name: str, x: torch.Tensor, dim: int) -> int:
 
 # ---- The ring
 #
-# The parts are merged once, behind the last one: that reads each part once and rounds once, where a
-# merge behind each part would read and write what there is so far again and again.
+# The parts are merged once, after the last one: that reads each part once and rounds once, where a
+# merge after each part would read and write what there is so far again and again.
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -234,7 +234,7 @@ def _padded(sight: Sight, start: Any, stop: Any, padding: torch.Tensor) -> Sight
     first, end = _table(sight, first, padding.device), _table(sight, end, padding.device)
     if is_tracing(padding):
         torch._assert_async(holes.amax() == 0, "attention_mask has pads between tokens of an entry")
-        # One query that is itself a pad stands behind its entry's end; nobody asks for its row.
+        # A single query that is a pad lies after its entry's end; its row is not used.
         return _placed(sight, start, end, first=first, newest=sight.queries == 1)
     facts = torch.stack((first.amax(), (stop - end).amax(), holes.amax())).tolist()
     if facts[2]:

@@ -52,7 +52,7 @@ _shape = attrgetter("shape")
 _modes = torch._C._len_torch_dispatch_stack
 _is_profiled = torch._C._autograd._profiler_enabled
 _is_deterministic = torch._C._get_deterministic_algorithms  # then memory is filled that is made
-# Keys that torch's dispatcher looks at in any call, beside those of tensors.
+# Dispatch keys that torch considers in any call, besides those of tensors.
 _ORDINARY = DispatchKeySet(DispatchKey.BackendSelect).add(DispatchKey.ADInplaceOrView)
 
 

@@ -84,8 +84,8 @@ class Tape:
     empty: number of inputs without elements, whose address is 0
     aliases: (i, j, distance) for inputs that shared a storage, or of which one is written and
         overlaps the other. A replay must keep the distance.
-    apart: (written, read, low, high): a replay is refused if the distance is between low and high,
-        since the inputs would overlap
+    apart: (written, read, low, high): a replay is refused if address[read] - address[written]
+        is between low and high, since the inputs would overlap
     gpu: device index of the inputs, None for the CPU
     launches: number of actions that are launches
     reads: whether the host read values, which a repetition does not

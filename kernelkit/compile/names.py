@@ -17,7 +17,7 @@ from typing import Any
 from kernelkit.compile.keys import KernelKey
 
 LONGEST = 100  # characters, the last word aside
-# Of numbers: in front of them, instead of the name of the field.
+# Prefixes of numbers, instead of the name of the field.
 SHORT = {
     "experts": "e", "group": "g", "head_dim": "d", "hidden": "h", "page_size": "page",
     "tile_m": "m", "tile_n": "n", "tile_rows": "m", "top_k": "k", "v_head_dim": "dv",

@@ -19,7 +19,7 @@ Name = TypeVar("Name", bound=Hashable)
 FIRST = 3  # samples of each in a round
 LAST = 21  # of the finalists, at least
 FINALISTS = 6
-MARGIN = 0.03  # nobody leaves who is as close to the fastest
+MARGIN = 0.03  # candidates within this part of the fastest stay
 SIGMAS = 2.0  # of both times, by which one has to be faster to be called so
 PRECISE = 0.003  # relative error, from which more samples of a time say nothing new
 MOST = 147  # samples of one contestant

@@ -31,7 +31,7 @@ class WeightMatrix:
     quants: Matrix  # or blocks
     scales: Matrix  # that are apart; interleaved the blocks again, which nobody reads there
     stride: Word  # between rows of blocks
-    end: Word  # address behind the last row
+    end: Word  # address after the last row
 
     @classmethod
     def of(cls, weights: Weights) -> WeightMatrix:
