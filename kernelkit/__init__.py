@@ -1,6 +1,6 @@
-"""What the kernel packages share: plans, device code, compiling, calling, tuning.
+"""Shared parts of the kernel packages: plans, device code, compiling, calling, tuning.
 
-`import kernelkit` also lets modules be found by the names that they had in 0.2.0.
+`import kernelkit` also makes modules importable by their names in 0.2.0.
 """
 
 from kernelkit.call import moved

@@ -1,6 +1,5 @@
-"""What the arguments of attention over many and over few query tokens have in common: names,
-shapes, checks, and how they reach a kernel.
-"""
+"""Arguments that attention over many and over few query tokens share: names, shapes, checks, and
+their form for a kernel."""
 
 from __future__ import annotations
 
@@ -148,7 +147,7 @@ class AttentionArguments:
 
     @property
     def softmax_scale(self) -> float:
-        """What q.k is multiplied by."""
+        """Factor of q.k."""
         if self.scale is not None:
             return float(self.scale)
         return 1.0 / math.sqrt(self.q.shape[-1]) if self.q.shape[-1] else 1.0
@@ -174,10 +173,14 @@ class AttentionArguments:
         o_dtype: torch.dtype,
         scaled: Mapping[str, tuple[torch.Tensor, int]],
     ) -> None:
-        """Raise for tables, heads, sinks, windows, factors and an `out` that no kernel takes.
+        """Raise for tables, heads, sinks, windows, factors and an `out` that no kernel supports.
 
-        batch: entries. scaled: name of a scale -> the tensor that it multiplies, and the heads that
-        may have their own.
+        Args:
+            batch: number of entries
+            o_shape: shape of O
+            o_dtype: dtype of O
+            scaled: name of a scale -> the tensor that it multiplies, and the number of heads that
+                may have separate scales
         """
         self._check_heads()
         self._check_lengths(batch)
@@ -296,7 +299,7 @@ def check_sinks(sinks: torch.Tensor) -> None:
 
 
 def per_head(scale: torch.Tensor | None, heads: int) -> torch.Tensor | None:
-    """One scale for each head; a copy where it is laid out otherwise."""
+    """Return one scale per head, contiguous; copy only if needed."""
     if scale is None:
         return None
     return scale.contiguous() if scale.shape == (heads,) else scale.reshape(1).repeat(heads)

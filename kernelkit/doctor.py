@@ -1,8 +1,8 @@
-"""What is installed here, what is cached, and where each operator will run.
+"""Report of installed packages, cached kernels, and where each operator will run.
 
-Where an operator runs is asked of `kernelkit.call.launch.choose_target`, as every call does.
-Nothing is compiled, launched or changed. A machine without a GPU or without the DSL is whole;
-broken are a package that is needed always and is missing, and a damaged file.
+`kernelkit.call.launch.choose_target` decides where an operator runs, as in every call.
+Nothing is compiled, launched or changed. A machine without a GPU or without the DSL is not an
+error; a missing required package and a damaged file are.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def version_of(package: str) -> str | None:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Those that torch sees."""
+    """List the GPUs that torch finds."""
     import torch
 
     from kernelkit.compile.arch import ARCH_OF_CAPABILITY
@@ -90,8 +90,8 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def operators() -> list[dict[str, str]]:
-    """Where each of them runs, by device: 'native' or 'emulated' with the architecture, or why it
-    is refused."""
+    """List each operator's backend by device: 'native' or 'emulated' with the architecture, or the
+    reason of refusal."""
     import torch
 
     devices = [torch.device("cpu"), *(torch.device(gpu["device"]) for gpu in gpus())]
@@ -102,7 +102,7 @@ def operators() -> list[dict[str, str]]:
 
 
 def _place(source: str, device: Any) -> str:
-    """Of the operator whose architectures are there."""
+    """Return where the operator with the architectures at `source` runs."""
     from kernelkit.call.launch import choose_target
 
     module, _, name = source.partition(":")
@@ -233,7 +233,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _machine_lines(found: dict[str, Any]) -> Iterator[str]:
-    """What is known where no package is missing."""
+    """Describe the machine if no package is missing."""
     yield f"Driver: {found['driver'] or 'none found'}"
     for gpu in found["gpus"]:
         memory = f"{gpu['memory_bytes'] / GIGA:.0f} GB"
@@ -259,7 +259,7 @@ def _size(cached: dict[str, Any]) -> str:
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """In columns, of which the last may be long."""
+    """Align rows in columns; the last column may be long."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

@@ -16,10 +16,12 @@ from q8_0.blocks import ALIGN, BLOCK, blocks_of
 
 @dataclass(frozen=True, eq=False)
 class Activations:
-    """Numbers d * q of `tokens` rows; what `q8_0.quantise` makes.
+    """Numbers d * q of `tokens` rows, as `q8_0.quantise` returns them.
 
-    quants: int8 [tokens, cols], in one piece, at a multiple of 16 bytes. scales: fp16
-    [tokens, cols // 32], in one piece. TypeError or ValueError for others.
+    quants: int8 [tokens, cols], contiguous, aligned to 16 bytes
+    scales: fp16 [tokens, cols // 32], contiguous
+
+    Raises TypeError or ValueError for other tensors.
     """
 
     quants: torch.Tensor

@@ -20,8 +20,11 @@ from q8_0.weights import Weights
 def repack(
     weights: Weights, layout: str, *, backend: str = "auto", arch: str | None = None
 ) -> Weights:
-    """The same weights in a layout, 'soa' or 'interleaved', bit for bit: there and back gives the
-    same bytes, those of scales that are NaN too. Weights in that layout come back as they are."""
+    """Return the same weights in `layout`, 'soa' or 'interleaved', bit for bit.
+
+    A round trip restores the same bytes, including those of NaN scales. Weights that already have
+    the layout are returned as they are.
+    """
     _require(weights)
     require_layout(layout)
     if weights.layout == layout:

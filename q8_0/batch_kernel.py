@@ -41,7 +41,7 @@ WORDS = MINE // 4
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of a tile of 8 tokens, what a lane has of a block, and two scales if they are integers."""
+    """A lane's part of one block for a tile of 8 tokens, and two scales for Q8_1 tokens."""
 
     words: list[Uint32]
     scales: list[Float32]
@@ -118,8 +118,8 @@ class Batch(Matvec):
         turn: cutlass.Constexpr[int],
         tile: cutlass.Constexpr[int],
     ) -> Numbers:
-        """What a lane has of block base + turn of 8 tokens, and in Q8_1 the scales of the two
-        tokens whose results it has; zeros behind the last block."""
+        """Load the lane's part of block base + turn for 8 tokens; zeros after the last block. In
+        Q8_1 also load the scales of the two tokens whose results the lane holds."""
         config = self.config
         lane, last = cute.arch.lane_idx(), Int32(params.tokens) - 1
         exists = base + turn < Int32(params.weights.cols) // BLOCK
@@ -157,5 +157,5 @@ class Batch(Matvec):
 
 
 def host_function(config: BatchConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Batch(config).with_table(MatvecParams)

@@ -26,15 +26,15 @@ def blocks_of(cols: int) -> int:
 
 
 def interleaved_bytes(cols: int) -> int:
-    """Of a row of blocks as GGUF has them."""
+    """Number of bytes of a row of blocks in GGUF's interleaved layout."""
     return blocks_of(cols) * BLOCK_BYTES
 
 
 def scales_offset(rows: int, cols: int) -> int:
-    """Where the scales begin in SOA, in bytes from the buffer's begin."""
+    """Offset in bytes of the scales in an SOA buffer."""
     return -(-rows * cols // ALIGN) * ALIGN
 
 
 def soa_bytes(rows: int, cols: int) -> int:
-    """Of a buffer in SOA: quants [rows, cols], then scales [rows, cols / 32]."""
+    """Number of bytes of an SOA buffer: quants [rows, cols], then scales [rows, cols / 32]."""
     return scales_offset(rows, cols) + rows * blocks_of(cols) * SCALE_BYTES

@@ -1,9 +1,10 @@
-"""Which config a product gets: data alone, the same for both layouts, so that their bits are equal.
+"""Choose the config of a product: data alone, equal for both layouts, so that their bits are equal.
 
-A GPU reads at full speed while each SM has about 32 KB in flight; a warp of the matrix-vector
-kernel has rows x unrolled x 512 bytes, so that 8 warps of 4 rows are plenty. Where rows make fewer
-warps than fit all SMs at once, two warps share the columns of a row, and so on, as long as each has
-512 of them. Not more: what does not fit would be a second wave of a part of the SMs.
+A GPU reads at full speed while each SM has about 32 KB in flight. A warp of the matrix-vector
+kernel has rows x unrolled x 512 bytes in flight, so 8 warps of 4 rows are plenty. If the rows make
+fewer warps than fit all SMs at once, `splits` warps share the columns of a row. `splits` doubles
+while each warp keeps at least 512 columns. It stops there: warps that do not fit would run as a
+second wave on some of the SMs.
 """
 
 from __future__ import annotations
@@ -39,9 +40,17 @@ UNROLLED = 8  # blocks that a warp has in flight where it multiplies on tensor c
 def matvec_config(
     layout: str, dtype: str, out: str, *, sizes: tuple[int, int, int], bias: bool, sms: int
 ) -> MatvecConfig:
-    """sizes: tokens, rows, columns; sms: of the GPU.
+    """Choose the config of a matrix-vector product.
 
-    ValueError for more tokens than share a read.
+    Args:
+        layout: layout of the weights
+        dtype: dtype of x
+        out: dtype of the result
+        sizes: tokens, rows, columns
+        bias: whether a bias is added
+        sms: number of SMs of the GPU
+
+    Raises ValueError for more than MOST_TOKENS tokens.
     """
     tokens, rows, cols = sizes
     if not 1 <= tokens <= MOST_TOKENS:
@@ -60,7 +69,7 @@ def matvec_config(
 def batch_config(
     layout: str, dtype: str, out: str, *, sizes: tuple[int, int, int], bias: bool, sms: int
 ) -> BatchConfig:
-    """The same for tensor cores, which take numbers of 16 bits or fewer."""
+    """Choose the config of a product on tensor cores, whose x has 16 bits or fewer."""
     tokens, rows, cols = sizes
     warps, splits = -(-rows // BatchConfig.rows), 1
     while splits < MOST_SPLITS and 2 * warps * splits <= RESIDENT_WARPS * sms:
@@ -102,8 +111,11 @@ TUNED = Tuned("q8_0.matvec", dict.fromkeys(("sm_100a", "sm_90a", PORTABLE), MODU
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on. config: what the rules choose; its options are kept but for
-    those that are measured. tokens, rows, cols: of the product."""
+    """Key of a tuned choice.
+
+    config: the rules' choice; options that are not tuned are kept
+    tokens, rows, cols: sizes of the product
+    """
 
     config: MatvecConfig | BatchConfig
     tokens: int
@@ -112,7 +124,7 @@ class Problem:
 
 
 def choices(problem: Problem, arch: str) -> list[Choice]:
-    """What may suit a problem: the same bits as the rules' choice, on every architecture."""
+    """List candidates for a problem; all give the same bits as the rules' choice."""
     config = problem.config
     warps = [count for count in (1, 2, 4, 8, 16) if count % config.splits == 0]
     alone = config.splits == 1

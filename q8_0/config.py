@@ -1,7 +1,7 @@
-"""What the kernels here are compiled for, and which thread does what, as data.
+"""Compile-time configs of the kernels, and the work of each thread, as data.
 
-Sizes and strides are arguments of a launch. A piece is what a thread takes of a row at a time: 4, 8
-or 16 neighbouring quants, which have one scale. Neighbouring threads have neighbouring pieces.
+Sizes and strides are arguments of a launch. A piece is the part of a row that a thread reads at a
+time: 4, 8 or 16 neighbouring quants with one scale. Neighbouring threads have neighbouring pieces.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ RESIDENT_WARPS = 16  # of an SM, for which registers have to suffice: 128 of a t
 
 @dataclass(frozen=True)
 class RepackConfig:
-    """The kernel that brings blocks from one layout to the other, tile by tile through shared
-    memory: 256 blocks are 544 vectors of 16 bytes interleaved, and 512 of quants.
+    """Config of the kernel that converts blocks between the layouts, tile by tile through shared
+    memory. 256 blocks are 544 vectors of 16 bytes interleaved, and 512 of quants.
 
-    to_soa: which way. vector: bytes of an access on the interleaved side, a power of two from 2.
+    to_soa: whether the target layout is SOA
+    vector: bytes of an access on the interleaved side, a power of two from 2
     """
 
     to_soa: bool
@@ -50,10 +51,11 @@ class RepackConfig:
 
 @dataclass(frozen=True)
 class DequantiseConfig:
-    """The kernel that writes weights as numbers: a thread makes 16 bytes of them at a time.
+    """Config of the kernel that writes weights as numbers, 16 bytes of them per thread at a time.
 
-    layout: of the weights. out: 'bf16', 'fp16' or 'fp32'. unrolled: pieces that a thread has in
-    flight.
+    layout: layout of the weights
+    out: 'bf16', 'fp16' or 'fp32'
+    unrolled: pieces that a thread has in flight
     """
 
     layout: str
@@ -99,7 +101,7 @@ class QuantiseConfig:
 
     @property
     def lanes(self) -> int:
-        """That share a block."""
+        """Number of lanes that share a block."""
         return BLOCK // self.piece
 
     @property
@@ -109,7 +111,7 @@ class QuantiseConfig:
 
 
 class _Warps:
-    """How a CTA is shared by warps that have `rows` rows each, or `splits` of them the same."""
+    """Partition of a CTA into warps: each has `rows` rows, which `splits` warps share."""
 
     rows: int
     tokens: int
@@ -118,7 +120,7 @@ class _Warps:
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Number of threads of a CTA."""
         return self.warps * hw.WARP_THREADS
 
     @property
@@ -128,22 +130,24 @@ class _Warps:
 
     @property
     def sums(self) -> int:
-        """Of a warp: of each of its rows with each token."""
+        """Number of sums of a warp: one for each of its rows and each token."""
         return self.rows * self.tokens
 
 
 @dataclass(frozen=True)
 class MatvecConfig(_Warps):
-    """The kernel that multiplies up to MOST_TOKENS tokens by the weights, of which each is read
-    once.
+    """Config of the kernel that multiplies up to MOST_TOKENS tokens by the weights and reads each
+    weight once.
 
     A warp has `rows` neighbouring rows and reads 512 columns of all of them at a time, `unrolled`
-    times before it computes; `splits` warps of a CTA share the columns of their rows, and add up in
+    times before it computes. `splits` warps of a CTA share the columns of their rows, and add up in
     shared memory at the end. There is no barrier before that.
 
-    layout: of the weights. dtype: of x, 'bf16', 'fp16', 'fp32' or 'q8_1'. out: of the result, not
-    'q8_1'. tokens: a power of two, those behind the last one are computed and not written. bias:
-    fp32 sums begin with one that is added last, in the dtype of the result.
+    layout: layout of the weights
+    dtype: dtype of x, 'bf16', 'fp16', 'fp32' or 'q8_1'
+    out: dtype of the result, not 'q8_1'
+    tokens: a power of two; tokens after the last one are computed but not written
+    bias: whether a bias, in the dtype of the result, is added last to the fp32 sums
     """
 
     layout: str
@@ -158,20 +162,22 @@ class MatvecConfig(_Warps):
 
     @property
     def cutlass_word(self) -> bool:
-        """Of the kernel's name, see `kernelkit.compile.names`: without it one token takes 6.5
-        instead of 7.2 us (H200, 4096 x 4096), but sums of fp32 are spilled."""
+        """Option of the kernel's name, see `kernelkit.compile.names`. Without it one token takes
+        6.5 instead of 7.2 us (H200, 4096 x 4096), but fp32 sums are spilled."""
         return self.dtype == "fp32"
 
 
 @dataclass(frozen=True)
 class BatchConfig(_Warps):
-    """The kernel that multiplies 2 to MOST_TOKENS tokens by the weights on tensor cores, of which
-    each weight is read once and becomes a number of the dtype of x, exactly.
+    """Config of the kernel that multiplies 2 to MOST_TOKENS tokens by the weights on tensor cores.
+    Each weight is read once and converted exactly to the dtype of x.
 
     A warp has 16 rows and reads a block of all of them at a time, `unrolled` times before it
-    computes; `splits` warps of a CTA share the columns of their rows, as in MatvecConfig.
+    computes. `splits` warps of a CTA share the columns of their rows, as in MatvecConfig.
 
-    dtype: of x, 'bf16', 'fp16' or 'q8_1'; layout, out, bias: as there. tokens: 8 or 16.
+    dtype: dtype of x, 'bf16', 'fp16' or 'q8_1'
+    layout, out, bias: as in MatvecConfig
+    tokens: 8 or 16
     """
 
     layout: str
@@ -187,7 +193,7 @@ class BatchConfig(_Warps):
 
     @property
     def tiles(self) -> int:
-        """Of 8 tokens."""
+        """Number of tiles of 8 tokens."""
         return self.tokens // 8
 
     @property
@@ -198,10 +204,10 @@ class BatchConfig(_Warps):
 
     @property
     def parts(self) -> int:
-        """Of what is in flight: x of the second one is not loaded before the first one is
-        multiplied, where x of both would be spilled."""
+        """Number of parts of the blocks in flight. With two, x of the second part is loaded only
+        after the first is multiplied, since x of both would be spilled."""
         return 1 if self.tokens == 8 or self.dtype == INTEGERS else 2
 
     def turns(self, part: int) -> tuple[int, int]:
-        """Of a part: the first one, and the one behind the last."""
+        """Return the range (first, end) of turns of a part."""
         return part * self.unrolled // self.parts, (part + 1) * self.unrolled // self.parts

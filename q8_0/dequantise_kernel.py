@@ -32,7 +32,7 @@ class Dequantise(TableKernel):
         for turn in cutlass.range_constexpr(config.unrolled):
             exists, further = first + turn * config.threads < pieces, turn * config.further
             loaded.append(fetch(config.layout, config.words, source, first, exists, further))
-        cute.arch.sync_warp()  # else ptxas puts loads where they are used, one behind the other
+        cute.arch.sync_warp()  # else ptxas moves each load to its use, one after the other
         target = params.out + Int64(row) * params.out_stride
         for turn in cutlass.range_constexpr(config.unrolled):
             piece = first + turn * config.threads
@@ -47,5 +47,5 @@ class Dequantise(TableKernel):
 
 
 def host_function(config: DequantiseConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Dequantise(config).with_table(DequantiseParams)

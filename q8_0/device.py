@@ -1,7 +1,7 @@
-"""How a thread gets at weights and activations, and arithmetic on them (device code).
+"""Access of threads to weights and activations, and arithmetic on them (device code).
 
-`fetch` is all that readers of the two layouts differ in: the same quants and scale come out of
-either, and what is computed of them, in which order, does not know the layout.
+Readers of the two layouts differ in `fetch` alone. Either returns the same quants and scale, so the
+arithmetic and its order do not depend on the layout.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class Row:
-    """Where the quants and the scales of a row begin; interleaved both are its first block."""
+    """Addresses of a row's quants and scales; both are that of its first block if interleaved."""
 
     quants: Int64
     scales: Int64
@@ -108,7 +108,7 @@ def _scaffold(count: int, loads: str, scale: int, results: str) -> str:
 
 
 def _aligned(count: int, further: int) -> str:
-    """One access, so many blocks behind the addresses."""
+    """Return PTX of one load of a block's words, `further` blocks after the addresses."""
     names = ", ".join(f"t{k}" for k in range(count))
     vector, words = (f".v{count}", f"{{{names}}}") if count > 1 else ("", names)
     loads = f"@p {READ}{vector}.b32 {words}, [{{$r0}} + {further * BLOCK}];"
@@ -175,7 +175,7 @@ def load_words(
     exists: Boolean,
     count: cutlass.Constexpr[int] = 4,
 ) -> list[Uint32]:
-    """So many vectors of `count` 32-bit words, 2 or 4; zeros where they do not exist."""
+    """Load `vectors` vectors of `count` 32-bit words, 2 or 4; zeros unless `exists`."""
     found = []
     for vector in cutlass.range_constexpr(vectors):
         found += cute.arch.inline_ptx(

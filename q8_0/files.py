@@ -41,7 +41,12 @@ Formats = Mapping[int, tuple[str, int, int]]  # code -> name, elements of a bloc
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor. format: GGUF's name. dims: the contiguous one first. start, nbytes: in the file."""
+    """A tensor of a file.
+
+    format: GGUF's name
+    dims: sizes, the contiguous dimension first
+    start, nbytes: position and size in the file
+    """
 
     format: str
     dims: tuple[int, ...]
@@ -212,7 +217,7 @@ class GgufFile:
         return tuple(self._tensors)
 
     def format_of(self, name: str) -> str:
-        """What GGUF calls a tensor's numbers: 'Q8_0', 'F32', 'Q4_K', ..."""
+        """Return GGUF's name of a tensor's format: 'Q8_0', 'F32', 'Q4_K', ..."""
         return self._find(name).format
 
     def weights(

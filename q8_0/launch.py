@@ -128,7 +128,7 @@ def run_repack(given: Repacked) -> tuple[torch.Tensor]:
 
 
 def empty_repack(given: Repacked) -> tuple[torch.Tensor]:
-    """As `run_repack` returns it."""
+    """Allocate the result of `run_repack`."""
     weights = given.weights
     return (empty(weights.rows, weights.cols, given.layout, weights.data.device).data,)
 
@@ -154,7 +154,7 @@ def run_dequantise(given: Dequantised) -> tuple[torch.Tensor]:
 
 
 def empty_dequantise(given: Dequantised) -> tuple[torch.Tensor]:
-    """As `run_dequantise` returns it."""
+    """Allocate the result of `run_dequantise`."""
     weights = given.weights
     return (weights.data.new_empty((weights.rows, weights.cols), dtype=given.dtype),)
 
@@ -177,7 +177,7 @@ def run_quantise(given: Quantised) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def empty_quantise(given: Quantised) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `run_quantise` returns it."""
+    """Allocate the results of `run_quantise`."""
     tokens, cols = given.x.shape
     quants = given.x.new_empty((tokens, cols), dtype=torch.int8)
     return quants, given.x.new_empty((tokens, cols // BLOCK), dtype=torch.float16)
@@ -203,7 +203,7 @@ def run_integer_matvec(given: IntegersMultiplied) -> tuple[torch.Tensor]:
 
 
 def empty_matvec(given: Multiplied | IntegersMultiplied) -> tuple[torch.Tensor]:
-    """As both of them return it."""
+    """Allocate the result of either matrix-vector product."""
     x = given.x.quants if isinstance(given.x, Activations) else given.x
     return (x.new_empty((x.shape[0], given.weights.rows), dtype=given.out_dtype),)
 

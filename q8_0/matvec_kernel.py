@@ -1,9 +1,9 @@
 """A few tokens times the weights, each of which is read once, in fp32 (device code).
 
-y[t, m] = sum over pieces of d * (sum over the piece of q * x), and with activations in Q8_1 sum of
-(d d') * (sum of q q'), whose inner sum is exact. A lane adds up its pieces in the order of their
-columns, then lanes add to each other, then the warps that share rows. `choose.matvec_config` says
-who has what, `reference.matvec` what comes out.
+y[t, m] = sum over pieces of d * (sum over the piece of q * x).
+With activations in Q8_1 y is the sum of (d d') * (sum of q q'), whose inner sum is exact. A lane
+adds up its pieces in the order of their columns. Then lanes add to each other, then the warps that
+share rows. `choose.matvec_config` partitions the work; `reference.matvec` defines the result.
 """
 
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ class Matvec(TableKernel):
                 further = turn * WARP_THREADS * PIECE // BLOCK
                 for row in rows:
                     loaded.append(fetch(config.layout, WORDS, row, base + lane, exists, further))
-            # Loads stay in front of the barrier, sums behind a branch that is always taken:
+            # Loads stay before the barrier, sums after a branch that is always taken:
             # else ptxas begins with sums, and waits, before all loads are on their way.
             cute.arch.sync_warp()
             if Int32(params.tokens) + base > 0:
@@ -188,5 +188,5 @@ class Matvec(TableKernel):
 
 
 def host_function(config: MatvecConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Matvec(config).with_table(MatvecParams)

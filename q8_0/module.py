@@ -89,7 +89,7 @@ class Q8Linear(nn.Module):
 
     @property
     def weights(self) -> Weights:
-        """What the functions of `q8_0` take; shares memory with the buffer."""
+        """Return a handle for the functions of `q8_0`; it shares memory with the buffer."""
         return Weights(self.data, self.out_features, self.in_features, self.layout)
 
     def forward(

@@ -1,4 +1,4 @@
-"""What the kernels here are launched with, word by word: see `kernelkit.device.param_table`.
+"""Launch parameters of the kernels, word by word: see `kernelkit.device.param_table`.
 
 Addresses and strides are in bytes.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightWords:
-    """Where quants and scales are; interleaved, a block's scale is in front of its quants, and both
+    """Addresses of quants and scales. If interleaved, a block's scale precedes its quants, and both
     addresses are that of the first block."""
 
     quants: Word
@@ -29,7 +29,8 @@ class WeightWords:
 
     @classmethod
     def of(cls, weights: Weights, *, flat: bool = False) -> WeightWords:
-        """Those of a handle; flat: of all its rows, which lie in one piece, as one row."""
+        """Return the words of a handle; `flat` treats all its rows, which are contiguous, as one
+        row."""
         rows, cols, stride = weights.rows, weights.cols, weights.row_stride
         if flat:
             rows, cols, stride = 1, rows * cols, rows * stride

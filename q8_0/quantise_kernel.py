@@ -93,5 +93,5 @@ class Quantise(TableKernel):
 
 
 def host_function(config: QuantiseConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Quantise(config).with_table(QuantiseParams)

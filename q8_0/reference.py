@@ -44,7 +44,7 @@ def packed(quants: torch.Tensor, scales: torch.Tensor, layout: str) -> Weights:
 
 
 def repack(weights: Weights, layout: str) -> Weights:
-    """The same weights in a layout."""
+    """Return the same weights in `layout`."""
     return packed(*unpacked(weights), layout)
 
 

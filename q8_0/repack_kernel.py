@@ -78,7 +78,7 @@ class Repack(TableKernel):
 
     @property
     def dtype(self) -> Any:
-        """Of the elements of interleaved vectors."""
+        """Type of the elements of interleaved vectors."""
         return Uint16 if self.config.vector == 2 else Uint32
 
     @property
@@ -180,7 +180,7 @@ class Repack(TableKernel):
 
 @cute.jit
 def place_of(shared: Int32, half: Int32) -> Int32:
-    """Where the quants of a half-block are, in a tile in shared memory."""
+    """Return the address of a half-block's quants in a tile in shared memory."""
     return shared + half // 2 * BLOCK_BYTES + SCALE_BYTES + half % 2 * HALF_BYTES
 
 
@@ -199,5 +199,5 @@ def store_short(address: Int32, value: Uint16) -> None:
 
 
 def host_function(config: RepackConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Repack(config).with_table(RepackParams)

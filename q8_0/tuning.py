@@ -1,4 +1,4 @@
-"""What of the products can be tuned, by sizes that a user names: see `kernelkit.tune.tuner`."""
+"""Tunable products, by sizes that a user names: see `kernelkit.tune.tuner`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ from q8_0.weights import Weights, empty
 
 @dataclass(frozen=True)
 class FewTokens:
-    """tokens x cols times a matrix of rows x cols. layout: of the weights. dtype: of x, 'q8_1' for
-    integers; out: of the result."""
+    """Shape: tokens x cols times a matrix of rows x cols.
+
+    layout: layout of the weights
+    dtype: dtype of x, 'q8_1' for integers
+    out: dtype of the result
+    """
 
     tokens: int = 1
     rows: int = 4096
@@ -71,7 +75,7 @@ def random_activations(tokens: int, cols: int, device: torch.device) -> Activati
 
 
 def draw_few(order: random.Random) -> FewTokens:
-    """Of models of today."""
+    """Draw sizes of current models."""
     rows, cols = (order.choice((1024, 2048, 4096, 8192, 14336)) for _ in range(2))
     return FewTokens(order.choice((1, 1, 2, 4, 8, 16)), rows, cols)
 
@@ -83,8 +87,11 @@ MATVECS = Subject(TUNED, FewTokens, call_few, choices, draw_few, KNOWN)
 
 @dataclass(frozen=True)
 class ManyTokens:
-    """tokens x cols in integers times a matrix of rows x cols. layout: of the weights; out: of the
-    result."""
+    """Shape: tokens x cols in integers times a matrix of rows x cols.
+
+    layout: layout of the weights
+    out: dtype of the result
+    """
 
     tokens: int = 2048
     rows: int = 4096
@@ -102,7 +109,7 @@ def call_many(shape: ManyTokens, device: torch.device, arch: str | None = None) 
 
 
 def draw_many(order: random.Random) -> ManyTokens:
-    """Of models of today."""
+    """Draw sizes of current models."""
     rows, cols = (order.choice((1024, 2048, 4096, 8192, 14336)) for _ in range(2))
     return ManyTokens(round(2 ** order.uniform(5, 13)), rows, cols)
 

@@ -73,7 +73,7 @@ class Weights:
             )
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of data in each layout."""
+        """Shapes of the data by layout."""
         return {
             INTERLEAVED: (self.rows, interleaved_bytes(self.cols)),
             SOA: (soa_bytes(self.rows, self.cols),),
@@ -81,7 +81,7 @@ class Weights:
 
     @property
     def blocks(self) -> int:
-        """Of a row."""
+        """Number of blocks of a row."""
         return blocks_of(self.cols)
 
     @property
@@ -104,7 +104,7 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        """Of quants and scales."""
+        """Number of bytes of quants and scales."""
         return self.rows * (self.cols + self.blocks * SCALE_BYTES)
 
     def require_layout(self, layout: str, who: str) -> None:

@@ -1,1 +1,1 @@
-"""What adaptors of serving engines share: a step's batch, attention over it, what is refused."""
+"""Shared parts of adaptors for serving engines: a step's batch, its attention, limits."""

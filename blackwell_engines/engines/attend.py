@@ -43,10 +43,13 @@ def cache_scales(layer: object, **scales: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a layer does to its scores.
+    """Options of a layer's scores.
 
-    scale: multiplies q.k. window: keys seen before the own position, None for all. softcap: None
-    or 0 for none. sinks: fp32 [Hq]. k_scale, v_scale: fp32 [Hkv] of pages in e4m3.
+    scale: factor of q.k
+    window: keys seen before the query's position, None for all
+    softcap: None or 0 for none
+    sinks: fp32 [Hq]
+    k_scale, v_scale: fp32 [Hkv], for pages in e4m3
     """
 
     scale: float

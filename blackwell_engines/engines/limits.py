@@ -1,4 +1,4 @@
-"""What a layer may be, by the checks of the kernels themselves, before an engine begins."""
+"""Check a layer with the kernels' argument checks before an engine begins."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Layer:
-    """dtype: of Q; kv_dtype: of K and V; group: query heads of a KV head; window: keys seen before
-    the own position, None for all."""
+    """Properties of an attention layer.
+
+    dtype: dtype of Q
+    kv_dtype: dtype of K and V
+    group: query heads per KV head
+    window: keys seen before the query's position, None for all
+    """
 
     head_dim: int
     dtype: torch.dtype

@@ -18,13 +18,16 @@ import torch
 class Step:
     """Requests in order; every one has a row of the tables.
 
-    requests, tokens: the first ones, decoded together, each with so many tokens; 0 for none. Among
-    them may be rows of padding, with tokens of their own and no keys.
-    rest, longest: how many tokens the others have, and the longest of them.
-    starts: int32 [others + 1], where their tokens begin, counted behind those decoded; None for
-    none. seq_lens: int32 [requests], keys of each, new ones included. table: int32 [requests,
-    pages]. bound: of `seq_lens`. gathered: how to lay the others' keys side by side first, for
-    pages that no prefill reads in place.
+    requests, tokens: the first requests, decoded together, and new tokens of each; 0 for none. Rows
+        of padding among them have tokens but no keys.
+    rest, longest: number of tokens of the other requests, and of the longest of them
+    starts: int32 [others + 1], first token of each other request, counted from the end of the
+        decoded tokens; None if there are no others
+    seq_lens: int32 [requests], keys of each, new ones included
+    table: int32 [requests, pages]
+    bound: upper bound of `seq_lens`
+    gathered: how to make the others' keys contiguous first, for pages that no prefill reads in
+        place
     """
 
     requests: int
@@ -40,7 +43,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Gathered:
-    """slots: int64 [keys of all], the row of pages of each key. starts: int32 [requests + 1]."""
+    """Index of gathered keys.
+
+    slots: int64 [keys of all], the row of pages of each key
+    starts: int32 [requests + 1]
+    """
 
     slots: torch.Tensor
     starts: torch.Tensor

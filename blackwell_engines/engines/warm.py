@@ -22,10 +22,13 @@ from kvcache.movement.pages import AppendPages, GatherPages
 
 @dataclass(frozen=True)
 class Sizes:
-    """What an engine will ask for at most.
+    """Upper bounds of an engine's requests.
 
-    q_heads, kv_heads: of a rank. requests: of a batch. tokens: new ones of a batch. keys: of a
-    request. drafts: tokens that a decoded request has beside its newest.
+    q_heads, kv_heads: heads per rank
+    requests: requests per batch
+    tokens: new tokens per batch
+    keys: keys per request
+    drafts: tokens that a decoded request has in addition to its newest
     """
 
     q_heads: int

@@ -1,5 +1,5 @@
-"""What `python -m blackwell_engines.parallel` does: a sequence that GPUs share, beside one
-GPU's."""
+"""Implementation of `python -m blackwell_engines.parallel`: compare a sequence shared by GPUs with
+one GPU's result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXACT_QUERIES = 8  # of a rank, whose results are compared with fp64
 
 
 def parser() -> argparse.ArgumentParser:
-    """Its flags."""
+    """Return the parser of the command's flags."""
     made = argparse.ArgumentParser(
         prog="python -m blackwell_engines.parallel",
         description="Starts a process for each GPU, or two whose kernels the emulator runs, has "
@@ -99,7 +99,7 @@ def _on_a_rank(rank: int, options: argparse.Namespace, folder: str) -> None:
 
 
 def _found(rank: int, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """What a rank has computed, beside fp64 and one GPU, and how long it took."""
+    """Compare a rank's result with fp64 and with one GPU's result, and time it."""
     numbers = torch.Generator(device).manual_seed(0)  # the same sequence on every rank
     q, k, v = (
         torch.randn(

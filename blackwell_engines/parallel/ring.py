@@ -27,9 +27,12 @@ MAX_RANKS = 1 << 20
 
 @dataclass(frozen=True)
 class Step:
-    """One of the launches of a rank: some of its queries over some of the keys of `source`. late:
-    the queries of its late chunk alone; early: the keys of the early chunk alone; causal: the keys
-    are its own, and in order."""
+    """A launch of a rank: some of its queries over some of the keys of `source`.
+
+    late: whether only the queries of its late chunk take part
+    early: whether only the keys of the early chunk take part
+    causal: whether the keys are the rank's own, in order
+    """
 
     source: int
     late: bool = False
@@ -104,7 +107,7 @@ def join(parts: Sequence[torch.Tensor], *, dim: int = 1) -> torch.Tensor:
 
 
 def _require_memory(name: str, x: torch.Tensor) -> None:
-    """As `require_memory`, where no tracer stands in for the memory."""
+    """Call `require_memory`, except while torch.compile traces."""
     if not torch.compiler.is_compiling():
         require_memory(**{name: x})
 
@@ -121,8 +124,8 @@ def _dimension(name: str, x: torch.Tensor, dim: int) -> int:
 
 # ---- The ring
 #
-# The parts are merged once, behind the last one: that reads each part once and rounds once, where a
-# merge behind each part would read and write what there is so far again and again.
+# The parts are merged once, after the last one: that reads each part once and rounds once, where a
+# merge after each part would read and write what there is so far again and again.
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -23,9 +23,12 @@ from kernelkit.call.launch import choose_target
 
 @dataclass(frozen=True)
 class Batch:
-    """Of a forward. windowed: the step by the slots of the layers with a window, where these have
-    a pool of their own; written: int64 [tokens], the slots that their new tokens get. fresh:
-    whether nothing but new tokens is to be seen, so that no key has to come from the pool."""
+    """Metadata of a forward.
+
+    windowed: the step with slots of the window layers, if these have a pool of their own
+    written: int64 [tokens], the slots of the new tokens in that pool
+    fresh: whether only new tokens are visible, so that no key has to come from the pool
+    """
 
     step: Step
     windowed: Step | None = None
@@ -37,10 +40,11 @@ class BlackwellKernelsBackend(AttentionBackend):
     """Decoder self-attention over a pool of tokens; decoding is captured in graphs."""
 
     def __init__(self, runner: Any) -> None:
-        """Of a `ModelRunner`.
+        """Create the backend of a `ModelRunner`.
 
         Raises:
-            NotImplementedError: for a layer or pool that no kernel takes, naming value and limit.
+            NotImplementedError: for a layer or pool that no kernel supports, naming value and
+                limit.
         """
         super().__init__()
         self.pool, self.page_size = runner.token_to_kv_pool, runner.page_size

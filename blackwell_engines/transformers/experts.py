@@ -35,14 +35,14 @@ class Experts(nn.Module):
         self._k, self._fmt = (experts.hidden, experts.intermediate), experts.w13.fmt
 
     def weight(self, product: int) -> Fragments:
-        """Of the first product, 0, or of the second."""
+        """Return the weights of the first product, 0, or of the second, 1."""
         name = ("w13", "w2")[product]
         data, factor = getattr(self, f"{name}_data"), getattr(self, f"{name}_factor")
         sizes = self._rows[product], self._k[product]
         return Fragments(data, factor, *sizes, self._fmt, swiglu=not product)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Experts:
-        """What moves a model moves this, and changes no dtype: biases and factors stay fp32."""
+        """Move tensors with the model but keep their dtypes: biases and factors stay fp32."""
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             other = fn(tensor)
@@ -58,18 +58,20 @@ class Experts(nn.Module):
 def experts_forward(
     module: nn.Module, hidden: torch.Tensor, choices: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """The interface of experts of transformers.
+    """Implement the experts interface of transformers.
 
     Args:
         module: the experts of a layer, packed.
-        hidden: bfloat16 [T, H]; choices: [T, k], experts of each token; weights: [T, k].
+        hidden: bfloat16 [T, H].
+        choices: [T, k], experts of each token.
+        weights: [T, k].
 
     Returns:
         [T, H].
 
     Raises:
-        ValueError: the experts are not packed; TypeError, ValueError, NotImplementedError: what
-            kernels refuse.
+        ValueError: the experts are not packed.
+        TypeError, ValueError, NotImplementedError: a kernel does not support the arguments.
     """
     experts = module._modules.get(PACKED)
     if not isinstance(experts, Experts):

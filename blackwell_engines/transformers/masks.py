@@ -1,4 +1,4 @@
-"""What the queries of a forward see: masks of transformers as bounds that kernels take."""
+"""Convert masks of transformers to bounds that kernels accept."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from transformers.utils.import_utils import is_tracing
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """Row r of an entry stands at column start + r of the keys that a layer's cache returns, and
-    sees the columns from max(first, start + r - left) to min(end - 1, start + r + right); a side
+    """Keys that are visible to the queries of a forward.
+
+    Row r of an entry has column start + r of the keys that a layer's cache returns.
+    It sees the columns from max(first, start + r - left) to min(end - 1, start + r + right). A side
     that is None has no bound.
 
     batch, queries, keys: sizes of a forward; keys counts the columns, filled or not.
-    start: int32 [B]; None where neither side has a bound, or the last row is at the last column.
+    start: int32 [B]; None if neither side has a bound, or the last row is at the last column.
     end: int32 [B], columns that exist, without pads on the right; None for all of them, which is
-        where there are no tables at all.
-    first: int32 [B], pads on the left; None where there are none.
-    newest: whether the last row stands at the last key that exists, in every entry; a single row
-        always does, or is a pad.
+        the case without tables.
+    first: int32 [B], pads on the left; None if there are none.
+    newest: whether the last row is at the last key that exists, in every entry. A single row always
+        is, or is a pad.
     """
 
     batch: int
@@ -46,12 +48,12 @@ class Sight:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the mask that this stands for; transformers reads the last one."""
+        """Shape of the mask that this replaces; transformers reads the last size."""
         return self.batch, 1, self.queries, self.keys
 
     @property
     def plain(self) -> tuple[int | None, ...]:
-        """What two of the same forward and kind of layers have in common."""
+        """Values that layers of one kind share in a forward."""
         return self.batch, self.queries, self.keys, self.left, self.right
 
     def to(self, device: torch.device) -> Sight:
@@ -67,13 +69,15 @@ class Sight:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Tables of a call of `fmha.attention` where each entry is two packed ones behind each other:
-    the keys before its first one, which nobody asks for, and its own with all its queries. Queries
-    that are pads stand before the first key, at negative positions, and see none where the layer is
-    causal.
+    """Tables of a call of `fmha.attention` in which each entry becomes two consecutive packed ones.
 
-    cu_seqlens_q, cu_seqlens_k: int32 [2 B + 1]; kv_lens: int32 [2 B]; q_offset: int32 [2 B] or
-    None.
+    The first has the keys before the entry's first key, and no queries. The second has the entry's
+    keys and all its queries. Queries that are pads get negative positions, before the first key,
+    and see none if the layer is causal.
+
+    cu_seqlens_q, cu_seqlens_k: int32 [2 B + 1]
+    kv_lens: int32 [2 B]
+    q_offset: int32 [2 B] or None
     """
 
     cu_seqlens_q: torch.Tensor
@@ -104,7 +108,7 @@ def _in_turn(before: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 def _starts(begins: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Of packed entries, the last of which ends with the last of `ends`."""
+    """Return cumulative starts of packed entries; the last one is the last of `ends`."""
     return torch.nn.functional.pad(_in_turn(begins, ends), (1, 0))
 
 
@@ -189,7 +193,7 @@ def sides_of(mask_function: MaskFunction) -> Sides:
 
 @torch.compiler.disable(reason="what transformers made a mask function of cannot be traced")
 def _sides_of_made(mask_function: MaskFunction) -> Sides:
-    """The same of a function that another one made."""
+    """Return the sides of a mask function that another function made."""
     name = mask_function.__qualname__
     made_with = [cell.cell_contents for cell in mask_function.__closure__ or ()]
     if mask_function.__module__ == masking_utils.__name__ and len(made_with) == 1:
@@ -209,8 +213,11 @@ def _smallest(sizes: tuple[int | None, ...]) -> int | None:
 
 
 def _unpadded(sight: Sight, start: Any, stop: Any, device: Any) -> Sight:
-    """Where every token is one. Without tables if they say nothing; but one new token always has
-    them, so that it takes the same kernel with every cache."""
+    """Return the sight of a forward without padding.
+
+    Tables are omitted if they add nothing. A single new token always has them, so that its kernel
+    does not depend on the cache.
+    """
     grown = isinstance(start, int) and stop == sight.keys == start + sight.queries
     if grown and sight.queries > 1:
         return sight
@@ -227,7 +234,7 @@ def _padded(sight: Sight, start: Any, stop: Any, padding: torch.Tensor) -> Sight
     first, end = _table(sight, first, padding.device), _table(sight, end, padding.device)
     if is_tracing(padding):
         torch._assert_async(holes.amax() == 0, "attention_mask has pads between tokens of an entry")
-        # One query that is itself a pad stands behind its entry's end; nobody asks for its row.
+        # A single query that is a pad lies after its entry's end; its row is not used.
         return _placed(sight, start, end, first=first, newest=sight.queries == 1)
     facts = torch.stack((first.amax(), (stop - end).amax(), holes.amax())).tolist()
     if facts[2]:
@@ -243,7 +250,7 @@ def _padded(sight: Sight, start: Any, stop: Any, padding: torch.Tensor) -> Sight
 
 
 def _placed(sight: Sight, start: Any, end: torch.Tensor, **padding: Any) -> Sight:
-    """With tables of where queries stand, which matters to bounds alone, and of where keys end."""
+    """Add tables of the ends of keys and, if a side has a bound, of the positions of queries."""
     bounded = (sight.left, sight.right) != EVERYTHING
     where = _table(sight, start, end.device) if bounded else None
     return replace(sight, start=where, end=end, **padding)

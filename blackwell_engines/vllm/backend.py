@@ -37,17 +37,17 @@ class BlackwellKernelsBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        """Of `--attention-backend`."""
+        """Return the name for `--attention-backend`."""
         return NAME
 
     @staticmethod
     def get_impl_cls() -> type[BlackwellKernelsImpl]:
-        """Of a layer."""
+        """Return the class of a layer's attention."""
         return BlackwellKernelsImpl
 
     @staticmethod
     def get_builder_cls() -> type[BlackwellKernelsBuilder]:
-        """Of a step's metadata."""
+        """Return the class that builds a step's metadata."""
         return BlackwellKernelsBuilder
 
     @staticmethod
@@ -57,7 +57,8 @@ class BlackwellKernelsBackend(AttentionBackend):
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
-        """What `supports_combination` says, with an architecture, is more."""
+        """Whether the head size is in range; `supports_combination` also checks the
+        architecture."""
         return head_size % 16 == 0 and 16 <= head_size <= 512
 
     @classmethod
@@ -146,7 +147,7 @@ class BlackwellKernelsBuilder(AttentionMetadataBuilder[Step]):
 
 
 class BlackwellKernelsImpl(AttentionImpl[Step]):
-    """Of one layer."""
+    """Attention of one layer."""
 
     can_return_lse_for_decode = False
 
@@ -164,11 +165,11 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
         kv_sharing_target_layer_name: str | None = None,
         sinks: torch.Tensor | None = None,
     ) -> None:
-        """As vLLM calls it.
+        """Accept the arguments that vLLM passes.
 
         Raises:
-            NotImplementedError: for ALiBi, and for what is no decoder self-attention.
-            ValueError: for sinks that are not one for each query head.
+            NotImplementedError: for ALiBi, and for anything but decoder self-attention.
+            ValueError: if sinks are not one for each query head.
         """
         if alibi_slopes is not None:
             raise NotImplementedError("alibi_slopes: no kernel adds a bias to scores")
@@ -248,7 +249,7 @@ class BlackwellKernelsImpl(AttentionImpl[Step]):
         return self._scores[numbers]
 
     def _by_head(self, number: float, device: torch.device) -> torch.Tensor:
-        """Of fp32, whatever the engine's default dtype is."""
+        """Return `number` per KV head in fp32, whatever the engine's default dtype is."""
         return torch.full((self.num_kv_heads,), number, dtype=torch.float32, device=device)
 
 

@@ -1,1 +1,1 @@
-"""From a call in Python to a launch: operators, plans, tapes, checks of tensors."""
+"""Path of a Python call to a launch: operators, plans, tapes, checks of tensors."""

@@ -53,12 +53,12 @@ _shape = attrgetter("shape")
 _modes = torch._C._len_torch_dispatch_stack
 _is_profiled = torch._C._autograd._profiler_enabled
 _is_deterministic = torch._C._get_deterministic_algorithms  # then memory is filled that is made
-# Keys that torch's dispatcher looks at in any call, beside those of tensors.
+# Dispatch keys that torch considers in any call, besides those of tensors.
 _ORDINARY = DispatchKeySet(DispatchKey.BackendSelect).add(DispatchKey.ADInplaceOrView)
 
 
 class Served(NamedTuple):
-    """What an operator did for a call: its tape, the tensors it was given, and the results."""
+    """Record of an operator's call: its tape, its tensors, and the results."""
 
     tape: Tape
     tensors: Sequence[torch.Tensor]
@@ -150,7 +150,7 @@ class Calls(threading.local):
 
 
 def _picking(places: Sequence[int]) -> Order:
-    """What gives the tensors at these places."""
+    """Return a function that selects the tensors at these places."""
     if len(places) == 1:  # of which itemgetter would give the tensor itself
         return itemgetter(slice(places[0], places[0] + 1))
     return itemgetter(*places)
@@ -203,7 +203,7 @@ def note(tape: Tape, tensors: Sequence[torch.Tensor], results: Sequence[Any]) ->
 
 
 def layouts(tensors: Sequence[torch.Tensor]) -> tuple:
-    """What a call depends on besides addresses and contents, to be compared and hashed."""
+    """Return a hashable key of all that a call depends on besides addresses and contents."""
     return tuple(map(kind, tensors)), tuple(map(_strides, tensors))
 
 
@@ -318,7 +318,7 @@ def _spell(values: Iterable[Any], key: list[Any], tensors: list[torch.Tensor]) -
 
 @functools.cache
 def _fields(kind: type) -> Callable[[Any], Iterable[Any]] | None:
-    """What gives the values of the fields of a dataclass; None for another type."""
+    """Return a getter of the field values of a dataclass; None for another type."""
     if not dataclasses.is_dataclass(kind):
         return None
     names = [field.name for field in dataclasses.fields(kind)]
@@ -328,7 +328,7 @@ def _fields(kind: type) -> Callable[[Any], Iterable[Any]] | None:
 
 
 def _asked(function: Callable, hints: Mapping[str, str], args: tuple, options: dict) -> Any:
-    """What the function returns; a wrong name is answered with the right one."""
+    """Call the function; for a wrong name raise an error with the right one."""
     try:
         return function(*args, **options)
     except TypeError:

@@ -1,7 +1,8 @@
-"""Where a compiled kernel runs: natively on the GPU of its tensors, or in the emulator.
+"""Launch of a compiled kernel: natively on the GPU of its tensors, or in the emulator.
 
-`choose_target` decides by the tensors' device and its compute capability; `launch` runs there. What
-cannot run raises and says why: nothing falls back to another implementation.
+`choose_target` decides by the tensors' device and its compute capability; `launch` runs there. A
+kernel that cannot run raises an error with the reason. Nothing falls back to another
+implementation.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ EMULATED = tuple(dict.fromkeys(("sm_100a", "sm_90a", *ARCHITECTURES)))
 
 @dataclass(frozen=True)
 class Target:
-    """backend: 'cuda', 'emulate', or 'none' for tensors without memory; arch: what to compile
-    for."""
+    """Backend and architecture of a launch.
+
+    backend: 'cuda', 'emulate', or 'none' for tensors without memory
+    arch: architecture to compile for
+    """
 
     backend: str
     arch: str
@@ -92,19 +96,19 @@ def watching(watcher: Watcher, *, launching: bool = True) -> Iterator[None]:
 def choose_target(
     device: torch.device, backend: str, arch: str | None, archs: Sequence[str]
 ) -> Target:
-    """Where a kernel runs whose tensors are on `device`.
+    """Return the target of a kernel whose tensors are on `device`.
 
     Args:
-        device: a CUDA GPU, the CPU for the emulator, or 'meta', which has a target where `arch`
+        device: a CUDA GPU, the CPU for the emulator, or 'meta', which has a target only if `arch`
             names one.
-        backend: 'auto', as the device has it; 'cuda' or 'emulate' to insist.
-        arch: what to compile for, such as 'sm_90a'; None is what the device needs, of the emulator
-            the first of EMULATED.
+        backend: 'auto' to follow the device; 'cuda' or 'emulate' to insist.
+        arch: architecture to compile for, such as 'sm_90a'; None for the device's, or the first of
+            EMULATED for the emulator.
         archs: architectures that the kernel is written for.
 
     Raises:
-        ValueError: for a wish that contradicts the device.
-        NotImplementedError: for a device that no kernel is written for.
+        ValueError: backend or arch contradicts the device.
+        NotImplementedError: no kernel is written for the device.
     """
     if type(backend) is not str or not isinstance(arch, str | None):
         require_type("backend", backend, str)
@@ -141,7 +145,7 @@ def _serves(archs: Sequence[str], arch: str) -> bool:
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
-    """Of a CUDA device; NotImplementedError where there is none of that number."""
+    """Return the capability of a CUDA device; NotImplementedError if it does not exist."""
     try:
         return torch.cuda.get_device_capability(device)
     except (AssertionError, RuntimeError) as error:  # of a torch or a machine without CUDA
@@ -261,7 +265,7 @@ class _NativeCall:
             return self.here()
 
     def here(self, _tensors: Sequence[Any] = ()) -> None:
-        """Where that device is current."""
+        """Launch on the planned device, which must be current."""
         self._stream.value = current_stream(self._index)
         self._entry(self._pointers)
         if self._result.value:

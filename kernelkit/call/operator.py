@@ -1,15 +1,16 @@
-"""Torch operators of kernels: from a dataclass of arguments and a function that runs it come the
-schema, the operator that tracers see whole, and the cheap repetition of an eager call.
+"""Torch operators of kernels, made from a dataclass of arguments and a function that runs it.
+
+They provide the schema, an operator that is opaque to tracers, and cheap repetition of eager calls.
 
 A family writes one dataclass and one function `run(arguments) -> results`, which checks, chooses,
-allocates and launches. A field that is a dataclass itself stands for its own fields in the schema,
-`x_data` for `x.data`; what may be a tensor or a word is two arguments, `scale` and `scale_word`.
+allocates and launches. A field that is a dataclass is flattened in the schema, `x_data` for
+`x.data`. A field that may be a tensor or a word becomes two arguments, `scale` and `scale_word`.
 
-On a GPU the first call of a layout is taken down on a tape (`kernelkit.call.tape`), and later calls
-of the same layouts and options repeat the tape: they skip what the first one checked, since nothing
-that it looked at has changed (what is written still lies apart from what is read), and torch's
-dispatcher, where it would do nothing to them and nobody watches. On the CPU every call is checked,
-also what tensors hold.
+On a GPU the first call of a layout is recorded on a tape (`kernelkit.call.tape`), and later calls
+of the same layouts and options repeat the tape. They skip the first call's checks, since nothing
+checked has changed; written memory is still apart from read memory. They also skip torch's
+dispatcher if it would do nothing to them and nobody watches. On the CPU every call is checked,
+including the contents of tensors.
 """
 
 from __future__ import annotations
@@ -49,17 +50,20 @@ NAMESPACE = "blackwell_kernels"
 
 
 class Operator:
-    """The operator `blackwell_kernels::<name>`, and `<name>_out` where a field `out` may be given.
+    """The operator `blackwell_kernels::<name>`, and `<name>_out` if there is a field `out`.
 
     arguments: a frozen dataclass whose fields are tensors, numbers, words, dtypes, or dataclasses
-    of such. run: does the work, and returns a tuple of new tensors; with `out` the first of them is
-    that tensor. empty: makes results like those, without checks, for tracers: sizes may be symbols.
-    results: how many there are. writes: names of other arguments that are written to. What is
-    written overlaps no other argument, but `out` may be q itself. pools: only parts of the written
-    arguments are written, and `run` checks which. hosted: arguments that may be in the host's
-    memory where others are on a GPU, and `run` checks how.
+        of such
+    run: does the work, and returns a tuple of new tensors; with `out` the first of them is `out`
+    empty: makes results like those of `run`, without checks, for tracers; sizes may be symbols
+    results: number of results
+    writes: names of other arguments that are written to. They overlap no other argument; `out` may
+        be q itself.
+    pools: whether only parts of the written arguments are written; `run` checks which
+    hosted: arguments that may be in host memory while others are on a GPU; `run` checks how
 
-    calls: those that need no dispatcher. tapes: of those that torch's dispatcher brought here.
+    calls: recorded calls that need no dispatcher
+    tapes: recorded calls that came through torch's dispatcher
     """
 
     def __init__(
@@ -236,7 +240,7 @@ class Operator:
 
 
 class _Call:
-    """What torch calls: the implementation of an operator, and its fake."""
+    """Callable that torch invokes: the implementation of an operator, and its fake."""
 
     def __init__(
         self,
@@ -350,11 +354,15 @@ _hints = cache(typing.get_type_hints)  # half a millisecond for the arguments of
 
 @dataclass(frozen=True)
 class Leaf:
-    """One argument of an operator.
+    """Argument of an operator.
 
-    name: in the schema. path: from the dataclass, dotted. kind: a key of SCHEMA_TYPES. optional:
-    None will do. default: MISSING where there is none. alone: what the field holds is of this kind,
-    and not perhaps of another, which is another argument. many: it holds a sequence of them.
+    name: name in the schema
+    path: dotted path from the dataclass
+    kind: a key of SCHEMA_TYPES
+    optional: whether None is allowed
+    default: MISSING if there is none
+    alone: whether the field has this kind only; a field of two kinds has two leaves
+    many: whether the argument is a sequence of this kind
     """
 
     name: str
@@ -386,7 +394,7 @@ class Leaf:
         return value
 
     def declared(self, letter: str = "") -> str:
-        """In a schema. letter: of the memory that the operator writes to, '' for none."""
+        """Return the declaration in a schema; `letter` marks written memory, '' for none."""
         written = f"({letter}!)" if letter else ""
         sequence = "[]" * self.many
         text = f"{SCHEMA_TYPES[self.kind]}{written}{'?' * self.optional}{sequence} {self.name}"
@@ -397,10 +405,10 @@ class Leaf:
 
 
 class Schema:
-    """Of a dataclass of arguments.
+    """Schema of a dataclass of arguments.
 
-    tensors: its leaves that are, those that may be left out last, as they go by position. others:
-    go by name.
+    tensors: its tensor leaves, passed by position; those with a default are last
+    others: other leaves, passed by name
     """
 
     def __init__(self, arguments: type) -> None:
@@ -502,8 +510,11 @@ class Schema:
 def _leaves(
     kind: type, prefix: str = "", path: str = "", base: Any = MISSING, optional: bool = False
 ) -> Iterator[Leaf]:
-    """Leaves of a dataclass. base: an instance whose values are the defaults; optional: that stands
-    where None might."""
+    """Yield the leaves of a dataclass.
+
+    Its defaults are the values of the instance `base`, if given. `optional` is whether None is
+    allowed in its place.
+    """
     hints = _hints(kind)
     for field in dataclasses.fields(kind):
         default = field.default if base is MISSING else getattr(base, field.name)
@@ -566,8 +577,8 @@ def _check_nested(field: str, value: Any, kinds: tuple[type, ...], optional: boo
 
 @cache
 def _fields(kind: type) -> tuple[tuple[str, type | None, bool, bool, Any], ...]:
-    """Of a dataclass: (name, the dataclass that it is, whether it is of two kinds, whether None is
-    one, default) of each field."""
+    """Return for each field of a dataclass: (name, its dataclass if nested, whether it has two
+    kinds, whether None is allowed, default)."""
     found = []
     for field in dataclasses.fields(kind):
         kinds, nullable = _split(_hints(kind)[field.name])

@@ -24,12 +24,11 @@ from kernelkit.call.tensors import (
 class Plan:
     """A call whose sizes do not change: checked, compiled and described once, launched many times.
 
-    A call goes past torch's dispatcher, and the only checks left are that every tensor has the
-    shape, strides, dtype and device of the one it was planned with, and an address that is aligned
-    as that was. What tensors hold is not looked at, on the CPU neither. Tensors that a call is not
-    given are those of the plan, which keeps them; of those that every call is given it keeps none.
-    One thread and one stream at a time; launches go to the current stream, CUDA graphs capture
-    them.
+    A call bypasses torch's dispatcher. The only checks left are that every tensor has the shape,
+    strides, dtype, device and alignment of the planned one. The contents of tensors are not
+    checked, even on the CPU. Tensors that are not passed to a call are those of the plan, which
+    keeps them. It keeps none of the tensors that every call passes. Use one thread and one stream
+    at a time. Launches go to the current stream; CUDA graphs capture them.
     """
 
     def __init__(
@@ -41,9 +40,15 @@ class Plan:
         results: Sequence[str] = (),
         dry: bool = True,
     ) -> None:
-        """given: as for the operator. moves: tensors that every call is given, where the plan was
-        made with them. results: names of the results, in order, that a call may be given. dry:
-        nothing is launched here, so that what later steps check of earlier ones is not there.
+        """Plan a call.
+
+        Args:
+            operator: the operator
+            given: its arguments
+            moves: tensors that every call passes, if the plan was made with them
+            results: names of the results, in order, that a call may pass
+            dry: whether to launch nothing here, so that checks of earlier steps' results are not
+                possible
         """
         flat = operator.schema.flat(given)
         operator.require_usable(flat)
@@ -67,7 +72,7 @@ class Plan:
         self.made = () if results else made
 
     def first_call(self, operator: Operator, flat: dict[str, Any]) -> Results:
-        """What is planned, done once; a plan of a family may keep what is chosen on the way."""
+        """Run the planned call once; a family's plan may keep what is chosen on the way."""
         return operator.run(flat)
 
     def __call__(self, *tensors: torch.Tensor, **named: torch.Tensor | None) -> Results:

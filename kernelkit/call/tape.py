@@ -40,7 +40,7 @@ _empty_strided_cuda = import_module("torch._C._dynamo.guards")._empty_strided_cu
 
 
 def _bytes_in_front(tensor: torch.Tensor) -> int | torch.SymInt:
-    """Of its storage. Tensors without elements have an address of 0, but a place there."""
+    """Bytes of the storage before the tensor, even if it has no elements and its address is 0."""
     return tensor.storage_offset() * tensor.itemsize
 
 
@@ -48,8 +48,8 @@ def _bytes_in_front(tensor: torch.Tensor) -> int | torch.SymInt:
 class View:
     """A tensor over the memory of one of the tensors of a call.
 
-    place: which, counted in the order of inputs and then of what is made. offset: bytes between
-    the two addresses.
+    place: index of that tensor: inputs first, then created tensors
+    offset: bytes between the two addresses
     """
 
     place: int
@@ -60,7 +60,7 @@ class View:
     whole: bool
 
     def of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The same view, where the tensors are now."""
+        """Return this view of the present tensors."""
         tensor = tensors[self.place]
         if self.whole:
             return tensor
@@ -72,20 +72,23 @@ class View:
 
 
 class Tape:
-    """Actions on a list of tensors and the list of their addresses, the inputs first: each may put
-    in its place what it makes.
+    """Actions on a list of tensors and the list of their addresses, the inputs first. Each action
+    may put what it creates in its place.
 
-    makers: (place, what allocates the tensor there), all done before the actions. used: places that
-    actions look at. results: what a repetition returns.
-
-    made, made_at: what follows the inputs, and where it lies; None and 0 where an action makes it
-    anew. masks: low bits that the address of an input must not have. empty: how many inputs have no
-    elements, whose address is 0. aliases: (two inputs, bytes between them) of inputs that lay in
-    one storage, so that nobody knows whose memory a launch was given, or of which one is written
-    and reaches into the other. apart: (one that is written, one that is read, two distances in
-    bytes, between which one reaches into the other), where it does not. gpu: of the inputs, None
-    for the CPU. launches: how many of the actions are. reads: whether the host looked at values,
-    which a repetition does not.
+    makers: (place, allocator of the tensor there), all run before the actions
+    used: places that actions read
+    results: results of a repetition
+    made, made_at: tensors after the inputs, and their addresses; None and 0 if an action creates
+        them anew
+    masks: low bits that the address of an input must not have
+    empty: number of inputs without elements, whose address is 0
+    aliases: (i, j, distance) for inputs that shared a storage, or of which one is written and
+        overlaps the other. A replay must keep the distance.
+    apart: (written, read, low, high): a replay is refused if address[read] - address[written]
+        is between low and high, since the inputs would overlap
+    gpu: device index of the inputs, None for the CPU
+    launches: number of actions that are launches
+    reads: whether the host read values, which a repetition does not
     """
 
     def __init__(self) -> None:
@@ -192,9 +195,14 @@ class Taping(TorchDispatchMode):
         written: Sequence[int] = (),
         dry: bool = False,
     ) -> None:
-        """kept: further inputs, which belong to the tape and are those of every repetition.
-        written: places of inputs that the call writes to. dry: operations of torch are done,
-        launches are only described."""
+        """Begin to record a call.
+
+        Args:
+            inputs: tensors that a repetition passes
+            kept: further inputs, which belong to the tape and are used by every repetition
+            written: places of inputs that the call writes to
+            dry: whether launches are only described; operations of torch are done
+        """
         super().__init__()
         self._dry = dry
         self._tape, self._repeatable = Tape(), True
@@ -223,14 +231,15 @@ class Taping(TorchDispatchMode):
         return results, self._tape if self._repeatable else None
 
     def memory(self, *, results: bool = False) -> dict[int, torch.Tensor]:
-        """What was allocated: place -> tensor. The results only if they are wished for, or where
-        nothing can be written to them: those that have no elements may be one for all calls."""
+        """Return allocated tensors by place. Results are included only if `results`, or if they
+        have no elements: such may be shared by all calls."""
         kept = set() if results else {view.place for view in self._tape.results}
         made = {place: self._tensors[place] for place, _ in self._tape.makers}
         return {n: tensor for n, tensor in made.items() if n not in kept or not tensor.numel()}
 
     def replaceable(self) -> list[bool]:
-        """For each result whether it is just what was allocated: another may take its place."""
+        """Return for each result whether it is a whole allocation, which another tensor may
+        replace."""
         made = {place for place, _ in self._tape.makers}
         return [view.whole and view.place in made for view in self._tape.results]
 
@@ -296,7 +305,7 @@ class Taping(TorchDispatchMode):
         self._tape.actions.append(_Launch(prepared, places, offsets, words))
 
     def _add(self, tensor: torch.Tensor) -> None:
-        """What an action makes."""
+        """Register a tensor that an action creates."""
         self._tape.made.append(None)
         self._tape.made_at.append(0)
         self._know(tensor)
@@ -308,7 +317,8 @@ class Taping(TorchDispatchMode):
         self._tensors.append(tensor)
 
     def _keep_apart(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
-        """What is written lay apart from all else, or somewhere in it that was checked."""
+        """Record that written inputs lie apart from all others, or at a distance that was
+        checked."""
         read = [place for place in range(len(inputs)) if place not in written]
         both = itertools.combinations(written, 2)
         for here, there in itertools.chain(itertools.product(written, read), both):
@@ -407,7 +417,7 @@ def _compute(
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same sequences and dictionaries, what they hold changed."""
+    """Copy nested sequences and dictionaries, with `change` applied to what they hold."""
     if isinstance(value, tuple | list):
         return type(value)([_mapped(item, change) for item in value])
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""What a kernel may assume of a torch tensor, checked by value and limit before anything compiles.
+"""Checks of a kernel's assumptions about torch tensors, with value and limit, before compiling.
 
-TMA reads any tensor whose last dimension is contiguous and whose base address and other strides
-are multiples of 16 bytes: views and slices need no copy, broadcasts (stride 0) are refused.
+TMA reads any tensor whose last dimension is contiguous and whose base address and other strides are
+multiples of 16 bytes. Views and slices need no copy; broadcasts (stride 0) are refused.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def require_memory(**tensors: torch.Tensor) -> None:
 
 
 def _kind_without_strides(tensor: torch.Tensor) -> str:
-    """What a tensor is that is not its elements in memory, '' for one that is."""
+    """Name the kind of a tensor that is not plain strided memory; '' for one that is."""
     if tensor.is_nested:
         return "nested"
     if tensor.layout is not torch.strided:
@@ -223,7 +223,7 @@ def require_tma(name: str, tensor: torch.Tensor) -> None:
 
 
 def with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory; dimensions of size 1, whose stride means nothing, get a harmless one."""
+    """Return the tensor with harmless strides for dimensions of size 1, over the same memory."""
     shape, strides = tensor.shape, tensor.stride()
     plain = [
         shape[-1] if size == 1 else stride
@@ -250,8 +250,8 @@ def is_broadcast(tensor: torch.Tensor) -> bool:
 
 
 def without_broadcast(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values; a dimension of stride 0 is written out, since the DSL takes that stride for
-    a constant. For tables: what is large is read in place or refused (`require_tma`)."""
+    """Copy a tensor that has a dimension of stride 0, since the DSL treats that stride as a
+    constant. Use this for tables; large tensors are read in place or refused (`require_tma`)."""
     return tensor.contiguous() if is_broadcast(tensor) else tensor
 
 
@@ -301,7 +301,7 @@ def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Elements:
-    """Where the elements of a tensor are, as an array of numpy, which nobody reads."""
+    """Positions of a tensor's elements as a numpy array, which is never read."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.__array_interface__ = {
@@ -391,7 +391,7 @@ def brought(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 
 def as_meta(value: Any) -> Any:
-    """The same without memory, wherever there are tensors: in dataclasses, too."""
+    """Return the value with all tensors on 'meta', also inside dataclasses."""
     if isinstance(value, torch.Tensor):
         return value.to("meta")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

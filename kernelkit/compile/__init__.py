@@ -1,4 +1,4 @@
-"""From a config to a compiled kernel, and the folders that keep it."""
+"""Compilation of a config to a kernel, and the folders that keep it."""
 
 from kernelkit.call.exports import exports
 

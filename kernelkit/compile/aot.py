@@ -114,8 +114,7 @@ def load(folder: str | Path, *, digest: str | None = None, trust: bool = False) 
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a folder holds, whoever wrote it. AotError where it has no manifest that this version
-    reads."""
+    """Return the manifest of a folder, whoever wrote it. AotError if none is readable."""
     return _manifest(folder, _content(folder / MANIFEST, trust=True))
 
 
@@ -222,7 +221,7 @@ def read_record(path: str | Path) -> list[KernelKey]:
 
 
 def write_record(path: str | Path, keys: Iterable[KernelKey]) -> None:
-    """As a run would note them; for what `collecting` or the `kernels_for` of a warm-up names."""
+    """Write keys, from `collecting` or a warm-up's `kernels_for`, as a run would record them."""
     Path(path).write_text("".join(key.to_text() + "\n" for key in keys), encoding="utf-8")
 
 
@@ -241,7 +240,7 @@ def write(
 
 
 def _written(folder: Path, key: KernelKey, artifact: Artifact) -> dict[str, Any]:
-    """What the manifest says of a kernel, whose file is there now."""
+    """Write a kernel's file and return its entry of the manifest."""
     data = artifact.to_bytes()
     digest = hashlib.sha256(data).hexdigest()
     file = f"{re.sub(r'[^a-zA-Z0-9_]+', '_', f'{key.source}_{key.arch}')}_{digest[:12]}.kernel"

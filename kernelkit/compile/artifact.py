@@ -1,7 +1,7 @@
-"""One compiled kernel as bytes: host code with the cubin in it, PTX, how to call it.
+"""A compiled kernel as bytes: host code with the cubin in it, PTX, signature.
 
-Eight letters, the SHA-256 of what follows, and a zip archive of three members (which `unzip` reads
-in spite of what is before it). It loads without the DSL.
+The bytes are eight letters, the SHA-256 of the rest, and a zip archive of three members (which
+`unzip` can read despite the prefix). It loads without the DSL.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class ArtifactError(ValueError):
 
 @dataclass(frozen=True)
 class Artifact:
-    """What compiling one kernel for one architecture gave.
+    """Result of compiling one kernel for one architecture.
 
-    function: name of the host function. host: its code, a relocatable x86-64 object that holds the
-    cubin. signature: of `kernelkit.compile.signature`, as JSON. about: where it came from, for
-    people and for `kernelkit.compile.aot`.
+    function: name of the host function
+    host: its code, a relocatable x86-64 object that holds the cubin
+    signature: signature of `kernelkit.compile.signature`, as JSON
+    about: origin, for people and for `kernelkit.compile.aot`
     """
 
     function: str
@@ -97,7 +98,8 @@ def _members(content: bytes) -> tuple[dict[str, Any], bytes, str]:
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Its content, of at most MOST_BYTES, whatever the archive says of its size."""
+    """Return a member's content; ArtifactError above MOST_BYTES, whatever size the archive
+    declares."""
     with archive.open(name) as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:

@@ -131,7 +131,8 @@ def _from_config(kept: Store, digest: str) -> Artifact | None:
 
 
 def _digest(key: KernelKey) -> str | None:
-    """Of the config and all that it is compiled by; None where that says too little."""
+    """Return a digest of the config and all inputs of compilation; None if they do not identify
+    it."""
     try:
         if pristine.patched(key.module):
             return None

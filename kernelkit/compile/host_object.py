@@ -173,7 +173,7 @@ class LoadedObject:
         self._protect()
 
     def address(self, name: str) -> int:
-        """Of a symbol that the object defines; KeyError where it defines none of that name."""
+        """Return the address of a symbol; KeyError if the object does not define it."""
         for symbol in self._parsed.symbols:
             if symbol.name == name and symbol.section != _UNDEFINED:
                 return self._address_of(symbol)

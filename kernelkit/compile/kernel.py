@@ -21,9 +21,9 @@ _C_INTERFACE = "_mlir_ciface_"
 
 
 class CompiledKernel:
-    """What `kernelkit.compile.compiler.compile_once` gives. Launched by `kernelkit.call.launch`.
+    """Result of `kernelkit.compile.compiler.compile_once`, launched by `kernelkit.call.launch`.
 
-    key: what it was compiled from; None for a kernel of a test or an experiment.
+    key: key that it was compiled from; None for a kernel of a test or an experiment
     """
 
     def __init__(self, artifact: Artifact, key: KernelKey | None = None) -> None:
@@ -48,8 +48,11 @@ class CompiledKernel:
         return cubin_in(self._object.constant("_binary"))
 
     def link(self, bind: Callable[[Iterable[str]], dict[str, int]]) -> Callable[[str], int]:
-        """As `ptxemu.host.engine.HostCode`: bind(names) -> addresses of those that it knows; the
-        others are the CUDA runtime's and the C library's."""
+        """Load the host code, as `ptxemu.host.engine.HostCode` does.
+
+        `bind(names)` returns addresses of the names that it defines. Others are resolved in the
+        CUDA runtime and the C library.
+        """
         known = bind(self._object.undefined)
         loaded = LoadedObject(self._object, lambda name: known.get(name) or runtime_symbol(name))
         return lambda name: loaded.address(_PACKED + name)

@@ -1,7 +1,7 @@
-"""What a kernel is compiled from, as text: where its source is, its config, the architecture.
+"""Keys of kernels as text: source, config, architecture.
 
-A config is a frozen dataclass of plain values, so that it can be written down, compared between
-processes, and read again. A text can name only kernels and configs of our own packages: reading it
+A config is a frozen dataclass of plain values, so that it can be written, compared between
+processes, and read again. A text can name only kernels and configs of our own packages. Reading it
 imports nothing else and calls nothing but their constructors.
 """
 
@@ -45,13 +45,13 @@ class KernelKey:
         return self.source.partition(":")[0]
 
     def to_text(self) -> str:
-        """One line of JSON, the same in every process. NotPlain for a config that has none."""
+        """Return one line of JSON, equal in every process. NotPlain for a config that has none."""
         fields = {"source": self.source, "arch": self.arch, "config": _encoded(self.config)}
         return json.dumps(fields, sort_keys=True)
 
     @classmethod
     def from_text(cls, text: str) -> KernelKey:
-        """Of what `to_text` gave. ValueError for anything else."""
+        """Parse the text of `to_text`. ValueError for anything else."""
         try:
             fields = json_of(text, "it")
             require_fields("it", fields, {"source": str, "arch": str})
@@ -62,7 +62,7 @@ class KernelKey:
         return key
 
     def title(self) -> str:
-        """For people: the source and what differs from the config's defaults."""
+        """Title for people: the source and what differs from the config's defaults."""
         return f"{self.source} {_short(self.config)} {self.arch}"
 
 

@@ -1,10 +1,11 @@
-"""What a kernel is called in profilers, by its config: `gqa_decode_sm90_d128_bf16_g8_page64`.
+"""Names of kernels in profilers, by their config: `gqa_decode_sm90_d128_bf16_g8_page64`.
 
-A config class may have `label`: how its name begins, and the fields that are in it even where they
-are the default. Everything else that differs from a default follows, in the order of the fields.
+A config class may have `label`: the begin of the name, and the fields that it always includes. All
+other fields that differ from their default follow, in the order of the fields.
 
-ptxas makes other machine code of a kernel whose name has the word `cutlass` (notes/log.md), and the
-DSL's names have it. So ours end with it, unless a config has a `cutlass_word` that is False.
+ptxas generates different machine code for a kernel whose name has the word `cutlass`
+(notes/log.md), and the DSL's names have it. So our names end with it, unless a config has a
+`cutlass_word` that is False.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from kernelkit.compile.keys import KernelKey
 
 LONGEST = 100  # characters, the last word aside
-# Of numbers: in front of them, instead of the name of the field.
+# Prefixes of numbers, instead of the name of the field.
 SHORT = {
     "experts": "e", "group": "g", "head_dim": "d", "hidden": "h", "page_size": "page",
     "tile_m": "m", "tile_n": "n", "tile_rows": "m", "top_k": "k", "v_head_dim": "dv",
@@ -43,19 +44,19 @@ def kernel_name(key: KernelKey) -> str:
 
 
 def stem_of(name: str) -> str | None:
-    """What stands in front of the architecture; None of a kernel that is not ours."""
+    """Return the part of a name before the architecture; None for a kernel that is not ours."""
     found = re.match(r"(\w+?)_sm\d{2,3}(_|$)", name)
     return found[1] if found else None
 
 
 def _stem(source: str) -> str:
-    """Of the module that the kernel is in: moe.routing.topk_kernel is moe_routing_topk."""
+    """Name a kernel's module: moe.routing.topk_kernel is moe_routing_topk."""
     parts = (_SILENT.sub("", part) for part in re.split("[.:]", source))
     return "_".join(part for part in parts if part)
 
 
 def _words(config: Any, always: tuple[str, ...]) -> list[str]:
-    """Those of `always` first."""
+    """Return the words of the fields, those of `always` first."""
     fields = {field.name: field for field in dataclasses.fields(config)}
     others = [
         name
@@ -73,7 +74,7 @@ def _words(config: Any, always: tuple[str, ...]) -> list[str]:
 
 
 def _word(name: str, value: Any) -> str:
-    """Of one field; nothing for None, and for what is off and has no default."""
+    """Return a field's word; '' for None, and for False without a default."""
     if value is None or value is False or (name in ONES and value == 1):
         return ""
     if value is True:

@@ -59,7 +59,8 @@ def _roles(key: KernelKey | None) -> dict[Any, str]:
 
 
 def _barriers(key: KernelKey | None) -> dict[Any, str]:
-    """By shared address: a CTA's dynamic shared memory begins behind what is reserved."""
+    """Names of mbarriers by shared address. Dynamic shared memory begins after the reserved
+    bytes."""
     found = plan_of(key)
     begins = found[0].smem.offsets() if found else {}
     if "barriers" not in begins:  # a kernel without mbarriers

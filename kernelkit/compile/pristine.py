@@ -32,7 +32,7 @@ def patched(module: str) -> list[str]:
 
 
 class _Comparison:
-    """One module and its file."""
+    """Comparison of a module with its file."""
 
     def __init__(self, live: ModuleType) -> None:
         self.live = live
@@ -46,7 +46,13 @@ class _Comparison:
     def _of_body(
         self, body: Iterable[ast.stmt], space: dict[str, Any], known: dict[str, Any]
     ) -> Iterator[str]:
-        """space: the live names. known: the same with what constants should be; it grows."""
+        """Yield names of statements that differ.
+
+        Args:
+            body: statements of the file
+            space: the live names
+            known: the live names, updated with the expected values of constants
+        """
         for statement in body:
             if isinstance(statement, ast.FunctionDef):
                 if not self._same_function(space.get(statement.name), statement.name):
@@ -138,7 +144,7 @@ def _changed_constants(
 
 
 def _is_harmless(expression: ast.expr) -> bool:
-    """Nothing in it is called but what only computes."""
+    """Whether the expression calls only functions that just compute."""
     calls = [item.func for item in ast.walk(expression) if isinstance(item, ast.Call)]
     return all(
         (isinstance(called, ast.Name) and called.id in _HARMLESS_CALLS)

@@ -1,8 +1,8 @@
-"""How a compiled host function takes its arguments, and arguments laid out that way.
+"""Signatures of compiled host functions, and arguments laid out for them.
 
-The function takes an array of pointers, one for each argument and one for its result. A tensor is
-its address and, behind it, those of its sizes (int32) and strides (int64, in elements) that were
-left open when it was compiled; the others are part of the kernel and are checked here.
+The function has an array of pointers, one for each argument and one for its result. A tensor is its
+address, followed by the sizes (int32) and strides (int64, in elements) that were left open at
+compile time. The others are part of the kernel and are checked here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ _STREAM, _TABLE, _TENSOR, _NOTHING = "stream", "table", "tensor", "nothing"
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a compiled function.
+    """Argument of a compiled function.
 
-    kind: 'tensor', 'table', 'stream', 'nothing' (None, which is no argument at run time), or the
-    type of a number. types: LLVM's, of what the argument points to. bits: of an element of a
-    tensor. shape, strides: in elements, None for what each launch says anew.
+    kind: 'tensor', 'table', 'stream', 'nothing' (None, no argument at run time), or the type of a
+        number
+    types: LLVM types of what the argument points to
+    bits: bits of an element of a tensor
+    shape, strides: in elements, None for values that each launch provides
     """
 
     kind: str
@@ -40,7 +42,7 @@ class Argument:
 
     @property
     def layout(self) -> str:
-        """For `struct`, with natural alignment and a multiple of 8 bytes."""
+        """Format for `struct`, with natural alignment and a multiple of 8 bytes."""
         if self.kind == _TABLE:
             return self.types[0].replace("array<", "").replace(" x i64>", "q")
         return "".join(_CODES[name] for name in self.types) + "0q"
@@ -69,7 +71,7 @@ class Signature:
 
     @classmethod
     def from_json(cls, stored: Iterable[dict[str, Any]]) -> Signature:
-        """Of what `to_json` gave."""
+        """Parse the result of `to_json`."""
         fields: list[dict[str, Any]] = [
             {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()} for item in stored
         ]
@@ -112,7 +114,7 @@ class Signature:
 
     @property
     def nbytes(self) -> int:
-        """Of all arguments and the result."""
+        """Number of bytes of all arguments and the result."""
         return self._struct.size
 
     def fill(self, buffer: Any, words: Sequence[Any]) -> None:
@@ -156,7 +158,7 @@ class Packed:
 
 
 def leaves(value: Any) -> list[Any]:
-    """What nested tuples, lists and dataclasses hold, in order."""
+    """Flatten nested tuples, lists and dataclasses, in order."""
     fields: dict[str, Any] | None = getattr(type(value), "__dataclass_fields__", None)
     if fields is not None:
         value = [getattr(value, name) for name in fields]
@@ -212,8 +214,12 @@ def _words_of(position: int, argument: Argument, tensor: Any) -> list[int]:
 
 
 def signature_of(examples: Sequence[Any], function_type: str) -> Signature:
-    """examples: the arguments that the function was compiled with. function_type: LLVM's, as the
-    DSL prints it, which settles how each argument lies in memory."""
+    """Return the signature of a function.
+
+    Args:
+        examples: the arguments that it was compiled with
+        function_type: its LLVM type as the DSL prints it, which determines the layout of arguments
+    """
     kinds = described(examples)
     types = iter(_parameters(function_type))
     arguments = []

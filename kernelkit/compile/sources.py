@@ -1,7 +1,7 @@
-"""Which of our files a kernel is traced from, and what they say: a fingerprint without imports.
+"""Fingerprint of the source files that a kernel is traced from, without imports.
 
 A kernel is a function of its config and of the modules that its own module imports, directly or
-not. Imports are found in the text: those inside functions count, too.
+not. Imports are found in the text, including those inside functions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[\w.]+")
 
 @cache
 def fingerprint(module: str) -> str:
-    """Of the files of `closure(module)`, as hexadecimal digits."""
+    """Return a fingerprint of the files of `closure(module)`, as hexadecimal digits."""
     digest = hashlib.sha256()
     for name in closure(module):
         content = path_of(name).read_bytes()

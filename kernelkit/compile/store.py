@@ -89,8 +89,11 @@ class Entry:
 
 
 class Store:
-    """folder: made where it is missing. limit: bytes, beyond which what was used least recently
-    goes."""
+    """Folder of compiled kernels.
+
+    folder: created if missing
+    limit: bytes above which least recently used entries are removed
+    """
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder
@@ -101,7 +104,7 @@ class Store:
     # ---- reading
 
     def config(self, digest: str) -> dict[str, Any] | None:
-        """What `put_config` wrote, None where there is nothing of use."""
+        """Return the content from `put_config`, None if there is nothing usable."""
         path = self._config_path(digest)
         data = self._read(path)
         if data is None:
@@ -216,7 +219,7 @@ class Store:
         return removed
 
     def _sweep(self) -> None:
-        """What killed processes left: half-written files and locks, a day old."""
+        """Remove half-written files and locks of killed processes after a day."""
         sweep((*self.folder.glob(f"*/*/{UNFINISHED}*"), *self.folder.glob("locks/*/*.lock")))
 
     def listed(self) -> list[dict[str, Any]]:
@@ -274,7 +277,7 @@ class Store:
 
 
 def _title(key: Any) -> str:
-    """Of a kernel's key; that of sources whose config was another has its operator alone."""
+    """Title of a kernel's key; only its source if other sources had another config."""
     try:
         return KernelKey.from_text(json.dumps(key)).title()
     except ValueError:

@@ -65,10 +65,11 @@ class _Known(BaseException):
 
 
 class Traced:
-    """One trace: `key` names the traced code once it is known, `artifact` is what came of it.
+    """A trace; `key` identifies the traced code, `artifact` is the result.
 
-    look_up(key) -> what was compiled from the same code before, or None. Its `about` is of then.
-    name: of the host function, and of kernels what theirs begin with; '' for the DSL's own.
+    look_up: look_up(key) returns an earlier artifact of the same code, or None. Its `about` is
+        unchanged.
+    name: name of the host function and prefix of its kernels' names; '' for the DSL's own
     """
 
     def __init__(
@@ -118,8 +119,8 @@ class Traced:
 
 @contextmanager
 def _named(function: Any, name: str) -> Iterator[None]:
-    """In the block the DSL calls the host function and the kernels of an object `name`, and not by
-    all types of their arguments. What it knows of names belongs to the class."""
+    """Within the block the DSL names the host function and the kernels of an object `name`, instead
+    of listing all argument types. The DSL keeps names per class."""
     kind = type(function)
     methods = [getattr(kind, method, None) for method in ("__call__", "kernel")] if name else []
     named = [method for method in methods if hasattr(method, "set_name_prefix")]
@@ -134,8 +135,8 @@ def _named(function: Any, name: str) -> Iterator[None]:
 
 
 def _key_of(module: Any, arch: str, examples: tuple) -> str:
-    """Of all that the passes see, the traced code, versions and settings of the compiler; and of
-    the arguments, which may be others for the same code."""
+    """Return a digest of the traced code, versions and settings of the compiler, and the arguments,
+    which may differ for the same code."""
     code = module.operation.get_asm(enable_debug_info=_LINES in os.environ)
     arguments = [asdict(argument) for argument in described(examples)]
     others = json.dumps([FORMAT, arch, toolchain(), settings(), arguments], sort_keys=True)

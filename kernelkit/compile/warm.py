@@ -21,7 +21,10 @@ Progress = Callable[[int, int, KernelKey, float], None]
 
 @dataclass
 class Warmed:
-    """What a warm-up did. seconds: per kernel, of those found on disk as well."""
+    """Result of a warm-up.
+
+    seconds: seconds per kernel, including those found on disk
+    """
 
     keys: list[KernelKey] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -86,10 +89,12 @@ def print_progress(
 def kernels_over(
     sizes: Sequence[int], kernels_at: Callable[[int], list[KernelKey]]
 ) -> list[KernelKey]:
-    """The kernels of all sizes, each once, for choices that change at thresholds: where two sizes
-    choose the same kernels, so do those between them.
+    """Return the kernels of all sizes, each once, for choices that change at thresholds.
 
-    sizes: in any order. kernels_at: what one of them chooses.
+    If two sizes choose the same kernels, the sizes between them are assumed to do so, too.
+
+    sizes: sizes in any order
+    kernels_at: returns the kernels of one size
     """
     ordered, known = sorted(set(sizes)), {}
 

@@ -1,11 +1,11 @@
-"""What TMA moves at a time: rows by one swizzled line of at most 128 bytes (device code).
+"""Boxes that TMA moves: rows by one swizzled line of at most 128 bytes (device code).
 
-Boxes of one buffer follow each other without gaps. Tensors have modes (row, column, head, batch
-entry or page); rows and pages beyond them arrive as zeros.
+Boxes of one buffer are contiguous. Tensors have modes (row, column, head, batch entry or page).
+Rows and pages out of bounds are read as zeros.
 
-TMA and the tensor core expect the units of a line, 16 bytes each, swizzled inside their line: lines
-have 64 or 128 bytes, their buffer is aligned to 1024, and the number of whole 128 bytes before a
-unit says where it moves (PTX ISA, "Swizzling modes").
+TMA and the tensor core expect the 16-byte units of a line to be swizzled inside their line. Lines
+have 64 or 128 bytes; their buffer is aligned to 1024. The number of whole 128 bytes before a unit
+determines its position (PTX ISA, "Swizzling modes").
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from kernelkit.plan import hw
 
 
 def turn(line: Int32, line_bytes: cutlass.Constexpr) -> Int32:
-    """What the numbers of the units of a line are XORed with."""
+    """Return the mask that the unit numbers of a line are XORed with."""
     units = line_bytes // hw.SMEM_UNIT_BYTES
     return line // (hw.SMEM_LINE_BYTES // line_bytes) % units
 
@@ -41,7 +41,7 @@ ROWS_FIRST = (1, 3, 2, 0)  # [B, S, H, D] seen as (S, D, H, B); pages stand wher
 
 @dataclass(frozen=True)
 class TmaTensor:
-    """One global tensor that TMA reads or writes box by box."""
+    """A global tensor that TMA reads or writes box by box."""
 
     atom: cute.CopyAtom
     tensor: cute.Tensor  # coordinates (row, column, head, batch entry or page), or `group_heads`
@@ -49,7 +49,7 @@ class TmaTensor:
 
 @dataclass(frozen=True)
 class BoxPosition:
-    """Where a box begins in the coordinates of a `TmaTensor`."""
+    """Begin of a box in the coordinates of a `TmaTensor`."""
 
     row: Int32 | tuple[Int32, Int32]  # or (head of a group, row)
     column: Int32
@@ -83,7 +83,7 @@ class Box:
 
 @cute.jit
 def reorder(tensor: cute.Tensor, modes: cutlass.Constexpr) -> cute.Tensor:
-    """The same memory with its modes in another order."""
+    """Permute the modes of a tensor over the same memory."""
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(modes)))
 
 

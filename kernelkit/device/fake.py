@@ -1,4 +1,4 @@
-"""What host functions are compiled with in place of tensors (imports the DSL)."""
+"""Stand-ins for tensors with which host functions are compiled (imports the DSL)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the lanes of a warp find together (device code)."""
+"""Collective operations of the lanes of a warp (device code)."""
 
 import cutlass.cute as cute
 from cutlass import Int32

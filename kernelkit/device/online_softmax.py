@@ -68,8 +68,8 @@ class RowView:
         ]
 
     def columns_below(self, limit: Int32) -> Int32:
-        """How many columns of a row, from that of its first element on, are below `limit`; negative
-        for none. In two rows they are 0, 1, 8, 9, 16, 17, .."""
+        """Number of a row's columns below `limit`, from its first element on; negative for none. In
+        two rows the columns are 0, 1, 8, 9, 16, 17, .."""
         return limit if self.rows == 1 else (limit >> 3) * 2 + cutlass.min(limit & 7, 2)
 
 
@@ -199,7 +199,8 @@ def refer(
     fp32 numbers next to row_max are 16 log2 units away and have no weight. So `scale` may be
     smaller than scale_log2 there, and makes the maximum ONE_HOT_LOG2.
 
-    one_hot: ONE_HOT_LOG2 / scale_log2. top: at least row_max.
+    one_hot: ONE_HOT_LOG2 / scale_log2
+    top: at least row_max
     """
     new_max = followed(top, row_max, scale_log2, slack_log2)
     base = finite(new_max)
@@ -396,10 +397,12 @@ def in_log2_units(sink: Float32) -> Float32:
 def finish_row(
     max_log2: Float32, row_sum: Float32, sink: Float32 | None = None
 ) -> tuple[Float32, Float32]:
-    """(what sum(P V) is to be multiplied by, LSE in natural log) of a whole row.
+    """Return (factor of sum(P V), LSE in natural log) of a whole row.
 
-    max_log2: row_max in log2 units; -inf with row_sum 0 where the row saw no key. sink: natural-log
-    logit of one more key whose value is zero. With neither the factor is 0 and LSE is -inf.
+    max_log2: row_max in log2 units; -inf with row_sum 0 if the row saw no key
+    sink: natural-log logit of one more key whose value is zero
+
+    Without keys and sink the factor is 0 and LSE is -inf.
     """
     acc_scale, total = Float32(1.0), row_sum
     if cutlass.const_expr(sink is not None):

@@ -40,8 +40,11 @@ _OPERATION = {
 
 @dataclass(frozen=True)
 class Barriers:
-    """One mbarrier per stage, and how a signal reaches it. pair: the plan is of two CTAs; by_warp:
-    one thread of a warp signals for all of it."""
+    """Mbarriers, one per stage, and how a signal reaches it.
+
+    pair: whether the plan is for two CTAs
+    by_warp: whether one thread of a warp signals for all of it
+    """
 
     array: MbarrierArray
     reach: Reach
@@ -50,7 +53,7 @@ class Barriers:
 
     @cute.jit
     def arrive(self, stage: Int32) -> None:
-        """One signal of this role: expect TMA bytes, commit issued MMAs, or arrive as a thread."""
+        """Signal for this role: expect TMA bytes, commit issued MMAs, or arrive as a thread."""
         if cutlass.const_expr(self.array.op_type is PipelineOp.TCGen05Mma):
             self._commit(stage)
         elif cutlass.const_expr(self.by_warp):
@@ -69,7 +72,7 @@ class Barriers:
 
     @cute.jit
     def arrive_where(self, stage: Int32, condition: Boolean) -> None:
-        """One thread of the warp arrives in its own CTA, where the condition holds."""
+        """Arrive with one thread of the warp in its own CTA if the condition holds."""
         cute.arch.inline_ptx(
             "{ .reg .pred wanted, one; setp.ne.s32 wanted, {$r1}, 0; "
             "elect.sync _|one, 0xffffffff; and.pred one, one, wanted; "
@@ -104,7 +107,7 @@ class Barriers:
 
 @dataclass(frozen=True)
 class Event:
-    """One-way edge: `full` has one mbarrier per stage."""
+    """Event on a one-way edge: `full` has one mbarrier per stage."""
 
     full: Barriers
 
@@ -141,7 +144,7 @@ class Ring(Event):
         self.signal(state.index)
 
     def acquire_bytes(self, state: PipelineState, size: Int32) -> None:
-        """The same with so many bytes, as `signal_bytes`."""
+        """Wait until the stage is free, then announce `size` bytes, as `signal_bytes` does."""
         self.wait_free(state)
         self.signal_bytes(state.index, size)
 
@@ -158,8 +161,8 @@ class Ring(Event):
         self.empty.arrive(stage)
 
     def release_where(self, stage: Int32, condition: Boolean) -> None:
-        """The same where the condition, one for all of the warp, holds; of a release by warps, and
-        without a branch: beside one ptxas lets wgmmas run one after the other (C7513)."""
+        """Release by warps if the warp-uniform condition holds, without a branch. A branch would
+        make ptxas serialise wgmmas (C7513)."""
         self.empty.arrive_where(stage, condition)
 
 
@@ -230,12 +233,13 @@ def in_leader() -> Boolean:
 
 
 def cta_group(plan: EdgePlan) -> tcgen05.CtaGroup:
-    """For MMAs and tensor memory: all of one kernel are of one group."""
+    """Return the CTA group of all MMAs and tensor memory of a kernel."""
     return tcgen05.CtaGroup.TWO if plan.ctas == 2 else tcgen05.CtaGroup.ONE
 
 
 def tma_group(plan: EdgePlan, name: str) -> tcgen05.CtaGroup:
-    """For the TMA copies that fill edge `name`: TWO completes the bytes in the leader."""
+    """Return the CTA group of TMA copies that fill edge `name`; TWO completes bytes in the
+    leader."""
     two = plan.full(name).reach is Reach.LEADER
     return tcgen05.CtaGroup.TWO if two else tcgen05.CtaGroup.ONE
 
@@ -251,7 +255,7 @@ def consumer_state(stages: int) -> PipelineState:
 
 
 def consumer_state_at(stages: int, filling: Int32) -> PipelineState:
-    """The same, of who waits for filling number `filling` of the ring, counted from 0."""
+    """Return the state of a consumer that waits for filling number `filling`, counted from 0."""
     return PipelineState(stages, filling, filling % stages, filling // stages % 2)
 
 

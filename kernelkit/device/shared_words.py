@@ -59,7 +59,7 @@ def load_below(
 def store(
     address: Int32, kind: cutlass.Constexpr, values: tuple[Float32 | Int32 | Uint32, ...]
 ) -> None:
-    """One word or several; the address is a multiple of all their bytes."""
+    """Store one or several words; the address is a multiple of all their bytes."""
     vector, words = operands("r", 1, len(values))
     cute.arch.inline_ptx(
         f"st.shared{vector}.{TYPES[kind]} [{{$r0}}], {words};", read_only_args=[address, *values]

@@ -10,10 +10,12 @@ from kernelkit.device.param_table import ParamTable
 
 
 class TableKernel:
-    """What such kernels inherit; each has a method `kernel(table)`, decorated with `cute.kernel`.
+    """Base of kernels with a parameter table; each has a `cute.kernel` method `kernel(table)`.
 
-    config: what it is compiled for; config.threads: of a CTA. cluster: its shape, None without.
-    fewest_ctas: of an SM, whose registers suffice; 0: ptxas decides, and may spill for more.
+    config: compile-time config; config.threads is the number of threads of a CTA
+    cluster: shape of a cluster, None without
+    fewest_ctas: CTAs per SM for which registers must suffice. 0 lets ptxas decide, which may spill
+        for more.
     """
 
     cluster: tuple[int, int, int] | None = None
@@ -34,6 +36,6 @@ class TableKernel:
         )
 
     def with_table(self, kind: type) -> tuple:
-        """What a `host_function` returns: this kernel and example arguments, for a table of the
+        """Return a `host_function`'s result: this kernel and example arguments, for a table of the
         dataclass `kind`."""
         return self, ParamTable.zeros(kind), Int32(0), CUstream(0)

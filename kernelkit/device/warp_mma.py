@@ -30,7 +30,7 @@ def load_fragment(address: Int32, transposed: cutlass.Constexpr) -> tuple[Uint32
 def multiply(
     acc: cute.Tensor, a: tuple[Uint32, ...], b: tuple[Uint32, ...], dtype: cutlass.Constexpr
 ) -> None:
-    """acc (4,) += A B; a: four words, b: two; dtype: 'bf16' or 'fp16'."""
+    """Compute acc (4,) += A B with four words `a` and two words `b` in 'bf16' or 'fp16'."""
     kind = MMA_TYPES[dtype]
     acc[0], acc[1], acc[2], acc[3] = cute.arch.inline_ptx(
         f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
@@ -87,8 +87,8 @@ def store_fragment(address: Int32, words: tuple[Uint32, ...]) -> None:
 
 @cute.jit
 def store_transposed(address: Int32, words: tuple[Uint32, ...]) -> None:
-    """One, two or four words of 8x8 matrices, transposed, to the rows at the shared `address` of
-    lanes 0-7, 8-15, ..."""
+    """Store one, two or four words of 8x8 matrices, transposed, to the rows at the shared `address`
+    of lanes 0-7, 8-15, ..."""
     names = ", ".join(f"{{$r{k + 1}}}" for k in range(len(words)))
     cute.arch.inline_ptx(
         f"stmatrix.sync.aligned.m8n8.x{len(words)}.trans.shared.b16 [{{$r0}}], {{{names}}};",
@@ -152,7 +152,7 @@ def copy_chunk(target: Int32, source: Int64, valid: cutlass.Boolean) -> None:
 
 @cute.jit
 def copy_chunk_unless(target: Int32, source: Int64, missing: cutlass.Boolean) -> None:
-    """The same with zeros where `missing`: a predicate, which costs no instruction of its own."""
+    """Copy a chunk, or zeros if `missing`: a predicate, which costs no instruction of its own."""
     cute.arch.inline_ptx(
         "{ .reg .pred missing; setp.ne.s32 missing, {$r2}, 0; "
         "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, missing; }",

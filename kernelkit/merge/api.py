@@ -55,9 +55,9 @@ def merge(
 ) -> torch.Tensor | WithLse:
     """Attention over the union of disjoint key sets, from the attention over each of them.
 
-    With M = max of all LSE and the sink, O = sum w_i O_i / total where w_i = exp(LSE_i - M), for
-    raw parts exp(row_max_i - M), and total = sum exp(LSE_i - M) + exp(sink - M); LSE = M +
-    ln(total).
+    Let M = max of all LSE and the sink, and total = sum exp(LSE_i - M) + exp(sink - M).
+    Then O = sum w_i O_i / total, and LSE = M + ln(total).
+    The weight w_i is exp(LSE_i - M), or exp(row_max_i - M) for raw parts.
 
     Args:
         parts: a list of up to 256 parts, or a stack of them. A part is (O, LSE), normalised, or

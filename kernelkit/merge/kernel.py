@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Source:
-    """What a thread reads of every part: a row, in vectors from `column` on."""
+    """Source of a thread's reads from every part: a row, in vectors from `column` on."""
 
     table: cute.Tensor
     row: Row
@@ -51,7 +51,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Part:
-    """One row of one part: vectors of O as 32-bit words, its LSE, and what O is relative to."""
+    """Row of one part: vectors of O as 32-bit words, its LSE, and the reference of O."""
 
     words: list
     lse: Float32
@@ -80,10 +80,15 @@ class Merge:
         tile_shift: Int32,
         stream: CUstream,
     ) -> None:
-        """table: see `read_part`; counts: parts of each dtype, in the order of the table.
+        """Launch the kernel.
 
-        outputs: O (B, S, H, D) and LSE (B, H, S); sinks: (H,) or None; a tile is 2 ** tile_shift
-        query positions of rows / 2 ** tile_shift heads.
+        Args:
+            table: see `read_part`
+            counts: number of parts of each dtype, in the order of the table
+            outputs: O (B, S, H, D) and LSE (B, H, S)
+            sinks: (H,) or None
+            tile_shift: a tile is 2 ** tile_shift query positions of rows / 2 ** tile_shift heads
+            stream: CUDA stream
         """
         batch, positions, heads, _ = outputs[0].shape
         head_tiles, position_tiles = self.tiles(positions, heads, tile_shift)
@@ -159,7 +164,7 @@ class Merge:
 
     @cute.jit
     def row_of(self, thread: Int32, mO: cute.Tensor, tile_shift: Int32) -> Row:
-        """Of a thread, in this CTA's tile."""
+        """Return a thread's row in this CTA's tile."""
         _, positions, heads, _ = mO.shape
         tile, batch, _ = cute.arch.block_idx()
         head_tiles, _ = self.tiles(positions, heads, tile_shift)
@@ -211,11 +216,11 @@ class Merge:
 
     @cute.jit
     def read_part(self, dtype: cutlass.Constexpr, source: Source, part: Int32) -> Part:
-        """One row of one part.
+        """Read a row of one part.
 
-        A row of the table: addresses of O, LSE and row_max, then the strides of each of the three
-        over (position, head, batch) and, in a stack, over its parts, counted in vectors for O and
-        in elements for the others.
+        A row of the table has the addresses of O, LSE and row_max, then the strides of each of the
+        three. Strides are over (position, head, batch) and, in a stack, over its parts. They are
+        counted in vectors for O and in elements for the others.
         """
         config, table = self.config, source.table
         row = (source.row.position, source.row.head, source.row.batch)
@@ -275,7 +280,7 @@ class Merge:
 
 
 def host_function(config: MergeConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Merge(config), *_arguments(config)
 
 

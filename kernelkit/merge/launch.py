@@ -1,4 +1,4 @@
-"""What the operator behind `merge` does: check the parts, allocate, launch the kernel once."""
+"""Operator of `merge`: check the parts, allocate, launch the kernel once."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _run(
     outputs: tuple[torch.Tensor, torch.Tensor],
     target: Target,
 ) -> None:
-    """One launch over all parts; those of one dtype stand together in the table."""
+    """Launch once for all parts; parts of one dtype are adjacent in the table."""
     sizes, stacked = problem.sizes, "n" in problem.o_dims
     by_dtype: dict[str, list[Part]] = {}
     for part in parts:
@@ -146,7 +146,7 @@ def _entry(part: Part, problem: _Problem, vector: int) -> list[Word]:
 
 
 def _check_parts(parts: list[Part], stacked: bool) -> _Problem:
-    """What the parts have in common; errors name the part that differs."""
+    """Return what the parts have in common; errors name the part that differs."""
     named = {
         f"parts[{index}] {name}": tensor
         for index, part in enumerate(parts)

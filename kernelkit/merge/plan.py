@@ -1,7 +1,7 @@
-"""What a merge kernel is compiled for, and which thread does which part of it, as data.
+"""Compile-time config of a merge kernel, and the work of each thread, as data.
 
 A thread owns one or two vectors of a row, each at most 16 bytes of every tensor. A CTA owns a tile
-of rows, (query positions x heads) of one batch entry; with `lanes` > 1 it reads that many parts of
+of rows, (query positions x heads) of one batch entry. With `lanes` > 1 it reads that many parts of
 every row at a time and adds up what its lanes hold in shared memory.
 """
 
@@ -35,8 +35,12 @@ POSITIONS_OF_TILE = 8
 class MergeConfig:
     """Static fields; lengths, strides and the number of parts are arguments of the kernel.
 
-    dtypes: of the parts, each once; out_dtype: of O; raw: some part brings a row_max; stacked: one
-    tensor holds all parts; capacity: parts that fit the parameter table; lanes: see the module.
+    dtypes: dtypes of the parts, each once
+    out_dtype: dtype of O
+    raw: whether some part has a row_max
+    stacked: whether one tensor holds all parts
+    capacity: number of parts that fit the parameter table
+    lanes: see the module
     """
 
     label: ClassVar = ("fmha_merge", "head_dim")

@@ -16,9 +16,13 @@ import torch
 
 
 class Sums(NamedTuple):
-    """Of products of one dtype. step: elements of K of an MMA; bits: that a term keeps below the
-    largest exponent; kept: of a sum, below its leading bit; least: exponent of the least normal
-    number."""
+    """Rounding of sums of products in one dtype.
+
+    step: elements of K of an MMA
+    bits: bits that a term keeps below the largest exponent
+    kept: bits of a sum below its leading bit
+    least: exponent of the least normal number
+    """
 
     step: int
     bits: int
@@ -71,7 +75,7 @@ def _exponents(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _stored_exponents(values: torch.Tensor) -> torch.Tensor:
-    """Those of fp64 with their bias, 0 for 0."""
+    """Return the biased fp64 exponents; 0 for 0."""
     return values.view(torch.int64) >> _FRACTION & 2 * _BIAS + 1
 
 

@@ -14,11 +14,13 @@ import torch
 
 @dataclass(frozen=True)
 class Numbers:
-    """What scores and values are multiplied by.
+    """Factors of scores and values.
 
-    scale: None is 1 / sqrt(head_dim). softcap: c of c tanh(score / c); 0 for none. q_scale: a
-    number or [Hq]; k_scale, v_scale: a number or [Hkv]; any sign. sinks: [Hq], logits of a key
-    whose value is 0.
+    scale: None is 1 / sqrt(head_dim)
+    softcap: c of c tanh(score / c); 0 for none
+    q_scale: a number or [Hq], any sign
+    k_scale, v_scale: a number or [Hkv], any sign
+    sinks: [Hq], logits of a key whose value is 0
     """
 
     scale: float | None = None

@@ -40,8 +40,8 @@ def unpacked(data: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _middle(device: torch.device) -> torch.Tensor:
-    """What lies between two codes: of a tie the even one is taken, so that the midpoint below an
-    even code counts as above it."""
+    """Return midpoints of neighbouring codes. Ties round to even, so the midpoint below an even
+    code counts as above it."""
     middle = torch.tensor([(low + high) / 2 for low, high in pairwise(VALUES)])
     middle[1::2] = torch.nextafter(middle[1::2], torch.zeros_like(middle[1::2]))
     return middle.to(device)

@@ -1,4 +1,4 @@
-"""How far a kernel may be from the definition: a rule that calibrates itself, and its report.
+"""Tolerance of a kernel's error: a rule that calibrates itself, and its report.
 
 error <= 2 E + 1 ulp of the io dtype at the row's max |O|, where E is the largest error that the
 reference with the kernel's rounding points makes on the same inputs. LSE: 2^-10 + 2 E + 2 ulp of

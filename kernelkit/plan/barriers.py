@@ -14,11 +14,11 @@ from kernelkit.plan.warps import RolePlan
 
 @dataclass(frozen=True)
 class NamedBarrier:
-    """One barrier, or `count` alike ones with ids in a row.
+    """Named barrier, or `count` identical ones with consecutive ids.
 
-    roles: names of the roles whose threads meet, or only arrive.
-    threads: that complete one phase of one of them.
-    meaning: what is so once they have come.
+    roles: names of the roles whose threads wait, or only arrive.
+    threads: number of threads that complete one phase of one barrier.
+    meaning: condition that holds once they have arrived.
     """
 
     name: str

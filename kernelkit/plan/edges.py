@@ -1,4 +1,4 @@
-"""Who waits for whom: named edges between roles, as data.
+"""Synchronisation between roles as data: named edges.
 
 An edge carries one payload from a producer role to a consumer role through `stages` buffers. Stage
 s is full when the producer has signalled it. What makes it empty again is either a signal of the
@@ -26,7 +26,8 @@ from kernelkit.plan.warps import Role, RolePlan
 
 
 class Signal(Enum):
-    """How a role signals: the payload moved by TMA, by the tensor core, or by its own threads."""
+    """Kind of signal: the payload moved by TMA, by the tensor core, or by the role's own
+    threads."""
 
     TMA = "tma"  # one elected thread arrives and announces bytes; the copy completes them
     UMMA = "umma"  # one elected thread commits; the tensor core arrives when it is done
@@ -35,7 +36,7 @@ class Signal(Enum):
 
 
 class Reach(Enum):
-    """Which CTA's barrier a signal completes."""
+    """CTAs whose barrier a signal completes."""
 
     OWN = "own"  # of the CTA that signals
     LEADER = "leader"  # both CTAs of a pair signal, its leader waits
@@ -68,7 +69,7 @@ def arrivals(role: Role, signal: Signal, reach: Reach = Reach.OWN, every_team: b
 
 @dataclass(frozen=True)
 class Edge:
-    """One payload, from `producer` to `consumer`.
+    """Edge for one payload, from `producer` to `consumer`.
 
     tx_bytes: bytes per stage that TMA brings into one CTA (0 for other signals).
     released_by: role whose signal `release` is, where that is not the consumer.
@@ -106,9 +107,9 @@ class Edge:
 
 @dataclass(frozen=True)
 class Completion:
-    """What completes a phase of the barriers of one direction of an edge.
+    """Completion of a phase of the barriers of one direction of an edge.
 
-    tx_bytes: that the one TMA arrival announces, of all CTAs whose copies it covers.
+    tx_bytes: bytes that the one TMA arrival announces, for all CTAs whose copies it covers.
     """
 
     stages: int
@@ -150,7 +151,7 @@ class EdgePlan:
         return self._completion(edge, edge.signal, edge.producer, edge.consumer, edge.tx_bytes)
 
     def empty(self, name: str) -> Completion:
-        """What empties one stage of a ring."""
+        """Return the completion that empties one stage of a ring."""
         edge = self[name]
         if edge.release is None:
             raise ValueError(f"edge {name} has no empty barrier: it is freed by {edge.freed_by}")
@@ -159,7 +160,7 @@ class EdgePlan:
     def _completion(
         self, edge: Edge, signal: Signal, signals: str, waits: str, tx_bytes: int = 0
     ) -> Completion:
-        """Of a signal that gets from one role to the barrier on which another waits."""
+        """Return the completion of a signal from one role to the barrier on which another waits."""
         if edge.multicast and signals == edge.consumer:
             reach = Reach.EACH
         elif edge.leader_only or self.leads(signals) == self.leads(waits):

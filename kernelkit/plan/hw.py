@@ -1,8 +1,8 @@
-"""What the hardware can hold, each number with its source: pure constants.
+"""Hardware limits, each number with its source: pure constants.
 
-Where no architecture is named they are those of compute capability 10.0; 9.0 has the same ones, but
-no tensor memory. CUDA C++ Programming Guide 13, table "Technical Specifications per Compute
-Capability" unless a line says otherwise.
+Numbers without an architecture are those of compute capability 10.0; 9.0 has the same ones, but no
+tensor memory. The source is CUDA C++ Programming Guide 13, table "Technical Specifications per
+Compute Capability", unless a line names another.
 """
 
 WARP_THREADS = 32

@@ -1,8 +1,8 @@
-"""Who works in a CTA: roles, the warps of each, their registers. Plain data.
+"""Roles of a CTA, the warps of each, and their registers. Plain data.
 
-A role is what a warp does for the whole life of the CTA. `RolePlan.check` refuses gaps, overlaps
-and register budgets that the SM cannot hold. Registers move between warpgroups (setmaxnreg) only
-where every warpgroup is whole and all its warps play roles of one budget.
+A role is the work of a warp for the whole life of the CTA. `RolePlan.check` refuses gaps, overlaps
+and register budgets that the SM cannot hold. Registers move between warpgroups (setmaxnreg) only if
+every warpgroup is whole and all its warps have roles of one budget.
 """
 
 from __future__ import annotations

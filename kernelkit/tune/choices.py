@@ -30,7 +30,7 @@ REFUSALS = (TypeError, ValueError, NotImplementedError)
 
 @dataclass
 class Forced:
-    """What `forcing` answers with, and the problems that it was asked for."""
+    """Choice that `forcing` returns, and the problems for which it was requested."""
 
     name: str
     choice: Choice
@@ -68,10 +68,11 @@ def standing_for(device: torch.device) -> Iterator[None]:
 
 
 class Tuned:
-    """What was measured of one operator.
+    """Measurements of one operator.
 
-    name: of the operator, as `python -m kernelkit tune` takes it. kernels: architecture -> modules
-    of its kernels, whose sources a measurement holds for. options: names of what may be chosen.
+    name: name of the operator for `python -m kernelkit tune`
+    kernels: architecture -> modules of its kernels, for whose sources a measurement is valid
+    options: names of the tunable options
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Tuned:
         return self._tables[device] if device in self._tables else self._table_of(device)
 
     def measured(self, device: torch.device) -> list[tuple[dict[str, Any], Choice]]:
-        """The same with problems as `described` has them."""
+        """Return the measured choices, with problems as `described` returns them."""
         return [(json.loads(text), choice) for text, choice in self.choices(device).items()]
 
     def forget(self) -> None:
@@ -196,5 +197,5 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def text_of(problem: Any) -> str:
-    """One line, the same for equal problems in every process."""
+    """Return one line of JSON, the same for equal problems in every process."""
     return json.dumps(described(problem), sort_keys=True)

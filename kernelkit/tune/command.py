@@ -23,7 +23,7 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command."""
+    """Add the arguments of the command."""
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("operator", help="what to tune, such as decode; a wrong name lists them")
     parser.add_argument(

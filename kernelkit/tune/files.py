@@ -45,8 +45,10 @@ class TunedWarning(UserWarning):
 
 
 class Measured(Protocol):
-    """What is measured, `kernelkit.tune.choices.Tuned`. kernels: architecture -> modules of
-    kernels."""
+    """Measured operator, `kernelkit.tune.choices.Tuned`.
+
+    kernels: architecture -> modules of kernels
+    """
 
     name: str
     kernels: Mapping[str, Sequence[str]]
@@ -58,8 +60,13 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class Machine:
-    """What a time depends on beside the kernel. gpu: its name; sms: SMs that it has; arch: what is
-    compiled for it; driver: its version, '' where nothing says it."""
+    """Machine on which a time was measured.
+
+    gpu: name of the GPU
+    sms: number of its SMs
+    arch: architecture that is compiled for it
+    driver: version of the driver, '' if unknown
+    """
 
     gpu: str
     sms: int
@@ -69,7 +76,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Place:
-    """What a file holds for. sources: a fingerprint of all that the kernels are traced from."""
+    """Scope of a file; sources: a fingerprint of all sources of the kernels."""
 
     operator: str
     machine: Machine
@@ -77,28 +84,33 @@ class Place:
 
     @property
     def file_name(self) -> str:
-        """Of the user's file."""
+        """Name of the user's file."""
         machine = self.machine
         words = self.operator, machine.gpu, str(machine.sms), machine.driver, self.sources[:12]
         return "-".join(re.sub(r"[^\w.]+", "_", word) for word in words) + ".json"
 
     def header(self) -> dict[str, Any]:
-        """What stands at the beginning of the file."""
+        """Return the header of the file."""
         fields = {"operator": self.operator, **asdict(self.machine), "sources": self.sources}
         return {"format": FORMAT, **fields}
 
     def as_shipped(self, header: Mapping[str, Any]) -> Place:
-        """The same with the driver and the sources of a header: for files that hold whatever these
-        are."""
+        """Return the place with the driver and the sources of a header: for files valid for any of
+        these."""
         machine = replace(self.machine, driver=str(header.get("driver")))
         return replace(self, machine=machine, sources=str(header.get("sources")))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A measurement. problem: as `kernelkit.tune.choices.described` has it. choice: the fastest
-    options. us, default_us: microseconds of a call with them, and of what the rules choose, cold.
-    candidates: pairs of a choice and its microseconds. when: seconds since 1970."""
+    """A measurement.
+
+    problem: problem as `kernelkit.tune.choices.described` returns it
+    choice: the fastest options
+    us, default_us: microseconds of a cold call with them, and with the rules' choice
+    candidates: pairs of a choice and its microseconds
+    when: seconds since 1970
+    """
 
     problem: dict[str, Any]
     choice: dict[str, Any]
@@ -109,7 +121,7 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """Of the problem, as `kernelkit.tune.choices.text_of` has it."""
+        """Text of the problem, as `kernelkit.tune.choices.text_of` returns it."""
         return json.dumps(self.problem, sort_keys=True)
 
 
@@ -117,7 +129,7 @@ class Entry:
 
 
 def machine_of(device: torch.device) -> Machine:
-    """Of a CUDA device; NotImplementedError for a GPU that no kernel is written for."""
+    """Describe a CUDA device; NotImplementedError for a GPU that no kernel is written for."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
@@ -130,7 +142,7 @@ def machine_of(device: torch.device) -> Machine:
 
 @cache
 def driver_version() -> str:
-    """Of NVIDIA's driver, such as '570.86.15'; '' where nothing says it."""
+    """Return the version of NVIDIA's driver, such as '570.86.15'; '' if unknown."""
     try:
         from cuda.bindings import nvml
 
@@ -146,7 +158,7 @@ def driver_version() -> str:
 
 
 def place_of(tuned: Measured, machine: Machine) -> Place:
-    """Where the choices of an operator belong. NotImplementedError without a kernel for it."""
+    """Return the scope of an operator's choices. NotImplementedError without a kernel for it."""
     modules = tuned.kernels.get(machine.arch) or tuned.kernels.get(written_for(machine.arch))
     if modules is None:
         raise NotImplementedError(f"{tuned.name} is written for {[*tuned.kernels]}")
@@ -180,13 +192,13 @@ def folder_of_user() -> Path | None:
 
 
 def _files(folder: Path, operator: str) -> Iterator[Path]:
-    """Of an operator; a name of one that begins like it is told apart by its header."""
+    """Return the files of an operator, perhaps with those of longer names; see their headers."""
     return folder.glob(f"{operator}-*.json")
 
 
 def shipped(place: Place) -> dict[str, Entry]:
-    """Of the package, for this GPU, whatever the driver is, and however kernels have changed since:
-    like the rules, which were measured as well."""
+    """Return the package's measurements for this GPU, for any driver and any version of the
+    kernels. The rules were measured on earlier versions, too."""
     found: dict[str, Entry] = {}
     for path in sorted(_files(SHIPPED, place.operator)):
         try:

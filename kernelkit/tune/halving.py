@@ -19,7 +19,7 @@ Name = TypeVar("Name", bound=Hashable)
 FIRST = 3  # samples of each in a round
 LAST = 21  # of the finalists, at least
 FINALISTS = 6
-MARGIN = 0.03  # nobody leaves who is as close to the fastest
+MARGIN = 0.03  # candidates within this part of the fastest stay
 SIGMAS = 2.0  # of both times, by which one has to be faster to be called so
 PRECISE = 0.003  # relative error, from which more samples of a time say nothing new
 MOST = 147  # samples of one contestant
@@ -27,7 +27,11 @@ MOST = 147  # samples of one contestant
 
 @dataclass(frozen=True)
 class Time:
-    """us: median of the samples. error: relative standard error of it."""
+    """Time of a candidate.
+
+    us: median of the samples
+    error: its relative standard error
+    """
 
     us: float
     error: float
@@ -35,7 +39,8 @@ class Time:
 
     @classmethod
     def of(cls, samples: Collection[float]) -> Time:
-        """Of a normal distribution, whose spread outliers have no part in."""
+        """Estimate from quartiles, as of a normal distribution, so that outliers do not affect the
+        spread."""
         middle = statistics.median(samples)
         low, _, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else [middle] * 3
         deviation = (high - low) / 1.349
@@ -75,7 +80,8 @@ def race(
 def _unsure(
     inside: list[Name], taken: Mapping[Name, list[float]], staying: Collection[Name]
 ) -> list[Name]:
-    """Those to be sampled again: who may be first or has to stay, while one of them is noisy."""
+    """Return the candidates to sample again: possible winners and those to keep, while one is
+    noisy."""
     times = {name: Time.of(taken[name]) for name in inside}
     close = min((time.us for time in times.values()), default=0.0) * (1 + MARGIN)
     asked = [name for name in inside if name in staying or times[name].us <= close]

@@ -33,7 +33,8 @@ Call = Callable[[torch.device], tuple[Operator, Mapping[str, Any]]]
 class Bench:
     """Samplers of one call, by the options that are forced on it.
 
-    name: of what is tuned. call: makes tensors on a device, and says which operator takes them.
+    name: name of the tuned operator
+    call: makes tensors on a device, and returns the operator for them
     """
 
     def __init__(self, name: str, call: Call, device: torch.device) -> None:
@@ -89,7 +90,7 @@ def require_agreement(found: Sequence[torch.Tensor], expected: Sequence[torch.Te
 
 
 def replay(launches: Sequence[Callable[[], object]]) -> Sampler:
-    """Of a graph in which the launches take turns, each equally often."""
+    """Return a sampler of a graph in which the launches alternate, each equally often."""
     turn = itertools.cycle(launches)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -119,7 +120,7 @@ def _capture(turn: itertools.cycle, times: int) -> torch.cuda.CUDAGraph:
 
 
 def _seconds(graph: torch.cuda.CUDAGraph) -> float:
-    """Of a replay on the current stream."""
+    """Time a replay on the current stream."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(HEAD_START)
     begin.record()

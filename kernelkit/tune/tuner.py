@@ -1,10 +1,9 @@
-"""Measuring which options suit a shape on the GPU at hand, and keeping the answer.
+"""Measure which options suit a shape on the present GPU, and keep the answer.
 
-`tune` times what a choose step may choose: it asks the family for the candidates of a problem,
-drops those that do not fit or have other results, lets the others race (`kernelkit.tune.halving`),
-and keeps the fastest where it beats the rules' choice by more than the noise of both. Every
-candidate goes the way on which a kept one will come back: `kernelkit.tune.choices.forcing` answers
-the choose step.
+`tune` times the candidates of a choose step, which the family lists for a problem. It drops those
+that do not fit or have other results, and lets the others race (`kernelkit.tune.halving`). It keeps
+the fastest if that beats the rules' choice by more than the noise of both. Candidates are applied
+the same way as kept choices: `kernelkit.tune.choices.forcing` answers the choose step.
 """
 
 from __future__ import annotations
@@ -51,13 +50,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Subject:
-    """What can be tuned.
+    """Subject of tuning.
 
-    tuned: what its choose step asks. shape: a frozen dataclass of plain values with defaults, what
-    a user says of a call. call: makes a call of a shape on a device, for an architecture, which is
-    None but for the device 'meta'. choices: candidates of a problem on an architecture, as the
-    choose step has them; not all need fit. draw: a shape at random. known: shapes of models and of
-    this repository's tables, for which measurements come with the package.
+    tuned: measurements that its choose step reads
+    shape: a frozen dataclass of plain values with defaults, by which a user describes a call
+    call: makes a call of a shape on a device, for an architecture, which is None except on 'meta'
+    choices: candidates of a problem on an architecture, in the choose step's form; not all need fit
+    draw: draws a random shape
+    known: shapes of models and of this repository's tables, whose measurements the package includes
     """
 
     tuned: Tuned
@@ -70,9 +70,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a shape. times: pairs of options and their time, the fastest first; {} are what
-    the rules choose. refused: pairs of options and why they were not timed. kept: whether the
-    fastest beat the rules and is kept, or would be."""
+    """Result for a shape.
+
+    times: pairs of options and their time, the fastest first; {} is the rules' choice
+    refused: pairs of options and why they were not timed
+    kept: whether the fastest beat the rules and is kept, or would be
+    """
 
     operator: str
     shape: dict[str, Any]
@@ -83,7 +86,7 @@ class Outcome:
     best: Choice = field(default_factory=dict)
 
     def time_of(self, choice: Choice) -> Time:
-        """Of options that were timed."""
+        """Return the time of timed options."""
         return next(time for options, time in self.times if options == choice)
 
     @property
@@ -98,8 +101,8 @@ class Outcome:
 
     @property
     def excess(self) -> float:
-        """By how much that is slower than the fastest of all, as a part of it. It says something
-        where nobody left early (`exhaustive`)."""
+        """Relative slowdown against the fastest of all; meaningful only if no candidate left early
+        (`exhaustive`)."""
         return self.us / min(time.us for _, time in self.times) - 1
 
     def as_json(self) -> dict[str, Any]:
@@ -174,7 +177,7 @@ def tune(
 
 
 def entry_of(outcome: Outcome) -> Entry:
-    """What is kept of an outcome."""
+    """Return the entry to keep of an outcome."""
     times = [(dict(choice), time.us) for choice, time in outcome.times[:KEPT_CANDIDATES]]
     best = dict(outcome.best)
     return Entry(
@@ -183,7 +186,7 @@ def entry_of(outcome: Outcome) -> Entry:
 
 
 def _gpu(device: torch.device) -> torch.device:
-    """With its number. ValueError where there is no such GPU."""
+    """Return the device with its index. ValueError if there is no such GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         raise ValueError(
             f"device {device}: tuning measures times on a CUDA GPU, and there is none; the "
@@ -201,7 +204,7 @@ def _bench(about: Subject, shape: Any, device: torch.device) -> Bench:
 
 
 class _Shape:
-    """One shape of a subject on a device."""
+    """A shape of a subject on a device."""
 
     def __init__(self, about: Subject, shape: Any, device: torch.device, arch: str) -> None:
         self.about, self.shape, self.arch = about, shape, arch

@@ -1,8 +1,8 @@
-"""Which kernel a product runs, by its sizes and the GPU: data, no DSL.
+"""Choose the kernel of a product by its sizes and the GPU: data, no DSL.
 
-What bounds it on a large GPU are the instructions behind each mma, so a warp's tile is as large as
-registers allow, 64 x 64, which makes the loads of its fragments rare. Where so large tiles leave
-SMs without work, or one SM with a tile more than others, smaller ones are faster.
+On a large GPU the instructions after each mma are the bottleneck. So a warp's tile is as large as
+registers allow, 64 x 64, which makes the loads of its fragments rare. Smaller tiles are faster if
+such large tiles leave SMs without work, or give one SM a tile more than others.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ LOST = 0.25
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a product."""
+    """Sizes of a product."""
 
     tokens: int
     rows: int
@@ -75,7 +75,7 @@ def choose(layout: str, out_dtype: str, sizes: Sizes, arch: str, **places: bool)
 
 
 def fastest(found: Mapping[Shape, ProductConfig], sizes: Sizes, arch: str) -> ProductConfig:
-    """Of candidates."""
+    """Return the candidate with the least modelled time."""
     return found[min(found, key=lambda shape: time_of(shape, sizes, hw.SMS_OF[arch]))]
 
 
@@ -89,9 +89,17 @@ def candidates(
     vector: bool,
     bias: bool = False,
 ) -> dict[Shape, ProductConfig]:
-    """What may be the kernel for these sizes; the largest tiles stand first. aligned, vector:
-    address and stride of weights, of the result, are multiples of 16 bytes. bias: whether there is
-    one."""
+    """Return the kernels that fit these sizes, the largest tiles first.
+
+    Args:
+        layout: layout of the weights
+        out_dtype: dtype of the result
+        sizes: sizes of the product
+        arch: architecture of the GPU
+        aligned: whether address and stride of the weights are multiples of 16 bytes
+        vector: whether address and stride of the result are multiples of 16 bytes
+        bias: whether there is a bias
+    """
     blocks = sizes.cols // BLOCK
     plain = ProductConfig(
         layout,
@@ -109,7 +117,7 @@ def candidates(
 
 
 def time_of(shape: Shape, sizes: Sizes, sms: int) -> float:
-    """Of a product for each column, in elements of a tile of the largest warps' tiles."""
+    """Modelled time per column, in elements of a tile of the largest warps' tiles."""
     warp_tokens, warp_rows, by_tokens, by_rows, ctas_per_sm = shape
     tokens, rows = warp_tokens * by_tokens, warp_rows * by_rows
     ctas = -(-sizes.tokens // tokens) * -(-sizes.rows // rows)
@@ -140,8 +148,11 @@ def _shapes(layout: str, arch: str, sizes: Sizes) -> tuple[Shape, ...]:
 
 
 def fitting(config: ProductConfig, arch: str) -> ProductConfig:
-    """With as many CTAs on an SM as it says, or fewer where there is no room for the fewest stages
-    of so many; then as many stages as there is room for, up to MOST_STAGES."""
+    """Return `config` with as many stages as fit, up to MOST_STAGES.
+
+    The number of CTAs per SM is reduced if shared memory is too small for the fewest stages of
+    each.
+    """
     for ctas in range(config.ctas_per_sm, 0, -1):
         room = hw.smem_bytes_per_sm(arch) // ctas - hw.SMEM_RESERVED_BYTES
         for stages in range(MOST_STAGES, FEWEST_STAGES[config.layout] - 1, -1):
@@ -166,21 +177,21 @@ TUNED = Tuned("q8_0.product", KERNELS, OPTIONS)
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on. config: what the arguments say, shapes of tiles aside."""
+    """Key of a tuned choice; config: the config for the arguments, with default tile shapes."""
 
     config: ProductConfig
     sizes: Sizes
 
 
 def problem_of(config: ProductConfig, sizes: Sizes) -> Problem:
-    """Of what the rules choose for these sizes."""
+    """Return the problem that the rules' choice for these sizes belongs to."""
     shapeless = (*OPTIONS, "stages", "small")
     plain = ProductConfig(config.layout, config.out_dtype)
     return Problem(replace(config, **{n: getattr(plain, n) for n in shapeless}), sizes)
 
 
 def choices(problem: Problem, arch: str) -> list[Choice]:
-    """What may suit a problem: every shape that is known here and fits. None changes the bits."""
+    """List every known shape that fits a problem. None changes the bits."""
     found: list[Choice] = []
     for shape in dict.fromkeys((*TWO_CTAS, *ONE_CTA, *ONE_CTA_SPLIT, *SLOW_MMA)):
         try:

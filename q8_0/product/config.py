@@ -1,7 +1,7 @@
-"""What the product's kernel is compiled for, and where a CTA's shared memory is.
+"""Compile-time config of the product's kernel, and its layout of shared memory.
 
-A CTA has a tile of tokens x rows of the weights, a warp a part of it, all blocks of K one after the
-other. Two blocks, 64 bytes of a row, are a stage of the rings.
+A CTA has a tile of tokens x rows of the weights. Each warp has a part of it and loops over all
+blocks of K. Two blocks, 64 bytes of a row, are a stage of the rings.
 """
 
 from __future__ import annotations
@@ -27,17 +27,24 @@ APART, NEAR, PAIRS = "apart", "near", "pairs"  # see ProductConfig.adding
 
 @dataclass(frozen=True)
 class ProductConfig:
-    """A kernel.
+    """Config of the product's kernel.
 
-    layout: of the weights, see `q8_0.blocks`. out_dtype: 'bf16', 'fp16' or 'fp32'. warp_tokens,
-    warp_rows: of a warp. warps_of_tokens, warps_of_rows: of a CTA. stages: of the rings.
-    ctas_per_sm: that registers and shared memory leave room for. adding: order of the instructions
-    that bring four sums to their accumulators, the same bits: APART, where none waits for the one
-    before it, NEAR, which takes fewer registers, or PAIRS, two numbers by one instruction. even:
-    the number of blocks of a row is. aligned: every ALIGNED_BLOCKS blocks of interleaved weights
-    begin at a multiple of 16 bytes. small: there are fewer tokens or rows than a tile has. vector:
-    rows of the result begin at multiples of 16 bytes, and so do every 16 bytes of them. bias: one
-    is added last, in the dtype of the result.
+    layout: layout of the weights, see `q8_0.blocks`
+    out_dtype: 'bf16', 'fp16' or 'fp32'
+    warp_tokens, warp_rows: tile of a warp
+    warps_of_tokens, warps_of_rows: warps of a CTA
+    stages: stages of the rings
+    ctas_per_sm: CTAs per SM that registers and shared memory leave room for
+    adding: order of the instructions that add four sums to their accumulators; same bits:
+        APART, none waits for the one before it;
+        NEAR, fewer registers;
+        PAIRS, two numbers by one instruction
+    even: whether the number of blocks of a row is even
+    aligned: whether every ALIGNED_BLOCKS blocks of interleaved weights begin at a multiple of 16
+        bytes
+    small: whether there are fewer tokens or rows than a tile has
+    vector: whether rows of the result begin at multiples of 16 bytes, as does every 16-byte piece
+    bias: whether a bias, in the dtype of the result, is added last
     """
 
     layout: str
@@ -57,17 +64,17 @@ class ProductConfig:
 
     @property
     def tile_tokens(self) -> int:
-        """Of a CTA."""
+        """Number of tokens of a CTA's tile."""
         return self.warp_tokens * self.warps_of_tokens
 
     @property
     def tile_rows(self) -> int:
-        """Of a CTA."""
+        """Number of rows of a CTA's tile."""
         return self.warp_rows * self.warps_of_rows
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Number of threads of a CTA."""
         return self.warps_of_tokens * self.warps_of_rows * hw.WARP_THREADS
 
     @property
@@ -109,12 +116,12 @@ class ProductConfig:
 
     @property
     def w_offset(self) -> int:
-        """Of the quants of rows."""
+        """Offset of the quants of rows in shared memory."""
         return self.stages * self.x_bytes
 
     @property
     def raw_offset(self) -> int:
-        """Of the blocks as they come."""
+        """Offset of the blocks as they are copied."""
         return self.w_offset + (HALVES if self.interleaved else self.stages) * self.w_bytes
 
     @property
@@ -124,15 +131,15 @@ class ProductConfig:
 
     @property
     def x_scale_offset(self) -> int:
-        """Of the scales of tokens, in the first of HALVES stages."""
+        """Offset of the scales of tokens in the first of HALVES stages."""
         return self.raw_offset + self.stages * self.raw_bytes
 
     @property
     def w_scale_offset(self) -> int:
-        """Of the scales of rows, in the same."""
+        """Offset of the scales of rows in the first of HALVES stages."""
         return self.x_scale_offset + BLOCKS_OF_STAGE * self.x_scale_bytes
 
     @property
     def smem_bytes(self) -> int:
-        """Of a CTA."""
+        """Bytes of shared memory of a CTA."""
         return self.x_scale_offset + HALVES * self.scale_bytes

@@ -33,7 +33,14 @@ class Product:
 
     @cute.jit
     def __call__(self, table: ParamTable, tiles: Int32, groups: Int32, stream: CUstream) -> None:
-        """table: `ProductParams`. tiles: of a group. groups: of tiles of tokens."""
+        """Launch the kernel.
+
+        Args:
+            table: `ProductParams`
+            tiles: number of tiles of a group
+            groups: number of groups of tiles of tokens
+            stream: CUDA stream
+        """
         self.kernel(table).launch(
             grid=(tiles, groups, 1),
             block=(self.config.threads, 1, 1),
@@ -56,7 +63,7 @@ class Product:
 
     @cute.jit
     def scope(self, params: ProductParams, first_token: Int32, first_row: Int32) -> Scope:
-        """Of the tile that begins there."""
+        """Return the context of the tile that begins at `first_token` and `first_row`."""
         config = self.config
         token, row = first_token, first_row
         if cutlass.const_expr(not config.small):
@@ -109,7 +116,7 @@ class Product:
         self.epilogue.run(scope, acc)
 
     def slot(self, step: Int32) -> Int32:
-        """Of the rings."""
+        """Return the stage of the rings that `step` uses."""
         return Int32(Uint32(step) % Uint32(self.config.stages))
 
     @cute.jit
@@ -134,7 +141,7 @@ class Product:
     def load_scales(
         self, scope: Scope, step: Int32, x_scales: Scales, w_scales: Scales | None
     ) -> None:
-        """Those of a step, if K has it."""
+        """Load the scales of a step, if K has it, and advance their addresses."""
         if step < scope.steps:
             self.loader.load_scales(scope, step, x_scales)
             self.loader.load_weight_scales(scope, step, w_scales)
@@ -152,5 +159,5 @@ class Product:
 
 
 def host_function(config: ProductConfig, _arch: str) -> tuple:
-    """What is compiled for `config`, and example arguments."""
+    """Return the function to compile for `config`, and example arguments."""
     return Product(config), ParamTable.zeros(ProductParams), Int32(1), Int32(1), CUstream(0)

@@ -111,7 +111,7 @@ def run_product(given: Multiplied) -> tuple[torch.Tensor]:
 
 
 def empty_product(given: Multiplied) -> tuple[torch.Tensor]:
-    """As `run_product` returns it."""
+    """Allocate the result of `run_product`, or return the given one."""
     if given.out is not None:
         return (given.out,)
     quants = given.x.quants
@@ -128,7 +128,7 @@ def config_for(weights: Weights, out: torch.Tensor, arch: str, *, bias: bool) ->
 def candidates_for(
     weights: Weights, out: torch.Tensor, arch: str, *, bias: bool
 ) -> dict[Shape, ProductConfig]:
-    """Those that the rules choose the kernel of a call from."""
+    """Return the candidates from which the rules choose a call's kernel."""
     unit = hw.SMEM_UNIT_BYTES
     ends = _address(out) | (out.stride(0) * out.itemsize if len(out) > 1 else 0)
     starts = _address(weights.data) | weights.row_stride

@@ -1,8 +1,8 @@
-"""From global to shared memory: quants by cp.async, scales by way of registers (device code).
+"""Copies from global to shared memory: quants by cp.async, scales through registers (device code).
 
-A stage of a ring has 64 bytes of each row, its chunks where `tile.swizzle_of` puts them. Scales
-become fp32 on their way: of tokens (scale, -OFFSET scale) in the order in which the lanes of a
-fragment read them, of rows one after the other.
+A stage of a ring has 64 bytes of each row, its chunks where `tile.swizzle_of` puts them. Scales are
+converted to fp32 on the way. Those of tokens become (scale, -OFFSET scale), in the order in which
+the lanes of a fragment read them; those of rows are stored in order.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,11 @@ from q8_0.product.tile import OFFSET, Scope, copy_bytes, copy_whole, load_half, 
 
 @dataclass(frozen=True)
 class Scales:
-    """Of a thread. words: of a stage, two fp16 for each of its rows. addresses: of them."""
+    """Scales of one thread.
+
+    words: one stage, two fp16 for each of its rows
+    addresses: global addresses of the words
+    """
 
     words: cute.Tensor
     addresses: cute.Tensor
@@ -43,7 +47,7 @@ class Loader:
 
     @cute.jit
     def token_rows(self, scope: Scope) -> cute.Tensor:
-        """Where the calling thread's chunks of quants of the tile's tokens begin."""
+        """Return the addresses of the calling thread's first chunks of the tile's tokens."""
         return self.rows_of(scope, scope.params.x, scope.tile.token)
 
     @cute.jit
@@ -77,10 +81,14 @@ class Loader:
         target: Int32,
         step: Int32,
     ) -> None:
-        """Begin to copy a stage, zeros behind the end of K.
+        """Begin to copy a stage, with zeros after the end of K.
 
-        rows: the address of `rows_of`, of this stage. counts: rows of the tile, and the last one
-        that exists.
+        Args:
+            scope: the tile
+            rows: addresses from `rows_of`, moved to this stage
+            counts: number of rows of the tile, and the last row that exists
+            target: shared address of the stage
+            step: number of the stage in K
         """
         config, (count, last) = self.config, counts
         thread, _, _ = cute.arch.thread_idx()
@@ -108,7 +116,8 @@ class Loader:
     def scales_of(
         self, scope: Scope, matrix: Matrix, first: Int32, count: cutlass.Constexpr[int]
     ) -> Scales:
-        """Of the rows thread, thread + threads, ... of `count`, from the first block on."""
+        """Address scales of the rows thread, thread + threads, ... of `count`, from the first
+        block."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         own = -(-count // config.threads)
@@ -126,7 +135,7 @@ class Loader:
 
     @cute.jit
     def load_scales(self, scope: Scope, step: Int32, scales: Scales) -> None:
-        """Those of a step; zeros behind K."""
+        """Load the scales of a step; zeros after the end of K."""
         for k in cutlass.range_constexpr(cute.size(scales.words)):
             at = scales.addresses[k]
             if cutlass.const_expr(self.config.even):
@@ -139,19 +148,19 @@ class Loader:
 
     @cute.jit
     def move_on(self, addresses: cute.Tensor, nbytes: cutlass.Constexpr[int]) -> None:
-        """To the next stage."""
+        """Advance addresses to the next stage."""
         for k in cutlass.range_constexpr(cute.size(addresses)):
             addresses[k] = addresses[k] + nbytes
 
     @cute.jit
     def token_scales(self, scope: Scope) -> Scales:
-        """Of the tile's tokens."""
+        """Address the scales of the tile's tokens."""
         config = self.config
         return self.scales_of(scope, scope.params.x_scales, scope.tile.token, config.tile_tokens)
 
     @cute.jit
     def store_token_scales(self, scope: Scope, step: Int32, scales: Scales) -> None:
-        """What `load_scales` found, to the half of this step."""
+        """Store the scales from `load_scales` to the half of this step."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         half = config.x_scale_offset + (step & 1) * config.scale_bytes
@@ -166,8 +175,8 @@ class Loader:
 
 
 def token_place(token: Int32) -> Int32:
-    """Of the pair of a token among those of a block: the two rows of a fragment that a lane has
-    follow each other."""
+    """Offset in bytes of a token's pair among those of a block. The two rows of a fragment that a
+    lane has are adjacent."""
     return token // 16 * 128 + token % 8 * 16 + token // 8 % 2 * 8
 
 
@@ -176,7 +185,7 @@ class SoaLoader(Loader):
 
     @cute.jit
     def weight_rows(self, scope: Scope) -> cute.Tensor:
-        """Where the calling thread's chunks of quants of the tile's rows begin."""
+        """Return the addresses of the calling thread's first chunks of the tile's rows."""
         return self.rows_of(scope, scope.params.w.quants, scope.tile.row)
 
     @cute.jit
@@ -189,18 +198,18 @@ class SoaLoader(Loader):
 
     @cute.jit
     def weight_scales(self, scope: Scope) -> Scales:
-        """Of the tile's rows."""
+        """Address the scales of the tile's rows."""
         config = self.config
         return self.scales_of(scope, scope.params.w.scales, scope.tile.row, config.tile_rows)
 
     @cute.jit
     def load_weight_scales(self, scope: Scope, step: Int32, scales: Scales) -> None:
-        """As `load_scales` does."""
+        """Load the scales of weights of a step with `load_scales`."""
         self.load_scales(scope, step, scales)
 
     @cute.jit
     def finish_weights(self, scope: Scope, step: Int32, _slot: Int32, scales: Scales) -> None:
-        """What `load_weight_scales` found, to the half of this step."""
+        """Store the scales from `load_weight_scales` to the half of this step."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         half = config.w_scale_offset + (step & 1) * config.scale_bytes
@@ -214,7 +223,7 @@ class SoaLoader(Loader):
                     shared_words.store(at, Float32, (found[block],))
 
     def quants(self, _step: Int32, slot: Int32) -> Int32:
-        """Where those of a step begin, which is in `slot` of the rings."""
+        """Offset of the quants of a step in their ring: stage `slot`."""
         return slot * self.config.w_bytes
 
 
@@ -267,10 +276,10 @@ class SplittingLoader(Loader):
         copy_bytes(place, source if valid > 0 else end & Int64(-CHUNK_BYTES), valid)
 
     def weight_scales(self, _scope: Scope) -> None:
-        """They come with the blocks."""
+        """Do nothing: scales come with the blocks."""
 
     def load_weight_scales(self, _scope: Scope, _step: Int32, _scales: None) -> None:
-        """They come with the blocks."""
+        """Do nothing: scales come with the blocks."""
 
     @cute.jit
     def finish_weights(self, scope: Scope, step: Int32, slot: Int32, _scales: None) -> None:
@@ -355,5 +364,5 @@ class SplittingLoader(Loader):
         shared_words.store(at, Float32, (widened(scale)[0],))
 
     def quants(self, step: Int32, _slot: Int32) -> Int32:
-        """Where those of a step begin."""
+        """Offset of the quants of a step: one of two halves."""
         return (step & 1) * self.config.w_bytes

@@ -1,7 +1,7 @@
-"""From shared memory to accumulators, and from these to the result (device code).
+"""Products from shared memory to accumulators, and their store (device code).
 
-Of each element and block: u = OFFSET + I by an mma, t = u d_x - OFFSET d_x = I d_x, rounded once
-since both products are exact, y = t d_w + y.
+For each element and block an mma gives u = OFFSET + I. Then t = u d_x - OFFSET d_x = I d_x, rounded
+once since both products are exact, and y = t d_w + y.
 """
 
 from dataclasses import dataclass
@@ -37,9 +37,13 @@ ORDERS = {
 
 @dataclass(frozen=True)
 class Places:
-    """Addresses of a lane in the first stage. x, w: of quants of tokens and rows, where its chunk's
-    number is as it is, and where the swizzle changes it by 2, as it does between blocks, and from a
-    fragment of tokens or pair of fragments of rows to the next. x_scale, w_scale: of scales."""
+    """Shared addresses of one lane in stage 0.
+
+    x, w: addresses of quants of tokens and rows: of the plain chunk, and of the chunk whose index
+        the swizzle XORs with 2. That XOR alternates between blocks, and between neighbouring
+        fragments of tokens or pairs of fragments of rows.
+    x_scale, w_scale: addresses of scales
+    """
 
     x: tuple[Int32, Int32]
     w: tuple[Int32, Int32]
@@ -48,8 +52,11 @@ class Places:
 
 
 class Blocks:
-    """Of a ProductConfig. A lane 4 g + i has of a warp's tile the tokens 16 k + 8 h + g, and the
-    rows 32 v + 8 i to 32 v + 8 i + 7: fragment 4 v + k has 2 k and 2 k + 1 of these."""
+    """Multiplication of blocks.
+
+    Lane 4 g + i has the tokens 16 k + 8 h + g of a warp's tile. Its rows are 32 v + 8 i to 32 v + 8
+    i + 7; fragment 4 v + k has 2 k and 2 k + 1 of these.
+    """
 
     def __init__(self, config: ProductConfig) -> None:
         self.config = config
@@ -65,7 +72,7 @@ class Blocks:
 
     @cute.jit
     def places(self, smem: Int32) -> Places:
-        """Those of the calling lane; smem: address."""
+        """Return the calling lane's addresses; `smem` is the shared base address."""
         config, lane = self.config, cute.arch.lane_idx()
         token, row = self.origin()
         matrix, line = lane // 8, lane % 8
@@ -92,8 +99,10 @@ class Blocks:
 
     @cute.jit
     def places_of(self, places: Places, quants: tuple[Int32, Int32], step: Int32) -> Places:
-        """Those in the stage of a step. quants: where those of tokens and rows begin in their
-        rings."""
+        """Return the addresses in the stage of a step.
+
+        `quants` are the offsets of quants of tokens and rows in their rings.
+        """
         config = self.config
         half = (step & 1) * config.scale_bytes
         return Places(
@@ -163,7 +172,7 @@ class Blocks:
         row_scales: tuple[Float32, ...],
         acc: cute.Tensor,
     ) -> None:
-        """The same, two rows at a time."""
+        """Scale and add, two rows at a time."""
         for k in cutlass.range_constexpr(0, 4, 2):
             scale, back = token_scales[k : k + 2]
             t = cute.arch.fma_packed_f32x2(u[k : k + 2], (scale, scale), (back, back))
@@ -177,7 +186,7 @@ TYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": Float32}
 
 
 class Store:
-    """Of a ProductConfig."""
+    """Store of accumulators to the result."""
 
     def __init__(self, config: ProductConfig, blocks: Blocks) -> None:
         self.config, self.blocks = config, blocks
@@ -222,7 +231,7 @@ class Store:
                     acc[place] = acc[place] + added
 
     def place(self, index: int, group: int, k: int) -> tuple[int, int, int]:
-        """Of the lane's token number `index` and its row k of a group, in the accumulators."""
+        """Index in the accumulators of the lane's token `index` and its row k of a group."""
         return index % 2 * 2 + k % 2, group * GROUP + k // 2, index // 2
 
     @cute.jit
@@ -248,7 +257,7 @@ class Store:
         return (row >= scope.tile.first_row) & (row < Int32(scope.params.w.quants.rows))
 
     def words(self, values: list[Float32]) -> list[Uint32]:
-        """As they are in memory."""
+        """Convert values to 32-bit words of the result's dtype."""
         if self.config.out_dtype == "fp32":
             return [bits_of(value) for value in values]
         pairs = zip(values[::2], values[1::2], strict=True)

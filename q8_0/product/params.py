@@ -1,7 +1,7 @@
-"""What the product's kernel is launched with, word by word: see `kernelkit.device.param_table`.
+"""Launch parameters of the product's kernel, word by word: see `kernelkit.device.param_table`.
 
-Addresses and strides are in bytes. Rows of quants and of scales, where these are apart, lie in one
-piece, so that the number of blocks gives their strides.
+Addresses and strides are in bytes. Rows of quants and of scales, if separate, are contiguous, so
+the number of blocks gives their strides.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class WeightMatrix:
     quants: Matrix  # or blocks
     scales: Matrix  # that are apart; interleaved the blocks again, which nobody reads there
     stride: Word  # between rows of blocks
-    end: Word  # address behind the last row
+    end: Word  # address after the last row
 
     @classmethod
     def of(cls, weights: Weights) -> WeightMatrix:
-        """That of a handle."""
+        """Return the matrix of a handle."""
         rows, data = weights.rows, weights.data
         begin = scales_offset(rows, weights.cols) if weights.layout == SOA else 0
         last = data.shape[-1] + (rows - 1) * data.stride(0) if data.ndim > 1 else data.shape[0]

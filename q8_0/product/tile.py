@@ -1,7 +1,7 @@
-"""What parts of the product's kernel share: its tile, numbers in registers, copies (device code).
+"""Shared parts of the product's kernel: its tile, numbers in registers, copies (device code).
 
-An mma whose accumulator begins at OFFSET_BITS ends at the bits of the fp32 number OFFSET + I, for
-the sum I of 32 products of int8: |I| <= 32 * 128 * 128 < 2^22. So no integer is converted.
+An mma whose accumulator begins at OFFSET_BITS ends at the bits of the fp32 number OFFSET + I. I is
+the sum of 32 products of int8: |I| <= 32 * 128 * 128 < 2^22. So no integer is converted.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class Scope:
-    """smem: address. steps: stages that K has. blocks: of a row."""
+    """Context of a tile.
+
+    smem: shared base address
+    steps: number of stages of K
+    blocks: number of blocks of a row
+    """
 
     params: ProductParams
     tile: Tile
@@ -111,7 +116,10 @@ def fused(x: Float32, y: Float32, z: Float32) -> Float32:
 
 
 def swizzle_of(row: Int32) -> Int32:
-    """What the number of a chunk of a row of a stage is XORed with, so that no two of these are in
-    the same banks: eight rows that follow each other, for ldmatrix and for what splits blocks, and
-    two rows each of four groups of eight, as the fragments of weights have them."""
+    """Return the mask that a chunk's index in a row of a stage is XORed with, against bank
+    conflicts.
+
+    Conflict-free are eight consecutive rows, for ldmatrix and for splitting blocks. So are two rows
+    each of four groups of eight, as fragments of weights have them.
+    """
     return (row >> 3 ^ row >> 1) & 3
