@@ -32,10 +32,11 @@ _UPPER_SHIFT = 16
 
 @dataclass(frozen=True)
 class PixelBox:
-    """What a tensor map in im2col mode has in place of the box's sides.
+    """Bounding box and strides, which a tensor map in im2col mode has instead of the box's sides.
 
-    lower, upper: corners of the bounding box, W first, relative to the tensor's first pixel and
-    to its size. strides: traversal strides of the same dimensions.
+    lower: lower corner, W first, relative to the tensor's first pixel.
+    upper: upper corner, W first, relative to the tensor's size.
+    strides: traversal strides of the same dimensions.
     """
 
     lower: tuple[int, ...]
@@ -44,7 +45,7 @@ class PixelBox:
 
     @property
     def bits(self) -> int:
-        """Of a coordinate of a corner, and of an offset."""
+        """Number of bits of a corner's coordinate, and of an offset."""
         return _CORNER_BITS[len(self.lower)]
 
     def corner_word(self) -> int:
@@ -103,7 +104,7 @@ def require_box(box: PixelBox, sizes: tuple[int, ...], pixels: int) -> None:
 def require_position(
     box: PixelBox, sizes: tuple[int, ...], start: tuple[int, ...], offsets: Sequence[int]
 ) -> None:
-    """What the manual asks of an instruction. start: its coordinates of W, H and D."""
+    """Check the coordinates `start` (W, H, D) and offsets of an instruction against the manual."""
     for name, at, (first, end) in zip("WHD", start, box.span(sizes), strict=False):
         if not first <= at < end:
             raise HardwareRefusal(
@@ -119,7 +120,7 @@ def require_position(
 
 
 def require_store(box: PixelBox) -> None:
-    """What only a store asks: a bounding box that does not leave the tensor."""
+    """Check the rule that only stores have: the bounding box lies inside the tensor."""
     if min(box.lower) < 0 or max(box.upper) > 0:
         raise HardwareRefusal(
             f"an im2col store with a bounding box from {box.lower} to {box.upper}; the lower corner"

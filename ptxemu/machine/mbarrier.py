@@ -17,11 +17,13 @@ MAX_COUNT = (1 << 20) - 1
 
 
 class Signal:
-    """What one instruction has done to an mbarrier on behalf of one warp.
+    """Effect of one instruction on an mbarrier, on behalf of one warp.
 
     kind: 'init', 'arrive' (arrivals), 'expect' (bytes announced) or 'land' (bytes that came).
-    times, amount: of executions, and of arrivals or bytes in them; `now_` the same within `phase`,
-    the latest one. site: the number of the instruction, -1 where none did it.
+    times: number of executions.
+    amount: number of arrivals or bytes in all executions.
+    phase: the latest phase; `now_times` and `now_amount` count within it.
+    site: number of the instruction, -1 if no instruction did it.
     """
 
     __slots__ = ("kind", "agent", "site", "times", "amount", "phase", "now_times", "now_amount")
@@ -40,7 +42,10 @@ class Signal:
 
 
 class MBarrier:
-    """One barrier. `phase` counts completed phases; its low bit is the parity that waits test."""
+    """State of one mbarrier.
+
+    `phase` counts completed phases; its low bit is the parity that waits test.
+    """
 
     __slots__ = (
         *("where", "expected", "pending", "tx", "phase", "waiters", "sources", "listeners"),

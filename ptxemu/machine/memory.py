@@ -39,10 +39,10 @@ class Block(NamedTuple):
 
 
 class Allocated(Protocol):
-    """Who knows what a program has allocated."""
+    """Source of the blocks of memory that a program has allocated."""
 
     def known(self) -> list[Block]:
-        """What is known without looking for more."""
+        """Return the blocks that are known without a search."""
         ...
 
     def look(self) -> list[Block]:
@@ -86,7 +86,7 @@ class Stray:
         return f"{what} {self.high - self.low} bytes at {self.low:#x}, {self.where()}"
 
     def where(self) -> str:
-        """What lies there, or next to it."""
+        """Describe the allocation at the address, or next to it."""
         near = self.near
         if near is None:
             return "in no allocation"
@@ -192,9 +192,11 @@ def _mapped(ranges: list[Range]) -> list[Range]:
 class GlobalMemory:
     """Bounds-checked access to host memory by address.
 
-    allowed: tensors, arrays or (address, nbytes) that a kernel may touch. allocated: where that is
-    None, who knows; without either it is every mapping of this process. An access to anything else
-    raises OutOfBounds, unless somebody is told (`tell`).
+    An access outside raises OutOfBounds, unless a function given to `tell` handles it.
+
+    allowed: tensors, arrays or (address, nbytes) that a kernel may access.
+    allocated: source of the allocated blocks, used if `allowed` is None. Without either, every
+        mapping of this process may be accessed.
     """
 
     def __init__(
@@ -230,7 +232,7 @@ class GlobalMemory:
         self.table.forget()
 
     def _take(self, blocks: list[Block]) -> None:
-        """What is allocated. Without a checker the whole blocks, as on hardware."""
+        """Allow access to allocated blocks; to whole blocks without a checker, as on hardware."""
         self._blocks = sorted(blocks)
         ends = [b.end if self._outside else b.last for b in self._blocks]
         given = [(b.start, end, True) for b, end in zip(self._blocks, ends, strict=True)]
@@ -321,8 +323,10 @@ class GlobalMemory:
         return found if high <= found[1] and (found[2] or not write) else None
 
     def _check_each(self, addresses: np.ndarray, nbytes: int, write: bool) -> np.ndarray | None:
-        """One check for all where they share a range, else one by one. Which of the accesses are
-        to be done; None is all of them."""
+        """Return which of the accesses are to be done; None if all are.
+
+        There is one check for all accesses that share a range, else one for each access.
+        """
         low, high = int(addresses.min()), int(addresses.max()) + nbytes
         last = self._last
         if last[0] <= low and high <= last[1] and (last[2] or not write):
@@ -340,7 +344,8 @@ class GlobalMemory:
         return self._find(low, high, False) is not None
 
     def inside(self, addresses: np.ndarray, nbytes: int) -> np.ndarray | None:
-        """Which of [address, address + nbytes) can be read, telling nobody; None is all of them."""
+        """Return which of [address, address + nbytes) can be read, without a report; None if all
+        can."""
         low, high = int(addresses.min()), int(addresses.max()) + nbytes
         if self._find(low, high, False) is not None:
             return None
@@ -363,7 +368,7 @@ class GlobalMemory:
         return np.full(count, _POISON, np.uint64).view(f"u{size}"), 0
 
     def load(self, address: int, size: int) -> int:
-        """One element of `size` bytes, as an int."""
+        """Load one element of `size` bytes as an int."""
         self._aligned(address, size)
         view, index = self.place(address, size, 1, False)
         return int(view[index])

@@ -1,12 +1,12 @@
-"""What one TMA tensor operation moves: a box between global memory and its SMEM image.
+"""Data movement of one TMA tensor operation: a box between global memory and its SMEM image.
 
 Two independent halves, so that the caller decides when each happens: `load_tile` / `store_tile` /
 `reduce_tile` work between global memory and the dense image (dimension 0 fastest, unswizzled), and
 `place_tile` / `gather_tile` between the dense image and swizzled shared memory.
 `memory` is any object with read_rows(addresses int64 (n,), nbytes) -> uint8 (n, nbytes) and
 write_rows(addresses, data uint8 (n, nbytes)), both bounds-checked.
-A position is the coordinates of the box, behind them the rows that a gather names, or the offsets
-of im2col mode.
+A position is the coordinates of the box, followed by the rows that a gather names, or by the
+offsets of im2col mode.
 Source: PTX ISA, cp.async.bulk.tensor and cp.reduce.async.bulk.tensor; tiled and im2col mode.
 """
 
@@ -284,7 +284,7 @@ def _span(tm: TensorMap, smem: np.ndarray, offset: int) -> slice:
 
 
 def _swizzled_words(tm: TensorMap, smem: np.ndarray, offset: int) -> np.ndarray:
-    """Where each 8-byte word of the image goes: index into `smem` viewed as uint64."""
+    """Return the index of each 8-byte word of the image in `smem` viewed as uint64."""
     _span(tm, smem, offset)
     phase = offset % tm.swizzle.period
     shape = (tm.rows, tm.smem_row_bytes, tm.pitch)
