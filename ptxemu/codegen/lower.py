@@ -1,4 +1,4 @@
-"""One basic block's instructions -> nodes over values: the context that every emitter talks to.
+"""Translation of a basic block's instructions to nodes over values: the context of all emitters.
 
 An emitter asks for operands in the type it computes in (`src`), states elementwise results (`pure`)
 or steps on the machine (`effect`), and binds destinations (`dst`). The same emitters run once over
@@ -271,7 +271,10 @@ class Lower:
         return self.pure("u16", "({0} & 0xff)", "{0} & 0xff", value)
 
     def convert(self, value: Value | tuple[Value, Value], type_: str) -> Value:
-        """The same bits as `type_`; a pair joins to 64 bits, other widths truncate or extend."""
+        """Convert a value to `type_` with the same bits.
+
+        A pair joins to 64 bits; other widths truncate or extend.
+        """
         if isinstance(value, tuple):
             value = self.join(*value)
         if value.type == type_:
@@ -457,7 +460,7 @@ class Lower:
 
 
 def fields(values: Sequence[Value], first: int = 0) -> str:
-    """How a template names operands `first` and up: "{0}, {1}"."""
+    """Return a template's names of the operands `first` and up: "{0}, {1}"."""
     return ", ".join(f"{{{first + k}}}" for k in range(len(values)))
 
 

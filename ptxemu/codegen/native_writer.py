@@ -38,7 +38,7 @@ class Spot:
 
 @dataclass(frozen=True, eq=False)
 class Home:
-    """Where a value is: `offset` bytes into a spot, or, without one, at the place `offset`."""
+    """Place of a value: `offset` bytes into a spot, or at the place `offset` without a spot."""
 
     spot: Spot | None
     offset: int = 0
@@ -130,7 +130,7 @@ class NativeWriter(BlockWriter):
         super().line(text, step)
 
     def _home(self, value: Value, dtype: str) -> Home:
-        """Where the 32 lanes of a value are; scalars are spread to them."""
+        """Return the home of a value's 32 lanes; a scalar is spread to them."""
         if value.const is not None:
             return self._constant(value.const, dtype)
         if value.uniform:
@@ -545,7 +545,7 @@ def _everyone(members: Value) -> bool:
 
 
 def access_of(node: Node) -> Access | TensorAccess | None:
-    """What a primitive does of a step."""
+    """Return the access of a step that a primitive executes; None if none does."""
     found = _VECTOR.match(node.text)
     if found:
         verb, space, size, count = found.groups()

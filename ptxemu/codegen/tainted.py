@@ -23,7 +23,8 @@ PARKED = -1
 
 
 class Program(Protocol):
-    """What is needed of `ptxemu.codegen.program.Program`, which makes these functions."""
+    """Interface of `ptxemu.codegen.program.Program` that this module needs; Program makes its
+    functions."""
 
     blocks: list[Block]
     defs: Any
@@ -33,8 +34,13 @@ class Program(Protocol):
 
 
 class Follower(Protocol):
-    """Of the undefined data in the registers of one warp. masks: see `check.taint`; mostly empty.
-    following: the running block is of the second form. mb: the active lanes."""
+    """Tracker of the undefined data in the registers of one warp.
+
+    masks: see `check.taint`; mostly empty.
+    following: whether the running block is of the second form.
+
+    `mb` is the mask of active lanes in each method.
+    """
 
     masks: dict[str, int]
     following: bool
@@ -46,7 +52,7 @@ class Follower(Protocol):
         """An instruction that reaches memory or other agents is about to run."""
 
     def flow_out(self, site: int, mb: int) -> None:
-        """It has run."""
+        """Called when this instruction has run."""
 
     def flow_guard(self, site: int, name: str, mb: int) -> None:
         """A block ends with a branch, or with the decision whether `site` is executed."""

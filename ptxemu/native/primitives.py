@@ -51,7 +51,7 @@ LOADS
 
 
 class Operation(Protocol):
-    """What is more than a function of its operands' values."""
+    """Operation that is more than a function of its operands' values."""
 
     @property
     def key(self) -> Key: ...

@@ -52,8 +52,14 @@ class _Unknown(Exception):
 def recipe(
     text: str, types: tuple[str, ...], uniform: tuple[bool, ...], result: str
 ) -> Recipe | None:
-    """text: the template; types: numpy types of its operands; uniform: which of them are scalars.
-    None where numpy has to execute it."""
+    """Return the steps that compute a template, or None if numpy has to execute it.
+
+    Args:
+        text: the template.
+        types: numpy types of its operands.
+        uniform: which operands are scalars.
+        result: numpy type of the result.
+    """
     try:
         tree = ast.parse(re.sub(r"\{t?(\d+)\}", r"_\1", text), mode="eval").body
         reader = _Reader(types, uniform, frozenset(re.findall(r"\{t(\d+)\}", text)))
@@ -203,5 +209,5 @@ for _name, _types in TABLE:
 
 
 def _ORDER(word: str) -> tuple[int, str]:
-    """As in the keys: strings, then flags, `nan` before `ftz`."""
+    """Sort key in the order of the keys: strings, then flags, `nan` before `ftz`."""
     return {"'": 0, "n": 1}.get(word[0], 2), word

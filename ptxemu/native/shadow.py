@@ -1,9 +1,10 @@
-"""What the race checker asks of its shadows most of the time, as routines: is an access ordered
-after all that it must be ordered after? If it surely is, it is noted at once; else nothing is done,
-and Python finds out what is wrong, or that nothing is.
+"""Fast path of the race checker, as routines: is an access ordered after all it must follow?
 
-`check.shadow` and `check.global_memory` say what shadows, stamps and clocks are. A routine is told
-what to look at in a frame, whose words are named below.
+If it surely is, the routine notes the access at once. Otherwise it changes nothing, and Python
+determines what is wrong, if anything.
+
+`check.shadow` and `check.global_memory` define shadows, stamps and clocks. A routine gets its
+arguments in a frame, whose words are named below.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def visit_lanes(address: int) -> int:
 
 @routine
 def _looked(frame: p_i64) -> int:
-    """What `visit` finds before it changes anything."""
+    """Return the result of `visit`'s checks, before it changes anything."""
     if _whole(frame) == 0:
         return UNSURE
     table, planes = p_i64(frame[TABLE]), frame[PLANES]

@@ -100,7 +100,7 @@ def literal(number: Any, type_: str) -> str:
 
 
 class Expressions:
-    """Those of one function, and the text that has been written of it."""
+    """Translator of one function's expressions, with the text it has written."""
 
     def __init__(self, function: Callable[..., Any], tables: dict[str, str]) -> None:
         self.function, self.tables = function, tables
@@ -131,7 +131,7 @@ class Expressions:
         self.lines.append(f"  {text}")
 
     def _end(self, text: str) -> None:
-        """Of a block."""
+        """End a block with the terminator `text`."""
         self._put(text)
         self.open = False
 
@@ -189,7 +189,7 @@ class Expressions:
     # -- conditions -------------------------------------------------------------------------
 
     def _branch(self, node: ast.expr, yes: str, no: str) -> None:
-        """To one of two blocks; what a condition does not need is not evaluated."""
+        """Branch to one of two blocks; operands that the condition does not need are skipped."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             self._branch(node.operand, no, yes)
         elif isinstance(node, ast.BoolOp):
@@ -516,7 +516,7 @@ def module(functions: Iterable[Callable[..., Any]]) -> str:
 
 
 class _Routine(Expressions):
-    """One function, statement by statement."""
+    """Translator of one function, statement by statement."""
 
     def translated(self) -> str:
         signature = self.signature

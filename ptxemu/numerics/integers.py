@@ -29,7 +29,7 @@ def _bits(x: np.ndarray | int, width: int) -> np.ndarray:
 
 
 def _signed(x: np.ndarray, signed: bool) -> np.ndarray:
-    """The same bits read as signed, if asked for."""
+    """View the same bits as signed, if requested."""
     return np.asarray(x).view(_SIGNED[8 * x.dtype.itemsize]) if signed else x
 
 

@@ -49,7 +49,8 @@ def copy(c: Lower, i: Instr, f: Match) -> None:
 
 
 def _source_bytes(c: Lower, operand: object, nbytes: int) -> Value:
-    """How many bytes are read: a count, or by a predicate that says to ignore the source."""
+    """Return the number of bytes to read: a count, or 0 for lanes whose predicate ignores the
+    source."""
     register = operand.reg if isinstance(operand, Not) else operand
     if not isinstance(register, Reg) or c.registers.width(register.name) != 1:
         return c.src(operand, "u32")
@@ -91,7 +92,7 @@ def arrive_after(c: Lower, i: Instr, f: Match) -> None:
 def copy_async(
     w: Warp, target: PerLane, source: PerLane, nbytes: int, used: PerLane, mask: np.ndarray | None
 ) -> None:
-    """One copy per active lane, all in one work."""
+    """Copy for each active lane, all lanes in one work."""
     targets, sources, sizes = (w.lane_values(v) for v in (target, source, used))
     cta, memory = w.cta, w.machine.memory
     for where in targets:
@@ -172,7 +173,7 @@ def bulk_wait(c: Lower, i: Instr, f: Match) -> None:
     section="cp.reduce.async.bulk",
 )
 def emit_bulk_load(c: Lower, i: Instr, f: Match) -> None:
-    """From global memory, or from shared memory to that of a peer."""
+    """Copy from global memory, or from shared memory to the shared memory of a peer."""
     near = "global" not in i.parts
     operands = [
         c.address(i.operands[0], 32),
@@ -209,7 +210,7 @@ def bulk_prefetch(c: Lower, i: Instr, f: Match) -> None:
 
 
 def reduction(f: Match) -> Reduction:
-    """What the opcode asks for; None where it only copies."""
+    """Return the reduction that the opcode requests; None for a copy."""
     if not f.types:
         return None
     return f.pick(*REDUCTIONS.split()), f.type.replace("b32", "u32").replace("b64", "u64")
@@ -381,7 +382,7 @@ def store_async(
     size: int,
     values: tuple[Any, ...],
 ) -> None:
-    """One store per active lane; the barrier is in the CTA that is stored to."""
+    """Store for each active lane; the barrier is in the CTA that is stored to."""
     targets, signals = w.lane_values(target), w.lane_values(barrier)
     if how is None and len(targets) > 1 and set(signals) == {signals[0]}:
         stores = _Stores(targets, size, len(values))
@@ -410,7 +411,7 @@ def _data(w: Warp, values: tuple[Any, ...], size: int) -> np.ndarray:
 
 
 class _Stores:
-    """Those of several lanes, as one operation."""
+    """Stores of several lanes, as one operation."""
 
     def __init__(self, targets: list[int], size: int, count: int) -> None:
         self.first = targets[0]

@@ -49,7 +49,7 @@ def emit_atomic(c: Lower, i: Instr, f: Match) -> None:
 
 
 def _one(c: Lower, f: Match, target: object, address: Value, values: list[Value]) -> None:
-    """One element."""
+    """Emit the atomic operation for one element."""
     name = f.pick(*_OPS.split())
     order = f.pick("acquire", "release", "acq_rel", default="relaxed") + f" {f.pick('cta')}"
     text = (

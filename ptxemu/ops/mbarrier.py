@@ -106,7 +106,7 @@ def wait(c: Lower, i: Instr, f: Match) -> Value:
 
 @op("mbarrier.pending_count", types="b64")
 def pending(c: Lower, i: Instr, f: Match) -> Value:
-    """What was pending before the arrival that returned the state."""
+    """Return the number of pending arrivals before the arrival that returned the state."""
     state = c.src(i.operands[1], "u64")
     return c.convert(c.pure("u64", "({0} >> 32)", "{0} >> 32", state), "u32")
 
@@ -224,7 +224,7 @@ def mbarrier_test_wait(w: Warp, address: int, parity: int, how: tuple[Any, ...])
 def mbarrier_test_wait_lanes(
     w: Warp, address: PerLane, parity: object, how: tuple[Any, ...]
 ) -> np.ndarray:
-    """One answer per lane; no lane waits."""
+    """Return one answer per lane; no lane waits."""
     out = np.zeros(32, np.bool_)
     polled, w.polled = w.polled, False
     for lane, (where, bit) in zip(w.lanes(), w.each_lane(address, parity), strict=True):

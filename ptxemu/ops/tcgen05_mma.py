@@ -183,7 +183,7 @@ def issue_mma(
 
 
 class Issue(NamedTuple):
-    """What is known of an MMA before it is issued. flops: of all CTAs."""
+    """Data of an MMA that is known before it is issued. `flops` counts those of all CTAs."""
 
     what: Mma
     form: Form
@@ -193,8 +193,13 @@ class Issue(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _described(fields: tuple[Any, ...], values: tuple[Any, ...], words: tuple[int, ...]) -> Issue:
-    """fields: of the form. values: operands, as `issue_mma` has them. words: those that protect
-    lanes."""
+    """Decode an MMA.
+
+    Args:
+        fields: of its form.
+        values: operands, in the order of `issue_mma`.
+        words: words that protect lanes.
+    """
     form = Form(*fields)
     d, a, b, description, accumulate, *more = values
     metadata = more.pop() if form.sparse else None
@@ -239,8 +244,12 @@ def _issue_one(w: Warp, issue: Issue) -> None:
 
 
 def _sums(launch: Launch, form: Form, instr: InstrDesc) -> Rule | None:
-    """How they are made, None where their order is free. Nobody has said how D that is scaled
-    first, weight-stationary, sparse and block-scaled MMAs sum."""
+    """Return the rule of sums, None if their order is free.
+
+    No source documents the sums of weight-stationary, sparse and block-scaled MMAs, and of a D
+    that is
+    scaled first.
+    """
     if form.scale_d or form.stationary or form.sparse or form.blocks:
         name = f"tcgen05.mma{'.ws' * form.stationary}{'.sp' * form.sparse} kind::{form.kind}"
         scaled = " with scale-input-d" if form.scale_d else ""
@@ -251,7 +260,7 @@ def _sums(launch: Launch, form: Form, instr: InstrDesc) -> Rule | None:
 
 @runtime
 def issue_commit(w: Warp, group: int, barrier: PerLane, mask: PerLane | None) -> None:
-    """One arrival once all earlier work of the pipe has completed."""
+    """Arrive once all earlier work of the pipe has completed."""
     _, queue = pipe(w, group)
     for address, chosen in w.each_lane(barrier, 0 if mask is None else mask):
         if mask is None:
@@ -355,7 +364,7 @@ def multiply_stationary(c: Lower, i: Instr, f: Match) -> None:
 
 @runtime
 def require_no_mask(w: Warp, mask: PerLane) -> None:
-    """Of the columns of B."""
+    """Raise UnsupportedPtx if columns of B are masked."""
     for (value,) in w.each_lane(mask):
         if value:
             raise UnsupportedPtx(f"tcgen05.mma.ws with zero-column mask {value:#x}")

@@ -56,7 +56,10 @@ BITS = {
 
 
 def registers(type_: str, elements: int) -> int:
-    """How many registers of a lane a matrix of so many elements takes; one of f64 has 64 bits."""
+    """Return the number of registers of a lane for a matrix of so many elements.
+
+    A register of f64 has 64 bits.
+    """
     return elements * BITS[type_] // (32 * max(32, BITS[type_]))
 
 
@@ -181,8 +184,14 @@ _SUMS = {"f32": _sum_f32, "f16": _sum_f16, "s32": _sum_s32}
 def accumulated(
     product: np.ndarray, c: np.ndarray, types: tuple[str, ...], saturate: bool = False
 ) -> np.ndarray:
-    """[register, lane] of D = product + C. product: [row, column]; c: its registers; types: of D
-    and C, the first and the last."""
+    """Return D = product + C as [register, lane].
+
+    Args:
+        product: [row, column].
+        c: registers of C.
+        types: the first is that of D, the last that of C.
+        saturate: whether the sums saturate.
+    """
     return _SUMS[types[0]](by_lane(product), accumulator(c, types[-1]), saturate)
 
 
@@ -248,8 +257,11 @@ def refused(i: Instr) -> UnsupportedPtx:
 
 
 def require_fragments(i: Instr, f: Match, given: list[int]) -> int:
-    """One shape, as many registers of D, A, B and C as its fragments need, and a kind where types
-    of fewer than 8 bits ask for it. Returns how many times A has 8 rows."""
+    """Check shape, number of registers of D, A, B and C, and kind; return how many times A has 8
+    rows.
+
+    Types of fewer than 8 bits need a kind.
+    """
     (m, k), (d_type, a_type, b_type, c_type) = shape_of(f), f.types[:4]
     wanted = [
         registers(d_type, m * COLUMNS),
@@ -305,8 +317,10 @@ def fragments_multiply_f64(
     types: tuple[str, ...],
     how: str,
 ) -> np.ndarray:
-    """The same on f64: each product is added with one rounding, in the order of K, which is our
-    choice. how: the rounding."""
+    """Multiply and add in f64; `how` is the rounding.
+
+    Each product is added with one rounding, in the order of K. This order is our choice.
+    """
     words = np.ascontiguousarray(words).view(np.uint64)
     a_count, b_count, halves = counts
     a, b, c = np.split(words, (a_count, a_count + b_count))
@@ -373,7 +387,14 @@ def multiply_quads(c: Lower, i: Instr, f: Match) -> list[Value]:
 def quads_multiply(
     w: Warp, words: np.ndarray, orders: tuple[str, str], types: tuple[str, str]
 ) -> np.ndarray:
-    """[register, lane] of D = A B + C, four times. orders: of A and B; types: of D and C."""
+    """Return D = A B + C as [register, lane], for four products.
+
+    Args:
+        w: the warp.
+        words: registers of A, B and C.
+        orders: orders of A and B, "row" or "col".
+        types: types of D and C.
+    """
     require_free_order(w.machine, "mma.sync.m8n8k4", types[0])
     words = np.ascontiguousarray(words).view(np.uint32)
     a = _matrix(words[:2], outer=orders[0] == "row")
@@ -464,7 +485,7 @@ for _name in _SPARSE_NAMES:
 
 
 def _require_sparse(i: Instr, f: Match, given: list[int]) -> None:
-    """One shape, its registers, and a selector that the shape has."""
+    """Check shape and number of registers, and that the shape has the selector."""
     (m, k), (d_type, a_type, b_type, c_type) = shape_of(f), f.types
     wanted = [
         registers(d_type, m * COLUMNS),
@@ -514,8 +535,15 @@ def sparse_multiply(
     types: tuple[str, ...],
     how: tuple[int, bool, bool],
 ) -> np.ndarray:
-    """[register, lane] of D = A B + C. counts: registers of A and B; how: the sparsity selector,
-    whether the metadata are ordered, whether sums saturate."""
+    """Return D = A B + C as [register, lane], for a sparse A.
+
+    Args:
+        w: the warp.
+        words: registers of A, B, C and the metadata.
+        counts: number of registers of A and B.
+        types: of D, A, B and C.
+        how: the sparsity selector, whether the metadata are ordered, whether sums saturate.
+    """
     require_free_order(w.machine, "mma.sp", types[0])
     words = np.ascontiguousarray(words).view(np.uint32)
     a_count, b_count = counts
@@ -624,8 +652,16 @@ def scaled_multiply(
     factors: int,
     ids: tuple[int, ...],
 ) -> np.ndarray:
-    """[register, lane] of D = (A times its factors) (B times its factors) + C. counts: registers of
-    A and B; factors: of a row; ids: byte and thread of A, of B, and the sparsity selector."""
+    """Return D = (A times its factors) (B times its factors) + C as [register, lane].
+
+    Args:
+        w: the warp.
+        words: registers of A, B, C, the factors of A and B, and the metadata if A is sparse.
+        counts: number of registers of A and B.
+        types: of D, A, B, C and the scale factors.
+        factors: number of scale factors of a row.
+        ids: byte and thread of A, byte and thread of B, and the sparsity selector.
+    """
     require_free_order(w.machine, "mma.sync with block scales", types[0])
     words = np.ascontiguousarray(words).view(np.uint32)
     a_count, b_count = counts

@@ -203,8 +203,18 @@ def wgmma_issue(
     b: PerLane,
     accumulate: PerLane,
 ) -> np.ndarray:
-    """fragment: A in registers, and metadata; a: its descriptor otherwise. Returns [register, lane]
-    of D, which is written when the operation runs."""
+    """Issue a wgmma.mma_async, and return [register, lane] of D, written when the operation runs.
+
+    Args:
+        w: the warp.
+        form: fields of the form.
+        line: line of the instruction.
+        d: registers of D.
+        fragment: A in registers, and metadata.
+        a: descriptor of an A in shared memory, else None.
+        b: descriptor of B.
+        accumulate: scale-d.
+    """
     group, known = wgmma_group(w), _form_of(form)
     _sums(w.machine, known)  # refuses what is not known when the instruction is executed
     descriptor = None if a is None else _agreed(w, a, "descriptor of A")
@@ -254,7 +264,7 @@ def _issue(w: Warp, what: Multiplication) -> None:
 
 
 def _sums(launch: Launch, form: Form) -> Rule | None:
-    """How they are made, None where their order is free."""
+    """Return the rule of sums, None if their order is free."""
     if form.selector is not None:
         require_free_order(launch, _SPARSE, form.d)
         return None
