@@ -66,7 +66,7 @@ _TARGET = re.compile(r"sm_(\d+)([af]?)$")
 
 
 def require_target(instr: Instr, target: str) -> None:
-    """Raises UnsupportedPtx, with its line, where `target` does not have the instruction."""
+    """Raise UnsupportedPtx, with the line, if `target` does not have the instruction."""
     what = instr.opcode + _more(instr)
     needed = _missing(what, target)
     if needed:
@@ -247,7 +247,7 @@ class _Builder:
 
 
 def _member_mask(instr: Instr, name: str) -> object:
-    """The operand that says which lanes take part, or None where it is all live lanes."""
+    """Return the operand that selects the lanes that take part; None for all live lanes."""
     position = {
         "shfl.sync": 4,
         "vote.sync": -1,

@@ -121,7 +121,7 @@ class BlockWriter:
     # -- emission ---------------------------------------------------------------------------
 
     def require(self, values: tuple[Value, ...]) -> None:
-        """Emit the pure nodes behind `values`, shallow ones first, with their likes."""
+        """Emit the pure nodes that `values` need, shallow ones first, in groups."""
         needed: list[Node] = []
         seen: set[Node] = set()
         stack = self._behind(values)
@@ -271,7 +271,8 @@ class BlockWriter:
             self.line(f"if {names[0]} is None: return PARKED")
 
     def _once(self, text: str, number: int, names: Sequence[str] = ()) -> None:
-        """A step and its results; in a form that resumes, only if it is still to be done."""
+        """Emit a step and its results; in a form that resumes, only if the step is still to be
+        done."""
         if not self.resumes:
             self.line(text, number)
             return

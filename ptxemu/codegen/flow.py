@@ -40,8 +40,10 @@ METADATA_AT = {"mma": 4, "wgmma": 3}  # which operand they are, where a register
 
 
 class UndefinedRead(Exception):
-    """A block that takes registers to be defined reads undefined data: it goes on in the form that
-    follows such data (`codegen.tainted`)."""
+    """A block that assumes defined registers reads undefined data.
+
+    The block goes on in the form that follows such data (`codegen.tainted`).
+    """
 
 
 @dataclass(frozen=True)

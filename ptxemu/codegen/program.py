@@ -155,8 +155,11 @@ class Prober(Protocol):
 
 
 class Program:
-    """The compiled form of one entry; `late`: with the visibility of the adversarial policy;
-    `checked`: it tells its warp at every step where it is (`Warp.at`, an index of `sites`)."""
+    """Compiled form of one entry.
+
+    late: whether it has the visibility of the adversarial policy.
+    checked: whether every step sets `Warp.at` to its index in `sites`.
+    """
 
     def __init__(
         self,
@@ -384,7 +387,7 @@ class Program:
         return None
 
     def running_warp(self) -> object:
-        """The warp that executes it; None where no generated function is running."""
+        """Return the warp that executes the program; None if no generated function is running."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename not in self.lines:
             frame = frame.f_back

@@ -1,9 +1,9 @@
-"""The second form of a block, for warps of a checked launch whose registers hold undefined data.
+"""Second form of a block, for warps of a checked launch whose registers hold undefined data.
 
-It computes the same, and tells the follower of the warp what each instruction does to such data. A
-block starts in it if a register that it reads is undefined; if the first undefined data is read in
-the middle of the ordinary form, that is stopped there, and this one goes on with the results of its
-steps so far.
+It computes the same results, and reports to the warp's follower what each instruction does to such
+data. A block starts in this form if a register that it reads is undefined. If the ordinary form
+reads the first undefined data in the middle, it is stopped there. The second form then goes on with
+the results of the steps so far.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Follower(Protocol):
 
 @dataclass(eq=False)
 class Narrator:
-    """Adds to the nodes of a block, instruction by instruction, what tells the follower of them."""
+    """Adds calls of the follower to the nodes of a block, instruction by instruction."""
 
     lower: Lower
     site_of: dict[int, int]
@@ -71,7 +71,7 @@ class Narrator:
     waiting: list[int] = field(default_factory=list)  # register instructions still to be told of
 
     def tell(self, step: Step) -> None:
-        """Emit an instruction. The values that its rule needs are taken before it changes them."""
+        """Emit an instruction. The values that its rule needs are read before it changes them."""
         lower, site = self.lower, self.site_of[id(step.instr)]
         values = [lower.src(*value) for value in values_of(step.instr)]
         start = len(lower.nodes)

@@ -67,8 +67,8 @@ class Node:
 
     `pure` nodes are elementwise and may be delayed and grouped; the others keep their order.
     `text` is a format string over the operands. {0} is an operand's expression, and {t0} the
-    same as an
-    array scalar of its type. {d0} is the target of result 0, and {rows} all operands stacked.
+    same as an array scalar of its type. {d0} is the target of result 0, and {rows} all operands
+    stacked.
     """
 
     text: str

@@ -1,7 +1,7 @@
-"""A machine in which nobody can go on, as plain data: who waits where for what.
+"""Snapshot of a machine in which no warp can go on, as plain data: who waits where for what.
 
-`observe` looks at the resident CTAs when the scheduler gives up. What it returns keeps neither the
-machine nor its program alive; `ptxemu.check.deadlock` makes text of it.
+`observe` looks at the resident CTAs when the scheduler gives up. Its result keeps neither the
+machine nor its program alive; `ptxemu.check.deadlock` turns it into text.
 """
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ def _address(barrier: MBarrier) -> tuple[str, int]:
 
 
 def _instruction(program: Program, pc: int, polls: bool) -> Instr | None:
-    """The first of a block; where it polls, the first that may look at what others change."""
+    """Return the first instruction of a block; in a polling block the first that may read shared
+    state."""
     steps = [step.instr for step in program.blocks[pc].steps]
     looks = [instr for instr in steps if polls and instr.root in _POLLS]
     found = looks or steps

@@ -105,7 +105,8 @@ class Listener:
         """count: of lanes, and of their arrivals."""
 
     def mbarrier_expected(self, w: Warp, cta: Cta, barrier: MBarrier, nbytes: int) -> None:
-        """Bytes, by all lanes; fewer than 0 where mbarrier.complete_tx says that they have come."""
+        """Called when all lanes announce bytes; negative for mbarrier.complete_tx, whose bytes have
+        landed."""
 
     def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
         """try_wait was successful."""
@@ -285,7 +286,10 @@ class Listener:
     def commit_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None: ...
 
     def columns_allocated(self, w: Warp, column: int, count: int, pair: bool, told: int) -> None:
-        """told: the offset in shared memory that the address was written to."""
+        """Called when columns are allocated.
+
+        told: offset in shared memory that their address was written to.
+        """
 
     def columns_freed(self, w: Warp, column: int, count: int, pair: bool) -> None: ...
 

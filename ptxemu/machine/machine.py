@@ -179,8 +179,10 @@ class Machine:
         return self.memory.read_bytes(address, nbytes)
 
     def _places(self) -> int | None:
-        """Clusters that a B200 has room for, as far as shared memory and warps say; None where they
-        take over nothing."""
+        """Return the number of clusters that fit on a B200, by shared memory and warps.
+
+        The result is None if clusters take over no work.
+        """
         if not any(site.opcode.startswith(TRY_CANCEL) for site in self.program.sites):
             return None
         warps = -(-int(np.prod(self.shape.block)) // 32)

@@ -1,8 +1,8 @@
 """mbarrier objects: phase, pending arrivals, transaction count (PTX ISA "mbarrier").
 
-A phase completes when no arrival is pending and the transaction count is zero; the count may be
-transiently negative, as data may land before it is expected. Arrivals and bytes are counted here
-and nowhere else. Who waits and who has signalled is kept, so that a deadlock can be explained.
+A phase completes when no arrival is pending and the transaction count is zero. The count may be
+transiently negative, as data may land before it is expected. Only this module counts arrivals and
+bytes. It keeps waiters and signals, so that a deadlock can be explained.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class MBarrier:
         self._note("init", "", count, 1, site)
 
     def _note(self, kind: str, agent: str, amount: int, times: int, site: int) -> None:
-        """Keep who signals, the instruction that issued it where that is asynchronous."""
+        """Record who signals; for asynchronous work also the instruction that issued it."""
         work = self.units.acting if self.units is not None else None
         if work is not None and work.warp:
             agent, site = work.warp, work.site

@@ -1,9 +1,9 @@
-"""Global memory: host addresses, reached through one numpy view and checked before every access.
+"""Global memory: host addresses, accessed through one numpy view and checked before every access.
 
-What a kernel may touch is a list of ranges, what the caller knows to be allocated, or every mapping
-of this process (/proc/self/maps, Linux). An access beside it never happens: it is an OutOfBounds
-error with its address, or, where someone wants to be told of it, it reads poison and writes
-nothing.
+A kernel may access a list of ranges, the blocks that the caller knows to be allocated, or every
+mapping of this process (/proc/self/maps, Linux). Any other access raises OutOfBounds with its
+address. If a function is registered with `tell`, it gets the access instead; the access then reads
+poison and writes nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Allocated(Protocol):
         ...
 
     def look(self) -> list[Block]:
-        """Return all that can be found now; it may take its time."""
+        """Return all blocks that can be found now; this may be slow."""
         ...
 
     def look_at_frozen(self) -> list[Block]:
@@ -55,7 +55,7 @@ class Allocated(Protocol):
 
 
 class Fixed:
-    """Ranges that somebody has named, as `Allocated`."""
+    """Ranges given by the caller, as `Allocated`."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
         self._blocks = [Block(start, end, end) for start, end, _ in ranges]
@@ -68,10 +68,10 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Stray:
-    """An access to [low, high), which nobody gave to the kernel.
+    """Access to [low, high) that is not allowed.
 
-    slack: it lies in the block of an allocation, in part or all behind what was asked for. near:
-    the allocation that is nearest, if there is any.
+    slack: whether the access lies in the block of an allocation, but not within the requested size.
+    near: the nearest allocation, if there is any.
     """
 
     low: int
@@ -163,7 +163,7 @@ def as_range(item: Any) -> Range:
 
 
 def _merge(ranges: list[Range], *, neighbours: bool = True) -> list[Range]:
-    """Sorted; those that overlap, and neighbours, joined where they have equal rights."""
+    """Sort ranges; join ranges with equal rights that overlap or, with `neighbours`, touch."""
     joined: list[Range] = []
     for start, end, writable in sorted(r for r in ranges if r[1] > r[0]):
         if joined and start < joined[-1][1] + neighbours and writable == joined[-1][2]:
@@ -244,8 +244,11 @@ class GlobalMemory:
         self._set(self._given)
 
     def tell(self, outside: Callable[[Stray], None]) -> None:
-        """Tell of every access to anything else; it reads poison and writes nothing. Blocks end
-        where what was asked for ends."""
+        """Register a function that gets every access that is not allowed.
+
+        Such an access reads poison and writes nothing. Blocks end at the requested size from
+        then on.
+        """
         self._outside = outside
         if self._allocated is not None:
             self._take(self._allocated.known())
@@ -253,8 +256,10 @@ class GlobalMemory:
     # -- checks -----------------------------------------------------------------------------
 
     def check(self, low: int, high: int, write: bool) -> bool:
-        """Whether every byte of [low, high) lies in one allowed range. Where not, and nobody is
-        told, OutOfBounds."""
+        """Whether every byte of [low, high) lies in one allowed range.
+
+        Raises OutOfBounds if not and no function is registered with `tell`.
+        """
         last = self._last
         if last[0] <= low and high <= last[1] and (last[2] or not write):
             return True
@@ -302,7 +307,8 @@ class GlobalMemory:
         return next(iter(below + above), None)
 
     def _stray(self, low: int, high: int, write: bool) -> bool:
-        """Tell of it or raise; whether it is done all the same: a read inside of a block."""
+        """Report a stray access or raise; return whether it is done nevertheless: a read inside a
+        block."""
         near = self._nearest(low)
         slack = near is not None and near.start <= low and near.end < high <= near.last
         stray = Stray(low, high, write, slack, near)

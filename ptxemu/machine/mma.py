@@ -252,7 +252,7 @@ def _operands(
 def _scaled_at_once(
     ctas: Sequence[MmaCta], cta: MmaCta, what: Mma, scales: Scales
 ) -> list[np.ndarray] | None:
-    """A and B times their scale factors; None where that takes more than one step."""
+    """Return A and B times their scale factors, or None if that needs more than one step."""
     instr, a, cta_group = what.instr, what.a, len(ctas)
     if not isinstance(a, SmemDesc) or instr.sparse or instr.a_negate != instr.b_negate:
         return None
@@ -319,7 +319,7 @@ def _update_aligned(
     accumulated: bool,
     sums: Rule,
 ) -> None:
-    """D = B A^T (+ D) in place, as a tensor core sums; exact but for what `sums` says."""
+    """D = B A^T (+ D) in place, as a tensor core sums; exact except for the rounding of `sums`."""
     types = Types(instr.d_format, instr.b_format, instr.a_format)
     narrow = instr.d_format == "f16"
     before = None
@@ -382,7 +382,7 @@ def _scale(idesc: InstrDesc, accumulate: bool, scale_input_d: int) -> float | No
 
 
 def disabled_lanes(words: Sequence[int], cta_group: int) -> list[np.ndarray] | None:
-    """Per CTA the lanes, intp, that the mask protects; None where it protects none."""
+    """Return the lanes, intp, that the mask protects in each CTA; None if there are none."""
     if words and len(words) != 4 * cta_group:
         raise HardwareRefusal(f"disable-output-lane of {len(words)} words, must be {4 * cta_group}")
     if not any(words):

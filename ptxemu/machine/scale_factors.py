@@ -118,10 +118,10 @@ def require_scales(idesc: InstrDesc, scales: Scales | None) -> None:
 
 
 def read_scales(tmem: Tmem, where: Placement, blocks: int, first: int, fmt: str) -> np.ndarray:
-    """float32 (rows, blocks); first: byte of the first one.
+    """Return the scale factors as float32 (rows, blocks); first: byte of the first one.
 
-    Raises UnsupportedPtx where quarters of the lanes that hold the same rows differ: which MMA
-    reads which of them is not known.
+    Raises UnsupportedPtx if quarters of the lanes that hold the same rows differ: it is unknown
+        which MMA reads which quarter.
     """
     column, columns = where.columns()
     tmem.check(column, columns)

@@ -101,8 +101,10 @@ class Launch(Protocol):
 
 @dataclass(eq=False, slots=True)
 class NamedBarrier:
-    """bar / barrier.cta: counts threads, warp by warp. A count of 0 stands for every thread of the
-    CTA that has not exited."""
+    """bar / barrier.cta: counts threads, warp by warp.
+
+    A count of 0 means every thread of the CTA that has not exited.
+    """
 
     cta: Cta
     ident: int
@@ -464,7 +466,7 @@ class Warp:
         return ran
 
     def _ran(self, pc: int) -> None:
-        """A block has come to its end."""
+        """Called at the end of a block."""
         self.counts[pc] += 1
         if self.path is not None:
             self.path.append(pc)
@@ -619,7 +621,7 @@ class Warp:
         self.frag.wait = wait
 
     def wake(self, frag: Fragment, *, token: object = None) -> None:
-        """`token` tells the fragment, when it runs its block again, that its wait is over."""
+        """Wake the fragment; `token` marks, when it runs its block again, that its wait is over."""
         frag.wait = None
         if token is not None:
             frag.token = token
@@ -744,7 +746,7 @@ class Warpgroup:
         return self.progress[w.index - self.first]
 
     def add(self, part: Part, operands: Operands) -> Multiplication | None:
-        """A warp comes to its next operation, which is returned if it was the last to come."""
+        """Add a warp that reaches its next operation; return the operation for the last warp."""
         w = part.warp
         own = self.of(w)
         own.issued += 1
@@ -784,7 +786,7 @@ class Warpgroup:
             part.late = False
 
     def reading(self, w: Warp, registers: np.ndarray) -> Multiplication | None:
-        """The operation whose results `registers` are to be, if the warp has not waited for it."""
+        """Return the operation that will write `registers`, unless the warp has waited for it."""
         for each in self.of(w).pending:
             part = each.parts[w.index - self.first]
             if part is not None and part.out is registers:

@@ -231,7 +231,7 @@ def row_bits(element_bits: int, k: int) -> int:
 
 
 def selectors(bits: int) -> range:
-    """Sparsity selectors of a shape whose rows have so many bits."""
+    """Return the sparsity selectors of a shape whose rows have so many bits of metadata."""
     return range(64 // bits)
 
 
@@ -278,14 +278,17 @@ class Launch(Protocol):
 
 
 def sums_of(launch: Launch, instruction: str, d: str, a: str, b: str) -> Rule | None:
-    """The rule of an instruction with these types of D, A and B, None where the order is free or
-    the sums are exact. Raises UnsupportedPtx where nobody knows it."""
+    """Return the rule of sums for these types of D, A and B.
+
+    The result is None if the order is free or the sums are exact. Raises UnsupportedPtx if the
+    rule is unknown.
+    """
     if launch.options.accumulation != ALIGNED or d not in ("f16", "f32"):
         return None
     return rule(instruction, launch.program.entry.target, Types(d, a, b))
 
 
 def require_free_order(launch: Launch, instruction: str, d: str) -> None:
-    """Refuse aligned sums of an instruction of which no GPU and no publication has said how."""
+    """Refuse aligned sums of an instruction whose rule no GPU and no publication documents."""
     if launch.options.accumulation == ALIGNED and d in ("f16", "f32"):
         raise unknown(instruction)

@@ -40,7 +40,7 @@ class RowMemory(Protocol):
 
 
 class _Clip(NamedTuple):
-    """The in-bounds part of a box: its rows' global addresses and where it lies in the image."""
+    """The in-bounds part of a box: global addresses of its rows, and its place in the image."""
 
     addresses: np.ndarray  # int64, of the first in-bounds byte of each row
     rows: np.ndarray | slice  # which image rows; a slice is all of them

@@ -74,10 +74,9 @@ class Tmem:
     allocations: base to size.
 
     Freed columns keep their cells until they are allocated again. An access to freed columns is
-    only
-    reported to `find(check, message)`, since accesses may come after the deallocation: the last
-    MMA in
-    NVIDIA's fmha_bwd.py, and the other warps' loads in its mixed_input_fmha_prefill_d256.py.
+    only reported to `find(check, message)`, since accesses may come after the deallocation: the
+    last MMA in NVIDIA's fmha_bwd.py, and the other warps' loads in its
+    mixed_input_fmha_prefill_d256.py.
     """
 
     def __init__(self, find: Callable[[str, str], None] = lambda check, message: None) -> None:
@@ -269,9 +268,12 @@ class Tmem:
         return rows.view(np.uint8).reshape(*lanes.shape, nbytes)
 
     def shift_operand(self, address: int, m: int, cta_group: int, nbytes: int) -> None:
-        """tcgen05.mma.ashift: each row of A becomes the one behind it, but for the last one of each
-        quarter of the lanes, and both copies of A for M = 128 by a pair (CUTLASS
-        primitives/tcgen05/1cta_mma_a_from_tmem.py; the manual has it for M = 128 and 256)."""
+        """tcgen05.mma.ashift: replace each row of A by the next one, except the last of each
+        quarter.
+
+        Both copies of A are shifted for M = 128 by a pair (CUTLASS
+        primitives/tcgen05/1cta_mma_a_from_tmem.py; the manual has it for M = 128 and 256).
+        """
         if m < LANES:
             raise HardwareRefusal(f".ashift of M={m}, must be 128 or 256")
         column = address & 0xFFFF
@@ -317,10 +319,11 @@ def _require_allocation_size(columns: int) -> None:
 
 
 def _require_lane(shape: str, address: int, warp_in_group: int) -> int:
-    """The first lane reached: of the warp's own quarter, which quarter 0 of an address stands for.
+    """Return the first lane of the access, in the warp's quarter; quarter 0 of an address means
+    that one.
 
     Kernels right on hardware leave the quarter to the warp (DeepGEMM's epilogues with 32x32b and
-    16x256b, CUTLASS's primitives/tcgen05/1cta_mma_a_from_tmem.py); any other one is refused.
+    16x256b, CUTLASS's primitives/tcgen05/1cta_mma_a_from_tmem.py). Any other quarter is refused.
     """
     lane, first = address >> 16, 32 * warp_in_group
     quarter, inner = lane & ~31, lane & 31

@@ -1,8 +1,8 @@
-"""tcgen05.cp: a matrix in shared memory goes to tensor memory, to some quarters of the lanes.
+"""tcgen05.cp: copy a matrix from shared memory to some quarters of the lanes of tensor memory.
 
-Elements of 4 and 6 bits, in chunks of 16 with padding behind them, can get a byte each on the way.
+Elements of 4 and 6 bits, in chunks of 16 followed by padding, can be widened to a byte each.
 Sources: PTX ISA, tcgen05.cp and its optional decompression; CUTLASS's copy traits
-(cute/atom/copy_traits_sm100.hpp, UTCCP) say which lanes the rows of a shape reach.
+(cute/atom/copy_traits_sm100.hpp, UTCCP) for the lanes that the rows of a shape reach.
 """
 
 from __future__ import annotations

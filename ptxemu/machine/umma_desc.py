@@ -273,10 +273,10 @@ _LEGAL_N: dict[tuple[bool, int], set[int]] = {
 
 @lru_cache(maxsize=1024)
 def require_shape(desc: InstrDesc, cta_group: int) -> None:
-    """Refuse M and N that an MMA of `cta_group` 1 or 2 does not have: PTX ISA, "Matrix Shape".
+    """Refuse M and N that an MMA of `cta_group` 1 or 2 does not support: PTX ISA, "Matrix Shape".
 
-    CUTLASS (cute/arch/mma_sm100_umma.hpp) asks for N in steps of 16 and 32 of some sparse forms,
-    whose table in the manual has the steps of dense ones.
+    For some sparse forms, CUTLASS (cute/arch/mma_sm100_umma.hpp) asks for N in steps of 16 and
+    32; the manual's table has the steps of dense forms.
     """
     if desc.stationary:
         _require_stationary(desc)

@@ -141,8 +141,10 @@ def _decode(type_: str, image: np.ndarray) -> np.ndarray:
 
 
 def a_of_fragments(registers: np.ndarray, type_: str) -> np.ndarray:
-    """A, float32 (64, what is stored of k), of its four registers: both halves of the rows, then
-    those of K."""
+    """Return A, float32 (64, stored part of k), from its registers.
+
+    The four registers are both halves of the rows, then those of K.
+    """
     values = _decode(type_, np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 4))
     split = values.reshape(4, 2, 2, *_LANES, -1)  # [warp, half of K, half of rows, g, t, element]
     return split.transpose(0, 2, 3, 1, 4, 5).reshape(M, -1)

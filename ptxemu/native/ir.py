@@ -54,7 +54,7 @@ def row_align(dtype: str) -> int:
 
 
 def row_bytes(dtype: str) -> int:
-    """Return the bytes of 32 lanes in a file or scratch, a multiple of all primitives' alignment."""
+    """Return the bytes of 32 lanes in a file or scratch, a multiple of all alignments."""
     return max(LANES * BITS[dtype] // 8, 64)
 
 

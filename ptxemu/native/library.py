@@ -141,8 +141,11 @@ def library() -> Library | None:
 
 
 def library_of(*modules: ModuleType) -> Library | None:
-    """The routines of another package, which stand in these modules beside constants that they
-    use; None as `library` is."""
+    """Return the library of another package's routines, in modules that also define their
+    constants.
+
+    The result is None in the cases in which `library` returns None.
+    """
     if library() is None:
         return None
     import llvmlite.binding as llvm
@@ -227,7 +230,7 @@ def _compiled(llvm: Any, machine: Any, source: Source) -> _Code:
 
 
 def _read(path: Path) -> _Code | None:
-    """None where it is missing or broken, or where others may write it."""
+    """Read a file of code; None if it is missing or broken, or if others may write it."""
     try:
         head, _, code = GUARD.read(path).partition(b"\n")
         told = json.loads(head)

@@ -29,9 +29,8 @@ _OF_WINDOW = 3  # first address, end, whether it may be written
 class Table:
     """Table of one launch.
 
-    It has the ranges of global memory that were recently found to be allowed, and the number of
-    bytes
-    that primitives have moved.
+    It has the ranges of global memory that were recently found to be allowed, and the
+    number of bytes that primitives have moved.
     """
 
     def __init__(self) -> None:

@@ -29,8 +29,11 @@ _RELATION = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: 
 
 
 class Ref(NamedTuple):
-    """A value of a recipe. kind: "source", "step" (by `number`) or "constant" (`number` is it).
-    dtype: numpy's, or "" for a Python scalar, which takes the type of its partner."""
+    """Value of a recipe.
+
+    kind: "source", "step" (by `number`) or "constant" (`number` is the constant).
+    dtype: numpy's; "" for a Python scalar, which gets the type of its partner.
+    """
 
     kind: str
     number: Any
@@ -127,7 +130,7 @@ class _Reader:
         return self._step({ast.Invert: "~", ast.USub: "neg"}.get(type(node.op), "?"), operand)
 
     def _matched(self, left: Ref, right: Ref) -> tuple[Ref, Ref]:
-        """Both of one type: that of the array beside a Python scalar."""
+        """Return both in one type; a Python scalar gets the type of the array."""
         if left.weak and right.weak:
             raise _Unknown
         if left.weak:

@@ -28,7 +28,7 @@ ROUTINES: dict[str, Callable[..., Any]] = {}  # by their symbols in machine code
 
 
 def routine(function: _F) -> _F:
-    """Make a function of this package known to the library; it stays as it is."""
+    """Register a function of this package with the library; the function stays unchanged."""
     ROUTINES[symbol(function)] = function
     return function
 

@@ -127,8 +127,10 @@ def visit(address: int) -> int:
 
 @routine
 def visit_lanes(address: int) -> int:
-    """An access of shared memory by lanes of a warp, whose addresses come as STARTS; surely only
-    where they are aligned and in bounds."""
+    """Visit an access to shared memory by lanes of a warp, with their addresses as STARTS.
+
+    The result is sure only if the addresses are aligned and in bounds.
+    """
     frame = p_i64(address)
     starts, lanes, nbytes, count = p_i64(frame[STARTS]), p_i64(frame[LANES]), frame[NBYTES], 0
     for lane in range(32):
@@ -192,7 +194,7 @@ def _looked(frame: p_i64) -> int:
 
 @routine
 def visit_global(address: int) -> int:
-    """An access of global memory: nobody has read what it writes."""
+    """Visit an access to global memory, of which no written byte has been read."""
     frame = p_i64(address)
     last, owners = p_i64(p_i64(frame[TABLE])[0]), p_i32(frame[OWNERS])
     starts, count, run = p_i64(frame[STARTS]), frame[COUNT], frame[RUN]
@@ -227,7 +229,7 @@ def visit_global(address: int) -> int:
 
 @routine
 def unread(address: int) -> int:
-    """The stamps of writes that nobody has read; how many."""
+    """Store the stamps of writes that have not been read; return how many there are."""
     frame = p_i64(address)
     table, starts, out = p_i64(frame[TABLE]), p_i64(frame[STARTS]), p_i64(frame[OUT])
     last, found = p_i64(table[0]), 0

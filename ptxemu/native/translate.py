@@ -28,8 +28,10 @@ class Untranslatable(Exception):
 
 
 class Value(NamedTuple):
-    """type: "i64", "i1", "float", "double", a pointer's class, or "literal", whose text is a
-    number."""
+    """Value of an expression.
+
+    type: "i64", "i1", "float", "double", a pointer's class, or "literal", whose text is a number.
+    """
 
     text: Any
     type: Any
@@ -140,7 +142,7 @@ class Expressions:
         return f"b{self.count}"
 
     def _begin(self, label: str) -> None:
-        """A block; the one before it goes on to it."""
+        """Begin a block; the open block before it branches to it."""
         if self.open:
             self._put(f"br label %{label}")
         self.lines.append(f"{label}:")

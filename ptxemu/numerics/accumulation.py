@@ -86,7 +86,7 @@ def rule(instruction: str, target: str, types: Types) -> Rule:
 
 
 def unknown(what: str) -> UnsupportedPtx:
-    """The error of sums that nobody has measured."""
+    """Return the error for sums that have not been measured."""
     return UnsupportedPtx(f"accumulation='aligned': how {what} sums is not known")
 
 

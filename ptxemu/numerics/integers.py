@@ -167,7 +167,7 @@ def _magnitude(x: np.ndarray, signed: bool) -> np.ndarray:
 
 
 def _with_sign(x: np.ndarray, negative: np.ndarray) -> np.ndarray:
-    """Two's complement negation where asked."""
+    """Negate in two's complement if requested."""
     return np.where(negative, ~x + x.dtype.type(1), x)
 
 

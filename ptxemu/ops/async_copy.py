@@ -49,8 +49,7 @@ def copy(c: Lower, i: Instr, f: Match) -> None:
 
 
 def _source_bytes(c: Lower, operand: object, nbytes: int) -> Value:
-    """Return the number of bytes to read: a count, or 0 for lanes whose predicate ignores the
-    source."""
+    """Return the number of bytes to read: a count, or 0 for lanes that ignore the source."""
     register = operand.reg if isinstance(operand, Not) else operand
     if not isinstance(register, Reg) or c.registers.width(register.name) != 1:
         return c.src(operand, "u32")
@@ -420,8 +419,11 @@ class _Stores:
         self.nbytes = size * count
 
     def at_once(self, w: Warp, signal: int) -> bool:
-        """Whether it is the same as one after the other: they all are in order and in one CTA,
-        complete no phase midway, and are told nobody who looks at each."""
+        """Whether one operation has the same effect as separate stores.
+
+        This holds if all stores are aligned and in one CTA, complete no phase midway, and no
+        listener follows each store.
+        """
         machine, nbytes = w.machine, self.nbytes
         if not machine.units.eager or machine.every_lane or (w.follower and w.follower.masks):
             return False

@@ -97,7 +97,7 @@ def _agreed(w: Warp, operand: PerLane) -> int:
 
 
 def _checked(w: Warp, count: int) -> int:
-    """The expected count; 0 stands for all threads of the CTA."""
+    """Return the expected count; 0 means all threads of the CTA."""
     total = 32 * len(w.cta.warps)
     if count % 32 or count > total:
         raise HardwareRefusal(

@@ -112,7 +112,7 @@ _LONGEST = 1 << 16  # characters of a string; beyond, its end is taken to be mis
 
 
 def _string_at(memory: GlobalMemory, address: int) -> str:
-    """The text up to its NUL, every byte of it checked."""
+    """Read a text up to its NUL, and check every byte."""
     text = bytearray()
     while len(text) < _LONGEST and (byte := memory.load(address + len(text), 1)):
         text.append(byte)

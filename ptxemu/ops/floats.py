@@ -28,7 +28,7 @@ _SCALAR = {
 
 
 def _keywords(f: Match) -> str:
-    """Arguments of the numerics function beside the operands."""
+    """Return the arguments of the numerics function in addition to the operands."""
     rounding = f.pick("rz", "rm", "rp")
     text = f", '{rounding}'" if rounding else ""
     text += f.keywords("ftz", "sat", "relu")

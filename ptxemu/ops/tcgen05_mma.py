@@ -246,9 +246,8 @@ def _issue_one(w: Warp, issue: Issue) -> None:
 def _sums(launch: Launch, form: Form, instr: InstrDesc) -> Rule | None:
     """Return the rule of sums, None if their order is free.
 
-    No source documents the sums of weight-stationary, sparse and block-scaled MMAs, and of a D
-    that is
-    scaled first.
+    No source documents the sums of weight-stationary, sparse and block-scaled MMAs, and
+    of a D that is scaled first.
     """
     if form.scale_d or form.stationary or form.sparse or form.blocks:
         name = f"tcgen05.mma{'.ws' * form.stationary}{'.sp' * form.sparse} kind::{form.kind}"

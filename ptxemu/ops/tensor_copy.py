@@ -64,7 +64,7 @@ COORDINATE_BITS = 128
     f"mbarrier::complete_tx::bytes bulk_group multicast::cluster cta_group::1 cta_group::2 {_HINT}",
 )
 def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
-    """Loads name an mbarrier, stores a bulk group; that tells the direction."""
+    """Emit a load or a store: a load names an mbarrier, a store a bulk group."""
     if "bulk_group" in f.flags:
         tensor_write(c, i, f)
         return

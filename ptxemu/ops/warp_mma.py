@@ -504,7 +504,7 @@ def _require_sparse(i: Instr, f: Match, given: list[int]) -> None:
 
 
 def metadata_lanes(instr: Instr) -> int:
-    """A bit for each lane whose metadata an mma.sp or a wgmma.mma_async.sp reads."""
+    """Return the lanes whose metadata an mma.sp or a wgmma.mma_async.sp reads, as a bit mask."""
     selector = instr.operands[METADATA_AT[instr.root] + 1]
     if not isinstance(selector, Imm):
         return 0xFFFFFFFF

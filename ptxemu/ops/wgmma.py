@@ -159,7 +159,7 @@ def _passed_on(c: Lower, operand: object) -> Value:
 
 @op("wgmma.fence", flags=_ALIGNED)
 def fence(c: Lower, i: Instr, f: Match) -> None:
-    """Orders registers and later operations; only a checker knows of it."""
+    """Order registers and later operations; only a checker uses it."""
     c.effect("wgmma_group(w)")
 
 
@@ -327,8 +327,10 @@ def wgmma_wait(w: Warp, allowed: int) -> bool | None:
 
 
 def _warpgroup_of(w: Warp) -> Warpgroup:
-    """The warpgroup of a warp, all of whose lanes are active. Raises HardwareRefusal where it has
-    not four warps of 32 threads."""
+    """Return the warpgroup of a warp, all of whose lanes must be active.
+
+    Raises HardwareRefusal unless it has four warps of 32 threads.
+    """
     first = w.index // WARPS * WARPS
     found = w.cta.warpgroups.get(first)
     if found is None:
