@@ -165,7 +165,7 @@ class Lower:
         )
 
     def address(self, operand: Addr, width: int = 32) -> Value:
-        """base + offset of a bracketed operand, as u32 or u64."""
+        """Return base + offset of a bracketed operand, as u32 or u64."""
         type_ = NATURAL[width]
         base = operand.base
         if isinstance(base, Sym):
@@ -455,7 +455,7 @@ class Lower:
         return (operand,)
 
     def both(self, operand: object) -> tuple[object, object]:
-        """a and b of `a|b`; b is the sink where there is one operand."""
+        """Return a and b of `a|b`; b is the sink if there is one operand."""
         return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, None)
 
 

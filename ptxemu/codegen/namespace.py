@@ -81,7 +81,7 @@ def full(value: PerLane, dtype: type) -> np.ndarray:
 
 
 def choose(mask: PerLane, a: PerLane, b: PerLane, dtype: type) -> np.ndarray:
-    """`a` where the mask holds, else `b`; each may be a scalar."""
+    """Return `a` in lanes of the mask, else `b`; each may be a scalar."""
     first: np.ndarray = exact(a, dtype)
     return np.where(mask, first, exact(b, dtype))
 

@@ -393,8 +393,11 @@ _VOTES = {
 
 @dataclass(eq=False)
 class StepWriter(NativeWriter):
-    """tells: steps tell listeners of their operands. Of memory only accesses of shared memory are a
-    primitive's then, where `Warp.told` says that nobody else has to hear of them."""
+    """Writer for blocks with steps.
+
+    tells: whether steps report their operands to listeners. Primitives then only access shared
+        memory, and only if `Warp.told` returns that no listener needs the access.
+    """
 
     tells: bool = False
     pending: list[Node] = field(default_factory=list)  # tcgen05.ld whose results come later

@@ -149,7 +149,7 @@ def switching(
 
 
 def _stopped(program: Program, stop: UndefinedRead) -> tuple[dict[str, Any], int]:
-    """(local names, number of the step that was not done) of the function that was stopped."""
+    """Return (local names, number of the step that was not done) of the stopped function."""
     raised = stop.__traceback__
     traceback = raised and raised.tb_next
     assert traceback is not None, "generated code was running"

@@ -139,7 +139,7 @@ def literal(value: Value) -> str:
 
 
 def convert_templates(source: str, target: str) -> tuple[str, str]:
-    """(scalar, vector) templates that reinterpret the bits of an equally wide type."""
+    """Return (scalar, vector) templates that reinterpret the bits of an equally wide type."""
     width = WIDTH[source]
     vector = f"{{0}}.view({DTYPE[target]})"
     if target in ("f32", "f64"):

@@ -53,8 +53,10 @@ class PixelBox:
         return _packed(self.lower, self.bits) | _packed(self.upper, self.bits) << _UPPER_SHIFT
 
     def span(self, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-        """First coordinate and the one behind the last, by dimension, W first. sizes: the
-        tensor's."""
+        """Return the first coordinate and one past the last, by dimension, W first.
+
+        sizes: those of the tensor.
+        """
         return [
             (low, size + high)
             for low, high, size in zip(self.lower, self.upper, sizes, strict=True)
@@ -62,7 +64,7 @@ class PixelBox:
 
 
 def corners(word: int, dimensions: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """(lower corner, upper corner, bits that belong to neither) of word 14."""
+    """Return (lower corner, upper corner, bits that belong to neither) of word 14."""
     bits = _CORNER_BITS[dimensions]
     lower, upper = _unpacked(word, bits, dimensions), _unpacked(word >> 16, bits, dimensions)
     used = (1 << bits * dimensions) - 1

@@ -95,24 +95,24 @@ class Listener:
     # -- synchronisation ----------------------------------------------------------------------
 
     def mbarrier_replaced(self, w: Warp, barrier: MBarrier) -> None:
-        """mbarrier.init where there is one already."""
+        """Called for mbarrier.init of an address that already has an mbarrier."""
 
     def mbarrier_initialised(self, w: Warp, cta: Cta, barrier: MBarrier) -> None: ...
 
     def mbarrier_arrival(
         self, w: Warp, cta: Cta, barrier: MBarrier, how: How, count: tuple[int, int] = (1, 1)
     ) -> None:
-        """count: of lanes, and of their arrivals."""
+        """Called for arrivals; count: number of lanes, and of their arrivals."""
 
     def mbarrier_expected(self, w: Warp, cta: Cta, barrier: MBarrier, nbytes: int) -> None:
         """Called when all lanes announce bytes; negative for mbarrier.complete_tx, whose bytes have
         landed."""
 
     def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
-        """try_wait was successful."""
+        """Called when try_wait succeeds."""
 
     def mbarrier_tested(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
-        """test_wait was successful."""
+        """Called when test_wait succeeds."""
 
     def mbarrier_signalled(self, barrier: MBarrier) -> None:
         """Called for arrivals or bytes of any agent."""
@@ -189,12 +189,12 @@ class Listener:
     def bulk_waited(self, w: Warp, allowed: int, read: bool) -> None: ...
 
     def fetch(self, work: Work, starts: np.ndarray, nbytes: int) -> None:
-        """cp.async reads global memory,"""
+        """Called when cp.async reads global memory."""
 
     def copy(
         self, work: Work, cta: Cta, offsets: np.ndarray, lanes: np.ndarray, nbytes: int
     ) -> None:
-        """and writes shared memory."""
+        """Called when cp.async writes shared memory."""
 
     def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
         """cp.async.mbarrier.arrive."""

@@ -41,7 +41,7 @@ _PREFIXES = (("scipy_openblas_", "64_"), ("openblas_", "64_"), ("openblas_", "")
 
 @cache
 def _thread_control() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """(set, get) of the number of threads of numpy's own OpenBLAS, or None."""
+    """Return (set, get) of the number of threads of numpy's own OpenBLAS, or None."""
     package = Path(np.__file__).parent
     for folder in _FOLDERS:
         for path in sorted((package / folder).glob("*openblas*")):

@@ -87,7 +87,7 @@ class MBarrier:
         signal.add(amount, self.phase, times)
 
     def done(self, parity: int) -> bool:
-        """try_wait.parity / test_wait.parity: the phase with this parity has completed."""
+        """try_wait.parity / test_wait.parity: whether the phase with this parity has completed."""
         return (self.phase & 1) != parity
 
     def arrive(self, count: int = 1, *, drop: bool = False, by: str = "", site: int = -1) -> int:

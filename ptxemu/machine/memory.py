@@ -152,7 +152,7 @@ def _mapping(line: str) -> _Mapping:
 
 
 def as_range(item: Any) -> Range:
-    """(start, end, writable) of a torch tensor, numpy array or (address, nbytes) pair."""
+    """Return (start, end, writable) of a torch tensor, numpy array or (address, nbytes) pair."""
     if isinstance(item, tuple):
         return item[0], item[0] + item[1], True
     if hasattr(item, "untyped_storage"):
@@ -367,8 +367,11 @@ class GlobalMemory:
     # -- access -----------------------------------------------------------------------------
 
     def place(self, address: int, size: int, count: int, write: bool) -> tuple[np.ndarray, int]:
-        """(memory in elements of `size` bytes, index of the first) of `count` of them, checked.
-        Where they may not be accessed it is other memory, poisoned, to be forgotten."""
+        """Return (memory in elements of `size` bytes, index of the first) of `count` elements,
+        checked.
+
+        If they may not be accessed, the memory is a poisoned substitute, which is discarded.
+        """
         if self.check(address, address + size * count, write):
             return self.views[size], (address - FIRST_ADDRESS) // size
         return np.full(count, _POISON, np.uint64).view(f"u{size}"), 0
@@ -405,7 +408,7 @@ class GlobalMemory:
     def _index(
         self, addresses: np.ndarray, size: int, count: int, write: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """(index of the first element of each, which of them are to be accessed)."""
+        """Return (index of the first element of each, which of them are to be accessed)."""
         signed = (
             addresses.view(np.int64) if addresses.dtype == np.uint64 else addresses.astype(np.int64)
         )
@@ -445,8 +448,8 @@ class GlobalMemory:
     def _rows(
         self, addresses: np.ndarray, nbytes: int, write: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """(memory in the widest elements that all rows are aligned to, theirs, which of the rows
-        are to be accessed)."""
+        """Return (memory in the widest elements that all rows are aligned to, theirs, which of the
+        rows are to be accessed)."""
         kept = self._check_each(addresses, nbytes, write)
         addresses = addresses.astype(np.int64)
         together = int(np.bitwise_or.reduce(addresses)) | nbytes

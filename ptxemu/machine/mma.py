@@ -70,7 +70,7 @@ class Metadata(NamedTuple):
         return operand_lanes(self.lane, *self.path)
 
     def by_row(self, cells: np.ndarray) -> np.ndarray:
-        """(copies, rows, halves of words) of cells (column, lane, half of a word)."""
+        """Return (copies, rows, halves of words) of cells (column, lane, half of a word)."""
         used = cells[:, self.lanes()]
         copies, rows = used.shape[1:3]
         if self.wide:  # [copy, 16 rows, half of K, row of 8, r or r + 8]

@@ -55,7 +55,7 @@ class Placement(NamedTuple):
     parts: int = 1
 
     def columns(self) -> tuple[int, int]:
-        """(first column, number of columns)."""
+        """Return (first column, number of columns)."""
         address = self.address & _ADDRESS_BITS
         if address >> 16:
             raise HardwareRefusal(f"scale factors at TMEM lane {address >> 16}, must be 0")
@@ -121,7 +121,7 @@ def read_scales(tmem: Tmem, where: Placement, blocks: int, first: int, fmt: str)
     """Return the scale factors as float32 (rows, blocks); first: byte of the first one.
 
     Raises UnsupportedPtx if quarters of the lanes that hold the same rows differ: it is unknown
-        which MMA reads which quarter.
+    which MMA reads which quarter.
     """
     column, columns = where.columns()
     tmem.check(column, columns)
@@ -136,8 +136,11 @@ def read_scales(tmem: Tmem, where: Placement, blocks: int, first: int, fmt: str)
 
 
 def scaled(operand: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """(rows, k): every block of a row times its scale factor, exact. float32, or float64 where
-    that may be too large: the other operand's scale factor can make up for it."""
+    """Return every block of a row times its scale factor, exact, (rows, k).
+
+    The result is float32, or float64 if float32 may overflow: the other operand's scale factor
+    can compensate.
+    """
     rows, blocks = scales.shape
     if np.fmax.reduce(scales, axis=None) > LARGEST:
         scales = scales.astype(np.float64)

@@ -241,7 +241,7 @@ class Cta:
         return self.barriers[ident]
 
     def check(self, offset: int, nbytes: int) -> None:
-        """[offset, offset + nbytes) must lie in this CTA's shared memory."""
+        """Check that [offset, offset + nbytes) lies in this CTA's shared memory."""
         if offset < 0 or offset + nbytes > self.smem_size:
             raise OutOfBounds(
                 f"shared access of {nbytes} bytes at offset {offset:#x}; {self.name()} has "
@@ -634,7 +634,7 @@ class Warp:
         return token
 
     def runnable_now(self) -> bool:
-        """Some fragment can take a turn."""
+        """Whether some fragment can run."""
         if len(self.frags) == 1:
             frag = self.frags[0]
             return frag.wait is None and self.together(frag)

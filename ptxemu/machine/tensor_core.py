@@ -61,7 +61,7 @@ def decode_in_tmem(fmt: str, image: np.ndarray) -> np.ndarray:
     """Decode elements in tensor memory to float32; poison is NaN.
 
     Raises UnsupportedPtx if bits next to an element of 4 or 6 bits are set: whether an MMA uses
-        them is unknown.
+    them is unknown.
     """
     if fmt not in _NARROW:
         return decode(fmt, image)
@@ -157,7 +157,7 @@ _HALVES = frozenset((0x4, 0xE))  # of tf32
 
 
 def nibbles(image: np.ndarray) -> np.ndarray:
-    """uint8 (rows, 2 n) of bytes (rows, n): the lower one first."""
+    """Return uint8 (rows, 2 n) of bytes (rows, n): the lower one first."""
     return np.stack([image & 0xF, image >> 4], axis=-1).reshape(len(image), -1)
 
 

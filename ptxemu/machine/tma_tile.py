@@ -73,7 +73,7 @@ def _background(tm: TensorMap) -> np.ndarray:
 
 
 def _loaded(tm: TensorMap, rows: np.ndarray) -> np.ndarray:
-    """Rows of global memory as they come to the image."""
+    """Rows of global memory in the form of the image."""
     return _round_to_tf32(np.ascontiguousarray(rows)) if tm.dtype == "tf32" else rows
 
 
@@ -97,7 +97,8 @@ _TENSOR_REDUCTIONS = {
 
 
 def box_rows(tm: TensorMap, coords: tuple[int, ...]) -> tuple[np.ndarray, int]:
-    """(addresses, bytes of each) of the in-bounds part of the box: what an operation touches."""
+    """Return (addresses, bytes of each) of the in-bounds part of the box: what an operation
+    touches."""
     clip = _clip(tm, coords)
     return clip.addresses, clip.columns.stop - clip.columns.start
 
@@ -307,7 +308,7 @@ def _permutation(swizzle: Swizzle, phase: int, shape: tuple[int, int, int]) -> n
 
 
 def _pad(image: np.ndarray, nbytes: int) -> np.ndarray:
-    """Every so many bytes with zeros behind them, 16 together."""
+    """Pad every so many bytes with zeros to 16 bytes."""
     chunks = np.zeros((image.size // nbytes, 16), np.uint8)
     chunks[:, :nbytes] = image.reshape(-1, nbytes)
     return chunks

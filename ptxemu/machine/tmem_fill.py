@@ -112,7 +112,7 @@ def require_room(tmem: Tmem, address: int, shape: Fill) -> None:
 
 
 def fill(tmem: Tmem, address: int, shape: Fill, words: np.ndarray) -> None:
-    """words, uint32 (rows, nbytes / 4), to the columns from the address on.
+    """Write words, uint32 (rows, nbytes / 4), to the columns from the address on.
 
     Raises: as `require_room`.
     """

@@ -351,7 +351,7 @@ def _taken(smem: np.ndarray, image: Image) -> np.ndarray:
 
 
 def operand_shape(rows: int, k: int, fmt: str, mn_major: bool) -> tuple[int, int]:
-    """(lines, bytes of a line) of an operand in shared memory."""
+    """Return (lines, bytes of a line) of an operand in shared memory."""
     return (k, line_bytes(fmt, rows)) if mn_major else (rows, line_bytes(fmt, k))
 
 

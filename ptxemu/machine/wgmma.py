@@ -63,7 +63,7 @@ class Form(NamedTuple):
         return tensor_core.row_bits(_bits(self.a), self.k)
 
     def a_lines(self, rows: int) -> tuple[int, int]:
-        """(lines, bytes of a line) of so many rows of A in shared memory."""
+        """Return (lines, bytes of a line) of so many rows of A in shared memory."""
         return _lines(rows, self.a_k, self.a, self.a_mn_major)
 
     def b_lines(self) -> tuple[int, int]:

@@ -23,7 +23,10 @@ FIRST = _SERVED + BANKS
 
 @routine
 def note_shared(notes: p_i64, addresses: p_u32, active: p_u8, what: int) -> int:
-    """1, and nothing is noted, where there is no room; what: the lower 16 bits."""
+    """Note a shared memory access; return 1, and note nothing, if there is no room.
+
+    what: the lower 16 bits of the first word.
+    """
     place = notes[NEXT]
     if place + 2 > notes[ROOM]:
         return 1

@@ -130,7 +130,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any] | None:
 
 @cache
 def library() -> Library | None:
-    """None where llvmlite is not installed, or where PTXEMU_NATIVE is 0."""
+    """Return the library; None if llvmlite is not installed or PTXEMU_NATIVE is 0."""
     if os.environ.get("PTXEMU_NATIVE") == "0":
         return None
     try:

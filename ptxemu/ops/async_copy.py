@@ -225,7 +225,8 @@ def require_bulk(nbytes: int, *addresses: int) -> None:
 
 
 def targets_of(w: Warp, address: int, mask: int | None) -> list[Place]:
-    """(CTA, offset) for every destination of a load: one, or one per bit of the multicast mask."""
+    """Return (CTA, offset) for every destination of a load: one, or one per bit of the multicast
+    mask."""
     offset = address & OFFSET_MASK
     if mask is None:
         return [(w.cluster.cta(address >> RANK_SHIFT), offset)]
@@ -392,8 +393,11 @@ def store_async(
 
 
 def _issue_together(w: Warp, targets: list[int], signal: int, data: np.ndarray) -> None:
-    """data: [active lane, value]. Where somebody looks at each, the first store is one of its own:
-    what is to be said of the mbarrier is said with it, before what is to be said of the others."""
+    """Store `data` [active lane, value] together.
+
+    If a listener follows each store, the first one is separate. Events of the mbarrier are then
+    reported with it, before the events of the others.
+    """
     parts = (slice(0, 1), slice(1, None)) if w.machine.every_access else (slice(None),)
     for part in parts:
         stores = _Stores(targets[part], data.itemsize, data.shape[1])

@@ -142,7 +142,7 @@ def arrive_barrier(w: Warp, ident: int, count: int) -> None:
 def barrier_reduce(
     w: Warp, ident: int, count: int, predicate: PerLane, mode: str, mb: int
 ) -> int | bool | None:
-    """popc, and, or of the predicates of all threads that take part."""
+    """Return popc, and, or of the predicates of all threads that take part."""
     true = mb if predicate is True else mask_bits(np.broadcast_to(predicate, 32)) & mb
     result = barrier_wait(w, ident, count, (true.bit_count(), mb.bit_count()))
     if result is None:

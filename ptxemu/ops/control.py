@@ -84,8 +84,11 @@ def call(c: Lower, i: Instr, f: Match) -> None:
 def formatted(
     template: str, memory: Callable[[int, int], bytes], string: Callable[[int], str]
 ) -> str:
-    """printf's output. memory(offset, nbytes): the arguments, each aligned to its size;
-    string(address): what a %s points to."""
+    """Return printf's output.
+
+    memory(offset, nbytes): the arguments, each aligned to its size.
+    string(address): the text of a %s.
+    """
     offset = 0
 
     def replace(found: re.Match[str]) -> str:

@@ -48,7 +48,7 @@ def address_value(c: Lower, operand: Addr, space: str) -> Value:
 
 
 def _element(ptx_type: str) -> tuple[int, str]:
-    """(bytes, value type) of one element; b128 moves as two u64."""
+    """Return (bytes, value type) of one element; b128 moves as two u64."""
     width = TYPE_BITS[ptx_type]
     if width == 8:
         return 1, "s16" if ptx_type == "s8" else "u16"

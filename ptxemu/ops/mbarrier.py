@@ -124,7 +124,7 @@ def _home(w: Warp, address: int) -> Cta:
 
 
 def _pairs(w: Warp, address: PerLane, value: PerLane) -> list[tuple[int, int, int]]:
-    """(address, value, how many lanes) over the active lanes."""
+    """Return (address, value, how many lanes) over the active lanes."""
     if not isinstance(address, np.ndarray) and not isinstance(value, np.ndarray):
         return [(address, value, w.frag.mask.bit_count())]
     return [(a, v, 1) for a, v in w.each_lane(address, value)]

@@ -102,9 +102,11 @@ def without_metadata(c: Lower, i: Instr) -> tuple[list[Any], list[Value]]:
 
 
 def _blocks(kind: str, f: Match) -> int:
-    """Scale factors of a row along K of one MMA: by .block16 and .block32, which say how many
-    elements have one in common (of a sparse row, how many that are kept), by .scale_vec, which says
-    it itself, or what the kind implies."""
+    """Return the number of scale factors of a row along K of one MMA.
+
+    .block16 and .block32 are the number of elements that share one (for a sparse row, of kept
+    elements). .scale_vec is the number itself. Otherwise the kind implies it.
+    """
     name = f.pick(*_BLOCKS.split())
     if not name:
         if kind == "mxf4nvf4":
@@ -145,7 +147,7 @@ def commit(c: Lower, i: Instr, f: Match) -> None:
 
 
 def pipe(w: Warp, group: int) -> tuple[list[Any], WorkQueue]:
-    """(the CTAs of the operation in rank order, their in-order queue)."""
+    """Return (the CTAs of the operation in rank order, their in-order queue)."""
     if group == 1:
         ctas = [w.cta]
     else:
@@ -173,9 +175,12 @@ class Form(NamedTuple):
 def issue_mma(
     w: Warp, form: tuple[Any, ...], operands: tuple[Any, ...], lanes: tuple[Any, ...]
 ) -> None:
-    """operands: D address, A (descriptor or TMEM address), B descriptor, idesc, enable-input-d, of
-    block-scaled kinds the addresses of the scale factors, of a sparse A that of its metadata;
-    lanes: the words of disable-output-lane. One MMA per active lane, as each lane issues its own.
+    """Issue one MMA per active lane, as each lane issues its own.
+
+    operands: D address, A (descriptor or TMEM address), B descriptor, idesc, enable-input-d.
+        Block-scaled kinds add the addresses of the scale factors, a sparse A that of its
+        metadata.
+    lanes: the words of disable-output-lane.
     """
     words = next(w.each_lane(*lanes)) if lanes else ()
     for values in w.each_lane(*operands):
@@ -307,7 +312,7 @@ def copy(c: Lower, i: Instr, f: Match) -> None:
 
 @runtime
 def issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: PerLane, desc: PerLane) -> None:
-    """form: shape, multicast, source format. Each active lane issues a copy of its own."""
+    """Issue a copy for each active lane; form: shape, multicast, source format."""
     for where, source in w.each_lane(address, desc):
         _issue_fill(w, form, group, where, source)
 

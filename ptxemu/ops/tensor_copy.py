@@ -273,7 +273,7 @@ def _issue_load(
 
 @runtime
 def tensor_store(w: Warp, how: str, rank: int, source: PerLane, tensor: tuple[Any, ...]) -> None:
-    """how: the operation of a reduction, "" where there is none."""
+    """Store a box; how: the operation of a reduction, "" for a plain store."""
     copies = w.each_lane(source, *tensor)
     # CUTLASS stores from all lanes of a warp: equal stores are one, as they write the same bytes
     for start, map_address, *position in copies if how else set(copies):
@@ -357,7 +357,7 @@ def copy_fence(c: Lower, i: Instr, f: Match) -> None:
 def tensormap_replace(
     w: Warp, space: str, address: PerLane, what: tuple[str, int], value: PerLane
 ) -> None:
-    """what: (field, ordinal). Every active lane edits; lanes that agree do the same again."""
+    """Edit a map; what: (field, ordinal). Every active lane edits; equal edits are repeated."""
     for where, new in dict.fromkeys(w.each_lane(address, value)):
         if space == "global":
             at = as_addresses([where])

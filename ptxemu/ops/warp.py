@@ -69,7 +69,7 @@ _LANE_NUMBERS = np.arange(32, dtype=np.int64)
 def shuffle_lanes(
     value: PerLane, mode: str, lane: PerLane, clamp: PerLane, mb: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(value, in range?) as the manual has it; a source out of range yields the own value."""
+    """Return (value, in range?) as in the manual; a source out of range yields the own value."""
     value, lanes = np.broadcast_to(value, 32), _LANE_NUMBERS
     lane, clamp = (
         np.broadcast_to(lane, 32).astype(np.int64),

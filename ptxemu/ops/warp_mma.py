@@ -110,8 +110,10 @@ _DECODERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def elements(words: np.ndarray, type_: str) -> np.ndarray:
-    """[register, lane, element]: float32, in which integers and sums of their products are exact;
-    float64 of f64."""
+    """Return [register, lane, element] as float32, or float64 for f64.
+
+    Integers and sums of their products are exact in float32.
+    """
     words = np.ascontiguousarray(words)
     if type_ == "f64":
         return words.view(np.float64)[..., None]
@@ -125,14 +127,14 @@ def elements(words: np.ndarray, type_: str) -> np.ndarray:
 
 
 def rows_of_a(words: np.ndarray, type_: str, halves: int) -> np.ndarray:
-    """[row, column] of A, which has 8 rows for each of the halves."""
+    """Return [row, column] of A, which has 8 rows for each of the halves."""
     values = elements(words, type_)
     parts = values.reshape(-1, halves, *LANES, values.shape[-1])
     return parts.transpose(1, 2, 0, 3, 4).reshape(8 * halves, -1)
 
 
 def columns_of_b(words: np.ndarray, type_: str) -> np.ndarray:
-    """[column, row] of B."""
+    """Return [column, row] of B."""
     values = elements(words, type_)
     parts = values.reshape(-1, *LANES, values.shape[-1])
     return parts.transpose(1, 0, 2, 3).reshape(COLUMNS, -1)
@@ -142,12 +144,12 @@ def columns_of_b(words: np.ndarray, type_: str) -> np.ndarray:
 
 
 def by_lane(matrix: np.ndarray) -> np.ndarray:
-    """[row, column] of D to [half, which of the two columns, g, i]."""
+    """Rearrange [row, column] of D to [half, which of the two columns, g, i]."""
     return matrix.reshape(-1, *LANES, 2).transpose(0, 3, 1, 2)
 
 
 def accumulator(c: np.ndarray, type_: str) -> np.ndarray:
-    """[half, which, g, i] of C's registers."""
+    """Return [half, which, g, i] of C's registers."""
     if type_ == "f16":
         halves = formats.f16_to_f32(c.view(np.uint16)).reshape(-1, *LANES, 2)
         return halves.transpose(0, 3, 1, 2)
@@ -156,7 +158,7 @@ def accumulator(c: np.ndarray, type_: str) -> np.ndarray:
 
 
 def matrix_of(c: np.ndarray, type_: str) -> np.ndarray:
-    """[row, column] of C's registers: the inverse of `by_lane`."""
+    """Return [row, column] of C's registers: the inverse of `by_lane`."""
     parts = accumulator(c, type_).transpose(0, 2, 3, 1)
     return parts.reshape(-1, COLUMNS)
 
@@ -196,7 +198,7 @@ def accumulated(
 
 
 def registers_of(d: np.ndarray, type_: str) -> np.ndarray:
-    """[register, lane] of D [row, column], which has its type's values."""
+    """Return [register, lane] of D [row, column], which has its type's values."""
     return _SUMS[type_](by_lane(d), np.zeros(1, np.float32), False)
 
 
@@ -244,7 +246,7 @@ for _types, _flags in _VARIANTS:
 
 
 def shape_of(f: Match) -> tuple[int, int]:
-    """Rows and columns of A; zeros where the opcode does not name one shape."""
+    """Return rows and columns of A; zeros unless the opcode names exactly one shape."""
     found = [match for flag in f.flags if (match := _SHAPE.match(flag))]
     return (int(found[0][1]), int(found[0][2])) if len(found) == 1 else (0, 0)
 
@@ -286,9 +288,14 @@ def fragments_multiply(
     types: tuple[str, ...],
     how: str,
 ) -> np.ndarray:
-    """[register, lane] of D = A B + C. counts: registers of A and of B, halves of A's rows; how:
-    satfinite, or the operation on bits. The order of the sums is free by the manual, and here is
-    the BLAS's unless the launch wants them aligned; integers are exact."""
+    """Return D = A B + C as [register, lane].
+
+    counts: registers of A and of B, halves of A's rows.
+    how: satfinite, or the operation on bits.
+
+    The manual leaves the order of the sums free. Here it is the BLAS's unless the launch wants
+    aligned sums. Integers are exact.
+    """
     words = np.ascontiguousarray(words).view(np.uint32)
     a_count, b_count, halves = counts
     end = a_count + b_count
@@ -341,7 +348,7 @@ def transpose(c: Lower, i: Instr, f: Match) -> list[Value]:
 
 @runtime
 def fragment_transpose(register: np.ndarray) -> np.ndarray:
-    """8 x 8 elements of 16 bits, two a lane."""
+    """Transpose 8 x 8 elements of 16 bits, two in each lane."""
     matrix = np.ascontiguousarray(register).view(np.uint16).reshape(8, 8)
     return np.ascontiguousarray(matrix.T).reshape(64).view(np.uint32)
 
@@ -405,8 +412,11 @@ def quads_multiply(
 
 
 def _matrix(words: np.ndarray, *, outer: bool) -> np.ndarray:
-    """[product, row of A or column of B, along K]. outer: a lane's four elements lie along K; else
-    they are rows 0 to 3 of its half, and the lane says where along K."""
+    """Return [product, row of A or column of B, along K].
+
+    outer: whether a lane's four elements lie along K. Otherwise they are rows 0 to 3 of its
+        half, and the lane is the position along K.
+    """
     halves = formats.f16_to_f32(words.view(np.uint16)).reshape(2, *_QUADS, 2)
     values = halves.transpose(1, 2, 3, 0, 4).reshape(*_QUADS, 4)  # [half, product, lane, element]
     if not outer:
@@ -415,7 +425,7 @@ def _matrix(words: np.ndarray, *, outer: bool) -> np.ndarray:
 
 
 def _accumulator(c: np.ndarray, type_: str) -> np.ndarray:
-    """[product, row, column]."""
+    """Return [product, row, column]."""
     if type_ == "f16":
         values = formats.f16_to_f32(c.view(np.uint16)).reshape(4, *_QUADS, 2)
         return values.transpose(2, 1, 3, 0, 4).reshape(4, 8, 8)
@@ -699,9 +709,12 @@ def _require_ids(bytes_: tuple[int, int], threads: tuple[int, int], factors: int
 def _scaled(
     matrix: np.ndarray, lanes: np.ndarray, first: int, count: int, type_: str
 ) -> np.ndarray:
-    """float64 [line, along K] times a factor for each of `count` parts of a line; lanes: the word
-    with the factors of each line. float64, as the product of two powers of two may exceed f32
-    where what it is multiplied with is small."""
+    """Return lines times their scale factors, float64 [line, along K].
+
+    lanes: the word with the factors of each line; each of the `count` parts of a line has one.
+    float64 is needed, as the product of two powers of two may exceed f32 while the other factor
+    is small.
+    """
     codes = np.ascontiguousarray(lanes).view(np.uint8).reshape(-1, 4)[:, first : first + count]
     if type_ == "ue8m0":
         factors = formats.ue8m0_to_f32(codes)

@@ -300,7 +300,7 @@ def _run(what: Multiplication, of_a: np.ndarray, of_b: np.ndarray) -> None:
 
 
 def _stacked(fragments: list[Registers]) -> np.ndarray:
-    """uint32 [warp, register, lane]."""
+    """Return uint32 [warp, register, lane]."""
     out = np.empty((WARPS, len(fragments[0]), 32), np.uint32)
     for rows, fragment in zip(out, fragments, strict=True):
         for row, register in zip(rows, fragment, strict=True):
