@@ -1,6 +1,8 @@
-"""What is known about all blocks of an entry before one is executed: how its registers are kept,
-which are alive where, and which may hold data that is yet to come. It follows from the text alone,
-so that it serves every way to run the entry, and the next process.
+"""Facts about all blocks of an entry, known before a block is executed.
+
+They are how its registers are kept, which are alive where, and which may hold data that has not
+arrived. The facts follow from the text alone, so they serve every way to run the entry, and the
+next process.
 """
 
 from __future__ import annotations
@@ -17,9 +19,13 @@ from ptxemu.syntax.tree import Entry
 
 @dataclass
 class Analysis:
-    """live_in, live_out: registers, by block. defs: those that a block writes. live_scalars: those
-    of live_in that may be scalars. pending: roots of registers whose tcgen05.ld or wgmma may still
-    be on its way when a block begins."""
+    """Registers of an entry, by block.
+
+    live_in, live_out: registers alive at the begin and end of a block.
+    defs: registers that the block writes.
+    live_scalars: registers of live_in that may be scalars.
+    pending: roots of registers whose tcgen05.ld or wgmma may be incomplete when the block begins.
+    """
 
     registers: RegisterFile
     live_in: list[set[str]]
@@ -65,9 +71,12 @@ def lower_steps(
     emit: Callable[[Step], None] | None = None,
     before: Callable[[Lower, int], None] | None = None,
 ) -> None:
-    """State what the steps of a block do, up to the first that is an error, which is raised.
+    """Emit the steps of a block, up to the first one that is an error, which is raised.
 
-    emit: in place of `Step.emit`. before: called with the position of each step.
+    Args:
+        lower: context of the block.
+        emit: called instead of `Step.emit`.
+        before: called with the position of each step.
     """
     for position, step in enumerate(lower.block.steps):
         if step.error is not None:

@@ -1,9 +1,9 @@
 """Flat statement list -> basic blocks.
 
-A block starts at a label, after a branch, before an instruction that may park the warp, and before
-the first instruction that needs the lanes of the warp together (within a block the active mask
-never changes, so one check at its start serves them all). A guarded instruction other than a branch
-becomes a branch round a block of its own.
+A block starts at a label, after a branch, and before an instruction that may park the warp. It also
+starts before the first instruction that needs the lanes of the warp together: within a block the
+active mask never changes, so one check at its start serves all of its instructions. A guarded
+instruction other than a branch becomes a branch around a separate block.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _TARGET = re.compile(r"sm_(\d+)([af]?)$")
 
 
 def require_target(instr: Instr, target: str) -> None:
-    """Raises UnsupportedPtx, with its line, where `target` does not have the instruction."""
+    """Raise UnsupportedPtx, with the line, if `target` does not have the instruction."""
     what = instr.opcode + _more(instr)
     needed = _missing(what, target)
     if needed:
@@ -92,7 +92,7 @@ def _more(instr: Instr) -> str:
 
 @cache
 def _missing(opcode: str, target: str) -> str:
-    """What the opcode needs and the target is not; "" where it has it."""
+    """Return the target that the opcode needs, "" if `target` supports it."""
     found = _TARGET.match(target)
     if found is None:
         return ""
@@ -247,7 +247,7 @@ class _Builder:
 
 
 def _member_mask(instr: Instr, name: str) -> object:
-    """The operand that says which lanes take part, or None where it is all live lanes."""
+    """Return the operand that selects the lanes that take part; None for all live lanes."""
     position = {
         "shfl.sync": 4,
         "vote.sync": -1,

@@ -86,7 +86,7 @@ class BlockWriter:
         return value.expr
 
     def typed(self, value: Value) -> str:
-        """The same, made a numpy scalar of its type where it is uniform."""
+        """Return the expression of a value; a uniform value becomes a numpy scalar of its type."""
         text = self.expr(value)
         return f"{DTYPE[value.type]}({text})" if value.uniform else text
 
@@ -115,13 +115,13 @@ class BlockWriter:
         return [(store, self.expr(store[2])) for store in stores]
 
     def plan(self) -> Plan | None:
-        """What the source refers to beside the names that every block knows."""
+        """Return what the source refers to in addition to the names that every block knows."""
         return None
 
     # -- emission ---------------------------------------------------------------------------
 
     def require(self, values: tuple[Value, ...]) -> None:
-        """Emit the pure nodes behind `values`, shallow ones first, with their likes."""
+        """Emit the pure nodes that `values` need, shallow ones first, in groups."""
         needed: list[Node] = []
         seen: set[Node] = set()
         stack = self._behind(values)
@@ -138,7 +138,7 @@ class BlockWriter:
                 self._pure(node)
 
     def _behind(self, values: tuple[Value, ...]) -> list[Node]:
-        """What makes those that are not available."""
+        """Return the producers of the values that are not available."""
         return [v.node for v in values if v.node is not None and not self._available(v)]
 
     def _pure(self, node: Node) -> None:
@@ -197,7 +197,7 @@ class BlockWriter:
             node.emitted = True
 
     def _column(self, values: list[Value]) -> tuple[str, str]:
-        """One operand of a group: (expression, expression typed as numpy)."""
+        """Return one operand of a group: (expression, expression typed as numpy)."""
         first = values[0]
         same = _same(values)
         if same and (first.uniform or first.const is not None):
@@ -271,7 +271,8 @@ class BlockWriter:
             self.line(f"if {names[0]} is None: return PARKED")
 
     def _once(self, text: str, number: int, names: Sequence[str] = ()) -> None:
-        """A step and its results; in a form that resumes, only if it is still to be done."""
+        """Emit a step and its results; in a form that resumes, only if the step is still to be
+        done."""
         if not self.resumes:
             self.line(text, number)
             return
@@ -286,7 +287,7 @@ class BlockWriter:
 
 
 def _same(values: list[Value]) -> bool:
-    """One value, or constants of equal bits (0.0 and -0.0 differ)."""
+    """Whether all are one value, or constants of equal bits (0.0 and -0.0 differ)."""
     first = values[0]
     if first.const is None:
         return all(value is first for value in values)

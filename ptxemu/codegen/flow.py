@@ -1,7 +1,7 @@
-"""What an instruction does with undefined data: where it takes it from, and what must not get any.
+"""Flow of undefined data through an instruction: its sources, and operands that must be defined.
 
-A `Flow` is read off one instruction, once. Its `kind` says how the registers that it writes follow
-from those that it reads; `check.taint` has a rule for each.
+A `Flow` is derived from one instruction, once. Its `kind` is how the registers that it writes
+follow from those that it reads; `check.taint` has a rule for each kind.
 """
 
 from __future__ import annotations
@@ -40,15 +40,21 @@ METADATA_AT = {"mma": 4, "wgmma": 3}  # which operand they are, where a register
 
 
 class UndefinedRead(Exception):
-    """A block that takes registers to be defined reads undefined data: it goes on in the form that
-    follows such data (`codegen.tainted`)."""
+    """A block that assumes defined registers reads undefined data.
+
+    The block goes on in the form that follows such data (`codegen.tainted`).
+    """
 
 
 @dataclass(frozen=True)
 class Flow:
-    """targets: registers written, in order; None is the sink `_`. sources: those read as data;
-    None is an operand that is no register. watched: those that must not be undefined, and `sink`
-    says why. wide: which of them hold 64 bits and more, and so two halves.
+    """Flow of undefined data through one instruction.
+
+    targets: registers written, in order; None is the sink `_`.
+    sources: registers read as data; None is an operand that is no register.
+    watched: registers that must not be undefined.
+    sink: reason for `watched`.
+    wide: registers with 64 bits or more, and so two halves.
     """
 
     site: int
@@ -62,7 +68,7 @@ class Flow:
 
     @property
     def element_bytes(self) -> int:
-        """Of one register that a load or a store moves."""
+        """Number of bytes of one register that a load or a store moves."""
         return max(TYPE_BITS.get(self.instr.type, 32) // 8, 1)
 
 
@@ -83,7 +89,14 @@ def values_of(instr: Instr) -> tuple[tuple[object, str], ...]:
 
 
 def flow_of(site: int, instr: Instr, written: set[str], wide: frozenset[str]) -> Flow:
-    """written: the registers that the instruction writes. wide: registers of the entry."""
+    """Return the flow of an instruction.
+
+    Args:
+        site: number of the instruction.
+        instr: the instruction.
+        written: registers that the instruction writes.
+        wide: registers of the entry with 64 bits or more.
+    """
     operands = instr.operands
     targets: tuple[Any, ...] = ()
     if operands and set(names(operands[0])) & written and not isinstance(operands[0], Addr):

@@ -1,4 +1,4 @@
-"""One basic block's instructions -> nodes over values: the context that every emitter talks to.
+"""Translation of a basic block's instructions to nodes over values: the context of all emitters.
 
 An emitter asks for operands in the type it computes in (`src`), states elementwise results (`pure`)
 or steps on the machine (`effect`), and binds destinations (`dst`). The same emitters run once over
@@ -165,7 +165,7 @@ class Lower:
         )
 
     def address(self, operand: Addr, width: int = 32) -> Value:
-        """base + offset of a bracketed operand, as u32 or u64."""
+        """Return base + offset of a bracketed operand, as u32 or u64."""
         type_ = NATURAL[width]
         base = operand.base
         if isinstance(base, Sym):
@@ -271,7 +271,10 @@ class Lower:
         return self.pure("u16", "({0} & 0xff)", "{0} & 0xff", value)
 
     def convert(self, value: Value | tuple[Value, Value], type_: str) -> Value:
-        """The same bits as `type_`; a pair joins to 64 bits, other widths truncate or extend."""
+        """Convert a value to `type_` with the same bits.
+
+        A pair joins to 64 bits; other widths truncate or extend.
+        """
         if isinstance(value, tuple):
             value = self.join(*value)
         if value.type == type_:
@@ -452,12 +455,12 @@ class Lower:
         return (operand,)
 
     def both(self, operand: object) -> tuple[object, object]:
-        """a and b of `a|b`; b is the sink where there is one operand."""
+        """Return a and b of `a|b`; b is the sink if there is one operand."""
         return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, None)
 
 
 def fields(values: Sequence[Value], first: int = 0) -> str:
-    """How a template names operands `first` and up: "{0}, {1}"."""
+    """Return a template's names of the operands `first` and up: "{0}, {1}"."""
     return ", ".join(f"{{{first + k}}}" for k in range(len(values)))
 
 

@@ -64,7 +64,7 @@ def exact(value: PerLane, dtype: type) -> PerLane:
 
 
 def one_f32(value: float) -> np.ndarray:
-    """One element that holds a Python float; a signalling NaN stays one."""
+    """Return an array of one element with a Python float; a signalling NaN stays one."""
     if value == value:
         return np.array([value], np.float32)
     return np.array([bits_of_float(value)], np.uint32).view(np.float32)
@@ -81,7 +81,7 @@ def full(value: PerLane, dtype: type) -> np.ndarray:
 
 
 def choose(mask: PerLane, a: PerLane, b: PerLane, dtype: type) -> np.ndarray:
-    """`a` where the mask holds, else `b`; each may be a scalar."""
+    """Return `a` in lanes of the mask, else `b`; each may be a scalar."""
     first: np.ndarray = exact(a, dtype)
     return np.where(mask, first, exact(b, dtype))
 
@@ -103,7 +103,7 @@ def get(file: np.ndarray, offset: int, dtype: type) -> np.ndarray:
 def put(
     file: np.ndarray, offset: int, value: PerLane, dtype: type, mask: np.ndarray | None = None
 ) -> None:
-    """Its lanes, or those of the mask, get a value."""
+    """Write a value to all lanes of a register, or to those of the mask."""
     register: np.ndarray = file[offset : offset + 32 * np.dtype(dtype).itemsize].view(dtype)
     np.copyto(register, exact(value, dtype), where=True if mask is None else mask)
 

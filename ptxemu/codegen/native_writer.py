@@ -38,7 +38,7 @@ class Spot:
 
 @dataclass(frozen=True, eq=False)
 class Home:
-    """Where a value is: `offset` bytes into a spot, or, without one, at the place `offset`."""
+    """Place of a value: `offset` bytes into a spot, or at the place `offset` without a spot."""
 
     spot: Spot | None
     offset: int = 0
@@ -130,7 +130,7 @@ class NativeWriter(BlockWriter):
         super().line(text, step)
 
     def _home(self, value: Value, dtype: str) -> Home:
-        """Where the 32 lanes of a value are; scalars are spread to them."""
+        """Return the home of a value's 32 lanes; a scalar is spread to them."""
         if value.const is not None:
             return self._constant(value.const, dtype)
         if value.uniform:
@@ -393,8 +393,11 @@ _VOTES = {
 
 @dataclass(eq=False)
 class StepWriter(NativeWriter):
-    """tells: steps tell listeners of their operands. Of memory only accesses of shared memory are a
-    primitive's then, where `Warp.told` says that nobody else has to hear of them."""
+    """Writer for blocks with steps.
+
+    tells: whether steps report their operands to listeners. Primitives then only access shared
+        memory, and only if `Warp.told` returns that no listener needs the access.
+    """
 
     tells: bool = False
     pending: list[Node] = field(default_factory=list)  # tcgen05.ld whose results come later
@@ -545,7 +548,7 @@ def _everyone(members: Value) -> bool:
 
 
 def access_of(node: Node) -> Access | TensorAccess | None:
-    """What a primitive does of a step."""
+    """Return the access of a step that a primitive executes; None if none does."""
     found = _VECTOR.match(node.text)
     if found:
         verb, space, size, count = found.groups()

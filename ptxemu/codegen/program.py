@@ -37,9 +37,14 @@ Key = tuple[int, int, frozenset[str], bool]  # block, partial, nonuniform, of th
 
 @dataclass
 class Written:
-    """file: the name of the source in tracebacks. code: the compiled function. sites: the number of
-    the instruction behind each line, -1 for none. steps: the step of its block, the same. flows: of
-    the instructions in the second form, by site, all fields but the first two."""
+    """Source and code of one version of a block.
+
+    file: name of the source in tracebacks.
+    code: the compiled function.
+    sites: number of the instruction of each line, -1 for none.
+    steps: number of the step in its block for each line, -1 for none.
+    flows: flows of the instructions in the second form, by site: all fields but the first two.
+    """
 
     source: str
     file: str
@@ -58,7 +63,7 @@ class Written:
         return [None if site < 0 else sites[site] for site in self.sites]
 
     def add_flows(self, flows: dict[int, Flow], sites: Sequence[int]) -> None:
-        """Those of the instructions with these numbers."""
+        """Add the flows of the instructions with these numbers."""
         names = [item.name for item in fields(Flow)][2:]
         for site in flows.keys() & set(sites):
             self.flows[site] = tuple(getattr(flows[site], name) for name in names)
@@ -87,7 +92,7 @@ SMEM_RESERVED = 1024  # the first KiB of shared memory belongs to the system on 
 
 
 class Layout:
-    """Where the variables of an entry lie: shared offsets, local offsets, parameter offsets."""
+    """Addresses of an entry's variables: shared offsets, local offsets, parameter offsets."""
 
     def __init__(
         self, entry: Entry, module_symbols: dict[str, tuple[str, int]], module_shared: list[Any]
@@ -130,8 +135,12 @@ def _align(offset: int, align: int) -> int:
 
 
 class _OpcodeTable(NamedTuple):
-    """names: of opcodes. times: of each in one execution of a block [block, name]. by_block: those
-    of a block."""
+    """Counts of opcodes by block.
+
+    names: names of opcodes.
+    times: number of each opcode in one execution of a block, [block, name].
+    by_block: opcodes of each block.
+    """
 
     names: tuple[str, ...]
     times: np.ndarray
@@ -146,8 +155,11 @@ class Prober(Protocol):
 
 
 class Program:
-    """The compiled form of one entry; `late`: with the visibility of the adversarial policy;
-    `checked`: it tells its warp at every step where it is (`Warp.at`, an index of `sites`)."""
+    """Compiled form of one entry.
+
+    late: whether it has the visibility of the adversarial policy.
+    checked: whether every step sets `Warp.at` to its index in `sites`.
+    """
 
     def __init__(
         self,
@@ -202,7 +214,7 @@ class Program:
 
     @cached_property
     def global_grain(self) -> int:
-        """The same in global memory."""
+        """Bytes of the smallest element that may be accessed in global memory, up to 4."""
         return self._grain("shared")
 
     def _grain(self, other: str) -> int:
@@ -375,7 +387,7 @@ class Program:
         return None
 
     def running_warp(self) -> object:
-        """The warp that executes it; None where no generated function is running."""
+        """Return the warp that executes the program; None if no generated function is running."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename not in self.lines:
             frame = frame.f_back
@@ -425,13 +437,13 @@ class Program:
     # -- description ------------------------------------------------------------------------
 
     def opcode_counts(self, index: int) -> Counter[str]:
-        """How many of each opcode one execution of a block runs."""
+        """Count the opcodes in one execution of a block."""
         if index not in self._opcodes:
             self._opcodes[index] = Counter(s.instr.opcode for s in self.blocks[index].steps)
         return self._opcodes[index]
 
     def opcodes_of(self, counts: np.ndarray) -> Counter[str]:
-        """The same of all blocks, executed as often as `counts` says, in the order of blocks."""
+        """Count the opcodes in `counts` executions of each block, in the order of blocks."""
         table = self._opcode_table
         total = dict(zip(table.names, (counts @ table.times).tolist(), strict=True))
         executed = [table.by_block[block] for block in np.flatnonzero(counts).tolist()]

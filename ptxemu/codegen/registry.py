@@ -17,7 +17,7 @@ from ptxemu.syntax.tree import Instr
 
 @dataclass(frozen=True)
 class Form:
-    """What one emitter implements."""
+    """Opcodes that one emitter implements."""
 
     name: str
     emit: Callable[..., Any]
@@ -52,7 +52,7 @@ class Match:
         return default
 
     def keywords(self, *flags: str) -> str:
-        """Those that the instruction carries, as keyword arguments of a call."""
+        """Return the flags that the instruction has, as keyword arguments of a call."""
         return "".join(f", {flag}=True" for flag in flags if flag in self.flags)
 
 

@@ -1,9 +1,9 @@
-"""The second form of a block, for warps of a checked launch whose registers hold undefined data.
+"""Second form of a block, for warps of a checked launch whose registers hold undefined data.
 
-It computes the same, and tells the follower of the warp what each instruction does to such data. A
-block starts in it if a register that it reads is undefined; if the first undefined data is read in
-the middle of the ordinary form, that is stopped there, and this one goes on with the results of its
-steps so far.
+It computes the same results, and reports to the warp's follower what each instruction does to such
+data. A block starts in this form if a register that it reads is undefined. If the ordinary form
+reads the first undefined data in the middle, it is stopped there. The second form then goes on with
+the results of the steps so far.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ PARKED = -1
 
 
 class Program(Protocol):
-    """What is needed of `ptxemu.codegen.program.Program`, which makes these functions."""
+    """Interface of `ptxemu.codegen.program.Program` that this module needs; Program makes its
+    functions."""
 
     blocks: list[Block]
     defs: Any
@@ -33,8 +34,13 @@ class Program(Protocol):
 
 
 class Follower(Protocol):
-    """Of the undefined data in the registers of one warp. masks: see `check.taint`; mostly empty.
-    following: the running block is of the second form. mb: the active lanes."""
+    """Tracker of the undefined data in the registers of one warp.
+
+    masks: see `check.taint`; mostly empty.
+    following: whether the running block is of the second form.
+
+    `mb` is the mask of active lanes in each method.
+    """
 
     masks: dict[str, int]
     following: bool
@@ -46,7 +52,7 @@ class Follower(Protocol):
         """An instruction that reaches memory or other agents is about to run."""
 
     def flow_out(self, site: int, mb: int) -> None:
-        """It has run."""
+        """Called when this instruction has run."""
 
     def flow_guard(self, site: int, name: str, mb: int) -> None:
         """A block ends with a branch, or with the decision whether `site` is executed."""
@@ -57,7 +63,7 @@ class Follower(Protocol):
 
 @dataclass(eq=False)
 class Narrator:
-    """Adds to the nodes of a block, instruction by instruction, what tells the follower of them."""
+    """Adds calls of the follower to the nodes of a block, instruction by instruction."""
 
     lower: Lower
     site_of: dict[int, int]
@@ -65,7 +71,7 @@ class Narrator:
     waiting: list[int] = field(default_factory=list)  # register instructions still to be told of
 
     def tell(self, step: Step) -> None:
-        """Emit an instruction. The values that its rule needs are taken before it changes them."""
+        """Emit an instruction. The values that its rule needs are read before it changes them."""
         lower, site = self.lower, self.site_of[id(step.instr)]
         values = [lower.src(*value) for value in values_of(step.instr)]
         start = len(lower.nodes)
@@ -143,7 +149,7 @@ def switching(
 
 
 def _stopped(program: Program, stop: UndefinedRead) -> tuple[dict[str, Any], int]:
-    """(local names, number of the step that was not done) of the function that was stopped."""
+    """Return (local names, number of the step that was not done) of the stopped function."""
     raised = stop.__traceback__
     traceback = raised and raised.tb_next
     assert traceback is not None, "generated code was running"

@@ -48,7 +48,7 @@ class Late:
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """One SSA value of a block: type, uniformity, and where the scheduler finds it."""
+    """SSA value of a block: type, uniformity, and where the scheduler finds it."""
 
     type: str
     uniform: bool
@@ -63,11 +63,12 @@ class Value:
 
 @dataclass(eq=False)
 class Node:
-    """One step of a block.
+    """Step of a block.
 
     `pure` nodes are elementwise and may be delayed and grouped; the others keep their order.
-    `text` is a format string over the operands: {0} an operand's expression, {t0} the same made an
-    array scalar of its type, {d0} the target of result 0, {rows} all operands stacked.
+    `text` is a format string over the operands. {0} is an operand's expression, and {t0} the
+    same as an array scalar of its type. {d0} is the target of result 0, and {rows} all operands
+    stacked.
     """
 
     text: str
@@ -138,7 +139,7 @@ def literal(value: Value) -> str:
 
 
 def convert_templates(source: str, target: str) -> tuple[str, str]:
-    """(scalar, vector) templates that reinterpret the bits of an equally wide type."""
+    """Return (scalar, vector) templates that reinterpret the bits of an equally wide type."""
     width = WIDTH[source]
     vector = f"{{0}}.view({DTYPE[target]})"
     if target in ("f32", "f64"):
@@ -222,7 +223,7 @@ class RegisterFile:
                 self._alias[a] = b
 
     def root(self, name: str) -> str:
-        """One name for all registers that moves connect with it."""
+        """Return the name that represents all registers connected with `name` by moves."""
         while name in self._alias:
             name = self._alias[name]
         return name

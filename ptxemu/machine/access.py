@@ -53,7 +53,7 @@ def _require_aligned(address: int, nbytes: int, space: str) -> None:
 def _place(
     w: Warp, space: str, address: int, size: int, count: int, stored: list[int] | None = None
 ) -> tuple[np.ndarray, int]:
-    """(typed view, element index) of a uniform address that is read, or to which is stored."""
+    """Return (typed view, element index) of a uniform address that is accessed."""
     write = stored is not None
     if space == "generic":
         space = _window(address)
@@ -124,7 +124,7 @@ def store_scalar(w: Warp, space: str, address: int, size: int, values: tuple[Any
 def load_vector(
     w: Warp, space: str, address: np.ndarray, size: int, count: int, mask: np.ndarray | None
 ) -> np.ndarray:
-    """uint [count, 32]; inactive lanes are zero."""
+    """Return uint [count, 32]; inactive lanes are zero."""
     if mask is None:
         return _gather(w, space, address, size, count, _LANES)
     out = np.zeros((count, 32), f"u{size}")

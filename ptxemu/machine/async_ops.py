@@ -17,9 +17,14 @@ from ptxemu.syntax.tree import Instr
 
 
 class Work:
-    """One asynchronous operation. `unit` is where it runs ("tma", "tensor core"). A step gets the
-    work itself; a store has a second one, which writes what the first one read. `stream`: the
-    operations of its warp that waits count it with, "" where mbarriers tell of it."""
+    """Asynchronous operation of one unit.
+
+    unit: where the operation runs ("tma", "tensor core").
+    steps: functions called with the work itself. A store has a second step, which writes what
+        the first one read.
+    stream: the group of operations of the warp that a wait counts this one with; "" if mbarriers
+        signal its completion.
+    """
 
     __slots__ = (
         *("unit", "label", "steps", "size", "stream", "releases", "queue", "instr", "warp"),
@@ -58,7 +63,7 @@ class Work:
 
 @dataclass(eq=False, slots=True)
 class WorkQueue:
-    """In-order asynchronous work, such as the tcgen05 pipe of a CTA."""
+    """Queue of asynchronous work that runs in order, such as the tcgen05 pipe of a CTA."""
 
     works: deque[Work] = field(default_factory=deque)
 

@@ -1,7 +1,7 @@
-"""A machine in which nobody can go on, as plain data: who waits where for what.
+"""Snapshot of a machine in which no warp can go on, as plain data: who waits where for what.
 
-`observe` looks at the resident CTAs when the scheduler gives up. What it returns keeps neither the
-machine nor its program alive; `ptxemu.check.deadlock` makes text of it.
+`observe` looks at the resident CTAs when the scheduler gives up. Its result keeps neither the
+machine nor its program alive; `ptxemu.check.deadlock` turns it into text.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ class Who:
 class Waiting:
     """Lanes of a warp that cannot go on.
 
-    lanes: a mask; block: where they are, an index into the program. kind: 'mbarrier', 'barrier',
-    'cluster', 'lanes' (the other lanes of the warp), 'memory' (a loop that reads it) or 'other'
-    (what, says `text`). on: what of that kind. polls: it asks again and again instead of waiting.
+    lanes: bit mask.
+    block: index of the block in the program where the lanes are.
+    kind: 'mbarrier', 'barrier', 'cluster', 'lanes' (the other lanes of the warp), 'memory' (a
+        loop that reads it) or 'other' (described by `text`).
+    on: the object of that kind.
+    polls: whether the lanes test the object in a loop instead of waiting.
     """
 
     who: Who
@@ -70,13 +73,15 @@ class Signalled:
 
 @dataclass(frozen=True)
 class Barrier:
-    """An mbarrier, a named barrier or the barrier of a cluster that somebody waits for.
+    """An mbarrier, a named barrier or a cluster barrier that a warp waits for.
 
-    phase: how many are complete. pending: arrivals that are missing, of `expected` (threads, but
-    for mbarriers). tx: bytes that were announced and have not come; negative, if more came.
-    arrived: names of the warps that have, where that is not told by `signals`. seen: of each warp,
-    the phases that were complete when it last found one so. elsewhere: of the mbarriers at its
-    offset in other CTAs of the cluster, the CTA and what was done there.
+    phase: number of completed phases.
+    expected: number of arrivals of a phase; of threads, except for mbarriers.
+    pending: number of these arrivals that are missing.
+    tx: announced bytes that have not landed; negative if more landed than were announced.
+    arrived: names of the warps that have arrived, unless `signals` has them.
+    seen: number of phases that each warp last found complete.
+    elsewhere: signals of mbarriers at the same offset in other CTAs of the cluster, with the CTA.
     """
 
     key: Key
@@ -92,12 +97,15 @@ class Barrier:
 
 @dataclass(frozen=True)
 class Stall:
-    """All that cannot go on, what it waits for, and who has exited in the CTAs that still run.
+    """All lanes that cannot go on, the barriers they wait for, and the warps that have exited.
 
-    executed: blocks that a warp of these CTAs has been through; opcodes: what each warp of a CTA
-    has executed; ctas: how many still run; inits: the mbarrier.init of each address; overdrawn:
-    mbarriers on which more bytes have landed than were announced; ran: blocks that each warp has
-    been through, by its name.
+    exited: warps that have exited in CTAs that still run.
+    executed: blocks that some warp of these CTAs has executed.
+    ctas: number of CTAs that still run.
+    opcodes: what each warp of a CTA has executed.
+    inits: the mbarrier.init of each address.
+    overdrawn: mbarriers on which more bytes have landed than were announced.
+    ran: blocks that each warp has executed, by the name of the warp.
     """
 
     waiting: tuple[Waiting, ...]
@@ -117,7 +125,7 @@ class Stall:
 
 
 def observe(program: Program, clusters: Iterable[Cluster]) -> Stall:
-    """What the warps of the resident clusters wait for."""
+    """Return what the warps of the resident clusters wait for."""
     ctas = [cta for cluster in clusters for cta in cluster.ctas]
     warps = [warp for cta in ctas for warp in cta.warps]
     waiting, barriers = [], {}
@@ -169,7 +177,7 @@ def _who(warp: Warp) -> Who:
 def _waiting(
     program: Program, warp: Warp, frag: Fragment, *, runnable: bool
 ) -> tuple[Waiting, Any]:
-    """And the object that is waited for."""
+    """Return how the lanes of `frag` wait, and the object they wait for."""
     who, target = _who(warp), frag.wait
     pc, parity, polls = frag.pc, 0, False
     kind, on, text = "other", None, ""
@@ -201,7 +209,8 @@ def _address(barrier: MBarrier) -> tuple[str, int]:
 
 
 def _instruction(program: Program, pc: int, polls: bool) -> Instr | None:
-    """The first of a block; where it polls, the first that may look at what others change."""
+    """Return the first instruction of a block; in a polling block the first that may read shared
+    state."""
     steps = [step.instr for step in program.blocks[pc].steps]
     looks = [instr for instr in steps if polls and instr.root in _POLLS]
     found = looks or steps

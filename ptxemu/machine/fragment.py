@@ -1,4 +1,4 @@
-"""Lanes of a warp that stand at one place, and what waits with them."""
+"""Fragments: lanes of a warp at the same block, and what they wait for."""
 
 from __future__ import annotations
 
@@ -33,8 +33,12 @@ def lanes_of(mask: int) -> tuple[int, ...]:
 
 @dataclass(eq=False, slots=True)
 class Fragment:
-    """Lanes at one block. `wait`: what it is parked on; `token`: the meaning of a wake-up; `polls`:
-    the mbarrier and parity that it last looked at in vain, and the block where it did."""
+    """Lanes at one block.
+
+    wait: the object they are parked on.
+    token: meaning of a wake-up.
+    polls: the mbarrier and parity that the lanes last tested without success, and the block.
+    """
 
     pc: int
     mask: int

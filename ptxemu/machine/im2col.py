@@ -32,10 +32,11 @@ _UPPER_SHIFT = 16
 
 @dataclass(frozen=True)
 class PixelBox:
-    """What a tensor map in im2col mode has in place of the box's sides.
+    """Bounding box and strides, which a tensor map in im2col mode has instead of the box's sides.
 
-    lower, upper: corners of the bounding box, W first, relative to the tensor's first pixel and
-    to its size. strides: traversal strides of the same dimensions.
+    lower: lower corner, W first, relative to the tensor's first pixel.
+    upper: upper corner, W first, relative to the tensor's size.
+    strides: traversal strides of the same dimensions.
     """
 
     lower: tuple[int, ...]
@@ -44,7 +45,7 @@ class PixelBox:
 
     @property
     def bits(self) -> int:
-        """Of a coordinate of a corner, and of an offset."""
+        """Number of bits of a corner's coordinate, and of an offset."""
         return _CORNER_BITS[len(self.lower)]
 
     def corner_word(self) -> int:
@@ -52,8 +53,10 @@ class PixelBox:
         return _packed(self.lower, self.bits) | _packed(self.upper, self.bits) << _UPPER_SHIFT
 
     def span(self, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-        """First coordinate and the one behind the last, by dimension, W first. sizes: the
-        tensor's."""
+        """Return the first coordinate and one past the last, by dimension, W first.
+
+        sizes: those of the tensor.
+        """
         return [
             (low, size + high)
             for low, high, size in zip(self.lower, self.upper, sizes, strict=True)
@@ -61,7 +64,7 @@ class PixelBox:
 
 
 def corners(word: int, dimensions: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """(lower corner, upper corner, bits that belong to neither) of word 14."""
+    """Return (lower corner, upper corner, bits that belong to neither) of word 14."""
     bits = _CORNER_BITS[dimensions]
     lower, upper = _unpacked(word, bits, dimensions), _unpacked(word >> 16, bits, dimensions)
     used = (1 << bits * dimensions) - 1
@@ -103,7 +106,7 @@ def require_box(box: PixelBox, sizes: tuple[int, ...], pixels: int) -> None:
 def require_position(
     box: PixelBox, sizes: tuple[int, ...], start: tuple[int, ...], offsets: Sequence[int]
 ) -> None:
-    """What the manual asks of an instruction. start: its coordinates of W, H and D."""
+    """Check the coordinates `start` (W, H, D) and offsets of an instruction against the manual."""
     for name, at, (first, end) in zip("WHD", start, box.span(sizes), strict=False):
         if not first <= at < end:
             raise HardwareRefusal(
@@ -119,7 +122,7 @@ def require_position(
 
 
 def require_store(box: PixelBox) -> None:
-    """What only a store asks: a bounding box that does not leave the tensor."""
+    """Check the rule that only stores have: the bounding box lies inside the tensor."""
     if min(box.lower) < 0 or max(box.upper) > 0:
         raise HardwareRefusal(
             f"an im2col store with a bounding box from {box.lower} to {box.upper}; the lower corner"

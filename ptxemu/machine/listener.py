@@ -1,14 +1,15 @@
-"""What happens in a launch, as whoever listens hears of it.
+"""Events of a launch, as calls of a listener.
 
 A launch has a tuple of listeners, which is mostly empty: `for each in w.listeners: ...` then costs
-no more than a test, and what generated code alone announces (`Lower.announce`) costs nothing.
-An event that is named like an action comes right before it, one in the past tense right behind it.
-Listeners change nothing that the kernel sees; one that follows undefined data may stop a block with
-`UndefinedRead`, and it will be executed again.
+no more than a test. Events that only generated code announces (`Lower.announce`) cost nothing.
+An event with the name of an action precedes the action; an event in the past tense follows it.
+Listeners change nothing that the kernel sees. A listener that follows undefined data may stop a
+block with `UndefinedRead`; the block is then executed again.
 
-w: the warp that acts; `w.at` is its instruction in a program that is `checked`. cta: whose memory
-is reached. starts: byte offsets in shared memory or global addresses, one for all lanes where lanes
-is None, else one for each of them.
+w: the warp that acts; `w.at` is its instruction in a program that is `checked`.
+cta: the CTA whose memory is accessed.
+starts: byte offsets in shared memory or global addresses. There is one for all lanes if `lanes`
+    is None, else one for each of them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ class Listener:
     def block_ended(self, w: Warp, instructions: int) -> None: ...
 
     def probed(self, w: Warp, number: int, registers: tuple[Any, ...]) -> None:
-        """It comes to a probe of `Program.probes`. registers: (name, types, values) of each."""
+        """Called when `w` reaches a probe of `Program.probes`.
+
+        registers: (name, types, values) of each register.
+        """
 
     # -- accesses by a warp -------------------------------------------------------------------
 
@@ -91,29 +95,30 @@ class Listener:
     # -- synchronisation ----------------------------------------------------------------------
 
     def mbarrier_replaced(self, w: Warp, barrier: MBarrier) -> None:
-        """mbarrier.init where there is one already."""
+        """Called for mbarrier.init of an address that already has an mbarrier."""
 
     def mbarrier_initialised(self, w: Warp, cta: Cta, barrier: MBarrier) -> None: ...
 
     def mbarrier_arrival(
         self, w: Warp, cta: Cta, barrier: MBarrier, how: How, count: tuple[int, int] = (1, 1)
     ) -> None:
-        """count: of lanes, and of their arrivals."""
+        """Called for arrivals; count: number of lanes, and of their arrivals."""
 
     def mbarrier_expected(self, w: Warp, cta: Cta, barrier: MBarrier, nbytes: int) -> None:
-        """Bytes, by all lanes; fewer than 0 where mbarrier.complete_tx says that they have come."""
+        """Called when all lanes announce bytes; negative for mbarrier.complete_tx, whose bytes have
+        landed."""
 
     def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
-        """try_wait was successful."""
+        """Called when try_wait succeeds."""
 
     def mbarrier_tested(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
-        """test_wait was successful."""
+        """Called when test_wait succeeds."""
 
     def mbarrier_signalled(self, barrier: MBarrier) -> None:
-        """Arrivals or bytes, whoever's they are."""
+        """Called for arrivals or bytes of any agent."""
 
     def mbarrier_completed(self, barrier: MBarrier) -> None:
-        """A phase of it."""
+        """Called when a phase of `barrier` completes."""
 
     def barrier_arrival(self, w: Warp, barrier: NamedBarrier) -> None: ...
 
@@ -131,7 +136,10 @@ class Listener:
         """bar.warp.sync. members: its mask, one for all lanes or one for each."""
 
     def lanes_named(self, w: Warp, members: PerLane) -> None:
-        """By an instruction with .sync: its mask, but for one of all lanes, as above."""
+        """Called with the mask of an instruction with .sync, unless the mask has all lanes.
+
+        members: as for `warp_synced`.
+        """
 
     def grid_waited(self, w: Warp) -> None: ...
 
@@ -160,7 +168,7 @@ class Listener:
         """fence.proxy.tensormap::generic, .acquire of an address, or .release."""
 
     def map_used(self, w: Warp, address: int) -> None:
-        """By an instruction, which reads it when it is issued."""
+        """Called when an instruction that reads a tensor map is issued; the map is read then."""
 
     # -- asynchronous operations --------------------------------------------------------------
 
@@ -174,19 +182,19 @@ class Listener:
         """cp.async.commit_group."""
 
     def copies_waited(self, w: Warp, allowed: int | None) -> None:
-        """For all groups but the newest `allowed`; None: for all copies."""
+        """Called after a wait for all groups but the newest `allowed`; None: for all copies."""
 
     def bulk_committed(self, w: Warp) -> None: ...
 
     def bulk_waited(self, w: Warp, allowed: int, read: bool) -> None: ...
 
     def fetch(self, work: Work, starts: np.ndarray, nbytes: int) -> None:
-        """cp.async reads global memory,"""
+        """Called when cp.async reads global memory."""
 
     def copy(
         self, work: Work, cta: Cta, offsets: np.ndarray, lanes: np.ndarray, nbytes: int
     ) -> None:
-        """and writes shared memory."""
+        """Called when cp.async writes shared memory."""
 
     def copies_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None:
         """cp.async.mbarrier.arrive."""
@@ -200,13 +208,16 @@ class Listener:
         *,
         atomic: bool = False,
     ) -> None:
-        """Bytes come to shared memory and complete on mbarriers, one for all places or one each.
-        atomic: they are combined with what is there."""
+        """Called when bytes come to shared memory and complete on mbarriers.
+
+        signals: one mbarrier for all places, or one for each.
+        atomic: whether the bytes are combined with what is there.
+        """
 
     def load(
         self, work: Work, source: Rows, places: list[Place], nbytes: int, signals: Signals
     ) -> None:
-        """The same of global memory."""
+        """Called when bytes of global memory come to shared memory and complete on mbarriers."""
 
     def send(
         self,
@@ -218,10 +229,13 @@ class Listener:
         *,
         atomic: bool = False,
     ) -> None:
-        """The same of shared memory."""
+        """Called when bytes of shared memory come to shared memory and complete on an mbarrier.
+
+        atomic: whether they are combined with what is there.
+        """
 
     def bulk_read(self, work: Work, cta: Cta, low: int, nbytes: int) -> None:
-        """A bulk store or reduction reads its source,"""
+        """Called when a bulk store or reduction reads its source bytes."""
 
     def tile_read(
         self, work: Work, cta: Cta, tm: TensorMap, position: Position, low: int
@@ -230,7 +244,7 @@ class Listener:
     def bulk_write(
         self, work: Work, starts: np.ndarray, nbytes: int, *, atomic: bool = False
     ) -> None:
-        """and writes its target."""
+        """Called when a bulk store or reduction writes its destination."""
 
     def tile_write(
         self, work: Work, tm: TensorMap, position: Position, image: np.ndarray
@@ -241,21 +255,21 @@ class Listener:
     def tile_loaded(
         self, work: Work, tm: TensorMap, position: Position, places: list[Place]
     ) -> None:
-        """A box lies in shared memory."""
+        """Called when a loaded box is in shared memory."""
 
     # -- warpgroups ---------------------------------------------------------------------------
 
     def warpgroup_joined(self, w: Warp, group: Warpgroup, number: int) -> None:
-        """A warp has executed wgmma.mma_async, operation `number` of its warpgroup,"""
+        """Called when a warp executes wgmma.mma_async, operation `number` of its warpgroup."""
 
     def warpgroup_multiply(self, what: Multiplication) -> None:
-        """which runs once all have,"""
+        """Called when the operation runs, after all warps of the group have executed it."""
 
     def warpgroup_waited(self, w: Warp, group: Warpgroup, last: int) -> None:
-        """and wgmma.wait_group has told the warp that those up to `last` are complete."""
+        """Called when wgmma.wait_group returns: operations up to `last` are complete."""
 
     def accumulator_used(self, w: Warp, what: Multiplication) -> None:
-        """It reads a register that an operation it has not waited for is to write."""
+        """Called when `w` reads a register that an operation it has not waited for will write."""
 
     # -- tensor core and tensor memory --------------------------------------------------------
 
@@ -272,7 +286,10 @@ class Listener:
     def commit_arrival(self, work: Work, cta: Cta, barrier: MBarrier) -> None: ...
 
     def columns_allocated(self, w: Warp, column: int, count: int, pair: bool, told: int) -> None:
-        """told: the offset in shared memory that the address was written to."""
+        """Called when columns are allocated.
+
+        told: offset in shared memory that their address was written to.
+        """
 
     def columns_freed(self, w: Warp, column: int, count: int, pair: bool) -> None: ...
 

@@ -1,5 +1,6 @@
-"""One launch: grid -> clusters -> CTAs -> warps, run by the scheduler, summed up in a
-LaunchReport.
+"""Launch of one grid: grid -> clusters -> CTAs -> warps.
+
+The scheduler runs it, and a LaunchReport sums it up.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _PREFIXES = (("scipy_openblas_", "64_"), ("openblas_", "64_"), ("openblas_", "")
 
 @cache
 def _thread_control() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """(set, get) of the number of threads of numpy's own OpenBLAS, or None."""
+    """Return (set, get) of the number of threads of numpy's own OpenBLAS, or None."""
     package = Path(np.__file__).parent
     for folder in _FOLDERS:
         for path in sorted((package / folder).glob("*openblas*")):
@@ -124,12 +125,12 @@ class Machine:
         return self.ended(seconds)
 
     def ended(self, seconds: float) -> Launch:
-        """Of a launch that has taken so long."""
+        """Return the report of a launch that ended after so many seconds."""
         counted = {"by_warp": self._opcode_counts(), "bytes": self.bytes, "counts": self.counts}
         return self.report_with(**counted, seconds=seconds)
 
     def report_with(self, **more: Any) -> Launch:
-        """What is known of the launch, whether it ends or is stopped, and more."""
+        """Return a report of what is known while the launch runs, plus the fields `more`."""
         return Launch(
             entry=self.program.entry.name,
             grid=self.shape.grid,
@@ -178,8 +179,10 @@ class Machine:
         return self.memory.read_bytes(address, nbytes)
 
     def _places(self) -> int | None:
-        """Clusters that a B200 has room for, as far as shared memory and warps say; None where they
-        take over nothing."""
+        """Return the number of clusters that fit on a B200, by shared memory and warps.
+
+        The result is None if clusters take over no work.
+        """
         if not any(site.opcode.startswith(TRY_CANCEL) for site in self.program.sites):
             return None
         warps = -(-int(np.prod(self.shape.block)) // 32)
@@ -196,7 +199,7 @@ class Machine:
         return self._ctaid(index, (0, 0, 0))
 
     def _ctaid(self, index: int, inner: Dim3) -> Dim3:
-        """Of the CTA at a place in a cluster."""
+        """Return %ctaid of the CTA at position `inner` of cluster `index`."""
         (px, py, pz), (nx, ny, nz) = unravelled(index, self.cluster_grid), self.shape.cluster
         return px * nx + inner[0], py * ny + inner[1], pz * nz + inner[2]
 
@@ -258,6 +261,6 @@ class Machine:
             self._block_counts[index] = more if known is None else known + more
 
     def _opcode_counts(self) -> dict[int, Counter[str]]:
-        """By warp of a CTA."""
+        """Count the executed opcodes by index of the warp in its CTA."""
         counts = sorted(self._block_counts.items())
         return {index: self.program.opcodes_of(times) for index, times in counts}

@@ -1,8 +1,8 @@
 """mbarrier objects: phase, pending arrivals, transaction count (PTX ISA "mbarrier").
 
-A phase completes when no arrival is pending and the transaction count is zero; the count may be
-transiently negative, as data may land before it is expected. Arrivals and bytes are counted here
-and nowhere else. Who waits and who has signalled is kept, so that a deadlock can be explained.
+A phase completes when no arrival is pending and the transaction count is zero. The count may be
+transiently negative, as data may land before it is expected. Only this module counts arrivals and
+bytes. It keeps waiters and signals, so that a deadlock can be explained.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ MAX_COUNT = (1 << 20) - 1
 
 
 class Signal:
-    """What one instruction has done to an mbarrier on behalf of one warp.
+    """Effect of one instruction on an mbarrier, on behalf of one warp.
 
     kind: 'init', 'arrive' (arrivals), 'expect' (bytes announced) or 'land' (bytes that came).
-    times, amount: of executions, and of arrivals or bytes in them; `now_` the same within `phase`,
-    the latest one. site: the number of the instruction, -1 where none did it.
+    times: number of executions.
+    amount: number of arrivals or bytes in all executions.
+    phase: the latest phase; `now_times` and `now_amount` count within it.
+    site: number of the instruction, -1 if no instruction did it.
     """
 
     __slots__ = ("kind", "agent", "site", "times", "amount", "phase", "now_times", "now_amount")
@@ -40,7 +42,10 @@ class Signal:
 
 
 class MBarrier:
-    """One barrier. `phase` counts completed phases; its low bit is the parity that waits test."""
+    """State of one mbarrier.
+
+    `phase` counts completed phases; its low bit is the parity that waits test.
+    """
 
     __slots__ = (
         *("where", "expected", "pending", "tx", "phase", "waiters", "sources", "listeners"),
@@ -71,7 +76,7 @@ class MBarrier:
         self._note("init", "", count, 1, site)
 
     def _note(self, kind: str, agent: str, amount: int, times: int, site: int) -> None:
-        """Keep who signals, the instruction that issued it where that is asynchronous."""
+        """Record who signals; for asynchronous work also the instruction that issued it."""
         work = self.units.acting if self.units is not None else None
         if work is not None and work.warp:
             agent, site = work.warp, work.site
@@ -82,7 +87,7 @@ class MBarrier:
         signal.add(amount, self.phase, times)
 
     def done(self, parity: int) -> bool:
-        """try_wait.parity / test_wait.parity: the phase with this parity has completed."""
+        """try_wait.parity / test_wait.parity: whether the phase with this parity has completed."""
         return (self.phase & 1) != parity
 
     def arrive(self, count: int = 1, *, drop: bool = False, by: str = "", site: int = -1) -> int:

@@ -1,9 +1,9 @@
-"""Global memory: host addresses, reached through one numpy view and checked before every access.
+"""Global memory: host addresses, accessed through one numpy view and checked before every access.
 
-What a kernel may touch is a list of ranges, what the caller knows to be allocated, or every mapping
-of this process (/proc/self/maps, Linux). An access beside it never happens: it is an OutOfBounds
-error with its address, or, where someone wants to be told of it, it reads poison and writes
-nothing.
+A kernel may access a list of ranges, the blocks that the caller knows to be allocated, or every
+mapping of this process (/proc/self/maps, Linux). Any other access raises OutOfBounds with its
+address. If a function is registered with `tell`, it gets the access instead; the access then reads
+poison and writes nothing.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Block(NamedTuple):
 
 
 class Allocated(Protocol):
-    """Who knows what a program has allocated."""
+    """Source of the blocks of memory that a program has allocated."""
 
     def known(self) -> list[Block]:
-        """What is known without looking for more."""
+        """Return the blocks that are known without a search."""
         ...
 
     def look(self) -> list[Block]:
-        """Return all that can be found now; it may take its time."""
+        """Return all blocks that can be found now; this may be slow."""
         ...
 
     def look_at_frozen(self) -> list[Block]:
@@ -55,7 +55,7 @@ class Allocated(Protocol):
 
 
 class Fixed:
-    """Ranges that somebody has named, as `Allocated`."""
+    """Ranges given by the caller, as `Allocated`."""
 
     def __init__(self, ranges: Iterable[Range]) -> None:
         self._blocks = [Block(start, end, end) for start, end, _ in ranges]
@@ -68,10 +68,10 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Stray:
-    """An access to [low, high), which nobody gave to the kernel.
+    """Access to [low, high) that is not allowed.
 
-    slack: it lies in the block of an allocation, in part or all behind what was asked for. near:
-    the allocation that is nearest, if there is any.
+    slack: whether the access lies in the block of an allocation, but not within the requested size.
+    near: the nearest allocation, if there is any.
     """
 
     low: int
@@ -86,7 +86,7 @@ class Stray:
         return f"{what} {self.high - self.low} bytes at {self.low:#x}, {self.where()}"
 
     def where(self) -> str:
-        """What lies there, or next to it."""
+        """Describe the allocation at the address, or next to it."""
         near = self.near
         if near is None:
             return "in no allocation"
@@ -152,7 +152,7 @@ def _mapping(line: str) -> _Mapping:
 
 
 def as_range(item: Any) -> Range:
-    """(start, end, writable) of a torch tensor, numpy array or (address, nbytes) pair."""
+    """Return (start, end, writable) of a torch tensor, numpy array or (address, nbytes) pair."""
     if isinstance(item, tuple):
         return item[0], item[0] + item[1], True
     if hasattr(item, "untyped_storage"):
@@ -163,7 +163,7 @@ def as_range(item: Any) -> Range:
 
 
 def _merge(ranges: list[Range], *, neighbours: bool = True) -> list[Range]:
-    """Sorted; those that overlap, and neighbours, joined where they have equal rights."""
+    """Sort ranges; join ranges with equal rights that overlap or, with `neighbours`, touch."""
     joined: list[Range] = []
     for start, end, writable in sorted(r for r in ranges if r[1] > r[0]):
         if joined and start < joined[-1][1] + neighbours and writable == joined[-1][2]:
@@ -192,9 +192,11 @@ def _mapped(ranges: list[Range]) -> list[Range]:
 class GlobalMemory:
     """Bounds-checked access to host memory by address.
 
-    allowed: tensors, arrays or (address, nbytes) that a kernel may touch. allocated: where that is
-    None, who knows; without either it is every mapping of this process. An access to anything else
-    raises OutOfBounds, unless somebody is told (`tell`).
+    An access outside raises OutOfBounds, unless a function given to `tell` handles it.
+
+    allowed: tensors, arrays or (address, nbytes) that a kernel may access.
+    allocated: source of the allocated blocks, used if `allowed` is None. Without either, every
+        mapping of this process may be accessed.
     """
 
     def __init__(
@@ -230,7 +232,7 @@ class GlobalMemory:
         self.table.forget()
 
     def _take(self, blocks: list[Block]) -> None:
-        """What is allocated. Without a checker the whole blocks, as on hardware."""
+        """Allow access to allocated blocks; to whole blocks without a checker, as on hardware."""
         self._blocks = sorted(blocks)
         ends = [b.end if self._outside else b.last for b in self._blocks]
         given = [(b.start, end, True) for b, end in zip(self._blocks, ends, strict=True)]
@@ -242,8 +244,11 @@ class GlobalMemory:
         self._set(self._given)
 
     def tell(self, outside: Callable[[Stray], None]) -> None:
-        """Tell of every access to anything else; it reads poison and writes nothing. Blocks end
-        where what was asked for ends."""
+        """Register a function that gets every access that is not allowed.
+
+        Such an access reads poison and writes nothing. Blocks end at the requested size from
+        then on.
+        """
         self._outside = outside
         if self._allocated is not None:
             self._take(self._allocated.known())
@@ -251,8 +256,10 @@ class GlobalMemory:
     # -- checks -----------------------------------------------------------------------------
 
     def check(self, low: int, high: int, write: bool) -> bool:
-        """Whether every byte of [low, high) lies in one allowed range. Where not, and nobody is
-        told, OutOfBounds."""
+        """Whether every byte of [low, high) lies in one allowed range.
+
+        Raises OutOfBounds if not and no function is registered with `tell`.
+        """
         last = self._last
         if last[0] <= low and high <= last[1] and (last[2] or not write):
             return True
@@ -300,7 +307,8 @@ class GlobalMemory:
         return next(iter(below + above), None)
 
     def _stray(self, low: int, high: int, write: bool) -> bool:
-        """Tell of it or raise; whether it is done all the same: a read inside of a block."""
+        """Report a stray access or raise; return whether it is done nevertheless: a read inside a
+        block."""
         near = self._nearest(low)
         slack = near is not None and near.start <= low and near.end < high <= near.last
         stray = Stray(low, high, write, slack, near)
@@ -321,8 +329,10 @@ class GlobalMemory:
         return found if high <= found[1] and (found[2] or not write) else None
 
     def _check_each(self, addresses: np.ndarray, nbytes: int, write: bool) -> np.ndarray | None:
-        """One check for all where they share a range, else one by one. Which of the accesses are
-        to be done; None is all of them."""
+        """Return which of the accesses are to be done; None if all are.
+
+        There is one check for all accesses that share a range, else one for each access.
+        """
         low, high = int(addresses.min()), int(addresses.max()) + nbytes
         last = self._last
         if last[0] <= low and high <= last[1] and (last[2] or not write):
@@ -340,7 +350,8 @@ class GlobalMemory:
         return self._find(low, high, False) is not None
 
     def inside(self, addresses: np.ndarray, nbytes: int) -> np.ndarray | None:
-        """Which of [address, address + nbytes) can be read, telling nobody; None is all of them."""
+        """Return which of [address, address + nbytes) can be read, without a report; None if all
+        can."""
         low, high = int(addresses.min()), int(addresses.max()) + nbytes
         if self._find(low, high, False) is not None:
             return None
@@ -356,14 +367,17 @@ class GlobalMemory:
     # -- access -----------------------------------------------------------------------------
 
     def place(self, address: int, size: int, count: int, write: bool) -> tuple[np.ndarray, int]:
-        """(memory in elements of `size` bytes, index of the first) of `count` of them, checked.
-        Where they may not be accessed it is other memory, poisoned, to be forgotten."""
+        """Return (memory in elements of `size` bytes, index of the first) of `count` elements,
+        checked.
+
+        If they may not be accessed, the memory is a poisoned substitute, which is discarded.
+        """
         if self.check(address, address + size * count, write):
             return self.views[size], (address - FIRST_ADDRESS) // size
         return np.full(count, _POISON, np.uint64).view(f"u{size}"), 0
 
     def load(self, address: int, size: int) -> int:
-        """One element of `size` bytes, as an int."""
+        """Load one element of `size` bytes as an int."""
         self._aligned(address, size)
         view, index = self.place(address, size, 1, False)
         return int(view[index])
@@ -394,7 +408,7 @@ class GlobalMemory:
     def _index(
         self, addresses: np.ndarray, size: int, count: int, write: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """(index of the first element of each, which of them are to be accessed)."""
+        """Return (index of the first element of each, which of them are to be accessed)."""
         signed = (
             addresses.view(np.int64) if addresses.dtype == np.uint64 else addresses.astype(np.int64)
         )
@@ -434,8 +448,8 @@ class GlobalMemory:
     def _rows(
         self, addresses: np.ndarray, nbytes: int, write: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """(memory in the widest elements that all rows are aligned to, theirs, which of the rows
-        are to be accessed)."""
+        """Return (memory in the widest elements that all rows are aligned to, theirs, which of the
+        rows are to be accessed)."""
         kept = self._check_each(addresses, nbytes, write)
         addresses = addresses.astype(np.int64)
         together = int(np.bitwise_or.reduce(addresses)) | nbytes

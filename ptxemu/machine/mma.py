@@ -50,8 +50,14 @@ from ptxemu.numerics.accumulation import Rule, Types, accumulate
 
 
 class Metadata(NamedTuple):
-    """In the tensor memory of one CTA: the first lane, the first column and how many, M and CTAs of
-    a dense MMA whose A has the lanes of these rows, and whether rows share lanes."""
+    """Place of sparsity metadata in the tensor memory of one CTA.
+
+    lane: the first lane.
+    column: the first column.
+    columns: number of columns.
+    path: (M, CTAs) of a dense MMA whose A has the lanes of these rows.
+    wide: whether rows share lanes.
+    """
 
     lane: int
     column: int
@@ -60,11 +66,11 @@ class Metadata(NamedTuple):
     wide: bool
 
     def lanes(self) -> np.ndarray:
-        """Of each copy and row, in order, intp; rows that share lanes have them together."""
+        """Lanes of each copy and row, in order, intp; rows that share lanes are adjacent."""
         return operand_lanes(self.lane, *self.path)
 
     def by_row(self, cells: np.ndarray) -> np.ndarray:
-        """(copies, rows, halves of words) of cells (column, lane, half of a word)."""
+        """Return (copies, rows, halves of words) of cells (column, lane, half of a word)."""
         used = cells[:, self.lanes()]
         copies, rows = used.shape[1:3]
         if self.wide:  # [copy, 16 rows, half of K, row of 8, r or r + 8]
@@ -74,7 +80,10 @@ class Metadata(NamedTuple):
 
 
 def metadata_at(address: int, idesc: InstrDesc, cta_group: int) -> Metadata:
-    """Where the metadata at a TMEM address are. Raises HardwareRefusal for an odd column."""
+    """Return the place of the metadata at a TMEM address.
+
+    Raises HardwareRefusal for an odd column.
+    """
     lane, column = address >> 16, address & 0xFFFF
     if column % 2:
         raise HardwareRefusal(f"sparsity metadata at TMEM column {column:#x}, must be even")
@@ -102,7 +111,7 @@ _MAX_SCALE = 15
 
 
 class MmaCta(Protocol):
-    """What the instruction needs of a CTA: shared memory, uint8 (bytes,), and tensor memory."""
+    """Memory of a CTA that an MMA needs: shared memory, uint8 (bytes,), and tensor memory."""
 
     smem: np.ndarray
     tmem: Tmem
@@ -140,16 +149,27 @@ def mma(
 ) -> None:
     """Execute one MMA at once.
 
-    ctas: the issuing CTA, or the pair in rank order (even first) for cta_group::2. Each CTA brings
-    its M / len(ctas) rows of A and N / len(ctas) rows of B and keeps its rows of D; descriptors and
-    addresses apply in every CTA alike. a: descriptor, or TMEM address. accumulate: enable-input-d;
-    when false D is not read. disable_lanes: 4 words per CTA, bit i of word w keeps lane 32 w + i as
-    it is. scale_input_d: D is first multiplied by 2**-scale_input_d (kinds f16 and tf32). scales:
-    where the scale factors of a block-scaled kind are. shift: .ashift, the rows of A, which is in
-    tensor memory, move when they have been read. metadata: TMEM address of those of a sparse A.
-    sums: how sums are made, None where their order is free.
-    Raises HardwareRefusal for shapes, addresses and arguments that hardware rejects, UnsupportedPtx
-    for placements of A and of scale factors in tensor memory that are not known.
+    Each CTA provides its M / len(ctas) rows of A and N / len(ctas) rows of B, and keeps its rows
+    of D.
+    Descriptors and addresses apply to every CTA alike.
+
+    Args:
+        ctas: the issuing CTA, or the pair in rank order (even first) for cta_group::2.
+        d: TMEM address of D.
+        a: descriptor, or TMEM address.
+        b: descriptor.
+        instr: the instruction descriptor.
+        accumulate: enable-input-d; if false, D is not read.
+        disable_lanes: 4 words per CTA; bit i of word w keeps lane 32 w + i unchanged.
+        scale_input_d: D is first multiplied by 2**-scale_input_d (kinds f16 and tf32).
+        scales: place of the scale factors of a block-scaled kind.
+        shift: .ashift: the rows of A, in tensor memory, are shifted after they have been read.
+        metadata: TMEM address of the metadata of a sparse A.
+        sums: rule for the order and rounding of sums; None if free.
+
+    Raises:
+        HardwareRefusal: for shapes, addresses and arguments that hardware rejects.
+        UnsupportedPtx: for unknown placements of A and of scale factors in tensor memory.
     """
     scaled_by = disable_lanes, scale_input_d, scales
     what = Mma(d, a, b, instr, accumulate, *scaled_by, shift, metadata)
@@ -158,7 +178,7 @@ def mma(
 
 
 def execute(ctas: Sequence[MmaCta], what: Mma, sums: Rule | None = None) -> None:
-    """The same, with floating-point errors ignored by the caller."""
+    """Execute `what` as `mma` does; the caller ignores floating-point errors."""
     d, a, instr, cta_group = what.d, what.a, what.instr, len(ctas)
     scales = what.scales
     require_shape(instr, cta_group)
@@ -195,8 +215,10 @@ def _read_operand_b(ctas: Sequence[MmaCta], desc: SmemDesc, idesc: InstrDesc) ->
 
 
 def _read_operand_a(cta: MmaCta, a: SmemDesc | int, idesc: InstrDesc, cta_group: int) -> np.ndarray:
-    """What is stored of this CTA's rows of A, float32 (m / cta_group, k or half of it); with .ws
-    one such matrix for each part of N where A is in tensor memory."""
+    """Read the stored part of this CTA's rows of A, float32 (m / cta_group, k or half of it).
+
+    With .ws and A in tensor memory, there is one such matrix for each part of N.
+    """
     if isinstance(a, SmemDesc):
         return read_operand(cta.smem, a, *idesc.shape_of_a(cta_group))
     if idesc.a_mn_major:
@@ -230,7 +252,7 @@ def _operands(
 def _scaled_at_once(
     ctas: Sequence[MmaCta], cta: MmaCta, what: Mma, scales: Scales
 ) -> list[np.ndarray] | None:
-    """A and B times their scale factors; None where that takes more than one step."""
+    """Return A and B times their scale factors, or None if that needs more than one step."""
     instr, a, cta_group = what.instr, what.a, len(ctas)
     if not isinstance(a, SmemDesc) or instr.sparse or instr.a_negate != instr.b_negate:
         return None
@@ -297,7 +319,7 @@ def _update_aligned(
     accumulated: bool,
     sums: Rule,
 ) -> None:
-    """D = B A^T (+ D) in place, as a tensor core sums; exact but for what `sums` says."""
+    """D = B A^T (+ D) in place, as a tensor core sums; exact except for the rounding of `sums`."""
     types = Types(instr.d_format, instr.b_format, instr.a_format)
     narrow = instr.d_format == "f16"
     before = None
@@ -329,7 +351,7 @@ def _update_f32(
 def _update_f16(
     d: np.ndarray, b: np.ndarray, a_t: np.ndarray, scale: float | None, saturate: bool
 ) -> None:
-    """The same on the low halves of the cells, rounding once; the high halves become poison."""
+    """Update f16 in the low halves of the cells, rounding once; the high halves become poison."""
     product = np.matmul(b, a_t).reshape(d.shape)
     if scale is not None:
         product += formats.f16_to_f32((d & 0xFFFF).astype(np.uint16)) * np.float32(scale)
@@ -339,7 +361,7 @@ def _update_f16(
 def _update_s32(
     d: np.ndarray, b: np.ndarray, a_t: np.ndarray, scale: float | None, saturate: bool
 ) -> None:
-    """The same on integers. 32 products of 8-bit values stay below 2**24, so the sgemm is exact."""
+    """Update integers. 32 products of 8-bit values stay below 2**24, so the sgemm is exact."""
     total = np.matmul(b, a_t).astype(np.int64).reshape(d.shape)
     if scale is not None:
         total += d.view(np.int32)
@@ -360,7 +382,7 @@ def _scale(idesc: InstrDesc, accumulate: bool, scale_input_d: int) -> float | No
 
 
 def disabled_lanes(words: Sequence[int], cta_group: int) -> list[np.ndarray] | None:
-    """Per CTA the lanes, intp, that the mask protects; None where it protects none."""
+    """Return the lanes, intp, that the mask protects in each CTA; None if there are none."""
     if words and len(words) != 4 * cta_group:
         raise HardwareRefusal(f"disable-output-lane of {len(words)} words, must be {4 * cta_group}")
     if not any(words):

@@ -1,13 +1,14 @@
 """Scale factors of block-scaled MMAs: one byte for every block of a row along K, in tensor memory.
 
-Row r of A or B has its bytes in lane r % 32 of column r / 32: the scale id names the first of them,
-and there are as many as blocks along the K of one MMA. Every quarter of the lanes holds a copy.
-Each CTA of a pair has those of its own rows of A, and of all rows of B. Of M = 128 by a pair the
-lower half of the lanes has the columns of D below N / 2, the upper half the others, and either has
-the scale factors of those rows of B, counted from its first one, in both of its quarters.
+Row r of A or B has its bytes in lane r % 32 of column r / 32. The scale id names the first byte,
+and there are as many bytes as blocks along the K of one MMA. Every quarter of the lanes holds a
+copy. Each CTA of a pair has the factors of its rows of A, and of all rows of B.
+With M = 128 for a pair, the lower half of the lanes has the columns of D below N / 2, the upper
+half the others. Each half has the scale factors of its rows of B in both of its quarters. The rows
+are counted from the first one of the half.
 Sources: PTX ISA, tcgen05 "Block Scaling"; CUTLASS's `tmem_sf_frg` (ScaleFactorDuplicated4by1 and
-2by2, cute/atom/mma_traits_sm100_frag.hpp), its block-scaled kernels for which lane and column a row
-has, and primitives/tcgen05/2cta_mma_blockscale_m128.py; TVM's test of M = 128, N = 32 on GPUs.
+2by2, cute/atom/mma_traits_sm100_frag.hpp); CUTLASS's block-scaled kernels for lane and column of
+a row, and primitives/tcgen05/2cta_mma_blockscale_m128.py; TVM's test of M = 128, N = 32 on GPUs.
 """
 
 from __future__ import annotations
@@ -44,22 +45,25 @@ _FORMATS = {
 
 
 class Placement(NamedTuple):
-    """Of an operand's scale factors in the tensor memory of one CTA; parts: that the rows come in,
-    one behind the other, each with as many of the lanes."""
+    """Place of an operand's scale factors in the tensor memory of one CTA.
+
+    parts: number of consecutive parts of the rows, each with an equal share of the lanes.
+    """
 
     address: int
     rows: int
     parts: int = 1
 
     def columns(self) -> tuple[int, int]:
-        """(first column, number of columns)."""
+        """Return (first column, number of columns)."""
         address = self.address & _ADDRESS_BITS
         if address >> 16:
             raise HardwareRefusal(f"scale factors at TMEM lane {address >> 16}, must be 0")
         return address & 0xFFFF, -(-self.rows // (self.parts * QUARTER))
 
     def copies(self, cells: np.ndarray) -> np.ndarray:
-        """Of each row its copies, (copies, rows), in the cells [column, lane] of these columns."""
+        """Return the copies of each row, (copies, rows), from cells [column, lane] of these
+        columns."""
         return cells.reshape(-1).take(_cells_of(self.rows, self.parts))
 
 
@@ -73,14 +77,19 @@ def _cells_of(rows: int, parts: int) -> np.ndarray:
 
 
 class Scales(NamedTuple):
-    """a, b: TMEM addresses of the scale factors; blocks: of a row, along K of one MMA."""
+    """TMEM addresses of the scale factors of A and B, and the number of blocks.
+
+    a: TMEM address for A.
+    b: TMEM address for B.
+    blocks: number of blocks of a row along K of one MMA.
+    """
 
     a: int
     b: int
     blocks: int
 
     def placements(self, idesc: InstrDesc, cta_group: int) -> tuple[Placement, Placement]:
-        """Of A and B."""
+        """Return the placements for A and B."""
         rows = idesc.m // cta_group
         halves = 2 * rows == LANES
         return Placement(self.a, rows), Placement(self.b, idesc.n, 2 if halves else 1)
@@ -109,10 +118,10 @@ def require_scales(idesc: InstrDesc, scales: Scales | None) -> None:
 
 
 def read_scales(tmem: Tmem, where: Placement, blocks: int, first: int, fmt: str) -> np.ndarray:
-    """float32 (rows, blocks); first: byte of the first one.
+    """Return the scale factors as float32 (rows, blocks); first: byte of the first one.
 
-    Raises UnsupportedPtx where quarters of the lanes that hold the same rows differ: which MMA
-    reads which of them is not known.
+    Raises UnsupportedPtx if quarters of the lanes that hold the same rows differ: it is unknown
+    which MMA reads which quarter.
     """
     column, columns = where.columns()
     tmem.check(column, columns)
@@ -127,8 +136,11 @@ def read_scales(tmem: Tmem, where: Placement, blocks: int, first: int, fmt: str)
 
 
 def scaled(operand: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """(rows, k): every block of a row times its scale factor, exact. float32, or float64 where
-    that may be too large: the other operand's scale factor can make up for it."""
+    """Return every block of a row times its scale factor, exact, (rows, k).
+
+    The result is float32, or float64 if float32 may overflow: the other operand's scale factor
+    can compensate.
+    """
     rows, blocks = scales.shape
     if np.fmax.reduce(scales, axis=None) > LARGEST:
         scales = scales.astype(np.float64)
@@ -146,8 +158,13 @@ _WORDS = _frame.data  # quicker to fill than an array
 
 
 class Factors(NamedTuple):
-    """Where an operand's scale factors are, how many a row has, the byte of the first one, and
-    their format."""
+    """Scale factors of one operand.
+
+    where: their place.
+    blocks: number of factors of a row.
+    first: byte of the first one.
+    fmt: their format.
+    """
 
     where: Placement
     blocks: int
@@ -181,10 +198,14 @@ def scaled_operand(
     tmem: Tmem,
     factors: Factors,
 ) -> np.ndarray | None:
-    """float32 (rows of all memories, k), or None where `mma` has to do it step by step.
+    """Return float32 (rows of all memories, k), or None if `mma` has to compute it step by step.
 
-    memories: shared memory of each CTA that has part of the rows, uint8. shape: of such a part:
-    rows, k, format, MN-major?
+    Args:
+        memories: shared memory of each CTA that has part of the rows, uint8.
+        desc: descriptor of the operand in each of them.
+        shape: rows of one part, k, format, whether MN-major.
+        tmem: tensor memory with the scale factors.
+        factors: the scale factors.
     """
     rows, k, fmt, mn_major = shape
     routine, packed = compiled(native.scaled_operand), _ELEMENTS.get(fmt)

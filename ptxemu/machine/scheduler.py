@@ -1,4 +1,4 @@
-"""Who goes next: warps by policy, asynchronous work, new clusters.
+"""Order of execution: warps by policy, asynchronous work, new clusters.
 
 `progress` counts everything that could let a waiting warp go on. When nothing can move, the machine
 runs outstanding asynchronous work, then launches the next cluster, then lets `try_wait`s time out
@@ -81,7 +81,7 @@ class Scheduler:
         self._tell_time()
 
     def restart(self) -> None:
-        """Nothing that was done elsewhere counts."""
+        """Restart the clock, and count no cluster that ran elsewhere."""
         self.finished = 0
         self.clock = self.began = time.perf_counter()
 

@@ -31,7 +31,13 @@ RESERVED = 1 << 10  # bytes of shared memory, the system's share of each CTA
 
 @dataclass(frozen=True)
 class GpuLimits:
-    """smem_of_sm: bytes, with the system's share of each CTA. clusters: of more than one CTA."""
+    """Limits of an SM.
+
+    smem_of_sm: bytes, with the system's share of each CTA.
+    warps_of_sm: resident warps.
+    ctas_of_sm: resident CTAs.
+    clusters: whether clusters of more than one CTA exist.
+    """
 
     smem_of_sm: int
     warps_of_sm: int
@@ -59,7 +65,7 @@ _TARGET = re.compile(r"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
 
 @cache
 def limits_of(target: str) -> GpuLimits:
-    """Of a `.target` such as 'sm_89'."""
+    """Return the limits of a `.target` such as 'sm_89'."""
     found = _NUMBER.match(target)
     return _LIMITS.get(int(found[1]), _USUAL) if found else _USUAL
 
@@ -106,7 +112,13 @@ _RESIDENT = 2
 
 
 def ctas_of_sm(smem_bytes: int, warps: int, target: str = "") -> int:
-    """That fit on one at a time, by their shared memory without the system's share and warps."""
+    """Return the number of CTAs that fit on an SM at a time, at least 1.
+
+    Args:
+        smem_bytes: shared memory of a CTA without the system's share.
+        warps: warps of a CTA.
+        target: the `.target`.
+    """
     limits = limits_of(target)
     room = limits.smem_of_sm // (smem_bytes + RESERVED)
     return max(min(room, limits.warps_of_sm // warps, limits.ctas_of_sm), 1)
@@ -114,9 +126,14 @@ def ctas_of_sm(smem_bytes: int, warps: int, target: str = "") -> int:
 
 @dataclass(frozen=True)
 class LaunchQueue:
-    """order: numbers of clusters. resident: so many are there at first. places: clusters of the
-    whole grid that are launched, 0 where none is to take over the work of others in equal shares.
-    shares: what each of the resident ones takes over then."""
+    """Clusters to launch, in order.
+
+    order: numbers of clusters.
+    resident: number of clusters that are resident at first.
+    places: clusters of the whole grid that are launched and take over the work of others in
+        equal shares; 0 if none takes over.
+    shares: clusters that each resident one takes over.
+    """
 
     order: Sequence[int]
     resident: int
@@ -125,8 +142,10 @@ class LaunchQueue:
 
     @classmethod
     def of(cls, options: Options, total: int, places: int | None) -> LaunchQueue:
-        """Of a grid of so many clusters, of which so many fit on the GPU; None: they take over
-        nothing, or it does not matter who does."""
+        """Return the queue of a grid of `total` clusters, of which `places` fit on the GPU.
+
+        With `places` None, clusters take over no work, or it does not matter which cluster does.
+        """
         if places is None:
             return cls(options.clusters_of(total), options.resident or _RESIDENT)
         places = min(options.resident or places, total)
@@ -148,9 +167,10 @@ MAX_THREADS = 1024
 class Shape:
     """Launch geometry.
 
-    smem_bytes: dynamic shared memory. non_portable: the kernel may have clusters of more than 8
-    CTAs. explicit: whether the launch or a directive of the kernel names the cluster; one of
-    (1, 1, 1) counts, as on an H200.
+    smem_bytes: dynamic shared memory.
+    non_portable: whether the kernel may have clusters of more than 8 CTAs.
+    explicit: whether the launch or a directive of the kernel names the cluster. (1, 1, 1) counts
+        as named, as on an H200.
     """
 
     grid: Dim3

@@ -55,9 +55,10 @@ Operands = tuple[Form, int, Any, int, bool]  # form, line, A's descriptor or Non
 
 
 class Launch(Protocol):
-    """What a running launch does for its CTAs and warps, see `ptxemu.machine.machine.Machine`.
+    """Interface of a running launch for its CTAs and warps, see `ptxemu.machine.machine.Machine`.
 
-    listeners: `ptxemu.machine.listener.Listener`, which stands above; a test holds their calls.
+    listeners: `ptxemu.machine.listener.Listener`, which is a layer above; a test checks their
+        calls.
     """
 
     program: Program
@@ -100,8 +101,10 @@ class Launch(Protocol):
 
 @dataclass(eq=False, slots=True)
 class NamedBarrier:
-    """bar / barrier.cta: counts threads, warp by warp. A count of 0 stands for every thread of the
-    CTA that has not exited."""
+    """bar / barrier.cta: counts threads, warp by warp.
+
+    A count of 0 means every thread of the CTA that has not exited.
+    """
 
     cta: Cta
     ident: int
@@ -114,7 +117,7 @@ class NamedBarrier:
     agents: list[str] = field(default_factory=list)  # the warps that have arrived
 
     def __str__(self) -> str:
-        """In a deadlock report, what is parked here waits for."""
+        """Describe, for a deadlock report, what waiters of this barrier wait for."""
         of = f"barrier {self.ident} of {self.cta.name()}"
         return f"{of}: {self.arrived} of {self.expected()} threads arrived"
 
@@ -157,7 +160,7 @@ class NamedBarrier:
 
 
 class Cta:
-    """One CTA. `views` are typed views of `smem` by element size in bytes."""
+    """State of one CTA. `views` are typed views of `smem` by element size in bytes."""
 
     def __init__(
         self,
@@ -191,7 +194,7 @@ class Cta:
         self._places: tuple[int, int, int] | None = None  # addresses of its memories
 
     def context(self, warp: int) -> Context:
-        """What primitives know when the warp of that index executes them."""
+        """Return the context of primitives that the warp of that index executes."""
         if self._places is None:
             cells, columns = self.tmem.cells.ctypes.data, self.tmem.columns.ctypes.data
             self._places = self.smem.ctypes.data, cells, columns
@@ -238,7 +241,7 @@ class Cta:
         return self.barriers[ident]
 
     def check(self, offset: int, nbytes: int) -> None:
-        """[offset, offset + nbytes) must lie in this CTA's shared memory."""
+        """Check that [offset, offset + nbytes) lies in this CTA's shared memory."""
         if offset < 0 or offset + nbytes > self.smem_size:
             raise OutOfBounds(
                 f"shared access of {nbytes} bytes at offset {offset:#x}; {self.name()} has "
@@ -368,7 +371,7 @@ class Cluster:
 
 
 class Warp:
-    """One warp of a CTA."""
+    """State of one warp of a CTA."""
 
     def __init__(
         self, cta: Cta, index: int, program: Program, threads: int, block: tuple[int, int, int]
@@ -463,7 +466,7 @@ class Warp:
         return ran
 
     def _ran(self, pc: int) -> None:
-        """A block has come to its end."""
+        """Called at the end of a block."""
         self.counts[pc] += 1
         if self.path is not None:
             self.path.append(pc)
@@ -491,7 +494,7 @@ class Warp:
         return False
 
     def _step(self) -> bool:
-        """One block of one fragment; False when no fragment can go on."""
+        """Execute one block of one fragment; return False when no fragment can go on."""
         self._merge()
         self.steps += 1
         frags = self.frags
@@ -618,7 +621,7 @@ class Warp:
         self.frag.wait = wait
 
     def wake(self, frag: Fragment, *, token: object = None) -> None:
-        """`token` tells the fragment, when it runs its block again, that its wait is over."""
+        """Wake the fragment; `token` marks, when it runs its block again, that its wait is over."""
         frag.wait = None
         if token is not None:
             frag.token = token
@@ -631,7 +634,7 @@ class Warp:
         return token
 
     def runnable_now(self) -> bool:
-        """Some fragment can take a turn."""
+        """Whether some fragment can run."""
         if len(self.frags) == 1:
             frag = self.frags[0]
             return frag.wait is None and self.together(frag)
@@ -684,20 +687,19 @@ _SOME = frozenset({""})  # forces the version that keeps the set of promoted reg
 
 @dataclass(eq=False)
 class Part:
-    """What one warp brings to an operation: A and D before it, `out`, uint32 (registers, 32), which
-    its results come to, and the register with the metadata of a sparse A, none of a dense one."""
+    """Registers of one warp in an operation."""
 
     warp: Warp
-    a: Registers
-    d: Registers
-    out: np.ndarray
-    metadata: Registers = ()
+    a: Registers  # before the operation
+    d: Registers  # before the operation
+    out: np.ndarray  # results, uint32 (registers, 32)
+    metadata: Registers = ()  # one register for a sparse A
     late: bool = True  # the warp has not waited for it
 
 
 @dataclass(eq=False)
 class Multiplication:
-    """One wgmma.mma_async of a warpgroup, number `number` of it from 1."""
+    """wgmma.mma_async of a warpgroup; `number` counts the group's operations from 1."""
 
     group: Warpgroup
     number: int
@@ -707,7 +709,7 @@ class Multiplication:
     waiters: Waiters = field(default_factory=list)
 
     def __str__(self) -> str:
-        """In a deadlock report, what is parked here waits for."""
+        """Describe, for a deadlock report, what waiters of this operation wait for."""
         absent = [self.group.first + k for k, part in enumerate(self.parts) if part is None]
         form, line, *_ = self.operands
         return (
@@ -718,12 +720,11 @@ class Multiplication:
 
 @dataclass(eq=False)
 class Progress:
-    """Of one warp: operations it has executed, the last one of each group it has committed, and
-    those it has not waited for."""
+    """Progress of one warp."""
 
-    issued: int = 0
-    groups: list[int] = field(default_factory=list)
-    pending: deque[Multiplication] = field(default_factory=deque)
+    issued: int = 0  # number of operations the warp has executed
+    groups: list[int] = field(default_factory=list)  # last operation of each committed group
+    pending: deque[Multiplication] = field(default_factory=deque)  # not waited for
 
 
 class Warpgroup:
@@ -745,7 +746,7 @@ class Warpgroup:
         return self.progress[w.index - self.first]
 
     def add(self, part: Part, operands: Operands) -> Multiplication | None:
-        """A warp comes to its next operation, which is returned if it was the last to come."""
+        """Add a warp that reaches its next operation; return the operation for the last warp."""
         w = part.warp
         own = self.of(w)
         own.issued += 1
@@ -785,7 +786,7 @@ class Warpgroup:
             part.late = False
 
     def reading(self, w: Warp, registers: np.ndarray) -> Multiplication | None:
-        """The operation whose results `registers` are to be, if the warp has not waited for it."""
+        """Return the operation that will write `registers`, unless the warp has waited for it."""
         for each in self.of(w).pending:
             part = each.parts[w.index - self.first]
             if part is not None and part.out is registers:

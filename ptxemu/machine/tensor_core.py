@@ -1,4 +1,4 @@
-"""What tensor cores of all generations share: formats of operands, sparsity of A, rules of sums."""
+"""Operand formats, sparsity of A and rules of sums, for tensor cores of all generations."""
 
 from __future__ import annotations
 
@@ -32,19 +32,23 @@ _LOWEST_BIT = {4: 2, 6: 0}  # in tensor memory, of an element of so many bits
 
 
 class OperandFormat(NamedTuple):
-    """bits: of an element's container; decode: uint8 (..., bytes) to float32 (..., elements)."""
+    """Format of an operand.
+
+    bits: size of an element's container.
+    decode: function from uint8 (..., bytes) to float32 (..., elements).
+    """
 
     bits: int
     decode: Callable[[np.ndarray], np.ndarray]
 
 
 def line_bytes(fmt: str, elements: int) -> int:
-    """That so many elements along a line of an operand take."""
+    """Return the number of bytes of so many elements along a line of an operand."""
     return elements * FORMATS[fmt].bits // 8
 
 
 def data_bytes(fmt: str) -> int:
-    """Of every 16 bytes in shared memory those that are no padding."""
+    """Return how many of every 16 bytes in shared memory are not padding."""
     return 2 * _NARROW[fmt][0] if fmt in _NARROW else CHUNK
 
 
@@ -54,8 +58,11 @@ def decode(fmt: str, image: np.ndarray) -> np.ndarray:
 
 
 def decode_in_tmem(fmt: str, image: np.ndarray) -> np.ndarray:
-    """The same of elements in tensor memory; poison is NaN. Raises UnsupportedPtx where bits beside
-    an element of 4 or 6 bits are set: whether an MMA looks at them is not known."""
+    """Decode elements in tensor memory to float32; poison is NaN.
+
+    Raises UnsupportedPtx if bits next to an element of 4 or 6 bits are set: whether an MMA uses
+    them is unknown.
+    """
     if fmt not in _NARROW:
         return decode(fmt, image)
     bits, to_f32 = _NARROW[fmt]
@@ -150,15 +157,20 @@ _HALVES = frozenset((0x4, 0xE))  # of tf32
 
 
 def nibbles(image: np.ndarray) -> np.ndarray:
-    """uint8 (rows, 2 n) of bytes (rows, n): the lower one first."""
+    """Return uint8 (rows, 2 n) of bytes (rows, n): the lower one first."""
     return np.stack([image & 0xF, image >> 4], axis=-1).reshape(len(image), -1)
 
 
 def expanded(kept: np.ndarray, codes: np.ndarray, legal: str) -> np.ndarray:
-    """A with its zeros, (rows, k). kept: (rows, k / 2); codes: metadata, uint8 (rows, groups);
-    legal: what groups of four may say.
+    """Return A with its zeros, (rows, k).
 
-    Raises HardwareRefusal for metadata with which the manual leaves the result undefined.
+    Args:
+        kept: the stored elements, (rows, k / 2).
+        codes: metadata, uint8 (rows, groups).
+        legal: key of the codes that are legal for groups of four.
+
+    Raises:
+        HardwareRefusal: for metadata with which the manual leaves the result undefined.
     """
     rows, groups = codes.shape
     halves = kept.shape[1] == groups
@@ -189,7 +201,7 @@ def product(a: np.ndarray, b: np.ndarray, stored: np.ndarray | None) -> np.ndarr
 
 
 def expanded_parts(kept: np.ndarray, codes: np.ndarray, legal: str) -> np.ndarray:
-    """The same of one A, or of several (parts, rows, k / 2) with equal metadata."""
+    """Expand one A, or several (parts, rows, k / 2) with equal metadata, as `expanded` does."""
     if kept.ndim == 2:
         return expanded(kept, codes, legal)
     return np.stack([expanded(part, codes, legal) for part in kept])
@@ -219,7 +231,7 @@ def row_bits(element_bits: int, k: int) -> int:
 
 
 def selectors(bits: int) -> range:
-    """Sparsity selectors of a shape whose rows have so many bits."""
+    """Return the sparsity selectors of a shape whose rows have so many bits of metadata."""
     return range(64 // bits)
 
 
@@ -230,13 +242,19 @@ def contributing(bits: int, selector: int) -> int:
 
 
 def codes_of_lanes(words: np.ndarray, selector: int, bits: int, wide: bool) -> np.ndarray:
-    """Metadata (rows, groups) of the registers of one or four warps, uint32 (..., 32), with 16 rows
-    each. bits: of a row. wide: elements have 16 bits or 32.
+    """Return metadata (rows, groups) from the registers of one or four warps with 16 rows each.
 
-    Lanes 4 g ... 4 g + 3 have those of rows g and g + 8. By the bits of a row: 16: one lane, which
-    the selector names, has row g in its low half and row g + 8 in the other. 32: a pair, which the
-    selector names: of wide elements each lane has half of both rows, of others the first lane has
-    row g. 64: lanes 0 and 1 have the first half of the two rows, 2 and 3 the second.
+    Lanes 4 g ... 4 g + 3 have the metadata of rows g and g + 8. The layout depends on `bits`:
+    16: the lane that the selector names has row g in its low half and row g + 8 in its high half.
+    32: the selector names a pair. For wide elements each lane has half of both rows; for others
+        the first lane has row g.
+    64: lanes 0 and 1 have the first half of the two rows, lanes 2 and 3 the second.
+
+    Args:
+        words: registers, uint32 (..., 32).
+        selector: the sparsity selector.
+        bits: bits of metadata in a row.
+        wide: whether elements have 16 bits or 32.
     """
     if selector not in selectors(bits):
         raise HardwareRefusal(f"sparsity selector {selector}; this shape has {selectors(bits)}")
@@ -253,21 +271,24 @@ def codes_of_lanes(words: np.ndarray, selector: int, bits: int, wide: bool) -> n
 
 
 class Launch(Protocol):
-    """What is asked of a machine."""
+    """Interface of a machine that this module needs."""
 
     options: Options
     program: Program
 
 
 def sums_of(launch: Launch, instruction: str, d: str, a: str, b: str) -> Rule | None:
-    """The rule of an instruction with these types of D, A and B, None where the order is free or
-    the sums are exact. Raises UnsupportedPtx where nobody knows it."""
+    """Return the rule of sums for these types of D, A and B.
+
+    The result is None if the order is free or the sums are exact. Raises UnsupportedPtx if the
+    rule is unknown.
+    """
     if launch.options.accumulation != ALIGNED or d not in ("f16", "f32"):
         return None
     return rule(instruction, launch.program.entry.target, Types(d, a, b))
 
 
 def require_free_order(launch: Launch, instruction: str, d: str) -> None:
-    """Refuse aligned sums of an instruction of which no GPU and no publication has said how."""
+    """Refuse aligned sums of an instruction whose rule no GPU and no publication documents."""
     if launch.options.accumulation == ALIGNED and d in ("f16", "f32"):
         raise unknown(instruction)

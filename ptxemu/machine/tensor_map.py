@@ -87,11 +87,17 @@ _CODES_OF_SWIZZLE = {swizzle: codes for codes, swizzle in _SWIZZLE_CODES.items()
 class TensorMap:
     """A decoded tensor map.
 
-    address: host address of element 0, bytes. dtype: key of DTYPES. dims, box: elements,
-    contiguous dimension first. strides: bytes, of dimensions 1 and up. swizzle: of the SMEM image.
-    gathers: the instruction names each row of the box (tile::gather4, tile::scatter4), of which the
-    128 bytes say nothing. pixels: of a map in im2col mode, whose `box` is then channels per pixel
-    and pixels per column. nan_fill: what is out of bounds is loaded as NaN and not as zero.
+    address: host address of element 0, bytes.
+    dtype: key of DTYPES.
+    dims: elements, contiguous dimension first.
+    strides: bytes, for dimensions 1 and up.
+    box: elements, contiguous dimension first; in im2col mode channels per pixel and pixels per
+        column.
+    swizzle: of the SMEM image.
+    gathers: whether the instruction names each row of the box (tile::gather4, tile::scatter4).
+        The 128 bytes do not encode this.
+    pixels: bounding box of a map in im2col mode.
+    nan_fill: whether elements out of bounds are loaded as NaN instead of zero.
     """
 
     address: int
@@ -300,9 +306,17 @@ def encode(
 ) -> bytes:
     """Encode a tiled map the way the DSL's host code does: the inverse of `decode`.
 
-    dims, box: elements, contiguous dimension first, 1 to 5 of them. strides: bytes, one fewer
-    (dimension 0 is contiguous). dtype: key of DTYPES. swizzle: key of swizzle.BY_NAME.
-    Raises HardwareRefusal for what cuTensorMapEncodeTiled rejects.
+    Args:
+        address: host address of element 0.
+        dims: elements, contiguous dimension first, 1 to 5 dimensions.
+        strides: bytes, one fewer than dims (dimension 0 is contiguous).
+        box: elements, in the order of dims.
+        dtype: key of DTYPES.
+        swizzle: key of swizzle.BY_NAME.
+        nan_fill: whether elements out of bounds are loaded as NaN instead of zero.
+
+    Raises:
+        HardwareRefusal: for what cuTensorMapEncodeTiled rejects.
     """
     rank = len(dims)
     if not 1 <= rank <= MAX_RANK or len(strides) != rank - 1 or len(box) != rank:
@@ -333,8 +347,18 @@ def encode_im2col(
 ) -> bytes:
     """Encode a map in im2col mode, as `encode` does a tiled one.
 
-    dims: C, W, (H, (D,)) N. strides: bytes, of all but C. box: channels per pixel and pixels per
-    column. Raises HardwareRefusal for what cuTensorMapEncodeIm2col rejects.
+    Args:
+        address: host address of element 0.
+        dims: C, W, (H, (D,)) N.
+        strides: bytes, for all dimensions but C.
+        box: channels per pixel and pixels per column.
+        pixels: the bounding box and traversal strides.
+        dtype: key of DTYPES.
+        swizzle: key of swizzle.BY_NAME.
+        nan_fill: whether elements out of bounds are loaded as NaN instead of zero.
+
+    Raises:
+        HardwareRefusal: for what cuTensorMapEncodeIm2col rejects.
     """
     rank, spatial = len(dims), len(dims) - 2
     given = (pixels.lower, pixels.upper, pixels.strides)
@@ -360,7 +384,7 @@ def encode_im2col(
 
 
 def _common_words(tm: TensorMap) -> list[int]:
-    """What both modes have, of a map that is checked."""
+    """Check a map, and return the words that both modes encode alike."""
     if not all(1 <= size <= 1 << 32 for size in tm.dims):
         raise HardwareRefusal(f"tensor map dims {tm.dims}, limit is 2**32")
     _require_legal(tm)
@@ -395,11 +419,19 @@ def _w2_of(tm: TensorMap) -> int:
 def replace_field(raw: bytearray | np.ndarray, field: str, ordinal: int, value: int) -> None:
     """tensormap.replace.tile.<field>: rewrite one field of the 128 bytes `raw` in place.
 
-    field: as in the opcode. ordinal: of a dimension; global_stride's 0 is dimension 1. value:
-    address, size in elements, stride in bytes, rank - 1, or a code of the tables in PTX ISA,
-    "tensormap.replace". What a lower rank leaves behind is cleared. Raises UnsupportedPtx for
-    interleaved layouts, a swizzle of 96 bytes and types that flush subnormals, HardwareRefusal for
-    a value that the field cannot hold, and for a map in im2col mode.
+    A lower rank clears the fields of the dimensions it removes.
+
+    Args:
+        raw: the map.
+        field: name of the field in the opcode.
+        ordinal: number of the dimension; 0 of global_stride is dimension 1.
+        value: address, size in elements, stride in bytes, rank - 1, or a code of the tables in
+            PTX ISA, "tensormap.replace".
+
+    Raises:
+        UnsupportedPtx: for interleaved layouts, a swizzle of 96 bytes and types that flush
+            subnormals.
+        HardwareRefusal: for a value that the field cannot hold, and for a map in im2col mode.
     """
     words = np.frombuffer(raw, dtype="<u4")
     if words[2] & _IM2COL:
@@ -474,7 +506,7 @@ def _put(words: np.ndarray, index: int, low: int, bits: int, value: int) -> None
 
 
 def _clear_beyond(words: np.ndarray, rank: int) -> None:
-    """Nothing of the dimensions that are gone."""
+    """Clear the fields of dimensions that a lower rank removes."""
     for dim in range(rank, MAX_RANK):
         words[8 + dim] = words[2 + dim] = 0
         _put(words, 7, 4 * (dim - 1), 4, 0)

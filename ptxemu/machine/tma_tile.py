@@ -1,12 +1,12 @@
-"""What one TMA tensor operation moves: a box between global memory and its SMEM image.
+"""Data movement of one TMA tensor operation: a box between global memory and its SMEM image.
 
 Two independent halves, so that the caller decides when each happens: `load_tile` / `store_tile` /
 `reduce_tile` work between global memory and the dense image (dimension 0 fastest, unswizzled), and
 `place_tile` / `gather_tile` between the dense image and swizzled shared memory.
 `memory` is any object with read_rows(addresses int64 (n,), nbytes) -> uint8 (n, nbytes) and
 write_rows(addresses, data uint8 (n, nbytes)), both bounds-checked.
-A position is the coordinates of the box, behind them the rows that a gather names, or the offsets
-of im2col mode.
+A position is the coordinates of the box, followed by the rows that a gather names, or by the
+offsets of im2col mode.
 Source: PTX ISA, cp.async.bulk.tensor and cp.reduce.async.bulk.tensor; tiled and im2col mode.
 """
 
@@ -40,7 +40,7 @@ class RowMemory(Protocol):
 
 
 class _Clip(NamedTuple):
-    """The in-bounds part of a box: its rows' global addresses and where it lies in the image."""
+    """The in-bounds part of a box: global addresses of its rows, and its place in the image."""
 
     addresses: np.ndarray  # int64, of the first in-bounds byte of each row
     rows: np.ndarray | slice  # which image rows; a slice is all of them
@@ -73,7 +73,7 @@ def _background(tm: TensorMap) -> np.ndarray:
 
 
 def _loaded(tm: TensorMap, rows: np.ndarray) -> np.ndarray:
-    """Rows of global memory as they come to the image."""
+    """Rows of global memory in the form of the image."""
     return _round_to_tf32(np.ascontiguousarray(rows)) if tm.dtype == "tf32" else rows
 
 
@@ -97,7 +97,8 @@ _TENSOR_REDUCTIONS = {
 
 
 def box_rows(tm: TensorMap, coords: tuple[int, ...]) -> tuple[np.ndarray, int]:
-    """(addresses, bytes of each) of the in-bounds part of the box: what an operation touches."""
+    """Return (addresses, bytes of each) of the in-bounds part of the box: what an operation
+    touches."""
     clip = _clip(tm, coords)
     return clip.addresses, clip.columns.stop - clip.columns.start
 
@@ -284,7 +285,7 @@ def _span(tm: TensorMap, smem: np.ndarray, offset: int) -> slice:
 
 
 def _swizzled_words(tm: TensorMap, smem: np.ndarray, offset: int) -> np.ndarray:
-    """Where each 8-byte word of the image goes: index into `smem` viewed as uint64."""
+    """Return the index of each 8-byte word of the image in `smem` viewed as uint64."""
     _span(tm, smem, offset)
     phase = offset % tm.swizzle.period
     shape = (tm.rows, tm.smem_row_bytes, tm.pitch)
@@ -307,7 +308,7 @@ def _permutation(swizzle: Swizzle, phase: int, shape: tuple[int, int, int]) -> n
 
 
 def _pad(image: np.ndarray, nbytes: int) -> np.ndarray:
-    """Every so many bytes with zeros behind them, 16 together."""
+    """Pad every so many bytes with zeros to 16 bytes."""
     chunks = np.zeros((image.size // nbytes, 16), np.uint8)
     chunks[:, :nbytes] = image.reshape(-1, nbytes)
     return chunks

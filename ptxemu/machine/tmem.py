@@ -68,11 +68,15 @@ class PendingLoad:
 
 
 class Tmem:
-    """cells: uint32 (512 columns, 128 lanes), poisoned until written. allocations: base to size.
+    """Tensor memory of one CTA.
 
-    Columns that were freed keep their cells until they are allocated again, and an access to them
-    is only reported to `find(check, message)`: in NVIDIA's fmha_bwd.py the last MMA, and in its
-    mixed_input_fmha_prefill_d256.py the other warps' loads, may come after the deallocation.
+    cells: uint32 (512 columns, 128 lanes), poisoned until written.
+    allocations: base to size.
+
+    Freed columns keep their cells until they are allocated again. An access to freed columns is
+    only reported to `find(check, message)`, since accesses may come after the deallocation: the
+    last MMA in NVIDIA's fmha_bwd.py, and the other warps' loads in its
+    mixed_input_fmha_prefill_d256.py.
     """
 
     def __init__(self, find: Callable[[str, str], None] = lambda check, message: None) -> None:
@@ -152,11 +156,15 @@ class Tmem:
         pack16: bool = False,
         half_split: int = 0,
     ) -> np.ndarray:
-        """tcgen05.ld: uint32 (registers, 32), the last axis the thread.
+        """tcgen05.ld: return uint32 (registers, 32), the last axis the thread.
 
-        num: the N of .xN. address: of the warp's own lanes, 32 * warp_in_group or 0 (+ 16 for the
-        shapes of 16 lanes). pack16: two columns' low halves per register. half_split: columns from
-        the first to the second half of 16x32bx2.
+        Args:
+            shape: of the access.
+            num: the N of .xN.
+            address: lane 32 * warp_in_group or 0 (+ 16 for shapes of 16 lanes), and the column.
+            warp_in_group: number of the warp, which selects its lanes.
+            pack16: whether a register holds the low halves of two columns.
+            half_split: columns from the first to the second half of 16x32bx2.
         """
         column = address & 0xFFFF
         if shape == "32x32b" and not pack16:
@@ -210,11 +218,14 @@ class Tmem:
         return index + (column * LANES + lane)
 
     def accumulator(self, address: int, m: int, n: int, cta_group: int) -> np.ndarray:
-        """This CTA's part of a D matrix, as a view of the cells that reads as (n, rows).
+        """Return this CTA's part of a D matrix, as a view of the cells that reads as (n, rows).
 
-        Its shape is (n, 128), (n, 4, 16), (2, n / 2, 64) or (4, n / 4, 32): reshaped to (n, rows)
-        in C order it is D transposed, with 128, 64, 64 and 32 rows of this CTA for M = 128 (or 256
-        by a pair), M = 64, M = 128 by a pair, and by four, which M = 32 of tcgen05.mma.ws is like.
+        The view reshaped to (n, rows) in C order is D transposed. Its shape depends on M:
+        (n, 128): M = 128, or 256 for a pair.
+        (n, 4, 16): M = 64.
+        (2, n / 2, 64): M = 128 for a pair.
+        (4, n / 4, 32): M = 128 with `cta_group` 4, which is the layout of M = 32 with
+        tcgen05.mma.ws.
         16-bit elements are the low halves of their cells.
         """
         lane, column = address >> 16, address & 0xFFFF
@@ -243,8 +254,11 @@ class Tmem:
         return copies[0]
 
     def operand_copies(self, address: int, m: int, cta_group: int, nbytes: int) -> np.ndarray:
-        """The same for each part of the lanes that has all rows, uint8 (parts, rows, nbytes): with
-        tcgen05.mma.ws each part of N is multiplied with the A in its lanes."""
+        """Return the bytes of an operand for each part of the lanes that has all rows.
+
+        The result is uint8 (parts, rows, nbytes). With tcgen05.mma.ws each part of N is
+        multiplied with the A in its lanes.
+        """
         lanes = operand_lanes(address >> 16, m, cta_group)
         column, columns = address & 0xFFFF, nbytes // 4
         self.check(column, columns)
@@ -254,9 +268,12 @@ class Tmem:
         return rows.view(np.uint8).reshape(*lanes.shape, nbytes)
 
     def shift_operand(self, address: int, m: int, cta_group: int, nbytes: int) -> None:
-        """tcgen05.mma.ashift: each row of A becomes the one behind it, but for the last one of each
-        quarter of the lanes, and both copies of A for M = 128 by a pair (CUTLASS
-        primitives/tcgen05/1cta_mma_a_from_tmem.py; the manual has it for M = 128 and 256)."""
+        """tcgen05.mma.ashift: replace each row of A by the next one, except the last of each
+        quarter.
+
+        Both copies of A are shifted for M = 128 by a pair (CUTLASS
+        primitives/tcgen05/1cta_mma_a_from_tmem.py; the manual has it for M = 128 and 256).
+        """
         if m < LANES:
             raise HardwareRefusal(f".ashift of M={m}, must be 128 or 256")
         column = address & 0xFFFF
@@ -284,7 +301,7 @@ def operand_lanes(lane: int, m: int, cta_group: int) -> np.ndarray:
 
 
 def require_shifted(address: int) -> None:
-    """What PTX ISA asks of the address of tcgen05.shift."""
+    """Check the address of tcgen05.shift against the rule of PTX ISA."""
     lane = address >> 16
     if lane % QUARTER or lane >= LANES:
         raise HardwareRefusal(f"tcgen05.shift at TMEM lane {lane}, must be 0, 32, 64 or 96")
@@ -302,10 +319,11 @@ def _require_allocation_size(columns: int) -> None:
 
 
 def _require_lane(shape: str, address: int, warp_in_group: int) -> int:
-    """The first lane reached: of the warp's own quarter, which quarter 0 of an address stands for.
+    """Return the first lane of the access, in the warp's quarter; quarter 0 of an address means
+    that one.
 
     Kernels right on hardware leave the quarter to the warp (DeepGEMM's epilogues with 32x32b and
-    16x256b, CUTLASS's primitives/tcgen05/1cta_mma_a_from_tmem.py); any other one is refused.
+    16x256b, CUTLASS's primitives/tcgen05/1cta_mma_a_from_tmem.py). Any other quarter is refused.
     """
     lane, first = address >> 16, 32 * warp_in_group
     quarter, inner = lane & ~31, lane & 31

@@ -1,8 +1,8 @@
-"""tcgen05.cp: a matrix in shared memory goes to tensor memory, to some quarters of the lanes.
+"""tcgen05.cp: copy a matrix from shared memory to some quarters of the lanes of tensor memory.
 
-Elements of 4 and 6 bits, in chunks of 16 with padding behind them, can get a byte each on the way.
+Elements of 4 and 6 bits, in chunks of 16 followed by padding, can be widened to a byte each.
 Sources: PTX ISA, tcgen05.cp and its optional decompression; CUTLASS's copy traits
-(cute/atom/copy_traits_sm100.hpp, UTCCP) say which lanes the rows of a shape reach.
+(cute/atom/copy_traits_sm100.hpp, UTCCP) for the lanes that the rows of a shape reach.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from ptxemu.machine.umma_desc import SmemDesc, matrix_bytes
 
 @dataclass(frozen=True)
 class Fill:
-    """rows of nbytes each; row r goes to lane r // run * stride + r % run and, for each of copies,
-    so many lanes behind. narrow: bits of the elements that get a byte each; 0: bytes are copied."""
+    """Shape of a copy of rows to lanes of tensor memory.
+
+    rows, nbytes: number of rows and bytes of each.
+    run, stride: row r goes to lane r // run * stride + r % run.
+    copies: lane offsets of the copies of each row.
+    narrow: bits of the elements that are widened to a byte each; bytes are copied if it is 0.
+    """
 
     rows: int
     nbytes: int
@@ -32,11 +37,11 @@ class Fill:
 
     @cached_property
     def matrix(self) -> tuple[int, int]:
-        """In shared memory: (lines, bytes of a line)."""
+        """Shape of the matrix in shared memory: (lines, bytes of a line)."""
         return self.rows, self.nbytes
 
     def lanes(self) -> np.ndarray:
-        """Of each copy and row, intp."""
+        """Return the lane of each copy and row, intp."""
         return self._lanes
 
     @cached_property
@@ -58,8 +63,11 @@ class Fill:
         return self.run == self.rows and self.copies == tuple(range(0, LANES, self.rows))
 
     def sources(self, codes: np.ndarray | None) -> np.ndarray | None:
-        """Of the codes of the matrix's 32-bit words, [row, word], the largest that each word in
-        tensor memory comes from; None where all are 0. Padding counts for nothing."""
+        """Return the largest code of the source words of each word in tensor memory.
+
+        codes: codes of the matrix's 32-bit words, [row, word].
+        Padding is ignored. The result is None if all codes are 0.
+        """
         if codes is None or not self.narrow:
             return codes
         first, last = _SOURCES[self.narrow]
@@ -90,7 +98,7 @@ def shape_of(name: str, multicast: str, source: str = "") -> Fill:
 
 
 def read_matrix(smem: np.ndarray, desc: SmemDesc, shape: Fill) -> np.ndarray:
-    """What goes to tensor memory, uint32 (rows, nbytes / 4)."""
+    """Return the words for tensor memory, uint32 (rows, nbytes / 4)."""
     image = matrix_bytes(smem, desc, shape.matrix)
     return (widened(shape.narrow, image) if shape.narrow else image).view(np.uint32)
 
@@ -104,7 +112,7 @@ def require_room(tmem: Tmem, address: int, shape: Fill) -> None:
 
 
 def fill(tmem: Tmem, address: int, shape: Fill, words: np.ndarray) -> None:
-    """words, uint32 (rows, nbytes / 4), to the columns from the address on.
+    """Write words, uint32 (rows, nbytes / 4), to the columns from the address on.
 
     Raises: as `require_room`.
     """
@@ -113,7 +121,7 @@ def fill(tmem: Tmem, address: int, shape: Fill, words: np.ndarray) -> None:
 
 
 def put(tmem: Tmem, address: int, shape: Fill, words: np.ndarray) -> None:
-    """The same where it is known that there is room."""
+    """Write the words to tensor memory; the columns are known to have room."""
     column, columns = address & 0xFFFF, shape.nbytes // 4
     cells = tmem.cells[column : column + columns]
     if shape.whole:

@@ -33,7 +33,12 @@ _LAYOUTS: dict[int, Swizzle] = {
 
 @dataclass(frozen=True)
 class SmemDesc:
-    """start: byte offset in shared memory; leading, stride: byte offsets (LBO, SBO)."""
+    """A decoded shared memory descriptor.
+
+    start: byte offset in shared memory.
+    leading: byte offset (LBO).
+    stride: byte offset (SBO).
+    """
 
     start: int
     leading: int
@@ -44,8 +49,11 @@ class SmemDesc:
 
 
 class Image(NamedTuple):
-    """words: places of a matrix's 8-byte words in shared memory, intp [line, word]. end: one past
-    the largest."""
+    """Places of a matrix in shared memory.
+
+    words: places of the 8-byte words, intp [line, word].
+    end: one past the largest place.
+    """
 
     words: np.ndarray
     end: int
@@ -99,9 +107,13 @@ _SCALE_FORMATS = {0: "ue4m3", 1: "ue8m0"}
 class InstrDesc:
     """A decoded instruction descriptor; formats are keys of FORMATS.
 
-    m, n, k: shape of the whole MMA (both CTAs of a pair). sparse: of a row of A only half is
-    stored; selector: of its metadata. stationary: of tcgen05.mma.ws. scale_format, a_scale_id,
-    b_scale_id: of the block-scaled kinds, else None and 0; those always have d_format f32.
+    m, n, k: shape of the whole MMA (both CTAs of a pair).
+    sparse: whether only half of a row of A is stored.
+    selector: selector of the sparsity metadata.
+    stationary: whether the instruction is tcgen05.mma.ws.
+    scale_format: format of the scale factors; None unless block-scaled. Block-scaled kinds have
+        d_format f32.
+    a_scale_id, b_scale_id: scale ids of the block-scaled kinds, else 0.
     """
 
     kind: str
@@ -144,11 +156,12 @@ class InstrDesc:
         return (64, 1) if self.sparse and self.m // ctas == 64 else (self.m, ctas)
 
     def shape_of_a(self, ctas: int) -> tuple[int, int, str, bool]:
-        """Of one of so many CTAs: rows, what is stored of K, format, MN-major?"""
+        """Return rows, stored part of K, format, and whether MN-major, for A of one of so many
+        CTAs."""
         return self.m // ctas, self.a_k, self.a_format, self.a_mn_major
 
     def shape_of_b(self, ctas: int) -> tuple[int, int, str, bool]:
-        """Of one of so many CTAs: rows, K, format, MN-major?"""
+        """Return rows, K, format, and whether MN-major, for B of one of so many CTAs."""
         return self.n // ctas, self.k, self.b_format, self.b_mn_major
 
 
@@ -211,12 +224,12 @@ def instr_desc(kind: str, value: int) -> InstrDesc:
 
 @lru_cache(maxsize=1024)
 def stationary_desc(kind: str, value: int) -> InstrDesc:
-    """The same of tcgen05.mma.ws, whose B is the stationary operand."""
+    """Decode the instruction descriptor of tcgen05.mma.ws, whose B is the stationary operand."""
     return replace(instr_desc(kind, value), stationary=True)
 
 
 def _require_selector(kind: str, sparse: bool, selector: int, value: int) -> None:
-    """Which half of the metadata's 64 bits, of kinds that need only one."""
+    """Check the selector, the half of the metadata's 64 bits that some kinds use."""
     count = _SELECTORS.get(kind, 1) if sparse else 1
     if selector >= count:
         what = f"must be below {count}" if sparse else "and the MMA is dense"
@@ -260,10 +273,10 @@ _LEGAL_N: dict[tuple[bool, int], set[int]] = {
 
 @lru_cache(maxsize=1024)
 def require_shape(desc: InstrDesc, cta_group: int) -> None:
-    """Refuse M and N that an MMA of `cta_group` 1 or 2 does not have: PTX ISA, "Matrix Shape".
+    """Refuse M and N that an MMA of `cta_group` 1 or 2 does not support: PTX ISA, "Matrix Shape".
 
-    CUTLASS (cute/arch/mma_sm100_umma.hpp) asks for N in steps of 16 and 32 of some sparse forms,
-    whose table in the manual has the steps of dense ones.
+    For some sparse forms, CUTLASS (cute/arch/mma_sm100_umma.hpp) asks for N in steps of 16 and
+    32; the manual's table has the steps of dense forms.
     """
     if desc.stationary:
         _require_stationary(desc)
@@ -304,7 +317,7 @@ def read_operand(
 
 
 def image_of(desc: SmemDesc, form: tuple[int, int, str, bool]) -> Image:
-    """Where the operand lies; form: rows, k, format, MN-major?"""
+    """Return the places of the operand; form: rows, k, format, whether MN-major."""
     if form not in desc.images:
         _, _, fmt, mn_major = form
         _require_layout(desc, line_bytes(fmt, 1), mn_major)
@@ -338,7 +351,7 @@ def _taken(smem: np.ndarray, image: Image) -> np.ndarray:
 
 
 def operand_shape(rows: int, k: int, fmt: str, mn_major: bool) -> tuple[int, int]:
-    """(lines, bytes of a line) of an operand in shared memory."""
+    """Return (lines, bytes of a line) of an operand in shared memory."""
     return (k, line_bytes(fmt, rows)) if mn_major else (rows, line_bytes(fmt, k))
 
 

@@ -31,9 +31,14 @@ _RESERVED = 0x3FF1_C000_C000_C000
 
 
 class Form(NamedTuple):
-    """What an opcode and its immediates say. d, a, b: types. A in registers is K-major. negate: one
-    of A and B, and not the other, is multiplied by -1. selector: of sparse metadata, None of a
-    dense A."""
+    """Decoded opcode and immediates.
+
+    n, k: shape; M is 64.
+    d, a, b: types.
+    a_in_registers: A is then K-major.
+    negate: whether exactly one of A and B is multiplied by -1.
+    selector: selector of sparse metadata; None for a dense A.
+    """
 
     n: int
     k: int
@@ -54,15 +59,15 @@ class Form(NamedTuple):
 
     @property
     def row_bits(self) -> int:
-        """Of metadata, of a row of a sparse A."""
+        """Number of bits of metadata in a row of a sparse A."""
         return tensor_core.row_bits(_bits(self.a), self.k)
 
     def a_lines(self, rows: int) -> tuple[int, int]:
-        """(lines, bytes of a line) of so many rows of A in shared memory."""
+        """Return (lines, bytes of a line) of so many rows of A in shared memory."""
         return _lines(rows, self.a_k, self.a, self.a_mn_major)
 
     def b_lines(self) -> tuple[int, int]:
-        """The same of B."""
+        """Return the lines of B."""
         return _lines(self.n, self.k, self.b, self.b_mn_major)
 
     @property
@@ -99,7 +104,7 @@ def _bits(type_: str) -> int:
 
 
 def _lines(rows: int, k: int, type_: str, mn_major: bool) -> tuple[int, int]:
-    """Only types of 16 bits are MN-major."""
+    """Return (lines, bytes of a line); only types of 16 bits are MN-major."""
     return (k, 2 * rows) if mn_major else (rows, k * _bits(type_) // 8)
 
 
@@ -136,8 +141,10 @@ def _decode(type_: str, image: np.ndarray) -> np.ndarray:
 
 
 def a_of_fragments(registers: np.ndarray, type_: str) -> np.ndarray:
-    """A, float32 (64, what is stored of k), of its four registers: both halves of the rows, then
-    those of K."""
+    """Return A, float32 (64, stored part of k), from its registers.
+
+    The four registers are both halves of the rows, then those of K.
+    """
     values = _decode(type_, np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 4))
     split = values.reshape(4, 2, 2, *_LANES, -1)  # [warp, half of K, half of rows, g, t, element]
     return split.transpose(0, 2, 3, 1, 4, 5).reshape(M, -1)
@@ -171,8 +178,16 @@ def product(
     sums: Rule | None = None,
     stored: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The fragments of A B^T + D. a (64, k), b (n, k), float32; d: fragments, None where D is not
-    read; sums: how they are made, None where it is free; stored: see `tensor_core.product`."""
+    """Return the fragments of A B^T + D.
+
+    Args:
+        form: the decoded opcode.
+        a: float32 (64, k).
+        b: float32 (n, k).
+        d: fragments; None if D is not read.
+        sums: rule for the order and rounding of sums; None if free.
+        stored: see `tensor_core.product`.
+    """
     with np.errstate(all="ignore"):
         if sums is not None:
             before = None if d is None else d_of_fragments(d, form.d)

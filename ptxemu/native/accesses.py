@@ -1,10 +1,12 @@
-"""What accesses of a recorded launch ask of memory, noted by the primitives that do them.
+"""Notes about the memory accesses of a recorded launch, made by the primitives that execute them.
 
-Two words of 64 bits per access: in the lower 16 bits of the first its memory, whether it stores and
-the bytes of a lane, above them how often the memory is busy with it; the lowest address. Shared
-memory serves 32 banks of 4 bytes at a time, of a whole warp where lanes have 4 bytes or less, of a
-half or a quarter of it where they have 8 or 16, and a word that several lanes want once. Global
-memory is counted in sectors of 32 bytes.
+Each access takes two 64-bit words. The lower 16 bits of the first word encode the memory, whether
+the access stores, and the bytes of a lane. The upper bits count how often the memory is busy with
+the access. The second word is the lowest address.
+
+Shared memory serves 32 banks of 4 bytes at a time. It serves a whole warp if lanes access 4 bytes
+or less, half a warp for 8 bytes, and a quarter for 16. A word that several lanes read is served
+once. Global memory is counted in sectors of 32 bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ FIRST = _SERVED + BANKS
 
 @routine
 def note_shared(notes: p_i64, addresses: p_u32, active: p_u8, what: int) -> int:
-    """1, and nothing is noted, where there is no room; what: the lower 16 bits."""
+    """Note a shared memory access; return 1, and note nothing, if there is no room.
+
+    what: the lower 16 bits of the first word.
+    """
     place = notes[NEXT]
     if place + 2 > notes[ROOM]:
         return 1
@@ -61,7 +66,7 @@ def note_shared(notes: p_i64, addresses: p_u32, active: p_u8, what: int) -> int:
 
 @routine
 def note_global(notes: p_i64, addresses: p_i64, active: p_u8, what: int) -> int:
-    """The same. Sectors that follow each other in the order of lanes are counted once."""
+    """Note a global memory access. Equal sectors of successive lanes are counted once."""
     place = notes[NEXT]
     if place + 2 > notes[ROOM]:
         return 1

@@ -1,8 +1,8 @@
-"""Where the 32-lane values of a program lie: registers in a file of each warp, all else in one
-scratch.
+"""Places of the 32-lane values of a program.
 
-The scratch belongs to the program, whose blocks run one at a time. It holds cells of 8 bytes, which
-bring scalars to lanes and masks back; constants, which stay; and the values of the running block.
+Registers are in one file of each warp, all other values in one scratch. The scratch belongs to the
+program, whose blocks run one at a time. It has cells of 8 bytes, which bring scalars to lanes and
+masks back; constants, which stay; and the values of the running block.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class NoRoom(Exception):
 
 @dataclass
 class Plan:
-    """What the source of a block refers to in a frame, as data: another frame can take it.
+    """References of a block's source to a frame, as data that another frame can use.
 
-    segments: operations, each with the places of its result and operands. views: place, type and
-    rows, by name. constants: bits and width of those in segments, by the place that they had.
+    segments: operations, each with the places of its result and operands.
+    views: place, type and rows, by name.
+    constants: bits and width of the constants in segments, by their place in the first frame.
     """
 
     segments: list[list[tuple[Key, list[int]]]]
@@ -121,7 +122,7 @@ class Frame:
     def plan(
         self, segments: list[list[tuple[Key, list[int]]]], views: dict[str, tuple[int, str, int]]
     ) -> Plan:
-        """With the constants of this frame."""
+        """Return a plan that has the constants of this frame."""
         places = {place for segment in segments for _, places in segment for place in places}
         used = sorted(places & self._constant_at.keys())  # as they came
         return Plan(segments, views, {place: self._constant_at[place] for place in used})
@@ -139,8 +140,12 @@ class Frame:
         return names
 
     def function(self, operations: Sequence[tuple[Key, Sequence[int]]]) -> Segment:
-        """What executes them, each with the places of its result and operands, on the file and with
-        the context at two addresses; not 0 where the last one leaves its work to Python."""
+        """Return the function that executes operations, each with the places of its result and
+        operands.
+
+        Its arguments are the addresses of the file and the context. It returns non-zero if the last
+        operation leaves its work to Python.
+        """
         words = np.zeros((len(operations) + 1, WORD), np.uint8)
         codes, places = words.view(np.uint64), words.view(np.int32)
         addresses = self.library.addresses

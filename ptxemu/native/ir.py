@@ -1,4 +1,4 @@
-"""What the primitives are written with: types, literals, and the instructions of LLVM IR."""
+"""Building blocks of the primitives: types, literals, and the instructions of LLVM IR."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def row_align(dtype: str) -> int:
 
 
 def row_bytes(dtype: str) -> int:
-    """What 32 lanes take in a file or scratch: a multiple of the alignment of all primitives."""
+    """Return the bytes of 32 lanes in a file or scratch, a multiple of all alignments."""
     return max(LANES * BITS[dtype] // 8, 64)
 
 
@@ -120,7 +120,7 @@ class Body:
 
     @contextmanager
     def loop(self, times: int) -> Iterator[str]:
-        """Its body, with the number of the pass."""
+        """Write a loop around the body, which gets the number of the pass."""
         self.count += 1
         body, again, after = (f"{name}{self.count}" for name in ("body", "again", "after"))
         passed, following = f"%k{self.count}", f"%n{self.count}"
@@ -144,7 +144,7 @@ class Body:
 
     @contextmanager
     def only_if(self, condition: str) -> Iterator[None]:
-        """What is done where it holds."""
+        """Write a branch around the body, which runs if the condition holds."""
         self.count += 1
         yes, after = f"yes{self.count}", f"after{self.count}"
         self.lines += [f"  br i1 {condition}, label %{yes}, label %{after}", f"{yes}:"]
@@ -153,7 +153,7 @@ class Body:
         self.block = after
 
     def reduce(self, operation: str, type_: str, value: str) -> str:
-        """One element of all lanes."""
+        """Reduce all lanes to one element."""
         name, lanes = f"llvm.vector.reduce.{operation}.v32{type_}", f"<{LANES} x {type_}>"
         self.declared.add(f"declare {type_} @{name}({lanes})")
         return self.do(f"call {type_} @{name}({lanes} {value})")
@@ -190,7 +190,7 @@ class Body:
         return "<" + ", ".join([f"{element(dtype)} {literal}"] * LANES) + ">"
 
     def cast(self, value: str, source: str, target: str) -> str:
-        """The same bits."""
+        """Cast to another type with the same bits."""
         if element(source) == element(target):
             return value
         return self.do(f"bitcast {vector(source)} {value} to {vector(target)}")
@@ -234,7 +234,8 @@ class Body:
 
 @dataclass(frozen=True)
 class Primitive:
-    """What it computes from the types of its operands; `build` takes and gives values."""
+    """Function from the types of its operands to a result; `build` maps operand values to the
+    result's."""
 
     name: str
     types: tuple[str, ...]

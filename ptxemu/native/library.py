@@ -60,8 +60,11 @@ def interface() -> dict[str, int]:
 
 
 def builtin(name: str, address: int, owner: object = None) -> Callable[..., Any]:
-    """What calls the machine code at an address, of the type
-    `PyObject *(PyObject *owner, PyObject *const *arguments, Py_ssize_t count)`."""
+    """Return a Python function that calls the machine code at an address.
+
+    The code has the type `PyObject *(PyObject *owner, PyObject *const *arguments, Py_ssize_t
+    count)`.
+    """
     definition = _Definition(name.encode(), address, _FASTCALL, None)
     _DEFINITIONS.append(definition)
     make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
@@ -75,7 +78,11 @@ _KEPT = 8  # files; others are of sources that have changed since
 
 
 class Library:
-    """addresses: of the function of each primitive. segment: runs a table of them."""
+    """Compiled primitives and routines.
+
+    addresses: address of the function of each primitive.
+    segment: runs a table of these functions.
+    """
 
     def __init__(self, engine: Any, keys: list[Key]) -> None:
         self._engine = engine  # owns the code
@@ -103,8 +110,12 @@ class _Code(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a library is compiled from. digest: of all that it depends on; routines: the functions;
-    primitives: their IR and keys, if there are any."""
+    """Source of a library.
+
+    digest: hash of everything the library depends on.
+    routines: returns the functions.
+    primitives: returns the primitives' IR and keys; None if there are none.
+    """
 
     digest: bytes
     routines: Callable[[], list[Callable[..., Any]]]
@@ -119,7 +130,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any] | None:
 
 @cache
 def library() -> Library | None:
-    """None where llvmlite is not installed, or where PTXEMU_NATIVE is 0."""
+    """Return the library; None if llvmlite is not installed or PTXEMU_NATIVE is 0."""
     if os.environ.get("PTXEMU_NATIVE") == "0":
         return None
     try:
@@ -130,8 +141,11 @@ def library() -> Library | None:
 
 
 def library_of(*modules: ModuleType) -> Library | None:
-    """The routines of another package, which stand in these modules beside constants that they
-    use; None as `library` is."""
+    """Return the library of another package's routines, in modules that also define their
+    constants.
+
+    The result is None in the cases in which `library` returns None.
+    """
     if library() is None:
         return None
     import llvmlite.binding as llvm
@@ -143,20 +157,20 @@ def library_of(*modules: ModuleType) -> Library | None:
 
 
 def _own() -> Source:
-    """What is in this package."""
+    """Return the source of this package's library."""
 
     return Source(_sources(), lambda: routines_of(accesses, operands, shadow), primitives.module)
 
 
 def routines_of(*modules: ModuleType) -> list[Callable[..., Any]]:
-    """Those that stand in them."""
+    """Return the routines that these modules define."""
     names = {module.__name__ for module in modules}
     return [each for each in ROUTINES.values() if each.__module__ in names]
 
 
 @contextmanager
 def without() -> Iterator[None]:
-    """As if llvmlite were not installed; programs that are made in between stay so."""
+    """Run as if llvmlite were not installed; programs made inside stay without machine code."""
     was = os.environ.get("PTXEMU_NATIVE")
     os.environ["PTXEMU_NATIVE"] = "0"
     library.cache_clear()
@@ -170,7 +184,7 @@ def without() -> Iterator[None]:
 
 
 def load(llvm: Any, folder: Path, source: Source) -> Library:
-    """From a file of the folder, or compiled and put there."""
+    """Load the library from a file of the folder, or compile it and keep it there."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
@@ -216,7 +230,7 @@ def _compiled(llvm: Any, machine: Any, source: Source) -> _Code:
 
 
 def _read(path: Path) -> _Code | None:
-    """None where it is missing or broken, or where others may write it."""
+    """Read a file of code; None if it is missing or broken, or if others may write it."""
     try:
         head, _, code = GUARD.read(path).partition(b"\n")
         told = json.loads(head)
@@ -236,8 +250,10 @@ def _checksum(keys: list[Key], code: bytes) -> str:
 
 
 def _keep(path: Path, found: _Code) -> None:
-    """For the next process; a folder that cannot be written costs the time of compiling each
-    time."""
+    """Keep the code for the next process.
+
+    If the folder cannot be written, each process compiles again.
+    """
     head = json.dumps({"checksum": _checksum(*found), "keys": found.keys})
     try:
         GUARD.make(path.parent)

@@ -27,8 +27,11 @@ _OF_WINDOW = 3  # first address, end, whether it may be written
 
 
 class Table:
-    """Of a launch: ranges of global memory that were found to be allowed of late, and the bytes
-    that primitives have moved."""
+    """Table of one launch.
+
+    It has the ranges of global memory that were recently found to be allowed, and the
+    number of bytes that primitives have moved.
+    """
 
     def __init__(self) -> None:
         self._fields = np.zeros(_WINDOWS + _OF_WINDOW * WINDOWS, np.int64)
@@ -55,10 +58,17 @@ class Table:
 
 
 class Context:
-    """Of one warp. smem: address of shared memory, of which `size` bytes are the CTA's. cells: of
-    tensor memory, uint32 (512 columns, 128 lanes). allocated: of which columns are, bool. lane: the
-    first of the warp. refuses: every access is left to Python. notes: where those of memory are
-    noted, or 0."""
+    """Context of one warp for primitives.
+
+    smem: address of shared memory.
+    cells: address of tensor memory, uint32 (512 columns, 128 lanes).
+    allocated: address of a bool for each of these columns, whether it is allocated.
+    size: number of bytes of shared memory that belong to the CTA.
+    table: ranges of global memory.
+    lane: first lane of the warp in tensor memory.
+    refuses: whether every access is left to Python.
+    notes: address for notes about memory accesses, or 0.
+    """
 
     def __init__(
         self,
@@ -96,7 +106,7 @@ class Access:
 
     @property
     def dtype(self) -> str:
-        """Of the rows."""
+        """Type of the rows, such as U32."""
         return f"U{max(8 * self.size, 16)}"
 
     def build(self, b: Body) -> None:
@@ -139,7 +149,8 @@ class Access:
         b.leave_if(b.do(f"or i1 {bad}, {outside}"))
 
     def _note(self, b: Body) -> None:
-        """In a launch that is recorded; left to Python where there is no room."""
+        """Note the access if the launch is recorded; leave it to Python if there is no room for a
+        note."""
         notes = b.context(_NOTES)
         with b.only_if(b.do(f"icmp ne i64 {notes}, 0")):
             name = f'@"accesses.note_{self.space}"'
@@ -181,7 +192,7 @@ class Access:
                     self._move_one(b, where, place, element, wide)
 
     def _of_lane(self, b: Body, lane: str) -> str:
-        """Where the elements of a lane begin."""
+        """Return a pointer to the elements of a lane."""
         if self.space == "global":
             place = b.do(f"getelementptr i64, ptr {b.place(1)}, i64 {lane}")
             return b.do(f"inttoptr i64 {b.do(f'load i64, ptr {place}')} to ptr")

@@ -1,7 +1,7 @@
 """Operands of a block-scaled MMA times their scale factors, as a routine.
 
-The elements have codes of 8 bits, or of 4 bits, two to a byte. What a byte and the code of a scale
-factor give is looked up: `machine.scale_factors` computes the table and says where things lie.
+The elements have codes of 8 bits, or of 4 bits, two to a byte. A table maps a byte and the code of
+a scale factor to the product. `machine.scale_factors` computes it and fills the frame.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FRAME = 14
 
 @routine
 def scaled_operand(address: int) -> int:
-    """0, or 1 where Python has to look: copies of scale factors differ, or one is large."""
+    """Return 0, or 1 if Python has to check: copies of scale factors differ, or one is large."""
     frame = p_i64(address)
     index, out, packed = p_i64(frame[INDEX]), frame[OUT], frame[PACKED]
     words, block, byte = frame[WORDS], frame[BLOCK], frame[BYTE]

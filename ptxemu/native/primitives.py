@@ -51,7 +51,7 @@ LOADS
 
 
 class Operation(Protocol):
-    """What is more than a function of its operands' values."""
+    """Operation that is more than a function of its operands' values."""
 
     @property
     def key(self) -> Key: ...
@@ -119,7 +119,7 @@ def _splat(number: int, dtype: str, declared: set[str]) -> str:
 
 
 def module() -> tuple[str, list[Key]]:
-    """(the IR of all primitives, what each is, by number)."""
+    """Return (the IR of all primitives, what each is, by number)."""
     declared: set[str] = set()
     keys: list[Key] = [("end", ())]
     parts = [_end(0)]

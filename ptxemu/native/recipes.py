@@ -29,8 +29,11 @@ _RELATION = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: 
 
 
 class Ref(NamedTuple):
-    """A value of a recipe. kind: "source", "step" (by `number`) or "constant" (`number` is it).
-    dtype: numpy's, or "" for a Python scalar, which takes the type of its partner."""
+    """Value of a recipe.
+
+    kind: "source", "step" (by `number`) or "constant" (`number` is the constant).
+    dtype: numpy's; "" for a Python scalar, which gets the type of its partner.
+    """
 
     kind: str
     number: Any
@@ -52,8 +55,14 @@ class _Unknown(Exception):
 def recipe(
     text: str, types: tuple[str, ...], uniform: tuple[bool, ...], result: str
 ) -> Recipe | None:
-    """text: the template; types: numpy types of its operands; uniform: which of them are scalars.
-    None where numpy has to execute it."""
+    """Return the steps that compute a template, or None if numpy has to execute it.
+
+    Args:
+        text: the template.
+        types: numpy types of its operands.
+        uniform: which operands are scalars.
+        result: numpy type of the result.
+    """
     try:
         tree = ast.parse(re.sub(r"\{t?(\d+)\}", r"_\1", text), mode="eval").body
         reader = _Reader(types, uniform, frozenset(re.findall(r"\{t(\d+)\}", text)))
@@ -121,7 +130,7 @@ class _Reader:
         return self._step({ast.Invert: "~", ast.USub: "neg"}.get(type(node.op), "?"), operand)
 
     def _matched(self, left: Ref, right: Ref) -> tuple[Ref, Ref]:
-        """Both of one type: that of the array beside a Python scalar."""
+        """Return both in one type; a Python scalar gets the type of the array."""
         if left.weak and right.weak:
             raise _Unknown
         if left.weak:
@@ -203,5 +212,5 @@ for _name, _types in TABLE:
 
 
 def _ORDER(word: str) -> tuple[int, str]:
-    """As in the keys: strings, then flags, `nan` before `ftz`."""
+    """Sort key in the order of the keys: strings, then flags, `nan` before `ftz`."""
     return {"'": 0, "n": 1}.get(word[0], 2), word

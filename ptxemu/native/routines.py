@@ -1,16 +1,17 @@
-"""What routines are written with: loops in restricted Python that become machine code.
+"""Types and decorator of routines: loops in restricted Python that become machine code.
 
-A routine is a function of a module beside this one, with `@routine` and an annotation for each
-parameter: `int`, `float`, `f32`, or a pointer such as `p_u8`. It stays a Python function, which a
-test calls with numpy arrays (`p_u8(array)`); `library.compiled` gives it as machine code, called
-with addresses.
+A routine is a function of another module of this package. It has the decorator `@routine` and an
+annotation for each parameter: `int`, `float`, `f32`, or a pointer such as `p_u8`. It stays a Python
+function, which a test calls with numpy arrays (`p_u8(array)`). `library.compiled` returns the
+machine code, which is called with addresses.
 
-Integers have 64 bits and a sign. Machine code drops what overflows, so where that may happen the
-routine says `wrap(...)`; a shift is by 0 to 63 bits and keeps the sign, a divisor is not 0. f32
-and f64 are computed as such, operation by operation. Memory behind a pointer parameter is accessed
-through no other pointer, unless all of them only read it; a pointer made from an address
-(`p_i64(frame[0])`) has no such duty. Constants of the module may be numbers, and tables that are
-only read: `TABLE = p_u16(array)`.
+Integers have 64 bits and a sign. Machine code drops overflow, so a routine calls `wrap(...)` where
+overflow may happen. A shift is by 0 to 63 bits and keeps the sign; a divisor is not 0. f32 and f64
+are computed as such, operation by operation.
+
+Memory of a pointer parameter must not be accessed through another pointer, unless all of them only
+read it. A pointer made from an address (`p_i64(frame[0])`) has no such restriction. Constants of
+the module may be numbers, and tables that are only read: `TABLE = p_u16(array)`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ROUTINES: dict[str, Callable[..., Any]] = {}  # by their symbols in machine code
 
 
 def routine(function: _F) -> _F:
-    """Make a function of this package known to the library; it stays as it is."""
+    """Register a function of this package with the library; the function stays unchanged."""
     ROUTINES[symbol(function)] = function
     return function
 
@@ -85,7 +86,7 @@ class p_i32(Pointer):
 
 
 class p_u64(Pointer):
-    """Its values are taken with a sign, as all integers of a routine."""
+    """Pointer to u64; its values are read as signed, as all integers of a routine."""
 
     dtype = np.uint64
 

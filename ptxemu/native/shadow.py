@@ -1,9 +1,10 @@
-"""What the race checker asks of its shadows most of the time, as routines: is an access ordered
-after all that it must be ordered after? If it surely is, it is noted at once; else nothing is done,
-and Python finds out what is wrong, or that nothing is.
+"""Fast path of the race checker, as routines: is an access ordered after all it must follow?
 
-`check.shadow` and `check.global_memory` say what shadows, stamps and clocks are. A routine is told
-what to look at in a frame, whose words are named below.
+If it surely is, the routine notes the access at once. Otherwise it changes nothing, and Python
+determines what is wrong, if anything.
+
+`check.shadow` and `check.global_memory` define shadows, stamps and clocks. A routine gets its
+arguments in a frame, whose words are named below.
 """
 
 from __future__ import annotations
@@ -126,8 +127,10 @@ def visit(address: int) -> int:
 
 @routine
 def visit_lanes(address: int) -> int:
-    """An access of shared memory by lanes of a warp, whose addresses come as STARTS; surely only
-    where they are aligned and in bounds."""
+    """Visit an access to shared memory by lanes of a warp, with their addresses as STARTS.
+
+    The result is sure only if the addresses are aligned and in bounds.
+    """
     frame = p_i64(address)
     starts, lanes, nbytes, count = p_i64(frame[STARTS]), p_i64(frame[LANES]), frame[NBYTES], 0
     for lane in range(32):
@@ -144,7 +147,7 @@ def visit_lanes(address: int) -> int:
 
 @routine
 def _looked(frame: p_i64) -> int:
-    """What `visit` finds before it changes anything."""
+    """Return the result of `visit`'s checks, before it changes anything."""
     if _whole(frame) == 0:
         return UNSURE
     table, planes = p_i64(frame[TABLE]), frame[PLANES]
@@ -191,7 +194,7 @@ def _looked(frame: p_i64) -> int:
 
 @routine
 def visit_global(address: int) -> int:
-    """An access of global memory: nobody has read what it writes."""
+    """Visit an access to global memory, of which no written byte has been read."""
     frame = p_i64(address)
     last, owners = p_i64(p_i64(frame[TABLE])[0]), p_i32(frame[OWNERS])
     starts, count, run = p_i64(frame[STARTS]), frame[COUNT], frame[RUN]
@@ -226,7 +229,7 @@ def visit_global(address: int) -> int:
 
 @routine
 def unread(address: int) -> int:
-    """The stamps of writes that nobody has read; how many."""
+    """Store the stamps of writes that have not been read; return how many there are."""
     frame = p_i64(address)
     table, starts, out = p_i64(frame[TABLE]), p_i64(frame[STARTS]), p_i64(frame[OUT])
     last, found = p_i64(table[0]), 0

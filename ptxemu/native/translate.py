@@ -28,8 +28,10 @@ class Untranslatable(Exception):
 
 
 class Value(NamedTuple):
-    """type: "i64", "i1", "float", "double", a pointer's class, or "literal", whose text is a
-    number."""
+    """Value of an expression.
+
+    type: "i64", "i1", "float", "double", a pointer's class, or "literal", whose text is a number.
+    """
 
     text: Any
     type: Any
@@ -100,7 +102,7 @@ def literal(number: Any, type_: str) -> str:
 
 
 class Expressions:
-    """Those of one function, and the text that has been written of it."""
+    """Translator of one function's expressions, with the text it has written."""
 
     def __init__(self, function: Callable[..., Any], tables: dict[str, str]) -> None:
         self.function, self.tables = function, tables
@@ -131,7 +133,7 @@ class Expressions:
         self.lines.append(f"  {text}")
 
     def _end(self, text: str) -> None:
-        """Of a block."""
+        """End a block with the terminator `text`."""
         self._put(text)
         self.open = False
 
@@ -140,7 +142,7 @@ class Expressions:
         return f"b{self.count}"
 
     def _begin(self, label: str) -> None:
-        """A block; the one before it goes on to it."""
+        """Begin a block; the open block before it branches to it."""
         if self.open:
             self._put(f"br label %{label}")
         self.lines.append(f"{label}:")
@@ -189,7 +191,7 @@ class Expressions:
     # -- conditions -------------------------------------------------------------------------
 
     def _branch(self, node: ast.expr, yes: str, no: str) -> None:
-        """To one of two blocks; what a condition does not need is not evaluated."""
+        """Branch to one of two blocks; operands that the condition does not need are skipped."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             self._branch(node.operand, no, yes)
         elif isinstance(node, ast.BoolOp):
@@ -516,7 +518,7 @@ def module(functions: Iterable[Callable[..., Any]]) -> str:
 
 
 class _Routine(Expressions):
-    """One function, statement by statement."""
+    """Translator of one function, statement by statement."""
 
     def translated(self) -> str:
         signature = self.signature

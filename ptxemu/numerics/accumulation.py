@@ -1,18 +1,21 @@
-"""Sums as tensor cores make them: products and C aligned to the largest exponent among them.
+"""Sums as tensor cores compute them: terms aligned to the largest exponent among products and C.
 
-Products are exact. Each of them and C is cut off so many bits below the leading bit of the largest
-exponent, they are added exactly, so that their order does not matter, and the sum is cut off to f32
-or rounded to nearest even to f16. Exponents are those of the operands, whose subnormal numbers have
-the least one of their type: what a product of 1.5 and 1.5 carries does not move it.
+Products are exact. Each product and C is truncated a number of bits below the leading bit of the
+largest exponent. The terms are added exactly, so their order does not matter. The sum is truncated
+to f32, or rounded to nearest even to f16. Exponents are those of the operands; subnormal numbers
+have the least exponent of their type. A carry of a product such as 1.5 * 1.5 does not change its
+exponent.
 
-An H100 answered for sm_90a (`scripts/conformance.py --questions`): 25 bits of f16, bf16 and tf32;
-13 bits of FP8 in wgmma, whose f32 results keep 13 bits, too, as DeepSeek-V3's report has it. FP8 in
-mma.sync there is turned into f16 and summed from zero, first of elements 0, 1, 4, 5, ... along K,
-then of the others beside that sum, both to D's type; C is added in the end, with one rounding.
-ptxas of CUDA 13.0 and 13.5 makes the same code of it for sm_100, sm_103 and sm_110 (F2FP, two HMMA,
-FADD or HADD2), whose tensor cores have FP8 in tcgen05.mma alone; sm_89, sm_120 and sm_121 have one
-QMMA. Of newer GPUs MMA-Sim (arXiv:2511.10909, github.com/microsoft/MMA-Sim) claims 25 bits for all
-of this, tcgen05.mma without scales included, where none of us could look.
+Measured on an H100 for sm_90a (`scripts/conformance.py --questions`): 25 bits for f16, bf16 and
+tf32; 13 bits for FP8 in wgmma. Its f32 results keep 13 bits, too, as DeepSeek-V3's report states.
+FP8 in mma.sync is converted to f16 there and summed from zero. Elements 0, 1, 4, 5, ... along K are
+summed first, then the others are added to that sum, both in D's type. C is added in the end, with
+one rounding.
+
+ptxas of CUDA 13.0 and 13.5 makes the same code (F2FP, two HMMA, FADD or HADD2) for sm_100, sm_103
+and sm_110, whose tensor cores have FP8 in tcgen05.mma alone. sm_89, sm_120 and sm_121 have one
+QMMA. For newer GPUs MMA-Sim (arXiv:2511.10909, github.com/microsoft/MMA-Sim) claims 25 bits for all
+of this, including tcgen05.mma without scales. We could not check this.
 """
 
 from __future__ import annotations
@@ -44,8 +47,12 @@ _F32_BITS = 23
 
 
 class Rule(NamedTuple):
-    """bits: that a term keeps below the largest exponent; kept: of an f32 result, below its leading
-    bit; split: FP8 that goes through f16, in two sums."""
+    """Precision of sums.
+
+    bits: number of bits of a term below the largest exponent.
+    kept: number of bits of an f32 result below its leading bit.
+    split: whether FP8 goes through f16, in two sums.
+    """
 
     bits: int
     kept: int = _F32_BITS
@@ -53,7 +60,7 @@ class Rule(NamedTuple):
 
 
 class Types(NamedTuple):
-    """Of a product's matrices: names as in PTX; C's is that of D."""
+    """Types of a product's matrices, named as in PTX; C has the type of D."""
 
     d: str
     a: str
@@ -62,9 +69,9 @@ class Types(NamedTuple):
 
 @lru_cache(maxsize=256)
 def rule(instruction: str, target: str, types: Types) -> Rule:
-    """How the GPU of a `.target` sums: of "mma.sync", "wgmma.mma_async" or "tcgen05.mma".
+    """Return how the GPU of a `.target` sums in "mma.sync", "wgmma.mma_async" or "tcgen05.mma".
 
-    Raises UnsupportedPtx where neither a GPU nor a publication has said it.
+    Raises UnsupportedPtx if neither a GPU nor a publication documents it.
     """
     digits = re.match(r"sm_(\d+)", target)
     version = int(digits[1]) if digits else 0
@@ -79,7 +86,7 @@ def rule(instruction: str, target: str, types: Types) -> Rule:
 
 
 def unknown(what: str) -> UnsupportedPtx:
-    """The error of sums that nobody has measured."""
+    """Return the error for sums that have not been measured."""
     return UnsupportedPtx(f"accumulation='aligned': how {what} sums is not known")
 
 
@@ -102,7 +109,7 @@ def accumulate(
 
 
 def _aligned(a: np.ndarray, b: np.ndarray, c: np.ndarray, types: Types, how: Rule) -> np.ndarray:
-    """One aligned sum, some rows of A at a time."""
+    """Return one aligned sum, computed for some rows of A at a time."""
     a, b, c = (matrix.astype(np.float64) for matrix in (a, b, c))
     of_a, of_b, of_c = (
         _exponents(x, type_) for x, type_ in ((a, types.a), (b, types.b), (c, types.d))
@@ -141,7 +148,10 @@ def _sums(
 
 
 def _finished(total: np.ndarray, type_: str, kept: int) -> np.ndarray:
-    """To the type of D, as float32: to nearest even of f16, else cut off. Zeros are positive."""
+    """Round to the type of D, as float32: to nearest even for f16, else truncate.
+
+    Zeros are positive.
+    """
     if type_ == "f16":
         return _rounded(total, type_)
     out = f64_to_f32(total, "rz")
@@ -153,7 +163,7 @@ def _finished(total: np.ndarray, type_: str, kept: int) -> np.ndarray:
 
 
 def _rounded(total: np.ndarray, type_: str) -> np.ndarray:
-    """To nearest even, as float32."""
+    """Round to nearest even, as float32."""
     if type_ == "f16":
         return _canonical(formats.f16_to_f32(formats.f64_to_f16(total).astype(np.uint16)))
     return _canonical(total.astype(np.float32))

@@ -146,7 +146,7 @@ def sqrt_approx(x: np.ndarray, *, ftz: bool = False) -> np.ndarray:
 
 
 def rsqrt_approx(x: np.ndarray, *, ftz: bool = False) -> np.ndarray:
-    """Floating Point Instructions: rsqrt.approx. Bound: 2^-22.9 relative; this: 2^-23.9."""
+    """Floating Point Instructions: rsqrt.approx. Bound: 2^-22.9 relative; 2^-23.9 here."""
     (x,) = flushed(ftz, x)
     return canonical_nan_f32((1.0 / np.sqrt(x.astype(np.float64))).astype(np.float32))
 

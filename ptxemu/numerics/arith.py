@@ -304,8 +304,11 @@ def add_f64(a: np.ndarray, b: np.ndarray, rounding: str = "rn") -> np.ndarray:
 
 
 def add_f64_in_memory(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """add.f64 as the atomic unit of global memory does it: a NaN operand is the sum as it is, even
-    a signalling one, the new before the old (seen on H100; the manual leaves it open)."""
+    """add.f64 as the atomic unit of global memory computes it.
+
+    A NaN operand is returned unchanged, even a signalling one, the new before the old (seen on
+    H100; undefined by the manual).
+    """
     total = add_f64(old, new)
     return np.where(np.isnan(new), new, np.where(np.isnan(old), old, total))
 
@@ -413,7 +416,7 @@ def _f16_operands(ftz: bool, *codes: np.ndarray) -> list[np.ndarray]:
 
 
 def flush_f16(value: np.ndarray) -> np.ndarray:
-    """f16 subnormals, as wider floats, to zero of the same sign."""
+    """Flush f16 subnormals, as wider floats, to zero of the same sign."""
     return value * (np.abs(value) >= _MIN_NORMAL_F16)
 
 

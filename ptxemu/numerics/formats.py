@@ -150,8 +150,8 @@ def _values(form: MiniFloat) -> np.ndarray:
 def _encode(form: MiniFloat, x: np.ndarray, *, relu: bool = False) -> np.ndarray:
     """cvt.rn.satfinite{.relu} to a mini-float.
 
-    The code's quantum is a power of two that depends on the exponent alone, so adding 2^23 quanta
-    lets the f32 adder round to nearest even, and the low bits of the sum count the quanta.
+    The code's quantum is a power of two that depends on the exponent alone. So adding 2^23 quanta
+    makes the f32 adder round to nearest even, and the low bits of the sum count the quanta.
     """
     x = np.asarray(x, dtype=np.float32)
     bits = x.view(np.uint32)
@@ -277,7 +277,7 @@ def f32_to_tf32(
 
 
 def tf32_to_f32(bits: np.ndarray) -> np.ndarray:
-    """What the tensor core reads from a 32-bit word of kind::tf32: its low 13 bits are ignored."""
+    """Return what the tensor core reads from a word of kind::tf32: its low 13 bits are ignored."""
     return (np.asarray(bits).astype(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)[()]
 
 

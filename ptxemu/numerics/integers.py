@@ -29,7 +29,7 @@ def _bits(x: np.ndarray | int, width: int) -> np.ndarray:
 
 
 def _signed(x: np.ndarray, signed: bool) -> np.ndarray:
-    """The same bits read as signed, if asked for."""
+    """View the same bits as signed, if requested."""
     return np.asarray(x).view(_SIGNED[8 * x.dtype.itemsize]) if signed else x
 
 
@@ -167,7 +167,7 @@ def _magnitude(x: np.ndarray, signed: bool) -> np.ndarray:
 
 
 def _with_sign(x: np.ndarray, negative: np.ndarray) -> np.ndarray:
-    """Two's complement negation where asked."""
+    """Negate in two's complement if requested."""
     return np.where(negative, ~x + x.dtype.type(1), x)
 
 

@@ -18,7 +18,7 @@ Offsets = TypeVar("Offsets", int, np.ndarray)
 
 @dataclass(frozen=True)
 class Swizzle:
-    """One mode: `bits`, `base` and `shift` are the B, M and S of Swizzle<B, M, S>."""
+    """Swizzle mode: `bits`, `base` and `shift` are the B, M and S of Swizzle<B, M, S>."""
 
     name: str
     bits: int

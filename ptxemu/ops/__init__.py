@@ -2,7 +2,7 @@
 
 Importing this package fills the registry. An emitter gets the lowering context, the instruction and
 its matched form, and states what the instruction does to the machine; it never looks at a kernel.
-What an instruction does at run time stands in the same file, below its emitter.
+The runtime function of an instruction is in the same file, below its emitter.
 """
 
 from ptxemu.codegen import registry

@@ -49,7 +49,7 @@ def copy(c: Lower, i: Instr, f: Match) -> None:
 
 
 def _source_bytes(c: Lower, operand: object, nbytes: int) -> Value:
-    """How many bytes are read: a count, or by a predicate that says to ignore the source."""
+    """Return the number of bytes to read: a count, or 0 for lanes that ignore the source."""
     register = operand.reg if isinstance(operand, Not) else operand
     if not isinstance(register, Reg) or c.registers.width(register.name) != 1:
         return c.src(operand, "u32")
@@ -91,7 +91,7 @@ def arrive_after(c: Lower, i: Instr, f: Match) -> None:
 def copy_async(
     w: Warp, target: PerLane, source: PerLane, nbytes: int, used: PerLane, mask: np.ndarray | None
 ) -> None:
-    """One copy per active lane, all in one work."""
+    """Copy for each active lane, all lanes in one work."""
     targets, sources, sizes = (w.lane_values(v) for v in (target, source, used))
     cta, memory = w.cta, w.machine.memory
     for where in targets:
@@ -172,7 +172,7 @@ def bulk_wait(c: Lower, i: Instr, f: Match) -> None:
     section="cp.reduce.async.bulk",
 )
 def emit_bulk_load(c: Lower, i: Instr, f: Match) -> None:
-    """From global memory, or from shared memory to that of a peer."""
+    """Copy from global memory, or from shared memory to the shared memory of a peer."""
     near = "global" not in i.parts
     operands = [
         c.address(i.operands[0], 32),
@@ -209,7 +209,7 @@ def bulk_prefetch(c: Lower, i: Instr, f: Match) -> None:
 
 
 def reduction(f: Match) -> Reduction:
-    """What the opcode asks for; None where it only copies."""
+    """Return the reduction that the opcode requests; None for a copy."""
     if not f.types:
         return None
     return f.pick(*REDUCTIONS.split()), f.type.replace("b32", "u32").replace("b64", "u64")
@@ -225,7 +225,8 @@ def require_bulk(nbytes: int, *addresses: int) -> None:
 
 
 def targets_of(w: Warp, address: int, mask: int | None) -> list[Place]:
-    """(CTA, offset) for every destination of a load: one, or one per bit of the multicast mask."""
+    """Return (CTA, offset) for every destination of a load: one, or one per bit of the multicast
+    mask."""
     offset = address & OFFSET_MASK
     if mask is None:
         return [(w.cluster.cta(address >> RANK_SHIFT), offset)]
@@ -381,7 +382,7 @@ def store_async(
     size: int,
     values: tuple[Any, ...],
 ) -> None:
-    """One store per active lane; the barrier is in the CTA that is stored to."""
+    """Store for each active lane; the barrier is in the CTA that is stored to."""
     targets, signals = w.lane_values(target), w.lane_values(barrier)
     if how is None and len(targets) > 1 and set(signals) == {signals[0]}:
         stores = _Stores(targets, size, len(values))
@@ -392,8 +393,11 @@ def store_async(
 
 
 def _issue_together(w: Warp, targets: list[int], signal: int, data: np.ndarray) -> None:
-    """data: [active lane, value]. Where somebody looks at each, the first store is one of its own:
-    what is to be said of the mbarrier is said with it, before what is to be said of the others."""
+    """Store `data` [active lane, value] together.
+
+    If a listener follows each store, the first one is separate. Events of the mbarrier are then
+    reported with it, before the events of the others.
+    """
     parts = (slice(0, 1), slice(1, None)) if w.machine.every_access else (slice(None),)
     for part in parts:
         stores = _Stores(targets[part], data.itemsize, data.shape[1])
@@ -410,7 +414,7 @@ def _data(w: Warp, values: tuple[Any, ...], size: int) -> np.ndarray:
 
 
 class _Stores:
-    """Those of several lanes, as one operation."""
+    """Stores of several lanes, as one operation."""
 
     def __init__(self, targets: list[int], size: int, count: int) -> None:
         self.first = targets[0]
@@ -419,8 +423,11 @@ class _Stores:
         self.nbytes = size * count
 
     def at_once(self, w: Warp, signal: int) -> bool:
-        """Whether it is the same as one after the other: they all are in order and in one CTA,
-        complete no phase midway, and are told nobody who looks at each."""
+        """Whether one operation has the same effect as separate stores.
+
+        This holds if all stores are aligned and in one CTA, complete no phase midway, and no
+        listener follows each store.
+        """
         machine, nbytes = w.machine, self.nbytes
         if not machine.units.eager or machine.every_lane or (w.follower and w.follower.masks):
             return False

@@ -49,7 +49,7 @@ def emit_atomic(c: Lower, i: Instr, f: Match) -> None:
 
 
 def _one(c: Lower, f: Match, target: object, address: Value, values: list[Value]) -> None:
-    """One element."""
+    """Emit the atomic operation for one element."""
     name = f.pick(*_OPS.split())
     order = f.pick("acquire", "release", "acq_rel", default="relaxed") + f" {f.pick('cta')}"
     text = (
@@ -79,10 +79,10 @@ _INTEGER = {
 
 
 def combine(name: str, ptx_type: str, old: int, value: int, unit: str = "shared") -> int:
-    """The new bits of an atomic on one element.
+    """Return the new bits of an atomic on one element.
 
-    unit: the space whose unit does it. In global memory f32 sums flush subnormals, as the manual
-    says; which NaN an f64 sum keeps is what an H100 keeps.
+    unit: the space whose unit executes the atomic. In global memory f32 sums flush subnormals,
+        as the manual documents. An f64 sum keeps the NaN that an H100 keeps.
     """
     width = TYPE_BITS[ptx_type]
     if ptx_type[0] in "fb" and ptx_type not in ("b16", "b32", "b64"):

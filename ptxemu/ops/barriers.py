@@ -97,7 +97,7 @@ def _agreed(w: Warp, operand: PerLane) -> int:
 
 
 def _checked(w: Warp, count: int) -> int:
-    """The expected count; 0 stands for all threads of the CTA."""
+    """Return the expected count; 0 means all threads of the CTA."""
     total = 32 * len(w.cta.warps)
     if count % 32 or count > total:
         raise HardwareRefusal(
@@ -142,7 +142,7 @@ def arrive_barrier(w: Warp, ident: int, count: int) -> None:
 def barrier_reduce(
     w: Warp, ident: int, count: int, predicate: PerLane, mode: str, mb: int
 ) -> int | bool | None:
-    """popc, and, or of the predicates of all threads that take part."""
+    """Return popc, and, or of the predicates of all threads that take part."""
     true = mb if predicate is True else mask_bits(np.broadcast_to(predicate, 32)) & mb
     result = barrier_wait(w, ident, count, (true.bit_count(), mb.bit_count()))
     if result is None:

@@ -67,7 +67,7 @@ def _joined(c: Lower, i: Instr, f: Match, result: Value) -> Value:
 
 @op("setp", types="f16x2 bf16x2", flags=f"{_COMPARE} and or xor ftz", section="setp (half)")
 def set_packed_predicates(c: Lower, i: Instr, f: Match) -> None:
-    """p from the low halves, q from the high ones."""
+    """Set p from the low halves, q from the high halves."""
     results = [_joined(c, i, f, half) for half in _halves_compared(c, i, f)]
     for target, result in zip(c.both(i.operands[0]), results, strict=True):
         c.dst(target, result)
@@ -100,7 +100,7 @@ _TRUE = {"f16": 0x3C00, "bf16": 0x3F80, "u16": 0xFFFF, "s16": 0xFFFF}  # in 16 b
 @op("set", types=("u16 s16", "f16"), flags=f"{_HALF_SETS} ftz", section="set (half)")
 @op("set", types=("u16 s16", "bf16"), flags=_HALF_SETS, section="set (half)")
 def set_value(c: Lower, i: Instr, f: Match) -> Value:
-    """All ones (or 1.0) where the comparison holds."""
+    """Set all ones (or 1.0) if the comparison holds."""
     how = f.pick(*_COMPARE.split())
     result = comparison(c, how, f.types[1], i.operands[1], i.operands[2], "ftz" in f.flags)
     result = _joined(c, i, f, result)
@@ -114,7 +114,7 @@ def set_value(c: Lower, i: Instr, f: Match) -> Value:
 @op("set", types=("f16x2 u32 s32", "f16x2"), flags=f"{_HALF_SETS} ftz", section="set (half)")
 @op("set", types=("bf16x2 u32 s32", "bf16x2"), flags=_HALF_SETS, section="set (half)")
 def set_packed_values(c: Lower, i: Instr, f: Match) -> Value:
-    """All ones (or 1.0) in the halves where the comparison holds."""
+    """Set all ones (or 1.0) in the halves for which the comparison holds."""
     true = _TRUE.get(f.types[0].removesuffix("x2"), 0xFFFF)
     low, high = (_joined(c, i, f, half) for half in _halves_compared(c, i, f))
     words = (_word(c, low, true, "u32"), _word(c, high, true << 16, "u32"))
@@ -122,13 +122,13 @@ def set_packed_values(c: Lower, i: Instr, f: Match) -> Value:
 
 
 def _word(c: Lower, predicate: Value, true: int, kind: str) -> Value:
-    """`true` where the predicate holds, else 0."""
+    """Return `true` if the predicate holds, else 0."""
     vector = f"{{0}}.astype({DTYPE[kind]}) * {DTYPE[kind]}({true:#x})"
     return c.pure(kind, f"({{0}} * {true:#x})", vector, predicate)
 
 
 def select(c: Lower, predicate: Value, a: Value, b: Value) -> Value:
-    """a where the predicate holds, else b; both of one type."""
+    """Return a where the predicate holds, else b; both of one type."""
     vector = f"choose({{0}}, {{1}}, {{2}}, {DTYPE[a.type]})"
     return c.pure(a.type, "({1} if {0} else {2})", vector, predicate, a, b)
 
@@ -146,7 +146,7 @@ def select_by_predicate(c: Lower, i: Instr, f: Match) -> Value:
 
 @op("slct", types=("b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64", "s32 f32"), flags="ftz")
 def select_by_sign(c: Lower, i: Instr, f: Match) -> Value:
-    """a where c >= 0, else b."""
+    """Return a where c >= 0, else b."""
     kind = NATURAL[TYPE_BITS[f.types[0]]]
     control = c.src(i.operands[3], f.types[1])
     if "ftz" in f.flags:

@@ -84,8 +84,11 @@ def call(c: Lower, i: Instr, f: Match) -> None:
 def formatted(
     template: str, memory: Callable[[int, int], bytes], string: Callable[[int], str]
 ) -> str:
-    """printf's output. memory(offset, nbytes): the arguments, each aligned to its size;
-    string(address): what a %s points to."""
+    """Return printf's output.
+
+    memory(offset, nbytes): the arguments, each aligned to its size.
+    string(address): the text of a %s.
+    """
     offset = 0
 
     def replace(found: re.Match[str]) -> str:
@@ -112,7 +115,7 @@ _LONGEST = 1 << 16  # characters of a string; beyond, its end is taken to be mis
 
 
 def _string_at(memory: GlobalMemory, address: int) -> str:
-    """The text up to its NUL, every byte of it checked."""
+    """Read a text up to its NUL, and check every byte."""
     text = bytearray()
     while len(text) < _LONGEST and (byte := memory.load(address + len(text), 1)):
         text.append(byte)

@@ -16,7 +16,7 @@ SIGN_8 = "(({0} & 0xff ^ 0x80) - 0x80)", "{0}.astype(np.int8).astype(I16)"
 
 
 def narrow_source(c: Lower, operand: object, ptx_type: str) -> Value:
-    """An integer operand truncated to 8 bits where its type says so."""
+    """Return an integer operand, truncated to 8 bits if it has an 8-bit type."""
     if ptx_type == "u8":
         return c.low_byte(c.src(operand, "u16"))
     if ptx_type == "s8":

@@ -28,7 +28,7 @@ _SCALAR = {
 
 
 def _keywords(f: Match) -> str:
-    """Arguments of the numerics function beside the operands."""
+    """Return the arguments of the numerics function in addition to the operands."""
     rounding = f.pick("rz", "rm", "rp")
     text = f", '{rounding}'" if rounding else ""
     text += f.keywords("ftz", "sat", "relu")
@@ -98,8 +98,10 @@ def double_function(c: Lower, i: Instr, f: Match) -> Value:
 @op("neg abs", types=_F16, flags="ftz", section="neg, abs (half)")
 @op("neg abs", types=_BF16, section="neg, abs (half)")
 def half_arithmetic(c: Lower, i: Instr, f: Match) -> Value:
-    """bf16 has no .ftz and no .sat, and .relu is of fma alone, without .sat; ptxas refuses the
-    others."""
+    """Half arithmetic. bf16 has no .ftz and no .sat; only fma has .relu, without .sat.
+
+    ptxas refuses the other combinations.
+    """
     return _half(c, i, f, f"arith.{f.form.name}", _keywords(f))
 
 
@@ -151,7 +153,7 @@ def copy_sign_double(c: Lower, i: Instr, f: Match) -> Value:
 @op("rcp sqrt", types="f32", flags=f"{_ROUND} ftz approx")
 @op("ex2 lg2 rsqrt sin cos tanh", types="f32", flags="approx ftz")
 def approximation(c: Lower, i: Instr, f: Match) -> Value:
-    """Division, reciprocal and root are exact where they do not say otherwise."""
+    """Emit a function; division, reciprocal and root are exact without .approx and .full."""
     how = f.pick("approx", "full")
     function = f"approx.{f.form.name}_{how or 'approx'}"
     if not how and f.form.name in ("div", "rcp", "sqrt"):

@@ -48,7 +48,7 @@ def address_value(c: Lower, operand: Addr, space: str) -> Value:
 
 
 def _element(ptx_type: str) -> tuple[int, str]:
-    """(bytes, value type) of one element; b128 moves as two u64."""
+    """Return (bytes, value type) of one element; b128 moves as two u64."""
     width = TYPE_BITS[ptx_type]
     if width == 8:
         return 1, "s16" if ptx_type == "s8" else "u16"
@@ -184,7 +184,10 @@ def is_space(c: Lower, i: Instr, f: Match) -> Value:
 
 @op("mapa", types="u32 u64", flags="shared::cluster")
 def map_shared(c: Lower, i: Instr, f: Match) -> Value:
-    """The same shared offset in another CTA of the cluster; generic without .shared::cluster."""
+    """Map a shared address to the same offset in another CTA of the cluster.
+
+    The result is a generic address without .shared::cluster.
+    """
     keep = 0xFFFFFF if "shared::cluster" in f.flags else (1 << 56) | 0xFFFFFF
     source, rank = c.src(i.operands[1], f.type), c.src(i.operands[2], "u32")
     scalar, vector = f"({{0}} & {keep:#x} | {{1}} << 24)", f"{{0}} & {keep:#x} | {{t1}} << 24"

@@ -31,7 +31,7 @@ _BYTES = np.arange(_ROW_BYTES)
 
 
 def _row_addresses(c: Lower, operand: Addr) -> tuple[str, Value]:
-    """(text of the per-lane addresses, their value)."""
+    """Return (text of the per-lane addresses, their value)."""
     address = c.address(operand, 32)
     return ("full({0}, U32)" if address.uniform else "{0}"), address
 
@@ -78,7 +78,8 @@ def store_matrix(c: Lower, i: Instr, f: Match) -> None:
 
 
 def _row_index(w: Warp, address: np.ndarray, count: int, write: bool) -> np.ndarray:
-    """Byte index [matrix, row, byte] into the CTA's shared memory, of an access that is told."""
+    """Return the byte index [matrix, row, byte] into the CTA's shared memory, and report the
+    access."""
     offsets = (address[: 8 * count] & OFFSET_MASK).astype(np.int64).reshape(count, 8)
     if int(np.bitwise_or.reduce(offsets, axis=None)) & (_ROW_BYTES - 1):
         raise HardwareRefusal(f"matrix row at {int(offsets.max()):#x}; must be 16-byte aligned")
@@ -90,7 +91,7 @@ def _row_index(w: Warp, address: np.ndarray, count: int, write: bool) -> np.ndar
 
 @runtime
 def matrix_load(w: Warp, address: np.ndarray, count: int, transposed: bool) -> np.ndarray:
-    """uint32 [matrix, lane]."""
+    """Return uint32 [matrix, lane]."""
     index = _row_index(w, address, count, False)
     rows = w.cta.smem[index].view(np.uint16)  # [matrix, 8, 8]
     if transposed:
@@ -102,7 +103,7 @@ def matrix_load(w: Warp, address: np.ndarray, count: int, transposed: bool) -> n
 def byte_matrix_load(
     w: Warp, address: np.ndarray, registers: int, bits: int, transposed: bool
 ) -> np.ndarray:
-    """uint32 [register, lane]; bits: of an element in shared memory."""
+    """Return uint32 [register, lane]; bits: of an element in shared memory."""
     rows = w.cta.smem[_row_index(w, address, registers, False)]  # [8 rows, row, byte]
     if bits < 8:
         rows = chunk_codes(bits, rows)

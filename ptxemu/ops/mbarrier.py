@@ -106,7 +106,7 @@ def wait(c: Lower, i: Instr, f: Match) -> Value:
 
 @op("mbarrier.pending_count", types="b64")
 def pending(c: Lower, i: Instr, f: Match) -> Value:
-    """What was pending before the arrival that returned the state."""
+    """Return the number of pending arrivals before the arrival that returned the state."""
     state = c.src(i.operands[1], "u64")
     return c.convert(c.pure("u64", "({0} >> 32)", "{0} >> 32", state), "u32")
 
@@ -124,7 +124,7 @@ def _home(w: Warp, address: int) -> Cta:
 
 
 def _pairs(w: Warp, address: PerLane, value: PerLane) -> list[tuple[int, int, int]]:
-    """(address, value, how many lanes) over the active lanes."""
+    """Return (address, value, how many lanes) over the active lanes."""
     if not isinstance(address, np.ndarray) and not isinstance(value, np.ndarray):
         return [(address, value, w.frag.mask.bit_count())]
     return [(a, v, 1) for a, v in w.each_lane(address, value)]
@@ -224,7 +224,7 @@ def mbarrier_test_wait(w: Warp, address: int, parity: int, how: tuple[Any, ...])
 def mbarrier_test_wait_lanes(
     w: Warp, address: PerLane, parity: object, how: tuple[Any, ...]
 ) -> np.ndarray:
-    """One answer per lane; no lane waits."""
+    """Return one answer per lane; no lane waits."""
     out = np.zeros(32, np.bool_)
     polled, w.polled = w.polled, False
     for lane, (where, bit) in zip(w.lanes(), w.each_lane(address, parity), strict=True):

@@ -143,7 +143,7 @@ def one_address(address: PerLane) -> int:
 
 @runtime
 def tmem_load(w: Warp, address: PerLane, move: Move) -> np.ndarray:
-    """uint32 [register, 32 lanes]."""
+    """Return uint32 [register, 32 lanes]."""
     out = _read(w, one_address(address), move)
     w.machine.bytes["tmem.ld"] += out.nbytes
     return out

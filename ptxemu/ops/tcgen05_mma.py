@@ -102,9 +102,11 @@ def without_metadata(c: Lower, i: Instr) -> tuple[list[Any], list[Value]]:
 
 
 def _blocks(kind: str, f: Match) -> int:
-    """Scale factors of a row along K of one MMA: by .block16 and .block32, which say how many
-    elements have one in common (of a sparse row, how many that are kept), by .scale_vec, which says
-    it itself, or what the kind implies."""
+    """Return the number of scale factors of a row along K of one MMA.
+
+    .block16 and .block32 are the number of elements that share one (for a sparse row, of kept
+    elements). .scale_vec is the number itself. Otherwise the kind implies it.
+    """
     name = f.pick(*_BLOCKS.split())
     if not name:
         if kind == "mxf4nvf4":
@@ -145,7 +147,7 @@ def commit(c: Lower, i: Instr, f: Match) -> None:
 
 
 def pipe(w: Warp, group: int) -> tuple[list[Any], WorkQueue]:
-    """(the CTAs of the operation in rank order, their in-order queue)."""
+    """Return (the CTAs of the operation in rank order, their in-order queue)."""
     if group == 1:
         ctas = [w.cta]
     else:
@@ -173,9 +175,12 @@ class Form(NamedTuple):
 def issue_mma(
     w: Warp, form: tuple[Any, ...], operands: tuple[Any, ...], lanes: tuple[Any, ...]
 ) -> None:
-    """operands: D address, A (descriptor or TMEM address), B descriptor, idesc, enable-input-d, of
-    block-scaled kinds the addresses of the scale factors, of a sparse A that of its metadata;
-    lanes: the words of disable-output-lane. One MMA per active lane, as each lane issues its own.
+    """Issue one MMA per active lane, as each lane issues its own.
+
+    operands: D address, A (descriptor or TMEM address), B descriptor, idesc, enable-input-d.
+        Block-scaled kinds add the addresses of the scale factors, a sparse A that of its
+        metadata.
+    lanes: the words of disable-output-lane.
     """
     words = next(w.each_lane(*lanes)) if lanes else ()
     for values in w.each_lane(*operands):
@@ -183,7 +188,7 @@ def issue_mma(
 
 
 class Issue(NamedTuple):
-    """What is known of an MMA before it is issued. flops: of all CTAs."""
+    """Data of an MMA that is known before it is issued. `flops` counts those of all CTAs."""
 
     what: Mma
     form: Form
@@ -193,8 +198,13 @@ class Issue(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _described(fields: tuple[Any, ...], values: tuple[Any, ...], words: tuple[int, ...]) -> Issue:
-    """fields: of the form. values: operands, as `issue_mma` has them. words: those that protect
-    lanes."""
+    """Decode an MMA.
+
+    Args:
+        fields: of its form.
+        values: operands, in the order of `issue_mma`.
+        words: words that protect lanes.
+    """
     form = Form(*fields)
     d, a, b, description, accumulate, *more = values
     metadata = more.pop() if form.sparse else None
@@ -239,8 +249,11 @@ def _issue_one(w: Warp, issue: Issue) -> None:
 
 
 def _sums(launch: Launch, form: Form, instr: InstrDesc) -> Rule | None:
-    """How they are made, None where their order is free. Nobody has said how D that is scaled
-    first, weight-stationary, sparse and block-scaled MMAs sum."""
+    """Return the rule of sums, None if their order is free.
+
+    No source documents the sums of weight-stationary, sparse and block-scaled MMAs, and
+    of a D that is scaled first.
+    """
     if form.scale_d or form.stationary or form.sparse or form.blocks:
         name = f"tcgen05.mma{'.ws' * form.stationary}{'.sp' * form.sparse} kind::{form.kind}"
         scaled = " with scale-input-d" if form.scale_d else ""
@@ -251,7 +264,7 @@ def _sums(launch: Launch, form: Form, instr: InstrDesc) -> Rule | None:
 
 @runtime
 def issue_commit(w: Warp, group: int, barrier: PerLane, mask: PerLane | None) -> None:
-    """One arrival once all earlier work of the pipe has completed."""
+    """Arrive once all earlier work of the pipe has completed."""
     _, queue = pipe(w, group)
     for address, chosen in w.each_lane(barrier, 0 if mask is None else mask):
         if mask is None:
@@ -299,7 +312,7 @@ def copy(c: Lower, i: Instr, f: Match) -> None:
 
 @runtime
 def issue_fill(w: Warp, form: tuple[Any, ...], group: int, address: PerLane, desc: PerLane) -> None:
-    """form: shape, multicast, source format. Each active lane issues a copy of its own."""
+    """Issue a copy for each active lane; form: shape, multicast, source format."""
     for where, source in w.each_lane(address, desc):
         _issue_fill(w, form, group, where, source)
 
@@ -355,7 +368,7 @@ def multiply_stationary(c: Lower, i: Instr, f: Match) -> None:
 
 @runtime
 def require_no_mask(w: Warp, mask: PerLane) -> None:
-    """Of the columns of B."""
+    """Raise UnsupportedPtx if columns of B are masked."""
     for (value,) in w.each_lane(mask):
         if value:
             raise UnsupportedPtx(f"tcgen05.mma.ws with zero-column mask {value:#x}")

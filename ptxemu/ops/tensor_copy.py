@@ -64,7 +64,7 @@ COORDINATE_BITS = 128
     f"mbarrier::complete_tx::bytes bulk_group multicast::cluster cta_group::1 cta_group::2 {_HINT}",
 )
 def tensor_copy(c: Lower, i: Instr, f: Match) -> None:
-    """Loads name an mbarrier, stores a bulk group; that tells the direction."""
+    """Emit a load or a store: a load names an mbarrier, a store a bulk group."""
     if "bulk_group" in f.flags:
         tensor_write(c, i, f)
         return
@@ -121,8 +121,10 @@ def _unsupported(i: Instr, why: str) -> UnsupportedPtx:
 
 
 def _coordinates(c: Lower, i: Instr, f: Match, tensor: Addr, mode: str) -> list[Value]:
-    """As many as the tensor has dimensions or, with rows that are named, a column and four rows.
-    Behind those of im2col come offsets: how many there are tells the mode from here on."""
+    """Return the coordinates: one for each dimension, or a column and four rows that are named.
+
+    In im2col mode offsets follow; their number then implies the mode.
+    """
     wanted = 1 + GATHERED_ROWS if mode in ("tile::gather4", "tile::scatter4") else _rank(f)
     if len(tensor.coords) != wanted:
         raise UnsupportedPtx(
@@ -134,7 +136,7 @@ def _coordinates(c: Lower, i: Instr, f: Match, tensor: Addr, mode: str) -> list[
 
 
 def _offsets(c: Lower, i: Instr, f: Match, offsets: object) -> list[Value]:
-    """Of W, H and D in the filter."""
+    """Return the offsets W, H and D in the filter."""
     given, wanted = offsets.items if isinstance(offsets, Vec) else (), _rank(f) - 2
     if len(given) != wanted:
         raise UnsupportedPtx(
@@ -190,10 +192,13 @@ def signals_of(
 
 
 def require_box(tm: TensorMap, position: list[Any], offset: int, *, write: bool = False) -> None:
-    """What the TMA unit demands of a box: the manual's 128-byte alignment in shared memory, and, as
-    an H200 answers with an illegal instruction otherwise, a first coordinate that is a multiple of
-    16 bytes, and no negative coordinate where global memory is written. Of im2col what the manual
-    asks of the filter's place and offsets."""
+    """Check a box against the rules of the TMA unit.
+
+    The manual asks for 128-byte alignment in shared memory. An H200 raises an illegal instruction
+    unless the first coordinate is a multiple of 16 bytes and, for writes to global memory, no
+    coordinate is negative. In im2col mode, the manual also limits the filter's position and
+    offsets.
+    """
     if offset % SMEM_ALIGNMENT:
         raise HardwareRefusal(f"tensor box at shared offset {offset:#x}; must be 128-byte aligned")
     if position[0] * tm.element_bits % COORDINATE_BITS:
@@ -219,8 +224,16 @@ def tensor_load(
     barrier: tuple[Any, ...],
     mask: PerLane | None,
 ) -> None:
-    """tensor: map address and coordinates; barrier: its address and whether it is a pair's
-    (.cta_group::2); mask: CTAs of a multicast, or None."""
+    """Issue a load of a box for each active lane.
+
+    Args:
+        w: the warp.
+        rank: of the tensor.
+        target: address in shared memory.
+        tensor: map address and coordinates.
+        barrier: address, and whether the barrier is a pair's (.cta_group::2).
+        mask: CTAs of a multicast, or None.
+    """
     signal_address, pair = barrier
     operands = (target, signal_address, 0 if mask is None else mask, *tensor)
     for where, signal, chosen, map_address, *position in w.each_lane(*operands):
@@ -260,7 +273,7 @@ def _issue_load(
 
 @runtime
 def tensor_store(w: Warp, how: str, rank: int, source: PerLane, tensor: tuple[Any, ...]) -> None:
-    """how: the operation of a reduction, "" where there is none."""
+    """Store a box; how: the operation of a reduction, "" for a plain store."""
     copies = w.each_lane(source, *tensor)
     # CUTLASS stores from all lanes of a warp: equal stores are one, as they write the same bytes
     for start, map_address, *position in copies if how else set(copies):
@@ -344,7 +357,7 @@ def copy_fence(c: Lower, i: Instr, f: Match) -> None:
 def tensormap_replace(
     w: Warp, space: str, address: PerLane, what: tuple[str, int], value: PerLane
 ) -> None:
-    """what: (field, ordinal). Every active lane edits; lanes that agree do the same again."""
+    """Edit a map; what: (field, ordinal). Every active lane edits; equal edits are repeated."""
     for where, new in dict.fromkeys(w.each_lane(address, value)):
         if space == "global":
             at = as_addresses([where])

@@ -23,7 +23,7 @@ ALL = 0xFFFFFFFF
 
 
 def name_lanes(c: Lower, members: object) -> None:
-    """Tell of a member mask, but for one of all lanes. It costs nothing where nobody listens."""
+    """Report a member mask to listeners, except a mask of all lanes. Free without listeners."""
     everyone = isinstance(members, Imm) and int(members.value) & ALL == ALL
     if (c.observed or c.analysis) and not everyone:
         c.announce("lanes_named(w, {0})", c.src(members, "u32"))
@@ -69,7 +69,7 @@ _LANE_NUMBERS = np.arange(32, dtype=np.int64)
 def shuffle_lanes(
     value: PerLane, mode: str, lane: PerLane, clamp: PerLane, mb: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(value, in range?) as the manual has it; a source out of range yields the own value."""
+    """Return (value, in range?) as in the manual; a source out of range yields the own value."""
     value, lanes = np.broadcast_to(value, 32), _LANE_NUMBERS
     lane, clamp = (
         np.broadcast_to(lane, 32).astype(np.int64),
@@ -105,8 +105,11 @@ def vote(c: Lower, i: Instr, f: Match) -> Value:
 
 
 def for_members(members: PerLane, mb: int, answer: Callable[[int], Any], dtype: type) -> Any:
-    """answer(the executing lanes of a member mask): one where all lanes name the same mask, else an
-    array, in which the lanes that name one mask get its answer."""
+    """Return answer(the executing lanes of a member mask).
+
+    There is one answer if all lanes name the same mask, else an array with one answer per mask
+    in the lanes that name it.
+    """
     if not isinstance(members, np.ndarray):
         return answer(members & mb)
     active = bits_mask(mb)

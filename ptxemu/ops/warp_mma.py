@@ -56,7 +56,10 @@ BITS = {
 
 
 def registers(type_: str, elements: int) -> int:
-    """How many registers of a lane a matrix of so many elements takes; one of f64 has 64 bits."""
+    """Return the number of registers of a lane for a matrix of so many elements.
+
+    A register of f64 has 64 bits.
+    """
     return elements * BITS[type_] // (32 * max(32, BITS[type_]))
 
 
@@ -107,8 +110,10 @@ _DECODERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def elements(words: np.ndarray, type_: str) -> np.ndarray:
-    """[register, lane, element]: float32, in which integers and sums of their products are exact;
-    float64 of f64."""
+    """Return [register, lane, element] as float32, or float64 for f64.
+
+    Integers and sums of their products are exact in float32.
+    """
     words = np.ascontiguousarray(words)
     if type_ == "f64":
         return words.view(np.float64)[..., None]
@@ -122,14 +127,14 @@ def elements(words: np.ndarray, type_: str) -> np.ndarray:
 
 
 def rows_of_a(words: np.ndarray, type_: str, halves: int) -> np.ndarray:
-    """[row, column] of A, which has 8 rows for each of the halves."""
+    """Return [row, column] of A, which has 8 rows for each of the halves."""
     values = elements(words, type_)
     parts = values.reshape(-1, halves, *LANES, values.shape[-1])
     return parts.transpose(1, 2, 0, 3, 4).reshape(8 * halves, -1)
 
 
 def columns_of_b(words: np.ndarray, type_: str) -> np.ndarray:
-    """[column, row] of B."""
+    """Return [column, row] of B."""
     values = elements(words, type_)
     parts = values.reshape(-1, *LANES, values.shape[-1])
     return parts.transpose(1, 0, 2, 3).reshape(COLUMNS, -1)
@@ -139,12 +144,12 @@ def columns_of_b(words: np.ndarray, type_: str) -> np.ndarray:
 
 
 def by_lane(matrix: np.ndarray) -> np.ndarray:
-    """[row, column] of D to [half, which of the two columns, g, i]."""
+    """Rearrange [row, column] of D to [half, which of the two columns, g, i]."""
     return matrix.reshape(-1, *LANES, 2).transpose(0, 3, 1, 2)
 
 
 def accumulator(c: np.ndarray, type_: str) -> np.ndarray:
-    """[half, which, g, i] of C's registers."""
+    """Return [half, which, g, i] of C's registers."""
     if type_ == "f16":
         halves = formats.f16_to_f32(c.view(np.uint16)).reshape(-1, *LANES, 2)
         return halves.transpose(0, 3, 1, 2)
@@ -153,7 +158,7 @@ def accumulator(c: np.ndarray, type_: str) -> np.ndarray:
 
 
 def matrix_of(c: np.ndarray, type_: str) -> np.ndarray:
-    """[row, column] of C's registers: the inverse of `by_lane`."""
+    """Return [row, column] of C's registers: the inverse of `by_lane`."""
     parts = accumulator(c, type_).transpose(0, 2, 3, 1)
     return parts.reshape(-1, COLUMNS)
 
@@ -181,13 +186,19 @@ _SUMS = {"f32": _sum_f32, "f16": _sum_f16, "s32": _sum_s32}
 def accumulated(
     product: np.ndarray, c: np.ndarray, types: tuple[str, ...], saturate: bool = False
 ) -> np.ndarray:
-    """[register, lane] of D = product + C. product: [row, column]; c: its registers; types: of D
-    and C, the first and the last."""
+    """Return D = product + C as [register, lane].
+
+    Args:
+        product: [row, column].
+        c: registers of C.
+        types: the first is that of D, the last that of C.
+        saturate: whether the sums saturate.
+    """
     return _SUMS[types[0]](by_lane(product), accumulator(c, types[-1]), saturate)
 
 
 def registers_of(d: np.ndarray, type_: str) -> np.ndarray:
-    """[register, lane] of D [row, column], which has its type's values."""
+    """Return [register, lane] of D [row, column], which has its type's values."""
     return _SUMS[type_](by_lane(d), np.zeros(1, np.float32), False)
 
 
@@ -235,7 +246,7 @@ for _types, _flags in _VARIANTS:
 
 
 def shape_of(f: Match) -> tuple[int, int]:
-    """Rows and columns of A; zeros where the opcode does not name one shape."""
+    """Return rows and columns of A; zeros unless the opcode names exactly one shape."""
     found = [match for flag in f.flags if (match := _SHAPE.match(flag))]
     return (int(found[0][1]), int(found[0][2])) if len(found) == 1 else (0, 0)
 
@@ -248,8 +259,11 @@ def refused(i: Instr) -> UnsupportedPtx:
 
 
 def require_fragments(i: Instr, f: Match, given: list[int]) -> int:
-    """One shape, as many registers of D, A, B and C as its fragments need, and a kind where types
-    of fewer than 8 bits ask for it. Returns how many times A has 8 rows."""
+    """Check shape, number of registers of D, A, B and C, and kind; return how many times A has 8
+    rows.
+
+    Types of fewer than 8 bits need a kind.
+    """
     (m, k), (d_type, a_type, b_type, c_type) = shape_of(f), f.types[:4]
     wanted = [
         registers(d_type, m * COLUMNS),
@@ -274,9 +288,14 @@ def fragments_multiply(
     types: tuple[str, ...],
     how: str,
 ) -> np.ndarray:
-    """[register, lane] of D = A B + C. counts: registers of A and of B, halves of A's rows; how:
-    satfinite, or the operation on bits. The order of the sums is free by the manual, and here is
-    the BLAS's unless the launch wants them aligned; integers are exact."""
+    """Return D = A B + C as [register, lane].
+
+    counts: registers of A and of B, halves of A's rows.
+    how: satfinite, or the operation on bits.
+
+    The manual leaves the order of the sums free. Here it is the BLAS's unless the launch wants
+    aligned sums. Integers are exact.
+    """
     words = np.ascontiguousarray(words).view(np.uint32)
     a_count, b_count, halves = counts
     end = a_count + b_count
@@ -305,8 +324,10 @@ def fragments_multiply_f64(
     types: tuple[str, ...],
     how: str,
 ) -> np.ndarray:
-    """The same on f64: each product is added with one rounding, in the order of K, which is our
-    choice. how: the rounding."""
+    """Multiply and add in f64; `how` is the rounding.
+
+    Each product is added with one rounding, in the order of K. This order is our choice.
+    """
     words = np.ascontiguousarray(words).view(np.uint64)
     a_count, b_count, halves = counts
     a, b, c = np.split(words, (a_count, a_count + b_count))
@@ -327,7 +348,7 @@ def transpose(c: Lower, i: Instr, f: Match) -> list[Value]:
 
 @runtime
 def fragment_transpose(register: np.ndarray) -> np.ndarray:
-    """8 x 8 elements of 16 bits, two a lane."""
+    """Transpose 8 x 8 elements of 16 bits, two in each lane."""
     matrix = np.ascontiguousarray(register).view(np.uint16).reshape(8, 8)
     return np.ascontiguousarray(matrix.T).reshape(64).view(np.uint32)
 
@@ -373,7 +394,14 @@ def multiply_quads(c: Lower, i: Instr, f: Match) -> list[Value]:
 def quads_multiply(
     w: Warp, words: np.ndarray, orders: tuple[str, str], types: tuple[str, str]
 ) -> np.ndarray:
-    """[register, lane] of D = A B + C, four times. orders: of A and B; types: of D and C."""
+    """Return D = A B + C as [register, lane], for four products.
+
+    Args:
+        w: the warp.
+        words: registers of A, B and C.
+        orders: orders of A and B, "row" or "col".
+        types: types of D and C.
+    """
     require_free_order(w.machine, "mma.sync.m8n8k4", types[0])
     words = np.ascontiguousarray(words).view(np.uint32)
     a = _matrix(words[:2], outer=orders[0] == "row")
@@ -384,8 +412,11 @@ def quads_multiply(
 
 
 def _matrix(words: np.ndarray, *, outer: bool) -> np.ndarray:
-    """[product, row of A or column of B, along K]. outer: a lane's four elements lie along K; else
-    they are rows 0 to 3 of its half, and the lane says where along K."""
+    """Return [product, row of A or column of B, along K].
+
+    outer: whether a lane's four elements lie along K. Otherwise they are rows 0 to 3 of its
+        half, and the lane is the position along K.
+    """
     halves = formats.f16_to_f32(words.view(np.uint16)).reshape(2, *_QUADS, 2)
     values = halves.transpose(1, 2, 3, 0, 4).reshape(*_QUADS, 4)  # [half, product, lane, element]
     if not outer:
@@ -394,7 +425,7 @@ def _matrix(words: np.ndarray, *, outer: bool) -> np.ndarray:
 
 
 def _accumulator(c: np.ndarray, type_: str) -> np.ndarray:
-    """[product, row, column]."""
+    """Return [product, row, column]."""
     if type_ == "f16":
         values = formats.f16_to_f32(c.view(np.uint16)).reshape(4, *_QUADS, 2)
         return values.transpose(2, 1, 3, 0, 4).reshape(4, 8, 8)
@@ -464,7 +495,7 @@ for _name in _SPARSE_NAMES:
 
 
 def _require_sparse(i: Instr, f: Match, given: list[int]) -> None:
-    """One shape, its registers, and a selector that the shape has."""
+    """Check shape and number of registers, and that the shape has the selector."""
     (m, k), (d_type, a_type, b_type, c_type) = shape_of(f), f.types
     wanted = [
         registers(d_type, m * COLUMNS),
@@ -483,7 +514,7 @@ def _require_sparse(i: Instr, f: Match, given: list[int]) -> None:
 
 
 def metadata_lanes(instr: Instr) -> int:
-    """A bit for each lane whose metadata an mma.sp or a wgmma.mma_async.sp reads."""
+    """Return the lanes whose metadata an mma.sp or a wgmma.mma_async.sp reads, as a bit mask."""
     selector = instr.operands[METADATA_AT[instr.root] + 1]
     if not isinstance(selector, Imm):
         return 0xFFFFFFFF
@@ -514,8 +545,15 @@ def sparse_multiply(
     types: tuple[str, ...],
     how: tuple[int, bool, bool],
 ) -> np.ndarray:
-    """[register, lane] of D = A B + C. counts: registers of A and B; how: the sparsity selector,
-    whether the metadata are ordered, whether sums saturate."""
+    """Return D = A B + C as [register, lane], for a sparse A.
+
+    Args:
+        w: the warp.
+        words: registers of A, B, C and the metadata.
+        counts: number of registers of A and B.
+        types: of D, A, B and C.
+        how: the sparsity selector, whether the metadata are ordered, whether sums saturate.
+    """
     require_free_order(w.machine, "mma.sp", types[0])
     words = np.ascontiguousarray(words).view(np.uint32)
     a_count, b_count = counts
@@ -624,8 +662,16 @@ def scaled_multiply(
     factors: int,
     ids: tuple[int, ...],
 ) -> np.ndarray:
-    """[register, lane] of D = (A times its factors) (B times its factors) + C. counts: registers of
-    A and B; factors: of a row; ids: byte and thread of A, of B, and the sparsity selector."""
+    """Return D = (A times its factors) (B times its factors) + C as [register, lane].
+
+    Args:
+        w: the warp.
+        words: registers of A, B, C, the factors of A and B, and the metadata if A is sparse.
+        counts: number of registers of A and B.
+        types: of D, A, B, C and the scale factors.
+        factors: number of scale factors of a row.
+        ids: byte and thread of A, byte and thread of B, and the sparsity selector.
+    """
     require_free_order(w.machine, "mma.sync with block scales", types[0])
     words = np.ascontiguousarray(words).view(np.uint32)
     a_count, b_count = counts
@@ -663,9 +709,12 @@ def _require_ids(bytes_: tuple[int, int], threads: tuple[int, int], factors: int
 def _scaled(
     matrix: np.ndarray, lanes: np.ndarray, first: int, count: int, type_: str
 ) -> np.ndarray:
-    """float64 [line, along K] times a factor for each of `count` parts of a line; lanes: the word
-    with the factors of each line. float64, as the product of two powers of two may exceed f32
-    where what it is multiplied with is small."""
+    """Return lines times their scale factors, float64 [line, along K].
+
+    lanes: the word with the factors of each line; each of the `count` parts of a line has one.
+    float64 is needed, as the product of two powers of two may exceed f32 while the other factor
+    is small.
+    """
     codes = np.ascontiguousarray(lanes).view(np.uint8).reshape(-1, 4)[:, first : first + count]
     if type_ == "ue8m0":
         factors = formats.ue8m0_to_f32(codes)

@@ -159,7 +159,7 @@ def _passed_on(c: Lower, operand: object) -> Value:
 
 @op("wgmma.fence", flags=_ALIGNED)
 def fence(c: Lower, i: Instr, f: Match) -> None:
-    """Orders registers and later operations; only a checker knows of it."""
+    """Order registers and later operations; only a checker uses it."""
     c.effect("wgmma_group(w)")
 
 
@@ -203,8 +203,18 @@ def wgmma_issue(
     b: PerLane,
     accumulate: PerLane,
 ) -> np.ndarray:
-    """fragment: A in registers, and metadata; a: its descriptor otherwise. Returns [register, lane]
-    of D, which is written when the operation runs."""
+    """Issue a wgmma.mma_async, and return [register, lane] of D, written when the operation runs.
+
+    Args:
+        w: the warp.
+        form: fields of the form.
+        line: line of the instruction.
+        d: registers of D.
+        fragment: A in registers, and metadata.
+        a: descriptor of an A in shared memory, else None.
+        b: descriptor of B.
+        accumulate: scale-d.
+    """
     group, known = wgmma_group(w), _form_of(form)
     _sums(w.machine, known)  # refuses what is not known when the instruction is executed
     descriptor = None if a is None else _agreed(w, a, "descriptor of A")
@@ -254,7 +264,7 @@ def _issue(w: Warp, what: Multiplication) -> None:
 
 
 def _sums(launch: Launch, form: Form) -> Rule | None:
-    """How they are made, None where their order is free."""
+    """Return the rule of sums, None if their order is free."""
     if form.selector is not None:
         require_free_order(launch, _SPARSE, form.d)
         return None
@@ -290,7 +300,7 @@ def _run(what: Multiplication, of_a: np.ndarray, of_b: np.ndarray) -> None:
 
 
 def _stacked(fragments: list[Registers]) -> np.ndarray:
-    """uint32 [warp, register, lane]."""
+    """Return uint32 [warp, register, lane]."""
     out = np.empty((WARPS, len(fragments[0]), 32), np.uint32)
     for rows, fragment in zip(out, fragments, strict=True):
         for row, register in zip(rows, fragment, strict=True):
@@ -317,8 +327,10 @@ def wgmma_wait(w: Warp, allowed: int) -> bool | None:
 
 
 def _warpgroup_of(w: Warp) -> Warpgroup:
-    """The warpgroup of a warp, all of whose lanes are active. Raises HardwareRefusal where it has
-    not four warps of 32 threads."""
+    """Return the warpgroup of a warp, all of whose lanes must be active.
+
+    Raises HardwareRefusal unless it has four warps of 32 threads.
+    """
     first = w.index // WARPS * WARPS
     found = w.cta.warpgroups.get(first)
     if found is None:
