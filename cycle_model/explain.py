@@ -19,8 +19,12 @@ OF_WGMMA = 3  # kind of a group, see `engine.effects.by_group`
 
 @dataclass(frozen=True)
 class Spot:
-    """An instruction of a role. times: it was issued. cycles: from its issue to the next one of the
-    warp, added up."""
+    """An instruction of a role.
+
+    Attributes:
+        times: Number of times it was issued.
+        cycles: Sum of the cycles from each issue to the warp's next one.
+    """
 
     role: str
     address: int
@@ -30,8 +34,11 @@ class Spot:
 
 
 class Spent:
-    """Of a simulation with a log. roles: of warps, by their index in a CTA; names: of mbarriers, by
-    their offset in shared memory."""
+    """Breakdown of the time of a logged simulation.
+
+    roles maps a warp's index in its CTA to a role. names maps an mbarrier's offset in shared memory
+    to a name.
+    """
 
     def __init__(
         self,
@@ -45,7 +52,7 @@ class Spent:
         self.log = result.log[: result.issued]
 
     def role(self, number: int) -> str:
-        """Of a warp of the simulation."""
+        """Return the role of a warp of the simulation."""
         index = self.result.tables.placed[number].warp.record.index
         return self.roles.get(index, f"warp {index}")
 
@@ -110,7 +117,7 @@ class Spent:
         return found
 
     def shares(self) -> dict[str, float]:
-        """Of each pipe, how much of the time it is busy, on the SM that is busiest."""
+        """Return the share of time each pipe is busy, on its busiest SM."""
         state, cycles = self.result.state, max(self.result.cycles, 1)
         sms = int(state[L.SMS])
         found: dict[str, float] = {}
@@ -148,7 +155,7 @@ HOW = {
 
 @dataclass(frozen=True)
 class Link:
-    """From one issue to another. how: of `HOW`. begin, end: cycles."""
+    """A dependence of one issue on another, from cycle `begin` to `end`; `how` is one of `HOW`."""
 
     role: str
     how: str
@@ -164,7 +171,7 @@ class Link:
 
 
 def chain(spent: Spent) -> list[Link]:
-    """From the first instruction to the last."""
+    """Return the chain of dependences from the first instruction to the last."""
     log, tables = spent.log, spent.result.tables
     code = tables.function.instructions
     if not len(log):

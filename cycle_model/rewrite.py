@@ -94,7 +94,10 @@ _WALLS = (*JUMPS, "CALL", "BAR", "SYNCS.PHASECHK")
 
 
 def move(launch: BoundLaunch, index: int, by: int) -> BoundLaunch:
-    """By so many instructions, upwards where it is below 0. ValueError for what it cannot pass."""
+    """Move an instruction by `by` places, upwards if negative.
+
+    Raises ValueError if it cannot pass an instruction on the way.
+    """
     goal = index + by
     items = launch.function.instructions
     if not 0 <= goal < len(items):
@@ -134,7 +137,7 @@ def _obstacle(items: list[Instruction], index: int, at: int) -> str:
 
 
 def _parting(launch: BoundLaunch, low: int, high: int) -> str:
-    """Where a warp goes through a part of it only."""
+    """Describe why a range cannot change: a warp executes only a part of it; "" if none does."""
     span = np.arange(low, high + 1)
     paths = {id(w.path): w.path for k in launch.clusters for w in launch.cluster(k)}
     for path in paths.values():
@@ -213,8 +216,10 @@ OF_TWO = (
 
 
 def emulate(launch: BoundLaunch, opcode: str, one_in: int) -> BoundLaunch:
-    """In loops, two of every 2 * one_in instructions that begin with `opcode`. ValueError where no
-    loop has so many."""
+    """Emulate two of every 2 * one_in instructions in loops that begin with `opcode`.
+
+    Raises ValueError if no loop has so many.
+    """
     items = list(launch.function.instructions)
     gone: set[int] = set()
     added: dict[int, list[Instruction]] = {}
@@ -237,8 +242,10 @@ def emulate(launch: BoundLaunch, opcode: str, one_in: int) -> BoundLaunch:
 
 
 def apart(launch: BoundLaunch, opcode: str, cycles: int) -> BoundLaunch:
-    """In loops, instructions that begin with `opcode` no farther apart than so many cycles of stall
-    counts, where they follow each other as most of them do."""
+    """Limit the stall counts between neighbouring `opcode` instructions in loops to `cycles`.
+
+    Only neighbours at most as far apart as most of them are changed.
+    """
     items = list(launch.function.instructions)
     known = False
     for begin, end in looping(launch.function):

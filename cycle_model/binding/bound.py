@@ -18,9 +18,15 @@ from ptxemu.record.recording import Recording, WarpRecord
 
 @dataclass(frozen=True)
 class BoundWarp:
-    """path: numbers of instructions of the function. at: where in it the landmarks are. cost: how
-    far the work between them is from what was recorded, in units of `symbols`, what the compiler
-    moved across one counted in front of it and behind; work: all that was recorded."""
+    """A recorded warp with its path through the machine code.
+
+    Attributes:
+        path: Numbers of the function's instructions.
+        at: Positions of the landmarks in `path`.
+        cost: Distance between the work on the path and the recorded work, in units of `symbols`.
+            Work that the compiler moved across a landmark counts before it and after it.
+        work: All recorded work.
+    """
 
     record: WarpRecord
     path: np.ndarray
@@ -45,7 +51,7 @@ class BoundLaunch:
 
     @property
     def clusters(self) -> list[int]:
-        """Those that were recorded."""
+        """Numbers of the recorded clusters."""
         return sorted(self._records)
 
     @cached_property
@@ -53,7 +59,7 @@ class BoundLaunch:
         return int(np.prod(self.recording.cluster))
 
     def with_function(self, function: Function) -> BoundLaunch:
-        """The same paths through other instructions, as many as there were."""
+        """Return a launch with the same paths through a function with as many instructions."""
         if len(function.instructions) != len(self.function.instructions):
             raise ValueError("paths are numbers of instructions: there must be as many")
         other = copy(self)
@@ -70,11 +76,11 @@ class BoundLaunch:
         return other
 
     def records(self, number: int) -> list[WarpRecord]:
-        """Of the warps of a cluster."""
+        """Return the records of a cluster's warps."""
         return self._records[number]
 
     def cluster(self, number: int) -> list[BoundWarp]:
-        """Its warps, by rank and index."""
+        """Return the bound warps of a cluster, sorted by rank and index."""
         if number not in self._bound:
             warps = sorted(self._records[number], key=lambda each: (each.rank, each.index))
             self._bound[number] = [self._bind(each) for each in warps]

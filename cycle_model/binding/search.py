@@ -27,9 +27,16 @@ State = tuple[Place, Told]
 
 
 class Step(NamedTuple):
-    """How a state is reached best: cost of the whole path, the last way and the number of the
-    landmark it leads to, where that begins. owed: see `Way`, since the warp last waited; settled:
-    the cost without it."""
+    """Best way to reach a state.
+
+    Attributes:
+        cost: Cost of the whole path.
+        way: The last way.
+        landmark: Number of the landmark that the way leads to.
+        before: State in which the way begins.
+        owed: Work by kind since the warp last waited, see `Way`.
+        settled: Cost without `owed`.
+    """
 
     cost: float
     way: Way | None
@@ -52,7 +59,7 @@ class Unbound(ValueError):
 
 
 class Search:
-    """In one kernel; what was found is kept, as loops ask for it again and again."""
+    """Search for paths in one kernel; results are kept, as loops repeat the same queries."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -62,14 +69,15 @@ class Search:
         self._paths: dict[tuple[object, ...], Found] = {}
 
     def path(self, target: Target) -> Found:
-        """One way to each landmark, and one to the end. Raises `Unbound`."""
+        """Return one way to each landmark and one to the end; raise `Unbound` if there is none."""
         key = target.key
         if key not in self._paths:
             self._paths[key] = self._best(target)
         return self._paths[key]
 
     def _best(self, target: Target) -> Found:
-        """With as little slack as will do: a way that is near may lead nowhere."""
+        """Search with as little slack as possible, and with more if the nearest ways lead
+        nowhere."""
         failed: Unbound | None = None
         for level in range(len(_SLACK)):
             try:

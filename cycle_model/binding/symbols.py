@@ -1,9 +1,9 @@
-"""What PTX and SASS have in common: landmarks, which the compiler keeps in order, and work, which
-it moves about but keeps.
+"""Landmarks and work: the terms in which PTX and SASS are compared.
 
-A landmark is what other warps or other units notice: a barrier, an asynchronous operation, a wait
-for one. Work is counted in units of `Work`, in a vector; it tells paths apart that have the same
-landmarks, such as the two copies of a loop with and without a mask.
+A landmark is an instruction whose effect other warps or units notice: a barrier, an asynchronous
+operation, or a wait for one. The compiler keeps landmarks in order. Work may be moved by the
+compiler, but is kept. It is a vector of counts in units of `Work`. It distinguishes paths with the
+same landmarks, such as the two copies of a loop with and without a mask.
 """
 
 from __future__ import annotations
@@ -58,8 +58,14 @@ NO_WORK: Vector = (0,) * len(KINDS)
 
 
 class Symbol(NamedTuple):
-    """Of an instruction. landmark: or ""; kind, amount: of its work, in weighted units. relaxed: it
-    arrives at a barrier of another CTA and orders nothing."""
+    """An instruction as the binder sees it.
+
+    Attributes:
+        landmark: Name if the instruction is a landmark, else "".
+        kind: Class of its work.
+        amount: Weighted amount of its work.
+        relaxed: Whether it arrives at a barrier of another CTA and orders nothing.
+    """
 
     landmark: str = ""
     kind: int = -1
@@ -118,7 +124,7 @@ _TYPE = re.compile(r"[a-z](\d+)(x2)?$")
 
 
 def of_ptx(instr: Instr) -> Symbol:
-    """What an instruction of PTX should leave in the machine code."""
+    """Return the symbol that a PTX instruction should leave in the machine code."""
     opcode, parts = instr.opcode, instr.parts
     if opcode.startswith("cp.async.bulk"):
         return _of_bulk_copy(instr)
@@ -175,7 +181,7 @@ def _of_access(instr: Instr) -> Symbol:
 
 
 def _registers(instr: Instr) -> int:
-    """Of a tcgen05.ld or .st: registers of a lane."""
+    """Return the number of registers per lane of a tcgen05.ld or .st."""
     shape = next(part for part in instr.parts if re.fullmatch(r"\d+x\d+b|16x32bx2", part))
     times = next(int(part[1:]) for part in instr.parts if re.fullmatch(r"x\d+", part))
     return times * {"16x128b": 2, "16x256b": 4}.get(shape, 1)
@@ -248,8 +254,11 @@ _WIDTH = re.compile(r"\.(64|128|256)\b")
 
 
 def of_function(items: Sequence[Instruction]) -> list[Symbol]:
-    """What each instruction of a kernel stands for. Where lanes initialise mbarriers of their own,
-    the compiler stores the words of 64 bits and has the unit forget what it knew of them."""
+    """Return the symbol of each instruction of a kernel.
+
+    Where each lane initialises an mbarrier, the compiler stores its 64-bit words and then
+    invalidates what the unit knew of them; these stores count as initialisations.
+    """
     symbols = [of_sass(item) for item in items]
     for number, item in enumerate(items):
         at = number - 1 if item.opcode.startswith("SYNCS.CCTL.IVALL") else -1
@@ -261,7 +270,7 @@ def of_function(items: Sequence[Instruction]) -> list[Symbol]:
 
 
 def of_sass(item: Instruction) -> Symbol:
-    """What an instruction of the machine code stands for."""
+    """Return the symbol of a SASS instruction."""
     opcode, word = item.opcode, item.word
     if word in ("LDTM", "STTM"):
         return Symbol(f"tmem {word[:2].lower()} {_columns(item)}")

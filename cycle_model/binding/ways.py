@@ -34,9 +34,15 @@ class Place(NamedTuple):
 
 
 class Way(NamedTuple):
-    """To a landmark, which its last instruction is. steps: ranges of instructions, begin and end;
-    cost: how far its work is from what it should be; owed: that by kind, what is too much above
-    zero; beside: the part of the cost that does not come from it."""
+    """A way that ends with the instruction of a landmark.
+
+    Attributes:
+        place: Place at which the way ends.
+        cost: Distance of its work from the work wanted.
+        steps: Ranges of instructions as (begin, end).
+        owed: That distance by kind; an excess is above zero.
+        beside: Part of the cost that does not come from `owed`.
+    """
 
     place: Place
     cost: float
@@ -54,7 +60,7 @@ class Run(NamedTuple):
 
 
 class Moves:
-    """Where one may go on in the machine code."""
+    """Possible steps through the machine code."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -63,7 +69,7 @@ class Moves:
         self._after: dict[int, list[int]] = {}
 
     def run(self, index: int) -> Run:
-        """From an instruction."""
+        """Return the straight run of code that begins at an instruction."""
         found = self._runs.get(index)
         if found is None:
             end, work, maybe = index, list(NO_WORK), 0
@@ -241,7 +247,7 @@ class Explorer:
         return bool(found.routine(E.explore)(self.frame.ctypes.data, len(graph.places)))
 
     def _steps(self, graph: Graph, node: int) -> tuple[tuple[int, int], ...]:
-        """From the start to a node and through it."""
+        """Return the ranges of instructions from the start through a node."""
         steps = []
         while node >= 0:
             steps.append(graph.steps[self.nodes[node, E.PLACE]])

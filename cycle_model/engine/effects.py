@@ -1,4 +1,4 @@
-"""What instructions do when they are issued: to units, memory and barriers; what happens later."""
+"""Effects of issued instructions on units, memory and barriers, and events that follow later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def swap(state: p_i64, one: int, other: int) -> None:
 
 @routine
 def push(state: p_i64, time: int, what: int, a: int, b: int, cause: int) -> None:
-    """Not before the next cycle."""
+    """Add an event to the heap, in the next cycle at the earliest."""
     heap = p_i64(state[L.HEAP_AT])
     count = state[L.HEAP_COUNT]
     if count >= state[L.HEAP_SIZE]:
@@ -183,8 +183,11 @@ def warp_left(state: p_i64, number: int) -> None:
 
 @routine
 def memory_done(state: p_i64, sm: int, start: int, nbytes: int, from_hbm: int, latency: int) -> int:
-    """When bytes that are asked for at a time have come: through the port of the SM and, where L2
-    does not have them, through its share of the memory. Rates are bytes in `PART` cycles."""
+    """Return the time when bytes requested at `start` have arrived.
+
+    They pass the port of the SM and, if L2 lacks them, its share of the memory bandwidth. Rates are
+    bytes in `PART` cycles.
+    """
     settings = p_i64(state[L.SETTINGS_AT])
     at = max(start * L.PART, state[sm + L.L2_FREE])
     took = nbytes * L.PART * L.PART // settings[P.L2_BYTES]
@@ -202,7 +205,7 @@ def memory_done(state: p_i64, sm: int, start: int, nbytes: int, from_hbm: int, l
 
 @routine
 def write_back(state: p_i64, sm: int, nbytes: int) -> None:
-    """What is written goes to L2 beside what is read, and in the long run to memory."""
+    """Write bytes to L2, in parallel with reads, and in the long run to memory."""
     settings = p_i64(state[L.SETTINGS_AT])
     at = max(state[L.NOW] * L.PART, state[sm + L.L2_WRITE_FREE])
     took = nbytes * L.PART * L.PART // settings[P.L2_BYTES_WRITTEN]
@@ -345,7 +348,7 @@ def commit(state: p_i64, event: int, sm: int, cause: int) -> None:
 
 @routine
 def group_time(state: p_i64, warp: int, ring: int, count: int, allowed: int) -> int:
-    """When all groups but the newest are done; groups are done in order."""
+    """Return the time when all groups but the newest `allowed` are done; groups finish in order."""
     last = count - allowed
     if last <= 0:
         return 0
@@ -432,7 +435,7 @@ def send(state: p_i64, event: int, sm: int, cause: int) -> None:
 
 @routine
 def by_mbarrier(state: p_i64, event: int, number: int, cause: int) -> None:
-    """What mbarriers are asked, and what tells them of its end."""
+    """Perform an event that uses an mbarrier or signals completion to one."""
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     warp = L.WARP + number * L.WARP_WORDS
@@ -465,8 +468,11 @@ def by_mbarrier(state: p_i64, event: int, number: int, cause: int) -> None:
 
 @routine
 def by_group(state: p_i64, event: int, warp: int) -> None:
-    """Groups of copies are closed, and waited for. A: how many may be left; B: 0 of bulk copies,
-    1 of their reads, 2 of cp.async, 3 of wgmma."""
+    """Close a group of copies, or wait for groups.
+
+    A is the number of groups that may remain. B is 0 for bulk copies, 1 for their reads, 2 for
+    cp.async, 3 for wgmma.
+    """
     events = p_i64(state[L.EVENTS_AT])
     what = events[event + L.WHAT]
     bulk, copies = (state[warp + L.BULK_COUNT], state[warp + L.COPY_COUNT])
@@ -534,7 +540,7 @@ def by_memory(state: p_i64, event: int, warp: int) -> int:
 
 @routine
 def perform(state: p_i64, event: int, number: int, cause: int) -> int:
-    """What an event does; when its result is there, or 0 where it has none of its own."""
+    """Perform an event; return the time of its result, or 0 if it has none."""
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     warp = L.WARP + number * L.WARP_WORDS

@@ -129,7 +129,7 @@ def issue(state: p_i64, number: int, item: int, scheduler: int) -> None:
 
 @routine
 def ready_at(state: p_i64, warp: int, item: int) -> int:
-    """When the scoreboards let an instruction go; remembers which one was the last."""
+    """Return the time when the scoreboards release an instruction; record the last cause."""
     code = p_i64(state[L.CODE_AT])
     waits = code[item + L.WAITS]
     time = state[warp + L.WARP_NEXT]
@@ -147,7 +147,7 @@ def ready_at(state: p_i64, warp: int, item: int) -> int:
 
 @routine
 def free_at(state: p_i64, warp: int, item: int, scheduler: int) -> int:
-    """When the pipe of an instruction takes it."""
+    """Return the time when the pipe of an instruction is free."""
     settings = p_i64(state[L.SETTINGS_AT])
     code = p_i64(state[L.CODE_AT])
     pipe, kind = (code[item + L.PIPE], code[item + L.KIND])
@@ -239,7 +239,7 @@ def note(state: p_i64, room: int, number: int) -> None:
 
 @routine
 def soonest(state: p_i64) -> int:
-    """When something happens next."""
+    """Return the time of the next event."""
     heap = p_i64(state[L.HEAP_AT])
     time = L.NEVER
     for k in range(state[L.SMS] * L.SCHEDULERS):
@@ -251,8 +251,15 @@ def soonest(state: p_i64) -> int:
 
 @routine
 def run(state: p_i64, room: int, last: int) -> int:
-    """To the end of all warps: 0; 1 when nobody can go on, 2 without room, 3 after cycle `last`.
-    room: of the log, instructions."""
+    """Simulate until all warps have ended.
+
+    Args:
+        room: Number of instructions that fit into the log.
+        last: Last cycle.
+
+    Returns:
+        0 at the end, 1 if no warp can proceed, 2 without room, 3 after cycle `last`.
+    """
     code = p_i64(state[L.CODE_AT])
     path = p_i32(state[L.PATH_AT])
     while state[L.LIVE] > 0 and state[L.STUCK] == 0:

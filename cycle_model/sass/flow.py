@@ -36,9 +36,16 @@ def kind_of(opcode: str, kinds: Kinds) -> str:
 
 
 class Control(NamedTuple):
-    """stall: cycles until the warp may issue again, 0 to 15; yields: another warp should go first;
-    writes, reads: the scoreboard that it takes until its result is written, its operands are read,
-    7 for none; waits: a mask of scoreboards; reuse: operand slots that it keeps."""
+    """Control fields of an instruction.
+
+    Attributes:
+        stall: Cycles until the warp may issue again, 0 to 15.
+        yields: Whether another warp should issue first.
+        writes: Scoreboard held until the result is written, 7 for none.
+        reads: Scoreboard held until the operands are read, 7 for none.
+        waits: Mask of scoreboards to wait for.
+        reuse: Operand slots that are kept.
+    """
 
     stall: int = 1
     yields: bool = False
@@ -49,7 +56,7 @@ class Control(NamedTuple):
 
     @classmethod
     def decoded(cls, high: int) -> Control:
-        """From the upper 64 of the 128 bits of an instruction."""
+        """Decode the upper 64 of an instruction's 128 bits."""
         return cls(
             stall=high >> 41 & 15,
             yields=not high >> 45 & 1,
@@ -65,7 +72,7 @@ NOTHING_ASKED = Control()
 
 @dataclass(frozen=True)
 class Instruction:
-    """One SASS instruction; `guard` is its predicate ('P0', '!UP1') or empty."""
+    """A SASS instruction; `guard` is its predicate ('P0', '!UP1') or empty."""
 
     address: int
     guard: str
@@ -80,7 +87,7 @@ class Instruction:
 
     @property
     def text(self) -> str:
-        """As nvdisasm prints it."""
+        """The instruction as nvdisasm prints it."""
         guard = f"@{self.guard} " if self.guard else ""
         return f"{guard}{self.opcode} {self.operands}".rstrip()
 
@@ -150,7 +157,7 @@ class Function:
 
     @cached_property
     def registers(self) -> int:
-        """Of a thread, as far as instructions name them."""
+        """Number of registers per thread that the instructions name."""
         found = (REGISTER.findall(item.operands) for item in self.instructions)
         return max((int(number) for numbers in found for number in numbers), default=0) + 1
 
@@ -240,7 +247,7 @@ class Function:
         ]
 
     def innermost(self, heads: Iterable[int]) -> list[int]:
-        """Those of these loops that have none of the others inside."""
+        """Return the loops that contain none of the other given loops."""
         heads = list(heads)
         return [h for h in heads if not any(o != h and o in self.loops[h] for o in heads)]
 
@@ -261,7 +268,7 @@ class Function:
         return tuple(i for b in self.order if b in wanted for i in self.blocks[b].instructions)
 
     def address(self, block: int) -> int:
-        """Where a block begins."""
+        """Return the address at which a block begins."""
         return self.blocks[block].instructions[0].address
 
     def guarded(self, body: frozenset[int]) -> list[tuple[int, frozenset[int]]]:

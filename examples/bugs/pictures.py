@@ -40,7 +40,14 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Bug:
-    """line: of the kernel. instead: what stands there; "" for nothing. command: what finds it."""
+    """A one-line change of a kernel, and the command that finds it.
+
+    Attributes:
+        name: Name of the kernel's file, without ".py".
+        line: The line of the kernel that is replaced.
+        instead: Its replacement; "" removes the line.
+        command: Subcommand of ptxemu that finds the bug.
+    """
 
     name: str
     line: str
@@ -49,7 +56,7 @@ class Bug:
 
     @property
     def words(self) -> list[str]:
-        """Of the command line, behind `python -m ptxemu`."""
+        """Words of the command line after `python -m ptxemu`."""
         return [word.format(self.name) for word in self.command.split()] + [f"{self.name}.py"]
 
     @property
@@ -102,7 +109,7 @@ def reports() -> Iterator[tuple[Bug, str]]:
 
 
 def lines_of(bug: Bug, report: str) -> list[str]:
-    """What is in the picture: the change, the command, and as much of the report as fits."""
+    """Return the picture's text: the change, the command, and as much of the report as fits."""
     lines = [*_all_lines(bug, report)]
     more = len(lines) - LINES
     return [*lines[:LINES], f"... and {more} lines more"] if more > 1 else lines
@@ -126,7 +133,7 @@ def text_of(picture: str) -> str:
 
 
 def picture(bug: Bug, lines: list[str]) -> str:
-    """As SVG, a window of a terminal: it looks the same on a light page and on a dark one."""
+    """Return an SVG of a terminal window that looks alike on light and dark pages."""
     from rich.console import Console
     from rich.text import Text
 

@@ -28,7 +28,7 @@ PROFILED = 8  # decoding steps
 
 
 def parser() -> argparse.ArgumentParser:
-    """Its flags."""
+    """Return the command-line parser."""
     made = argparse.ArgumentParser(
         prog="python -m examples.gpt_oss",
         description="gpt-oss from prompt to tokens on the kernels of this repository, on a GPU if "
@@ -172,7 +172,7 @@ def _perform(options: argparse.Namespace, device: torch.device, ranks: Ranks | N
 def _source(
     options: argparse.Namespace, device: torch.device, ranks: Ranks | None
 ) -> tuple[Config, Source]:
-    """Of this rank."""
+    """Return this rank's config and its source of weights."""
     source: Source
     if options.checkpoint:
         config, source = of_folder(options.checkpoint), Stored(options.checkpoint, device, ranks)
@@ -184,7 +184,7 @@ def _source(
 
 
 def _words(engine: Engine) -> str:
-    """Where it runs, and how."""
+    """Describe the device, and how decoding is launched."""
     device = engine.model.device
     if device.type != "cuda":
         return "in the emulator"

@@ -34,7 +34,7 @@ TABLE_ALIGN = 256  # bytes
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where a layer keeps its keys and values: rows to write to, pages [slots, rows, Hkv, D]."""
+    """Rows and pages of a layer's keys and values; pages are [slots, rows, Hkv, D]."""
 
     sliding: bool
     rows: tuple[Rows, Rows]
@@ -119,10 +119,12 @@ class Prefill:
 
 @dataclass(frozen=True, eq=False)
 class _Before:
-    """Keys of a ring that new tokens see, and where they stand in front of those of the step.
+    """Keys of a ring that new tokens see, merged with the new keys of the step.
 
-    kept: int64 [N], entries of the ring, -1 where a new key goes; new: int64 [T], where; starts:
-    int32 [B + 1], of each request in both together.
+    Attributes:
+        kept: int64 [N], entries of the ring, -1 at the position of a new key.
+        new: int64 [T], positions of the new keys.
+        starts: int32 [B + 1], start of each request in the merged rows.
     """
 
     kept: torch.Tensor
@@ -178,7 +180,7 @@ class Decoding:
         self.tables = self._tables(self.memory)
 
     def _tables(self, memory: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Behind each other in so much memory."""
+        """Return views of the tables, placed one after another in `memory`."""
         pieces = memory.split([_room(name, shape) for name, shape in self.shapes.items()])
         return {
             name: piece.view(_dtype(name))[: math.prod(shape)].view(shape)
@@ -193,7 +195,7 @@ class Decoding:
         self.memory.copy_(filled, non_blocking=on_gpu)
 
     def prepare(self) -> None:
-        """What all sliding layers read, made from the tables; a part of the step."""
+        """Derive the tables that all sliding layers read; part of the step."""
         self.in_window = self.tables["lengths"].clamp(max=self.kept.window)
         self.rings = self.tables["state_slots"][:, None]
 

@@ -53,7 +53,7 @@ class Config:
 
     @property
     def layers(self) -> int:
-        """Of the model."""
+        """Number of layers of the model."""
         return self.values["num_hidden_layers"]
 
     @property
@@ -78,7 +78,7 @@ class Config:
 
     @property
     def head_dim(self) -> int:
-        """Of queries, keys and values."""
+        """Head dim of queries, keys and values."""
         return self.values["head_dim"]
 
     @property
@@ -88,7 +88,7 @@ class Config:
 
     @property
     def eps(self) -> float:
-        """Of the norms."""
+        """Epsilon of the norms."""
         return self.values["rms_norm_eps"]
 
     @property
@@ -122,9 +122,9 @@ class Config:
         return experts_of(self.values)
 
     def layout(self, dtype: torch.dtype = torch.bfloat16) -> Layout:
-        """Of the cache: pages for full layers, rings of a window for sliding ones.
+        """Return the cache layout: pages for full layers, rings of a window for sliding ones.
 
-        A ring is read as one page of `window` rows, so a block has no more tokens than that.
+        A ring is read as one page of `window` rows, so a block has at most `window` tokens.
         """
         return gqa(
             self.layers, self.kv_heads, self.head_dim, element_bytes=dtype.itemsize,

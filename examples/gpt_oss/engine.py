@@ -45,7 +45,7 @@ class Job:
 
     @property
     def held(self) -> Request:
-        """Of the cache, once it is admitted."""
+        """Return the cache's request; the job must be admitted."""
         assert self.request is not None, f"{self.name} is not admitted"
         return self.request
 
@@ -118,7 +118,7 @@ class TokenStep:
         self._graph.replay()
 
     def flight(self, jobs: list[Job], keep_logits: bool) -> Flight:
-        """What `run` gives these jobs, on its way to the host; the next run does not disturb it."""
+        """Start copying the results of `run` to the host; later runs do not affect the copy."""
         on_gpu = self.ids.device.type == "cuda"
         ids = torch.empty_like(self.ids, device="cpu", pin_memory=on_gpu)
         ids.copy_(self.ids, non_blocking=on_gpu)

@@ -26,14 +26,14 @@ from moe.models import ModelLayer
 
 
 class Experts(Protocol):
-    """What a layer calls."""
+    """Experts of a layer, as the layer calls them."""
 
     def __call__(self, x: torch.Tensor, router: RouterLinear) -> torch.Tensor:
         """x [T, H] and the linear layer of the router to [T, H]."""
 
     @property
     def nbytes(self) -> int:
-        """Of the weights."""
+        """Bytes of the weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +52,18 @@ class PlainExperts:
 
     @property
     def nbytes(self) -> int:
-        """Of all four."""
+        """Bytes of all four tensors."""
         return sum(tensor.nbytes for tensor in vars(self).values())
 
 
 def packed_of(plain: PlainExperts) -> PackedExperts:
-    """The same in MXFP4: the nearest numbers that there are."""
+    """Round the weights to the nearest MXFP4 values."""
     biases = plain.gate_up_bias, plain.down_bias
     return pack(plain.gate_up.mT, plain.down.mT, "mxfp4", order="alternating", biases=biases)
 
 
 def plain_of(packed: PackedExperts, dtype: torch.dtype) -> PlainExperts:
-    """What the weights in MXFP4 mean, exactly."""
+    """Dequantise MXFP4 weights exactly."""
     (w13, w2), (bias13, bias2) = unpack(packed, dtype), unpack_biases(packed)
     assert bias13 is not None
     assert bias2 is not None
@@ -98,7 +98,7 @@ class Mxfp4Experts:
 
     @property
     def nbytes(self) -> int:
-        """Of elements, scale factors and biases."""
+        """Bytes of elements, scale factors and biases."""
         return self.arranged.nbytes
 
 
@@ -124,7 +124,7 @@ class Bf16Experts:
 
     @property
     def nbytes(self) -> int:
-        """Of weights and biases."""
+        """Bytes of weights and biases."""
         return self.plain.nbytes
 
 

@@ -89,7 +89,7 @@ class Elementwise:
 
     @classmethod
     def compiled(cls) -> Elementwise:
-        """By torch.compile, which needs a compiler of C or, on a GPU, Triton."""
+        """Compile with torch.compile, which needs a C compiler or, on a GPU, Triton."""
         return cls(_of_any_count(add_norm), _of_any_count(rotated))
 
 
@@ -186,7 +186,7 @@ class Model:
         attend: Attend,
         only: torch.Tensor | None,
     ) -> torch.Tensor:
-        """What the attention of a layer adds to the residual stream, of all tokens or of some."""
+        """Return what attention adds to the residual stream, for all tokens or those in `only`."""
         config = self.config
         heads = linear(normed, layer.qkv, layer.qkv_bias).unflatten(1, (-1, config.head_dim))
         turned = self.fused.rotated(heads[:, : -config.kv_heads], angles)

@@ -31,10 +31,15 @@ def reach_each_other(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank of `world`. heads, experts: what is shared out; context: tokens of prompts, which
-    have to be all that is. one_shot: sums of few tokens are one launch in which each rank reads
-    what all have, by torch's symmetric memory, instead of NCCL's. ValueError for one rank alone,
-    or nothing to share."""
+    """This rank of `world`. Raises ValueError for one rank alone, or if nothing is shared.
+
+    Attributes:
+        heads: Divide the heads between the ranks.
+        experts: Divide the experts.
+        context: Divide the tokens of prompts; then nothing else may be divided.
+        one_shot: Sum few tokens with one launch instead of NCCL: each rank reads all ranks'
+            values through torch's symmetric memory.
+    """
 
     rank: int
     world: int
@@ -60,7 +65,7 @@ class Ranks:
         return self.rank * each, (self.rank + 1) * each
 
     def config(self, whole: Config) -> Config:
-        """With the heads of a rank alone; all sizes else are those of the model."""
+        """Return the config with the heads of this rank; all other sizes are unchanged."""
         if not self.heads:
             return whole
         own = {}
@@ -74,7 +79,7 @@ class Ranks:
         return self.own("experts", whole.experts.experts) if self.experts else None
 
     def whole_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a tensor of the model, of which a rank has `shape`."""
+        """Return the shape in the model of a tensor whose part on this rank has `shape`."""
         dim = self._divided(name)
         if dim is None:
             return shape
@@ -91,7 +96,7 @@ class Ranks:
         return whole
 
     def shares(self, prefill: bool) -> dict[str, float]:
-        """Of all experts, and of the tokens of a step, a rank's; see `floors.work_of`."""
+        """Return this rank's share of all experts and of a step's tokens; see `floors.work_of`."""
         alone = 1 / self.world
         shares = {"experts_share": alone} if self.experts else {}
         return {"tokens_share": alone} if self.context and prefill else shares

@@ -1,4 +1,4 @@
-"""What a run took: tokens in a second, memory, and on a GPU the time of each kernel."""
+"""Report of a run: tokens per second, memory, and on a GPU the time of each kernel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Kernel:
 
 
 def rates(took: Sequence[Took]) -> dict[str, Rate]:
-    """By kind of step, of those that there were."""
+    """Return the rate of each kind of step that occurred."""
     found = {}
     for kind in (PREFILL, DECODE):
         steps = [each for each in took if each.kind == kind]
@@ -90,13 +90,13 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def package_of(name: str) -> str:
-    """Whose a kernel is, by its name: a package of ours, or 'torch'."""
+    """Return the package of ours that a kernel comes from, by its name, or 'torch'."""
     stem = stem_of(name) or ""
     return next((package for word, package in OURS.items() if stem.startswith(word)), "torch")
 
 
 def short(name: str) -> str:
-    """What a table shows of a kernel."""
+    """Shorten a kernel's name for a table."""
     return re.sub(r"\s+", " ", name)[:70]
 
 

@@ -69,7 +69,7 @@ def make_plan(stages: int) -> Plan:
 
 
 class Minimal(Attention):
-    """One tile after the other, one step after the other."""
+    """Attention that processes one tile after the other, one step after the other."""
 
     plan = make_plan(stages=1)
 

@@ -80,7 +80,7 @@ def make_plan() -> Plan:
 
 @dataclass(frozen=True)
 class Scope:
-    """What every role may reach."""
+    """Values that every role can access."""
 
     tensors: Tensors
     chip: Chip
