@@ -43,10 +43,13 @@ def compile(fn: object, *args: object, options: str = "", **kwargs: object) -> o
 def run(
     compiled: object, *args: object, options: Options | None = None, **kwargs: object
 ) -> Report:
-    """Execute every launch of what `cute.compile` returned, on CPU memory.
+    """Execute every launch of a compiled function on CPU memory.
 
-    compiled: plain, or compiled with --enable-tvm-ffi. args: its runtime arguments. Raises the
-    errors of `ptxemu.errors`, and ValueError for an object without PTX.
+    Args:
+        compiled: Result of `cute.compile`, plain or compiled with --enable-tvm-ffi.
+        args: Its runtime arguments.
+
+    Raises the errors of `ptxemu.errors`, and ValueError for an object without PTX.
     """
     from ptxemu.host import cutedsl
     from ptxemu.host.allocations import LIVE, unseen
@@ -62,8 +65,11 @@ def run(
 def run_host(code: object, pointers: Sequence[int], options: Options | None = None) -> Report:
     """Execute every launch of a host function that the DSL compiled earlier, on CPU memory.
 
-    code: a `ptxemu.host.engine.HostCode`, such as an artefact brings. pointers: addresses of its
-    arguments. Needs no DSL. Raises the errors of `ptxemu.errors`.
+    Args:
+        code: A `ptxemu.host.engine.HostCode`, for example from an artefact.
+        pointers: Addresses of its arguments.
+
+    Needs no DSL. Raises the errors of `ptxemu.errors`.
     """
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.engine import host_program

@@ -1,16 +1,16 @@
-"""What was worked out about a PTX text, in a folder for the next process: tree, analysis, blocks.
+"""Cache of results about a PTX text, in a folder for later processes: tree, analysis, blocks.
 
     <first two digits>/<digest of the text, what it is, and what decides it>
 
-The digest covers all sources of the emulator and the versions of Python and numpy, so that nothing
-stale is found. A file appears whole, by renaming, and begins with the digest of its content: a
-damaged one counts as missing. Reading makes plain objects and runs nothing (`ptxemu.plain`); but
-generated blocks are code, as a compiled module of Python is. So a folder or a file that others may
-write is not used (`ptxemu.trusted`), and a warning names it. What was used least recently goes when
-there is too much.
+The digest covers all sources of the emulator and the versions of Python and numpy, so that stale
+entries are never found. A file appears whole, by renaming, and begins with the digest of its
+content: a damaged one counts as missing. Reading makes plain objects and runs nothing
+(`ptxemu.plain`). Generated blocks, however, are code, as a compiled module of Python is. A folder
+or a file that other users may write is therefore not used (`ptxemu.trusted`), and a warning names
+it. The least recently used entries are removed when the cache is too large.
 
-The folder is `ptxemu/programs` in the user's cache folder, elsewhere where `PTXEMU_CACHE` names a
-folder, and nowhere where that is `off`.
+The folder is `ptxemu/programs` in the user's cache folder. `PTXEMU_CACHE` names another folder, or
+is `off` for none.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _writes = itertools.count()
 
 
 class Kept:
-    """What is kept about one text."""
+    """Cached results for one text."""
 
     def __init__(self, folder: Path, text: str, sources: bytes) -> None:
         self._folder = folder
@@ -83,8 +83,7 @@ class Kept:
         return self._folder / name[:2] / name[2:]
 
     def get(self, part: str) -> Any:
-        """What `put` was given under that name, in any process; None where there is nothing of
-        use."""
+        """Return the value stored by `put` under that name in any process, or None if unusable."""
         try:
             data = _content(self._path(part))
             if data[:_DIGEST] != hashlib.sha256(data[_DIGEST:]).digest():

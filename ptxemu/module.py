@@ -140,7 +140,7 @@ class Module:
             program.fresh = 0
 
     def _recalled(self, part: str) -> Any:
-        """What another process has noted about the text; None where none has."""
+        """Return what another process has cached about the text, or None."""
         return self._kept.get(part) if self._kept else None
 
     def _noted(self, part: str, found: Any) -> Any:
@@ -217,7 +217,8 @@ class Module:
         params: np.ndarray,
         options: Options,
     ) -> GlobalMemory:
-        """What a launch may touch: besides what `launch` is told, parameters and variables."""
+        """Return the memory that a launch may access: that of its arguments, parameters and
+        variables."""
         if isinstance(allocated, Sequence):
             allocated = Fixed(allocated)
         kind = GlobalMemory if options.processes == 1 else WatchedMemory
@@ -259,7 +260,7 @@ class Module:
 def _watchers(
     program: Program, shape: Shape, options: Options
 ) -> tuple[Timeline | None, Recorder | None]:
-    """Those that options ask for and that need nothing else."""
+    """Return the listeners that options request and that need nothing else."""
     timeline = Timeline() if options.trace else None
     return timeline, Recorder(program, shape) if options.record else None
 
@@ -271,7 +272,7 @@ def _versions(program: Program) -> str:
 
 
 def _take_memory_before(dependent: bool, freed: Sequence[Range]) -> GlobalShadow | None:
-    """What the launches before have touched that this one may overlap, but for what is `freed`."""
+    """Return accesses of earlier launches that may overlap this one, except to `freed` ranges."""
     before = memory_before.get() if dependent else None
     memory_before.set(None)
     for low, high, _ in freed:

@@ -1,4 +1,4 @@
-"""How a launch is emulated. One frozen dataclass; every field has a meaning on any kernel."""
+"""Options of an emulated launch: one frozen dataclass, whose fields apply to any kernel."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ class Options:
             raise ValueError(f"limit={self.limit}; must be > 0 seconds, or None")
 
     def clusters_of(self, total: int) -> Sequence[int]:
-        """Those of a grid with so many that are to be executed; ValueError for one beyond it."""
+        """Return the clusters to execute, of a grid with `total`; raise ValueError for one
+        beyond it."""
         wanted = self.clusters(total) if callable(self.clusters) else self.clusters
         if wanted is None:
             return range(total)

@@ -209,7 +209,7 @@ class _Writer:
         return len(self._rows) - 1
 
     def _parts(self, item: Any, cls: type) -> Collection[Any]:
-        """What a row refers to."""
+        """Return the objects to which an object's row refers."""
         if cls in self._names:
             return [getattr(item, name) for name in self._names[cls]]
         if cls is dict:

@@ -159,7 +159,7 @@ class WatchedMemory(GlobalMemory):
 
 
 def _shared_mappings() -> list[tuple[int, int]]:
-    """What this process shares with others, and may write."""
+    """Return writable mappings that this process shares with others."""
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         where, rights = line.split(" ", 2)[:2]
@@ -182,7 +182,7 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 @dataclass
 class _Part:
-    """What a process has to tell of its clusters. why: it is of no use."""
+    """Report of a process on its clusters; `why` is the reason if it cannot be used."""
 
     why: str = ""
     reads: np.ndarray | None = None  # ranges, int64 (n, 2)
@@ -236,7 +236,7 @@ def _verdict(parts: list[_Part], checker: Checker | None) -> str:
 
 
 def _parts(machine: Machine, checker: Checker | None, count: int) -> list[_Part]:
-    """What each of `count` processes has to tell; or, as soon as one is of no use, that one."""
+    """Return the report of each of `count` processes, or only the first unusable one."""
     total = machine.scheduler.total
     edges = [total * k // count for k in range(count + 1)]
     done = np.frombuffer(_shared_words(count), np.int64)
@@ -330,7 +330,7 @@ def _stop(_: str, what: Finding | str) -> None:
 
 
 def _live_and_die(work: Callable[[], _Part], end: Connection) -> None:
-    """In a child: it answers, and ends without any of the process's own endings."""
+    """Answer from a child process, which ends without the process's usual cleanup."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)

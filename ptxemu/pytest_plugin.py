@@ -36,7 +36,7 @@ _KNOWN = "ignore:Cache is disabled:UserWarning"  # the DSL's, where it keeps PTX
 
 @dataclass(frozen=True)
 class Wish:
-    """What mark and command line ask of a test. schedules: none where nobody names one."""
+    """Requests of mark and command line for a test; `schedules` is empty if none is named."""
 
     schedules: tuple[Schedule, ...] = ()
     check: bool = False
@@ -44,11 +44,13 @@ class Wish:
 
 
 class Emulation:
-    """What the fixture gives: all that the package `ptxemu` has (`run`, `compile`, `load`,
-    `Options`, errors), and the launches of the test.
+    """Value of the fixture: the names of package `ptxemu`, and the launches of the test.
 
-    report: every launch so far, whichever way it was made, in order.
-    schedule: policy and seed that every launch takes; None where the launch decides.
+    The names are `run`, `compile`, `load`, `Options`, the errors and all others.
+
+    Attributes:
+        report: All launches so far, however made, in order.
+        schedule: Policy and seed of every launch; None if the launch decides.
     """
 
     def __init__(self, schedule: Schedule | None, report: Report) -> None:
@@ -134,7 +136,7 @@ def _asked(
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each schedule, such as test_gemm[adversarial-1]."""
+    """Make a test for each schedule, such as test_gemm[adversarial-1]."""
     if NAME not in metafunc.fixturenames and not metafunc.definition.get_closest_marker(NAME):
         return
     try:
@@ -223,7 +225,7 @@ def _text(report: Report) -> str:
 
 
 def _clues(report: Report) -> str:
-    """Of checked launches: where a wrong index shows when no rule is broken."""
+    """Return unused data of checked launches, which shows a wrong index without a broken rule."""
     if not any(launch.partly or launch.unused for launch in report.launches):
         return ""
     from ptxemu.check.unused import clues
@@ -252,8 +254,10 @@ def _is_inner(frame: TracebackType) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
-    """What was found and what stopped stands beside the failure, whatever that is, and what the
-    launches left unused; notes beside a test that passes, see `-rP`."""
+    """Add findings, errors and unused data of the launches to a failure of any kind.
+
+    A passing test has its notes, see `-rP`.
+    """
     outcome: Any = yield
     emulation = item.stash.get(_EMULATION, None)
     ended = call.when == "call" or (call.when == "setup" and outcome.failed)

@@ -1,4 +1,4 @@
-"""What a user wants to see: stops, regions, watches, conditions; dataclasses, or a command's words.
+"""Requests for inspection: stops, regions, watches, conditions; as dataclasses or command words.
 
 All are frozen, so that they can be part of `Options` and of the key of a compiled kernel.
 """
@@ -80,7 +80,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class Condition:
-    """One condition; "" always holds. Raises ValueError for what is no such expression."""
+    """A condition; "" always holds. Raises ValueError for an invalid expression."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -193,7 +193,7 @@ class Region:
 
     @classmethod
     def parse(cls, text: str) -> Region:
-        """From "name=offset,rows,columns,dtype[,swizzle]"; numbers as in Python."""
+        """Parse "name=offset,rows,columns,dtype[,swizzle]"; numbers as in Python."""
         name, equals, rest = text.partition("=")
         words = [word.strip() for word in rest.split(",")]
         if not equals or not name.strip() or not 4 <= len(words) <= 5:
@@ -275,13 +275,14 @@ class Watch:
 
     @classmethod
     def tensor(cls, tensor: Any, name: str = "") -> Watch:
-        """From the first to the last byte of a torch tensor or numpy array, which may be a view."""
+        """Watch the first to the last byte of a torch tensor or numpy array, which may be a
+        view."""
         found = HostTensor(tensor)
         return cls("global", found.address, found.extent, name=name)
 
     @classmethod
     def parse(cls, text: str) -> Watch:
-        """From "SPACE:FIRST+COUNT[@CTA]"; SPACE is global, smem, tmem or param0, param1, ..."""
+        """Parse "SPACE:FIRST+COUNT[@CTA]"; SPACE is global, smem, tmem or param0, param1, ..."""
         found = re.fullmatch(r"(\w+?)(\d*):(\w+)\+(\w+)(?:@([\d,]+))?", text.strip())
         if (
             not found
@@ -302,12 +303,15 @@ class Watch:
 
 @dataclass(frozen=True)
 class Inspect:
-    """What to look at in each launch; all of it may be empty.
+    """Requested inspection of each launch; all fields may be empty.
 
-    stops       pictures at lines. watches: histories of ranges, the `keep` newest writes of each.
-    last        so many of the last events are kept, and printed if the launch fails.
-    folder      where pictures are written as files; "": they are only in the report.
-    quiet       print nothing; else histories, and events of a failed launch, go to stderr.
+    Attributes:
+        stops: Lines at which to take pictures.
+        watches: Ranges whose writes are recorded.
+        keep: Number of newest writes kept for each watch.
+        last: Number of last events to keep; they are printed if the launch fails.
+        folder: Folder for pictures as files; "" keeps them only in the report.
+        quiet: Print nothing; else histories, and events of a failed launch, go to stderr.
     """
 
     stops: tuple[Stop, ...] = ()
@@ -323,7 +327,7 @@ class Inspect:
 
 
 def parse_cta(text: str) -> int | tuple[int, int, int]:
-    """From "3", the index in the grid, or "x,y,z", of which z may be missing."""
+    """Parse "3", the index in the grid, or "x,y,z", of which z may be missing."""
     words = text.split(",")
     if not all(word.strip().isdigit() for word in words) or len(words) > 3:
         raise ValueError(f"cta {text!r}; must be an index, or coordinates x,y,z")

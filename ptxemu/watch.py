@@ -77,7 +77,7 @@ def heard(hear: Hearer) -> Iterator[None]:
 
 
 def heard_alone(hear: Hearer) -> None:
-    """From now on `hear` is told as by `heard`, and nobody else."""
+    """Send events only to `hear` from now on, in the form of `heard`."""
     _hearers.set((hear,))
 
 

@@ -1,4 +1,4 @@
-"""Who accesses memory: warps, and the asynchronous operations that they issue."""
+"""Agents that access memory: warps, and the asynchronous operations that they issue."""
 
 from __future__ import annotations
 
@@ -59,10 +59,13 @@ class GroupWait(NamedTuple):
 
 
 class WarpClock:
-    """What a warp knows. `own` is its component, `now` its step there; a step ends where others may
-    learn of what came before. `synced`: the step in which its lanes last came together.
+    """Vector clock of a warp: what is ordered before its next access.
 
-    `streams`: components of its asynchronous operations by kind, with how many were issued.
+    Attributes:
+        own: Component of the warp.
+        now: Current step there. A step ends where others may learn of what came before.
+        synced: Step in which its lanes last synchronised.
+        streams: Components of its asynchronous operations by kind, with the number issued.
     """
 
     asynchronous = False
@@ -116,7 +119,7 @@ class WarpClock:
         return self.rows[ORDERED]
 
     def words(self, space: str) -> memoryview:
-        """What it is ordered after, as routines are told of it."""
+        """Words for the compiled routines: what the warp is ordered after."""
         if self._words is None:
             if self._placed is not self.rows:
                 self._placed, self._address = self.rows, self.rows.ctypes.data
@@ -126,7 +129,7 @@ class WarpClock:
         return self._words
 
     def knowledge(self) -> Knowledge:
-        """What it knows now."""
+        """Snapshot of the warp's clock."""
         if self._kept is None:
             self._kept = Knowledge(self)
         return self._kept
@@ -147,7 +150,7 @@ class WarpClock:
         self._share_copies(self.rows)
 
     def together_some(self, members: int) -> None:
-        """The same of some of its lanes."""
+        """Synchronise some of the lanes, as `together` does for all."""
         self.advance()
         self.met = Met.behind(self.met, self.synced, members, self.now)
         self.touched &= ~members
@@ -155,14 +158,20 @@ class WarpClock:
         self._share_copies(self.rows)
 
     def _share_copies(self, told: np.ndarray) -> None:
-        """Its lanes know of one another which cp.async are complete: a wait_group tells a thread of
-        its own ("cp.async.wait_group")."""
+        """Share the lanes' knowledge of complete cp.async operations.
+
+        A wait_group informs a thread only of its own copies ("cp.async.wait_group").
+        """
         if 0 < self.copied < told.shape[1]:
             self.copies_met = max(self.copies_met, int(told[ORDERED, self.copied]))
 
     def learn(self, other: np.ndarray, *, whole: bool = False, relaxed: bool = False) -> None:
-        """What a wait tells. `whole`: all lanes wait, and know of one another what the warp had
-        told before. A relaxed wait tells of memory at the next fence."""
+        """Merge the knowledge that a wait gains.
+
+        Args:
+            whole: All lanes wait, and learn of one another what the warp had released before.
+            relaxed: The wait orders memory only at the next fence.
+        """
         self._kept = self._words = None
         if relaxed:
             self.heard = other.copy() if self.heard is None else join(self.heard, other)
@@ -175,8 +184,10 @@ class WarpClock:
             self._share_copies(other)
 
     def learn_foreign(self, cluster: int, rows: np.ndarray, *, relaxed: bool) -> None:
-        """The same of another cluster, by way of global memory. Whoever in this cluster learns of
-        the step in which that happens knows it, too."""
+        """Merge knowledge about another cluster, gained through global memory.
+
+        An agent in this cluster that learns of the current step learns this as well.
+        """
         if relaxed:
             have = self.heard_foreign.get(cluster)
             self.heard_foreign[cluster] = rows if have is None else join(have.copy(), rows)
@@ -186,7 +197,7 @@ class WarpClock:
             known.append((self.own, self.now, rows))
 
     def release(self, *, relaxed: bool = False, near: bool = False) -> np.ndarray:
-        """What an arrival tells; `near`: to its own CTA."""
+        """Return the clock that an arrival publishes; `near`: the arrival is on its own CTA."""
         told = self.rows.copy()
         if relaxed:
             known = self.components.executed[: told.shape[1]]
@@ -306,8 +317,10 @@ class WarpClock:
 
 
 class Knowledge:
-    """What a warp knew at a moment. It is never changed: all operations that the warp issues before
-    it learns more have it in common."""
+    """Snapshot of a warp's clock.
+
+    It is never changed, so all operations that the warp issues before it learns more share it.
+    """
 
     __slots__ = (
         *("rows", "synced", "met", "copied", "copies_met", "_of", "_asynchronous", "_address"),
@@ -327,7 +340,7 @@ class Knowledge:
         self._words: dict[str, memoryview] = {}
 
     def fenced(self, space: str) -> np.ndarray:
-        """What the async proxy sees of `space`."""
+        """Return what the async proxy sees of `space`."""
         row = _PROXY.get(space)
         if row is None:
             return self.rows[ORDERED]
@@ -337,7 +350,7 @@ class Knowledge:
         return self._seen[space]
 
     def told(self) -> np.ndarray:
-        """What an operation tells of it, see `PhaseClock.arrive_with`."""
+        """Return what the completion of an operation publishes, see `PhaseClock.arrive_with`."""
         if self._told is None:
             self._told = np.zeros_like(self.rows)
             for row in (EXECUTED, ORDERED, ASYNC_SHARED, INITIALISED):
@@ -345,7 +358,7 @@ class Knowledge:
         return self._told
 
     def words(self, space: str) -> memoryview:
-        """As of a `WarpClock`, of the async proxy; "": of the generic one."""
+        """Return words as `WarpClock.words`, for the async proxy; for the generic proxy if ""."""
         found = self._words.get(space)
         if found is None:
             known = self.rows.shape[1]
@@ -400,7 +413,7 @@ class Ticket:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Its component, and its step there."""
+        """Component and step of the operation."""
         return self.component, self.step
 
     @property
@@ -427,7 +440,7 @@ class Ticket:
         return seen
 
     def words(self, space: str) -> memoryview:
-        """As of a `WarpClock`, but for its own stream."""
+        """Return words as `WarpClock.words`, except for the operation's own stream."""
         return self.known.words(space if self.asynchronous else "")
 
 
@@ -437,8 +450,10 @@ Agent = WarpClock | Ticket
 
 
 def foreign_seen(by: Agent, cluster: int, write: bool) -> np.ndarray:
-    """What `by` is ordered after in another cluster, as `seen`: what one of its own cluster was
-    told in a step that it knows of."""
+    """Return what `by` is ordered after in another cluster, in the format of `seen`.
+
+    `by` is ordered after what an agent of its cluster learned in a step known to `by`.
+    """
     seen = np.zeros(1, np.int32)
     for component, step, told in by.components.foreign.get(cluster, ()):
         known = by.rows[:, component] if component < by.rows.shape[1] else np.zeros(ROWS, np.int32)
@@ -453,7 +468,7 @@ def foreign_seen(by: Agent, cluster: int, write: bool) -> np.ndarray:
 
 
 def foreign_told(by: WarpClock) -> dict[int, np.ndarray]:
-    """What a release passes on of other clusters."""
+    """Return what a release passes on about other clusters."""
     told: dict[int, np.ndarray] = {}
     for cluster, entries in by.components.foreign.items():
         for component, step, rows in entries:

@@ -41,7 +41,7 @@ class Pointers:
         return "" if block is None else self._from(address, block)
 
     def near(self, address: int, block: Block | None) -> str:
-        """The same of an address outside of every allocation, from `block`, the nearest."""
+        """Describe an address outside every allocation, relative to `block`, the nearest one."""
         return "" if block is None else self._from(address, block)
 
     def of_block(self, block: Block) -> str:
@@ -178,7 +178,7 @@ class Coverage:
         return line_of(self.sites[site])
 
     def _written(self, block: Block) -> tuple[int, list[int]]:
-        """How many bytes, and the instructions that wrote there last."""
+        """Return the number of written bytes and the instructions that last wrote them."""
         count, sites = 0, set[int]()
         for last in self.shadow.stamps(block.start, block.end):
             some = last[last != 0]

@@ -1,5 +1,7 @@
-"""What mbarriers are called in reports: as the options name them, else as the Python that
-initialises them does, else by their symbol.
+"""Names of mbarriers in reports.
+
+A name comes from the options, else from the Python code that initialises the barrier, else from its
+symbol.
 
     cute.arch.mbarrier_init(storage.full.data_ptr() + stage, 1)              -> full[1]
     PipelineTmaUmma.create(barrier_storage=storage.ab.data_ptr(), ...)       -> ab[1] empty
@@ -85,8 +87,10 @@ def _from_source(inits: Mapping[int, Instr]) -> Iterator[tuple[int, str]]:
 
 
 def _name_of(instr: Instr) -> tuple[str, bool] | None:
-    """By the innermost line of Python that calls something with a barrier; whether that makes full
-    and empty ones."""
+    """Return the name from the innermost Python line that calls something with a barrier.
+
+    The second value tells whether that call makes full and empty barriers.
+    """
     for frame in instr.location.frames() if instr.location else ():
         path, _, line = frame.rpartition(":")
         for call in _calls(path).get(int(line), ()):

@@ -14,7 +14,7 @@ _AT_MOST = 3  # places that are listed
 
 
 class Words(Protocol):
-    """What a rule needs of the report around it."""
+    """Parts of the report that a rule needs."""
 
     stall: Stall
     groups: list[Group]
@@ -31,8 +31,11 @@ class Words(Protocol):
 
 
 def causes(words: Words, circles: list[list[Group]]) -> Iterator[str]:
-    """Of the groups that have nobody to wait for; where there is none, of the circles, which may be
-    such as the text of the program alone allows; else of whoever a rule knows something of."""
+    """Yield causes of the deadlock.
+
+    Groups that wait for nobody are explained first. If no rule applies there, the circles follow,
+    which may exist only in the program's text. Else any group that a rule recognises follows.
+    """
     inside = {id(group) for circle in circles for group in circle}
     ends = [group for group in words.groups if not group.after]
     roots = ends + [group for group in words.groups if id(group) in inside]
@@ -110,7 +113,7 @@ def _overtaken(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
 
 
 def _behind(group: Group, barrier: Barrier) -> int:
-    """How many phases have completed since any of the warps last found one complete."""
+    """Return the number of phases since a warp of the group last found one complete."""
     return barrier.phase - max(barrier.seen.get(w.name, 0) for w in group.warps)
 
 
@@ -186,7 +189,8 @@ def _multicast(barrier: Barrier) -> str:
 
 
 def _nobody(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
-    """Nothing in the program signals it, or nobody comes to what does."""
+    """Explain that nothing in the program signals the barrier, or that no warp reaches the
+    signal."""
     if group.suppliers or any(s.now_times for s in _signals(group, barrier)):
         return
     before = _signals(group, barrier)
@@ -234,7 +238,7 @@ def _left_out(words: Words, group: Group) -> Iterator[str]:
 
 
 def _only_elsewhere(words: Words, group: Group, _: Barrier) -> Iterator[str]:
-    """The same where nobody is left who could signal this one."""
+    """Explain, as `_left_out`, if no warp is left that could signal this barrier."""
     if not group.suppliers:
         yield from _left_out(words, group)
 
@@ -296,7 +300,7 @@ def _absent(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
 
 
 def _skipped(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
-    """Those who should signal it have used what they wait for before, and gone round the signal."""
+    """Explain that warps used the barrier's data before and went around the signal."""
     if _signals(group, barrier) or not group.suppliers or "arrive" not in group.needs:
         return
     for other in group.after:

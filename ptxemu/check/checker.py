@@ -151,8 +151,16 @@ class Forwarding(Listener):
 
 
 class Checker(Forwarding):
-    """memory, params: of the launch. found: where findings go. before: who touched global memory in
-    the launch before, where that one may still be running; `shadow`: who did so in this one."""
+    """Checker of one launch.
+
+    Args:
+        memory: Global memory of the launch.
+        params: Its parameters.
+        found: List to which findings are added.
+        before: Accesses to global memory in the previous launch, if that may still be running.
+
+    `shadow` holds the accesses of this launch.
+    """
 
     def __init__(
         self,
@@ -199,25 +207,30 @@ class Checker(Forwarding):
         return list(self.unused.lines(self.memory, self.shadow, self.coverage.pointers))
 
     def told(self) -> tuple[Any, ...]:
-        """Of clusters about which nothing was found, for `add` in another process."""
+        """Return the state of clusters without findings, for `add` in another process."""
         return self.shadow.told(), self.unused.told(), self.states.has_waited
 
     def add(self, told: tuple[Any, ...]) -> None:
-        """What other clusters did, whose accesses meet none of those that are known here."""
+        """Add the state of other clusters whose accesses do not conflict with those known here."""
         self.shadow.add(told[0])
         self.unused.add(told[1])
         self.states.has_waited |= told[2]
 
     def left(self) -> GlobalShadow:
-        """What the launch behind this one has to come after: who waits for this launch waits for
-        the one before only where this one did, as late as it may have been."""
+        """Return the accesses that the next launch has to be ordered after.
+
+        A launch that waits for this one waits for the previous one only where this one did, however
+        late.
+        """
         if self.states.has_waited:
             self.shadow.before = None
         return self.shadow
 
     def name_barriers(self, given: Given | None, error: PtxEmuError | None = None) -> None:
-        """What was found tells mbarriers by name from now on, and so does the error that ended the
-        launch. given: `Options.names`."""
+        """Name mbarriers in all findings, and in the error that ended the launch.
+
+        given: `Options.names`.
+        """
         if not any("mbarrier" in str(each) for each in (*self._found, error)):
             return
         names = self._names(given)
@@ -226,7 +239,7 @@ class Checker(Forwarding):
             error.message = names.text(error.message)
 
     def named(self, given: Given | None, finding: Finding) -> Finding:
-        """The same of one finding, when it arises."""
+        """Return one finding with mbarriers named."""
         return self._names(given).within(finding) if "mbarrier" in str(finding) else finding
 
     def _names(self, given: Given | None) -> BarrierNames:
@@ -578,8 +591,7 @@ class Checker(Forwarding):
 
 @lru_cache(maxsize=32)
 def _of_text(program: Program) -> tuple[list[Finding], frozenset[int]]:
-    """What the text of a kernel shows before anything runs: findings, and waits, by their sites,
-    whose answer decides nothing."""
+    """Return findings of a kernel's text, and the sites of waits whose result has no effect."""
     found: list[Finding] = []
     check_text(Findings(program.sites, found))
     return found, unheeded(program.sites)

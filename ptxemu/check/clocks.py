@@ -45,7 +45,7 @@ class LaneSets:
         self._codes: dict[int, int] = {}
 
     def code(self, mask: int) -> int:
-        """Of the lanes `mask`; NOBODY where there are too many different sets."""
+        """Return the code of a set of lanes, or NOBODY if there are too many different sets."""
         if mask & (mask - 1) == 0:
             return mask.bit_length() - 1
         code = self._codes.get(mask)
@@ -142,7 +142,7 @@ class Component:
 
 @dataclass
 class Components:
-    """Those of one cluster. Number 0 is nobody, whose step 0 everyone knows."""
+    """Components of one cluster. Number 0 is nobody; its step 0 is known to all."""
 
     known: list[Component] = field(default_factory=lambda: [Component("nobody", "")])
     asynchronous: np.ndarray = field(default_factory=lambda: np.zeros(_FIRST_CAPACITY, np.bool_))
@@ -188,8 +188,10 @@ def join(clock: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 class Mark(NamedTuple):
-    """Of an access: its lane, or one for each start of its cells; its stamp, where there are such
-    lanes without any."""
+    """Mark of an access in a shadow: its stamp without lanes, and its lane.
+
+    The lane may be an array with an entry for each start of its cells.
+    """
 
     stamp: int
     lane: int | np.ndarray

@@ -157,7 +157,7 @@ class Edges:
         state.add(clock.release())
 
     def barrier_completed(self, barrier: NamedBarrier, waiters: Waiters) -> None:
-        """Its phases are steps of a component, which whoever waits knows."""
+        """Record a completed phase as a step of a component that all waiters learn."""
         components, state = self._states.components(barrier.cta), self._states.barrier(barrier)
         if not state.phases:
             state.component = components.add("named barrier", barrier.cta.name())
@@ -240,7 +240,7 @@ class Edges:
             self._learn_all(w, self._flags.acquire(address), relaxed=not acquires or near)
 
     def _flag_told(self, w: Warp, *, relaxed: bool, near: bool) -> dict[int, np.ndarray]:
-        """By cluster."""
+        """Return what a flag publishes, by cluster."""
         clock = self._states.clocks[w]
         told = foreign_told(clock)
         own = told[w.cluster.index] = clock.release(relaxed=relaxed, near=near)

@@ -107,7 +107,7 @@ def missing(before: Side, by: Agent) -> tuple[str, str]:
 
 
 def missing_abroad(before: Side, by: Agent, cluster: int) -> tuple[str, str]:
-    """The same where `before` is of another cluster."""
+    """Return the missing edge, as `missing`, if `before` is of another cluster."""
     earlier, component = before.stamp, before.component
     seen = foreign_seen(by, cluster, False)
     if (
@@ -213,7 +213,7 @@ class Evidence:
         return usual._replace(why=why)
 
     def _waiter(self, before: Side, by: Agent) -> tuple[WarpClock, list[int]] | None:
-        """Whose wait it is, and the last operation of each of its groups."""
+        """Return the warp that has to wait, and the last operation of each of its groups."""
         component = before.component
         if component.kind != "wgmma":
             owner = component.owner

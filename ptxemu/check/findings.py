@@ -1,5 +1,7 @@
-"""What a checker has to say, each thing once however many CTAs, warps and turns show it; of two
-accesses in conflict, a finding that names both."""
+"""Findings of a checker, each reported once however many CTAs, warps and iterations show it.
+
+For two accesses in conflict, the finding names both.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from ptxemu.syntax.tree import Instr
 
 
 class Findings:
-    """Of one launch. sites: its instructions, by the numbers that `Warp.at` has."""
+    """Findings of one launch.
+
+    sites: its instructions, indexed by `Warp.at`.
+    """
 
     def __init__(self, sites: list[Instr], found: list[Finding]) -> None:
         self.sites = sites
@@ -39,8 +44,13 @@ class Findings:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the accesses: [first, last] in bytes, or columns of tensor memory; `known`: the
-    components that its stamp refers to."""
+    """Access on one side of a conflict.
+
+    Attributes:
+        first: First byte, or first column of tensor memory.
+        last: Last byte or column, inclusive.
+        known: Components to which its stamp refers.
+    """
 
     space: str
     first: int
@@ -101,7 +111,7 @@ class Conflicts:
         self._findings.report(finding)
 
     def access(self, side: Side) -> Access:
-        """In a finding."""
+        """Return the access as it appears in a finding."""
         instr, component = self._sites[side.stamp.site], side.component
         agent = component.agent
         if component.kind not in ("warp", "mbarrier"):

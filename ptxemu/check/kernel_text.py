@@ -1,4 +1,4 @@
-"""What the text of a kernel alone shows to be wrong, before anything runs."""
+"""Errors that the text of a kernel alone shows, before anything runs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _guard(instr: Instr) -> list[str]:
 
 
 def _sources(instr: Instr) -> list[str]:
-    """Of a store the address is the first operand, and is read."""
+    """Return the registers that are read; a store reads its first operand, the address."""
     first = instr.operands[:1]
     return _registers(instr.operands[1:]) + (
         _registers(first) if first and isinstance(first[0], Addr) else []

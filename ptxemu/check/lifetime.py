@@ -130,7 +130,7 @@ class Lifetime:
             self._reached_at_end(cta, component, step, site)
 
     def warp_ended(self, w: Warp) -> None:
-        """What the warps of a CTA know at their end, together."""
+        """Merge what the warps of a CTA know at their end."""
         state, rows = self._states.ctas[w.cta], self._states.clocks[w].rows
         known = state.known_at_end
         state.known_at_end = rows.copy() if known is None else join(known, rows)

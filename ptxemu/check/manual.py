@@ -1,6 +1,7 @@
-"""What the manual's text asks for and kernels known right on hardware do without: notes, never
-errors. Each names the section that asks for it. Those of `_ALWAYS` are what authors forget rather
-than leave out, and are told in any case; the others are for `Options.strict`.
+"""Notes on rules of the manual that kernels known to be right on hardware break; never errors.
+
+Each note names the section with the rule. Rules in `_ALWAYS` are usually broken by mistake and are
+always reported. The others are reported with `Options.strict`.
 """
 
 from __future__ import annotations

@@ -79,7 +79,10 @@ class Races:
     def shared_surely(
         self, w: Warp, cta: Cta, cells: Cells, lanes: np.ndarray | None, write: bool
     ) -> bool:
-        """The same, if it is ordered and reads what is defined. False: nothing has happened."""
+        """Check an access to shared memory; return whether it is ordered and reads defined data.
+
+        If False, nothing was recorded.
+        """
         clock, shadow = self._states.clocks[w], self._shadow(cta)
         done = shadow.surely(cells, clock, self.mark(w, lanes), write, defined=not write)
         if done and cta is not w.cta:
@@ -89,15 +92,21 @@ class Races:
     def shared_by_lanes(
         self, w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool
     ) -> bool:
-        """The same of `nbytes` at each of `starts`, uint32 [32], by the lanes of `mb`; no part of
-        it is out of bounds, or misaligned."""
+        """Check an access by lanes to shared memory, as `shared_surely`.
+
+        Args:
+            starts: uint32 [32], address of each lane.
+            mb: Mask of the active lanes.
+            nbytes: Bytes per lane; all in bounds and aligned.
+        """
         clock = self._states.clocks[w]
         step = stamp(clock.own, clock.now, 0, w.at)
         frame.lanes(starts, mb, nbytes, w.cta.smem_size, self._states.grain)
         return self._shadow(w.cta).surely_by_lanes(clock, step, write)
 
     def mark(self, w: Warp, lanes: np.ndarray | None) -> Mark:
-        """Of an ordinary access of `lanes`, None: of all that execute it, to one address."""
+        """Return the mark of an ordinary access of `lanes`; None: of all active lanes to one
+        address."""
         clock = self._states.clocks[w]
         if not w.how and lanes is not None:
             return Mark(stamp(clock.own, clock.now, 0, w.at), lanes)
@@ -137,7 +146,7 @@ class Races:
         self._compare_global(piece, ticket, write, unchanged)
 
     def index_findings(self) -> Iterator[Finding]:
-        """Of places that two clusters have written the same to."""
+        """Yield findings of places to which two clusters wrote the same."""
         access = self._conflicts.access
         accesses = {
             key: (access(before), access(now))

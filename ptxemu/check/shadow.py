@@ -1,10 +1,11 @@
-"""Who touched each cell of a memory last: the write, and one read by every component.
+"""Shadow of a memory: for each cell, the last write, and one read by every component.
 
-A read needs the last write to be ordered before it; a write needs that and every read since. What
-came before the last write is forgotten: whoever is ordered after that is ordered after all of it.
+A read needs the last write to be ordered before it. A write needs that and every read since.
+Accesses before the last write are forgotten: an agent ordered after that write is ordered after all
+of them.
 
-Most accesses are ordered, and machine code sees that at a glance (`Shadow.surely`); of the others,
-and where there is no machine code, `read` and `write` find out what is wrong.
+Most accesses are ordered, which compiled code verifies quickly (`Shadow.surely`). For the others,
+and without compiled code, `read` and `write` find out what is wrong.
 """
 
 from __future__ import annotations
@@ -107,8 +108,10 @@ class Shadow:
         return True
 
     def surely_by_lanes(self, by: Agent, stamp: int, write: bool) -> bool:
-        """The same of an access of lanes that the frame has (`frame.lanes`), which reads what is
-        defined; stamp: without a lane. One that needs more planes is left to somebody else."""
+        """Check an access of lanes in the frame (`frame.lanes`), which reads only defined data.
+
+        Returns False if it needs more planes. stamp: without a lane.
+        """
         routines = self._routines
         if routines is None or self.below is not None:
             return False
@@ -254,7 +257,7 @@ class _Check:
 
 
 def is_atomic(stamps: np.ndarray) -> np.ndarray:
-    """Which of them are of atomics."""
+    """Return a mask of the stamps that come from atomics."""
     return np.asarray(stamps >> LANE_SHIFT & LANE_MASK == ATOMIC)
 
 
@@ -273,8 +276,12 @@ def _unordered_one(old: int, seen: np.ndarray, by: Agent, lane: int) -> bool:
 def unordered(
     old: np.ndarray, seen: np.ndarray, by: Agent | None, lane: int | np.ndarray
 ) -> np.ndarray:
-    """Which of the stamps `old` an access of `lane` is not ordered after. `seen`: the last step
-    known of each component; `by`: None where the stamps are of another cluster."""
+    """Return a mask of the stamps `old` that an access of `lane` is not ordered after.
+
+    Args:
+        seen: Last known step of each component.
+        by: The accessing agent; None if the stamps are of another cluster.
+    """
     component, step = old >> COMPONENT_SHIFT, old >> STEP_SHIFT & STEP_MASK
     most = int(component.max(initial=0))
     if most >= len(seen):
@@ -292,8 +299,10 @@ def unordered(
 
 
 def _lanes_apart(old: int | np.ndarray, by: Agent, lane: int | np.ndarray) -> np.ndarray:
-    """Where an access of `lane` is not ordered after the accesses `old` of other lanes of its warp,
-    made since all of them met."""
+    """Return a mask of accesses `old` by other lanes of the warp that `lane` is not ordered after.
+
+    These are accesses since the lanes last synchronised.
+    """
     sets = by.components.lane_sets
     apart = sets.differ(np.asarray(old) >> LANE_SHIFT & LANE_MASK, lane)
     if by.met is None or not apart.any():

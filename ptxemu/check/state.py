@@ -1,4 +1,4 @@
-"""What the checker keeps of each object of the machine, by that object; clocks of mbarriers."""
+"""State of the checker for each object of the machine, and clocks of mbarriers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ptxemu.machine.state import Cluster, Cta, NamedBarrier, Warp, Warpgroup
 
 
 class PhaseClock:
-    """What the phases of an mbarrier tell. Phase n of it is step n + 1 of its component."""
+    """Knowledge that the phases of an mbarrier publish. Phase n is step n + 1 of its component."""
 
     def __init__(self, components: Components, agent: str) -> None:
         self.components = components
@@ -37,7 +37,7 @@ class PhaseClock:
 
     @property
     def gathered(self) -> np.ndarray:
-        """What the arrivals of all phases have told so far."""
+        """Knowledge that the arrivals of all phases have published so far."""
         if self._gathered is None:
             self._gathered = fresh(self.components)
         return self._gathered
@@ -52,10 +52,12 @@ class PhaseClock:
             self._gathered, self._latest = join(self.gathered, told), told
 
     def arrive_with(self, ticket: Ticket) -> None:
-        """What the completion of an operation tells: all that its warp knew when it issued it,
-        since between two ordinary accesses it does not matter through which proxy the order came
-        ("Proxy-preserved Base Causality Order"); and of an in-order unit that all up to this one
-        are complete."""
+        """Publish the completion of an operation.
+
+        It publishes all that its warp knew at issue: between two ordinary accesses, the proxy that
+        established the order does not matter ("Proxy-preserved Base Causality Order"). For an
+        in-order unit it also publishes that all operations up to this one are complete.
+        """
         self.arrive(ticket.known.told())
         if ticket.component and self._reached.get(ticket.component, 0) < ticket.step:
             self._reached[ticket.component] = ticket.step
@@ -122,8 +124,12 @@ class _Arrivals:
 
 @dataclass(eq=False)
 class ClusterState(_Arrivals):
-    """grid_before: the component of the launch before. phases: of the cluster's barrier, what those
-    that are complete told."""
+    """State of a cluster.
+
+    Attributes:
+        grid_before: Component of the previous launch.
+        phases: Knowledge published by each complete phase of the cluster's barrier.
+    """
 
     components: Components
     grid_before: int
@@ -132,14 +138,14 @@ class ClusterState(_Arrivals):
 
 @dataclass(eq=False)
 class BarrierState(_Arrivals):
-    """Of a named barrier: its component, complete phases."""
+    """State of a named barrier: its component and its complete phases."""
 
     component: int = 0
     phases: int = 0
 
 
 class CtaState:
-    """Who touched its memories, and which undefined data they hold."""
+    """State of a CTA: the accesses to its memories, and their undefined data."""
 
     def __init__(self, cta: Cta, grain: int) -> None:
         self.shared = Shadow(len(cta.smem) // grain, "shared")
@@ -155,7 +161,7 @@ class CtaState:
 
 
 class States:
-    """Of one launch. grain: bytes of a cell of shared memory."""
+    """States of one launch. grain: bytes per cell of shared memory."""
 
     def __init__(self, grain: int) -> None:
         self.grain = grain

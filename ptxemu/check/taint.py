@@ -49,7 +49,7 @@ def both_halves(lanes: int) -> int:
 
 
 def _union(masks: Masks, names: Iterable[str | None]) -> int:
-    """Where some of the registers is undefined."""
+    """Return the mask of lanes in which any of the registers is undefined."""
     return reduce(or_, (masks.get(name, 0) for name in names), 0)
 
 
@@ -256,7 +256,7 @@ class Registers:
         self.loaded[:, lanes] = codes
 
     def take_loaded(self, flow: Flow, mb: int) -> None:
-        """What was loaded goes to the targets."""
+        """Assign the loaded codes to the target registers."""
         if self.loaded is None or not flow.targets:
             self.clear(flow.targets, mb)
             return
@@ -273,7 +273,7 @@ class Registers:
             self.set(name, mask, mb, int(rows.max()))
 
     def codes_of(self, flow: Flow, mb: int) -> np.ndarray | None:
-        """What a store would write: codes [row, lane]; None where all is defined."""
+        """Return the codes a store would write, [row, lane], or None if all data is defined."""
         if not any(self.undefined(name, mb) for name in flow.sources):
             return None
         parts = 2 if flow.element_bytes >= 8 else 1
@@ -312,8 +312,10 @@ def _from_matrix(codes: np.ndarray, count: int, parts: tuple[str, ...]) -> np.nd
 
 
 def _from_byte_matrix(pairs: np.ndarray, count: int, parts: tuple[str, ...]) -> np.ndarray:
-    """The same of 16 elements in a row, each of which has bits of one 16-bit part or of two. pairs:
-    codes [row, 16-bit part]."""
+    """Return element codes as `_from_matrix`, for 16 elements in a row.
+
+    An element has bits of one or two 16-bit parts. pairs: codes [row, 16-bit part].
+    """
     bits = {"b6x16_p32": 6, "b4x16_p64": 4}.get(parts[-1], 8)
     start = np.arange(16) * bits
     elements = np.maximum(pairs[:, start // 16], pairs[:, (start + bits - 1) // 16])
@@ -329,7 +331,8 @@ def _stored(codes: np.ndarray, transposed: bool) -> np.ndarray:
 
 
 def _bytes_stored(codes: np.ndarray) -> np.ndarray:
-    """The same of b8, for pairs of elements: byte m of row r is of lane 4 (m % 8) + r / 2."""
+    """Return codes stored as b8, for pairs of elements: byte m of row r is of lane 4 (m % 8) + r
+    / 2."""
     pairs = codes.reshape(-1, 4, 2, 4).max(2)  # [matrix, pair of them, lane % 4]
     return np.tile(np.repeat(pairs.transpose(0, 2, 1), 2, axis=1), (1, 1, 2))
 
@@ -348,7 +351,7 @@ _BRANCHES = ("bra", "exit", "ret")
 
 
 class Origins:
-    """Where undefined data comes from, and the findings of where it gets to."""
+    """Origins of undefined data, and findings at the places it reaches."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings

@@ -1,11 +1,11 @@
-"""Which `tcgen05.ld` of a warp are complete when it signals: PTX ISA, "tcgen05.ld", "tcgen05.wait".
+"""Completion of a warp's `tcgen05.ld` before it signals: PTX ISA, "tcgen05.ld", "tcgen05.wait".
 
-A load is complete behind `tcgen05.wait::ld`. Before it, the scoreboard delays whatever uses a
-register, but not the signals in between: ptxas 12.9, 13.0 and 13.5 move arithmetic, shuffles,
-votes, redux and MMAs of loaded registers behind a later `mbarrier.arrive` or `st.release`, so that
-the signal is issued while the load is under way. They do not move a write to memory behind a
-signal, and so the load is complete if such a write needs what was loaded. 29 of the 41 Blackwell
-examples of CUTLASS of August 2026 have no wait and rely on that: they store their accumulators
+A load is complete after `tcgen05.wait::ld`. Before that wait, the scoreboard delays the use of a
+loaded register, but not the signals in between. ptxas 12.9, 13.0 and 13.5 move arithmetic,
+shuffles, votes, redux and MMAs of loaded registers after a later `mbarrier.arrive` or `st.release`.
+The signal is then issued while the load is in progress. ptxas does not move a write to memory after
+a signal, so the load is complete if such a write needs the loaded data. 29 of the 41 Blackwell
+examples of CUTLASS of August 2026 have no wait and rely on this: they store their accumulators
 before they release them.
 """
 
@@ -155,7 +155,7 @@ def _merged(known: Origins, more: Origins) -> bool:
 
 
 def _execute(origins: Origins, instr: Instr, site: int) -> None:
-    """What an instruction does to the origins of registers."""
+    """Apply an instruction's effect to the origins of registers."""
     if instr.opcode.startswith(_WAIT):
         origins.clear()
         return

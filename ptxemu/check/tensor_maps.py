@@ -63,7 +63,7 @@ def _reaches(seen: np.ndarray | None, component: int, step: int) -> bool:
 
 @dataclass
 class TensorMaps:
-    """Of one launch. `memory`: who wrote global memory in it."""
+    """Fences of tensor maps in one launch. `memory`: its writers of global memory."""
 
     states: States
     findings: Findings

@@ -158,7 +158,7 @@ def _kind(finding: Finding, launch: Launch) -> tuple[Any, ...]:
 
 
 def _rank(finding: Finding) -> tuple[bool, int, bool]:
-    """What is read too early explains what is overwritten too early, rather than the reverse."""
+    """Return the rank of a finding: an early read explains an early overwrite, not the reverse."""
     known = finding.check in _ORDER
     place = _ORDER.index(finding.check) if known else len(_ORDER)
     early = finding.accesses and finding.check == "race" and finding.accesses[0].what == "read"
@@ -207,7 +207,7 @@ def single(finding: Finding) -> str:
 
 
 def verdict(report: Launches[Any]) -> str:
-    """One line: how many findings of which severity, in how many launches, under which rules."""
+    """Return one line: the number of findings by severity, of launches, and the rules."""
     groups = [group for some in _by_entry(report.launches) for group in grouped(some)]
     kinds = [
         f"{count(len(list(some)), severity)}"
@@ -293,7 +293,7 @@ def _group(group: Group, launches: list[Launch]) -> Iterator[str]:
 
 
 def _again(group: Group) -> Iterator[str]:
-    """What lacks the same as several before it, in short."""
+    """Yield a short report of a finding that lacks what several before it lack."""
     finding = group.first
     yield f"{finding.severity}: {finding.check}: {finding.message}"
     for access in finding.accesses:
@@ -303,7 +303,7 @@ def _again(group: Group) -> Iterator[str]:
 
 
 def _side(accesses: list[Access], launch: Launch) -> Iterator[str]:
-    """Who did what to which range, in all findings of a group, then where."""
+    """Yield the agents, actions and ranges of a group's findings, then the places."""
     first = accesses[0]
     ranges = list(dict.fromkeys(map(_range, accesses)))
     more = f" (and {count(len(ranges) - 1, 'other range')})" if len(ranges) > 1 else ""
@@ -390,7 +390,7 @@ def at_source(source: str) -> str:
 
 
 def cut(text: str) -> str:
-    """As much of a long text as is shown."""
+    """Shorten a long text."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 

@@ -1,8 +1,8 @@
-"""Which cells of shared, tensor and local memory hold undefined data, and where it comes from.
+"""Cells of shared, tensor and local memory that hold undefined data, and its origin.
 
-A code per cell: 0 is defined, NEVER has not been written, any other numbers the origin of undefined
-data that was stored there (`Taint.origins`). Memory is undefined when its CTA starts, tensor memory
-also when it is allocated.
+Each cell has a code: 0 for defined, NEVER for not written, or the number of the origin of the
+undefined data stored there (`Taint.origins`). Memory is undefined when its CTA starts, tensor
+memory also when it is allocated.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class TensorCodes(Tmem):
             self._look_at(touched)
 
     def _look_at(self, touched: int) -> None:
-        """Of a cell of `footprints` some lanes may have changed, and others be undefined."""
+        """Update `suspects` for touched cells, in which some lanes may still be undefined."""
         undefined = np.any((self.cells & NEVER).reshape(TENSOR_CELLS, -1), axis=1)
         self.suspects = self.suspects & ~touched | _to_bits(undefined) & touched
 

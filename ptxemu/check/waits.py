@@ -1,4 +1,4 @@
-"""Who waits for whom in a deadlock: groups of warps that wait alike, as a graph.
+"""Graph of a deadlock: groups of warps that wait alike, and the groups they wait for.
 
 `Arrivers` knows which instructions could signal a barrier, and from where they can be reached.
 """
@@ -30,8 +30,13 @@ _DEPTH = 40  # instructions that are followed back
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of an address: the constant part, whether that is all of it, and whether a
-    symbol is in it."""
+    """Known part of an address.
+
+    Attributes:
+        start: The constant part.
+        whole: Whether that is all of it.
+        based: Whether it contains a symbol.
+    """
 
     start: int = 0
     whole: bool = False
@@ -63,7 +68,7 @@ class Arrivers:
         self._avoidable = cache(self._can_avoid)
 
     def address(self, instr: Instr) -> Known:
-        """Of the barrier of an mbarrier instruction or an asynchronous copy."""
+        """Return the address of the barrier of an mbarrier instruction or an asynchronous copy."""
         found = [operand for operand in instr.operands if isinstance(operand, Addr)]
         if not found:
             return Known()
@@ -71,8 +76,10 @@ class Arrivers:
         return Known(base.start + found[-1].offset, base.whole, base.based)
 
     def of_mbarrier(self, offset: int, wait: Instr | None, kinds: set[str]) -> list[Instr]:
-        """Those that could do one of `kinds` ('arrive', 'land') to the mbarrier at a shared offset
-        for which `wait` waits."""
+        """Return instructions with an effect in `kinds` ('arrive', 'land') on an mbarrier.
+
+        The mbarrier is at shared `offset`, and `wait` waits for it.
+        """
         waited = self.address(wait) if wait else Known(offset, True)
         signals_here = [(i, known) for i, known in self._signals if signals(i) & kinds]
         starts = [known.start for _, known in self._signals if known.based]
@@ -120,8 +127,10 @@ class Arrivers:
         return [i for i in sites if i.opcode.startswith("barrier.cluster.arrive")]
 
     def can_reach(self, waiting: Waiting, instrs: list[Instr], ran: Ran) -> list[Instr]:
-        """Those of `instrs` that lanes could execute, once what they wait for has come. ran: blocks
-        that each warp has been through."""
+        """Return those of `instrs` that lanes could execute once their wait has ended.
+
+        ran: blocks that each warp has executed.
+        """
         blocks = self.reachable(waiting.block, self._foreign(waiting, ran))
         return [i for i in instrs if i is not waiting.instr and self._block_of[id(i)] in blocks]
 
@@ -194,7 +203,7 @@ class Arrivers:
 
 
 def signals(instr: Instr) -> set[str]:
-    """What an instruction does to an mbarrier: 'arrive', 'land' (bytes come), or nothing."""
+    """Return the instruction's effects on an mbarrier: 'arrive', 'land' (bytes come), or none."""
     opcode = instr.opcode
     if opcode.startswith(("mbarrier.arrive", "tcgen05.commit", "cp.async.mbarrier.arrive")):
         return {"arrive"}
@@ -218,11 +227,13 @@ def user_source(instr: Instr) -> str:
 
 @dataclass(eq=False)
 class Group:
-    """Warps that wait alike: at one instruction, for the same barrier of their own CTA, in the same
-    state.
+    """Warps that wait alike: at one instruction, for the same barrier of their CTA, in one state.
 
-    could: the instructions that could signal it. suppliers: warps that cannot go on, and could come
-    to one of these; again: all of them have done so in this phase already; `after`: their groups.
+    Attributes:
+        could: Instructions that could signal the barrier.
+        suppliers: Warps that cannot proceed and could reach one of these instructions.
+        again: Whether all suppliers have already signalled in this phase.
+        after: Groups of the suppliers.
     """
 
     waiting: list[Waiting]
@@ -242,7 +253,7 @@ class Group:
 
     @property
     def needs(self) -> set[str]:
-        """What the phase of an mbarrier lacks: 'arrive', 'land' (bytes), or both."""
+        """Return what the phase of an mbarrier lacks: 'arrive', 'land' (bytes), or both."""
         if self.barrier is None:
             return set()
         lacks = {"arrive"} if self.barrier.pending else set[str]()
@@ -307,8 +318,11 @@ def _supply(group: Group, stall: Stall, arrivers: Arrivers) -> None:
 def _experienced(
     able: dict[Who, list[Instr]], barrier: Barrier | None, needs: set[str]
 ) -> dict[Who, list[Instr]]:
-    """Those that have signalled the barrier in phases before this one. Roles often stand one behind
-    the other, so that every warp could come to the code of a later one as far as its text tells."""
+    """Keep the warps that signalled the barrier in earlier phases.
+
+    Code of several roles often follows in sequence, so by the text alone every warp could reach the
+    code of a later role.
+    """
     signals = barrier.signals if barrier else ()
     before = {s.agent for s in signals if s.kind in needs and s.times > s.now_times}
     return {who: instrs for who, instrs in able.items() if who.name in before}

@@ -47,8 +47,13 @@ _OLDEST = 9  # groups: wgmma.wait_group allows at most 7
 
 @dataclass(frozen=True)
 class Hazard:
-    """Something that goes wrong at a wgmma.mma_async. other: the site of the ordinary instruction,
-    0 where there is none; what: it does. note: only the manual's text asks for what is missing."""
+    """Hazard at a wgmma.mma_async.
+
+    Attributes:
+        other: Site of the ordinary instruction, 0 if there is none.
+        what: Its access.
+        note: Whether only the manual's text requires what is missing.
+    """
 
     message: str
     missing: str
@@ -88,7 +93,10 @@ class _State:
 
 
 def hazards(blocks: list[Block], site_of: Mapping[int, int]) -> dict[int, list[Hazard]]:
-    """What goes wrong at each wgmma.mma_async, by site. site_of: by id of an instruction."""
+    """Return the hazards at each wgmma.mma_async, by site.
+
+    site_of: sites by the id of an instruction.
+    """
     instrs = [[step.instr for step in block.steps] for block in blocks]
     walk = _Walk(site_of, _relevant(instr for block in instrs for instr in block))
     before: dict[int, _State] = {0: _State(fenced=False)}
@@ -138,14 +146,20 @@ def _listed(operand: object) -> list[str]:
 
 @dataclass(eq=False)
 class _Walk:
-    """site_of: of instructions. relevant: registers. found: at each site, by what it is."""
+    """Walk through the instructions of a kernel.
+
+    Attributes:
+        site_of: Sites of instructions.
+        relevant: Registers to track.
+        found: Hazards at each site, by message.
+    """
 
     site_of: Mapping[int, int]
     relevant: set[str]
     found: dict[int, dict[str, Hazard]] = field(default_factory=dict)
 
     def step(self, state: _State, instr: Instr) -> None:
-        """What an instruction does to the state."""
+        """Apply an instruction's effect to the state."""
         if instr.opcode.startswith("wgmma."):
             self._warpgroup(state, instr)
             return
@@ -224,7 +238,7 @@ class _Walk:
 
 
 class Warpgroups:
-    """Of one launch."""
+    """Warpgroups of one launch."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ def main(words: list[str] | None, program: str | None = None) -> int:
 def _checked(
     options: argparse.Namespace, looking: AbstractContextManager[Report]
 ) -> tuple[Report, list[str]]:
-    """As `run_all`, on a machine with a GPU."""
+    """Run as `run_all`, on a machine with a GPU."""
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.gpu_machine import machine_with_gpu
 

@@ -36,7 +36,7 @@ class Enough(BaseException):
 
 @dataclass
 class Launch:
-    """What a launch left in the tensors, and what was there before."""
+    """Values of the tensors before and after a launch."""
 
     entry: str
     values: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
@@ -71,8 +71,14 @@ def recorded() -> Iterator[list[Launch]]:
 
 @dataclass
 class Judgement:
-    """What a run showed. known: the names of its tensors. launches, judged: how many there were,
-    and how many were compared. error: why the reference cannot be used."""
+    """Result of comparing a run.
+
+    Attributes:
+        known: Names of the run's tensors.
+        launches: Number of launches.
+        judged: Number of launches that were compared.
+        error: Reason why the reference cannot be used.
+    """
 
     found: Found | None = None
     known: dict[str, None] = field(default_factory=dict[str, None])
@@ -103,7 +109,10 @@ def compared(with_launches: list[Launch], tolerance: float) -> Iterator[Judgemen
 
 
 def _first_unlike(number: int, one: Launch, other: Launch, tolerance: float) -> Found | None:
-    """What neither run has written, such as memory of torch.empty, is no result."""
+    """Return the first difference of two launches.
+
+    Elements that neither run has written, such as memory of torch.empty, do not count.
+    """
     names = [
         name
         for name, values in other.values.items()
@@ -287,8 +296,10 @@ def _found(
 
 
 def _shifted(mine: np.ndarray, hers: np.ndarray, index: tuple[int, ...]) -> str:
-    """Where the expected values are those that stand in the first row that differs: what a wrong
-    index of a tile does."""
+    """Describe whether the first wrong row holds another row's expected values.
+
+    A wrong index of a tile causes this.
+    """
     for axis in range(mine.ndim - 1):
         here = mine.take(index[axis], axis)
         if (here == here.reshape(-1)[0]).all():

@@ -52,8 +52,14 @@ _TIMES = 20
 
 @dataclass(frozen=True)
 class Row:
-    """One judged mutant. by: what noticed it, '' for nothing; same: why it means the same as its
-    kernel; ptx: digest of the text that `line` refers to; rules: schedules and strictness."""
+    """A judged mutant.
+
+    Attributes:
+        by: What noticed it, '' for nothing.
+        same: Why it is equivalent to its kernel.
+        ptx: Digest of the text to which `line` refers.
+        rules: Schedules and strictness.
+    """
 
     kernel: str
     kind: str
@@ -235,7 +241,7 @@ def _keep(path: Path, rows: Any) -> None:
 
 
 def unnoticed(row: Row) -> bool:
-    """Nothing tells it from its kernel, and no reason why."""
+    """Whether nothing noticed the mutant and no reason makes it equivalent."""
     return not row.by and not row.same
 
 

@@ -1,5 +1,7 @@
-"""Which memory a program has allocated, as far as it can be seen from outside: torch's tensors and
-storages, numpy arrays that were arguments, and what the stubs of the CUDA runtime have handed out.
+"""Memory that a program has allocated, as far as it is visible from outside.
+
+It includes torch's tensors and storages, numpy arrays that were arguments, and allocations of the
+CUDA runtime's stubs.
 """
 
 from __future__ import annotations

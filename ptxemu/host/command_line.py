@@ -89,7 +89,7 @@ def add_place_arguments(group: argparse._ActionsContainer) -> None:
 
 
 def inspection_of(arguments: argparse.Namespace) -> Inspect | None:
-    """What the flags ask for; None where they ask for nothing. Raises ValueError."""
+    """Return the inspection that the flags request, or None. Raises ValueError."""
     from ptxemu.request import Inspect, Stop
 
     if bool(arguments.dump) != bool(arguments.at):
@@ -246,8 +246,10 @@ def checking(
 
 
 def partial_path(path: Path) -> Path:
-    """Where findings go before `write_json` writes the report to `path`, which removes it: if the
-    process dies, they are there."""
+    """Return the path of partial findings, which survive if the process dies.
+
+    `write_json` removes that file when it writes the report to `path`.
+    """
     return path.with_name(path.name + ".partial")
 
 
@@ -293,7 +295,10 @@ def _lines_to(out: TextIO) -> Hearer:
 
 
 def _told_as(finding: Finding) -> object:
-    """Of what only the manual asks for, one line tells of all; the report at the end lists them."""
+    """Return the key under which a finding is reported once.
+
+    Notes with the same missing instruction share one line; the final report lists them all.
+    """
     return (MANUAL, finding.missing) if finding.check == MANUAL else finding.place
 
 

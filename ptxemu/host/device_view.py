@@ -78,7 +78,7 @@ def presented(values: Iterable[Any]) -> Iterator[None]:
 
 
 def _device_types_of(value: Any) -> Iterator[ctypes.c_int32]:
-    """Where a tensor of `from_dlpack` keeps its device type: in its capsule and tvm-ffi tensor."""
+    """Yield the device types of a tensor of `from_dlpack`: in its capsule and tvm-ffi tensor."""
     fields = getattr(value, "__dict__", {})
     if "_dlpack_data" in fields:
         yield _device_type(fields["_dlpack_data"])

@@ -42,7 +42,7 @@ def cubin_at(address: int) -> bytes:
 
 
 def _elf_size(header: bytes) -> int:
-    """Where its last table ends."""
+    """Return the size of an ELF file, which ends with its last table."""
     program, sections = struct.unpack_from("<QQ", header, 32)
     program_size, programs, section_size, count = struct.unpack_from("<4H", header, 54)
     return max(program + program_size * programs, sections + section_size * count)

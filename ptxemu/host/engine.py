@@ -22,7 +22,9 @@ _MISSING_PTX = (
 class HostCode(Protocol):
     """Host code of a compiled function, not yet linked.
 
-    ptx: the kernels that it launches, '' where there is none. name: of the function.
+    Attributes:
+        ptx: Kernels that it launches, '' if there are none.
+        name: Name of the function.
     """
 
     ptx: str
@@ -46,7 +48,7 @@ class DslCode:
         self._module = compiled.ir_module
 
     def link(self, bind: Callable[[Iterable[str]], dict[str, int]]) -> Callable[[str], int]:
-        """As `HostCode.link`; the engine lives as long as what is returned."""
+        """Link as `HostCode.link`; the engine lives as long as the returned function."""
         from cutlass._mlir.execution_engine import ExecutionEngine
 
         if not hasattr(ExecutionEngine, "init"):  # before 4.8 it links what runs first and last
@@ -84,7 +86,7 @@ class HostProgram:
         return run.results
 
     def _load_kernels(self) -> None:
-        """As the DSL does before the first call: load the library, then its kernels."""
+        """Load the library, then its kernels, as the DSL does before the first call."""
         if not self._has_kernels:
             return
         library, device, code = ctypes.c_void_p(), ctypes.c_int32(0), ctypes.c_int32(0)
@@ -104,7 +106,7 @@ def _address(pointer: Any) -> int | None:
 
 
 def _drop_destructors(module: Any) -> None:
-    """Of the library of kernels, which needs no unloading here."""
+    """Drop the destructors of the kernel library, which is not unloaded here."""
     for operation in [*module.body.operations]:
         if operation.operation.name == "llvm.mlir.global_dtors":
             operation.operation.erase()

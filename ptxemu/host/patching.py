@@ -1,4 +1,4 @@
-"""What this process sees changed for a while: attributes, environment, imports, threads."""
+"""Temporary changes to this process: attributes, environment, imports, threads."""
 
 from __future__ import annotations
 

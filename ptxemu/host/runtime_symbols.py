@@ -74,11 +74,11 @@ def device_attribute(identifier: int, target: str = "") -> int:
 
 @dataclass
 class Run:
-    """One call of a host function: where its launches go, what they gave, and what went wrong.
+    """Call of a host function: its launcher, the launches' results, and an error.
 
-    As a context manager it makes itself the current run, the only one of the process; on exit it
-    raises the first exception of a callback in place of whatever the host code made of the error
-    code that it was given.
+    As a context manager it makes itself the current run, the only one of the process. On exit it
+    raises the first exception of a callback, in place of the host code's reaction to the error
+    code it was given.
     """
 
     launcher: Launcher
@@ -249,7 +249,8 @@ class RuntimeSymbols:
     @_symbol("cuda_dialect_assert_success", "i")
     @_symbol("cuda_dialect_print_on_error", "i")
     def _assert_success(self, code: int) -> None:
-        """Where the host code ignores a result; the callback that gave it has recorded why."""
+        """Raise an error for a code that the host code ignores; its callback recorded the
+        reason."""
         if code:
             raise RuntimeError(f"CUDA error {code}")
 

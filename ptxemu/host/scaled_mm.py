@@ -17,7 +17,7 @@ _TENSOR_WISE, _SWIZZLED = 0, 1  # its one scale for all; SwizzleType.SWIZZLE_32_
 
 
 def substitute(function: Any) -> Callable[..., Any] | None:
-    """What stands in for a function of torch, and is NotImplemented where torch is to answer."""
+    """Return the substitute for a torch function; it returns NotImplemented to defer to torch."""
     import torch
 
     name = getattr(function, "__name__", "")

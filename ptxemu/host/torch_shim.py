@@ -158,7 +158,7 @@ def _mode() -> Any:
 
 
 def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One torch call with devices rewritten, transfers made copies, new tensors in blocks."""
+    """Call torch with devices rewritten, transfers as copies, and new tensors in blocks."""
     import torch
 
     rewritten = tuple("cpu" if _is_cuda(argument) else argument for argument in args)

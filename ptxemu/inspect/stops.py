@@ -85,7 +85,7 @@ class Probe:
 
 
 class Probes:
-    """Of one program. `place` is what a `Program` calls before it lowers each step of a block."""
+    """Probes of one program. A `Program` calls `place` before it lowers each step of a block."""
 
     def __init__(self, program: Program, stops: tuple[Stop, ...]) -> None:
         self.program = program
@@ -215,8 +215,12 @@ def _register_list(lower: Lower, names: tuple[str, ...]) -> tuple[str, tuple[Val
 
 
 class Stops(Listener):
-    """Of one launch. taken(snapshot) is called with each picture; histories() gives what watches
-    know at that moment."""
+    """Stops of one launch.
+
+    Args:
+        taken: Called as taken(snapshot) with each picture.
+        histories: Called as histories() for the watches' current state.
+    """
 
     def __init__(
         self,
@@ -324,7 +328,7 @@ class Stops(Listener):
         return (*named, *moved)
 
     def summary(self) -> list[str]:
-        """What the user should know besides the pictures."""
+        """Return hints to the user in addition to the pictures."""
         lines = [*self.probes.missing, *self.problems]
         for number, stop in enumerate(self.stops):
             came, fitting = self.arrivals[number], self.pictures[number]
@@ -340,7 +344,7 @@ class Stops(Listener):
 
 
 def cta_index(cta: Cta) -> int:
-    """Of a CTA in its grid, x fastest."""
+    """Return the index of a CTA in its grid, x fastest."""
     (x, y, z), (gx, gy, _) = cta.ctaid, cta.machine.shape.grid
     return x + gx * (y + gy * z)
 

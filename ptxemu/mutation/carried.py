@@ -1,9 +1,9 @@
-"""Which pairs of accesses an instruction orders, and what orders them in its mutant.
+"""Pairs of accesses that an instruction orders, and what orders them in its mutant.
 
-A run under the checker keeps, of each warp, at which line it came to know what: that its own lanes
-have met, or that something of another component is ordered. The witness of two conflicting accesses
-is the line where the warp of the later one came to know of the earlier one. Accesses of one lane
-need none; those of two clusters have none here (`Carried.abroad`).
+A run under the checker records for each warp at which line it learned what: that its lanes have
+synchronised, or that something of another component is ordered. The witness of two conflicting
+accesses is the line where the warp of the later one learned of the earlier one. Accesses of one
+lane need no witness. Accesses of two clusters have none here (`Carried.abroad`).
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ class Carried:
 
 
 def instead(kernel: Carried, mutant: Carried, changed: Instr) -> str:
-    """What orders in the mutant what the changed instruction orders in the kernel, or UNREACHED; ''
-    where neither is known. What an arrival tells shows in the waits: other lines order pairs then,
-    or none does."""
+    """Return what orders in the mutant what the changed instruction orders in the kernel.
+
+    Returns UNREACHED if nothing does, '' if neither is known. What an arrival publishes shows in
+    the waits: other lines order pairs then, or none does.
+    """
     if kernel.abroad or mutant.abroad:
         return ""
     if changed.opcode.startswith(_ORDERING):
@@ -68,7 +70,7 @@ def instead(kernel: Carried, mutant: Carried, changed: Instr) -> str:
 
 
 class _Witnesses:
-    """Of the launch that runs."""
+    """Witnesses of the running launch."""
 
     def __init__(self) -> None:
         self.found = Carried()

@@ -38,8 +38,13 @@ from ptxemu.syntax.tree import Instr, Sym
 
 @dataclass(frozen=True)
 class MutationClass:
-    """What is done to which instructions; `section` of the manual describes them. same: when and
-    why a mutant means the same as its kernel."""
+    """A kind of mutation.
+
+    Attributes:
+        does: Change of the instructions.
+        section: Section of the manual that describes these instructions.
+        same: Condition and reason for a mutant to be equivalent to its kernel.
+    """
 
     name: str
     does: str
@@ -50,7 +55,7 @@ class MutationClass:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed place. `name` stays the same as long as the PTX does."""
+    """A changed place. `name` stays the same as long as the PTX does."""
 
     kind: MutationClass
     text: Text
@@ -66,7 +71,7 @@ class Mutant:
 
     @property
     def instruction(self) -> str:
-        """Its text in the kernel."""
+        """Text of the instruction in the kernel."""
         return " ".join(self.instr.text.split())
 
     @property
@@ -80,7 +85,7 @@ class Mutant:
 
     @property
     def executed(self) -> bool:
-        """As far as a run has shown, the kernel comes to the instruction."""
+        """Whether the kernel reaches the instruction, as far as a run has shown."""
         lines = self.text.observed.executed
         return lines is None or self.instr.line in lines
 
@@ -94,7 +99,7 @@ T = TypeVar("T")
 
 
 def sampled(found: Sequence[T], count: int, seed: int) -> list[T]:
-    """So many of them, the same for a seed, in their order."""
+    """Draw `count` items, kept in order and reproducible by `seed`."""
     numbers = random.Random(seed).sample(range(len(found)), min(count, len(found)))
     return [found[number] for number in sorted(numbers)]
 

@@ -1,5 +1,8 @@
-"""What a run of the kernel shows and its text does not: signals that nobody waits for, waits that
-tell nothing new, and those behind which a warp does nothing more."""
+"""Facts that a run of the kernel shows and its text does not.
+
+They are signals that nobody waits for, waits that order nothing new, and waits after which a warp
+does nothing more.
+"""
 
 from __future__ import annotations
 

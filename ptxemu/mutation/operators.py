@@ -1,4 +1,4 @@
-"""What a mutation does to the text: builders of functions that yield every `Change` of a kernel."""
+"""Mutations of the text: builders of functions that yield every `Change` of a kernel."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def other_barrier(pattern: str) -> Operator:
 
 
 def _named(instr: Instr) -> int:
-    """Which operand of bar.* is the barrier: bar.red has its result before it."""
+    """Return the index of the barrier among bar.*'s operands; bar.red has its result before it."""
     return int("red" in instr.parts)
 
 
@@ -293,7 +293,7 @@ def other_space(pattern: str) -> Operator:
 
 
 def word_replaced(pattern: str, words: str, new_word: str) -> Operator:
-    """One of some words of the opcode, the first that the regular expression finds, is another."""
+    """Replace the first of some words of the opcode that the regular expression `pattern` finds."""
 
     def new(old: Statement) -> Statement:
         return replace(

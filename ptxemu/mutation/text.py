@@ -22,7 +22,7 @@ _OPENING, _CLOSING = "[{(", "]})"
 
 @dataclass(frozen=True)
 class Statement:
-    """One instruction as text: '@%p1 ', 'mov.b32', ('%r1', '0')."""
+    """An instruction as text: '@%p1 ', 'mov.b32', ('%r1', '0')."""
 
     guard: str
     opcode: str
@@ -148,11 +148,11 @@ class Text:
         ]
 
     def target(self, instr: Instr) -> int | None:
-        """Where a branch goes, as a place in `body`; None for another instruction."""
+        """Return the target of a branch as a place in `body`; None for another instruction."""
         return self.labels[instr.operands[0].name] if instr.root == "bra" else None
 
     def constant(self, place: int, operand: object) -> int | None:
-        """What the operand of the instruction at `place` is, where the text before it says so."""
+        """Return the value of the operand at `place` if the preceding text determines it."""
         if isinstance(operand, Imm):
             return int(operand.value)
         for item in reversed(self.body[:place]):

@@ -125,7 +125,7 @@ _PATIENCE = 1 << 18
 
 
 class _Tape:
-    """Of one warp: what it has done so far."""
+    """Record of one warp so far."""
 
     def __init__(self, w: Warp) -> None:
         self.path: list[int] = []
@@ -139,7 +139,7 @@ class _Tape:
 
 
 class _Issued(NamedTuple):
-    """Where an operation is recorded."""
+    """Position at which an operation is recorded."""
 
     tape: _Tape
     number: int  # of its event
@@ -148,7 +148,7 @@ class _Issued(NamedTuple):
 
 
 def _together(one: Event, other: Event) -> Event:
-    """The same instruction, executed by other lanes, or another part of what it does."""
+    """Merge two events of one instruction: of other lanes, or another part of its effect."""
     total = dict(one.signals)
     for barrier, amount in other.signals:
         total[barrier] = total.get(barrier, 0) + amount
@@ -159,8 +159,10 @@ def _together(one: Event, other: Event) -> Event:
 
 
 def _numbered(events: list[Event | None]) -> list[Event]:
-    """One per instruction, whatever its lanes do; without those that nothing was said of: the path
-    has them."""
+    """Return one event per instruction, whatever its lanes do.
+
+    Instructions without a recorded effect are left out; the path has them.
+    """
     kept: list[Event] = []
     for event in events:
         if event is None:
@@ -173,7 +175,7 @@ def _numbered(events: list[Event | None]) -> list[Event]:
 
 
 class Recorder(Listener):
-    """Of one launch. Work is recorded where it is issued, and what it does when it does it."""
+    """Recorder of one launch. Work is recorded at its issue, its effects when they happen."""
 
     every_access = False
 
@@ -209,8 +211,10 @@ class Recorder(Listener):
         )
 
     def finished(self, places: int = 0) -> Recording:
-        """When the launch is over: work may outlive the warp that issued it. places: of the
-        recording."""
+        """Return the recording after the launch, since work may outlive the warp that issued it.
+
+        places: see `Recording`.
+        """
         self.recording.places = places
         for record, tape in self._ended:
             record.events = _numbered(tape.events)
@@ -269,7 +273,8 @@ class Recorder(Listener):
         self._arrived[barrier].append((tape, len(tape.events) - 1))
 
     def barrier_completed(self, barrier: NamedBarrier, waiters: Waiters) -> None:
-        """Only the instruction says how many threads it is for."""
+        """Complete arrivals with the number of threads, which only the completing instruction
+        knows."""
         for tape, number in self._arrived.pop(barrier, ()):
             event = tape.events[number]
             assert event is not None, "an arrival is no work"
@@ -290,7 +295,7 @@ class Recorder(Listener):
         shape: tuple[int, ...] = (),
         address: int = 0,
     ) -> None:
-        """What a work does; it may do it in several parts."""
+        """Record an effect of a work, which may have several parts."""
         tape, number, block, site = self._open[work]
         event = Event(block, site, what, signals, shape, address)
         before = tape.events[number]

@@ -118,7 +118,7 @@ _SPECIAL = re.compile(
 
 
 class Parser:
-    """One pass over the tokens of one module; `parse()` is the only entry."""
+    """Parser of one module in one pass over its tokens; call `parse()`."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.split("\n")
@@ -473,7 +473,7 @@ class Parser:
         return Instr(opcode, tuple(operands), guard, line, text, self.line_info.here)
 
     def predicate(self) -> Reg | Not:
-        """With an exclamation mark or without."""
+        """Parse a predicate with or without an exclamation mark."""
         negated, word = self.accept("!"), self.next()
         name = self.scopes.resolve(word)
         if self.entry is None or self.entry.registers.get(name) != "pred":
