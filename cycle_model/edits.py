@@ -51,7 +51,7 @@ class Edit:
 
     @classmethod
     def parsed(cls, text: str) -> Edit:
-        """Raises ValueError for what is no edit."""
+        """Parse an edit; raise ValueError for invalid text."""
         text = " ".join(text.split())
         if text.startswith("move "):
             found = _MOVE.fullmatch(text)

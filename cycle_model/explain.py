@@ -1,4 +1,4 @@
-"""Why a kernel takes what it takes: where cycles go, the critical chain, a timeline."""
+"""Explanations of a kernel's time: where cycles go, the critical chain, a timeline."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Spent:
         return out
 
     def spots(self) -> list[Spot]:
-        """All instructions of all roles, the costliest first."""
+        """Return all instructions of all roles, the costliest first."""
         items = self.result.tables.path[self.log[:, L.L_POSITION]]
         cycles = self.after - self.log[:, L.L_TIME]
         total: defaultdict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
@@ -93,7 +93,7 @@ class Spent:
         return sorted(found, key=lambda spot: (-spot.cycles, spot.address))
 
     def waits(self) -> Counter[tuple[str, str]]:
-        """(role, what it waited for) -> cycles beyond those of the wait itself."""
+        """Count cycles by (role, what it waited for), beyond those of the wait itself."""
         tables = self.result.tables
         names = {number: where for where, number in tables.barriers.items()}
         found: Counter[tuple[str, str]] = Counter()
@@ -204,7 +204,7 @@ def chain(spent: Spent) -> list[Link]:
 
 
 def summary(links: list[Link]) -> list[tuple[str, str, int, int]]:
-    """(who, what, times, cycles) of links that are alike, the longest first."""
+    """Return (role, kind, times, cycles) of links that are alike, the longest first."""
     total: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for link in links:
         if link.how == "issue":

@@ -179,9 +179,11 @@ class LaunchModel:
         return min(different / same, 1)
 
     def _later(self, number: int, together: Result) -> tuple[int, int]:
-        """Cycles of a cluster of a wave behind the first, and of the last: those that share an SM
-        no longer begin at the same time, so that some wait for memory while others work, and in the
-        last wave there are fewer of them."""
+        """Return the cycles of a cluster in a wave after the first, and in the last wave.
+
+        Clusters that share an SM no longer begin at the same time, so some wait for memory while
+        others work. In the last wave there are fewer of them.
+        """
         cycles = together.cycles_of(0)
         if self.together == 1 or self.clusters <= self.places:
             return cycles, cycles
@@ -192,8 +194,10 @@ class LaunchModel:
         return steady, last
 
     def _sent(self, ctas: int) -> float:
-        """Cycles until so many CTAs have been sent to their SMs: the first of each SM, the next few
-        at a time, then one behind the other."""
+        """Return the cycles until `ctas` CTAs have been sent to their SMs.
+
+        The first of each SM and the next few are sent at a time, the others one after another.
+        """
         first = min(ctas, self.gpu.sms - 1)
         quick = min(ctas, self.gpu.sms * min(self.per_sm, QUICK_CTAS)) - first
         return (
@@ -280,8 +284,11 @@ class LaunchModel:
 
 
 def in_stream(models: Sequence[LaunchModel]) -> list[Prediction]:
-    """Launches behind each other on one GPU, over and over. A dependent one begins as soon as all
-    CTAs of the one before it have said so and there is room for it."""
+    """Predict launches that repeat in sequence on one GPU.
+
+    A dependent launch begins as soon as all CTAs of the previous one have triggered it and there
+    is room for it.
+    """
     dependent = any(model.launch.recording.dependent for model in models)
     ended, whole = 0.0, math.inf
     front: tuple[LaunchModel, Grid] | None = None
@@ -301,7 +308,7 @@ def in_stream(models: Sequence[LaunchModel]) -> list[Prediction]:
 
 
 def _behind(model: LaunchModel, front: tuple[LaunchModel, Grid] | None, ended: float) -> Grid:
-    """A launch behind another one, which has ended at that cycle, or behind none."""
+    """Place a launch after another one, which ended at cycle `ended`, or after none."""
     if front is None or not model.launch.recording.dependent:
         return model.placed(ended + _cycles(model, "launch"))
     other, grid = front

@@ -33,7 +33,7 @@ class Registers(NamedTuple):
 
 @cache
 def registers_of(item: Instruction) -> Registers:
-    """Names such as R4, UR4, P0, UP0; those that are always zero or true are none."""
+    """Return registers such as R4, UR4, P0, UP0, without those that are always zero or true."""
     parts = [part.strip() for part in item.operands.split(",")]
     results = 0 if item.opcode.startswith(_NO_RESULT) else 1
     while results and results < len(parts) and re.fullmatch(r"!?U?P(T|\d+)", parts[results]):
@@ -73,8 +73,7 @@ def _width(item: Instruction, part: str, modifiers: str) -> int:
 
 
 def between(first: Instruction, then: Instruction) -> str:
-    """A register for whose sake two instructions have to keep their order, "" where there is
-    none."""
+    """Return a register that fixes the order of two instructions, or ""."""
     one, other = registers_of(first), registers_of(then)
     shared = one.writes & (other.reads | other.writes) | one.reads & other.writes
     return min(shared, default="")
@@ -282,7 +281,7 @@ def _close(
     items: list[Instruction], left: list[int], gone: set[int],
     added: dict[int, list[Instruction]], usual: int,
 ) -> None:  # fmt: skip
-    """Between those that are left, where some are gone or others have come in between."""
+    """Adjust stall counts between the remaining instructions after removals and insertions."""
     for first, second in pairwise(left):
         span = [k for k in range(first, second) if k not in gone]
         more = sum(len(added.get(k, ())) for k in range(first, second))
@@ -305,7 +304,7 @@ def _lengthened(
     launch: BoundLaunch, items: list[Instruction], gone: set[int],
     added: dict[int, list[Instruction]],
 ) -> BoundLaunch:  # fmt: skip
-    """Without some instructions, and with others behind some."""
+    """Return a launch without some instructions, and with others after some."""
     runs = [[] if k in gone else [item] for k, item in enumerate(items)]
     for k, more in added.items():
         runs[k] += more

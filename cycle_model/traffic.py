@@ -122,7 +122,7 @@ class Traffic:
         return lambda address: 1 - common.get(self._block(address), 0.0) * fewer
 
     def _block(self, address: int) -> int:
-        """The allocation of an address, -1 where it is in none that is known."""
+        """Return the allocation of an address, or -1 if it is in no known one."""
         place = bisect_right(self._starts, address) - 1
         return place if place >= 0 and address < self._blocks[place][1] else -1
 

@@ -1,4 +1,4 @@
-"""A recorded launch whose warps have paths through the machine code of its kernel."""
+"""Recorded launch whose warps have paths through the machine code of its kernel."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class BoundLaunch:
     def with_paths(
         self, function: Function, change: Callable[[BoundWarp], BoundWarp]
     ) -> BoundLaunch:
-        """Paths through other instructions, as `change` makes them of those that there are."""
+        """Return a launch whose paths, changed by `change`, go through another function."""
         other = copy(self)
         other.function = function
         other._bound = {k: [change(warp) for warp in self.cluster(k)] for k in self.clusters}
@@ -99,7 +99,7 @@ class BoundLaunch:
         return BoundWarp(warp, path, at, landmarks, cost, work)
 
     def _joined(self, found: Found) -> tuple[np.ndarray, np.ndarray, float]:
-        """A search gives the same list to all warps that take the same path."""
+        """Join a search's ways; the search returns one list for all warps on the same path."""
         if id(found) not in self._paths:
             steps = [step for _, way in found for step in way.steps]
             path = np.concatenate([np.arange(*step, dtype=np.int32) for step in steps])

@@ -194,7 +194,7 @@ def go_on(frame: p_i64, node: int, goal: int, far: float, cost: float) -> int:
 
 @routine
 def arrive(frame: p_i64, node: int, goal: int, cost: float) -> None:
-    """At the landmark; the cheapest of those that go on at the same place counts."""
+    """Record an arrival at the landmark; only the cheapest one per following place counts."""
     goals = p_i64(frame[GOALS_AT])
     costs = p_f64(frame[GOAL_COSTS_AT])
     order = p_i64(frame[ORDER_AT])

@@ -77,9 +77,12 @@ NOTHING = Symbol()
 
 
 def stream(landmark: str, relaxed: bool) -> str:
-    """Landmarks of two streams may change places, those of one keep their order: accesses to tensor
-    memory, and what goes to another CTA, relaxed arrivals included. All others are of no stream
-    ("") and pass nothing."""
+    """Return the stream of a landmark, or "" for none.
+
+    Landmarks of different streams may be reordered, those of one stream keep their order. The
+    streams are accesses to tensor memory, and operations on another CTA, relaxed arrivals
+    included. A landmark without a stream is never reordered.
+    """
     if landmark.startswith("tmem"):
         return "tmem"
     return SEND if landmark == SEND or relaxed else ""
@@ -299,6 +302,6 @@ def _columns(item: Instruction) -> int:
 
 
 def _of_depbar(item: Instruction) -> Symbol:
-    """A wait for groups of copies; with a count beyond all groups it is the compiler's own."""
+    """Return a wait for groups of copies; with a count beyond all groups it is the compiler's."""
     count = re.search(r"^SB0, 0x([0-9a-f]+)", item.operands)
     return Symbol(GROUP_WAIT) if count and int(count[1], 16) < MOST_GROUPS else NOTHING

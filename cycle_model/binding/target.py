@@ -48,21 +48,23 @@ class Landmark(NamedTuple):
 
 
 class Target(NamedTuple):
-    """rest: work behind the last landmark."""
+    """Landmarks of a warp. rest: work after the last one."""
 
     landmarks: tuple[Landmark, ...]
     rest: Vector
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for warps that take the same path."""
+        """Key that is equal for warps with the same path."""
         names = tuple((each.name, each.before, each.relaxed) for each in self.landmarks)
         return names, self.rest
 
 
 class Told(NamedTuple):
-    """Landmarks that a path came by: all before the first that it did not, and of those behind that
-    one the ones whose bits are set."""
+    """Landmarks that a path has reached.
+
+    They are all before `first`, and those from `first` on whose bits in `ahead` are set.
+    """
 
     first: int = 0
     ahead: int = 0

@@ -1,7 +1,7 @@
 """Ways through the machine code, from a place to the next landmark.
 
-Between landmarks a search goes in the order of the work that has been done, merges ways that have
-met with the same work, and gives up those that have done too much. Its loop is in `explore`.
+The search proceeds in the order of the work done. It merges ways that reach a place with the same
+work, and drops those that have done too much. Its loop is in `explore`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Moves:
         return word in _JUMPS or index + 1 not in self.function.goals(index)
 
     def onward(self, place: Place, name: str) -> Iterator[tuple[Place, bool, float]]:
-        """(where to go on, whether the landmark is reached, cost) behind the run of a place."""
+        """Yield (next place, whether the landmark is reached, cost) after the run of a place."""
         end, calls = self.run(place.at).end, place.calls
         item, symbol = self.function.instructions[end], self.symbols[end]
         word = item.word
@@ -129,8 +129,11 @@ class Moves:
 
 
 class Graph:
-    """Places between a start, the first, and a landmark from which that can be reached, and the
-    goals behind it, as tables of `explore`. None at all where there is no way."""
+    """Places between a start and a landmark, and the goals after it, as tables of `explore`.
+
+    Only places from which the landmark can be reached are included, the start first. The graph is
+    empty if there is no way.
+    """
 
     def __init__(self, moves: Moves, start: Place, name: str) -> None:
         onward = _between(moves, start, name)
@@ -222,7 +225,7 @@ class Explorer:
     def explored(
         self, graph: Graph, wanted: Vector, limit: list[int], step: int, most: int
     ) -> list[Way]:
-        """The best way to each goal, in the order in which they were reached."""
+        """Return the best way to each goal, in the order in which they were reached."""
         while not self._run(graph, wanted, limit, step, most):
             self._make_room(4 * self.capacity)
         reached, costs = graph.reached.tolist(), graph.costs.tolist()

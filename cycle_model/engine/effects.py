@@ -91,7 +91,7 @@ def block(state: p_i64, number: int, why: int, on: int, parity: int) -> None:
 
 @routine
 def settle(state: p_i64, barrier: int, cause: int) -> None:
-    """An mbarrier whose phase may be complete."""
+    """Complete the phase of an mbarrier if all arrivals and bytes have come."""
     settings = p_i64(state[L.SETTINGS_AT])
     at = L.MBARRIER + barrier * L.MB_WORDS
     if (
@@ -145,7 +145,7 @@ def barrier_arrival(state: p_i64, number: int, ident: int, threads: int, waits: 
 
 @routine
 def cluster_settled(state: p_i64, cluster: int, cause: int) -> None:
-    """All live warps of a cluster may have arrived."""
+    """Complete the cluster barrier if all live warps have arrived."""
     settings = p_i64(state[L.SETTINGS_AT])
     at = L.CLUSTER + cluster * L.CLUSTER_WORDS
     if state[at + L.CL_ARRIVED] < state[at + L.CL_LIVE] or state[at + L.CL_ARRIVED] == 0:
@@ -161,7 +161,7 @@ def cluster_settled(state: p_i64, cluster: int, cause: int) -> None:
 
 @routine
 def warp_left(state: p_i64, number: int) -> None:
-    """A warp is done: nobody waits for it any more."""
+    """End a warp, so that no barrier waits for it."""
     settings = p_i64(state[L.SETTINGS_AT])
     cta = L.CTA + state[L.WARP + number * L.WARP_WORDS + L.WARP_CTA] * L.CTA_WORDS
     state[cta + L.CTA_LIVE] -= 1

@@ -41,7 +41,7 @@ class Result:
     log: np.ndarray | None
 
     def cycles_of(self, cluster: int) -> int:
-        """Until the last warp of one of several clusters is done, and what is on its way then."""
+        """Return the time until a cluster's last warp is done and its pending work has finished."""
         placed = self.tables.placed
         done = [int(self.state[L.WARP + k * L.WARP_WORDS + L.DONE]) for k in range(len(placed))]
         mine = [end for end, each in zip(done, placed, strict=True) if each.cluster == cluster]

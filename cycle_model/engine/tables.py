@@ -350,9 +350,11 @@ class Tables:
 
 
 def _lines(access: Access) -> int:
-    """Lines of a load that goes to L2; the SM looks up one in a cycle (issue_global of
-    results/units_h100.json). Sectors of which all bytes are wanted stand four to a line, others
-    each in their own."""
+    """Return the number of lines of a load that goes to L2.
+
+    The SM looks up one line per cycle (issue_global of results/units_h100.json). Four fully used
+    sectors share a line; a partly used sector is a line of its own.
+    """
     whole = 32 * access.passes <= LANES * access.nbytes
     return -(-access.passes // 4) if whole else access.passes
 
@@ -540,7 +542,7 @@ def _copy_arrive(t: Tables, each: Placed, landmark: Landmark, site: Any, item: I
 
 @_makes(y.BARRIER)
 def _barrier(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
-    """Without an event it is a cluster barrier of a launch without clusters."""
+    """Return a barrier event; without a recorded event it is a cluster barrier without clusters."""
     ident, threads = landmark.events[0].shape if landmark.events else (0, 0)
     what = L.E_BARRIER_ARRIVE if "ARV" in item.opcode else L.E_BARRIER
     return t._row(what, ident, threads)

@@ -66,11 +66,11 @@ class Gpu:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def value(self, name: str) -> float:
-        """Raises KeyError for a name that is no parameter."""
+        """Return a parameter's value; raise KeyError for an unknown name."""
         return self.parameters[name].value
 
     def perturbed(self, seed: int) -> Gpu:
-        """All parameters anywhere within their ranges, the same for the same seed."""
+        """Draw all parameters from their ranges, reproducibly by `seed`."""
         chance = random.Random(seed)
         drawn = {
             name: replace(each, value=chance.uniform(each.low, each.high))
@@ -120,8 +120,10 @@ class Table:
     kept: Mapping[str, str]
 
     def over(self, gpu: Gpu) -> Gpu:
-        """The GPU with these parameters in the place of its own. ValueError for a name that is no
-        parameter, and for another unit than it has."""
+        """Return the GPU with these parameters in place of its defaults.
+
+        Raises ValueError for an unknown name or a different unit.
+        """
         known = gpu.parameters
         for name, each in self.parameters.items():
             if name not in known:
@@ -138,7 +140,7 @@ class Table:
 
 
 def read(path: Path) -> Table:
-    """The table of a file. ValueError that names the file and the entry where it is none."""
+    """Read a table; raise ValueError, which names file and entry, if it is invalid."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -99,8 +99,10 @@ class Instruction:
 
     @property
     def is_branch(self) -> bool:
-        """BRA, or what ptxas writes for one that all lanes take together: a call of a label of the
-        function itself, from which nothing returns."""
+        """Whether it is BRA, or a call of a label of its own function.
+
+        ptxas writes such a call, which never returns, for a branch that all lanes take together.
+        """
         calls = self.word == "CALL" and (self.target or "").startswith(".L_")
         return calls or self.opcode.startswith("BRA")
 
@@ -117,7 +119,7 @@ class Instruction:
 
 
 def kinds_of(instructions: Iterable[Instruction], kinds: Kinds) -> dict[str, int]:
-    """Instructions by kind; every kind stands in the result."""
+    """Count instructions by kind; the result has every kind."""
     counts = dict.fromkeys(kinds, 0)
     for item in instructions:
         counts[kind_of(item.opcode, kinds)] += 1
@@ -162,8 +164,10 @@ class Function:
         return max((int(number) for numbers in found for number in numbers), default=0) + 1
 
     def goals(self, index: int) -> set[int]:
-        """Instructions that may follow one; one behind the last if it falls out of the function. A
-        call of another function counts as one that has come back."""
+        """Return the instructions that may follow; the end index if the function ends.
+
+        A call of another function counts as returned.
+        """
         last, after, labels = self.instructions[index], index + 1, self.labels
         if last.opcode.startswith("BSYNC"):
             register = BARRIER_REGISTER.search(last.operands)
@@ -180,7 +184,7 @@ class Function:
         return {after}
 
     def _made_blocks(self) -> list[Block]:
-        """Basic blocks with their edges; a branch out of the function has none."""
+        """Make basic blocks with their edges; a branch out of the function has none."""
         leaders = {0, *self.labels.values()}
         for index, item in enumerate(self.instructions):
             if item.is_branch or item.opcode.startswith(JUMPS):
@@ -286,7 +290,7 @@ class Function:
 def _reconvergence(
     instructions: list[Instruction], labels: dict[str, int]
 ) -> dict[str, frozenset[int]]:
-    """Convergence barrier register -> where BSSY lets its threads meet."""
+    """Map each convergence barrier register to the place where BSSY reconverges its threads."""
     meets: dict[str, frozenset[int]] = {}
     for item in instructions:
         if item.opcode.startswith("BSSY") and item.target in labels:
@@ -309,8 +313,10 @@ FOR_ALL = "0x0"  # of the wait: no group may be in flight
 
 
 def is_serialised(function: Function) -> bool | None:
-    """Whether each product ends a group, and behind each, before the next, all groups are waited
-    for; None where nothing is multiplied. A kernel that asks for just that counts as well."""
+    """Whether all groups are waited for after each product, before the next; None without products.
+
+    A kernel that requests just that counts as well.
+    """
     marks = [item for item in function.instructions if item.opcode.startswith((*PRODUCTS, WAIT))]
     products = [n for n, item in enumerate(marks) if not item.opcode.startswith(WAIT)]
     if not products:

@@ -1,4 +1,4 @@
-"""NVIDIA's tools that read cubins: where they are, and the kernels that they list."""
+"""NVIDIA's tools that read cubins: their location, and the kernels that they list."""
 
 from __future__ import annotations
 
@@ -73,8 +73,10 @@ UPPER_HALF = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/\s*$")
 
 
 def parse(listing: str) -> list[Function]:
-    """Every kernel of a listing of nvdisasm, in its order. Where the listing has no encoding, all
-    instructions have the control word that asks for nothing."""
+    """Parse every kernel of a listing of nvdisasm, in its order.
+
+    In a listing without encoding, all instructions have a control word without requests.
+    """
     functions: list[Function] = []
     name, instructions, labels = "", [], {}
     for line in [*listing.splitlines(), "\t.section\t.text.end,"]:

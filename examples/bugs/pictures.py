@@ -1,7 +1,7 @@
-"""Pictures of what ptxemu says of five bugs: `python examples/bugs/pictures.py` writes them anew.
+"""Pictures of ptxemu's reports on five bugs; `python examples/bugs/pictures.py` rewrites them.
 
-Each bug is `column_sums.py` with one line changed. The reports are those of the commands, with
-addresses of this process made such that they are the same everywhere.
+Each bug is `column_sums.py` with one line changed. The reports are printed by the commands.
+Addresses of this process are replaced, so that the pictures are reproducible.
 """
 
 from __future__ import annotations
@@ -88,8 +88,10 @@ BUGS = (
 
 
 def reports() -> Iterator[tuple[Bug, str]]:
-    """Each bug with what the command prints. To be called where the DSL is not imported yet: line
-    information is asked for when it is."""
+    """Yield each bug with the output of the command.
+
+    The DSL must not be imported before, since its import decides on line information.
+    """
     from ptxemu.__main__ import main
 
     os.environ["PTXEMU_KEEP"] = "kept"

@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 2 for what is refused."""
+    """Run the command; return 0, or 2 for refused options."""
     options = parser().parse_args(arguments)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     emulated = emulation(arch=options.arch) if device.type == "cpu" else nullcontext()
@@ -210,7 +210,7 @@ def _served(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int) -
 
 
 def _profile(engine: Engine, options: argparse.Namespace, config: Config) -> dict[str, Any]:
-    """Tables of a prefill of a batch, and of steps behind it."""
+    """Return profiles of a batch's prefill and of the decoding steps after it."""
     prompts = _prompts(options, config, options.seed + 2)[: options.batch]
     steps = min(PROFILED, options.new_tokens - 1)
     jobs = [

@@ -133,7 +133,7 @@ class _Before:
 
     @classmethod
     def of(cls, kept: Kept, step: Step) -> _Before | None:
-        """None where every request begins with this step."""
+        """Return the merged keys, or None if every request begins with this step."""
         counts = np.minimum(step.starts, kept.window - 1)
         if not counts.any():
             return None
@@ -165,11 +165,13 @@ class _Before:
 
 
 class Decoding:
-    """`Attend` of steps that append a token to each of `batch` requests.
+    """`Attend` for steps that append a token to each of `batch` requests.
 
-    Tables stay where they are, so that one captured step serves all: `fill` writes what the next
-    one needs. tables: int32 and int64 on the device, by the names of `kvcache.Step.arrays`, in one
-    piece of memory, which takes one copy to fill.
+    The tables have fixed addresses, so that one captured step serves all: `fill` writes what the
+    next one needs.
+
+    tables: int32 and int64 on the device, by the names of `kvcache.Step.arrays`, in one piece of
+    memory that one copy fills.
     """
 
     def __init__(self, kept: Kept, batch: int) -> None:

@@ -1,4 +1,4 @@
-"""transformers' own gpt-oss with the same weights, beside ours: logits, greedy tokens, speed."""
+"""Compare transformers' gpt-oss, with the same weights, to ours: logits, greedy tokens, speed."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def experts_of(weights: Weights, source: Source) -> list[PlainExperts]:
 
 
 def transformers_model(model: Model, source: Source, attention: str = "eager") -> Any:
-    """A GptOssForCausalLM of the same numbers, which shares the memory of what is in 16 bits."""
+    """Return a GptOssForCausalLM with the same weights, which shares memory of 16-bit tensors."""
     from transformers import GptOssConfig, GptOssForCausalLM
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
 
@@ -139,18 +139,20 @@ def transformers_model(model: Model, source: Source, attention: str = "eager") -
 
 @torch.no_grad()
 def logits_of(theirs: Any, job: Job) -> torch.Tensor:
-    """[N, V]: what transformers' model says before each new token of a job, given ours before."""
+    """Return transformers' logits [N, V] before each new token of a job, given our earlier
+    tokens."""
     device = theirs.device
     ids = torch.tensor([job.prompt + job.found[:-1]], device=device)
     return theirs(ids, use_cache=False, logits_to_keep=len(job.found)).logits[0]
 
 
 def compare(theirs: Any, source: Source, jobs: Sequence[Job], cache: str = "dynamic") -> Comparison:
-    """Jobs that are over, of an engine that kept logits, beside transformers' model of the same
-    weights. cache: its kind of cache.
+    """Compare finished jobs of an engine that kept logits with transformers' model.
 
-    Where MXFP4 does not hold its experts, they are rounded to what it holds from here on, and so
-    are ours in bf16, whose memory they share.
+    cache: its kind of cache.
+
+    If the experts are not exact in MXFP4, they are rounded to MXFP4 values from here on. Our bf16
+    experts, which share their memory, are rounded as well.
     """
     ours = torch.cat([torch.stack(job.logits) for job in jobs])
     given = torch.cat([logits_of(theirs, job) for job in jobs])

@@ -63,7 +63,7 @@ class Config:
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that there are."""
+        """Number of tokens in the vocabulary."""
         return self.values["vocab_size"]
 
     @property
@@ -83,7 +83,7 @@ class Config:
 
     @property
     def window(self) -> int:
-        """Keys that a token of a sliding layer sees, its own among them."""
+        """Number of keys that a token of a sliding layer sees, including its own."""
         return self.values["sliding_window"]
 
     @property
@@ -112,7 +112,8 @@ class Config:
 
     @property
     def sliding(self) -> tuple[bool, ...]:
-        """Whether each layer is a sliding one: by turns, beginning with one, unless it is said."""
+        """Whether each layer is a sliding one; by default they alternate, beginning with a
+        sliding one."""
         types = self.values.get("layer_types") or [SLIDING, FULL] * self.layers
         return tuple(each == SLIDING for each in types[: self.layers])
 

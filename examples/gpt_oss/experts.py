@@ -76,7 +76,7 @@ def plain_of(packed: PackedExperts, dtype: torch.dtype) -> PlainExperts:
 
 
 def _by_turns(rows: torch.Tensor) -> torch.Tensor:
-    """[E, 2 I, ...], all of gate first, as a row of each in turn."""
+    """Interleave the rows of [E, 2 I, ...], which has all gate rows first."""
     return torch.stack(rows.chunk(2, dim=1), dim=2).flatten(1, 2)
 
 
@@ -103,8 +103,10 @@ class Mxfp4Experts:
 
 
 class Bf16Experts:
-    """Weights as they are: router, permutation and sum by `moe`, the products by torch, since
-    `moe` has none of weights in 16 bits."""
+    """Weights in 16 bits: router, permutation and sum by `moe`, products by torch.
+
+    `moe` has no products with 16-bit weights.
+    """
 
     def __init__(self, plain: PlainExperts, form: ModelLayer) -> None:
         self.plain, self.form = plain, form
@@ -129,7 +131,7 @@ class Bf16Experts:
 
 
 def activated(gate_up: torch.Tensor, form: SwiGLU) -> torch.Tensor:
-    """SwiGLU of columns that are gate and up by turns, as gpt-oss has it."""
+    """Return gpt-oss's SwiGLU of columns that alternate between gate and up."""
     gate, up = gate_up[..., ::2], gate_up[..., 1::2]
     if form.limit is not None:
         gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)

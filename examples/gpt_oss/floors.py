@@ -136,8 +136,10 @@ def work_of(
 
 
 def _seen(config: Config, added: Sequence[int], before: Sequence[int]) -> tuple[float, float]:
-    """Keys that are read, and pairs of a query and a key that it sees, of all layers and requests;
-    those of the window's beginning are counted as if it were full."""
+    """Count keys that are read, and pairs of a query and a visible key, over layers and requests.
+
+    Tokens at the beginning of a window count as if it were full.
+    """
     keys = pairs = 0.0
     for sliding in config.sliding:
         for new, old in zip(added, before, strict=True):

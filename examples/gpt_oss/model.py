@@ -34,7 +34,8 @@ def frequencies(config: Config) -> tuple[torch.Tensor, float]:
     )
 
     def pair_that_turns(times: float) -> float:
-        """The pair, counted from the fastest, that turns so often within the context."""
+        """Return the pair, counted from the fastest, that rotates `times` times within the
+        context."""
         return dim * math.log(context / (times * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = pair_that_turns(rope["beta_fast"]), pair_that_turns(rope["beta_slow"])
@@ -82,7 +83,7 @@ def rotated(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """Both functions, as they are or compiled."""
+    """Both elementwise functions, plain or compiled."""
 
     add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_norm
     rotated: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = rotated
@@ -197,5 +198,5 @@ class Model:
 
 
 def _rows(x: torch.Tensor, only: torch.Tensor | None) -> torch.Tensor:
-    """Some rows of x, or all."""
+    """Return some rows of x, or all."""
     return x if only is None else x[only]

@@ -58,7 +58,8 @@ class Ranks:
             )
 
     def own(self, what: str, count: int) -> tuple[int, int]:
-        """(first, end) of so many heads or experts; ValueError where they do not come out even."""
+        """Return (first, end) of this rank's heads or experts; raise ValueError if not
+        divisible."""
         if count % self.world:
             raise ValueError(f"{count} {what} over {self.world} ranks: a multiple of them")
         each = count // self.world
@@ -75,7 +76,7 @@ class Ranks:
         return Config(whole.name, {**whole.values, **own})
 
     def expert_range(self, whole: Config) -> tuple[int, int] | None:
-        """(first, end) of a rank's experts; None for all."""
+        """Return (first, end) of this rank's experts; None for all."""
         return self.own("experts", whole.experts.experts) if self.experts else None
 
     def whole_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -110,7 +111,7 @@ class Ranks:
         return 1 if kind == "o_proj.weight" else None
 
     def summed(self, x: torch.Tensor, shared: bool) -> torch.Tensor:
-        """x summed over all ranks where each has a part of it; x is then no longer what it was."""
+        """Return x summed over all ranks if `shared`; x may be overwritten."""
         if not shared:
             return x
         if self.one_shot and x.nbytes <= ONE_SHOT_BYTES:

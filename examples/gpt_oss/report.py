@@ -31,7 +31,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Launches of one kernel in all steps that were profiled. package: of ours, or 'torch'."""
+    """Launches of one kernel in all profiled steps. package: one of ours, or 'torch'."""
 
     name: str
     package: str
@@ -101,8 +101,10 @@ def short(name: str) -> str:
 
 
 def kernel_table(kernels: Sequence[Kernel], steps: int, busy: float) -> list[str]:
-    """Lines: the share of each kernel, its launches and microseconds in a step, and whose it is.
-    busy: see `profiled`."""
+    """Return lines with each kernel's share, launches and microseconds per step, and package.
+
+    busy: see `profiled`.
+    """
     whole = sum(kernel.microseconds for kernel in kernels) or 1.0
     shares: dict[str, float] = {}
     for kernel in kernels:
@@ -126,7 +128,7 @@ def kernel_table(kernels: Sequence[Kernel], steps: int, busy: float) -> list[str
 
 
 def speed_lines(found: dict[str, Rate], timed: bool) -> list[str]:
-    """A line for each kind of step. timed: whether times are a GPU's; an emulator's say nothing."""
+    """Return a line for each kind of step. timed: whether times are a GPU's, not an emulator's."""
     lines = []
     for kind, rate in found.items():
         line = f"{kind}: {rate.tokens} tokens in {rate.steps} steps"
@@ -137,12 +139,12 @@ def speed_lines(found: dict[str, Rate], timed: bool) -> list[str]:
 
 
 def memory_line(found: dict[str, int]) -> str:
-    """Each in GiB."""
+    """Return a line with each size in GiB."""
     return "memory: " + ", ".join(f"{name} {size / GIB:.3f} GiB" for name, size in found.items())
 
 
 def comparison_lines(found: Comparison, ours: dict[str, Rate], timed: bool) -> list[str]:
-    """Logits, tokens and, where it is timed, speed beside transformers'."""
+    """Return lines that compare logits, tokens and, if timed, speed with transformers'."""
     rounding = "none, MXFP4 holds the experts as they are"
     if found.rounding is not None:
         rounding = str(found.rounding)
@@ -161,7 +163,7 @@ def comparison_lines(found: Comparison, ours: dict[str, Rate], timed: bool) -> l
 
 
 def document(engine: Engine, **parts: Any) -> dict[str, Any]:
-    """Everything as json takes it."""
+    """Return everything in a form for json."""
     found: dict[str, Any] = {"model": engine.model.config.name}
     device = engine.model.device
     on_gpu = device.type == "cuda"
