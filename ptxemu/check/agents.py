@@ -37,10 +37,11 @@ _GENERIC = ("cp.async", "st.async")  # asynchronous operations that are not of t
 class OpenLoad:
     """A tcgen05.ld that is not known to be complete.
 
-    step: its number among those of its warp.
-    site: its instruction.
-    signal: the first signal behind it.
-    used: whether a register was used before a wait.
+    Attributes:
+        step: Number among the loads of its warp.
+        site: Site of its instruction.
+        signal: First signal after it.
+        used: Whether a register was used before a wait.
     """
 
     step: int
@@ -143,7 +144,7 @@ class WarpClock:
         self.rows[EXECUTED, self.own] = self.rows[ORDERED, self.own] = self.now
 
     def together(self) -> None:
-        """The lanes of the warp met, and memory is ordered between them."""
+        """Record that the lanes of the warp synchronised, with memory ordered between them."""
         self.advance()
         self.synced, self.met = self.now, None
         self.touched = self.stored = 0
@@ -213,8 +214,10 @@ class WarpClock:
         return told
 
     def fence(self, *, near: bool = False) -> None:
-        """fence.acq_rel and stronger: later relaxed arrivals release what came before; `near`:
-        those at the CTA's own barriers, as the fence is of scope .cta."""
+        """Execute fence.acq_rel or stronger: later relaxed arrivals release what came before.
+
+        near: the fence is of scope .cta and covers only arrivals at the CTA's own barriers.
+        """
         if self.heard is not None:
             self.learn(self.heard)
             self.heard = None
@@ -227,8 +230,11 @@ class WarpClock:
         self.advance()
 
     def fence_tensor(self) -> None:
-        """tcgen05.fence::after_thread_sync: of what a relaxed wait has told, tcgen05 operations are
-        ordered. CUTLASS's cute_ext/blackwell/dense_gemm_2sm.py waits so for its accumulators."""
+        """Execute tcgen05.fence::after_thread_sync.
+
+        tcgen05 operations are then ordered after what a relaxed wait has learned. CUTLASS's
+        cute_ext/blackwell/dense_gemm_2sm.py waits for its accumulators in this way.
+        """
         if self.heard is None:
             return
         self._kept = self._words = None
@@ -278,7 +284,7 @@ class WarpClock:
             self.groups[kind].append(self.issued[kind])
 
     def wait_groups(self, kind: str, allowed: int) -> None:
-        """All groups but the newest `allowed` have completed."""
+        """Complete all groups but the newest `allowed`."""
         groups = self.groups.get(kind, [])
         done = len(groups) - allowed
         covered = groups[done - 1] if done > 0 else 0
@@ -287,7 +293,7 @@ class WarpClock:
             self.complete(kind, covered)
 
     def complete(self, kind: str, step: int | None = None) -> None:
-        """Operations up to `step` (None: all) have completed, and the warp knows."""
+        """Record that operations up to `step` (None: all) have completed and the warp knows it."""
         component = self.streams.get(kind)
         if component is None:
             return
@@ -297,7 +303,7 @@ class WarpClock:
             self.load_matters(step)
 
     def load_matters(self, step: int) -> None:
-        """The registers of tcgen05.ld up to `step` are used: report those that were given up."""
+        """Report abandoned tcgen05.ld up to `step`, since their registers are used."""
         used = [report for load, report in self.given_up if load <= step]
         self.given_up = [each for each in self.given_up if each[0] > step]
         for report in used:
@@ -369,18 +375,22 @@ class Knowledge:
 
 
 def _words(rows: tuple[int, int, int], clock: WarpClock, now: WarpClock | Knowledge) -> memoryview:
-    """The words of `native.shadow.AGENT`. rows: where what is seen of writes and of reads begins,
-    and how long it is."""
+    """Return the words of `native.shadow.AGENT`.
+
+    rows: addresses of what is seen of writes and of reads, and their length.
+    """
     masks = clock.components.lane_sets.address
     words = (*rows, clock.own, now.synced, now.copied, now.copies_met, masks)
     return memoryview(array(_INT64, words))
 
 
 class Ticket:
-    """An asynchronous operation, with what its warp knew when it was issued. It runs in the async
-    proxy if `asynchronous`: of ordinary accesses it is ordered after those that a proxy fence made
-    visible. In-order units: it is also ordered after earlier operations of its own `stream`:
-    in_order is the component of that, and the step up to which it is.
+    """An asynchronous operation, with what its warp knew when it was issued.
+
+    If `asynchronous`, it runs in the async proxy: it is ordered only after those ordinary accesses
+    that a proxy fence made visible. On an in-order unit, it is also ordered after earlier
+    operations of its `stream`. `in_order` is the component of the stream, and the step up to which
+    it is ordered.
     """
 
     __slots__ = (

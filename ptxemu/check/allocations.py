@@ -1,4 +1,4 @@
-"""Allocations that a kernel was given: their names, accesses beyond them, what is written."""
+"""Allocations passed to a kernel: their names, accesses beyond them, and their written parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pointers:
                 self._words.setdefault(word, number)
 
     def name(self, address: int) -> str:
-        """Such as "parameter 2 + 1,024 bytes"; "" where no parameter points to this allocation."""
+        """Return a name such as "parameter 2 + 1,024 bytes"; "" if no parameter points there."""
         block = self._memory.block_at(address)
         return "" if block is None else self._from(address, block)
 
@@ -45,7 +45,7 @@ class Pointers:
         return "" if block is None else self._from(address, block)
 
     def of_block(self, block: Block) -> str:
-        """Such as "parameter 2"."""
+        """Return a name such as "parameter 2"."""
         return self._from(block.start, block).partition(" +")[0].partition(" -")[0]
 
     def _from(self, address: int, block: Block) -> str:
@@ -86,8 +86,10 @@ class Bounds:
         self._tickets = tickets
 
     def stray(self, stray: Stray) -> None:
-        """Report an access, which has been refused where it is no read inside of a block: those
-        that hardware does for nobody's harm are notes."""
+        """Report a stray access; it was refused unless it was a read inside a block.
+
+        Harmless reads that hardware executes are notes.
+        """
         instr, agent = self._who()
         harmless = stray.slack and not stray.write
         if not self._findings.new("out-of-bounds", instr and instr.line, harmless):
@@ -111,7 +113,7 @@ class Bounds:
         self._findings.report(finding)
 
     def _who(self) -> tuple[Instr | None, str]:
-        """The instruction, and on whose behalf: of a copy the one that issued it."""
+        """Return the instruction and its agent; for a copy, the instruction that issued it."""
         ticket = self._tickets.get(self.work) if self.work else None
         if ticket is not None:
             return self._findings.sites[ticket.site], ticket.agent.agent

@@ -44,7 +44,7 @@ class BarrierNames:
         self._of_source = dict(_from_source(inits))
 
     def of(self, offset: int) -> str:
-        """Such as "mbarrier full[1] (0x408)"; "mbarrier 0x408" where nothing names it."""
+        """Return a name such as "mbarrier full[1] (0x408)", or "mbarrier 0x408" if it has none."""
         symbol = ""
         for start, text in self._symbols:
             if start <= offset:
@@ -120,8 +120,11 @@ def _calls(path: str) -> dict[int, list[ast.Call]]:
 
 
 def _word(node: ast.expr) -> str:
-    """The name within the expression of a pointer: `full` of `storage.full.data_ptr() + stage`, and
-    `bars+EMPTY` of `bars + EMPTY + stage`, where a constant tells what the barrier is for."""
+    """Return the name in a pointer expression.
+
+    It is `full` for `storage.full.data_ptr() + stage`, and `bars+EMPTY` for `bars + EMPTY + stage`,
+    where a constant shows the barrier's purpose.
+    """
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

@@ -1,8 +1,8 @@
-"""The checker of a launch: hears what happens and tells those of its parts that it concerns.
+"""Checker of a launch, which forwards events to its parts.
 
-`Races` compares accesses, `Edges` moves clocks, `Lifetime` follows objects, `Manual` knows what
-only the manual's text asks for, `Taint` follows undefined data; see `Options.check`. `Taint` may
-stop a block (`UndefinedRead`), so it comes first: the block will be executed again.
+`Races` compares accesses, `Edges` updates clocks, `Lifetime` follows objects, `Manual` has the
+rules of the manual's text alone, and `Taint` follows undefined data; see `Options.check`. `Taint`
+may stop a block (`UndefinedRead`), so it is called first: the block is executed again.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class Checker(Forwarding):
         self.lifetime.warp_ended(w)
 
     def outside(self, stray: Stray) -> None:
-        """An access to memory that nobody has given to the kernel."""
+        """Report an access to memory that was not passed to the kernel."""
         self.bounds.stray(stray)
 
     # -- accesses by a warp -------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Checker(Forwarding):
             self.edges.strong(w, (cta.cluster.index, cta.rank, first), w.how, write)
 
     def told_shared(self, w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool) -> bool:
-        """See `Warp.told`: the same as `shared_access`, where there is nothing to find out."""
+        """Check as `shared_access`, on the fast path without findings; see `Warp.told`."""
         if w.how or not self.taint.simple(w, w.cta, write):
             return False
         if not self.races.shared_by_lanes(w, starts, mb, nbytes, write):
@@ -342,8 +342,11 @@ class Checker(Forwarding):
                 clock.together_some(named & w.live)
 
     def lanes_named(self, w: Warp, members: PerLane) -> None:
-        """Whoever executes an instruction with .sync is in its mask ("shfl.sync", "vote.sync",
-        "match.sync", "redux.sync", "elect.sync", "bar.warp.sync")."""
+        """Check that all executing lanes are in the mask of an instruction with .sync.
+
+        Sections: "shfl.sync", "vote.sync", "match.sync", "redux.sync", "elect.sync",
+        "bar.warp.sync".
+        """
         absent = not_named(members, w.frag.mask)
         if absent:
             opcode = self.findings.sites[w.at].opcode
@@ -374,7 +377,10 @@ class Checker(Forwarding):
     def map_written(
         self, w: Warp, address: int, image: np.ndarray, copied: Place | None = None
     ) -> None:
-        """Several warps may write the same: those of CUTLASS's dense_gemm_ptr_array.py do so."""
+        """Record the write of a map; several warps may write equal bytes.
+
+        CUTLASS's dense_gemm_ptr_array.py does so.
+        """
         starts = as_addresses([address])
 
         def unchanged() -> bool:
@@ -454,7 +460,8 @@ class Checker(Forwarding):
         *,
         atomic: bool = False,
     ) -> tuple[int, int]:
-        """The places are known to whoever waits for the phase. Returns the last place's step."""
+        """Record that bytes landed, known to all waiters of the phase; return the last place's
+        step."""
         step = (0, 0)
         for number, place in enumerate(places):
             phases = self.states.phases[signals[min(number, len(signals) - 1)]]

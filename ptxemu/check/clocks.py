@@ -1,11 +1,11 @@
 """Vector clocks of a cluster: what each agent knows to have happened, and in which sense.
 
-A component is whatever makes steps in an order of its own: a warp, the phases of an mbarrier, the
-tcgen05 operations that one warp issues, its bulk stores. A clock says of every component up to
-which step it is known. Rows are the senses: that something was executed is less than that its
-memory accesses are ordered, and that is less than that the async proxy sees them.
+A component is anything with an order of steps: a warp, the phases of an mbarrier, the tcgen05
+operations that one warp issues, its bulk stores. A clock holds the last known step of every
+component. Its rows are the senses. Knowing that something was executed is weaker than knowing its
+memory accesses to be ordered, which is weaker than knowing them visible to the async proxy.
 
-An access is stamped with (component, step, lane, site); it is ordered before an agent's next access
+An access is stamped with (component, step, lane, site). It is ordered before an agent's next access
 if that agent's clock has reached its step.
 """
 
@@ -36,7 +36,7 @@ NOBODY = 63  # as `clocks.ALL_LANES`: the access of no lane in particular
 
 
 class LaneSets:
-    """Sets of lanes by the code that a stamp has room for. A lane is its own code."""
+    """Sets of lanes by a code that fits into a stamp. A lane is its own code."""
 
     def __init__(self) -> None:
         self.masks = np.zeros(NOBODY + 1, np.int64)
@@ -58,21 +58,25 @@ class LaneSets:
         return code
 
     def differ(self, was: int | np.ndarray, now: int | np.ndarray) -> np.ndarray:
-        """Whether some lane of `now` had no part in what `was` did; never of NOBODY."""
+        """Return whether some lane of `now` is not in `was`; always false for NOBODY."""
         before = self.masks[was]
         return np.asarray((before != 0) & (self.masks[now] & ~before != 0))
 
 
 class Met:
-    """After bar.warp.sync of some lanes: below which step of their warp a lane knows the accesses
-    of another, int64 [who knows, of whom]. It is never changed, as operations keep it."""
+    """Knowledge of lanes about one another after bar.warp.sync of some lanes.
+
+    int64 [knowing lane, known lane] is the step below which accesses are known. The array is never
+    changed, as operations keep it.
+    """
 
     def __init__(self, steps: np.ndarray) -> None:
         self._steps = steps
 
     @classmethod
     def behind(cls, before: Met | None, synced: int, members: int, now: int) -> Met:
-        """The lanes `members` meet as step `now` begins. They pass on what each of them knows."""
+        """Synchronise the lanes `members` at the beginning of step `now`; they share their
+        knowledge."""
         shape = (LANES, LANES)
         steps = before._steps.copy() if before is not None else np.full(shape, synced, np.int64)
         lanes = _listed(members)
@@ -96,7 +100,7 @@ def masks_named(members: PerLane, executing: int) -> list[int]:
 
 
 def not_named(members: PerLane, executing: int) -> int:
-    """The executing lanes that the mask they give does not name."""
+    """Return the executing lanes that are not in the mask they pass."""
     if np.ndim(members) == 0:
         return executing & ~int(members)
     masks = np.asarray(members).tolist()
@@ -131,8 +135,13 @@ ATOMIC = NOBODY - 1  # an atomic or otherwise strong access: no race with anothe
 
 @dataclass(frozen=True)
 class Component:
-    """`kind` is a key of `explain.MISSING`; `agent` names whoever makes the steps; `owner`: the
-    warp clock whose asynchronous operations they are."""
+    """Component of the clocks.
+
+    Attributes:
+        kind: Key of `explain.MISSING`.
+        agent: Name of the agent that makes the steps.
+        owner: Clock of the warp whose asynchronous operations they are.
+    """
 
     kind: str
     agent: str
@@ -152,9 +161,12 @@ class Components:
     foreign: dict[int, list[tuple[int, int, np.ndarray]]] = field(default_factory=dict)
 
     def add(self, kind: str, agent: str, *, asynchronous: bool = True, owner: Any = None) -> int:
-        """A new component. Of an allocation, and of bytes that landed in shared memory, nothing but
-        their execution matters, which a relaxed barrier orders, too (`executed`): CUTLASS's
-        tma_multicast.py tells a peer of its tile by barrier.cluster.arrive.relaxed."""
+        """Add a component and return its number.
+
+        For an allocation, and for bytes that landed in shared memory, only execution matters. A
+        relaxed barrier orders that as well (`executed`): CUTLASS's tma_multicast.py informs a peer
+        of its tile by barrier.cluster.arrive.relaxed.
+        """
         number = len(self.known)
         self.known.append(Component(kind, agent, asynchronous, owner))
         if number >= self.capacity:
@@ -176,7 +188,7 @@ def fresh(components: Components) -> np.ndarray:
 
 
 def join(clock: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """`clock`, in place where it is large enough, with what `other` knows."""
+    """Merge `other` into `clock`, in place if it is large enough."""
     have, more = clock.shape[1], other.shape[1]
     if more > have:
         larger = np.zeros((ROWS, more), np.int32)

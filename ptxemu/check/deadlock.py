@@ -1,4 +1,4 @@
-"""A deadlock as text: the chain of who waits for whom, likely causes, and each wait in detail."""
+"""Text of a deadlock: the chain of waits, likely causes, and each wait in detail."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Report:
         return f"{self.stall.headline}: {count(warps, 'warp')} of {where}" + gone * bool(exited)
 
     def _starts(self, circles: list[list[Group]]) -> Iterator[Group]:
-        """Groups from which chains of two and more begin: nobody waits for them."""
+        """Yield groups that begin chains of two or more: no group waits for them."""
         waited = {id(after) for group in self.groups for after in group.after}
         for group in self.groups:
             if group.after and id(group) not in waited:
@@ -103,12 +103,12 @@ class _Report:
         return "no warp that is left comes to an instruction that could"
 
     def _among(self, group: Group) -> str:
-        """`who`, without the CTA where there is one alone."""
+        """Format as `who`, without the CTA if there is only one."""
         told = self.who(group.warps)
         return told.removesuffix(f" of {group.first.who.cta}") if self.stall.ctas == 1 else told
 
     def who(self, warps: Iterable[Who]) -> str:
-        """Such as "warps 0-3 (epilogue) of all 2 CTAs"."""
+        """Return text such as "warps 0-3 (epilogue) of all 2 CTAs"."""
         by_cta: dict[str, list[int]] = defaultdict(list)
         for warp in sorted(set(warps), key=lambda w: w.index):
             by_cta[warp.cta].append(warp.index)

@@ -32,12 +32,13 @@ class Findings:
         return True
 
     def report(self, finding: Finding) -> None:
-        """Add a finding, but for one that says the same."""
+        """Add a finding, unless an equal one was added."""
         if finding not in self._found:
             self._found.append(finding)
 
     def at(self, check: str, message: str, site: int, **more: Any) -> None:
-        """Report something of an instruction; of site 0, which stands for none, by its words."""
+        """Report an instruction; findings at site 0, which is none, are distinguished by
+        message."""
         if self.new(check, site, message if not site else ""):
             self.report(Finding(check, message, **place_of(self.sites[site]), **more))
 
@@ -73,7 +74,7 @@ class Conflicts:
         self._sites = findings.sites
 
     def report(self, before: Side, now: Side, missing: tuple[str, str], why: str = "") -> None:
-        """missing: what is, and the section of the manual that asks for it."""
+        """Report a race. missing: the missing instruction, and the section of the manual."""
         key = (before.space.split()[0], before.stamp.site, now.stamp.site, now.wrote)
         if not self._findings.new("race", *key):
             return
@@ -137,6 +138,6 @@ def line_of(instr: Instr) -> str:
 
 
 def short(opcode: str) -> str:
-    """The opcode without most of its qualifiers; the whole instruction stands beside it."""
+    """Return the opcode without most of its qualifiers, for use next to the whole instruction."""
     parts = opcode.split(".")
     return ".".join(parts[: _WORDS.get(parts[0], 1)])

@@ -25,7 +25,7 @@ Where = slice | np.ndarray  # an index of cells
 
 
 def blank(count: int) -> np.ndarray:
-    """Zeros, int64, of which few will be written: pages are there once they are touched."""
+    """Return int64 zeros of which few will be written: pages are allocated on first touch."""
     anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     return np.frombuffer(mmap.mmap(-1, 8 * count, flags=anonymous), np.int64)
 
@@ -147,7 +147,7 @@ def accumulator_cells(address: int, idesc: InstrDesc, cta_group: int) -> Cells:
 
 @lru_cache(maxsize=256)
 def _half(columns: int, upper: int) -> Pattern:
-    """Every other group of 16 lanes of so many columns."""
+    """Return every other group of 16 lanes of `columns` columns."""
     cells = np.arange(columns * GROUPS).reshape(-1, GROUPS)
     return Pattern(cells[:, upper // 16 :: 2].ravel())
 

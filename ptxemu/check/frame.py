@@ -1,5 +1,7 @@
-"""The frame by which the checker tells routines what to look at (`native.shadow`): one for all, as
-each is filled for one call."""
+"""Frame that passes arguments from the checker to the routines of `native.shadow`.
+
+There is only one, as each is filled for one call.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class Routines(NamedTuple):
 
 
 def routines() -> Routines | None:
-    """None where there is no machine code."""
+    """Return the routines, or None without machine code."""
     found = library()
     return None if found is None else _of(found)
 

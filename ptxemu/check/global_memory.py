@@ -203,7 +203,7 @@ class GlobalShadow:
         return piece.only(self.inside(piece.starts, piece.nbytes))
 
     def touches(self, piece: Piece, write: bool) -> int | None:
-        """An address of `piece` that was written here, or read where `write`; else None."""
+        """Return an address of `piece` that was written here, or read if `write`; else None."""
         if piece.meets(self):
             cells = self._cells(piece)
             for chunk, chosen, index in self._parts(cells):
@@ -263,7 +263,7 @@ class GlobalShadow:
                 yield found.last[first // self.grain : -(-last // self.grain)]
 
     def chain(self) -> Iterator[GlobalShadow]:
-        """This one, and those of the launches before that it may overlap."""
+        """Yield this shadow, and those of earlier launches that may overlap it."""
         shadow: GlobalShadow | None = self
         while shadow:
             yield shadow
@@ -365,13 +365,16 @@ def _atomic(piece: Piece) -> bool:
 
 
 class Flags:
-    """Global and shared addresses that carry synchronisation: what their last release tells."""
+    """Addresses that carry synchronisation, with what their last release published."""
 
     def __init__(self) -> None:
         self._told: dict[object, dict[int, np.ndarray]] = {}
 
     def release(self, address: object, told: dict[int, np.ndarray], *, adds: bool) -> None:
-        """`told`: rows by cluster. An atomic adds to what the address tells, a store replaces."""
+        """Publish a release; an atomic adds to the published state, a store replaces it.
+
+        told: rows by cluster.
+        """
         old = self._told.get(address) if adds else None
         self._told[address] = told if old is None else merged(old, told)
 

@@ -14,13 +14,15 @@ _GROUPS = ("cta_group::1", "cta_group::2")
 
 
 def check_text(findings: Findings) -> None:
-    """All rules on the instructions of a kernel."""
+    """Apply all rules on the instructions of a kernel."""
     _one_cta_group(findings)
 
 
 def _one_cta_group(findings: Findings) -> None:
-    """PTX ISA, tcgen05, "CTA Pair": all tcgen05 instructions of a kernel name the same .cta_group.
-    ptxas refuses others, those that never run included."""
+    """Check that all tcgen05 instructions name the same .cta_group (PTX ISA, tcgen05, "CTA Pair").
+
+    ptxas refuses other kernels, even if the instruction never runs.
+    """
     first: dict[str, Instr] = {}
     for instr in findings.sites:
         for group in _GROUPS:
@@ -50,7 +52,7 @@ _WAITS = ("mbarrier.try_wait", "mbarrier.test_wait")
 
 
 def unheeded(sites: Sequence[Instr]) -> frozenset[int]:
-    """The waits, by their index in `sites`, whose answer decides nothing."""
+    """Return the waits, as indices in `sites`, whose result decides nothing."""
     waits = {site: _target(instr) for site, instr in enumerate(sites) if _waits(instr)}
     guards = {name for instr in sites for name in _guard(instr)}
     unclear = {site: name for site, name in waits.items() if name not in guards}

@@ -104,8 +104,10 @@ _ALWAYS = {"wait::ld", "lanes written", "scope of arrival, cta", "scope of wait,
 
 
 class Manual:
-    """Follows what the notes are about, and tells of it as `strict` asks; tcgen05.fence completes a
-    relaxed wait in any case."""
+    """Tracks what the notes concern and reports them according to `strict`.
+
+    tcgen05.fence completes a relaxed wait in any case.
+    """
 
     def __init__(self, states: States, findings: Findings, strict: bool) -> None:
         self._states = states
@@ -173,7 +175,7 @@ class Manual:
             self._note("scope of wait, cta" if narrow else "scope of wait", w.at)
 
     def allocated(self, w: Warp, pair: bool) -> None:
-        """tcgen05.alloc. A warp knows its peer to be running if anything of it has been told."""
+        """Check tcgen05.alloc. A warp knows its peer runs if it has learned anything of it."""
         if self._strict and pair:
             clocks, rows = self._states.clocks, self._states.clocks[w].rows
             peer = w.cluster.ctas[w.cta.rank ^ 1] if len(w.cluster.ctas) > w.cta.rank ^ 1 else None

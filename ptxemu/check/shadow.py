@@ -84,10 +84,10 @@ class Shadow:
     def surely(
         self, cells: Cells, by: Agent, mark: Mark, write: bool, *, defined: bool = False
     ) -> bool:
-        """An access that is ordered after all that it has to be: it is noted, and that is all there
-        is to be said of it. False where somebody has to look, and nothing has happened.
+        """Record an access if it is ordered after all earlier accesses it depends on.
 
-        defined: it reads what has been written before.
+        Returns False, with nothing recorded, if the access has to be checked in detail.
+        defined: also require that it reads written data.
         """
         routines = self._routines
         if routines is None or (isinstance(mark.lane, int) and mark.lane == ATOMIC):
@@ -125,7 +125,7 @@ class Shadow:
         return True
 
     def _place(self, cells: Cells) -> None:
-        """Tell machine code where cells are."""
+        """Pass the cells to the compiled routines."""
         self._place_memory()
         frame.place(cells)
 
@@ -139,7 +139,7 @@ class Shadow:
         return not WORDS[NEVER]
 
     def writers(self, cells: Cells) -> list[int]:
-        """The sites of the last writes, 0 where there are none; in ascending order."""
+        """Return the sites of the last writes, 0 for none, in ascending order."""
         if self._routines is not None and len(cells) <= len(frame.FOUND):
             self._place(cells)
             count = self._routines.writers(frame.ADDRESS)
@@ -149,7 +149,7 @@ class Shadow:
         return found
 
     def unread(self, cells: Cells) -> np.ndarray:
-        """The stamps of those cells whose last write nobody has read."""
+        """Return the stamps of cells whose last write was not read."""
         if self._routines is not None and len(cells) <= len(frame.FOUND):
             self._place(cells)
             count = self._routines.unread(frame.ADDRESS)
@@ -217,7 +217,7 @@ class Shadow:
                 yield reduce(np.add, own)
 
     def _below_atomics(self, where: Where, mark: Mark, check: _Check) -> None:
-        """An atomic is no race with the one before; it may be one with what that was done to."""
+        """Check an atomic: not against the previous atomic, but against the write before them."""
         if isinstance(mark.lane, np.ndarray) or mark.lane != ATOMIC:
             if self.below is not None:
                 self.below[where] = 0

@@ -43,7 +43,7 @@ class PhaseClock:
         return self._gathered
 
     def arrive(self, told: np.ndarray, *, far: bool = False) -> None:
-        """Add what an arrival tells; far: by a thread of another CTA, not by its copies."""
+        """Add what an arrival publishes; far: by a thread of another CTA, not by its copies."""
         if far and self._near is None:
             self._near = self.gathered.copy()
         if told is not self._latest:
@@ -83,9 +83,10 @@ class PhaseClock:
         return told
 
     def told(self, by: WarpClock, parity: int) -> int | None:
-        """Return the number of the phase that a successful wait is sure to tell of, in any
-        schedule: one of this parity behind those that `by` already knows of. None if one that it
-        knows is of this parity."""
+        """Return the phase that a successful wait is sure to observe in any schedule.
+
+        It has this parity and is later than those known to `by`. None if a known phase has it.
+        """
         known = int(by.rows[EXECUTED, self.component]) if self.component < by.rows.shape[1] else 0
         while known < len(self.phases) and self._made_by_known(known, by):
             known += 1
@@ -93,7 +94,7 @@ class PhaseClock:
         return min(phase, len(self.phases)) - 1 if phase else None
 
     def near(self, phase: int) -> np.ndarray:
-        """Return what a phase tells a wait of scope .cta: nothing of threads of other CTAs."""
+        """Return what a phase gives a wait of scope .cta: nothing of threads of other CTAs."""
         return self._near_phases.get(phase, self.phases[phase])
 
     def _made_by_known(self, phase: int, by: WarpClock) -> bool:
@@ -114,7 +115,7 @@ MBARRIER_BYTES = 8
 
 @dataclass(eq=False, kw_only=True)
 class _Arrivals:
-    """told: what those of this phase of a barrier tell."""
+    """Arrivals of a barrier's phase. told: what they publish."""
 
     told: np.ndarray | None = None
 

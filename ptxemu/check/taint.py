@@ -1,12 +1,12 @@
-"""Undefined data in registers: how it moves, what follows from it, where it must not get.
+"""Undefined data in registers: its propagation, and the places it must not reach.
 
-Reading memory that nothing wrote is no fault, and neither is computing with what is there:
-compilers use registers that were never written, and rows that a partial tile lacks are computed and
-dropped. It is reported where it reaches global memory, an address, a branch, the predicate of an
-instruction, or an operand of a barrier or of an MMA. Global memory counts as defined.
+Reading unwritten memory is no fault, nor is computing with it: compilers use registers that were
+never written, and rows missing in a partial tile are computed and dropped. It is reported when it
+reaches global memory, an address, a branch, the predicate of an instruction, or an operand of a
+barrier or of an MMA. Global memory counts as defined.
 
-While no register of a warp is undefined, its blocks run as they are; a read of undefined data stops
-one, and it goes on in a form that tells what each instruction does (`codegen.tainted`).
+While no register of a warp is undefined, its blocks run unchanged. A read of undefined data stops a
+block, which continues in a form that reports the effect of each instruction (`codegen.tainted`).
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _mask(flow: Flow, masks: Masks, mb: int, a: PerLane, b: PerLane) -> list[int
 
 
 def _shuffle(flow: Flow, masks: Masks, mb: int, lane: PerLane, clamp: PerLane) -> list[int]:
-    """Each lane has what its source lane has."""
+    """Return the result of a shuffle: each lane has the mask bit of its source lane."""
     mode = next(part for part in flow.instr.parts if part in ("up", "down", "bfly", "idx"))
     moved, _ = shuffle_lanes(
         bits_mask(masks.get(flow.sources[0], 0)).astype(np.uint32), mode, lane, clamp, mb
@@ -143,7 +143,7 @@ def _vote(flow: Flow, masks: Masks, mb: int, predicate: PerLane, members: PerLan
 
 
 def _group(flow: Flow, masks: Masks, mb: int, members: PerLane) -> list[int]:
-    """Every lane that takes part decides the result of all."""
+    """Return the result of a group operation: each participating lane affects all."""
     named = members if np.ndim(members) == 0 else ALL
     return [mb if _any(flow, masks) & mb & named else 0] * len(flow.targets)
 
@@ -241,7 +241,7 @@ class Registers:
                 self.set(name, 0, mb, 0)
 
     def keep(self, names: frozenset[str], mb: int) -> None:
-        """No other register of lanes `mb` will be read again."""
+        """Clear registers of lanes `mb` except `names`; no other will be read again."""
         self.clear([name for name in self.masks if name not in names], mb)
 
     def undefined(self, name: str | None, mb: int) -> bool:
@@ -375,7 +375,7 @@ class Origins:
         return self._code_of[site]
 
     def reached(self, agent: str, site: int, code: int, sink: str) -> None:
-        """Undefined data is where it must not be; told once per origin and sink."""
+        """Report undefined data at a place it must not reach, once per origin and sink."""
         if not self._findings.new("undefined", code, sink):
             return
         read_at, read = self._reads[code - 1]

@@ -77,8 +77,10 @@ class TensorLoads:
         clock.complete("tcgen05.ld")
 
     def before_signal(self, w: Warp) -> None:
-        """Called before a warp tells others of what it has done, or acts on tensor memory itself:
-        loads that are complete at this instruction are known to be."""
+        """Record loads that are complete at this instruction.
+
+        Called before a warp publishes its work, or accesses tensor memory itself.
+        """
         clock = self._states.clocks[w]
         if not clock.open_loads:
             return
@@ -91,9 +93,11 @@ class TensorLoads:
         clock.know(clock.streams["tcgen05.ld"], first_open - 1)
 
     def signals(self, w: Warp) -> None:
-        """Called for what ptxas moves uses of registers behind: an mbarrier arrival, a release. It
-        is an error with a load under way that no wait completes, whoever hears of it; a load that
-        is waited for behind the signal may be of other columns."""
+        """Check a signal after which ptxas moves uses of registers: an mbarrier arrival or a release.
+
+        A load in progress that no wait completes is an error, whatever agent receives the
+        signal. A load with a wait after the signal may be of other columns.
+        """
         self.before_signal(w)
         for known in self._states.clocks[w].open_loads.values():
             if known.used:
@@ -119,8 +123,10 @@ class TensorLoads:
 
 
 def flying(blocks: list[Block], site_of: Mapping[int, int]) -> dict[int, Sites]:
-    """Loads that may be under way, on some path, when each instruction is executed, by its site;
-    only those whose data is still needed. site_of: by id of an instruction."""
+    """Return loads that may be in progress on some path at each instruction, by its site.
+
+    Only loads whose data is still needed are included. site_of: by id of an instruction.
+    """
     found: dict[int, Sites] = {}
     before: dict[int, Origins] = {0: {}}
     pending = [0]
@@ -175,7 +181,7 @@ def _execute(origins: Origins, instr: Instr, site: int) -> None:
 
 
 def _write(origins: Origins, instr: Instr | None) -> None:
-    """Loads whose data a write to memory needs are complete."""
+    """Complete the loads whose data a write to memory needs."""
     needed = _needed(origins, instr) if instr and _keeps_its_place(instr) else _NONE
     for name, sites in list(origins.items()) if needed else ():
         origins[name] = sites - needed

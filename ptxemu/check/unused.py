@@ -245,7 +245,7 @@ def _unread(
 
 
 def _gaps(pieces: list[Piece], start: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Beginnings and ends of what none of the pieces has of `size` bytes from `start` on."""
+    """Return begins and ends of the gaps between pieces, in `size` bytes from `start` on."""
     lows = np.concatenate([piece.starts.ravel() - start for piece in pieces])
     counts = [piece.starts.size for piece in pieces]
     highs = lows + np.repeat([piece.nbytes for piece in pieces], counts)
@@ -258,7 +258,7 @@ def _gaps(pieces: list[Piece], start: int, size: int) -> tuple[np.ndarray, np.nd
 
 
 def _which(starts: np.ndarray, ends: np.ndarray, size: int) -> str:
-    """Such as "bytes 128 to 1,023 of every 1,024"."""
+    """Return text such as "bytes 128 to 1,023 of every 1,024"."""
     first, last = int(starts[0]), int(ends[0]) - 1
     if len(starts) > 1:
         period = int(starts[1] - starts[0])

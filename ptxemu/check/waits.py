@@ -138,9 +138,12 @@ class Arrivers:
         return self._block_of[id(instr)] in blocks
 
     def _foreign(self, waiting: Waiting, ran: Ran) -> frozenset[int]:
-        """Blocks of other roles, which often stand behind one's own, so that a warp could come
-        there as far as the text tells: only warps that never came to where this one waits have been
-        through them, and it can come to its end without."""
+        """Return blocks of other roles.
+
+        Code of other roles often follows a role's code, so that by the text a warp could reach it.
+        These blocks were executed only by warps that never reached this one's wait, and are not
+        needed to reach its end.
+        """
         kin = set(ran.get(waiting.who.name, ()))
         for blocks in ran.values():
             kin |= blocks if waiting.block in blocks else frozenset()
@@ -156,7 +159,7 @@ class Arrivers:
         return [after for after in successors if after < len(self._program.blocks)]
 
     def _reachable(self, start: int, closed: frozenset[int] = frozenset()) -> frozenset[int]:
-        """Blocks, without a way through those that are `closed`."""
+        """Return reachable blocks without passing through `closed` ones."""
         seen, pending = {start}, [start]
         while pending:
             for after in self._inside(self._program.blocks[pending.pop()].successors):
@@ -220,7 +223,7 @@ def _number(instr: Instr) -> Any:
 
 
 def user_source(instr: Instr) -> str:
-    """The innermost line of Python that is no library's; "" where there is none."""
+    """Return the innermost Python line outside libraries; "" if there is none."""
     frames = instr.location.frames() if instr.location else []
     return next((f for f in frames if "site-packages" not in f), instr.source)
 
@@ -261,7 +264,7 @@ class Group:
 
 
 def groups_of(stall: Stall, arrivers: Arrivers) -> list[Group]:
-    """All groups, linked; those that the others wait for come first."""
+    """Return all groups, linked; groups that others wait for come first."""
     found: dict[tuple[object, ...], Group] = {}
     for one in stall.waiting:
         barrier = stall.barriers.get(one.on) if one.on else None
@@ -279,7 +282,7 @@ def groups_of(stall: Stall, arrivers: Arrivers) -> list[Group]:
 
 
 def _rank(group: Group) -> int:
-    """Nobody to wait for first; then mbarriers, and the other lanes of a warp last."""
+    """Return the rank: groups that wait for nobody, then mbarriers, then lanes of a warp."""
     return bool(group.after) + 2 * (group.first.kind == "lanes")
 
 
@@ -293,8 +296,10 @@ def _alike(one: Waiting, barrier: Barrier | None) -> tuple[object, ...]:
 
 
 def _supply(group: Group, stall: Stall, arrivers: Arrivers) -> None:
-    """Look up who could end the wait. Warps that have done their part are left out, unless all
-    have."""
+    """Find warps that could end the wait.
+
+    Warps that have done their part are left out, unless all have.
+    """
     one = group.first
     if one.on is None:
         _supply_lanes(group, stall)
@@ -359,7 +364,7 @@ def _near(other: Waiting, waiting: Waiting, key: Key) -> bool:
 
 
 def _done(barrier: Barrier, needs: set[str]) -> set[str]:
-    """Warps that have done in this phase what it lacks."""
+    """Return warps that have already done in this phase what it lacks."""
     now = {s.agent for s in barrier.signals if s.kind in needs and s.now_times}
     return now | set(barrier.arrived)
 
@@ -388,7 +393,7 @@ def _path_back(start: Group) -> list[Group]:
 
 
 def chain_from(start: Group) -> Iterator[Group]:
-    """A group, whom it waits for, and so on, until somebody repeats or waits for nobody."""
+    """Yield a group, a group it waits for, and so on, until one repeats or waits for nobody."""
     seen: list[Group] = []
     while start not in seen:
         yield start

@@ -116,7 +116,7 @@ def hazards(blocks: list[Block], site_of: Mapping[int, int]) -> dict[int, list[H
 
 
 def _relevant(instrs: Iterable[Instr]) -> set[str]:
-    """Registers of A and D, and those that are moved to them."""
+    """Return the registers of A and D, and those that are moved to them."""
     found: set[str] = set()
     moves: list[tuple[str, str]] = []
     for instr in instrs:
@@ -140,7 +140,7 @@ def _moved(instr: Instr) -> list[tuple[str, str]]:
 
 
 def _listed(operand: object) -> list[str]:
-    """The registers of a fragment; a descriptor is none."""
+    """Return the registers of a fragment; none for a descriptor."""
     return names(operand) if isinstance(operand, Vec) else []
 
 
@@ -290,7 +290,7 @@ class Warpgroups:
             clock.know(self._components[group], last)
 
     def accumulator_used(self, w: Warp, what: Multiplication) -> None:
-        """Once for each wgmma: what is missing is one wait, however many registers it has."""
+        """Report early uses once per wgmma: one wait is missing, however many registers it has."""
         form, line, *_ = what.operands
         if not self._findings.new("accumulator", line):
             return

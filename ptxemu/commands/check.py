@@ -103,7 +103,7 @@ def arguments_of(program: str | None) -> argparse.ArgumentParser:
 def run_all(
     subject: subjects.Subject, chosen: Sequence[Schedule], **changes: object
 ) -> tuple[Report, list[str]]:
-    """The launches of all schedules, and how they failed where the reports do not say it.
+    """Run all schedules; return their launches, and failures that the reports do not include.
 
     changes: to the options of every launch.
     """

@@ -270,7 +270,7 @@ def _write_json(options: argparse.Namespace, document: dict[str, Any]) -> None:
 
 
 def _seed() -> None:
-    """Both runs draw the same numbers, where they draw any."""
+    """Seed the generators, so that both runs draw the same numbers."""
     import random
 
     import numpy as np

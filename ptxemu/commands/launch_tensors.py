@@ -31,7 +31,7 @@ _LIBRARIES = ("site-packages", "<frozen")
 
 
 class Enough(BaseException):
-    """Ends a run that has shown what it was to show; no `except Exception` of a script hears it."""
+    """Exception that ends a run early; no `except Exception` of a script catches it."""
 
 
 @dataclass
@@ -89,8 +89,10 @@ class Judgement:
 
 @contextmanager
 def compared(with_launches: list[Launch], tolerance: float) -> Iterator[Judgement]:
-    """Within the block launches are compared with those of another run, in order; the first that
-    differs ends the block's run by `Enough`."""
+    """Compare launches within the block with those of another run, in order.
+
+    The first difference ends the block's run by `Enough`.
+    """
     judgement = Judgement()
 
     def ended(launch: Launch) -> None:
@@ -200,8 +202,10 @@ def written(found: Found) -> Iterator[list[Write]]:
 
 
 def named_tensors() -> dict[str, Any]:
-    """The torch tensors and numpy arrays among the variables of the functions that are running, and
-    of their files, the innermost first; ours and libraries' left out."""
+    """Return torch tensors and numpy arrays of running functions and their files.
+
+    The innermost variables come first. Functions of ours and of libraries are left out.
+    """
     found: dict[str, Any] = {}
     places: set[tuple[Any, ...]] = set()
     frame: FrameType | None = sys._getframe(1)
@@ -218,7 +222,7 @@ def named_tensors() -> dict[str, Any]:
 
 
 def _place(value: Any) -> tuple[Any, ...] | None:
-    """Address, shape and strides; None of what is no tensor, or has no memory."""
+    """Return address, shape and strides; None without a tensor or memory."""
     if isinstance(value, np.ndarray):
         return (value.ctypes.data, value.shape, value.strides) if value.size else None
     if not hasattr(value, "untyped_storage") or not value.data_ptr():

@@ -47,8 +47,8 @@ class Carried:
 def instead(kernel: Carried, mutant: Carried, changed: Instr) -> str:
     """Return what orders in the mutant what the changed instruction orders in the kernel.
 
-    Returns UNREACHED if nothing does, '' if neither is known. What an arrival publishes shows in
-    the waits: other lines order pairs then, or none does.
+    Returns UNREACHED if the changed instruction orders nothing, '' if that is unknown. The effect
+    of an arrival shows in the waits: other lines order pairs in the mutant, or none does.
     """
     if kernel.abroad or mutant.abroad:
         return ""

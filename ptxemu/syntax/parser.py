@@ -95,7 +95,7 @@ class Scopes:
         return self.vectors[unique]
 
     def resolve(self, name: str) -> str:
-        """The unique name that `name` stands for here."""
+        """Return the unique name for which `name` stands here."""
         for scope in reversed(self._names):
             if name in scope:
                 return scope[name]
@@ -237,8 +237,10 @@ class Parser:
             self.next()
 
     def function(self) -> None:
-        """A `.func`: a body is inlined where it is called. One that cannot be read is remembered by
-        its name, and refused only when it is called."""
+        """Parse a `.func`, whose body is inlined at calls.
+
+        An unreadable one is recorded by its name and refused only when it is called.
+        """
         start = self.at
         self.next()
         try:

@@ -46,7 +46,7 @@ class LineInfo:
         self.here: Location | None = None
 
     def enter_function(self) -> None:
-        """No location reaches from one function into the next."""
+        """Reset the location, which does not extend from one function to the next."""
         self._known.clear()
         self.here = None
 
