@@ -47,7 +47,7 @@ class HostTensor:
 
     @property
     def extent(self) -> int:
-        """Bytes from its first to behind its last element."""
+        """Bytes from the first element to the end of the last."""
         if 0 in self.shape:
             return 0
         steps = zip(self.shape, self.strides, strict=True)

@@ -111,8 +111,10 @@ class Kept:
 
 
 def kept(text: str) -> Kept | None:
-    """None where nothing is to be kept: the text is short, the folder is switched off, or sources
-    have changed since this process has read them."""
+    """Return the cache of a text, or None if nothing is to be kept.
+
+    Reasons are a short text, a disabled folder, or sources changed since this process read them.
+    """
     named = os.environ.get(FOLDER, "")
     if len(text) < _SHORT or named.lower() in OFF:
         return None
@@ -121,7 +123,7 @@ def kept(text: str) -> Kept | None:
 
 
 def _folder(named: str) -> Path | None:
-    """None for a user without a home."""
+    """Return the cache folder; None for a user without a home."""
     try:
         if named:
             return Path(named).expanduser()
@@ -133,8 +135,10 @@ def _folder(named: str) -> Path | None:
 
 @cache
 def _sources() -> bytes:
-    """Digest of everything but the text that decides what is kept; empty where that is not known:
-    a source is newer than this process, or cannot be read."""
+    """Return a digest of all that decides the results except the text.
+
+    It is empty if a source is newer than this process or cannot be read.
+    """
     found = hashlib.sha256(f"{sys.version} {np.__version__}".encode())
     root = Path(__file__).parent
     try:
@@ -149,7 +153,7 @@ def _sources() -> bytes:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file that nobody else can have written, OSError where that is not so."""
+    """Return the bytes of a file that no other user can have written; else raise OSError."""
     data = GUARD.read(path)
     with contextlib.suppress(OSError):
         if time.time() - path.stat().st_mtime > _SELDOM:

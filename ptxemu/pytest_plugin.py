@@ -1,8 +1,8 @@
-"""A pytest plugin: kernels of CuTe DSL run within tests without a GPU, under chosen schedules, with
-the checker; a test whose launches have errors fails with the report of them.
+"""pytest plugin: run kernels of CuTe DSL in tests without a GPU, with schedules and the checker.
 
-Loaded by pytest wherever ptxemu is installed. Nothing heavy is imported until a test asks for it,
-by the fixture `ptxemu` or by the mark of that name.
+A test whose launches have errors fails with their report. pytest loads the plugin wherever ptxemu
+is installed. Nothing heavy is imported until a test requests it, by the fixture `ptxemu` or by the
+mark of that name.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _emulation(request: pytest.FixtureRequest) -> Iterator[Emulation]:
 
 
 def _watched(schedule: Schedule | None, wish: Wish) -> Any:
-    """Nobody's options are changed but as mark and command line ask."""
+    """Change options only as mark and command line request."""
     from ptxemu.watch import watched
 
     changes: dict[str, Any] = schedule._asdict() if schedule else {}
@@ -234,7 +234,7 @@ def _clues(report: Report) -> str:
 
 
 def _cut(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback down to the last frame that is not ours, nor the DSL's above ours."""
+    """Return the traceback down to the last frame outside ptxemu and the DSL above it."""
     frames = []
     while traceback is not None:
         frames.append(traceback)
@@ -271,7 +271,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 
 def _said_once(report: Report, failure: pytest.ExceptionInfo[BaseException] | None) -> Report:
-    """Without the whole text of the error that the test failed with: that stands above."""
+    """Return the report without the text of the error that the test failed with, shown above."""
     said = str(failure.value) if failure and isinstance(failure.value, PtxEmuError) else ""
     if not said:
         return report

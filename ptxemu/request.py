@@ -167,15 +167,17 @@ CtaName = int | tuple[int, int, int] | None  # linear index in the grid, x faste
 
 @dataclass(frozen=True)
 class Region:
-    """A matrix in shared memory that the user knows the layout of.
+    """A matrix in shared memory whose layout the user knows.
 
-    start       byte offset in the CTA's shared memory, as addresses of the PTX have it.
-    rows, columns  of elements; a row is contiguous but for the swizzle.
-    dtype       key of `layouts.ELEMENTS`: f32, bf16, e4m3, u8, ...
-    swizzle     key of `machine.swizzle.BY_NAME`. Where a row is longer than the span of the swizzle
-                (128 bytes of "128B"), blocks of so many bytes of all rows lie one behind the other,
-                as boxes of TMA do.
-    Raises ValueError for names that are not known.
+    Attributes:
+        start: Byte offset in the CTA's shared memory, as in addresses of the PTX.
+        rows: Number of rows.
+        columns: Elements per row; a row is contiguous except for the swizzle.
+        dtype: Key of `layouts.ELEMENTS`: f32, bf16, e4m3, u8, ...
+        swizzle: Key of `machine.swizzle.BY_NAME`. If a row is longer than the swizzle's span (128
+            bytes for "128B"), blocks of that width of all rows follow each other, as in TMA boxes.
+
+    Raises ValueError for unknown names.
     """
 
     name: str
@@ -204,16 +206,19 @@ class Region:
 
 @dataclass(frozen=True)
 class Stop:
-    """Take a picture whenever a warp comes to a line.
+    """Take a picture whenever a warp reaches a line.
 
-    at          "file.py:257" (the end of a path is enough), of the kernel or of what it inlines; or
-                "ptx:120", a line of the PTX text.
-    dump        which of KINDS.
-    cta, warp   of whom; None: of all.
-    when        a condition, see `Condition`; `step` counts the warp's arrivals from 0.
-    regions     matrices in shared memory; tiles that TMA moves are found without being named.
-    limit       pictures of one launch; arrivals beyond it are counted and said.
-    Raises ValueError for what cannot be meant.
+    Attributes:
+        at: "file.py:257" (the end of a path is enough), in the kernel or in inlined code; or
+            "ptx:120", a line of the PTX text.
+        dump: Subset of KINDS.
+        cta: CTA to picture; None: all.
+        warp: Warp to picture; None: all.
+        when: Condition, see `Condition`; `step` counts the warp's arrivals from 0.
+        regions: Matrices in shared memory; tiles that TMA moves are found without names.
+        limit: Pictures per launch; further arrivals are counted and reported.
+
+    Raises ValueError for invalid values.
     """
 
     at: str
@@ -238,14 +243,18 @@ class Stop:
 
 @dataclass(frozen=True)
 class Watch:
-    """Remember who wrote to a range, in order.
+    """Record the writes to a range, in order.
 
-    space       "global", "shared" or "tensor".
-    first, count  address and bytes; offset and bytes; column and columns.
-    cta         whose shared or tensor memory; None: every CTA's, each with a history of its own.
-    parameter   of global memory: `first` counts from the pointer at the start of that kernel
-                parameter (of a tensor map: from its tensor).
-    name        for reports.
+    Attributes:
+        space: "global", "shared" or "tensor".
+        first: Address, offset, or first column.
+        count: Number of bytes, or of columns.
+        cta: CTA of shared or tensor memory; None: every CTA, each with a separate history.
+        parameter: For global memory: `first` counts from the pointer at the start of that kernel
+            parameter (for a tensor map: from its tensor).
+        name: Name for reports.
+
+    Raises ValueError for an unknown space or an invalid range.
     """
 
     space: str

@@ -93,7 +93,7 @@ class TensorLoads:
         clock.know(clock.streams["tcgen05.ld"], first_open - 1)
 
     def signals(self, w: Warp) -> None:
-        """Check a signal after which ptxas moves uses of registers: an mbarrier arrival or a release.
+        """Check an mbarrier arrival or a release, after which ptxas moves uses of registers.
 
         A load in progress that no wait completes is an error, whatever agent receives the
         signal. A load with a wait after the signal may be of other columns.

@@ -26,7 +26,7 @@ _MOST = 1 << 30  # bytes
 
 
 def cubin_at(address: int) -> bytes:
-    """The ELF file at an address, b"" where there is none."""
+    """Return the ELF file at an address, or b""."""
     head = ctypes.string_at(address, 4) if address else b""
     if head == _ELF:
         return ctypes.string_at(address, _elf_size(ctypes.string_at(address, 64)))
@@ -49,10 +49,10 @@ def _elf_size(header: bytes) -> int:
 
 
 class Emulator:
-    """A launcher for `cutedsl.run` and `intercepted`; `report` grows by each launch.
+    """Launcher for `cutedsl.run` and `intercepted`; each launch adds to `report`.
 
-    whole_process: a kernel may touch every mapping of the process; else what is known to be
-    allocated (`host.allocations`), which takes torch.
+    whole_process: a kernel may access every mapping of the process; else only known allocations
+    (`host.allocations`), which needs torch.
     """
 
     def __init__(self, options: Options | None = None, *, whole_process: bool = False) -> None:

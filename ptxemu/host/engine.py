@@ -31,8 +31,11 @@ class HostCode(Protocol):
     name: str
 
     def link(self, bind: Callable[[Iterable[str]], dict[str, int]]) -> Callable[[str], int]:
-        """Make it executable: bind(undefined names) -> addresses of those that are the CUDA
-        runtime's. Returns what finds the entry of a function that takes an array of pointers."""
+        """Make the code executable.
+
+        bind maps undefined names to addresses of the CUDA runtime's functions among them. Returns a
+        function that finds the entry of a function, which accepts an array of pointers.
+        """
         ...
 
 
@@ -96,7 +99,7 @@ class HostProgram:
         self._packed("cuda_load_to_device")(*by_address)
 
     def _packed(self, name: str) -> Any:
-        """A function of the engine that takes the addresses of its arguments and of its result."""
+        """Return an engine function that accepts the addresses of its arguments and result."""
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.lookup(name))
         return lambda *addresses: function((ctypes.c_void_p * len(addresses))(*addresses))
 
@@ -143,7 +146,7 @@ def ptx_of(compiled: Any) -> str:
 
 
 def _embedded_ptx(module: Any) -> str:
-    """PTX in place of a cubin among the module's global constants ('' where there is none)."""
+    """Return PTX in place of a cubin among the module's global constants, or ''."""
     for operation in module.body.operations:
         if operation.operation.name == "llvm.mlir.global" and "value" in operation.attributes:
             data = getattr(operation.attributes["value"], "value_bytes", b"")

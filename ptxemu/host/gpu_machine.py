@@ -1,4 +1,4 @@
-"""This process as one with a B200 whose launches are emulated: for a script, or for a while."""
+"""Present this process as one with a B200 whose launches are emulated: for a script or a block."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PREFIXES = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
 
 @contextmanager
 def machine_with_gpu(launcher: Launcher) -> Iterator[None]:
-    """While active, this process looks like one with a B200 whose launches go to `launcher`.
+    """Within the block, present this process as one with a B200; launches go to `launcher`.
 
-    Imports torch and the DSL. What the environment says of the DSL's target and dumps stays;
-    processes that are started meanwhile inherit the rest from it.
+    Imports torch and the DSL. Environment settings for the DSL's target and dumps are kept.
+    Processes started within the block inherit the others.
     """
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())

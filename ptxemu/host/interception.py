@@ -1,4 +1,4 @@
-"""Every call of a compiled DSL function, explicit or through `@cute.jit`, sent to a launcher."""
+"""Send every call of a compiled DSL function, explicit or through `@cute.jit`, to a launcher."""
 
 from __future__ import annotations
 

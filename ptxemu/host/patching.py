@@ -92,7 +92,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """The loader `own`, with `act` behind it; the module does not learn of it."""
+    """Loader that calls `act` after the loader `own`; the module does not see it."""
 
     def __init__(self, own: Loader, act: Callable[[], None]) -> None:
         self._own = own
@@ -117,8 +117,8 @@ class _Loader(Loader):
 
 @contextmanager
 def threads_within(entered: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """While active, a thread that starts runs within `entered()`, in a copy of the context of
-    whoever starts it."""
+    """Within the block, run each started thread within `entered()`, in a copy of its starter's
+    context."""
     start = threading.Thread.start
 
     def start_within(self: threading.Thread) -> None:

@@ -1,8 +1,8 @@
 """torch's matrix products with block scales, for scripts that compare their kernel with them.
 
-torch has them on CUDA alone. Scale factors come in the 128x4 layout of cuBLAS, torch's 32_4_4: that
-of row m and block k at (m / 128, k / 4, m % 32, m % 128 / 32, k % 4); those of the groups of a
-grouped product are one behind the other, each padded for itself.
+torch has them on CUDA only. Scale factors have the 128x4 layout of cuBLAS, torch's 32_4_4: the one
+of row m and block k is at (m / 128, k / 4, m % 32, m % 128 / 32, k % 4). Those of the groups of a
+grouped product are concatenated, each padded separately.
 """
 
 from __future__ import annotations

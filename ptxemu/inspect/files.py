@@ -81,7 +81,7 @@ def _where(picture: Snapshot) -> str:
 
 
 def _shared_text(picture: Snapshot, shared: np.ndarray) -> str:
-    """Symbols, tiles, then bytes in hex; equal lines are told once, poison not at all."""
+    """Return symbols, tiles, then bytes in hex; equal lines appear once, poison never."""
     names = sorted((offset, name) for name, offset in picture.symbols.items())
     lines = [f"{offset:#08x}  {name}" for offset, name in names]
     lines += [

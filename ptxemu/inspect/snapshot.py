@@ -62,7 +62,7 @@ def tensor_memory(cells: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def text_of(matrix: np.ndarray, title: str) -> str:
-    """A matrix as lines, its rows numbered; leading dimensions are told in front of the row."""
+    """Return a matrix as lines with numbered rows, prefixed by the leading indices."""
     rows = matrix.reshape(-1, matrix.shape[-1]) if matrix.ndim > 1 else matrix.reshape(1, -1)
     outer = matrix.shape[:-1]
     form = _number if rows.dtype.kind == "f" else str
@@ -106,7 +106,7 @@ class Write:
 
     @property
     def source(self) -> str:
-        """Such as "file.py:257"; "" without line information."""
+        """Place such as "file.py:257"; "" without line information."""
         return self.instr.source if self.instr else ""
 
     def __str__(self) -> str:

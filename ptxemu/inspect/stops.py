@@ -1,4 +1,4 @@
-"""Takes the pictures: finds the instructions of a line, counts who comes, copies what is asked."""
+"""Take pictures: find the instructions of a line, count arrivals, copy what is requested."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def registers_of(operand: object) -> list[str]:
 
 
 def live_before(program: Program, index: int, position: int) -> set[str]:
-    """Registers whose values are still needed at a step of a block."""
+    """Return registers whose values are still needed at a step of a block."""
     block = program.blocks[index]
     live = set(block.live_out) | set(registers_of(block.guard))
     for step in reversed(block.steps[position:]):
@@ -74,8 +74,13 @@ def live_before(program: Program, index: int, position: int) -> set[str]:
 
 @dataclass(frozen=True)
 class Probe:
-    """A place in the code. `arrives`: at a stop's line, else behind it. operands: registers of the
-    instruction; names: those, the live ones if asked for, and what the condition needs."""
+    """A place in the code.
+
+    Attributes:
+        arrives: Whether it is at a stop's line, not after it.
+        operands: Registers of the instruction.
+        names: The operands, live registers if requested, and registers of the condition.
+    """
 
     stop: int
     arrives: bool
@@ -97,7 +102,7 @@ class Probes:
             self._find(number, stop)
 
     def place(self, lower: Lower, position: int) -> None:
-        """Add the probes that stand before a step."""
+        """Add the probes before a step."""
         for number in self._at.get((lower.block.index, position), ()):
             probe = self.probes[number]
             # What a tcgen05.ld has yet to bring is not waited for, as a use of it would.
@@ -167,7 +172,7 @@ class Probes:
         self.probes.append(probe)
 
     def _nothing_at(self, at: str) -> str:
-        """Why there is no instruction, with the nearest lines that have one."""
+        """Describe why there is no instruction, with the nearest lines that have one."""
         name = self.name
         path, _, line = at.rpartition(":")
         if path == "ptx":

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class History:
-    """The writes to one watch in one place: a CTA's memory, or global memory (cta None)."""
+    """Writes to one watch in one place: a CTA's memory, or global memory (cta None)."""
 
     watch: Watch
     low: int

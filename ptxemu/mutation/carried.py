@@ -37,8 +37,13 @@ UNREACHED = "orders no two accesses of this problem"
 
 @dataclass
 class Carried:
-    """pairs: (line of the earlier access, of the later one) -> lines that order the two, 0 for
-    none; abroad: some accesses were compared with those of another cluster."""
+    """Pairs of accesses that a run ordered.
+
+    Attributes:
+        pairs: (line of the earlier access, of the later one) -> lines that order the two, 0 for
+            none.
+        abroad: Whether some accesses were compared with those of another cluster.
+    """
 
     pairs: dict[tuple[int, int], set[int]] = field(default_factory=lambda: defaultdict(set))
     abroad: bool = False

@@ -84,7 +84,7 @@ def digest(ptx: str) -> str:
 
 
 def baseline(run: Run, schedules: Sequence[Changes]) -> Baseline:
-    """Run the script under each schedule; what it launches must be fine for mutants to say much."""
+    """Run the unchanged script under each schedule; its failures would hide those of mutants."""
     found = Baseline()
     began = time.perf_counter()
     for number, changes in enumerate(schedules):
@@ -234,7 +234,7 @@ def _mutated(
 
 
 def _other(module: Module, text: str) -> Module:
-    """The module with that text, which may be its own."""
+    """Return the module with that text, which may be its current text."""
     return module if text == module.text else _module(text)
 
 

@@ -1,5 +1,7 @@
-"""The listener that records a launch. Accesses are noted by the primitives that do them
-(`native.accesses`), or here where Python does them, so the listener hears of none.
+"""Listener that records a launch.
+
+Accesses are recorded by the primitives that execute them (`native.accesses`), or here if Python
+executes them. The listener itself receives none.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ _kind = cache(kind)
 
 
 class _Row:
-    """Addresses of lanes, as a routine takes them."""
+    """Addresses of lanes, in the format of a routine."""
 
     def __init__(self, note: Callable[..., int], pointer: type[Pointer]) -> None:
         self._addresses = np.zeros(BANKS, pointer.dtype)
@@ -66,7 +68,7 @@ class _Row:
         self._note, self._pointer, self._compiled = note, pointer, compiled(note)
 
     def noted(self, words: np.ndarray, at: int, what: int, starts: np.ndarray) -> int:
-        """1 where there is no room."""
+        """Record an access; return 1 if there is no room."""
         count = len(starts)
         self._addresses[:count] = starts
         if self._compiled is not None:
@@ -76,7 +78,7 @@ class _Row:
 
 
 class Notes:
-    """The accesses of a warp. address: what primitives are told."""
+    """Accesses of a warp. address: argument for the primitives."""
 
     def __init__(self) -> None:
         self._words = np.zeros(FIRST + _START, np.int64)
@@ -312,7 +314,7 @@ class Recorder(Listener):
     def copy(
         self, work: Work, cta: Cta, offsets: np.ndarray, lanes: np.ndarray, nbytes: int
     ) -> None:
-        """A copy whose lanes all have no bytes to fetch is an access, too."""
+        """Record a copy; one whose lanes all have no bytes to fetch is an access, too."""
         if self._fetched is not work:
             self._open[work].tape.notes.add_idle(COPIED, nbytes)
 

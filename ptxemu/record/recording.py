@@ -1,8 +1,8 @@
-"""A recorded launch: the blocks that each warp executed, and what its instructions did in them.
+"""Recorded launch: the blocks that each warp executed, and the effects of its instructions.
 
-The path of a warp and the text of the kernel say which instructions it executed; events say what
-only the launch knows: which mbarrier, how many bytes, which accumulator. Instructions whose effect
-stands in their text (setmaxnreg, commit_group, a fence, tcgen05.ld) are in the path alone.
+The path of a warp and the text of the kernel determine which instructions it executed. Events hold
+what only the launch knows: which mbarrier, how many bytes, which accumulator. Instructions whose
+effect is in their text (setmaxnreg, commit_group, a fence, tcgen05.ld) are in the path only.
 """
 
 from __future__ import annotations
