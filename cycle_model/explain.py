@@ -139,11 +139,11 @@ class Spent:
         return found
 
 
-# The critical chain: backwards from the last instruction, always to what let it go.
+# The critical chain: backwards from the last instruction, always to the cause of its issue.
 #
-# Each link is the time between two issues: of a warp's own previous instruction, of the one whose
-# result it waited for, of the one that held its pipe, or of the one, of whatever warp, that
-# completed the barrier it slept on. The links of a chain add up to the time of the launch.
+# Each link is the time between two issues. The earlier one is the warp's previous instruction, the
+# producer of an awaited result, the instruction that held the pipe, or the instruction of any warp
+# that completed the awaited barrier. The links of a chain add up to the time of the launch.
 
 HOW = {
     L.IN_ORDER: "issue",

@@ -14,7 +14,7 @@ import numpy as np
 from cycle_model.binding.bound import BoundLaunch, BoundWarp
 from cycle_model.sass.flow import JUMPS, NO_SCOREBOARD, Control, Function, Instruction
 
-# What has no result in a register; of all others the first operand is one.
+# Instructions without a result in a register; in all others the first operand is the result.
 _NO_RESULT = (
     *("ST", "RED.", "REDG", "REDAS", "BAR", "BRA", "BRX", "BSSY", "BSYNC", "BREAK", "EXIT", "NOP"),
     *("FENCE", "MEMBAR"),
@@ -37,7 +37,7 @@ def registers_of(item: Instruction) -> Registers:
     parts = [part.strip() for part in item.operands.split(",")]
     results = 0 if item.opcode.startswith(_NO_RESULT) else 1
     while results and results < len(parts) and re.fullmatch(r"!?U?P(T|\d+)", parts[results]):
-        results += 1  # carries and second predicates stand behind the first result
+        results += 1  # carries and second predicates follow the first result
     if results and re.fullmatch(r"U?P(T|\d+)", parts[0]) and len(parts) > 1:
         results = max(results, 2)
     writes = {name for part in parts[:results] for name in _names(item, part)}
@@ -81,11 +81,11 @@ def between(first: Instruction, then: Instruction) -> str:
 
 # An instruction moved up or down, as a compiler might have placed it.
 #
-# It may not pass what it depends on, what depends on it, or a jump, and all warps have to go
-# through all of what it passes. Control words stay valid: whoever came behind it waits for what it
-# waited for, the instruction before its old place takes over its stall, and its distance to a
-# producer or a consumer without a scoreboard is not less than `SETTLED` cycles, if it was not
-# before.
+# It may not pass an instruction it depends on, one that depends on it, or a jump. All warps have to
+# execute all of the instructions it passes. Control words stay valid: the instruction after it
+# waits for the same scoreboards as well, and the instruction before its old place gets its stall.
+# Its distance to a producer or a consumer without a scoreboard is at least `SETTLED` cycles, unless
+# it was less before.
 
 SETTLED = 13  # cycles after which every result of fixed latency is there, a predicate's for a guard
 LONGEST_STALL = 15
@@ -203,10 +203,10 @@ def _name(item: Instruction) -> str:
 
 # Exponentials on the FMA pipe and the ALU: a share of MUFU.EX2 as FlashAttention-4 computes it.
 #
-# Of two elements (`ex2_emulation_2` of its utils.py, degree 3): two clamps, an addition that rounds
-# down, two subtractions for the fraction, three FMAs, and two additions into the exponent. The ten
-# instructions stand evenly between what follows, as a compiler interleaves them; the exponentials
-# that are left are no farther apart than most of them were.
+# Two elements need (`ex2_emulation_2` of its utils.py, degree 3): two clamps, an addition that
+# rounds down, two subtractions for the fraction, three FMAs, and two additions into the exponent.
+# The ten instructions are spread evenly, as a compiler interleaves them. The remaining exponentials
+# are no farther apart than most of them were.
 
 OF_TWO = (
     *("FMNMX", "FMNMX", "FADD2.RM", "FADD2", "FADD2"),

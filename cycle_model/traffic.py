@@ -18,7 +18,7 @@ from ptxemu.native.accesses import GLOBAL, SECTOR, SHARED, SIZE_BITS, kind
 from ptxemu.record import recording as r
 from ptxemu.record.recording import WarpRecord
 
-Far = Callable[[int], bool]  # whether an address that is read now comes from behind L2
+Far = Callable[[int], bool]  # whether an address that is read now misses L2
 Share = Callable[[int], float]
 
 

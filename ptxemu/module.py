@@ -33,7 +33,7 @@ from ptxemu.request import Stop
 from ptxemu.syntax.parser import TYPE_BYTES, parse
 from ptxemu.syntax.tree import Entry, Imm, Variable
 
-# What the last launch of this context has touched, where it was checked.
+# Accesses of this context's last launch, if it was checked.
 memory_before: ContextVar[GlobalShadow | None] = ContextVar("memory_before", default=None)
 
 _FEW = 8  # one new version of so many is too few to write them all again

@@ -19,12 +19,12 @@ from ptxemu.host_tensor import HostTensor
 from ptxemu.numerics import swizzle as swizzles
 from ptxemu.numerics.formats import ELEMENTS, TENSOR_COLUMNS
 
-# `--when`: an expression over numbers, evaluated node by node; nothing else can be said in it.
+# `--when`: an expression over numbers, evaluated node by node; nothing else is allowed.
 #
 # Names are `step`, `warp`, `lane`, `cta`, `cta_x`, `cta_y`, `cta_z`, and registers of the PTX, with
-# or without their %. A register is a number where its active lanes agree, else an array of them;
-# the condition holds where it does for any active lane. `all(...)` and `any(...)` say it otherwise,
-# and `s32(...)`, `s64(...)` and `f32(...)` reinterpret bits, which count as unsigned unless the
+# or without their %. A register is a number if its active lanes agree, else an array of them; the
+# condition holds if it does for any active lane. `all(...)` and `any(...)` override this, and
+# `s32(...)`, `s64(...)` and `f32(...)` reinterpret bits, which count as unsigned unless the
 # register is declared a float.
 
 COORDINATES = ("step", "warp", "lane", "cta", "cta_x", "cta_y", "cta_z")

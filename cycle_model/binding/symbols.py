@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cycle_model.sass.flow import Instruction
 from ptxemu.syntax.tree import Instr
 
-# Landmarks. Of those in DYNAMIC a recording says when they happened; the others stand in the text.
+# Landmarks. A recording holds the events of those in DYNAMIC; the text determines the others.
 INIT, ARRIVE, EXPECT, COMPLETE, WAIT, TEST = "init", "arrive", "expect", "complete", "wait", "test"
 LOAD, STORE, SEND, MMA, FILL, COMMIT = "load", "store", "send", "mma", "fill", "commit"
 BULK_COMMIT, COPY_COMMIT, GROUP_WAIT = "bulk commit", "copy commit", "group wait"
@@ -31,11 +31,10 @@ DYNAMIC |= {BARRIER, CANCEL, TEST}
 OPTIONAL = {TEST, COPY_COMMIT, WGMMA_WAIT}
 MOST_GROUPS = 32
 
-# Across these no work is moved: who waits may have to jump back.
+# No work is moved across these: a waiting warp may have to jump back.
 SETTLING = {WAIT, BARRIER, CLUSTER_WAIT}
 
-# Kinds of work, and how much one unit of each counts beside the others: four bytes of a lane, an
-# instruction.
+# Kinds of work, and the weight of one unit of each: four bytes of a lane, an instruction.
 WEIGHTS = {
     "global load": 4,
     "global store": 4,

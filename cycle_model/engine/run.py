@@ -59,7 +59,7 @@ def first_touches(state: p_i64, warp: int, item: int) -> int:
 
 @routine
 def hindered(state: p_i64, scheduler: int, pipe: int, start: int) -> int:
-    """Cycles by which a pipe is busy longer with an instruction because of wgmma beside it."""
+    """Return the extra cycles for which concurrent wgmma makes an instruction occupy a pipe."""
     if pipe >= L.UNIFORM or state[scheduler + L.WGMMA_FREE] <= start:
         return 0
     settings = p_i64(state[L.SETTINGS_AT])
@@ -180,8 +180,10 @@ def in_turn(last: int, yields: int, j: int, count: int) -> int:
 
 @routine
 def choose(state: p_i64, scheduler: int) -> int:
-    """The slot of the first warp, in the order of turns, that may issue now; -1 where none may.
-    When one may be able to is noted."""
+    """Return the slot of the first warp, in round-robin order, that may issue now; -1 if none.
+
+    If none may, the earliest time when one may be able to is stored.
+    """
     path = p_i32(state[L.PATH_AT])
     now, count = (state[L.NOW], state[scheduler + L.WARP_COUNT])
     following, chosen = (L.NEVER, -1)
@@ -270,7 +272,7 @@ def run(state: p_i64, room: int, last: int) -> int:
             scheduler = L.SCHEDULER + k * L.SCHEDULER_WORDS
             if state[scheduler + L.NEXT_AT] > state[L.NOW]:
                 continue
-            state[scheduler + L.NEXT_AT] = L.NEVER  # whoever is woken meanwhile says when
+            state[scheduler + L.NEXT_AT] = L.NEVER  # a warp woken meanwhile sets it
             slot = choose(state, scheduler)
             if slot < 0:
                 continue

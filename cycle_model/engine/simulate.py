@@ -20,7 +20,7 @@ MOVED = (L.L2_FREE, L.L2_WRITE_FREE, L.HBM_FREE)
 
 
 class StuckError(ValueError):
-    """Nobody can go on: the model does not know something that the kernel relies on."""
+    """Error if no warp can proceed: the model lacks something that the kernel relies on."""
 
 
 @dataclass(frozen=True)

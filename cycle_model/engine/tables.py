@@ -119,7 +119,7 @@ class Sharing:
 
 
 def settings_of(gpu: Gpu, sharing: Sharing) -> np.ndarray:
-    """The vector that routines read; rates are those of one of the SMs."""
+    """Return the vector that routines read; rates are those of one SM."""
     values = []
     for name in settings.NAMES:
         if name == "grid_release":
@@ -137,7 +137,7 @@ def settings_of(gpu: Gpu, sharing: Sharing) -> np.ndarray:
             value = min(value, gpu.value("l2_bytes_in_all") / active)
         elif name == "l2_bytes_written_in_all":
             value = min(value / active, gpu.value("l2_bytes_per_cycle"))
-        elif name == "global_latency_hbm":  # who waits for many waits for the slowest
+        elif name == "global_latency_hbm":  # a wait for many loads ends with the slowest
             value += gpu.value("hbm_tail") * math.log(active * ACCESSES)
         values.append(round(value * L.PART) if name in _RATES else round(value))
     return np.array(values, np.int64)

@@ -9,13 +9,13 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-# One SASS instruction, and what its control word asks of the scheduler.
+# One SASS instruction, and the requests of its control word to the scheduler.
 #
-# The compiler, not the hardware, keeps an instruction from coming too early. Where it knows when a
-# result is there, the instruction before waits: `stall`. Where it does not, as for memory, the
-# instruction that makes the result takes one of six scoreboards when it is issued and returns it
-# when the result is there (`writes`) or when its operands have been read (`reads`), and who needs
-# it waits until the scoreboards of its mask (`waits`) are free.
+# The compiler, not the hardware, prevents an instruction from issuing too early. If it knows the
+# latency of a result, the preceding instruction waits: `stall`. Otherwise, as for memory, the
+# producer takes one of six scoreboards at issue. It releases the scoreboard when the result is
+# there (`writes`) or when its operands have been read (`reads`). A consumer waits until the
+# scoreboards of its mask (`waits`) are free.
 
 TARGET = re.compile(r"`\(([^)]+)\)")
 NO_SCOREBOARD = 7
@@ -301,10 +301,10 @@ def _reconvergence(
 
 # Whether ptxas let the products of Hopper's tensor core overlap.
 #
-# Where ptxas cannot prove that registers of a wgmma in flight stay as they are, or has too few of
-# them, it serialises every wgmma of the kernel: each becomes a group of its own and is waited for
-# before the next one is issued. It says so in an advisory (C7510 to C7515) that `ptxas -v` prints
-# and the DSL does not; the machine code tells as well.
+# ptxas serialises every wgmma of a kernel if it cannot prove that registers of a wgmma in flight
+# are unchanged, or has too few of them: each wgmma becomes a group that is waited for before the
+# next one is issued. It reports this in an advisory (C7510 to C7515) that `ptxas -v` prints and the
+# DSL does not; the machine code shows it as well.
 
 PRODUCTS = ("HGMMA", "QGMMA", "IGMMA", "BGMMA")
 WAIT = "WARPGROUP.DEPBAR"

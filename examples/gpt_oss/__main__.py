@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.profile and device.type != "cuda":
             raise ValueError("--profile: there is no time on a CPU, where kernels are emulated")
         ranks, device = _joined(options, device)
-        # All ranks do the same; one of them says so.
+        # All ranks produce equal results; one of them prints.
         quiet = redirect_stdout(None) if ranks is not None and ranks.rank else nullcontext()
         with emulated, quiet:
             return _perform(options, device, ranks)

@@ -225,11 +225,11 @@ def _room(name: str, shape: tuple[int, ...]) -> int:
     return round_up(math.prod(shape) * _dtype(name).itemsize, TABLE_ALIGN)
 
 
-# Context parallelism: a whole prompt of which each rank computes its tokens, and keeps all keys.
+# Context parallelism: each rank computes its tokens of a whole prompt, and keeps all keys.
 #
-# Full layers attend by `ring_attention`. Sliding ones need the keys of the window in front of a
-# rank's two chunks and no ring. Keys of all ranks go into the cache of each, so that afterwards
-# every rank decodes by itself.
+# Full layers attend by `ring_attention`. Sliding ones need the keys of the window before a rank's
+# two chunks and no ring. The cache of each rank receives the keys of all ranks, so that afterwards
+# every rank decodes independently.
 
 
 class SharedPrefill:

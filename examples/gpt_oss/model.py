@@ -57,10 +57,10 @@ def angle_table(config: Config, positions: int, device: torch.device | str) -> t
     return torch.stack((cos, cos, -sin, sin), dim=1).unflatten(1, (2, 2)).to(device)
 
 
-# What is between products and kernels, element by element: norms behind sums, rotations.
+# Elementwise work between products and kernels: norms after sums, rotations.
 #
-# Launch by launch these are eight small kernels of torch in a layer; `compiled` has inductor make
-# three of them.
+# Launched separately these are eight small kernels of torch in a layer; with `compiled`, inductor
+# makes three of them.
 
 
 def add_norm(
@@ -158,7 +158,7 @@ class Model:
         """
         weights, eps, add_norm = self.weights, self.config.eps, self.fused.add_norm
         x, angles = weights.embedding[ids], self.angles[positions]
-        # A layer's sum and the norm behind it, the next layer's first one, are one pass.
+        # A layer's sum and the norm after it, the next layer's first one, are one pass.
         first, *others = (*(layer.attention_norm for layer in weights.layers), weights.norm)
         normed = rms_norm(x, first.shape, first, eps)
         for number, (layer, norm) in enumerate(zip(weights.layers, others, strict=True)):

@@ -91,7 +91,7 @@ class Ranks:
         dim = self._divided(name)
         if dim is not None:
             return whole.chunk(self.world, dim)[self.rank].contiguous()
-        # A bias behind a sum counts once.
+        # A bias after a sum counts once.
         if self.heads and name.endswith("o_proj.bias") and self.rank:
             return torch.zeros_like(whole)
         return whole

@@ -13,7 +13,7 @@ from examples.gpt_oss.compare import Comparison
 from examples.gpt_oss.engine import DECODE, PREFILL, Engine, Took
 from kernelkit.compile.names import stem_of
 
-# What the names of their kernels begin with -> packages.
+# Beginnings of kernel names -> packages.
 OURS = {"fmha": "fmha", "gqa": "gqa_lowlatency", "moe": "moe", "kvcache": "kvcache"}
 SHOWN = 24  # kernels of the table; the others are one row
 GIB = 1 << 30

@@ -31,8 +31,8 @@ from moe.huggingface import Checkpoint, tracked
 KINDS = ("mxfp4", "bf16")  # of experts
 GRID_RMS = 2.93  # of the sixteen values of e2m1, each as often as the others
 BIAS = 127  # of the exponent of a scale factor
-# Of decided weights: the logit of the token that follows, where others are around 1; and how much
-# larger those of routers are.
+# For decided weights: the logit of the following token, where others are around 1; and the factor
+# of the router weights.
 SUCCESSOR, PEAKED = 16.0, 4.0
 
 

@@ -27,7 +27,7 @@ from ptxemu.machine.tmem import PendingLoad
 
 _INT64 = np.dtype(np.int64).char
 _PROXY = {"shared": ASYNC_SHARED, "global": ASYNC_GLOBAL}
-_POLLED = 8  # a poll repeats what it was told: looked for among so many
+_POLLED = 8  # a poll repeats knowledge: compared with this many latest entries
 STEP_BYTES = 4  # of a clock's elements
 _TENSOR = ("tensor core", "tcgen05.ld", "tcgen05.st", "tcgen05.alloc")
 _GENERIC = ("cp.async", "st.async")  # asynchronous operations that are not of the async proxy
@@ -90,9 +90,9 @@ class WarpClock:
         self.issued_at: dict[str, int] = {}  # the site of the latest
         self.begun: dict[str, list[int]] = {}  # in which step each was issued
         self.groups: dict[str, list[int]] = {}
-        # What it has executed, for whoever explains a race: by kind the latest wait for groups; by
-        # component of an mbarrier the latest wait, (site, parity, phases known then), and a wait
-        # whose answer it does not use; by step the site of each signal.
+        # What it has executed, to explain a race: by kind the latest wait for groups; by component
+        # of an mbarrier the latest wait, (site, parity, phases known then), and a wait whose result
+        # it does not use; by step the site of each signal.
         self.group_waits: dict[str, GroupWait] = {}
         self.phase_waits: dict[int, tuple[int, int, int]] = {}
         self.unheeded: dict[int, int] = {}

@@ -58,8 +58,8 @@ class Pointers:
         return f"parameter {number}{far}"
 
 
-# Accesses to global memory that nobody gave to the kernel: found once for each instruction, with
-# who it was and what lies below.
+# Accesses to global memory outside the kernel's allocations: reported once per instruction, with
+# the agent and the allocation below.
 
 _RULE = "ld, st: the address is allocated"
 _HINTS = {
@@ -122,11 +122,11 @@ class Bounds:
         return instr, warp.name() if isinstance(warp, Warp) else ""
 
 
-# What a launch has written of the allocations it writes to.
+# Parts of the written allocations that a launch has written.
 #
-# No checker knows which element a tile should go to. But where several CTAs store the same to one
-# place, and others of the same allocation are left out, an index is likely to be wrong: that is a
-# note. The rest, which allocations are written in part, is for whoever looks for a wrong result.
+# No checker knows which element a tile should go to. But if several CTAs store equal values to one
+# place, and other places of the same allocation are left out, an index is likely to be wrong: that
+# is a note. The list of partly written allocations helps to find the cause of a wrong result.
 
 _SHOWN = 3  # places in the source
 

@@ -18,17 +18,17 @@ import numpy as np
 
 from ptxemu.numerics import PerLane
 
-# Which lanes of a warp made an access together, and which lanes know what of one another.
+# Sets of lanes that made an access together, and knowledge of lanes about one another.
 #
 # Lanes are threads: an access of one is ordered before an access of another by bar.warp.sync, by a
-# barrier or mbarrier that both meet at, and by nothing else. The PTX ISA promises memory ordering
-# among the participating threads in the section "bar.warp.sync" alone. "vote.sync", "shfl.sync",
-# "match.sync", "redux.sync" and "elect.sync" make a thread wait for the others of its member mask
-# and say nothing of memory; the CUDA C++ Programming Guide adds of the vote, match, reduce and
-# shuffle functions that they imply no memory barrier, and of __syncwarp that it is one.
+# barrier or mbarrier that both use, and by nothing else. The PTX ISA promises memory ordering among
+# the participating threads in the section "bar.warp.sync" alone. "vote.sync", "shfl.sync",
+# "match.sync", "redux.sync" and "elect.sync" make a thread wait for the others of its member mask;
+# their sections do not mention memory. The CUDA C++ Programming Guide adds that the vote, match,
+# reduce and shuffle functions imply no memory barrier, and that __syncwarp does.
 #
-# What converged lanes do in one instruction counts for each of them: a later access of some of
-# these lanes is behind it in program order.
+# An access by converged lanes in one instruction counts for each of them: a later access of some of
+# these lanes follows it in program order.
 
 LANES = 32
 _FIRST, _END = LANES, 62  # codes of sets of several lanes; those above say that lanes do not matter
@@ -112,7 +112,7 @@ def _listed(mask: int) -> list[int]:
 
 
 # Rows of a clock.
-EXECUTED = 0  # it has happened: what a relaxed barrier tells
+EXECUTED = 0  # it has happened: the knowledge a relaxed barrier gives
 ORDERED = 1  # its accesses come first: release and acquire
 ASYNC_SHARED = 2  # and the async proxy sees those to shared memory: fence.proxy.async
 ASYNC_GLOBAL = 3  # and those to global memory

@@ -42,11 +42,11 @@ def _one_cta_group(findings: Findings) -> None:
         )
 
 
-# Waits that may fail, and whether the program looks at the answer.
+# Waits that may fail, and whether the program uses the result.
 #
-# `mbarrier.try_wait` and `test_wait` may return false at any time. A warp knows of a phase only
-# where the answer decides what it does next; what never reaches a branch, a guard or memory tells
-# nothing. PTX ISA, "mbarrier.test_wait / try_wait".
+# `mbarrier.try_wait` and `test_wait` may return false at any time. A warp knows of a phase only if
+# the result decides what it executes next. A result that never reaches a branch, a guard or memory
+# gives no knowledge. PTX ISA, "mbarrier.test_wait / try_wait".
 
 _WAITS = ("mbarrier.try_wait", "mbarrier.test_wait")
 

@@ -17,7 +17,7 @@ from ptxemu.findings import MANUAL, NOTE, Finding, place_of
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.state import Cta, Warp
 
-_NOTES = {  # name -> (what is said, what is missing, manual section)
+_NOTES = {  # name -> (message, what is missing, manual section)
     # No error by itself: see `tensor_loads`, which knows when such a use is too late for a signal.
     "wait::ld": (
         "registers of tcgen05.ld are used before a tcgen05.wait::ld: only the hardware's scoreboard"
@@ -72,12 +72,12 @@ _NOTES = {  # name -> (what is said, what is missing, manual section)
         ".acquire.cluster",
         "mbarrier.test_wait / try_wait",
     ),
-    # No error: the manual says when the source may be written again, and of an exit nothing. The
-    # CUDA C++ Programming Guide waits in its examples of bulk stores; every CTA of CUTLASS's
-    # tutorial_tma/tma_v0.py exits with its last store under way, and its results are right. An H100
-    # was asked (conformance/questions.py): of 1,056 CTAs that fill 192 KiB each, store them (one
-    # copy, 32 pieces, or 4 boxes) and exit at once, none left a wrong word in 3 launches a way, 156
-    # million words, though the next CTAs fill the same shared memory.
+    # No error: the manual defines when the source may be written again, but says nothing of an
+    # exit. The CUDA C++ Programming Guide waits in its examples of bulk stores. Every CTA of
+    # CUTLASS's tutorial_tma/tma_v0.py exits with its last store in progress, and its results are
+    # right. An H100 was tested (conformance/questions.py): 1,056 CTAs fill 192 KiB each, store them
+    # (one copy, 32 pieces, or 4 boxes) and exit at once. None left a wrong word in 3 launches per
+    # way, 156 million words, though the next CTAs fill the same shared memory.
     "exit": (
         "the CTA may exit while its bulk copies still read its shared memory",
         "cp.async.bulk.wait_group.read",

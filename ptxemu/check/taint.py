@@ -29,10 +29,10 @@ from ptxemu.ops.warp import shuffle_lanes
 from ptxemu.ops.warp_mma import metadata_lanes
 from ptxemu.syntax.tree import Vec
 
-# How undefined data moves between registers.
+# Propagation of undefined data between registers.
 #
-# A register's mask has bit l set where its value is undefined in lane l; of a 64-bit register, bit
-# 32 + l stands for the upper half. Each rule gives the masks of the registers that an instruction
+# A register's mask has bit l set if its value is undefined in lane l. For a 64-bit register, bit
+# 32 + l represents the upper half. Each rule gives the masks of the registers that an instruction
 # writes.
 
 ALL = 0xFFFFFFFF

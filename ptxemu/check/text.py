@@ -21,7 +21,7 @@ from ptxemu.trusted import write_whole
 # The PTX of a launch that failed is kept as a file: the lines of a report can be looked up.
 
 FOLDER = "PTXEMU_KEEP"  # environment variable: where to
-MACHINE_CODE = (".cubin", ".sass")  # what commands put beside it
+MACHINE_CODE = (".cubin", ".sass")  # files that commands put next to it
 _KEPT_FILES = 32  # kernels that are left in the folder
 
 
@@ -176,7 +176,7 @@ def schedule(launch: Launch) -> str:
     return options.policy + seed
 
 
-_IN_FULL = 3  # findings that lack the same; others are told in short
+_IN_FULL = 3  # findings with one missing item; further ones are shortened
 _LISTED = 4  # lines of Python that lack the same
 _COUNTED = {"by_warp", "bytes", "counts"}
 _LONGEST = 100  # characters that are shown of a name, an instruction, a line of Python

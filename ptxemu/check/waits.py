@@ -23,7 +23,7 @@ from ptxemu.syntax.tree import Addr, Imm, Instr, Reg, Sym
 Ran = Mapping[str, frozenset[int]]  # name of a warp -> blocks
 
 _SUMS = ("add", "or")
-# The offset stays: `mapa` changes who owns it, and an address is shuffled to make it uniform.
+# The offset stays: `mapa` changes the CTA, and an address is shuffled to make it uniform.
 _SAME = ("mov", "cvta", "cvt", "mapa", "shfl")
 _DEPTH = 40  # instructions that are followed back
 

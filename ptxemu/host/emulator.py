@@ -16,8 +16,8 @@ from ptxemu.options import Options
 from ptxemu.report import LaunchReport, Report
 from ptxemu.watch import adapted
 
-# The machine code that a host module hands to the CUDA runtime: an ELF file, or a fat binary with
-# one in it. It is not executed here; who records a launch wants to read it.
+# The machine code that a host module passes to the CUDA runtime: an ELF file, or a fat binary that
+# contains one. It is not executed here; recordings need it.
 
 _ELF, _FAT_BINARY = b"\x7fELF", b"\x50\xed\x55\xba"
 _FAT_HEADER = 16  # bytes; the size of what follows is in the last 8

@@ -111,8 +111,8 @@ class _Loader(Loader):
 
 # Threads that a program starts while it is run as if it had a GPU.
 #
-# Python gives a new thread an empty context, and torch gives it no function mode. So its launches
-# would go past whoever watches, and its tensors would be asked for on a GPU.
+# Python gives a new thread an empty context, and torch gives it no function mode. Without this
+# module, watchers would miss its launches, and its tensors would be requested on a GPU.
 
 
 @contextmanager

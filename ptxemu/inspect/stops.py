@@ -22,11 +22,12 @@ from ptxemu.syntax.tree import Addr, Args, Instr, Not, Pair, Reg, Vec
 if TYPE_CHECKING:
     from ptxemu.machine.state import Cta, Warp
 
-# Which instructions a line stands for, and where a warp enters and leaves it.
+# Instructions of a line, and where a warp enters and leaves it.
 #
-# A line is mostly many instructions, in several blocks. A warp arrives at it with the first of them
-# after one of another line; so an instruction of the line has a probe before it unless the line
-# goes on from the one before, and the first instruction behind has one that tells of the departure.
+# A line mostly has many instructions, in several blocks. A warp arrives with the first of them
+# after one of another line. An instruction of the line therefore has a probe before it unless the
+# previous one is of the line too. The first instruction after the line has a probe for the
+# departure.
 
 _REACH = 10  # lines within which a line without instructions is moved
 _NAME = 60  # characters of a kernel's name
@@ -105,7 +106,7 @@ class Probes:
         """Add the probes before a step."""
         for number in self._at.get((lower.block.index, position), ()):
             probe = self.probes[number]
-            # What a tcgen05.ld has yet to bring is not waited for, as a use of it would.
+            # Unlike a use, a probe does not wait for the pending result of a tcgen05.ld.
             text, values = _register_list(lower, probe.names)
             node = Node(
                 f"for each in w.listeners: each.probed(w, {number}, {text})",

@@ -27,7 +27,7 @@ from ptxemu.check.shadow import OnRace, Shadow, unordered
 from ptxemu.syntax.tree import Instr
 
 _TELLING = ("learn", "know", "together", "together_some", "fence", "fence_tensor")
-# What order a warp is told by, and by nothing else than what it tells is it of use.
+# Operations that inform a warp, and whose only use is the knowledge they give.
 _ORDERING = ("mbarrier.try_wait", "mbarrier.test_wait", "bar.", "barrier.", "cp.async.wait")
 _TOLD = "mbarrier.arrive"
 _SHOWN = 3  # pairs, of all

@@ -19,7 +19,7 @@ from ptxemu.mutation.text import Observed, changed, spread
 from ptxemu.report import LaunchReport, Report
 from ptxemu.watch import watched
 
-# By what a mutant is noticed; the last is what the script itself says, such as of wrong numbers.
+# Ways to notice a mutant; the last is the script's check, such as of wrong numbers.
 CHECKER, DEADLOCK, REFUSED, SCRIPT, CRASH = NOTICED = (
     *("checker", "deadlock", "refused", "script", "crash"),
 )

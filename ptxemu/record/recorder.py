@@ -121,8 +121,8 @@ class Notes:
         return np.concatenate([*self._full, self._words[FIRST : self._words[NEXT]]])
 
 
-# Lanes that part meet again at the next block, as the machine code has it, unless those ahead poll
-# for what those behind do.
+# Lanes that diverge reconverge at the next block, as in the machine code, unless those ahead poll
+# for an action of those behind.
 _PATIENCE = 1 << 18
 
 
