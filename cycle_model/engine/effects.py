@@ -237,8 +237,11 @@ def send_signals(state: p_i64, event: int, what: int, time: int, remote: int, ca
 
 @routine
 def tma_load(state: p_i64, event: int, sm: int, cause: int) -> None:
-    """A: rows, B: bytes in all, C: whether they come from the memory behind L2, D: bytes that the
-    SM's share of L2 is busy with."""
+    """Load tiles by TMA.
+
+    A is rows, B all bytes, C whether they come from the memory behind L2, and D the bytes that
+    occupy the SM's share of L2.
+    """
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     now = state[L.NOW]
@@ -285,9 +288,12 @@ def tma_store(state: p_i64, event: int, sm: int, warp: int) -> None:
 
 @routine
 def multiply(state: p_i64, event: int, sm: int, cause: int) -> None:
-    """A: parts of cycles that it takes, B: 1 where A is in tensor memory, 2 with a pair, C: parts
-    in which nobody else has shared memory, D: parts by which its result comes later than the next
-    one can begin. In order behind what the queue has."""
+    """Issue an MMA, in order after those queued.
+
+    A is its duration in parts of cycles. B is 1 if A is in tensor memory, 2 with a pair. C is the
+    parts in which it has shared memory alone. D is the parts from the next MMA's earliest start to
+    the result.
+    """
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     start = max((state[L.NOW] + settings[P.MMA_ISSUE]) * L.PART, state[sm + L.TENSOR_FREE])
@@ -309,8 +315,10 @@ def multiply(state: p_i64, event: int, sm: int, cause: int) -> None:
 
 @routine
 def wgmma(state: p_i64, event: int, warp: int, cause: int) -> None:
-    """A warp's quarter, on the tensor core of its scheduler. A: parts of cycles that it takes, B:
-    cycles until its sums are there, behind the start of the next one, C: 1 where it ends a group.
+    """Issue a warp's quarter of a wgmma on the tensor core of its scheduler.
+
+    A is its duration in parts of cycles. B is the cycles from the next one's start to the sums. C
+    is 1 if it ends a group.
     """
     events = p_i64(state[L.EVENTS_AT])
     scheduler = L.SCHEDULER + state[warp + L.WARP_SCHEDULER] * L.SCHEDULER_WORDS
@@ -365,8 +373,11 @@ def close_group(state: p_i64, warp: int, ring: int, count: int, time: int) -> No
 
 @routine
 def global_access(state: p_i64, event: int, sm: int) -> int:
-    """A: bytes, B: 1 if they come from the memory behind L2, 2 from L1, C: cycles of the SM that
-    its lines are looked up in. When they have come."""
+    """Return the time when loaded bytes have arrived.
+
+    A is bytes. B is 1 if they come from the memory behind L2, 2 from L1. C is the cycles in which
+    the SM looks up the lines.
+    """
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     start = max(state[L.NOW], state[sm + L.LINES_FREE])
@@ -516,7 +527,8 @@ def by_cluster(state: p_i64, number: int, arrives: int) -> None:
 
 @routine
 def by_memory(state: p_i64, event: int, warp: int) -> int:
-    """Loads and stores of lanes; when the data is there, 0 where nobody asks."""
+    """Perform loads and stores of lanes; return the data's arrival time, 0 if nothing waits for
+    it."""
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     sm = L.SM + state[warp + L.WARP_SM] * L.SM_WORDS
