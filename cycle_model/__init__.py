@@ -1,4 +1,4 @@
-"""What a kernel would take on a GPU, from its machine code and a recorded run on a CPU."""
+"""Model of a kernel's time on a GPU, from its machine code and a recorded run on a CPU."""
 
 from ptxemu.version import __version__
 

@@ -1,14 +1,14 @@
-"""What a change would be worth: a simulation with other numbers, or with other instructions.
+"""Value of a change: a simulation with other numbers or other instructions.
 
 An edit is a parameter of the GPU and its value (`tmem_load_latency=0`), or a change of the
-instructions whose opcode begins as it says:
+instructions whose opcode begins with the given word:
 
-    stall MUFU.EX2=4        their stall count
-    apart MUFU.EX2=8        in loops, stall counts from one to the next add up to no more
-    waits LDTM=0            their mask of scoreboards
-    drop STL                they are issued, and do nothing
-    emulate MUFU.EX2=1/4    in loops, so many of them on the FMA pipe and the ALU
-    move STS@2 by -40       the second of them, or the one at an address, that much further up
+    stall MUFU.EX2=4        set their stall count
+    apart MUFU.EX2=8        in loops, limit the sum of stall counts from one to the next
+    waits LDTM=0            set their mask of scoreboards
+    drop STL                issue them without any effect
+    emulate MUFU.EX2=1/4    in loops, compute this share on the FMA pipe and the ALU
+    move STS@2 by -40       move the second of them, or the one at an address, up by 40
 """
 
 from __future__ import annotations
@@ -35,8 +35,13 @@ _RANGES = {"stall": (0, LONGEST_STALL), "apart": (1, 1000), "waits": (0, 63), "d
 
 @dataclass(frozen=True)
 class Edit:
-    """what: a parameter, or one of `WAYS` and the beginning of an opcode. number: which of its
-    instructions, from 1 on; 0: all of them."""
+    """A change of a parameter or of instructions.
+
+    Attributes:
+        what: Name of a parameter, or one of `WAYS`.
+        opcode: Beginning of the opcode of changed instructions; "" for a parameter.
+        number: Which of these instructions, counted from 1; 0 for all.
+    """
 
     text: str
     what: str
@@ -46,7 +51,7 @@ class Edit:
 
     @classmethod
     def parsed(cls, text: str) -> Edit:
-        """Raises ValueError for what is no edit."""
+        """Parse an edit; raise ValueError for invalid text."""
         text = " ".join(text.split())
         if text.startswith("move "):
             found = _MOVE.fullmatch(text)
@@ -77,7 +82,7 @@ class Edit:
 
 
 def edits_of(text: str) -> tuple[Edit, ...]:
-    """What is changed together: edits with a semicolon between them."""
+    """Parse edits that apply together, separated by semicolons."""
     return tuple(Edit.parsed(part) for part in text.split(";"))
 
 
@@ -90,7 +95,7 @@ def _waits(value: float, item: Instruction) -> Instruction:
 
 
 def _drop(value: float, item: Instruction) -> Instruction:
-    """It is issued, and neither does nor costs anything else: paths keep their length."""
+    """Turn an instruction into a NOP without cost, so that paths keep their length."""
     free = Control(0, False, NO_SCOREBOARD, NO_SCOREBOARD, 0, 0)
     return replace(item, opcode="NOP", operands="", control=free)
 
@@ -98,7 +103,7 @@ def _drop(value: float, item: Instruction) -> Instruction:
 def _each(
     change: Callable[[float, Instruction], Instruction], launch: BoundLaunch, edit: Edit
 ) -> BoundLaunch:
-    """One instruction for another."""
+    """Replace each instruction that the edit selects."""
     items = list(launch.function.instructions)
     for k in _found(launch, edit):
         items[k] = change(edit.value, items[k])
@@ -151,13 +156,15 @@ def _found(launch: BoundLaunch, edit: Edit) -> list[int]:
 
 
 def edited(gpu: Gpu, edits: Iterable[Edit]) -> Gpu:
-    """With the parameters that edits change; ValueError for an unknown one."""
+    """Return `gpu` with the edited parameters; raise ValueError for an unknown one."""
     return gpu.changed(**{edit.what: edit.value for edit in edits if not edit.opcode})
 
 
 def rewritten(launch: BoundLaunch, edits: Iterable[Edit]) -> BoundLaunch:
-    """With the instructions that edits change, one edit after the other. ValueError where no
-    instruction begins so, or the change is not possible."""
+    """Apply the edits of instructions one after another.
+
+    Raises ValueError if no instruction has the opcode or the change is not possible.
+    """
     for edit in edits:
         if edit.opcode:
             launch = WAYS[edit.what](launch, edit)

@@ -1,4 +1,4 @@
-"""Why a kernel takes what it takes: where cycles go, the critical chain, a timeline."""
+"""Explanations of a kernel's time: where cycles go, the critical chain, a timeline."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ OF_WGMMA = 3  # kind of a group, see `engine.effects.by_group`
 
 @dataclass(frozen=True)
 class Spot:
-    """An instruction of a role. times: it was issued. cycles: from its issue to the next one of the
-    warp, added up."""
+    """An instruction of a role.
+
+    Attributes:
+        times: Number of times it was issued.
+        cycles: Sum of the cycles from each issue to the warp's next one.
+    """
 
     role: str
     address: int
@@ -30,8 +34,11 @@ class Spot:
 
 
 class Spent:
-    """Of a simulation with a log. roles: of warps, by their index in a CTA; names: of mbarriers, by
-    their offset in shared memory."""
+    """Breakdown of the time of a logged simulation.
+
+    roles maps a warp's index in its CTA to a role. names maps an mbarrier's offset in shared memory
+    to a name.
+    """
 
     def __init__(
         self,
@@ -45,7 +52,7 @@ class Spent:
         self.log = result.log[: result.issued]
 
     def role(self, number: int) -> str:
-        """Of a warp of the simulation."""
+        """Return the role of a warp of the simulation."""
         index = self.result.tables.placed[number].warp.record.index
         return self.roles.get(index, f"warp {index}")
 
@@ -67,7 +74,7 @@ class Spent:
         return out
 
     def spots(self) -> list[Spot]:
-        """All instructions of all roles, the costliest first."""
+        """Return all instructions of all roles, the costliest first."""
         items = self.result.tables.path[self.log[:, L.L_POSITION]]
         cycles = self.after - self.log[:, L.L_TIME]
         total: defaultdict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
@@ -86,7 +93,7 @@ class Spent:
         return sorted(found, key=lambda spot: (-spot.cycles, spot.address))
 
     def waits(self) -> Counter[tuple[str, str]]:
-        """(role, what it waited for) -> cycles beyond those of the wait itself."""
+        """Count cycles by (role, what it waited for), beyond those of the wait itself."""
         tables = self.result.tables
         names = {number: where for where, number in tables.barriers.items()}
         found: Counter[tuple[str, str]] = Counter()
@@ -110,7 +117,7 @@ class Spent:
         return found
 
     def shares(self) -> dict[str, float]:
-        """Of each pipe, how much of the time it is busy, on the SM that is busiest."""
+        """Return the share of time each pipe is busy, on its busiest SM."""
         state, cycles = self.result.state, max(self.result.cycles, 1)
         sms = int(state[L.SMS])
         found: dict[str, float] = {}
@@ -132,11 +139,11 @@ class Spent:
         return found
 
 
-# The critical chain: backwards from the last instruction, always to what let it go.
+# The critical chain: backwards from the last instruction, always to the cause of its issue.
 #
-# Each link is the time between two issues: of a warp's own previous instruction, of the one whose
-# result it waited for, of the one that held its pipe, or of the one, of whatever warp, that
-# completed the barrier it slept on. The links of a chain add up to the time of the launch.
+# Each link is the time between two issues. The earlier one is the warp's previous instruction, the
+# producer of an awaited result, the instruction that held the pipe, or the instruction of any warp
+# that completed the awaited barrier. The links of a chain add up to the time of the launch.
 
 HOW = {
     L.IN_ORDER: "issue",
@@ -148,7 +155,7 @@ HOW = {
 
 @dataclass(frozen=True)
 class Link:
-    """From one issue to another. how: of `HOW`. begin, end: cycles."""
+    """A dependence of one issue on another, from cycle `begin` to `end`; `how` is one of `HOW`."""
 
     role: str
     how: str
@@ -164,7 +171,7 @@ class Link:
 
 
 def chain(spent: Spent) -> list[Link]:
-    """From the first instruction to the last."""
+    """Return the chain of dependences from the first instruction to the last."""
     log, tables = spent.log, spent.result.tables
     code = tables.function.instructions
     if not len(log):
@@ -197,7 +204,7 @@ def chain(spent: Spent) -> list[Link]:
 
 
 def summary(links: list[Link]) -> list[tuple[str, str, int, int]]:
-    """(who, what, times, cycles) of links that are alike, the longest first."""
+    """Return (role, kind, times, cycles) of links that are alike, the longest first."""
     total: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for link in links:
         if link.how == "issue":

@@ -238,14 +238,14 @@ GPUS = {gpu.name: gpu for gpu in (B200, GB200, GB300, H100, H200)}
 
 
 def named(name: str) -> Gpu:
-    """Raises ValueError for a name that is none."""
+    """Return the GPU of that name; raise ValueError if there is none."""
     if name not in GPUS:
         raise ValueError(f"no parameters of {name!r}; there are {', '.join(GPUS)}")
     return GPUS[name]
 
 
 def for_arch(arch: str) -> Gpu:
-    """The first that runs kernels for an architecture; ValueError where none does."""
+    """Return the first GPU of an architecture; raise ValueError if there is none."""
     found = next((gpu for gpu in GPUS.values() if gpu.arch == arch), None)
     if found is None:
         raise ValueError(f"no parameters of a GPU for {arch}; there are {', '.join(GPUS)}")

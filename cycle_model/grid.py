@@ -1,10 +1,10 @@
-"""From clusters to a launch: which CTAs are where and when, and what that takes.
+"""Time of a launch from the times of its clusters: the place and the start of each CTA.
 
-The clusters of a launch that were recorded stand for those that were not: each of the others takes
-as long as the recorded one before it. Clusters that share an SM are simulated together. Whoever is
-first on a free place is the next in the order of the grid, as the hardware's scheduler has it, so
-that persistent kernels, waves and the longest first all come out of one rule. Clusters that others
-have taken over (clusterlaunchcontrol) are none here: the recording of those others has their work.
+Each cluster that was not recorded is assumed to need as long as the recorded one before it.
+Clusters that share an SM are simulated together. The next cluster in grid order starts on the first
+free place, as with the hardware's scheduler. Persistent kernels, waves and longest-first orders all
+follow from this rule. Clusters that others have taken over (clusterlaunchcontrol) do not count
+here: their work is in the recording of the others.
 """
 
 from __future__ import annotations
@@ -34,9 +34,17 @@ ROUNDS, STEADY = 8, 0.002  # of a stream that repeats itself; a share of its tim
 
 @dataclass(frozen=True)
 class Prediction:
-    """cycles: of the launch, without the time to launch it. microseconds: by which it makes a
-    stream of such launches longer. durations: of the clusters that were simulated, cycles. waves:
-    clusters that a place has one after the other, at most."""
+    """Predicted time of a launch.
+
+    Attributes:
+        cycles: Time of the launch, without the launch overhead.
+        microseconds: Time by which it lengthens a stream of such launches.
+        durations: Cycles of each simulated cluster.
+        per_sm: See `LaunchModel`.
+        places: See `LaunchModel`.
+        clusters: Number of clusters.
+        waves: Largest number of clusters that one place runs in sequence.
+    """
 
     gpu: Gpu
     cycles: int
@@ -61,8 +69,13 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Grid:
-    """When what happens to all clusters of a launch: cycles since what the caller counts from.
-    triggered: when the last one lets dependent grids begin; ends: of the clusters, by place."""
+    """Times of a launch's clusters, in cycles from the caller's origin.
+
+    Attributes:
+        begin: Start of the first cluster.
+        triggered: Time when the last cluster triggers dependent grids.
+        ends: Ends of the clusters, by place.
+    """
 
     begin: float
     triggered: float
@@ -74,8 +87,11 @@ class Grid:
 
 
 class LaunchModel:
-    """Of one bound launch on one GPU. memory: 'cold', nothing of what it reads is in L2 before, or
-    'warm', all of it is that fits."""
+    """Model of one bound launch on one GPU.
+
+    memory is 'cold' if L2 is empty before, or 'warm' if L2 holds what the launch reads, as far as
+    it fits.
+    """
 
     def __init__(self, launch: BoundLaunch, gpu: Gpu, *, memory: str = COLD) -> None:
         if memory not in MEMORIES:
@@ -84,8 +100,10 @@ class LaunchModel:
 
     @cached_property
     def clusters(self) -> int:
-        """Of the grid, without those that others take over. ValueError where fewer did than there
-        are places, and more of it each."""
+        """Number of the grid's clusters, without those that others take over.
+
+        Raises ValueError if fewer clusters took work over than there are places.
+        """
         recording = self.launch.recording
         whole = int(np.prod(recording.grid)) // self.launch.ctas_of_cluster
         if not recording.places:
@@ -119,12 +137,12 @@ class LaunchModel:
 
     @cached_property
     def active_sms(self) -> int:
-        """With at least one CTA."""
+        """Number of SMs with at least one CTA."""
         return min(self.clusters * self.launch.ctas_of_cluster, self.gpu.sms)
 
     @cached_property
     def traffic(self) -> Traffic:
-        """What it reads, and where that comes from."""
+        """Reads of the launch and their sources."""
         return Traffic(self.launch, self.clusters, cold=self.memory == COLD, l2=self.gpu.l2_bytes)
 
     def simulated(
@@ -152,7 +170,7 @@ class LaunchModel:
 
     @cached_property
     def _least_asked(self) -> float:
-        """What reading takes where everybody reads the same, of what it takes otherwise."""
+        """Time of reads if all SMs read the same, relative to different reads."""
         rates = (
             self.gpu.value(name) / self.active_sms
             for name in ("l2_bytes_in_all", "l2_bytes_delivered")
@@ -161,9 +179,11 @@ class LaunchModel:
         return min(different / same, 1)
 
     def _later(self, number: int, together: Result) -> tuple[int, int]:
-        """Cycles of a cluster of a wave behind the first, and of the last: those that share an SM
-        no longer begin at the same time, so that some wait for memory while others work, and in the
-        last wave there are fewer of them."""
+        """Return the cycles of a cluster in a wave after the first, and in the last wave.
+
+        Clusters that share an SM no longer begin at the same time, so some wait for memory while
+        others work. In the last wave there are fewer of them.
+        """
         cycles = together.cycles_of(0)
         if self.together == 1 or self.clusters <= self.places:
             return cycles, cycles
@@ -174,8 +194,10 @@ class LaunchModel:
         return steady, last
 
     def _sent(self, ctas: int) -> float:
-        """Cycles until so many CTAs have been sent to their SMs: the first of each SM, the next few
-        at a time, then one behind the other."""
+        """Return the cycles until `ctas` CTAs have been sent to their SMs.
+
+        The first of each SM and the next few are sent at a time, the others one after another.
+        """
         first = min(ctas, self.gpu.sms - 1)
         quick = min(ctas, self.gpu.sms * min(self.per_sm, QUICK_CTAS)) - first
         return (
@@ -185,7 +207,7 @@ class LaunchModel:
         )
 
     def _lengths(self, cluster: int) -> Lengths:
-        """Of a recorded cluster."""
+        """Return the lengths of a recorded cluster."""
         dependent = self.launch.recording.dependent
         result = self.simulated(cluster, log=dependent)
         took = result.cycles_of(0)
@@ -199,7 +221,7 @@ class LaunchModel:
 
     @cached_property
     def lengths(self) -> dict[int, Lengths]:
-        """Of the recorded clusters, where nobody has to be waited for."""
+        """Lengths of the recorded clusters if no preceding grid has to be waited for."""
         return {each: self._lengths(each) for each in self.launch.clusters}
 
     @property
@@ -210,8 +232,13 @@ class LaunchModel:
     def placed(
         self, begin: float = 0, release: float = 0, free: Sequence[float] | None = None
     ) -> Grid:
-        """All clusters. begin: when the first one may; release: when the grids in front of it are
-        complete; free: since when places are, else always."""
+        """Place all clusters.
+
+        Args:
+            begin: Earliest start of the first cluster.
+            release: Time when the preceding grids are complete.
+            free: Times from which places are free; None if all are free from the start.
+        """
         start, ctas = self.start, self.launch.ctas_of_cluster
         wait = max(round(release - begin), 0) if self.launch.recording.dependent else 0
         held = {each: self._held(each, wait) for each in self.lengths} if wait else {}
@@ -238,12 +265,12 @@ class LaunchModel:
         return Grid(begin, triggered, heap)
 
     def predict(self) -> Prediction:
-        """Of the whole launch, behind one like itself."""
+        """Predict the whole launch after a launch like itself."""
         (found,) = in_stream([self])
         return found
 
     def prediction(self, grid: Grid, longer: float) -> Prediction:
-        """Of a placed grid that makes a stream so many cycles longer."""
+        """Return the prediction for a placed grid that lengthens a stream by `longer` cycles."""
         return Prediction(
             self.gpu,
             round(grid.end - grid.begin),
@@ -257,8 +284,11 @@ class LaunchModel:
 
 
 def in_stream(models: Sequence[LaunchModel]) -> list[Prediction]:
-    """Launches behind each other on one GPU, over and over. A dependent one begins as soon as all
-    CTAs of the one before it have said so and there is room for it."""
+    """Predict launches that repeat in sequence on one GPU.
+
+    A dependent launch begins as soon as all CTAs of the previous one have triggered it and there
+    is room for it.
+    """
     dependent = any(model.launch.recording.dependent for model in models)
     ended, whole = 0.0, math.inf
     front: tuple[LaunchModel, Grid] | None = None
@@ -278,7 +308,7 @@ def in_stream(models: Sequence[LaunchModel]) -> list[Prediction]:
 
 
 def _behind(model: LaunchModel, front: tuple[LaunchModel, Grid] | None, ended: float) -> Grid:
-    """A launch behind another one, which has ended at that cycle, or behind none."""
+    """Place a launch after another one, which ended at cycle `ended`, or after none."""
     if front is None or not model.launch.recording.dependent:
         return model.placed(ended + _cycles(model, "launch"))
     other, grid = front
@@ -293,5 +323,5 @@ def _behind(model: LaunchModel, front: tuple[LaunchModel, Grid] | None, ended: f
 
 
 def _cycles(model: LaunchModel, name: str) -> float:
-    """Of a parameter in microseconds."""
+    """Return the cycles of a parameter in microseconds."""
     return model.gpu.value(name) * model.gpu.value("clock") * 1e3

@@ -1,4 +1,4 @@
-"""From a recorded launch to its machine code."""
+"""Find the machine code of a recorded launch."""
 
 from __future__ import annotations
 

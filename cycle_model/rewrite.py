@@ -14,7 +14,7 @@ import numpy as np
 from cycle_model.binding.bound import BoundLaunch, BoundWarp
 from cycle_model.sass.flow import JUMPS, NO_SCOREBOARD, Control, Function, Instruction
 
-# What has no result in a register; of all others the first operand is one.
+# Instructions without a result in a register; in all others the first operand is the result.
 _NO_RESULT = (
     *("ST", "RED.", "REDG", "REDAS", "BAR", "BRA", "BRX", "BSSY", "BSYNC", "BREAK", "EXIT", "NOP"),
     *("FENCE", "MEMBAR"),
@@ -33,11 +33,11 @@ class Registers(NamedTuple):
 
 @cache
 def registers_of(item: Instruction) -> Registers:
-    """Names such as R4, UR4, P0, UP0; those that are always zero or true are none."""
+    """Return registers such as R4, UR4, P0, UP0, without those that are always zero or true."""
     parts = [part.strip() for part in item.operands.split(",")]
     results = 0 if item.opcode.startswith(_NO_RESULT) else 1
     while results and results < len(parts) and re.fullmatch(r"!?U?P(T|\d+)", parts[results]):
-        results += 1  # carries and second predicates stand behind the first result
+        results += 1  # carries and second predicates follow the first result
     if results and re.fullmatch(r"U?P(T|\d+)", parts[0]) and len(parts) > 1:
         results = max(results, 2)
     writes = {name for part in parts[:results] for name in _names(item, part)}
@@ -73,8 +73,7 @@ def _width(item: Instruction, part: str, modifiers: str) -> int:
 
 
 def between(first: Instruction, then: Instruction) -> str:
-    """A register for whose sake two instructions have to keep their order, "" where there is
-    none."""
+    """Return a register that fixes the order of two instructions, or ""."""
     one, other = registers_of(first), registers_of(then)
     shared = one.writes & (other.reads | other.writes) | one.reads & other.writes
     return min(shared, default="")
@@ -82,11 +81,11 @@ def between(first: Instruction, then: Instruction) -> str:
 
 # An instruction moved up or down, as a compiler might have placed it.
 #
-# It may not pass what it depends on, what depends on it, or a jump, and all warps have to go
-# through all of what it passes. Control words stay valid: whoever came behind it waits for what it
-# waited for, the instruction before its old place takes over its stall, and its distance to a
-# producer or a consumer without a scoreboard is not less than `SETTLED` cycles, if it was not
-# before.
+# It may not pass an instruction it depends on, one that depends on it, or a jump. All warps have to
+# execute all of the instructions it passes. Control words stay valid: the instruction after it
+# waits for the same scoreboards as well, and the instruction before its old place gets its stall.
+# Its distance to a producer or a consumer without a scoreboard is at least `SETTLED` cycles, unless
+# it was less before.
 
 SETTLED = 13  # cycles after which every result of fixed latency is there, a predicate's for a guard
 LONGEST_STALL = 15
@@ -94,7 +93,10 @@ _WALLS = (*JUMPS, "CALL", "BAR", "SYNCS.PHASECHK")
 
 
 def move(launch: BoundLaunch, index: int, by: int) -> BoundLaunch:
-    """By so many instructions, upwards where it is below 0. ValueError for what it cannot pass."""
+    """Move an instruction by `by` places, upwards if negative.
+
+    Raises ValueError if it cannot pass an instruction on the way.
+    """
     goal = index + by
     items = launch.function.instructions
     if not 0 <= goal < len(items):
@@ -134,7 +136,7 @@ def _obstacle(items: list[Instruction], index: int, at: int) -> str:
 
 
 def _parting(launch: BoundLaunch, low: int, high: int) -> str:
-    """Where a warp goes through a part of it only."""
+    """Describe why a range cannot change: a warp executes only a part of it; "" if none does."""
     span = np.arange(low, high + 1)
     paths = {id(w.path): w.path for k in launch.clusters for w in launch.cluster(k)}
     for path in paths.values():
@@ -201,10 +203,10 @@ def _name(item: Instruction) -> str:
 
 # Exponentials on the FMA pipe and the ALU: a share of MUFU.EX2 as FlashAttention-4 computes it.
 #
-# Of two elements (`ex2_emulation_2` of its utils.py, degree 3): two clamps, an addition that rounds
-# down, two subtractions for the fraction, three FMAs, and two additions into the exponent. The ten
-# instructions stand evenly between what follows, as a compiler interleaves them; the exponentials
-# that are left are no farther apart than most of them were.
+# Two elements need (`ex2_emulation_2` of its utils.py, degree 3): two clamps, an addition that
+# rounds down, two subtractions for the fraction, three FMAs, and two additions into the exponent.
+# The ten instructions are spread evenly, as a compiler interleaves them. The remaining exponentials
+# are no farther apart than most of them were.
 
 OF_TWO = (
     *("FMNMX", "FMNMX", "FADD2.RM", "FADD2", "FADD2"),
@@ -213,8 +215,10 @@ OF_TWO = (
 
 
 def emulate(launch: BoundLaunch, opcode: str, one_in: int) -> BoundLaunch:
-    """In loops, two of every 2 * one_in instructions that begin with `opcode`. ValueError where no
-    loop has so many."""
+    """Emulate two of every 2 * one_in instructions in loops that begin with `opcode`.
+
+    Raises ValueError if no loop has so many.
+    """
     items = list(launch.function.instructions)
     gone: set[int] = set()
     added: dict[int, list[Instruction]] = {}
@@ -237,8 +241,10 @@ def emulate(launch: BoundLaunch, opcode: str, one_in: int) -> BoundLaunch:
 
 
 def apart(launch: BoundLaunch, opcode: str, cycles: int) -> BoundLaunch:
-    """In loops, instructions that begin with `opcode` no farther apart than so many cycles of stall
-    counts, where they follow each other as most of them do."""
+    """Limit the stall counts between neighbouring `opcode` instructions in loops to `cycles`.
+
+    Only neighbours at most as far apart as most of them are changed.
+    """
     items = list(launch.function.instructions)
     known = False
     for begin, end in looping(launch.function):
@@ -275,7 +281,7 @@ def _close(
     items: list[Instruction], left: list[int], gone: set[int],
     added: dict[int, list[Instruction]], usual: int,
 ) -> None:  # fmt: skip
-    """Between those that are left, where some are gone or others have come in between."""
+    """Adjust stall counts between the remaining instructions after removals and insertions."""
     for first, second in pairwise(left):
         span = [k for k in range(first, second) if k not in gone]
         more = sum(len(added.get(k, ())) for k in range(first, second))
@@ -298,7 +304,7 @@ def _lengthened(
     launch: BoundLaunch, items: list[Instruction], gone: set[int],
     added: dict[int, list[Instruction]],
 ) -> BoundLaunch:  # fmt: skip
-    """Without some instructions, and with others behind some."""
+    """Return a launch without some instructions, and with others after some."""
     runs = [[] if k in gone else [item] for k, item in enumerate(items)]
     for k, more in added.items():
         runs[k] += more

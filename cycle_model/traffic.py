@@ -1,9 +1,9 @@
-"""What a launch reads from global memory, what of it comes from behind L2, and what of it others
-read at the same time.
+"""Global memory reads of a launch: which miss L2, and which other clusters make at the same time.
 
-What is read a second time is in L2. Where all clusters were recorded, the first one that reads a
-place is known. Where some were, the others read as much, but together no more than there is: of an
-allocation that all of them would read several times over, a share of each one's reads is the first.
+A second read of an address hits L2. If all clusters were recorded, the first reader of an address
+is known. If some were, the others are assumed to read as much, but together no more than the
+allocation holds. If all of them would read an allocation several times over, a share of each
+cluster's reads counts as first reads.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from ptxemu.native.accesses import GLOBAL, SECTOR, SHARED, SIZE_BITS, kind
 from ptxemu.record import recording as r
 from ptxemu.record.recording import WarpRecord
 
-Far = Callable[[int], bool]  # whether an address that is read now comes from behind L2
+Far = Callable[[int], bool]  # whether an address that is read now misses L2
 Share = Callable[[int], float]
 
 
 class Traffic:
-    """Of one launch with so many clusters. cold: nothing is in L2 before it; else what it reads is,
-    if it fits into so many bytes."""
+    """Traffic of one launch with `clusters` clusters.
+
+    If `cold`, L2 is empty before the launch. Else L2 holds what the launch reads, if that fits into
+    `l2` bytes.
+    """
 
     def __init__(self, launch: BoundLaunch, clusters: int, *, cold: bool, l2: int) -> None:
         self.launch, self.clusters = launch, clusters
@@ -34,7 +37,7 @@ class Traffic:
 
     @cached_property
     def _reads(self) -> dict[int, dict[int, int]]:
-        """Of each recorded cluster: addresses and bytes."""
+        """Addresses and bytes that each recorded cluster reads."""
         return {
             number: dict(read for warp in self.launch.records(number) for read in _reads_of(warp))
             for number in self.launch.clusters
@@ -52,7 +55,7 @@ class Traffic:
 
     @cached_property
     def nbytes(self) -> int:
-        """That are read at least once."""
+        """Number of bytes that are read at least once."""
         if len(self._reads) == self.clusters:
             return sum(
                 dict(each for reads in self._reads.values() for each in reads.items()).values()
@@ -60,7 +63,7 @@ class Traffic:
         return sum(min(n, self._room(block)) for block, n in self._demand.items())
 
     def of(self, cluster: int) -> Far:
-        """For the reads of one recorded cluster, in the order in which it makes them."""
+        """Return a classifier of one recorded cluster's reads, to be called in their order."""
         if not self._cold and self.nbytes <= self._l2:
             return lambda address: False
         if len(self._reads) == self.clusters:
@@ -95,8 +98,10 @@ class Traffic:
 
     @cached_property
     def _common(self) -> dict[int, float]:
-        """Of each allocation, the share of what a cluster reads there that the one next to it in
-        the grid reads as well; of all recorded neighbours."""
+        """Share of a cluster's reads in each allocation that the next cluster makes as well.
+
+        The share is an average over all recorded neighbours.
+        """
         read: Counter[int] = Counter()
         both: Counter[int] = Counter()
         for number, reads in self._reads.items():
@@ -109,13 +114,15 @@ class Traffic:
         return {block: both[block] / nbytes for block, nbytes in read.items() if nbytes}
 
     def alone(self, clusters: float) -> Share:
-        """What L2 answers for one of so many neighbouring clusters, of what it reads at an address:
-        whoever is near and asks for the same line at the same time has the answer, too."""
+        """Return the share of a read that L2 serves for one of `clusters` neighbouring clusters.
+
+        Neighbours that request the same line at the same time receive the same answer.
+        """
         common, fewer = self._common, 1 - 1 / max(clusters, 1)
         return lambda address: 1 - common.get(self._block(address), 0.0) * fewer
 
     def _block(self, address: int) -> int:
-        """The allocation of an address, -1 where it is in none that is known."""
+        """Return the allocation of an address, or -1 if it is in no known one."""
         place = bisect_right(self._starts, address) - 1
         return place if place >= 0 and address < self._blocks[place][1] else -1
 

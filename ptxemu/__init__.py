@@ -1,10 +1,12 @@
 """ptxemu: NVIDIA PTX for sm_100a, executed on a CPU.
 
-Three doors: `load(text).launch(...)` runs PTX; `compile(fn, *args)` and `run(compiled, *args)` do
-the same for CuTe DSL kernels through their own host code; `python -m ptxemu script.py` runs a whole
-script. Needs numpy; the DSL and torch only for the last two. README.md leads to pages of the memory
-model, its gaps, and what imports what. What outlives a launch belongs to a context (`contextvars`)
-or is a cache.
+There are three entry points. `load(text).launch(...)` runs PTX. `compile(fn, *args)` and
+`run(compiled, *args)` run CuTe DSL kernels through their own host code. `python -m ptxemu
+script.py` runs a whole script.
+
+ptxemu needs numpy; the last two need the DSL and torch as well. README.md links to pages on the
+memory model, its gaps, and the rules for imports. State that outlives a launch belongs to a context
+(`contextvars`) or is a cache.
 """
 
 from __future__ import annotations
@@ -43,10 +45,13 @@ def compile(fn: object, *args: object, options: str = "", **kwargs: object) -> o
 def run(
     compiled: object, *args: object, options: Options | None = None, **kwargs: object
 ) -> Report:
-    """Execute every launch of what `cute.compile` returned, on CPU memory.
+    """Execute every launch of a compiled function on CPU memory.
 
-    compiled: plain, or compiled with --enable-tvm-ffi. args: its runtime arguments. Raises the
-    errors of `ptxemu.errors`, and ValueError for an object without PTX.
+    Args:
+        compiled: Result of `cute.compile`, plain or compiled with --enable-tvm-ffi.
+        args: Its runtime arguments.
+
+    Raises the errors of `ptxemu.errors`, and ValueError for an object without PTX.
     """
     from ptxemu.host import cutedsl
     from ptxemu.host.allocations import LIVE, unseen
@@ -62,8 +67,11 @@ def run(
 def run_host(code: object, pointers: Sequence[int], options: Options | None = None) -> Report:
     """Execute every launch of a host function that the DSL compiled earlier, on CPU memory.
 
-    code: a `ptxemu.host.engine.HostCode`, such as an artefact brings. pointers: addresses of its
-    arguments. Needs no DSL. Raises the errors of `ptxemu.errors`.
+    Args:
+        code: A `ptxemu.host.engine.HostCode`, for example from an artefact.
+        pointers: Addresses of its arguments.
+
+    Needs no DSL. Raises the errors of `ptxemu.errors`.
     """
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.engine import host_program
@@ -84,8 +92,10 @@ def pretends() -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    """`Module` and `load` bring numpy and every instruction, so they are imported when asked for:
-    options and reports are cheap."""
+    """Import `Module` and `load`, which need numpy and every instruction, on first use.
+
+    Options and reports thus remain cheap to import.
+    """
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)

@@ -1,8 +1,8 @@
-"""Where two runs first differ, and who wrote there: tensors at the end, or tiles at a line.
+"""Find where two runs first differ, and what wrote there: tensors at the end, or tiles at a line.
 
-A run is a function that launches, in whatever way; it is called again for each configuration, with
-the tensors as they were before. When a difference is found, both runs are repeated with a
-watchpoint on that one element, which a seeded schedule allows.
+A run is a function that launches in any way. It is called again for each configuration, with the
+tensors restored. When a difference is found, both runs are repeated with a watchpoint on that
+element, which a seeded schedule makes possible.
 """
 
 from __future__ import annotations
@@ -69,15 +69,20 @@ def first_difference(
     reference: Reference | None = None,
     tolerance: float = 0.0,
 ) -> Difference | None:
-    """Compare what two runs, or a run and a reference, leave in tensors.
+    """Compare the tensors after two runs, or after a run with a reference.
 
-    run: launches once. tensors: by name, every one that a run reads and changes, or only writes;
-    they are restored before each run and hold the first run's results in the end; compared in this
-    order. first, second: options of either run, such as {"policy": "adversarial", "seed": 1}.
-    other: the second run where it is another function (of another config). reference: tensors by
-    name, or a function that returns them, called when the tensors are as before. tolerance: how far
-    values may be apart; 0: equal bits against a run, equal values against a reference.
-    Returns None where nothing differs. Raises what a run raises, ValueError for shapes that differ.
+    Args:
+        run: Function that launches once.
+        tensors: Every tensor that a run reads or writes, by name, compared in this order. They are
+            restored before each run and hold the first run's results in the end.
+        first: Options of the first run, such as {"policy": "adversarial", "seed": 1}.
+        second: Options of the second run.
+        other: The second run, if it is another function (of another config).
+        reference: Tensors by name, or a function that returns them, called with restored tensors.
+        tolerance: Allowed difference of values. 0 requires equal bits against a run, equal values
+            against a reference.
+
+    Returns None if nothing differs. Raises what a run raises, ValueError for shapes that differ.
     """
     kept = _Kept(tensors)
     expected = _reference(reference, kept.tensors) if reference is not None else None
@@ -121,7 +126,7 @@ class _Kept:
             tensor.bits[...] = (bits or self._before)[name]
 
     def after(self, run: Run, changes: Changes) -> tuple[dict[str, np.ndarray], Report]:
-        """What a run leaves, and its launches."""
+        """Return the tensors after a run, and the report of its launches."""
         self.restore()
         with watched(**changes) as report:
             run()
@@ -130,7 +135,7 @@ class _Kept:
     def writes(
         self, tensor: HostTensor, index: tuple[int, ...], run: Run, changes: Changes
     ) -> tuple[Write, ...]:
-        """To one element, in another such run."""
+        """Repeat a run and return the writes to one element."""
         size = ELEMENTS[tensor.dtype][0]
         seen = Inspect(watches=(Watch("global", tensor.address_of(index), size),), quiet=True)
         return _written(self.after(run, {**changes, "inspect": seen})[1])
@@ -216,7 +221,7 @@ def _unlike(mine: Snapshot, hers: Snapshot) -> tuple[Difference, Watch] | None:
 
 
 def _seen_in(picture: Snapshot, tile: Tile) -> np.ndarray | None:
-    """What lies where a tile of the other run does, which TMA has not brought to this one yet."""
+    """Return the contents of another run's tile, which TMA has not loaded in this run yet."""
     if picture.shared is None:
         return None
     return np.asarray(decoded(picture.shared[tile.positions], tile.dtype))
@@ -239,7 +244,7 @@ def _difference(
 
 
 def _reference(reference: Reference, held: dict[str, HostTensor]) -> dict[str, np.ndarray]:
-    """As values; torch tensors and arrays alike."""
+    """Return the reference as values, from torch tensors or arrays."""
     found = {}
     for name, tensor in (reference() if callable(reference) else reference).items():
         if name not in held:
@@ -252,7 +257,7 @@ def _reference(reference: Reference, held: dict[str, HostTensor]) -> dict[str, n
 
 
 def apart(a: np.ndarray, b: np.ndarray, tolerance: float | np.ndarray) -> np.ndarray:
-    """Where values differ by more than the tolerance; NaN equals NaN only."""
+    """Return a mask of values that differ by more than the tolerance; NaN equals NaN only."""
     if a.dtype.kind != "f" and b.dtype.kind != "f" and not np.any(tolerance):
         return np.asarray(a != b)
     wide = a.astype(np.float64), b.astype(np.float64)
@@ -262,7 +267,7 @@ def apart(a: np.ndarray, b: np.ndarray, tolerance: float | np.ndarray) -> np.nda
 
 
 def first_index(wrong: np.ndarray) -> tuple[int, ...]:
-    """Of an array of truths, the first in C order that holds."""
+    """Return the first index, in C order, at which the mask is true."""
     return tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
 
 

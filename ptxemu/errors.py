@@ -1,9 +1,9 @@
-"""What can go wrong in an emulated launch: one exception per kind, each carrying its PTX line.
+"""Errors of an emulated launch: one exception per kind, each with its PTX line.
 
-`UnsupportedPtx` and `PtxSyntaxError` are about the text; the others are what hardware would have
-done: trap (`OutOfBounds`, `HardwareRefusal`), hang (`Deadlock`) or run past the user's patience
-(`LimitExceeded`). Nothing here is ever swallowed: an emulator that continues after one of these
-lies.
+`UnsupportedPtx` and `PtxSyntaxError` concern the text. The others stand for what hardware would
+have done: trap (`OutOfBounds`, `HardwareRefusal`), hang (`Deadlock`) or run past the user's limit
+(`LimitExceeded`). No error is ever swallowed: the results of an emulator that continues after one
+would be wrong.
 """
 
 from __future__ import annotations

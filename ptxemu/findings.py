@@ -1,4 +1,4 @@
-"""What a launch does and what is noticed of it: counts, bytes per path, a timeline, findings."""
+"""Record of a launch: counts, bytes per path, a timeline, and findings."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ L = TypeVar("L", bound="Launch")
 
 
 def place_of(instr: Instr) -> dict[str, Any]:
-    """Where an instruction stands, in the fields of `Access` and `Finding`."""
+    """Return the place of an instruction, in the fields of `Access` and `Finding`."""
     return {"line": instr.line, "text": instr.text, "source": instr.source}
 
 
 @dataclass(frozen=True)
 class Access:
-    """One side of a finding: who touched which bytes, with which instruction.
+    """An access in a finding: which agent touched which bytes, with which instruction.
 
-    agent       the warp on whose behalf it happened, such as "warp 4 of cta(0,0,0)".
-    role        the operation, such as "tcgen05.mma" (what a warp does in its CTA is told by
-                `ptxemu.check.text`).
-    what        "read" or "write", or another word for what was done, such as "init".
-    space       "shared", "tensor" or "global"; may go on, as in "shared memory of cta(0,0,0)".
-    first, last the range, both inclusive: bytes; columns in tensor memory.
-    line, text  the instruction and its line in the PTX.
-    source      "path/file.py:123", where the PTX has line information.
-    known_as    the range in words of the launch, such as "parameter 2 + 1,024 bytes".
+    Attributes:
+        agent: Warp on whose behalf it happened, such as "warp 4 of cta(0,0,0)".
+        role: Operation, such as "tcgen05.mma". `ptxemu.check.text` describes a warp's role.
+        what: "read" or "write", or another action, such as "init".
+        space: "shared", "tensor" or "global"; may be longer, as "shared memory of cta(0,0,0)".
+        first: First byte, or first column in tensor memory.
+        last: Last byte or column, inclusive.
+        line: Line of the instruction in the PTX.
+        text: Text of the instruction.
+        source: "path/file.py:123", if the PTX has line information.
+        known_as: Range in terms of the launch, such as "parameter 2 + 1,024 bytes".
     """
 
     agent: str
@@ -66,22 +68,23 @@ class Access:
         return found[0] if found else ""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values, by the names of the fields and `warp` and `cta`."""
+        """Return plain JSON values by field name, with `warp` and `cta`."""
         return {**asdict(self), "warp": self.warp, "cta": self.cta}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check noticed without stopping the launch.
+    """A violation that a check noticed without stopping the launch.
 
-    check       its name: race, uninitialised, tmem, mbarrier, barrier, exited, store-source, ...
-    message     one sentence; for a race, which clock lacks which edge.
-    severity    "error"; "note" for what the manual asks for and hardware does without.
-    line, text, source  the instruction where it was noticed, as in `Access`.
-    accesses    the accesses that contradict each other, the earlier one first.
-    missing     the instruction that is likely to be missing, and where.
-    rule        the section of the manual that asks for it.
-    why         what the launch did instead, as far as that is known.
+    Attributes:
+        check: Name: race, uninitialised, tmem, mbarrier, barrier, exited, store-source, ...
+        message: One sentence; for a race, the clock and the missing edge.
+        severity: "error", or "note" for rules of the manual that hardware does not need.
+        line: Line of the instruction that noticed it; see `Access` for text and source.
+        accesses: Conflicting accesses, the earlier one first.
+        missing: Instruction that is probably missing, and its place.
+        rule: Section of the manual with the rule.
+        why: What the launch did instead, as far as known.
     """
 
     check: str
@@ -104,13 +107,13 @@ class Finding:
         return self.check, self.severity, sides, self.missing, words
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values, by the names of the fields."""
+        """Return plain JSON values by field name."""
         return {**vars(self), "accesses": [access.to_json() for access in self.accesses]}
 
 
 @dataclass
 class Launch:
-    """One kernel launch. Warp indices are within the CTA; counts are summed over all CTAs."""
+    """A kernel launch. Warp indices are within the CTA; counts are summed over all CTAs."""
 
     entry: str
     grid: tuple[int, int, int]

@@ -22,10 +22,10 @@ _NAMES = {
 
 
 class HostTensor:
-    """What is needed of a tensor to read and restore its bits; torch is not imported.
+    """View of a tensor that can read and restore its bits; torch is not imported.
 
-    tensor: a torch tensor on the CPU (or presented as on a device), or a numpy array.
-    dtype: key of `layouts.ELEMENTS`. strides: bytes. Raises ValueError for other element types.
+    tensor: a torch tensor on the CPU (or presented as on a device), or a numpy array. `dtype` is a
+    key of `layouts.ELEMENTS`. `strides` are in bytes. Raises ValueError for other element types.
     """
 
     def __init__(self, tensor: Any) -> None:
@@ -47,7 +47,7 @@ class HostTensor:
 
     @property
     def extent(self) -> int:
-        """Bytes from its first to behind its last element."""
+        """Bytes from the first element to the end of the last."""
         if 0 in self.shape:
             return 0
         steps = zip(self.shape, self.strides, strict=True)
@@ -55,7 +55,7 @@ class HostTensor:
 
     @property
     def bits(self) -> np.ndarray:
-        """Its own memory as unsigned elements: what is written to it changes the tensor."""
+        """Memory of the tensor as unsigned elements; writes change the tensor."""
         space: Any = (ctypes.c_uint8 * max(self.extent, 1)).from_address(self.address)
         kind = f"u{ELEMENTS[self.dtype][0]}"
         return np.ndarray(self.shape, kind, buffer=space, strides=self.strides)
@@ -65,5 +65,5 @@ class HostTensor:
         return ELEMENTS[self.dtype][1](np.ascontiguousarray(bits))
 
     def address_of(self, index: tuple[int, ...]) -> int:
-        """Of an element."""
+        """Return the address of an element."""
         return self.address + sum(i * step for i, step in zip(index, self.strides, strict=True))

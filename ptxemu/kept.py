@@ -1,16 +1,16 @@
-"""What was worked out about a PTX text, in a folder for the next process: tree, analysis, blocks.
+"""Cache of results about a PTX text, in a folder for later processes: tree, analysis, blocks.
 
     <first two digits>/<digest of the text, what it is, and what decides it>
 
-The digest covers all sources of the emulator and the versions of Python and numpy, so that nothing
-stale is found. A file appears whole, by renaming, and begins with the digest of its content: a
-damaged one counts as missing. Reading makes plain objects and runs nothing (`ptxemu.plain`); but
-generated blocks are code, as a compiled module of Python is. So a folder or a file that others may
-write is not used (`ptxemu.trusted`), and a warning names it. What was used least recently goes when
-there is too much.
+The digest covers all sources of the emulator and the versions of Python and numpy, so that stale
+entries are never found. A file appears whole, by renaming, and begins with the digest of its
+content: a damaged one counts as missing. Reading makes plain objects and runs nothing
+(`ptxemu.plain`). Generated blocks, however, are code, as a compiled module of Python is. A folder
+or a file that other users may write is therefore not used (`ptxemu.trusted`), and a warning names
+it. The least recently used entries are removed when the cache is too large.
 
-The folder is `ptxemu/programs` in the user's cache folder, elsewhere where `PTXEMU_CACHE` names a
-folder, and nowhere where that is `off`.
+The folder is `ptxemu/programs` in the user's cache folder. `PTXEMU_CACHE` names another folder, or
+is `off` for none.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _writes = itertools.count()
 
 
 class Kept:
-    """What is kept about one text."""
+    """Cached results for one text."""
 
     def __init__(self, folder: Path, text: str, sources: bytes) -> None:
         self._folder = folder
@@ -83,8 +83,7 @@ class Kept:
         return self._folder / name[:2] / name[2:]
 
     def get(self, part: str) -> Any:
-        """What `put` was given under that name, in any process; None where there is nothing of
-        use."""
+        """Return the value stored by `put` under that name in any process, or None if unusable."""
         try:
             data = _content(self._path(part))
             if data[:_DIGEST] != hashlib.sha256(data[_DIGEST:]).digest():
@@ -112,8 +111,10 @@ class Kept:
 
 
 def kept(text: str) -> Kept | None:
-    """None where nothing is to be kept: the text is short, the folder is switched off, or sources
-    have changed since this process has read them."""
+    """Return the cache of a text, or None if nothing is to be kept.
+
+    Reasons are a short text, a disabled folder, or sources changed since this process read them.
+    """
     named = os.environ.get(FOLDER, "")
     if len(text) < _SHORT or named.lower() in OFF:
         return None
@@ -122,7 +123,7 @@ def kept(text: str) -> Kept | None:
 
 
 def _folder(named: str) -> Path | None:
-    """None for a user without a home."""
+    """Return the cache folder; None for a user without a home."""
     try:
         if named:
             return Path(named).expanduser()
@@ -134,8 +135,10 @@ def _folder(named: str) -> Path | None:
 
 @cache
 def _sources() -> bytes:
-    """Digest of everything but the text that decides what is kept; empty where that is not known:
-    a source is newer than this process, or cannot be read."""
+    """Return a digest of all that decides the results except the text.
+
+    It is empty if a source is newer than this process or cannot be read.
+    """
     found = hashlib.sha256(f"{sys.version} {np.__version__}".encode())
     root = Path(__file__).parent
     try:
@@ -150,7 +153,7 @@ def _sources() -> bytes:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file that nobody else can have written, OSError where that is not so."""
+    """Return the bytes of a file that no other user can have written; else raise OSError."""
     data = GUARD.read(path)
     with contextlib.suppress(OSError):
         if time.time() - path.stat().st_mtime > _SELDOM:

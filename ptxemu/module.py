@@ -33,7 +33,7 @@ from ptxemu.request import Stop
 from ptxemu.syntax.parser import TYPE_BYTES, parse
 from ptxemu.syntax.tree import Entry, Imm, Variable
 
-# What the last launch of this context has touched, where it was checked.
+# Accesses of this context's last launch, if it was checked.
 memory_before: ContextVar[GlobalShadow | None] = ContextVar("memory_before", default=None)
 
 _FEW = 8  # one new version of so many is too few to write them all again
@@ -41,8 +41,11 @@ _FEW = 8  # one new version of so many is too few to write them all again
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Within the block no garbage is collected. A parsed kernel is tens of thousands of objects,
-    none of which is any, and each look for it goes through all that the process has imported."""
+    """Within the block, disable garbage collection.
+
+    A parsed kernel has tens of thousands of objects, none of which is garbage. Each collection
+    would visit all objects that the process has imported.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -56,7 +59,7 @@ class Module:
     """PTX text, ready to launch. Module variables live as long as the module."""
 
     def __init__(self, text: str, *, keep: bool = False) -> None:
-        """keep: what is worked out about the text stays on disk (`ptxemu.kept`)."""
+        """Parse the text. keep: cache results about it on disk (`ptxemu.kept`)."""
         self.text = text
         self._kept = kept(text) if keep else None
         self._analyses: dict[str, Analysis] = {}
@@ -89,7 +92,7 @@ class Module:
         return list(self.tree.entries)
 
     def entry(self, name: str | None) -> Entry:
-        """The entry called `name`; None where the module has exactly one."""
+        """Return the entry called `name`; None selects the only entry of the module."""
         if name is None:
             if len(self.tree.entries) != 1:
                 raise ValueError(
@@ -121,7 +124,7 @@ class Module:
         return self._programs[key]
 
     def _program(self, entry: Entry, layout: Layout, late: bool, checked: bool) -> Program:
-        """All programs of an entry share one analysis."""
+        """Make a program; all programs of an entry share one analysis."""
         part = f"analysis of {entry.name}"
         known = self._analyses.get(entry.name) or self._recalled(part)
         program = Program(entry, layout, late=late, checked=checked, analysis=known)
@@ -140,7 +143,7 @@ class Module:
             program.fresh = 0
 
     def _recalled(self, part: str) -> Any:
-        """What another process has noted about the text; None where none has."""
+        """Return what another process has cached about the text, or None."""
         return self._kept.get(part) if self._kept else None
 
     def _noted(self, part: str, found: Any) -> Any:
@@ -167,18 +170,25 @@ class Module:
     ) -> LaunchReport:
         """Execute one launch to completion.
 
-        grid, block, cluster: (x, y, z) in CTAs, threads, CTAs. Without a cluster it is that of the
-        kernel's .reqnctapercluster, or one CTA. smem_bytes: dynamic shared memory.
-        params: the raw block of each kernel parameter, in order; pointers in them are host
-        addresses. memory: what the kernel may touch, as tensors, arrays or (address, nbytes); None:
-        what is `allocated`, and where that is None, too, every mapping of this process. An access
-        beside it is refused: with a checker it is a finding, reads poison and writes nothing, and
-        the launch goes on; without one it raises OutOfBounds. dependent: on hardware it may begin
-        before the launch before it has ended (programmatic dependent launch). allocated: address
-        ranges (start, end, writable), or who knows them. freed: of those of the launch before the
-        ones that are gone; what lies there now it has not touched. non_portable: clusters may have
-        more than 8 CTAs, as after cudaFuncAttributeNonPortableClusterSizeAllowed.
-        Raises the errors of `ptxemu.errors`.
+        Args:
+            grid: (x, y, z) in CTAs.
+            block: (x, y, z) in threads.
+            cluster: (x, y, z) in CTAs; None: the kernel's .reqnctapercluster, or one CTA.
+            smem_bytes: Dynamic shared memory.
+            params: Raw block of each kernel parameter, in order; pointers are host addresses.
+            memory: Memory that the kernel may access, as tensors, arrays or (address, nbytes);
+                None: what is `allocated`, or, if that is None too, every mapping of this process.
+            dependent: On hardware, it may begin before the previous launch has ended (programmatic
+                dependent launch).
+            allocated: Address ranges (start, end, writable), or an object that knows them.
+            freed: Ranges of the previous launch that no longer exist; later contents of these
+                addresses count as untouched by it.
+            non_portable: Clusters may have more than 8 CTAs, as after
+                cudaFuncAttributeNonPortableClusterSizeAllowed.
+
+        An access outside the memory is refused. With a checker it is a finding: it reads poison and
+        writes nothing, and the launch continues. Without one it raises OutOfBounds. Raises the
+        errors of `ptxemu.errors`.
         """
         options = watch.adapted(options or Options())
         late = options.check or options.policy == "adversarial"
@@ -217,7 +227,8 @@ class Module:
         params: np.ndarray,
         options: Options,
     ) -> GlobalMemory:
-        """What a launch may touch: besides what `launch` is told, parameters and variables."""
+        """Return the memory that a launch may access: that of its arguments, parameters and
+        variables."""
         if isinstance(allocated, Sequence):
             allocated = Fixed(allocated)
         kind = GlobalMemory if options.processes == 1 else WatchedMemory
@@ -230,7 +241,7 @@ class Module:
     def _executed(
         self, machine: Machine, inspection: Inspection | None, checker: Checker | None
     ) -> LaunchReport:
-        """Run to the end, and tell who watches and looks inside if there is an error on the way."""
+        """Run to the end; inform watchers and inspection of an error on the way."""
         try:
             with no_collection() if machine.options.record else nullcontext():
                 report = LaunchReport.of(processes.run(machine, checker), inspection=inspection)
@@ -259,7 +270,7 @@ class Module:
 def _watchers(
     program: Program, shape: Shape, options: Options
 ) -> tuple[Timeline | None, Recorder | None]:
-    """Those that options ask for and that need nothing else."""
+    """Return the listeners that options request and that need nothing else."""
     timeline = Timeline() if options.trace else None
     return timeline, Recorder(program, shape) if options.record else None
 
@@ -271,7 +282,7 @@ def _versions(program: Program) -> str:
 
 
 def _take_memory_before(dependent: bool, freed: Sequence[Range]) -> GlobalShadow | None:
-    """What the launches before have touched that this one may overlap, but for what is `freed`."""
+    """Return accesses of earlier launches that may overlap this one, except to `freed` ranges."""
     before = memory_before.get() if dependent else None
     memory_before.set(None)
     for low, high, _ in freed:
@@ -341,8 +352,10 @@ def _initial_bytes(variable: Variable) -> np.ndarray:
 
 
 def load(ptx_text: str) -> Module:
-    """Parse PTX text; raises PtxSyntaxError with the line. What is worked out about it is kept on
-    disk for other processes; `ptxemu.kept` says where."""
+    """Parse PTX text; raise PtxSyntaxError with the line for invalid text.
+
+    Results about the text are cached on disk for other processes, see `ptxemu.kept`.
+    """
     return Module(ptx_text, keep=True)
 
 

@@ -1,12 +1,12 @@
-"""One launch at a time: threads that launch wait for each other.
+"""Lock for one launch at a time: threads that launch wait for each other.
 
 A program has one scratch for all of its launches, the checker has arrays of its own, and the
-OpenBLAS of numpy has one number of threads. Two launches that take turns block by block would
+OpenBLAS of numpy has one number of threads. Two launches that alternate block by block would
 overwrite each other's values there. Python runs one thread at a time anyway, so waiting costs next
 to nothing.
 
-The lock is reentrant: host code launches while it holds the lock itself, and so may whoever is told
-of the progress of a launch.
+The lock is reentrant: host code launches while it holds the lock, and so may a callback for the
+progress of a launch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a launch is emulated. One frozen dataclass; every field has a meaning on any kernel."""
+"""Options of an emulated launch: one frozen dataclass, whose fields apply to any kernel."""
 
 from __future__ import annotations
 
@@ -18,47 +18,46 @@ FAST, ALIGNED = ACCUMULATIONS = ("fast", "aligned")
 class Options:
     """Schedule, visibility and limits of an emulated launch.
 
-    policy      'round-robin': warps in turn, asynchronous work done at issue (fastest).
-                'random': warps and asynchronous completions in seeded random order.
-                'adversarial': asynchronous work as late as the memory model allows; TMEM reads at
-                the last allowed moment; generic-proxy SMEM writes unseen by the async proxy until a
-                proxy fence.
-    seed        of the random and adversarial policies; adversarial delays TMA most with an even
-                seed and the tensor core most with an odd one.
-    limit       seconds: a launch estimated above it raises LimitExceeded; None: no limit.
-    trace       record a timeline (`LaunchReport.trace`).
-    record      what each warp does, for a model of time (`LaunchReport.recording`).
-    clusters    numbers of those that are executed, in this order; or how many of the grid, spread
-                evenly, and of four or more one beside the first; None: all. The others write
-                nothing, and whoever waits for one of them waits in vain. It is for launches that
-                are recorded and too large to be executed. A function is asked for the numbers, of
-                each launch anew, and told how many there are.
-    resident    clusters resident at first; more join when all resident ones are stuck. None: 2, or
-                as many as a B200 has room for where a launch is recorded in which they take over
-                the work of others (clusterlaunchcontrol), each as much as any other.
-    progress    called as progress(done_clusters, all_clusters) now and then.
-    check       look for races (happens-before), data never written, leaks and misused barriers;
-                what is seen goes to `LaunchReport.findings` and changes no result, but
-                for accesses out of bounds: they are not executed.
-    strict      with check: also what the manual's text asks for and hardware does without; these
-                findings are notes.
-    roles       name of each warp of a CTA in reports; others are described by what they execute.
-    names       name of each barrier in reports, by its shared address (an int, as reports show it)
-                or by its symbol ("full", "full+8"); others are called as the Python that
-                initialises them does, or by their symbol.
-    inspect     what to look at: dumps at a line, watchpoints, the last events (`ptxemu.inspect`).
-    name_printf what a kernel prints begins with its CTA, warp and lane.
-    accumulation
-                how MMAs sum floating-point products. 'fast': in fp32, rounded to nearest, in the
-                order of a BLAS. 'aligned': bit for bit as the tensor core (`numerics.accumulation`
-                says of which GPU that is measured, and of which it is claimed); several times
-                slower, and UnsupportedPtx for an MMA of which nobody has said how it sums.
-    processes   run the CTAs of a launch in so many processes (Linux; at least 1), for single large
-                launches. Each takes a row of clusters; if no CTA touches what another process has
-                written, and nothing is to be told of the launch but its end, what they have written
-                is put together. Else, and where processes cannot help, the launch runs in one
-                process as ever: results, findings and errors are always those of one process.
-                `LaunchReport.processes` says how many it was, `LaunchReport.alone` why one.
+    Attributes:
+        policy: 'round-robin': warps in turn, asynchronous work done at issue (fastest). 'random':
+            warps and asynchronous completions in seeded random order. 'adversarial': asynchronous
+            work as late as the memory model allows; TMEM reads at the last allowed moment;
+            generic-proxy SMEM writes unseen by the async proxy until a proxy fence.
+        seed: Seed of the random and adversarial policies. Adversarial delays TMA most with an even
+            seed and the tensor core most with an odd one.
+        limit: Seconds; a launch estimated above it raises LimitExceeded. None: no limit.
+        trace: Record a timeline (`LaunchReport.trace`).
+        record: Record the work of each warp, for a model of time (`LaunchReport.recording`).
+        clusters: Numbers of the clusters to execute, in this order; or how many of the grid, spread
+            evenly, of which with four or more one follows the first; None: all. The others write
+            nothing, and a wait for one of them never ends. It is for recorded launches that are
+            too large to execute. A function is called for each launch with the number of clusters
+            and returns the numbers.
+        resident: Clusters resident at first; more join when all resident ones are stuck. None: 2.
+            If the launch is recorded and its clusters take over the work of others
+            (clusterlaunchcontrol), None means as many as fit on a B200, with equal work.
+        progress: Called as progress(done_clusters, all_clusters) now and then.
+        check: Look for races (happens-before), data never written, leaks and misused barriers.
+            Findings go to `LaunchReport.findings` and change no result, except that accesses out
+            of bounds are not executed.
+        strict: With check: also report rules of the manual's text that hardware does not need;
+            these findings are notes.
+        roles: Name of each warp of a CTA in reports; others are described by their instructions.
+        names: Name of each barrier in reports, by its shared address (an int, as in reports) or
+            by its symbol ("full", "full+8"). Others have the name in the Python code that
+            initialises them, or their symbol.
+        inspect: Inspection: dumps at a line, watchpoints, the last events (`ptxemu.inspect`).
+        name_printf: Prefix what a kernel prints with its CTA, warp and lane.
+        accumulation: Sums of floating-point products in MMAs. 'fast': in fp32, rounded to nearest,
+            in the order of a BLAS. 'aligned': bit for bit as the tensor core, several times slower
+            (`numerics.accumulation` documents for which GPU this is measured or claimed);
+            UnsupportedPtx for an MMA with an unknown order of summation.
+        processes: Number of processes for the CTAs of a launch (Linux; at least 1), for single
+            large launches. Each runs a row of clusters. If no CTA touches what another process has
+            written, and only the end of the launch is reported, their writes are merged. Else, and
+            where processes cannot help, the launch runs in one process. Results, findings and
+            errors are always those of one process. `LaunchReport.processes` is the number used,
+            `LaunchReport.alone` the reason for one.
     """
 
     policy: str = "round-robin"
@@ -100,7 +99,8 @@ class Options:
             raise ValueError(f"limit={self.limit}; must be > 0 seconds, or None")
 
     def clusters_of(self, total: int) -> Sequence[int]:
-        """Those of a grid with so many that are to be executed; ValueError for one beyond it."""
+        """Return the clusters to execute, of a grid with `total`; raise ValueError for one
+        beyond it."""
         wanted = self.clusters(total) if callable(self.clusters) else self.clusters
         if wanted is None:
             return range(total)

@@ -127,7 +127,10 @@ def _names(cls: Any) -> list[str]:
 
 
 def _maker(cls: Any) -> _Maker:
-    """Makes objects with these fields; only those that can have no others by their constructor."""
+    """Return a maker of objects with these fields.
+
+    It calls the constructor only for classes that can have no other fields.
+    """
     if hasattr(cls, "__slots__"):
         return lambda rows: starmap(cls, rows)
     names, new = _names(cls), object.__new__
@@ -209,7 +212,7 @@ class _Writer:
         return len(self._rows) - 1
 
     def _parts(self, item: Any, cls: type) -> Collection[Any]:
-        """What a row refers to."""
+        """Return the objects to which an object's row refers."""
         if cls in self._names:
             return [getattr(item, name) for name in self._names[cls]]
         if cls is dict:
@@ -219,7 +222,7 @@ class _Writer:
         return sorted(item, key=repr) if cls in (set, frozenset) else item
 
     def text(self) -> bytes:
-        """All of it, rows in batches of a level, a kind and a width."""
+        """Return all bytes, with rows in batches of one level, kind and width."""
         batches: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for number, row in enumerate(self._rows):
             alone = -1 if row.numbers else number

@@ -1,10 +1,10 @@
-"""The CTAs of one launch in several processes (`Options.processes`): speculation, then a proof.
+"""CTAs of one launch in several processes (`Options.processes`): speculation, then a proof.
 
-Each process is a fork that runs a row of neighbouring clusters on its own copy of memory, and notes
-which bytes it reads and writes. If it ends without an error or a finding, and no process has
-written what another one has touched, no order of the clusters makes a difference: what they have
-written and counted is put together in the order of the clusters. Else nothing of it is used, and
-the launch runs in this process, whose memory nobody has touched so far.
+Each process is a fork that runs a row of neighbouring clusters on a copy of memory, and records
+which bytes it reads and writes. Suppose each ends without an error or a finding, and none has
+written what another has touched. Then the order of the clusters makes no difference: their writes
+and counts are merged in the order of the clusters. Else they are discarded, and the launch runs in
+this process, whose memory is still untouched.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Ranges:
             self.joined()
 
     def joined(self) -> np.ndarray:
-        """All of them."""
+        """All recorded ranges, joined."""
         parts = [self._joined, np.array(self._pairs, np.int64).reshape(-1, 2)]
         for nbytes, noted in self._noted.items():
             starts = np.sort(np.concatenate(noted))
@@ -79,7 +79,7 @@ class Ranges:
 
 
 def _join(ranges: np.ndarray) -> np.ndarray:
-    """Sorted, those that overlap or touch made one."""
+    """Sort ranges and merge those that overlap or touch."""
     if not len(ranges):
         return ranges
     ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
@@ -125,7 +125,7 @@ class Shared(Exception):
 
 
 class WatchedMemory(GlobalMemory):
-    """Notes what is accessed from `watch` on."""
+    """Global memory that records accesses from `watch` on."""
 
     _watched = False
     _shared: Sequence[tuple[int, int]] = ()
@@ -159,7 +159,7 @@ class WatchedMemory(GlobalMemory):
 
 
 def _shared_mappings() -> list[tuple[int, int]]:
-    """What this process shares with others, and may write."""
+    """Return writable mappings that this process shares with others."""
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         where, rights = line.split(" ", 2)[:2]
@@ -182,7 +182,7 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 @dataclass
 class _Part:
-    """What a process has to tell of its clusters. why: it is of no use."""
+    """Report of a process on its clusters; `why` is the reason if it cannot be used."""
 
     why: str = ""
     reads: np.ndarray | None = None  # ranges, int64 (n, 2)
@@ -236,7 +236,7 @@ def _verdict(parts: list[_Part], checker: Checker | None) -> str:
 
 
 def _parts(machine: Machine, checker: Checker | None, count: int) -> list[_Part]:
-    """What each of `count` processes has to tell; or, as soon as one is of no use, that one."""
+    """Return the report of each of `count` processes, or only the first unusable one."""
     total = machine.scheduler.total
     edges = [total * k // count for k in range(count + 1)]
     done = np.frombuffer(_shared_words(count), np.int64)
@@ -321,7 +321,7 @@ def _put_together(machine: Machine, checker: Checker | None, parts: list[_Part])
 
 
 class _Found(Exception):
-    """A finding: which CTA shows it first, one process will tell."""
+    """A finding occurred; a run in one process has to determine the first CTA with it."""
 
 
 def _stop(_: str, what: Finding | str) -> None:
@@ -330,7 +330,7 @@ def _stop(_: str, what: Finding | str) -> None:
 
 
 def _live_and_die(work: Callable[[], _Part], end: Connection) -> None:
-    """In a child: it answers, and ends without any of the process's own endings."""
+    """Answer from a child process, which ends without the process's usual cleanup."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""A pytest plugin: kernels of CuTe DSL run within tests without a GPU, under chosen schedules, with
-the checker; a test whose launches have errors fails with the report of them.
+"""pytest plugin: run kernels of CuTe DSL in tests without a GPU, with schedules and the checker.
 
-Loaded by pytest wherever ptxemu is installed. Nothing heavy is imported until a test asks for it,
-by the fixture `ptxemu` or by the mark of that name.
+A test whose launches have errors fails with their report. pytest loads the plugin wherever ptxemu
+is installed. Nothing heavy is imported until a test requests it, by the fixture `ptxemu` or by the
+mark of that name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KNOWN = "ignore:Cache is disabled:UserWarning"  # the DSL's, where it keeps PTX
 
 @dataclass(frozen=True)
 class Wish:
-    """What mark and command line ask of a test. schedules: none where nobody names one."""
+    """Requests of mark and command line for a test; `schedules` is empty if none is named."""
 
     schedules: tuple[Schedule, ...] = ()
     check: bool = False
@@ -44,11 +44,13 @@ class Wish:
 
 
 class Emulation:
-    """What the fixture gives: all that the package `ptxemu` has (`run`, `compile`, `load`,
-    `Options`, errors), and the launches of the test.
+    """Value of the fixture: the names of package `ptxemu`, and the launches of the test.
 
-    report: every launch so far, whichever way it was made, in order.
-    schedule: policy and seed that every launch takes; None where the launch decides.
+    The names are `run`, `compile`, `load`, `Options`, the errors and all others.
+
+    Attributes:
+        report: All launches so far, however made, in order.
+        schedule: Policy and seed of every launch; None if the launch decides.
     """
 
     def __init__(self, schedule: Schedule | None, report: Report) -> None:
@@ -134,7 +136,7 @@ def _asked(
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each schedule, such as test_gemm[adversarial-1]."""
+    """Make a test for each schedule, such as test_gemm[adversarial-1]."""
     if NAME not in metafunc.fixturenames and not metafunc.definition.get_closest_marker(NAME):
         return
     try:
@@ -179,7 +181,7 @@ def _emulation(request: pytest.FixtureRequest) -> Iterator[Emulation]:
 
 
 def _watched(schedule: Schedule | None, wish: Wish) -> Any:
-    """Nobody's options are changed but as mark and command line ask."""
+    """Change options only as mark and command line request."""
     from ptxemu.watch import watched
 
     changes: dict[str, Any] = schedule._asdict() if schedule else {}
@@ -223,7 +225,7 @@ def _text(report: Report) -> str:
 
 
 def _clues(report: Report) -> str:
-    """Of checked launches: where a wrong index shows when no rule is broken."""
+    """Return unused data of checked launches, which shows a wrong index without a broken rule."""
     if not any(launch.partly or launch.unused for launch in report.launches):
         return ""
     from ptxemu.check.unused import clues
@@ -232,7 +234,7 @@ def _clues(report: Report) -> str:
 
 
 def _cut(traceback: TracebackType | None) -> TracebackType | None:
-    """The traceback down to the last frame that is not ours, nor the DSL's above ours."""
+    """Return the traceback down to the last frame outside ptxemu and the DSL above it."""
     frames = []
     while traceback is not None:
         frames.append(traceback)
@@ -252,8 +254,10 @@ def _is_inner(frame: TracebackType) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
-    """What was found and what stopped stands beside the failure, whatever that is, and what the
-    launches left unused; notes beside a test that passes, see `-rP`."""
+    """Add findings, errors and unused data of the launches to a failure of any kind.
+
+    A passing test has its notes, see `-rP`.
+    """
     outcome: Any = yield
     emulation = item.stash.get(_EMULATION, None)
     ended = call.when == "call" or (call.when == "setup" and outcome.failed)
@@ -267,7 +271,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 
 def _said_once(report: Report, failure: pytest.ExceptionInfo[BaseException] | None) -> Report:
-    """Without the whole text of the error that the test failed with: that stands above."""
+    """Return the report without the text of the error that the test failed with, shown above."""
     said = str(failure.value) if failure and isinstance(failure.value, PtxEmuError) else ""
     if not said:
         return report

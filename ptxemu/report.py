@@ -1,4 +1,4 @@
-"""What a launch leaves behind, with what it was recorded and inspected by."""
+"""Report of a launch, with its recording and its inspection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # numpy comes with them, and `--help` does without
 
 @dataclass
 class LaunchReport(Launch):
-    """One kernel launch: counts, findings, trace, and what options asked to keep of it."""
+    """Report of a kernel launch: counts, findings, trace, and what options asked to keep."""
 
     recording: Recording | None = None  # of `Options.record`
     inspection: Inspection | None = None  # what `Options.inspect` asked to see

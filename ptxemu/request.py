@@ -1,4 +1,4 @@
-"""What a user wants to see: stops, regions, watches, conditions; dataclasses, or a command's words.
+"""Requests for inspection: stops, regions, watches, conditions; as dataclasses or command words.
 
 All are frozen, so that they can be part of `Options` and of the key of a compiled kernel.
 """
@@ -19,12 +19,12 @@ from ptxemu.host_tensor import HostTensor
 from ptxemu.numerics import swizzle as swizzles
 from ptxemu.numerics.formats import ELEMENTS, TENSOR_COLUMNS
 
-# `--when`: an expression over numbers, evaluated node by node; nothing else can be said in it.
+# `--when`: an expression over numbers, evaluated node by node; nothing else is allowed.
 #
 # Names are `step`, `warp`, `lane`, `cta`, `cta_x`, `cta_y`, `cta_z`, and registers of the PTX, with
-# or without their %. A register is a number where its active lanes agree, else an array of them;
-# the condition holds where it does for any active lane. `all(...)` and `any(...)` say it otherwise,
-# and `s32(...)`, `s64(...)` and `f32(...)` reinterpret bits, which count as unsigned unless the
+# or without their %. A register is a number if its active lanes agree, else an array of them; the
+# condition holds if it does for any active lane. `all(...)` and `any(...)` override this, and
+# `s32(...)`, `s64(...)` and `f32(...)` reinterpret bits, which count as unsigned unless the
 # register is declared a float.
 
 COORDINATES = ("step", "warp", "lane", "cta", "cta_x", "cta_y", "cta_z")
@@ -80,7 +80,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class Condition:
-    """One condition; "" always holds. Raises ValueError for what is no such expression."""
+    """A condition; "" always holds. Raises ValueError for an invalid expression."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -167,15 +167,17 @@ CtaName = int | tuple[int, int, int] | None  # linear index in the grid, x faste
 
 @dataclass(frozen=True)
 class Region:
-    """A matrix in shared memory that the user knows the layout of.
+    """A matrix in shared memory whose layout the user knows.
 
-    start       byte offset in the CTA's shared memory, as addresses of the PTX have it.
-    rows, columns  of elements; a row is contiguous but for the swizzle.
-    dtype       key of `layouts.ELEMENTS`: f32, bf16, e4m3, u8, ...
-    swizzle     key of `machine.swizzle.BY_NAME`. Where a row is longer than the span of the swizzle
-                (128 bytes of "128B"), blocks of so many bytes of all rows lie one behind the other,
-                as boxes of TMA do.
-    Raises ValueError for names that are not known.
+    Attributes:
+        start: Byte offset in the CTA's shared memory, as in addresses of the PTX.
+        rows: Number of rows.
+        columns: Elements per row; a row is contiguous except for the swizzle.
+        dtype: Key of `layouts.ELEMENTS`: f32, bf16, e4m3, u8, ...
+        swizzle: Key of `machine.swizzle.BY_NAME`. If a row is longer than the swizzle's span (128
+            bytes for "128B"), blocks of that width of all rows follow each other, as in TMA boxes.
+
+    Raises ValueError for unknown names.
     """
 
     name: str
@@ -193,7 +195,7 @@ class Region:
 
     @classmethod
     def parse(cls, text: str) -> Region:
-        """From "name=offset,rows,columns,dtype[,swizzle]"; numbers as in Python."""
+        """Parse "name=offset,rows,columns,dtype[,swizzle]"; numbers as in Python."""
         name, equals, rest = text.partition("=")
         words = [word.strip() for word in rest.split(",")]
         if not equals or not name.strip() or not 4 <= len(words) <= 5:
@@ -204,16 +206,19 @@ class Region:
 
 @dataclass(frozen=True)
 class Stop:
-    """Take a picture whenever a warp comes to a line.
+    """Take a picture whenever a warp reaches a line.
 
-    at          "file.py:257" (the end of a path is enough), of the kernel or of what it inlines; or
-                "ptx:120", a line of the PTX text.
-    dump        which of KINDS.
-    cta, warp   of whom; None: of all.
-    when        a condition, see `Condition`; `step` counts the warp's arrivals from 0.
-    regions     matrices in shared memory; tiles that TMA moves are found without being named.
-    limit       pictures of one launch; arrivals beyond it are counted and said.
-    Raises ValueError for what cannot be meant.
+    Attributes:
+        at: "file.py:257" (the end of a path is enough), in the kernel or in inlined code; or
+            "ptx:120", a line of the PTX text.
+        dump: Subset of KINDS.
+        cta: CTA to picture; None: all.
+        warp: Warp to picture; None: all.
+        when: Condition, see `Condition`; `step` counts the warp's arrivals from 0.
+        regions: Matrices in shared memory; tiles that TMA moves are found without names.
+        limit: Pictures per launch; further arrivals are counted and reported.
+
+    Raises ValueError for invalid values.
     """
 
     at: str
@@ -238,14 +243,18 @@ class Stop:
 
 @dataclass(frozen=True)
 class Watch:
-    """Remember who wrote to a range, in order.
+    """Record the writes to a range, in order.
 
-    space       "global", "shared" or "tensor".
-    first, count  address and bytes; offset and bytes; column and columns.
-    cta         whose shared or tensor memory; None: every CTA's, each with a history of its own.
-    parameter   of global memory: `first` counts from the pointer at the start of that kernel
-                parameter (of a tensor map: from its tensor).
-    name        for reports.
+    Attributes:
+        space: "global", "shared" or "tensor".
+        first: Address, offset, or first column.
+        count: Number of bytes, or of columns.
+        cta: CTA of shared or tensor memory; None: every CTA, each with a separate history.
+        parameter: For global memory: `first` counts from the pointer at the start of that kernel
+            parameter (for a tensor map: from its tensor).
+        name: Name for reports.
+
+    Raises ValueError for an unknown space or an invalid range.
     """
 
     space: str
@@ -275,13 +284,14 @@ class Watch:
 
     @classmethod
     def tensor(cls, tensor: Any, name: str = "") -> Watch:
-        """From the first to the last byte of a torch tensor or numpy array, which may be a view."""
+        """Watch the first to the last byte of a torch tensor or numpy array, which may be a
+        view."""
         found = HostTensor(tensor)
         return cls("global", found.address, found.extent, name=name)
 
     @classmethod
     def parse(cls, text: str) -> Watch:
-        """From "SPACE:FIRST+COUNT[@CTA]"; SPACE is global, smem, tmem or param0, param1, ..."""
+        """Parse "SPACE:FIRST+COUNT[@CTA]"; SPACE is global, smem, tmem or param0, param1, ..."""
         found = re.fullmatch(r"(\w+?)(\d*):(\w+)\+(\w+)(?:@([\d,]+))?", text.strip())
         if (
             not found
@@ -302,12 +312,15 @@ class Watch:
 
 @dataclass(frozen=True)
 class Inspect:
-    """What to look at in each launch; all of it may be empty.
+    """Requested inspection of each launch; all fields may be empty.
 
-    stops       pictures at lines. watches: histories of ranges, the `keep` newest writes of each.
-    last        so many of the last events are kept, and printed if the launch fails.
-    folder      where pictures are written as files; "": they are only in the report.
-    quiet       print nothing; else histories, and events of a failed launch, go to stderr.
+    Attributes:
+        stops: Lines at which to take pictures.
+        watches: Ranges whose writes are recorded.
+        keep: Number of newest writes kept for each watch.
+        last: Number of last events to keep; they are printed if the launch fails.
+        folder: Folder for pictures as files; "" keeps them only in the report.
+        quiet: Print nothing; else histories, and events of a failed launch, go to stderr.
     """
 
     stops: tuple[Stop, ...] = ()
@@ -323,7 +336,7 @@ class Inspect:
 
 
 def parse_cta(text: str) -> int | tuple[int, int, int]:
-    """From "3", the index in the grid, or "x,y,z", of which z may be missing."""
+    """Parse "3", the index in the grid, or "x,y,z", of which z may be missing."""
     words = text.split(",")
     if not all(word.strip().isdigit() for word in words) or len(words) > 3:
         raise ValueError(f"cta {text!r}; must be an index, or coordinates x,y,z")

@@ -1,4 +1,4 @@
-"""Schedules of a run, as commands and tests name them: policies and seeds, and what they make."""
+"""Schedules of a run: policies and seeds as commands and tests name them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class Schedule(NamedTuple):
 
 
 def schedules(policies: Sequence[str], seeds: Sequence[int]) -> list[Schedule]:
-    """Each policy with each seed, in order; 'round-robin' leaves nothing to chance and takes the
-    first seed alone."""
+    """Return each policy with each seed, in order; 'round-robin' only with the first seed."""
     pairs = itertools.product(policies, seeds)
     return [Schedule(*pair) for pair in pairs if pair[0] != POLICIES[0] or pair[1] == seeds[0]]
 

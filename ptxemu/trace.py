@@ -38,7 +38,7 @@ class Span:
 
 @dataclass
 class Trace:
-    """All spans of a launch in the order in which they were recorded. time: what its times are."""
+    """Spans of a launch in the order in which they were recorded. time: unit of its times."""
 
     spans: list[Span] = field(default_factory=list)
     time: str = TIME_UNIT

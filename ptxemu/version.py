@@ -1,4 +1,4 @@
-"""The version as which this package is installed; pyproject.toml is where it stands."""
+"""Version of the installed package, defined in pyproject.toml."""
 
 from importlib.metadata import PackageNotFoundError, version
 

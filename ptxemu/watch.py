@@ -1,8 +1,8 @@
-"""Sees every launch of a stretch of Python, however it is started, and may change its options.
+"""Observe every launch in a stretch of Python, however it is started, and change its options.
 
 All launches end in `Module.launch`: those of `load`, `run`, an intercepted script, and of libraries
-that emulate by themselves. Who watches is a matter of the context: another thread takes part where
-it runs in a copy of it (`contextvars.copy_context`).
+that emulate by themselves. Watchers belong to the context: another thread takes part if it runs in
+a copy of it (`contextvars.copy_context`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _active: ContextVar[tuple[tuple[dict[str, Any], Report], ...]] = ContextVar("wat
 
 @contextmanager
 def watched(**changes: Any) -> Iterator[Report]:
-    """Within the block launches take `changes` to their options (fields of
-    `Options`); each leaves its report, the one that raised as well."""
+    """Within the block, apply `changes` to the options of launches (fields of `Options`).
+
+    Each launch adds its report, even one that raised.
+    """
     replace(Options(), **changes)  # refuses what no launch could take
     report = Report()
     outer = _active.set((*_active.get(), (changes, report)))
@@ -40,7 +42,7 @@ def watched(**changes: Any) -> Iterator[Report]:
 
 @contextmanager
 def suggested(**fields: Any) -> Iterator[None]:
-    """Within the block launches take these fields of `Options` where theirs are None."""
+    """Within the block, set these fields of `Options` for launches where they are None."""
     outer = _suggested.set(fields)
     try:
         yield
@@ -49,7 +51,7 @@ def suggested(**fields: Any) -> Iterator[None]:
 
 
 def adapted(options: Options) -> Options:
-    """The options as those who watch want them, the innermost last."""
+    """Return the options with all watchers' changes, the innermost last."""
     for changes, _ in _active.get():
         options = replace(options, **changes)
     fields = (_suggested.get() or {}).items()
@@ -58,7 +60,7 @@ def adapted(options: Options) -> Options:
 
 
 def note(launch: LaunchReport) -> None:
-    """Add a launch to the report of each who watches."""
+    """Add a launch to the report of each watcher."""
     for _, report in _active.get():
         report.launches.append(launch)
     for hear in _hearers.get() if launch.stopped else ():
@@ -67,8 +69,10 @@ def note(launch: LaunchReport) -> None:
 
 @contextmanager
 def heard(hear: Hearer) -> Iterator[None]:
-    """Within the block `hear` is told of each finding when it arises, and of the error that stops a
-    launch: the process may not live to see the report."""
+    """Within the block, call `hear` for each finding as it arises, and for a fatal error.
+
+    The process may end before the report.
+    """
     outer = _hearers.set((*_hearers.get(), hear))
     try:
         yield
@@ -77,13 +81,12 @@ def heard(hear: Hearer) -> Iterator[None]:
 
 
 def heard_alone(hear: Hearer) -> None:
-    """From now on `hear` is told as by `heard`, and nobody else."""
+    """Send events only to `hear` from now on, in the form of `heard`."""
     _hearers.set((hear,))
 
 
 class Told(list[Finding]):
-    """The findings of a launch; who hears is told of each as it is added, `named` as far as that
-    is possible by then."""
+    """Findings of a launch; hearers get each as it is added, `named` as far as possible then."""
 
     def __init__(self, entry: str) -> None:
         super().__init__()

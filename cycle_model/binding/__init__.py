@@ -1,1 +1,1 @@
-"""Which SASS instructions a recorded warp executed."""
+"""Binding: find the SASS instructions that a recorded warp executed."""

@@ -1,4 +1,4 @@
-"""A recorded launch whose warps have paths through the machine code of its kernel."""
+"""Recorded launch whose warps have paths through the machine code of its kernel."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ from ptxemu.record.recording import Recording, WarpRecord
 
 @dataclass(frozen=True)
 class BoundWarp:
-    """path: numbers of instructions of the function. at: where in it the landmarks are. cost: how
-    far the work between them is from what was recorded, in units of `symbols`, what the compiler
-    moved across one counted in front of it and behind; work: all that was recorded."""
+    """A recorded warp with its path through the machine code.
+
+    Attributes:
+        path: Numbers of the function's instructions.
+        at: Positions of the landmarks in `path`.
+        cost: Distance between the work on the path and the recorded work, in units of `symbols`.
+            Work that the compiler moved across a landmark counts before it and after it.
+        work: All recorded work.
+    """
 
     record: WarpRecord
     path: np.ndarray
@@ -45,7 +51,7 @@ class BoundLaunch:
 
     @property
     def clusters(self) -> list[int]:
-        """Those that were recorded."""
+        """Numbers of the recorded clusters."""
         return sorted(self._records)
 
     @cached_property
@@ -53,7 +59,7 @@ class BoundLaunch:
         return int(np.prod(self.recording.cluster))
 
     def with_function(self, function: Function) -> BoundLaunch:
-        """The same paths through other instructions, as many as there were."""
+        """Return a launch with the same paths through a function with as many instructions."""
         if len(function.instructions) != len(self.function.instructions):
             raise ValueError("paths are numbers of instructions: there must be as many")
         other = copy(self)
@@ -63,18 +69,18 @@ class BoundLaunch:
     def with_paths(
         self, function: Function, change: Callable[[BoundWarp], BoundWarp]
     ) -> BoundLaunch:
-        """Paths through other instructions, as `change` makes them of those that there are."""
+        """Return a launch whose paths, changed by `change`, go through another function."""
         other = copy(self)
         other.function = function
         other._bound = {k: [change(warp) for warp in self.cluster(k)] for k in self.clusters}
         return other
 
     def records(self, number: int) -> list[WarpRecord]:
-        """Of the warps of a cluster."""
+        """Return the records of a cluster's warps."""
         return self._records[number]
 
     def cluster(self, number: int) -> list[BoundWarp]:
-        """Its warps, by rank and index."""
+        """Return the bound warps of a cluster, sorted by rank and index."""
         if number not in self._bound:
             warps = sorted(self._records[number], key=lambda each: (each.rank, each.index))
             self._bound[number] = [self._bind(each) for each in warps]
@@ -93,7 +99,7 @@ class BoundLaunch:
         return BoundWarp(warp, path, at, landmarks, cost, work)
 
     def _joined(self, found: Found) -> tuple[np.ndarray, np.ndarray, float]:
-        """A search gives the same list to all warps that take the same path."""
+        """Join a search's ways; the search returns one list for all warps on the same path."""
         if id(found) not in self._paths:
             steps = [step for _, way in found for step in way.steps]
             path = np.concatenate([np.arange(*step, dtype=np.int32) for step in steps])

@@ -1,11 +1,14 @@
-"""From one place of the machine code to the next landmark, in the order of the work on the way:
-the loop over ways, as machine code. `search` prepares the tables and says what they are for.
+"""Compiled loop that explores ways to the next landmark, in the order of the work on them.
 
-frame: the words below, then of each kind of work how much is wanted, the most, and a scratch area.
-places: what a run of straight code does, and its edges. nodes: ways that have come to a place, each
-with the one that it goes on from; the table finds one by its place and work. Of ways that have met
-after as much work, those go on whose kinds of work are nearest to the shares that they have in all
-of it.
+`search` prepares the tables and documents their purpose.
+
+frame: the words below, then for each kind of work the amount wanted, the most, and scratch.
+places: the work of a run of straight code, and its edges.
+nodes: ways that reached a place, each with its predecessor; the table finds a node by place and
+work.
+
+If several ways have done the same amount of work, those are continued whose shares of the kinds of
+work are nearest to the shares in the whole.
 """
 
 from __future__ import annotations
@@ -117,7 +120,7 @@ def is_new(frame: p_i64, node: int) -> int:
 
 @routine
 def shares_off(frame: p_i64) -> float:
-    """How far the shares of the kinds of work are from those wanted, 2 of no work at all."""
+    """Return the distance of the shares of the kinds of work from those wanted; 2 without work."""
     done, whole = (0, 0)
     for kind in range(KIND_COUNT):
         done += frame[WORK + kind]
@@ -133,8 +136,10 @@ def shares_off(frame: p_i64) -> float:
 
 @routine
 def work_off(frame: p_i64, guarded: int) -> float:
-    """How far the work is from what is wanted; accesses beyond that which a guard may have kept
-    from being executed are forgiven in part."""
+    """Return the distance of the work from the work wanted.
+
+    Excess accesses that a guard may have suppressed count only in part.
+    """
     off, excess = (0, 0)
     for kind in range(KIND_COUNT):
         more = frame[WORK + kind] - frame[WANTED + kind]
@@ -160,8 +165,7 @@ def does_run(frame: p_i64, node: int, place: int) -> int:
 
 @routine
 def go_on(frame: p_i64, node: int, goal: int, far: float, cost: float) -> int:
-    """From a node to another place with the work that has been done, unless that is known; whether
-    there was room."""
+    """Add a node for `goal` with the work done so far, unless it exists; return 0 without room."""
     nodes = p_i64(frame[NODES_AT])
     numbers = p_f64(frame[NUMBERS_AT])
     places = p_i64(frame[PLACES_AT])
@@ -190,7 +194,7 @@ def go_on(frame: p_i64, node: int, goal: int, far: float, cost: float) -> int:
 
 @routine
 def arrive(frame: p_i64, node: int, goal: int, cost: float) -> None:
-    """At the landmark; the cheapest of those that go on at the same place counts."""
+    """Record an arrival at the landmark; only the cheapest one per following place counts."""
     goals = p_i64(frame[GOALS_AT])
     costs = p_f64(frame[GOAL_COSTS_AT])
     order = p_i64(frame[ORDER_AT])

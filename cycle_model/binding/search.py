@@ -1,9 +1,9 @@
-"""The search for the path of a warp through the machine code.
+"""Search for the path of a warp through the machine code.
 
-From one landmark to the next there are few ways (`ways`). Of all that come by the right landmark,
-that one is taken whose work is nearest to what the recording says, added up over the whole path
+From one landmark to the next there are few ways (`ways`). Of all paths through the right landmarks,
+the search chooses the one whose work, summed over the path, is nearest to the recorded work
 (Viterbi); of equal ones the shorter. The compiler moves work across landmarks, such as stores to
-tensor memory and arrivals between exponentials: what is too much or too little in front of one is
+tensor memory and arrivals between exponentials. A surplus or deficit before a landmark is therefore
 carried on, and counts where a warp waits.
 """
 
@@ -27,9 +27,16 @@ State = tuple[Place, Told]
 
 
 class Step(NamedTuple):
-    """How a state is reached best: cost of the whole path, the last way and the number of the
-    landmark it leads to, where that begins. owed: see `Way`, since the warp last waited; settled:
-    the cost without it."""
+    """Best way to reach a state.
+
+    Attributes:
+        cost: Cost of the whole path.
+        way: The last way.
+        landmark: Number of the landmark that the way leads to.
+        before: State in which the way begins.
+        owed: Work by kind since the warp last waited, see `Way`.
+        settled: Cost without `owed`.
+    """
 
     cost: float
     way: Way | None
@@ -44,7 +51,7 @@ Found = list[tuple[int, Way]]  # numbers of landmarks in the order of the machin
 
 
 class Unbound(ValueError):
-    """No path fits. reached: landmarks that some path came by."""
+    """No path fits. reached: number of landmarks that some path reached."""
 
     def __init__(self, message: str, reached: int) -> None:
         super().__init__(message)
@@ -52,7 +59,7 @@ class Unbound(ValueError):
 
 
 class Search:
-    """In one kernel; what was found is kept, as loops ask for it again and again."""
+    """Search for paths in one kernel; results are kept, as loops repeat the same queries."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -62,14 +69,15 @@ class Search:
         self._paths: dict[tuple[object, ...], Found] = {}
 
     def path(self, target: Target) -> Found:
-        """One way to each landmark, and one to the end. Raises `Unbound`."""
+        """Return one way to each landmark and one to the end; raise `Unbound` if there is none."""
         key = target.key
         if key not in self._paths:
             self._paths[key] = self._best(target)
         return self._paths[key]
 
     def _best(self, target: Target) -> Found:
-        """With as little slack as will do: a way that is near may lead nowhere."""
+        """Search with as little slack as possible, and with more if the nearest ways lead
+        nowhere."""
         failed: Unbound | None = None
         for level in range(len(_SLACK)):
             try:
@@ -107,16 +115,17 @@ class Search:
         return _backwards(layers)
 
     def ways(self, start: Place, name: str, work: Vector, level: int = 0) -> list[Way]:
-        """All ways from a place to the next landmark, the best one for each place it leads to.
-        level: of the slack with which to begin."""
+        """Return the best way to each place after the next landmark. level: slack to begin with."""
         key = start, name, work, level
         if key not in self._ways:
             self._ways[key] = self._found(start, name, work, level)
         return self._ways[key]
 
     def _found(self, start: Place, name: str, work: Vector, level: int) -> list[Way]:
-        """Looked for more closely where what was found at first is not near, and with more slack
-        where it is off by more than that: what had been given up may be nearer."""
+        """Find ways, with finer steps if the first results are not near.
+
+        If they are off by more than the slack, search with more: a rejected way may be nearer.
+        """
         best: dict[Place, Way] = {}
         for slack in _SLACK[level:]:
             for step in _STEPS:
@@ -133,7 +142,7 @@ class Search:
     def _explored(
         self, start: Place, name: str, wanted: Vector, slack: int, step: int
     ) -> list[Way]:
-        """The best way to each place behind the landmark."""
+        """Return the best way to each place after the landmark."""
         key = start, name
         if key not in self._graphs:
             self._graphs[key] = Graph(self._moves, start, name)

@@ -1,9 +1,9 @@
-"""What PTX and SASS have in common: landmarks, which the compiler keeps in order, and work, which
-it moves about but keeps.
+"""Landmarks and work: the terms in which PTX and SASS are compared.
 
-A landmark is what other warps or other units notice: a barrier, an asynchronous operation, a wait
-for one. Work is counted in units of `Work`, in a vector; it tells paths apart that have the same
-landmarks, such as the two copies of a loop with and without a mask.
+A landmark is an instruction whose effect other warps or units notice: a barrier, an asynchronous
+operation, or a wait for one. The compiler keeps landmarks in order. Work may be moved by the
+compiler, but is kept. It is a vector of counts in units of `Work`. It distinguishes paths with the
+same landmarks, such as the two copies of a loop with and without a mask.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cycle_model.sass.flow import Instruction
 from ptxemu.syntax.tree import Instr
 
-# Landmarks. Of those in DYNAMIC a recording says when they happened; the others stand in the text.
+# Landmarks. A recording holds the events of those in DYNAMIC; the text determines the others.
 INIT, ARRIVE, EXPECT, COMPLETE, WAIT, TEST = "init", "arrive", "expect", "complete", "wait", "test"
 LOAD, STORE, SEND, MMA, FILL, COMMIT = "load", "store", "send", "mma", "fill", "commit"
 BULK_COMMIT, COPY_COMMIT, GROUP_WAIT = "bulk commit", "copy commit", "group wait"
@@ -31,11 +31,10 @@ DYNAMIC |= {BARRIER, CANCEL, TEST}
 OPTIONAL = {TEST, COPY_COMMIT, WGMMA_WAIT}
 MOST_GROUPS = 32
 
-# Across these no work is moved: who waits may have to jump back.
+# No work is moved across these: a waiting warp may have to jump back.
 SETTLING = {WAIT, BARRIER, CLUSTER_WAIT}
 
-# Kinds of work, and how much one unit of each counts beside the others: four bytes of a lane, an
-# instruction.
+# Kinds of work, and the weight of one unit of each: four bytes of a lane, an instruction.
 WEIGHTS = {
     "global load": 4,
     "global store": 4,
@@ -58,8 +57,14 @@ NO_WORK: Vector = (0,) * len(KINDS)
 
 
 class Symbol(NamedTuple):
-    """Of an instruction. landmark: or ""; kind, amount: of its work, in weighted units. relaxed: it
-    arrives at a barrier of another CTA and orders nothing."""
+    """An instruction as the binder sees it.
+
+    Attributes:
+        landmark: Name if the instruction is a landmark, else "".
+        kind: Class of its work.
+        amount: Weighted amount of its work.
+        relaxed: Whether it arrives at a barrier of another CTA and orders nothing.
+    """
 
     landmark: str = ""
     kind: int = -1
@@ -71,9 +76,12 @@ NOTHING = Symbol()
 
 
 def stream(landmark: str, relaxed: bool) -> str:
-    """Landmarks of two streams may change places, those of one keep their order: accesses to tensor
-    memory, and what goes to another CTA, relaxed arrivals included. All others are of no stream
-    ("") and pass nothing."""
+    """Return the stream of a landmark, or "" for none.
+
+    Landmarks of different streams may be reordered, those of one stream keep their order. The
+    streams are accesses to tensor memory, and operations on another CTA, relaxed arrivals
+    included. A landmark without a stream is never reordered.
+    """
     if landmark.startswith("tmem"):
         return "tmem"
     return SEND if landmark == SEND or relaxed else ""
@@ -118,7 +126,7 @@ _TYPE = re.compile(r"[a-z](\d+)(x2)?$")
 
 
 def of_ptx(instr: Instr) -> Symbol:
-    """What an instruction of PTX should leave in the machine code."""
+    """Return the symbol that a PTX instruction should leave in the machine code."""
     opcode, parts = instr.opcode, instr.parts
     if opcode.startswith("cp.async.bulk"):
         return _of_bulk_copy(instr)
@@ -175,7 +183,7 @@ def _of_access(instr: Instr) -> Symbol:
 
 
 def _registers(instr: Instr) -> int:
-    """Of a tcgen05.ld or .st: registers of a lane."""
+    """Return the number of registers per lane of a tcgen05.ld or .st."""
     shape = next(part for part in instr.parts if re.fullmatch(r"\d+x\d+b|16x32bx2", part))
     times = next(int(part[1:]) for part in instr.parts if re.fullmatch(r"x\d+", part))
     return times * {"16x128b": 2, "16x256b": 4}.get(shape, 1)
@@ -248,8 +256,11 @@ _WIDTH = re.compile(r"\.(64|128|256)\b")
 
 
 def of_function(items: Sequence[Instruction]) -> list[Symbol]:
-    """What each instruction of a kernel stands for. Where lanes initialise mbarriers of their own,
-    the compiler stores the words of 64 bits and has the unit forget what it knew of them."""
+    """Return the symbol of each instruction of a kernel.
+
+    Where each lane initialises an mbarrier, the compiler stores its 64-bit words and then
+    invalidates what the unit knew of them; these stores count as initialisations.
+    """
     symbols = [of_sass(item) for item in items]
     for number, item in enumerate(items):
         at = number - 1 if item.opcode.startswith("SYNCS.CCTL.IVALL") else -1
@@ -261,7 +272,7 @@ def of_function(items: Sequence[Instruction]) -> list[Symbol]:
 
 
 def of_sass(item: Instruction) -> Symbol:
-    """What an instruction of the machine code stands for."""
+    """Return the symbol of a SASS instruction."""
     opcode, word = item.opcode, item.word
     if word in ("LDTM", "STTM"):
         return Symbol(f"tmem {word[:2].lower()} {_columns(item)}")
@@ -290,6 +301,6 @@ def _columns(item: Instruction) -> int:
 
 
 def _of_depbar(item: Instruction) -> Symbol:
-    """A wait for groups of copies; with a count beyond all groups it is the compiler's own."""
+    """Return a wait for groups of copies; with a count beyond all groups it is the compiler's."""
     count = re.search(r"^SB0, 0x([0-9a-f]+)", item.operands)
     return Symbol(GROUP_WAIT) if count and int(count[1], 16) < MOST_GROUPS else NOTHING

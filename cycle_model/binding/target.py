@@ -1,4 +1,4 @@
-"""What the path of a warp has to come by: landmarks in order, and the work between them."""
+"""Target of a warp's path: its landmarks in order, and the work between them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,15 @@ from ptxemu.syntax.tree import Instr
 
 
 class Landmark(NamedTuple):
-    """name: of `symbols`. events: what it did, none where its text says all. site: its instruction
-    in the recording. before: work since the landmark before it. relaxed: of `symbols`."""
+    """A landmark in the recording of a warp.
+
+    Attributes:
+        name: Name in `symbols`.
+        events: Recorded effects; none if the instruction's text determines them.
+        site: Instruction in the recording.
+        before: Work since the previous landmark.
+        relaxed: See `symbols`.
+    """
 
     name: str
     events: tuple[Event, ...]
@@ -41,27 +48,29 @@ class Landmark(NamedTuple):
 
 
 class Target(NamedTuple):
-    """rest: work behind the last landmark."""
+    """Landmarks of a warp. rest: work after the last one."""
 
     landmarks: tuple[Landmark, ...]
     rest: Vector
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for warps that take the same path."""
+        """Key that is equal for warps with the same path."""
         names = tuple((each.name, each.before, each.relaxed) for each in self.landmarks)
         return names, self.rest
 
 
 class Told(NamedTuple):
-    """Landmarks that a path came by: all before the first that it did not, and of those behind that
-    one the ones whose bits are set."""
+    """Landmarks that a path has reached.
+
+    They are all before `first`, and those from `first` on whose bits in `ahead` are set.
+    """
 
     first: int = 0
     ahead: int = 0
 
     def with_(self, number: int) -> Told:
-        """And this one."""
+        """Add landmark `number`."""
         first, ahead = self.first, self.ahead | 1 << number - self.first
         while ahead & 1:
             first, ahead = first + 1, ahead >> 1
@@ -69,14 +78,14 @@ class Told(NamedTuple):
 
 
 class Order:
-    """Which landmarks may come next: the first, or the first of another stream behind it."""
+    """Order of landmarks: the first may come next, or the first later one of another stream."""
 
     def __init__(self, streams: list[str]) -> None:
         self._streams = streams
         self._next: dict[Told, tuple[int, ...]] = {}
 
     def next(self, told: Told) -> tuple[int, ...]:
-        """Their numbers."""
+        """Return the numbers of the landmarks that may come next."""
         if told not in self._next:
             other = self._other(told)
             self._next[told] = (told.first,) if other is None else (told.first, other)
@@ -93,7 +102,7 @@ class Order:
 
 
 class Targets:
-    """Of the warps of one recording."""
+    """Targets of the warps of one recording."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -110,7 +119,7 @@ class Targets:
 
     @cached_property
     def _named(self) -> Counter[str]:
-        """How often instructions name each register."""
+        """Count how often instructions name each register."""
         return Counter(
             name
             for site in self.recording.sites
@@ -119,7 +128,10 @@ class Targets:
         )
 
     def _left(self, site: Instr) -> Symbol:
-        """Of a load of tensor memory that nobody reads the compiler leaves nothing."""
+        """Return the symbol expected in SASS: none for a tensor-memory load with an unused result.
+
+        The compiler removes such a load.
+        """
         symbol = of_ptx(site)
         if symbol.landmark.startswith("tmem ld"):
             results = registers_of(site.operands[0])
@@ -160,7 +172,8 @@ class Targets:
         return Target(tuple(landmarks), tuple(work))
 
     def _require(self, warp: WarpRecord, site: int, *, heard: bool) -> None:
-        """Of an instruction that is no landmark."""
+        """Raise an error if an instruction that is no landmark lacks a record without being
+        guarded."""
         if not heard and not self._guarded(site):
             raise self._incomplete(warp, site)
 

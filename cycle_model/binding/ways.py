@@ -1,7 +1,7 @@
 """Ways through the machine code, from a place to the next landmark.
 
-Between landmarks a search goes in the order of the work that has been done, merges ways that have
-met with the same work, and gives up those that have done too much. Its loop is in `explore`.
+The search proceeds in the order of the work done. It merges ways that reach a place with the same
+work, and drops those that have done too much. Its loop is in `explore`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,15 @@ class Place(NamedTuple):
 
 
 class Way(NamedTuple):
-    """To a landmark, which its last instruction is. steps: ranges of instructions, begin and end;
-    cost: how far its work is from what it should be; owed: that by kind, what is too much above
-    zero; beside: the part of the cost that does not come from it."""
+    """A way that ends with the instruction of a landmark.
+
+    Attributes:
+        place: Place at which the way ends.
+        cost: Distance of its work from the work wanted.
+        steps: Ranges of instructions as (begin, end).
+        owed: That distance by kind; an excess is above zero.
+        beside: Part of the cost that does not come from `owed`.
+    """
 
     place: Place
     cost: float
@@ -54,7 +60,7 @@ class Run(NamedTuple):
 
 
 class Moves:
-    """Where one may go on in the machine code."""
+    """Possible steps through the machine code."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -63,7 +69,7 @@ class Moves:
         self._after: dict[int, list[int]] = {}
 
     def run(self, index: int) -> Run:
-        """From an instruction."""
+        """Return the straight run of code that begins at an instruction."""
         found = self._runs.get(index)
         if found is None:
             end, work, maybe = index, list(NO_WORK), 0
@@ -86,7 +92,7 @@ class Moves:
         return word in _JUMPS or index + 1 not in self.function.goals(index)
 
     def onward(self, place: Place, name: str) -> Iterator[tuple[Place, bool, float]]:
-        """(where to go on, whether the landmark is reached, cost) behind the run of a place."""
+        """Yield (next place, whether the landmark is reached, cost) after the run of a place."""
         end, calls = self.run(place.at).end, place.calls
         item, symbol = self.function.instructions[end], self.symbols[end]
         word = item.word
@@ -123,8 +129,11 @@ class Moves:
 
 
 class Graph:
-    """Places between a start, the first, and a landmark from which that can be reached, and the
-    goals behind it, as tables of `explore`. None at all where there is no way."""
+    """Places between a start and a landmark, and the goals after it, as tables of `explore`.
+
+    Only places from which the landmark can be reached are included, the start first. The graph is
+    empty if there is no way.
+    """
 
     def __init__(self, moves: Moves, start: Place, name: str) -> None:
         onward = _between(moves, start, name)
@@ -216,7 +225,7 @@ class Explorer:
     def explored(
         self, graph: Graph, wanted: Vector, limit: list[int], step: int, most: int
     ) -> list[Way]:
-        """The best way to each goal, in the order in which they were reached."""
+        """Return the best way to each goal, in the order in which they were reached."""
         while not self._run(graph, wanted, limit, step, most):
             self._make_room(4 * self.capacity)
         reached, costs = graph.reached.tolist(), graph.costs.tolist()
@@ -241,7 +250,7 @@ class Explorer:
         return bool(found.routine(E.explore)(self.frame.ctypes.data, len(graph.places)))
 
     def _steps(self, graph: Graph, node: int) -> tuple[tuple[int, int], ...]:
-        """From the start to a node and through it."""
+        """Return the ranges of instructions from the start through a node."""
         steps = []
         while node >= 0:
             steps.append(graph.steps[self.nodes[node, E.PLACE]])

@@ -1,4 +1,4 @@
-"""What instructions do when they are issued: to units, memory and barriers; what happens later."""
+"""Effects of issued instructions on units, memory and barriers, and events that follow later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def swap(state: p_i64, one: int, other: int) -> None:
 
 @routine
 def push(state: p_i64, time: int, what: int, a: int, b: int, cause: int) -> None:
-    """Not before the next cycle."""
+    """Add an event to the heap, in the next cycle at the earliest."""
     heap = p_i64(state[L.HEAP_AT])
     count = state[L.HEAP_COUNT]
     if count >= state[L.HEAP_SIZE]:
@@ -91,7 +91,7 @@ def block(state: p_i64, number: int, why: int, on: int, parity: int) -> None:
 
 @routine
 def settle(state: p_i64, barrier: int, cause: int) -> None:
-    """An mbarrier whose phase may be complete."""
+    """Complete the phase of an mbarrier if all arrivals and bytes have come."""
     settings = p_i64(state[L.SETTINGS_AT])
     at = L.MBARRIER + barrier * L.MB_WORDS
     if (
@@ -145,7 +145,7 @@ def barrier_arrival(state: p_i64, number: int, ident: int, threads: int, waits: 
 
 @routine
 def cluster_settled(state: p_i64, cluster: int, cause: int) -> None:
-    """All live warps of a cluster may have arrived."""
+    """Complete the cluster barrier if all live warps have arrived."""
     settings = p_i64(state[L.SETTINGS_AT])
     at = L.CLUSTER + cluster * L.CLUSTER_WORDS
     if state[at + L.CL_ARRIVED] < state[at + L.CL_LIVE] or state[at + L.CL_ARRIVED] == 0:
@@ -161,7 +161,7 @@ def cluster_settled(state: p_i64, cluster: int, cause: int) -> None:
 
 @routine
 def warp_left(state: p_i64, number: int) -> None:
-    """A warp is done: nobody waits for it any more."""
+    """End a warp, so that no barrier waits for it."""
     settings = p_i64(state[L.SETTINGS_AT])
     cta = L.CTA + state[L.WARP + number * L.WARP_WORDS + L.WARP_CTA] * L.CTA_WORDS
     state[cta + L.CTA_LIVE] -= 1
@@ -183,8 +183,11 @@ def warp_left(state: p_i64, number: int) -> None:
 
 @routine
 def memory_done(state: p_i64, sm: int, start: int, nbytes: int, from_hbm: int, latency: int) -> int:
-    """When bytes that are asked for at a time have come: through the port of the SM and, where L2
-    does not have them, through its share of the memory. Rates are bytes in `PART` cycles."""
+    """Return the time when bytes requested at `start` have arrived.
+
+    They pass the port of the SM and, if L2 lacks them, its share of the memory bandwidth. Rates are
+    bytes in `PART` cycles.
+    """
     settings = p_i64(state[L.SETTINGS_AT])
     at = max(start * L.PART, state[sm + L.L2_FREE])
     took = nbytes * L.PART * L.PART // settings[P.L2_BYTES]
@@ -202,7 +205,7 @@ def memory_done(state: p_i64, sm: int, start: int, nbytes: int, from_hbm: int, l
 
 @routine
 def write_back(state: p_i64, sm: int, nbytes: int) -> None:
-    """What is written goes to L2 beside what is read, and in the long run to memory."""
+    """Write bytes to L2, in parallel with reads, and in the long run to memory."""
     settings = p_i64(state[L.SETTINGS_AT])
     at = max(state[L.NOW] * L.PART, state[sm + L.L2_WRITE_FREE])
     took = nbytes * L.PART * L.PART // settings[P.L2_BYTES_WRITTEN]
@@ -234,8 +237,11 @@ def send_signals(state: p_i64, event: int, what: int, time: int, remote: int, ca
 
 @routine
 def tma_load(state: p_i64, event: int, sm: int, cause: int) -> None:
-    """A: rows, B: bytes in all, C: whether they come from the memory behind L2, D: bytes that the
-    SM's share of L2 is busy with."""
+    """Load tiles by TMA.
+
+    A is rows, B all bytes, C whether they come from the memory behind L2, and D the bytes that
+    occupy the SM's share of L2.
+    """
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     now = state[L.NOW]
@@ -282,9 +288,12 @@ def tma_store(state: p_i64, event: int, sm: int, warp: int) -> None:
 
 @routine
 def multiply(state: p_i64, event: int, sm: int, cause: int) -> None:
-    """A: parts of cycles that it takes, B: 1 where A is in tensor memory, 2 with a pair, C: parts
-    in which nobody else has shared memory, D: parts by which its result comes later than the next
-    one can begin. In order behind what the queue has."""
+    """Issue an MMA, in order after those queued.
+
+    A is its duration in parts of cycles. B is 1 if A is in tensor memory, 2 with a pair. C is the
+    parts in which it has shared memory alone. D is the parts from the next MMA's earliest start to
+    the result.
+    """
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     start = max((state[L.NOW] + settings[P.MMA_ISSUE]) * L.PART, state[sm + L.TENSOR_FREE])
@@ -306,8 +315,10 @@ def multiply(state: p_i64, event: int, sm: int, cause: int) -> None:
 
 @routine
 def wgmma(state: p_i64, event: int, warp: int, cause: int) -> None:
-    """A warp's quarter, on the tensor core of its scheduler. A: parts of cycles that it takes, B:
-    cycles until its sums are there, behind the start of the next one, C: 1 where it ends a group.
+    """Issue a warp's quarter of a wgmma on the tensor core of its scheduler.
+
+    A is its duration in parts of cycles. B is the cycles from the next one's start to the sums. C
+    is 1 if it ends a group.
     """
     events = p_i64(state[L.EVENTS_AT])
     scheduler = L.SCHEDULER + state[warp + L.WARP_SCHEDULER] * L.SCHEDULER_WORDS
@@ -345,7 +356,7 @@ def commit(state: p_i64, event: int, sm: int, cause: int) -> None:
 
 @routine
 def group_time(state: p_i64, warp: int, ring: int, count: int, allowed: int) -> int:
-    """When all groups but the newest are done; groups are done in order."""
+    """Return the time when all groups but the newest `allowed` are done; groups finish in order."""
     last = count - allowed
     if last <= 0:
         return 0
@@ -362,8 +373,11 @@ def close_group(state: p_i64, warp: int, ring: int, count: int, time: int) -> No
 
 @routine
 def global_access(state: p_i64, event: int, sm: int) -> int:
-    """A: bytes, B: 1 if they come from the memory behind L2, 2 from L1, C: cycles of the SM that
-    its lines are looked up in. When they have come."""
+    """Return the time when loaded bytes have arrived.
+
+    A is bytes. B is 1 if they come from the memory behind L2, 2 from L1. C is the cycles in which
+    the SM looks up the lines.
+    """
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     start = max(state[L.NOW], state[sm + L.LINES_FREE])
@@ -432,7 +446,7 @@ def send(state: p_i64, event: int, sm: int, cause: int) -> None:
 
 @routine
 def by_mbarrier(state: p_i64, event: int, number: int, cause: int) -> None:
-    """What mbarriers are asked, and what tells them of its end."""
+    """Perform an event that uses an mbarrier or signals completion to one."""
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     warp = L.WARP + number * L.WARP_WORDS
@@ -465,8 +479,11 @@ def by_mbarrier(state: p_i64, event: int, number: int, cause: int) -> None:
 
 @routine
 def by_group(state: p_i64, event: int, warp: int) -> None:
-    """Groups of copies are closed, and waited for. A: how many may be left; B: 0 of bulk copies,
-    1 of their reads, 2 of cp.async, 3 of wgmma."""
+    """Close a group of copies, or wait for groups.
+
+    A is the number of groups that may remain. B is 0 for bulk copies, 1 for their reads, 2 for
+    cp.async, 3 for wgmma.
+    """
     events = p_i64(state[L.EVENTS_AT])
     what = events[event + L.WHAT]
     bulk, copies = (state[warp + L.BULK_COUNT], state[warp + L.COPY_COUNT])
@@ -510,7 +527,8 @@ def by_cluster(state: p_i64, number: int, arrives: int) -> None:
 
 @routine
 def by_memory(state: p_i64, event: int, warp: int) -> int:
-    """Loads and stores of lanes; when the data is there, 0 where nobody asks."""
+    """Perform loads and stores of lanes; return the data's arrival time, 0 if nothing waits for
+    it."""
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     sm = L.SM + state[warp + L.WARP_SM] * L.SM_WORDS
@@ -534,7 +552,7 @@ def by_memory(state: p_i64, event: int, warp: int) -> int:
 
 @routine
 def perform(state: p_i64, event: int, number: int, cause: int) -> int:
-    """What an event does; when its result is there, or 0 where it has none of its own."""
+    """Perform an event; return the time of its result, or 0 if it has none."""
     settings = p_i64(state[L.SETTINGS_AT])
     events = p_i64(state[L.EVENTS_AT])
     warp = L.WARP + number * L.WARP_WORDS

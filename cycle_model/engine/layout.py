@@ -1,9 +1,13 @@
-"""Words of the tables that the engine works on: int64, but path and numbers, which are int32.
+"""Words of the engine's tables: int64, except path and numbers, which are int32.
 
-state: everything that changes, and where the others are. code: of each SASS instruction. path:
-numbers of instructions, warp after warp, and numbers: of their events, -1 for none. events: of what
-landmarks and accesses do. signals: what events do to mbarriers. Times are cycles; what has a
-fraction is kept in parts of `PART`.
+state: everything that changes, and the addresses of the other tables.
+code: properties of each SASS instruction.
+path: numbers of instructions, warp after warp.
+numbers: number of each instruction's event, -1 for none.
+events: effects of landmarks and accesses.
+signals: effects of events on mbarriers.
+
+Times are cycles; fractional values are kept in parts of `PART`.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def first_touches(state: p_i64, warp: int, item: int) -> int:
 
 @routine
 def hindered(state: p_i64, scheduler: int, pipe: int, start: int) -> int:
-    """Cycles by which a pipe is busy longer with an instruction because of wgmma beside it."""
+    """Return the extra cycles for which concurrent wgmma makes an instruction occupy a pipe."""
     if pipe >= L.UNIFORM or state[scheduler + L.WGMMA_FREE] <= start:
         return 0
     settings = p_i64(state[L.SETTINGS_AT])
@@ -129,7 +129,7 @@ def issue(state: p_i64, number: int, item: int, scheduler: int) -> None:
 
 @routine
 def ready_at(state: p_i64, warp: int, item: int) -> int:
-    """When the scoreboards let an instruction go; remembers which one was the last."""
+    """Return the time when the scoreboards release an instruction; record the last cause."""
     code = p_i64(state[L.CODE_AT])
     waits = code[item + L.WAITS]
     time = state[warp + L.WARP_NEXT]
@@ -147,7 +147,7 @@ def ready_at(state: p_i64, warp: int, item: int) -> int:
 
 @routine
 def free_at(state: p_i64, warp: int, item: int, scheduler: int) -> int:
-    """When the pipe of an instruction takes it."""
+    """Return the time when the pipe of an instruction is free."""
     settings = p_i64(state[L.SETTINGS_AT])
     code = p_i64(state[L.CODE_AT])
     pipe, kind = (code[item + L.PIPE], code[item + L.KIND])
@@ -180,8 +180,10 @@ def in_turn(last: int, yields: int, j: int, count: int) -> int:
 
 @routine
 def choose(state: p_i64, scheduler: int) -> int:
-    """The slot of the first warp, in the order of turns, that may issue now; -1 where none may.
-    When one may be able to is noted."""
+    """Return the slot of the first warp, in round-robin order, that may issue now; -1 if none.
+
+    If none may, the earliest time when one may be able to is stored.
+    """
     path = p_i32(state[L.PATH_AT])
     now, count = (state[L.NOW], state[scheduler + L.WARP_COUNT])
     following, chosen = (L.NEVER, -1)
@@ -239,7 +241,7 @@ def note(state: p_i64, room: int, number: int) -> None:
 
 @routine
 def soonest(state: p_i64) -> int:
-    """When something happens next."""
+    """Return the time of the next event."""
     heap = p_i64(state[L.HEAP_AT])
     time = L.NEVER
     for k in range(state[L.SMS] * L.SCHEDULERS):
@@ -251,8 +253,15 @@ def soonest(state: p_i64) -> int:
 
 @routine
 def run(state: p_i64, room: int, last: int) -> int:
-    """To the end of all warps: 0; 1 when nobody can go on, 2 without room, 3 after cycle `last`.
-    room: of the log, instructions."""
+    """Simulate until all warps have ended.
+
+    Args:
+        room: Number of instructions that fit into the log.
+        last: Last cycle.
+
+    Returns:
+        0 at the end, 1 if no warp can proceed, 2 without room, 3 after cycle `last`.
+    """
     code = p_i64(state[L.CODE_AT])
     path = p_i32(state[L.PATH_AT])
     while state[L.LIVE] > 0 and state[L.STUCK] == 0:
@@ -263,7 +272,7 @@ def run(state: p_i64, room: int, last: int) -> int:
             scheduler = L.SCHEDULER + k * L.SCHEDULER_WORDS
             if state[scheduler + L.NEXT_AT] > state[L.NOW]:
                 continue
-            state[scheduler + L.NEXT_AT] = L.NEVER  # whoever is woken meanwhile says when
+            state[scheduler + L.NEXT_AT] = L.NEVER  # a warp woken meanwhile sets it
             slot = choose(state, scheduler)
             if slot < 0:
                 continue

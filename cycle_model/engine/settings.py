@@ -1,5 +1,7 @@
-"""The parameters that routines read, by name and by number; `parameters` has their values, but for
-`grid_release`, which the launch in front of this one gives."""
+"""Parameters that routines read, by name and by number.
+
+Their values come from `parameters`, except `grid_release`, which the preceding launch determines.
+"""
 
 from __future__ import annotations
 

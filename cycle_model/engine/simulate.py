@@ -1,4 +1,4 @@
-"""One simulation: warps on SMs, from their first instruction to the last."""
+"""Simulation of warps on SMs, from their first instruction to the last."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ MOVED = (L.L2_FREE, L.L2_WRITE_FREE, L.HBM_FREE)
 
 
 class StuckError(ValueError):
-    """Nobody can go on: the model does not know something that the kernel relies on."""
+    """Error if no warp can proceed: the model lacks something that the kernel relies on."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """cycles: until the last warp is done and what it wrote is on its way. state: of the engine
-    at the end. log: of every issued instruction, see `layout`, where it was asked for."""
+    """Result of a simulation.
+
+    Attributes:
+        cycles: Time until the last warp is done and its writes have been sent.
+        issued: Number of issued instructions.
+        state: State of the engine at the end.
+        log: One entry for each issued instruction, see `layout`; None if not requested.
+    """
 
     cycles: int
     issued: int
@@ -35,15 +41,17 @@ class Result:
     log: np.ndarray | None
 
     def cycles_of(self, cluster: int) -> int:
-        """Until the last warp of one of several clusters is done, and what is on its way then."""
+        """Return the time until a cluster's last warp is done and its pending work has finished."""
         placed = self.tables.placed
         done = [int(self.state[L.WARP + k * L.WARP_WORDS + L.DONE]) for k in range(len(placed))]
         mine = [end for end, each in zip(done, placed, strict=True) if each.cluster == cluster]
         return self.cycles - max(done) + max(mine)
 
     def triggered(self, cluster: int) -> int:
-        """When all CTAs of one of several clusters have let dependent grids begin, or have ended;
-        of a result with a log."""
+        """Return the time when all CTAs of a cluster have triggered dependent grids or have ended.
+
+        The result needs a log.
+        """
         assert self.log is not None
         placed, log = self.tables.placed, self.log[: self.issued]
         words = np.array([item.word == "PREEXIT" for item in self.tables.function.instructions])
@@ -141,7 +149,7 @@ def _place(state: np.ndarray, tables: Tables) -> None:
 
 
 def _explained(state: np.ndarray, tables: Tables, answer: int) -> str:
-    """Who waits for what."""
+    """Describe what each warp waits for."""
     if answer == 2:
         return f"more than {_HEAP} events at a time"
     names = {number: where for where, number in tables.barriers.items()}

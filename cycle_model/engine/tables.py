@@ -1,4 +1,4 @@
-"""What the engine works on, from bound warps and the parameters of a GPU."""
+"""Tables of the engine, made from bound warps and the parameters of a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ from ptxemu.record.recording import Access, Barrier, Event, Recording
 
 
 class Cost(NamedTuple):
-    """issue, latency: names of parameters, "" for none. pipe: of `engine.layout`."""
+    """Cost of an instruction.
+
+    Attributes:
+        pipe: Pipe of `engine.layout`.
+        issue: Name of the parameter with the issue time; "" for none.
+        latency: Name of the parameter with the latency; "" for none.
+    """
 
     pipe: int
     issue: str
@@ -71,7 +77,7 @@ COSTS = {
 
 
 def cost_of(item: Instruction) -> Cost:
-    """Of uniform instructions that stand in no list, the uniform pipe; of others the ALU's."""
+    """Return the cost; an unlisted instruction uses the uniform pipe if uniform, else the ALU."""
     if item.opcode.startswith(("IMAD.MOV", "IMAD.U32", "IMAD.SHL")):
         return Cost(L.FMA, "issue_fma", "latency_fma")
     if item.word == "MEMBAR" and not item.opcode.endswith(".CTA"):
@@ -99,9 +105,13 @@ _SHORTEST_MMA = 18  # cycles, of what SA has measured
 
 @dataclass(frozen=True)
 class Sharing:
-    """active_sms: of the whole GPU, which share the memory. writes_back: what they write goes on
-    to memory in the long run; else it stays in L2. grid_release: the cycle from which on nobody
-    waits any more for the grids in front of this one."""
+    """Resources that the simulated warps share with the rest of the GPU.
+
+    Attributes:
+        active_sms: Number of SMs of the whole GPU that share the memory.
+        writes_back: Whether writes reach memory in the long run; else they stay in L2.
+        grid_release: Cycle from which nobody waits for the preceding grids.
+    """
 
     active_sms: int
     writes_back: bool = False
@@ -109,7 +119,7 @@ class Sharing:
 
 
 def settings_of(gpu: Gpu, sharing: Sharing) -> np.ndarray:
-    """The vector that routines read; rates are those of one of the SMs."""
+    """Return the vector that routines read; rates are those of one SM."""
     values = []
     for name in settings.NAMES:
         if name == "grid_release":
@@ -127,7 +137,7 @@ def settings_of(gpu: Gpu, sharing: Sharing) -> np.ndarray:
             value = min(value, gpu.value("l2_bytes_in_all") / active)
         elif name == "l2_bytes_written_in_all":
             value = min(value / active, gpu.value("l2_bytes_per_cycle"))
-        elif name == "global_latency_hbm":  # who waits for many waits for the slowest
+        elif name == "global_latency_hbm":  # a wait for many loads ends with the slowest
             value += gpu.value("hbm_tail") * math.log(active * ACCESSES)
         values.append(round(value * L.PART) if name in _RATES else round(value))
     return np.array(values, np.int64)
@@ -156,8 +166,10 @@ _SECTOR = 32  # bytes
 
 
 def _sector(item: Instruction, sectors: dict[tuple[str, int], int]) -> int:
-    """Of the parameters that an instruction reads, from 1 on; 0: of none. What is addressed by
-    another register is taken for another place."""
+    """Return the number, from 1, of the parameter sector that an instruction reads; 0 for none.
+
+    An address in another register counts as another sector.
+    """
     found = _PARAMETER.search(item.operands)
     if not found:
         return 0
@@ -177,9 +189,15 @@ def _kind(item: Instruction) -> int:
 
 @dataclass(frozen=True)
 class Placed:
-    """A warp that is to run. sm: in the simulation; cta, cluster: numbers there, from 0 on. far:
-    whether an address that it reads comes from the memory behind L2; alone: the share of a read
-    that L2 answers for it, where neighbours ask for the same."""
+    """A warp to simulate.
+
+    Attributes:
+        sm: SM in the simulation.
+        cta: Number of the CTA in the simulation, from 0.
+        cluster: Number of the cluster in the simulation, from 0.
+        far: Whether an address it reads comes from the memory behind L2.
+        alone: Share of a read that L2 serves for this warp alone, if neighbours read it as well.
+    """
 
     warp: BoundWarp
     sm: int
@@ -190,7 +208,7 @@ class Placed:
 
 
 class Tables:
-    """Of warps that run together."""
+    """Tables of warps that run together."""
 
     def __init__(
         self, recording: Recording, function: Function, warps: Sequence[Placed], gpu: Gpu,
@@ -264,8 +282,10 @@ class Tables:
     # -- accesses ---------------------------------------------------------------------------
 
     def _add_accesses(self, each: Placed, begin: int) -> None:
-        """Those of a kind in the path are those of the recording in their order; where the compiler
-        has joined or split some, by their share."""
+        """Assign recorded accesses of each kind, in order, to those of the path.
+
+        If the compiler joined or split accesses, they are assigned in proportion.
+        """
         path = each.warp.path
         kinds = self._kinds[path]
         if not kinds.any():
@@ -287,12 +307,15 @@ class Tables:
                     self._events.append(row)
 
     def _words_are(self, path: np.ndarray, word: str) -> np.ndarray:
-        """Which instructions of a path have an opcode that begins with this word."""
+        """Return a mask of the path's instructions whose opcode begins with `word`."""
         return np.array([each == word for each in self._words], bool)[path]
 
     def _executed(self, path: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
-        """Those of the accesses in a path that were executed. Of guarded ones the recording does
-        not say which were not: those at the end, which would reach beyond the data."""
+        """Return the places of a path's accesses that were executed.
+
+        The recording does not show which guarded accesses were skipped. The model skips the last
+        ones, as they would exceed the data.
+        """
         guarded = np.flatnonzero(self._guarded[path[places]])
         excess = len(places) - count
         return np.delete(places, guarded[-excess:]) if 0 < excess <= len(guarded) else places
@@ -327,16 +350,23 @@ class Tables:
 
 
 def _lines(access: Access) -> int:
-    """Lines of a load that goes to L2; the SM looks up one in a cycle (issue_global of
-    results/units_h100.json). Sectors of which all bytes are wanted stand four to a line, others
-    each in their own."""
+    """Return the number of lines of a load that goes to L2.
+
+    The SM looks up one line per cycle (issue_global of results/units_h100.json). Four fully used
+    sectors share a line; a partly used sector is a line of its own.
+    """
     whole = 32 * access.passes <= LANES * access.nbytes
     return -(-access.passes // 4) if whole else access.passes
 
 
 class MmaParts(NamedTuple):
-    """Parts of cycles. next: until another can begin; alone: in which TMA cannot write; tail: from
-    then until the result would be there, beyond the latency of a commit of 128 rows."""
+    """Times of an MMA, in parts of cycles.
+
+    Attributes:
+        next: Time until another MMA can begin.
+        alone: Time in which TMA cannot write.
+        tail: Time from then to the result, beyond the latency of a commit of 128 rows.
+    """
 
     next: int
     alone: int
@@ -344,10 +374,13 @@ class MmaParts(NamedTuple):
 
 
 def mma_parts(gpu: Gpu, m: int, n: int, ctas: int, in_tmem: bool) -> MmaParts:
-    """Of an MMA of 32 bytes along K: the tensor core's law, or the operands that each SM reads
-    from shared memory, a pair with some cycles more. Where TMA fills shared memory at the same
-    time, main loops take N / 4 cycles an MMA more, whatever M is (SA): only while A is read TMA
-    writes, too. With A in tensor memory nobody has measured that: then B is read, no more."""
+    """Return the times of an MMA of 32 bytes along K.
+
+    Its duration is the tensor core's rate, or the operands that each SM reads from shared memory;
+    a pair of SMs needs some cycles more. Where TMA fills shared memory at the same time, main
+    loops need N / 4 cycles per MMA more, whatever M is (SA): TMA writes only while A is read. With
+    A in tensor memory this was not measured; the model assumes that only B is read.
+    """
     rows, rate = m // ctas, gpu.value("mma_smem_rate")
     compute = n / 2 if ctas == 1 or rows == 128 else n / 4
     of_a = 0 if in_tmem else 32 * rows / rate
@@ -509,7 +542,7 @@ def _copy_arrive(t: Tables, each: Placed, landmark: Landmark, site: Any, item: I
 
 @_makes(y.BARRIER)
 def _barrier(t: Tables, each: Placed, landmark: Landmark, site: Any, item: Instruction) -> Any:
-    """Without an event it is a cluster barrier of a launch without clusters."""
+    """Return a barrier event; without a recorded event it is a cluster barrier without clusters."""
     ident, threads = landmark.events[0].shape if landmark.events else (0, 0)
     what = L.E_BARRIER_ARRIVE if "ARV" in item.opcode else L.E_BARRIER
     return t._row(what, ident, threads)

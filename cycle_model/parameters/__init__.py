@@ -1,1 +1,1 @@
-"""What the engine knows of a GPU: numbers with their units, sources and ranges."""
+"""Parameters of GPUs for the engine: numbers with units, sources and ranges."""

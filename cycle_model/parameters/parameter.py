@@ -1,10 +1,10 @@
-"""One number, and how far to trust it; files of them, as `python -m lab.bringup.rates` writes them.
+"""Parameters with their reliability, and their files, as `python -m lab.bringup.rates` writes them.
 
     {"format": 1, "gpu": "NVIDIA H200", "date": "2026-11-24", "rows": "units_h200.json",
      "parameters": {"issue_fma": {"value": 1, "low": 1, "high": 1, "unit": "cycles ...",
                                   "kind": "measured", "source": "units_h200.json: issue (...)"}}}
 
-What a file does not name keeps the number that the GPU has without it.
+A parameter that the file does not name keeps the GPU's default.
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ MEASURED, PUBLISHED, GUESSED, FITTED = KINDS = ("measured", "published", "guesse
 
 @dataclass(frozen=True)
 class Parameter:
-    """kind: 'measured' by a micro-benchmark of ours, 'published' by others, 'guessed', or 'fitted'
-    to whole kernels. low, high: what it may be as well; source: where it is from."""
+    """A number and its reliability.
+
+    Attributes:
+        low: Lowest plausible value.
+        high: Highest plausible value.
+        kind: 'measured' by our micro-benchmark, 'published' by others, 'guessed', or 'fitted' to
+            whole kernels.
+        source: Origin of the value.
+    """
 
     value: float
     low: float
@@ -44,8 +51,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Gpu:
-    """arch: of its cubins. sms: streaming multiprocessors. l2_bytes: of the cache that they
-    share."""
+    """A GPU and its parameters.
+
+    Attributes:
+        arch: Architecture of its cubins.
+        sms: Number of streaming multiprocessors.
+        l2_bytes: Size of the cache that they share.
+    """
 
     name: str
     arch: str
@@ -54,11 +66,11 @@ class Gpu:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
     def value(self, name: str) -> float:
-        """Raises KeyError for a name that is no parameter."""
+        """Return a parameter's value; raise KeyError for an unknown name."""
         return self.parameters[name].value
 
     def perturbed(self, seed: int) -> Gpu:
-        """All parameters anywhere within their ranges, the same for the same seed."""
+        """Draw all parameters from their ranges, reproducibly by `seed`."""
         chance = random.Random(seed)
         drawn = {
             name: replace(each, value=chance.uniform(each.low, each.high))
@@ -67,7 +79,10 @@ class Gpu:
         return replace(self, parameters=drawn)
 
     def changed(self, **values: float) -> Gpu:
-        """With other values, whatever their ranges; raises ValueError for an unknown name."""
+        """Return a GPU with other values, whatever their ranges.
+
+        Raises ValueError for an unknown name.
+        """
         unknown = sorted(set(values) - set(self.parameters))
         if unknown:
             raise ValueError(f"no parameter {unknown[0]!r}; there are {', '.join(self.parameters)}")
@@ -89,8 +104,14 @@ _KEYS = {each.name for each in fields(Parameter)}
 
 @dataclass(frozen=True)
 class Table:
-    """gpu: what the device calls itself. date: of the measurement. rows: the name of the file of
-    rows. kept: why names have no number here, which is for readers alone."""
+    """Parameters of one measurement.
+
+    Attributes:
+        gpu: Name that the device reports.
+        date: Date of the measurement.
+        rows: Name of the file of rows.
+        kept: Reasons why names have no number here, for readers only.
+    """
 
     gpu: str
     date: str
@@ -99,8 +120,10 @@ class Table:
     kept: Mapping[str, str]
 
     def over(self, gpu: Gpu) -> Gpu:
-        """The GPU with these parameters in the place of its own. ValueError for a name that is no
-        parameter, and for another unit than it has."""
+        """Return the GPU with these parameters in place of its defaults.
+
+        Raises ValueError for an unknown name or a different unit.
+        """
         known = gpu.parameters
         for name, each in self.parameters.items():
             if name not in known:
@@ -110,14 +133,14 @@ class Table:
         return replace(gpu, parameters={**known, **self.parameters})
 
     def document(self) -> dict[str, Any]:
-        """As it stands in a file."""
+        """Return the table in the format of its file."""
         named = {name: asdict(each) for name, each in self.parameters.items()}
         return {"format": FORMAT, "gpu": self.gpu, "date": self.date, "rows": self.rows,
                 "parameters": named, "kept": dict(self.kept)}  # fmt: skip
 
 
 def read(path: Path) -> Table:
-    """The table of a file. ValueError that names the file and the entry where it is none."""
+    """Read a table; raise ValueError, which names file and entry, if it is invalid."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

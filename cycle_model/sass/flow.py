@@ -9,13 +9,13 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-# One SASS instruction, and what its control word asks of the scheduler.
+# One SASS instruction, and the requests of its control word to the scheduler.
 #
-# The compiler, not the hardware, keeps an instruction from coming too early. Where it knows when a
-# result is there, the instruction before waits: `stall`. Where it does not, as for memory, the
-# instruction that makes the result takes one of six scoreboards when it is issued and returns it
-# when the result is there (`writes`) or when its operands have been read (`reads`), and who needs
-# it waits until the scoreboards of its mask (`waits`) are free.
+# The compiler, not the hardware, prevents an instruction from issuing too early. If it knows the
+# latency of a result, the preceding instruction waits: `stall`. Otherwise, as for memory, the
+# producer takes one of six scoreboards at issue. It releases the scoreboard when the result is
+# there (`writes`) or when its operands have been read (`reads`). A consumer waits until the
+# scoreboards of its mask (`waits`) are free.
 
 TARGET = re.compile(r"`\(([^)]+)\)")
 NO_SCOREBOARD = 7
@@ -36,9 +36,16 @@ def kind_of(opcode: str, kinds: Kinds) -> str:
 
 
 class Control(NamedTuple):
-    """stall: cycles until the warp may issue again, 0 to 15; yields: another warp should go first;
-    writes, reads: the scoreboard that it takes until its result is written, its operands are read,
-    7 for none; waits: a mask of scoreboards; reuse: operand slots that it keeps."""
+    """Control fields of an instruction.
+
+    Attributes:
+        stall: Cycles until the warp may issue again, 0 to 15.
+        yields: Whether another warp should issue first.
+        writes: Scoreboard held until the result is written, 7 for none.
+        reads: Scoreboard held until the operands are read, 7 for none.
+        waits: Mask of scoreboards to wait for.
+        reuse: Operand slots that are kept.
+    """
 
     stall: int = 1
     yields: bool = False
@@ -49,7 +56,7 @@ class Control(NamedTuple):
 
     @classmethod
     def decoded(cls, high: int) -> Control:
-        """From the upper 64 of the 128 bits of an instruction."""
+        """Decode the upper 64 of an instruction's 128 bits."""
         return cls(
             stall=high >> 41 & 15,
             yields=not high >> 45 & 1,
@@ -65,7 +72,7 @@ NOTHING_ASKED = Control()
 
 @dataclass(frozen=True)
 class Instruction:
-    """One SASS instruction; `guard` is its predicate ('P0', '!UP1') or empty."""
+    """A SASS instruction; `guard` is its predicate ('P0', '!UP1') or empty."""
 
     address: int
     guard: str
@@ -80,7 +87,7 @@ class Instruction:
 
     @property
     def text(self) -> str:
-        """As nvdisasm prints it."""
+        """The instruction as nvdisasm prints it."""
         guard = f"@{self.guard} " if self.guard else ""
         return f"{guard}{self.opcode} {self.operands}".rstrip()
 
@@ -92,8 +99,10 @@ class Instruction:
 
     @property
     def is_branch(self) -> bool:
-        """BRA, or what ptxas writes for one that all lanes take together: a call of a label of the
-        function itself, from which nothing returns."""
+        """Whether it is BRA, or a call of a label of its own function.
+
+        ptxas writes such a call, which never returns, for a branch that all lanes take together.
+        """
         calls = self.word == "CALL" and (self.target or "").startswith(".L_")
         return calls or self.opcode.startswith("BRA")
 
@@ -110,7 +119,7 @@ class Instruction:
 
 
 def kinds_of(instructions: Iterable[Instruction], kinds: Kinds) -> dict[str, int]:
-    """Instructions by kind; every kind stands in the result."""
+    """Count instructions by kind; the result has every kind."""
     counts = dict.fromkeys(kinds, 0)
     for item in instructions:
         counts[kind_of(item.opcode, kinds)] += 1
@@ -150,13 +159,15 @@ class Function:
 
     @cached_property
     def registers(self) -> int:
-        """Of a thread, as far as instructions name them."""
+        """Number of registers per thread that the instructions name."""
         found = (REGISTER.findall(item.operands) for item in self.instructions)
         return max((int(number) for numbers in found for number in numbers), default=0) + 1
 
     def goals(self, index: int) -> set[int]:
-        """Instructions that may follow one; one behind the last if it falls out of the function. A
-        call of another function counts as one that has come back."""
+        """Return the instructions that may follow; the end index if the function ends.
+
+        A call of another function counts as returned.
+        """
         last, after, labels = self.instructions[index], index + 1, self.labels
         if last.opcode.startswith("BSYNC"):
             register = BARRIER_REGISTER.search(last.operands)
@@ -173,7 +184,7 @@ class Function:
         return {after}
 
     def _made_blocks(self) -> list[Block]:
-        """Basic blocks with their edges; a branch out of the function has none."""
+        """Make basic blocks with their edges; a branch out of the function has none."""
         leaders = {0, *self.labels.values()}
         for index, item in enumerate(self.instructions):
             if item.is_branch or item.opcode.startswith(JUMPS):
@@ -240,7 +251,7 @@ class Function:
         ]
 
     def innermost(self, heads: Iterable[int]) -> list[int]:
-        """Those of these loops that have none of the others inside."""
+        """Return the loops that contain none of the other given loops."""
         heads = list(heads)
         return [h for h in heads if not any(o != h and o in self.loops[h] for o in heads)]
 
@@ -261,7 +272,7 @@ class Function:
         return tuple(i for b in self.order if b in wanted for i in self.blocks[b].instructions)
 
     def address(self, block: int) -> int:
-        """Where a block begins."""
+        """Return the address at which a block begins."""
         return self.blocks[block].instructions[0].address
 
     def guarded(self, body: frozenset[int]) -> list[tuple[int, frozenset[int]]]:
@@ -279,7 +290,7 @@ class Function:
 def _reconvergence(
     instructions: list[Instruction], labels: dict[str, int]
 ) -> dict[str, frozenset[int]]:
-    """Convergence barrier register -> where BSSY lets its threads meet."""
+    """Map each convergence barrier register to the place where BSSY reconverges its threads."""
     meets: dict[str, frozenset[int]] = {}
     for item in instructions:
         if item.opcode.startswith("BSSY") and item.target in labels:
@@ -290,10 +301,10 @@ def _reconvergence(
 
 # Whether ptxas let the products of Hopper's tensor core overlap.
 #
-# Where ptxas cannot prove that registers of a wgmma in flight stay as they are, or has too few of
-# them, it serialises every wgmma of the kernel: each becomes a group of its own and is waited for
-# before the next one is issued. It says so in an advisory (C7510 to C7515) that `ptxas -v` prints
-# and the DSL does not; the machine code tells as well.
+# ptxas serialises every wgmma of a kernel if it cannot prove that registers of a wgmma in flight
+# are unchanged, or has too few of them: each wgmma becomes a group that is waited for before the
+# next one is issued. It reports this in an advisory (C7510 to C7515) that `ptxas -v` prints and the
+# DSL does not; the machine code shows it as well.
 
 PRODUCTS = ("HGMMA", "QGMMA", "IGMMA", "BGMMA")
 WAIT = "WARPGROUP.DEPBAR"
@@ -302,8 +313,10 @@ FOR_ALL = "0x0"  # of the wait: no group may be in flight
 
 
 def is_serialised(function: Function) -> bool | None:
-    """Whether each product ends a group, and behind each, before the next, all groups are waited
-    for; None where nothing is multiplied. A kernel that asks for just that counts as well."""
+    """Whether all groups are waited for after each product, before the next; None without products.
+
+    A kernel that requests just that counts as well.
+    """
     marks = [item for item in function.instructions if item.opcode.startswith((*PRODUCTS, WAIT))]
     products = [n for n, item in enumerate(marks) if not item.opcode.startswith(WAIT)]
     if not products:

@@ -1,4 +1,4 @@
-"""NVIDIA's tools that read cubins: where they are, and the kernels that they list."""
+"""NVIDIA's tools that read cubins: their location, and the kernels that they list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESOURCES = re.compile(r"\bREG:(\d+)\s+STACK:(\d+)")
 
 @dataclass(frozen=True)
 class Resources:
-    """What a launch needs per thread: registers, and bytes of stack."""
+    """Resources per thread: registers, and bytes of stack."""
 
     registers: int
     stack: int
@@ -38,7 +38,7 @@ def tools_found() -> bool:
 
 
 def disassemble(cubin: Path) -> str:
-    """Its code with the words that encode it; raises FileNotFoundError without the tool."""
+    """Disassemble with the encoding words; raise FileNotFoundError without the tool."""
     return _output("nvdisasm", "--print-code", "--print-instruction-encoding", cubin)
 
 
@@ -49,7 +49,7 @@ def resources(cubin: Path) -> list[Resources]:
 
 
 def ptxas_version(cubin: Path) -> str:
-    """Of the ptxas that wrote the file: '12.9.83', or '12.9' where it leaves no note."""
+    """Return the version of the ptxas that wrote the file: '12.9.83', or '12.9' without a note."""
     elf = _output("cuobjdump", "--dump-elf", cubin)
     if note := re.search(r"Tool Version:.* V([\d.]+)", elf):
         return note[1]
@@ -73,8 +73,10 @@ UPPER_HALF = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/\s*$")
 
 
 def parse(listing: str) -> list[Function]:
-    """Every kernel of a listing of nvdisasm, in its order. Where the listing has no encoding, all
-    instructions have the control word that asks for nothing."""
+    """Parse every kernel of a listing of nvdisasm, in its order.
+
+    In a listing without encoding, all instructions have a control word without requests.
+    """
     functions: list[Function] = []
     name, instructions, labels = "", [], {}
     for line in [*listing.splitlines(), "\t.section\t.text.end,"]:
@@ -95,11 +97,16 @@ def parse(listing: str) -> list[Function]:
 
 
 def read(cubin: Path) -> tuple[dict[str, Any], Function]:
-    """(what can be said of every kernel, its code) of a file with one kernel.
+    """Return (properties, code) of a file with one kernel.
 
-    registers and stack of a thread; spills: instructions that move registers to local memory or
-    back; instructions: all of them; serialised: see `is_serialised`; ptxas: its version. Raises
-    FileNotFoundError without the tools, ValueError for more kernels than one.
+    The properties are:
+        registers and stack: per thread
+        spills: number of instructions that move registers to local memory or back
+        instructions: number of all instructions
+        serialised: see `is_serialised`
+        ptxas: its version
+
+    Raises FileNotFoundError without the tools, ValueError for more than one kernel.
     """
     (usage,), (function,) = resources(cubin), parse(disassemble(cubin))
     spills = kinds_of(function.instructions, {"spills": SPILLS, "": ("",)})["spills"]

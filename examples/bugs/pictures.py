@@ -1,7 +1,7 @@
-"""Pictures of what ptxemu says of five bugs: `python examples/bugs/pictures.py` writes them anew.
+"""Pictures of ptxemu's reports on five bugs; `python examples/bugs/pictures.py` rewrites them.
 
-Each bug is `column_sums.py` with one line changed. The reports are those of the commands, with
-addresses of this process made such that they are the same everywhere.
+Each bug is `column_sums.py` with one line changed. The reports are printed by the commands.
+Addresses of this process are replaced, so that the pictures are reproducible.
 """
 
 from __future__ import annotations
@@ -40,7 +40,14 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Bug:
-    """line: of the kernel. instead: what stands there; "" for nothing. command: what finds it."""
+    """A one-line change of a kernel, and the command that finds it.
+
+    Attributes:
+        name: Name of the kernel's file, without ".py".
+        line: The line of the kernel that is replaced.
+        instead: Its replacement; "" removes the line.
+        command: Subcommand of ptxemu that finds the bug.
+    """
 
     name: str
     line: str
@@ -49,7 +56,7 @@ class Bug:
 
     @property
     def words(self) -> list[str]:
-        """Of the command line, behind `python -m ptxemu`."""
+        """Words of the command line after `python -m ptxemu`."""
         return [word.format(self.name) for word in self.command.split()] + [f"{self.name}.py"]
 
     @property
@@ -81,8 +88,10 @@ BUGS = (
 
 
 def reports() -> Iterator[tuple[Bug, str]]:
-    """Each bug with what the command prints. To be called where the DSL is not imported yet: line
-    information is asked for when it is."""
+    """Yield each bug with the output of the command.
+
+    The DSL must not be imported before, since its import decides on line information.
+    """
     from ptxemu.__main__ import main
 
     os.environ["PTXEMU_KEEP"] = "kept"
@@ -102,7 +111,7 @@ def reports() -> Iterator[tuple[Bug, str]]:
 
 
 def lines_of(bug: Bug, report: str) -> list[str]:
-    """What is in the picture: the change, the command, and as much of the report as fits."""
+    """Return the picture's text: the change, the command, and as much of the report as fits."""
     lines = [*_all_lines(bug, report)]
     more = len(lines) - LINES
     return [*lines[:LINES], f"... and {more} lines more"] if more > 1 else lines
@@ -126,7 +135,7 @@ def text_of(picture: str) -> str:
 
 
 def picture(bug: Bug, lines: list[str]) -> str:
-    """As SVG, a window of a terminal: it looks the same on a light page and on a dark one."""
+    """Return an SVG of a terminal window that looks alike on light and dark pages."""
     from rich.console import Console
     from rich.text import Text
 

@@ -28,7 +28,7 @@ PROFILED = 8  # decoding steps
 
 
 def parser() -> argparse.ArgumentParser:
-    """Its flags."""
+    """Return the command-line parser."""
     made = argparse.ArgumentParser(
         prog="python -m examples.gpt_oss",
         description="gpt-oss from prompt to tokens on the kernels of this repository, on a GPU if "
@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, or 2 for what is refused."""
+    """Run the command; return 0, or 2 for refused options."""
     options = parser().parse_args(arguments)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     emulated = emulation(arch=options.arch) if device.type == "cpu" else nullcontext()
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.profile and device.type != "cuda":
             raise ValueError("--profile: there is no time on a CPU, where kernels are emulated")
         ranks, device = _joined(options, device)
-        # All ranks do the same; one of them says so.
+        # All ranks produce equal results; one of them prints.
         quiet = redirect_stdout(None) if ranks is not None and ranks.rank else nullcontext()
         with emulated, quiet:
             return _perform(options, device, ranks)
@@ -172,7 +172,7 @@ def _perform(options: argparse.Namespace, device: torch.device, ranks: Ranks | N
 def _source(
     options: argparse.Namespace, device: torch.device, ranks: Ranks | None
 ) -> tuple[Config, Source]:
-    """Of this rank."""
+    """Return this rank's config and its source of weights."""
     source: Source
     if options.checkpoint:
         config, source = of_folder(options.checkpoint), Stored(options.checkpoint, device, ranks)
@@ -184,7 +184,7 @@ def _source(
 
 
 def _words(engine: Engine) -> str:
-    """Where it runs, and how."""
+    """Describe the device, and how decoding is launched."""
     device = engine.model.device
     if device.type != "cuda":
         return "in the emulator"
@@ -210,7 +210,7 @@ def _served(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int) -
 
 
 def _profile(engine: Engine, options: argparse.Namespace, config: Config) -> dict[str, Any]:
-    """Tables of a prefill of a batch, and of steps behind it."""
+    """Return profiles of a batch's prefill and of the decoding steps after it."""
     prompts = _prompts(options, config, options.seed + 2)[: options.batch]
     steps = min(PROFILED, options.new_tokens - 1)
     jobs = [

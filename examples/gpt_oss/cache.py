@@ -34,7 +34,7 @@ TABLE_ALIGN = 256  # bytes
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where a layer keeps its keys and values: rows to write to, pages [slots, rows, Hkv, D]."""
+    """Rows and pages of a layer's keys and values; pages are [slots, rows, Hkv, D]."""
 
     sliding: bool
     rows: tuple[Rows, Rows]
@@ -119,10 +119,12 @@ class Prefill:
 
 @dataclass(frozen=True, eq=False)
 class _Before:
-    """Keys of a ring that new tokens see, and where they stand in front of those of the step.
+    """Keys of a ring that new tokens see, merged with the new keys of the step.
 
-    kept: int64 [N], entries of the ring, -1 where a new key goes; new: int64 [T], where; starts:
-    int32 [B + 1], of each request in both together.
+    Attributes:
+        kept: int64 [N], entries of the ring, -1 at the position of a new key.
+        new: int64 [T], positions of the new keys.
+        starts: int32 [B + 1], start of each request in the merged rows.
     """
 
     kept: torch.Tensor
@@ -131,7 +133,7 @@ class _Before:
 
     @classmethod
     def of(cls, kept: Kept, step: Step) -> _Before | None:
-        """None where every request begins with this step."""
+        """Return the merged keys, or None if every request begins with this step."""
         counts = np.minimum(step.starts, kept.window - 1)
         if not counts.any():
             return None
@@ -163,11 +165,13 @@ class _Before:
 
 
 class Decoding:
-    """`Attend` of steps that append a token to each of `batch` requests.
+    """`Attend` for steps that append a token to each of `batch` requests.
 
-    Tables stay where they are, so that one captured step serves all: `fill` writes what the next
-    one needs. tables: int32 and int64 on the device, by the names of `kvcache.Step.arrays`, in one
-    piece of memory, which takes one copy to fill.
+    The tables have fixed addresses, so that one captured step serves all: `fill` writes what the
+    next one needs.
+
+    tables: int32 and int64 on the device, by the names of `kvcache.Step.arrays`, in one piece of
+    memory that one copy fills.
     """
 
     def __init__(self, kept: Kept, batch: int) -> None:
@@ -178,7 +182,7 @@ class Decoding:
         self.tables = self._tables(self.memory)
 
     def _tables(self, memory: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Behind each other in so much memory."""
+        """Return views of the tables, placed one after another in `memory`."""
         pieces = memory.split([_room(name, shape) for name, shape in self.shapes.items()])
         return {
             name: piece.view(_dtype(name))[: math.prod(shape)].view(shape)
@@ -193,7 +197,7 @@ class Decoding:
         self.memory.copy_(filled, non_blocking=on_gpu)
 
     def prepare(self) -> None:
-        """What all sliding layers read, made from the tables; a part of the step."""
+        """Derive the tables that all sliding layers read; part of the step."""
         self.in_window = self.tables["lengths"].clamp(max=self.kept.window)
         self.rings = self.tables["state_slots"][:, None]
 
@@ -221,11 +225,11 @@ def _room(name: str, shape: tuple[int, ...]) -> int:
     return round_up(math.prod(shape) * _dtype(name).itemsize, TABLE_ALIGN)
 
 
-# Context parallelism: a whole prompt of which each rank computes its tokens, and keeps all keys.
+# Context parallelism: each rank computes its tokens of a whole prompt, and keeps all keys.
 #
-# Full layers attend by `ring_attention`. Sliding ones need the keys of the window in front of a
-# rank's two chunks and no ring. Keys of all ranks go into the cache of each, so that afterwards
-# every rank decodes by itself.
+# Full layers attend by `ring_attention`. Sliding ones need the keys of the window before a rank's
+# two chunks and no ring. The cache of each rank receives the keys of all ranks, so that afterwards
+# every rank decodes independently.
 
 
 class SharedPrefill:

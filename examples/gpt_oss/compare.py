@@ -1,4 +1,4 @@
-"""transformers' own gpt-oss with the same weights, beside ours: logits, greedy tokens, speed."""
+"""Compare transformers' gpt-oss, with the same weights, to ours: logits, greedy tokens, speed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ PREFIX = "model.layers"
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two sets of logits [N, V]: the largest difference, norm over norm, and in how many rows
-    the largest logit is the same."""
+    """Difference of two sets of logits [N, V].
+
+    Attributes:
+        largest: Largest absolute difference.
+        relative: Norm of the difference over the norm of the reference.
+        agree: Number of rows in which the largest logit is the same.
+        rows: Number of rows.
+    """
 
     largest: float
     relative: float
@@ -46,13 +52,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ours beside transformers'.
+    """Our results compared with transformers'.
 
-    logits: of every new token, given the same tokens before it. rounding: of transformers' model
-    with experts as MXFP4 holds them, beside the same with those that it was given: the error of
-    quantising alone; None where MXFP4 holds them as they are. greedy: how many of its tokens are
-    ours before the first that is not, for each prompt. margin: by how much the first other token
-    was the likelier one, for transformers. rates: tokens in a second of prefill and of decoding.
+    Attributes:
+        logits: Difference over every new token, given the same tokens before it.
+        rounding: Error of MXFP4 quantisation alone: transformers' model with rounded experts,
+            compared with the original ones. None if the experts are exact in MXFP4.
+        greedy: For each prompt, the number of equal tokens before the first different one.
+        margin: How much likelier the first different token was for transformers.
+        rates: Tokens per second of prefill and of decoding.
     """
 
     logits: Difference
@@ -93,7 +101,10 @@ def state_dict(config: Config, weights: Weights, plain: Sequence[PlainExperts]) 
 
 
 def experts_of(weights: Weights, source: Source) -> list[PlainExperts]:
-    """In 16 bits, as transformers computes with them: ours where they are in 16 bits themselves."""
+    """Return the experts in 16 bits, as transformers computes with them.
+
+    Ours are returned directly if they are stored in 16 bits.
+    """
     found = []
     for number, layer in enumerate(weights.layers):
         if isinstance(layer.experts, Bf16Experts):
@@ -108,7 +119,7 @@ def experts_of(weights: Weights, source: Source) -> list[PlainExperts]:
 
 
 def transformers_model(model: Model, source: Source, attention: str = "eager") -> Any:
-    """A GptOssForCausalLM of the same numbers, which shares the memory of what is in 16 bits."""
+    """Return a GptOssForCausalLM with the same weights, which shares memory of 16-bit tensors."""
     from transformers import GptOssConfig, GptOssForCausalLM
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
 
@@ -128,18 +139,20 @@ def transformers_model(model: Model, source: Source, attention: str = "eager") -
 
 @torch.no_grad()
 def logits_of(theirs: Any, job: Job) -> torch.Tensor:
-    """[N, V]: what transformers' model says before each new token of a job, given ours before."""
+    """Return transformers' logits [N, V] before each new token of a job, given our earlier
+    tokens."""
     device = theirs.device
     ids = torch.tensor([job.prompt + job.found[:-1]], device=device)
     return theirs(ids, use_cache=False, logits_to_keep=len(job.found)).logits[0]
 
 
 def compare(theirs: Any, source: Source, jobs: Sequence[Job], cache: str = "dynamic") -> Comparison:
-    """Jobs that are over, of an engine that kept logits, beside transformers' model of the same
-    weights. cache: its kind of cache.
+    """Compare finished jobs of an engine that kept logits with transformers' model.
 
-    Where MXFP4 does not hold its experts, they are rounded to what it holds from here on, and so
-    are ours in bf16, whose memory they share.
+    cache: its kind of cache.
+
+    If the experts are not exact in MXFP4, they are rounded to MXFP4 values from here on. Our bf16
+    experts, which share their memory, are rounded as well.
     """
     ours = torch.cat([torch.stack(job.logits) for job in jobs])
     given = torch.cat([logits_of(theirs, job) for job in jobs])
@@ -167,7 +180,7 @@ def _alike(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 @torch.no_grad()
 def _round_experts(theirs: Any) -> None:
-    """To what MXFP4 holds, in place."""
+    """Round the experts to MXFP4 values, in place."""
     for layer in theirs.model.layers:
         experts = layer.mlp.experts
         names = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")

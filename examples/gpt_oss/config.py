@@ -53,7 +53,7 @@ class Config:
 
     @property
     def layers(self) -> int:
-        """Of the model."""
+        """Number of layers of the model."""
         return self.values["num_hidden_layers"]
 
     @property
@@ -63,7 +63,7 @@ class Config:
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that there are."""
+        """Number of tokens in the vocabulary."""
         return self.values["vocab_size"]
 
     @property
@@ -78,17 +78,17 @@ class Config:
 
     @property
     def head_dim(self) -> int:
-        """Of queries, keys and values."""
+        """Head dim of queries, keys and values."""
         return self.values["head_dim"]
 
     @property
     def window(self) -> int:
-        """Keys that a token of a sliding layer sees, its own among them."""
+        """Number of keys that a token of a sliding layer sees, including its own."""
         return self.values["sliding_window"]
 
     @property
     def eps(self) -> float:
-        """Of the norms."""
+        """Epsilon of the norms."""
         return self.values["rms_norm_eps"]
 
     @property
@@ -112,7 +112,8 @@ class Config:
 
     @property
     def sliding(self) -> tuple[bool, ...]:
-        """Whether each layer is a sliding one: by turns, beginning with one, unless it is said."""
+        """Whether each layer is a sliding one; by default they alternate, beginning with a
+        sliding one."""
         types = self.values.get("layer_types") or [SLIDING, FULL] * self.layers
         return tuple(each == SLIDING for each in types[: self.layers])
 
@@ -122,9 +123,9 @@ class Config:
         return experts_of(self.values)
 
     def layout(self, dtype: torch.dtype = torch.bfloat16) -> Layout:
-        """Of the cache: pages for full layers, rings of a window for sliding ones.
+        """Return the cache layout: pages for full layers, rings of a window for sliding ones.
 
-        A ring is read as one page of `window` rows, so a block has no more tokens than that.
+        A ring is read as one page of `window` rows, so a block has at most `window` tokens.
         """
         return gqa(
             self.layers, self.kv_heads, self.head_dim, element_bytes=dtype.itemsize,

@@ -45,16 +45,16 @@ class Job:
 
     @property
     def held(self) -> Request:
-        """Of the cache, once it is admitted."""
+        """Return the cache's request; the job must be admitted."""
         assert self.request is not None, f"{self.name} is not admitted"
         return self.request
 
     @property
     def coming(self) -> int:
-        """New tokens that were asked for and are not found: 1 while a step is on its way, else 0.
+        """Number of requested new tokens not yet found: 1 while a step is in flight, else 0.
 
-        The token that a step is to give is behind those of the prompt and those found but for the
-        last one, which it is given itself.
+        The new token of a step follows the prompt's tokens and those found. The last of them is the
+        input of the step.
         """
         return self.held.length - (len(self.prompt) + len(self.found) - 1)
 
@@ -81,8 +81,12 @@ class Took:
 
 @dataclass(frozen=True, eq=False)
 class Flight:
-    """A decoding step on its way. ids: int64 [B] in host memory, new tokens of `jobs` once `landed`
-    is over; logits: [B, V] where they are kept."""
+    """A decoding step in flight.
+
+    Attributes:
+        ids: int64 [B] in host memory, new tokens of `jobs` once `landed` has occurred.
+        logits: [B, V] if they are kept.
+    """
 
     jobs: list[Job]
     ids: torch.Tensor
@@ -109,7 +113,7 @@ class TokenStep:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def run(self) -> None:
-        """`ids` become the most likely next ones; `logits` [B, V] are those they come from."""
+        """Replace `ids` by the most likely next tokens; `logits` [B, V] are their logits."""
         if not self.captures:
             self._forward()
             return
@@ -118,7 +122,7 @@ class TokenStep:
         self._graph.replay()
 
     def flight(self, jobs: list[Job], keep_logits: bool) -> Flight:
-        """What `run` gives these jobs, on its way to the host; the next run does not disturb it."""
+        """Start copying the results of `run` to the host; later runs do not affect the copy."""
         on_gpu = self.ids.device.type == "cuda"
         ids = torch.empty_like(self.ids, device="cpu", pin_memory=on_gpu)
         ids.copy_(self.ids, non_blocking=on_gpu)
@@ -152,12 +156,12 @@ class Engine:
     """Continuous batching of `model`.
 
     Args:
-        requests: at a time; others wait.
-        tokens: of a request, prompt and new ones together, at most.
-        chunk: tokens of a prefill, at most; of a whole prompt that ranks share, any number.
-        graph: whether decoding steps are CUDA graphs; None: on a GPU.
-        share: whether prompts share what is kept of others with the same beginning.
-        keep_logits: whether jobs get the logits of every new token.
+        requests: Maximum number of requests at a time; others wait.
+        tokens: Maximum number of tokens of a request, prompt and new ones together.
+        chunk: Maximum number of tokens of a prefill; a prompt that ranks share is not limited.
+        graph: Whether decoding steps are CUDA graphs; None: on a GPU.
+        share: Whether prompts reuse cached tokens of others with the same beginning.
+        keep_logits: Whether jobs get the logits of every new token.
     """
 
     def __init__(
@@ -190,7 +194,7 @@ class Engine:
         self._spent = 0.0  # seconds since the last step that `took` tells of
 
     def submit(self, name: str, prompt: Sequence[int], new_tokens: int) -> Job:
-        """A request that is served in its turn; ValueError for one that does not fit."""
+        """Queue a request; raise ValueError if it does not fit."""
         if not len(prompt) or new_tokens < 1:
             raise ValueError(f"{name}: {len(prompt)} tokens and {new_tokens} new ones, 1 at least")
         if len(prompt) + new_tokens > self.tokens:
@@ -264,7 +268,7 @@ class Engine:
         return len(batch), self.chunk - room
 
     def _prefill_shared(self, jobs: Sequence[Job]) -> tuple[int, int]:
-        """All of a prompt, of which each rank computes its part."""
+        """Prefill a whole prompt, of which each rank computes its part."""
         job, ranks = jobs[0], self.model.ranks
         assert ranks is not None
         with self.kept.cache.step({job.held: job.ids}) as step:
@@ -280,8 +284,10 @@ class Engine:
         return 1, len(job.prompt)
 
     def _decode(self, launch: bool) -> int:
-        """Launch a step for every request, if told to, then read the step before: how many tokens
-        came, each of a request."""
+        """Launch a step for every request if `launch`, then read the previous step.
+
+        Returns the number of tokens that arrived, one per request.
+        """
         before = self._flight
         due = [job for job in self.running if len(job.found) + job.coming < job.new_tokens]
         if not (launch and due):
@@ -299,8 +305,11 @@ class Engine:
         return count
 
     def _launched(self, jobs: list[Job], known: bool) -> Flight:
-        """A step behind the newest token of each job. known: to the host; else it is where the step
-        before, of the same jobs, has left it."""
+        """Launch a step after the newest token of each job.
+
+        known: whether the host has the token; else the previous step of these jobs left it on the
+        device.
+        """
         count = len(jobs)
         if count not in self._steps:
             self._steps[count] = TokenStep(self.model, self.kept, count, self.graph)
@@ -315,7 +324,7 @@ class Engine:
         return step.flight(jobs, self.keep_logits)
 
     def _landed(self, flight: Flight | None) -> int:
-        """The tokens of a step are noted, and how many they are; waits for them."""
+        """Wait for a step and record its tokens; return their number."""
         if flight is None:
             return 0
         places = [(place, job) for place, job in enumerate(flight.jobs) if job in self.running]
@@ -329,7 +338,7 @@ class Engine:
     def _note(
         self, jobs: Sequence[tuple[int, Job]], tokens: Sequence[int], kept: torch.Tensor | None
     ) -> None:
-        """New tokens of jobs, whose places among `tokens` are given, and logits."""
+        """Record new tokens and logits of jobs, whose indices in `tokens` are given."""
         for place, job in jobs:
             job.found.append(tokens[place])
             if kept is not None:

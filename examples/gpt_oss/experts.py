@@ -26,14 +26,14 @@ from moe.models import ModelLayer
 
 
 class Experts(Protocol):
-    """What a layer calls."""
+    """Experts of a layer, as the layer calls them."""
 
     def __call__(self, x: torch.Tensor, router: RouterLinear) -> torch.Tensor:
         """x [T, H] and the linear layer of the router to [T, H]."""
 
     @property
     def nbytes(self) -> int:
-        """Of the weights."""
+        """Bytes of the weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +52,18 @@ class PlainExperts:
 
     @property
     def nbytes(self) -> int:
-        """Of all four."""
+        """Bytes of all four tensors."""
         return sum(tensor.nbytes for tensor in vars(self).values())
 
 
 def packed_of(plain: PlainExperts) -> PackedExperts:
-    """The same in MXFP4: the nearest numbers that there are."""
+    """Round the weights to the nearest MXFP4 values."""
     biases = plain.gate_up_bias, plain.down_bias
     return pack(plain.gate_up.mT, plain.down.mT, "mxfp4", order="alternating", biases=biases)
 
 
 def plain_of(packed: PackedExperts, dtype: torch.dtype) -> PlainExperts:
-    """What the weights in MXFP4 mean, exactly."""
+    """Dequantise MXFP4 weights exactly."""
     (w13, w2), (bias13, bias2) = unpack(packed, dtype), unpack_biases(packed)
     assert bias13 is not None
     assert bias2 is not None
@@ -76,7 +76,7 @@ def plain_of(packed: PackedExperts, dtype: torch.dtype) -> PlainExperts:
 
 
 def _by_turns(rows: torch.Tensor) -> torch.Tensor:
-    """[E, 2 I, ...], all of gate first, as a row of each in turn."""
+    """Interleave the rows of [E, 2 I, ...], which has all gate rows first."""
     return torch.stack(rows.chunk(2, dim=1), dim=2).flatten(1, 2)
 
 
@@ -98,13 +98,15 @@ class Mxfp4Experts:
 
     @property
     def nbytes(self) -> int:
-        """Of elements, scale factors and biases."""
+        """Bytes of elements, scale factors and biases."""
         return self.arranged.nbytes
 
 
 class Bf16Experts:
-    """Weights as they are: router, permutation and sum by `moe`, the products by torch, since
-    `moe` has none of weights in 16 bits."""
+    """Weights in 16 bits: router, permutation and sum by `moe`, products by torch.
+
+    `moe` has no products with 16-bit weights.
+    """
 
     def __init__(self, plain: PlainExperts, form: ModelLayer) -> None:
         self.plain, self.form = plain, form
@@ -124,12 +126,12 @@ class Bf16Experts:
 
     @property
     def nbytes(self) -> int:
-        """Of weights and biases."""
+        """Bytes of weights and biases."""
         return self.plain.nbytes
 
 
 def activated(gate_up: torch.Tensor, form: SwiGLU) -> torch.Tensor:
-    """SwiGLU of columns that are gate and up by turns, as gpt-oss has it."""
+    """Return gpt-oss's SwiGLU of columns that alternate between gate and up."""
     gate, up = gate_up[..., ::2], gate_up[..., 1::2]
     if form.limit is not None:
         gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)

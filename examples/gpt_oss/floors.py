@@ -1,8 +1,9 @@
-"""How far the kernels of a step are from what the GPU has to do in any case: read bytes once, as
-fast as a large read, and multiply, as fast as torch does with large matrices, whichever is longer.
+"""Lower bounds of a step's kernel times, to compare with what they needed.
 
-Everything that has a floor is in one of three parts: experts, attention, dense products. What is
-written, and what is element by element, could be part of a product's kernel, and has none.
+The GPU has to read bytes once, as fast as a large read, and to multiply, as fast as torch does with
+large matrices. The bound is the longer of the two. Each kernel with a bound belongs to one of three
+parts: experts, attention, dense products. Writes and elementwise work could be part of a product's
+kernel and have no bound.
 """
 
 from __future__ import annotations
@@ -51,7 +52,12 @@ def _seconds(call: Callable[[], object]) -> float:
 
 @dataclass(frozen=True)
 class Part:
-    """Of a step: microseconds of its kernels, and the floor, None without one."""
+    """Time of one part of a step.
+
+    Attributes:
+        microseconds: Time of its kernels.
+        floor: Lower bound in microseconds, or None.
+    """
 
     name: str
     microseconds: float
@@ -68,7 +74,7 @@ def part_of(kernel: Kernel) -> str:
 def parts_of(
     kernels: Sequence[Kernel], steps: int, work: Mapping[str, tuple[float, float]], speed: Speed
 ) -> list[Part]:
-    """Of one of so many steps that took these kernels. work: see `work_of`."""
+    """Return the parts of one of the `steps` that ran these kernels. work: see `work_of`."""
     found = []
     for name in (EXPERTS, ATTENTION, DENSE, CACHE, REST):
         spent = sum(kernel.microseconds for kernel in kernels if part_of(kernel) == name) / steps
@@ -130,8 +136,10 @@ def work_of(
 
 
 def _seen(config: Config, added: Sequence[int], before: Sequence[int]) -> tuple[float, float]:
-    """Keys that are read, and pairs of a query and a key that it sees, of all layers and requests;
-    those of the window's beginning are counted as if it were full."""
+    """Count keys that are read, and pairs of a query and a visible key, over layers and requests.
+
+    Tokens at the beginning of a window count as if it were full.
+    """
     keys = pairs = 0.0
     for sliding in config.sliding:
         for new, old in zip(added, before, strict=True):

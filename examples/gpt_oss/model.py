@@ -34,7 +34,8 @@ def frequencies(config: Config) -> tuple[torch.Tensor, float]:
     )
 
     def pair_that_turns(times: float) -> float:
-        """The pair, counted from the fastest, that turns so often within the context."""
+        """Return the pair, counted from the fastest, that rotates `times` times within the
+        context."""
         return dim * math.log(context / (times * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = pair_that_turns(rope["beta_fast"]), pair_that_turns(rope["beta_slow"])
@@ -56,10 +57,10 @@ def angle_table(config: Config, positions: int, device: torch.device | str) -> t
     return torch.stack((cos, cos, -sin, sin), dim=1).unflatten(1, (2, 2)).to(device)
 
 
-# What is between products and kernels, element by element: norms behind sums, rotations.
+# Elementwise work between products and kernels: norms after sums, rotations.
 #
-# Launch by launch these are eight small kernels of torch in a layer; `compiled` has inductor make
-# three of them.
+# Launched separately these are eight small kernels of torch in a layer; with `compiled`, inductor
+# makes three of them.
 
 
 def add_norm(
@@ -82,14 +83,14 @@ def rotated(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """Both functions, as they are or compiled."""
+    """Both elementwise functions, plain or compiled."""
 
     add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_norm
     rotated: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = rotated
 
     @classmethod
     def compiled(cls) -> Elementwise:
-        """By torch.compile, which needs a compiler of C or, on a GPU, Triton."""
+        """Compile with torch.compile, which needs a C compiler or, on a GPU, Triton."""
         return cls(_of_any_count(add_norm), _of_any_count(rotated))
 
 
@@ -157,7 +158,7 @@ class Model:
         """
         weights, eps, add_norm = self.weights, self.config.eps, self.fused.add_norm
         x, angles = weights.embedding[ids], self.angles[positions]
-        # A layer's sum and the norm behind it, the next layer's first one, are one pass.
+        # A layer's sum and the norm after it, the next layer's first one, are one pass.
         first, *others = (*(layer.attention_norm for layer in weights.layers), weights.norm)
         normed = rms_norm(x, first.shape, first, eps)
         for number, (layer, norm) in enumerate(zip(weights.layers, others, strict=True)):
@@ -186,7 +187,7 @@ class Model:
         attend: Attend,
         only: torch.Tensor | None,
     ) -> torch.Tensor:
-        """What the attention of a layer adds to the residual stream, of all tokens or of some."""
+        """Return what attention adds to the residual stream, for all tokens or those in `only`."""
         config = self.config
         heads = linear(normed, layer.qkv, layer.qkv_bias).unflatten(1, (-1, config.head_dim))
         turned = self.fused.rotated(heads[:, : -config.kv_heads], angles)
@@ -197,5 +198,5 @@ class Model:
 
 
 def _rows(x: torch.Tensor, only: torch.Tensor | None) -> torch.Tensor:
-    """Some rows of x, or all."""
+    """Return some rows of x, or all."""
     return x if only is None else x[only]

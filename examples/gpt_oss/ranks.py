@@ -31,10 +31,15 @@ def reach_each_other(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank of `world`. heads, experts: what is shared out; context: tokens of prompts, which
-    have to be all that is. one_shot: sums of few tokens are one launch in which each rank reads
-    what all have, by torch's symmetric memory, instead of NCCL's. ValueError for one rank alone,
-    or nothing to share."""
+    """This rank of `world`. Raises ValueError for one rank alone, or if nothing is shared.
+
+    Attributes:
+        heads: Divide the heads between the ranks.
+        experts: Divide the experts.
+        context: Divide the tokens of prompts; then nothing else may be divided.
+        one_shot: Sum few tokens with one launch instead of NCCL: each rank reads all ranks'
+            values through torch's symmetric memory.
+    """
 
     rank: int
     world: int
@@ -53,14 +58,15 @@ class Ranks:
             )
 
     def own(self, what: str, count: int) -> tuple[int, int]:
-        """(first, end) of so many heads or experts; ValueError where they do not come out even."""
+        """Return (first, end) of this rank's heads or experts; raise ValueError if not
+        divisible."""
         if count % self.world:
             raise ValueError(f"{count} {what} over {self.world} ranks: a multiple of them")
         each = count // self.world
         return self.rank * each, (self.rank + 1) * each
 
     def config(self, whole: Config) -> Config:
-        """With the heads of a rank alone; all sizes else are those of the model."""
+        """Return the config with the heads of this rank; all other sizes are unchanged."""
         if not self.heads:
             return whole
         own = {}
@@ -70,11 +76,11 @@ class Ranks:
         return Config(whole.name, {**whole.values, **own})
 
     def expert_range(self, whole: Config) -> tuple[int, int] | None:
-        """(first, end) of a rank's experts; None for all."""
+        """Return (first, end) of this rank's experts; None for all."""
         return self.own("experts", whole.experts.experts) if self.experts else None
 
     def whole_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a tensor of the model, of which a rank has `shape`."""
+        """Return the shape in the model of a tensor whose part on this rank has `shape`."""
         dim = self._divided(name)
         if dim is None:
             return shape
@@ -85,13 +91,13 @@ class Ranks:
         dim = self._divided(name)
         if dim is not None:
             return whole.chunk(self.world, dim)[self.rank].contiguous()
-        # A bias behind a sum counts once.
+        # A bias after a sum counts once.
         if self.heads and name.endswith("o_proj.bias") and self.rank:
             return torch.zeros_like(whole)
         return whole
 
     def shares(self, prefill: bool) -> dict[str, float]:
-        """Of all experts, and of the tokens of a step, a rank's; see `floors.work_of`."""
+        """Return this rank's share of all experts and of a step's tokens; see `floors.work_of`."""
         alone = 1 / self.world
         shares = {"experts_share": alone} if self.experts else {}
         return {"tokens_share": alone} if self.context and prefill else shares
@@ -105,7 +111,7 @@ class Ranks:
         return 1 if kind == "o_proj.weight" else None
 
     def summed(self, x: torch.Tensor, shared: bool) -> torch.Tensor:
-        """x summed over all ranks where each has a part of it; x is then no longer what it was."""
+        """Return x summed over all ranks if `shared`; x may be overwritten."""
         if not shared:
             return x
         if self.one_shot and x.nbytes <= ONE_SHOT_BYTES:

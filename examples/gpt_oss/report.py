@@ -1,4 +1,4 @@
-"""What a run took: tokens in a second, memory, and on a GPU the time of each kernel."""
+"""Report of a run: tokens per second, memory, and on a GPU the time of each kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from examples.gpt_oss.compare import Comparison
 from examples.gpt_oss.engine import DECODE, PREFILL, Engine, Took
 from kernelkit.compile.names import stem_of
 
-# What the names of their kernels begin with -> packages.
+# Beginnings of kernel names -> packages.
 OURS = {"fmha": "fmha", "gqa": "gqa_lowlatency", "moe": "moe", "kvcache": "kvcache"}
 SHOWN = 24  # kernels of the table; the others are one row
 GIB = 1 << 30
@@ -31,7 +31,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Launches of one kernel in all steps that were profiled. package: of ours, or 'torch'."""
+    """Launches of one kernel in all profiled steps. package: one of ours, or 'torch'."""
 
     name: str
     package: str
@@ -40,7 +40,7 @@ class Kernel:
 
 
 def rates(took: Sequence[Took]) -> dict[str, Rate]:
-    """By kind of step, of those that there were."""
+    """Return the rate of each kind of step that occurred."""
     found = {}
     for kind in (PREFILL, DECODE):
         steps = [each for each in took if each.kind == kind]
@@ -90,19 +90,21 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def package_of(name: str) -> str:
-    """Whose a kernel is, by its name: a package of ours, or 'torch'."""
+    """Return the package of ours that a kernel comes from, by its name, or 'torch'."""
     stem = stem_of(name) or ""
     return next((package for word, package in OURS.items() if stem.startswith(word)), "torch")
 
 
 def short(name: str) -> str:
-    """What a table shows of a kernel."""
+    """Shorten a kernel's name for a table."""
     return re.sub(r"\s+", " ", name)[:70]
 
 
 def kernel_table(kernels: Sequence[Kernel], steps: int, busy: float) -> list[str]:
-    """Lines: the share of each kernel, its launches and microseconds in a step, and whose it is.
-    busy: see `profiled`."""
+    """Return lines with each kernel's share, launches and microseconds per step, and package.
+
+    busy: see `profiled`.
+    """
     whole = sum(kernel.microseconds for kernel in kernels) or 1.0
     shares: dict[str, float] = {}
     for kernel in kernels:
@@ -126,7 +128,7 @@ def kernel_table(kernels: Sequence[Kernel], steps: int, busy: float) -> list[str
 
 
 def speed_lines(found: dict[str, Rate], timed: bool) -> list[str]:
-    """A line for each kind of step. timed: whether times are a GPU's; an emulator's say nothing."""
+    """Return a line for each kind of step. timed: whether times are a GPU's, not an emulator's."""
     lines = []
     for kind, rate in found.items():
         line = f"{kind}: {rate.tokens} tokens in {rate.steps} steps"
@@ -137,12 +139,12 @@ def speed_lines(found: dict[str, Rate], timed: bool) -> list[str]:
 
 
 def memory_line(found: dict[str, int]) -> str:
-    """Each in GiB."""
+    """Return a line with each size in GiB."""
     return "memory: " + ", ".join(f"{name} {size / GIB:.3f} GiB" for name, size in found.items())
 
 
 def comparison_lines(found: Comparison, ours: dict[str, Rate], timed: bool) -> list[str]:
-    """Logits, tokens and, where it is timed, speed beside transformers'."""
+    """Return lines that compare logits, tokens and, if timed, speed with transformers'."""
     rounding = "none, MXFP4 holds the experts as they are"
     if found.rounding is not None:
         rounding = str(found.rounding)
@@ -161,7 +163,7 @@ def comparison_lines(found: Comparison, ours: dict[str, Rate], timed: bool) -> l
 
 
 def document(engine: Engine, **parts: Any) -> dict[str, Any]:
-    """Everything as json takes it."""
+    """Return everything in a form for json."""
     found: dict[str, Any] = {"model": engine.model.config.name}
     device = engine.model.device
     on_gpu = device.type == "cuda"

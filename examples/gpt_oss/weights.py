@@ -31,34 +31,36 @@ from moe.huggingface import Checkpoint, tracked
 KINDS = ("mxfp4", "bf16")  # of experts
 GRID_RMS = 2.93  # of the sixteen values of e2m1, each as often as the others
 BIAS = 127  # of the exponent of a scale factor
-# Of decided weights: the logit of the token that follows, where others are around 1; and how much
-# larger those of routers are.
+# For decided weights: the logit of the following token, where others are around 1; and the factor
+# of the router weights.
 SUCCESSOR, PEAKED = 16.0, 4.0
 
 
 class Source(Protocol):
-    """Where weights come from. ranks: those that share them; then it gives a rank's part."""
+    """Source of weights. If `ranks` share the weights, it returns the part of one rank."""
 
     @property
     def ranks(self) -> Ranks | None: ...
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """One that is no expert's."""
+        """Return a tensor that does not belong to an expert."""
 
     def packed(self, layer: int) -> PackedExperts | None:
         """The experts of a layer in MXFP4, None where they are in 16 bits."""
 
     def plain(self, layer: int) -> PlainExperts | None:
-        """The same in 16 bits, None where they are in MXFP4."""
+        """Return the experts of a layer in 16 bits, or None if they are in MXFP4."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Random weights; the same for a seed, a name and a kind of device, in whatever order.
+    """Random weights that depend only on the seed, the name and the kind of device, not the order.
 
-    normal: experts are normal numbers. decided: like a trained model it amplifies no roundings from
-    layer to layer, since each adds little and routers prefer some experts clearly, and it is sure
-    of its next token: the one behind a token, in an order that is drawn, too, leads by far.
+    Attributes:
+        normal: Draw experts from a normal distribution.
+        decided: Imitate a trained model. Roundings do not grow from layer to layer, since each
+            layer adds little and routers clearly prefer some experts. The next token is certain:
+            the successor of each token, in an order drawn at random, leads by far.
     """
 
     config: Config
@@ -85,7 +87,7 @@ class Drawn:
         return drawn if self.ranks is None else self.ranks.part(name, drawn)
 
     def _decide(self, name: str, drawn: torch.Tensor) -> None:
-        """What `decided` changes, in place."""
+        """Apply `decided` to a drawn tensor, in place."""
         if name == "lm_head.weight":
             before = torch.randperm(
                 len(drawn), generator=self._numbers("before"), device=self.device
@@ -99,8 +101,11 @@ class Drawn:
 
     @property
     def _halvings(self) -> int:
-        """How often what a layer adds to the residual stream is halved, so that all of them add
-        about as much as there was: GPT-2's rule, and once more, since such experts make 2 of 1."""
+        """Number of halvings of each layer's addend to the residual stream.
+
+        All addends together are then about as large as the stream at the start. This is GPT-2's
+        rule and one halving more, since such experts turn 1 into 2.
+        """
         return round(math.log2(2 * self.config.layers) / 2) + 1 if self.decided else 0
 
     def packed(self, layer: int) -> PackedExperts | None:
@@ -139,7 +144,7 @@ class Drawn:
     def _matrix(
         self, name: str, shape: tuple[int, int, int]
     ) -> tuple[CheckpointWeight, torch.Tensor]:
-        """Of all experts of a layer, and its biases."""
+        """Draw one matrix for all experts of a layer, and its biases."""
         numbers, (count, rows, columns) = self._numbers(name), shape
         middle = BIAS + round(math.log2(columns**-0.5 / GRID_RMS))
         if "down_proj" in name:
@@ -188,7 +193,7 @@ class Stored:
         return found.to(self.device, torch.bfloat16)
 
     def packed(self, layer: int) -> PackedExperts | None:
-        """One expert at a time, without changing a value."""
+        """Pack one expert at a time, without changing a value."""
         prefix = f"model.layers.{layer}.mlp.experts"
         with Checkpoint(self.folder) as checkpoint:
             if f"{prefix}.gate_up_proj_blocks" not in checkpoint:
@@ -197,7 +202,7 @@ class Stored:
         return pack_gpt_oss(self.folder, prefix, device=self.device, expert_range=own)
 
     def plain(self, layer: int) -> PlainExperts | None:
-        """As transformers saves a model in bf16."""
+        """Read experts from a checkpoint that transformers saved in bf16."""
         prefix = f"model.layers.{layer}.mlp.experts"
         names = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
         with Checkpoint(self.folder) as checkpoint:
@@ -226,7 +231,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Of a model. embedding, head: [V, H]."""
+    """Weights of a model; embedding and head are [V, H]."""
 
     embedding: torch.Tensor
     layers: tuple[Layer, ...]
@@ -235,7 +240,7 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        """Of everything."""
+        """Bytes of all weights."""
         whole = (self.embedding, self.norm, self.head)
         parts = [value for layer in self.layers for value in vars(layer).values()]
         return sum(each.nbytes for each in (*whole, *parts))

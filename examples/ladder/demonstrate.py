@@ -85,7 +85,7 @@ def judge(problem: Problem, o: torch.Tensor) -> tolerance.Report:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Of the first CTA, in nominal cycles: how long it took, how long each unit was busy."""
+    """Nominal cycles of the first CTA: its duration, and the busy time of each unit."""
 
     cycles: float
     tma: float
@@ -94,13 +94,15 @@ class Overlap:
 
     @property
     def units(self) -> float:
-        """How many of the three were busy at a time, on average."""
+        """Average number of the three units that are busy at a time."""
         return (self.tma + self.tensor_core + self.warps) / self.cycles
 
 
 def overlap(trace: Trace) -> Overlap:
-    """What the timeline says. It is a model: an instruction takes a cycle, a copy a latency and its
-    bytes over a rate, a product its operations over a rate. It is no prediction of hardware time.
+    """Return the overlap of the units in the timeline of the first CTA.
+
+    The timeline is a model, not a prediction of hardware time: an instruction costs a cycle, a copy
+    a latency and its bytes over a rate, a product its operations over a rate.
     """
     spans = [span for span in trace.spans if span.cta == trace.ctas()[0]]
 

@@ -52,7 +52,7 @@ def make_plan(stages: int) -> Plan:
             Edge("q", *one, 1, Signal.TMA, "Q tile", TILE_BYTES, freed_by="exit"),
             Edge("k", *one, stages, payload="K tile", **ring),
             Edge("v", *one, stages, payload="V tile", **ring),
-            # All four warps wait for these. A barrier of the CTA stands between the two, so each
+            # All four warps wait for these. A barrier of the CTA is between the two, so each
             # is waited for before the other is signalled.
             Edge("s", *one, 1, Signal.UMMA, "S tile", freed_by="o"),
             Edge("o", *one, 1, Signal.UMMA, "product P V", freed_by="s"),
@@ -69,7 +69,7 @@ def make_plan(stages: int) -> Plan:
 
 
 class Minimal(Attention):
-    """One tile after the other, one step after the other."""
+    """Attention that processes one tile after the other, one step after the other."""
 
     plan = make_plan(stages=1)
 

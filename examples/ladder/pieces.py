@@ -1,4 +1,4 @@
-"""What the three kernels of the ladder share (device code): everything but the order of events.
+"""Device code that the three kernels of the ladder share: everything but the order of events.
 
 One CTA computes 128 queries of one head. For each tile of 128 keys
 
@@ -6,7 +6,7 @@ One CTA computes 128 queries of one head. For each tile of 128 keys
     P = exp2(...)    thread r has row r of S in registers: mask, maximum, weights, sum
     O += P V         tensor core into tensor memory, then added to row r in registers
 
-The rungs differ in who does this and who waits for whom, which is what a `Plan` says.
+The rungs differ in which warp does which step and which waits they need. A `Plan` describes that.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ class Plan:
 
 
 def shared_memory(edges: EdgePlan, stages: int) -> SmemPlan:
-    """One tile of Q, and rings of `stages` tiles of K and of V."""
+    """Plan the buffers: one tile of Q, and rings of `stages` tiles of K and of V."""
     return SmemPlan(
         (
             SmemBuffer("barriers", edges.barrier_bytes, align=hw.MBARRIER_BYTES),
@@ -87,7 +87,7 @@ def shared_memory(edges: EdgePlan, stages: int) -> SmemPlan:
 
 @dataclass(frozen=True)
 class Tensors:
-    """Global memory. q, k, v: what TMA reads; o: (query, D, head, batch)."""
+    """Tensors in global memory: q, k and v are read by TMA; o is (query, D, head, batch)."""
 
     q: TmaTensor
     k: TmaTensor
@@ -121,10 +121,10 @@ class Lane:
 
 
 class Attention:
-    """O = softmax(mask(scale Q K^T)) V; a rung adds a `plan` and a `kernel`.
+    """Kernel for O = softmax(mask(scale Q K^T)) V; a rung adds a `plan` and a `kernel`.
 
-    q, o: [B, Sq, H, 64]; k, v: [B, Skv, H, 64], bfloat16, last dim contiguous, Skv > 0;
-    scale > 0.
+    q and o are bfloat16 [B, Sq, H, 64]. k and v are bfloat16 [B, Skv, H, 64] with Skv > 0. The last
+    dim is contiguous, and scale > 0.
     """
 
     plan: Plan
@@ -148,7 +148,7 @@ class Attention:
 
 
 def example_arguments() -> tuple:
-    """What `Attention.__call__` is compiled for: any lengths, heads, batch and strides."""
+    """Return the arguments to compile for: any lengths, heads, batch and strides."""
     batch, heads, queries, keys = (cute.sym_int32() for _ in range(4))
 
     def tensor(tokens: cute.SymInt) -> Any:
@@ -183,7 +183,10 @@ def tear_down(plan: Plan, chip: Chip) -> None:
 
 @cute.jit
 def fetch(source: TmaTensor, tile: Int32, buffer: cute.Pointer, pipe: Event, stage: Int32) -> None:
-    """One warp: start the copy of a tile into a stage of `pipe`, whose barrier counts its bytes."""
+    """Start the copy of a tile into a stage of `pipe`, whose barrier counts its bytes.
+
+    One warp executes this.
+    """
     _, head, batch = cute.arch.block_idx()
     position = BoxPosition(tile * TILE, Int32(0), head, batch)
     copy_in(source, BOX, position, BOX.at(buffer, stage), pipe.barrier(stage))
@@ -191,7 +194,10 @@ def fetch(source: TmaTensor, tile: Int32, buffer: cute.Pointer, pipe: Event, sta
 
 @cute.jit
 def issue_qk(chip: Chip, s_column: Int32, k_stage: Int32) -> None:
-    """One warp: S = Q K^T. A TiledMma is made where it is used, see kernelkit/README.md."""
+    """Issue S = Q K^T from one warp.
+
+    A TiledMma is made where it is used; see kernelkit/README.md.
+    """
     major = (OperandMajorMode.K, OperandMajorMode.K)
     mma = sm100.make_trivial_tiled_mma(
         BF16, BF16, *major, Float32, tcgen05.CtaGroup.ONE, QK_TILE[:2]
@@ -206,7 +212,7 @@ def issue_qk(chip: Chip, s_column: Int32, k_stage: Int32) -> None:
 
 @cute.jit
 def issue_pv(chip: Chip, p_column: Int32, o_column: Int32, v_stage: Int32) -> None:
-    """One warp: O = P V, P from tensor memory, V with its columns as N."""
+    """Issue O = P V from one warp, with P in tensor memory and the columns of V as N."""
     major = (OperandMajorMode.K, OperandMajorMode.MN)
     source = tcgen05.OperandSource.TMEM
     mma = sm100.make_trivial_tiled_mma(
@@ -221,7 +227,7 @@ def issue_pv(chip: Chip, p_column: Int32, o_column: Int32, v_stage: Int32) -> No
 
 
 def stage_of(buffer: cute.Pointer, stage: Int32) -> cute.Pointer:
-    """Where a stage of a ring of tiles begins."""
+    """Return the address of a stage in a ring of tiles."""
     return (buffer + stage * (TILE * HEAD_DIM)).align(hw.SMEM_SWIZZLE_ALIGN)
 
 

@@ -58,8 +58,8 @@ def make_plan() -> Plan:
             Edge("q", "load", "mma", 1, Signal.TMA, "Q tile", TILE_BYTES, freed_by="exit"),
             Edge("k", "load", "mma", STAGES, payload="K tile", **ring),
             Edge("v", "load", "mma", STAGES, payload="V tile", **ring),
-            # P of a tile says three things: it is there, its S is in registers, and so is the
-            # product before. So neither S nor O needs a barrier for the way back.
+            # P of a tile shows three things: it is stored, its S is in registers, and so is the
+            # previous product. So neither S nor O needs a barrier in the reverse direction.
             Edge("s", "mma", "softmax", S_STAGES, Signal.UMMA, "S tile", freed_by="p"),
             Edge("p", "softmax", "mma", S_STAGES, Signal.THREADS, "P tile", freed_by="s"),
             Edge("o", "mma", "softmax", 1, Signal.UMMA, "product P V", freed_by="p"),
@@ -80,7 +80,7 @@ def make_plan() -> Plan:
 
 @dataclass(frozen=True)
 class Scope:
-    """What every role may reach."""
+    """Values that every role can access."""
 
     tensors: Tensors
     chip: Chip

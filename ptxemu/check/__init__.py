@@ -1,1 +1,1 @@
-"""What listens to a launch without taking part in it: the checker, and the timeline."""
+"""Listeners that observe a launch without affecting it: the checker and the timeline."""

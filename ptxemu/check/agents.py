@@ -1,4 +1,4 @@
-"""Who accesses memory: warps, and the asynchronous operations that they issue."""
+"""Agents that access memory: warps, and the asynchronous operations that they issue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ptxemu.machine.tmem import PendingLoad
 
 _INT64 = np.dtype(np.int64).char
 _PROXY = {"shared": ASYNC_SHARED, "global": ASYNC_GLOBAL}
-_POLLED = 8  # a poll repeats what it was told: looked for among so many
+_POLLED = 8  # a poll repeats knowledge: compared with this many latest entries
 STEP_BYTES = 4  # of a clock's elements
 _TENSOR = ("tensor core", "tcgen05.ld", "tcgen05.st", "tcgen05.alloc")
 _GENERIC = ("cp.async", "st.async")  # asynchronous operations that are not of the async proxy
@@ -37,10 +37,11 @@ _GENERIC = ("cp.async", "st.async")  # asynchronous operations that are not of t
 class OpenLoad:
     """A tcgen05.ld that is not known to be complete.
 
-    step: its number among those of its warp.
-    site: its instruction.
-    signal: the first signal behind it.
-    used: whether a register was used before a wait.
+    Attributes:
+        step: Number among the loads of its warp.
+        site: Site of its instruction.
+        signal: First signal after it.
+        used: Whether a register was used before a wait.
     """
 
     step: int
@@ -59,10 +60,13 @@ class GroupWait(NamedTuple):
 
 
 class WarpClock:
-    """What a warp knows. `own` is its component, `now` its step there; a step ends where others may
-    learn of what came before. `synced`: the step in which its lanes last came together.
+    """Vector clock of a warp: what is ordered before its next access.
 
-    `streams`: components of its asynchronous operations by kind, with how many were issued.
+    Attributes:
+        own: Component of the warp.
+        now: Current step there. A step ends where others may learn of what came before.
+        synced: Step in which its lanes last synchronised.
+        streams: Components of its asynchronous operations by kind, with the number issued.
     """
 
     asynchronous = False
@@ -86,9 +90,9 @@ class WarpClock:
         self.issued_at: dict[str, int] = {}  # the site of the latest
         self.begun: dict[str, list[int]] = {}  # in which step each was issued
         self.groups: dict[str, list[int]] = {}
-        # What it has executed, for whoever explains a race: by kind the latest wait for groups; by
-        # component of an mbarrier the latest wait, (site, parity, phases known then), and a wait
-        # whose answer it does not use; by step the site of each signal.
+        # What it has executed, to explain a race: by kind the latest wait for groups; by component
+        # of an mbarrier the latest wait, (site, parity, phases known then), and a wait whose result
+        # it does not use; by step the site of each signal.
         self.group_waits: dict[str, GroupWait] = {}
         self.phase_waits: dict[int, tuple[int, int, int]] = {}
         self.unheeded: dict[int, int] = {}
@@ -116,7 +120,7 @@ class WarpClock:
         return self.rows[ORDERED]
 
     def words(self, space: str) -> memoryview:
-        """What it is ordered after, as routines are told of it."""
+        """Words for the compiled routines: what the warp is ordered after."""
         if self._words is None:
             if self._placed is not self.rows:
                 self._placed, self._address = self.rows, self.rows.ctypes.data
@@ -126,7 +130,7 @@ class WarpClock:
         return self._words
 
     def knowledge(self) -> Knowledge:
-        """What it knows now."""
+        """Snapshot of the warp's clock."""
         if self._kept is None:
             self._kept = Knowledge(self)
         return self._kept
@@ -140,14 +144,14 @@ class WarpClock:
         self.rows[EXECUTED, self.own] = self.rows[ORDERED, self.own] = self.now
 
     def together(self) -> None:
-        """The lanes of the warp met, and memory is ordered between them."""
+        """Record that the lanes of the warp synchronised, with memory ordered between them."""
         self.advance()
         self.synced, self.met = self.now, None
         self.touched = self.stored = 0
         self._share_copies(self.rows)
 
     def together_some(self, members: int) -> None:
-        """The same of some of its lanes."""
+        """Synchronise some of the lanes, as `together` does for all."""
         self.advance()
         self.met = Met.behind(self.met, self.synced, members, self.now)
         self.touched &= ~members
@@ -155,14 +159,20 @@ class WarpClock:
         self._share_copies(self.rows)
 
     def _share_copies(self, told: np.ndarray) -> None:
-        """Its lanes know of one another which cp.async are complete: a wait_group tells a thread of
-        its own ("cp.async.wait_group")."""
+        """Share the lanes' knowledge of complete cp.async operations.
+
+        A wait_group informs a thread only of its own copies ("cp.async.wait_group").
+        """
         if 0 < self.copied < told.shape[1]:
             self.copies_met = max(self.copies_met, int(told[ORDERED, self.copied]))
 
     def learn(self, other: np.ndarray, *, whole: bool = False, relaxed: bool = False) -> None:
-        """What a wait tells. `whole`: all lanes wait, and know of one another what the warp had
-        told before. A relaxed wait tells of memory at the next fence."""
+        """Merge the knowledge that a wait gains.
+
+        Args:
+            whole: All lanes wait, and learn of one another what the warp had released before.
+            relaxed: The wait orders memory only at the next fence.
+        """
         self._kept = self._words = None
         if relaxed:
             self.heard = other.copy() if self.heard is None else join(self.heard, other)
@@ -175,8 +185,10 @@ class WarpClock:
             self._share_copies(other)
 
     def learn_foreign(self, cluster: int, rows: np.ndarray, *, relaxed: bool) -> None:
-        """The same of another cluster, by way of global memory. Whoever in this cluster learns of
-        the step in which that happens knows it, too."""
+        """Merge knowledge about another cluster, gained through global memory.
+
+        An agent in this cluster that learns of the current step learns this as well.
+        """
         if relaxed:
             have = self.heard_foreign.get(cluster)
             self.heard_foreign[cluster] = rows if have is None else join(have.copy(), rows)
@@ -186,7 +198,7 @@ class WarpClock:
             known.append((self.own, self.now, rows))
 
     def release(self, *, relaxed: bool = False, near: bool = False) -> np.ndarray:
-        """What an arrival tells; `near`: to its own CTA."""
+        """Return the clock that an arrival publishes; `near`: the arrival is on its own CTA."""
         told = self.rows.copy()
         if relaxed:
             known = self.components.executed[: told.shape[1]]
@@ -202,8 +214,10 @@ class WarpClock:
         return told
 
     def fence(self, *, near: bool = False) -> None:
-        """fence.acq_rel and stronger: later relaxed arrivals release what came before; `near`:
-        those at the CTA's own barriers, as the fence is of scope .cta."""
+        """Execute fence.acq_rel or stronger: later relaxed arrivals release what came before.
+
+        near: the fence is of scope .cta and covers only arrivals at the CTA's own barriers.
+        """
         if self.heard is not None:
             self.learn(self.heard)
             self.heard = None
@@ -216,8 +230,11 @@ class WarpClock:
         self.advance()
 
     def fence_tensor(self) -> None:
-        """tcgen05.fence::after_thread_sync: of what a relaxed wait has told, tcgen05 operations are
-        ordered. CUTLASS's cute_ext/blackwell/dense_gemm_2sm.py waits so for its accumulators."""
+        """Execute tcgen05.fence::after_thread_sync.
+
+        tcgen05 operations are then ordered after what a relaxed wait has learned. CUTLASS's
+        cute_ext/blackwell/dense_gemm_2sm.py waits for its accumulators in this way.
+        """
         if self.heard is None:
             return
         self._kept = self._words = None
@@ -267,7 +284,7 @@ class WarpClock:
             self.groups[kind].append(self.issued[kind])
 
     def wait_groups(self, kind: str, allowed: int) -> None:
-        """All groups but the newest `allowed` have completed."""
+        """Complete all groups but the newest `allowed`."""
         groups = self.groups.get(kind, [])
         done = len(groups) - allowed
         covered = groups[done - 1] if done > 0 else 0
@@ -276,7 +293,7 @@ class WarpClock:
             self.complete(kind, covered)
 
     def complete(self, kind: str, step: int | None = None) -> None:
-        """Operations up to `step` (None: all) have completed, and the warp knows."""
+        """Record that operations up to `step` (None: all) have completed and the warp knows it."""
         component = self.streams.get(kind)
         if component is None:
             return
@@ -286,7 +303,7 @@ class WarpClock:
             self.load_matters(step)
 
     def load_matters(self, step: int) -> None:
-        """The registers of tcgen05.ld up to `step` are used: report those that were given up."""
+        """Report abandoned tcgen05.ld up to `step`, since their registers are used."""
         used = [report for load, report in self.given_up if load <= step]
         self.given_up = [each for each in self.given_up if each[0] > step]
         for report in used:
@@ -306,8 +323,10 @@ class WarpClock:
 
 
 class Knowledge:
-    """What a warp knew at a moment. It is never changed: all operations that the warp issues before
-    it learns more have it in common."""
+    """Snapshot of a warp's clock.
+
+    It is never changed, so all operations that the warp issues before it learns more share it.
+    """
 
     __slots__ = (
         *("rows", "synced", "met", "copied", "copies_met", "_of", "_asynchronous", "_address"),
@@ -327,7 +346,7 @@ class Knowledge:
         self._words: dict[str, memoryview] = {}
 
     def fenced(self, space: str) -> np.ndarray:
-        """What the async proxy sees of `space`."""
+        """Return what the async proxy sees of `space`."""
         row = _PROXY.get(space)
         if row is None:
             return self.rows[ORDERED]
@@ -337,7 +356,7 @@ class Knowledge:
         return self._seen[space]
 
     def told(self) -> np.ndarray:
-        """What an operation tells of it, see `PhaseClock.arrive_with`."""
+        """Return what the completion of an operation publishes, see `PhaseClock.arrive_with`."""
         if self._told is None:
             self._told = np.zeros_like(self.rows)
             for row in (EXECUTED, ORDERED, ASYNC_SHARED, INITIALISED):
@@ -345,7 +364,7 @@ class Knowledge:
         return self._told
 
     def words(self, space: str) -> memoryview:
-        """As of a `WarpClock`, of the async proxy; "": of the generic one."""
+        """Return words as `WarpClock.words`, for the async proxy; for the generic proxy if ""."""
         found = self._words.get(space)
         if found is None:
             known = self.rows.shape[1]
@@ -356,18 +375,22 @@ class Knowledge:
 
 
 def _words(rows: tuple[int, int, int], clock: WarpClock, now: WarpClock | Knowledge) -> memoryview:
-    """The words of `native.shadow.AGENT`. rows: where what is seen of writes and of reads begins,
-    and how long it is."""
+    """Return the words of `native.shadow.AGENT`.
+
+    rows: addresses of what is seen of writes and of reads, and their length.
+    """
     masks = clock.components.lane_sets.address
     words = (*rows, clock.own, now.synced, now.copied, now.copies_met, masks)
     return memoryview(array(_INT64, words))
 
 
 class Ticket:
-    """An asynchronous operation, with what its warp knew when it was issued. It runs in the async
-    proxy if `asynchronous`: of ordinary accesses it is ordered after those that a proxy fence made
-    visible. In-order units: it is also ordered after earlier operations of its own `stream`:
-    in_order is the component of that, and the step up to which it is.
+    """An asynchronous operation, with what its warp knew when it was issued.
+
+    If `asynchronous`, it runs in the async proxy: it is ordered only after those ordinary accesses
+    that a proxy fence made visible. On an in-order unit, it is also ordered after earlier
+    operations of its `stream`. `in_order` is the component of the stream, and the step up to which
+    it is ordered.
     """
 
     __slots__ = (
@@ -400,7 +423,7 @@ class Ticket:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Its component, and its step there."""
+        """Component and step of the operation."""
         return self.component, self.step
 
     @property
@@ -427,7 +450,7 @@ class Ticket:
         return seen
 
     def words(self, space: str) -> memoryview:
-        """As of a `WarpClock`, but for its own stream."""
+        """Return words as `WarpClock.words`, except for the operation's own stream."""
         return self.known.words(space if self.asynchronous else "")
 
 
@@ -437,8 +460,10 @@ Agent = WarpClock | Ticket
 
 
 def foreign_seen(by: Agent, cluster: int, write: bool) -> np.ndarray:
-    """What `by` is ordered after in another cluster, as `seen`: what one of its own cluster was
-    told in a step that it knows of."""
+    """Return what `by` is ordered after in another cluster, in the format of `seen`.
+
+    `by` is ordered after what an agent of its cluster learned in a step known to `by`.
+    """
     seen = np.zeros(1, np.int32)
     for component, step, told in by.components.foreign.get(cluster, ()):
         known = by.rows[:, component] if component < by.rows.shape[1] else np.zeros(ROWS, np.int32)
@@ -453,7 +478,7 @@ def foreign_seen(by: Agent, cluster: int, write: bool) -> np.ndarray:
 
 
 def foreign_told(by: WarpClock) -> dict[int, np.ndarray]:
-    """What a release passes on of other clusters."""
+    """Return what a release passes on about other clusters."""
     told: dict[int, np.ndarray] = {}
     for cluster, entries in by.components.foreign.items():
         for component, step, rows in entries:

@@ -1,4 +1,4 @@
-"""Allocations that a kernel was given: their names, accesses beyond them, what is written."""
+"""Allocations passed to a kernel: their names, accesses beyond them, and their written parts."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Pointers:
                 self._words.setdefault(word, number)
 
     def name(self, address: int) -> str:
-        """Such as "parameter 2 + 1,024 bytes"; "" where no parameter points to this allocation."""
+        """Return a name such as "parameter 2 + 1,024 bytes"; "" if no parameter points there."""
         block = self._memory.block_at(address)
         return "" if block is None else self._from(address, block)
 
     def near(self, address: int, block: Block | None) -> str:
-        """The same of an address outside of every allocation, from `block`, the nearest."""
+        """Describe an address outside every allocation, relative to `block`, the nearest one."""
         return "" if block is None else self._from(address, block)
 
     def of_block(self, block: Block) -> str:
-        """Such as "parameter 2"."""
+        """Return a name such as "parameter 2"."""
         return self._from(block.start, block).partition(" +")[0].partition(" -")[0]
 
     def _from(self, address: int, block: Block) -> str:
@@ -58,8 +58,8 @@ class Pointers:
         return f"parameter {number}{far}"
 
 
-# Accesses to global memory that nobody gave to the kernel: found once for each instruction, with
-# who it was and what lies below.
+# Accesses to global memory outside the kernel's allocations: reported once per instruction, with
+# the agent and the allocation below.
 
 _RULE = "ld, st: the address is allocated"
 _HINTS = {
@@ -86,8 +86,10 @@ class Bounds:
         self._tickets = tickets
 
     def stray(self, stray: Stray) -> None:
-        """Report an access, which has been refused where it is no read inside of a block: those
-        that hardware does for nobody's harm are notes."""
+        """Report a stray access; it was refused unless it was a read inside a block.
+
+        Harmless reads that hardware executes are notes.
+        """
         instr, agent = self._who()
         harmless = stray.slack and not stray.write
         if not self._findings.new("out-of-bounds", instr and instr.line, harmless):
@@ -111,7 +113,7 @@ class Bounds:
         self._findings.report(finding)
 
     def _who(self) -> tuple[Instr | None, str]:
-        """The instruction, and on whose behalf: of a copy the one that issued it."""
+        """Return the instruction and its agent; for a copy, the instruction that issued it."""
         ticket = self._tickets.get(self.work) if self.work else None
         if ticket is not None:
             return self._findings.sites[ticket.site], ticket.agent.agent
@@ -120,11 +122,11 @@ class Bounds:
         return instr, warp.name() if isinstance(warp, Warp) else ""
 
 
-# What a launch has written of the allocations it writes to.
+# Parts of the written allocations that a launch has written.
 #
-# No checker knows which element a tile should go to. But where several CTAs store the same to one
-# place, and others of the same allocation are left out, an index is likely to be wrong: that is a
-# note. The rest, which allocations are written in part, is for whoever looks for a wrong result.
+# No checker knows which element a tile should go to. But if several CTAs store equal values to one
+# place, and other places of the same allocation are left out, an index is likely to be wrong: that
+# is a note. The list of partly written allocations helps to find the cause of a wrong result.
 
 _SHOWN = 3  # places in the source
 
@@ -178,7 +180,7 @@ class Coverage:
         return line_of(self.sites[site])
 
     def _written(self, block: Block) -> tuple[int, list[int]]:
-        """How many bytes, and the instructions that wrote there last."""
+        """Return the number of written bytes and the instructions that last wrote them."""
         count, sites = 0, set[int]()
         for last in self.shadow.stamps(block.start, block.end):
             some = last[last != 0]

@@ -1,5 +1,7 @@
-"""What mbarriers are called in reports: as the options name them, else as the Python that
-initialises them does, else by their symbol.
+"""Names of mbarriers in reports.
+
+A name comes from the options, else from the Python code that initialises the barrier, else from its
+symbol.
 
     cute.arch.mbarrier_init(storage.full.data_ptr() + stage, 1)              -> full[1]
     PipelineTmaUmma.create(barrier_storage=storage.ab.data_ptr(), ...)       -> ab[1] empty
@@ -42,7 +44,7 @@ class BarrierNames:
         self._of_source = dict(_from_source(inits))
 
     def of(self, offset: int) -> str:
-        """Such as "mbarrier full[1] (0x408)"; "mbarrier 0x408" where nothing names it."""
+        """Return a name such as "mbarrier full[1] (0x408)", or "mbarrier 0x408" if it has none."""
         symbol = ""
         for start, text in self._symbols:
             if start <= offset:
@@ -85,8 +87,10 @@ def _from_source(inits: Mapping[int, Instr]) -> Iterator[tuple[int, str]]:
 
 
 def _name_of(instr: Instr) -> tuple[str, bool] | None:
-    """By the innermost line of Python that calls something with a barrier; whether that makes full
-    and empty ones."""
+    """Return the name from the innermost Python line that calls something with a barrier.
+
+    The second value tells whether that call makes full and empty barriers.
+    """
     for frame in instr.location.frames() if instr.location else ():
         path, _, line = frame.rpartition(":")
         for call in _calls(path).get(int(line), ()):
@@ -116,8 +120,11 @@ def _calls(path: str) -> dict[int, list[ast.Call]]:
 
 
 def _word(node: ast.expr) -> str:
-    """The name within the expression of a pointer: `full` of `storage.full.data_ptr() + stage`, and
-    `bars+EMPTY` of `bars + EMPTY + stage`, where a constant tells what the barrier is for."""
+    """Return the name in a pointer expression.
+
+    It is `full` for `storage.full.data_ptr() + stage`, and `bars+EMPTY` for `bars + EMPTY + stage`,
+    where a constant shows the barrier's purpose.
+    """
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

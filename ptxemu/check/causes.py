@@ -1,4 +1,4 @@
-"""Likely causes of a deadlock: each is a rule, and what it says carries its evidence."""
+"""Likely causes of a deadlock: each is a rule, whose text contains its evidence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AT_MOST = 3  # places that are listed
 
 
 class Words(Protocol):
-    """What a rule needs of the report around it."""
+    """Parts of the report that a rule needs."""
 
     stall: Stall
     groups: list[Group]
@@ -31,8 +31,11 @@ class Words(Protocol):
 
 
 def causes(words: Words, circles: list[list[Group]]) -> Iterator[str]:
-    """Of the groups that have nobody to wait for; where there is none, of the circles, which may be
-    such as the text of the program alone allows; else of whoever a rule knows something of."""
+    """Yield causes of the deadlock.
+
+    Groups that wait for nobody are explained first. If no rule applies there, the circles follow,
+    which may exist only in the program's text. Else any group that a rule recognises follows.
+    """
     inside = {id(group) for circle in circles for group in circle}
     ends = [group for group in words.groups if not group.after]
     roots = ends + [group for group in words.groups if id(group) in inside]
@@ -62,7 +65,7 @@ def _of(words: Words, group: Group) -> Iterator[str]:
 
 
 def _parity(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
-    """The warps have not seen a phase that is complete, and wait for the one behind it."""
+    """Explain that warps missed a complete phase and wait for the one after it."""
     if any(s.now_times for s in barrier.signals if s.kind in ("arrive", "land")):
         return
     if _behind(group, barrier) >= 2:
@@ -82,8 +85,10 @@ def _parity(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
 
 
 def _overtaken(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
-    """Two phases and more have completed since the warps looked: parities of every other phase are
-    equal, so whoever signals has to wait for those who wait."""
+    """Explain that two or more phases completed since the warps looked.
+
+    Parities of every other phase are equal, so the signalling warps have to wait for the others.
+    """
     behind = _behind(group, barrier)
     if behind < 2:
         return
@@ -110,12 +115,12 @@ def _overtaken(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
 
 
 def _behind(group: Group, barrier: Barrier) -> int:
-    """How many phases have completed since any of the warps last found one complete."""
+    """Return the number of phases since a warp of the group last found one complete."""
     return barrier.phase - max(barrier.seen.get(w.name, 0) for w in group.warps)
 
 
 def _overdrawn(words: Words) -> Iterator[str]:
-    """More bytes have landed than were announced, on barriers that nobody may wait for."""
+    """Explain that more bytes landed than were announced, even on barriers without waiters."""
     for barrier in words.stall.overdrawn:
         announced, landed = (
             sum(s.amount for s in barrier.signals if s.kind == kind) for kind in ("expect", "land")
@@ -129,8 +134,7 @@ def _overdrawn(words: Words) -> Iterator[str]:
 
 
 def _unannounced(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
-    """Copies of the CTA itself have come, and nobody has told the barrier to expect them; those of
-    a peer may come first."""
+    """Explain that copies of this CTA landed unannounced; those of a peer may come first."""
     announced, landed = bytes_of(barrier)
     now = [s for s in barrier.signals if s.now_times and s.kind == "land"]
     _, cta, _ = barrier.key
@@ -144,7 +148,7 @@ def _unannounced(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
 
 
 def _bytes(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
-    """All arrivals, but not the bytes that were announced, and nobody is left to bring them."""
+    """Explain that all arrivals came, but the announced bytes did not and cannot."""
     announced, landed = bytes_of(barrier)
     if barrier.pending or not barrier.tx or (barrier.tx > 0 and group.suppliers):
         return
@@ -173,7 +177,7 @@ def _bytes(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
 
 
 def _multicast(barrier: Barrier) -> str:
-    """Copies of several CTAs are to meet here: a mask may leave this one out."""
+    """Explain that a multicast mask may leave out this CTA, where copies of several CTAs land."""
     instrs = [s.instr for s in barrier.signals if s.kind == "land" and s.now_times and s.instr]
     cast = [instr for instr in instrs if "multicast" in instr.opcode]
     if not cast:
@@ -186,7 +190,8 @@ def _multicast(barrier: Barrier) -> str:
 
 
 def _nobody(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
-    """Nothing in the program signals it, or nobody comes to what does."""
+    """Explain that nothing in the program signals the barrier, or that no warp reaches the
+    signal."""
     if group.suppliers or any(s.now_times for s in _signals(group, barrier)):
         return
     before = _signals(group, barrier)
@@ -234,19 +239,19 @@ def _left_out(words: Words, group: Group) -> Iterator[str]:
 
 
 def _only_elsewhere(words: Words, group: Group, _: Barrier) -> Iterator[str]:
-    """The same where nobody is left who could signal this one."""
+    """Explain, as `_left_out`, if no warp is left that could signal this barrier."""
     if not group.suppliers:
         yield from _left_out(words, group)
 
 
 def _fewer(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
-    """Some arrivals came, and nobody is left who could make the others."""
+    """Explain that some arrivals came, and no warp is left that could make the others."""
     if not group.suppliers or group.again:
         yield from _too_few(words, group, barrier)
 
 
 def _others_wait(words: Words, group: Group) -> Iterator[str]:
-    """Some arrivals came, and whoever could make the others waits, too."""
+    """Explain that some arrivals came, and the warps that could make the others wait as well."""
     if group.barrier is not None and group.barrier.key[0] == "mbarrier":
         yield from _too_few(words, group, group.barrier)
 
@@ -279,7 +284,7 @@ def _gone(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
 
 
 def _absent(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
-    """Some have arrived in this phase; others did in those before, and wait for something now."""
+    """Explain that warps which arrived in earlier phases now wait for something else."""
     signals = [s for s in barrier.signals if s.kind == "arrive"]
     now = {s.agent for s in signals if s.now_times}
     absent = {s.agent: s.instr for s in signals if s.agent not in now}
@@ -296,7 +301,7 @@ def _absent(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
 
 
 def _skipped(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
-    """Those who should signal it have used what they wait for before, and gone round the signal."""
+    """Explain that warps used the barrier's data before and went around the signal."""
     if _signals(group, barrier) or not group.suppliers or "arrive" not in group.needs:
         return
     for other in group.after:
@@ -328,7 +333,7 @@ _MBARRIER = (
 
 
 def lines_of(instrs: Iterable[Instr]) -> str:
-    """Such as "kernel.py:30 (PTX line 453, 627)", by the user's lines of Python."""
+    """Return text such as "kernel.py:30 (PTX line 453, 627)", by the user's lines of Python."""
     places: dict[str, list[Instr]] = defaultdict(list)
     for instr in dict.fromkeys(instrs):
         places[user_source(instr).rpartition("/")[2]].append(instr)
@@ -389,7 +394,8 @@ def _cluster(words: Words, group: Group, barrier: Barrier) -> Iterator[str]:
 
 
 def _behind_a_wait(words: Words, circle: list[Group]) -> Iterator[str]:
-    """A circle in which a barrier has never been signalled: who would do so first, waits before."""
+    """Explain a circle with a barrier never signalled: its first signaller waits before the
+    signal."""
     for group, after in zip(circle, [*circle[1:], circle[0]], strict=True):
         barrier = group.barrier
         if barrier is None or barrier.key[0] != "mbarrier" or _signals(group, barrier):
@@ -406,7 +412,10 @@ def _behind_a_wait(words: Words, circle: list[Group]) -> Iterator[str]:
 
 
 def _fresh(words: Words, circle: list[Group]) -> Iterator[str]:
-    """A circle at the very beginning: somebody has to go first. One group may wait for itself."""
+    """Explain a circle at the very beginning, in which no group can go first.
+
+    One group may wait for itself.
+    """
     fresh = [
         group
         for group in circle

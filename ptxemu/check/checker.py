@@ -1,8 +1,8 @@
-"""The checker of a launch: hears what happens and tells those of its parts that it concerns.
+"""Checker of a launch, which forwards events to its parts.
 
-`Races` compares accesses, `Edges` moves clocks, `Lifetime` follows objects, `Manual` knows what
-only the manual's text asks for, `Taint` follows undefined data; see `Options.check`. `Taint` may
-stop a block (`UndefinedRead`), so it comes first: the block will be executed again.
+`Races` compares accesses, `Edges` updates clocks, `Lifetime` follows objects, `Manual` has the
+rules of the manual's text alone, and `Taint` follows undefined data; see `Options.check`. `Taint`
+may stop a block (`UndefinedRead`), so it is called first: the block is executed again.
 """
 
 from __future__ import annotations
@@ -151,8 +151,16 @@ class Forwarding(Listener):
 
 
 class Checker(Forwarding):
-    """memory, params: of the launch. found: where findings go. before: who touched global memory in
-    the launch before, where that one may still be running; `shadow`: who did so in this one."""
+    """Checker of one launch.
+
+    Args:
+        memory: Global memory of the launch.
+        params: Its parameters.
+        found: List to which findings are added.
+        before: Accesses to global memory in the previous launch, if that may still be running.
+
+    `shadow` holds the accesses of this launch.
+    """
 
     def __init__(
         self,
@@ -199,25 +207,30 @@ class Checker(Forwarding):
         return list(self.unused.lines(self.memory, self.shadow, self.coverage.pointers))
 
     def told(self) -> tuple[Any, ...]:
-        """Of clusters about which nothing was found, for `add` in another process."""
+        """Return the state of clusters without findings, for `add` in another process."""
         return self.shadow.told(), self.unused.told(), self.states.has_waited
 
     def add(self, told: tuple[Any, ...]) -> None:
-        """What other clusters did, whose accesses meet none of those that are known here."""
+        """Add the state of other clusters whose accesses do not conflict with those known here."""
         self.shadow.add(told[0])
         self.unused.add(told[1])
         self.states.has_waited |= told[2]
 
     def left(self) -> GlobalShadow:
-        """What the launch behind this one has to come after: who waits for this launch waits for
-        the one before only where this one did, as late as it may have been."""
+        """Return the accesses that the next launch has to be ordered after.
+
+        A launch that waits for this one waits for the previous one only where this one did, however
+        late.
+        """
         if self.states.has_waited:
             self.shadow.before = None
         return self.shadow
 
     def name_barriers(self, given: Given | None, error: PtxEmuError | None = None) -> None:
-        """What was found tells mbarriers by name from now on, and so does the error that ended the
-        launch. given: `Options.names`."""
+        """Name mbarriers in all findings, and in the error that ended the launch.
+
+        given: `Options.names`.
+        """
         if not any("mbarrier" in str(each) for each in (*self._found, error)):
             return
         names = self._names(given)
@@ -226,7 +239,7 @@ class Checker(Forwarding):
             error.message = names.text(error.message)
 
     def named(self, given: Given | None, finding: Finding) -> Finding:
-        """The same of one finding, when it arises."""
+        """Return one finding with mbarriers named."""
         return self._names(given).within(finding) if "mbarrier" in str(finding) else finding
 
     def _names(self, given: Given | None) -> BarrierNames:
@@ -253,7 +266,7 @@ class Checker(Forwarding):
         self.lifetime.warp_ended(w)
 
     def outside(self, stray: Stray) -> None:
-        """An access to memory that nobody has given to the kernel."""
+        """Report an access to memory that was not passed to the kernel."""
         self.bounds.stray(stray)
 
     # -- accesses by a warp -------------------------------------------------------------------
@@ -278,7 +291,7 @@ class Checker(Forwarding):
             self.edges.strong(w, (cta.cluster.index, cta.rank, first), w.how, write)
 
     def told_shared(self, w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool) -> bool:
-        """See `Warp.told`: the same as `shared_access`, where there is nothing to find out."""
+        """Check as `shared_access`, on the fast path without findings; see `Warp.told`."""
         if w.how or not self.taint.simple(w, w.cta, write):
             return False
         if not self.races.shared_by_lanes(w, starts, mb, nbytes, write):
@@ -329,8 +342,11 @@ class Checker(Forwarding):
                 clock.together_some(named & w.live)
 
     def lanes_named(self, w: Warp, members: PerLane) -> None:
-        """Whoever executes an instruction with .sync is in its mask ("shfl.sync", "vote.sync",
-        "match.sync", "redux.sync", "elect.sync", "bar.warp.sync")."""
+        """Check that all executing lanes are in the mask of an instruction with .sync.
+
+        Sections: "shfl.sync", "vote.sync", "match.sync", "redux.sync", "elect.sync",
+        "bar.warp.sync".
+        """
         absent = not_named(members, w.frag.mask)
         if absent:
             opcode = self.findings.sites[w.at].opcode
@@ -361,7 +377,10 @@ class Checker(Forwarding):
     def map_written(
         self, w: Warp, address: int, image: np.ndarray, copied: Place | None = None
     ) -> None:
-        """Several warps may write the same: those of CUTLASS's dense_gemm_ptr_array.py do so."""
+        """Record the write of a map; several warps may write equal bytes.
+
+        CUTLASS's dense_gemm_ptr_array.py does so.
+        """
         starts = as_addresses([address])
 
         def unchanged() -> bool:
@@ -441,7 +460,8 @@ class Checker(Forwarding):
         *,
         atomic: bool = False,
     ) -> tuple[int, int]:
-        """The places are known to whoever waits for the phase. Returns the last place's step."""
+        """Record that bytes landed, known to all waiters of the phase; return the last place's
+        step."""
         step = (0, 0)
         for number, place in enumerate(places):
             phases = self.states.phases[signals[min(number, len(signals) - 1)]]
@@ -578,8 +598,7 @@ class Checker(Forwarding):
 
 @lru_cache(maxsize=32)
 def _of_text(program: Program) -> tuple[list[Finding], frozenset[int]]:
-    """What the text of a kernel shows before anything runs: findings, and waits, by their sites,
-    whose answer decides nothing."""
+    """Return findings of a kernel's text, and the sites of waits whose result has no effect."""
     found: list[Finding] = []
     check_text(Findings(program.sites, found))
     return found, unheeded(program.sites)

@@ -1,11 +1,11 @@
 """Vector clocks of a cluster: what each agent knows to have happened, and in which sense.
 
-A component is whatever makes steps in an order of its own: a warp, the phases of an mbarrier, the
-tcgen05 operations that one warp issues, its bulk stores. A clock says of every component up to
-which step it is known. Rows are the senses: that something was executed is less than that its
-memory accesses are ordered, and that is less than that the async proxy sees them.
+A component is anything with an order of steps: a warp, the phases of an mbarrier, the tcgen05
+operations that one warp issues, its bulk stores. A clock holds the last known step of every
+component. Its rows are the senses. Knowing that something was executed is weaker than knowing its
+memory accesses to be ordered, which is weaker than knowing them visible to the async proxy.
 
-An access is stamped with (component, step, lane, site); it is ordered before an agent's next access
+An access is stamped with (component, step, lane, site). It is ordered before an agent's next access
 if that agent's clock has reached its step.
 """
 
@@ -18,17 +18,17 @@ import numpy as np
 
 from ptxemu.numerics import PerLane
 
-# Which lanes of a warp made an access together, and which lanes know what of one another.
+# Sets of lanes that made an access together, and knowledge of lanes about one another.
 #
 # Lanes are threads: an access of one is ordered before an access of another by bar.warp.sync, by a
-# barrier or mbarrier that both meet at, and by nothing else. The PTX ISA promises memory ordering
-# among the participating threads in the section "bar.warp.sync" alone. "vote.sync", "shfl.sync",
-# "match.sync", "redux.sync" and "elect.sync" make a thread wait for the others of its member mask
-# and say nothing of memory; the CUDA C++ Programming Guide adds of the vote, match, reduce and
-# shuffle functions that they imply no memory barrier, and of __syncwarp that it is one.
+# barrier or mbarrier that both use, and by nothing else. The PTX ISA promises memory ordering among
+# the participating threads in the section "bar.warp.sync" alone. "vote.sync", "shfl.sync",
+# "match.sync", "redux.sync" and "elect.sync" make a thread wait for the others of its member mask;
+# their sections do not mention memory. The CUDA C++ Programming Guide adds that the vote, match,
+# reduce and shuffle functions imply no memory barrier, and that __syncwarp does.
 #
-# What converged lanes do in one instruction counts for each of them: a later access of some of
-# these lanes is behind it in program order.
+# An access by converged lanes in one instruction counts for each of them: a later access of some of
+# these lanes follows it in program order.
 
 LANES = 32
 _FIRST, _END = LANES, 62  # codes of sets of several lanes; those above say that lanes do not matter
@@ -36,7 +36,7 @@ NOBODY = 63  # as `clocks.ALL_LANES`: the access of no lane in particular
 
 
 class LaneSets:
-    """Sets of lanes by the code that a stamp has room for. A lane is its own code."""
+    """Sets of lanes by a code that fits into a stamp. A lane is its own code."""
 
     def __init__(self) -> None:
         self.masks = np.zeros(NOBODY + 1, np.int64)
@@ -45,7 +45,7 @@ class LaneSets:
         self._codes: dict[int, int] = {}
 
     def code(self, mask: int) -> int:
-        """Of the lanes `mask`; NOBODY where there are too many different sets."""
+        """Return the code of a set of lanes, or NOBODY if there are too many different sets."""
         if mask & (mask - 1) == 0:
             return mask.bit_length() - 1
         code = self._codes.get(mask)
@@ -58,21 +58,25 @@ class LaneSets:
         return code
 
     def differ(self, was: int | np.ndarray, now: int | np.ndarray) -> np.ndarray:
-        """Whether some lane of `now` had no part in what `was` did; never of NOBODY."""
+        """Return whether some lane of `now` is not in `was`; always false for NOBODY."""
         before = self.masks[was]
         return np.asarray((before != 0) & (self.masks[now] & ~before != 0))
 
 
 class Met:
-    """After bar.warp.sync of some lanes: below which step of their warp a lane knows the accesses
-    of another, int64 [who knows, of whom]. It is never changed, as operations keep it."""
+    """Knowledge of lanes about one another after bar.warp.sync of some lanes.
+
+    int64 [knowing lane, known lane] is the step below which accesses are known. The array is never
+    changed, as operations keep it.
+    """
 
     def __init__(self, steps: np.ndarray) -> None:
         self._steps = steps
 
     @classmethod
     def behind(cls, before: Met | None, synced: int, members: int, now: int) -> Met:
-        """The lanes `members` meet as step `now` begins. They pass on what each of them knows."""
+        """Synchronise the lanes `members` at the beginning of step `now`; they share their
+        knowledge."""
         shape = (LANES, LANES)
         steps = before._steps.copy() if before is not None else np.full(shape, synced, np.int64)
         lanes = _listed(members)
@@ -96,7 +100,7 @@ def masks_named(members: PerLane, executing: int) -> list[int]:
 
 
 def not_named(members: PerLane, executing: int) -> int:
-    """The executing lanes that the mask they give does not name."""
+    """Return the executing lanes that are not in the mask they pass."""
     if np.ndim(members) == 0:
         return executing & ~int(members)
     masks = np.asarray(members).tolist()
@@ -108,7 +112,7 @@ def _listed(mask: int) -> list[int]:
 
 
 # Rows of a clock.
-EXECUTED = 0  # it has happened: what a relaxed barrier tells
+EXECUTED = 0  # it has happened: the knowledge a relaxed barrier gives
 ORDERED = 1  # its accesses come first: release and acquire
 ASYNC_SHARED = 2  # and the async proxy sees those to shared memory: fence.proxy.async
 ASYNC_GLOBAL = 3  # and those to global memory
@@ -131,8 +135,13 @@ ATOMIC = NOBODY - 1  # an atomic or otherwise strong access: no race with anothe
 
 @dataclass(frozen=True)
 class Component:
-    """`kind` is a key of `explain.MISSING`; `agent` names whoever makes the steps; `owner`: the
-    warp clock whose asynchronous operations they are."""
+    """Component of the clocks.
+
+    Attributes:
+        kind: Key of `explain.MISSING`.
+        agent: Name of the agent that makes the steps.
+        owner: Clock of the warp whose asynchronous operations they are.
+    """
 
     kind: str
     agent: str
@@ -142,7 +151,7 @@ class Component:
 
 @dataclass
 class Components:
-    """Those of one cluster. Number 0 is nobody, whose step 0 everyone knows."""
+    """Components of one cluster. Number 0 is nobody; its step 0 is known to all."""
 
     known: list[Component] = field(default_factory=lambda: [Component("nobody", "")])
     asynchronous: np.ndarray = field(default_factory=lambda: np.zeros(_FIRST_CAPACITY, np.bool_))
@@ -152,9 +161,12 @@ class Components:
     foreign: dict[int, list[tuple[int, int, np.ndarray]]] = field(default_factory=dict)
 
     def add(self, kind: str, agent: str, *, asynchronous: bool = True, owner: Any = None) -> int:
-        """A new component. Of an allocation, and of bytes that landed in shared memory, nothing but
-        their execution matters, which a relaxed barrier orders, too (`executed`): CUTLASS's
-        tma_multicast.py tells a peer of its tile by barrier.cluster.arrive.relaxed."""
+        """Add a component and return its number.
+
+        For an allocation, and for bytes that landed in shared memory, only execution matters. A
+        relaxed barrier orders that as well (`executed`): CUTLASS's tma_multicast.py informs a peer
+        of its tile by barrier.cluster.arrive.relaxed.
+        """
         number = len(self.known)
         self.known.append(Component(kind, agent, asynchronous, owner))
         if number >= self.capacity:
@@ -176,7 +188,7 @@ def fresh(components: Components) -> np.ndarray:
 
 
 def join(clock: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """`clock`, in place where it is large enough, with what `other` knows."""
+    """Merge `other` into `clock`, in place if it is large enough."""
     have, more = clock.shape[1], other.shape[1]
     if more > have:
         larger = np.zeros((ROWS, more), np.int32)
@@ -188,8 +200,10 @@ def join(clock: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 class Mark(NamedTuple):
-    """Of an access: its lane, or one for each start of its cells; its stamp, where there are such
-    lanes without any."""
+    """Mark of an access in a shadow: its stamp without lanes, and its lane.
+
+    The lane may be an array with an entry for each start of its cells.
+    """
 
     stamp: int
     lane: int | np.ndarray

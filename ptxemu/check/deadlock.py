@@ -1,4 +1,4 @@
-"""A deadlock as text: the chain of who waits for whom, likely causes, and each wait in detail."""
+"""Text of a deadlock: the chain of waits, likely causes, and each wait in detail."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Report:
         return f"{self.stall.headline}: {count(warps, 'warp')} of {where}" + gone * bool(exited)
 
     def _starts(self, circles: list[list[Group]]) -> Iterator[Group]:
-        """Groups from which chains of two and more begin: nobody waits for them."""
+        """Yield groups that begin chains of two or more: no group waits for them."""
         waited = {id(after) for group in self.groups for after in group.after}
         for group in self.groups:
             if group.after and id(group) not in waited:
@@ -103,12 +103,12 @@ class _Report:
         return "no warp that is left comes to an instruction that could"
 
     def _among(self, group: Group) -> str:
-        """`who`, without the CTA where there is one alone."""
+        """Format as `who`, without the CTA if there is only one."""
         told = self.who(group.warps)
         return told.removesuffix(f" of {group.first.who.cta}") if self.stall.ctas == 1 else told
 
     def who(self, warps: Iterable[Who]) -> str:
-        """Such as "warps 0-3 (epilogue) of all 2 CTAs"."""
+        """Return text such as "warps 0-3 (epilogue) of all 2 CTAs"."""
         by_cta: dict[str, list[int]] = defaultdict(list)
         for warp in sorted(set(warps), key=lambda w: w.index):
             by_cta[warp.cta].append(warp.index)
@@ -123,7 +123,7 @@ class _Report:
         return " and ".join(parts)
 
     def agents(self, labels: Iterable[str]) -> str:
-        """The same of names such as "warp 4 of cta(0,0,0)"."""
+        """Format names such as "warp 4 of cta(0,0,0)"."""
         whos = []
         for label in labels:
             head, _, cta = label.partition(" of ")
@@ -138,7 +138,7 @@ class _Report:
         return f" ({'; '.join(filter(None, names))})" if any(names) else ""
 
     def _duty(self, index: int) -> str:
-        """By what a warp has executed, or else by what lies before it."""
+        """Describe a warp's duty by what it has executed, or else by the code that follows."""
         told = describe(self.stall.opcodes.get(index, {}))
         if told not in _VAGUE:
             return told
@@ -168,7 +168,7 @@ class _Report:
         return f"barrier {one.on[2]}" + f" of {one.on[1]}" * (len(ctas) == 1)
 
     def name(self, offset: int) -> str:
-        """Of an mbarrier: as the user or the source calls it, or by its symbol."""
+        """Return the name of an mbarrier: the user's, the source's, or its symbol."""
         return self.names.of(offset)
 
     def executed(self, instr: Instr) -> bool:
@@ -210,8 +210,10 @@ class _Report:
         yield from self._history(group, barrier)
 
     def _telling(self, group: Group) -> tuple[Barrier, int]:
-        """Of the barriers of a group, one in each CTA, the one whose history is the rarest; how
-        many have another one."""
+        """Return the barrier of a group whose history is rarest among the CTAs.
+
+        The second value is the number of barriers with another history.
+        """
         keys = dict.fromkeys(one.on for one in group.waiting if one.on)
         barriers = [self.stall.barriers[key] for key in keys]
         stories = Counter(map(_story, barriers))
@@ -235,7 +237,8 @@ class _Report:
         return "; ".join(parts)
 
     def _history(self, group: Group, barrier: Barrier) -> Iterator[str]:
-        """Who has signalled it, in this phase or before, and which instructions else could."""
+        """Yield signals of the barrier, in this phase or before, and instructions that could
+        signal it."""
         found: dict[int, list[Signalled]] = defaultdict(list)
         for signal in barrier.signals:
             line = signal.instr.line if signal.instr else 0
@@ -260,7 +263,7 @@ class _Report:
             yield "nobody has signalled it in this launch, and no instruction of the program could"
 
     def _did(self, some: list[Signalled]) -> Iterator[str]:
-        """What one instruction did, of all warps that executed it."""
+        """Describe the effect of one instruction, over all warps that executed it."""
         now = [s for s in some if s.now_times]
         parts = []
         for kind, form in _DID.items():
@@ -276,7 +279,7 @@ class _Report:
 
 
 def _story(barrier: Barrier) -> frozenset[tuple[object, ...]]:
-    """What was done to it, by whichever CTA."""
+    """Return the history of signals, without the CTA that gave them."""
     return frozenset(
         (s.kind, s.instr and s.instr.line, s.now_amount, s.last_phase) for s in barrier.signals
     )

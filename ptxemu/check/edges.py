@@ -1,9 +1,10 @@
-"""Synchronisation: which instruction tells whom of what. PTX ISA, "Memory Consistency Model" and
-the sections named at each method.
+"""Synchronisation: the order that each instruction establishes.
 
-`hardware` rules, those that kernels known right on hardware rely on: mbarrier arrivals and waits
-order tcgen05 operations without tcgen05.fence; the scope of a wait is not looked at, that of an
-arrival is. When a tcgen05.ld without a wait is complete: `tensor_loads`.
+Sources are PTX ISA, "Memory Consistency Model", and the sections named at each method.
+
+`hardware` rules are those that kernels known right on hardware rely on. mbarrier arrivals and waits
+order tcgen05 operations without tcgen05.fence. The scope of a wait is ignored, that of an arrival
+is not. For the completion of a tcgen05.ld without a wait, see `tensor_loads`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ptxemu.machine.state import Cluster, Cta, NamedBarrier, Warp
 
 
 class Edges:
-    """Moves the clocks of warps. unheeded: waits, by site, that tell nothing."""
+    """Updates the clocks of warps. unheeded: sites of waits that order nothing."""
 
     def __init__(
         self,
@@ -74,12 +75,13 @@ class Edges:
         phases.arrive(clock.release(relaxed=relaxed, near=cta is w.cta), far=cta is not w.cta)
 
     def arrival_of(self, ticket: Ticket, cta: Cta, barrier: MBarrier) -> None:
-        """tcgen05.commit: an arrival by operations that completed.
+        """Publish a tcgen05.commit: an arrival by operations that completed.
 
-        It comes right behind the operation before it: of commits to a peer, one after the other,
-        FlashAttention-4's backward pass waits for the first only. What its thread did before a
-        cp.async.mbarrier.arrive is published with the copies: NVIDIA's fmha_bwd.py fills rows
-        beyond the end with ordinary stores before it."""
+        It comes right after the previous operation: of consecutive commits to a peer,
+        FlashAttention-4's backward pass waits for the first only. A cp.async.mbarrier.arrive
+        publishes its thread's earlier accesses with the copies: NVIDIA's fmha_bwd.py fills rows
+        beyond the end with ordinary stores before it.
+        """
         if cta is not ticket.agent.cta:
             before, commits = ticket.step - 1, ticket.agent.commits
             while before in commits:
@@ -107,9 +109,11 @@ class Edges:
         phases.landing |= not ticket.component
 
     def mbarrier_waited(self, w: Warp, cta: Cta, barrier: MBarrier, parity: int, how: How) -> None:
-        """A wait that was successful: an acquire ("mbarrier.test_wait / try_wait"). One of scope
-        .cta is relaxed for what threads of peers have told: with .cluster, and only then, ptxas
-        invalidates the L1 cache behind it."""
+        """Apply a successful wait: an acquire ("mbarrier.test_wait / try_wait").
+
+        A wait of scope .cta is relaxed for what threads of peers published. Only with .cluster does
+        ptxas invalidate the L1 cache after it.
+        """
         clock = self._states.clocks[w]
         self._used(w, barrier)
         self._manual.heard_others(w)
@@ -157,7 +161,7 @@ class Edges:
         state.add(clock.release())
 
     def barrier_completed(self, barrier: NamedBarrier, waiters: Waiters) -> None:
-        """Its phases are steps of a component, which whoever waits knows."""
+        """Record a completed phase as a step of a component that all waiters learn."""
         components, state = self._states.components(barrier.cta), self._states.barrier(barrier)
         if not state.phases:
             state.component = components.add("named barrier", barrier.cta.name())
@@ -240,7 +244,7 @@ class Edges:
             self._learn_all(w, self._flags.acquire(address), relaxed=not acquires or near)
 
     def _flag_told(self, w: Warp, *, relaxed: bool, near: bool) -> dict[int, np.ndarray]:
-        """By cluster."""
+        """Return what a flag publishes, by cluster."""
         clock = self._states.clocks[w]
         told = foreign_told(clock)
         own = told[w.cluster.index] = clock.release(relaxed=relaxed, near=near)

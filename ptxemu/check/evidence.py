@@ -1,8 +1,8 @@
-"""Why two accesses are not ordered, as far as the launch itself shows it: which waits, commits and
-signals there were between them, and why they do not do.
+"""Reasons why two accesses are not ordered, as far as the launch shows them.
 
-`missing` answers by the kinds of the two accesses alone, in the words of the PTX manual; `Evidence`
-answers where what was executed tells more.
+The evidence is the waits, commits and signals between them, and why they are not sufficient.
+`missing` depends on the kinds of the two accesses alone and follows the PTX manual. `Evidence` adds
+what was executed.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def missing(before: Side, by: Agent) -> tuple[str, str]:
 
 
 def missing_abroad(before: Side, by: Agent, cluster: int) -> tuple[str, str]:
-    """The same where `before` is of another cluster."""
+    """Return the missing edge, as `missing`, if `before` is of another cluster."""
     earlier, component = before.stamp, before.component
     seen = foreign_seen(by, cluster, False)
     if (
@@ -163,7 +163,7 @@ class Evidence:
         self._sites = sites
 
     def reason(self, before: Side, by: Agent) -> Reason:
-        """Why `by` is not ordered after the access `before` of its own cluster."""
+        """Return the reason why `by` is not ordered after access `before` of its cluster."""
         usual = Reason(*missing(before, by))
         kind = before.component.kind
         if usual[:2] == PROXY_FENCE:
@@ -178,7 +178,7 @@ class Evidence:
         return usual
 
     def words(self, site: int) -> str:
-        """An instruction, whole if it is short, and where it stands."""
+        """Return an instruction, whole if it is short, and its place."""
         instr = self._sites[site]
         text = " ".join(instr.text.split()).rstrip(" ;")
         text = short(instr.opcode) if len(text) > _LONGEST else text
@@ -213,7 +213,7 @@ class Evidence:
         return usual._replace(why=why)
 
     def _waiter(self, before: Side, by: Agent) -> tuple[WarpClock, list[int]] | None:
-        """Whose wait it is, and the last operation of each of its groups."""
+        """Return the warp that has to wait, and the last operation of each of its groups."""
         component = before.component
         if component.kind != "wgmma":
             owner = component.owner

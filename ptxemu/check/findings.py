@@ -1,5 +1,7 @@
-"""What a checker has to say, each thing once however many CTAs, warps and turns show it; of two
-accesses in conflict, a finding that names both."""
+"""Findings of a checker, each reported once however many CTAs, warps and iterations show it.
+
+For two accesses in conflict, the finding names both.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from ptxemu.syntax.tree import Instr
 
 
 class Findings:
-    """Of one launch. sites: its instructions, by the numbers that `Warp.at` has."""
+    """Findings of one launch.
+
+    sites: its instructions, indexed by `Warp.at`.
+    """
 
     def __init__(self, sites: list[Instr], found: list[Finding]) -> None:
         self.sites = sites
@@ -27,20 +32,26 @@ class Findings:
         return True
 
     def report(self, finding: Finding) -> None:
-        """Add a finding, but for one that says the same."""
+        """Add a finding, unless an equal one was added."""
         if finding not in self._found:
             self._found.append(finding)
 
     def at(self, check: str, message: str, site: int, **more: Any) -> None:
-        """Report something of an instruction; of site 0, which stands for none, by its words."""
+        """Report an instruction; findings at site 0, which is none, are distinguished by
+        message."""
         if self.new(check, site, message if not site else ""):
             self.report(Finding(check, message, **place_of(self.sites[site]), **more))
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the accesses: [first, last] in bytes, or columns of tensor memory; `known`: the
-    components that its stamp refers to."""
+    """Access on one side of a conflict.
+
+    Attributes:
+        first: First byte, or first column of tensor memory.
+        last: Last byte or column, inclusive.
+        known: Components to which its stamp refers.
+    """
 
     space: str
     first: int
@@ -63,7 +74,7 @@ class Conflicts:
         self._sites = findings.sites
 
     def report(self, before: Side, now: Side, missing: tuple[str, str], why: str = "") -> None:
-        """missing: what is, and the section of the manual that asks for it."""
+        """Report a race. missing: the missing instruction, and the section of the manual."""
         key = (before.space.split()[0], before.stamp.site, now.stamp.site, now.wrote)
         if not self._findings.new("race", *key):
             return
@@ -101,7 +112,7 @@ class Conflicts:
         self._findings.report(finding)
 
     def access(self, side: Side) -> Access:
-        """In a finding."""
+        """Return the access as it appears in a finding."""
         instr, component = self._sites[side.stamp.site], side.component
         agent = component.agent
         if component.kind not in ("warp", "mbarrier"):
@@ -127,6 +138,6 @@ def line_of(instr: Instr) -> str:
 
 
 def short(opcode: str) -> str:
-    """The opcode without most of its qualifiers; the whole instruction stands beside it."""
+    """Return the opcode without most of its qualifiers, for use next to the whole instruction."""
     parts = opcode.split(".")
     return ".".join(parts[: _WORDS.get(parts[0], 1)])

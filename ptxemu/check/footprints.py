@@ -1,6 +1,6 @@
-"""Which cells an instruction touches, in the grain of the shadows.
+"""Cells that an instruction touches, in the granularity of the shadows.
 
-Shared memory: `grain` bytes to a cell. Tensor memory: 16 lanes of a column to a cell, since only
+Shared memory: `grain` bytes per cell. Tensor memory: 16 lanes of a column per cell, since only
 tcgen05.cp.4x256b separates the lanes of such a group; cell = column * 8 + lane / 16.
 """
 
@@ -25,7 +25,7 @@ Where = slice | np.ndarray  # an index of cells
 
 
 def blank(count: int) -> np.ndarray:
-    """Zeros, int64, of which few will be written: pages are there once they are touched."""
+    """Return int64 zeros of which few will be written: pages are allocated on first touch."""
     anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     return np.frombuffer(mmap.mmap(-1, 8 * count, flags=anonymous), np.int64)
 
@@ -65,7 +65,7 @@ class Cells:
         return self.count * self.run
 
     def index(self) -> Where:
-        """In arrays of all cells of the memory."""
+        """Index into arrays of all cells of the memory."""
         return self._pattern.cells + self.base
 
 
@@ -83,8 +83,10 @@ class Span(Cells):
 
 
 class Scattered(Cells):
-    """Those of `nbytes` at each of `starts`, shifted by `base` cells. For machine code they are
-    there until the next such cells are made. index: [cell, start]."""
+    """Cells of `nbytes` at each of `starts`, shifted by `base` cells; index: [cell, start].
+
+    The compiled routines may use them until the next such cells are made.
+    """
 
     __slots__ = ("_starts", "_grain")
 
@@ -105,7 +107,7 @@ class Scattered(Cells):
 
 
 def byte_cells(low: int, nbytes: int, grain: int) -> Span:
-    """Of `nbytes` from `low` on."""
+    """Return the cells of `nbytes` from `low` on."""
     first = low // grain
     return Span(first, -(-(low + nbytes) // grain) - first)
 
@@ -145,7 +147,7 @@ def accumulator_cells(address: int, idesc: InstrDesc, cta_group: int) -> Cells:
 
 @lru_cache(maxsize=256)
 def _half(columns: int, upper: int) -> Pattern:
-    """Every other group of 16 lanes of so many columns."""
+    """Return every other group of 16 lanes of `columns` columns."""
     cells = np.arange(columns * GROUPS).reshape(-1, GROUPS)
     return Pattern(cells[:, upper // 16 :: 2].ravel())
 
@@ -173,7 +175,7 @@ def metadata_cells(where: Metadata) -> Cells:
 
 
 def shifted_cells(address: int) -> Cells:
-    """What tcgen05.shift reads and writes: a quarter of the lanes."""
+    """Return the cells that tcgen05.shift reads and writes: a quarter of the lanes."""
     column, first = address & 0xFFFF, address >> 20
     columns = np.arange(column, column + SHIFTED_COLUMNS)
     return Cells(Pattern((columns[:, None] * GROUPS + (first, first + 1)).ravel()))
@@ -181,7 +183,7 @@ def shifted_cells(address: int) -> Cells:
 
 @lru_cache(maxsize=1024)
 def filled_cells(address: int, shape: Fill) -> Cells:
-    """What tcgen05.cp writes."""
+    """Return the cells that tcgen05.cp writes."""
     column, first = address & 0xFFFF, address >> 16
     groups = np.unique((first + shape.lanes()) // 16)
     columns = np.arange(column, column + shape.nbytes // 4)
@@ -215,8 +217,10 @@ def matrix_cells(
 
 
 class Product:
-    """What an MMA by `group` CTAs touches in each of them: B and, if it is in shared memory, A;
-    else A in tensor memory; D. tensor: bits of what is in tensor memory."""
+    """Cells that an MMA by `group` CTAs touches in each of them.
+
+    They are B, A (in shared or in tensor memory) and D. tensor: mask of those in tensor memory.
+    """
 
     def __init__(self, mma: Mma, group: int, grain: int) -> None:
         self._of = mma.a, mma.b, mma.instr  # it is known by their identities

@@ -1,5 +1,7 @@
-"""The frame by which the checker tells routines what to look at (`native.shadow`): one for all, as
-each is filled for one call."""
+"""Frame that passes arguments from the checker to the routines of `native.shadow`.
+
+There is only one, as each is filled for one call.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ _STARTS_AT = _starts.ctypes.data
 
 
 class Routines(NamedTuple):
-    """Those of `native.shadow` that are called with the address of the frame."""
+    """Routines of `native.shadow` that are called with the address of the frame."""
 
     visit: Callable[[int], int]
     visit_lanes: Callable[[int], int]
@@ -56,7 +58,7 @@ class Routines(NamedTuple):
 
 
 def routines() -> Routines | None:
-    """None where there is no machine code."""
+    """Return the routines, or None without machine code."""
     found = library()
     return None if found is None else _of(found)
 
@@ -67,15 +69,22 @@ def _of(found: Library) -> Routines:
 
 
 def place(cells: Cells) -> None:
-    """Which cells."""
+    """Write the cells of an access to the frame."""
     words = WORDS
     words[STARTS], words[COUNT], words[RUN] = cells.address, cells.count, cells.run
     words[SHIFT], words[BASE] = cells.shift, cells.base
 
 
 def lanes(starts: np.ndarray, mb: int, nbytes: int, room: int, grain: int) -> None:
-    """Which cells, for `visit_lanes`: `nbytes` at each of `starts`, uint32 [32], for the lanes of
-    `mb`, in a memory of `room` bytes."""
+    """Write the cells of an access by lanes to the frame, for `visit_lanes`.
+
+    Args:
+        starts: uint32 [32], address of each lane.
+        mb: Mask of the active lanes.
+        nbytes: Bytes per lane.
+        room: Size of the memory in bytes.
+        grain: Bytes per cell.
+    """
     words = WORDS
     _starts[:] = starts
     words[STARTS], words[LANES], words[ACTIVE] = _STARTS_AT, _LANES_AT, mb
@@ -84,7 +93,7 @@ def lanes(starts: np.ndarray, mb: int, nbytes: int, room: int, grain: int) -> No
 
 
 def agent(by: Agent, space: str, stamp: int) -> None:
-    """Who accesses them, and when."""
+    """Write the accessing agent and the stamp to the frame."""
     words = WORDS
     words[AGENT] = by.words(space)
     words[STREAM], words[BEFORE] = by.in_order
@@ -92,7 +101,7 @@ def agent(by: Agent, space: str, stamp: int) -> None:
 
 
 def access(by: Agent, space: str, mark: Mark) -> None:
-    """Who accesses the cells that have been placed."""
+    """Write the agent that accesses the placed cells to the frame."""
     words = WORDS
     agent(by, space, mark.stamp)
     if isinstance(mark.lane, int):

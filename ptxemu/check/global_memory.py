@@ -1,8 +1,8 @@
-"""Who touched global memory: like `shadow`, but sparse, and across clusters.
+"""Shadow of global memory: like `shadow`, but sparse and across clusters.
 
-Clocks belong to a cluster. What another cluster did is known only by way of global memory itself: a
-release to an address and an acquire from it ("Memory Consistency Model", release and acquire
-patterns). Reads are kept as a log, since most of what a kernel reads nobody writes.
+Clocks belong to a cluster. Another cluster's accesses are ordered only through global memory
+itself: a release to an address and an acquire from it ("Memory Consistency Model", release and
+acquire patterns). Reads are kept as a log, since a kernel writes few of the addresses it reads.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Piece:
             self.low, self.high = int(starts.min()), int(starts.max()) + nbytes
 
     def meets(self, other: Piece | GlobalShadow | _Chunk) -> bool:
-        """What lies between the ends of either is in part the same."""
+        """Return whether the address ranges overlap."""
         return self.low < other.high and self.high > other.low
 
     def only(self, kept: np.ndarray | None) -> Piece:
-        """Of those of `starts`."""
+        """Return the piece with only those starts for which `kept` is true."""
         if kept is None:
             return self
         stamp, lane = self.mark
@@ -55,7 +55,10 @@ class Piece:
         return Piece(self.starts[kept], self.nbytes, self.cluster, Mark(stamp, lane))
 
     def chunks(self) -> Iterable[int]:
-        """That it lies in. What one instruction reads may be of allocations terabytes apart."""
+        """Return the chunks that the piece touches.
+
+        One instruction may read allocations that are terabytes apart.
+        """
         first, last = self.low >> _CHUNK_BITS, self.high - 1 >> _CHUNK_BITS
         if last - first <= 1:
             return range(first, last + 1)
@@ -163,7 +166,7 @@ class GlobalShadow:
         return found
 
     def _surely(self, piece: Piece, by: Agent, write: bool) -> bool:
-        """As `Shadow.surely`, of what lies in one chunk; a read is not noted."""
+        """Check as `Shadow.surely` within one chunk; a read is not recorded."""
         routines, number = frame.routines(), piece.low >> _CHUNK_BITS
         if routines is None or _atomic(piece) or piece.high - 1 >> _CHUNK_BITS != number:
             return False
@@ -194,13 +197,13 @@ class GlobalShadow:
         return any(map(piece.meets, self.reads.get(number, ())))
 
     def _inside(self, piece: Piece) -> Piece:
-        """What of it is there."""
+        """Return the part of the piece that lies in the shadow."""
         if self.holds(piece.low, piece.high):
             return piece
         return piece.only(self.inside(piece.starts, piece.nbytes))
 
     def touches(self, piece: Piece, write: bool) -> int | None:
-        """An address of `piece` that was written here, or read where `write`; else None."""
+        """Return an address of `piece` that was written here, or read if `write`; else None."""
         if piece.meets(self):
             cells = self._cells(piece)
             for chunk, chosen, index in self._parts(cells):
@@ -227,7 +230,7 @@ class GlobalShadow:
         return found
 
     def told(self) -> tuple[Any, ...]:
-        """What `add` takes in another process: who wrote which cells last, and what was read."""
+        """Return the state for `add` in another process: last writers of cells, and reads."""
         written = {}
         for number, chunk in self.chunks.items():
             cells = np.flatnonzero(chunk.last)
@@ -236,7 +239,7 @@ class GlobalShadow:
         return written, self.reads, self.read_in, self.earlier
 
     def add(self, told: tuple[Any, ...]) -> None:
-        """What other clusters have touched, which have written none of what is known here."""
+        """Add accesses of other clusters, which wrote nothing that is known here."""
         written, reads, read_in, earlier = told
         for number, (cells, last, owner, (low, high)) in written.items():
             chunk = self._chunk(number)
@@ -251,7 +254,7 @@ class GlobalShadow:
             self.read_in[number] = min(low, known[0]), max(high, known[1])
 
     def stamps(self, low: int, high: int) -> Iterator[np.ndarray]:
-        """Of the last writes to [low, high), where there were any nearby."""
+        """Yield stamps of the last writes to [low, high) from chunks that have any."""
         for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
             found, start = self.chunks.get(chunk), chunk << _CHUNK_BITS
             if found is not None:
@@ -260,14 +263,14 @@ class GlobalShadow:
                 yield found.last[first // self.grain : -(-last // self.grain)]
 
     def chain(self) -> Iterator[GlobalShadow]:
-        """This one, and those of the launches before that it may overlap."""
+        """Yield this shadow, and those of earlier launches that may overlap it."""
         shadow: GlobalShadow | None = self
         while shadow:
             yield shadow
             shadow = shadow.before
 
     def forget(self, low: int, high: int) -> None:
-        """What lies in [low, high) is another allocation now."""
+        """Forget accesses to [low, high), which now belongs to another allocation."""
         for chunk in range(low >> _CHUNK_BITS, (high - 1 >> _CHUNK_BITS) + 1):
             start = chunk << _CHUNK_BITS
             if chunk in self.chunks:
@@ -332,7 +335,8 @@ class GlobalShadow:
     def _seen(
         self, cluster: int, piece: Piece, by: Agent, was_write: bool
     ) -> tuple[np.ndarray, Agent | None]:
-        """What `by` is ordered after in `cluster`, and `by` where that is its own."""
+        """Return what `by` is ordered after in `cluster`, and `by` if it belongs to that
+        cluster."""
         if cluster == piece.cluster:
             return by.seen(was_write, "global"), by
         return foreign_seen(by, cluster, was_write), None
@@ -361,13 +365,16 @@ def _atomic(piece: Piece) -> bool:
 
 
 class Flags:
-    """Global and shared addresses that carry synchronisation: what their last release tells."""
+    """Addresses that carry synchronisation, with what their last release published."""
 
     def __init__(self) -> None:
         self._told: dict[object, dict[int, np.ndarray]] = {}
 
     def release(self, address: object, told: dict[int, np.ndarray], *, adds: bool) -> None:
-        """`told`: rows by cluster. An atomic adds to what the address tells, a store replaces."""
+        """Publish a release; an atomic adds to the published state, a store replaces it.
+
+        told: rows by cluster.
+        """
         old = self._told.get(address) if adds else None
         self._told[address] = told if old is None else merged(old, told)
 
@@ -376,7 +383,7 @@ class Flags:
 
 
 def merged(one: dict[int, np.ndarray], other: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """What both tell, by cluster."""
+    """Merge two sets of knowledge, by cluster."""
     result = dict(one)
     for cluster, rows in other.items():
         have = result.get(cluster)

@@ -1,4 +1,4 @@
-"""What the text of a kernel alone shows to be wrong, before anything runs."""
+"""Errors that the text of a kernel alone shows, before anything runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ _GROUPS = ("cta_group::1", "cta_group::2")
 
 
 def check_text(findings: Findings) -> None:
-    """All rules on the instructions of a kernel."""
+    """Apply all rules on the instructions of a kernel."""
     _one_cta_group(findings)
 
 
 def _one_cta_group(findings: Findings) -> None:
-    """PTX ISA, tcgen05, "CTA Pair": all tcgen05 instructions of a kernel name the same .cta_group.
-    ptxas refuses others, those that never run included."""
+    """Check that all tcgen05 instructions name the same .cta_group (PTX ISA, tcgen05, "CTA Pair").
+
+    ptxas refuses other kernels, even if the instruction never runs.
+    """
     first: dict[str, Instr] = {}
     for instr in findings.sites:
         for group in _GROUPS:
@@ -40,17 +42,17 @@ def _one_cta_group(findings: Findings) -> None:
         )
 
 
-# Waits that may fail, and whether the program looks at the answer.
+# Waits that may fail, and whether the program uses the result.
 #
-# `mbarrier.try_wait` and `test_wait` may return false at any time. A warp knows of a phase only
-# where the answer decides what it does next; what never reaches a branch, a guard or memory tells
-# nothing. PTX ISA, "mbarrier.test_wait / try_wait".
+# `mbarrier.try_wait` and `test_wait` may return false at any time. A warp knows of a phase only if
+# the result decides what it executes next. A result that never reaches a branch, a guard or memory
+# gives no knowledge. PTX ISA, "mbarrier.test_wait / try_wait".
 
 _WAITS = ("mbarrier.try_wait", "mbarrier.test_wait")
 
 
 def unheeded(sites: Sequence[Instr]) -> frozenset[int]:
-    """The waits, by their index in `sites`, whose answer decides nothing."""
+    """Return the waits, as indices in `sites`, whose result decides nothing."""
     waits = {site: _target(instr) for site, instr in enumerate(sites) if _waits(instr)}
     guards = {name for instr in sites for name in _guard(instr)}
     unclear = {site: name for site, name in waits.items() if name not in guards}
@@ -94,7 +96,7 @@ def _guard(instr: Instr) -> list[str]:
 
 
 def _sources(instr: Instr) -> list[str]:
-    """Of a store the address is the first operand, and is read."""
+    """Return the registers that are read; a store reads its first operand, the address."""
     first = instr.operands[:1]
     return _registers(instr.operands[1:]) + (
         _registers(first) if first and isinstance(first[0], Addr) else []

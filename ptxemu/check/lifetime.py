@@ -46,7 +46,7 @@ class Lifetime:
         )
 
     def mbarrier_replaced(self, w: Warp, barrier: MBarrier) -> None:
-        """mbarrier.init over one whose phase is under way."""
+        """Report mbarrier.init on an mbarrier whose phase is incomplete."""
         if barrier.tx or barrier.pending != barrier.expected:
             self._findings.at(
                 "mbarrier",
@@ -98,8 +98,11 @@ class Lifetime:
             )
 
     def barrier_reused(self, w: Warp, barrier: NamedBarrier) -> None:
-        """A warp arrives at a named barrier without knowing that the phase before is complete: in
-        another schedule it counts in that one, and others go on without those they wait for."""
+        """Report an arrival at a named barrier whose previous phase is not known to be complete.
+
+        In another schedule the arrival counts in that phase, and other warps proceed without those
+        they wait for.
+        """
         self._findings.at(
             "barrier",
             f"{w.label} may arrive at barrier {barrier.ident} while other warps still meet there",
@@ -130,13 +133,13 @@ class Lifetime:
             self._reached_at_end(cta, component, step, site)
 
     def warp_ended(self, w: Warp) -> None:
-        """What the warps of a CTA know at their end, together."""
+        """Merge what the warps of a CTA know at their end."""
         state, rows = self._states.ctas[w.cta], self._states.clocks[w].rows
         known = state.known_at_end
         state.known_at_end = rows.copy() if known is None else join(known, rows)
 
     def cta_ended(self, cta: Cta) -> None:
-        """All threads have exited: nothing may reach the CTA any more, and nothing may be left."""
+        """End a CTA whose threads have exited: nothing may reach it, and nothing may be left."""
         state = self._states.ctas[cta]
         state.ended = True
         for component, (step, site) in state.reached_until.items():

@@ -1,6 +1,7 @@
-"""What the manual's text asks for and kernels known right on hardware do without: notes, never
-errors. Each names the section that asks for it. Those of `_ALWAYS` are what authors forget rather
-than leave out, and are told in any case; the others are for `Options.strict`.
+"""Notes on rules of the manual that kernels known to be right on hardware break; never errors.
+
+Each note names the section with the rule. Rules in `_ALWAYS` are usually broken by mistake and are
+always reported. The others are reported with `Options.strict`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ptxemu.findings import MANUAL, NOTE, Finding, place_of
 from ptxemu.machine.mbarrier import MBarrier
 from ptxemu.machine.state import Cta, Warp
 
-_NOTES = {  # name -> (what is said, what is missing, manual section)
+_NOTES = {  # name -> (message, what is missing, manual section)
     # No error by itself: see `tensor_loads`, which knows when such a use is too late for a signal.
     "wait::ld": (
         "registers of tcgen05.ld are used before a tcgen05.wait::ld: only the hardware's scoreboard"
@@ -71,12 +72,12 @@ _NOTES = {  # name -> (what is said, what is missing, manual section)
         ".acquire.cluster",
         "mbarrier.test_wait / try_wait",
     ),
-    # No error: the manual says when the source may be written again, and of an exit nothing. The
-    # CUDA C++ Programming Guide waits in its examples of bulk stores; every CTA of CUTLASS's
-    # tutorial_tma/tma_v0.py exits with its last store under way, and its results are right. An H100
-    # was asked (conformance/questions.py): of 1,056 CTAs that fill 192 KiB each, store them (one
-    # copy, 32 pieces, or 4 boxes) and exit at once, none left a wrong word in 3 launches a way, 156
-    # million words, though the next CTAs fill the same shared memory.
+    # No error: the manual defines when the source may be written again, but says nothing of an
+    # exit. The CUDA C++ Programming Guide waits in its examples of bulk stores. Every CTA of
+    # CUTLASS's tutorial_tma/tma_v0.py exits with its last store in progress, and its results are
+    # right. An H100 was tested (conformance/questions.py): 1,056 CTAs fill 192 KiB each, store them
+    # (one copy, 32 pieces, or 4 boxes) and exit at once. None left a wrong word in 3 launches per
+    # way, 156 million words, though the next CTAs fill the same shared memory.
     "exit": (
         "the CTA may exit while its bulk copies still read its shared memory",
         "cp.async.bulk.wait_group.read",
@@ -103,8 +104,10 @@ _ALWAYS = {"wait::ld", "lanes written", "scope of arrival, cta", "scope of wait,
 
 
 class Manual:
-    """Follows what the notes are about, and tells of it as `strict` asks; tcgen05.fence completes a
-    relaxed wait in any case."""
+    """Tracks what the notes concern and reports them according to `strict`.
+
+    tcgen05.fence completes a relaxed wait in any case.
+    """
 
     def __init__(self, states: States, findings: Findings, strict: bool) -> None:
         self._states = states
@@ -172,7 +175,7 @@ class Manual:
             self._note("scope of wait, cta" if narrow else "scope of wait", w.at)
 
     def allocated(self, w: Warp, pair: bool) -> None:
-        """tcgen05.alloc. A warp knows its peer to be running if anything of it has been told."""
+        """Check tcgen05.alloc. A warp knows its peer runs if it has learned anything of it."""
         if self._strict and pair:
             clocks, rows = self._states.clocks, self._states.clocks[w].rows
             peer = w.cluster.ctas[w.cta.rank ^ 1] if len(w.cluster.ctas) > w.cta.rank ^ 1 else None

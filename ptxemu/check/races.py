@@ -1,9 +1,9 @@
 """Data races: two accesses of one cell, one of them a write, neither ordered after the other.
 
-The order is that of the synchronisation a launch executed, whatever the schedule happened to be: a
-wait tells only what it is sure to tell (`PhaseClock.told`), so one friendly run is enough to see
-that an edge is missing. Rules are those that kernels known right on hardware rely on; each edge is
-named with its manual section in `edges.py`.
+The order is that of the executed synchronisation, independent of the schedule. A wait gives only
+the knowledge that it is sure to give (`PhaseClock.told`), so one favourable run is enough to find a
+missing edge. The rules are those that kernels known right on hardware rely on. Each edge is named
+with its manual section in `edges.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ACQUIRE = (
 
 
 class Races:
-    """Compares each access with those before it. `memory`: who touched global memory."""
+    """Compares each access with earlier ones. `memory`: the shadow of global memory."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Races:
     def shared(
         self, w: Warp, cta: Cta, cells: Cells, lanes: np.ndarray | None, write: bool
     ) -> None:
-        """Cells that all lanes share, or those of each of the lanes."""
+        """Check an access to cells shared by all lanes, or to cells of each of the lanes."""
         clock = self._states.clocks[w]
         if cta is not w.cta:
             self._lifetime.reached(cta, clock.own, clock.now, w.at)
@@ -79,7 +79,10 @@ class Races:
     def shared_surely(
         self, w: Warp, cta: Cta, cells: Cells, lanes: np.ndarray | None, write: bool
     ) -> bool:
-        """The same, if it is ordered and reads what is defined. False: nothing has happened."""
+        """Check an access to shared memory; return whether it is ordered and reads defined data.
+
+        If False, nothing was recorded.
+        """
         clock, shadow = self._states.clocks[w], self._shadow(cta)
         done = shadow.surely(cells, clock, self.mark(w, lanes), write, defined=not write)
         if done and cta is not w.cta:
@@ -89,15 +92,21 @@ class Races:
     def shared_by_lanes(
         self, w: Warp, starts: np.ndarray, mb: int, nbytes: int, write: bool
     ) -> bool:
-        """The same of `nbytes` at each of `starts`, uint32 [32], by the lanes of `mb`; no part of
-        it is out of bounds, or misaligned."""
+        """Check an access by lanes to shared memory, as `shared_surely`.
+
+        Args:
+            starts: uint32 [32], address of each lane.
+            mb: Mask of the active lanes.
+            nbytes: Bytes per lane; all in bounds and aligned.
+        """
         clock = self._states.clocks[w]
         step = stamp(clock.own, clock.now, 0, w.at)
         frame.lanes(starts, mb, nbytes, w.cta.smem_size, self._states.grain)
         return self._shadow(w.cta).surely_by_lanes(clock, step, write)
 
     def mark(self, w: Warp, lanes: np.ndarray | None) -> Mark:
-        """Of an ordinary access of `lanes`, None: of all that execute it, to one address."""
+        """Return the mark of an ordinary access of `lanes`; None: of all active lanes to one
+        address."""
         clock = self._states.clocks[w]
         if not w.how and lanes is not None:
             return Mark(stamp(clock.own, clock.now, 0, w.at), lanes)
@@ -128,7 +137,7 @@ class Races:
         atomic: bool = False,
         unchanged: Unchanged | None = None,
     ) -> None:
-        """Rows (addresses, bytes of each) of an operation whose completion `step` tells."""
+        """Check rows (addresses, bytes of each) of an operation whose completion is `step`."""
         if not (len(rows[0]) and rows[1]):
             return
         lane = ATOMIC if atomic else ticket.lane
@@ -137,7 +146,7 @@ class Races:
         self._compare_global(piece, ticket, write, unchanged)
 
     def index_findings(self) -> Iterator[Finding]:
-        """Of places that two clusters have written the same to."""
+        """Yield findings of places to which two clusters wrote the same."""
         access = self._conflicts.access
         accesses = {
             key: (access(before), access(now))
@@ -157,7 +166,7 @@ class Races:
         *,
         atomic: bool = False,
     ) -> None:
-        """Bytes arrive in shared memory: known to whoever waits for the phase `step`."""
+        """Record bytes that arrive in shared memory, known to all waiters of phase `step`."""
         self._lifetime.reached(cta, *step, ticket.site)
         lane = ATOMIC if atomic else ticket.lane
         mark = Mark(stamp(*step, ATOMIC if atomic else ALL_LANES, ticket.site), lane)
@@ -199,7 +208,7 @@ class Races:
     def fill(
         self, ticket: Ticket, ctas: Sequence[Cta], address: int, desc: SmemDesc, shape: Fill
     ) -> None:
-        """tcgen05.cp: a matrix of shared memory goes to tensor memory, in every CTA."""
+        """Check tcgen05.cp: a copy of a matrix from shared to tensor memory, in every CTA."""
         step = ticket.position
         for cta in ctas:
             source = footprints.matrix_cells(desc, shape.matrix, self._grain)
@@ -220,7 +229,7 @@ class Races:
         self._compare(shadow, cta, cells, ticket, mark, write)
 
     def move(self, w: Warp, address: int, move: Move, write: bool) -> int:
-        """tcgen05.ld or .st; returns its step among those of the warp."""
+        """Check tcgen05.ld or .st; return its step among those of the warp."""
         clock = self._states.clocks[w]
         component, step = clock.issue("tcgen05.st" if write else "tcgen05.ld")
         cells = footprints.moved_cells(move, address, w.index % 4)
@@ -229,10 +238,12 @@ class Races:
         return step
 
     def columns(self, w: Warp, column: int, count: int, pair: bool, told: int | None) -> None:
-        """tcgen05.alloc and .dealloc: columns begin or end. With .cta_group::2 both CTAs of a pair
-        take part, so that either knows of the other's. The address goes to shared memory, at
-        offset `told`, and is known to whoever knows of the allocation: NVIDIA's fmha_bwd.py reads
-        it behind no more than a commit."""
+        """Begin or end columns by tcgen05.alloc or .dealloc.
+
+        With .cta_group::2 both CTAs of a pair take part, so that either knows of the other's
+        operation. The address goes to shared memory, at offset `told`. It is known to all agents
+        that know of the allocation: NVIDIA's fmha_bwd.py reads it after no more than a commit.
+        """
         owner = w.cluster.ctas[w.cta.rank & ~1] if pair else w.cta
         holder, state = self._states.ctas[owner], self._states.ctas[w.cta]
         clock = self._states.clocks[w]

@@ -1,10 +1,11 @@
-"""Who touched each cell of a memory last: the write, and one read by every component.
+"""Shadow of a memory: for each cell, the last write, and one read by every component.
 
-A read needs the last write to be ordered before it; a write needs that and every read since. What
-came before the last write is forgotten: whoever is ordered after that is ordered after all of it.
+A read needs the last write to be ordered before it. A write needs that and every read since.
+Accesses before the last write are forgotten: an agent ordered after that write is ordered after all
+of them.
 
-Most accesses are ordered, and machine code sees that at a glance (`Shadow.surely`); of the others,
-and where there is no machine code, `read` and `write` find out what is wrong.
+Most accesses are ordered, which compiled code verifies quickly (`Shadow.surely`). For the others,
+and without compiled code, `read` and `write` find out what is wrong.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ class Shadow:
     def surely(
         self, cells: Cells, by: Agent, mark: Mark, write: bool, *, defined: bool = False
     ) -> bool:
-        """An access that is ordered after all that it has to be: it is noted, and that is all there
-        is to be said of it. False where somebody has to look, and nothing has happened.
+        """Record an access if it is ordered after all earlier accesses it depends on.
 
-        defined: it reads what has been written before.
+        Returns False, with nothing recorded, if the access has to be checked in detail.
+        defined: also require that it reads written data.
         """
         routines = self._routines
         if routines is None or (isinstance(mark.lane, int) and mark.lane == ATOMIC):
@@ -107,8 +108,10 @@ class Shadow:
         return True
 
     def surely_by_lanes(self, by: Agent, stamp: int, write: bool) -> bool:
-        """The same of an access of lanes that the frame has (`frame.lanes`), which reads what is
-        defined; stamp: without a lane. One that needs more planes is left to somebody else."""
+        """Check an access of lanes in the frame (`frame.lanes`), which reads only defined data.
+
+        Returns False if it needs more planes. stamp: without a lane.
+        """
         routines = self._routines
         if routines is None or self.below is not None:
             return False
@@ -122,7 +125,7 @@ class Shadow:
         return True
 
     def _place(self, cells: Cells) -> None:
-        """Tell machine code where cells are."""
+        """Pass the cells to the compiled routines."""
         self._place_memory()
         frame.place(cells)
 
@@ -136,7 +139,7 @@ class Shadow:
         return not WORDS[NEVER]
 
     def writers(self, cells: Cells) -> list[int]:
-        """The sites of the last writes, 0 where there are none; in ascending order."""
+        """Return the sites of the last writes, 0 for none, in ascending order."""
         if self._routines is not None and len(cells) <= len(frame.FOUND):
             self._place(cells)
             count = self._routines.writers(frame.ADDRESS)
@@ -146,7 +149,7 @@ class Shadow:
         return found
 
     def unread(self, cells: Cells) -> np.ndarray:
-        """The stamps of those cells whose last write nobody has read."""
+        """Return the stamps of cells whose last write was not read."""
         if self._routines is not None and len(cells) <= len(frame.FOUND):
             self._place(cells)
             count = self._routines.unread(frame.ADDRESS)
@@ -214,7 +217,7 @@ class Shadow:
                 yield reduce(np.add, own)
 
     def _below_atomics(self, where: Where, mark: Mark, check: _Check) -> None:
-        """An atomic is no race with the one before; it may be one with what that was done to."""
+        """Check an atomic: not against the previous atomic, but against the write before them."""
         if isinstance(mark.lane, np.ndarray) or mark.lane != ATOMIC:
             if self.below is not None:
                 self.below[where] = 0
@@ -254,7 +257,7 @@ class _Check:
 
 
 def is_atomic(stamps: np.ndarray) -> np.ndarray:
-    """Which of them are of atomics."""
+    """Return a mask of the stamps that come from atomics."""
     return np.asarray(stamps >> LANE_SHIFT & LANE_MASK == ATOMIC)
 
 
@@ -273,8 +276,12 @@ def _unordered_one(old: int, seen: np.ndarray, by: Agent, lane: int) -> bool:
 def unordered(
     old: np.ndarray, seen: np.ndarray, by: Agent | None, lane: int | np.ndarray
 ) -> np.ndarray:
-    """Which of the stamps `old` an access of `lane` is not ordered after. `seen`: the last step
-    known of each component; `by`: None where the stamps are of another cluster."""
+    """Return a mask of the stamps `old` that an access of `lane` is not ordered after.
+
+    Args:
+        seen: Last known step of each component.
+        by: The accessing agent; None if the stamps are of another cluster.
+    """
     component, step = old >> COMPONENT_SHIFT, old >> STEP_SHIFT & STEP_MASK
     most = int(component.max(initial=0))
     if most >= len(seen):
@@ -292,8 +299,10 @@ def unordered(
 
 
 def _lanes_apart(old: int | np.ndarray, by: Agent, lane: int | np.ndarray) -> np.ndarray:
-    """Where an access of `lane` is not ordered after the accesses `old` of other lanes of its warp,
-    made since all of them met."""
+    """Return a mask of accesses `old` by other lanes of the warp that `lane` is not ordered after.
+
+    These are accesses since the lanes last synchronised.
+    """
     sets = by.components.lane_sets
     apart = sets.differ(np.asarray(old) >> LANE_SHIFT & LANE_MASK, lane)
     if by.met is None or not apart.any():

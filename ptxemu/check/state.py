@@ -1,4 +1,4 @@
-"""What the checker keeps of each object of the machine, by that object; clocks of mbarriers."""
+"""State of the checker for each object of the machine, and clocks of mbarriers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ptxemu.machine.state import Cluster, Cta, NamedBarrier, Warp, Warpgroup
 
 
 class PhaseClock:
-    """What the phases of an mbarrier tell. Phase n of it is step n + 1 of its component."""
+    """Knowledge that the phases of an mbarrier publish. Phase n is step n + 1 of its component."""
 
     def __init__(self, components: Components, agent: str) -> None:
         self.components = components
@@ -37,13 +37,13 @@ class PhaseClock:
 
     @property
     def gathered(self) -> np.ndarray:
-        """What the arrivals of all phases have told so far."""
+        """Knowledge that the arrivals of all phases have published so far."""
         if self._gathered is None:
             self._gathered = fresh(self.components)
         return self._gathered
 
     def arrive(self, told: np.ndarray, *, far: bool = False) -> None:
-        """Add what an arrival tells; far: by a thread of another CTA, not by its copies."""
+        """Add what an arrival publishes; far: by a thread of another CTA, not by its copies."""
         if far and self._near is None:
             self._near = self.gathered.copy()
         if told is not self._latest:
@@ -52,10 +52,12 @@ class PhaseClock:
             self._gathered, self._latest = join(self.gathered, told), told
 
     def arrive_with(self, ticket: Ticket) -> None:
-        """What the completion of an operation tells: all that its warp knew when it issued it,
-        since between two ordinary accesses it does not matter through which proxy the order came
-        ("Proxy-preserved Base Causality Order"); and of an in-order unit that all up to this one
-        are complete."""
+        """Publish the completion of an operation.
+
+        It publishes all that its warp knew at issue: between two ordinary accesses, the proxy that
+        established the order does not matter ("Proxy-preserved Base Causality Order"). For an
+        in-order unit it also publishes that all operations up to this one are complete.
+        """
         self.arrive(ticket.known.told())
         if ticket.component and self._reached.get(ticket.component, 0) < ticket.step:
             self._reached[ticket.component] = ticket.step
@@ -81,9 +83,10 @@ class PhaseClock:
         return told
 
     def told(self, by: WarpClock, parity: int) -> int | None:
-        """Return the number of the phase that a successful wait is sure to tell of, in any
-        schedule: one of this parity behind those that `by` already knows of. None if one that it
-        knows is of this parity."""
+        """Return the phase that a successful wait is sure to observe in any schedule.
+
+        It has this parity and is later than those known to `by`. None if a known phase has it.
+        """
         known = int(by.rows[EXECUTED, self.component]) if self.component < by.rows.shape[1] else 0
         while known < len(self.phases) and self._made_by_known(known, by):
             known += 1
@@ -91,7 +94,7 @@ class PhaseClock:
         return min(phase, len(self.phases)) - 1 if phase else None
 
     def near(self, phase: int) -> np.ndarray:
-        """Return what a phase tells a wait of scope .cta: nothing of threads of other CTAs."""
+        """Return what a phase gives a wait of scope .cta: nothing of threads of other CTAs."""
         return self._near_phases.get(phase, self.phases[phase])
 
     def _made_by_known(self, phase: int, by: WarpClock) -> bool:
@@ -112,7 +115,7 @@ MBARRIER_BYTES = 8
 
 @dataclass(eq=False, kw_only=True)
 class _Arrivals:
-    """told: what those of this phase of a barrier tell."""
+    """Arrivals of a barrier's phase. told: what they publish."""
 
     told: np.ndarray | None = None
 
@@ -122,8 +125,12 @@ class _Arrivals:
 
 @dataclass(eq=False)
 class ClusterState(_Arrivals):
-    """grid_before: the component of the launch before. phases: of the cluster's barrier, what those
-    that are complete told."""
+    """State of a cluster.
+
+    Attributes:
+        grid_before: Component of the previous launch.
+        phases: Knowledge published by each complete phase of the cluster's barrier.
+    """
 
     components: Components
     grid_before: int
@@ -132,14 +139,14 @@ class ClusterState(_Arrivals):
 
 @dataclass(eq=False)
 class BarrierState(_Arrivals):
-    """Of a named barrier: its component, complete phases."""
+    """State of a named barrier: its component and its complete phases."""
 
     component: int = 0
     phases: int = 0
 
 
 class CtaState:
-    """Who touched its memories, and which undefined data they hold."""
+    """State of a CTA: the accesses to its memories, and their undefined data."""
 
     def __init__(self, cta: Cta, grain: int) -> None:
         self.shared = Shadow(len(cta.smem) // grain, "shared")
@@ -155,7 +162,7 @@ class CtaState:
 
 
 class States:
-    """Of one launch. grain: bytes of a cell of shared memory."""
+    """States of one launch. grain: bytes per cell of shared memory."""
 
     def __init__(self, grain: int) -> None:
         self.grain = grain

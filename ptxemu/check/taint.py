@@ -1,12 +1,12 @@
-"""Undefined data in registers: how it moves, what follows from it, where it must not get.
+"""Undefined data in registers: its propagation, and the places it must not reach.
 
-Reading memory that nothing wrote is no fault, and neither is computing with what is there:
-compilers use registers that were never written, and rows that a partial tile lacks are computed and
-dropped. It is reported where it reaches global memory, an address, a branch, the predicate of an
-instruction, or an operand of a barrier or of an MMA. Global memory counts as defined.
+Reading unwritten memory is no fault, nor is computing with it: compilers use registers that were
+never written, and rows missing in a partial tile are computed and dropped. It is reported when it
+reaches global memory, an address, a branch, the predicate of an instruction, or an operand of a
+barrier or of an MMA. Global memory counts as defined.
 
-While no register of a warp is undefined, its blocks run as they are; a read of undefined data stops
-one, and it goes on in a form that tells what each instruction does (`codegen.tainted`).
+While no register of a warp is undefined, its blocks run unchanged. A read of undefined data stops a
+block, which continues in a form that reports the effect of each instruction (`codegen.tainted`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ptxemu.ops.warp import shuffle_lanes
 from ptxemu.ops.warp_mma import metadata_lanes
 from ptxemu.syntax.tree import Vec
 
-# How undefined data moves between registers.
+# Propagation of undefined data between registers.
 #
-# A register's mask has bit l set where its value is undefined in lane l; of a 64-bit register, bit
-# 32 + l stands for the upper half. Each rule gives the masks of the registers that an instruction
+# A register's mask has bit l set if its value is undefined in lane l. For a 64-bit register, bit
+# 32 + l represents the upper half. Each rule gives the masks of the registers that an instruction
 # writes.
 
 ALL = 0xFFFFFFFF
@@ -49,7 +49,7 @@ def both_halves(lanes: int) -> int:
 
 
 def _union(masks: Masks, names: Iterable[str | None]) -> int:
-    """Where some of the registers is undefined."""
+    """Return the mask of lanes in which any of the registers is undefined."""
     return reduce(or_, (masks.get(name, 0) for name in names), 0)
 
 
@@ -121,7 +121,7 @@ def _mask(flow: Flow, masks: Masks, mb: int, a: PerLane, b: PerLane) -> list[int
 
 
 def _shuffle(flow: Flow, masks: Masks, mb: int, lane: PerLane, clamp: PerLane) -> list[int]:
-    """Each lane has what its source lane has."""
+    """Return the result of a shuffle: each lane has the mask bit of its source lane."""
     mode = next(part for part in flow.instr.parts if part in ("up", "down", "bfly", "idx"))
     moved, _ = shuffle_lanes(
         bits_mask(masks.get(flow.sources[0], 0)).astype(np.uint32), mode, lane, clamp, mb
@@ -143,7 +143,7 @@ def _vote(flow: Flow, masks: Masks, mb: int, predicate: PerLane, members: PerLan
 
 
 def _group(flow: Flow, masks: Masks, mb: int, members: PerLane) -> list[int]:
-    """Every lane that takes part decides the result of all."""
+    """Return the result of a group operation: each participating lane affects all."""
     named = members if np.ndim(members) == 0 else ALL
     return [mb if _any(flow, masks) & mb & named else 0] * len(flow.targets)
 
@@ -241,7 +241,7 @@ class Registers:
                 self.set(name, 0, mb, 0)
 
     def keep(self, names: frozenset[str], mb: int) -> None:
-        """No other register of lanes `mb` will be read again."""
+        """Clear registers of lanes `mb` except `names`; no other will be read again."""
         self.clear([name for name in self.masks if name not in names], mb)
 
     def undefined(self, name: str | None, mb: int) -> bool:
@@ -256,7 +256,7 @@ class Registers:
         self.loaded[:, lanes] = codes
 
     def take_loaded(self, flow: Flow, mb: int) -> None:
-        """What was loaded goes to the targets."""
+        """Assign the loaded codes to the target registers."""
         if self.loaded is None or not flow.targets:
             self.clear(flow.targets, mb)
             return
@@ -273,7 +273,7 @@ class Registers:
             self.set(name, mask, mb, int(rows.max()))
 
     def codes_of(self, flow: Flow, mb: int) -> np.ndarray | None:
-        """What a store would write: codes [row, lane]; None where all is defined."""
+        """Return the codes a store would write, [row, lane], or None if all data is defined."""
         if not any(self.undefined(name, mb) for name in flow.sources):
             return None
         parts = 2 if flow.element_bytes >= 8 else 1
@@ -312,8 +312,10 @@ def _from_matrix(codes: np.ndarray, count: int, parts: tuple[str, ...]) -> np.nd
 
 
 def _from_byte_matrix(pairs: np.ndarray, count: int, parts: tuple[str, ...]) -> np.ndarray:
-    """The same of 16 elements in a row, each of which has bits of one 16-bit part or of two. pairs:
-    codes [row, 16-bit part]."""
+    """Return element codes as `_from_matrix`, for 16 elements in a row.
+
+    An element has bits of one or two 16-bit parts. pairs: codes [row, 16-bit part].
+    """
     bits = {"b6x16_p32": 6, "b4x16_p64": 4}.get(parts[-1], 8)
     start = np.arange(16) * bits
     elements = np.maximum(pairs[:, start // 16], pairs[:, (start + bits - 1) // 16])
@@ -329,7 +331,8 @@ def _stored(codes: np.ndarray, transposed: bool) -> np.ndarray:
 
 
 def _bytes_stored(codes: np.ndarray) -> np.ndarray:
-    """The same of b8, for pairs of elements: byte m of row r is of lane 4 (m % 8) + r / 2."""
+    """Return codes stored as b8, for pairs of elements: byte m of row r is of lane 4 (m % 8) + r
+    / 2."""
     pairs = codes.reshape(-1, 4, 2, 4).max(2)  # [matrix, pair of them, lane % 4]
     return np.tile(np.repeat(pairs.transpose(0, 2, 1), 2, axis=1), (1, 1, 2))
 
@@ -348,7 +351,7 @@ _BRANCHES = ("bra", "exit", "ret")
 
 
 class Origins:
-    """Where undefined data comes from, and the findings of where it gets to."""
+    """Origins of undefined data, and findings at the places it reaches."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -372,7 +375,7 @@ class Origins:
         return self._code_of[site]
 
     def reached(self, agent: str, site: int, code: int, sink: str) -> None:
-        """Undefined data is where it must not be; told once per origin and sink."""
+        """Report undefined data at a place it must not reach, once per origin and sink."""
         if not self._findings.new("undefined", code, sink):
             return
         read_at, read = self._reads[code - 1]

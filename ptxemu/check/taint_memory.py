@@ -1,4 +1,4 @@
-"""Undefined data in memory: what reads and writes it, and what takes it to global memory."""
+"""Undefined data in memory: its readers and writers, and copies to global memory."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ class Taint:
     # -- shared and local memory, by ordinary instructions ------------------------------------
 
     def simple(self, w: Warp, cta: Cta, write: bool) -> bool:
-        """Whether an access of shared memory has nothing to do with undefined data, but where it
-        reads what was never written."""
+        """Whether an access of shared memory involves no undefined data except unwritten memory."""
         registers = self._of[w].registers
         if self._cta(cta).shared_codes.stored is not None or (
             write and registers.stored is not None
@@ -251,7 +250,7 @@ class Taint:
     # -- asynchronous copies ------------------------------------------------------------------
 
     def issue(self, w: Warp, ticket: Ticket) -> None:
-        """st.async takes its data along."""
+        """Record undefined data that st.async carries."""
         registers = self._of[w].registers
         if registers.stored is not None:
             ticket.undefined = int(registers.stored.max())

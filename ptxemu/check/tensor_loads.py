@@ -1,11 +1,11 @@
-"""Which `tcgen05.ld` of a warp are complete when it signals: PTX ISA, "tcgen05.ld", "tcgen05.wait".
+"""Completion of a warp's `tcgen05.ld` before it signals: PTX ISA, "tcgen05.ld", "tcgen05.wait".
 
-A load is complete behind `tcgen05.wait::ld`. Before it, the scoreboard delays whatever uses a
-register, but not the signals in between: ptxas 12.9, 13.0 and 13.5 move arithmetic, shuffles,
-votes, redux and MMAs of loaded registers behind a later `mbarrier.arrive` or `st.release`, so that
-the signal is issued while the load is under way. They do not move a write to memory behind a
-signal, and so the load is complete if such a write needs what was loaded. 29 of the 41 Blackwell
-examples of CUTLASS of August 2026 have no wait and rely on that: they store their accumulators
+A load is complete after `tcgen05.wait::ld`. Before that wait, the scoreboard delays the use of a
+loaded register, but not the signals in between. ptxas 12.9, 13.0 and 13.5 move arithmetic,
+shuffles, votes, redux and MMAs of loaded registers after a later `mbarrier.arrive` or `st.release`.
+The signal is then issued while the load is in progress. ptxas does not move a write to memory after
+a signal, so the load is complete if such a write needs the loaded data. 29 of the 41 Blackwell
+examples of CUTLASS of August 2026 have no wait and rely on this: they store their accumulators
 before they release them.
 """
 
@@ -77,8 +77,10 @@ class TensorLoads:
         clock.complete("tcgen05.ld")
 
     def before_signal(self, w: Warp) -> None:
-        """Called before a warp tells others of what it has done, or acts on tensor memory itself:
-        loads that are complete at this instruction are known to be."""
+        """Record loads that are complete at this instruction.
+
+        Called before a warp publishes its work, or accesses tensor memory itself.
+        """
         clock = self._states.clocks[w]
         if not clock.open_loads:
             return
@@ -91,9 +93,11 @@ class TensorLoads:
         clock.know(clock.streams["tcgen05.ld"], first_open - 1)
 
     def signals(self, w: Warp) -> None:
-        """Called for what ptxas moves uses of registers behind: an mbarrier arrival, a release. It
-        is an error with a load under way that no wait completes, whoever hears of it; a load that
-        is waited for behind the signal may be of other columns."""
+        """Check an mbarrier arrival or a release, after which ptxas moves uses of registers.
+
+        A load in progress that no wait completes is an error, whatever agent receives the
+        signal. A load with a wait after the signal may be of other columns.
+        """
         self.before_signal(w)
         for known in self._states.clocks[w].open_loads.values():
             if known.used:
@@ -119,8 +123,10 @@ class TensorLoads:
 
 
 def flying(blocks: list[Block], site_of: Mapping[int, int]) -> dict[int, Sites]:
-    """Loads that may be under way, on some path, when each instruction is executed, by its site;
-    only those whose data is still needed. site_of: by id of an instruction."""
+    """Return loads that may be in progress on some path at each instruction, by its site.
+
+    Only loads whose data is still needed are included. site_of: by id of an instruction.
+    """
     found: dict[int, Sites] = {}
     before: dict[int, Origins] = {0: {}}
     pending = [0]
@@ -155,7 +161,7 @@ def _merged(known: Origins, more: Origins) -> bool:
 
 
 def _execute(origins: Origins, instr: Instr, site: int) -> None:
-    """What an instruction does to the origins of registers."""
+    """Apply an instruction's effect to the origins of registers."""
     if instr.opcode.startswith(_WAIT):
         origins.clear()
         return
@@ -175,7 +181,7 @@ def _execute(origins: Origins, instr: Instr, site: int) -> None:
 
 
 def _write(origins: Origins, instr: Instr | None) -> None:
-    """Loads whose data a write to memory needs are complete."""
+    """Complete the loads whose data a write to memory needs."""
     needed = _needed(origins, instr) if instr and _keeps_its_place(instr) else _NONE
     for name, sites in list(origins.items()) if needed else ():
         origins[name] = sites - needed

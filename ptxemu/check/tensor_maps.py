@@ -1,10 +1,12 @@
-"""Tensor maps that a kernel edits: the tensormap proxy sees what the generic proxy wrote to global
-memory only behind two fences, PTX ISA "membar / fence" (fence.proxy.tensormap::generic is a
-unidirectional proxy fence) and the example of "tensormap.replace":
+"""Order of edits of tensor maps in kernels.
+
+The tensormap proxy sees the generic proxy's writes to global memory only after two fences. Sources
+are PTX ISA "membar / fence" (fence.proxy.tensormap::generic is a unidirectional proxy fence) and
+the example of "tensormap.replace":
 
     write  ->  fence.proxy.tensormap::generic.release  ->  fence...acquire [map], 128  ->  use
 
-each ordered behind the one before. tensormap.cp_fenceproxy is a write with its release.
+Each is ordered after the previous one. tensormap.cp_fenceproxy is a write with its release.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ ACQUIRE = (
 
 @dataclass(frozen=True, eq=False)
 class _Fence:
-    """A fence of a warp. seen: what it was ordered after, by cluster, a step of each component."""
+    """A fence of a warp. seen: what it was ordered after, as steps of components, by cluster."""
 
     cluster: int
     component: int
@@ -51,7 +53,7 @@ class _Fence:
         return _reaches(self.seen.get(cluster), component, step)
 
     def before(self, by: Agent, cluster: int) -> bool:
-        """Whether `by`, of `cluster`, is ordered behind it."""
+        """Return whether `by`, of `cluster`, is ordered after the fence."""
         near = cluster == self.cluster
         seen = by.rows[ORDERED] if near else foreign_seen(by, self.cluster, False)
         return _reaches(seen, self.component, self.step)
@@ -63,7 +65,7 @@ def _reaches(seen: np.ndarray | None, component: int, step: int) -> bool:
 
 @dataclass
 class TensorMaps:
-    """Of one launch. `memory`: who wrote global memory in it."""
+    """Fences of tensor maps in one launch. `memory`: its writers of global memory."""
 
     states: States
     findings: Findings

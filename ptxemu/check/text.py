@@ -21,7 +21,7 @@ from ptxemu.trusted import write_whole
 # The PTX of a launch that failed is kept as a file: the lines of a report can be looked up.
 
 FOLDER = "PTXEMU_KEEP"  # environment variable: where to
-MACHINE_CODE = (".cubin", ".sass")  # what commands put beside it
+MACHINE_CODE = (".cubin", ".sass")  # files that commands put next to it
 _KEPT_FILES = 32  # kernels that are left in the folder
 
 
@@ -32,9 +32,11 @@ def folder() -> Path:
 
 
 def keep(text: str, entry: str) -> Path | None:
-    """Write PTX under a name that its text decides, and remove the oldest of what was kept before.
-    None where the folder cannot be written to, or where others may write it, too: they could make
-    links of our names there. A report is worth more than its appendix."""
+    """Write PTX under a name that depends on its text, and remove the oldest kept files.
+
+    Returns None if the folder is not writable, or if other users may write it: they could replace
+    our files by links. A failure here must not prevent the report.
+    """
     words = "".join(c if c.isalnum() else "_" for c in entry)[:40].strip("_")
     path = folder() / f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.ptx"
     try:
@@ -84,7 +86,7 @@ def roles_of(launch: Launch) -> dict[int, str]:
 
 
 def describe(opcodes: Mapping[str, int]) -> str:
-    """Such as "TMA load", "MMA" or "TMEM read, epilogue TMA store", from the opcodes executed."""
+    """Describe executed opcodes, such as "TMA load", "MMA" or "TMEM read, epilogue TMA store"."""
     found = {_duty(opcode) for opcode, count in opcodes.items() if count} - {""}
     duties = [name for _, name in _DUTIES if name in found]
     if "TMEM read" in found:
@@ -110,7 +112,7 @@ _ORDER = ("out-of-bounds", "race", "store-source", "uninitialised", "exited", "m
 
 @dataclass
 class Group:
-    """`first` stands for all; `launches` are those that show it, in order, each once."""
+    """Findings with one cause. `first` represents all; `launches` are those with it, in order."""
 
     first: Finding
     findings: list[Finding] = field(default_factory=list)
@@ -136,12 +138,12 @@ class Group:
 
     @property
     def schedules(self) -> list[str]:
-        """Such as "adversarial, seed 1", of the launches that show it."""
+        """Names of the launches' schedules, such as "adversarial, seed 1"."""
         return list(dict.fromkeys(map(schedule, self.launches)))
 
 
 def grouped(launches: Iterable[Launch]) -> list[Group]:
-    """The findings of launches, errors first, then by check, then as they came."""
+    """Group the findings of launches: errors first, then by check, then in order."""
     groups: dict[tuple[Any, ...], Group] = {}
     for launch in launches:
         for finding in launch.findings:
@@ -151,14 +153,16 @@ def grouped(launches: Iterable[Launch]) -> list[Group]:
 
 
 def _kind(finding: Finding, launch: Launch) -> tuple[Any, ...]:
-    """Equal for what is told together: what has one cause; without `strict` also what the manual
-    alone asks for, however many lines lack it."""
+    """Return a key that is equal for findings reported together, as they have one cause.
+
+    Without `strict`, notes on one rule of the manual share a key, however many lines break it.
+    """
     alone = finding.check == MANUAL and not finding.accesses
     return (MANUAL, finding.missing) if alone and not launch.options.strict else finding.place
 
 
 def _rank(finding: Finding) -> tuple[bool, int, bool]:
-    """What is read too early explains what is overwritten too early, rather than the reverse."""
+    """Return the rank of a finding: an early read explains an early overwrite, not the reverse."""
     known = finding.check in _ORDER
     place = _ORDER.index(finding.check) if known else len(_ORDER)
     early = finding.accesses and finding.check == "race" and finding.accesses[0].what == "read"
@@ -172,14 +176,14 @@ def schedule(launch: Launch) -> str:
     return options.policy + seed
 
 
-_IN_FULL = 3  # findings that lack the same; others are told in short
+_IN_FULL = 3  # findings with one missing item; further ones are shortened
 _LISTED = 4  # lines of Python that lack the same
 _COUNTED = {"by_warp", "bytes", "counts"}
 _LONGEST = 100  # characters that are shown of a name, an instruction, a line of Python
 
 
 def render(report: Launches[Any]) -> str:
-    """All findings, put together where they have one cause, kernel by kernel; then the verdict."""
+    """Return all findings, grouped by cause and kernel; then the verdict."""
     blocks = []
     for launches in _by_entry(report.launches):
         groups = grouped(launches)
@@ -207,7 +211,7 @@ def single(finding: Finding) -> str:
 
 
 def verdict(report: Launches[Any]) -> str:
-    """One line: how many findings of which severity, in how many launches, under which rules."""
+    """Return one line: the number of findings by severity, of launches, and the rules."""
     groups = [group for some in _by_entry(report.launches) for group in grouped(some)]
     kinds = [
         f"{count(len(list(some)), severity)}"
@@ -293,7 +297,7 @@ def _group(group: Group, launches: list[Launch]) -> Iterator[str]:
 
 
 def _again(group: Group) -> Iterator[str]:
-    """What lacks the same as several before it, in short."""
+    """Yield a short report of a finding that lacks what several before it lack."""
     finding = group.first
     yield f"{finding.severity}: {finding.check}: {finding.message}"
     for access in finding.accesses:
@@ -303,7 +307,7 @@ def _again(group: Group) -> Iterator[str]:
 
 
 def _side(accesses: list[Access], launch: Launch) -> Iterator[str]:
-    """Who did what to which range, in all findings of a group, then where."""
+    """Yield the agents, actions and ranges of a group's findings, then the places."""
     first = accesses[0]
     ranges = list(dict.fromkeys(map(_range, accesses)))
     more = f" (and {count(len(ranges) - 1, 'other range')})" if len(ranges) > 1 else ""
@@ -314,7 +318,7 @@ def _side(accesses: list[Access], launch: Launch) -> Iterator[str]:
 
 
 def _agents(accesses: list[Access], launch: Launch) -> str:
-    """Such as "tensor core of warp 4 (mma) of cta(0,0,0)" or "warps 0-3 (softmax) of 4 CTAs"."""
+    """Return text such as "tensor core of warp 4 (mma) of cta(0,0,0)"."""
     first = accesses[0]
     unit = f"{first.role} of " if first.role not in first.agent + first.text else ""
     if first.warp is None:
@@ -336,14 +340,14 @@ def _executing(text: str, launch: Launch) -> list[int]:
 
 
 def _warps(warps: list[int], launch: Launch) -> str:
-    """Such as "warp 4 (mma)" or "warps 0-3, 8 (TMEM read; load)"."""
+    """Return text such as "warp 4 (mma)" or "warps 0-3, 8 (TMEM read; load)"."""
     roles = roles_of(launch)
     names = "; ".join(dict.fromkeys(roles[warp] for warp in warps if warp in roles))
     return ranges_of(warps) + f" ({names})" * bool(names)
 
 
 def ranges_of(warps: Sequence[int]) -> str:
-    """Such as "warp 4" or "warps 0-3, 8"."""
+    """Return text such as "warp 4" or "warps 0-3, 8"."""
     runs: list[list[int]] = []
     for warp in warps:
         if runs and runs[-1][-1] == warp - 1:
@@ -355,7 +359,7 @@ def ranges_of(warps: Sequence[int]) -> str:
 
 
 def _range(access: Access) -> str:
-    """Such as "shared memory, bytes 0x400 to 0x4ff" or "tensor memory, columns 0 to 31"."""
+    """Return text such as "shared memory, bytes 0x400 to 0x4ff"."""
     unit, form = ("column", "d") if access.space.startswith("tensor") else ("byte", "#x")
     extent = f"{unit} {access.first:{form}}"
     if access.last != access.first:
@@ -375,7 +379,7 @@ def _place(items: Sequence[Access | Finding]) -> Iterator[str]:
 
 
 def _elsewhere(findings: list[Finding]) -> Iterator[str]:
-    """The lines of Python of all but the first, where they differ."""
+    """Yield the Python lines of all but the first finding, if they differ."""
     others = list(dict.fromkeys(finding.source for finding in findings))[1:]
     if others:
         more = f" and {count(len(others) - _LISTED, 'other')}" * (len(others) > _LISTED)
@@ -390,7 +394,7 @@ def at_source(source: str) -> str:
 
 
 def cut(text: str) -> str:
-    """As much of a long text as is shown."""
+    """Shorten a long text."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -404,5 +408,5 @@ def _short(source: str) -> str:
 
 
 def count(number: int, single: str, many: str = "") -> str:
-    """Such as "1 CTA" or "2 CTAs"."""
+    """Return text such as "1 CTA" or "2 CTAs"."""
     return f"{number} {single if number == 1 else many or single + 's'}"

@@ -1,9 +1,9 @@
 """Nominal time: a clock per warp and per asynchronous unit, recorded as spans of a `Trace`.
 
 A warp-instruction costs one cycle, a TMA transfer a latency and its bytes over a rate, an MMA its
-operations over the tensor core's rate; a wait ends when what it waits for completed. The schedule
-itself is unchanged. The numbers show what overlaps and who waits, not how long hardware takes: the
-rates are round figures for a B200 and nothing is calibrated.
+operations over the tensor core's rate. A wait ends when the awaited event occurs. The schedule is
+unchanged. The numbers show overlap and waits, not the time on hardware: the rates are round figures
+for a B200 and nothing is calibrated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNTIMED = "cp.async"
 
 
 class Timeline(Listener):
-    """The clocks of a launch. `now` is the time of who acts: a warp, or a unit finishing work."""
+    """Clocks of a launch. `now` is the time of the acting warp, or of a unit that finishes work."""
 
     every_block = True
 

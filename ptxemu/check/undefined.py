@@ -1,8 +1,8 @@
-"""Which cells of shared, tensor and local memory hold undefined data, and where it comes from.
+"""Cells of shared, tensor and local memory that hold undefined data, and its origin.
 
-A code per cell: 0 is defined, NEVER has not been written, any other numbers the origin of undefined
-data that was stored there (`Taint.origins`). Memory is undefined when its CTA starts, tensor memory
-also when it is allocated.
+Each cell has a code: 0 for defined, NEVER for not written, or the number of the origin of the
+undefined data stored there (`Taint.origins`). Memory is undefined when its CTA starts, tensor
+memory also when it is allocated.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class SharedCodes:
         self._defined: set[tuple[Any, ...]] = set()  # operands that need no further look
 
     def read(self, where: Where) -> np.ndarray | None:
-        """The codes of cells; None where all are defined."""
+        """Return the codes of cells; None if all are defined."""
         if self.last[where].all() and (self.stored is None or not self.stored[where].any()):
             return None
         codes = np.where(self.last[where] == 0, CODE(NEVER), CODE(0))
         return codes if self.stored is None else np.maximum(codes, self.stored[where])
 
     def write(self, where: Where, codes: np.ndarray | int | None) -> None:
-        """None: defined data."""
+        """Write the codes of cells; None for defined data."""
         if self.stored is None:
             if codes is None:
                 return
@@ -56,8 +56,8 @@ class SharedCodes:
     def operand(
         self, desc: SmemDesc, rows: int, k: int, fmt: str, mn_major: bool
     ) -> np.ndarray | None:
-        """The code of each row of an MMA operand; None where all of it is defined, but for the
-        padding between its elements."""
+        """Return the code of each row of an MMA operand; None if it is defined, ignoring
+        padding."""
         key = (desc, rows, k, fmt, mn_major)
         if self.stored is None and key in self._defined:
             return None
@@ -100,7 +100,7 @@ class TensorCodes(Tmem):
         self.suspects = (1 << TENSOR_CELLS) - 1
 
     def _check_mask(self, mask: int) -> None:
-        """Whether columns are allocated is for the memory itself to say."""
+        """Do nothing: the memory checks whether columns are allocated."""
 
     def forget(self, column: int, count: int) -> None:
         """Columns begin or end."""
@@ -108,7 +108,7 @@ class TensorCodes(Tmem):
         self.suspects |= bits(footprints.column_cells(column, count))
 
     def read(self, move: tuple[Any, ...], address: int, warp_in_group: int) -> np.ndarray | None:
-        """tcgen05.ld: codes [register, thread]; None where all are defined."""
+        """Return the codes that tcgen05.ld reads, [register, thread]; None if all are defined."""
         if not self.suspects & _moved(move, address, warp_in_group):
             return None
         shape, number, packed, split = move
@@ -118,7 +118,7 @@ class TensorCodes(Tmem):
     def write(
         self, move: tuple[Any, ...], address: int, warp_in_group: int, codes: np.ndarray | None
     ) -> None:
-        """tcgen05.st; None: defined data."""
+        """Write the codes of tcgen05.st; None for defined data."""
         touched = _moved(move, address, warp_in_group)
         if codes is None and not self.suspects & touched:
             return
@@ -151,7 +151,7 @@ class TensorCodes(Tmem):
         return _some((self.cells[columns] & NEVER)[:, where.lanes()].max(0))
 
     def fill(self, address: int, shape: Fill, codes: np.ndarray | None) -> None:
-        """tcgen05.cp; codes [row, word], None: defined data."""
+        """Write the codes of tcgen05.cp, [row, word]; None for defined data."""
         touched, whole = _filled(address, shape)
         if codes is None and not self.suspects & touched:
             return
@@ -178,18 +178,18 @@ class TensorCodes(Tmem):
             self._look_at(touched)
 
     def _look_at(self, touched: int) -> None:
-        """Of a cell of `footprints` some lanes may have changed, and others be undefined."""
+        """Update `suspects` for touched cells, in which some lanes may still be undefined."""
         undefined = np.any((self.cells & NEVER).reshape(TENSOR_CELLS, -1), axis=1)
         self.suspects = self.suspects & ~touched | _to_bits(undefined) & touched
 
     def suspected(self, address: int, instr: InstrDesc, group: int) -> bool:
-        """Some of D may be undefined."""
+        """Whether some of D may be undefined."""
         return self.suspects & _accumulator(address, instr, group) != 0
 
     def accumulate(
         self, address: int, instr: InstrDesc, group: int, codes: np.ndarray, kept: np.ndarray
     ) -> None:
-        """D of an MMA: codes [n, row]; lanes `kept` stay as they are."""
+        """Update D of an MMA with codes [n, row]; lanes `kept` are unchanged."""
         m, ctas = instr.data_path(group)
         d = self.accumulator(address, m, instr.n, ctas)
         before = self.cells[:, kept]

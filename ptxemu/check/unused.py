@@ -1,10 +1,11 @@
-"""What a launch computed or fetched and never used: where a wrong index shows when no rule is
-broken. A K loop that is one short leaves columns of A unread, a stage that is always the first
-leaves tiles in shared memory unread, an MMA that does not accumulate overwrites results.
+"""Data that a launch computed or fetched and never used, which shows a wrong index.
 
-Right kernels do some of it, too (rows behind an end, prefetches). So this is told only when a
-script has failed; what can hardly be meant, a tile read by another swizzle than it was written
-with, is a note.
+A K loop that is one iteration short leaves columns of A unread. A stage that is always the first
+leaves tiles in shared memory unread. An MMA that does not accumulate overwrites results.
+
+Right kernels do some of this too (rows past an end, prefetches). It is therefore reported only when
+a script has failed. One case is a note, as it is hardly ever intended: a tile read with another
+swizzle than it was written with.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _AT_MOST = 2  # places that are listed
 
 
 class Unused:
-    """Of one launch; it looks at what the race checker knows before that learns of an access."""
+    """Unused data of one launch; it reads the race checker's state before each access is added."""
 
     def __init__(self, states: States, findings: Findings) -> None:
         self._states = states
@@ -107,7 +108,7 @@ class Unused:
         self._made[site] += len(cells)
 
     def _give_up(self, shadow: Shadow, cells: Cells, by: int = 0) -> None:
-        """What the cells hold is gone, `by` another write: count what nobody has read."""
+        """Count the unread contents of cells, which end or are overwritten by write `by`."""
         unread = shadow.unread(cells)
         if len(unread) and (unread == unread[0]).all():
             self._lost[int(unread[0]) & SITE_MASK, by] += len(unread)
@@ -146,11 +147,11 @@ class Unused:
         )
 
     def told(self) -> tuple[Counter[Any], ...]:
-        """What `add` takes in another process."""
+        """Return the state for `add` in another process."""
         return self._made, self._lost, self._copies, self._outside, self._again
 
     def add(self, told: tuple[Counter[Any], ...]) -> None:
-        """What other CTAs did."""
+        """Add the state of other CTAs."""
         for mine, more in zip(Unused.told(self), told, strict=True):
             for key, count in more.items():  # zeros, too
                 mine[key] += count
@@ -160,7 +161,7 @@ class Unused:
     def lines(
         self, memory: GlobalMemory, shadow: GlobalShadow, pointers: Pointers
     ) -> Iterator[str]:
-        """In words, one for each line of Python."""
+        """Yield the report, one text for each line of Python."""
         yield from _unread(memory, shadow, pointers, self._place)
         made, outside, copies, again = (
             self._by_place(each) for each in (self._made, self._outside, self._copies, self._again)
@@ -191,7 +192,7 @@ class Unused:
         return self._lines.setdefault(self._sites[site].source or site, site)
 
     def _by_place(self, counts: Counter[int]) -> Counter[str]:
-        """Of instructions, by the line of Python: an unrolled loop is one."""
+        """Sum counts of instructions by line of Python, so that an unrolled loop is one entry."""
         found: Counter[str] = Counter()
         for site, count in counts.items():
             found[self._place(site) if site else ""] += count
@@ -207,7 +208,7 @@ def _part(count: int, whole: int) -> str:
 
 
 def clues(launches: Iterable[Launch]) -> str:
-    """What a wrong result may come from, though no rule is broken; "" where there is nothing."""
+    """Return possible causes of a wrong result without a broken rule; "" if there are none."""
     by_entry: dict[str, dict[str, None]] = {}
     for launch in launches:
         lines = by_entry.setdefault(launch.entry, {})
@@ -224,7 +225,7 @@ def clues(launches: Iterable[Launch]) -> str:
 def _unread(
     memory: GlobalMemory, shadow: GlobalShadow, pointers: Pointers, place: Callable[[int], str]
 ) -> Iterator[str]:
-    """Of allocations that are read and not written: what of them nobody has read."""
+    """Yield the unread parts of allocations that are read and not written."""
     for block in memory.blocks():
         size = block.end - block.start
         chunks = range(block.start >> 20, (block.end - 1 >> 20) + 1)
@@ -244,7 +245,7 @@ def _unread(
 
 
 def _gaps(pieces: list[Piece], start: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Beginnings and ends of what none of the pieces has of `size` bytes from `start` on."""
+    """Return begins and ends of the gaps between pieces, in `size` bytes from `start` on."""
     lows = np.concatenate([piece.starts.ravel() - start for piece in pieces])
     counts = [piece.starts.size for piece in pieces]
     highs = lows + np.repeat([piece.nbytes for piece in pieces], counts)
@@ -257,7 +258,7 @@ def _gaps(pieces: list[Piece], start: int, size: int) -> tuple[np.ndarray, np.nd
 
 
 def _which(starts: np.ndarray, ends: np.ndarray, size: int) -> str:
-    """Such as "bytes 128 to 1,023 of every 1,024"."""
+    """Return text such as "bytes 128 to 1,023 of every 1,024"."""
     first, last = int(starts[0]), int(ends[0]) - 1
     if len(starts) > 1:
         period = int(starts[1] - starts[0])

@@ -1,4 +1,4 @@
-"""Who waits for whom in a deadlock: groups of warps that wait alike, as a graph.
+"""Graph of a deadlock: groups of warps that wait alike, and the groups they wait for.
 
 `Arrivers` knows which instructions could signal a barrier, and from where they can be reached.
 """
@@ -23,15 +23,20 @@ from ptxemu.syntax.tree import Addr, Imm, Instr, Reg, Sym
 Ran = Mapping[str, frozenset[int]]  # name of a warp -> blocks
 
 _SUMS = ("add", "or")
-# The offset stays: `mapa` changes who owns it, and an address is shuffled to make it uniform.
+# The offset stays: `mapa` changes the CTA, and an address is shuffled to make it uniform.
 _SAME = ("mov", "cvta", "cvt", "mapa", "shfl")
 _DEPTH = 40  # instructions that are followed back
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of an address: the constant part, whether that is all of it, and whether a
-    symbol is in it."""
+    """Known part of an address.
+
+    Attributes:
+        start: The constant part.
+        whole: Whether that is all of it.
+        based: Whether it contains a symbol.
+    """
 
     start: int = 0
     whole: bool = False
@@ -63,7 +68,7 @@ class Arrivers:
         self._avoidable = cache(self._can_avoid)
 
     def address(self, instr: Instr) -> Known:
-        """Of the barrier of an mbarrier instruction or an asynchronous copy."""
+        """Return the address of the barrier of an mbarrier instruction or an asynchronous copy."""
         found = [operand for operand in instr.operands if isinstance(operand, Addr)]
         if not found:
             return Known()
@@ -71,8 +76,10 @@ class Arrivers:
         return Known(base.start + found[-1].offset, base.whole, base.based)
 
     def of_mbarrier(self, offset: int, wait: Instr | None, kinds: set[str]) -> list[Instr]:
-        """Those that could do one of `kinds` ('arrive', 'land') to the mbarrier at a shared offset
-        for which `wait` waits."""
+        """Return instructions with an effect in `kinds` ('arrive', 'land') on an mbarrier.
+
+        The mbarrier is at shared `offset`, and `wait` waits for it.
+        """
         waited = self.address(wait) if wait else Known(offset, True)
         signals_here = [(i, known) for i, known in self._signals if signals(i) & kinds]
         starts = [known.start for _, known in self._signals if known.based]
@@ -120,8 +127,10 @@ class Arrivers:
         return [i for i in sites if i.opcode.startswith("barrier.cluster.arrive")]
 
     def can_reach(self, waiting: Waiting, instrs: list[Instr], ran: Ran) -> list[Instr]:
-        """Those of `instrs` that lanes could execute, once what they wait for has come. ran: blocks
-        that each warp has been through."""
+        """Return those of `instrs` that lanes could execute once their wait has ended.
+
+        ran: blocks that each warp has executed.
+        """
         blocks = self.reachable(waiting.block, self._foreign(waiting, ran))
         return [i for i in instrs if i is not waiting.instr and self._block_of[id(i)] in blocks]
 
@@ -129,9 +138,12 @@ class Arrivers:
         return self._block_of[id(instr)] in blocks
 
     def _foreign(self, waiting: Waiting, ran: Ran) -> frozenset[int]:
-        """Blocks of other roles, which often stand behind one's own, so that a warp could come
-        there as far as the text tells: only warps that never came to where this one waits have been
-        through them, and it can come to its end without."""
+        """Return blocks of other roles.
+
+        Code of other roles often follows a role's code, so that by the text a warp could reach it.
+        These blocks were executed only by warps that never reached this one's wait, and are not
+        needed to reach its end.
+        """
         kin = set(ran.get(waiting.who.name, ()))
         for blocks in ran.values():
             kin |= blocks if waiting.block in blocks else frozenset()
@@ -147,7 +159,7 @@ class Arrivers:
         return [after for after in successors if after < len(self._program.blocks)]
 
     def _reachable(self, start: int, closed: frozenset[int] = frozenset()) -> frozenset[int]:
-        """Blocks, without a way through those that are `closed`."""
+        """Return reachable blocks without passing through `closed` ones."""
         seen, pending = {start}, [start]
         while pending:
             for after in self._inside(self._program.blocks[pending.pop()].successors):
@@ -194,7 +206,7 @@ class Arrivers:
 
 
 def signals(instr: Instr) -> set[str]:
-    """What an instruction does to an mbarrier: 'arrive', 'land' (bytes come), or nothing."""
+    """Return the instruction's effects on an mbarrier: 'arrive', 'land' (bytes come), or none."""
     opcode = instr.opcode
     if opcode.startswith(("mbarrier.arrive", "tcgen05.commit", "cp.async.mbarrier.arrive")):
         return {"arrive"}
@@ -211,18 +223,20 @@ def _number(instr: Instr) -> Any:
 
 
 def user_source(instr: Instr) -> str:
-    """The innermost line of Python that is no library's; "" where there is none."""
+    """Return the innermost Python line outside libraries; "" if there is none."""
     frames = instr.location.frames() if instr.location else []
     return next((f for f in frames if "site-packages" not in f), instr.source)
 
 
 @dataclass(eq=False)
 class Group:
-    """Warps that wait alike: at one instruction, for the same barrier of their own CTA, in the same
-    state.
+    """Warps that wait alike: at one instruction, for the same barrier of their CTA, in one state.
 
-    could: the instructions that could signal it. suppliers: warps that cannot go on, and could come
-    to one of these; again: all of them have done so in this phase already; `after`: their groups.
+    Attributes:
+        could: Instructions that could signal the barrier.
+        suppliers: Warps that cannot proceed and could reach one of these instructions.
+        again: Whether all suppliers have already signalled in this phase.
+        after: Groups of the suppliers.
     """
 
     waiting: list[Waiting]
@@ -242,7 +256,7 @@ class Group:
 
     @property
     def needs(self) -> set[str]:
-        """What the phase of an mbarrier lacks: 'arrive', 'land' (bytes), or both."""
+        """Return what the phase of an mbarrier lacks: 'arrive', 'land' (bytes), or both."""
         if self.barrier is None:
             return set()
         lacks = {"arrive"} if self.barrier.pending else set[str]()
@@ -250,7 +264,7 @@ class Group:
 
 
 def groups_of(stall: Stall, arrivers: Arrivers) -> list[Group]:
-    """All groups, linked; those that the others wait for come first."""
+    """Return all groups, linked; groups that others wait for come first."""
     found: dict[tuple[object, ...], Group] = {}
     for one in stall.waiting:
         barrier = stall.barriers.get(one.on) if one.on else None
@@ -268,7 +282,7 @@ def groups_of(stall: Stall, arrivers: Arrivers) -> list[Group]:
 
 
 def _rank(group: Group) -> int:
-    """Nobody to wait for first; then mbarriers, and the other lanes of a warp last."""
+    """Return the rank: groups that wait for nobody, then mbarriers, then lanes of a warp."""
     return bool(group.after) + 2 * (group.first.kind == "lanes")
 
 
@@ -282,8 +296,10 @@ def _alike(one: Waiting, barrier: Barrier | None) -> tuple[object, ...]:
 
 
 def _supply(group: Group, stall: Stall, arrivers: Arrivers) -> None:
-    """Look up who could end the wait. Warps that have done their part are left out, unless all
-    have."""
+    """Find warps that could end the wait.
+
+    Warps that have done their part are left out, unless all have.
+    """
     one = group.first
     if one.on is None:
         _supply_lanes(group, stall)
@@ -307,8 +323,11 @@ def _supply(group: Group, stall: Stall, arrivers: Arrivers) -> None:
 def _experienced(
     able: dict[Who, list[Instr]], barrier: Barrier | None, needs: set[str]
 ) -> dict[Who, list[Instr]]:
-    """Those that have signalled the barrier in phases before this one. Roles often stand one behind
-    the other, so that every warp could come to the code of a later one as far as its text tells."""
+    """Keep the warps that signalled the barrier in earlier phases.
+
+    Code of several roles often follows in sequence, so by the text alone every warp could reach the
+    code of a later role.
+    """
     signals = barrier.signals if barrier else ()
     before = {s.agent for s in signals if s.kind in needs and s.times > s.now_times}
     return {who: instrs for who, instrs in able.items() if who.name in before}
@@ -345,7 +364,7 @@ def _near(other: Waiting, waiting: Waiting, key: Key) -> bool:
 
 
 def _done(barrier: Barrier, needs: set[str]) -> set[str]:
-    """Warps that have done in this phase what it lacks."""
+    """Return warps that have already done in this phase what it lacks."""
     now = {s.agent for s in barrier.signals if s.kind in needs and s.now_times}
     return now | set(barrier.arrived)
 
@@ -374,7 +393,7 @@ def _path_back(start: Group) -> list[Group]:
 
 
 def chain_from(start: Group) -> Iterator[Group]:
-    """A group, whom it waits for, and so on, until somebody repeats or waits for nobody."""
+    """Yield a group, a group it waits for, and so on, until one repeats or waits for nobody."""
     seen: list[Group] = []
     while start not in seen:
         yield start

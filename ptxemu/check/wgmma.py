@@ -47,8 +47,13 @@ _OLDEST = 9  # groups: wgmma.wait_group allows at most 7
 
 @dataclass(frozen=True)
 class Hazard:
-    """Something that goes wrong at a wgmma.mma_async. other: the site of the ordinary instruction,
-    0 where there is none; what: it does. note: only the manual's text asks for what is missing."""
+    """Hazard at a wgmma.mma_async.
+
+    Attributes:
+        other: Site of the ordinary instruction, 0 if there is none.
+        what: Its access.
+        note: Whether only the manual's text requires what is missing.
+    """
 
     message: str
     missing: str
@@ -88,7 +93,10 @@ class _State:
 
 
 def hazards(blocks: list[Block], site_of: Mapping[int, int]) -> dict[int, list[Hazard]]:
-    """What goes wrong at each wgmma.mma_async, by site. site_of: by id of an instruction."""
+    """Return the hazards at each wgmma.mma_async, by site.
+
+    site_of: sites by the id of an instruction.
+    """
     instrs = [[step.instr for step in block.steps] for block in blocks]
     walk = _Walk(site_of, _relevant(instr for block in instrs for instr in block))
     before: dict[int, _State] = {0: _State(fenced=False)}
@@ -108,7 +116,7 @@ def hazards(blocks: list[Block], site_of: Mapping[int, int]) -> dict[int, list[H
 
 
 def _relevant(instrs: Iterable[Instr]) -> set[str]:
-    """Registers of A and D, and those that are moved to them."""
+    """Return the registers of A and D, and those that are moved to them."""
     found: set[str] = set()
     moves: list[tuple[str, str]] = []
     for instr in instrs:
@@ -132,20 +140,26 @@ def _moved(instr: Instr) -> list[tuple[str, str]]:
 
 
 def _listed(operand: object) -> list[str]:
-    """The registers of a fragment; a descriptor is none."""
+    """Return the registers of a fragment; none for a descriptor."""
     return names(operand) if isinstance(operand, Vec) else []
 
 
 @dataclass(eq=False)
 class _Walk:
-    """site_of: of instructions. relevant: registers. found: at each site, by what it is."""
+    """Walk through the instructions of a kernel.
+
+    Attributes:
+        site_of: Sites of instructions.
+        relevant: Registers to track.
+        found: Hazards at each site, by message.
+    """
 
     site_of: Mapping[int, int]
     relevant: set[str]
     found: dict[int, dict[str, Hazard]] = field(default_factory=dict)
 
     def step(self, state: _State, instr: Instr) -> None:
-        """What an instruction does to the state."""
+        """Apply an instruction's effect to the state."""
         if instr.opcode.startswith("wgmma."):
             self._warpgroup(state, instr)
             return
@@ -224,7 +238,7 @@ class _Walk:
 
 
 class Warpgroups:
-    """Of one launch."""
+    """Warpgroups of one launch."""
 
     def __init__(
         self,
@@ -276,7 +290,7 @@ class Warpgroups:
             clock.know(self._components[group], last)
 
     def accumulator_used(self, w: Warp, what: Multiplication) -> None:
-        """Once for each wgmma: what is missing is one wait, however many registers it has."""
+        """Report early uses once per wgmma: one wait is missing, however many registers it has."""
         form, line, *_ = what.operands
         if not self._findings.new("accumulator", line):
             return

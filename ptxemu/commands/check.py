@@ -69,7 +69,7 @@ def main(words: list[str] | None, program: str | None = None) -> int:
 def _checked(
     options: argparse.Namespace, looking: AbstractContextManager[Report]
 ) -> tuple[Report, list[str]]:
-    """As `run_all`, on a machine with a GPU."""
+    """Run as `run_all`, on a machine with a GPU."""
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.gpu_machine import machine_with_gpu
 
@@ -103,7 +103,7 @@ def arguments_of(program: str | None) -> argparse.ArgumentParser:
 def run_all(
     subject: subjects.Subject, chosen: Sequence[Schedule], **changes: object
 ) -> tuple[Report, list[str]]:
-    """The launches of all schedules, and how they failed where the reports do not say it.
+    """Run all schedules; return their launches, and failures that the reports do not include.
 
     changes: to the options of every launch.
     """

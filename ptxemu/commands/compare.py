@@ -51,7 +51,7 @@ _CLOSE = 0.01  # of a reference, where nobody says otherwise: sums of bf16 produ
 
 @dataclass(frozen=True)
 class Run:
-    """One of the runs. label: what it is called in the report."""
+    """Run to compare; `label` is its name in the report."""
 
     label: str
     subject: subjects.Subject
@@ -270,7 +270,7 @@ def _write_json(options: argparse.Namespace, document: dict[str, Any]) -> None:
 
 
 def _seed() -> None:
-    """Both runs draw the same numbers, where they draw any."""
+    """Seed the generators, so that both runs draw the same numbers."""
     import random
 
     import numpy as np

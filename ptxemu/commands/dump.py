@@ -38,7 +38,7 @@ _LONGEST = 60  # characters of an entry's name in that of a file
 
 @dataclass
 class Kernel:
-    """One entry of one module, and the files that were written of it."""
+    """An entry of a module, and the files written for it."""
 
     entry: str
     ptx: Path
@@ -47,7 +47,7 @@ class Kernel:
 
 
 class Folder:
-    """What has been launched, on disk as it comes."""
+    """Folder to which launches are written as they occur."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,7 +56,7 @@ class Folder:
         path.mkdir(parents=True, exist_ok=True)
 
     def add(self, text: str, entry: str, shape: dict[str, Any]) -> None:
-        """One launch, before it is executed."""
+        """Add a launch, before it is executed."""
         kernel = self.kernels.get((text, entry))
         if kernel is None:
             name = re.sub(r"[^\w.]+", "_", entry)[:_LONGEST]

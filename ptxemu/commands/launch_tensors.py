@@ -31,12 +31,12 @@ _LIBRARIES = ("site-packages", "<frozen")
 
 
 class Enough(BaseException):
-    """Ends a run that has shown what it was to show; no `except Exception` of a script hears it."""
+    """Exception that ends a run early; no `except Exception` of a script catches it."""
 
 
 @dataclass
 class Launch:
-    """What a launch left in the tensors, and what was there before."""
+    """Values of the tensors before and after a launch."""
 
     entry: str
     values: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
@@ -71,8 +71,14 @@ def recorded() -> Iterator[list[Launch]]:
 
 @dataclass
 class Judgement:
-    """What a run showed. known: the names of its tensors. launches, judged: how many there were,
-    and how many were compared. error: why the reference cannot be used."""
+    """Result of comparing a run.
+
+    Attributes:
+        known: Names of the run's tensors.
+        launches: Number of launches.
+        judged: Number of launches that were compared.
+        error: Reason why the reference cannot be used.
+    """
 
     found: Found | None = None
     known: dict[str, None] = field(default_factory=dict[str, None])
@@ -83,8 +89,10 @@ class Judgement:
 
 @contextmanager
 def compared(with_launches: list[Launch], tolerance: float) -> Iterator[Judgement]:
-    """Within the block launches are compared with those of another run, in order; the first that
-    differs ends the block's run by `Enough`."""
+    """Compare launches within the block with those of another run, in order.
+
+    The first difference ends the block's run by `Enough`.
+    """
     judgement = Judgement()
 
     def ended(launch: Launch) -> None:
@@ -103,7 +111,10 @@ def compared(with_launches: list[Launch], tolerance: float) -> Iterator[Judgemen
 
 
 def _first_unlike(number: int, one: Launch, other: Launch, tolerance: float) -> Found | None:
-    """What neither run has written, such as memory of torch.empty, is no result."""
+    """Return the first difference of two launches.
+
+    Elements that neither run has written, such as memory of torch.empty, do not count.
+    """
     names = [
         name
         for name, values in other.values.items()
@@ -191,8 +202,10 @@ def written(found: Found) -> Iterator[list[Write]]:
 
 
 def named_tensors() -> dict[str, Any]:
-    """The torch tensors and numpy arrays among the variables of the functions that are running, and
-    of their files, the innermost first; ours and libraries' left out."""
+    """Return torch tensors and numpy arrays of running functions and their files.
+
+    The innermost variables come first. Functions of ours and of libraries are left out.
+    """
     found: dict[str, Any] = {}
     places: set[tuple[Any, ...]] = set()
     frame: FrameType | None = sys._getframe(1)
@@ -209,7 +222,7 @@ def named_tensors() -> dict[str, Any]:
 
 
 def _place(value: Any) -> tuple[Any, ...] | None:
-    """Address, shape and strides; None of what is no tensor, or has no memory."""
+    """Return address, shape and strides; None without a tensor or memory."""
     if isinstance(value, np.ndarray):
         return (value.ctypes.data, value.shape, value.strides) if value.size else None
     if not hasattr(value, "untyped_storage") or not value.data_ptr():
@@ -287,8 +300,10 @@ def _found(
 
 
 def _shifted(mine: np.ndarray, hers: np.ndarray, index: tuple[int, ...]) -> str:
-    """Where the expected values are those that stand in the first row that differs: what a wrong
-    index of a tile does."""
+    """Describe whether the first wrong row holds another row's expected values.
+
+    A wrong index of a tile causes this.
+    """
     for axis in range(mine.ndim - 1):
         here = mine.take(index[axis], axis)
         if (here == here.reshape(-1)[0]).all():

@@ -82,8 +82,7 @@ def _target(ptx: Path) -> str:
 
 
 def _made(tool: str, *arguments: object) -> subprocess.CompletedProcess[bytes] | None:
-    """What a tool of the CUDA toolkit did; None where there is none, it refused, or takes too
-    long."""
+    """Run a tool of the CUDA toolkit; None if it is missing, fails, or needs too long."""
     path = tool_of_cuda(tool)
     if path is None:
         return None

@@ -52,8 +52,14 @@ _TIMES = 20
 
 @dataclass(frozen=True)
 class Row:
-    """One judged mutant. by: what noticed it, '' for nothing; same: why it means the same as its
-    kernel; ptx: digest of the text that `line` refers to; rules: schedules and strictness."""
+    """A judged mutant.
+
+    Attributes:
+        by: What noticed it, '' for nothing.
+        same: Why it is equivalent to its kernel.
+        ptx: Digest of the text to which `line` refers.
+        rules: Schedules and strictness.
+    """
 
     kernel: str
     kind: str
@@ -176,7 +182,7 @@ def _judge(
     options: argparse.Namespace,
     rules: dict[str, dict[str, Any]],
 ) -> list[Row]:
-    """The rows of these mutants, those that the file has included."""
+    """Return the rows of these mutants, including those in the file."""
     from ptxemu.commands.workers import judged
 
     named = ",".join(rules) + ", strict" * options.strict
@@ -224,7 +230,7 @@ def _kept(path: Path) -> list[Row]:
 
 
 def _keep(path: Path, rows: Any) -> None:
-    """All or nothing: an interrupt leaves the file before."""
+    """Write the file atomically: an interrupt leaves the previous one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".part")
     draft.write_text(json.dumps({"mutants": [*map(asdict, rows)]}, indent=1) + "\n", "utf-8")
@@ -235,12 +241,12 @@ def _keep(path: Path, rows: Any) -> None:
 
 
 def unnoticed(row: Row) -> bool:
-    """Nothing tells it from its kernel, and no reason why."""
+    """Whether nothing noticed the mutant and no reason makes it equivalent."""
     return not row.by and not row.same
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Class by class what noticed its mutants, in how many seconds; then those that nothing did."""
+    """Return a table: by class, what noticed its mutants and in what time; then unnoticed ones."""
     from ptxemu.mutation.rerun import BROKEN, NOTICED
 
     columns = ["mutants", *NOTICED, BROKEN, "equivalent", "unnoticed"]

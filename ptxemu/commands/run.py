@@ -34,10 +34,10 @@ class Ending:
 
 @contextmanager
 def report_alone(script: str, *, told: bool = False) -> Iterator[Ending]:
-    """Within the block an error of the emulator ends the script: what it says and the line of the
-    script that made the launch go to stderr. Every other error passes through, with its traceback.
+    """Within the block, end the script on an error of the emulator.
 
-    told: the report is printed elsewhere.
+    The message and the script's line that made the launch go to stderr. Other errors propagate with
+    their traceback. told: the report is printed elsewhere.
     """
     ending = Ending()
     try:

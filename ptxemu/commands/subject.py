@@ -1,4 +1,4 @@
-"""What a command runs: a script as it is, or a function of a file; how far a launch is."""
+"""Subject of a command, a script or a function of a file, and the progress of its launches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIRST, _NEXT = 5.0, 20.0  # seconds
 
 
 class Progress:
-    """For `Options.progress`: says nothing of what is quick."""
+    """Progress display for `Options.progress`; quick launches print nothing."""
 
     def __init__(self) -> None:
         self._began = self._said = 0.0
@@ -61,7 +61,7 @@ called once for each run, so that it may keep what it compiled."""
 
 @dataclass(frozen=True)
 class Context:
-    """What a function named by --module may want to know."""
+    """Context passed to a function that --module names."""
 
     arguments: tuple[str, ...]
     policy: str
@@ -72,13 +72,15 @@ Subject = Callable[[Schedule], None]
 
 
 class Refused(Exception):
-    """What was asked for cannot be run; the message says why."""
+    """Error for a subject that cannot be run; the message gives the reason."""
 
 
 def parser_of(program: str | None, about: str) -> argparse.ArgumentParser:
-    """A parser of a command that runs a subject, with the arguments that name it.
+    """Return a parser for a command that runs a subject, with the arguments that name the subject.
 
-    program: as the usage line has it; None: the name of the script. about: the help's text.
+    Args:
+        program: Name in the usage line; None: the name of the script.
+        about: Text of the help.
     """
     parser = argparse.ArgumentParser(
         prog=program,
@@ -149,7 +151,10 @@ def parse(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse.
 def looking_inside(
     parser: argparse.ArgumentParser, options: argparse.Namespace
 ) -> AbstractContextManager[Report]:
-    """What the flags of `add_inspect_arguments` ask for; those that do not fit are refused."""
+    """Return the inspection that the flags of `add_inspect_arguments` request.
+
+    Conflicting flags end the program with an error.
+    """
     try:
         return inspecting(options)
     except ValueError as error:
@@ -162,7 +167,10 @@ def _hint(program: str) -> str:
 
 
 def subject_of(options: argparse.Namespace) -> Subject:
-    """What runs once for each schedule; raises `Refused` where the file has no such function."""
+    """Return the subject, which runs once per schedule.
+
+    Raises `Refused` if the file has no such function.
+    """
     rest = options.rest
     if not options.module:
         return lambda _: run_script(rest[0], rest[1:], is_module=False)
@@ -210,7 +218,7 @@ def _of_subject(frames: TracebackType | None) -> TracebackType | None:
 
 
 def run_script(script: str, arguments: list[str], *, is_module: bool) -> None:
-    """As the interpreter would: sys.argv and sys.path[0] are the script's own."""
+    """Run a script as the interpreter would, with its own sys.argv and sys.path[0]."""
     argv, path = sys.argv, sys.path[0]
     try:
         sys.argv = [script, *arguments]

@@ -36,7 +36,7 @@ class Worker:
         self.connection.send(words)
 
     def result(self) -> Any:
-        """What it says; a process that died or is asked to `end` is replaced."""
+        """Return the answer; a process that died or has to `end` is replaced."""
         try:
             return self.connection.recv()
         except EOFError:

@@ -1,5 +1,5 @@
-"""How a launch reaches the emulator: the DSL's own host code, run against our runtime symbols.
+"""Path of a launch to the emulator: the DSL's own host code, run against our runtime symbols.
 
-Nothing here is imported by the rest of ptxemu at import time; torch, the DSL and tvm-ffi are
-imported inside functions only, so that `ptxemu.load` works without them.
+The rest of ptxemu imports nothing from here at import time. Torch, the DSL and tvm-ffi are imported
+inside functions only, so that `ptxemu.load` works without them.
 """

@@ -1,5 +1,7 @@
-"""Which memory a program has allocated, as far as it can be seen from outside: torch's tensors and
-storages, numpy arrays that were arguments, and what the stubs of the CUDA runtime have handed out.
+"""Memory that a program has allocated, as far as it is visible from outside.
+
+It includes torch's tensors and storages, numpy arrays that were arguments, and allocations of the
+CUDA runtime's stubs.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ class _Witness:
 
 
 class LiveTensors:
-    """The storages of CPU tensors, by weak references: it keeps nothing alive.
+    """Storages of CPU tensors, by weak references, which keep nothing alive.
 
-    `note` and the others tell of some at once; `look` goes through all objects that the garbage
-    collector knows, which takes tens of milliseconds. Threads may share one.
+    `note` and related methods add storages at once. `look` searches all objects of the garbage
+    collector, which needs tens of milliseconds. Threads may share one instance.
     """
 
     def __init__(self) -> None:
@@ -45,7 +47,7 @@ class LiveTensors:
 
     @one_at_a_time
     def note(self, values: Iterable[Any]) -> None:
-        """Tell of tensors, storages and arrays among values, also in tuples and lists."""
+        """Add tensors, storages and arrays among values, also in tuples and lists."""
         for value in values:
             if isinstance(value, tuple | list):
                 self.note(value)
@@ -60,7 +62,7 @@ class LiveTensors:
 
     @one_at_a_time
     def note_storage(self, storage: Any, block_bytes: int = 0) -> None:
-        """Tell of a storage of torch, in a block of so many bytes where that is known."""
+        """Add a storage of torch; block_bytes: size of its block, if known."""
         start, key = storage.data_ptr(), storage._cdata
         end = start + storage.nbytes()
         known = self._seen.get(key)
@@ -72,7 +74,7 @@ class LiveTensors:
 
     @one_at_a_time
     def note_memory(self, owner: Any, start: int, nbytes: int) -> None:
-        """Tell of memory that is there as long as `owner`, which has weak references."""
+        """Add memory that exists as long as `owner`, which supports weak references."""
         reference = weakref.ref(owner)
         block = Block(start, start + nbytes, start + nbytes)
         self._seen["memory", id(owner)] = _Known(block, lambda: reference() is None)
@@ -87,7 +89,7 @@ class LiveTensors:
 
     @one_at_a_time
     def known(self) -> list[Block]:
-        """Return what is alive of that which has been seen or told of."""
+        """Return the known blocks that still exist."""
         gone = [key for key, known in self._seen.items() if known.is_gone()]
         for key in gone:
             start, end, _ = self._seen.pop(key).block
@@ -100,7 +102,7 @@ class LiveTensors:
 
     @one_at_a_time
     def look(self) -> list[Block]:
-        """Return the same after a look at all objects that the garbage collector goes through."""
+        """Return the known blocks after a search of all objects of the garbage collector."""
         torch = sys.modules.get("torch")
         if torch is not None:
             kinds = _with_subclasses(torch.Tensor) | {torch.UntypedStorage, _Witness}
@@ -110,7 +112,7 @@ class LiveTensors:
         return self.known()
 
     def _has_been_frozen(self, found: list[Any]) -> bool:
-        """Whether somebody has frozen objects since the last look; at the first one, ever."""
+        """Whether objects were frozen since the last look, or ever at the first one."""
         if self._witness is None:
             self._witness = _Witness()
             return gc.get_freeze_count() > 0  # it walks over all of them: once
@@ -118,11 +120,11 @@ class LiveTensors:
 
     @one_at_a_time
     def look_at_frozen(self) -> list[Block]:
-        """Return the same as `look`, called after it, and what `gc.freeze` had hidden from it.
+        """Return the known blocks, including those that `gc.freeze` hid from `look`.
 
-        Such objects have to be unfrozen for that, and are frozen again with all others that there
-        are. So this is done only where an address is not found otherwise, once for each `gc.freeze`
-        of the program.
+        Call it after `look`. Hidden objects are unfrozen for this, and frozen again with all other
+        existing objects. It is therefore used only if an address is not found otherwise, once for
+        each `gc.freeze` of the program.
         """
         if self._hidden:
             gc.unfreeze()
@@ -166,7 +168,7 @@ def _with_subclasses(kind: type) -> set[type]:
 
 
 def _stored(tensor: Any) -> bool:
-    """Whether it has bytes of its own: a fake or sparse tensor has none."""
+    """Whether a tensor has memory; a fake or sparse tensor has none."""
     try:
         return tensor.untyped_storage().data_ptr() != 0
     except (NotImplementedError, RuntimeError):

@@ -31,8 +31,9 @@ _FOLDER = "ptxemu_dump"
 
 
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
-    """--dump, --at, --cta, --warp, --when, --region, --dump-dir, --dump-limit, --watch,
-    --watch-keep, --last and --name-printf, in a group of their own."""
+    """Add --dump, --at, --cta, --warp, --when, --region, --dump-dir, --dump-limit, --watch,
+    --watch-keep, --last and --name-printf, in a separate group.
+    """
     group = parser.add_argument_group("looking inside")
     group.add_argument(
         "--dump", type=_kinds, metavar="KINDS", help="write some of smem,tmem,regs as files"
@@ -89,7 +90,7 @@ def add_place_arguments(group: argparse._ActionsContainer) -> None:
 
 
 def inspection_of(arguments: argparse.Namespace) -> Inspect | None:
-    """What the flags ask for; None where they ask for nothing. Raises ValueError."""
+    """Return the inspection that the flags request, or None. Raises ValueError."""
     from ptxemu.request import Inspect, Stop
 
     if bool(arguments.dump) != bool(arguments.at):
@@ -118,10 +119,10 @@ def inspection_of(arguments: argparse.Namespace) -> Inspect | None:
 
 
 def inspecting(arguments: argparse.Namespace) -> AbstractContextManager[Report]:
-    """Within the block launches are looked at as the flags ask; they are in the report.
+    """Within the block, inspect launches as the flags request; results are in the report.
 
-    Kernels that are compiled within it have line information, where the user has not decided
-    otherwise. Raises ValueError at once for flags that do not fit each other.
+    Kernels compiled within the block have line information, unless the user decided otherwise.
+    Raises ValueError at once for conflicting flags.
     """
     nothing = not (arguments.dump or arguments.at or arguments.watch or arguments.last)
     wanted = None if nothing else inspection_of(arguments)
@@ -178,7 +179,7 @@ def _said(name: str) -> Callable[[str], Any]:
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
-    """--check, --strict and --check-json, in a group of their own."""
+    """Add --check, --strict and --check-json, in a separate group."""
     group = parser.add_argument_group("checker")
     group.add_argument(
         "--check",
@@ -217,11 +218,11 @@ def wanted(arguments: argparse.Namespace) -> bool:
 def checking(
     arguments: argparse.Namespace, out: TextIO | None = None, *, at_once: bool = False
 ) -> Iterator[Report]:
-    """Within the block launches are checked as the options ask, and are in the report.
+    """Within the block, check launches as the options request and add them to the report.
 
-    At the end the findings are printed to `out` (stdout) and written, also where the block raises.
-    Until then each is told as it arises, see `told_at_once`; to `out` where that is asked for by
-    `at_once`. Nothing happens where no option asks.
+    At the end, even after an exception, the findings are printed to `out` (stdout) and written.
+    Until then each is reported as it arises, see `told_at_once`, and to `out` with `at_once`.
+    Without such options nothing happens.
     """
     if not wanted(arguments):
         yield Report()
@@ -246,15 +247,20 @@ def checking(
 
 
 def partial_path(path: Path) -> Path:
-    """Where findings go before `write_json` writes the report to `path`, which removes it: if the
-    process dies, they are there."""
+    """Return the path of partial findings, which survive if the process dies.
+
+    `write_json` removes that file when it writes the report to `path`.
+    """
     return path.with_name(path.name + ".partial")
 
 
 @contextmanager
 def told_at_once(path: Path | None, out: TextIO | None) -> Iterator[None]:
-    """Within the block each finding is told as it arises: as a line of JSON in `partial_path` that
-    the system keeps before the launch goes on, and as a line of text to `out`."""
+    """Within the block, report each finding as it arises.
+
+    It is a line of JSON in `partial_path`, which the system keeps before the launch continues, and
+    a line of text to `out`.
+    """
     with ExitStack() as stack:
         if path:
             for old in (path, partial_path(path)):  # of an earlier run
@@ -281,7 +287,7 @@ def _records_to(path: Path, stack: ExitStack) -> Hearer:
 
 
 def _lines_to(out: TextIO) -> Hearer:
-    """Prints a line for each finding whose like has not been printed."""
+    """Return a hearer that prints a line for each new kind of finding."""
     known: set[object] = set()
 
     def hear(_: str, what: Finding | str) -> None:
@@ -293,7 +299,10 @@ def _lines_to(out: TextIO) -> Hearer:
 
 
 def _told_as(finding: Finding) -> object:
-    """Of what only the manual asks for, one line tells of all; the report at the end lists them."""
+    """Return the key under which a finding is reported once.
+
+    Notes with the same missing instruction share one line; the final report lists them all.
+    """
     return (MANUAL, finding.missing) if finding.check == MANUAL else finding.place
 
 

@@ -56,7 +56,7 @@ def stubbed_cuda() -> Iterator[None]:
 
 
 def _benchmarks(module: Any, function: Callable[..., float]) -> dict[str, Any]:
-    """Those that this version of the module has."""
+    """Map to `function` those benchmarks that this version of the module has."""
     return dict.fromkeys({"benchmark", "_benchmark_for_autotune"} & {*vars(module)}, function)
 
 
@@ -124,7 +124,7 @@ def _say_that_time_is_nominal() -> None:
 
 
 def nominal_time() -> float:
-    """What a measurement answers; the first one says that it is none."""
+    """Return a nominal time for a measurement; the first call warns that it is not real."""
     _say_that_time_is_nominal()
     return MEANINGLESS_TIME
 

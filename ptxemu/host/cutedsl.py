@@ -44,8 +44,10 @@ def call(
 
 
 def positional(compiled: Any, launcher: Launcher) -> Any:
-    """A tvm-ffi function that calls the host function, for whoever calls it by its handle: other
-    languages, and what the DSL itself makes of it."""
+    """Return a tvm-ffi function that calls the host function.
+
+    It serves callers by handle: other languages, and the DSL's wrappers.
+    """
     import tvm_ffi
 
     def call_positional(*args: Any) -> None:
@@ -70,7 +72,7 @@ def _function(program: HostProgram, name: str) -> Any:
 
 
 def _with_keywords(compiled: Any, function: Any) -> Any:
-    """`function` behind the wrapper that the DSL made for keywords, defaults and dataclasses."""
+    """Wrap `function` in the DSL's wrapper for keywords, defaults and dataclasses."""
     if not hasattr(compiled, "_kwargs_wrapper"):
         return function
     wrapper = compiled._kwargs_wrapper

@@ -1,8 +1,8 @@
-"""CPU tensors presented as CUDA device memory, which DSL host code insists on.
+"""CPU tensors presented as CUDA device memory, which DSL host code requires.
 
-The DSL compiles a tensor argument to a generic or a global-memory pointer by the device type in its
-DLPack struct, and refuses TMA and many copies on generic ones; tvm-ffi host code checks the type at
-each call. So the struct says CUDA while the pointer in it is a host address.
+The DSL compiles a tensor argument to a generic or a global-memory pointer, by the device type in
+its DLPack struct. It refuses TMA and many copies on generic pointers. tvm-ffi host code checks the
+type at each call. The struct therefore contains CUDA, while its pointer is a host address.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def cpu_as_device() -> Iterator[None]:
 
 @contextmanager
 def presented(values: Iterable[Any]) -> Iterator[None]:
-    """While active, the DSL tensors among `values`, made from CPU memory before, say CUDA."""
+    """Within the block, present DSL tensors among `values`, made from CPU memory, as CUDA."""
     with ExitStack() as stack:
         for value in values:
             for device_type in _device_types_of(value):
@@ -78,7 +78,7 @@ def presented(values: Iterable[Any]) -> Iterator[None]:
 
 
 def _device_types_of(value: Any) -> Iterator[ctypes.c_int32]:
-    """Where a tensor of `from_dlpack` keeps its device type: in its capsule and tvm-ffi tensor."""
+    """Yield the device types of a tensor of `from_dlpack`: in its capsule and tvm-ffi tensor."""
     fields = getattr(value, "__dict__", {})
     if "_dlpack_data" in fields:
         yield _device_type(fields["_dlpack_data"])

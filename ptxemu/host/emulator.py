@@ -16,8 +16,8 @@ from ptxemu.options import Options
 from ptxemu.report import LaunchReport, Report
 from ptxemu.watch import adapted
 
-# The machine code that a host module hands to the CUDA runtime: an ELF file, or a fat binary with
-# one in it. It is not executed here; who records a launch wants to read it.
+# The machine code that a host module passes to the CUDA runtime: an ELF file, or a fat binary that
+# contains one. It is not executed here; recordings need it.
 
 _ELF, _FAT_BINARY = b"\x7fELF", b"\x50\xed\x55\xba"
 _FAT_HEADER = 16  # bytes; the size of what follows is in the last 8
@@ -26,7 +26,7 @@ _MOST = 1 << 30  # bytes
 
 
 def cubin_at(address: int) -> bytes:
-    """The ELF file at an address, b"" where there is none."""
+    """Return the ELF file at an address, or b""."""
     head = ctypes.string_at(address, 4) if address else b""
     if head == _ELF:
         return ctypes.string_at(address, _elf_size(ctypes.string_at(address, 64)))
@@ -42,17 +42,17 @@ def cubin_at(address: int) -> bytes:
 
 
 def _elf_size(header: bytes) -> int:
-    """Where its last table ends."""
+    """Return the size of an ELF file, which ends with its last table."""
     program, sections = struct.unpack_from("<QQ", header, 32)
     program_size, programs, section_size, count = struct.unpack_from("<4H", header, 54)
     return max(program + program_size * programs, sections + section_size * count)
 
 
 class Emulator:
-    """A launcher for `cutedsl.run` and `intercepted`; `report` grows by each launch.
+    """Launcher for `cutedsl.run` and `intercepted`; each launch adds to `report`.
 
-    whole_process: a kernel may touch every mapping of the process; else what is known to be
-    allocated (`host.allocations`), which takes torch.
+    whole_process: a kernel may access every mapping of the process; else only known allocations
+    (`host.allocations`), which needs torch.
     """
 
     def __init__(self, options: Options | None = None, *, whole_process: bool = False) -> None:

@@ -22,15 +22,20 @@ _MISSING_PTX = (
 class HostCode(Protocol):
     """Host code of a compiled function, not yet linked.
 
-    ptx: the kernels that it launches, '' where there is none. name: of the function.
+    Attributes:
+        ptx: Kernels that it launches, '' if there are none.
+        name: Name of the function.
     """
 
     ptx: str
     name: str
 
     def link(self, bind: Callable[[Iterable[str]], dict[str, int]]) -> Callable[[str], int]:
-        """Make it executable: bind(undefined names) -> addresses of those that are the CUDA
-        runtime's. Returns what finds the entry of a function that takes an array of pointers."""
+        """Make the code executable.
+
+        bind maps undefined names to addresses of the CUDA runtime's functions among them. Returns a
+        function that finds the entry of a function, which accepts an array of pointers.
+        """
         ...
 
 
@@ -46,7 +51,7 @@ class DslCode:
         self._module = compiled.ir_module
 
     def link(self, bind: Callable[[Iterable[str]], dict[str, int]]) -> Callable[[str], int]:
-        """As `HostCode.link`; the engine lives as long as what is returned."""
+        """Link as `HostCode.link`; the engine lives as long as the returned function."""
         from cutlass._mlir.execution_engine import ExecutionEngine
 
         if not hasattr(ExecutionEngine, "init"):  # before 4.8 it links what runs first and last
@@ -84,7 +89,7 @@ class HostProgram:
         return run.results
 
     def _load_kernels(self) -> None:
-        """As the DSL does before the first call: load the library, then its kernels."""
+        """Load the library, then its kernels, as the DSL does before the first call."""
         if not self._has_kernels:
             return
         library, device, code = ctypes.c_void_p(), ctypes.c_int32(0), ctypes.c_int32(0)
@@ -94,7 +99,7 @@ class HostProgram:
         self._packed("cuda_load_to_device")(*by_address)
 
     def _packed(self, name: str) -> Any:
-        """A function of the engine that takes the addresses of its arguments and of its result."""
+        """Return an engine function that accepts the addresses of its arguments and result."""
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.lookup(name))
         return lambda *addresses: function((ctypes.c_void_p * len(addresses))(*addresses))
 
@@ -104,7 +109,7 @@ def _address(pointer: Any) -> int | None:
 
 
 def _drop_destructors(module: Any) -> None:
-    """Of the library of kernels, which needs no unloading here."""
+    """Drop the destructors of the kernel library, which is not unloaded here."""
     for operation in [*module.body.operations]:
         if operation.operation.name == "llvm.mlir.global_dtors":
             operation.operation.erase()
@@ -141,7 +146,7 @@ def ptx_of(compiled: Any) -> str:
 
 
 def _embedded_ptx(module: Any) -> str:
-    """PTX in place of a cubin among the module's global constants ('' where there is none)."""
+    """Return PTX in place of a cubin among the module's global constants, or ''."""
     for operation in module.body.operations:
         if operation.operation.name == "llvm.mlir.global" and "value" in operation.attributes:
             data = getattr(operation.attributes["value"], "value_bytes", b"")

@@ -1,4 +1,4 @@
-"""This process as one with a B200 whose launches are emulated: for a script, or for a while."""
+"""Present this process as one with a B200 whose launches are emulated: for a script or a block."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PREFIXES = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
 
 @contextmanager
 def machine_with_gpu(launcher: Launcher) -> Iterator[None]:
-    """While active, this process looks like one with a B200 whose launches go to `launcher`.
+    """Within the block, present this process as one with a B200; launches go to `launcher`.
 
-    Imports torch and the DSL. What the environment says of the DSL's target and dumps stays;
-    processes that are started meanwhile inherit the rest from it.
+    Imports torch and the DSL. Environment settings for the DSL's target and dumps are kept.
+    Processes started within the block inherit the others.
     """
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
@@ -42,8 +42,11 @@ def machine_with_gpu(launcher: Launcher) -> Iterator[None]:
 
 @contextmanager
 def pretended_as_needed(launcher: Launcher) -> Iterator[None]:
-    """As `machine_with_gpu`, but torch and the DSL are changed only once they are imported, which
-    may be long before or within the block; and what is compiled within it has lines of Python."""
+    """Pretend as `machine_with_gpu`, but change torch and the DSL only once they are imported.
+
+    The import may come long before the block or within it. Kernels compiled within the block have
+    lines of Python.
+    """
     with ExitStack() as stack:
         then = {
             "torch": lambda: _pretend_for_torch(stack),
@@ -71,15 +74,20 @@ def _pretend_for_dsl(stack: ExitStack, launcher: Launcher, *, lines: bool = Fals
 
 @cache
 def dump_folder() -> str:
-    """Where the DSL leaves its PTX, as long as this process lives: a kernel that one test compiles
-    another one may launch."""
+    """Return the folder for the DSL's PTX, which exists as long as this process.
+
+    One test may launch a kernel that another test compiled.
+    """
     folder = tempfile.mkdtemp(prefix="ptxemu-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _dsl_environment() -> dict[str, str]:
-    """What makes the DSL target sm_100a and keep its PTX, besides what the user has set."""
+    """Return variables that make the DSL target sm_100a and keep its PTX.
+
+    Values that the user has set are kept.
+    """
     values = {}
     for prefix in _PREFIXES:
         kept = {*filter(None, os.environ.get(f"{prefix}_KEEP", "").split(",")), "ptx"}
@@ -91,7 +99,7 @@ def _dsl_environment() -> dict[str, str]:
 
 @contextmanager
 def _dsl_settings(lines: bool) -> Iterator[None]:
-    """The same for a DSL that has read its environment before, as it does when it is imported."""
+    """Apply the settings to a DSL that read its environment when it was imported."""
     from cutlass import cutlass_dsl
 
     with ExitStack() as stack:

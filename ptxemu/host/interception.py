@@ -1,4 +1,4 @@
-"""Every call of a compiled DSL function, explicit or through `@cute.jit`, sent to a launcher."""
+"""Send every call of a compiled DSL function, explicit or through `@cute.jit`, to a launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_EXPORTED = "ptxemu: what is exported has no PTX, so kernels that are emulat
 
 
 class _Executor:
-    """What `compiled.to(device)` gives: callable like the DSL's own executor."""
+    """Result of `compiled.to(device)`: callable like the DSL's executor."""
 
     def __init__(self, compiled: Any, launcher: Launcher) -> None:
         self._compiled = compiled

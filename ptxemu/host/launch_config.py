@@ -1,4 +1,4 @@
-"""What a kernel launch says: the CUDA runtime's launch structure decoded into a `LaunchRequest`."""
+"""Decode the CUDA runtime's launch structure into a `LaunchRequest`."""
 
 from __future__ import annotations
 
@@ -62,12 +62,14 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """One kernel launch as the host code asked for it.
+    """A kernel launch as the host code requested it.
 
-    `params` holds the raw little-endian bytes of each kernel parameter in order, copied at launch;
-    pointers in them are host addresses and a tensor map is its 128 bytes. `cluster`: None where
-    the host names none. `image`: the address of the machine code that the host code has loaded, see
-    `device_code`. `non_portable`: whether the host has allowed clusters of more than 8 CTAs.
+    Attributes:
+        cluster: None if the host sets none.
+        params: Raw little-endian bytes of each kernel parameter in order, copied at launch.
+            Pointers are host addresses; a tensor map is its 128 bytes.
+        image: Address of the machine code that the host code loaded, see `device_code`.
+        non_portable: Whether the host allows clusters of more than 8 CTAs.
     """
 
     ptx: str
@@ -159,7 +161,7 @@ def may_be_large(config: LaunchConfig, attributes: dict[int, int]) -> bool:
 
 
 def _attributes(raw: dict[int, bytes]) -> LaunchAttributes:
-    """Only the first four bytes of a flag are written by the host code; the rest is stale stack."""
+    """Decode attributes; a flag has four valid bytes, the rest of its field is stale stack."""
 
     def number(identifier: int) -> int:
         return struct.unpack_from("<i", raw.pop(identifier))[0] if identifier in raw else 0

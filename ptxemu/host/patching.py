@@ -1,4 +1,4 @@
-"""What this process sees changed for a while: attributes, environment, imports, threads."""
+"""Temporary changes to this process: attributes, environment, imports, threads."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """The loader `own`, with `act` behind it; the module does not learn of it."""
+    """Loader that calls `act` after the loader `own`; the module does not see it."""
 
     def __init__(self, own: Loader, act: Callable[[], None]) -> None:
         self._own = own
@@ -111,14 +111,14 @@ class _Loader(Loader):
 
 # Threads that a program starts while it is run as if it had a GPU.
 #
-# Python gives a new thread an empty context, and torch gives it no function mode. So its launches
-# would go past whoever watches, and its tensors would be asked for on a GPU.
+# Python gives a new thread an empty context, and torch gives it no function mode. Without this
+# module, watchers would miss its launches, and its tensors would be requested on a GPU.
 
 
 @contextmanager
 def threads_within(entered: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """While active, a thread that starts runs within `entered()`, in a copy of the context of
-    whoever starts it."""
+    """Within the block, run each started thread within `entered()`, in a copy of its starter's
+    context."""
     start = threading.Thread.start
 
     def start_within(self: threading.Thread) -> None:

@@ -1,8 +1,8 @@
 """The CUDA runtime as lowered host code sees it: one ctypes callback per symbol that it calls.
 
-The DSL lowers a host function to LLVM that calls `_cudaLaunchKernelEx` and about twenty relatives,
-normally found in its runtime library. Here they are Python: loading a library hands out handles,
-device queries answer for a B200, and a launch goes to the launcher of the current `Run`.
+The DSL lowers a host function to LLVM that calls `_cudaLaunchKernelEx` and about twenty related
+functions of its runtime library. Here they are Python: loading a library returns handles, device
+queries describe a B200, and a launch goes to the launcher of the current `Run`.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def device_attribute(identifier: int, target: str = "") -> int:
 
 @dataclass
 class Run:
-    """One call of a host function: where its launches go, what they gave, and what went wrong.
+    """Call of a host function: its launcher, the launches' results, and an error.
 
-    As a context manager it makes itself the current run, the only one of the process; on exit it
-    raises the first exception of a callback in place of whatever the host code made of the error
-    code that it was given.
+    As a context manager it makes itself the current run, the only one of the process. On exit it
+    raises the first exception of a callback, in place of the host code's reaction to the error
+    code it was given.
     """
 
     launcher: Launcher
@@ -102,7 +102,7 @@ _CURRENT: ContextVar[Run | None] = ContextVar("ptxemu_run", default=None)
 
 
 class _Recorded:
-    """Keeps an exception of a callback for the current run: none may cross into compiled code."""
+    """Records an exception of a callback for the current run; none may enter compiled code."""
 
     def __enter__(self) -> None:
         pass
@@ -131,7 +131,7 @@ def _write_pointer(address: int, value: int) -> None:
 
 
 def _writes(value: int) -> Callable[..., None]:
-    """A query whose answer is always the same, to the first address that it is given."""
+    """Return a query that writes a constant to its first address."""
 
     def write(_: Any, address: int, *__: int) -> None:
         ctypes.c_int32.from_address(address).value = value
@@ -140,9 +140,9 @@ def _writes(value: int) -> Callable[..., None]:
 
 
 class RuntimeSymbols:
-    """The callbacks behind one host module, whose kernels are the entries of `ptx`.
+    """Callbacks of one host module, whose kernels are the entries of `ptx`.
 
-    They live as long as this object, which must outlive every engine that calls them.
+    They exist as long as this object, which must outlive every engine that calls them.
     """
 
     def __init__(self, ptx: str) -> None:
@@ -153,7 +153,7 @@ class RuntimeSymbols:
         self._callbacks: dict[str, Any] = {}
 
     def bind(self, undefined: Iterable[str]) -> dict[str, int]:
-        """Addresses for the undefined symbols that are the CUDA runtime's; others are not ours.
+        """Return addresses of the undefined symbols that belong to the CUDA runtime.
 
         A symbol of the runtime that is not emulated gets a callback that fails with its name.
         """
@@ -175,7 +175,7 @@ class RuntimeSymbols:
         }
 
     def _callback(self, function: Callable[..., Any], arguments: str) -> Any:
-        """Wrap a function as C: 0, or an error code where it raised."""
+        """Wrap a function for C: it returns 0, or an error code after an exception."""
 
         def guarded(*values: int) -> int:
             with _Recorded():
@@ -249,7 +249,8 @@ class RuntimeSymbols:
     @_symbol("cuda_dialect_assert_success", "i")
     @_symbol("cuda_dialect_print_on_error", "i")
     def _assert_success(self, code: int) -> None:
-        """Where the host code ignores a result; the callback that gave it has recorded why."""
+        """Raise an error for a code that the host code ignores; its callback recorded the
+        reason."""
         if code:
             raise RuntimeError(f"CUDA error {code}")
 
@@ -304,7 +305,7 @@ class RuntimeSymbols:
 
 
 def _set_ffi_error(message: str) -> None:
-    """Leave an error object behind: on an error return without one, tvm-ffi dereferences null."""
+    """Set an error object, since tvm-ffi dereferences null on an error return without one."""
     ctypes.CDLL(None).TVMFFIErrorSetRaisedFromCStr(b"RuntimeError", message.encode())
 
 

@@ -1,8 +1,8 @@
 """torch's matrix products with block scales, for scripts that compare their kernel with them.
 
-torch has them on CUDA alone. Scale factors come in the 128x4 layout of cuBLAS, torch's 32_4_4: that
-of row m and block k at (m / 128, k / 4, m % 32, m % 128 / 32, k % 4); those of the groups of a
-grouped product are one behind the other, each padded for itself.
+torch has them on CUDA only. Scale factors have the 128x4 layout of cuBLAS, torch's 32_4_4: the one
+of row m and block k is at (m / 128, k / 4, m % 32, m % 128 / 32, k % 4). Those of the groups of a
+grouped product are concatenated, each padded separately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TENSOR_WISE, _SWIZZLED = 0, 1  # its one scale for all; SwizzleType.SWIZZLE_32_
 
 
 def substitute(function: Any) -> Callable[..., Any] | None:
-    """What stands in for a function of torch, and is NotImplemented where torch is to answer."""
+    """Return the substitute for a torch function; it returns NotImplemented to defer to torch."""
     import torch
 
     name = getattr(function, "__name__", "")

@@ -74,9 +74,9 @@ def encode_tiled(*values: int) -> None:
 
 
 def encode_pixels(*values: int) -> None:
-    """The same of cuTensorMapEncodeIm2col. Corners have `rank - 2` int32, W first.
+    """Encode as cuTensorMapEncodeIm2col. Corners have `rank - 2` int32, W first.
 
-    The element stride of C is not used without interleaving, says the driver's manual.
+    The driver's manual documents that the element stride of C is unused without interleaving.
     """
     given = Im2colArguments(*values)
     if not MIN_RANK <= given.rank <= MAX_RANK:

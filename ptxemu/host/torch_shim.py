@@ -1,9 +1,9 @@
 """torch as if it had a CUDA device whose memory is the host's.
 
-Devices named 'cuda' become 'cpu' wherever a torch function takes one, `torch.cuda` answers for one
-idle B200, and new tensors lie in blocks as torch's CUDA allocator hands them out, multiples of 512
-bytes: what a kernel reads behind a tensor but inside its block is no other's memory on a GPU. The
-storage of a tensor is what was asked for, as with that allocator; `allocations` knows the rest.
+Devices named 'cuda' become 'cpu' wherever a torch function accepts one, and `torch.cuda` describes
+one idle B200. New tensors lie in blocks as those of torch's CUDA allocator, multiples of 512 bytes:
+on a GPU, a kernel that reads past a tensor but inside its block reads no other tensor. The storage
+of a tensor has the requested size, as with that allocator; `allocations` knows the rest.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Stream(_Idle):
 
 
 class _Profile(_Idle):
-    """torch.profiler.profile of a device that there is nothing to tell of."""
+    """Replacement for torch.profiler.profile, which records nothing."""
 
     step = _Idle._do_nothing
 
@@ -158,7 +158,7 @@ def _mode() -> Any:
 
 
 def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One torch call with devices rewritten, transfers made copies, new tensors in blocks."""
+    """Call torch with devices rewritten, transfers as copies, and new tensors in blocks."""
     import torch
 
     rewritten = tuple("cpu" if _is_cuda(argument) else argument for argument in args)
@@ -220,7 +220,7 @@ def _move_new(result: Any, existing: set[int]) -> None:
 
 
 def _in_a_block(tensor: Any) -> Any:
-    """Move the storage of a tensor to a block of its own, in place."""
+    """Move the storage of a tensor to a separate block, in place."""
     import torch
 
     storage = tensor.untyped_storage()

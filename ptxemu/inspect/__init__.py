@@ -24,7 +24,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """A command whose `--help` is asked for has flags of this package, and does not need numpy."""
+    """Import on first use: a command's `--help` needs this package's flags, but not numpy."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)

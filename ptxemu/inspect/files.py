@@ -61,7 +61,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def title(picture: Snapshot) -> str:
-    """Who came where, in one line."""
+    """Return one line: the place, the warp and the step."""
     who = f"warp {picture.warp} of cta{picture.cta}".replace(", ", ",")
     return f"{picture.at}: {who} (CTA {picture.cta_index}), step {picture.step}"
 
@@ -81,7 +81,7 @@ def _where(picture: Snapshot) -> str:
 
 
 def _shared_text(picture: Snapshot, shared: np.ndarray) -> str:
-    """Symbols, tiles, then bytes in hex; equal lines are told once, poison not at all."""
+    """Return symbols, tiles, then bytes in hex; equal lines appear once, poison never."""
     names = sorted((offset, name) for name, offset in picture.symbols.items())
     lines = [f"{offset:#08x}  {name}" for offset, name in names]
     lines += [
@@ -118,7 +118,7 @@ def _tensor_text(picture: Snapshot, views: dict[str, np.ndarray]) -> str:
 
 
 def instruction_text(picture: Snapshot) -> str:
-    """In one line, without tabs."""
+    """Return the instruction in one line, without tabs."""
     return " ".join(picture.instr.text.split())
 
 

@@ -1,4 +1,4 @@
-"""What is looked at in one launch: listeners and probes made, pictures kept, faults explained."""
+"""Inspection of one launch: listeners and probes, pictures, and explanations of faults."""
 
 from __future__ import annotations
 
@@ -25,11 +25,17 @@ _POINTER = 8  # bytes; the base address in a tensor map has as many
 
 
 class Inspection:
-    """Of one launch. listeners: for its machine. params: the packed kernel parameters. names: of
-    mbarriers, `Options.names`.
+    """Inspection of one launch.
 
-    snapshots: pictures in the order in which they were taken. paths: where they were written.
-    notes: what the user should know, such as a line that no instruction is from.
+    Args:
+        params: Packed kernel parameters.
+        names: Names of mbarriers, `Options.names`.
+
+    Attributes:
+        listeners: Listeners for the machine.
+        snapshots: Pictures in the order in which they were taken.
+        paths: Files to which they were written.
+        notes: Hints to the user, such as a line without instructions.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ class Recent(Listener):
         return f"{event.name}: {verb} {blocks}, {self._place(event)}"
 
     def _place(self, run: _Run) -> str:
-        """From its first line on; what waits does so at the beginning of a block."""
+        """Describe a run from its first line on; a wait is at the beginning of a block."""
         first, last = self._program.blocks[run.first].steps, self._program.blocks[run.last].steps
         if not (first and last):
             return f"from block {run.first} to {run.last}"

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def block_positions(
     start: int, rows: int, row_bytes: int, swizzle: Swizzle, pitch: int = 0
 ) -> np.ndarray:
-    """Where each byte of a matrix lies in shared memory, intp [row, byte].
+    """Return the position of each byte of a matrix in shared memory, intp [row, byte].
 
-    pitch: bytes from one row to the next; 0: the rows lie one behind the other. Rows longer than
-    the swizzle's span are cut into blocks of it, each of which holds all rows.
+    pitch: bytes from one row to the next; 0 for contiguous rows. Rows longer than the swizzle's
+    span are cut into blocks of that width, each of which holds all rows.
     """
     width = min(row_bytes, swizzle.span) if swizzle.bits else row_bytes
     byte = np.arange(row_bytes, dtype=np.intp)
@@ -40,7 +40,7 @@ def block_positions(
 
 
 def tile_positions(tm: TensorMap, start: int) -> np.ndarray:
-    """The same of a box that TMA moves, [row, byte]; dimension 1 of the box is the fastest row."""
+    """Return the positions of a TMA box, [row, byte]; dimension 1 of the box is the fastest row."""
     return block_positions(start, tm.rows, tm.smem_row_bytes, tm.swizzle, tm.pitch)
 
 
@@ -50,7 +50,7 @@ def tile_dtype(tm: TensorMap) -> str:
 
 
 def tile_shape(tm: TensorMap) -> tuple[int, ...]:
-    """Of the box as a tensor of `tile_dtype`, the contiguous dimension last."""
+    """Return the shape of the box as a tensor of `tile_dtype`, the contiguous dimension last."""
     size, _ = ELEMENTS[tile_dtype(tm)]
     return (*reversed(tm.box[1:]), tm.smem_row_bytes // size)
 
@@ -62,7 +62,7 @@ def tensor_memory(cells: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def text_of(matrix: np.ndarray, title: str) -> str:
-    """A matrix as lines, its rows numbered; leading dimensions are told in front of the row."""
+    """Return a matrix as lines with numbered rows, prefixed by the leading indices."""
     rows = matrix.reshape(-1, matrix.shape[-1]) if matrix.ndim > 1 else matrix.reshape(1, -1)
     outer = matrix.shape[:-1]
     form = _number if rows.dtype.kind == "f" else str
@@ -84,12 +84,15 @@ _EXPONENT = 12  # decimal, of what may be meant as f32
 
 @dataclass
 class Write:
-    """One write.
+    """A write to a watched range.
 
-    agent       such as "warp 4 of cta(0,0,0)" or "TMA, issued by ...".
-    first, last what it reached of the watched range, which begins at `low`.
-    value       the whole range after it: bytes, uint8; of tensor memory cells, uint32 [column,
-                lane]. None until it is read back.
+    Attributes:
+        agent: Such as "warp 4 of cta(0,0,0)" or "TMA, issued by ...".
+        first: First byte written in the watched range.
+        last: Last byte written in it.
+        low: Begin of the watched range.
+        value: Whole range after the write: bytes as uint8, or cells of tensor memory as uint32
+            [column, lane]. None until it is read back.
     """
 
     order: int
@@ -103,7 +106,7 @@ class Write:
 
     @property
     def source(self) -> str:
-        """Such as "file.py:257"; "" without line information."""
+        """Place such as "file.py:257"; "" without line information."""
         return self.instr.source if self.instr else ""
 
     def __str__(self) -> str:
@@ -137,7 +140,7 @@ def short_text(instr: Instr) -> str:
 
 
 def words_text(words: np.ndarray) -> str:
-    """In hex, and as f32 where they look like such: 32 bits, of a magnitude that people use."""
+    """Format words in hex, and also as f32 if they are 32 bits of a plausible magnitude."""
     text = " ".join(f"{int(word):#x}" for word in words)
     if words.dtype.itemsize != 4:
         return text
@@ -150,7 +153,7 @@ def words_text(words: np.ndarray) -> str:
 
 
 def _ranges(lanes: Iterable[int]) -> str:
-    """Of 0, 1, 2, 3, 7 "0..3,7"."""
+    """Format lane numbers as ranges: 0, 1, 2, 3, 7 gives "0..3,7"."""
     runs: list[list[int]] = []
     for lane in sorted(set(lanes)):
         if runs and lane == runs[-1][1] + 1:
@@ -169,7 +172,7 @@ class Brought(NamedTuple):
 
 
 class Tiles(Listener):
-    """Of every CTA of a launch, by offset in shared memory."""
+    """Tiles of every CTA of a launch, by offset in shared memory."""
 
     def __init__(self) -> None:
         self._of: dict[Cta, dict[int, Brought]] = {}
@@ -208,14 +211,16 @@ class Register:
 
     @property
     def bits(self) -> np.ndarray:
-        """The same as unsigned integers."""
+        """Values as unsigned integers."""
         if self.values.dtype == np.bool_:
             return self.values.astype(np.uint8)
         return self.values.view(f"u{self.values.dtype.itemsize}")
 
     def number(self, lanes: np.ndarray) -> Any:
-        """For a condition: floats where declared so, else unsigned bits (of 128 the lower 64); one
-        number where all lanes agree."""
+        """Return the value for a condition; one number if all lanes agree.
+
+        It is a float if declared so, else unsigned bits (the lower 64 of 128).
+        """
         width = self.values.dtype.itemsize
         found = self.bits.view(f"f{width}") if self.declared in ("f32", "f64") else self.bits
         found = found[lanes] if found.ndim == 1 else found[lanes, 0]
@@ -224,8 +229,13 @@ class Register:
 
 @dataclass(frozen=True)
 class Tile:
-    """A matrix in shared memory, swizzle undone. `values`: what numpy has for the element type;
-    positions: where each byte lies in shared memory, [row, byte]. origin: how it is known."""
+    """A matrix in shared memory, swizzle undone.
+
+    Attributes:
+        values: Elements in numpy's type for `dtype`.
+        positions: Position of each byte in shared memory, [row, byte].
+        origin: How the tile is known.
+    """
 
     name: str
     dtype: str
@@ -241,15 +251,23 @@ class Tile:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What `Stop` asked for, when a warp came to its line and before that is executed.
+    """Picture that a `Stop` requested, taken when a warp reached its line, before execution.
 
-    at          the stop's line; source, instr: the instruction that is next.
-    cta, cta_index, warp, lanes  who came; lanes as a bit mask. step: arrivals of this warp before.
-    shared      bytes of the CTA's shared memory, uint8. symbols: name -> offset there.
-    tensor      cells of tensor memory, uint32 [column, lane]; allocations: first column -> number.
-    registers   by name; operands: those of the instruction, others are live or of `when`.
-    tiles       named regions, then what TMA has brought to or taken from shared memory.
-    writes      histories of watches until then, by title.
+    Attributes:
+        at: Line of the stop.
+        instr: Next instruction.
+        cta, cta_index, warp: Warp that reached the line.
+        lanes: Its active lanes, a bit mask.
+        step: Earlier arrivals of this warp.
+        source: Python line of the instruction.
+        shared: Bytes of the CTA's shared memory, uint8.
+        symbols: Offset there of each name.
+        tensor: Cells of tensor memory, uint32 [column, lane].
+        allocations: Number of columns, by first column.
+        registers: By name, live or used in `when`, as well as operands.
+        operands: Names of the instruction's registers.
+        tiles: Named regions, then tiles that TMA loaded to or stored from shared memory.
+        writes: Histories of watches so far, by title.
     """
 
     at: str
@@ -275,7 +293,7 @@ class Snapshot:
         return self.step, self.cta_index, self.warp
 
     def tile(self, name: str) -> Tile:
-        """By its name; raises KeyError with the names that there are."""
+        """Return a tile by its name; raise KeyError, which lists the names, if there is none."""
         for found in self.tiles:
             if found.name == name:
                 return found
@@ -289,7 +307,10 @@ class Snapshot:
 
 
 def register(name: str, declared: str, types: tuple[str, ...], values: Any) -> Register:
-    """From what generated code holds: one value, or low and high half; scalars or 32 lanes."""
+    """Make a register from values of generated code.
+
+    values: one value, or low and high half; each a scalar or 32 lanes.
+    """
     arrays = []
     for type_, value in zip(types, values, strict=True):
         dtype: Any = GLOBALS[DTYPE[type_]]
@@ -321,7 +342,7 @@ def named_tile(shared: np.ndarray, region: Region) -> Tile:
 
 
 def moved_tile(shared: np.ndarray, offset: int, brought: Brought) -> Tile:
-    """What a TMA operation moved, as the shared memory holds it now."""
+    """Return the tile of a TMA operation, with the current contents of shared memory."""
     tm, dtype = brought.tm, tile_dtype(brought.tm)
     positions = tile_positions(tm, offset)
     values = formats.decoded(shared[positions], dtype).reshape(tile_shape(tm))

@@ -1,4 +1,4 @@
-"""Takes the pictures: finds the instructions of a line, counts who comes, copies what is asked."""
+"""Take pictures: find the instructions of a line, count arrivals, copy what is requested."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from ptxemu.syntax.tree import Addr, Args, Instr, Not, Pair, Reg, Vec
 if TYPE_CHECKING:
     from ptxemu.machine.state import Cta, Warp
 
-# Which instructions a line stands for, and where a warp enters and leaves it.
+# Instructions of a line, and where a warp enters and leaves it.
 #
-# A line is mostly many instructions, in several blocks. A warp arrives at it with the first of them
-# after one of another line; so an instruction of the line has a probe before it unless the line
-# goes on from the one before, and the first instruction behind has one that tells of the departure.
+# A line mostly has many instructions, in several blocks. A warp arrives with the first of them
+# after one of another line. An instruction of the line therefore has a probe before it unless the
+# previous one is of the line too. The first instruction after the line has a probe for the
+# departure.
 
 _REACH = 10  # lines within which a line without instructions is moved
 _NAME = 60  # characters of a kernel's name
@@ -58,7 +59,7 @@ def registers_of(operand: object) -> list[str]:
 
 
 def live_before(program: Program, index: int, position: int) -> set[str]:
-    """Registers whose values are still needed at a step of a block."""
+    """Return registers whose values are still needed at a step of a block."""
     block = program.blocks[index]
     live = set(block.live_out) | set(registers_of(block.guard))
     for step in reversed(block.steps[position:]):
@@ -74,8 +75,13 @@ def live_before(program: Program, index: int, position: int) -> set[str]:
 
 @dataclass(frozen=True)
 class Probe:
-    """A place in the code. `arrives`: at a stop's line, else behind it. operands: registers of the
-    instruction; names: those, the live ones if asked for, and what the condition needs."""
+    """A place in the code.
+
+    Attributes:
+        arrives: Whether it is at a stop's line, not after it.
+        operands: Registers of the instruction.
+        names: The operands, live registers if requested, and registers of the condition.
+    """
 
     stop: int
     arrives: bool
@@ -85,7 +91,7 @@ class Probe:
 
 
 class Probes:
-    """Of one program. `place` is what a `Program` calls before it lowers each step of a block."""
+    """Probes of one program. A `Program` calls `place` before it lowers each step of a block."""
 
     def __init__(self, program: Program, stops: tuple[Stop, ...]) -> None:
         self.program = program
@@ -97,10 +103,10 @@ class Probes:
             self._find(number, stop)
 
     def place(self, lower: Lower, position: int) -> None:
-        """Add the probes that stand before a step."""
+        """Add the probes before a step."""
         for number in self._at.get((lower.block.index, position), ()):
             probe = self.probes[number]
-            # What a tcgen05.ld has yet to bring is not waited for, as a use of it would.
+            # Unlike a use, a probe does not wait for the pending result of a tcgen05.ld.
             text, values = _register_list(lower, probe.names)
             node = Node(
                 f"for each in w.listeners: each.probed(w, {number}, {text})",
@@ -167,7 +173,7 @@ class Probes:
         self.probes.append(probe)
 
     def _nothing_at(self, at: str) -> str:
-        """Why there is no instruction, with the nearest lines that have one."""
+        """Describe why there is no instruction, with the nearest lines that have one."""
         name = self.name
         path, _, line = at.rpartition(":")
         if path == "ptx":
@@ -215,8 +221,12 @@ def _register_list(lower: Lower, names: tuple[str, ...]) -> tuple[str, tuple[Val
 
 
 class Stops(Listener):
-    """Of one launch. taken(snapshot) is called with each picture; histories() gives what watches
-    know at that moment."""
+    """Stops of one launch.
+
+    Args:
+        taken: Called as taken(snapshot) with each picture.
+        histories: Called as histories() for the watches' current state.
+    """
 
     def __init__(
         self,
@@ -324,7 +334,7 @@ class Stops(Listener):
         return (*named, *moved)
 
     def summary(self) -> list[str]:
-        """What the user should know besides the pictures."""
+        """Return hints to the user in addition to the pictures."""
         lines = [*self.probes.missing, *self.problems]
         for number, stop in enumerate(self.stops):
             came, fitting = self.arrivals[number], self.pictures[number]
@@ -340,7 +350,7 @@ class Stops(Listener):
 
 
 def cta_index(cta: Cta) -> int:
-    """Of a CTA in its grid, x fastest."""
+    """Return the index of a CTA in its grid, x fastest."""
     (x, y, z), (gx, gy, _) = cta.ctaid, cta.machine.shape.grid
     return x + gx * (y + gy * z)
 

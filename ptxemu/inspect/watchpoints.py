@@ -1,8 +1,8 @@
-"""Who wrote to a range, in order: listens to every way in which memory is written.
+"""Writes to a range, in order: listens to every way in which memory is written.
 
-An event comes right before the write, so what was written is read back before the next write to the
-range, or when somebody asks. A tcgen05.st of the adversarial policy lands later than it is told of;
-its value is what the columns hold when that is asked.
+An event comes right before the write. The written value is therefore read back before the next
+write to the range, or on request. A tcgen05.st of the adversarial policy lands later than its
+event; its value is the content of the columns when it is requested.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class History:
-    """The writes to one watch in one place: a CTA's memory, or global memory (cta None)."""
+    """Writes to one watch in one place: a CTA's memory, or global memory (cta None)."""
 
     watch: Watch
     low: int
@@ -62,7 +62,7 @@ class History:
         return self.watch.title + (f" of {self.cta.name()}" if self.cta else "")
 
     def lines(self) -> list[str]:
-        """As text, the newest last."""
+        """Return the history as text, the newest write last."""
         head = f"writes to {self.title}: {self.count}"
         if self.count > len(self.writes):
             head += f", the last {len(self.writes)}"
@@ -70,8 +70,14 @@ class History:
 
 
 class Watchpoints(Listener):
-    """Of one launch. pointers(parameter): the address that a kernel parameter begins with, or a
-    ValueError. problems: watches that this kernel has no such memory for, in words."""
+    """Watchpoints of one launch.
+
+    Args:
+        pointers: Returns the address at the beginning of a kernel parameter, or raises ValueError.
+
+    Attributes:
+        problems: Descriptions of watches whose memory this kernel does not have.
+    """
 
     every_lane = True
 

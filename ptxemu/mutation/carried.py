@@ -1,9 +1,9 @@
-"""Which pairs of accesses an instruction orders, and what orders them in its mutant.
+"""Pairs of accesses that an instruction orders, and what orders them in its mutant.
 
-A run under the checker keeps, of each warp, at which line it came to know what: that its own lanes
-have met, or that something of another component is ordered. The witness of two conflicting accesses
-is the line where the warp of the later one came to know of the earlier one. Accesses of one lane
-need none; those of two clusters have none here (`Carried.abroad`).
+A run under the checker records for each warp at which line it learned what: that its lanes have
+synchronised, or that something of another component is ordered. The witness of two conflicting
+accesses is the line where the warp of the later one learned of the earlier one. Accesses of one
+lane need no witness. Accesses of two clusters have none here (`Carried.abroad`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ptxemu.check.shadow import OnRace, Shadow, unordered
 from ptxemu.syntax.tree import Instr
 
 _TELLING = ("learn", "know", "together", "together_some", "fence", "fence_tensor")
-# What order a warp is told by, and by nothing else than what it tells is it of use.
+# Operations that inform a warp, and whose only use is the knowledge they give.
 _ORDERING = ("mbarrier.try_wait", "mbarrier.test_wait", "bar.", "barrier.", "cp.async.wait")
 _TOLD = "mbarrier.arrive"
 _SHOWN = 3  # pairs, of all
@@ -37,17 +37,24 @@ UNREACHED = "orders no two accesses of this problem"
 
 @dataclass
 class Carried:
-    """pairs: (line of the earlier access, of the later one) -> lines that order the two, 0 for
-    none; abroad: some accesses were compared with those of another cluster."""
+    """Pairs of accesses that a run ordered.
+
+    Attributes:
+        pairs: (line of the earlier access, of the later one) -> lines that order the two, 0 for
+            none.
+        abroad: Whether some accesses were compared with those of another cluster.
+    """
 
     pairs: dict[tuple[int, int], set[int]] = field(default_factory=lambda: defaultdict(set))
     abroad: bool = False
 
 
 def instead(kernel: Carried, mutant: Carried, changed: Instr) -> str:
-    """What orders in the mutant what the changed instruction orders in the kernel, or UNREACHED; ''
-    where neither is known. What an arrival tells shows in the waits: other lines order pairs then,
-    or none does."""
+    """Return what orders in the mutant what the changed instruction orders in the kernel.
+
+    Returns UNREACHED if the changed instruction orders nothing, '' if that is unknown. The effect
+    of an arrival shows in the waits: other lines order pairs in the mutant, or none does.
+    """
     if kernel.abroad or mutant.abroad:
         return ""
     if changed.opcode.startswith(_ORDERING):
@@ -68,7 +75,7 @@ def instead(kernel: Carried, mutant: Carried, changed: Instr) -> str:
 
 
 class _Witnesses:
-    """Of the launch that runs."""
+    """Witnesses of the running launch."""
 
     def __init__(self) -> None:
         self.found = Carried()

@@ -1,4 +1,5 @@
-"""All classes of mutation: what each does to which instructions. Sections are of the PTX ISA."""
+"""All classes of mutation: the change, and the changed instructions. Sections are of the PTX
+ISA."""
 
 from __future__ import annotations
 
@@ -38,8 +39,13 @@ from ptxemu.syntax.tree import Instr, Sym
 
 @dataclass(frozen=True)
 class MutationClass:
-    """What is done to which instructions; `section` of the manual describes them. same: when and
-    why a mutant means the same as its kernel."""
+    """A kind of mutation.
+
+    Attributes:
+        does: Change of the instructions.
+        section: Section of the manual that describes these instructions.
+        same: Condition and reason for a mutant to be equivalent to its kernel.
+    """
 
     name: str
     does: str
@@ -50,7 +56,7 @@ class MutationClass:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed place. `name` stays the same as long as the PTX does."""
+    """A changed place. `name` stays the same as long as the PTX does."""
 
     kind: MutationClass
     text: Text
@@ -66,7 +72,7 @@ class Mutant:
 
     @property
     def instruction(self) -> str:
-        """Its text in the kernel."""
+        """Text of the instruction in the kernel."""
         return " ".join(self.instr.text.split())
 
     @property
@@ -75,18 +81,18 @@ class Mutant:
 
     @property
     def equivalent(self) -> str:
-        """Why it means the same as the kernel; '' where it does not."""
+        """Reason why the mutant is equivalent to the kernel; '' if it is not."""
         return self.kind.same.reason if self.kind.same.rule(self.text, self.change) else ""
 
     @property
     def executed(self) -> bool:
-        """As far as a run has shown, the kernel comes to the instruction."""
+        """Whether the kernel reaches the instruction, as far as a run has shown."""
         lines = self.text.observed.executed
         return lines is None or self.instr.line in lines
 
 
 def mutants(text: Text, kinds: Iterable[MutationClass]) -> list[Mutant]:
-    """All mutants of a module, class by class, in the order of the text."""
+    """Return all mutants of a module, class by class, in the order of the text."""
     return [Mutant(kind, text, change) for kind in kinds for change in kind.operator(text)]
 
 
@@ -94,15 +100,17 @@ T = TypeVar("T")
 
 
 def sampled(found: Sequence[T], count: int, seed: int) -> list[T]:
-    """So many of them, the same for a seed, in their order."""
+    """Draw `count` items, kept in order and reproducible by `seed`."""
     numbers = random.Random(seed).sample(range(len(found)), min(count, len(found)))
     return [found[number] for number in sorted(numbers)]
 
 
 def late(earlier: str, release: str, *, early: bool = False) -> Operator:
-    """The last instruction that finds `earlier` before a `release`, with no other release between,
-    is executed behind it. early: it stays, as it has registers of a scope of its own, and the
-    release comes in front of it."""
+    """Move the last `earlier` instruction before each `release` to a place after it.
+
+    There must be no other release in between. early: the release moves up instead, if the
+    instruction has registers of its scope.
+    """
 
     def changes(text: Text) -> Iterator[Change]:
         candidates = [text.places[i.line] for i in text.find(earlier)]
@@ -121,8 +129,10 @@ def late(earlier: str, release: str, *, early: bool = False) -> Operator:
 
 
 def late_wait(wait: str, accesses: str) -> Operator:
-    """The wait comes behind the first access that follows it, unless another wait stands between
-    them. A wait in its place says yes at once."""
+    """Move a wait after the first access that follows it, unless another wait is between them.
+
+    The wait in its former place succeeds at once.
+    """
 
     def changes(text: Text) -> Iterator[Change]:
         waits = [text.places[i.line] for i in text.find(wait)]
@@ -149,8 +159,11 @@ def late_wait(wait: str, accesses: str) -> Operator:
 
 
 def can_sink(text: Text, start: int, end: int) -> bool:
-    """The instruction at `start` can be executed behind the one at `end`: the same lanes reach both
-    equally often, and what it reads and writes is left alone between them."""
+    """Whether the instruction at `start` can be executed after the one at `end`.
+
+    The same lanes must reach both equally often. The registers and memory that it reads and writes
+    must be unchanged between them.
+    """
     moved = text.body[start]
     first, last = _region(text, start), _region(text, end)
     if (first is None) != (last is None):
@@ -185,7 +198,7 @@ def _elected(text: Text, branch: int) -> bool:
 
 
 def _balanced(text: Text, begin: int, stop: int) -> bool:
-    """No branch leads into the stretch from `begin` to `stop`, out of it, or backwards."""
+    """Whether no branch leads into the stretch from `begin` to `stop`, out of it, or backwards."""
     inside = range(begin, stop + 1)
     labels = {item for item in text.body[begin : stop + 1] if isinstance(item, str)}
     for k, item in enumerate(text.body):

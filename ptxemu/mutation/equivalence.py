@@ -1,5 +1,6 @@
-"""Rules that tell, from the text or from a run of the kernel, that a mutant means the same as its
-kernel; below, what they argue. Sections are those of the PTX ISA manual.
+"""Rules that show a mutant to be equivalent to its kernel, by the text or by a run of the kernel.
+
+The arguments for them are below. Sections are those of the PTX ISA manual.
 """
 
 from __future__ import annotations
@@ -50,8 +51,11 @@ _LOADS = ("ld", "ldmatrix", "atom", "red", "wgmma")
 
 
 def waited_before(text: Text, change: Change) -> bool:
-    """A run has shown that the thread knows all that the wait tells; or on every path it has waited
-    for the same phase of the same mbarrier before, with address and parity as they are now."""
+    """Whether a wait gives the thread no new knowledge.
+
+    Either a run has shown this, or the thread has waited on every path for the same phase of the
+    same mbarrier before, with the current address and parity.
+    """
     if change.instr.line in text.observed.implied:
         return True
     place = text.places[change.instr.line]
@@ -88,8 +92,10 @@ def _origin(text: Text, base: object, offset: int) -> tuple[object, int]:
 
 
 def orders_only_writes(text: Text, change: Change) -> bool:
-    """Between the waits and barriers before and behind it the thread reads no memory, so that it
-    orders nothing but writes, of which each lane has its own."""
+    """Whether the thread reads no memory between the surrounding waits and barriers.
+
+    The instruction then orders only writes, and each lane has separate ones.
+    """
     place = text.places[change.instr.line]
 
     def stop(item: Instr) -> bool:
@@ -117,21 +123,21 @@ def registers_fenced(text: Text, change: Change) -> bool:
 
 
 def _fragments(item: Instr) -> set[Reg]:
-    """The registers of D and A of a wgmma; none of another instruction."""
+    """Return the registers of D and A of a wgmma; none for another instruction."""
     product = item.opcode.startswith("wgmma.mma_async")
     vectors = [each for each in item.operands[:2] * product if isinstance(each, Vec)]
     return {reg for vector in vectors for reg in vector.items if isinstance(reg, Reg)}
 
 
 def no_store_waits(text: Text, change: Change) -> bool:
-    """No tcgen05.st of the thread can be under way, or it waits for it again, see `done_again`."""
+    """Whether no tcgen05.st of the thread can be in progress, or `done_again` applies."""
     place, opcode = text.places[change.instr.line], change.instr.opcode
     since = before(text, place, lambda item: item.opcode == opcode)
     return done_again(text, change) or not any(i.opcode.startswith("tcgen05.st") for i in since)
 
 
 def unheard(text: Text, change: Change) -> bool:
-    """A run has shown that nobody waits for what it signals."""
+    """Whether a run has shown that nothing waits for the signal."""
     return change.instr.line in text.observed.unheard
 
 
@@ -139,8 +145,10 @@ _SHARED_WRITES = ("st", "red", "atom", "cp", "stmatrix", "mbarrier.arrive", "tcg
 
 
 def nothing_overwritten(text: Text, change: Change) -> bool:
-    """On no path behind it, or nowhere in a run, is anything written that a copy may still have to
-    read; or in a run no copy is under way."""
+    """Whether nothing is written later that a copy may still read.
+
+    This holds on all paths, or everywhere in a run; or no copy is in progress in a run.
+    """
     if change.instr.line in text.observed.last | text.observed.implied:
         return True
     place = text.places[change.instr.line]

@@ -1,5 +1,8 @@
-"""What a run of the kernel shows and its text does not: signals that nobody waits for, waits that
-tell nothing new, and those behind which a warp does nothing more."""
+"""Facts that a run of the kernel shows and its text does not.
+
+They are signals that nobody waits for, waits that order nothing new, and waits after which a warp
+does nothing more.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,7 @@ def _line(checker: Checker, w: Warp) -> int:
 
 
 def _tells(clock: WarpClock, phases: PhaseClock, parity: int) -> bool:
-    """Whether a wait tells more than that the phase is complete."""
+    """Whether a wait gives more knowledge than that the phase is complete."""
     phase = phases.told(clock, parity)
     if phase is None:
         return False
@@ -145,7 +148,7 @@ def observe(run: Callable[[Options], object]) -> Observed:
 
 
 def _tell(checker: Checker, name: str, also: Callable[..., None]) -> None:
-    """Whoever tells the checker tells `also` first."""
+    """Call `also` before each call of the checker's method `name`."""
     hears = getattr(checker, name)
 
     def both(*arguments: object, **options: object) -> object:

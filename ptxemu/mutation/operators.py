@@ -1,4 +1,4 @@
-"""What a mutation does to the text: builders of functions that yield every `Change` of a kernel."""
+"""Mutations of the text: builders of functions that yield every `Change` of a kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Known = Mapping[Reg, bool]  # predicates whose values do not change on the way
 
 
 def successors(text: Text, place: int, known: Known = MappingProxyType({})) -> list[int]:
-    """Places that can follow, where predicates have the values that are known; none at the end."""
+    """Return places that can follow, given known predicates; none at the end."""
     item = text.body[place]
     if isinstance(item, str):
         return [place + 1]
@@ -28,7 +28,7 @@ def successors(text: Text, place: int, known: Known = MappingProxyType({})) -> l
 
 
 def _holds(guard: Reg | Not, known: Known) -> bool | None:
-    """Whether an instruction with this guard is executed; None: not known."""
+    """Whether an instruction with this guard is executed; None if unknown."""
     if isinstance(guard, Not):
         return None if guard.reg not in known else not known[guard.reg]
     return known.get(guard)
@@ -54,7 +54,7 @@ def known_guards(text: Text, place: int) -> dict[Reg, bool]:
 def before(
     text: Text, place: int, stop: Stop, known: Known = MappingProxyType({})
 ) -> Iterator[Instr]:
-    """Instructions on any path to `place`, back to those that `stop`, which are left out."""
+    """Yield instructions on any path to `place`, back to those that `stop`, which are excluded."""
     comes_from: dict[int, list[int]] = {}
     for k in range(len(text.body)):
         for follower in successors(text, k, known):
@@ -63,7 +63,8 @@ def before(
 
 
 def after(text: Text, place: int, stop: Stop) -> Iterator[Instr]:
-    """Instructions on any path from `place` on, up to those that `stop`, which are left out."""
+    """Yield instructions on any path from `place` on, up to those that `stop`, which are
+    excluded."""
     return _reached(text, place, lambda k: successors(text, k), stop)
 
 
@@ -97,7 +98,7 @@ Rewrite = Callable[[Statement], Statement | str | None]
 
 
 def rewrite(pattern: str, new: Rewrite) -> Operator:
-    """Each instruction that `pattern` finds becomes what `new` makes of it; None: no mutant."""
+    """Replace each instruction that `pattern` finds by the result of `new`; None: no mutant."""
 
     def changes(text: Text) -> Iterator[Change]:
         for instr in text.find(pattern):
@@ -109,17 +110,17 @@ def rewrite(pattern: str, new: Rewrite) -> Operator:
 
 
 def remove(pattern: str) -> Operator:
-    """Each instruction that `pattern` finds is gone."""
+    """Remove each instruction that `pattern` finds."""
     return rewrite(pattern, lambda _: "")
 
 
 def repeat(pattern: str) -> Operator:
-    """Each instruction that `pattern` finds is executed twice."""
+    """Execute each instruction that `pattern` finds twice."""
     return rewrite(pattern, lambda old: f"{old} {old}")
 
 
 def always_true(pattern: str) -> Operator:
-    """A test that writes a predicate says yes at once."""
+    """Make a test that writes a predicate succeed at once."""
 
     def new(old: Statement) -> Statement:
         return Statement(old.guard, "setp.eq.u32", (old.operands[0], "0", "0"))
@@ -136,8 +137,11 @@ def count(
     nothing_at_0: bool = False,
     operands: int = 0,
 ) -> Operator:
-    """An operand that counts is changed by so much. No mutant where it would fall below `least`, or
-    is known to be 0 and this says that nothing is counted, or there are fewer operands."""
+    """Change an operand that is a count by a fixed amount.
+
+    There is no mutant if the count would fall below `least`, if it is known to be 0 and thus
+    counts nothing, or if there are fewer operands.
+    """
 
     def changes(text: Text) -> Iterator[Change]:
         for instr in text.find(pattern):
@@ -166,7 +170,7 @@ def nothing(pattern: str, index: int) -> Operator:
 
 
 def halve(pattern: str, index: int, least: int) -> Operator:
-    """An operand that counts becomes half of what it is, where that is at least `least`."""
+    """Halve an operand that is a count, if it is at least `least`."""
 
     def changes(text: Text) -> Iterator[Change]:
         for instr in text.find(pattern):
@@ -179,8 +183,11 @@ def halve(pattern: str, index: int, least: int) -> Operator:
 
 
 def other_barrier(pattern: str) -> Operator:
-    """The named barrier is another one. No mutant where one instruction alone uses it, or all
-    threads of the CTA meet there (no count): that changes a name, and nothing else."""
+    """Use another named barrier.
+
+    There is no mutant if only one instruction uses the barrier, or if all threads of the CTA
+    synchronise there (no count): that only changes a name.
+    """
 
     def changes(text: Text) -> Iterator[Change]:
         users = [(i, _named(i)) for i in text.find(pattern)]
@@ -195,13 +202,15 @@ def other_barrier(pattern: str) -> Operator:
 
 
 def _named(instr: Instr) -> int:
-    """Which operand of bar.* is the barrier: bar.red has its result before it."""
+    """Return the index of the barrier among bar.*'s operands; bar.red has its result before it."""
     return int("red" in instr.parts)
 
 
 def own_vote(pattern: str, meets: str = "") -> Operator:
-    """A thread's own predicate is the result of a vote. meets: the bar.* that is left of it, for
-    which the vote has to have a count of threads."""
+    """Replace the result of a vote by the thread's predicate.
+
+    meets: the bar.* that remains, which needs a count of threads in the vote.
+    """
 
     def new(old: Statement) -> Statement | str | None:
         result, *barrier, vote = old.operands
@@ -218,7 +227,7 @@ def own_vote(pattern: str, meets: str = "") -> Operator:
 
 
 def unless(rule: Callable[[Text, Change], bool], operator: Operator) -> Operator:
-    """Without the changes that `rule` finds to change nothing."""
+    """Leave out the changes that `rule` finds to be equivalent."""
     return lambda text: (c for c in operator(text) if not rule(text, c))
 
 
@@ -238,8 +247,10 @@ def relaxed(pattern: str, form: str) -> Operator:
 
 
 def relaxed_wait(pattern: str, form: str) -> Operator:
-    """A wait that orders nothing: relaxed, and without the tcgen05.fence::after_thread_sync behind
-    it, by which the manual's own examples order tcgen05 operations after relaxed waits."""
+    """Make a wait relaxed, and remove the tcgen05.fence::after_thread_sync after it.
+
+    The manual's examples use that fence to order tcgen05 operations after relaxed waits.
+    """
 
     def changes(text: Text) -> Iterator[Change]:
         for change in relaxed(pattern, form)(text):
@@ -293,7 +304,7 @@ def other_space(pattern: str) -> Operator:
 
 
 def word_replaced(pattern: str, words: str, new_word: str) -> Operator:
-    """One of some words of the opcode, the first that the regular expression finds, is another."""
+    """Replace the first of some words of the opcode that the regular expression `pattern` finds."""
 
     def new(old: Statement) -> Statement:
         return replace(
@@ -304,7 +315,7 @@ def word_replaced(pattern: str, words: str, new_word: str) -> Operator:
 
 
 def immediate(pattern: str, index: int, by: int) -> Operator:
-    """An operand that is a number is another one; no mutant where it would become negative."""
+    """Change a numeric operand; no mutant if it would become negative."""
 
     def new(old: Statement) -> Statement | None:
         operand = old.operands[index] if index < len(old.operands) else ""
@@ -315,7 +326,7 @@ def immediate(pattern: str, index: int, by: int) -> Operator:
 
 
 def swapped(pattern: str, first: int, second: int) -> Operator:
-    """Two operands take each other's places."""
+    """Swap two operands."""
 
     def new(old: Statement) -> Statement:
         one, other = old.operands[first], old.operands[second]

@@ -19,7 +19,7 @@ from ptxemu.mutation.text import Observed, changed, spread
 from ptxemu.report import LaunchReport, Report
 from ptxemu.watch import watched
 
-# By what a mutant is noticed; the last is what the script itself says, such as of wrong numbers.
+# Ways to notice a mutant; the last is the script's check, such as of wrong numbers.
 CHECKER, DEADLOCK, REFUSED, SCRIPT, CRASH = NOTICED = (
     *("checker", "deadlock", "refused", "script", "crash"),
 )
@@ -43,8 +43,12 @@ class Kernel:
 
 @dataclass
 class Baseline:
-    """The script as it is. kernels: by digest. known: the places of what the checker finds in it,
-    which no mutant is noticed by."""
+    """The script without mutations.
+
+    Attributes:
+        kernels: Kernels by digest.
+        known: Places of the checker's findings in it, which do not reveal a mutant.
+    """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
     known: set[tuple[Any, ...]] = field(default_factory=set)
@@ -54,7 +58,12 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Verdict:
-    """by: one of NOTICED, UNNOTICED or BROKEN; how: in the words of what noticed it."""
+    """Verdict on a mutant.
+
+    Attributes:
+        by: One of NOTICED, UNNOTICED or BROKEN.
+        how: Message of what noticed it.
+    """
 
     by: str
     how: str = ""
@@ -68,14 +77,14 @@ class Verdict:
 
 @lru_cache(maxsize=256)
 def digest(ptx: str) -> str:
-    """Of a module, whatever its kernels are called: the DSL counts what it compiles."""
+    """Return the digest of a module, whatever its kernels' names; the DSL numbers them."""
     for number, name in enumerate(re.findall(r"\.entry\s+([\w$%]+)", ptx)):
         ptx = ptx.replace(name, f"kernel{number}")
     return hashlib.sha256(ptx.encode()).hexdigest()[:16]
 
 
 def baseline(run: Run, schedules: Sequence[Changes]) -> Baseline:
-    """Run the script under each schedule; what it launches must be fine for mutants to say much."""
+    """Run the unchanged script under each schedule; its failures would hide those of mutants."""
     found = Baseline()
     began = time.perf_counter()
     for number, changes in enumerate(schedules):
@@ -94,8 +103,14 @@ def verdict(
     schedules: Mapping[str, Changes],
     known: set[tuple[Any, ...]],
 ) -> Verdict:
-    """Run the script with other text on `lines` of the kernel of that digest, under each schedule
-    until one tells. schedules: by name. known: as `Baseline.known`."""
+    """Run the script with a mutated kernel under each schedule until one notices it.
+
+    Args:
+        kernel: Digest of the kernel.
+        lines: New text of some of its lines.
+        schedules: Options by name.
+        known: See `Baseline.known`.
+    """
     began = time.perf_counter()
     found = Verdict(UNNOTICED)
     for name, changes in schedules.items():
@@ -119,8 +134,12 @@ def findings(run: Run, kernel: str, lines: Mapping[int, str], **changes: Any) ->
 
 
 def carried(run: Run, kernel: str, lines: Mapping[int, str]) -> Carried:
-    """What orders the accesses of the kernel of that digest, with other text on some lines: of a
-    run of the script under the checker."""
+    """Return what orders a kernel's accesses, from a run of the script under the checker.
+
+    Args:
+        kernel: Digest of the kernel.
+        lines: New text of some of its lines.
+    """
     with watched(check=True), _mutated(kernel, lines, witnessed) as launched:
         run()
     found = Carried(abroad=not launched)
@@ -215,7 +234,7 @@ def _mutated(
 
 
 def _other(module: Module, text: str) -> Module:
-    """The module with that text, which may be its own."""
+    """Return the module with that text, which may be its current text."""
     return module if text == module.text else _module(text)
 
 

@@ -1,4 +1,4 @@
-"""PTX text by lines beside what the parser says stands on them, and rewriting one instruction.
+"""Lines of a PTX text with the parser's instructions, and rewriting of one instruction.
 
 A change replaces whole lines, so that line numbers mean the same in a kernel and in its mutants.
 They are those of the text that `spread` makes.
@@ -22,7 +22,7 @@ _OPENING, _CLOSING = "[{(", "]})"
 
 @dataclass(frozen=True)
 class Statement:
-    """One instruction as text: '@%p1 ', 'mov.b32', ('%r1', '0')."""
+    """An instruction as text: '@%p1 ', 'mov.b32', ('%r1', '0')."""
 
     guard: str
     opcode: str
@@ -32,7 +32,7 @@ class Statement:
         return f"{self.guard}{self.opcode} {', '.join(self.operands)};".replace(" ;", ";")
 
     def with_opcode(self, old: str, new: str) -> Statement:
-        """`old` at the first place where it stands in the opcode."""
+        """Replace the first occurrence of `old` in the opcode."""
         return replace(self, opcode=self.opcode.replace(old, new, 1))
 
     def with_operand(self, index: int, text: str) -> Statement:
@@ -79,11 +79,17 @@ def statement(line: str) -> Statement:
 
 @dataclass(frozen=True)
 class Observed:
-    """Lines by what a run has shown of them. unheard: arrivals that are all in a phase of their
-    mbarrier behind the last that any thread waits for, and inits of mbarriers without such a wait.
-    last: bulk commit_group and wait_group, behind which the warp writes, signals and issues nothing
-    more. implied: waits for mbarriers, copies or bulk copies that never tell their warp what it
-    does not know. executed: everything that is, None where nobody looked."""
+    """Lines, by what a run has shown of them.
+
+    Attributes:
+        unheard: Arrivals after the last phase of their mbarrier that any thread waits for, and
+            inits of mbarriers without such a wait.
+        last: Bulk commit_group and wait_group after which the warp writes, signals and issues
+            nothing.
+        implied: Waits for mbarriers, copies or bulk copies that never give their warp new
+            knowledge.
+        executed: All executed lines; None if not observed.
+    """
 
     unheard: frozenset[int] = frozenset()
     last: frozenset[int] = frozenset()
@@ -111,7 +117,7 @@ class Text:
         return statement(code)
 
     def find(self, pattern: str) -> Iterator[Instr]:
-        """Instructions whose opcode begins with the regular expression."""
+        """Yield instructions whose opcode begins with the regular expression."""
         matches = re.compile(rf"(?:{pattern})(?![A-Za-z0-9_])").match
         yield from (i for i in self.body if isinstance(i, Instr) and matches(i.opcode))
 
@@ -148,11 +154,11 @@ class Text:
         ]
 
     def target(self, instr: Instr) -> int | None:
-        """Where a branch goes, as a place in `body`; None for another instruction."""
+        """Return the target of a branch as a place in `body`; None for another instruction."""
         return self.labels[instr.operands[0].name] if instr.root == "bra" else None
 
     def constant(self, place: int, operand: object) -> int | None:
-        """What the operand of the instruction at `place` is, where the text before it says so."""
+        """Return the value of the operand at `place` if the preceding text determines it."""
         if isinstance(operand, Imm):
             return int(operand.value)
         for item in reversed(self.body[:place]):

@@ -1,1 +1,1 @@
-"""What every warp of a launch did, in order: for whoever wants to know how long it takes."""
+"""Recordings of what every warp of a launch did, in order, for models of its time."""

@@ -1,5 +1,7 @@
-"""The listener that records a launch. Accesses are noted by the primitives that do them
-(`native.accesses`), or here where Python does them, so the listener hears of none.
+"""Listener that records a launch.
+
+Accesses are recorded by the primitives that execute them (`native.accesses`), or here if Python
+executes them. The listener itself receives none.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ _kind = cache(kind)
 
 
 class _Row:
-    """Addresses of lanes, as a routine takes them."""
+    """Addresses of lanes, in the format of a routine."""
 
     def __init__(self, note: Callable[..., int], pointer: type[Pointer]) -> None:
         self._addresses = np.zeros(BANKS, pointer.dtype)
@@ -66,7 +68,7 @@ class _Row:
         self._note, self._pointer, self._compiled = note, pointer, compiled(note)
 
     def noted(self, words: np.ndarray, at: int, what: int, starts: np.ndarray) -> int:
-        """1 where there is no room."""
+        """Record an access; return 1 if there is no room."""
         count = len(starts)
         self._addresses[:count] = starts
         if self._compiled is not None:
@@ -76,7 +78,7 @@ class _Row:
 
 
 class Notes:
-    """The accesses of a warp. address: what primitives are told."""
+    """Accesses of a warp. address: argument for the primitives."""
 
     def __init__(self) -> None:
         self._words = np.zeros(FIRST + _START, np.int64)
@@ -119,13 +121,13 @@ class Notes:
         return np.concatenate([*self._full, self._words[FIRST : self._words[NEXT]]])
 
 
-# Lanes that part meet again at the next block, as the machine code has it, unless those ahead poll
-# for what those behind do.
+# Lanes that diverge reconverge at the next block, as in the machine code, unless those ahead poll
+# for an action of those behind.
 _PATIENCE = 1 << 18
 
 
 class _Tape:
-    """Of one warp: what it has done so far."""
+    """Record of one warp so far."""
 
     def __init__(self, w: Warp) -> None:
         self.path: list[int] = []
@@ -139,7 +141,7 @@ class _Tape:
 
 
 class _Issued(NamedTuple):
-    """Where an operation is recorded."""
+    """Position at which an operation is recorded."""
 
     tape: _Tape
     number: int  # of its event
@@ -148,7 +150,7 @@ class _Issued(NamedTuple):
 
 
 def _together(one: Event, other: Event) -> Event:
-    """The same instruction, executed by other lanes, or another part of what it does."""
+    """Merge two events of one instruction: of other lanes, or another part of its effect."""
     total = dict(one.signals)
     for barrier, amount in other.signals:
         total[barrier] = total.get(barrier, 0) + amount
@@ -159,8 +161,10 @@ def _together(one: Event, other: Event) -> Event:
 
 
 def _numbered(events: list[Event | None]) -> list[Event]:
-    """One per instruction, whatever its lanes do; without those that nothing was said of: the path
-    has them."""
+    """Return one event per instruction, whatever its lanes do.
+
+    Instructions without a recorded effect are left out; the path has them.
+    """
     kept: list[Event] = []
     for event in events:
         if event is None:
@@ -173,7 +177,7 @@ def _numbered(events: list[Event | None]) -> list[Event]:
 
 
 class Recorder(Listener):
-    """Of one launch. Work is recorded where it is issued, and what it does when it does it."""
+    """Recorder of one launch. Work is recorded at its issue, its effects when they happen."""
 
     every_access = False
 
@@ -209,8 +213,10 @@ class Recorder(Listener):
         )
 
     def finished(self, places: int = 0) -> Recording:
-        """When the launch is over: work may outlive the warp that issued it. places: of the
-        recording."""
+        """Return the recording after the launch, since work may outlive the warp that issued it.
+
+        places: see `Recording`.
+        """
         self.recording.places = places
         for record, tape in self._ended:
             record.events = _numbered(tape.events)
@@ -269,7 +275,8 @@ class Recorder(Listener):
         self._arrived[barrier].append((tape, len(tape.events) - 1))
 
     def barrier_completed(self, barrier: NamedBarrier, waiters: Waiters) -> None:
-        """Only the instruction says how many threads it is for."""
+        """Complete arrivals with the number of threads, which only the completing instruction
+        knows."""
         for tape, number in self._arrived.pop(barrier, ()):
             event = tape.events[number]
             assert event is not None, "an arrival is no work"
@@ -290,7 +297,7 @@ class Recorder(Listener):
         shape: tuple[int, ...] = (),
         address: int = 0,
     ) -> None:
-        """What a work does; it may do it in several parts."""
+        """Record an effect of a work, which may have several parts."""
         tape, number, block, site = self._open[work]
         event = Event(block, site, what, signals, shape, address)
         before = tape.events[number]
@@ -307,7 +314,7 @@ class Recorder(Listener):
     def copy(
         self, work: Work, cta: Cta, offsets: np.ndarray, lanes: np.ndarray, nbytes: int
     ) -> None:
-        """A copy whose lanes all have no bytes to fetch is an access, too."""
+        """Record a copy; one whose lanes all have no bytes to fetch is an access, too."""
         if self._fetched is not work:
             self._open[work].tape.notes.add_idle(COPIED, nbytes)
 

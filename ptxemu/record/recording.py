@@ -1,8 +1,8 @@
-"""A recorded launch: the blocks that each warp executed, and what its instructions did in them.
+"""Recorded launch: the blocks that each warp executed, and the effects of its instructions.
 
-The path of a warp and the text of the kernel say which instructions it executed; events say what
-only the launch knows: which mbarrier, how many bytes, which accumulator. Instructions whose effect
-stands in their text (setmaxnreg, commit_group, a fence, tcgen05.ld) are in the path alone.
+The path of a warp and the text of the kernel determine which instructions it executed. Events hold
+what only the launch knows: which mbarrier, how many bytes, which accumulator. Instructions whose
+effect is in their text (setmaxnreg, commit_group, a fence, tcgen05.ld) are in the path only.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ ATOMIC = "atomic"  # shape: lanes
 
 
 class Event(NamedTuple):
-    """What one instruction did. block: which execution of a block, an index of `WarpRecord.path`;
-    site: the instruction, an index of `Recording.sites`."""
+    """Effect of one instruction.
+
+    Attributes:
+        block: Execution of a block, an index of `WarpRecord.path`.
+        site: Instruction, an index of `Recording.sites`.
+    """
 
     block: int
     site: int
@@ -51,8 +55,13 @@ class Event(NamedTuple):
 
 
 class Access(NamedTuple):
-    """A load or store by the lanes of a warp. nbytes: of a lane. passes: times that shared memory
-    is busy with it, or sectors of 32 bytes in global memory; first: the lowest address."""
+    """A load or store by the lanes of a warp.
+
+    Attributes:
+        nbytes: Bytes per lane.
+        passes: Passes of shared memory, or sectors of 32 bytes in global memory.
+        first: Lowest address.
+    """
 
     memory: str
     store: bool
@@ -63,7 +72,7 @@ class Access(NamedTuple):
 
 @dataclass
 class WarpRecord:
-    """One warp. path: the blocks it executed, by all of its lanes or by some."""
+    """Record of a warp. path: the blocks that all or some of its lanes executed."""
 
     cluster: int
     rank: int
@@ -73,7 +82,7 @@ class WarpRecord:
     words: np.ndarray  # two of each access, see `native.accesses`
 
     def accesses(self) -> Iterator[Access]:
-        """In the order of execution."""
+        """Yield accesses in the order of execution."""
         for head, first in self.words.reshape(-1, 2).tolist():
             kind, passes = head & 0xFFFF, head >> 16
             memory, store = MEMORIES[kind >> SIZE_BITS + 1], bool(kind >> SIZE_BITS & 1)
@@ -82,12 +91,20 @@ class WarpRecord:
 
 @dataclass
 class Recording:
-    """smem_bytes: of a CTA, without the system's share. arch: what the PTX is for. sites: the
-    instructions of the kernel; blocks: their numbers, by block. cubin: its machine code, memory:
-    the allocations that were there, begin and end, as far as whoever launched it knows them.
-    dependent: it may begin before the launch in front of it has ended (programmatic dependent
-    launch). places: clusters of the whole grid that are launched where they take over the work of
-    the others (clusterlaunchcontrol), 0 where they do not."""
+    """Recording of a launch.
+
+    Attributes:
+        smem_bytes: Shared memory per CTA, without the system's share.
+        sites: Instructions of the kernel.
+        blocks: Numbers of each block's instructions.
+        arch: Target of the PTX.
+        cubin: Machine code of the kernel.
+        memory: Allocations at the launch, (begin, end), as far as the launcher knows them.
+        dependent: Whether it may begin before the previous launch has ended (programmatic
+            dependent launch).
+        places: Clusters of the grid that are launched if they take over the work of the others
+            (clusterlaunchcontrol), else 0.
+    """
 
     entry: str
     grid: tuple[int, int, int]

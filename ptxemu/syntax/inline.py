@@ -164,7 +164,10 @@ def _refused(instr: Instr, what: str) -> UnsupportedPtx:
 
 
 def _actuals(instr: Instr) -> list[Any]:
-    """What a call is given, results first: names of .param variables, or registers and numbers."""
+    """Return the arguments of a call, results first.
+
+    They are names of .param variables, or registers and numbers.
+    """
     lists = [operand.items for operand in instr.operands if isinstance(operand, Args)]
     return [item.name if isinstance(item, Sym) else item for items in lists for item in items]
 

@@ -95,7 +95,7 @@ class Scopes:
         return self.vectors[unique]
 
     def resolve(self, name: str) -> str:
-        """The unique name that `name` stands for here."""
+        """Return the unique name for which `name` stands here."""
         for scope in reversed(self._names):
             if name in scope:
                 return scope[name]
@@ -118,7 +118,7 @@ _SPECIAL = re.compile(
 
 
 class Parser:
-    """One pass over the tokens of one module; `parse()` is the only entry."""
+    """Parser of one module in one pass over its tokens; call `parse()`."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.split("\n")
@@ -237,8 +237,10 @@ class Parser:
             self.next()
 
     def function(self) -> None:
-        """A `.func`: a body is inlined where it is called. One that cannot be read is remembered by
-        its name, and refused only when it is called."""
+        """Parse a `.func`, whose body is inlined at calls.
+
+        An unreadable one is recorded by its name and refused only when it is called.
+        """
         start = self.at
         self.next()
         try:
@@ -473,7 +475,7 @@ class Parser:
         return Instr(opcode, tuple(operands), guard, line, text, self.line_info.here)
 
     def predicate(self) -> Reg | Not:
-        """With an exclamation mark or without."""
+        """Parse a predicate with or without an exclamation mark."""
         negated, word = self.accept("!"), self.next()
         name = self.scopes.resolve(word)
         if self.entry is None or self.entry.registers.get(name) != "pred":

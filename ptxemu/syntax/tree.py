@@ -46,7 +46,7 @@ class LineInfo:
         self.here: Location | None = None
 
     def enter_function(self) -> None:
-        """No location reaches from one function into the next."""
+        """Reset the location, which does not extend from one function to the next."""
         self._known.clear()
         self.here = None
 
@@ -90,7 +90,7 @@ TYPE_BITS = {
 
 
 class Operand:
-    """What all operands are: copied and kept by their fields."""
+    """Base of all operands, which are copied and pickled by their fields."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -181,7 +181,7 @@ class Args(Operand):
 
 @dataclass(frozen=True)
 class Instr:
-    """One instruction. `parts` is the opcode split at dots: ("add", "rn", "f32")."""
+    """An instruction. `parts` is the opcode split at dots: ("add", "rn", "f32")."""
 
     opcode: str
     operands: tuple[Any, ...]
@@ -224,7 +224,7 @@ class Variable:
 
 @dataclass
 class Entry:
-    """One kernel: parameters in order, register types, variables, and a flat statement list.
+    """A kernel: parameters in order, register types, variables, and a flat statement list.
 
     `body` holds `Instr` and label strings in program order.
     """
