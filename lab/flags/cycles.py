@@ -45,7 +45,7 @@ def add_parameters(group: argparse._ActionsContainer) -> None:
 
 
 def add_beside(parser: argparse.ArgumentParser) -> None:
-    """Which measured kernels are modelled, and how."""
+    """Add flags that choose which measured kernels are modelled, and how."""
     words = "what bench.py has saved, on a Hopper GPU"
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=words)
     group = parser.add_argument_group("model")
@@ -67,7 +67,7 @@ def add_beside(parser: argparse.ArgumentParser) -> None:
 
 
 def add_mainloops(parser: argparse.ArgumentParser) -> None:
-    """Which published main loops are modelled."""
+    """Add flags that choose which published main loops are modelled."""
     words = "a table with K, TILE_M, TILE_N, TILE_K, STAGES, dtype and time_ms"
     parser.add_argument("file", type=Path, metavar="FILE", help=words)
     group = parser.add_argument_group("model")
@@ -84,7 +84,7 @@ def add_mainloops(parser: argparse.ArgumentParser) -> None:
 
 
 def add_published(parser: argparse.ArgumentParser) -> None:
-    """Which published rows are modelled, and how."""
+    """Add flags that choose which published rows are modelled, and how."""
     words = "published times, with columns hd, causal, batch, seqlen, fa4_tflops"
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.csv", help=words)
     group = parser.add_argument_group("model")
