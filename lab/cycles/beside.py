@@ -124,8 +124,8 @@ def _of_launches(
 def _of_blocks(
     problem: Measured, sets: Sequence[Gpu], options: argparse.Namespace
 ) -> tuple[int, list[float]]:
-    """Return the same for attention, from a few of its blocks, all at the clock of the first
-    set."""
+    """Return the number of launches and times of attention, from a few of its blocks, all at the
+    clock of the first set."""
     clock, place = sets[0].value("clock"), {"arch": sets[0].arch, "memory": problem.memory}
     case = sample.case_options(problem.flags, argparse.Namespace(**place, given=()))
     return 1, sample.microseconds(sample.ours, case, [each.changed(clock=clock) for each in sets])

@@ -108,7 +108,7 @@ def add_published(parser: argparse.ArgumentParser) -> None:
 
 
 def add_layers(parser: argparse.ArgumentParser) -> None:
-    """Which layers of experts are modelled."""
+    """Add flags that choose which layers of experts are modelled."""
     group = parser.add_argument_group("layers")
     some = {"nargs": "+", "metavar": "NAME"}
     default = ("gpt-oss-120b", "deepseek-v4-pro")
@@ -157,7 +157,9 @@ def add_peers(parser: argparse.ArgumentParser, *, headlines: bool) -> None:
 
 
 def add_cycles(parser: argparse.ArgumentParser, *, headlines: bool = False) -> None:
-    """What is modelled, and what is told of it. headlines: there is a table of peers as well."""
+    """Add flags that choose what is modelled and reported.
+
+    headlines: whether there is also a table of peers."""
     group = parser.add_argument_group("model")
     words = "parameters of which GPU"
     shown = "that of --parameters, else B200, of kernels for sm_90a H100"
