@@ -1,1 +1,1 @@
-"""What the commands of scripts/ share, and tests use as well: cases, runs, benchmarks, tools."""
+"""Code shared by the commands of scripts/ and by tests: cases, runs, benchmarks, tools."""

@@ -1,1 +1,1 @@
-"""What scripts/bench.py does: times and static figures, beside peers."""
+"""Implementation of scripts/bench.py: times and static figures, next to those of peers."""

@@ -1,4 +1,4 @@
-"""What `bench.py kvcache-host` does: the manager's calls timed, beside vLLM's BlockPool."""
+"""`bench.py kvcache-host`: times the manager's calls and compares them with vLLM's BlockPool."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _fill(manager: Manager, request: Any, prompt: np.ndarray) -> None:
 
 
 def _arrays(step: Any) -> None:
-    """What a step's kernels take."""
+    """Build the arguments that a step's kernels read."""
     layout = step.layout
     for array in (*layout.streams, *layout.rings, *layout.tails):
         step.rows_of(array.name)
@@ -253,7 +253,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Stub(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing is in a stub."""
+        """Do nothing: a stub module is empty."""
 
 
 def block_pool(checkout: Path | None) -> tuple[Callable[[int], Any] | None, str]:

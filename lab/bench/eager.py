@@ -1,4 +1,4 @@
-"""What an eager call costs the host, behind the first one: microseconds, on CUDA tensors.
+"""Host time of an eager call after the first one, in microseconds, on CUDA tensors.
 
 The launch itself is left out: in place of a kernel's host function stands one that does nothing, so
 that operators whose kernels another GPU needs are measured here as well.

@@ -1,5 +1,5 @@
-"""What `bench.py emulator` does: how fast small problems of each family are emulated, and on what
-the emulator spends its time."""
+"""`bench.py emulator`: measures how fast small problems of each family are emulated, and how the
+emulator spends its time."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ Launches = list[Callable[[], None]]
 
 @dataclass(frozen=True)
 class Problem:
-    """name: its sizes. call: the public function, on the CPU."""
+    """A problem to emulate.
+
+    name: includes its sizes.
+    call: calls the public function on the CPU."""
 
     name: str
     call: Callable[[], object]
 
 
 def launches_of(problem: Problem) -> Launches:
-    """What the call launches, each to be made again on the same tensors."""
+    """Return the launches of the call; each can be repeated on the same tensors."""
     found: Launches = []
 
     def watch(prepared: PreparedLaunch | None, words: list[tuple[torch.Tensor, int]]) -> None:
@@ -276,7 +279,8 @@ def rows_of(problems: dict[str, Problem], asked: Options, repeat: int) -> list[d
 
 
 def asked_of(options: argparse.Namespace) -> Options:
-    """What launches are asked for; ValueError for processes where ptxemu has none."""
+    """Return the emulator's options; raise ValueError for several processes if ptxemu has only
+    one."""
     asked = Options(policy=options.policy, seed=options.seed, limit=None)
     if hasattr(asked, "processes"):
         return replace(asked, processes=options.processes)
@@ -297,7 +301,7 @@ def setting_of(options: argparse.Namespace) -> dict:
 
 
 def processor() -> str:
-    """Its name, as Linux knows it."""
+    """Return the processor's name as Linux reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What `bench.py first-call` does: a process for each call, the cache in a folder of its own."""
+"""`bench.py first-call`: runs each call in a new process, with a separate cache folder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rows_of(name: str, device: str, repeat: int, folder: Path) -> list[dict]:
 
 
 def call(name: str, device: str, variables: dict[str, str]) -> dict:
-    """What a process says of the first call of an operator."""
+    """Return the report of a new process about the first call of an operator."""
     command = [sys.executable, "-m", "lab.bench.one_first_call", name, device]
     done = subprocess.run(command, env=_environment(variables), capture_output=True, text=True)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""What `bench.py fmha` does: times beside peers, in turns, or what ptxas made of our kernels."""
+"""`bench.py fmha`: interleaved times of our kernels and peers, or static figures from ptxas."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def show_again(options: argparse.Namespace) -> int:
 
 
 def without_gpu(problems: Sequence[tuple[str, Problem]], peers: Sequence[str]) -> None:
-    """What can be said of the times that are not taken."""
+    """Print why nothing is timed, which peers are missing, and which problems would be timed."""
     print(f"fmha is not timed: {why_not_here(ARCHS)}")
     print(f"peers that are not installed: {', '.join(missing(peers)) or 'none'}")
     rows = [{"rows": name, "problem": problem, "flop": problem.flop} for name, problem in problems]
@@ -203,7 +203,7 @@ def without_gpu(problems: Sequence[tuple[str, Problem]], peers: Sequence[str]) -
 
 
 def static_rows(options: argparse.Namespace) -> list[dict]:
-    """What ptxas made of our kernels, shown as a table."""
+    """Show a table of what ptxas made of our kernels, and return its rows."""
     if not tools_found():
         print(HOW_TO_GET_TOOLS)
         return []

@@ -1,4 +1,4 @@
-"""What `bench.py fmha` times: sets of problems by the names of --rows, and peers by theirs."""
+"""Problems and peers of `bench.py fmha`: sets of problems by the names of --rows, peers by name."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ TOKENS, COLUMNS = 16384, 2048  # of every row of the first set: batch x S, heads
 class Problem:
     """q [batch, sq, q_heads, head_dim], k and v [batch, skv, kv_heads, head_dim or v_dim].
 
-    kv_dtype: of k and v, '' for that of q. causal is aligned bottom-right. window: keys seen before
-    the own position, None for all. sinks: a learned logit per query head joins the denominator.
-    k_is_v: v is k, the same tensor.
+    kv_dtype: dtype of k and v, '' for that of q.
+    causal: aligned bottom-right.
+    window: number of keys visible before the query's position, None for all.
+    sinks: whether a learned logit per query head joins the denominator.
+    k_is_v: whether v is the same tensor as k.
     """
 
     batch: int
@@ -60,7 +62,7 @@ class Problem:
 
     @property
     def sight(self) -> str:
-        """What a row sees, in words: the window counts the own key."""
+        """Describe the keys that a row sees; the window includes the query's position."""
         words = {"full": "full", "causal": "causal", "window": f"window {(self.window or 0) + 1}"}
         return words[self.mask] + ", sinks" * self.sinks
 
@@ -165,10 +167,10 @@ def inputs_of(problem: Problem, device: str = "cuda", seed: int = 0) -> Inputs:
 
 
 def compared(actual: torch.Tensor, expected: torch.Tensor, dtype: str, of: str) -> dict[str, Any]:
-    """How far an O is off that of the peer `of`; ValueError beyond the limit.
+    """Return how far O differs from that of the peer `of`; raise ValueError beyond the limit.
 
-    The limit is of the worst row, norm over norm: rows of many keys have small values, of which an
-    absolute one would say nothing.
+    The limit applies to the worst row's error norm relative to its norm: rows with many keys
+    have small values, so an absolute limit would not detect errors in them.
     """
     actual = actual.reshape(expected.shape)
     error, limit = error_of(actual, expected.float()), MAX_ERROR[dtype]

@@ -86,7 +86,7 @@ def summary(rows: Sequence[dict], mark: str = "{} *") -> Table:
 
 
 def markdown(rows: Sequence[dict]) -> str:
-    """The same for a page, with its footnotes."""
+    """Return the summary table as Markdown, with its footnotes."""
     _, heads, lines = summary(rows, "**{}**")
     notes = [f"[{number}] {reason}" for reason, number in footnotes(rows).items()]
     return "\n\n".join([markdown_of(heads, lines), *notes])
@@ -114,7 +114,7 @@ def grid(options: argparse.Namespace) -> Iterator[Cell]:
 
 
 def figures(config: AttentionConfig, arch: str, folder: Path) -> dict:
-    """What `sass.softmax.static` reads of a config."""
+    """Return the figures that `sass.softmax.static` reads from the cubin of a config."""
     make_plan(config, arch)
     _, cubin, _ = subject_of(config, arch).write(folder)
     return static(cubin).as_dict()

@@ -1,4 +1,4 @@
-"""What `bench.py gqa` does: latency of decode and of its peers, or static figures, as tables."""
+"""`bench.py gqa`: tables of the latency of decode and its peers, or of static figures."""
 
 from __future__ import annotations
 
@@ -189,13 +189,13 @@ def time_all(problems: Iterable[Problem], peers: dict[str, Peer], bandwidth: flo
 
 
 def host_rows(problem: Problem) -> list[dict]:
-    """What eager calls cost the host; the GPU's own time is short for this problem."""
+    """Return the host time of eager calls; the GPU time of this problem is short."""
     inputs = [problem.inputs("cuda")]
     return rows_of(problem, CALLS, lambda launches: {"host": calls(launches[0])}, sets=inputs)
 
 
 def static_row(problem: Problem, arch: str) -> dict:
-    """What sizes say of a launch on `arch`."""
+    """Return figures of a launch on `arch` that follow from sizes alone."""
     gpu, bandwidth, source = MACHINES[arch]
     arguments = Arguments(*problem.inputs("meta"))
     config = choose_config(arguments, Target("emulate", arch))

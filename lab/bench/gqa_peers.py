@@ -40,8 +40,8 @@ Peer = Callable[["Problem", Sequence[Inputs]], list[Launch]]
 
 @dataclass(frozen=True)
 class Problem:
-    """One new token per entry: q [batch, q_heads, head_dim], k and v [batch, kv_len, kv_heads,
-    head_dim], every key valid."""
+    """Decode problem with one new token per entry: q [batch, q_heads, head_dim], k and v [batch,
+    kv_len, kv_heads, head_dim], every key valid."""
 
     batch: int
     kv_len: int

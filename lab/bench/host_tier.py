@@ -1,4 +1,4 @@
-"""What `bench.py kvcache-tier` does: transfers to the host timed, alone and beside decode."""
+"""`bench.py kvcache-tier`: times transfers to the host, alone and concurrent with decode."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Tier:
         return graph
 
     def kernel(self, *, offload: bool) -> None:
-        """One launch for all blocks."""
+        """Copy all blocks with one launch."""
         copy_slots(self.pools[offload], self.pools[not offload], self.pairs)
 
     def memcpy(self, *, offload: bool) -> None:

@@ -1,4 +1,4 @@
-"""What `bench.py moe` does with --model: layers of models beside peers, as tables."""
+"""`bench.py moe --model`: tables comparing layers of models with peers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def summary(rows: Sequence[dict], how: str = "graph") -> Table:
 
 
 def markdown(rows: Sequence[dict]) -> str:
-    """The same for a page."""
+    """Return the table as Markdown."""
     return markdown_of(*lines_of(rows, "graph", "**{}**"))
 
 
@@ -218,7 +218,8 @@ def launches_of(part: str, tokens: Tokens, peers: dict[str, Any], rows: Sequence
 
 
 def compared(actual: torch.Tensor, expected: torch.Tensor, of: str, limit: float) -> dict[str, Any]:
-    """How far it is off what the peer `of` computed; ValueError beyond the limit."""
+    """Return how far a result differs from that of the peer `of`; raise ValueError beyond the
+    limit."""
     error = error_of(actual, expected)
     if not error <= limit:
         raise ValueError(f"wrong: a row is {error:.1%} off {of}'s, limit {limit:.1%}")
@@ -226,7 +227,7 @@ def compared(actual: torch.Tensor, expected: torch.Tensor, of: str, limit: float
 
 
 def graph_of(launch: Launch) -> Launch:
-    """It captured in a CUDA graph; returns what the last replay wrote."""
+    """Capture the launch in a CUDA graph; the returned call replays it and returns its results."""
     stream, written = torch.cuda.Stream(), []
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -318,7 +319,7 @@ PROBLEMS = (
 
 
 def tell(rows: Sequence[dict], head: dict) -> None:
-    """What laying weights out took, every figure, then a line per problem."""
+    """Print the time of laying out weights, every figure, and a line per problem."""
     weights = [row for row in rows if row["kind"] == "weights"]
     timed = [row for row in rows if row["kind"] == "layer"]
     if weights:
@@ -346,7 +347,8 @@ def show_again(options: argparse.Namespace) -> int:
 
 
 def without_gpu(options: argparse.Namespace) -> list[dict]:
-    """What sizes alone say, of routing whose experts all have as many rows."""
+    """Return figures that follow from sizes alone, for routing with equally many rows per
+    expert."""
     print(f"{OURS} is not timed: {why_not_here(ARCHS)}")
     rows = []
     for name, count, part in itertools.product(options.model, options.rows, options.parts):

@@ -40,7 +40,7 @@ class Ours:
         self.experts, self.max_error = model.arranged(activations), MAX_ERROR[activations]
 
     def launch(self, part: str, tokens: Tokens) -> Launch:
-        """As a call."""
+        """Return a call of this part."""
         if part != LAYER and self.experts.x != "bf16":
             raise NotImplementedError(f"a product alone in {self.experts.x}: the layer")
         if part == LAYER:
@@ -54,7 +54,7 @@ class Ours:
         return partial(mixed_gemm, tokens.x, self.experts.w13, tokens.rows.offsets, **given)
 
     def planned(self, part: str, tokens: Tokens) -> Launch:
-        """As a graph captures it: a layer as a plan."""
+        """Return the form that a graph captures: a plan for a layer, else a call."""
         if part != LAYER:
             return self.launch(part, tokens)
         return fused_moe_plan(*self._layer(tokens), **self._options)
@@ -103,12 +103,12 @@ class Triton:
         self.swiglu = ogs.FusedActivation(specs, (form.alpha, form.limit), 2)
 
     def product(self, part: str, x: torch.Tensor, routed: Any, **given: Any) -> torch.Tensor:
-        """One launch, or with a scatter two."""
+        """Compute a product in one launch, or in two with a scatter."""
         w, bias, precision = self.weights[part]
         return self.ogs.matmul_ogs(x, w, bias, routed, precision_config=precision, **given)
 
     def launch(self, part: str, tokens: Tokens) -> Launch:
-        """As a call, and as a graph captures it."""
+        """Return a call of this part; a graph captures the same call."""
         if part == W2:
             return partial(self.product, W2, tokens.h, self._sorted(tokens)[0])
         form, router = self.layer.activation, self.layer.router
@@ -170,7 +170,7 @@ class Torch:
         return gate * torch.sigmoid(form.alpha * gate) * (up + form.beta)
 
     def launch(self, part: str, tokens: Tokens) -> Launch:
-        """As a call, and as a graph captures it."""
+        """Return a call of this part; a graph captures the same call."""
         if part != LAYER:
             rows = tokens.rows
             token, expert = self._of_rows(tokens.ids, rows.slot_of_row.long())

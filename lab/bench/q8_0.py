@@ -1,4 +1,4 @@
-"""What `bench.py q8_0` does: kernels that read Q8_0 beside a copy, a read, and torch in fp16."""
+"""`bench.py q8_0`: compares kernels that read Q8_0 with a copy, a read, and torch in fp16."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STATIC = (("problem", "{problem}"), ("bytes", "{nbytes}"), ("operations", "{oper
 
 
 def calls_of(problem: Problem, inputs: Inputs) -> Calls:
-    """By peer: each layout of ours, and torch where it does the same."""
+    """Return the calls by peer: each layout of ours, and torch if the problem has a product."""
     found = inputs.calls(problem)
     if problem.operations:
         dense = reference.dequantise(next(iter(inputs.weights.values())), torch.float16)

@@ -1,5 +1,5 @@
-"""What `bench.py merge`, `moe`, `kvcache` and `dsv4` do: times of steps beside torch and a copy of
-as many bytes."""
+"""`bench.py merge`, `moe`, `kvcache` and `dsv4`: compares times of steps with torch and with a
+copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _us(row: dict) -> str:
 
 
 def show_again(options: argparse.Namespace) -> None:
-    """What the options ask for of the file of an earlier run."""
+    """Show the rows of an earlier run's file that the options select."""
     head, *found = read_rows(options.show)
     rows = [row for row in found if row["kind"] == "step" and row["step"] in options.steps]
     if options.names:

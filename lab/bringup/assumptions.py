@@ -17,10 +17,16 @@ _WIDE = "--hidden 256 --intermediate 128 --experts 2 --top-k 2"
 
 @dataclass(frozen=True)
 class Assumption:
-    """name: of its step. risk: that it does not hold. words: what is relied on. others: who else
-    does so, or who does not. kind, flags: of a problem of run.py that needs it. avoid: a way round;
-    '' where there is none. mended: whether kernels no longer rely on the risky form, and the
-    problem shows that the safe one works."""
+    """An assumption about the hardware.
+
+    name: name of its step.
+    risk: risk that it does not hold.
+    words: what the kernels rely on.
+    others: other software that relies on it, or does not.
+    kind, flags: problem of run.py that needs it.
+    avoid: a workaround; '' if there is none.
+    mended: whether kernels no longer rely on the risky form, and the problem shows that the
+    safe one works."""
 
     name: str
     risk: str
@@ -33,7 +39,7 @@ class Assumption:
 
     @property
     def about(self) -> str:
-        """In one line."""
+        """Describe the assumption in one line."""
         way = f"; to avoid it: {self.avoid}" if self.avoid else ""
         mended = "mended: " if self.mended else f"{self.risk} risk: "
         return f"{mended}{self.words} ({self.others}){way}"

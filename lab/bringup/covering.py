@@ -64,7 +64,7 @@ class Problem:
 
 
 def problems(arch: str) -> Iterator[Problem]:
-    """For sm_100a, sm_103a or sm_90a."""
+    """Yield the problems for sm_100a, sm_103a or sm_90a."""
     own = written_for(arch)
     for name, subject in MUTATED.items():
         if not any(word in name for word in _OTHER[own]):
@@ -127,7 +127,7 @@ def _attention(arch: str) -> Iterator[Problem]:
 
 
 def _portable_attention() -> Iterator[Problem]:
-    """By mma.sync, compiled for the oldest architecture."""
+    """Yield attention problems with mma.sync, compiled for the oldest architecture."""
     for dims, dtype in itertools.product(((64, 64), (128, 128)), ("bf16", "fp16")):
         case = attention_problems.Case(
             70, 150, dims=dims, dtype=dtype, causal=True, instructions="mma.sync"
@@ -231,7 +231,7 @@ def _moved_pages(heads_apart: bool, fp8: bool) -> None:
 
 
 def _steps() -> Iterator[Problem]:
-    """What is written for all architectures."""
+    """Yield the problems of steps that are written for all architectures."""
     for family, (steps, *_) in FAMILIES.items():
         for step in steps:
             if step in NATIVE_ONLY:

@@ -37,7 +37,7 @@ def limits() -> dict[str, Any]:
 
 
 def _clusters(size: int) -> int | str:
-    """How many clusters of so many CTAs, each of which takes an SM; or why that is not known."""
+    """Return how many clusters of `size` CTAs fit at one CTA per SM, or why that is unknown."""
     import torch
 
     from kernelkit.compile.cuda import most_clusters
@@ -50,8 +50,7 @@ def _clusters(size: int) -> int | str:
 
 
 def surprises(found: dict[str, Any], arch: str | None) -> list[str]:
-    """Where the driver says something else than `kernelkit.plan.hw`, by which kernels are
-    planned."""
+    """List where the driver disagrees with `kernelkit.plan.hw`, which plans the kernels."""
     if not found or arch not in hw.SMS_OF:
         return []
     wanted = {"smem_bytes_per_cta": hw.smem_bytes_per_cta(arch),

@@ -1,4 +1,4 @@
-"""Which forms of instructions a launch has: those in its PTX, and those that only its run shows.
+"""Forms of instructions in a launch: those in its PTX, and those that only its run shows.
 
 A form is a line of text. An instruction is its opcode with all modifiers. Where registers decide
 what an instruction is, the emulator is listened to:
@@ -128,12 +128,12 @@ def forms_of_entry(entry: Entry) -> set[str]:
 
 
 def forms_of_module(tree: ModuleTree) -> set[str]:
-    """The same of all kernels of a module."""
+    """Return the forms of all kernels of a module."""
     return set().union(*(forms_of_entry(entry) for entry in tree.entries.values()))
 
 
 def forms_of_text(text: str) -> set[str]:
-    """The same of its text."""
+    """Return the forms of all kernels in PTX text."""
     return forms_of_module(parse(text))
 
 

@@ -1,4 +1,4 @@
-"""What there is to say of a GPU from outside of the process that uses it."""
+"""Queries about a GPU from outside the process that uses it."""
 
 from __future__ import annotations
 

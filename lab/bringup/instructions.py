@@ -44,7 +44,10 @@ _WORDS = 400  # characters of a difference
 
 @dataclass
 class Row:
-    """forms: of the program, those that kernels use; kernels: that depend on what failed."""
+    """Result of one program.
+
+    forms: forms of the program that kernels use.
+    kernels: kernels that depend on the forms that failed."""
 
     program: str
     verdict: str = LEFT
@@ -81,7 +84,7 @@ class Judge:
     gpu: Device | None = None
 
     def rows(self, trials: Iterable[Trial]) -> Iterator[Row]:
-        """One after the other; after several that hung the others are not run."""
+        """Run trials in order; after several hangs, the remaining ones are not run."""
         hung = 0
         for trial in trials:
             row, start = Row(trial.name), time.perf_counter()
@@ -156,7 +159,7 @@ def blame(rows: list[Row], known: Table) -> None:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
+    """Run the programs that the flags select; return the exit code."""
     known, devices = read(options.arch), [Device(gpu=False), Device()]
     try:
         judge = Judge(options.arch, known, devices[0])

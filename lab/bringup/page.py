@@ -135,7 +135,7 @@ def pack(session: Session, document: dict[str, Any]) -> Path:
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """What goes into the archive."""
+    """Yield the files that go into the archive."""
     for path in sorted(folder.rglob("*")):
         if path.suffix in (*TEXTS, *PICTURES) and path.stat().st_size <= MOST_BYTES:
             yield path

@@ -1,4 +1,4 @@
-"""What bringup.py does: the steps that are asked for, then file and page."""
+"""Implementation of bringup.py: runs the selected steps, then writes the file and the page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOLD = (*BAD, SKIPPED, "refused")  # whose reason stands in the table
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; the exit code."""
+    """Do what the flags request; return the exit code."""
     if options.table:
         text = where.README.read_text(encoding="utf-8")
         where.README.write_text(where.with_table(text, where.documents()), encoding="utf-8")

@@ -32,7 +32,7 @@ ENDLESS = (1 << 63) - 1  # cycles
 
 
 def hang() -> None:
-    """For ever."""
+    """Hang forever."""
     import torch
 
     if torch.cuda.is_available():
@@ -61,7 +61,7 @@ def address() -> None:
 
 
 def result() -> None:
-    """From now on, in this process."""
+    """Spoil the results of all later operator calls in this process."""
     from kernelkit.call.operator import Operator
 
     real = Operator.__call__
@@ -75,7 +75,7 @@ def result() -> None:
 
 
 def _spoil(tensor: Any) -> None:
-    """Its first element."""
+    """Overwrite the tensor's first element."""
     import torch
 
     if isinstance(tensor, torch.Tensor) and tensor.numel():

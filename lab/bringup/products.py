@@ -64,8 +64,11 @@ _COPY_BYTES = 512  # of scale factors: of 128 rows, 4 each
 
 @dataclass(frozen=True)
 class Operand:
-    """In shared memory. word: its descriptor without the address; step: bytes from the first MMA to
-    the second; nbytes: that may be read."""
+    """An operand in shared memory.
+
+    word: its descriptor without the address.
+    step: bytes from the first MMA to the second.
+    nbytes: bytes that may be read."""
 
     fmt: str
     word: int
@@ -140,7 +143,7 @@ class Product:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """What lies in shared memory: (format of it, bytes)."""
+        """List the contents of shared memory as (format, bytes)."""
         found = [(self.a.fmt, self.a.nbytes)] if self.a else []
         found.append((self.b.fmt, self.b.nbytes))
         return [*found, *((self.scales, count * _COPY_BYTES) for count in self.copies if count)]
@@ -172,7 +175,7 @@ def _elements(fmt: str, nbytes: int, seed: str) -> np.ndarray:
 
 
 def cases(wanted: Iterable[str]) -> Iterator[Case]:
-    """One for each MMA among the forms."""
+    """Yield one case for each MMA among the forms."""
     for form in wanted:
         product = Product.of(form)
         if product is not None:

@@ -42,8 +42,8 @@ class Trial:
     checked: bool = False
 
     def emulated(self, arch: str) -> tuple[Outputs, set[str]]:
-        """What the emulator makes of it, as of a program for this architecture, and all forms in
-        it, also of instructions that did not run."""
+        """Emulate the program for this architecture. Return its outputs and all its forms,
+        including those of instructions that did not run."""
         program = aimed_at(self.case.program, arch)
         module = ptxemu.load(program.text)
         with recording() as heard:

@@ -30,7 +30,7 @@ KEPT = (("parameter", "{name}"), ("stays", "{value:g}"), ("kind", "{kind}"), ("b
 
 
 def verdict_of(found: Parameter, was: Parameter) -> str:
-    """How a measured number stands to the one that the model has."""
+    """Compare a measured value with the model's value and range."""
     if found.value == was.value:
         return "the same"
     within = was.low <= found.value <= was.high

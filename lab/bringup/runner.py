@@ -48,7 +48,7 @@ def may_be_the_neighbours(record: Record) -> bool:
 
 
 class GpuIsGone(Exception):
-    """What it got that asked the GPU for a sum."""
+    """The GPU no longer answers; the message is what the probe kernel failed with."""
 
 
 @dataclass
@@ -178,7 +178,7 @@ class BringUp:
         return f"the package {missing[0]} is not installed" if missing else ""
 
     def head(self) -> dict[str, Any]:
-        """What the document begins with."""
+        """Return the head of the document."""
         here = self.session.figures("doctor.here") or {}
         gpus = here.get("gpus") or [{}]
         name = "emulator" if self.options.emulate else gpus[0].get("name", "GPU")

@@ -1,4 +1,4 @@
-"""What a bring-up has found so far: a folder with a record per step, and the document of it all.
+"""Results of a bring-up so far: a folder with a record per step, and a document of all of them.
 
 The folder survives whatever ends the process; the next one goes on behind the last record. A record
 is of the command line and of our files as they were: where one of these is another, the step is run
@@ -29,11 +29,13 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Record:
-    """What came of a step.
+    """Result of a step.
 
-    verdict: passed, wrong, refused, hung, died; skipped or not run, for a reason. about: that
-    reason, or the last lines of the log. gpu: which one it was given, and what nvidia-smi said
-    before and after. planted: a fault on purpose. identity: of the command line and our files.
+    verdict: passed, wrong, refused, hung, died; or skipped or not run, for a reason.
+    about: that reason, or the last lines of the log.
+    gpu: the GPU it ran on, and the output of nvidia-smi before and after.
+    planted: a deliberate fault.
+    identity: identifies the command line and our files.
     """
 
     name: str
@@ -69,7 +71,7 @@ class Session:
             return None
 
     def keep(self, record: Record) -> None:
-        """It appears whole, or not at all."""
+        """Write the record atomically: readers see all of it or nothing."""
         text = json.dumps(asdict(record), indent=1)
         write_whole(self.place(record.name, "record"), text.encode(), lasting=True)
 

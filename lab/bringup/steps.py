@@ -25,10 +25,15 @@ NO_TIMES = "times of the emulator are no times"
 class Step:
     """A command of a process of its own.
 
-    name: its group, a dot, and what it is. words: what it shows. argv: behind the interpreter, with
-    JSON, FOLDER and ARCH in it. seconds: after which it hangs. emulated: words more in the
-    emulator; why_not: instead, why it cannot be emulated. quick: also with --quick. needs: a
-    program that has to be installed. modules: Python packages that have to be.
+    name: its group, a dot, and what it is.
+    words: what it shows.
+    argv: arguments of the interpreter, with placeholders JSON, FOLDER and ARCH.
+    seconds: time after which it counts as hung.
+    emulated: additional arguments in the emulator.
+    why_not: why it cannot be emulated.
+    quick: whether --quick includes it.
+    needs: a program that must be installed.
+    modules: Python packages that must be installed.
     """
 
     name: str
@@ -58,11 +63,11 @@ class Step:
 
     @property
     def on_host(self) -> bool:
-        """It needs no GPU."""
+        """Whether the step needs no GPU."""
         return self.group == "model"
 
     def command(self, arch: str, *, emulate: bool, places: dict[str, str]) -> list[str]:
-        """Behind the interpreter."""
+        """Return the arguments of the interpreter, with placeholders replaced."""
         words = [*self.argv, *(self.emulated if emulate else self.native)]
         for mark, value in {**places, ARCH: arch}.items():
             words = [word.replace(mark, value) for word in words]

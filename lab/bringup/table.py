@@ -131,7 +131,7 @@ Used = dict[str, dict[str, list[str]]]  # form -> kernel -> names of problems
 
 
 def _used(arch: str, words: Collection[str]) -> tuple[Used, dict[str, set[str]]]:
-    """Also: kernel -> all problems that launch it."""
+    """Return the forms that kernels use, and for each kernel all problems that launch it."""
     from lab.bringup.covering import problems
 
     used: Used = defaultdict(lambda: defaultdict(list))

@@ -1,5 +1,5 @@
-"""What the generated programs of the tensor core have in common: one or two CTAs of four warps,
-shared memory filled from a buffer, tensor memory allocated, and all of it given back.
+"""Parts shared by the generated tensor core programs: one or two CTAs of four warps, shared
+memory filled from a buffer, and tensor memory allocated and released.
 
 Registers: %thread, %rank (of the CTA in its cluster), %smem, %tmem (the address of the allocation),
 %quarter (that of the lanes that a warp reaches), %leader (the thread that issues), %never, %always;
@@ -34,7 +34,7 @@ def prologue(nbytes: int) -> Iterator[str]:
 
 
 def begin(ctas: int, nbytes: int, columns: int) -> Iterator[str]:
-    """The same, and tensor memory, for a pair once both of it are there."""
+    """Yield the prologue and allocate tensor memory, for a pair once both CTAs have arrived."""
     yield from prologue(nbytes)
     if ctas > 1:
         yield BOTH
@@ -130,7 +130,7 @@ def _names(first: int) -> list[str]:
 
 
 def commit(ctas: int) -> Iterator[str]:
-    """To the mbarrier of every CTA."""
+    """Commit to the mbarrier of every CTA."""
     name = f"tcgen05.commit.cta_group::{ctas}.mbarrier::arrive::one.shared::cluster"
     yield "mov.b16 %h0, 3;"
     more = ".multicast::cluster.b64 [%barrier], %h0;" if ctas > 1 else ".b64 [%barrier];"
@@ -143,7 +143,7 @@ def arrived(how: str = "parity.shared") -> Iterator[str]:
 
 
 def wait() -> Iterator[str]:
-    """The same of what the tensor core has done."""
+    """Wait until the committed work of the tensor core is done."""
     yield from arrived()
     yield "tcgen05.fence::after_thread_sync;"
 

@@ -1,4 +1,4 @@
-"""One command in a process group of its own, under a watchdog.
+"""A watchdog that runs one command in a separate process group.
 
 What hangs is ended with all that it has started, and costs its own time alone. A process that waits
 for a GPU may not end at once, or at all: then that is said, and nobody waits for it.
@@ -24,9 +24,11 @@ LINES = 12  # of the log, that a record keeps
 
 @dataclass(frozen=True)
 class Ended:
-    """verdict: one of those above. code: of the exit, negative for a signal; None where the process
-    could not be ended. tail: the last lines that it wrote, and how it ended where that was not by
-    itself."""
+    """End of a command.
+
+    verdict: one of those above.
+    code: exit code, negative for a signal; None if the process could not be ended.
+    tail: the last lines that it wrote, and how it ended if it did not exit normally."""
 
     verdict: str
     code: int | None
@@ -72,7 +74,7 @@ def run(
 
 
 def how_it_ended(verdict: str, code: int | None, limit: float) -> str:
-    """What the log does not say."""
+    """Describe how the command ended, which the log does not show."""
     if code is None:
         return f"no end after {limit:.0f} s, and none by a signal: it is still there"
     if verdict == HUNG:

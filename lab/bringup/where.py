@@ -1,4 +1,4 @@
-"""What ran where, by the bring-ups in results/: the table of the README, as Markdown."""
+"""The README's table of bring-ups in results/ by GPU, as Markdown."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What scripts/plan.py does: the memory of a cache divided."""
+"""Implementation of scripts/plan.py: divides the memory of a cache."""

@@ -1,4 +1,4 @@
-"""What `plan.py` does: what a KV cache needs and how many requests fit, as tables."""
+"""`plan.py`: tables of the memory that a KV cache needs and of the requests that fit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _gb(part: str, digits: int, row: Row) -> str:
 
 
 def _slots(part: str) -> tuple[Column, Column]:
-    """How many, and what they take."""
+    """Return the columns for the number of slots and their size."""
     return (part, f"{{slots[{part}]:,}}"), ("GB", partial(_gb, part, 2))
 
 

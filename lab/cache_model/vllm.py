@@ -30,7 +30,7 @@ PAGE_ALIGN = FP8_584.page_align
 
 @dataclass(frozen=True)
 class Page:
-    """One layer's part of a block: `rows` entries of `row_bytes`."""
+    """A layer's part of a block: `rows` entries of `row_bytes`."""
 
     rows: int
     row_bytes: int
@@ -49,7 +49,8 @@ class Page:
 class Group:
     """Layers that share a block table: (layers, page) pairs.
 
-    tokens: of a block. window: tokens that a query looks back, itself among them; 0 for all.
+    tokens: tokens in a block.
+    window: tokens that a query sees, itself included; 0 for all.
     """
 
     name: str
@@ -131,7 +132,8 @@ class VllmLayout:
         return sum(g.reserved(tokens, in_flight) for g in self.groups if g.window)
 
     def requests(self, memory: int, tokens: int, batched_tokens: int = BATCHED_TOKENS) -> int:
-        """So many of `tokens` tokens fit: the last one is admitted while the others decode."""
+        """Return how many requests of `tokens` tokens fit: the last one is admitted while the
+        others decode."""
         (paged,) = (group for group in self.groups if not group.window)
         blocks = memory // self.stride
         last = paged.blocks(tokens) + self.reserve(tokens, batched_tokens)

@@ -1,1 +1,1 @@
-"""What kernels would take, by the cycle model."""
+"""Kernel times predicted by the cycle model."""

@@ -1,4 +1,4 @@
-"""What `cycles.py beside` does: kernels that were timed on a GPU, modelled for that GPU."""
+"""`cycles.py beside`: models kernels for the GPU on which they were timed."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def row_of(problem: Measured, options: argparse.Namespace) -> dict[str, Any]:
 def _of_launches(
     problem: Measured, sets: Sequence[Gpu], options: argparse.Namespace
 ) -> tuple[int, list[float]]:
-    """How many there are, and microseconds with each set of parameters."""
+    """Return the number of launches, and microseconds with each set of parameters."""
     bound = _bound(problem.make, options.limit, None if problem.whole else options.clusters)
     return len(bound), [
         _microseconds(bound, one, problem.memory) + problem.others * one.value("launch_least")
@@ -124,7 +124,8 @@ def _of_launches(
 def _of_blocks(
     problem: Measured, sets: Sequence[Gpu], options: argparse.Namespace
 ) -> tuple[int, list[float]]:
-    """The same of attention, from a few of its blocks, all at the clock of the first set."""
+    """Return the number of launches and times of attention, from a few of its blocks, all at the
+    clock of the first set."""
     clock, place = sets[0].value("clock"), {"arch": sets[0].arch, "memory": problem.memory}
     case = sample.case_options(problem.flags, argparse.Namespace(**place, given=()))
     return 1, sample.microseconds(sample.ours, case, [each.changed(clock=clock) for each in sets])
@@ -134,7 +135,7 @@ def _of_blocks(
 def _bound(
     make: Callable[[], Call], limit: float, clusters: int | tuple[int, ...] | None
 ) -> tuple[BoundLaunch, ...]:
-    """What a call launches."""
+    """Return the launches of a call."""
     call = make()
     with watched(record=True, limit=limit, clusters=clusters) as report:
         call()

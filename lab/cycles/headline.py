@@ -1,5 +1,5 @@
-"""What `cycles.py fmha --peers` prints where no case is named: headline shapes of attention, ours
-beside other people's kernels in the same model, and beside what is published."""
+"""`cycles.py fmha --peers` without a case: headline shapes of attention. Compares our modelled
+kernels with modelled peers and with published figures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ HEADLINES = {
 
 @dataclass(frozen=True)
 class Rival:
-    """What was published of somebody's kernel for a row."""
+    """A published time of another kernel for a row."""
 
     row: str
     rival: str
@@ -136,7 +136,7 @@ def modelled(row: str, options: argparse.Namespace, sets: Sequence[Gpu]) -> dict
 
 
 def _reason(error: Exception) -> str:
-    """In one line; of an assertion without words, what it asserts."""
+    """Describe an error in one line; for an assertion without a message, return its source line."""
     said = str(error).strip().partition("\n")[0]
     said = said or traceback.extract_tb(error.__traceback__)[-1].line or ""
     plain = isinstance(error, (ValueError, NotImplementedError, ImportError, PtxEmuError)) and said
@@ -144,8 +144,10 @@ def _reason(error: Exception) -> str:
 
 
 def figures(us: Sequence[float], flops: float, ours: Sequence[float] | None) -> dict[str, Any]:
-    """us: nominal, then with each set of parameters; ours: the same of our kernel, where it is
-    another one. Speeds are compared set by set."""
+    """Return times, speeds and ratios; speeds are compared set by set.
+
+    us: nominal, then with each set of parameters.
+    ours: the times of our kernel, if `us` is of another one."""
     found: dict[str, Any] = {"us": us[0], "low_us": min(us), "high_us": max(us), "sets": list(us),
                              "tflops": flops / us[0] * 1e-6}  # fmt: skip
     if ours:
@@ -155,8 +157,8 @@ def figures(us: Sequence[float], flops: float, ours: Sequence[float] | None) -> 
 
 
 def flops_of(options: argparse.Namespace) -> float:
-    """As benchmarks count them: half of the products of a causal problem, of a window those that
-    are seen."""
+    """Count operations as benchmarks do: half of the products of a causal problem, and only
+    visible ones with a window."""
     (keys,), queries = options.kv_len, options.q_len
     seen = queries * keys / (2 if options.causal else 1)
     left, _ = options.window

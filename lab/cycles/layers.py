@@ -1,5 +1,5 @@
-"""What `cycles.py layers` does: MoE layers of models at their true sizes, modelled beside what is
-published of others.
+"""`cycles.py layers`: models MoE layers at their true sizes and compares them with published
+times of other implementations.
 
 Weights are zeros, which take no memory before they are read. Tokens go where the reference sends
 them; routing kernels run for their time alone, since of large grids some clusters are executed.
@@ -66,7 +66,7 @@ class Problem:
 
     @property
     def formats(self) -> str:
-        """As the table of rivals calls them."""
+        """Return the formats as the table of rivals names them."""
         return f"{self.activations} x {self.weights}"
 
     @property
@@ -125,7 +125,7 @@ def _launched(call: Callable[[], Any], clusters: Any) -> list[tuple[str, BoundLa
 
 
 def _named(launches: Sequence[tuple[str, BoundLaunch]]) -> Iterator[tuple[str, BoundLaunch]]:
-    """With the step in place of the entry's name."""
+    """Yield launches with the step's name in place of the entry's name."""
     products = iter((W13, W2))
     for entry, launch in launches:
         key = key_of(entry)
@@ -170,7 +170,7 @@ def rivals() -> dict[tuple[str, str, str, int], tuple[float, str]]:
 
 
 def problems_of(options: argparse.Namespace) -> list[Problem]:
-    """What the flags spell; ValueError for formats that do not go together."""
+    """Return the problems that the flags describe; raise ValueError for incompatible formats."""
     found = []
     for name in options.model:
         layer = of_model(name)

@@ -37,7 +37,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Scope:
-    """What the roles may reach. steps: of K; stages: of the ring that are used."""
+    """Resources of the roles.
+
+    steps: steps of K.
+    stages: stages of the ring that are used."""
 
     a: TmaTensor
     b: TmaTensor
@@ -165,7 +168,12 @@ class Epilogue:
 
 
 class Mainloop:
-    """D = A B^T. a: [m, K]; b: [n, K]; d: [m, n] in fp32; K a multiple of k."""
+    """Product D = A B^T.
+
+    a: [m, K].
+    b: [n, K].
+    d: [m, n] in fp32.
+    K is a multiple of k."""
 
     def __init__(self, config: MainloopConfig) -> None:
         self.config, self.plan = config, MainloopPlan(config)
@@ -220,7 +228,7 @@ class Mainloop:
 
 
 def host_function(config: MainloopConfig, arch: str) -> tuple:
-    """What `kernelkit.compile.compiler.compile_once` compiles."""
+    """Return the arguments for `kernelkit.compile.compiler.compile_once`."""
     element, size = ELEMENTS[config.dtype], cute.sym_int32(divisibility=config.k)
     a, b = (fake_tensor(element, rows, size, align=16) for rows in (config.m, config.n))
     d = fake_tensor(Float32, config.m, config.n, align=16)

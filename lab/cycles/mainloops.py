@@ -1,4 +1,4 @@
-"""What `cycles.py mainloops` does: published main loops of GEMMs, beside what the model says."""
+"""`cycles.py mainloops`: compares published main loops of GEMMs with the model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Published:
-    """One row. stages: 0 for as many as shared memory holds; length: K of the whole product."""
+    """A published row.
+
+    stages: 0 for as many as shared memory holds.
+    length: K of the whole product."""
 
     config: MainloopConfig
     group: str

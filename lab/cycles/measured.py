@@ -26,12 +26,18 @@ _DEPENDENT = {"decode pdl": {"pdl": True},
 
 @dataclass(frozen=True)
 class Measured:
-    """One problem. group: the step; us: measured; memory: 'cold' or 'warm'; make: allocates its
-    inputs and gives the call; nbytes: that they have; others: launches of torch beside ours; whole:
-    all clusters are run, as a launch takes addresses from what those of an earlier one have found.
+    """A measured problem.
 
-    flags: of a case of attention, of which a few blocks are run and modelled instead. It was
-    measured in cycles: us are those at the clock of the GPU's own parameters.
+    group: the step.
+    us: measured microseconds.
+    memory: 'cold' or 'warm'.
+    make: allocates the inputs and returns the call.
+    nbytes: bytes of the inputs.
+    others: number of torch launches in addition to ours.
+    whole: whether all clusters must run, as a launch reads addresses that an earlier one
+    found.
+    flags: flags of an attention case, of which a few blocks are run and modelled instead.
+    Such a case was measured in cycles: us is the time at the clock of the GPU's parameters.
     """
 
     group: str
@@ -135,7 +141,8 @@ def _step(row: dict[str, Any], gpu: str, setting: dict[str, Any]) -> Measured:
 
 
 def _decode(row: dict[str, Any]) -> Call:
-    """As it chooses, or as the name of the peer has it: 'decode cluster=8,parts=2'."""
+    """Return the call with the default tuning, or that in the peer's name: 'decode
+    cluster=8,parts=2'."""
     import torch
 
     from gqa_lowlatency import DecodeConfig, decode_plan

@@ -1,4 +1,4 @@
-"""What `cycles.py NAME --peers` models beside ours: other people's kernels for the same case."""
+"""Peers of `cycles.py NAME --peers`: other people's kernels for the same case."""
 
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ _OURS_ALONE = {"sink_tokens": 0, "kv_lens": None, "q_lens": None, "k_lens": None
 
 
 def peers_of(subject: str) -> dict[str, Peer]:
-    """By name. ValueError for a subject of which none is known."""
+    """Return the peers by name; raise ValueError for a subject without any."""
     if subject not in PEERS:
         raise ValueError(f"--peers: none is known of {subject!r}; of {', '.join(PEERS)}")
     return PEERS[subject]
 
 
 def launched(call: Call, clusters: Any) -> list[LaunchReport]:
-    """What a peer launches; without what makes its inputs, and once what it repeats to be timed.
+    """Return a peer's launches, without those that make its inputs, and each repeated launch
+    once.
+
     clusters: an option of the emulator."""
     silent = redirect_stdout(io.StringIO())
     with silent, watched(record=True, limit=None, clusters=clusters) as report:
@@ -75,7 +77,8 @@ def _flash(options: argparse.Namespace) -> Iterator[Call]:
 
 @contextmanager
 def _flash_decode(options: argparse.Namespace) -> Iterator[Call]:
-    """Its forward pass, which takes several heads of a token as rows and parts of the keys."""
+    """Yield FlashAttention's decode call, which uses several heads of a token as rows and splits
+    keys."""
     from lab.problems.gqa import case_of
 
     case = case_of(options)
@@ -148,7 +151,7 @@ def _example(path: Path, case: Case) -> Call:
 def _once(
     function: Callable[..., object], *, workspace_generator: Callable[[], Any], **_: object
 ) -> float:
-    """In place of a benchmark: one launch, which is what takes its time here."""
+    """Replace a benchmark by one launch, which is the slow part here."""
     given = workspace_generator()
     function(*given.args, **given.kwargs)
     return 1.0
@@ -160,7 +163,8 @@ def _sides(case: Case) -> tuple[int, int]:
 
 
 def _taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-    """What the function of this version takes; ValueError for what it needs beyond that."""
+    """Return the arguments that this version's function accepts; raise ValueError if others are
+    required."""
     wanted = inspect.signature(function).parameters
     needed = [
         name
@@ -237,7 +241,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """As benchmarks count them: half of the products of a causal one."""
+        """Count operations as benchmarks do: half of the products if causal."""
         products = self.batch * self.heads * self.seqlen**2 * self.head_dim
         return 4 * products / (2 if self.causal else 1)
 
@@ -254,9 +258,9 @@ def from_source(folder: Path) -> None:
 
 @contextmanager
 def flash_attention(gpu: Gpu = B200) -> Iterator[Callable[..., Any]]:
-    """Its function, on a machine that seems to have that GPU: the code depends on its architecture
-    and number of SMs. One GPU per process, since it remembers what it has compiled. ValueError,
-    with how to get it, where it or something that it needs is not installed."""
+    """Yield FlashAttention's function on a simulated machine with that GPU. The code depends on
+    its architecture and number of SMs. Use one GPU per process, since it caches what it has
+    compiled. Raise ValueError, with how to install it, if it or a dependency is missing."""
     chosen = {"CUTE_DSL_ARCH": gpu.arch, "FLASH_ATTENTION_ARCH": gpu.arch}
     with environment(chosen), machine_with_gpu(Emulator()), _multiprocessors(gpu.sms):
         try:
@@ -267,22 +271,25 @@ def flash_attention(gpu: Gpu = B200) -> Iterator[Callable[..., Any]]:
 
 
 def _multiprocessors(count: int) -> AbstractContextManager[None]:
-    """What persistent kernels ask the DSL for."""
+    """Patch the number of SMs that persistent kernels query from the DSL."""
     from cutlass.utils import HardwareInfo
 
     return patched(HardwareInfo, {"get_device_multiprocessor_count": lambda self: count})
 
 
 def recorded(call: Callable[[], object], clusters: Any) -> list[Recording]:
-    """What the call launches that has machine code; clusters: of each grid, as an option of the
-    emulator."""
+    """Return the launches of the call that have machine code.
+
+    clusters: clusters of each grid, an option of the emulator."""
     with watched(record=True, limit=None, clusters=clusters) as report:
         call()
     return [each.recording for each in report.launches if each.recording and each.recording.cubin]
 
 
 def call_of(function: Callable[..., Any], shape: Shape, queries: int = 0) -> Callable[[], object]:
-    """With random inputs; the entries of a batch are alike. queries: 0 for as many as keys."""
+    """Return a call with random inputs; the entries of a batch are identical.
+
+    queries: 0 for as many as keys."""
     import torch
 
     def drawn(heads: int, tokens: int = shape.seqlen) -> Any:
@@ -296,9 +303,9 @@ def call_of(function: Callable[..., Any], shape: Shape, queries: int = 0) -> Cal
 
 
 def spread(total: int, count: int) -> list[int]:
-    """So many clusters of a grid, one of each of as many equal parts, at places that differ, since
-    a grid that orders its work in periods would show the same of it to equal distances; and the one
-    beside the first."""
+    """Choose `count` clusters of a grid, one from each of `count` equal parts, and the neighbour
+    of the first. Their offsets differ: in a grid that orders its work in periods, equal
+    distances would sample the same phase."""
     if count >= total:
         return list(range(total))
     bounds = [part * total // count for part in range(count + 1)]
@@ -334,7 +341,8 @@ class SaysCuda(TorchFunctionMode):
 
 @contextmanager
 def frost() -> Iterator[Callable[..., Any]]:
-    """Its forward pass for sm_100a. ImportError, with how to get it, where it is not installed."""
+    """Yield the forward pass of FROST for sm_100a. Raise ImportError, with how to get it, if it
+    is not installed."""
     with machine_with_gpu(Emulator()):
         try:
             api = importlib.import_module("cudnn.sdpa.fwd.api_dsl")

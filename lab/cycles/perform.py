@@ -1,4 +1,5 @@
-"""What cycles.py does: record launches, model them, say what they take and why."""
+"""Implementation of cycles.py: records launches, models them, and reports times and their
+causes."""
 
 from __future__ import annotations
 

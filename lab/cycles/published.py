@@ -1,4 +1,4 @@
-"""What `cycles.py published` does: FlashAttention-4 modelled beside times that others published."""
+"""`cycles.py published`: compares modelled times of FlashAttention-4 with published ones."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def period_of(total: int, took: Mapping[int, int]) -> tuple[int, int] | None:
 
 
 def place_of(number: int, period: tuple[int, int]) -> int:
-    """Where in its period a cluster stands."""
+    """Return the position of a cluster in its period."""
     width, count = period
     return number // width % count
 
@@ -100,7 +100,7 @@ def _periods(total: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Timed:
-    """How long launches take on any GPU: those that were recorded, and so many tiles more of a
+    """Times of launches on any GPU: the recorded launches, and `more` additional tiles of a
     persistent CTA."""
 
     launches: Sequence[BoundLaunch]
@@ -129,9 +129,9 @@ def timed_of(
     kind: type[LaunchModel] = LaunchModel,
     memory: str = COLD,
 ) -> Timed:
-    """size: entries of the batch, KV heads, queries. clusters: recorded of a
-    grid that is not persistent. even: all tiles take as long. pieces: parts of the queries that are
-    whole tiles, where there are many. kind: what models launches."""
+    """size: entries of the batch, KV heads, queries. clusters: clusters to record of a grid that
+    is not persistent. even: whether all tiles take equally long. pieces: number of parts of
+    the queries, in whole tiles, if there are many. kind: class that models launches."""
     model = partial(kind, memory=memory)
 
     batch, kv_heads, queries = size
@@ -208,7 +208,7 @@ def ours(options: argparse.Namespace) -> Iterator[Call]:
 
 
 def microseconds(peer: Peer, options: argparse.Namespace, sets: Sequence[Gpu]) -> list[float]:
-    """With each set of parameters; recorded once."""
+    """Return the time with each set of parameters; launches are recorded once."""
     group = options.q_heads // options.kv_heads
 
     def record(batch: int, kv_heads: int, queries: int, clusters: Clusters) -> list[Recording]:

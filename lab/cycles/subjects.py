@@ -1,4 +1,4 @@
-"""What is modelled, with which parameters, and the picture of modelled times over others."""
+"""Subjects and parameters of the model, and the plot of modelled times against others."""
 
 from __future__ import annotations
 

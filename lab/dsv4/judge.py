@@ -1,4 +1,4 @@
-"""How a step of the layer over the cache compares with the model that computes everything anew.
+"""Comparison of a step of the layer over the cache with the model that recomputes everything.
 
 Every component is held against the definition in fp64 with what the kernels had before it, so that
 its limit is its own; end to end nothing is shared but the tokens.
@@ -51,8 +51,10 @@ SUM_ULP, SUM_TERMS, TINY = 2.0**-24, 8, 1e-30
 
 @dataclass
 class Finding:
-    """Figures of one component in a step. share: of the limit, the largest. differ: numbers that
-    are not the model's, of `of`."""
+    """Figures of one component in a step.
+
+    share: largest error as a share of the limit.
+    differ: how many of `of` numbers differ from the model's."""
 
     error: float = 0.0
     share: float = 0.0

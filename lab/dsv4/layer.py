@@ -1,4 +1,5 @@
-"""One layer of DeepSeek-V4 over the cache, every step of it by the repository's kernels: compress,
+"""A layer of DeepSeek-V4 over the cache, with this repository's kernels for every step:
+compress,
 index, select, attend, experts. Dense products are `_dsv4_weights`'.
 """
 
@@ -53,7 +54,10 @@ class Taps:
 
 
 class Layer:
-    """Layer 0 of `cache`. place: backend and arch of all kernels; positions: that tables have."""
+    """Layer 0 of `cache`.
+
+    place: backend and arch of all kernels.
+    positions: number of positions in the RoPE tables."""
 
     def __init__(
         self, cache: Cache, weights: Weights, place: dict[str, Any], positions: int

@@ -1,5 +1,5 @@
-"""One layer of DeepSeek-V4 in plain torch that keeps all of a request's tokens and computes
-everything anew in every step: what the layer over the cache is held against.
+"""Reference layer of DeepSeek-V4 in plain torch. It keeps all of a request's tokens and
+recomputes everything in every step.
 
 All of it is fp64 but for what the model itself rounds: entries and the indexer's queries in the
 format of their records, as DeepSeek's inference code simulates them (act_quant, fp4_act_quant).
@@ -24,7 +24,10 @@ from mla.indexer import quantised as index
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """exact: fp64, before a record's format; stored: as its reader sees them, fp64."""
+    """Rows in two precisions.
+
+    exact: fp64, before conversion to a record's format.
+    stored: fp64, as a reader of the record sees them."""
 
     exact: torch.Tensor
     stored: torch.Tensor
@@ -32,8 +35,10 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """All of a request so far. entries: those of a CSA or HCA layer; keys, queries: of the indexer,
-    queries as stored [n, HI, 128], of the last n tokens."""
+    """State of a request so far.
+
+    entries: entries of a CSA or HCA layer.
+    keys, queries: those of the indexer; queries as stored [n, HI, 128], of the last n tokens."""
 
     projected: Projected
     window: Rows

@@ -1,4 +1,4 @@
-"""What `run.py dsv4` does: a layer over the cache, step by step, beside its judge."""
+"""`run.py dsv4`: runs a layer over the cache step by step and compares it with its judge."""
 
 from __future__ import annotations
 
@@ -47,9 +47,12 @@ SHORTER, LATER = 37, 2  # a prompt than the one before it, steps until the next 
 
 @dataclass
 class Row:
-    """A step. differ: stored numbers that are not the model's; swapped: selected entries that the
-    model would not have selected; live: bytes of the cache that the requests need; gpu_seconds: of
-    its kernels up to attention, on a GPU."""
+    """A step.
+
+    differ: stored numbers that differ from the model's.
+    swapped: selected entries that the model would not have selected.
+    live: bytes of the cache that the requests need.
+    gpu_seconds: time of its kernels up to attention, on a GPU."""
 
     step: int
     tokens: int
@@ -62,7 +65,7 @@ class Row:
     gpu_seconds: float
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row for JSON."""
         found = {name: vars(finding) for name, finding in self.verdict.findings.items()}
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "verdict"}
         return {**plain, "components": found, "ok": self.verdict.ok}
@@ -172,7 +175,8 @@ class Run:
 
 
 def merged(rows: list[Row]) -> dict[str, Finding]:
-    """By component: the worst of these steps, and how many numbers of them all differ."""
+    """Return by component the worst finding of these steps and the total count of differing
+    numbers."""
     found = {}
     for name in COMPONENTS:
         each = [row.verdict.findings[name] for row in rows if name in row.verdict.findings]

@@ -1,4 +1,4 @@
-"""One layer of DeepSeek-V4 at reduced width: random weights, projections, RoPE tables.
+"""A layer of DeepSeek-V4 at reduced width: random weights, projections, RoPE tables.
 
 What stands here is the model's, not the cache's: dense products, which an engine has anyway. They
 are computed in fp64 and rounded where an engine's would be, so that a token's numbers do not depend
@@ -50,7 +50,7 @@ class Projected:
     index_weights: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Projected:
-        """The same there."""
+        """Return the projections on another device."""
         return Projected(*(_moved(getattr(self, field.name), device) for field in fields(self)))
 
 

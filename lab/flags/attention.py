@@ -36,9 +36,12 @@ class Option:
     """A tunable field of `AttentionConfig`, written once: its flag, a case's field, the word in a
     case's name, and the values that random problems take.
 
-    about: the help of the flag. shown: the default, in words. word: a format of the value. place:
-    of the word among others; below 0 in front of the dtype. drawn, portable: values for kernels of
-    one architecture, and for those that every GPU runs; empty where none is drawn.
+    about: help text of the flag.
+    shown: the default, in words.
+    word: format of the value in the name.
+    place: position of the word; below 0 for before the dtype.
+    drawn: random values for kernels of one architecture; empty for none.
+    portable: random values for kernels that every GPU runs; empty for none.
     """
 
     name: str

@@ -45,7 +45,7 @@ def add_parameters(group: argparse._ActionsContainer) -> None:
 
 
 def add_beside(parser: argparse.ArgumentParser) -> None:
-    """Which measured kernels are modelled, and how."""
+    """Add flags that choose which measured kernels are modelled, and how."""
     words = "what bench.py has saved, on a Hopper GPU"
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=words)
     group = parser.add_argument_group("model")
@@ -67,7 +67,7 @@ def add_beside(parser: argparse.ArgumentParser) -> None:
 
 
 def add_mainloops(parser: argparse.ArgumentParser) -> None:
-    """Which published main loops are modelled."""
+    """Add flags that choose which published main loops are modelled."""
     words = "a table with K, TILE_M, TILE_N, TILE_K, STAGES, dtype and time_ms"
     parser.add_argument("file", type=Path, metavar="FILE", help=words)
     group = parser.add_argument_group("model")
@@ -84,7 +84,7 @@ def add_mainloops(parser: argparse.ArgumentParser) -> None:
 
 
 def add_published(parser: argparse.ArgumentParser) -> None:
-    """Which published rows are modelled, and how."""
+    """Add flags that choose which published rows are modelled, and how."""
     words = "published times, with columns hd, causal, batch, seqlen, fa4_tflops"
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.csv", help=words)
     group = parser.add_argument_group("model")
@@ -108,7 +108,7 @@ def add_published(parser: argparse.ArgumentParser) -> None:
 
 
 def add_layers(parser: argparse.ArgumentParser) -> None:
-    """Which layers of experts are modelled."""
+    """Add flags that choose which layers of experts are modelled."""
     group = parser.add_argument_group("layers")
     some = {"nargs": "+", "metavar": "NAME"}
     default = ("gpt-oss-120b", "deepseek-v4-pro")
@@ -157,7 +157,9 @@ def add_peers(parser: argparse.ArgumentParser, *, headlines: bool) -> None:
 
 
 def add_cycles(parser: argparse.ArgumentParser, *, headlines: bool = False) -> None:
-    """What is modelled, and what is told of it. headlines: there is a table of peers as well."""
+    """Add flags that choose what is modelled and reported.
+
+    headlines: whether there is also a table of peers."""
     group = parser.add_argument_group("model")
     words = "parameters of which GPU"
     shown = "that of --parameters, else B200, of kernels for sm_90a H100"

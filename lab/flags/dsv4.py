@@ -16,9 +16,11 @@ RATIOS = {"swa": 0, "csa": 4, "hca": 128}
 
 @dataclass(frozen=True)
 class Shape:
-    """kind: of RATIOS. select: entries that a query of a CSA layer attends to. choices: experts of
-    a token; without experts the layer ends behind attention. hidden and intermediate as the expert
-    formats want them."""
+    """Sizes of a layer; hidden and intermediate must suit the expert formats.
+
+    kind: a key of RATIOS.
+    select: entries that a query of a CSA layer attends to.
+    choices: experts per token. Without experts the layer ends after attention."""
 
     kind: str = "csa"
     hidden: int = 256
@@ -55,9 +57,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Definition:
-    """window: tokens that a query sees, itself included. phase: of the position biases in their
-    window. sinks: whether a logit without a value is there. rope_shift: of the position of an
-    entry from the first token of its window."""
+    """Open choices of the model's definition.
+
+    window: tokens that a query sees, itself included.
+    phase: offset of the position biases in their window.
+    sinks: whether there is a logit without a value.
+    rope_shift: distance of an entry's position from the first token of its window."""
 
     window: int = WINDOW
     phase: int = 0

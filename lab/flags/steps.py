@@ -49,7 +49,7 @@ NATIVE_ONLY = ("host",)  # pinned memory and a bus
 
 
 def add_problems(group: argparse._ArgumentGroup, rows: tuple[int, ...], hidden: int) -> None:
-    """Which problems of the steps."""
+    """Add flags that choose problems of the steps."""
     shown = " ".join(map(groups.spelt, rows))
     many = {"type": groups.positive_count, "nargs": "+", "shown": shown}
     add(group, "rows", "rows, also as 8k", rows, old=["tokens"], **many)
@@ -60,7 +60,7 @@ def add_problems(group: argparse._ArgumentGroup, rows: tuple[int, ...], hidden: 
 
 
 def _add_steps(group: argparse._ArgumentGroup, steps: tuple[str, ...]) -> None:
-    """Which steps of a family."""
+    """Add the flag that chooses steps of a family."""
     some = {"choices": steps, "nargs": "+", "metavar": "STEP", "shown": "all"}
     add(group, "steps", f"of {', '.join(steps)}", steps, **some)
 

@@ -137,7 +137,7 @@ JSON: tuple[Damage, ...] = (flipped, cut, swapped, digits, *[json_damage] * 6)
 
 
 def damaged(data: bytes, how: tuple[Damage, ...], seed: str) -> bytes:
-    """One to three damages."""
+    """Apply one to three random damages."""
     order = random.Random(seed)
     for _ in range(order.choice((1, 1, 1, 2, 3))):
         data = order.choice(how)(data, order)
@@ -154,7 +154,7 @@ _HEADER = 64
 
 
 def sample() -> bytes:
-    """It defines `entry` and `data_ptx`, and needs `outside`."""
+    """Build a cubin that defines `entry` and `data_ptx` and needs `outside`."""
     symbols = ((0, 0, 0, 0), (1, 1, 0, 64), (7, 2, 0, 64), (16, 0, 0, 0), (24, 0, 0, 0))
     symtab = b"".join(
         struct.pack("<IBBHQQ", name, 0x10 if name else 0, 0, section, value, size)

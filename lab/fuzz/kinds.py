@@ -1,5 +1,5 @@
-"""What is read from files that others may have written: valid samples of each kind, its reader, and
-the errors that the reader may raise."""
+"""Kinds of files that others may have written: valid samples of each kind, its reader, and the
+errors that the reader may raise."""
 
 from __future__ import annotations
 
@@ -50,8 +50,11 @@ KEY = KernelKey("kvcache.movement.checksum_kernel", ChecksumConfig(), "sm_100a")
 
 @dataclass(frozen=True)
 class Kind:
-    """samples: valid files, made in a folder. read: takes a damaged one, with a folder to write it
-    to. errors: what it may raise; each names the file and what is wrong."""
+    """A kind of file.
+
+    samples: valid files, made in a folder.
+    read: reads a damaged file, which it writes to the given folder.
+    errors: errors that it may raise; each names the file and what is wrong."""
 
     name: str
     samples: Samples
@@ -197,7 +200,7 @@ def _manifests(_: Path) -> list[bytes]:
 
 
 def _read_artifact(_: Path, data: bytes) -> None:
-    """With the digest that belongs to what is damaged: no check but those of the content."""
+    """Read with the digest of the damaged content, so that only checks of the content apply."""
     content = data[40:]
     Artifact.from_bytes(b"BWKERNEL" + hashlib.sha256(content).digest() + content)
 

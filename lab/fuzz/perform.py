@@ -24,8 +24,11 @@ _SHOWN = 5  # failures that are kept
 
 @dataclass
 class Verdict:
-    """What came of a kind. outcomes: 'read', or the class of the error -> how many files.
-    failures: a seed with what was wrong. slowest: seconds of CPU time."""
+    """Outcome of a kind.
+
+    outcomes: 'read' or the class of the error -> number of files.
+    failures: seeds, each with what was wrong.
+    slowest: seconds of CPU time."""
 
     kind: str
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -33,13 +36,13 @@ class Verdict:
     slowest: float = 0.0
 
     def document(self) -> dict[str, Any]:
-        """For a file of JSON."""
+        """Return the verdict for a JSON file."""
         outcomes = dict(self.outcomes.most_common())
         return {"kind": self.kind, "outcomes": outcomes, "slowest": round(self.slowest, 3),
                 "failures": self.failures}  # fmt: skip
 
     def line(self) -> str:
-        """One line for people."""
+        """Return the verdict as a line of text."""
         total = sum(self.outcomes.values())
         counts = ", ".join(f"{name} {count:,}" for name, count in self.outcomes.most_common())
         return f"{self.kind}: {total:,} files, slowest {self.slowest:.2f} s; {counts}"

@@ -1,4 +1,4 @@
-"""Which file imports which: circles, and arrows upwards.
+"""Graph of imports between files: cycles, and upward edges.
 
 Every import of a package or of lab/ counts, also one inside a function or for type checkers alone.
 A folder imports what its files do, so that a package has an order, too.
@@ -26,8 +26,8 @@ class House:
 
     @cached_property
     def folders(self) -> dict[PurePosixPath, set[PurePosixPath]]:
-        """The same for folders, whose `__init__` exports what they have and counts for nothing. A
-        file beside folders stands for itself."""
+        """Return the same graph for folders. Imports from and of an `__init__` do not count, as
+        it only re-exports. A file next to folders is a node itself."""
         found: dict[PurePosixPath, set[PurePosixPath]] = {}
         for file, targets in self.files.items():
             if file.name == "__init__.py":

@@ -1,4 +1,4 @@
-"""Which of our files a call goes through, the second time, from the public function to the launch.
+"""Files of ours that a repeated call passes through, from the public function to the launch.
 
 `hops`: a call that repeats what an earlier one was checked for, on a GPU. `trips`: a call that is
 checked, as each is in the emulator: what an engineer steps through with a debugger.

@@ -47,8 +47,10 @@ DSL = {"cutlass", "cuda", "tvm_ffi"}
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module by its absolute dotted name. lazy: inside a function; typed: for type
-    checkers alone."""
+    """An imported module by its absolute dotted name.
+
+    lazy: whether the import is inside a function.
+    typed: whether it is for type checkers only."""
 
     module: str
     node: ast.stmt
@@ -62,14 +64,14 @@ class Import:
 
 @cache
 def imports(source: Source) -> tuple[Import, ...]:
-    """What a file imports when it runs; `from a import b` counts as `a.b`, which may be a module or
-    a name."""
+    """Return what a file imports when it runs; `from a import b` counts as `a.b`, which may be a
+    module or a name."""
     return tuple(item for item in all_imports(source) if not item.typed)
 
 
 @cache
 def all_imports(source: Source) -> tuple[Import, ...]:
-    """The same, and what is imported for type checkers alone."""
+    """Return all imports, including those for type checkers only."""
     return tuple(_walk(source.tree, source.path, lazy=False))
 
 

@@ -83,7 +83,7 @@ def direct(packages: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def _arrow(axis: Axes, start: tuple[float, float], end: tuple[float, float], dash: object) -> None:
-    """From box to box: down, or aside."""
+    """Draw an arrow from box to box: downwards or sideways."""
     (x, y), (x2, y2) = start, end
     high, wide = BOX[1] / 2, BOX[0] / 2
     if y == y2:

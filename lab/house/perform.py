@@ -1,4 +1,5 @@
-"""What house.py does: prints the graph of imports, files by duty, hops of calls, lengths."""
+"""Implementation of house.py: prints the graph of imports, files by duty, hops of calls,
+lengths."""
 
 from __future__ import annotations
 
@@ -83,8 +84,8 @@ def table_of_files() -> str:
 
 
 def _places(folders: tuple[str, ...], name: str) -> str:
-    """Where a family has a file of that name, also of one architecture, or files whose names end
-    so (`select_launch.py`)."""
+    """List a family's files of that name, per architecture too, or with that ending
+    (`select_launch.py`)."""
     patterns = (name, f"*_{name}", *(f"{arch}/{name}" for arch in ARCHITECTURES))
     found = []
     for folder in folders:

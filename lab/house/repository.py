@@ -81,7 +81,7 @@ def no_machine_paths(path: PurePosixPath, text: str) -> Iterator[Finding]:
 
 
 def no_dumps(path: PurePosixPath, text: str) -> Iterator[Finding]:
-    """What a compiler or a run left behind is no source; tests of ptxemu keep programs in PTX."""
+    """Report files that a compiler or a run left behind; tests of ptxemu may keep PTX programs."""
     if not path.is_relative_to(PROGRAMS):
         yield Finding(str(path), 1, f"a generated file, {len(text)} characters")
 

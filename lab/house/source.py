@@ -1,4 +1,4 @@
-"""What a rule reads and what it says: a parsed file, a finding, and the walk over the functions."""
+"""Input and output of a rule: a parsed file, a finding, and the walk over the functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Finding:
-    """One broken rule. `subject` is the file, or `file::Class.function`: an exception's key."""
+    """A broken rule. `subject` is the file or `file::Class.function`; exceptions use it as key."""
 
     subject: str
     line: int
@@ -49,7 +49,7 @@ class Function:
 
     @property
     def lines(self) -> int:
-        """From `def` to the last line, docstring included."""
+        """Number of lines from `def` to the last one, docstring included."""
         return self.node.end_lineno - self.node.lineno + 1
 
     @property
@@ -66,7 +66,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file: its path relative to the repository and its text."""
+    """A Python file: its path relative to the repository and its text."""
 
     path: PurePosixPath
     text: str

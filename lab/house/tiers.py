@@ -1,4 +1,4 @@
-"""Which test is in which tier, and why: one table per folder, `tests/<folder>/tiers.md`.
+"""Tiers of tests, with reasons: one table per folder, `tests/<folder>/tiers.md`.
 
 Quick tests run in `make test`, those of the matrix in `make matrix`, the sweep takes hours. Each
 row of a table names tests by patterns, in which `*` is anything and a file or function stands for
@@ -81,7 +81,7 @@ def table(folder: Path) -> tuple[Row, ...]:
 
 
 def deciding(rows: Sequence[Row], names: Iterable[str]) -> list[Row | None]:
-    """For each test of a folder, all of them in their order, the row that says its tier."""
+    """Return for each test of a folder, in order, the row that decides its tier."""
     seen: Counter = Counter()
     found = []
     for name in names:
@@ -109,7 +109,7 @@ def folder_of(path: Path) -> Path:
 
 
 def tier_of(item: pytest.Item) -> str:
-    """As its marks have it."""
+    """Return the tier that a test's marks give."""
     return next((tier for tier in MARKS if item.get_closest_marker(tier)), QUICK)
 
 
@@ -139,5 +139,5 @@ def assign(items: Sequence[pytest.Item]) -> dict[Path, set[Row]]:
 
 
 def files_of(folder: Path) -> set[Path]:
-    """What pytest looks into and the table of this folder is about."""
+    """Return the test files that this folder's table is about."""
     return {path for path in folder.rglob("test_*.py") if folder_of(path) == folder}

@@ -1,4 +1,4 @@
-"""How exact a kernel was, in numbers and in columns of a table: what the run scripts share."""
+"""Accuracy of a kernel, as numbers and as table columns; shared by the run scripts."""
 
 from __future__ import annotations
 

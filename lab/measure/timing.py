@@ -50,7 +50,8 @@ def rotation(nbytes: int, cache_bytes: int) -> int:
 
 
 def sets_here(nbytes: int) -> int:
-    """The same for the GPU at hand, as far as MAX_SETS of them go: what is smaller stays warm."""
+    """Return the number of sets for the current GPU, at most MAX_SETS; smaller problems stay
+    warm."""
     cache_bytes = torch.cuda.get_device_properties().L2_cache_size
     return min(rotation(nbytes, cache_bytes), MAX_SETS)
 
@@ -93,7 +94,7 @@ def figures(samples: dict[str, Sample]) -> dict[str, float]:
 
 
 def reason_of(refusal: Exception) -> str:
-    """In one line."""
+    """Describe the refusal in one line."""
     return f"{type(refusal).__name__}: {str(refusal).strip().partition(chr(10))[0]}"
 
 
@@ -157,7 +158,7 @@ def heading(**more: object) -> dict[str, object]:
 
 
 def smi(query: Sequence[str]) -> dict[str, str]:
-    """What nvidia-smi says of the current device; nothing without the tool."""
+    """Query nvidia-smi about the current device; return {} without the tool."""
     if not shutil.which("nvidia-smi"):
         return {}
     index = torch.cuda.get_device_properties().uuid

@@ -1,4 +1,4 @@
-"""Times of kernels long enough to heat the GPU, which take turns in an order that is drawn anew.
+"""Interleaved times, in a fresh random order per round, of kernels long enough to heat the GPU.
 
 A GPU at its power limit slows down while it computes: whoever runs last runs hottest, and whoever
 follows a frugal contestant coolest. So no order of the contestants is kept for two rounds. A turn
@@ -51,7 +51,7 @@ class Turn:
 
 
 def take_turns(contestants: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each returns, round by round. Orders are drawn at random, the same ones each time."""
+    """Return the results of each contestant, round by round. Orders are random but reproducible."""
     names = [*contestants]
     found: dict[str, list[T]] = {name: [] for name in names}
     orders = random.Random(rounds)
@@ -62,7 +62,7 @@ def take_turns(contestants: Mapping[str, Callable[[], T]], rounds: int) -> dict[
 
 
 def flush_buffer() -> torch.Tensor:
-    """What is overwritten in front of a call."""
+    """Return the buffer that is overwritten before a call."""
     return torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
 
 
@@ -76,8 +76,8 @@ class Contestant:
         self()  # until the head start is enough for so many
 
     def __call__(self) -> Turn:
-        """One turn; of fewer calls where the host is so slow that no head start is enough for them.
-        RuntimeError where even the fewest are too many."""
+        """Run one round, with fewer calls if the host is too slow for any head start. Raise
+        RuntimeError if even the fewest are too many."""
         pairs = self.enqueue()
         while pairs is None:
             if 2 * self.head_start <= MAX_HEAD_START:

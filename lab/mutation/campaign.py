@@ -1,5 +1,5 @@
-"""What `mutate.py` does: many mutants in several processes, the table of their verdicts, and why
-those survive that nothing tells from their kernel."""
+"""`mutate.py`: judges many mutants in several processes, and prints the table of verdicts and
+the reasons why undetected mutants survive."""
 
 from __future__ import annotations
 
@@ -184,9 +184,11 @@ Chosen = list[tuple[Key, Mutant]]
 
 @dataclass(frozen=True)
 class Record:
-    """One judged mutant. equivalent: the reason by which it means the same as its kernel; noted:
-    the strict rules tell the two apart, all the same; instead: what orders what the changed
-    instruction ordered, or UNREACHED."""
+    """A judged mutant.
+
+    equivalent: why it means the same as its kernel.
+    noted: whether the strict rules still tell the two apart.
+    instead: what orders what the changed instruction ordered, or UNREACHED."""
 
     subject: str
     ptx: str
@@ -211,7 +213,7 @@ class Record:
 
     @property
     def survived(self) -> bool:
-        """Nothing tells it from its kernel, and nothing shows that it means the same."""
+        """Whether nothing detects the mutant, and nothing shows that it is equivalent."""
         return self.by == UNNOTICED and not (self.equivalent or self.instead)
 
     @property
@@ -333,7 +335,7 @@ _COLUMNS = ("mutants", *NOTICED, "equivalent", "noted", "unreached", "survived")
 
 
 def counts(records: Sequence[Record]) -> Counter:
-    """By the columns of the table. A mutant that is killed is not equivalent, whatever was said."""
+    """Count records by the table's columns. A killed mutant is never counted as equivalent."""
     found = Counter(record.by for record in records if record.killed)
     found["mutants"] = len(records)
     found["equivalent"] = sum(bool(r.same) for r in records)
@@ -358,7 +360,7 @@ def within_contract(records: Sequence[Record]) -> bool:
 
 
 def _grouped(records: Sequence[Record], name: str) -> dict[str, Sequence[Record]]:
-    """By a field, in the order of the records, and all of them."""
+    """Group by a field, in the order of the records, and add a group of all."""
     values = dict.fromkeys(getattr(record, name) for record in records)
     groups = {value: [r for r in records if getattr(r, name) == value] for value in values}
     return {**groups, "all": records}
@@ -402,7 +404,7 @@ def show(records: Sequence[Record], console: Console) -> None:
 
 
 def survivors(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """By the category of their reason; those that have none come last."""
+    """Group survivors by the category of their reason; those without a reason come last."""
     found: dict[str, list[Record]] = {
         f"Survivors, {name}": [] for name in (*CATEGORIES, UNEXPLAINED)
     }
@@ -483,7 +485,7 @@ def print_classes() -> None:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
+    """Do what the flags request; return the exit code."""
     if options.classes:
         print_classes()
         return 0

@@ -1,4 +1,4 @@
-"""What launches kernels whose mutants are judged; all bits of its results have to stay the same."""
+"""Launches of kernels whose mutants are judged; all bits of the results must stay the same."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ Results = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class Subject:
-    """launch: results of some launches in the emulator, which are all that it writes; only: the
-    mutation classes of interest, by a part of their names."""
+    """A subject of mutation.
+
+    launch: runs some launches in the emulator and returns all that they write.
+    only: part of the names of the mutation classes of interest."""
 
     launch: Callable[[], Results]
     only: str = ""
@@ -56,7 +58,7 @@ class Subject:
 
     @cached_property
     def kernels(self) -> Baseline:
-        """What is launched, under the checker."""
+        """Return the kernels that are launched, under the checker."""
         return self.ground(next(iter(SCHEDULES.values())))
 
     def ground(self, *schedules: Mapping[str, Any]) -> Baseline:
@@ -103,12 +105,12 @@ class Judge:
 
     @cached_property
     def rest(self) -> Judge:
-        """By the schedules that this judge has not."""
+        """Return a judge with the schedules that this judge lacks."""
         left = {name: each for name, each in SCHEDULES.items() if name not in self.schedules}
         return Judge(self.subject, left)
 
     def instead(self, kernel: str, mutant: Mutant) -> str:
-        """As `ptxemu.mutation.carried.instead`, of a mutant that nothing notices."""
+        """Apply `ptxemu.mutation.carried.instead` to a mutant that nothing detects."""
         line = mutant.change.lines.get(mutant.instr.line, "")
         if str(mutant.text.statement(mutant.instr)) in line:  # what changes is another instruction
             return ""

@@ -68,8 +68,8 @@ def _dependent(arch: str) -> Results:
 
 
 def _hopper(queries: int, keys: int, **options: Any) -> Subject:
-    """With key tiles as narrow as there are, which have fewest instructions, rings so short that
-    they come round, and so many blocks of a CTA that a wrong count of arrivals shows."""
+    """Use the narrowest key tiles, which have the fewest instructions, rings short enough to
+    wrap, and enough blocks per CTA that a wrong count of arrivals shows."""
     short = {"tile_n": 32, "k_stages": 2, "v_stages": 2, "amplitude": 4.0, "places": 1}
     return _problem(queries, keys, "sm_90a", **{**short, **options})
 
@@ -184,7 +184,7 @@ def _dependent_step(arch: str, ready: bool = False) -> Results:
 
 
 def _of(arch: str) -> dict[str, Subject]:
-    """With rings so short that they come round."""
+    """Return decode subjects with rings short enough to wrap."""
     tuning = {"stages": 4, "warps": 4} if arch == "sm_90a" else {"stages": 4}
     two, one = DecodeConfig(cluster=2, **tuning), DecodeConfig(cluster=1, **tuning)
     return {
@@ -246,7 +246,7 @@ def _dependent_product() -> Results:
 
 
 def _mixed(stages: int, case: mixed_gemm.Case) -> Subject:
-    """In one CTA, or a cluster, with a ring so short that it comes round in every tile."""
+    """Run in one CTA or cluster, with a ring short enough to wrap in every tile."""
     inputs = functools.cache(case.inputs)  # not yet
 
     def launched() -> Results:
@@ -282,7 +282,7 @@ def _beside() -> Results:
 
 
 def _rows() -> Results:
-    """As they are and in e4m3, where experts have them; slots without a row."""
+    """Gather rows unchanged and to e4m3 for a range of experts; some slots have no row."""
     x, ids = _normal(9, 320).bfloat16(), _ids(9, 2, 5)
     sorted_by = permutation(ids, 5, expert_range=(0, 3), arch="sm_90a")
     count = int(sorted_by.offsets[-1])

@@ -50,16 +50,17 @@ Tuning = make_dataclass(
 class Case(Tuning):  # type: ignore[misc, valid-type]
     """q [batch, sq, Hq, D]; k [batch, skv, Hkv, D], v [.., Dv]; dims (D, Dv).
 
-    q_lens, k_lens: the entries are packed, sq or skv then says nothing. kv_lens: valid keys per
-    entry; everything past them is NaN. page_size: K and V are pages, shuffled, in a pool with
-    spare ones; what the table holds behind the last page of an entry is no page. amplitude: of q,
-    large values move the row maximum from tile to tile. normalize False: the raw output is
-    normalised here. out_dtype '': the default of the API. climb: keys grow by that factor
-    and 1 up to the last, or down from the first where it is negative, and scores with them. depth:
-    by whose square all scores are lower, before they are scaled.
-    sink_value: of every other head, from the first on. tokens_first: in memory, not heads. scales:
-    of each head, of what is e4m3. k_is_v: V is K, the same tensor. extreme: a seed, by
-    which q, k, scales and sinks come from `extremes`; 0 for none.
+    q_lens, k_lens: lengths of packed entries; sq or skv is then ignored. kv_lens: valid keys
+    per entry; everything past them is NaN. page_size: size of K and V pages, shuffled, in a
+    pool with spare ones. The table holds no valid page after an entry's last one. amplitude:
+    amplitude of q; large values move the row maximum from tile to tile. normalize: if False,
+    the raw output is normalised here. out_dtype: '' for the default of the API. climb: keys,
+    and scores with them, grow by that factor plus 1 up to the last, or down from the first if
+    it is negative. depth: its square lowers all scores, before they are scaled. sink_value:
+    sink of every other head, from the first on. tokens_first: whether tokens, not heads, come
+    first in memory. scales: whether each head of an e4m3 tensor has a scale. k_is_v: whether
+    V is the same tensor as K. extreme: seed for q, k, scales and sinks from `extremes`; 0 for
+    none.
     """
 
     sq: int
@@ -98,7 +99,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
         return "-".join(self.words())
 
     def words(self) -> list[str]:
-        """What it is, as far as that is not by default."""
+        """List what differs from the defaults."""
         parts = [f"d{self.dims[0]}" + f".{self.dims[1]}" * (self.dims[0] != self.dims[1])]
         parts += self._tuned(in_front=True)
         parts += [self.dtype + f".{self.kv_dtype}" * bool(self.kv_dtype)]
@@ -141,7 +142,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
 
     @property
     def lag_log2(self) -> float:
-        """By which the maximum may lag at most."""
+        """Largest lag of the row maximum, as log2."""
         if self.is_fp8:
             return math.log2(torch.finfo(torch.float8_e4m3fn).max)
         return MAX_RESCALE_LOG2 if self.rescale_log2 == LOG2_LAG else self.rescale_log2
@@ -313,7 +314,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
         return options
 
     def _scales_of_heads(self) -> dict[str, torch.Tensor]:
-        """One for each head of what is e4m3."""
+        """Return a scale per head for each e4m3 tensor."""
         if self.extreme:
             heads = {"k_scale": self.heads[1], "v_scale": self.heads[1]}
             heads |= {"q_scale": self.heads[0]} if self.dtype == FP8 else {}
@@ -344,7 +345,7 @@ class Case(Tuning):  # type: ignore[misc, valid-type]
         return torch.cos(angles), torch.sin(angles)
 
     def _seed(self) -> int:
-        """The same in every process, unlike hash()."""
+        """Return a seed that is equal in every process, unlike hash()."""
         return zlib.crc32(str(self).encode())
 
 
@@ -370,7 +371,7 @@ class _Memory:
         return self.device != "meta"
 
     def nan_view(self, case: Case, side: int, sizes: tuple[int, int, int, int]) -> torch.Tensor:
-        """For q, k or v (side 0, 1, 2)."""
+        """Return a view for q, k or v (side 0, 1, 2)."""
         dtype = DTYPES[case.kv_dtype or case.dtype] if side else case.io
         return nan_view(sizes, dtype, self.device, tokens_first=case.tokens_first)
 
@@ -413,8 +414,11 @@ def run(
 def run_reported(
     case: Case, policy: str | Options, seed: int = 0, arch: str = "sm_100a", **changes: Any
 ) -> tuple[tuple, list]:
-    """The results and the reports of the emulated launches. policy: or all the options; arch: whose
-    kernel; changes: of attention's arguments."""
+    """Return the results and the reports of the emulated launches.
+
+    policy: a policy or all options.
+    arch: architecture of the kernel.
+    changes: changed arguments of attention."""
     if isinstance(policy, str):
         policy = Options(policy=policy, seed=seed, limit=PATIENCE)
     with emulation(policy, arch=arch) as active:

@@ -24,15 +24,21 @@ from lab.problems.attention import DTYPES, NO_PAGES, SPARE_PAGES, grow, nan_view
 
 @dataclass(frozen=True)
 class Case:
-    """q [batch, tokens, Hq, D]; one entry per length; heads (Hq, Hkv).
+    """Problem of decode. q is [batch, tokens, Hq, D]; heads is (Hq, Hkv).
 
-    keys: 'dense', every entry has the first length; 'lens', a longer cache with NaN behind each
-    length; a number, pages of so many rows, shuffled, in a pool with spare ones. Keys that no token
-    sees are NaN, too. kv_dtype '': dtype, 'e4m3': scales 'none', 'one', or 'heads', one for each KV
-    head. flat: q without the dimension of tokens. pdl: '', 'pdl' or 'ready'. parts, cluster: 0 is
-    chosen; tuning: other tunable fields of the config. firsts: the key with which an entry begins.
-    sink_value: of every other head, from the first on. climb, depth, extreme: as of the attention
-    problems.
+    lens: a length per entry.
+    keys: 'dense': every entry has the first length. 'lens': a longer cache with NaN after
+    each length. A number: pages of that many rows, shuffled, in a pool with spare ones. Keys
+    that no token sees are NaN, too.
+    kv_dtype: '' for dtype.
+    scales: for 'e4m3': 'none', 'one', or 'heads' for one per KV head.
+    flat: whether q lacks the dimension of tokens.
+    pdl: '', 'pdl' or 'ready'.
+    parts, cluster: 0 to choose automatically.
+    tuning: other tunable fields of the config.
+    firsts: the first key of each entry.
+    sink_value: sink of every other head, from the first on.
+    climb, depth, extreme: as in the attention problems.
     """
 
     lens: tuple[int, ...]
@@ -239,7 +245,8 @@ class Case:
 
     @property
     def seed(self) -> int:
-        """The same in every process, unlike hash(), and for all that differs in tuning alone."""
+        """Return a seed that is equal in every process, unlike hash(), and independent of
+        tuning."""
         return zlib.crc32(str(replace(self, parts=0, cluster=0, tuning=(), pdl="")).encode())
 
 

@@ -1,4 +1,4 @@
-"""What a seed draws: kernels, and problems for each of them, whatever else is drawn."""
+"""Kernels of a seed, and problems for each of them, independent of the other draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from kernelkit.compile.keys import KernelKey
 
 @dataclass(frozen=True)
 class Kernel:
-    """number: of the draw; case: what is drawn of every problem; config: compiled for it."""
+    """A drawn kernel.
+
+    number: number of the draw.
+    case: the part that is drawn for every problem.
+    config: the config that is compiled."""
 
     number: int
     case: Any
@@ -24,8 +28,10 @@ class Kernel:
 
 @dataclass
 class Draws(ABC):
-    """All that a seed gives for an architecture. sizes: of problems; refused: reasons why a kernel
-    was not drawn."""
+    """Everything that a seed yields for an architecture.
+
+    sizes: sizes of problems.
+    refused: reasons why a kernel was not drawn."""
 
     seed: int
     arch: str
@@ -49,12 +55,12 @@ class Draws(ABC):
             return None
 
     def problem(self, kernel: Kernel, number: int) -> Any:
-        """One that the kernel runs."""
+        """Draw a problem that the kernel runs."""
         return self.drawn(kernel, random.Random(f"{self.seed}.{kernel.number}.{number}"))
 
     @abstractmethod
     def kind(self, pick: random.Random) -> Any:
-        """What is compiled for; runtime values stand for whether there are any."""
+        """Draw what is compiled; runtime values only show whether they are given."""
 
     @abstractmethod
     def config(self, kind: Any, pick: random.Random) -> Any:
@@ -66,4 +72,4 @@ class Draws(ABC):
 
     @abstractmethod
     def keys(self, kernel: Kernel, numbers: Sequence[int]) -> list[KernelKey]:
-        """What these problems of it launch."""
+        """Return the keys of the kernels that these problems launch."""

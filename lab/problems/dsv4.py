@@ -1,4 +1,4 @@
-"""What a layer of DeepSeek-V4 does with its cache beside attention: compressors.
+"""Steps of a DeepSeek-V4 layer on its cache other than attention: compressors.
 
 A problem draws arguments; its peers take them: `kvcache`, and torch as somebody would write it. Up
 to DECODED tokens there are as many requests with a token each, and every token completes a window:
@@ -50,12 +50,12 @@ COMPRESSORS = {
 
 
 def makers(hidden: int) -> dict[str, list[Maker]]:
-    """By step."""
+    """Return the makers by step."""
     return {"compress": [partial(_compress, name) for name in COMPRESSORS], **index_makers()}
 
 
 def _step(layout: Layout, count: int, ratio: int) -> Step:
-    """So many tokens: of as many requests, or of one."""
+    """Make a step of `count` tokens: of as many requests, or of one."""
     one = count > DECODED
     requests = 1 if one else count
     begun = BEGUN if one else BEGUN + ratio - 1
@@ -119,7 +119,7 @@ def _compress(name: str, count: int) -> Problem:
         return job, job.tables.ends.long(), kept
 
     def check(arguments: Arguments, outputs: Any) -> None:
-        """What the draw before it left, beside a reference that begins with the same bytes."""
+        """Compare what the previous draw left with a reference that begins with the same bytes."""
         job, *_ = draw(CHECKED, arguments[0].values.device.type)
         again = dataclasses.replace(
             job,
@@ -178,7 +178,7 @@ SCORE_ERROR = 2.0**-16  # of the sum of magnitudes
 
 
 def index_makers() -> dict[str, list[Maker]]:
-    """By step."""
+    """Return the makers by step."""
     return {
         "query": [partial(_query, record) for record in FORMATS],
         "score": [partial(_score, record) for record in SCORE_RECORDS],
@@ -261,7 +261,7 @@ def _score(record: str, count: int) -> Problem:
         scores(*arguments, longest=count // requests)
 
     def by_torch(rows: Rows, query: IndexQuery, *tables: torch.Tensor) -> None:
-        """In bf16, of keys and queries that are read back first."""
+        """Score in bf16, with keys and queries read back first."""
         out = tables[-1]
         data, scale = rows.data().flatten(0, 1), rows.scales().flatten(0, 1)
         keys = definition.dequantised(data, scale, form.record).bfloat16()

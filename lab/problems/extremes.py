@@ -40,7 +40,7 @@ LEVELS = 6  # powers of two by which keys grow
 
 
 def of_case(case: Any, pick: random.Random) -> Any:
-    """The same problem of attention or decode with numbers like these, by a seed."""
+    """Return the attention or decode problem with extreme numbers drawn by a seed."""
     return replace(
         case,
         extreme=pick.randint(1, 1 << 24),

@@ -23,7 +23,7 @@ NAMES = ("fmha", "gqa", "moe", "q8_0", "steps")  # of the modules beside this on
 
 
 class Problem(Protocol):
-    """One call of an operator, or the same call by several kernels of ours."""
+    """A call of an operator, or the same call by several of our kernels."""
 
     gap: ClassVar[str] = ""  # what stands between the plans of two problems
     alike: bool = False  # whether all of `calls` have to give the same bits
@@ -35,7 +35,7 @@ class Problem(Protocol):
 
     @property
     def named(self) -> dict[str, Any]:
-        """What the JSON of a dump says before the figures of its kernels."""
+        """Fields of a dump's JSON before the figures of its kernels."""
         return {}
 
     def draw(self, seed: int, device: str) -> Any:
@@ -53,11 +53,11 @@ class Problem(Protocol):
         return {}
 
     def samples(self, drawn: Any, results: Any, place: Place) -> dict[str, Sample]:
-        """What is timed on a GPU, by name."""
+        """Return what is timed on a GPU, by name."""
         return {}
 
     def plan(self, arch: str) -> Iterator[str]:
-        """What is launched, who does what, and what lies where: line by line."""
+        """Yield the plan's lines: launches, roles and memory layout."""
 
     def kernels(self, arch: str) -> Iterable[Subject]:
         """All that the call launches."""

@@ -83,14 +83,14 @@ def case_of(options: argparse.Namespace, of_shape: tuple[int, ...] = ()) -> Case
 
 
 def arguments_of(case: Case, device: str) -> Arguments:
-    """What the operator gets; on 'meta' there is nothing to compute, only to plan."""
+    """Return the operator's arguments; on 'meta' they can only be planned, not computed."""
     options = case.arguments()
     del options["return_lse"]
     return Arguments(**fields_of(*case.inputs(device), moved(options, device)))
 
 
 def moved(options: dict[str, Any], device: str) -> dict[str, Any]:
-    """The same with tensors on the device, those of a pair, too."""
+    """Move tensors to the device, including those in tuples."""
 
     def move(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -107,7 +107,7 @@ def check(case: Case, arch: str = "sm_100a") -> None:
 
 
 def config_of(case: Case, arch: str = "sm_100a") -> AttentionConfig:
-    """What `attention` compiles for the case; not checked yet."""
+    """Return the config that `attention` compiles for the case; it is not checked yet."""
     return choose_config(arguments_of(case, "meta"), arch)
 
 
@@ -170,7 +170,7 @@ class Attention(family.Problem):
         return errors | {"ok": errors["of_limit"] <= 1.0}
 
     def work(self, launches: Sequence[LaunchReport], place: Place) -> dict[str, Any]:
-        """What was compiled, where it differs from the default, and warp-instructions per role."""
+        """Return the config where it differs from the default, and warp-instructions per role."""
         roles = instructions_by_role(self.case, place.arch, launches)
         return {"config": describe(config_of(self.case, place.arch)), "roles": roles}
 
@@ -207,7 +207,7 @@ def tell(
 
 
 def query_blocks(arguments: Arguments, plan: AttentionPlan, arch: str) -> Section:
-    """What a CTA or a pair computes at a time, and in which order all of them take turns."""
+    """Describe what a CTA or a pair computes at a time, and the order of all blocks."""
     layout, config = plan.layout, plan.config
     heads = arguments.batch * arguments.q_heads // config.group
     of_head = layout.blocks(longest_queries(arguments))
@@ -306,7 +306,7 @@ def loop_rows(loops: tuple[SoftmaxLoop, ...]) -> list[tuple[str, ...]]:
 
 
 def span(place: float | tuple[float, float] | None) -> str:
-    """One position or two in percent of the body."""
+    """Format one or two positions in percent of the body."""
     if place is None:
         return "-"
     shares = place if isinstance(place, tuple) else (place,)

@@ -70,7 +70,7 @@ Drawn = tuple[list[torch.Tensor], dict[str, torch.Tensor]]  # q, k, v; tables by
 
 @dataclass(frozen=True)
 class Case(family.Problem):
-    """What the flags spell, by their names; kv_len has one length or one for each entry."""
+    """The flags' values by name; kv_len has one length or one per entry."""
 
     batch: int
     kv_len: tuple[int, ...]
@@ -146,7 +146,8 @@ class Case(family.Problem):
         return found
 
     def without_memory(self) -> Arguments:
-        """What `decode` gets, tensors without contents: enough to be checked and planned for."""
+        """Return the arguments of `decode` with tensors without contents, enough to check and
+        plan."""
         q, k = (
             torch.empty(shape, dtype=dtype, device="meta")
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
@@ -156,7 +157,7 @@ class Case(family.Problem):
 
     @property
     def config(self) -> DecodeConfig | None:
-        """What is asked for, if anything is."""
+        """Return the requested config, if any."""
         return DecodeConfig(**({"cluster": 0} | self.tuning)) if self.tuning else None
 
     @property
@@ -188,7 +189,8 @@ class Case(family.Problem):
         return errors | {"ok": errors["of_limit"] <= 1.0}
 
     def samples(self, drawn: Drawn, results: Any, place: Place) -> dict[str, Sample]:
-        """By a plan, whose launches write to memory of their own; and an eager call of it."""
+        """Return samples of a plan, whose launches write to their workspace, and of its eager
+        call."""
         tensors, tables = drawn
         given = self._given(tables, place)
         plan = decode_plan(*tensors, **given)
@@ -246,7 +248,9 @@ def settled(case: Case) -> tuple[Arguments, DecodeConfig]:
 
 @dataclass(frozen=True)
 class Cta:
-    """What a CTA is and takes, on any architecture; tile: keys that it takes at a time."""
+    """Properties of a CTA on any architecture.
+
+    tile: keys that it processes at a time."""
 
     plan: Plan90 | sm100.Plan100
     tile: int
@@ -295,7 +299,7 @@ class Launch:
 
     @property
     def cta(self) -> Cta:
-        """What a CTA has."""
+        """Return the CTA's properties."""
         return cta_of(self.config, self.case.arch)
 
     @property
@@ -329,7 +333,7 @@ def explain(launch: Launch) -> Iterator[str]:
 
 
 def sharing(launch: Launch) -> Section:
-    """How the CTAs share the work, and what of it limits what."""
+    """Describe how the CTAs share the work, and what limits it."""
     config, arguments, sms = launch.config, launch.arguments, machine_of(launch.case.arch).sms
     sizes = launch.ctas, arguments.kv_heads * config.row_tiles, arguments.batch
     ctas = f"{' x '.join(map(str, sizes))} = {math.prod(sizes)} CTAs for {sms} SMs"
@@ -353,7 +357,7 @@ def sharing(launch: Launch) -> Section:
 
 
 def cluster(launch: Launch) -> str:
-    """Its CTAs, and the clusters of a KV head."""
+    """Describe the cluster's CTAs, and the clusters per KV head."""
     words = f"{plural(launch.config.cluster, 'CTA')} for a KV head of an entry"
     if launch.parts == 1:
         return words
@@ -396,7 +400,7 @@ def query_rows(config: DecodeConfig) -> str:
 
 
 def owners(config: DecodeConfig) -> str:
-    """Which CTAs finish which columns of O."""
+    """Describe which CTAs finish which columns of O."""
     if config.cluster == 1:
         return "the only CTA finishes O"
     each = f"{config.owned_columns} of its {config.columns} columns each"
@@ -423,7 +427,8 @@ def shares(launch: Launch, n_keys: int) -> str:
 
 
 def tiles_of(seen: Reach, begin: int, count: int) -> str:
-    """How many, and their numbers: two ranges where sink tokens and a window stand apart."""
+    """Describe the number of tiles and their indices: two ranges if sink tokens and a window are
+    apart."""
     if count == 0:
         return "none"
     first, last = seen.tile(begin), seen.tile(begin + count - 1)
@@ -460,7 +465,7 @@ def residents(cta: Cta, arch: str) -> str:
 
 
 def of_hopper(plan: Plan90) -> tuple[Section, ...]:
-    """What a CTA has: its warps do all the same, each for its keys."""
+    """Describe a CTA's resources: all of its warps do the same, each for its keys."""
     queries = "shared memory, read again for every step" if plan.queries_in_smem else "registers"
     warps = [
         ("a step", f"{plan.keys} keys of the tile, a warp alone"),

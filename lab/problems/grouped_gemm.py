@@ -36,11 +36,18 @@ LARGEST_FP16 = 65_519.0  # what is rounded to less than infinity
 
 @dataclass(frozen=True)
 class Case:
-    """counts: rows of each expert. k; columns: of the output. form: (alpha, beta, limit) of SwiGLU,
-    None for the plain product. amplitude: of x. x_like, w_like: kinds of numbers, of
-    `lab.problems.hostile`. bias: whether there is one, of the amplitude of x. x_fmt: that of
-    x, '' for fmt. pairs: gate and up have a global scale each. tile_rows, tile_n, carry, pdl: as
-    `grouped_gemm` takes them."""
+    """A grouped GEMM.
+
+    counts: rows of each expert.
+    k: depth of the product.
+    columns: columns of the output.
+    form: (alpha, beta, limit) of SwiGLU, None for the plain product.
+    amplitude: amplitude of x.
+    x_like, w_like: kinds of numbers in `lab.problems.hostile`.
+    bias: whether there is one, of the amplitude of x.
+    x_fmt: format of x, '' for fmt.
+    pairs: whether gate and up have separate global scales.
+    tile_rows, tile_n, carry, pdl: options of `grouped_gemm`."""
 
     counts: tuple[int, ...]
     k: int = 256
@@ -75,7 +82,7 @@ class Case:
 
     @property
     def problem(self) -> str:
-        """What it is called without the schedule."""
+        """Name of the problem without the schedule."""
         counts = ".".join(map(str, self.counts[:6])) + "..." * (len(self.counts) > 6)
         parts = [self.fmt, f"{len(self.counts)}x{counts}", f"k{self.k}", f"n{self.columns}"]
         parts += [f"g{self.granularity}-{self.form}"] if self.form else ["plain"]
@@ -127,7 +134,7 @@ class Case:
         return values if self.bias else None
 
     def scale_of_x(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Its global scale as `quantise` takes it."""
+        """Return the global scale of x as `quantise` expects it."""
         rows = x if self.per_token else x.flatten()[None]
         return hostile.encode_scale(self.x_like, rows, self.format_of_x)
 
@@ -172,7 +179,7 @@ class Case:
 
 
 def with_pairs(w: Quantized, generator: torch.Generator, granularity: int) -> Quantized:
-    """The same with another global scale of up, whose rows then mean something else."""
+    """Return the weights with another global scale for up, which changes the values of its rows."""
     assert w.decode_scale is not None
     factor = torch.rand(len(w.data), generator=generator).to(w.decode_scale) + 0.25
     decode = torch.stack((w.decode_scale, w.decode_scale * factor), 1)

@@ -17,7 +17,10 @@ from moe.formats import format_of
 
 @dataclass(frozen=True)
 class Kind:
-    """change: of blocks [.., blocks of a row, elements], fp32; misfit: times the global scale."""
+    """A kind of numbers.
+
+    change: changes blocks [.., blocks of a row, elements], fp32.
+    misfit: factor of the global scale."""
 
     change: Callable[[torch.Tensor], torch.Tensor]
     misfit: float = 1.0
@@ -45,7 +48,7 @@ def _at_ends(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _far_apart(blocks: torch.Tensor) -> torch.Tensor:
-    """In some blocks the scale factors are subnormal or 0 in e4m3."""
+    """Make the scale factors of some blocks subnormal or 0 in e4m3."""
     return blocks * torch.exp2(-(_number(blocks) * 5 % 23).float())
 
 

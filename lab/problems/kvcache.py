@@ -1,4 +1,4 @@
-"""What the cache moves, beside torch as somebody would write it with advanced indexing.
+"""Data movement of the cache, compared with torch code that uses advanced indexing.
 
 Bytes are those that have to be read and written, tables and the angles of every token included:
 they have positions of their own. Appended tokens fill slots one behind the other, in shuffled
@@ -30,7 +30,7 @@ WARM_BYTES = 1024  # of a row, that copies of slots are compared with
 
 
 def makers(hidden: int) -> dict[str, list[Maker]]:
-    """By step."""
+    """Return the makers by step."""
     return {
         "append": [*(partial(_append, record) for record in LATENT_RECORDS), _append_rows],
         "gather": [partial(_gather, record) for record in LATENT_RECORDS],
@@ -171,7 +171,7 @@ def _gather(record: Record, count: int) -> Problem:
 
 
 def _blocks(count: int, slot_bytes: int) -> int:
-    """So many slots as so many rows of bf16."""
+    """Return the number of slots with as many bytes as `count` rows of bf16."""
     return max(1, round(count * WARM_BYTES / slot_bytes))
 
 

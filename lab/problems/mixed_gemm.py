@@ -56,11 +56,18 @@ PLANS = {"sm_90a": sm90.make_plan, "sm_100a": sm100.make_plan}
 
 @dataclass(frozen=True)
 class Case:
-    """counts: rows of each expert; room: rows behind them that nobody has. k; columns: of the
-    output. form: (alpha, beta, limit) of SwiGLU, None for the plain product. slots: of a token,
-    where rows are gathered; 0: they are not. pairs: gate and up have a global scale each.
-    amplitude: of x; w_like: a kind of numbers of `lab.problems.hostile`. tile_rows, teams,
-    parts, split, pdl, arch: as `mixed_gemm` takes them."""
+    """A mixed GEMM.
+
+    counts: rows of each expert.
+    room: unused rows after them.
+    k: depth of the product.
+    columns: columns of the output.
+    form: (alpha, beta, limit) of SwiGLU, None for the plain product.
+    slots: slots per token if rows are gathered, else 0.
+    pairs: whether gate and up have separate global scales.
+    amplitude: amplitude of x.
+    w_like: a kind of numbers in `lab.problems.hostile`.
+    tile_rows, teams, parts, split, pdl, arch: options of `mixed_gemm`."""
 
     counts: tuple[int, ...]
     k: int = 192
@@ -89,7 +96,7 @@ class Case:
 
     @property
     def problem(self) -> str:
-        """What it is called without the schedule: the seed of its numbers."""
+        """Name of the problem without the schedule, which is the seed of its numbers."""
         counts = ".".join(map(str, self.counts[:6])) + "..." * (len(self.counts) > 6)
         parts = [self.fmt, f"{len(self.counts)}x{counts}", f"k{self.k}", f"n{self.columns}"]
         parts += [str(self.form) if self.form else "plain", self.out] + ["bias"] * self.bias
@@ -114,7 +121,7 @@ class Case:
         return SwiGLU(*self.form) if self.form else None
 
     def inputs(self, device: str = "cpu") -> Inputs:
-        """The same numbers for every schedule and on every device."""
+        """Return inputs that are equal for every schedule and on every device."""
         generator = torch.Generator().manual_seed(zlib.crc32(self.problem.encode()))
         x, rows = self._rows(generator)
         shape = len(self.counts), self.rows_of_w, self.k
@@ -169,7 +176,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What `mixed_gemm` takes; and weights and biases as they are meant, all of gate first."""
+    """Arguments of `mixed_gemm`, and weights and biases in plain order, all of gate first."""
 
     x: torch.Tensor
     w: Fragments
@@ -223,7 +230,7 @@ def plan_of(case: Case) -> ProductPlan:
 
 
 def _poisoned(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers with poison around them: NaN, or the largest integer."""
+    """Return the numbers in memory surrounded by poison: NaN, or the largest integer."""
     poison = math.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
     size = tensor.numel()
     whole = tensor.new_full((size + 2 * AROUND,), poison)
@@ -291,8 +298,8 @@ def _in_steps(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(xs: Sequence[torch.Tensor], ws: torch.Tensor) -> list[torch.Tensor]:
-    """As a GPU makes them: those of experts with about as many rows at a time, since each is some
-    thousand operations in torch."""
+    """Compute products as a GPU does, batching experts with similar numbers of rows, since each
+    batch is some thousand operations in torch."""
     found = [x.new_empty((0, ws.shape[1]), dtype=torch.float32) for x in xs]
     alike: dict[int, list[int]] = {}
     for expert, x in enumerate(xs):
@@ -337,9 +344,14 @@ FAR = 50.0  # between logits of experts that are chosen and others
 
 @dataclass(frozen=True)
 class Layer:
-    """shared: experts beside those that are chosen from. rank: (first, end) of all of them, None
-    for the whole layer. routing: 'any'; 'one', an expert for all tokens; 'elsewhere', none of the
-    rank. form: of SwiGLU. amplitude: of x. tile_rows: as `fused_moe` takes them."""
+    """An MoE layer.
+
+    shared: experts in addition to those that are chosen from.
+    rank: (first, end) among all experts, None for the whole layer.
+    routing: 'any'; 'one', an expert for all tokens; 'elsewhere', none of the rank.
+    form: form of SwiGLU.
+    amplitude: amplitude of x.
+    tile_rows: option of `fused_moe`."""
 
     tokens: int
     hidden: int = 160
@@ -367,7 +379,7 @@ class Layer:
 
     @property
     def here(self) -> tuple[int, int]:
-        """Which are."""
+        """Range of the experts on this rank."""
         return self.rank or (0, self.total)
 
     @property
@@ -388,7 +400,7 @@ class Layer:
         }
 
     def inputs(self, device: str = "cpu") -> LayerInputs:
-        """The same numbers on every device."""
+        """Return inputs that are equal on every device."""
         generator = torch.Generator().manual_seed(zlib.crc32(str(self).encode()))
         first, end = self.here
         count = end - first
@@ -416,7 +428,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What `fused_moe` takes, and the experts before they were arranged."""
+    """Arguments of `fused_moe`, and the experts before they were arranged."""
 
     x: torch.Tensor
     packed: PackedExperts

@@ -58,7 +58,7 @@ def explain(arguments: MixedArguments, product: str) -> Iterator[str]:
 
 
 def walk(arguments: MixedArguments, plan: ProductPlan) -> Section:
-    """Which tiles there are, and who takes them."""
+    """Describe the tiles and which CTAs compute them."""
     w, config, count = arguments.w, plan.config, arguments.count
     units = math.ceil(w.k / DEPTH)
     origin = "fetched from where the tokens are" if config.gather else "as they lie"
@@ -79,7 +79,7 @@ def walk(arguments: MixedArguments, plan: ProductPlan) -> Section:
 
 
 def output(arguments: MixedArguments, config: MixedConfig) -> str:
-    """What becomes of a tile."""
+    """Describe the output of a tile."""
     form = arguments.activation
     words = f"[{arguments.count}, {arguments.columns}] in {config.out}" + ", a bias" * config.bias
     if form is None:
@@ -89,7 +89,7 @@ def output(arguments: MixedArguments, config: MixedConfig) -> str:
 
 
 def tile(arguments: MixedArguments, config: MixedConfig) -> str:
-    """Its sizes, and why."""
+    """Describe the tile's sizes, and why they were chosen."""
     rows, experts = arguments.count, arguments.w.experts
     words = f"{config.tile_n} rows of the matrix of an expert x {config.tile_rows} of its rows"
     why = f"{rows / experts:.3g} rows of an expert on average"
@@ -104,7 +104,7 @@ def tile(arguments: MixedArguments, config: MixedConfig) -> str:
 
 
 def teams(arguments: MixedArguments, config: MixedConfig) -> str:
-    """Which warpgroups share a tile, and why."""
+    """Describe which warpgroups share a tile, and why."""
     w, arch = arguments.w, arguments.target.arch
     words = f"{config.teams}, each {config.parts} x {ROWS} rows of the matrix"
     chosen = choose_teams(arguments.count, w.experts, w.rows, config.tile_rows, arch, w.x)
@@ -117,7 +117,7 @@ def teams(arguments: MixedArguments, config: MixedConfig) -> str:
 
 
 def split(arguments: MixedArguments, config: MixedConfig, units: int) -> str:
-    """Which CTAs share the K of a tile, and why."""
+    """Describe which CTAs share the K of a tile, and why."""
     w = arguments.w
     sizes = arguments.count, w.experts, w.rows, config.tile_rows, config.teams * config.parts
     tiles = tiles_of(*sizes)
@@ -154,7 +154,7 @@ def grid(arguments: MixedArguments, config: MixedConfig) -> str:
 
 
 def weights(arguments: MixedArguments, plan: ProductPlan) -> Section:
-    """How they lie, and what has to be read."""
+    """Describe the layout of the weights, and how much is read."""
     w, form = arguments.w, arguments.config.format
     used, one = min(arguments.count, w.experts), w.nbytes // w.experts
     rows = [

@@ -69,7 +69,7 @@ ERRORS = (
 
 @dataclass(frozen=True)
 class Layer:
-    """What the flags spell, by their names."""
+    """The flags' values by name."""
 
     tokens: int
     hidden: int
@@ -104,7 +104,7 @@ class Layer:
 
     @property
     def archs(self) -> tuple[str, ...]:
-        """What the products are written for."""
+        """Architectures that the products are written for."""
         return ARCHS_OF[self.activations]
 
     @property
@@ -164,7 +164,7 @@ class Layer:
 
     @property
     def h_number(self) -> float:
-        """What the output of SwiGLU is multiplied by before it is rounded to e4m3."""
+        """Factor of SwiGLU's output before it is rounded to e4m3."""
         return self.h_scale if isinstance(self.h_scale, float) else 1.0
 
     def sizes(self, name: str) -> tuple[int, int]:
@@ -174,7 +174,8 @@ class Layer:
         return sizes[name]
 
     def mixed_product(self, name: str, arch: str | None = None, **tuning: Any) -> MixedArguments:
-        """What mixed_gemm gets for w13 or w2 inside a layer, tensors without contents; checked.
+        """Return the checked arguments of mixed_gemm for w13 or w2 in a layer, without contents.
+
         arch: the first one by default."""
         rows, (n, k), first = self.tokens * self.top_k, self.sizes(name), name == "w13"
         units, arch = units_of(n, ROWS) * units_of(k, DEPTH), arch or self.archs[0]
@@ -201,7 +202,7 @@ class Layer:
         return arguments
 
     def product(self, name: str, **tuning: Any) -> Arguments:
-        """What grouped_gemm gets for w13 or w2, tensors without contents; checked."""
+        """Return the checked arguments of grouped_gemm for w13 or w2, without contents."""
         rows, form, (n, k) = self.tokens * self.top_k, FORMATS[self.format], self.sizes(name)
         of_rows = self.h_scale if name == "w2" else self.x_scale
         x = blank((rows, k), self.format, self.experts, rows if of_rows == "token" else 1)
@@ -310,7 +311,7 @@ def layer_of(arguments: argparse.Namespace) -> Layer:
 
 
 def _mixed(layer: Layer, arguments: argparse.Namespace) -> Layer:
-    """It, or ValueError for flags of what it does not have."""
+    """Return the layer; raise ValueError for flags of features that it lacks."""
     which = layer.activations
     known = which == "e4m3" and isinstance(layer.h_scale, float)
     _without(arguments, NOT_MIXED[which], "x_scale", "amax", *(() if known else ("h_scale",)))
@@ -325,7 +326,7 @@ def _mixed(layer: Layer, arguments: argparse.Namespace) -> Layer:
 
 @dataclass(frozen=True)
 class Drawn:
-    """What `fused_moe` takes, on a device; the weights are moved there by each call's maker."""
+    """Arguments of `fused_moe` on a device; the maker of each call moves the weights there."""
 
     device: str
     x: torch.Tensor
@@ -336,8 +337,11 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Experts(family.Problem):
-    """A layer; product: the one of its two that is explained. tuning: what of its config sizes do
-    not choose. tile_n: of packed experts, None where sizes choose it."""
+    """A layer of experts.
+
+    product: which of its two products is explained.
+    tuning: fields of its config that sizes do not choose.
+    tile_n: tile size for packed experts, None to choose by sizes."""
 
     layer: Layer
     product: str
@@ -358,7 +362,7 @@ class Experts(family.Problem):
         return Drawn(device, x, logits, self.layer.packed(), Scales(**scales))
 
     def _call(self, drawn: Drawn, place: Place) -> Callable[[], torch.Tensor]:
-        """From router logits to the output, with weights of its own."""
+        """Return a call from router logits to the output, with separate weights."""
         layer = self.layer
         weights = layer.weights(_experts_to(drawn.device, drawn.experts))
         given = {"activation": layer.form, "scales": drawn.scales, "tile_rows": layer.tile_rows}
@@ -408,7 +412,7 @@ class Experts(family.Problem):
 
 
 def _forced(call: Callable[..., torch.Tensor], tile_n: int) -> Callable[..., torch.Tensor]:
-    """With tiles of so many columns, which `fused_moe` leaves to sizes."""
+    """Force tiles of `tile_n` columns, which `fused_moe` otherwise chooses by sizes."""
 
     def inside(**more: Any) -> torch.Tensor:
         with forcing(TILES.name, {"tile_n": tile_n}):

@@ -49,7 +49,7 @@ class Model:
         return "alternating" if self.layer.biases else "gate_up"
 
     def arranged(self, activations: str = "bf16") -> ArrangedExperts:
-        """As they are multiplied by activations of this dtype."""
+        """Return the experts arranged for activations of this dtype."""
         biases = self.biases if self.layer.biases else None
         packed = pack_quantised(self.w13, self.w2, self.fmt, order=self.order, biases=biases)
         return arrange(packed, activations)
@@ -114,10 +114,11 @@ def values(w: CheckpointWeight, fmt: str) -> torch.Tensor:
 def logits_of(
     routing: str, tokens: int, layer: ModelLayer, device: str, seed: int = 1
 ) -> torch.Tensor:
-    """fp32 [tokens, E] of a router.
+    """Return router logits, fp32 [tokens, E].
 
-    balanced: experts of tokens in turn. random: all alike. power-law: the expert of rank r is drawn
-    with a probability of 1 / r over their sum, without replacement.
+    balanced: tokens choose experts round-robin. random: all experts are equally likely.
+    power-law: the expert of rank r is drawn without replacement, with a probability
+    proportional to 1 / r.
     """
     generator = torch.Generator(device).manual_seed(seed)
     experts, top_k = layer.experts, layer.router.top_k
@@ -134,7 +135,7 @@ def logits_of(
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """What comes to a layer: x [T, H], h [R, I] for its second product alone, and logits."""
+    """Input of a layer: x [T, H], h [R, I] for its second product alone, and logits."""
 
     model: Model
     routing: str

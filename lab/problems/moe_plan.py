@@ -49,7 +49,7 @@ def explain(arguments: Arguments, product: str) -> Iterator[str]:
 
 
 def walk(arguments: Arguments, plan: GroupedPlan) -> Section:
-    """Which tiles there are, and who takes them."""
+    """Describe the tiles and which CTAs compute them."""
     x, w = arguments.x, arguments.w
     steps, left = math.ceil(x.k / plan.k_stage), x.k % plan.k_stage or plan.k_stage
     rows = [
@@ -68,7 +68,7 @@ def walk(arguments: Arguments, plan: GroupedPlan) -> Section:
 
 
 def output(arguments: Arguments) -> str:
-    """What becomes of a tile."""
+    """Describe the output of a tile."""
     config = arguments.config
     words = f"[{arguments.x.rows}, {arguments.columns}] in {config.out}"
     if not config.swiglu:
@@ -81,7 +81,7 @@ def output(arguments: Arguments) -> str:
 
 
 def tile(arguments: Arguments) -> str:
-    """Its sizes, and why."""
+    """Describe the tile's sizes, and why they were chosen."""
     config = arguments.config
     words = f"{config.tile_rows} rows of an expert x {config.tile_n} rows of its matrix"
     if config.swapped:
@@ -115,14 +115,15 @@ def grid_words(arguments: Arguments) -> str:
 
 
 def weights(arguments: Arguments) -> str:
-    """What has to be read if every expert has a row."""
+    """Describe the bytes to read if every expert has a row."""
     used = min(arguments.x.rows, arguments.experts)
     one = arguments.w.nbytes // arguments.experts
     return f"{one:,} bytes of an expert, {used * one:,} if {used} have rows"
 
 
 def scale_factors(arguments: Arguments, plan: GroupedPlan) -> Section:
-    """Where those of both operands lie, in global memory and on the way to the MMA."""
+    """Describe where both operands' scale factors lie, in global memory and on the way to the
+    MMA."""
     form, x, w = arguments.config.format, arguments.x, arguments.w
     atoms = scale_atoms(form.columns(x.k))
     rows: Rows = [

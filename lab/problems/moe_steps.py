@@ -58,7 +58,7 @@ SUM_ERROR = 0.02
 
 
 def makers(hidden: int) -> dict[str, list[Maker]]:
-    """By step."""
+    """Return the makers by step."""
     return {
         "quantise": [
             *(partial(_quantiser, name, hidden) for name in QUANTISERS),
@@ -202,7 +202,7 @@ def torch_route(
     topk_group: int = 1,
     scale: float = 1.0,
 ) -> Outputs:
-    """As models write it; torch's ids are int64, the kernels behind take int32."""
+    """Route as models do; torch's ids are int64, but the kernels that follow expect int32."""
     scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
     chosen_by = scores if bias is None else scores + bias
     if n_group > 1:
@@ -275,7 +275,7 @@ def expect_choice(outputs: Outputs, expected: Outputs) -> None:
 
 
 def tensors_of(found: Quantized) -> Outputs:
-    """Its bytes and global scales."""
+    """Return the bytes and global scales."""
     scales = (found.encode_scale, found.decode_scale)
     data = found.data.view(torch.uint8), found.scales.view(torch.uint8)
     return *data, *(x for x in scales if x is not None)

@@ -60,8 +60,11 @@ ADDING = {
 
 @dataclass(frozen=True)
 class Problem(family.Problem):
-    """One operation on one matrix. tokens: 0 where there are none. dtype: of numbers, x and results
-    alike. bias: of a product."""
+    """An operation on a matrix.
+
+    tokens: 0 if there are none.
+    dtype: dtype of numbers, x and results alike.
+    bias: whether a product has a bias."""
 
     gap: ClassVar[str] = "\n"
     operation: str
@@ -74,7 +77,7 @@ class Problem(family.Problem):
 
     @property
     def weight_bytes(self) -> int:
-        """In Q8_0."""
+        """Bytes of the weights in Q8_0."""
         return self.rows * self.cols // BLOCK * 34
 
     @property
@@ -100,7 +103,7 @@ class Problem(family.Problem):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a row says of it."""
+        """Fields of the problem in a row."""
         names = ("operation", "rows", "cols", "tokens", "nbytes", "operations")
         return {"problem": str(self), **{name: getattr(self, name) for name in names}}
 
@@ -117,7 +120,7 @@ class Problem(family.Problem):
         return Inputs.drawn(self, seed, device)
 
     def calls(self, drawn: Inputs, place: Place) -> Calls:
-        """By layout of the weights, or OURS."""
+        """Return the calls by layout of the weights, or OURS."""
         return drawn.calls(self, **place.given)
 
     def judge(self, drawn: Inputs, name: str, results: Any, slack: float) -> dict[str, Any]:
@@ -153,7 +156,7 @@ def problems_of(options: argparse.Namespace) -> Iterator[Problem]:
 
 
 def some_of(options: argparse.Namespace) -> list[Problem]:
-    """The same; ValueError for none, and for columns that there are not."""
+    """Return the selected problems; raise ValueError for none, and for unsupported columns."""
     found = [*problems_of(options)]
     for problem in found:
         blocks_of(problem.cols)
@@ -271,7 +274,7 @@ def sections_of(problem: Problem, config: Any, arch: str) -> Iterator[Section]:
 
 
 def tiles(problem: Problem, config: ProductConfig) -> Rows:
-    """Which tiles there are, and what of one a warp has."""
+    """Describe the tiles, and a warp's part of one."""
     group, groups = group_of(problem.tokens, config.tile_tokens)
     rows = -(-problem.rows // config.tile_rows)
     stages = -(-problem.cols // (BLOCK * BLOCKS_OF_STAGE))
@@ -311,7 +314,7 @@ def memory(config: ProductConfig) -> Rows:
 
 
 def warps(problem: Problem, config: MatvecConfig | BatchConfig, arch: str) -> Rows:
-    """Which rows and columns a warp reads, and how much of it at a time."""
+    """Describe which rows and columns a warp reads, and how much at a time."""
     ctas, sms = -(-problem.rows // config.cta_rows), hw.SMS_OF[arch]
     columns = BLOCK if isinstance(config, BatchConfig) else PIECE * hw.WARP_THREADS
     reads = config.rows * config.unrolled * columns // BLOCK * BLOCK_BYTES
@@ -337,7 +340,7 @@ def instruction(config: MatvecConfig | BatchConfig) -> str:
 
 
 def movers(problem: Problem, config: RepackConfig | DequantiseConfig | QuantiseConfig) -> Rows:
-    """What has no sums: tiles of a row, or of all rows in one piece."""
+    """Describe steps without sums: tiles of a row, or of all rows as one line."""
     if isinstance(config, QuantiseConfig):
         lines, columns, tile = problem.tokens, problem.cols, config.tile
     else:

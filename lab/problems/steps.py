@@ -72,7 +72,7 @@ class Problem(family.Problem):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a row says of it."""
+        """Fields of the problem in a row."""
         return {name: getattr(self, name) for name in ("step", "name", "tokens", "nbytes")}
 
     def sets(self, cache_bytes: int) -> int:
@@ -140,7 +140,7 @@ def expect_equal(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def expect_bits(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    """The same of several."""
+    """Expect equal bits of several outputs."""
     for pair in zip(outputs, expected, strict=False):
         expect_equal(*pair)
 
@@ -160,7 +160,7 @@ LIMIT = 0.01  # O is rounded to bf16
 
 
 def makers(hidden: int) -> dict[str, list[Maker]]:
-    """By step."""
+    """Return the makers by step."""
     kinds = itertools.product(HEAD_DIMS, PARTS, FORMS)
     return {"merge": [partial(_merge, *kind) for kind in kinds]}
 

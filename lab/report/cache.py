@@ -48,10 +48,11 @@ class Lane:
 
 @dataclass(frozen=True)
 class Story:
-    """What the cache held at the end, and which copies were made on the way.
+    """Contents of the cache at the end, and the copies made on the way.
 
-    sizes: bytes of a slot by pool. copies: (pool, slot, pool, slot) from, to. kept: slots of
-    checkpoints.
+    sizes: bytes of a slot by pool.
+    copies: (pool, slot, pool, slot), from and to.
+    kept: slots of checkpoints.
     """
 
     model: str
@@ -110,7 +111,7 @@ def run() -> Story:
 
 
 def source() -> str:
-    """What the run depends on: the model's sizes, the requests."""
+    """Return what the run depends on: the model's sizes and the requests."""
     from kvcache import preset
 
     layout = preset(MODEL)

@@ -21,9 +21,12 @@ Row = dict[str, Any]
 class Document:
     """A file of results.
 
-    name: within results/. data: a JSON document that is no array. rows: lines of a CSV, or what an
-    array has between its `setting` and what was noted `after`. head: the setting. notes: comments
-    of a CSV. digest: of its bytes.
+    name: path within results/.
+    data: a JSON document that is not an array.
+    rows: lines of a CSV, or elements of an array between its `setting` and the notes `after`.
+    head: the setting.
+    notes: comments of a CSV.
+    digest: digest of its bytes.
     """
 
     name: str
@@ -35,7 +38,7 @@ class Document:
 
     @cached_property
     def gpu(self) -> str:
-        """Or the processor, where it was one."""
+        """Name of the GPU, or of the processor if it ran there."""
         head = self.head
         device = head.get("device")
         found = head.get("gpu") or (device if isinstance(device, dict | str) else None)
@@ -56,7 +59,7 @@ class Document:
 
 
 def measured(head: Row, rows: Sequence[Row]) -> Document:
-    """What a benchmark has just measured, as if it were a file already."""
+    """Return a document of rows that a benchmark has just measured."""
     return Document("", head, [*rows])
 
 

@@ -91,7 +91,7 @@ def plain(title: str, rows: Sequence[Row]) -> Table:
 
 
 def _parent(row: Row, key: str) -> str:
-    """Where a figure stands in its row; `flags` that are a dictionary are of a run."""
+    """Return the parent of a figure in its row; `flags` that are a dictionary belong to a run."""
     name = key.partition(",")[0]
     return "flags of a run" if name == "flags" and isinstance(row["flags"], dict) else name
 

@@ -1,4 +1,4 @@
-"""What Nsight Compute says of launches: how busy each unit of the GPU is, and why warps wait."""
+"""Reports of Nsight Compute on launches: utilisation of each unit of the GPU, and stall reasons."""
 
 from __future__ import annotations
 

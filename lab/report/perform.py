@@ -1,4 +1,4 @@
-"""What `report.py` does: a page, its pictures, and the commands that make its figures."""
+"""`report.py`: writes a page, its pictures, and the commands that make its figures."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Shown:
 
 
 def shown(section: Section, earlier: set[str], folder: Path = RESULTS) -> Shown:
-    """With tables of its files; of those that `earlier` sections had, none again."""
+    """Return a section with tables of its files, except files shown in `earlier` sections."""
     files = []
     for name in section.files:
         if name not in earlier:

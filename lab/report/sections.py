@@ -1,4 +1,4 @@
-"""What the page has: its sections, the files that each is of, and which pictures docs/ shows."""
+"""Sections of the page, the files of each section, and the pictures that docs/ shows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ Draw = Callable[[Path, Sequence[Document], str], None]
 class Section:
     """A heading of the page.
 
-    words: what is to be seen. files: of results/, the first of them the one that is drawn. draw:
-    a picture of their documents, with the note of its source; none: tables alone. docs: its name in
-    docs/, where pages show it. modelled: whether its figures are.
+    words: what it shows.
+    files: files in results/; the first one is drawn.
+    draw: draws their documents, with a note of the source; None for tables only.
+    docs: name of the picture in docs/, if pages show it.
+    modelled: whether its figures are modelled.
     """
 
     name: str
@@ -33,8 +35,8 @@ class Section:
     note: Callable[[], str] | None = None
 
     def source(self, documents: Sequence[Document]) -> str:
-        """What the picture is drawn from, for its PNG: files with digests of their bytes, or what
-        `note` says where it is of no file."""
+        """Return the picture's source for its PNG: files with digests of their bytes, or the
+        result of `note` if it has no file."""
         if self.note:
             return self.note()
         return " ".join(f"{each.name}:{each.digest}" for each in documents)
@@ -46,7 +48,7 @@ def _of(draw: Callable[[Path, Document, str], None]) -> Draw:
 
 
 def _decode(path: Path, documents: Sequence[Document], source: str) -> None:
-    """Beside what the last file says that others published."""
+    """Draw decode next to the published figures in the last file."""
     attention.draw_decode(path, documents[0], source, published=documents[-1].rows)
 
 

@@ -48,7 +48,7 @@ def draw_beside(path: Path, document: Document, source: str = "") -> None:
 
 
 def _name(row: Row) -> str:
-    """With its mask; pairs of CTAs beside single ones."""
+    """Return the row's name with its mask, and whether CTAs form pairs."""
     flags = row.get("flags", "")
     mask = "causal" if "--causal" in flags else "full"
     return f"{row['name']}, {mask}" + ", pairs" * ("--ctas 2" in flags)

@@ -94,7 +94,7 @@ def print_ptx(ptx: Path) -> Counter:
 
 
 def print_sass(cubin: Path) -> Counter:
-    """The same of the SASS, which is left beside the cubin."""
+    """Print counts of the SASS, and leave its listing next to the cubin."""
     listing, text = cubin.with_suffix(".sass"), disassemble(cubin)
     listing.write_text(text, encoding="utf-8")
     counts = count_kinds(text, SASS_INSTRUCTION, SASS_KINDS)
@@ -112,9 +112,10 @@ def print_kinds(title: str, counts: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel to be dumped. what: it is, in words; stem: of its files, before the config.
-
-    figures: of its cubin, resources and the loop that matters; show: prints them.
+    """A kernel to be dumped. what: description.
+    stem: prefix of its files' names, before the config.
+    figures: reads the cubin's resources and its main loop.
+    show: prints the figures.
     """
 
     what: str

@@ -52,7 +52,7 @@ def decode_figures(cubin: Path, config: DecodeConfig, arch: str) -> dict[str, An
 
 
 def decode_loop(function: Function, config: DecodeConfig, arch: str) -> dict[str, Any]:
-    """What `figures` says of the innermost loop with the marks of `arch`."""
+    """Return the `figures` of the innermost loop with the marks of `arch`."""
     inner = function.innermost(function.loops_with(*LOOPS[written_for(arch)][0]))
     if len(inner) != 1:
         return {"loop": {}, "stalls": 0.0, "mufu_distance": 0}
@@ -103,11 +103,12 @@ MIXED_KINDS: Kinds = {
 
 
 def mixed_figures(cubin: Path, config: MixedConfig, arch: str) -> dict[str, Any]:
-    """Figures of the cubin of `config`, a file with one kernel: what `read` says, and the main
-    loop.
+    """Return figures of the cubin of `config`, a file with one kernel: those of `read`, and the
+    main loop.
 
-    loop: instructions of a warp by kind, per `unit`; turn: the K of a turn. Nothing and 0 where no
-    loop does so, or several do.
+    loop: instructions of a warp by kind, per `unit`.
+    turn: the K of an iteration.
+    These are empty and 0 unless exactly one loop matches.
     """
     found, function = read(cubin)
     unit = f"{config.step} of K, {config.parts} x {ROWS} rows of weights"
@@ -115,7 +116,7 @@ def mixed_figures(cubin: Path, config: MixedConfig, arch: str) -> dict[str, Any]
 
 
 def mixed_loop(function: Function, config: MixedConfig, arch: str) -> dict[str, Any]:
-    """What `figures` says of the innermost loop with the mark."""
+    """Return the `figures` of the innermost loop with the mark."""
     mark, depth = MARKS[arch, config.x]
     inner = function.innermost(function.loops_with(mark))
     if len(inner) != 1:
@@ -157,11 +158,12 @@ EPILOGUE_KINDS: Kinds = {
 
 
 def epilogue_figures(cubin: Path) -> dict[str, Any]:
-    """Figures of the cubin of a grouped GEMM, a file with one kernel: what `read` says, and the
-    epilogue.
+    """Return figures of the cubin of a grouped GEMM, a file with one kernel: those of `read`,
+    and the epilogue.
 
-    loaded: columns that the epilogue's innermost loops load in one turn. epilogue: instructions of
-    a warp by kind, per `unit`; around: those of the loop over tiles beside them, in all.
+    loaded: columns that the epilogue's innermost loops load in one iteration.
+    epilogue: instructions of a warp by kind, per `unit`.
+    around: total of the other instructions in the loop over tiles.
     """
     found, function = read(cubin)
     loaded, epilogue, around = epilogue_of(function)

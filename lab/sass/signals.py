@@ -37,7 +37,10 @@ class EarlySignal:
 
 @dataclass
 class _State:
-    """open: accesses that a scoreboard stands for; unfenced: stores that none does."""
+    """State of the scoreboards.
+
+    open: accesses tracked by each scoreboard.
+    unfenced: stores that no scoreboard tracks."""
 
     open: list[set[Instruction]] = field(
         default_factory=lambda: [set() for _ in range(SCOREBOARDS)]

@@ -50,12 +50,14 @@ SOFTMAX_KINDS: Kinds = {
 
 @dataclass(frozen=True)
 class Publishes:
-    """When in the body events are sent, as shares of the cycles that its stall counts ask for; None
-    where there is none.
+    """Times of publishing in the body, as shares of the cycles by its stall counts; None if
+    absent.
 
-    load: first and last load of S. statistics: last store of row statistics. p: first and last
-    store of P. ready: the last arrival on an mbarrier, where it comes after P. adds_after: FADD2
-    behind it, the row sum.
+    load: first and last load of S.
+    statistics: last store of row statistics.
+    p: first and last store of P.
+    ready: the last arrival on an mbarrier, if it comes after P.
+    adds_after: FADD2 instructions after it, for the row sum.
     """
 
     load: tuple[float, float] | None
@@ -67,7 +69,7 @@ class Publishes:
 
 @dataclass(frozen=True)
 class SoftmaxLoop:
-    """One copy of the tile loop of the softmax role.
+    """A copy of the tile loop of the softmax role.
 
     body: its instructions in execution order, without correction, wait retries and rare copies.
     correction: the conditional block that rescales O. rare: the copies for rare rows, far ones and
@@ -144,11 +146,13 @@ class SoftmaxLoop:
 
 @dataclass(frozen=True)
 class Static:
-    """What can be said of a cubin with one kernel without running it.
+    """Properties of a cubin with one kernel that are known without running it.
 
-    spills: instructions that move registers to local memory or back; parked: those that keep
-    uniform registers in others. others: see `other_loops`. outside: exponentials in no loop, see
-    `exponentials_outside`. serialised: products of Hopper's tensor core, see `is_serialised`.
+    spills: instructions that move registers to local memory or back.
+    parked: instructions that keep uniform registers in others.
+    others: see `other_loops`.
+    outside: exponentials in no loop, see `exponentials_outside`.
+    serialised: products of Hopper's tensor core, see `is_serialised`.
     """
 
     registers: int
@@ -161,7 +165,7 @@ class Static:
     serialised: bool | None
 
     def as_dict(self) -> dict:
-        """For JSON: the fields, and of every loop what its properties say."""
+        """Return the fields for JSON, with the properties of every loop."""
         said = ("address", "masked", "total", "tiles", "nested", "stalls", "mufu_distance")
         loops = [
             {name: getattr(loop, name) for name in said}
@@ -175,7 +179,7 @@ class Static:
 
 
 def times_of(code: Sequence[Instruction]) -> list[int]:
-    """When each instruction lets the next one go, as its stall counts have it, in cycles."""
+    """Return the cycle in which each instruction lets the next one issue, by its stall counts."""
     return list(accumulate(max(item.control.stall, 1) for item in code))
 
 
@@ -270,7 +274,7 @@ def _softmax_loop(function: Function, head: int) -> SoftmaxLoop:
 
 
 def _rare(function: Function, body: frozenset[int]) -> frozenset[int]:
-    """Where a branch leads to one of two copies of the exponentials: the longer copy.
+    """Return the longer copy if a branch chooses between two copies of the exponentials.
 
     Innermost branches come first, so that a copy with a branch of its own counts once.
     """

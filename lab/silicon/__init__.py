@@ -1,1 +1,1 @@
-"""What GPUs themselves say: conformance of instructions, and their times."""
+"""Measurements of GPUs: conformance of instructions, and their times."""

@@ -53,7 +53,7 @@ def _shape(form: str) -> tuple[str, int, int]:
 
 
 def _lines(name: str, space: str, order: str, form: str, k: int) -> list[str]:
-    """One instruction on the thread's 16 bytes: what it returns, then what is left there."""
+    """Yield an instruction on the thread's 16 bytes: store its result, then the memory contents."""
     _, bits, count = _shape(form)
     letter = {16: "h", 32: "r", 64: "w"}[bits]
     address = _SLOTS[space]
@@ -154,7 +154,7 @@ def cases() -> Iterator[Case]:
 
 
 def _addresses() -> Case:
-    """What cvta, isspacep, mapa and getctarank say, through what is found at the address."""
+    """Check cvta, isspacep, mapa and getctarank through the data found at the address."""
     spaces = ("global", "shared", "shared::cta", "shared::cluster", "local")
     pointers = {"global": "%w0", "shared": "%w1", "local": "%w2", "peer": "%w4"}
     body = [
