@@ -104,15 +104,16 @@ def attention(
 
     Args:
         q: [B, Sq, Hq, D], or packed [T, Hq, D] with cu_seqlens_q; bfloat16, float16 or
-            float8_e4m3fn. (D, Dv) is one of `fmha.config.HEAD_DIMS`.
+            float8_e4m3fn. (D, Dv) is one of `fmha.config.HEAD_DIMS`, or with mma.sync each is
+            a multiple of 16 up to 512.
         k, v: [B, Skv, Hkv, D] and [B, Skv, Hkv, Dv] of q's dtype; packed [Tk, Hkv, ..] with
             cu_seqlens_k; or pages [pages, page_size, Hkv, ..] with page_table, page_size a
             multiple of 8, with mma.sync any number. Queries and keys choose independently. k and v
             may be float8_e4m3fn for D <= 256. q may then be float8_e4m3fn, or bfloat16: a bfloat16
             row is split into two e4m3 terms, exact for elements above 2^-9 of the row's maximum.
         causal: equivalent to right = 0.
-        window: (left, right), keys visible before and after the query's position, None for
-            unbounded; a number is left.
+        window: (left, right), keys visible before and after the query's position, None or
+            -1 for unbounded; a number is left.
         sink_tokens: number of first keys that are visible in addition to a left window.
         softcap: c > 0 turns a score s into c tanh(s / c); None or 0 does not.
         sinks: [Hq], any floating dtype, for each head a logit whose value is zero, below +inf; fp32
