@@ -293,7 +293,7 @@ def routing_fields(
         require_type("chosen.ids", given.ids, torch.Tensor)
         require_rank("chosen.ids", given.ids, "[T, k]")
         return {"router_logits": None, "chosen": given, "router": Router(given.ids.shape[1])}
-    if not isinstance(given, RouterLinear):
+    if not isinstance(given, RouterLinear | torch.Tensor):
         require_type("router_logits", given, torch.Tensor)
     if not isinstance(router, Router):
         raise TypeError(f"router is {type(router).__name__}, expected Router")

@@ -470,7 +470,7 @@ def tell(
 
 
 def show_amax(layer: Layer, found: float, console: Console) -> None:
-    """What a calibration learns from it."""
+    """Print the largest abs(h), and the scale that a calibration would derive from it."""
     words = f"largest |h|: {found:.4g}"
     if FORMATS[layer.format].has_global:
         scale = reference.encode_scale(torch.tensor([found]), layer.format).item()

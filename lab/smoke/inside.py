@@ -1,4 +1,4 @@
-"""What runs where the wheel is installed: `python -I inside.py VERSION PACKAGES JOBS FILE...`.
+"""Checks inside the wheel's environment: `python -I inside.py VERSION PACKAGES JOBS FILE...`.
 
 Nothing but the standard library and what is installed there can be imported here. Each file is an
 example and runs in a process of its own, forked after torch and the DSL were imported once.
@@ -34,7 +34,7 @@ def report(name: str, began: float, problem: str = "") -> str:
 
 
 def package_problems(version: str, packages: Sequence[str]) -> Iterator[str]:
-    """What is wrong with a package: where it comes from, its version, its mark."""
+    """Yield problems of the packages: where they come from, their version, their marker."""
     for name in packages:
         module = importlib.import_module(name)
         folder = Path(str(module.__file__)).parent
@@ -47,7 +47,7 @@ def package_problems(version: str, packages: Sequence[str]) -> Iterator[str]:
 
 
 def entry_point_problems() -> Iterator[str]:
-    """Which groups are not as they should be; a point that does not load raises."""
+    """Yield unexpected groups of entry points; a point that does not load raises."""
     points = distribution("blackwell-kernels").entry_points
     for point in points:
         point.load()

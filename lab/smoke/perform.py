@@ -1,4 +1,4 @@
-"""What `smoke.py` does: the wheel is built, looked into, installed, and used without a checkout."""
+"""`smoke.py`: builds the wheel, inspects it, installs it, and uses it without a checkout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def expected() -> set[str]:
 
 
 def differences(wheel: Path) -> list[str]:
-    """What it lacks and what nobody asked for, a line each."""
+    """List the files that the wheel lacks and those that are unexpected, a line each."""
     with ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     lacking, foreign = sorted(expected() - names), sorted(names - expected())
@@ -52,8 +52,8 @@ class Example:
     text: str
 
     def write(self, folder: Path) -> Path:
-        """As a file of `folder` with the same numbers of lines as the page. No example can import
-        it by mistake: its name is none of Python's."""
+        """Write to a file of `folder` with the page's line numbers. No example can import it by
+        mistake: its name is not a valid module name."""
         path = folder / f"{str(self.page).replace('/', '-')}-line-{self.line}.py"
         path.write_text("\n" * (self.line - 1) + self.text, encoding="utf-8")
         return path
@@ -149,10 +149,10 @@ def smoke(wheel: Path, place: Place, jobs: int) -> Iterator[str]:
 
 
 def installation(wheel: Path, place: Place) -> Iterator[tuple[str, tuple[object, ...]]]:
-    """What makes the environment, by name.
+    """Yield the commands that make the environment, by name.
 
-    pip is that of the process, at work on the other environment. It leaves compiling to the first
-    import, as most of torch's files are never imported: that takes a third of the time.
+    pip runs from this process on the other environment. Compiling is left to the first
+    import, as most of torch's files are never imported: this saves two thirds of the time.
     """
     pip = (sys.executable, "-m", "pip", "--python", place.python)
     quiet = ("install", "--quiet", "--no-compile", "--constraint", ROOT / "constraints.txt")
@@ -162,7 +162,7 @@ def installation(wheel: Path, place: Place) -> Iterator[tuple[str, tuple[object,
 
 
 def run_inside(place: Place, version: str, jobs: int) -> Iterator[str]:
-    """What inside.py reports: one of its reports begins where a line is not indented."""
+    """Yield the reports of inside.py; a report begins at a line that is not indented."""
     pages = [example.write(place.folder) for example in examples()]
     script = Path(__file__).with_name("inside.py")
     command = (place.python, "-I", script, version, ",".join(PACKAGES), jobs, *pages)

@@ -102,7 +102,7 @@ class Draws(draws.Draws):
 
 
 def drawn_kernel(pick: random.Random) -> Case:
-    """What is compiled for; runtime values stand for whether there are any."""
+    """Draw what is compiled; runtime values only show whether they are given."""
     keys = pick.choice(("dense", "lens", "lens", "packed", "packed, lens", "pages", "pages"))
     left, right = pick.random() < 0.4, pick.choice(("all", "all", "causal", "causal", "window"))
     normalize, dims = pick.random() < 0.8, pick.choice(HEAD_DIMS)
@@ -198,7 +198,7 @@ def _lengths(pick: random.Random, batch: int, most: int, *, differ: bool) -> lis
 
 
 def _length(pick: random.Random, most: int) -> int:
-    """Nothing, a few, beside the edge of a tile, about the most, or anything."""
+    """Draw a length: zero, small, near the edge of a tile, near the maximum, or any."""
     length = pick.choice((
         0, pick.randint(1, 16), pick.choice(EDGES) + pick.randint(-1, 1),
         pick.choice(EDGES) + pick.choice(EDGES) + pick.randint(-1, 1),

@@ -58,7 +58,12 @@ class Tally:
 
 @dataclass
 class Failure:
-    """command: repeats it; problems: their names; case: the first of them; wrong: what was."""
+    """A failure.
+
+    problems: names of the problems.
+    command: command that repeats it.
+    case: the first problem.
+    wrong: what was wrong."""
 
     problems: list[str]
     command: str
@@ -71,8 +76,10 @@ class Failure:
 
 @dataclass
 class Record:
-    """features: of which problems are counted. errors: names of reports, and what they are called
-    where shares are written down."""
+    """Record of a soak.
+
+    features: features by which problems are counted.
+    errors: names of reports -> their labels where shares are printed."""
 
     features: Mapping[str, Feature]
     errors: Mapping[str, str]
@@ -214,7 +221,7 @@ WAYS: dict[str, tuple[Callable[[Trial], bool], str]] = {
 
 
 def run_together(trials: Sequence[Trial]) -> list[bool]:
-    """Which of the trials give the same bits beside each other, each on a stream of its own."""
+    """Return which trials give the same bits when run concurrently, each on a separate stream."""
     streams = [torch.cuda.Stream() for _ in trials]
     same, start = [True] * len(trials), torch.cuda.Event()
     for _ in range(ROUNDS):
@@ -233,9 +240,14 @@ def run_together(trials: Sequence[Trial]) -> list[bool]:
 
 @dataclass(frozen=True)
 class Family:
-    """name: as `soak.py` has it. draws: of a seed, an architecture and sizes. sizes: those by their
-    names. trial: of a problem. features: of which problems are counted. errors: reports of a trial
-    whose shares of their limits are shown, and what they are called."""
+    """A family of problems.
+
+    name: its name in `soak.py`.
+    draws: makes the draws of a seed, an architecture and sizes.
+    sizes: sizes by name.
+    trial: makes the trial of a problem.
+    features: features by which problems are counted.
+    errors: reports of a trial whose shares of their limits are shown -> their labels."""
 
     name: str
     archs: Sequence[str]
@@ -277,7 +289,7 @@ def compiled(
 
 
 def _leave_interrupts() -> None:
-    """To the process that started this one."""
+    """Ignore interrupts, which the parent process handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -318,7 +330,7 @@ class Soak:
 
     @property
     def failures(self) -> Path:
-        """Where they are written down."""
+        """Path of the file of failures."""
         return OUT / f"soak_{self.family.name}_failures.json"
 
     @property
@@ -452,7 +464,7 @@ def named(soak: Soak) -> None:
 
 
 def drawn(soak: Soak, kernels: Sequence[Kernel], problems: int) -> None:
-    """As many problems of each kernel, as soon as it is compiled."""
+    """Run equally many problems of each kernel, as soon as it is compiled."""
     each = range(math.ceil(problems / len(kernels)))
     for kernel, seconds, wrong in _ready(soak, kernels, each):
         record = soak.record
@@ -478,7 +490,7 @@ def drawn(soak: Soak, kernels: Sequence[Kernel], problems: int) -> None:
 def _ready(
     soak: Soak, kernels: Sequence[Kernel], each: Sequence[int]
 ) -> Iterator[tuple[Kernel, float, str]]:
-    """By processes of their own; with one job, and in the emulator, by the first call."""
+    """Compile in several processes; with one job or in the emulator, the first call compiles."""
     if soak.options.jobs == 1 or soak.place.backend == "emulate":
         return ((kernel, 0.0, "") for kernel in kernels)
     draws, options = soak.draws, soak.options
@@ -502,7 +514,7 @@ def finish(soak: Soak) -> int:
 
 
 def save(soak: Soak) -> None:
-    """What --json asks for, as far as it is known."""
+    """Write the results so far to the file of --json."""
     record = soak.record
     if soak.options.json:
         document = {

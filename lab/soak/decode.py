@@ -97,13 +97,13 @@ class Draws(draws.Draws):
 
 
 def arguments_of(case: Case, arch: str) -> Arguments:
-    """What `decode` makes of it, without memory."""
+    """Return the arguments of `decode` for the case, without memory."""
     options = moved(case.options(), "meta") | case.launch_options(arch)
     return DECODE.arguments(fields_of(*case.inputs("meta"), options))
 
 
 def drawn_kind(pick: random.Random) -> Case:
-    """What is compiled for; runtime values stand for whether there are any."""
+    """Draw what is compiled; runtime values only show whether they are given."""
     window, tokens = pick.choice((None, None, 1)), pick.choice((1, 1, 1, 2, 3, MAX_Q_TOKENS))
     kv_dtype, keys = pick.choice(("", "", "e4m3")), pick.choice(("dense", "lens", "lens", 0, 0))
     tuned = pick.random() < 0.5
@@ -162,7 +162,7 @@ def drawn_problem(kind: Case, pick: random.Random, sizes: Sizes) -> Case:
 
 
 def _length(pick: random.Random, most: int) -> int:
-    """Nothing, a few, beside an edge, about the most, or anything."""
+    """Draw a length: zero, small, near an edge, near the maximum, or any."""
     length = pick.choice((
         0, pick.randint(1, 16), pick.choice(EDGES) + pick.randint(-1, 1),
         most - pick.choice((0, 0, 1, 7, 129)), pick.randint(1, most),

@@ -48,7 +48,7 @@ class Live:
 
     @property
     def holder(self) -> Holder:
-        """As the device sees it."""
+        """Return the request's holder as the device sees it."""
         request = self.request
         return Holder(request.name, self.history, request.blocks, request.state)
 
@@ -79,7 +79,7 @@ class Driver:
     # -- running -------------------------------------------------------------------------------
 
     def run(self, operation: str, *numbers: int) -> None:
-        """One operation, and everything that has to be true after it."""
+        """Run an operation, and check everything that must hold after it."""
         self.log.append((operation, numbers))
         if operation in NEED_TOKENS:
             for live in self.live:
@@ -273,7 +273,9 @@ class Driver:
         return room
 
     def append_tokens(self, batch: dict[Live, list[int]], known: bool = True) -> list[Live]:
-        """One step; who was in it, nobody where there is no room. known: see `append_unknown`."""
+        """Run a step; return its requests, or none if there is no room.
+
+        known: see `append_unknown`."""
         before = {live: set(live.request.blocks) for live in batch}
         step = self._planned(batch, known)
         if step is None:
@@ -300,7 +302,7 @@ class Driver:
         return touched
 
     def resolve(self, which: int, count: int) -> list[Live]:
-        """What some of a request's placeholders are."""
+        """Resolve some of a request's placeholders."""
         pending = [live for live in self.live if live.request.unknown]
         for live in pending[which % 4 :][:1]:
             self._resolved(live, 1 + count % live.request.unknown)
@@ -387,7 +389,7 @@ class Driver:
     # -- operations: host tier, cache, works ---------------------------------------------------
 
     def offload(self, which: int) -> None:
-        """To host memory."""
+        """Offload a request to host memory."""
         live = self.choose(which, resident=True)
         if live is None:
             return
@@ -398,7 +400,7 @@ class Driver:
             self._issue(work)
 
     def fetch(self, which: int) -> list[Live]:
-        """And back."""
+        """Fetch a request from host memory."""
         live = self.choose(which, resident=False)
         if live is None:
             return []
@@ -498,7 +500,7 @@ class Driver:
         return None
 
     def choose(self, which: int, *, resident: bool | None = None) -> Live | None:
-        """One of the requests, on the device or not where that matters; None without any."""
+        """Choose a request, optionally by whether it is on the device; None if there is none."""
         found = [x for x in self.live if resident is None or x.request.resident == resident]
         return found[which % len(found)] if found else None
 
@@ -596,7 +598,7 @@ class Misuse:
         self._refused(calls[more % len(calls)], (ValueError, TypeError))
 
     def _wrong_type(self, which: int, more: int) -> None:
-        """One of all calls with arguments of a wrong type."""
+        """Make one of all calls with arguments of a wrong type."""
         live = self.driver.choose(which)
         resident = live is not None and live.request.resident
         calls = self.wrong_calls(live.request if live is not None and resident else None)

@@ -1,4 +1,4 @@
-"""What a manager's books have to say, worked out from outside: events, hits, room, sharing."""
+"""Expected bookkeeping of a manager, derived independently: events, hits, room, sharing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Ledger:
         return self.found(prompt, salt)[0]
 
     def found(self, prompt: Sequence[int], salt: bytes = b"") -> tuple[int, int]:
-        """The same, and tokens of it in blocks that are there."""
+        """Return the usable tokens of a hit, and the tokens in blocks that are present."""
         size, digest, usable, cached = self.layout.block_tokens, seed(salt), 0, 0
         for end in range(size, len(prompt), size):
             digest = chained(digest, np.array(prompt[end - size : end], np.int64))
@@ -136,7 +136,8 @@ class Ledger:
             require(not shared, f"{request.name!r} writes blocks {shared} that others hold")
 
     def snapshot(self, lives: Sequence) -> tuple:
-        """What a call that fails must not change; first how many events are new."""
+        """Return the state that a failing call must not change; its first element counts new
+        events."""
         pools, requests = self.manager.pools, [live.request for live in lives]
         return (
             self.replay(),
@@ -178,7 +179,7 @@ class Ledger:
         self.machine.verify_blocks([(pool.find(d), self.chains[d]) for d in self.blocks])
 
     def deep(self) -> None:
-        """The same of checkpoints: each is restored beside the states and looked at."""
+        """Check checkpoints deeply: each is restored to a spare state and compared."""
         if not self.layout.has_state:
             return
         checkpoints, spare = self.manager.pools[Pool.CHECKPOINTS], self.manager.sizes.states + 1

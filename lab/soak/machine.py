@@ -140,7 +140,7 @@ class Machine:
             self._put(pool, array, rows, true_bytes(array, chain[chosen]))
 
     def spoil(self, step: Step) -> None:
-        """What a step that fails on its way may leave: nonsense wherever it writes."""
+        """Write nonsense wherever the step writes, as a step that fails midway may do."""
         for pool, array, mapping in self._written(step):
             self._put(pool, array, mapping[mapping >= 0], NONSENSE)
 

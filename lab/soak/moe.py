@@ -94,7 +94,8 @@ class Draws(draws.Draws):
 
 
 def arguments_of(case: Layer, arch: str) -> MixedLayer:
-    """What `fused_moe` makes of it, without memory: what says which kernels are compiled."""
+    """Return the arguments of `fused_moe` without memory; they decide which kernels are
+    compiled."""
     first, end = case.here
     count, rows = end - first, 2 * case.intermediate
     both = (

@@ -1,4 +1,4 @@
-"""What `soak.py kvcache` does: random operations on small caches, beside the naive model."""
+"""`soak.py kvcache`: runs random operations on small caches and on the naive model."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ DEEP = 64  # checkpoints and all requests are looked at after so many operations
 
 @cache
 def takes(operation: str) -> int:
-    """How many numbers an operation takes."""
+    """Return how many numbers an operation needs."""
     return len(inspect.signature(getattr(Driver, operation)).parameters) - 1  # without self
 
 
 def drawn(seed: int, operations: int) -> list[Operation]:
-    """So many operations, always the same ones of a seed."""
+    """Return `operations` operations, always the same ones for a seed."""
     source = random.Random(seed)
     kinds = source.choices(list(WEIGHTS), list(WEIGHTS.values()), k=operations)
     return [(kind, tuple(source.randrange(HIGHEST) for _ in range(takes(kind)))) for kind in kinds]
@@ -82,7 +82,7 @@ def case_of(name: str, seed: int) -> Case:
 
 @dataclass(frozen=True)
 class Failure:
-    """What broke, and the operations after which it did."""
+    """An error, and the operations that led to it."""
 
     error: str
     trace: str
@@ -91,7 +91,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Run:
-    """One life of a cache."""
+    """A life of a cache."""
 
     case: str
     seed: int
@@ -118,7 +118,7 @@ def run(case: str, seed: int, operations: int, every: int = 1) -> Run:
 
 
 def fails(case: str, seed: int, log: Sequence[Operation]) -> str:
-    """What breaks when a log is replayed on the cache of that seed, "" for nothing."""
+    """Return the error when a log is replayed on the cache of that seed, "" for none."""
     driver = Driver(case_of(case, seed))
     try:
         for operation, numbers in log:
@@ -190,7 +190,7 @@ def finished(options: argparse.Namespace, cases: list[str]) -> Iterator[Run]:
 
 
 def table(runs: list[Run], seconds: float) -> Table:
-    """What was done, what was refused, what happened on the way."""
+    """Return a table of the operations done and refused, and of events on the way."""
     counts = sum((one.counts for one in runs), Counter())
     total = sum(one.operations for one in runs)
     shown = Table(
@@ -266,7 +266,7 @@ def replay(console: Console, path: Path) -> int:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
+    """Do what the flags request; return the exit code."""
     console = Console()
     if options.replay:
         return replay(console, options.replay)

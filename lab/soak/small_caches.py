@@ -152,7 +152,7 @@ class Past:
         return np.array([hashes[end] for end in ends], np.uint64)
 
     def followed(self, tokens: Iterable[int]) -> Past:
-        """The same and then `tokens`."""
+        """Return this past followed by `tokens`."""
         return Past(_continued(list(self._hashes), tokens))
 
 
@@ -183,7 +183,7 @@ class History(Past):
         self.furthest = max(self.furthest, len(self.tokens))
 
     def cut(self, length: int) -> None:
-        """Only the first `length` tokens."""
+        """Keep only the first `length` tokens."""
         del self.tokens[length:], self._hashes[length + 1 :]
 
     def restored(self) -> None:
@@ -191,7 +191,7 @@ class History(Past):
         self.floor = self.furthest = len(self.tokens)
 
     def most_back(self, layout: Layout) -> int:
-        """So many tokens can be taken back."""
+        """Return how many tokens can be rolled back."""
         if not layout.has_state:
             return len(self.tokens)
         return max(0, len(self.tokens) - max(self.floor, self.furthest - layout.draft))
@@ -203,10 +203,11 @@ def ends(stream: Stream, length: int) -> range:
 
 
 def whole_rows(array: Ring | Tail, length: int) -> range:
-    """Positions whose rows the next token of a request of `length` tokens reads from end to end.
+    """Return positions whose rows the next token of a request of `length` tokens reads
+    completely.
 
-    Ring: it sees itself and window - 1 before. Tail: the window that is not complete; online, what
-    that window has come to.
+    Ring: the token and the window - 1 before it. Tail: the incomplete window; online, the
+    running result of that window.
     """
     if isinstance(array, Ring):
         return range(max(0, length + 1 - array.window), length)
@@ -223,7 +224,7 @@ def half_rows(array: Ring | Tail, length: int) -> range:
 
 
 def half_columns(tail: Tail) -> np.ndarray:
-    """Which bytes of `true_bytes` that part is, of the values and of the scores."""
+    """Return which bytes of `true_bytes` that part is, of the values and of the scores."""
     part = tail.row_bytes // tail.overlap * (tail.overlap - 1)
     return np.concatenate([np.arange(part), tail.row_bytes + np.arange(part)])
 

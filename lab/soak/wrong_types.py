@@ -1,5 +1,5 @@
-"""Every public call of a manager or a cache with arguments of a wrong type or beyond all limits,
-and the whole of the books, so that a call that is refused can be seen to change nothing."""
+"""Public calls of a manager or a cache with arguments of a wrong type or out of range, and a
+snapshot of all bookkeeping, to check that a refused call changes nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def wrong_calls(target: Any, request: Request | None) -> Iterator[Call]:
 
 
 def wrong_batches(append: Callable[[Any], object], request: Request | None) -> Iterator[Call]:
-    """The same of what takes the next tokens of some requests."""
+    """Yield wrong calls of a function that appends the next tokens of some requests."""
     for value in NO_BATCHES:
         yield f"append({value!r})", partial(append, value)
     for value in NO_REQUESTS:
@@ -80,7 +80,7 @@ def wrong_batches(append: Callable[[Any], object], request: Request | None) -> I
 
 
 def wrong_books(manager: Manager, request: Request | None) -> Iterator[Call]:
-    """The same of what a manager alone has."""
+    """Yield wrong calls of methods that only a manager has."""
     for value in NO_WORKS:
         yield _call(manager, "abandon", value)
         yield _call(manager, "issued", value)

@@ -1,1 +1,1 @@
-"""What every command of the lab uses: flags, tables, places."""
+"""Tools that every command of the lab uses: flags, tables, places."""

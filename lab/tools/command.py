@@ -17,10 +17,12 @@ from lab.tools.common import refuse
 
 @dataclass(frozen=True)
 class Command:
-    """What stands behind a name.
+    """A command.
 
-    module: its `perform(options)` does the work and returns the exit code. flags: adds the flags.
-    about: the help, whose first line says what it does. example: flags of a call worth a try.
+    module: its `perform(options)` does the work and returns the exit code.
+    flags: adds the flags.
+    about: the help; its first line summarises the command.
+    example: flags of a call worth trying.
     """
 
     module: str
@@ -44,8 +46,8 @@ class Command:
         return made
 
     def perform(self, options: argparse.Namespace) -> int:
-        """What the flags ask for; returns the exit code, REFUSED where memory is not enough, a file
-        cannot be read or written, or that of --show holds something else."""
+        """Do what the flags request; return the exit code. Return REFUSED if memory is not
+        enough, a file cannot be read or written, or the file of --show has other contents."""
         try:
             return importlib.import_module(self.module).perform(options)
         except OSError as error:
@@ -85,9 +87,10 @@ def given(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> frozen
 def main_of(
     commands: Mapping[str, Command], text: str, argv: Sequence[str] | None = None, default: str = ""
 ) -> int:
-    """What the first word of `argv` names, with the rest as its flags.
+    """Run the command that the first word of `argv` names, with the rest as its flags.
 
-    text: the help of the command itself. default: the name where flags come first.
+    text: help of the command itself.
+    default: the name if flags come first.
     """
     script = Path(sys.argv[0]).name
     words = [*(sys.argv[1:] if argv is None else argv)]

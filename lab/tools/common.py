@@ -1,4 +1,4 @@
-"""What several commands share: a config in one line, refusals, files of rows, the end of a run."""
+"""Code shared by several commands: a config in one line, refusals, files of rows, end of a run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def progress_bar(console: Console) -> Progress:
 
 
 def tracked(items: Sequence[T], words: str) -> Iterator[T]:
-    """They, and on stderr such a bar, where rich is installed."""
+    """Yield the items, with a progress bar on stderr if rich is installed."""
     try:
         from rich.console import Console
     except ImportError:
@@ -103,6 +103,6 @@ def save_rows(path: Path, rows: list[dict]) -> None:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """What `save_rows` wrote."""
+    """Return what `save_rows` wrote."""
     text = path.read_text(encoding="utf-8")
     return json.loads(text) if path.suffix == ".json" else [*map(json.loads, text.splitlines())]

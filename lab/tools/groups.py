@@ -80,7 +80,7 @@ def count(text: str) -> int:
 
 
 def spelt(number: int) -> str:
-    """As `count` reads it: '8k', and others in figures."""
+    """Format a number as `count` parses it: '8k', or digits."""
     return f"{number // 1024}k" if number and number % 1024 == 0 else str(number)
 
 
@@ -140,7 +140,9 @@ def add_dtypes(
 
 
 def add_visibility(group: argparse._ArgumentGroup, *, causal: bool) -> None:
-    """What a query sees; causal: the default."""
+    """Add flags for what a query sees.
+
+    causal: the default."""
     words = f"a query sees no key behind its own position; default: {'yes' if causal else 'no'}"
     wish = {"action": argparse.BooleanOptionalAction, "default": causal}
     group.add_argument("--causal", help=words, **wish)
@@ -151,7 +153,7 @@ def add_visibility(group: argparse._ArgumentGroup, *, causal: bool) -> None:
 
 
 def add_scores(group: argparse._ArgumentGroup) -> None:
-    """What happens to scores."""
+    """Add flags for operations on scores."""
     words = "scores s become C tanh(s / C); 0 leaves them"
     add(group, "softcap", words, 0.0, type=float, metavar="C", shown="0")
     switch(group, "sinks", "a learned logit per query head joins the denominator")
@@ -161,7 +163,9 @@ def add_scores(group: argparse._ArgumentGroup) -> None:
 
 
 def add_backend(group: argparse._ArgumentGroup, archs: Sequence[str] = ARCHS) -> None:
-    """--backend and --arch; archs: what the kernel is written for; none: for all alike."""
+    """Add --backend and --arch.
+
+    archs: architectures of the kernel; empty if it runs on all alike."""
     words = "auto: a GPU that the kernel is written for, else the emulator"
     add(group, "backend", words, "auto", choices=BACKENDS)
     if archs:
@@ -192,7 +196,7 @@ def add_run(
 
 
 def add_tolerance(group: argparse._ArgumentGroup) -> None:
-    """How exact a result has to be."""
+    """Add the flag for the tolerance of results."""
     words = "scales the limit of the error"
     add(group, "tolerance", words, 1.0, type=positive, metavar="FACTOR", shown="1")
 
@@ -227,7 +231,9 @@ def add_out(group: argparse._ActionsContainer, default: str, what: str) -> None:
 
 
 def add_report(group: argparse._ArgumentGroup, picture: str) -> None:
-    """What a benchmark does with its rows; picture: what it draws."""
+    """Add flags for the rows of a benchmark.
+
+    picture: what it draws."""
     add_file(group, "show", "tables (and --plot) of an earlier run's file, nothing is measured")
     switch(group, "markdown", "with --show: one table for a page")
     add_file(group, "json", "every figure, a line per row; an array if the name ends in .json")

@@ -1,4 +1,4 @@
-"""Where a command runs its kernels: the GPU at hand, or the emulator."""
+"""Place where a command runs its kernels: the GPU at hand, or the emulator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAPABILITIES = {"sm_90a": "9.0", "sm_100a": "10.x", PORTABLE: "8.x or 12.x"}
 
 
 def native_arch() -> str | None:
-    """What kernels for the GPU of this machine are compiled for; None where nothing is."""
+    """Return the architecture of kernels for this machine's GPU; None without one."""
     if not torch.cuda.is_available():
         return None
     return ARCH_OF_CAPABILITY.get(torch.cuda.get_device_capability())
@@ -43,7 +43,11 @@ def why_not_here(archs: Sequence[str] = ("sm_100a",)) -> str | None:
 
 @dataclass(frozen=True)
 class Place:
-    """backend 'cuda' or 'emulate'; arch: of the kernels; reason: why there, in words."""
+    """Place of kernels.
+
+    backend: 'cuda' or 'emulate'.
+    arch: architecture of the kernels.
+    reason: why they run there, in words."""
 
     backend: str
     arch: str

@@ -1,4 +1,4 @@
-"""How every picture looks, and how it is written.
+"""Style of every picture, and code that writes it.
 
 A picture is 8 inches wide and has 200 dots per inch: shown 800 pixels wide, which is what a page
 has, the smallest text (8 points) is 11 pixels high. Colours are those of Okabe and Ito, which stay
@@ -54,13 +54,13 @@ class Look:
     ours: bool = False
 
     def marks(self, size: float = 6.0) -> dict[str, Any]:
-        """For points of matplotlib."""
+        """Return matplotlib options for points."""
         face = self.colour if self.ours else "white"
         how = {"marker": self.shape, "markersize": size, "markeredgecolor": self.colour}
         return {**how, "color": self.colour, "markerfacecolor": face, "markeredgewidth": 1.4}
 
     def line(self, size: float = 5.0) -> dict[str, Any]:
-        """For a line with points."""
+        """Return matplotlib options for a line with points."""
         return {**self.marks(size), "linestyle": self.dash, "linewidth": 1.8 if self.ours else 1.2}
 
 
@@ -133,10 +133,13 @@ def picture(
     source: str = "",
     **how: Any,
 ) -> Iterator[tuple[Figure, Any]]:
-    """(figure, its axes as rows of columns) of matplotlib, which is written to `path` at the end.
+    """Yield (figure, its axes as rows of columns) of matplotlib, and write it to `path` at the
+    end.
 
-    height: in inches. title, caption: of the heading, lines as they are. keys: lines that it keeps
-    free for `legend`. source: what it is drawn from, noted in a PNG; `source_of` reads it.
+    height: height in inches.
+    title, caption: lines of the heading, not wrapped.
+    keys: lines of the heading left free for `legend`.
+    source: source of the data, noted in a PNG; `source_of` reads it.
     """
     import matplotlib
 
@@ -196,7 +199,7 @@ def grid(axis: Axes, which: str = "both") -> None:
 
 
 def write(figure: Figure, path: Path, source: str = "") -> None:
-    """The same bytes every time, with the same matplotlib."""
+    """Write the figure; the bytes are reproducible with the same version of matplotlib."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix != ".png":
         figure.savefig(path, metadata={PLAIN[path.suffix]: None} if path.suffix in PLAIN else {})
@@ -212,7 +215,7 @@ def write(figure: Figure, path: Path, source: str = "") -> None:
 
 
 def source_of(path: Path) -> str:
-    """What `picture` noted in a PNG; nothing in one of others."""
+    """Return the source that `picture` noted in a PNG; empty for other pictures."""
     from PIL import Image
 
     with Image.open(path) as found:

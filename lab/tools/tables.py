@@ -67,6 +67,6 @@ def show(
 
 
 def markdown(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """For a page."""
+    """Return the table as Markdown."""
     lines = [heads, ["---"] * len(heads), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

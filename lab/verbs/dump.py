@@ -56,7 +56,7 @@ def subjects_of(options: argparse.Namespace) -> Iterable[tuple[dict[str, Any], S
 
 
 def dump_all(options: argparse.Namespace) -> int:
-    """One kernel after another, and their figures in --json. Returns the exit code."""
+    """Dump kernels one by one, with their figures in --json. Return the exit code."""
     found = [named | dump(subject, options.out) for named, subject in subjects_of(options)]
     if options.json:
         write_json(options.json, found[0] if len(found) == 1 else found)

@@ -35,7 +35,7 @@ MMA = re.compile(r"mma \S+ (\d+x\d+)x\d+(?: to column (\d+))?")
 
 
 def named(trace: Trace, plan: Any, roles: RolePlan) -> Trace:
-    """The same timeline with the plan's names; what it has no name for keeps its own."""
+    """Rename the spans with the plan's names; spans without one keep theirs."""
     names = PlanNames(plan, roles)
     return Trace([names.rename(span) for span in trace.spans], trace.time)
 

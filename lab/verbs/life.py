@@ -68,7 +68,11 @@ def reduced(layout: Layout, layers: int) -> tuple[Layout, list[str]]:
 
 
 class Model:
-    """Layers over `cache`. heads: of plain keys; group: query heads of each; seed: of numbers."""
+    """Layers over `cache`.
+
+    heads: heads of plain keys.
+    group: query heads per KV head.
+    seed: seed of numbers."""
 
     def __init__(self, cache: Cache, heads: int, group: int, seed: int, place: dict) -> None:
         self.cache, self.layout, self.device = cache, cache.layout, cache.device
@@ -169,7 +173,7 @@ class Model:
     def _expected(
         self, request: Request, array: Array, copy: int, positions: Sequence[int]
     ) -> Rows:
-        """What `kvcache.movement.reference` writes, in a pool of its own."""
+        """Return what `kvcache.movement.reference` writes, in a separate pool."""
         record, count = array.record, max(1, len(positions))
         pool = torch.zeros(1, record.page_bytes(count), dtype=torch.uint8)
         rows = Rows(pool, 0, count * record.data_bytes, count, record)
@@ -279,7 +283,7 @@ class Model:
         return out.view(len(slots), most, 1, LATENT)
 
     def _dense(self, step: Step, array: Array, copy: int) -> list[torch.Tensor]:
-        """What the newest token of each request sees, by the reference."""
+        """Return what the newest token of each request sees, by the reference."""
         found = []
         for request in step.requests:
             positions = self._positions(request, array, seen=True)
@@ -401,7 +405,7 @@ class Life:
         self.note(f"free {name}")
 
     def preempt(self, name: str, chunk: int) -> None:
-        """Its tokens are a prompt that is admitted again."""
+        """Preempt a request and admit its tokens again as a prompt."""
         tokens = self.cache.preempt(self.requests.pop(name))
         self.note(f"preempt {name}")
         self.admit(name, tokens, chunk)
@@ -420,7 +424,7 @@ _BLOCKS = (Pool.BLOCKS, Pool.HOST_BLOCKS)
 
 
 def story(life: Life, options: argparse.Namespace) -> list[tuple[Callable, tuple]]:
-    """What happens, in order."""
+    """Return the events in order."""
     size, draft = life.cache.layout.block_tokens, life.cache.layout.draft
     shared = life.ids(2 * size)
     chunk = options.chunk or size + size // 2

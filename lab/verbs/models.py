@@ -32,7 +32,10 @@ BF16 = torch.finfo(torch.bfloat16).eps
 
 @dataclass(frozen=True)
 class Form:
-    """What products multiply. arch: of their kernels; x: what x and h are, beside weights in w."""
+    """Formats of products.
+
+    arch: architecture of their kernels.
+    x: format of x and h, with weights in w."""
 
     arch: str
     x: str
@@ -55,8 +58,11 @@ NUMBERS = ("bf16", "e4m3")  # of activations that experts are arranged for
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A layer of reduced sizes. weights: of the experts, bf16; biases: of both products, or None;
-    router: with its tensors."""
+    """A layer of reduced sizes.
+
+    weights: weights of the experts, bf16.
+    biases: biases of both products, or None.
+    router: the router, with its tensors."""
 
     x: torch.Tensor
     logits: torch.Tensor
@@ -92,9 +98,11 @@ def problem_of(name: str) -> Problem:
 
 
 def errors_of(problem: Problem, form: Form) -> dict[str, Any]:
-    """error: of the kernels, relative in the norm, beside the definition with the same weights in
-    fp64; rounding: that of torch which rounds where they do; weights: what the format of the
-    weights takes beside those in bf16."""
+    """Return relative errors in the norm.
+
+    error: error of the kernels against the definition with the same weights in fp64.
+    rounding: error of torch with the same roundings.
+    weights: error of the format of the weights against weights in bf16."""
     given = {"biases": problem.biases} if problem.biases else {}
     packed = pack(*problem.weights, form.w, **given)
     numbers, has_global = form.x in NUMBERS, form.x == "nvfp4"

@@ -136,7 +136,8 @@ def nsys(options: argparse.Namespace) -> list[str]:
 
 
 def reading(options: argparse.Namespace) -> list[list[str]]:
-    """How to read the report: what bounds the kernel, and what each line of Python costs."""
+    """Return commands that read the report: what bounds the kernel, and the cost of each line of
+    Python."""
     if options.tool != "ncu":
         return []
     report = ["ncu", "--import", f"{options.out}.ncu-rep"]

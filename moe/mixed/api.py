@@ -37,11 +37,9 @@ def mixed_gemm(
     backend: str = "auto",
     arch: str | None = None,
 ) -> torch.Tensor:
-    """Compute Y_e = X_e W_e^T + b_e for every expert e, and optionally SwiGLU, in one or two
-    launches.
+    """Compute Y_e = X_e W_e^T + b_e for every expert e, and SwiGLU if asked, in 1 or 2 launches.
 
-    `moe.reference.grouped_gemm` and `moe.reference.swiglu` define the result. Weights are converted
-    to bf16 exactly. Sums are fp32, and rounded once.
+    `moe.reference` defines the result. Weights become bf16 exactly; fp32 sums are rounded once.
 
     Args:
         x: bfloat16 [R, K], contiguous, rows sorted by expert; or [T, K] with `rows`. float8_e4m3fn
@@ -56,9 +54,9 @@ def mixed_gemm(
         out_scale: fp32 [1], multiplies the output before it is rounded to e4m3.
         out: bfloat16, float16 or float8_e4m3fn.
         tile_rows, teams, parts: see `moe.mixed.config.MixedConfig`, the same bits for any; None: by
-            sizes (`moe.mixed.choose`). Experts of many rows may have different tiles.
-        split: CTAs that share a tile along K, 1, 2 or 4; None: by sizes, more if there are few
-            tiles, and 1 if teams are given. The order of sums depends on it.
+            sizes (`moe.mixed.choose`), in which experts of many rows may differ.
+        split: CTAs that share a tile along K, 1, 2 or 4: the order of sums. None: more for few
+            tiles, and 1 if teams are given.
         most_rows: upper bound of an expert's rows, R by default.
         pdl, backend, arch: as of `moe.grouped_gemm`.
 

@@ -117,7 +117,7 @@ REFUSED: dict[str, Refusal] = {
     "window of truth": ((Q, K, V), {"window": True}, TypeError, "window True: keys before"),
     "window of floats": ((Q, K, V), {"window": (1.5, 0)}, TypeError, "window_left is 1.5"),
     "window negative": ((Q, K, V), {"window": -1}, ValueError, "window left -1"),
-    "window negative behind": ((Q, K, V), {"window": (3, -1)}, ValueError, "window right -1"),
+    "window negative behind": ((Q, K, V), {"window": (3, -2)}, ValueError, "window right -2"),
     "sink tokens alone": ((Q, K, V), {"sink_tokens": 4}, ValueError, "without a left window"),
     "sink tokens": ((Q, K, V), {"sink_tokens": -4, "window": 3}, ValueError, "sink_tokens -4"),
     "sinks shape": ((Q, K, V), {"sinks": SINKS[:1]}, ValueError, "(1,), expected"),

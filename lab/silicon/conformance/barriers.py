@@ -54,7 +54,8 @@ def _reductions() -> Case:
 
 
 def _handover(name: str) -> Case:
-    """One half of the CTA writes shared memory and arrives; the other half waits and reads."""
+    """Test a handover: half of the CTA writes shared memory and arrives; the other half waits
+    and reads."""
     barrier, _, aligned = name.partition(" ")
     arrive, sync = (f"{barrier}.{x}{'.aligned' if aligned else ''}" for x in ("arrive", "sync"))
     body = [

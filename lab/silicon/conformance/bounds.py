@@ -129,7 +129,7 @@ def excess(opcode: str, bound: Bound, sources: list[np.ndarray], found: np.ndarr
 
 
 def ulps_apart(opcode: str, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """How many representable numbers lie between two results; NaNs agree."""
+    """Return how many representable numbers lie between two results; NaNs agree."""
     kind, a = split(opcode.split(".")[-1], one)
     _, b = split(opcode.split(".")[-1], other)
     sign = np.int64(1) << FORMATS[kind].bits - 1

@@ -37,7 +37,7 @@ Outputs = dict[str, np.ndarray]
 
 @dataclass
 class Tally:
-    """What all cases say about one form."""
+    """Results of all cases for a form."""
 
     inputs: int = 0
     same: int = 0
@@ -48,7 +48,7 @@ class Tally:
     differs: bool = False  # somewhere where every bit counts
 
     def add(self, other: Tally) -> None:
-        """What another case says of the form."""
+        """Add the results of another case for the form."""
         self.inputs += other.inputs
         self.same += other.same
         self.bound = self.bound or other.bound
@@ -59,7 +59,7 @@ class Tally:
 
     @property
     def right(self) -> bool:
-        """The same bits, or both within the bound."""
+        """Whether the bits are equal, or both results are within the bound."""
         return not self.differs and max(self.errors) <= 1
 
 
@@ -75,7 +75,7 @@ class Campaign:
     sums: dict[str, str] = field(default_factory=dict)  # digests of cases of which `sums` holds
 
     def absorb(self, other: Campaign) -> None:
-        """What another one says as well."""
+        """Add the results of another campaign."""
         for form, tally in other.forms.items():
             self.forms.setdefault(form, Tally()).add(tally)
         self.digests |= other.digests
@@ -144,8 +144,8 @@ def _examples(label: str, sources: list[np.ndarray], a: np.ndarray, b: np.ndarra
 
 
 class Device:
-    """One worker process; replaced behind what it did not survive. That of a GPU behind every
-    failure, which may have spoiled its context."""
+    """A worker process, replaced after a failure that it did not survive. A GPU's process is
+    replaced after every failure, which may have corrupted its context."""
 
     def __init__(self, *, gpu: bool = True) -> None:
         self._pool, self._fragile = self._fresh(), gpu

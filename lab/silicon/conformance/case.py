@@ -13,7 +13,7 @@ from lab.silicon.conformance.ptx_program import Program, emulate
 
 @dataclass(frozen=True)
 class Output:
-    """One output buffer: what it holds, the forms that made it, from how many random inputs."""
+    """An output buffer: its contents, the forms that made it, and the number of random inputs."""
 
     label: str
     forms: tuple[str, ...]
@@ -38,7 +38,7 @@ class Case:
 
     @property
     def forms(self) -> set[str]:
-        """What the outputs speak for."""
+        """Forms that the outputs test."""
         rows = (row for output in self.outputs.values() for row in output.rows or (output.forms,))
         return {form for row in rows for form in row}
 
@@ -49,7 +49,7 @@ class Case:
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
     def digest_of_sums(self, found: dict[str, np.ndarray]) -> str:
-        """The same of all outputs."""
+        """Return the digest of all outputs."""
         parts = (found[name].tobytes() for name in sorted(self.outputs))
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 

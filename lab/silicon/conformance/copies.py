@@ -211,7 +211,7 @@ def _bulk_store(read: str) -> Case:
 
 
 def _bulk_peer() -> Case:
-    """From one half of shared memory to the other half of the peer's."""
+    """Copy from one half of shared memory to the other half of the peer's."""
     name, half = "bulk to a peer", _WORDS // 2
     body = [
         ALONE,

@@ -1,4 +1,4 @@
-"""Which part of ptxemu's registry the conformance programs reach, flag by flag and type by type.
+"""Coverage of ptxemu's registry by the conformance programs, flag by flag and type by type.
 
 An item of a form is one flag, or one combination of types. Each is witnessed by an opcode that
 ran, refused for the GPU by the driver's compiler, or listed in `UNWITNESSED` with the reason.
@@ -50,7 +50,7 @@ def describe(form: registry.Form) -> str:
 
 
 def items(form: registry.Form) -> set[Item]:
-    """What there is to witness of a form; of one without flags and types, itself."""
+    """Return the items of a form to witness; a form without flags and types is an item itself."""
     name = describe(form)
     found = {(name, flag) for flag in form.flags}
     found |= {(name, ".".join(types)) for types in itertools.product(*form.types) if types}
@@ -58,7 +58,7 @@ def items(form: registry.Form) -> set[Item]:
 
 
 def items_of(opcode: str) -> set[Item]:
-    """What an instruction witnesses; nothing where ptxemu does not know it."""
+    """Return the items that an instruction witnesses; none if ptxemu does not support it."""
     opcode = opcode.removesuffix(" of three")
     try:
         match = registry.match(Instr(opcode, (), None, 0, opcode))

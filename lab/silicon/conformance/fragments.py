@@ -31,8 +31,8 @@ def per_register(bits: int) -> int:
 
 
 def place_a(lane: int, element: int, bits: int) -> tuple[int, int]:
-    """Where a lane's element of A stands: registers hold upper and lower halves in turn. With 8
-    rows there is one register."""
+    """Return the position of a lane's element of A: registers alternate between upper and lower
+    halves. With 8 rows there is one register."""
     each = per_register(bits)
     register, position = divmod(element, each)
     column = each * (lane & 3) + position + 4 * each * (register >> 1)
@@ -168,7 +168,8 @@ def multiplied(opcode: str, fragments: list[np.ndarray]) -> np.ndarray:
 
 
 def unit(opcode: str) -> float:
-    """What the manual allows an element of D to be off, of the sum of the magnitudes in it."""
+    """Return the error that the manual allows for an element of D, relative to the sum of
+    magnitudes."""
     return (depth(opcode) + 1) * _STEP[types_of(opcode)[0]]
 
 

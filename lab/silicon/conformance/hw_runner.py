@@ -40,7 +40,7 @@ def _context() -> object:
 
 
 def _call(function: object, *arguments: object) -> object:
-    """One driver call: its result, alone where there is one."""
+    """Make a driver call and return its result; a single result is not in a tuple."""
     error, *results = function(*arguments)
     if int(error):
         raise RuntimeError(f"{function.__name__}: {error}")
@@ -48,11 +48,11 @@ def _call(function: object, *arguments: object) -> object:
 
 
 class Lacking(Exception):
-    """What there is not: a GPU, cuda-python, or what a program needs of the GPU."""
+    """Something is missing: a GPU, cuda-python, or a GPU feature that a program needs."""
 
 
 def device() -> dict[str, str]:
-    """What runs the programs: GPU, target, driver, and the newest version of PTX that it takes."""
+    """Describe the device: GPU, target, driver, and the newest PTX version that it accepts."""
     driver = _context()
     asked = ["nvidia-smi", "--id=0", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
@@ -101,7 +101,7 @@ def launch(program: Program) -> dict[str, np.ndarray]:
 
 
 def refusal(text: str) -> str:
-    """What the driver's compiler says against a module, a line per error; "" if it takes it."""
+    """Return the compiler's errors for a module, a line per error; "" if it is accepted."""
     driver = _context()
     error, module, said = _load(driver, text)
     if not error:
@@ -200,7 +200,7 @@ def _raw(driver: object, param: Buffer | Map | Value, addresses: dict[str, objec
 
 
 def type_name(dtype: str) -> str:
-    """What the driver calls a type of a tensor map, behind CU_TENSOR_MAP_DATA_TYPE_."""
+    """Return the driver's name of a tensor map type, without CU_TENSOR_MAP_DATA_TYPE_."""
     prefixes = {"u": "UINT", "f": "FLOAT", "bf": "BFLOAT", "tf": "TFLOAT"}
     letters = dtype.rstrip("0123456789")
     if letters not in prefixes:  # that is one already, of packed elements

@@ -1,4 +1,4 @@
-"""What integer and bit instructions yield, from the manual, on Python integers.
+"""Results of integer and bit instructions by the manual, on Python integers.
 
 One row per instruction: its operand kinds, destination first, and its function of the form and the
 operands. T is the instruction's type, W the type of twice its width. A result may have any number
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Form(NamedTuple):
-    """What of an opcode decides: the types and the modifiers between them."""
+    """The relevant parts of an opcode: the types, and the modifiers between them."""
 
     types: tuple[str, ...]
     flags: frozenset[str]

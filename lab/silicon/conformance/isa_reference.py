@@ -1,4 +1,4 @@
-"""What the programs of `ptx/*.ptx` should leave in memory, where that is not one expression.
+"""Expected memory contents of `ptx/*.ptx` where they are more than one expression.
 
 Written from the manual and from what each program says; nothing of ptxemu is used here.
 """
@@ -153,7 +153,7 @@ def matches(a: np.ndarray) -> np.ndarray:
 
 
 def copied(a: np.ndarray) -> np.ndarray:
-    """What memory_widths writes: pieces of `a` at the same offsets."""
+    """Return what memory_widths writes: pieces of `a` at the same offsets."""
     out = np.zeros_like(a)
     for start, end in ((0, 32), (64, 128), (128, 512), (512, 1024), (1024, 2048)):
         out[start:end] = a[start:end]
@@ -179,7 +179,8 @@ def spaces(a: np.ndarray) -> np.ndarray:
 
 
 def cluster_exchange() -> np.ndarray:
-    """What cluster_memory reads: the next CTA's numbers, those of rank 2, the leader's counter."""
+    """Return what cluster_memory reads: numbers of the next CTA and of rank 2, the leader's
+    counter."""
     ctas, lanes = np.arange(8)[:, None], np.arange(32)
     base, rank = ctas // 4 * 4, ctas % 4
     following = (base + (rank + 1) % 4) * 100 + lanes
@@ -188,8 +189,8 @@ def cluster_exchange() -> np.ndarray:
 
 
 def peer_reductions(a: np.ndarray) -> np.ndarray:
-    """What async_reduce leaves in each of two CTAs: sums of words, the larger ones, a sum of 64
-    bits."""
+    """Return what async_reduce leaves in each of two CTAs: sums of words, the larger words, and
+    a sum of 64 bits."""
     sums, largest, totals = [], [], []
     for sent in a.reshape(2, 32)[::-1]:
         words = np.arange(32, dtype=np.uint32)

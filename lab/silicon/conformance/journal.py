@@ -1,4 +1,4 @@
-"""What a session on a GPU has learnt so far, case by case, so that the next one goes on from there.
+"""Results of a session on a GPU so far, case by case, so that the next session can resume.
 
 A line of JSON for the GPU, then one for each case: its name, a digest of its program, and what it
 adds to the result. A case whose program is another by now is done again.
@@ -55,7 +55,7 @@ class Journal:
         return True
 
     def keep(self, case: Case, found: Campaign) -> None:
-        """What a case said that did not fail."""
+        """Record the results of a case that did not fail."""
         if self.path is None or found.failures:
             return
         entry = {

@@ -36,7 +36,7 @@ def registers(bits: int, count: int, first: int = 0) -> list[str]:
 
 
 def braced(names: list[str]) -> str:
-    """One register, or several as a vector."""
+    """Format a register, or several as a vector."""
     return names[0] if len(names) == 1 else f"{{{', '.join(names)}}}"
 
 
@@ -106,10 +106,12 @@ def case(
     rows: tuple[tuple[str, ...], ...] = (),
     **launch: object,
 ) -> Case:
-    """One program; all of its outputs speak for all forms of the subject in it.
+    """Make a program whose outputs all test every form of the subject in it.
 
-    body: its statements; declared: variables of the kernel, as `.shared .align 128 .b8 s[1024];`;
-    module: of the module; rows: see `Output`.
+    body: its statements.
+    declared: variables of the kernel, as `.shared .align 128 .b8 s[1024];`.
+    module: declarations of the module.
+    rows: see `Output`.
     """
     inside = "\n".join([_PROLOGUE, *map(_fetch, params), declared, *body])
     lines = [line for line in inside.split("\n") if line]

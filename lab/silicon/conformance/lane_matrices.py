@@ -66,8 +66,11 @@ def _row_bits(type_: str, k: int) -> int:
 def _case(
     name: str, opcode: str, counts: tuple[int, ...], tails: list[str], words: np.ndarray | None
 ) -> Case:
-    """counts: registers of D, A, B and C. tails: what stands behind C, once for each product;
-    words: the last register of the operands, if there is one more than C's."""
+    """Make a case.
+
+    counts: registers of D, A, B and C.
+    tails: text after C, one for each product.
+    words: the last operand register, if there is one more than C's."""
     _, a_type, b_type, c_type = fragments.types_of(opcode)
     lanes = 32 * MATRICES
     buffers = [
@@ -98,8 +101,10 @@ def _case(
 
 
 def sparse(form: str, name: str, choices: tuple[int, ...]) -> Case:
-    """name: mma.sp or mma.sp::ordered_metadata; choices: what a group keeps. Every selector has a
-    product."""
+    """Make a case with a product for every selector.
+
+    name: mma.sp or mma.sp::ordered_metadata.
+    choices: what a group keeps."""
     opcode = f"{name}.sync.aligned.{form}"
     _, a_type, b_type, _ = fragments.types_of(opcode)
     k, bits = fragments.depth(opcode), fragments.BITS[a_type]

@@ -1,4 +1,4 @@
-"""What leaves no value behind: fences, hints, control; and parameters and constants.
+"""Instructions without a result: fences, hints, control; and parameters and constants.
 
 Such an instruction is executed between a load and a store whose data must arrive unharmed.
 """

@@ -19,7 +19,7 @@ PLAIN = "{op} {d}, {operands};"
 
 @dataclass(frozen=True)
 class Variant:
-    """One instruction: `code` with {op}, {d}, {operands} and {a} to {e}."""
+    """An instruction: `code` with {op}, {d}, {operands} and {a} to {e}."""
 
     opcode: str
     target: str

@@ -1,4 +1,4 @@
-"""What conformance.py does: every form on the GPU at hand and in ptxemu, or against a record."""
+"""Implementation of conformance.py: compares every form in ptxemu with the GPU or a record."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def compact(document: dict[str, object]) -> str:
 
 
 def table(result: Campaign) -> str:
-    """One line per instruction: forms, inputs, forms with the same bits, within a bound, else."""
+    """Return a line per instruction: forms, inputs, forms with equal bits, within a bound, and
+    others."""
     families: dict[str, list[tuple[str, Tally]]] = collections.defaultdict(list)
     for form, tally in sorted(result.forms.items()):
         families[form.split(".")[0]].append((form, tally))
@@ -105,8 +106,8 @@ def on_gpu(arguments: argparse.Namespace) -> int:
 
 
 def _refused(device: Device, result: Campaign) -> list[str]:
-    """What the compiler does not take goes to the result. Returns instructions that ptxemu refuses
-    and the compiler does as well, against what `declined` says."""
+    """Add what the compiler rejects to the result. Return instructions that both ptxemu and the
+    compiler reject, contrary to `declined`."""
 
     def ask(text: str) -> str:
         return device.ask(hw_runner.refusal, text)
@@ -155,7 +156,7 @@ def _asked(
 
 
 def _save(path: Path, found: dict[str, np.ndarray]) -> None:
-    """What the GPU left where it differs, as much as is wanted on one disk."""
+    """Save the GPU's differing outputs, up to a limit of disk space."""
     kept: dict[str, np.ndarray] = {}
     for name, data in sorted(found.items(), key=lambda item: item[1].nbytes):
         if sum(x.nbytes for x in kept.values()) + data.nbytes <= _OUTPUT_BYTES:
@@ -201,7 +202,7 @@ def against_record(arguments: argparse.Namespace) -> int:
 
 
 def asked_about(arguments: argparse.Namespace) -> int:
-    """What the manual leaves open, on the GPU at hand."""
+    """Answer on this GPU the questions that the manual leaves open."""
     device = Device()
     try:
         setting = device.ask(hw_runner.device)
@@ -232,7 +233,7 @@ def asked_about(arguments: argparse.Namespace) -> int:
 
 
 def perform(arguments: argparse.Namespace) -> int:
-    """What the flags ask for; returns the exit code."""
+    """Do what the flags request; return the exit code."""
     if arguments.questions:
         return asked_about(arguments)
     return against_record(arguments) if arguments.recorded else on_gpu(arguments)

@@ -1,4 +1,4 @@
-"""How a tensor core sums: how many bits it keeps, which products it aligns together, how it rounds.
+"""Sums of a tensor core: the bits it keeps, the products it aligns together, and its rounding.
 
 Each probe is one element of D: chosen products along K and an element of C. Where X and -X cancel,
 a small product survives if it was not shifted out beside X, or if it is added later; a sum a part

@@ -20,7 +20,7 @@ _SLOT = "%warpid"  # a slot of the multiprocessor, which nothing fixes
 
 
 def cases() -> Iterator[Case]:
-    """One case per program and seed."""
+    """Yield a case per program and seed."""
     for path in sorted(FOLDER.glob("*.ptx")):
         text = path.read_text()
         if _TENSOR_CORE in text or path.stem in _NEWER or _SLOT in text:

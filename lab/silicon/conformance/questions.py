@@ -1,4 +1,5 @@
-"""What the manual leaves open and a GPU can answer: each question is a few programs and a sentence.
+"""Questions that the manual leaves open and a GPU can answer: a few programs and a sentence
+each.
 
 The answers say what ptxemu may allow, or must refuse. They are no results to be compared: where
 the order of two things is open, one run may find an order that another does not.
@@ -252,8 +253,8 @@ def _policies(run: Run, small: bool) -> Iterator[str]:
 
 
 def _zeros(run: Run, small: bool) -> Iterator[str]:
-    """One element of B is no number: it is multiplied with numbers of A, or with zeros that are not
-    stored. Metadata of zeros alone may be 0b0000 in CUTLASS's kernels."""
+    """Multiply a NaN in B with numbers of A, or with zeros that are not stored. In CUTLASS's
+    kernels, metadata of zeros alone may be 0b0000."""
     for form in ("f32.f16.f16", "f32.bf16.bf16"):
         variant = wgmma_sparse.Sparse(form, 8)
         made, stored = wgmma_sparse.with_a_nan(variant)

@@ -1,4 +1,4 @@
-"""What the elementwise instructions of `patterns` yield, from the manual, on Python numbers.
+"""Results of the elementwise instructions of `patterns` by the manual, on Python numbers.
 
 Nothing of ptxemu is used here. `evaluate` executes the statements of a variant one after another
 on lists of bit patterns; `_meaning` gives each opcode its operand kinds and its function. The
@@ -346,7 +346,7 @@ def _scale(x: float, flags: frozenset[str]) -> float:
 
 
 def _part_bits(form: str) -> int:
-    """How far apart the parts of a packed kind are."""
+    """Return the distance in bits between the parts of a packed kind."""
     return FORMATS[form].bits if form in ("f16", "bf16", "f32") else 4 if form == "e2m1" else 8
 
 
@@ -474,8 +474,8 @@ def evaluate(variant: Variant, sources: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def alike(opcode: str, found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Where two results agree. Of f64, and of what only converts or copies a sign, any NaN will do;
-    everything else writes one pattern."""
+    """Return where two results agree. For f64, and for conversions and copies of a sign, any two
+    NaNs agree; everything else writes one pattern."""
     kind, name = _meaning(opcode).kinds[0], opcode.split(".")[0]
     same = found == expected
     if kind in ("f64", "f32", "f16", "bf16") and ("f64" in opcode or name in ("cvt", "copysign")):

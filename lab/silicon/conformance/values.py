@@ -148,11 +148,12 @@ def _barely_subnormal(kind: str, place: int, values: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def operands(kinds: tuple[str, ...], seed: str, count: int) -> list[np.ndarray]:
-    """One array of bit patterns per operand, in unsigned integers of its width.
+    """Return an array of bit patterns per operand, in unsigned integers of its width.
 
-    A quarter are edges (of 4,096 the first two operands in all pairs), the rest random bits or
-    moderate values in equal parts, in an order that is shuffled equally for all operands. A kind
-    'u32<64' is a u32 below 64; 'u32!0' is one that is not zero. The arrays are shared: read only.
+    A quarter are edges; of 4,096, the first two operands have them in all pairs. The rest are
+    random bits or moderate values in equal parts. All operands are shuffled in the same
+    order. A kind 'u32<64' is a u32 below 64; 'u32!0' is nonzero. The arrays are shared and
+    must not be changed.
     """
     order = np.argsort(random_words(f"order {seed}", count), kind="stable")
     out = []

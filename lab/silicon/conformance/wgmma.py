@@ -54,8 +54,12 @@ _MOST = 3  # magnitude of the integers of floating-point types
 
 @dataclass(frozen=True)
 class Variant:
-    """types: what stands behind the shape. a, b: the swizzles that they lie in, "registers".
-    signs: the factors of A and B. accumulate: scale-d of the first operation."""
+    """A wgmma instruction.
+
+    types: text after the shape.
+    a, b: swizzles of the operands, or "registers".
+    signs: factors of A and B.
+    accumulate: scale-d of the first operation."""
 
     types: str
     n: int
@@ -96,7 +100,7 @@ class Variant:
 
     @property
     def a_k(self) -> int:
-        """What is stored of a row of A, for one operation."""
+        """Number of stored elements in a row of A, for one operation."""
         return self.k
 
     @property
@@ -137,7 +141,8 @@ class Variant:
 
 
 def matrices(v: Variant) -> list[np.ndarray]:
-    """What is stored of A (grid, 64, K), B (grid, n, K) and D before (grid, 64, n), int64."""
+    """Return the stored A (grid, 64, K) and B (grid, n, K), and D before (grid, 64, n), as
+    int64."""
     seed = v.name
     low, count = {"s8": (-128, 256), "u8": (0, 256), "b1": (0, 2)}, 2 * _MOST + 1
     out = []

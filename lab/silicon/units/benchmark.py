@@ -1,4 +1,4 @@
-"""What a benchmark is: launches at one or two points, and the figure that is made of their times.
+"""A benchmark: launches at one or two points, and the figure computed from their times.
 
 A time is in cycles of an SM: from the first warp's clock before its loop to the last warp's behind
 it, of the CTA that took longest. Two points differ in how much there is to do; the difference of
@@ -35,11 +35,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """name: of a parameter of the cycle model where there is one. variant: what was measured.
+    """A benchmark.
 
-    nbytes: of an operation, if the figure is bytes per cycle. whole: of all CTAs together. take:
-    cycles out of the records of a launch, `span` unless something else is asked for. arch: which
-    GPUs have what it measures, by the first of them; "" for all.
+    name: name of a parameter of the cycle model, if there is one.
+    variant: what was measured.
+    nbytes: bytes of an operation, if the figure is bytes per cycle.
+    whole: whether the figure is of all CTAs together.
+    take: how to compute cycles from the records of a launch, by default `span`.
+    arch: the first GPUs that have what it measures; "" for all.
     """
 
     group: str
@@ -102,7 +105,10 @@ TAKES: dict[str, Take] = {"span": span, "replacement": replacement, "gigahertz":
 
 
 def figures(benchmark: Benchmark, times: Sequence[Sequence[float]], ctas: int) -> list[float]:
-    """A figure per repetition. times: cycles by point and repetition. ctas: of the last point."""
+    """Return a figure per repetition.
+
+    times: cycles by point and repetition.
+    ctas: CTAs of the last point."""
     found = []
     operations = [point.operations for point in benchmark.points]
     for taken in zip(*times, strict=True):
@@ -118,7 +124,7 @@ def figures(benchmark: Benchmark, times: Sequence[Sequence[float]], ctas: int) -
 
 
 def unlike(kernel: Kernel, memory: np.ndarray) -> str | None:
-    """What a buffer has in the place of the answer, if that is not it."""
+    """Return what a buffer has in place of the answer, or None if it has the answer."""
     if kernel.answer is None:
         return None
     warps = memory.view(np.float32)[: kernel.block * kernel.grid].reshape(-1, WARP)

@@ -112,7 +112,7 @@ def _expect(nbytes: int) -> str:
 
 
 def _sent(form: str, nbytes: int, step: int = 0) -> str:
-    """One operation that ends with a complete_tx at the other CTA's barrier."""
+    """Return an operation that ends with a complete_tx at the other CTA's barrier."""
     if form == "bulk":
         return (
             "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"

@@ -50,12 +50,19 @@ def _lanes(stride: int) -> str:
 
 @dataclass(frozen=True)
 class Instruction:
-    """text: one step. sass: what it becomes. start: of a chain's register, {x} {n}. setup: before.
+    """An instruction to measure.
 
-    latency, issue: whether that is measured. chains: independent ones where issue is. steps: of the
-    shorter loop; the longer one has twice as many. per_step: instructions of a step that count.
-    tail: the end of a round. results: letters of the registers of a step that have to be computed.
-    arch: which GPUs have it; "" for all.
+    text: one step.
+    sass: the SASS it becomes.
+    start: initialises a chain's register, {x} {n}.
+    setup: text before.
+    latency, issue: whether each is measured.
+    chains: independent chains for measuring issue.
+    steps: steps of the shorter loop; the longer one has twice as many.
+    per_step: instructions of a step that count.
+    tail: the end of a round.
+    results: letters of a step's registers that must be computed.
+    arch: GPUs that have it; "" for all.
     """
 
     text: str

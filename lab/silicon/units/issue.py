@@ -33,7 +33,8 @@ def _start(one: Instruction, chains: int) -> str:
 
 
 def kernel(one: Instruction, steps: int, chains: int, warps: int, schedulers: int) -> Kernel:
-    """So many steps of the instruction in a loop, by so many warps on each of some schedulers."""
+    """Return a kernel with `steps` steps of the instruction in a loop, on `warps` warps of each
+    of some schedulers."""
     body = "\n".join(
         one.text.format(**_names(step % chains, step, chains)) for step in range(steps)
     )
@@ -131,7 +132,7 @@ PATTERN = 1 << 62 | (1024 >> 4) << 32 | 1 << 16  # 128-byte swizzle, K-major
 
 
 def wgmma_kernel(n: int, *, registers: bool, steps: int, groups: int) -> Kernel:
-    """So many m64nNk16 per commit, along K; a wait for all of them ends the round."""
+    """Issue `steps` m64nNk16 per commit, along K; a wait for all of them ends the round."""
     accumulators = ", ".join(f"%r{i}" for i in range(n // 2))
     lines = ["wgmma.fence.sync.aligned;"]
     for step in range(steps):

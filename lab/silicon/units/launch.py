@@ -110,7 +110,7 @@ class Gpu:
         self.call("cuMemFree_v2", c_uint64(address))
 
     def fill(self, address: int, nbytes: int, value: int = 0) -> None:
-        """In 32-bit words, behind what the stream has."""
+        """Fill memory in 32-bit words, in stream order."""
         words = c_size_t(nbytes // 4)
         self.call("cuMemsetD32Async", c_uint64(address), c_uint(value), words, self.stream)
 
@@ -206,7 +206,7 @@ class Gpu:
         return took.value * 1e-3
 
     def graph(self, work: Callable[[], object]) -> Callable[[], None]:
-        """What `work` enqueues, captured; the call replays it."""
+        """Capture what `work` enqueues; the returned call replays it."""
         graph, ready = c_void_p(), c_void_p()
         self.call("cuStreamBeginCapture_v2", self.stream, 2)
         work()

@@ -51,13 +51,16 @@ FMAS = "".join(f"fma.rn.f32 %f{k}, %f{k}, %f{k}, %f{k};\n" for k in range(8))
 
 @dataclass(frozen=True)
 class Timed:
-    """Launches of a kernel that does hardly anything, timed by events: microseconds of each. body:
-    its PTX; nbytes: of the buffer that it gets, at least one word of a thread;
-    words: of parameters beside it; flush: bytes that are filled before each launch, whose time is
-    not counted: the figure is what the launch takes more than one that ends at once.
+    """Launches of a kernel that does hardly anything, timed by events, in microseconds each.
 
-    ctas: of the grid; 0: as many as there are SMs, negative: so many times as many. how: "stream",
-    "graph", or "overlapped" (a graph whose launches need not wait for the one before).
+    body: its PTX.
+    nbytes: bytes of its buffer, at least one word per thread.
+    words: additional words of parameters.
+    flush: bytes filled before each launch, not timed: the figure is the time beyond that of
+    an empty kernel.
+    ctas: CTAs of the grid; 0: one per SM; negative: that many per SM.
+    how: "stream", "graph", or "overlapped" (a graph whose launches need not wait for the one
+    before).
     """
 
     group: str
@@ -77,7 +80,7 @@ class Timed:
     arch: str = ""
 
     def measure(self, gpu: Gpu, repeats: int) -> dict[str, Any]:
-        """Its row."""
+        """Measure and return the row."""
         declared = MORE.format(self.words) if self.words else ""
         text = head(gpu.arch) + KERNEL.format(body=self.body, more=declared)
         module, kernel = gpu.load(text, self.smem, self.cluster)
@@ -157,7 +160,7 @@ def touches() -> Iterator[Timed]:
 
 
 def _spin(cycles: int) -> str:
-    """So many cycles of the SM's clock."""
+    """Spin for `cycles` cycles of the SM's clock."""
     begin = "mov.u32 %r4, %clock;\nMORE:\nmov.u32 %r5, %clock;\nsub.u32 %r5, %r5, %r4;\n"
     return begin + f"setp.lt.u32 %p0, %r5, {cycles};\n@%p0 bra MORE;\n"
 
@@ -186,7 +189,7 @@ def _computed(instructions: str) -> str:
 
 
 def _jumps(count: int, over: int) -> str:
-    """So many jumps, each over so many instructions, with eight in between."""
+    """Return `count` jumps, each over `over` instructions, with eight in between."""
     test = "setp.ne.u64 %p0, %a0, 0;\n"
     return test + "".join(
         f"{FMAS}@%p0 bra NEXT{k};\n{FMAS * (over // 8)}NEXT{k}:\n" for k in range(count)
@@ -194,8 +197,8 @@ def _jumps(count: int, over: int) -> str:
 
 
 def first_costs() -> Iterator[Timed]:
-    """What a kernel pays once in every launch: its parameters, its first load, what it stores, and
-    its code, of which no instruction is executed twice."""
+    """Yield the costs that a kernel pays once per launch: parameters, first load, stores, and
+    code of which no instruction repeats."""
     bodies = {
         "store": OF_A_THREAD + STORE,
         "load and store": OF_A_THREAD + LOAD + STORE,
@@ -268,7 +271,7 @@ def memory_rates() -> Iterator[Timed]:
 
 
 def replacements() -> Iterator[Benchmark]:
-    """From a CTA's last clock to the first one of the CTA behind it, on the same SM."""
+    """Time from a CTA's last clock to the first clock of the next CTA on the same SM."""
     for block in (128, 384):
         for smem in (1024, LARGE):
             for cluster in (1, 2):
@@ -292,8 +295,8 @@ clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b
 
 
 def cancels() -> Iterator[Benchmark]:
-    """From the request for a CTA that has not begun to the end of the wait for the answer: none is
-    left. Only once, since nobody may ask again."""
+    """Time from the request for a CTA that has not begun to the end of the wait for the answer,
+    that none is left. The request is made once, since it must not be repeated."""
     role = Role(CANCEL + wait(0, "A"), single=True)
     points = (Point(Kernel((role,), f"{initialise([1])}\n{FENCE}", smem=1024), 1, 1),)
     yield Benchmark("launch", "cancel", {"form": "try_cancel"}, CYCLES, points, arch=BLACKWELL)

@@ -34,7 +34,7 @@ ret;
 
 
 def chases() -> Iterator[Benchmark]:
-    """One lane follows pointers in an order without a pattern."""
+    """Follow pointers with one lane, in an order without a pattern."""
     places = (
         ("L1", "ca", 8 * KIB, 128, False),
         ("L2", "cg", MIB, 128, False),
@@ -229,7 +229,7 @@ def atomics() -> Iterator[Benchmark]:
 
 
 def fences() -> Iterator[Benchmark]:
-    """One behind the other, and each behind a store of a line."""
+    """Time fences in sequence, alone and each after a store of a line."""
     for fence in FENCES:
         yield _repeated("latency_membar", f"{fence};", {"fence": fence, "behind": "nothing"})
         if "init" in fence:

@@ -1,4 +1,4 @@
-"""What `bench.py units` does: every benchmark in a process of its own choosing, rows and a table.
+"""`bench.py units`: runs the benchmarks in worker processes, and writes rows and a table.
 
 The work is a child's (`worker`). One that ends early, or says nothing for a while, is ended and
 followed by another that begins behind the benchmark at which it was; that one's row says why.
@@ -139,7 +139,7 @@ def show_rows(rows: list[dict]) -> None:
 
 
 def heading_of(device: dict, repeats: int) -> dict:
-    """With machine and versions as torch knows them, where it is there."""
+    """Return the heading with machine and versions from torch, if it is installed."""
     try:
         from lab.measure.timing import heading
     except ImportError:

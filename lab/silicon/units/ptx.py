@@ -25,12 +25,14 @@ _TYPES = {"r": "b32", "d": "b64", "p": "pred", "h": "b16"}
 
 @dataclass(frozen=True)
 class Role:
-    """What some warps do: `body`, `count` times over.
+    """Work of some warps: `body`, repeated `count` times.
 
-    warps: those at `first`, `first + step`, ... below `last` (0: all). cta: the rank in the
-    cluster, -1 for every. begin, drain: text before and behind the loop, both timed. inside: the
-    body reads the clock itself and sums up %d_begin and %d_end. single: one lane alone. sink:
-    registers of the body that have to be computed.
+    warps: those at `first`, `first + step`, ... below `last` (0: all).
+    cta: rank in the cluster, -1 for every CTA.
+    begin, drain: text before and after the loop, both timed.
+    inside: whether the body reads the clock itself and sums up %d_begin and %d_end.
+    single: whether only one lane runs it.
+    sink: registers of the body that must be computed.
     """
 
     body: str
@@ -74,13 +76,15 @@ class Memory:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Roles, and the shape of the launch. grid: CTAs, times the number of SMs if `per_sm`.
+    """Roles, and the shape of the launch.
 
-    setup: what all threads do first, followed by a barrier of all that take part. tmem: columns of
-    tensor memory to allocate, by pairs of CTAs if clusters are pairs; filled: what all threads do
-    with it before the roles begin. after: what all do when the roles have ended. answer: the
-    float32 that `after` leaves in the buffer for each thread; answered: of how many lanes of each
-    warp.
+    grid: CTAs, times the number of SMs if `per_sm`.
+    setup: what all threads do first, before a barrier of all participants.
+    tmem: columns of tensor memory to allocate, by pairs of CTAs if clusters are pairs.
+    filled: what all threads do with tensor memory before the roles begin.
+    after: what all threads do when the roles have ended.
+    answer: the float32 that `after` leaves in the buffer for each thread.
+    answered: number of lanes of each warp with the answer.
     """
 
     roles: tuple[Role, ...]
@@ -143,7 +147,7 @@ _SEEN, _SEES = "tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_threa
 
 
 def _allocate(columns: int, ctas: int) -> str:
-    """By the first warp; nothing for no columns."""
+    """Allocate in the first warp; return nothing for no columns."""
     if not columns:
         return ""
     group = f"cta_group::{ctas}.sync.aligned"

@@ -68,8 +68,11 @@ def words_of(benchmark: str, variant: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Expression:
-    """of: evaluates it, raises Missing. words: what it is, in words. plain: one term, which needs
-    no brackets."""
+    """An expression over rows.
+
+    of: evaluates it, raises Missing.
+    words: its description.
+    plain: whether it is one term, which needs no brackets."""
 
     of: Callable[[Rows], Figure]
     words: str
@@ -140,7 +143,7 @@ def not_negative(inner: Expression) -> Expression:
 
 
 def slope(benchmark: str, key: str, first: float, last: float, **variant: Any) -> Expression:
-    """What each step of a key costs, between two of its values."""
+    """Return the cost of each step of a key between two of its values."""
     here, there = (row(benchmark, **variant, **{key: at}) for at in (first, last))
     made = (there - here) / float(last - first)
     words = f"{benchmark} per {key} from {first} to {last}"
@@ -153,11 +156,14 @@ NEAR = 0.05  # of a step: a figure so near to a rounded one is that one
 
 @dataclass(frozen=True)
 class Rule:
-    """value: what the parameter is, rounded to `step`; its repetitions are in the range.
+    """Rule for a parameter.
 
-    also: what it may be as well. below, above: how much less or more it may be beyond the rows, in
-    the parameter's unit, and why: for what reason. needs: benchmarks that the file must have.
-    not_for: GPUs whose number stays as it is, by their architecture.
+    value: the parameter, rounded to `step`; its range includes the repetitions.
+    also: alternative values.
+    below, above: how far it may lie beyond the rows, in the parameter's unit.
+    why: the reason for that.
+    needs: benchmarks that the file must have.
+    not_for: architecture of the GPUs whose number is not changed.
     """
 
     value: Expression
@@ -185,13 +191,13 @@ class Rule:
 
     @property
     def words(self) -> str:
-        """Where it is from."""
+        """Describe the source of the parameter."""
         more = "".join(f"; also {each.words}" for each in self.also)
         return self.value.words + more + (f"; {self.why}" if self.why else "")
 
 
 def _rounded(steps: int, step: float) -> float:
-    """So many steps, without the dust of floats; whole numbers as such."""
+    """Return `steps` times `step` without float noise; whole numbers as int."""
     value = round(steps * step, 6)
     return int(value) if value == int(value) else value
 
@@ -366,7 +372,8 @@ def _moved_bytes(what: str, from_: str | None) -> Expression:
 
 
 def _written(from_: str | None) -> Rule:
-    """What a copy takes longer than a read of as much; and writes alone."""
+    """Return the time of a copy beyond a read of as many bytes; alternatively that of writes
+    alone."""
     beside = _moved_bytes("copy", from_) - _moved_bytes("read", from_)
     per_us = constant(MOVED / 1000.0)
     return Rule(per_us / beside / CLOCK, also=(per_us / _moved_bytes("write", from_) / CLOCK,),
@@ -661,9 +668,11 @@ def gpu_of(name: str) -> Gpu:
 
 
 def table_of(rows: Sequence[dict[str, Any]], file: str, name: str = "") -> Table:
-    """What rows of `bench.py units` say of the parameters of a GPU. file: their name, for the
-    source of each. name: of the device; without one that of the rows. ValueError for a GPU without
-    parameters, and for rows of another one."""
+    """Return the parameters of a GPU from rows of `bench.py units`. Raise ValueError for a GPU
+    without parameters, and for rows of another GPU.
+
+    file: name of the rows' file, for the source of each.
+    name: name of the device; by default that of the rows."""
     setting = rows[0] if rows and "benchmark" not in rows[0] else {}
     measured = setting.get("device", {}).get("name", "")
     name = name or measured

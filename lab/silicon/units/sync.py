@@ -42,7 +42,7 @@ def arrive(barrier: int) -> str:
 
 
 def _steps(name: str, line: str, setup: str, variant: dict, *, single: bool = False) -> Benchmark:
-    """So many lines in a loop, and twice as many: cycles of each."""
+    """Time the cycles of a line in a loop, from loops of 16 and 32 lines."""
     points = []
     for count in (16, 32):
         body = "\n".join(line.replace("{k}", str(k)) for k in range(count))
@@ -71,7 +71,7 @@ _ARRIVALS = {
 
 
 def alone() -> Iterator[Benchmark]:
-    """What one warp does to a barrier."""
+    """Measure what one warp does to a barrier."""
     setup = initialise([MANY, 1])
     for form, text in _ARRIVALS.items():
         for completes in (False, True):
@@ -99,8 +99,8 @@ def _both(name: str, kernel: Kernel, variant: dict, per_round: float) -> Benchma
 
 
 def ping_pong() -> Iterator[Benchmark]:
-    """One warp arrives on a barrier and waits at another, the other one the reverse: half a round.
-    Of a cluster: the warps are of two CTAs, and arrivals are remote."""
+    """Time half a round of two warps: each arrives on a barrier and waits at the other's. In a
+    cluster, the warps are in two CTAs, and arrivals are remote."""
     for how in ("try_wait", "test_wait"):
         for other in (1, 4):
             first = Role("\n".join([arrive(0), wait(1, "A", how), TURN]), last=1)
@@ -136,8 +136,10 @@ mapa.shared::cluster.u32 %r_remote, %r_smem, %r_peer;"""
 
 
 def _remote(order: str, how: str, lanes: int = 1) -> Benchmark:
-    """order: of the arrival; where it is of the cluster the wait acquires of it, too. lanes: of the
-    warp that arrive, one or all."""
+    """Measure a remote arrival.
+
+    order: order of the arrival; with cluster scope, the wait acquires with that scope, too.
+    lanes: number of arriving lanes of the warp, one or all."""
     remote = f"mbarrier.arrive{order}.shared::cluster.b64 _, [%r_remote];"
     remote = f"@%p_lead {remote}" if lanes == 1 else remote
     waited = [wait(0, "$", how, "cluster" if order else "cta"), TURN]
@@ -150,8 +152,8 @@ def _remote(order: str, how: str, lanes: int = 1) -> Benchmark:
 
 
 def wake() -> Iterator[Benchmark]:
-    """From the clock before an arrival to the clock behind the wait of a warp of the same SM, which
-    has waited for so many cycles by then. The cost of the clock is in it once."""
+    """Time from the clock before an arrival to the clock after the wait of a warp of the same
+    SM, which has waited for `delay` cycles by then. The cost of the clock is included once."""
     for how in ("try_wait", "test_wait"):
         for delay in (0, 500, 5000, 50000):
             made = Kernel(_wake_roles(how, delay), initialise([1]), 2 * WARP, smem=1024)

@@ -32,8 +32,12 @@ ONES = 0x3F803F80  # two bf16, and what tcgen05.cp moves
 
 @dataclass(frozen=True)
 class Kind:
-    """k: elements along K. ones, scales: words full of 1. word: of the instruction descriptor, with
-    formats alone. blocks: how many scale factors a row has, as the instruction says it."""
+    """Kind of an MMA.
+
+    k: elements along K.
+    ones, scales: words full of 1.
+    word: instruction descriptor with formats only.
+    blocks: number of scale factors of a row, as the instruction spells it."""
 
     k: int
     ones: int
@@ -100,7 +104,7 @@ def commit(ctas: int) -> str:
 
 
 def issued(lines: Sequence[str], ctas: int, label: str = "A") -> str:
-    """By one lane, with a commit, for which the whole warp waits."""
+    """Issue from one lane, with a commit for which the whole warp waits."""
     chosen = f"elect.sync %r_w|%p_one, -1;\n@!%p_one bra SENT{label};"
     return "\n".join([chosen, *lines, commit(ctas), f"SENT{label}:", wait(0, label), TURN])
 
@@ -130,7 +134,7 @@ WRITTEN = "tcgen05.wait::st.sync.aligned;"
 
 
 def columns_of(word: int | str, first: int, count: int) -> str:
-    """So many columns of the lanes of each warp; a multiple of 32, or one."""
+    """Fill `count` columns of the lanes of each warp; a multiple of 32, or one."""
     repeat = min(count, 32)
     value = f"mov.b32 %r_column, {word};\n" if isinstance(word, int) else ""
     register = "%r_column" if isinstance(word, int) else word
@@ -178,8 +182,10 @@ def _operands(shape: Shape) -> str:
 def mma_kernel(
     shape: Shape, body: str, summed: int, *, zeros: bool = False, per_sm: bool = False
 ) -> Kernel:
-    """One warp, of the first CTA of a pair, does `body` over and over; summed: instructions of
-    which D is the sum in the end. zeros: what A and B are instead of ones."""
+    """Repeat `body` in one warp, of the first CTA of a pair.
+
+    summed: number of instructions that D sums in the end.
+    zeros: whether A and B are zeros instead of ones."""
     word = 0 if zeros else KINDS[shape.kind].ones
     nbytes = (shape.rows + shape.n // shape.ctas) * SPAN
     role = Role(body, last=1, cta=0 if shape.ctas > 1 else -1, before=_operands(shape))
@@ -194,7 +200,7 @@ def mma_kernel(
 
 
 def rate_kernel(shape: Shape, steps: int, **how: bool) -> Kernel:
-    """So many instructions per commit, whose wait ends the round."""
+    """Issue `steps` instructions per commit; the wait for it ends the round."""
     lines = [shape.text(k, "%p_on" if k else "%p_off") for k in range(steps)]
     return mma_kernel(shape, issued(lines, shape.ctas), steps, **how)
 
@@ -231,8 +237,8 @@ def shapes() -> Iterator[Shape]:
 
 
 def until_wait() -> Iterator[Benchmark]:
-    """From the first instruction of a commit to the end of the wait for it, one behind the
-    other."""
+    """Time from the first instruction of a commit to the end of the wait for it, one commit
+    after the other."""
     for (ctas, m), columns in FEWER.items():
         for n in columns:
             for a in (SMEM, TMEM):
@@ -277,7 +283,7 @@ COPIES = {
 
 
 def copies() -> Iterator[Benchmark]:
-    """From shared to tensor memory, without a swizzle: bytes that are read."""
+    """Measure copies from shared to tensor memory without a swizzle, by the bytes that are read."""
     for (shape, cast), (rows, nbytes, lanes) in COPIES.items():
         points = []
         plain = 1 << 46 | (128 >> 4) << 32 | rows << 16  # columns of 16 bytes lie rows apart

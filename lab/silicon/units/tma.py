@@ -38,7 +38,7 @@ add.u32 %r_b, %r_b, %r_step;"""
 
 
 def load(to: str, barrier: str, width: int, rows: int, mask: str = "") -> str:
-    """One box or piece at `place`."""
+    """Load a box or piece at `place`."""
     done = "mbarrier::complete_tx::bytes"
     if rows == BULK:
         return (
@@ -89,8 +89,10 @@ def ring(
     swizzle: str = "none",
     start: str = START,
 ) -> Kernel:
-    """One thread keeps so many boxes in flight: it waits for the oldest and sends for the next.
-    Each round of the loop is once round all stages. start: where a CTA begins, and its step."""
+    """Keep `stages` boxes in flight with one thread: wait for the oldest and request the next.
+    Each round of the loop covers all stages once.
+
+    start: where a CTA begins, and its step."""
     nbytes, size = COLD_BYTES if cold else WARM_BYTES, width * max(rows, 1)
     filling, passing, last = [], [], []
     for stage in range(stages):
@@ -120,7 +122,7 @@ SHAPES = (
 
 
 def latencies() -> Iterator[Benchmark]:
-    """One box after the other, from its expect_tx to the end of the wait; pieces of bulk copies."""
+    """Time boxes one after the other, from expect_tx to the end of the wait; also bulk copies."""
     sizes = [(size, BULK, "none") for size in (1024, 4096, 16384, 32768)]
     for cold in (False, True):
         for width, rows, swizzle in (*SHAPES, *sizes):
@@ -227,8 +229,8 @@ def multicast() -> Iterator[Benchmark]:
 
 
 def _round(cluster: int, rank: int, rows: int, steps: int) -> str:
-    """What a CTA does: arm its barrier, meet all others, and wait. CTA 0 sends and looks at the
-    clock; of the others nobody asks how long they take."""
+    """Return a CTA's round: arm its barrier, synchronise with all others, and wait. Only CTA 0
+    sends and is timed."""
     width, clock = 128, "mov.u64 %d_t, %clock64;\nadd.u64 %d_{0}, %d_{0}, %d_t;"
     sender, mask = rank == 0, "%h_mask" if cluster > 1 else ""
     met = "barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;"

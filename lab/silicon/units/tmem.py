@@ -28,7 +28,7 @@ WAIT = {LOAD: "tcgen05.wait::ld.sync.aligned;", STORE: WRITTEN}
 
 
 def access(what: str, shape: str, repeat: int, step: int = 0) -> str:
-    """One instruction; each step has registers and columns of its own."""
+    """Return an instruction; each step has separate registers and columns."""
     count, columns = (each * repeat for each in SHAPES[shape])
     name, place = f"sync.aligned.{shape}.x{repeat}.b32", f"[%r_lanes+{columns * step}]"
     if what == LOAD:
@@ -38,8 +38,8 @@ def access(what: str, shape: str, repeat: int, step: int = 0) -> str:
 
 
 def _ones(count: int) -> str:
-    """So many registers of 1: of memory, so that the compiler does not make them again each time.
-    The buffer has zeros, or what an earlier launch has left: ones."""
+    """Fill `count` registers with 1, loaded from memory so that the compiler does not
+    rematerialise them. The buffer holds zeros, or ones from an earlier launch."""
     return "\n".join(f"ld.volatile.global.b32 %r_v{k}, [%d_mem+{4 * k}];\n"
                      f"or.b32 %r_v{k}, %r_v{k}, {ONE};" for k in range(count))  # fmt: skip
 
@@ -81,7 +81,7 @@ def _rate(what: str, shape: str, repeat: int, warps: int) -> Benchmark:
 
 
 def latencies() -> Iterator[Benchmark]:
-    """One access and its wait, one behind the other, of one warp."""
+    """Time accesses of one warp, each with its wait, one after the other."""
     for what in (LOAD, STORE):
         for shape, repeats in REPEATS.items():
             for repeat in repeats:

@@ -104,7 +104,7 @@ class Bench:
                 raise ValueError(f"a wrong result: {fault}")
 
     def measure(self, benchmark: Benchmark) -> dict:
-        """Its row. The points take turns."""
+        """Measure with interleaved points; return the row."""
         texts = {point.kernel.text(self.gpu.arch): point.kernel for point in benchmark.points}
         loaded = {text: self.gpu.load(text, k.smem, k.cluster) for text, k in texts.items()}
         take, times = TAKES[benchmark.take], [[] for _ in benchmark.points]
@@ -209,7 +209,10 @@ MEANT = {
 
 @dataclass(frozen=True)
 class Ran:
-    """records: uint64 (CTA, warp, RECORD). memory: the buffer, uint64."""
+    """Result of a run.
+
+    records: uint64 (CTA, warp, RECORD).
+    memory: the buffer, uint64."""
 
     records: np.ndarray
     memory: np.ndarray

@@ -24,7 +24,11 @@ HEADS = 3
 
 @dataclass(frozen=True)
 class Merge:
-    """dtype: of O. raw: whether parts have a row_max. sinks: whether a sink joins."""
+    """Kind of a merge.
+
+    dtype: dtype of O.
+    raw: whether parts have a row_max.
+    sinks: whether a sink joins."""
 
     dtype: torch.dtype
     columns: int
@@ -34,8 +38,10 @@ class Merge:
 
 @dataclass(frozen=True)
 class MergeProblem(Problem):
-    """parts, positions: sizes of a stack. spoiled: which of its tensors has the hostile row, in one
-    part."""
+    """A problem of merge.
+
+    parts, positions: sizes of a stack.
+    spoiled: which of its tensors has the hostile row, in one part."""
 
     subject: ClassVar[str] = "merge"
     kind: Merge
@@ -101,7 +107,10 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True)
 class Product:
-    """dtype: of x, None for integers. of_weights: a row of the weights is replaced, not of x."""
+    """Kind of a product.
+
+    dtype: dtype of x, None for integers.
+    of_weights: whether a row of the weights is replaced, not of x."""
 
     tokens: int
     dtype: torch.dtype | None

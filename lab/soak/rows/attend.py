@@ -29,8 +29,11 @@ SMALL_STEP = decode_draws.Sizes(keys=300, rows=1 << 10)
 
 @dataclass(frozen=True)
 class Kind:
-    """case: what is drawn of every problem. configs: compiled for usual and for small ones. arch:
-    whose kernel."""
+    """Kind of an attention call.
+
+    case: the part drawn for every problem.
+    configs: compiled configs for usual and for small problems.
+    arch: architecture of the kernel."""
 
     case: Any
     configs: tuple[Any, Any]
@@ -39,11 +42,15 @@ class Kind:
 
 @dataclass(frozen=True)
 class AttendProblem(Problem):
-    """The numbers are those of `case`.
+    """A problem of attention with the numbers of `case`.
 
-    case: with its inputs. part: one of PARTS. entry: of the batch. head: of the queries or keys.
-    row: the query or key within the entry. Results of other queries must not change if a query is
-    replaced. If a key or value is replaced, results of other entries and other KV heads must not.
+    case: the case, with its inputs.
+    part: one of PARTS.
+    entry: entry of the batch.
+    head: head of the queries or keys.
+    row: the query or key within the entry.
+    Results of other queries must not change if a query is replaced. If a key or value is
+    replaced, results of other entries and other KV heads must not.
     """
 
     kind: Kind

@@ -37,8 +37,12 @@ KEPT = 4  # experts of so many kinds
 
 @dataclass(frozen=True)
 class Layer:
-    """x, w: formats of activations and weights. scales: of nvfp4. linear: logits are made in the
-    layer. tile_rows: as `fused_moe` takes them."""
+    """Kind of a layer.
+
+    x, w: formats of activations and weights.
+    scales: scales of nvfp4.
+    linear: whether logits are made in the layer.
+    tile_rows: option of `fused_moe`."""
 
     x: str
     w: str
@@ -58,7 +62,7 @@ class Layer:
         return EXPERTS + self.shared
 
     def experts(self) -> PackedExperts | ArrangedExperts:
-        """The same ones for every problem of the layer."""
+        """Experts, identical for every problem of the layer."""
         return _experts(self)
 
 

@@ -90,7 +90,10 @@ def _pages_problem(kind: Pages, pick: random.Random, small: bool) -> PagesProble
 
 @dataclass(frozen=True)
 class Entries:
-    """record: name of a format, or bytes of entries that have none. dtype: of what is rotated."""
+    """Kind of entries.
+
+    record: name of a format, or bytes of entries without one.
+    dtype: dtype of what is rotated."""
 
     record: str | int
     dtype: torch.dtype = torch.bfloat16

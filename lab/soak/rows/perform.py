@@ -1,5 +1,5 @@
-"""What `soak.py rows` does: kinds of calls at random, and problems of each, reproducible by a seed;
-the same call again with other contents in one of its rows."""
+"""`soak.py rows`: draws random kinds of calls and problems of each, reproducible by a seed.
+Repeats each call with other contents in one of its rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ SIZES = {"small": True, "usual": False}  # whether problems are small
 
 @dataclass(frozen=True)
 class Kind:
-    """name: of a subject. drawn: what its kernels are compiled for."""
+    """A drawn kind.
+
+    name: name of a subject.
+    drawn: what its kernels are compiled for."""
 
     name: str
     drawn: Any
@@ -103,7 +106,7 @@ def zeros() -> Iterator[None]:
 
 
 class Trial(campaign.Trial):
-    """Nothing is compared with a definition: other rows have to keep their bits."""
+    """A trial in which other rows must keep their bits; nothing is compared with a definition."""
 
     differs: ClassVar[str] = "bits of other rows differ"
     case: Problem

@@ -22,8 +22,10 @@ SCALINGS = ("default", "token", "given", "given rows")
 
 @dataclass(frozen=True)
 class Quantised:
-    """scaling: where the global scale comes from; 'default' is what nobody says. choices: rows that
-    a token becomes, sorted by expert; 0: the tokens in their own order."""
+    """Kind of a quantisation.
+
+    scaling: source of the global scale; 'default' if unspecified.
+    choices: rows per token, sorted by expert; 0: the tokens in their original order."""
 
     fmt: str
     dtype: torch.dtype
@@ -33,7 +35,10 @@ class Quantised:
 
 @dataclass(frozen=True)
 class BlockProblem(Problem):
-    """tokens, k: sizes of x. experts: those that rows are sorted by."""
+    """A problem of quantisation.
+
+    tokens, k: sizes of x.
+    experts: number of experts by which rows are sorted."""
 
     subject: ClassVar[str] = "moe.quantise"
     kind: Quantised

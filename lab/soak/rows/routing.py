@@ -19,7 +19,10 @@ SIXTEEN = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Routed:
-    """groups: (n_group, topk_group). biases: of the logits and of the choice."""
+    """Kind of a router.
+
+    groups: (n_group, topk_group).
+    biases: whether the logits and the choice have biases."""
 
     experts: int
     top_k: int

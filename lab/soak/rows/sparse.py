@@ -34,8 +34,11 @@ CONTEXT = 200  # positions
 
 @dataclass(frozen=True)
 class Layer:
-    """record: name of the entries' format. past: whether there are compressed entries. chunk:
-    whether a request may have several new tokens."""
+    """Kind of a layer.
+
+    record: name of the entries' format.
+    past: whether there are compressed entries.
+    chunk: whether a request may have several new tokens."""
 
     record: str
     heads: int
@@ -47,8 +50,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerProblem(Problem):
-    """tokens, starts: new ones of each request, and the position of the first. chosen: compressed
-    entries of each token. row: a token. An entry reaches all tokens of its request."""
+    """A problem of cached attention; an entry affects all tokens of its request.
+
+    tokens, starts: number of new tokens of each request, and the position of the first.
+    chosen: compressed entries of each token.
+    row: a token."""
 
     subject: ClassVar[str] = "mla.cached_attention"
     kind: Layer
@@ -154,7 +160,10 @@ class LayerProblem(Problem):
 
 @dataclass(frozen=True)
 class Index:
-    """record: of the keys. heads: of the queries."""
+    """Kind of an index.
+
+    record: format of the keys.
+    heads: heads of the queries."""
 
     record: str
     heads: int
@@ -163,7 +172,10 @@ class Index:
 
 @dataclass(frozen=True)
 class IndexProblem(Problem):
-    """counts: keys that each token, of a request of its own, sees. row: a token."""
+    """A problem of selection.
+
+    counts: number of keys visible to each token; each token is a separate request.
+    row: a token."""
 
     subject: ClassVar[str] = "mla.select"
     kind: Index

@@ -1,5 +1,5 @@
-"""What is held to it that a row's result does not depend on other rows, and contents for a row that
-must not change what other rows get."""
+"""Subjects whose results in a row must not depend on other rows, and contents for a row that
+must not change results of other rows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class Problem(ABC):
     """A call, and other contents for one of its rows. A subclass is a frozen dataclass of plain
     values; what its kernels are compiled for comes from `kind`.
 
-    kind: what `Subject.kind` drew. seed: of all numbers. row: the one that is replaced, of
-    whatever the subject calls a row: a token, a request. contents: a name of `CONTENTS`.
+    kind: what `Subject.kind` drew.
+    seed: seed of all numbers.
+    row: the replaced row, in the subject's meaning: a token, a request.
+    contents: a name of `CONTENTS`.
     """
 
     kind: Any
@@ -47,8 +49,10 @@ class Problem(ABC):
 
     @abstractmethod
     def call(self, given: Given, where: dict[str, Any]) -> Results:
-        """What the kernels give. where: the keywords `backend` and `arch`. What is written in place
-        is copied before and returned."""
+        """Return the results of the kernels. Tensors that are written in place are copied first,
+        and the copies are returned.
+
+        where: the keywords `backend` and `arch`."""
 
     @abstractmethod
     def others(self, results: Results) -> Results:
@@ -57,9 +61,13 @@ class Problem(ABC):
 
 @dataclass(frozen=True)
 class Subject:
-    """name: as tables show it. archs: that its kernels are written for. kind: draws what kernels
-    are compiled for, on an architecture, as a dataclass; ValueError or NotImplementedError where
-    that is refused. problem: draws a problem of a kind, small or not."""
+    """A subject.
+
+    name: name in tables.
+    archs: architectures of its kernels.
+    kind: draws what kernels are compiled for, on an architecture, as a dataclass; raises
+    ValueError or NotImplementedError if that is unsupported.
+    problem: draws a problem of a kind, small or not."""
 
     name: str
     archs: tuple[str, ...]
@@ -73,7 +81,7 @@ def without(rows: torch.Tensor, row: int) -> torch.Tensor:
 
 
 def moved(value: Any, device: str) -> Any:
-    """The same on a device, tensors within dataclasses, dicts, tuples and lists, too."""
+    """Move tensors to a device, also those within dataclasses, dicts, tuples and lists."""
     if isinstance(value, torch.Tensor):
         if value.element_size() > 1:
             return value.to(device)
