@@ -100,8 +100,7 @@ def choose_cluster(
     """Return the CTAs of a cluster.
 
     As many as get an SM each, but no more than there are tiles of keys: on an H100 64 clusters of
-        two
-    are faster than of four.
+    two are faster than of four.
 
     Args:
         arch: architecture of the launch.
@@ -109,8 +108,7 @@ def choose_cluster(
         clusters: batch x KV heads x tiles of rows.
         batch_invariant: choose as for one cluster, so that the choice depends on `keys` alone.
         co_scheduled: returns how many clusters of so many CTAs run at once. Wider clusters would
-        run
-            one after the other, as they do anyway if there are more clusters than SMs.
+            run one after the other, as they do anyway if there are more clusters than SMs.
     """
     machine = machine_of(arch)
     clusters = 1 if batch_invariant else max(clusters, 1)
@@ -207,16 +205,12 @@ def one_to_an_sm(arch: str, keys: int, ctas: int, *, pdl: bool = False, sms: int
     """Return whether deep rings gain more than a second CTA on the SM.
 
     Two CTAs overlap each other's start and end, which matters for short shares. One CTA with 32 KB
-        more
-    of ring: 89.4 instead of 92.1 us (H100, one entry of 64k keys, 8 KV heads), 690 instead of 699
-        (64
-    entries of 8k, more CTAs than SMs).
+    more of ring: 89.4 instead of 92.1 us (H100, one entry of 64k keys, 8 KV heads), 690 instead of
+    699 (64 entries of 8k, more CTAs than SMs).
 
     pdl: the two CTAs belong to two grids, and the second grid puts two on an SM before it reaches
-        SMs
-    that are still busy. If each of its CTAs could have had an SM, that costs a tenth (98.6 instead
-        of
-    89.5 us, eight entries of 8k, 128 CTAs). Other arguments are as above.
+    SMs that are still busy. If each of its CTAs could have had an SM, that costs a tenth (98.6
+    instead of 89.5 us, eight entries of 8k, 128 CTAs). Other arguments are as above.
     """
     if pdl:
         return most_sms(arch, ctas, sms) and ctas <= machine_of(arch, sms).sms
@@ -387,7 +381,7 @@ def load_of(arguments: Arguments, arch: str, cluster: int = 0) -> Load:
     """Return the load of a call. cluster: see `decide`.
 
     Without clusters the SMs are read from the GPU: GPUs of one architecture differ by a factor of
-        ten.
+    ten.
     """
     heads, device = arguments.q.shape[0] * arguments.k.shape[-2], arguments.q.device
     sms = sms_of(device) if device.type == "cuda" and written_for(arch) == PORTABLE else 0

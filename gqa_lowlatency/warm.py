@@ -142,8 +142,7 @@ def _sms(arguments: Arguments, target: Target) -> list[int]:
     """Return the SMs of the GPU, or possible numbers without one.
 
     Without a GPU, and for architectures without clusters, the numbers are powers of two: GPUs of
-        one
-    architecture range from few SMs to many.
+    one architecture range from few SMs to many.
     """
     most = machine_of(target.arch).sms
     if target.backend != "none" or machine_of(target.arch).widest > 1:

@@ -76,7 +76,7 @@ def kernel_arguments(arguments: Arguments, results: Results) -> GroupedArguments
     x, w, problem, (data, scales) = arguments.x, arguments.w, arguments.problem, results
     blocks, atoms = scale_blocks(problem.rows, problem.experts), scale_atoms_of(x.fmt, problem.k)
     w_blocks = row_blocks(problem.columns)
-    w_scale, bias = w.decode_scale, arguments.bias
+    w_scale = w.decode_scale
     w_atoms = scale_atoms_of(w.fmt, problem.k)
     if w_scale is not None and w_scale.ndim == 2:
         w_scale = with_plain_strides(w_scale)
@@ -97,12 +97,17 @@ def kernel_arguments(arguments: Arguments, results: Results) -> GroupedArguments
             out_scales=scales if arguments.out in FORMATS else None,
             encode_scale=arguments.encode_scale,
             amax=arguments.amax,
-            bias=None if bias is None else with_plain_strides(bias),
+            bias=plain(arguments.bias),
         ),
         numbers=numbers_of(arguments.activation or Activation(0)),
         k=problem.k,
         ctas=grid(arguments),
     )
+
+
+def plain(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the tensor as kernels are compiled for, or None."""
+    return None if tensor is None else with_plain_strides(tensor)
 
 
 def numbers_of(form: Activation | SwiGLU) -> Numbers:

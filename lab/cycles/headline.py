@@ -56,7 +56,7 @@ HEADLINES = {
     "gqa-causal-8k": _flags("128", "8k", 2, 64, 8, CAUSAL),
     "gqa-causal-2k": _flags("128", "2k", 1, 64, 8, CAUSAL),
 }
-"""Of the flags that spell a case; the names are those of `--row`."""
+"""Names of the flags that spell a case, as `--row` has them."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ _PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*|]|\w[\w, ]*:\s))")
 _CODE = re.compile(r"```.*?```|^ {4,}.*$", re.DOTALL | re.MULTILINE)
 _BANNED = re.compile(r"\b(" + "|".join(map(re.escape, BANNED)) + r")\b")
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_Holds = ast.stmt | ast.excepthandler | ast.match_case  # perhaps definitions
 
 
 @cache
@@ -41,9 +42,9 @@ def docstrings(source: Source) -> list[tuple[int, str]]:
     inside, found = [source.tree], []
     while inside:
         node = inside.pop()
-        if text := ast.get_docstring(node):
+        if isinstance(node, _Documented) and (text := ast.get_docstring(node)):
             found.append((node.body[0].lineno, text))
-        inside += [each for each in node.body if isinstance(each, _Documented)]
+        inside += [each for each in ast.iter_child_nodes(node) if isinstance(each, _Holds)]
     return sorted(found)
 
 

@@ -25,7 +25,7 @@ from kernelkit.tune.choices import are_open
 from moe.arguments import Activation, SwiGLU, check_form, check_offsets, check_range
 from moe.choose import row_tiles
 from moe.kernel_arguments import MixedKernelArguments, MixedTensors, Sizes
-from moe.launch import numbers_of
+from moe.launch import numbers_of, plain
 from moe.mixed.choose import (
     OPTIONS,
     TUNED,
@@ -266,10 +266,9 @@ def kernel_arguments(
     arguments: MixedArguments, config: MixedConfig, out: torch.Tensor
 ) -> MixedKernelArguments:
     """Return the launch arguments of `MixedGemm` of either architecture."""
-    x, w, bias, rows = arguments.x, arguments.w, arguments.bias, arguments.rows
+    x, w = arguments.x, arguments.w
     if arguments.rows is None:  # contiguous
         x = x.as_strided((1, len(x), 1, w.k), (w.k, w.k, w.k, 1))
-    x_scale, out_scale = arguments.x_scale, arguments.out_scale
     n_tiles = units_of(w.rows, config.tile_n)
     most = arguments.count if arguments.most_rows is None else arguments.most_rows
     tiles = row_tiles(arguments.count, w.experts, config.tile_rows, most) * n_tiles
@@ -281,10 +280,10 @@ def kernel_arguments(
             factor=w.factor,
             offsets=with_plain_strides(arguments.offsets),
             out=with_plain_strides(out),
-            bias=None if bias is None else with_plain_strides(bias),
-            rows=None if rows is None else with_plain_strides(rows),
-            x_scale=None if x_scale is None else with_plain_strides(x_scale),
-            out_scale=None if out_scale is None else with_plain_strides(out_scale),
+            bias=plain(arguments.bias),
+            rows=plain(arguments.rows),
+            x_scale=plain(arguments.x_scale),
+            out_scale=plain(arguments.out_scale),
         ),
         numbers=numbers_of(arguments.activation or SwiGLU()),
         sizes=Sizes(
@@ -328,8 +327,7 @@ def write_rows(
     if len(x):
         compiled = compile_once(config, target.arch, "moe.mixed.rows_kernel")
         tensors = x, written, scale, row_of_slot
-        plain = [None if t is None else with_plain_strides(t) for t in tensors]
-        launch(compiled, plain, target, x.device)
+        launch(compiled, [*map(plain, tensors)], target, x.device)
     return written, scale
 
 

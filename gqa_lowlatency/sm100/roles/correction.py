@@ -25,7 +25,7 @@ def rescale_o(plan: Plan100, scope: Scope) -> None:
     """Multiply the columns of O by their acc_scale.
 
     The caller has waited for the previous product and signals the next one: no product is in
-        flight.
+    flight.
     """
     thread, _, _ = cute.arch.thread_idx()
     width = min(plan.columns, CHUNK)
