@@ -18,6 +18,7 @@ from typing import Any
 
 from kernelkit.compile import aot, store
 from kernelkit.compile.artifact import Artifact, ArtifactError
+from kernelkit.compile.version import __version__
 from kernelkit.tune import files as tuned_files
 
 NEEDED = ("torch", "numpy", "filelock", "platformdirs")
@@ -44,8 +45,9 @@ OPERATORS = {
 
 
 def report() -> dict[str, Any]:
-    """All of it, as plain values; `problems` says what is broken."""
-    found: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
+    """Return the report as plain values; `problems` lists what is broken."""
+    found: dict[str, Any] = {"version": __version__}
+    found |= {"python": platform.python_version(), "platform": platform.platform()}
     found["packages"] = {name: version_of(name) for name in (*NEEDED, *OTHERS)}
     problems = [f"{name} is missing" for name in NEEDED if found["packages"][name] is None]
     found["environment"] = {n: v for n, v in sorted(os.environ.items()) if n.startswith(PREFIXES)}
@@ -64,7 +66,7 @@ def report() -> dict[str, Any]:
 
 @cache
 def version_of(package: str) -> str | None:
-    """None where it is not installed."""
+    """Return the installed version of a package, None without one."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -216,7 +218,8 @@ def _holds(header: dict[str, Any], *, shipped: bool) -> str:
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """The report in words."""
+    """Yield the report in words, our own version first."""
+    yield f"blackwell-kernels {found['version']}"
     yield f"Python {found['python']}, {found['platform']}"
     for name, version in found["packages"].items():
         yield f"  {name} {version or 'is not installed'}"

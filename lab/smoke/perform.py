@@ -77,6 +77,7 @@ COMMANDS = (  # of Python, in the folder
     ("-m", "kernelkit", "--help"),
     ("-m", "ptxemu", "--help"),
     ("-m", "ptxemu", "column_sums.py"),
+    ("-m", "cycle_model", "column_sums.py"),
     ("-m", "pytest", "-q", "test_plugin.py"),
 )
 

@@ -9,6 +9,7 @@ import os
 import pytest
 import torch
 
+import kernelkit
 from kernelkit import __main__ as command_line
 from kernelkit import doctor
 from kernelkit.call import launch
@@ -39,6 +40,8 @@ def test_a_machine_without_a_gpu_is_whole(capsys):
     found, text = examined(capsys)
     assert found["gpus"] == [] == found["problems"]
     assert found["packages"]["torch"] == torch.__version__
+    assert next(iter(found)) == "version"
+    assert text.startswith(f"blackwell-kernels {kernelkit.__version__}\nPython ")
     assert store.VARIABLE in found["environment"]
     by_name = {row["operator"]: row["cpu"] for row in found["operators"]}
     assert by_name.keys() == doctor.OPERATORS.keys()
