@@ -245,7 +245,7 @@ def _of_cycles(name: str, subject: str, add: Add, what: str, example: str = "") 
 def _with_arch(add: Add, parser: argparse.ArgumentParser) -> None:
     add(parser)
     if "--arch" not in parser._option_string_actions:
-        groups.add(parser, "arch", "what to compile for", choices=groups.ARCHS,
+        groups.add(parser, "arch", "what to compile for", choices=groups.SERVED,
                    shown="the kernel's first")  # fmt: skip
 
 

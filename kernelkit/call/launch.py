@@ -116,7 +116,8 @@ def choose_target(
     if backend not in BACKENDS:
         raise ValueError(f"backend {backend!r}: one of {BACKENDS}")
     if arch is not None and not _serves(archs, arch):
-        raise NotImplementedError(f"arch {arch!r}: this kernel is written for {tuple(archs)}")
+        accepted = ", ".join(_emulated_of(tuple(archs)))
+        raise NotImplementedError(f"arch {arch!r}: this kernel accepts {accepted}")
     if device.type == "cpu":
         return _cpu_target(backend, arch, archs)
     if device.type == "meta" and arch is not None:

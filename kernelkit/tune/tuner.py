@@ -42,6 +42,13 @@ SUBJECTS = {
     "q8_0.matvec": "q8_0.tuning:MATVECS",
     "q8_0.product": "q8_0.tuning:PRODUCTS",
 }
+# Names of packages and scripts -> the SUBJECTS that they mean.
+ALSO = {
+    **dict.fromkeys(("fmha",), ("attention",)),
+    **dict.fromkeys(("gqa", "gqa_lowlatency"), ("decode",)),
+    **dict.fromkeys(("moe", "experts"), ("grouped_gemm", "mixed_gemm")),
+    "q8_0": ("q8_0.matvec", "q8_0.product"),
+}
 KEPT_CANDIDATES = 20  # of an entry, the fastest
 Call = tuple[Operator, Mapping[str, Any]]
 Bench = Callable[[Choice], Sampler]  # raises where the options cannot run, or give other results
@@ -112,11 +119,21 @@ class Outcome:
         }  # fmt: skip
 
 
-def subject(name: str) -> Subject:
-    """ValueError for a name that is none of SUBJECTS."""
-    if name not in SUBJECTS:
+def operator_of(name: str) -> str:
+    """Return the name in SUBJECTS that a name of a subject, a package or a script means.
+
+    Raises ValueError for an unknown name, and for one that means several subjects.
+    """
+    if len(meant := ALSO.get(name, (name,))) > 1:
+        raise ValueError(f"{name!r} has several operators: name one, {' or '.join(meant)}")
+    if meant[0] not in SUBJECTS:
         raise ValueError(f"{name!r}: what can be tuned is {', '.join(SUBJECTS)}")
-    module, _, attribute = SUBJECTS[name].partition(":")
+    return meant[0]
+
+
+def subject(name: str) -> Subject:
+    """Return the subject of a name that `operator_of` accepts. Raises ValueError for others."""
+    module, _, attribute = SUBJECTS[operator_of(name)].partition(":")
     return getattr(import_module(module), attribute or "SUBJECT")
 
 
@@ -136,7 +153,7 @@ def tune(
     and of this one where it has not made such a call yet.
 
     Args:
-        name: one of SUBJECTS.
+        name: one of SUBJECTS, or another name that `operator_of` accepts.
         shapes: of the subject's own kind (`subject(name).shape`).
         device: a CUDA GPU, which nobody else should use meanwhile; the current one by default.
         exhaustive: every candidate is sampled to the end, instead of the faster ones alone. What is
@@ -151,7 +168,8 @@ def tune(
         NotImplementedError: for a GPU that the operator is not written for.
         OSError: where the file cannot be written.
     """
-    about, say = subject(name), progress or (lambda _: None)
+    name, say = operator_of(name), progress or (lambda _: None)
+    about = subject(name)
     where = torch.device("cuda" if device is None else device)
     if bench_of is None:
         where = _gpu(where)

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from kernelkit.compile.arch import written_for
 from kvcache.books.slot_pool import Sizes
 from kvcache.layouts.layout import Layout
 from kvcache.layouts.models import Options as CacheOptions
@@ -290,7 +291,7 @@ def perform(options: argparse.Namespace) -> int:
     try:
         place = choose_place(options, ARCHS)
         check(options)
-        if options.experts and place.arch not in ARCHS_OF_EXPERTS:
+        if options.experts and written_for(place.arch) not in ARCHS_OF_EXPERTS:
             raise ValueError(f"experts run on {ARCHS_OF_EXPERTS[0]}, not {place.arch}: --experts 0")
         with checking(options) as report, emulated(options):
             run = Run(options, place)

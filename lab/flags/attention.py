@@ -19,7 +19,6 @@ from fmha.config import (
     SCHEDULES,
     AttentionConfig,
 )
-from kernelkit.compile.arch import ARCHITECTURES
 from kernelkit.plan.limits import MAX_POSITION
 from lab.tools import groups
 from lab.tools.groups import add, switch
@@ -220,7 +219,7 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py fmha`."""
     add_case(parser, DEMO)
-    group = groups.add_run(parser)
+    group = groups.add_run(parser, groups.ALL_ARCHS)
     many = {"type": shape, "action": "append", "metavar": SHAPE, "shown": "none"}
     add(group, "shape", "all five sizes at once, instead of their flags; repeatable", [], **many)
     groups.add_tolerance(group)
@@ -231,4 +230,4 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def add_static(parser: argparse.ArgumentParser) -> None:
     """Flags of `explain.py fmha` and `dump.py fmha`."""
     add_case(parser)
-    add(parser, "arch", "whose kernel", groups.ARCHS[0], choices=ARCHITECTURES)
+    add(parser, "arch", "whose kernel", groups.ARCHS[0], choices=groups.ALL_ARCHS)

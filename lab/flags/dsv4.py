@@ -113,7 +113,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add(group, "record", "of the entries", "fp8", choices=V4_RECORDS)
     switch(group, "online-hca", "tails of HCA layers hold a running softmax, not 128 rows")
     seed, json = "weights and tokens", "every number of every step"
-    group = groups.add_run(parser, ARCHS, seed=seed, json=json)
+    group = groups.add_run(parser, seed=seed, json=json)
     for name, (value, words) in NUMBERS.items():
         add(group, name, words, value)
     words = "a wrong model beside it, which has to be noticed (exit code 1)"

@@ -110,7 +110,7 @@ def add_product(parser: argparse.ArgumentParser) -> None:
     add_layer(parser)
     group = parser.add_argument_group("product")
     add(group, "product", "which of the layer's two", PRODUCTS[0], choices=PRODUCTS)
-    add(group, "arch", "what to compile for", choices=MIXED_ARCHS, shown=MIXED_ARCHS[0])
+    add(group, "arch", "what to compile for", choices=groups.SERVED, shown=groups.SERVED[0])
     add(group, "tile-n", f"columns of a tile, one of {TILE_N}", shown="by sizes")
     switch(group, "carry", "quantise 8 columns at a time; needs --granularity 8")
     for name, words in {
@@ -129,7 +129,7 @@ def add_dump(parser: argparse.ArgumentParser) -> None:
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py moe`."""
     add_layer(parser)
-    group = groups.add_run(parser, MIXED_ARCHS)
+    group = groups.add_run(parser)
     groups.add_tolerance(group)
     words = f"columns of a tile of packed experts, one of {TILE_N}"
     add(group, "tile-n", words, type=int, choices=TILE_N, shown="by sizes")

@@ -43,6 +43,7 @@ ABOUT = {  # what a step does
     "topk": "Selects the best of the scores.",
 }
 STEPS = {step: family for family, (steps, *_) in FAMILIES.items() for step in steps}
+ARCHS_OF = {"merge": groups.ALL_ARCHS}  # family -> --arch; those of others: SERVED
 HIDDEN = 7168  # of the tokens of a MoE layer
 SMALL_HIDDEN, SMALL_ROWS = 256, 5  # where the emulator runs it
 NATIVE_ONLY = ("host",)  # pinned memory and a bus
@@ -65,10 +66,15 @@ def _add_steps(group: argparse._ArgumentGroup, steps: tuple[str, ...]) -> None:
     add(group, "steps", f"of {', '.join(steps)}", steps, **some)
 
 
+def _add_arch(parser: argparse.ArgumentParser, family: str) -> None:
+    archs = ARCHS_OF.get(family, groups.SERVED)
+    add(parser, "arch", "what to compile for", choices=archs, shown="the kernel's first")
+
+
 def add_case(step: str, parser: argparse.ArgumentParser) -> None:
     """Flags of `dump.py STEP`."""
     add_problems(parser.add_argument_group("problem"), (SMALL_ROWS,), SMALL_HIDDEN)
-    add(parser, "arch", "what to compile for", choices=groups.ARCHS, shown="the kernel's first")
+    _add_arch(parser, STEPS[step])
     parser.set_defaults(steps=(step,), family=STEPS[step])
 
 
@@ -78,14 +84,14 @@ def add_family(family: str, parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("problem")
     _add_steps(group, kernels)
     add_problems(group, (SMALL_ROWS,), SMALL_HIDDEN)
-    add(parser, "arch", "what to compile for", choices=groups.ARCHS, shown="the kernel's first")
+    _add_arch(parser, family)
     parser.set_defaults(family=family)
 
 
 def add_run(step: str, parser: argparse.ArgumentParser) -> None:
     """Flags of `run.py STEP`."""
     add_problems(parser.add_argument_group("problem"), (SMALL_ROWS,), SMALL_HIDDEN)
-    groups.add_run(parser, seed="inputs")
+    groups.add_run(parser, ARCHS_OF.get(STEPS[step], groups.SERVED), seed="inputs")
     parser.set_defaults(steps=(step,), family=STEPS[step])
 
 

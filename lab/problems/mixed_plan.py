@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kernelkit.compile.arch import written_for
 from kernelkit.compile.compiler import compile_once
 from kernelkit.plan import hw
 from lab.problems.family import Grid
@@ -45,10 +46,11 @@ KINDS = (
 
 def explain(arguments: MixedArguments, product: str) -> Iterator[str]:
     """The whole plan, line by line."""
-    arch = arguments.target.arch
+    arch = arguments.kernel_arch
     for number, config in enumerate(arguments.configs):
         plan = PLANS[arch](config)
-        yield "\n" * (number > 0) + f"moe mixed GEMM for {arch}: {describe(config)}"
+        head = f"moe mixed GEMM for {arguments.target.arch}: {describe(config)}"
+        yield "\n" * (number > 0) + head
         yield f"product {product}"
         if not arguments.count:
             yield "\nNo rows: no launch."
@@ -105,7 +107,7 @@ def tile(arguments: MixedArguments, config: MixedConfig) -> str:
 
 def teams(arguments: MixedArguments, config: MixedConfig) -> str:
     """Describe which warpgroups share a tile, and why."""
-    w, arch = arguments.w, arguments.target.arch
+    w, arch = arguments.w, arguments.kernel_arch
     words = f"{config.teams}, each {config.parts} x {ROWS} rows of the matrix"
     chosen = choose_teams(arguments.count, w.experts, w.rows, config.tile_rows, arch, w.x)
     if (config.teams, config.parts) != chosen:
@@ -122,7 +124,7 @@ def split(arguments: MixedArguments, config: MixedConfig, units: int) -> str:
     sizes = arguments.count, w.experts, w.rows, config.tile_rows, config.teams * config.parts
     tiles = tiles_of(*sizes)
     words = f"{plural(config.split, 'CTA')} for a tile"
-    chosen = choose_split(tiles, config.tile_rows, units, arguments.target.arch)
+    chosen = choose_split(tiles, config.tile_rows, units, arguments.kernel_arch)
     why = f"{tiles} tiles by sizes, an SM for each of their CTAs, {LEAST_UNITS} units of K at least"
     return f"{words} ({why}" + f": sizes would choose {chosen}" * (config.split != chosen) + ")"
 
@@ -183,12 +185,12 @@ def configs(arch: str) -> tuple[MixedConfig, ...]:
 
 def subject_of(arch: str, config: MixedConfig) -> Subject:
     """The kernel of a config; raises what its plan raises."""
-    plan = PLANS[arch](config)
+    plan = PLANS[written_for(arch)](config)
     planned = {"warps": plan.roles.warps, "stages": plan.stages, "smem_bytes": plan.smem.bytes}
     return Subject(
         *("moe mixed GEMM", "moe_mixed", config, arch),
-        compile=partial(compile_once, config, arch, KERNELS[arch]),
-        figures=lambda cubin: planned | loops.mixed_figures(cubin, config, arch),
+        compile=partial(compile_once, config, arch, KERNELS[written_for(arch)]),
+        figures=lambda cubin: planned | loops.mixed_figures(cubin, config, written_for(arch)),
         show=print_loop,
     )
 
@@ -210,4 +212,5 @@ FIGURES = (
 def grid_of(arch: str) -> Grid:
     """Every tile that is chosen, with several formats and outputs."""
     subject = partial(subject_of, arch)
-    return Grid((timed_cell(subject, config, arch) for config in configs(arch)), FIGURES, {})
+    chosen = configs(written_for(arch))
+    return Grid((timed_cell(subject, config, arch) for config in chosen), FIGURES, {})

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from kernelkit.compile.arch import written_for
 from kernelkit.tune.choices import forcing
 from lab.flags.moe import ACTIVATIONS, ARCHS_OF, MODELS, OF_A_MODEL, PLAIN, PRODUCTS, TUNED
 from lab.measure.accuracy import EXTRA
@@ -296,7 +297,7 @@ def layer_of(arguments: argparse.Namespace) -> Layer:
     for name in own:
         fields[name] = getattr(arguments, name)
     layer, arch = Layer(**fields), getattr(arguments, "arch", None)
-    if arch not in (None, *layer.archs):
+    if written_for(arch) not in (None, *layer.archs):
         raise ValueError(f"--arch {arch}: {layer.archs[0]} with --activations {layer.activations}")
     if layer.mixed:
         return _mixed(layer, arguments)
@@ -401,14 +402,14 @@ class Experts(family.Problem):
         product, words = self._product(arch), f"with {self.product} of {self.layer}"
         if isinstance(product, MixedArguments):
             return mixed_plan.explain(product, words)
-        return moe_plan.explain(product, words)
+        return moe_plan.explain(product, words, arch)
 
     def kernels(self, arch: str) -> list[Subject]:
         product = self._product(arch)
         if isinstance(product, MixedArguments):
             arch = product.target.arch
             return [mixed_plan.subject_of(arch, config) for config in product.configs]
-        return [moe_plan.subject_of(product.config)]
+        return [moe_plan.subject_of(product.config, arch)]
 
 
 def _forced(call: Callable[..., torch.Tensor], tile_n: int) -> Callable[..., torch.Tensor]:
@@ -483,7 +484,7 @@ def grid_of(options: argparse.Namespace) -> Grid:
     layer = layer_of(options)
     if layer.mixed:
         return mixed_plan.grid_of(options.arch or layer.archs[0])
-    return moe_plan.grid_of()
+    return moe_plan.grid_of(options.arch or layer.archs[0])
 
 
 FAMILY = Family(lambda options: layer_of(options).archs, experts_of, tell, grid_of)

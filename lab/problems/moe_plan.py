@@ -36,10 +36,10 @@ GRID = (
 )
 
 
-def explain(arguments: Arguments, product: str) -> Iterator[str]:
-    """The whole plan, line by line."""
+def explain(arguments: Arguments, product: str, arch: str = "") -> Iterator[str]:
+    """Yield the whole plan, line by line. arch: '' for the first."""
     plan = make_plan(arguments.config)
-    yield f"moe grouped GEMM for {ARCHS[0]}: {describe(arguments.config)}"
+    yield f"moe grouped GEMM for {arch or ARCHS[0]}: {describe(arguments.config)}"
     yield f"product {product}"
     if not arguments.x.rows:
         yield "\nNo rows: no launch."
@@ -147,14 +147,16 @@ def scale_factors(arguments: Arguments, plan: GroupedPlan) -> Section:
 # -- dump -----------------------------------------------------------------------------------------
 
 
-def subject_of(config: GroupedConfig) -> Subject:
-    """The kernel of a config; raises what its plan raises."""
+def subject_of(config: GroupedConfig, arch: str = "") -> Subject:
+    """Return the kernel of a config, for the first architecture if `arch` is ''. Raises what its
+    plan raises."""
+    arch = arch or ARCHS[0]
     plan = make_plan(config)
     planned = {"warps": ROLES.warps, "stages": plan.stages, "smem_bytes": plan.smem.bytes}
     planned |= {"tmem_columns": plan.tmem.allocated}
     return Subject(
-        *("moe grouped GEMM", "moe", config, ARCHS[0]),
-        compile=partial(compile_for, config, ARCHS[0]),
+        *("moe grouped GEMM", "moe", config, arch),
+        compile=partial(compile_for, config, arch),
         figures=lambda cubin: planned | loops.epilogue_figures(cubin),
         show=print_epilogue,
     )
@@ -174,6 +176,7 @@ FIGURES = (
 )  # fmt: skip
 
 
-def grid_of() -> Grid:
-    """Every tile_rows, with several formats and outputs."""
-    return Grid((timed_cell(subject_of, config, ARCHS[0]) for config in GRID), FIGURES, {})
+def grid_of(arch: str) -> Grid:
+    """Return every tile_rows, with several formats and outputs."""
+    subject = partial(subject_of, arch=arch)
+    return Grid((timed_cell(subject, config, arch) for config in GRID), FIGURES, {})

@@ -14,6 +14,11 @@ from pathlib import Path
 
 from lab.tools.common import refuse
 
+# Names of packages, and words for what they compute -> names of the tables.
+ALSO = {
+    "attention": "fmha", "gqa_lowlatency": "gqa", "decode": "gqa", "experts": "moe", "mla": "dsv4",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Command:
@@ -87,7 +92,8 @@ def given(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> frozen
 def main_of(
     commands: Mapping[str, Command], text: str, argv: Sequence[str] | None = None, default: str = ""
 ) -> int:
-    """Run the command that the first word of `argv` names, with the rest as its flags.
+    """Run the command that the first word of `argv` names, with the rest as its flags. The name
+    may be one of ALSO.
 
     text: help of the command itself.
     default: the name if flags come first.
@@ -98,6 +104,7 @@ def main_of(
         print(overview(script, commands, text))
         return 0 if words else 2
     name = words.pop(0) if not default or (words and not words[0].startswith("-")) else default
+    name = name if name in commands else ALSO.get(name, name)
     if name not in commands:
         print(f"{script}: {name!r} is none of {', '.join(commands)}", file=sys.stderr)
         return 2
@@ -105,8 +112,10 @@ def main_of(
 
 
 def overview(script: str, commands: Mapping[str, Command], text: str) -> str:
-    """The names and what they do."""
+    """Return the names, and what each command does."""
     width = max(map(len, commands))
     lines = [f"  {name:<{width}}  {command.title}" for name, command in commands.items()]
+    if also := [f"{other} for {name}" for other, name in ALSO.items() if name in commands]:
+        lines += ["", f"Also accepted: {', '.join(also)}."]
     usage = f"usage: {script} NAME [FLAGS]; `{script} NAME --help` lists the flags"
     return "\n".join((usage, "", text.strip(), "", *lines))

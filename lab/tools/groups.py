@@ -12,12 +12,13 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from kernelkit.compile.arch import ARCHITECTURES, BACKENDS
+from kernelkit.compile.arch import ARCHITECTURES, BACKENDS, written_for
 from ptxemu.host.command_line import output_file
 from ptxemu.options import POLICIES
 
 ARCHS = ("sm_100a", "sm_90a")  # what kernels are written for, the first by default
 ALL_ARCHS = (*dict.fromkeys((*ARCHS, *ARCHITECTURES)),)  # where there are kernels on mma.sync, too
+SERVED = (*(arch for arch in ALL_ARCHS if written_for(arch) in ARCHS),)  # run what is for ARCHS
 MAX_COUNT = (1 << 31) - 1
 THOUSANDS = {"": 1, "k": 2**10, "m": 2**20}
 # name -> (older spelling, what it counts)
@@ -182,7 +183,7 @@ def add_schedule(group: argparse._ActionsContainer, *, seed: str = "") -> None:
 
 def add_run(
     parser: argparse.ArgumentParser,
-    archs: Sequence[str] = ARCHS,
+    archs: Sequence[str] = SERVED,
     *,
     seed: str = "",
     json: str = "every figure",

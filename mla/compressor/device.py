@@ -15,6 +15,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
+from kernelkit.compile.arch import written_for
 from kernelkit.device.param_table import ParamTable
 from kernelkit.device.table_kernel import TableKernel
 from kernelkit.device.words import float_of, fused
@@ -43,7 +44,7 @@ class Clusters(TableKernel):
 
     def __init__(self, config: WindowConfig | WalkConfig, arch: str) -> None:
         super().__init__(config)
-        self.arch = arch
+        self.arch = written_for(arch)
 
     @cute.jit
     def __call__(self, table: ParamTable, clusters: Int32, stream: CUstream) -> None:

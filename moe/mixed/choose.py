@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 
+from kernelkit.compile.arch import written_for
 from kernelkit.plan import hw
 from kernelkit.tune.choices import Choice, Tuned
 from moe.mixed.config import (
@@ -116,6 +117,7 @@ def choices(problem: Problem, arch: str) -> list[Choice]:
     """List the candidates for a problem, of one launch: every tile that fits, and every split with
     an SM for each CTA. Tiles are left out if an expert would have many of them, or fill a small
     part of one."""
+    arch = written_for(arch)
     mean = problem.rows / problem.experts
     found: list[Choice] = []
     for tile_rows, teams in product(ROWS_OF[arch], READS_OF[arch]):

@@ -51,6 +51,8 @@ REFUSED = [  # the same, error, words
     (CPU, 0, ("gpu", None), BOTH, ValueError, "backend 'gpu'"),
     (CPU, 0, ("cuda", None), BOTH, ValueError, "needs CUDA tensors"),
     (CPU, 0, ("auto", "sm_80"), BOTH, NotImplementedError, "arch 'sm_80'"),
+    (CPU, 0, ("auto", "sm100"), BOTH, NotImplementedError,
+     "arch 'sm100': this kernel accepts sm_100a, sm_90a, sm_103a"),
     (torch.device("meta"), 0, ("auto", None), BOTH, NotImplementedError, "device meta"),
     (GPU, 10, ("emulate", None), BLACKWELL, ValueError, "cuda:0"),
     (GPU, 9, ("auto", None), BLACKWELL, NotImplementedError, "9.0"),

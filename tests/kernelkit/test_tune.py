@@ -282,3 +282,13 @@ def test_commands_of_the_page_exist():
     for command in commands:
         words = command.partition("#")[0].split()[3:]
         parser.parse_args(words)
+
+
+def test_a_package_and_a_script_name_what_is_tuned():
+    assert {tune.operator_of(name) for name in ("attention", "fmha")} == {"attention"}
+    assert {tune.operator_of(name) for name in ("decode", "gqa", "gqa_lowlatency")} == {"decode"}
+    for name, two in (("moe", "grouped_gemm or mixed_gemm"), ("q8_0", "q8_0.matvec or q8_0.pro")):
+        with pytest.raises(ValueError, match=f"'{name}' has several operators: name one, {two}"):
+            tune.subject(name)
+    with pytest.raises(ValueError, match="'fmah': what can be tuned is attention, decode"):
+        tune.subject("fmah")

@@ -7,10 +7,11 @@ import re
 
 import pytest
 
-from lab.commands import BENCH, DUMP, EMULATE, EXPLAIN, RUN
+from lab.commands import BENCH, CYCLES, DUMP, EMULATE, EXPLAIN, RUN, SOAK
 from lab.flags.steps import FAMILIES, STEPS
 from lab.house.source import ROOT
-from lab.tools.command import Command
+from lab.tools.command import ALSO, Command, main_of
+from lab.tools.groups import ALL_ARCHS, SERVED
 
 # In READMEs, and in what scripts say of themselves; check.py and nsight.py take foreign flags.
 SPELT = re.compile(r"^    python scripts/((?!check|nsight|run_)\w+\.py\b[^#\n]*)", re.MULTILINE)
@@ -30,6 +31,50 @@ def test_without_a_name_the_names_are_listed(run, script):
     assert listed.startswith(f"usage: {script} NAME [FLAGS]")
     assert "  gqa " in listed
     assert run(script).returncode == 2
+
+
+@pytest.mark.parametrize(("other", "name"), ALSO.items())
+def test_a_family_has_the_name_of_its_package_too(monkeypatch, other, name):
+    seen = []
+    monkeypatch.setattr(Command, "main", lambda self, program, words: seen.append(self) or 0)
+    for commands in (RUN, DUMP, EXPLAIN, EMULATE, CYCLES, BENCH, SOAK):
+        assert other not in commands
+        assert main_of(commands, "", [other]) == (0 if name in commands else 2)
+    assert seen == [
+        commands[name]
+        for commands in (RUN, DUMP, EXPLAIN, EMULATE, CYCLES, BENCH, SOAK)
+        if name in commands
+    ]
+
+
+def archs_of(command: Command) -> set[str]:
+    actions = command.parser("")._option_string_actions
+    return set(actions["--arch"].choices) if "--arch" in actions else set()
+
+
+def test_arch_is_every_one_that_the_operators_accept():
+    """But `cycles.py`, which needs the parameters of a GPU."""
+    from fmha.launch import ARCHS as OF_ATTENTION
+    from gqa_lowlatency.launch import ARCHS as OF_DECODE
+    from kernelkit.call.launch import _emulated_of
+    from kernelkit.merge.launch import ARCHS as OF_MERGE
+    from kvcache.movement.launch import ARCHS as OF_CACHE
+    from mla.indexer.scores_launch import ARCHS as OF_SCORES
+    from moe.mixed.config import ARCHS as OF_EXPERTS
+    from moe.routing.launch import ARCHS as OF_ROUTING
+    from q8_0.launch import ARCHS as OF_Q8_0
+
+    accepted = {
+        "fmha": OF_ATTENTION, "gqa": OF_DECODE, "merge": OF_MERGE, "append": OF_CACHE,
+        "kvcache": OF_CACHE, "score": OF_SCORES, "moe": OF_EXPERTS, "route": OF_ROUTING,
+        "q8_0": OF_Q8_0,
+    }  # fmt: skip
+    for name, archs in accepted.items():
+        wanted = {*_emulated_of(tuple(archs))}
+        assert wanted in ({*ALL_ARCHS}, {*SERVED})
+        for commands in (RUN, DUMP, EXPLAIN, EMULATE):
+            assert name not in commands or archs_of(commands[name]) == wanted
+    assert all({*SERVED} <= archs_of(CYCLES[name]) for name in ("fmha", "gqa", "moe", "append"))
 
 
 def test_older_spellings_are_the_same_flags():

@@ -6,7 +6,7 @@ import pytest
 
 REFUSED = [
     # names
-    ("explain.py attention --causal", "'attention' is none of fmha, gqa, moe"),
+    ("explain.py attentions --causal", "'attentions' is none of fmha, gqa, moe"),
     # attention
     ("explain.py --head-dim 256 --schedule pingpong", "columns of 512"),
     ("dump.py --k-stages 99", "limit 232448"),

@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
+from kernelkit.device.narrow import WORDS
 from kvcache.layouts.records import BF16_512, INDEXER_BF16, INDEXER_FP4, INDEXER_FP8
+from mla.compressor.config import EntryConfig, WindowConfig
+from mla.compressor.device import Clusters
 from mla.indexer import quantised as definition
 from mla.indexer.formats import FORMATS, WIDTH, index_format
 from tests.kvcache.movement.rows_cases import assert_equal
@@ -122,3 +125,11 @@ def test_formats_fill_their_records():
         assert index_format(name) is form
     with pytest.raises(NotImplementedError, match="bf16_512"):
         index_format(BF16_512.name)
+
+
+@pytest.mark.parametrize(("arch", "served"), [("sm_103a", "sm_100a"), ("sm_90a", "sm_90a")])
+def test_a_compressor_converts_as_the_gpu_that_it_is_written_for(arch, served):
+    """`packed_elements` has no entry for sm_103a."""
+    entry = EntryConfig("indexer_fp4", 4, 2, 128)
+    assert Clusters(WindowConfig(**vars(entry), chunk=False), arch).arch == served
+    assert ("e2m1", served) in WORDS

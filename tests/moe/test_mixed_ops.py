@@ -17,6 +17,7 @@ import moe.mixed.launch
 from lab.problems.grouped_gemm import checked
 from lab.problems.mixed_gemm import PLANS, Case, call
 from moe import Router, SwiGLU, arrange, fused_moe, mixed_gemm, pack
+from moe.mixed.choose import choices
 from moe.mixed.config import MixedConfig
 from moe.mixed.fragments import fragments
 from moe.mixed.launch import MIXED_GEMM
@@ -96,6 +97,20 @@ def test_compiled_code_runs_the_product():
     assert torch.equal(found, wanted)
 
 
+def test_a_b300_has_the_tiles_of_a_b200(monkeypatch):
+    """Kernels for sm_100a serve sm_103a, by default and where tiles are measured."""
+    seen = []
+    monkeypatch.setattr("moe.mixed.api.MIXED_GEMM", seen.append)
+    for arch in ("sm_100a", "sm_103a"):
+        mixed_gemm(**given(replace(PLAIN, arch=arch)))
+    b200, b300 = (MIXED_GEMM.arguments(each, alone=True) for each in seen)
+    assert (b300.target.arch, b300.kernel_arch) == ("sm_103a", "sm_100a")
+    assert b300.configs == b200.configs
+    assert b300.gathers == b200.gathers
+    problem = b200.problem()
+    assert choices(problem, "sm_103a") == choices(problem, "sm_100a")
+
+
 # -- limits ---------------------------------------------------------------------------------------
 
 
@@ -141,7 +156,8 @@ X = torch.zeros(12, 96, dtype=torch.bfloat16)
     (PLAIN, NotImplementedError, "parts 3: one of", {"teams": 1, "parts": 3}),
     (PLAIN, ValueError, "tile_rows 128 with 4 warpgroups of 1 x 64 rows of weights in bf16: 124",
      {"tile_rows": 128, "teams": 4}),
-    (PLAIN, NotImplementedError, "arch 'sm_80': this kernel is written for", {"arch": "sm_80"}),
+    (PLAIN, NotImplementedError, "arch .sm_80.: this kernel accepts sm_100a, sm_90a",
+     {"arch": "sm_80"}),
     (ON_BLACKWELL, NotImplementedError, r"tile_rows 8: one of \(16, 32", {"tile_rows": 8}),
     (ON_BLACKWELL, NotImplementedError, "teams 3 of 1 x 64 rows of weights on sm_100a: 128 or 256",
      {"teams": 3}),
