@@ -8,45 +8,24 @@ Exit code 1 where a file raised anything else, took too long, or took too much m
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
 import _checkout  # noqa: F401 - lab is found
+from lab.tools import groups
+from lab.tools.command import Command
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """What the flags ask for; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "kinds", nargs="*", metavar="KIND", help="these alone; a wrong name lists all"
-    )
-    parser.add_argument("--count", type=int, default=20_000, help="files of each kind")
-    parser.add_argument("--seed", type=int, default=0, help="of the first file")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts")
-    given = parser.parse_args(argv)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    words = "these alone; a wrong name lists all"
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=words)
+    groups.add(parser, "count", "files of each kind", 20_000, type=groups.count)
+    groups.add(parser, "seed", "of the first file", 0, type=groups.count)
+    groups.add_json(parser, "the counts")
 
-    from lab.fuzz.kinds import KINDS
-    from lab.fuzz.perform import judged
 
-    unknown = [name for name in given.kinds if name not in KINDS]
-    if unknown:
-        parser.error(f"{', '.join(unknown)}: kinds are {', '.join(KINDS)}")
-    verdicts = []
-    for name in given.kinds or KINDS:
-        verdict = judged(KINDS[name], range(given.seed, given.seed + given.count))
-        verdicts.append(verdict)
-        print(verdict.line(), *verdict.failures, sep="\n  ", flush=True)
-    if given.json:
-        content = {
-            "count": given.count,
-            "seed": given.seed,
-            "kinds": [each.document() for each in verdicts],
-        }
-        given.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return 1 if any(verdict.failures for verdict in verdicts) else 0
-
+COMMAND = Command("lab.fuzz.perform", add_flags, __doc__)
+main = partial(COMMAND.main, "fuzz.py")
 
 if __name__ == "__main__":
     sys.exit(main())

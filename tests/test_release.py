@@ -8,7 +8,9 @@ import re
 
 import pytest
 
+from lab.house.repository import LINK
 from lab.house.source import OLD_NAMES, PACKAGES, ROOT
+from lab.tools.common import EXTRA_OF
 
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 NOT_INSTALLED = {"examples", "lab", "tests"}
@@ -26,10 +28,10 @@ def test_the_changelog_begins_with_the_version():
 
 def test_every_folder_of_python_is_installed_or_is_not_on_purpose():
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    included = set(re.findall(r'^    "(\w+)", "\1\.\*",$', PROJECT, re.M))
-    assert included == set(PACKAGES)
-    assert folders == included | NOT_INSTALLED | {*OLD_NAMES}
-    assert all(f'\n    "{name}",' in PROJECT for name in OLD_NAMES)
+    (listed,) = re.findall(r"^only-include = \[\n(.*?)^\]", PROJECT, re.M | re.DOTALL)
+    included = set(re.findall(r'^    "(\w+)",', listed, re.M))
+    assert included == {*PACKAGES, *OLD_NAMES}
+    assert folders == included | NOT_INSTALLED
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -53,22 +55,45 @@ def test_a_checkout_that_is_not_installed_says_so(home, monkeypatch):
 
 
 def test_every_package_is_typed():
-    assert re.search(r'^\[tool.setuptools.package-data\]\n"\*" = \["py.typed"\]', PROJECT, re.M)
     assert all((ROOT / package / "py.typed").read_bytes() == b"" for package in PACKAGES)
 
 
 def test_packages_are_python_and_pages():
-    """And tables of what was measured, which are named as package data, as any other file would
-    have to be."""
+    """And tables of what was measured. A wheel has all files of a package but its pages."""
     folders = {"kernelkit": "tune/tables", "cycle_model": "parameters"}
+    assert '\n[tool.hatch.build.targets.wheel]\nexclude = ["*.md"]\n' in PROJECT
     for package, folder in folders.items():
-        assert f'\n{package} = ["{folder}/*.json"]' in PROJECT
         assert [*(ROOT / package / folder).glob("*.json")]
     for package in PACKAGES:
         tables = [*(ROOT / package).glob(f"{folders.get(package, '-')}/*.json")]
         kept = [p for p in (ROOT / package).rglob("*") if p.is_file() and p not in tables]
         names = {path.name for path in kept if path.suffix not in (".py", ".pyc")}
         assert names <= {"README.md", "py.typed"}
+
+
+def test_the_description_has_no_link_into_the_checkout():
+    """It is README.md, whose links to files lead nowhere from the page of an index."""
+    (pattern,) = re.findall(r"pattern = '(.*?)', replacement = '\\1'", PROJECT)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert LINK.search(text)
+    described = re.sub(pattern, r"\1", text)
+    assert not LINK.search(described)
+    assert "[notes](https://example.org)" in re.sub(pattern, r"\1", "[notes](https://example.org)")
+
+
+def test_scripts_have_an_extra_for_what_they_import():
+    """Each optional package that a script names is in the extra that it tells to install."""
+    for package, extra in EXTRA_OF.items():
+        needed = metadata_of_extra(extra)
+        assert {"PIL": "pillow"}.get(package, package) in needed, (package, extra)
+
+
+def metadata_of_extra(name: str) -> set[str]:
+    """Names of the packages of an extra of pyproject.toml, and of the extras within it."""
+    (text,) = re.findall(rf"^{name} = \[(.*?)\]$", PROJECT, re.M | re.DOTALL)
+    found = set(re.findall(r'"([\w.-]+)(?:\[([\w,]+)\])?', text))
+    inner = {each for _, extras in found for each in extras.split(",") if each}
+    return {package for package, _ in found}.union(*map(metadata_of_extra, inner))
 
 
 def test_requirements_that_are_pinned_lie_in_their_ranges():

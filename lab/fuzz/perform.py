@@ -1,7 +1,8 @@
-"""Runs damaged files through their readers, and says what was not as it has to be."""
+"""Implementation of fuzz.py: runs damaged files through their readers and reports failures."""
 
 from __future__ import annotations
 
+import argparse
 import resource
 import tempfile
 import time
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.fuzz.damage import damaged
-from lab.fuzz.kinds import Kind
+from lab.fuzz.kinds import KINDS, Kind
+from lab.tools.common import refuse, write_json
 
 SECONDS = 5.0  # of CPU time for a file
 ROOM = 2 << 30  # bytes of address space beyond those of the process as it begins
@@ -46,6 +48,22 @@ class Verdict:
         total = sum(self.outcomes.values())
         counts = ", ".join(f"{name} {count:,}" for name, count in self.outcomes.most_common())
         return f"{self.kind}: {total:,} files, slowest {self.slowest:.2f} s; {counts}"
+
+
+def perform(options: argparse.Namespace) -> int:
+    """Return the exit code: 0, or 1 if a file failed."""
+    unknown = [name for name in options.kinds if name not in KINDS]
+    if unknown:
+        return refuse(f"{', '.join(unknown)}: kinds are {', '.join(KINDS)}")
+    verdicts = []
+    for name in options.kinds or KINDS:
+        verdict = judged(KINDS[name], range(options.seed, options.seed + options.count))
+        verdicts.append(verdict)
+        print(verdict.line(), *verdict.failures, sep="\n  ", flush=True)
+    if options.json:
+        kinds = [each.document() for each in verdicts]
+        write_json(options.json, {"count": options.count, "seed": options.seed, "kinds": kinds})
+    return 1 if any(verdict.failures for verdict in verdicts) else 0
 
 
 @contextmanager

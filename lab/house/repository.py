@@ -10,7 +10,6 @@ from pathlib import PurePosixPath
 
 from lab.house.size import MARKDOWN_COLUMNS, PACKAGE_README_LINES
 from lab.house.source import PACKAGES, ROOT, Finding, Source
-from lab.house.tiers import MATRIX, TABLE, table
 from lab.tools.command import Command
 from ptxemu.host.command_line import output_file
 
@@ -124,6 +123,8 @@ def folders_are_packages(sources: Sequence[Source]) -> Iterator[Finding]:
 
 def kernels_have_a_matrix(sources: Sequence[Source]) -> Iterator[Finding]:
     """A package with a kernel has tests that `make matrix` runs, so that no matrix is empty."""
+    from lab.house.tiers import MATRIX, TABLE, table  # with pytest: not for `house.py graph`
+
     named = (s for s in sources if s.package in PACKAGES)
     kernels = {s.package for s in named if s.path.name.endswith("kernel.py")}
     for package in sorted(kernels):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.tools.common import refuse
+from lab.tools.common import lacking, refuse
 
 # Names of packages, and words for what they compute -> names of the tables.
 ALSO = {
@@ -52,11 +52,16 @@ class Command:
 
     def perform(self, options: argparse.Namespace) -> int:
         """Do what the flags request; return the exit code. Return REFUSED if memory is not
-        enough, a file cannot be read or written, or the file of --show has other contents."""
+        enough, a file cannot be read or written, an optional package is not installed, or the
+        file of --show has other contents."""
         try:
             return importlib.import_module(self.module).perform(options)
         except OSError as error:
             return refuse(error)
+        except ImportError as error:
+            if reason := lacking(error):
+                return refuse(reason)
+            raise
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             if getattr(options, "show", None) is None:
                 raise

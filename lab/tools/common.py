@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 REFUSED = 2  # exit code, as argparse's
+# Optional package -> the extra of pyproject.toml that has it.
+EXTRA_OF = {
+    **dict.fromkeys(("PIL", "gguf", "jinja2", "matplotlib", "rich", "safetensors"), "scripts"),
+    "pytest": "dev",
+    "transformers": "transformers",
+}
 
 
 def changed(config: Any) -> dict[str, Any]:
@@ -44,6 +50,16 @@ def refuse(reason: object) -> int:
     """Say why nothing runs, in one line on stderr; returns the exit code."""
     print(f"refused: {reason}", file=sys.stderr)
     return REFUSED
+
+
+def lacking(error: BaseException | None) -> str:
+    """Return which package an ImportError lacks and the extra that has it, '' for any other."""
+    while error is not None and not getattr(error, "name", None):
+        error = error.__cause__
+    package = str(getattr(error, "name", "")).partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or package not in EXTRA_OF:
+        return ""
+    return f"{package} is not installed: pip install '.[{EXTRA_OF[package]}]' in the checkout"
 
 
 def environment() -> dict[str, str]:

@@ -73,5 +73,5 @@ def test_counts_are_written(tmp_path, capsys):
     assert "tensor-map: 20 files" in capsys.readouterr().out
     (kind,) = json.loads((tmp_path / "counts").read_text())["kinds"]
     assert sum(kind["outcomes"].values()) == 20
-    with pytest.raises(SystemExit):
-        fuzz.main(["no-such-kind"])
+    assert fuzz.main(["no-such-kind"]) == 2
+    assert "refused: no-such-kind: kinds are gguf, packed-experts, " in capsys.readouterr().err
