@@ -49,6 +49,7 @@ DEMONSTRATION = (
     Case(1, 300, (8, 1), 2, dims=(128, 128), sinks=True, page_size=64, kv_lens=(300, 77)),
     Case(60, 200, (2, 1), 2, softcap=20.0, q_lens=(30, 60), k_lens=(100, 200), out_dtype="fp32"),
 )
+NAMES = "case: d head dim, w window, h query.KV heads, queries x keys, b batch"
 # Those of `kernelkit.plan.hw.SMS_OF`.
 GPUS = {
     "sm_80": "an A100", "sm_86": "an RTX 3090", "sm_87": "an Orin", "sm_89": "an RTX 4090",
@@ -195,11 +196,13 @@ def tell(
     console, case = Console(), ("\ncase", "{case}")
     tables.show(*tables.table("", (case, ("\nbackend", "{backend}"), *ERRORS), rows), console)
     roles = dict.fromkeys(role for row in rows for role in row["roles"])
-    counts = ((f"{role}\nwarp-instr.", f"{{roles[{role}]:,}}") for role in roles)
-    tables.show(*tables.table("", (case, *counts, ("\nseconds", "{seconds:.1f}")), rows), console)
+    counts = ((role, f"{{roles[{role}]:,}}") for role in roles)
+    columns = ("case", "{case}"), *counts, ("seconds", "{seconds:.1f}")
+    title = "warp instructions by role" if roles else ""
+    tables.show(*tables.table(title, columns, rows), console)
     wrong = sum(not is_right(row) for row in rows)
     verdict = f"{wrong} of {len(rows)} out of tolerance" if wrong else "all within tolerance"
-    console.print("nothing was compared" if options.unjudged else f"{LIMIT}\n{verdict}")
+    console.print("nothing was compared" if options.unjudged else f"{LIMIT}\n{NAMES}\n{verdict}")
     return {"backend": place.reason, "rows": rows}
 
 
