@@ -40,6 +40,21 @@ def state(gpu: str) -> dict[str, str]:
     return dict(zip(FIELDS, (word.strip() for word in said.stdout.split(",")), strict=False))
 
 
+def name(gpu: str) -> str:
+    """Return the name of a GPU by nvidia-smi, else by torch in another process; '' if both fail."""
+    if found := state(gpu).get("name"):
+        return found
+    asked = "import torch; print(torch.cuda.get_device_name())"
+    try:
+        said = subprocess.run(
+            [sys.executable, "-c", asked], capture_output=True, text=True, check=True,
+            timeout=PROBE_SECONDS, env={**os.environ, **seen(gpu)},
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.stdout.strip()
+
+
 def answers(
     gpu: str,
     tries: int = TRIES,

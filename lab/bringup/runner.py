@@ -178,13 +178,19 @@ class BringUp:
         return f"the package {missing[0]} is not installed" if missing else ""
 
     def head(self) -> dict[str, Any]:
-        """Return the head of the document."""
+        """Return the head of the document. Files are named after the GPU, also in a run without
+        the doctor's step."""
         here = self.session.figures("doctor.here") or {}
-        gpus = here.get("gpus") or [{}]
-        name = "emulator" if self.options.emulate else gpus[0].get("name", "GPU")
+        name = "emulator" if self.options.emulate else self._name_of_gpu(here)
         return {"date": time.strftime("%Y-%m-%d"), "arch": self.arch, "gpu": {"name": name},
                 "emulated": self.options.emulate, "versions": here.get("packages", {}),
                 "driver": here.get("driver"), "system": platform.system()}  # fmt: skip
+
+    def _name_of_gpu(self, here: dict[str, Any]) -> str:
+        """Return what the doctor found, else what `gpu.name` does; 'GPU' without both."""
+        for found in here.get("gpus") or ():
+            return found["name"]
+        return gpu.name(next(iter(self.options.gpus), ANY)) or "GPU"
 
     def _again(self, known: Record) -> bool:
         again = self.options.again

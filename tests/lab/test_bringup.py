@@ -49,11 +49,15 @@ def flags(**given: object) -> argparse.Namespace:
     return argparse.Namespace(**plain | given)
 
 
+NAME = gpu.name
+
+
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     """As where there is one that answers, and nvidia-smi is not asked."""
     monkeypatch.setattr(gpu, "state", lambda which: {})
     monkeypatch.setattr(gpu, "answers", lambda which: "")
+    monkeypatch.setattr(gpu, "name", lambda which: "")
 
 
 @pytest.fixture
@@ -311,6 +315,30 @@ def test_a_product_of_blackwell_is_no_step_of_hopper():
 
 
 # -- file, page, bundle ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("doctor", "smi", "torch", "name"), [
+    ({"gpus": [{"name": "NVIDIA H200"}]}, "NVIDIA L4", "", "NVIDIA_H200"),
+    ({"gpus": []}, "NVIDIA H200", "", "NVIDIA_H200"),
+    (None, "NVIDIA H200", "", "NVIDIA_H200"),
+    (None, "", "NVIDIA H200", "NVIDIA_H200"),
+    (None, "", "", "GPU"),
+])  # fmt: skip
+def test_files_are_named_after_the_gpu(begin, monkeypatch, doctor, smi, torch, name):
+    """Also in a run without the doctor's step, and where nvidia-smi is not installed."""
+    made = begin()
+    monkeypatch.setattr(gpu, "name", NAME)
+    if doctor:
+        made.session.folder.mkdir(parents=True, exist_ok=True)
+        made.session.place("doctor.here", "json").write_text(json.dumps(doctor))
+    monkeypatch.setattr(gpu, "state", lambda which: {"name": smi} if smi else {})
+    code = f"print({torch!r})" if torch else "raise SystemExit(1)"
+    real = subprocess.run
+    monkeypatch.setattr(
+        gpu.subprocess, "run", lambda command, **how: real([sys.executable, "-c", code], **how)
+    )
+    head = made.head() | {"date": "2026-12-24"}
+    assert page.name_of(head) == f"bringup-{name}-2026-12-24"
 
 
 def test_the_page_has_every_step_and_says_what_is_wrong(begin, tmp_path):
