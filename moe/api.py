@@ -26,7 +26,7 @@ from moe.arguments import (
     out_name,
 )
 from moe.config import DEFAULT_GRANULARITY
-from moe.fused import FUSED, FusedOptions, layer_fields, routing_fields
+from moe.fused import FUSED, FusedOptions, fields_of
 from moe.launch import GROUPED_GEMM, quantised_result
 from moe.mixed.fragments import ArrangedExperts
 from moe.mixed.layer import FUSED_MIXED
@@ -270,20 +270,24 @@ def fused_moe(
 
     Args:
         x: [T, H], bfloat16 or float16.
-        experts: packed by `moe.packing.pack`, at load time. Shared experts (`Router.shared`) follow
-            the E that are chosen from.
+        experts: of `moe.pack`, or of `moe.arrange` for activations in bf16, at load time. Shared
+            experts (`Router.shared`) follow the E that are chosen from.
         router_logits: [T, E], bfloat16, float16 or float32; or the linear layer that computes them
             from x. For few tokens the linear layer and the choice are one launch, see
             `route_tokens`. Or `Chosen`: the ids and weights that an engine has chosen already.
         router: how experts are chosen; None with `Chosen`.
-        activation: plain SwiGLU by default.
+        activation: plain SwiGLU by default; ValueError for experts of a checkpoint that needs
+            another one, such as gpt-oss.
         scales: global scales of the activations, in a format that has any; by default one for each
             row, see `Scales`.
         expert_range: (first, end): `experts` are only these of all E + shared, the experts of a
             rank. The result is their contribution; the sum over ranks is the layer's. With scales
             of the 'tensor', that of x covers all of x, that of h the rows of these experts.
-        activations: the format of x and h in the products; None: that of the weights. 'mxfp8' with
-            weights in mxfp4 has a fifth of the error of mxfp4 with mxfp4.
+        activations: the precision of x and h in the products, and with it of the layer. Of packed
+            experts: the format of the weights, or 'mxfp8' with weights in mxfp4, which has a fifth
+            of the error of mxfp4 with mxfp4. None stands for the format of the weights; in four
+            bits that warns, since it is 11 to 24 % off. Of arranged experts: what they were
+            arranged for, 'bf16' (0.3 % off) or 'e4m3' (3 to 5 %), which None stands for.
         tile_rows: of both products, see `grouped_gemm`; None: chosen by sizes.
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
@@ -295,9 +299,8 @@ def fused_moe(
             raises, the earlier steps have been launched.
     """
     operator = FUSED_MIXED if isinstance(experts, ArrangedExperts) else FUSED
-    tokens = {"x": x, "experts": experts, **routing_fields(router_logits, router)}
     given = given_options(fused_moe, options, _FUSED_DEFAULTS)
-    return operator(tokens | layer_fields(given))
+    return operator(fields_of(x, experts, router_logits, router, given))
 
 
 _FUSED_DEFAULTS = defaults_of(fused_moe)
@@ -322,11 +325,9 @@ def fused_moe_plan(
         TypeError, ValueError, NotImplementedError: as `fused_moe`, and ValueError for arguments
             that a plan cannot repeat.
     """
-    given = layer_fields(given_options(fused_moe_plan, options, _FUSED_DEFAULTS))
-    arranged = isinstance(experts, ArrangedExperts)
-    operator = FUSED_MIXED if arranged else FUSED
-    tokens = {"x": x, "experts": experts, **routing_fields(router_logits, router)}
-    layer = operator.arguments(tokens | given)
+    given = given_options(fused_moe_plan, options, _FUSED_DEFAULTS)
+    operator = FUSED_MIXED if isinstance(experts, ArrangedExperts) else FUSED
+    layer = operator.arguments(fields_of(x, experts, router_logits, router, given))
     if isinstance(layer.scales.h, torch.Tensor):
         layer = replace(layer, h_decode_scale=layer.scales.h.reciprocal())
     biases = {name: getattr(layer.router, name) for name in ("bias", "logit_bias")}

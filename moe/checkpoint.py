@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from itertools import product
 from math import prod
@@ -25,6 +26,7 @@ import torch
 
 from kernelkit.call.tensors import device_of, require_memory
 from kernelkit.compile.outside import FileError, json_of, require_fields
+from kernelkit.plan import hw
 from moe.formats import format_of
 from moe.packing import PackedExperts, require_kind
 from moe.quantized import Quantized, of_bytes
@@ -158,25 +160,34 @@ def of_layout(
 ) -> PackedExperts:
     """Build packed experts as `from_state_dict` does, with a known layout: no tensor is read."""
     w13, w2 = (_weight(tensors, f"{prefix}{name}.", layout["fmt"]) for name in WEIGHTS)
-    biases = {name: _tensor(tensors, prefix + name) for name in layout.get("biases", ())}
-    return PackedExperts(w13, w2, layout["granularity"], **biases)
+    names = layout.get("biases", ())
+    bias13, bias2 = (_tensor(tensors, prefix + name) if name in names else None for name in BIASES)
+    return PackedExperts(w13, w2, layout["granularity"], bias13, bias2)
 
 
 def save(path: str | PathLike[str], layers: Mapping[str, PackedExperts]) -> None:
-    """Write a safetensors file of layers by name, e.g. 'model.layers.3.mlp'."""
+    """Write a safetensors file of layers by name, e.g. 'model.layers.3.mlp'. Its metadata has each
+    layer's `model_type`, which a state dict lacks."""
     require_kind("layers", layers, Mapping)
     tensors: dict[str, torch.Tensor] = {}
     for name, packed in layers.items():
         tensors |= state_dict(packed, f"{name}.")
-    safetensors_of("safetensors.torch").save_file(tensors, path)
+    models = {name: packed.model_type for name, packed in layers.items() if packed.model_type}
+    safetensors_of("safetensors.torch").save_file(tensors, path, models or None)
 
 
 def load(path: str | PathLike[str], device: str | torch.device = "cpu") -> dict[str, PackedExperts]:
     """All layers of a safetensors file by name, on `device`."""
     tensors = load_file(path, str(device_of(device)))
+    for name, tensor in tensors.items():  # in a mapped file, which aligns data to 8 bytes
+        if tensor.data_ptr() % hw.TMA_ALIGN_BYTES:
+            tensors[name] = tensor.clone()
     ending = f".{LAYOUT}"
     names = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
-    return {name: from_state_dict(tensors, f"{name}.") for name in names}
+    with open_file(path) as file:
+        models = file.metadata() or {}
+    found = {name: from_state_dict(tensors, f"{name}.") for name in names}
+    return {name: replace(each, model_type=models.get(name)) for name, each in found.items()}
 
 
 def _weight(tensors: Mapping[str, torch.Tensor], prefix: str, fmt: str) -> Quantized:

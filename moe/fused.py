@@ -5,6 +5,8 @@ Nothing here waits for the device or reads from it, so that a CUDA graph can cap
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypedDict
@@ -35,7 +37,7 @@ from moe.choose import check_tile_rows
 from moe.config import GroupedConfig
 from moe.formats import FORMATS, SCALINGS, format_of
 from moe.launch import forward
-from moe.packing import PackedExperts
+from moe.packing import LayerWeights, PackedExperts
 from moe.quantiser.launch import Tokens, quantise
 from moe.quantized import Quantized, made_of
 from moe.routing.launch import (
@@ -51,6 +53,9 @@ from moe.routing.launch import (
 from moe.routing.linear_launch import TokenChoices, run_route_tokens
 
 MIXED = (("mxfp8", "mxfp4"),)  # formats of activations and of weights that go together
+FOUR_BITS = tuple(name for name, form in FORMATS.items() if form.element == "e2m1")
+# model_type -> activation, of models whose experts are not plain SwiGLU
+ACTIVATIONS = {"gpt_oss": "SwiGLU(1.702, 1.0, 7.0)", "deepseek_v4": "SwiGLU(limit=10.0)"}
 PLAIN, FOUND = SwiGLU(), Scales()
 
 
@@ -178,9 +183,10 @@ class Layer:
         self._check_scales()
         fmt = self.experts.w13.fmt
         if self.fmt != fmt and (self.fmt, fmt) not in MIXED:
+            possible = [fmt, *(x for x, w in MIXED if w == fmt)]
             raise NotImplementedError(
-                f"activations {self.activations!r} with weights in {fmt}: None for "
-                f"the same, or one of (activations, weights) {MIXED}"
+                f"activations {self.activations!r} with packed experts in {fmt}: one of "
+                f"{possible}; for 'bf16' or 'e4m3' pass moe.arrange(experts)"
             )
         if self.tile_rows is not None:
             GroupedConfig(tile_rows=self.tile_rows).check_values()
@@ -300,6 +306,47 @@ def routing_fields(
     if isinstance(given, RouterLinear):
         return {"router_logits": None, "linear": given, "router": router}
     return {"router_logits": given, "router": router}
+
+
+def fields_of(
+    x: torch.Tensor,
+    experts: LayerWeights,
+    given: torch.Tensor | RouterLinear | Chosen,
+    router: Router | None,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Map arguments of `moe.fused_moe` to fields of `Layer`. options: those that are not at their
+    default.
+
+    ValueError for a model's experts without the activation that they need. FutureWarning for
+    packed experts in four bits if the precision of the activations is not named.
+    """
+    model = getattr(experts, "model_type", None)
+    if model in ACTIVATIONS and "activation" not in options:
+        raise ValueError(
+            f"activation is missing: experts of {model} are no plain SwiGLU; pass that of "
+            f"moe.models.from_config(config), such as {ACTIVATIONS[model]}"
+        )
+    if "activations" not in options and isinstance(experts, PackedExperts):
+        fmt = experts.w13.fmt
+        if fmt in FOUR_BITS and not torch.compiler.is_compiling():
+            _warn_of_precision(fmt)
+    fields = {"x": x, "experts": experts, **routing_fields(given, router)}
+    return fields | layer_fields(options)
+
+
+def _warn_of_precision(fmt: str) -> None:
+    """Warn of 4-bit activations that nobody asked for, at the caller's line."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals["__name__"].partition(".")[0] in ("moe", "kernelkit"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"activations are quantised to {fmt}, as the weights are (11 to 24 % off): pass "
+        f"activations={fmt!r} if that is meant, or moe.arrange(experts) for bf16 (0.3 % off). A "
+        "later release requires one of both.",
+        FutureWarning,
+        stacklevel=level,
+    )
 
 
 class FusedOptions(TypedDict, total=False):

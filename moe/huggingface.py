@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,14 @@ class Checkpoint:
         """Read index `place` of the first dimension only: [1, ...]."""
         return self._slices(name)[place : place + 1]
 
+    def model_type(self) -> str | None:
+        """Return the model_type of the folder's config.json, None without one."""
+        config = (self.path if self.path.is_dir() else self.path.parent) / "config.json"
+        if not config.is_file():
+            return None
+        found = json_file(config).get("model_type")
+        return found if isinstance(found, str) else None
+
     def _slices(self, name: str) -> Any:
         if name not in self._places:
             raise ValueError(f"no tensor {name!r} in {self.path}")
@@ -169,7 +177,7 @@ def pack_gpt_oss(
             )
 
         named = [(f"expert {expert} of {prefix}", expert) for expert in range(first, end)]
-        return _one_by_one(named, packed, device, progress)
+        return replace(_one_by_one(named, packed, device, progress), model_type="gpt_oss")
 
 
 def pack_experts(
@@ -200,7 +208,8 @@ def pack_experts(
             w13 = _beside(gate, up)
             return pack_quantised(w13, down, scheme.fmt, granularity=granularity)
 
-        return _one_by_one([(name, name) for name in experts], packed, device, progress)
+        whole = _one_by_one([(name, name) for name in experts], packed, device, progress)
+        return replace(whole, model_type=checkpoint.model_type())
 
 
 def activation_scales(path: str | PathLike[str], experts: Sequence[str]) -> Scales:

@@ -21,6 +21,7 @@ from moe.arguments import Router, SwiGLU
 Config = Mapping[str, Any]
 MAX_NUMBER = (1 << 31) - 1  # limit of every count in a config
 GPT_OSS_ALPHA, GPT_OSS_BETA = 1.702, 1.0
+CLAMPED = ("gpt_oss", "deepseek_v4")  # whose SwiGLU has a limit
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,8 @@ def _check(family: str, layer: ModelLayer) -> None:
                 f"a config of {family} has {name} {value!r:.80}, expected an integer from {least} "
                 f"to {MAX_NUMBER}"
             )
+    if family in CLAMPED and activation.limit is None:
+        raise ValueError(f"a config of {family} without 'swiglu_limit', which its experts have")
     limit = 1.0 if activation.limit is None else activation.limit
     for name, number in {"routed_scaling_factor": router.scale, "swiglu_limit": limit}.items():
         if type(number) not in (int, float) or not 0 < number < MAX_NUMBER:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,8 @@ class ExpertWeights(nn.Module):
     that each can load files of the other.
 
     A change of dtype, such as `model.bfloat16()`, does not change the buffers. A state dict can be
-    loaded only if sizes, format, granularity, biases and pairs are the same.
+    loaded only if sizes, format, granularity, biases and pairs are the same. It has no
+    `model_type`: that of the module is the one of `packed`.
     """
 
     def __init__(self, packed: PackedExperts) -> None:
@@ -38,6 +40,7 @@ class ExpertWeights(nn.Module):
         require_strided(**tensors)
         super().__init__()
         self._layout: Layout = layout_of(packed)
+        self._model_type = packed.model_type
         self.w13, self.w2 = nn.Module(), nn.Module()
         for name, tensor in tensors.items():
             owner, _, field = name.rpartition(".")
@@ -85,6 +88,7 @@ class ExpertWeights(nn.Module):
         tensors = self._tensors()
         if not all(map(is_, made, tensors)):  # moved, or assigned
             packed = of_layout(self._layout, dict(self.named_buffers()))
+            packed = replace(packed, model_type=self._model_type)
             self._made = tensors, packed
         return packed
 

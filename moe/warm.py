@@ -16,9 +16,9 @@ from kernelkit.compile.compiler import collecting
 from kernelkit.compile.keys import KernelKey
 from kernelkit.compile.warm import Progress, Warmed, counts, kernels_over, warm
 from kernelkit.tune.choices import standing_for
-from moe.arguments import Router, RouterLinear
+from moe.arguments import Chosen, Router, RouterLinear
 from moe.choose import TUNED
-from moe.fused import FUSED, FusedOptions, layer_fields, routing_fields, run_layer
+from moe.fused import FUSED, FusedOptions, fields_of, run_layer
 from moe.launch import ARCHS
 from moe.mixed.choose import MANY
 from moe.mixed.choose import TUNED as TUNED_MIXED
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 def warmup(
     x: torch.Tensor,
     experts: PackedExperts | ArrangedExperts,
-    router_logits: torch.Tensor | RouterLinear,
-    router: Router,
+    router_logits: torch.Tensor | RouterLinear | Chosen,
+    router: Router | None = None,
     *,
     tokens: Sequence[int],
     progress: Progress | bool | None = None,
@@ -67,8 +67,8 @@ _DEFAULTS = defaults_of(warmup)
 def kernels_for(
     x: torch.Tensor,
     experts: PackedExperts | ArrangedExperts,
-    router_logits: torch.Tensor | RouterLinear,
-    router: Router,
+    router_logits: torch.Tensor | RouterLinear | Chosen,
+    router: Router | None,
     tokens: Sequence[int],
     *,
     backend: str = "auto",
@@ -82,26 +82,30 @@ def kernels_for(
     arranged = isinstance(experts, ArrangedExperts)
     if arranged:
         operator, run, archs = FUSED_MIXED, run_mixed, MIXED_ARCHS
-    layer_of = {"x": x, "experts": experts, **routing_fields(router_logits, router)}
     place = {"backend": backend, "arch": arch}
-    given = operator.arguments(layer_of | layer_fields(options) | place, alone=True)
+    fields = fields_of(x, experts, router_logits, router, options)
+    given = operator.arguments(fields | place, alone=True)
     target = choose_target(x.device, backend, arch, archs)
     layer = as_meta(replace(given, arch=target.arch))
 
     def kernels_at(count: int) -> list[KernelKey]:
         with collecting() as keys, standing_for(x.device):
-            rows = {"x": _rows(x, count)}
+            rows: dict[str, Any] = {"x": _rows(x, count)}
             if isinstance(router_logits, torch.Tensor):
                 rows["router_logits"] = _rows(router_logits, count)
+            if chosen := layer.chosen:
+                tables = _rows(chosen.ids, count), _rows(chosen.weights, count)
+                rows["chosen"] = Chosen(*tables, chosen.experts)
             run(replace(layer, **rows))
         return keys
 
     wanted = sorted({count for count in tokens if count > 0})
     # Tiles of arranged experts depend on full waves of CTAs, which have no thresholds.
-    alone = bisect_left(wanted, MANY * experts.experts // router.slots) if arranged else 0
+    most = layer.router.slots
+    alone = bisect_left(wanted, MANY * experts.experts // most) if arranged else 0
     each = [key for count in wanted[:alone] for key in kernels_at(count)]
     tuned = TUNED_MIXED if arranged else TUNED
-    slots = min(router.slots, experts.experts)
+    slots = most if layer.chosen else min(most, experts.experts)
     measured = {problem["rows"] // slots for problem, _ in tuned.measured(x.device)}
     each += [key for count in measured.intersection(wanted[alone:]) for key in kernels_at(count)]
     return list(dict.fromkeys(each + kernels_over(wanted[alone:], kernels_at)))

@@ -76,11 +76,18 @@ def form_of(experts: nn.Module) -> SwiGLU:
     numbers = torch.linspace(-PROBE, PROBE, 97)
     gate, up = torch.cartesian_prod(numbers, numbers).unbind(1)
     both = torch.stack((gate, up), 1) if not facts["is_concatenated"] else torch.cat((gate, up))
-    theirs = experts._apply_gate(both.reshape(1, -1)).flatten()  # type: ignore[operator]
+    try:
+        theirs = experts._apply_gate(both.reshape(1, -1)).flatten()  # type: ignore[operator]
+    except (AttributeError, TypeError) as error:  # no alpha, no limit, or None for one
+        raise NotImplementedError(f"{name} lacks a part of its activation: {error}") from error
     for form in forms:
         if torch.allclose(swiglu(gate, up, **vars(form)), theirs, rtol=1e-5, atol=1e-6):
             return form
-    raise NotImplementedError(f"{name} has another activation than {', '.join(map(str, forms))}")
+    lacking = [fact for fact in ("alpha", "limit") if facts.get(fact) is None]
+    words = f"{name} has another activation than {', '.join(map(str, dict.fromkeys(forms)))}"
+    if lacking:
+        words += f"; it has no {' and no '.join(lacking)}, which that of gpt-oss needs"
+    raise NotImplementedError(words)
 
 
 def _are_experts(module: nn.Module) -> bool:

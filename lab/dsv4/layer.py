@@ -109,7 +109,7 @@ class Layer:
         h, logits = self.weights.routed(behind)
         moe = fused_moe(
             h.to(self.device), self.experts, logits.to(self.device), self.weights.router,
-            activation=self.weights.activation, scales=SCALES, **self.place,
+            activation=self.weights.activation, activations=FORMAT, scales=SCALES, **self.place,
         ).cpu()  # fmt: skip
         out = self.weights.joined(behind, h, moe)
         return Taps(o, behind, seconds, out, h, logits, moe, **found)

@@ -367,6 +367,7 @@ class Experts(family.Problem):
         layer = self.layer
         weights = layer.weights(_experts_to(drawn.device, drawn.experts))
         given = {"activation": layer.form, "scales": drawn.scales, "tile_rows": layer.tile_rows}
+        given["activations"] = layer.activations if layer.mixed else layer.format
         call = partial(
             fused_moe, drawn.x, weights, drawn.logits, layer.router, **given, **place.given
         )

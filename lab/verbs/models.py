@@ -108,7 +108,7 @@ def errors_of(problem: Problem, form: Form) -> dict[str, Any]:
     numbers, has_global = form.x in NUMBERS, form.x == "nvfp4"
     scales = Scales(h=torch.tensor([H_SCALE])) if has_global else Scales()
     experts = arrange(packed, form.x) if numbers else packed
-    more = {} if numbers or form.x == form.w else {"activations": form.x}
+    more = {} if numbers else {"activations": form.x}
     y = fused_moe(
         problem.x, experts, problem.logits, problem.router, activation=problem.layer.activation,
         scales=scales, arch=form.arch, **more,

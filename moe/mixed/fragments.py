@@ -133,6 +133,7 @@ class ArrangedExperts(LayerWeights):
     bias2: torch.Tensor | None = None  # fp32 [E, rows]
     h_scale: torch.Tensor | None = None  # fp32 [1], for e4m3: multiplies h before it is rounded
     h_decode_scale: torch.Tensor | None = None  # fp32 [1]: 1 / h_scale
+    model_type: str | None = None  # as of PackedExperts
 
     @property
     def x(self) -> str:
@@ -144,7 +145,9 @@ def arrange(
     experts: PackedExperts, activations: str = "bf16", *, h_scale: float = 1.0
 ) -> ArrangedExperts:
     """Arrange the weights of a layer in nvfp4 or mxfp4 for `mixed_gemm`, on Hopper and on
-    Blackwell: the same bytes in another order, once at load time, expert by expert.
+    Blackwell: the same bytes in another order, once at load time, expert by expert. The layer then
+    computes in `activations`: bf16 is 0.3 % off, e4m3 3 to 5 % (in the norm, relative to fp64 with
+    the same weights).
 
     Args:
         activations: 'bf16', or on Hopper, for weights in mxfp4, 'e4m3', which is faster with many
@@ -177,6 +180,7 @@ def arrange(
         bias13,
         experts.bias2,
         *scales,
+        model_type=experts.model_type,
     )
 
 

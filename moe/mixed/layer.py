@@ -36,9 +36,10 @@ class MixedLayer(Layer):
         self.experts.w2.check()
         if self.x.dtype != torch.bfloat16:
             raise NotImplementedError(f"x is {self.x.dtype}: bfloat16, with arranged experts")
-        if self.activations is not None:
+        if self.activations not in (None, self.experts.x):
             raise NotImplementedError(
-                f"activations {self.activations!r} with arranged experts: None, which is bfloat16"
+                f"activations {self.activations!r}, but the experts were arranged for "
+                f"{self.experts.x!r}: pass that, or None"
             )
         if any(value is not None for value in vars(self.scales).values()):
             raise ValueError("scales with arranged experts: activations are not quantised")

@@ -281,6 +281,7 @@ CALLS = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:activations are quantised:FutureWarning")
 @pytest.mark.usefixtures("no_compile")
 @pytest.mark.parametrize(("attempt", "words"), CALLS)
 def test_a_named_error(attempt, words):

@@ -45,6 +45,7 @@ def compare(flags: str, *, idle: bool) -> None:
         assert IDLE not in reference_routing.route(logits, **vars(layer.router))[0]
     experts = pack(w13, w2, layer.format, granularity=layer.granularity)
     options = {"activation": layer.form, "scales": layer.scales, "tile_rows": layer.tile_rows}
+    options["activations"] = layer.format
     with checked():
         y = fused_moe(x, experts, logits, layer.router, **options)
     errors = errors_of(layer, experts, y)
@@ -96,8 +97,9 @@ def packed(fmt: str, first: int = 0, end: int = EXPERTS + 1) -> PackedExperts:
 
 
 def run(experts: PackedExperts, logits: torch.Tensor = LOGITS, **options) -> torch.Tensor:
+    given = {"router": SHARED, "activations": experts.fmt} | options
     with checked():
-        return fused_moe(X, experts, logits, options.pop("router", SHARED), **options)
+        return fused_moe(X, experts, logits, **given)
 
 
 def apart(mine: torch.Tensor, other: torch.Tensor) -> float:
@@ -184,10 +186,9 @@ def test_one_expert_of_the_layer():
 def test_a_plan_of_a_rank():
     experts, known = packed("nvfp4", 2, 4), Scales(torch.tensor([500.0]), torch.tensor([300.0]))
     with checked():
-        plan = fused_moe_plan(X, experts, LOGITS, SHARED, scales=known, expert_range=(2, 4))
-        assert torch.equal(
-            plan(), fused_moe(X, experts, LOGITS, SHARED, scales=known, expert_range=(2, 4))
-        )
+        given = {"scales": known, "expert_range": (2, 4), "activations": "nvfp4"}
+        plan = fused_moe_plan(X, experts, LOGITS, SHARED, **given)
+        assert torch.equal(plan(), fused_moe(X, experts, LOGITS, SHARED, **given))
 
 
 def test_a_warm_up_knows_the_kernels_of_a_rank():

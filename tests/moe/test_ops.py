@@ -111,7 +111,7 @@ def layer(fmt: str, amax: torch.Tensor | None = None, tokens: int = 4):
     scales = Scales(h=h, h_amax=amax) if fmt == "nvfp4" else Scales(h_amax=amax)
 
     def step(x, logits):
-        return fused_moe(x * 2, experts, logits, ROUTER, scales=scales) + 1
+        return fused_moe(x * 2, experts, logits, ROUTER, scales=scales, activations=fmt) + 1
 
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(tokens, K, generator=generator).bfloat16()

@@ -82,7 +82,8 @@ def layer(fmt: str) -> tuple:
     known = Scales(torch.tensor([500.0]), torch.tensor([300.0]))
     scales = known if fmt == "nvfp4" else Scales(h_amax=torch.zeros(1))
     x = torch.randn(3, 64, generator=generator).bfloat16()
-    return x, experts, torch.randn(3, 3, generator=generator), Router(2), {"scales": scales}
+    options = {"scales": scales, "activations": fmt}
+    return x, experts, torch.randn(3, 3, generator=generator), Router(2), options
 
 
 @pytest.mark.parametrize(("fmt", "scales"), [

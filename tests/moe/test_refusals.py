@@ -256,6 +256,7 @@ NO_LAYER = [
 
 
 @refusals(NO_LAYER)
+@pytest.mark.filterwarnings("ignore:activations are quantised:FutureWarning")
 def test_fused_moe(error, words, changes):
     """Some steps have run when a later one refuses."""
     with pytest.raises(error, match=words):
@@ -283,7 +284,7 @@ def test_devices():
 def test_no_tokens(no_compile):
     for fmt in ("nvfp4", "mxfp8"):
         packed = pack(W13, W2, fmt)
-        y = fused_moe(LAYER["x"][:0], packed, torch.randn(0, 3), Router(2))
+        y = fused_moe(LAYER["x"][:0], packed, torch.randn(0, 3), Router(2), activations=fmt)
         assert (y.shape, y.dtype) == ((0, 128), torch.bfloat16)
     assert permutation(torch.empty(0, 2, dtype=INT), 3).offsets.tolist() == [0, 0, 0, 0]
     assert combine(torch.ones(0, 8), torch.ones(0, 2), torch.empty(0, dtype=INT)).shape == (0, 8)

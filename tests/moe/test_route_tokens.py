@@ -274,12 +274,15 @@ def experts() -> tuple:
 def test_a_layer_from_tokens_gives_the_bits_of_one_from_logits(arranged):
     x, layer = EXACT.exact(3)
     x = x.contiguous()
-    packed, arch = (arrange(experts()), "sm_90a") if arranged else (experts(), "sm_100a")
+    packed, x_type, arch = experts(), "mxfp4", "sm_100a"
+    if arranged:
+        packed, x_type, arch = arrange(packed), "bf16", "sm_90a"
+    given = {"activations": x_type, "arch": arch}
     logits = logits_of(x, layer).to(x.dtype)
     with checked() as active:
-        wanted = fused_moe(x, packed, logits, EXACT.router(), arch=arch)
+        wanted = fused_moe(x, packed, logits, EXACT.router(), **given)
         steps = len(active.reports)
-        found = fused_moe(x, packed, layer, EXACT.router(), arch=arch)
+        found = fused_moe(x, packed, layer, EXACT.router(), **given)
         assert len(active.reports) == 2 * steps
     assert torch.equal(found, wanted)
 
@@ -289,12 +292,13 @@ def test_a_planned_layer(most, monkeypatch):
     """Of one launch from tokens to experts, and with torch's linear layer in front."""
     monkeypatch.setitem(MOST_TOKENS, CLUSTER, most)
     x, layer = EXACT.exact(3)
+    given = x, experts(), layer, EXACT.router()
     with checked():
-        plan = fused_moe_plan(x, experts(), layer, EXACT.router())
+        plan = fused_moe_plan(*given, activations="mxfp4")
         first = plan.result.clone()
-        assert torch.equal(first, fused_moe(x, experts(), layer, EXACT.router()))
+        assert torch.equal(first, fused_moe(*given, activations="mxfp4"))
         x.neg_()
-        assert torch.equal(plan(), fused_moe(x, experts(), layer, EXACT.router()))
+        assert torch.equal(plan(), fused_moe(*given, activations="mxfp4"))
     assert not torch.equal(first, plan.result)
 
 
@@ -303,7 +307,8 @@ def test_a_warm_up_knows_the_kernels_of_a_call(tokens):
     x, layer = EXACT.exact(3)
     given = x, experts(), layer, EXACT.router()
     needed, known = (
-        kernels_for(*given, counts, arch="sm_100a") for counts in ([tokens], range(1, 100))
+        kernels_for(*given, counts, activations="mxfp4", arch="sm_100a")
+        for counts in ([tokens], range(1, 100))
     )
     assert set(needed) <= set(known)
     linear = [key for key in needed if key.source == "moe.routing.linear_kernel"]
@@ -360,11 +365,12 @@ def test_route_tokens_refuses(no_compile, changes, error, words):
 ])  # fmt: skip
 def test_a_layer_refuses(no_compile, layer, error, words):
     with pytest.raises(error, match=words):
-        fused_moe(torch.zeros(3, 128).bfloat16(), experts(), layer, Router(2))
+        fused_moe(torch.zeros(3, 128).bfloat16(), experts(), layer, Router(2), activations="mxfp4")
 
 
 def test_a_plan_refuses_a_bias_that_it_would_copy(no_compile):
     bias = torch.zeros(1).bfloat16().expand(3)
     layer = RouterLinear(torch.zeros(3, 128).bfloat16(), bias)
+    x = torch.zeros(3, 128).bfloat16()
     with pytest.raises(ValueError, match=r"linear\.bias has strides"):
-        fused_moe_plan(torch.zeros(3, 128).bfloat16(), experts(), layer, Router(2))
+        fused_moe_plan(x, experts(), layer, Router(2), activations="mxfp4")

@@ -86,7 +86,7 @@ def test_a_layer_of_gpt_oss_20b():
 
     begin = time.process_time()
     with emulation(Options(limit=None)) as active:
-        y = fused_moe(x, experts, logits, router, activation=form).double()
+        y = fused_moe(x, experts, logits, router, activation=form, activations=FORMAT).double()
     seconds = time.process_time() - begin
     count = sum(report.warp_instructions for report in active.reports)
     print(f"{count:,} warp-instructions, {seconds:.1f} s")

@@ -102,7 +102,7 @@ def test_a_version_that_does_not_know_a_fact(fact):
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"act_fn": ACT2FN["gelu"]}, "Qwen3MoeExperts has another activation than SwiGLU"),
+        ({"act_fn": ACT2FN["gelu"]}, "another activation than SwiGLU.* has no alpha and no limit"),
         ({"has_gate": False}, "no gate beside up"),
         ({"has_post_expert_norm": True}, "a norm behind every expert"),
         ({"_is_expert_parallel": True}, "experts on other ranks"),
@@ -111,6 +111,15 @@ def test_a_version_that_does_not_know_a_fact(fact):
 def test_other_experts_are_refused(facts, words):
     with pytest.raises(NotImplementedError, match=words):
         form_of(changed_experts(**facts))
+
+
+@pytest.mark.parametrize("fact", ["alpha", "limit"])
+def test_gpt_oss_without_a_part_of_its_activation_is_refused(fact):
+    """And not packed as plain SwiGLU."""
+    model = tiny("gpt-oss", torch.bfloat16)
+    del vars(experts_of(model)[0])[fact]
+    with pytest.raises(NotImplementedError, match=f"GptOssExperts lacks a part of its .*'{fact}'"):
+        pack_experts(model)
 
 
 def test_models_that_cannot_be_packed():

@@ -272,6 +272,7 @@ def _mixed_gemm() -> Given:
 def _fused_moe() -> Given:
     return {"x": bf16(5, 128), "experts": PACKED, "router_logits": normal(5, 3),
             "router": moe.Router(2, bias=normal(3)), "activation": moe.SwiGLU(),
+            "activations": PACKED.fmt,
             "scales": moe.Scales(positive(1), positive(1), torch.zeros(1))}  # fmt: skip
 
 
@@ -282,12 +283,13 @@ def _fused_mixed() -> Given:
 
 def _fused_chosen() -> Given:
     ids = torch.tensor([[0, 2], [1, -1], [2, 2], [0, 1], [-1, -1]])
-    return {"x": bf16(5, 128), "experts": PACKED, "router_logits": moe.Chosen(ids, positive(5, 2))}
+    return {"x": bf16(5, 128), "experts": PACKED, "activations": PACKED.fmt,
+            "router_logits": moe.Chosen(ids, positive(5, 2))}  # fmt: skip
 
 
 def _warming_moe() -> Given:
     given = _fused_mixed()
-    return {**given, "experts": PACKED, "tokens": (1, 5)}
+    return {**given, "experts": PACKED, "activations": PACKED.fmt, "tokens": (1, 5)}
 
 
 def _planned_moe(plan: InPlacePlan, _: Given) -> Any:
