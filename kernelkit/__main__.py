@@ -1,5 +1,5 @@
-"""`python -m kernelkit`: the cache of compiled kernels, kernels compiled ahead of time, options
-that are measured on the GPU at hand, and what is installed here."""
+"""Manage compiled kernels: their cache on disk, kernels compiled ahead of time, options measured on
+this GPU, and a report of what is installed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kernelkit",
-        description=__doc__.partition("`: ")[2],
+        description=__doc__,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,4 +1,9 @@
-"""`python -m kernelkit tune`: its arguments, and what it prints."""
+"""Measure on this GPU which options of a kernel suit your shapes, and keep the fastest.
+
+Every candidate is compiled and sampled a few times, the slower half is dropped, and so on. Later
+calls with such shapes, of any process, use what was found if it is faster than the rules' choice.
+Nobody else should use the GPU meanwhile. docs/tuning.md explains the files.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kernelkit.tune.tuner import Outcome
 
+OPERATORS = "attention, decode, grouped_gemm, mixed_gemm, q8_0.matvec, q8_0.product"
 SHOWN = 5  # options of a shape, the fastest
 EXAMPLES = """examples:
-  python -m kernelkit tune decode --shapes                          # what a shape says
+  python -m kernelkit tune decode --shapes                          # the names of a shape
   python -m kernelkit tune decode --shape batch=4 keys=8192 --shape batch=64 keys=1024
   python -m kernelkit tune decode --random 20 --exhaustive --dry --json   # how good the race is
 """
@@ -25,28 +31,31 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("operator", help="what to tune, such as decode; a wrong name lists them")
+    parser.description = __doc__
+    parser.add_argument("operator", help=f"what to tune: one of {OPERATORS}; also fmha and gqa")
     parser.add_argument(
         "--shape", action="append", nargs="*", default=[], metavar="NAME=VALUE",
-        help="a call; names that are left out are as by default (--shapes); may be repeated",
+        help="a call; omitted names have their defaults (--shapes); may be repeated",
     )  # fmt: skip
-    parser.add_argument("--shapes", action="store_true", help="print the names, and stop")
-    parser.add_argument("--random", type=int, default=0, metavar="N", help="and N shapes at random")
     parser.add_argument(
-        "--known", action="store_true", help="and those of models that come measured with us"
+        "--shapes", action="store_true", help="print the names and defaults of a shape, and stop"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of these")
+    parser.add_argument(
+        "--random", type=int, default=0, metavar="N", help="also tune N random shapes"
+    )
+    parser.add_argument("--known", action="store_true", help="also tune the shapes of known models")
+    parser.add_argument("--seed", type=int, default=0, help="seed for --random")
     parser.add_argument(
         "--exhaustive", action="store_true",
-        help="sample every candidate to the end, too, and say how far the answer is from the best",
+        help="also sample every candidate to the end; print how far the answer is from the best",
     )  # fmt: skip
-    parser.add_argument("--dry", action="store_true", help="keep nothing")
-    parser.add_argument("--device", default=None, help="cuda:0 and so on; the current one")
+    parser.add_argument("--dry", action="store_true", help="do not save the result")
+    parser.add_argument("--device", default=None, help="such as cuda:0; default: the current one")
     parser.add_argument(
         "--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2),
-        help="processes that compile, half of the CPUs by default",
+        help="processes that compile; default: half of the CPUs",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="all times, as JSON")
+    parser.add_argument("--json", action="store_true", help="print all times as JSON")
 
 
 def run(given: argparse.Namespace) -> int:

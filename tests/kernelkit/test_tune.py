@@ -292,3 +292,11 @@ def test_a_package_and_a_script_name_what_is_tuned():
             tune.subject(name)
     with pytest.raises(ValueError, match="'fmah': what can be tuned is attention, decode"):
         tune.subject("fmah")
+
+
+def test_the_help_names_the_operators_and_explains_itself(capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(["tune", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ", ".join(tune.SUBJECTS) in shown
+    assert "Measure on this GPU which options of a kernel suit your shapes" in shown
