@@ -47,11 +47,10 @@ def _paged(cache: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tenso
 
 
 def flash_attn_func(
-    q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+    q, k, v, *, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
     return_attn_probs=False, q_descale=None, k_descale=None, v_descale=None,
 ):  # fmt: skip
     """Dense entries; of FlashAttention 3 the factors [B, Hkv] of e4m3, too."""
-    assert dropout_p == 0
     group, found = q.shape[2] // k.shape[2], []
     for entry, tensors in enumerate(zip(q, k, v, strict=True)):
         factors = [
@@ -67,12 +66,11 @@ def flash_attn_func(
 
 
 def flash_attn_varlen_func(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *,
     softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, return_attn_probs=False,
     block_table=None,
 ):  # fmt: skip
     """Packed queries; keys packed, or in pages. LSE [H, T]."""
-    assert dropout_p == 0
     assert max_seqlen_q >= cu_seqlens_q.diff().max()
     assert max_seqlen_k >= cu_seqlens_k.diff().max()
     found = []
@@ -88,7 +86,7 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_with_kvcache(
-    q, k_cache, v_cache, k=None, v=None, cache_seqlens=None, cache_batch_idx=None,
+    q, k_cache, v_cache, k=None, v=None, *, cache_seqlens=None, cache_batch_idx=None,
     block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
     num_splits=0, return_softmax_lse=False,
 ):  # fmt: skip
@@ -136,7 +134,7 @@ def _caches(kv_cache, layout):
 
 def append_paged_kv_cache(
     append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr,
-    kv_last_page_len, kv_layout="NHD",
+    kv_last_page_len, *, kv_layout="NHD",
 ):  # fmt: skip
     caches = _caches(paged_kv_cache, kv_layout)
     size = caches[0].shape[1]
@@ -153,18 +151,19 @@ class _Wrapper:
         self.layout = kv_layout
 
     def _plan(
-        self, qo_indptr, indptr, indices, last, heads, kv_heads, head_dim, page_size, causal,
-        window_left=-1, logits_soft_cap=None, sm_scale=None, q_data_type=torch.float16,
-    ):  # fmt: skip
-        self.lists, self.qo_indptr = (indptr, indices, last), qo_indptr
-        self.sizes = heads, kv_heads, head_dim, page_size, q_data_type
-        self.options = sm_scale, causal, (window_left, -1), logits_soft_cap
+        self, qo_indptr, lists, sizes, causal, window_left=-1, logits_soft_cap=None, **options: Any
+    ):
+        """Keep all of it; `sizes` are heads, KV heads, head dim and page size."""
+        self.qo_indptr, self.lists, self.sizes = qo_indptr, lists, sizes
+        self.dtype = options.get("q_data_type", torch.float16)
+        self.options = options.get("sm_scale"), causal, (window_left, -1), logits_soft_cap
 
     def run(self, q, kv_cache, return_lse=False):
         """O [T, H, D], LSE [T, H]."""
         caches, (indptr, indices, last) = _caches(kv_cache, self.layout), self.lists
         kv_heads, head_dim = caches[0].shape[2:]
-        assert self.sizes == (q.shape[1], kv_heads, head_dim, caches[0].shape[1], q.dtype)
+        assert self.sizes == (q.shape[1], kv_heads, head_dim, caches[0].shape[1])
+        assert self.dtype == q.dtype
         found = []
         for entry in range(len(last)):
             rows = q[self.qo_indptr[entry] : self.qo_indptr[entry + 1]]
@@ -178,27 +177,26 @@ class _Wrapper:
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
     def plan(
-        self, indptr=None, indices=None, last_page_len=None, num_qo_heads=0, num_kv_heads=0,
-        head_dim=0, page_size=0, q_len_per_req=1, **options: Any,
+        self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, *,
+        q_len_per_req=1, **options: Any,
     ):  # fmt: skip
-        qo_indptr = torch.arange(len(last_page_len) + 1) * q_len_per_req
-        lists = indptr, indices, last_page_len
         sizes = num_qo_heads, num_kv_heads, head_dim, page_size
-        self._plan(qo_indptr, *lists, *sizes, q_len_per_req > 1, **options)
+        starts = torch.arange(len(last_page_len) + 1) * q_len_per_req
+        self._plan(starts, (indptr, indices, last_page_len), sizes, q_len_per_req > 1, **options)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
     def plan(
         self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads,
-        num_kv_heads, head_dim_qk, page_size, causal=False, **options: Any,
+        num_kv_heads, head_dim_qk, page_size, *, causal=False, **options: Any,
     ):  # fmt: skip
-        lists = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
         sizes = num_qo_heads, num_kv_heads, head_dim_qk, page_size
-        self._plan(qo_indptr, *lists, *sizes, causal, **options)
+        lists = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+        self._plan(qo_indptr, lists, sizes, causal, **options)
 
 
 def merge_states(v, s):
-    """Of v [T, n, H, D] and s [T, n, H] of base 2."""
+    """Merge v [T, n, H, D] and s [T, n, H], of base 2."""
     total = torch.logsumexp(s.double() * math.log(2), 1) / math.log(2)
     weights = torch.exp2(s.double() - total[:, None])
     return (weights[..., None] * v.double()).sum(1), total
