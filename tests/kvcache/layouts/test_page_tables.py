@@ -131,3 +131,51 @@ def test_slots_that_are_refused(changes, error, words):
     assert page_slots(**given).tolist() == [7, 11]
     with pytest.raises(error, match=words):
         page_slots(**given | changes)
+
+
+def moved(device, indptr, indices, last, page_size):
+    """Page lists on a device."""
+    return *(ints(*each).to(device) for each in (indptr, indices, last)), page_size
+
+
+def test_the_host_reads_nothing_that_is_not_on_the_cpu():
+    """Tensors on 'meta' have nothing to read."""
+    indptr, indices, last, page_size = drawn(3)
+    table, lengths = page_table(*moved("meta", indptr, indices, last, page_size), max_pages=5)
+    assert (table.shape, lengths.shape) == ((len(last), 5), (len(last),))
+    assert table.dtype == lengths.dtype == INT
+    entries = torch.zeros(7, dtype=INT, device="meta")
+    slots = page_slots(table, entries, page_size, entries=entries)
+    assert (slots.shape, slots.dtype) == ((7,), torch.int64)
+
+
+@pytest.mark.hw
+def test_on_a_gpu_nothing_waits_and_a_graph_captures_it():
+    indptr, indices, last, page_size = drawn(3)
+    expected = naive(indptr, indices, last, page_size, 5)
+    given = moved("cuda", indptr, indices, last, page_size)
+    host = ints(*indptr), given[1], ints(*last), page_size
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = [page_table(*lists, max_pages=5) for lists in (given, host)]
+        slots = page_slots(found[0][0], found[0][1][:, None] - 1, page_size)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found.append(page_table(*given, max_pages=5))
+    graph.replay()
+    for table, lengths in found:
+        assert (table.tolist(), lengths.tolist()) == expected
+    table, lengths = (torch.tensor(each, dtype=INT) for each in expected)
+    assert slots.tolist() == page_slots(table, lengths[:, None] - 1, page_size).tolist()
+
+
+@pytest.mark.hw
+def test_on_a_gpu_an_entry_ends_with_the_table():
+    lists = moved("cuda", [0, 3, 4], [5, 2, 0, 1], [1, 4], 4)
+    table, lengths = page_table(*lists, max_pages=2)
+    assert (table.tolist(), lengths.tolist()) == ([[5, 2], [1, -1]], [8, 4])
+    far = torch.tensor([[8], [3]], device="cuda")
+    assert page_slots(table, far, 4).tolist() == [-1, 7]
