@@ -249,7 +249,10 @@ class AttentionArguments:
         if q_heads == 0 or kv_heads == 0:
             raise ValueError(f"{q_heads} query and {kv_heads} KV heads: at least 1 of each")
         if q_heads % kv_heads:
-            raise ValueError(f"{q_heads} query heads are not a multiple of {kv_heads} KV heads")
+            raise ValueError(
+                f"{q_heads} query heads are not a multiple of {kv_heads} KV heads. If k and v are "
+                "[.., heads, rows, D] (HND), give k.transpose(-3, -2), a view"
+            )
 
     def _check_window(self) -> None:
         for side in ("left", "right"):

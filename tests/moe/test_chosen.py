@@ -109,3 +109,12 @@ def test_names_of_vllm_are_answered(name):
     with pytest.raises(TypeError) as refused:
         fused_moe(x, None, logits, **{name: None})
     assert words in str(refused.value)
+
+
+def test_calls_that_are_written_as_vllms_are_answered():
+    x, _ = tokens()
+    ids, shares = torch.zeros(5, 2).int(), torch.ones(5, 2)
+    with pytest.raises(TypeError, match=r"router_logits is tuple, expected .* or Chosen"):
+        fused_moe(x, weights(), (shares, ids))
+    with pytest.raises(TypeError, match="fused_moe has 5 arguments by position: it takes x, exp"):
+        fused_moe(x, torch.ones(()), torch.ones(()), shares, ids)
