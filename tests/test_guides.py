@@ -109,6 +109,42 @@ def test_single_calls_of_flashinfer_and_a_cache_without_pages():
     assert close(found, wanted[:, 0])
 
 
+def test_rows_that_are_not_used_keep_the_place_of_the_others():
+    """`seqused_q` of FlashAttention 3: the last used row is aligned with the last key."""
+    q, k, v = bf16(2, 9, 4, 64), bf16(2, 30, 2, 64), bf16(2, 30, 2, 64)
+    kv_lens, used = torch.tensor([30, 12], dtype=INT), torch.tensor([9, 4], dtype=INT)
+    found = fmha.attention(q, k, v, causal=True, kv_lens=kv_lens, q_offset=kv_lens - used)
+    for entry, (keys, rows) in enumerate(zip(kv_lens.tolist(), used.tolist(), strict=True)):
+        entries = q[entry, :rows], k[entry, :keys], v[entry, :keys]
+        wanted = originals.flash_attn_func(*(x[None] for x in entries), causal=True)
+        assert close(found[entry, :rows], wanted[0])
+
+
+def test_padding_on_the_left_is_not_seen():
+    """`cache_leftpad` of FlashAttention."""
+    q, k, v = bf16(2, 8, 64), bf16(2, 40, 2, 64), bf16(2, 40, 2, 64)
+    kv_lens, first = torch.tensor([40, 17], dtype=INT), torch.tensor([3, 16], dtype=INT)
+    found = gqa_lowlatency.decode(q, k, v, kv_lens=kv_lens, first_keys=first)
+    for entry, (end, begin) in enumerate(zip(kv_lens.tolist(), first.tolist(), strict=True)):
+        keys = (x[None, entry, begin:end] for x in (k, v))
+        wanted = originals.flash_attn_func(q[None, None, entry], *keys)
+        assert close(found[entry], wanted[0, 0])
+
+
+def test_parts_of_flash_attention_are_merged_as_a_stack():
+    """`flash_attn_combine`, whose LSE is [parts, B, S, H]."""
+    q, k, v = bf16(1, 5, 4, 64), bf16(1, 24, 2, 64), bf16(1, 24, 2, 64)
+    parts = [
+        originals.flash_attn_func(q, k[:, part::3], v[:, part::3], return_attn_probs=True)
+        for part in range(3)
+    ]
+    out, lse = (torch.stack([part[n] for part in parts]).float() for n in (0, 1))
+    lse = lse.transpose(-2, -1).contiguous()
+    found = fmha.merge((out, lse.transpose(-2, -1)))
+    wanted = originals.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert all(map(close, found, wanted[:2]))
+
+
 def test_states_of_flashinfer_are_merged_as_a_stack():
     v, s = bf16(5, 3, 4, 64), torch.randn(5, 3, 4)
     out, lse = fmha.merge((v.transpose(0, 1), s.permute(1, 2, 0) * math.log(2)))
