@@ -182,8 +182,9 @@ def decode_plan(
 
     Args:
         q, k, v, options: tensors and options of `decode`, without return_lse and out, which belong
-            to a call. Without kv_lens the last token has the position of the last key of k. Sinks and
-            scales belong to the plan. Their contents may change in place, except those of a number.
+            to a call. Without kv_lens the last token has the position of the last key of k. Sinks
+            and scales belong to the plan. Their contents may change in place, except those of a
+            number.
 
     Returns:
         The plan. plan(q, k, v, kv_lens=, page_table=, out=, lse=) returns (O, LSE) like `decode`,
