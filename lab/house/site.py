@@ -7,6 +7,7 @@ are part of the site, and source code among them becomes a page. `make docs` bui
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -87,15 +88,46 @@ def _linked(page: PurePosixPath) -> list[PurePosixPath]:
 class Docstrings(griffe.Extension):
     """Reads the docstrings of this repository for the API pages."""
 
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Show functions before classes."""
+        if pkg.exports:
+            pkg.exports.sort(key=lambda name: str(name)[0].isupper())
+
+    def on_function(self, *, func: griffe.Function, loader: griffe.GriffeLoader, **_: Any) -> None:
+        """Spell out the keyword arguments of a function with overloads, as `help` does."""
+        parameters = [new for old in func.parameters for new in _spelled(old, loader)]
+        if len(parameters) > len(func.parameters):
+            func.overloads, func.parameters = None, griffe.Parameters(*parameters)
+
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Put the first paragraph into one line, which tables of members show, and the fields that
-        a class documents, as `name: text` or `name, name: text`, to their attributes."""
+        """Show the whole first paragraph in tables of members.
+
+        Fields that a class documents as `name: text` or `name, name: text` get docstrings.
+        """
         if not obj.docstring:
             return
         first, *others = obj.docstring.value.split("\n\n")
         if obj.is_class:
             first, *others = (_without_fields(obj, part) for part in (first, *others))
         obj.docstring.value = "\n\n".join((" ".join(first.split()), *others)).strip()
+
+
+def _spelled(
+    parameter: griffe.Parameter, loader: griffe.GriffeLoader
+) -> Iterator[griffe.Parameter]:
+    """Yield the parameter, or one for each item of the TypedDict in `**options: Unpack[..]`.
+
+    Its items are annotated with `Annotated[type, default]`, see `kernelkit.call.front`.
+    """
+    unpack = parameter.annotation
+    if not isinstance(unpack, griffe.ExprSubscript) or unpack.canonical_name != "Unpack":
+        yield parameter
+        return
+    options = loader.modules_collection[unpack.slice.canonical_path]
+    for name, item in options.all_members.items():
+        kind, default = item.annotation.slice.elements
+        only = griffe.ParameterKind.keyword_only
+        yield griffe.Parameter(name, annotation=kind, kind=only, default=default)
 
 
 def _without_fields(obj: griffe.Object, paragraph: str) -> str:
