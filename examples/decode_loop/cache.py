@@ -27,8 +27,7 @@ class Paged:
     def __init__(self, cache: Cache, step: Step, width: int, parts: int) -> None:
         self.cache, self.longest, self.parts = cache, step.longest, parts
         self.at = at = step.tensors(cache.device)
-        table = pad(at["block_tables"], (0, width - at["block_tables"].shape[1]))
-        self.keys = {"kv_lens": at["lengths"], "page_table": table}
+        self.table = pad(at["block_tables"], (0, width - at["block_tables"].shape[1]))
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -36,11 +35,15 @@ class Paged:
         """Write k and v, then attend to everything that is there."""
         rows = [self.cache.rows(name, layer).alone for name in ("k", "v")]
         append_rows((rows[0], k), (rows[1], v), self.at["rows_of.k"])
-        pages = [self.cache.pages(name, layer, k.dtype, k.shape[1:]) for name in ("k", "v")]
+        keys, values = (self.cache.pages(name, layer, k.dtype, k.shape[1:]) for name in ("k", "v"))
         if self.longest == 1:
-            return decode(q, *pages, parts=self.parts, **self.keys)
-        packed = {"cu_seqlens_q": self.at["cu_tokens"], "max_seqlen_q": self.longest}
-        return attention(q, *pages, causal=True, **packed, **self.keys)
+            return decode(
+                q, keys, values, kv_lens=self.at["lengths"], page_table=self.table, parts=self.parts
+            )
+        return attention(
+            q, keys, values, causal=True, kv_lens=self.at["lengths"], page_table=self.table,
+            cu_seqlens_q=self.at["cu_tokens"], max_seqlen_q=self.longest,
+        )  # fmt: skip
 
 
 def generate(

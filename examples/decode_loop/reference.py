@@ -14,8 +14,9 @@ from kernelkit.numerics.tolerance import Report, compare_output
 
 def attend(_: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """`Attend` of one whole sequence."""
-    heads = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    o = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return o[0].transpose(0, 1)
 
 
 def logits_of(model: Model, prompt: Sequence[int], found: Sequence[int]) -> torch.Tensor:
