@@ -91,9 +91,8 @@ def turned(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 def drawn(config: Config, seed: int = 0, device: str = "cpu") -> Model:
     """Return a model of random weights in bf16."""
-    layer: dict[str, tuple[int, ...]] = dict.fromkeys(
-        ("input_layernorm", "post_attention_layernorm"), (config.hidden,)
-    )
+    norms = "input_layernorm", "post_attention_layernorm"
+    layer: dict[str, tuple[int, ...]] = dict.fromkeys(norms, (config.hidden,))
     for name, heads in {"q": config.q_heads, "k": config.kv_heads, "v": config.kv_heads}.items():
         layer[f"self_attn.{name}_proj"] = (heads * config.head_dim, config.hidden)
     layer["self_attn.o_proj"] = (config.hidden, config.q_heads * config.head_dim)
