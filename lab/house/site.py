@@ -32,7 +32,7 @@ SECTIONS = {
     "API reference": ("docs/api/*.md",),
     "Changing it": (
         *("CONTRIBUTING.md", "docs/architecture.md", "tests/README.md", "findings/README.md"),
-        *("CHANGELOG.md", "notes/log.md"),
+        *("CHANGELOG.md", "notes/*.md"),
     ),
 }
 CODE = {".py": "python", ".sh": "bash"}
