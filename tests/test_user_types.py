@@ -64,6 +64,8 @@ TYPES = {
     "kvcache.gather(rows, x, x)": "None",
     "fmha.__version__": "str",
     "ptxemu.Options(check=True)": "Options",
+    "kvcache.page_table(x, x, x, 16, max_pages=4)": LSE,
+    "kvcache.page_slots(x, x, 16, entries=x)": OUT,
 }
 WRONG = [
     "fmha.attention(x, x, x, casual=True)",
