@@ -181,10 +181,10 @@ def decode_plan(
     into arguments that were made here, and launches.
 
     Args:
-        q, k, v, options: tensors and options of `decode`, without return_lse and out, which belong
-            to a call. Without kv_lens the last token has the position of the last key of k. Sinks
-            and scales belong to the plan. Their contents may change in place, except those of a
-            number.
+        q, k, v: as for `decode`. Without kv_lens the last token has the position of the last key of
+            k.
+        options: as for `decode`, without return_lse and out, which belong to a call. Sinks and
+            scales belong to the plan. Their contents may change in place, except those of a number.
 
     Returns:
         The plan. plan(q, k, v, kv_lens=, page_table=, out=, lse=) returns (O, LSE) like `decode`,

@@ -90,7 +90,8 @@ __all__ = [
     "warmup",
 ]
 
-__getattr__, __dir__ = exports(__name__, {
+__version__: str
+exports(__name__, {
     "kvcache.memory.cache": "Cache",
     "kvcache.planner.capacity": "Mix Plan plan usage",
     "kvcache.books.checkpoints": "Policy",

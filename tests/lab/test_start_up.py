@@ -20,7 +20,7 @@ from lab.tools import groups
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("[a-z]*.py"))
 PACKAGES = ["fmha", "gqa_lowlatency", "kvcache", "moe", "q8_0"]
-INNER = ["mla.compressor", "mla.indexer", "moe.routing"]
+INNER = ["kernelkit.compile", "kernelkit.tune", "mla.compressor", "mla.indexer", "moe.routing"]
 HEAVY = {
     "torch",
     "numpy",
