@@ -1,11 +1,11 @@
-"""What the tokens of a step see of the cache, as index tensors: a window of a ring, or all entries
-of a stream.
+"""Keys that the tokens of a step see in the cache, as index tensors: a window of a ring, or all
+entries of a stream.
 
-Made once per step by arithmetic on the device, and the same for all layers of a kind. Sizes follow
-from shapes and from numbers of the host, and nothing waits for a value on a GPU: made inside a CUDA
-graph the tensors are made anew by every replay. Entries are numbered as `kvcache.layouts.rows` has
-it, -1 for none. `arrays` is what `Step.tensors` gives or what `Step.fill` writes to, or tensors by
-the same names.
+They are made once per step by arithmetic on the device, and are the same for all layers of a kind.
+Sizes follow from shapes and from host numbers, and nothing waits for a value on a GPU; inside a
+CUDA graph every replay makes the tensors again. Entries are numbered as in `kvcache.layouts.rows`,
+-1 for none. `arrays` is the result of `Step.tensors`, the target of `Step.fill`, or tensors by the
+same names.
 """
 
 from __future__ import annotations
@@ -44,13 +44,16 @@ OF_ENTRIES: Shapes = {
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """Keys of a step whose requests have so few tokens that a ring holds what all of them see, also
-    once they are in it: every token has its own keys, in any order.
+    """Keys of a step whose requests have few tokens: after all of them are written, the ring still
+    holds what each one sees. Every token has its own keys, in any order.
 
-    window: tokens that one sees, itself included; rows: of a ring. positions, slots: int64 [T], of
-    the tokens, which are written first; offsets: int32 [T], positions once more. lengths: int32
-    [T], keys of a token, 0 of padding. entries: int64 [T, window], of the ring, NO_ENTRY from
-    lengths on. rings: int32 [T, 1], slot of the ring.
+    window: tokens that one sees, itself included.
+    rows: rows of a ring.
+    positions, slots: int64 [T], of the tokens, which are written first.
+    offsets: int32 [T], positions again; 0 for padding.
+    lengths: int32 [T], keys of a token, 0 for padding.
+    entries: int64 [T, window], entries of the ring, NO_ENTRY from lengths on.
+    rings: int32 [T, 1], slot of the ring.
     """
 
     window: int
@@ -71,14 +74,18 @@ class TokenWindow:
 
 @dataclass(frozen=True)
 class ChunkWindow:
-    """Keys of a step of any tokens: those of a request stand in pages by their position, first what
-    the ring has, then its own tokens, which are written to the ring when it has been read.
+    """Keys of a step with any number of tokens. Those of a request lie in pages by position: first
+    the ring's keys, then the step's own tokens, which are written to the ring after it was read.
 
-    window, rows, positions, slots, offsets: as in TokenWindow. longest: most tokens of a request.
-    cu_tokens, starts, lengths: of the requests, as in a Step. table: int32 [B, columns], the page
-    of position x in column x // PAGE; columns without keys name any page. own: int64 [pages, PAGE],
-    the token of the step in each row of a page. older: int64 [B, window - 1], entries of the ring,
-    and older_rows, as many, the rows of the pages that they go to. tokens: int64 [T], 0, 1, 2, ...
+    window, rows, positions, slots, offsets: as in TokenWindow.
+    longest: most tokens of a request.
+    cu_tokens, starts, lengths: of the requests, as in a Step.
+    table: int32 [B, columns], the page of position x in column x // PAGE; columns without keys name
+    any page.
+    own: int64 [pages, PAGE], the step's token in each row of a page, or NO_ENTRY.
+    older: int64 [B, window - 1], entries of the ring to copy.
+    older_rows: int64 [B, window - 1], the rows of the pages that they go to.
+    tokens: int64 [T], 0, 1, 2, ...
     """
 
     window: int
@@ -222,10 +229,12 @@ def _chunk_window(
 def see_entries(
     arrays: Arrays, *, ratio: int, block_entries: int, in_place: bool, pages: int | None = None
 ) -> EntryPages:
-    """All entries of a stream whose blocks have `block_entries` of each copy.
+    """Return all entries of a stream whose blocks have `block_entries` entries of each copy.
 
-    in_place: for attention over the blocks themselves. pages: PAGE entries each, for all requests,
-    `pages_of` what they have; None for as many as the block tables have room for.
+    Args:
+        in_place: whether attention reads the blocks themselves.
+        pages: pages of PAGE entries for all requests, see `pages_of`; None for as many as the block
+            tables have room for.
     """
     require_tables(arrays, OF_ENTRIES)
     whole("ratio", ratio, 1)
@@ -258,7 +267,7 @@ def see_entries(
 
 
 def decodes(window: int, rows: int, longest: int) -> bool:
-    """Whether a ring has what all of `longest` tokens see, once they are in it."""
+    """Whether a ring still holds what all `longest` tokens of a request see, after their writes."""
     return longest <= rows - window + 1
 
 

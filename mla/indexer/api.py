@@ -19,8 +19,12 @@ __all__ = ["IndexQuery", "prepare_query", "scores", "select"]
 
 
 class IndexQuery(NamedTuple):
-    """data: uint8 [T, H, 64] of e2m1, [T, H, 128] e4m3 or bfloat16. scales: uint8 [T, H, 4] of
-    e2m1, else [T, H, 0]. weights: fp32 [T, H], those of e4m3 times the scale of their row."""
+    """Index queries of T tokens and H heads, as the score kernels read them.
+
+    data: uint8 [T, H, 64] in e2m1, uint8 [T, H, 128] in e4m3, or bfloat16 [T, H, 128].
+    scales: uint8 [T, H, 4] of e2m1, else [T, H, 0].
+    weights: fp32 [T, H]; those of e4m3 include the scale of their row.
+    """
 
     data: torch.Tensor
     scales: torch.Tensor
@@ -120,24 +124,25 @@ def select(
     backend: str = "auto",
     arch: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of scores[t, :counts[t]] the k largest, as `mla.indexer.reference` defines it,
-    whatever the timing: of equal scores (+0 and -0 are equal) the first ones are taken, a NaN is
-    below all numbers.
+    """Select the k largest of scores[t, :counts[t]], as `mla.indexer.reference` defines it.
+
+    The choice never depends on timing: of equal scores the first ones are taken (+0 equals -0), and
+    a NaN is below all numbers.
 
     Args:
-        scores: [T, S], float32 or bfloat16, of any number of candidates; the last dimension is
-            contiguous, rows at multiples of 16 bytes are read faster. What is behind counts[t] is
-            not looked at.
+        scores: [T, S], float32 or bfloat16, with any number of candidates. The last dimension is
+            contiguous; rows at multiples of 16 bytes are read faster. Scores from counts[t] on are
+            not read.
         counts: int32 [T], up to S.
         k: from 1 to 2048.
-        owners, block_tables: int32 [T] and int32 [B, blocks], both or neither: candidate s becomes
-            the entry `gather` knows, block_tables[owners[t], s // entries] * entries + s % entries;
-            without them s itself. A block that the table has not is -1.
+        owners, block_tables: int32 [T] and int32 [B, blocks], both or neither. With them candidate
+            s becomes the entry that `gather` reads, block_tables[owners[t], s // entries] * entries
+            + s % entries; a block beyond the table is -1. Without them it stays s.
         entries: rows in a block.
         backend, arch: see `kernelkit.call.launch.choose_target`.
 
     Returns:
-        (entries int64 [T, k], chosen int32 [T]): entries in the order of candidates, behind them
+        (entries int64 [T, k], chosen int32 [T]): entries in the order of candidates, followed by
         -1; chosen[t] is min(k, counts[t]).
 
     Raises:

@@ -39,12 +39,16 @@ def store_index_row(
     address: EntryAddress,
     exists: Boolean,
 ) -> None:
-    """All of it: a row in fp32, not rotated yet, to the record's bytes.
+    """Convert a row in fp32 that is not rotated yet to the record's bytes, and store it.
 
-    values: the lane's 8 elements. angles: 4 cosines and behind them 4 sines of its pairs, looked at
-    in the upper 8 lanes of a row. form: of `mla.indexer.formats.FORMATS`. arch: "sm_100a"
-    or "sm_90a". address: of the record; its data's is a multiple of 16 bytes, that of its scales of
-    4 bytes in INDEXER_FP8. exists: whether anything is stored, the same in all lanes of a row.
+    Args:
+        values: the lane's 8 elements.
+        angles: 4 cosines, then 4 sines of its pairs, read in the upper 8 lanes of a row.
+        form: one of `mla.indexer.formats.FORMATS`.
+        arch: "sm_100a" or "sm_90a".
+        address: of the record; its data is at a multiple of 16 bytes, the scales of INDEXER_FP8 at
+            a multiple of 4.
+        exists: whether anything is stored, the same in all lanes of a row.
     """
     words = prepared_row(values, angles)
     elements, code = quantised_row(words, form, arch)

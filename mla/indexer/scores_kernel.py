@@ -1,13 +1,12 @@
-"""Scores of index keys by mma.sync in 16 bits, of every record (device code).
+"""Scores of index keys with mma.sync in 16 bits, for every record (device code).
 
-Keys go from their pages to the registers of the warp that multiplies them, a tile ahead, and are
-dequantised there: a quad of lanes has a row, as `scores_config` says. Queries lie in shared memory,
-as fragments. Reading order: scores_config.py, scores_device.py, this file.
+The warp that multiplies a key loads it from its page to registers, one tile ahead, and dequantises
+it there; a quad of lanes holds a row, see `scores_config`. Queries lie in shared memory, as
+fragments. Reading order: scores_config.py, scores_device.py, this file.
 
-Elements of records as words of 16-bit elements, exactly.
-
-A lane's elements of a row become the words of its fragments of mma.sync: of step s of K words 4 s
-to 4 s + 3, two for each of its MMAs. In which order does not matter: keys and queries have it.
+Elements of a record are widened to 16 bits exactly. A lane's elements of a row become the words of
+its mma.sync fragments: step s of K uses words 4 s to 4 s + 3, two for each of its MMAs. Their order
+along K is arbitrary, since keys and queries share it.
 """
 
 from dataclasses import dataclass
@@ -174,8 +173,12 @@ class WarpScores:
         raw: cute.Tensor,
         scales: cute.Tensor,
     ) -> None:
-        """The CTA's tiles of a run. first: token of the CTA. raw, scales: the first tile, room for
-        others."""
+        """Compute the scores of the CTA's tiles of a run.
+
+        Args:
+            first: the CTA's first token.
+            raw, scales: the first tile; later tiles are loaded into them.
+        """
         cta, ctas = cute.arch.block_idx()[1], cute.arch.grid_dim()[1]
         for tile in cutlass.range(cta, (run.most + KEYS - 1) // KEYS, ctas, unroll=1):
             words = self.widened(raw, scales)

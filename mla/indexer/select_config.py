@@ -59,11 +59,16 @@ class Digit:
 
 @dataclass(frozen=True)
 class SelectConfig:
-    """dtype: of scores, 'fp32' or 'bf16'. cluster: CTAs of a row. capacity: keys that a CTA can
-    keep, a multiple of a step; 0: it keeps none. paged: a block table says which entry a candidate
-    is. listed: keys that a warp can list. aligned: rows of scores begin at multiples of an access.
-    sampled: one candidate of so many of a CTA that keeps none says which others may be chosen, and
-    warps list these while they count; 0: not.
+    """Config of a selection kernel.
+
+    dtype: of scores, 'fp32' or 'bf16'.
+    cluster: CTAs of a row.
+    capacity: keys that a CTA can keep, a multiple of a step; 0 if it keeps none.
+    paged: whether a block table maps candidates to entries.
+    listed: keys that a warp can list.
+    aligned: whether rows of scores begin at multiples of an access.
+    sampled: if > 0, a CTA that keeps no keys first reads one candidate in `sampled` to bound those
+    that can be chosen; while it counts, warps list the keys that reach the bound.
     """
 
     dtype: str

@@ -416,7 +416,13 @@ class Select(TableKernel):
         both: Int32,
         target: Target,
     ) -> None:
-        """Writes a lane's of a step; first: number of its first key; both: counts as above."""
+        """Write the chosen keys of a lane's vector.
+
+        Args:
+            larger, equal: number of both kinds before this step.
+            first: number of the lane's first key.
+            both: the lane's count of larger keys, plus 2^HALF times that of equal keys.
+        """
         bound, left = chosen.bound, chosen.left
         below = sum_below(both, cute.arch.lane_idx())
         larger += below & LOW

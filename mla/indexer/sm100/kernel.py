@@ -57,8 +57,14 @@ class BlockScaledScores:
         groups: Int32,
         stream: CUstream,
     ) -> None:
-        """operands: keys [slots, rows, 1, bytes] and queries [T, H, 1, bytes]. table:
-        `ScoresParams`. ctas: that share the tiles of keys. groups: of tokens."""
+        """Launch the kernel.
+
+        Args:
+            operands: keys [slots, rows, 1, bytes] and queries [T, H, 1, bytes].
+            table: `ScoresParams`.
+            ctas: number of CTAs that share the tiles of keys.
+            groups: number of groups of tokens.
+        """
         fetch, boxes = cpasync.CopyBulkTensorTileG2SOp(), (key_box(self.plan), query_box(self.plan))
         moved = (
             describe(fetch, reorder(tensor, ROWS_FIRST), box)
