@@ -1,4 +1,6 @@
-"""AttentionConfig refuses what no kernel exists for, by value and limit, and nothing else."""
+"""AttentionConfig refuses configs for which no kernel exists, naming value and limit, and no
+others.
+"""
 
 from __future__ import annotations
 
