@@ -121,7 +121,7 @@ def packed(parts: list[torch.Tensor], padded: int) -> torch.Tensor:
 
 
 def next_tokens(order: Sequence[Request], rows: int) -> list[torch.Tensor]:
-    """q, k and v of the next token of each request on the GPU, and rows of padding."""
+    """Return q, k and v of each request's next token on the GPU, followed by rows of padding."""
     return [
         packed([getattr(r, name)[r.done : r.done + 1] for r in order], rows).cuda()
         for name in "qkv"
@@ -136,7 +136,7 @@ def replay_captured(
     fresh: Callable[[], Any],
     fields: Sequence[str],
 ) -> None:
-    """Capture `run`, which reads `static` and returns O, and judge 20 replays, across the end of a
+    """Capture `run`, which reads `static` and returns O; judge 20 replays, which cross the end of a
     page. `fields` of `batch` and the tokens change in place, to those of `fresh`."""
     run()
     torch.cuda.synchronize()

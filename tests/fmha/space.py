@@ -80,7 +80,7 @@ def lengths(size: str, queries: str, keys: str | int) -> tuple[tuple[int, ...], 
 
 
 def _positions_exist(mask: str, size: str, queries: str, keys: str | int, rope_dim: int) -> bool:
-    """Whether all positions exist: a rope table has no row for a query before the first key."""
+    """Whether every query has a position: a rope table has no row for one before the first key."""
     if not rope_dim or mask in WITH_OFFSET:
         return True
     return all(n_q <= n_k for n_q, n_k in zip(*lengths(size, queries, keys), strict=True) if n_q)

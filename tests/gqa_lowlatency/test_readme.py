@@ -1,4 +1,4 @@
-"""gqa_lowlatency/README.md tells the truth: its examples run and are right, its command works."""
+"""gqa_lowlatency/README.md is true: its examples run and are right, its command works."""
 
 from __future__ import annotations
 

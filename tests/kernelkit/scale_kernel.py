@@ -52,7 +52,7 @@ def compile_scale(arch: str) -> Any:
 
 
 def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
-    """factor * x for float32 [rows, columns] with 16-byte rows, as the kernels' APIs do it."""
+    """factor * x for float32 [rows, columns] with 16-byte rows, written like the kernels' APIs."""
     require_tensors(x=x)
     require_tma("x", x)
     target = choose_target(x.device, "auto", None, ARCHS)

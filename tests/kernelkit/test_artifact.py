@@ -1,4 +1,4 @@
-"""What a compiled kernel is in memory and on disk: host object, signature, archive."""
+"""A compiled kernel in memory and on disk: host object, signature, archive."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_artifact_is_what_it_was(kernel):
 
 
 def test_every_damage_is_noticed(kernel):
-    """A bit anywhere, an end that is missing."""
+    """Changes are any single bit, and a missing end."""
     data, chance = kernel.artifact.to_bytes(), random.Random(1)
     for _ in range(300):
         place = chance.randrange(len(data))

@@ -79,6 +79,7 @@ def test_extremes(kind, number):
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
 def test_scales_that_no_checkpoint_means_are_refused(scale):
-    """The kernels take 0 and negative ones; in an engine they are scales that were not loaded."""
+    """The kernels accept 0 and negative scales; in an engine these mark scales that were not
+    loaded."""
     with pytest.raises(ValueError, match="expected a positive finite number"):
         cache_scales("layer 3", k_scale=1.0, v_scale=scale)

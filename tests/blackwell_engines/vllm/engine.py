@@ -178,8 +178,10 @@ class Engine:
     def metadata(
         self, plan: dict[int, int], padded_requests: int = 0
     ) -> tuple[CommonAttentionMetadata, list[Request]]:
-        """Build the metadata of a step. plan: new tokens by request; padded: requests of a captured
-        graph.
+        """Build the metadata of a step.
+
+        plan: number of new tokens by request.
+        padded_requests: number of requests of a captured graph.
         """
         size, order = self.block_size, [self.requests[name] for name in plan]
         count = max(len(plan), padded_requests)
