@@ -1,4 +1,4 @@
-"""Layouts of named models: bytes that papers and servers publish; what config.json files say."""
+"""Layouts of named models: bytes published by papers and servers; values of config.json files."""
 
 from __future__ import annotations
 
