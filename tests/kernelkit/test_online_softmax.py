@@ -173,8 +173,8 @@ def test_first_keys_of_a_row_shrink_nothing_that_is_summed():
 
 
 def test_of_scores_beyond_all_others_the_largest_count():
-    """Scores equal to the maximum get equal weights, between 2^-8 and 2^8; the next smaller fp32
-    gets 0."""
+    """Scores equal to the maximum get equal weights, from 2^-8 to 2^8; those one fp32 below get at
+    most 2^-15 of that."""
     tops = torch.tensor([2.0**28, 1.2e9, -3.3e9, 7e19, 2.9e38, -2.9e38])
     scores = tops[:, None].repeat(1, COLUMNS)
     scores[:, 2:] = torch.nextafter(tops, torch.tensor(-INF))[:, None]

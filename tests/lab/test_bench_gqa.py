@@ -1,5 +1,6 @@
-"""bench.py gqa without a GPU: problems, the reference, the gate in front of every time, peers on
-the CPU, tables and files. What needs a GPU is marked `hw`."""
+"""bench.py gqa without a GPU: problems, the reference, the check before every time, peers on the
+CPU, tables and files. Tests that need a GPU are marked `hw`.
+"""
 
 from __future__ import annotations
 
@@ -85,12 +86,12 @@ def test_what_does_not_fit_is_refused(problem):
 
 
 def rows(problem, sets, **peers):
-    """Rows of peers: as many microseconds as there are launches."""
+    """Rows of peers, which take as many microseconds as there are launches."""
     return gqa.rows_of(problem, peers, lambda launches: {"n": lambda: len(launches)}, sets=sets)
 
 
 def answers(change=lambda k, o: o):
-    """A peer that is right but for `change`, of the number of the set and O."""
+    """A peer that is right, except for `change` (number of the set, O)."""
 
     def make(problem, sets):
         made = [exact(inputs).to(torch.bfloat16) for inputs in sets]
@@ -150,13 +151,13 @@ def test_decode_is_right_in_the_emulator():
 
 
 def paged(q, pages_k, pages_v, table):
-    """O by page numbers."""
+    """O of keys addressed by page numbers."""
     k, v = (x[table].flatten(1, 2) for x in (pages_k, pages_v))
     return exact((q, k, v)).to(q.dtype)
 
 
 class Wrapper:
-    """What flashinfer_fa2 uses of FlashInfer, on any device."""
+    """The part of FlashInfer that flashinfer_fa2 uses, on any device."""
 
     def __init__(self, workspace, layout, **buffers):
         assert layout == "NHD"
@@ -199,7 +200,7 @@ def test_flashinfer_gets_pages_of_the_same_memory(problem, sets, monkeypatch):
 
 
 def latencies(problem):
-    """Rows as a GPU would give them."""
+    """Rows as from a GPU."""
     out = []
     for batch in (1, 8):
         for length in (1024, 8192):
@@ -239,7 +240,7 @@ def test_samples_take_turns():
     def sample(name, clock):
         return lambda: order.append(name) or next(clock)
 
-    # The clock of the machine goes slower all the time, for both alike.
+    # The simulated clock slows down all the time, for both alike.
     slow = iter(range(1, 1000))
     found = timing.spreads([sample("a", slow), sample("b", slow)])
     assert order == ["a", "b"] * (timing.REPEATS + 1)
@@ -266,7 +267,7 @@ def test_a_file_is_shown_again(problem, printed, tmp_path):
 
 
 def test_a_turn_takes_every_set_equally_often(monkeypatch):
-    """`replay` with a clock of its own instead of a GPU."""
+    """`replay` with a simulated clock instead of a GPU."""
     calls, graphs = [0, 0, 0], []
     nothing = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
     cuda = SimpleNamespace(
@@ -298,7 +299,8 @@ def test_a_turn_takes_every_set_equally_often(monkeypatch):
 
 @pytest.fixture
 def pretended(monkeypatch):
-    """The benchmark on a GPU of 64 KB of L2, with the host's memory, whose launches take 4 us."""
+    """The benchmark on a simulated GPU with 64 KB of L2 and the host's memory; launches take
+    4 us."""
     inputs = Problem.inputs
     monkeypatch.setattr(Problem, "inputs", lambda self, device, seed=0: inputs(self, "cpu", seed))
     for name, fake in {
