@@ -24,7 +24,7 @@ WINDOW = 9
 class Family:
     """One of the two attentions.
 
-    causal: value of `causal` for a window, as a pair, that ends at the query's position.
+    causal: value of `causal` to pass with the window pair (n, 0).
     names: names of arguments in other libraries, and the hints for them.
     """
 

@@ -78,8 +78,8 @@ def test_pairs_are_of_one_group_and_far_enough_apart():
 
 
 def test_attention_on_hopper_lies_in_its_stored_range(whole_ptxas):
-    """The grid has a CTA per SM of a Hopper GPU. For the first one the model gives the stored time,
-    and another if exponentials take three times as long, or products nothing."""
+    """The grid has a CTA per SM of a Hopper GPU. The model gives the stored time for the first one.
+    It takes longer if exponentials take three times as long, and less without products."""
     rows = json.loads(HOPPER.read_text(encoding="utf-8"))
     (small,) = (row for row in rows if row["kind"] == "small")
     place = argparse.Namespace(arch="sm_90a", memory="warm", given=())

@@ -246,7 +246,7 @@ TILES = """
 
 @pytest.mark.parametrize(("text", "loaded", "around"), [
     (TILES, 64, 1 + 3 + 1),
-    # One for tiles that are full, one for those that are not: they are taken together.
+    # One loop for full tiles and one for others are counted together.
     (twice(TILES).replace("STL", "LDL"), 128, 10),
 ])  # fmt: skip
 def test_the_epilogue_counts_per_subtile(text, loaded, around):
