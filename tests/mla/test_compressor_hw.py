@@ -82,7 +82,7 @@ def test_is_captured_in_a_graph(kind):
 
 @each_kind
 def test_out_of_range_is_passed_over(kind):
-    """On a GPU nobody looks before."""
+    """On a GPU nothing checks the numbers before."""
     job = poisoned_job(setup_of(kind))
     for name in ("tail_rows", "entries"):
         getattr(job.tables, name).copy_(torch.tensor([1 << 40, -2])[torch.arange(
