@@ -221,7 +221,8 @@ def test_tiles_of_one_step_are_told_before_others_begin(like, changed, monkeypat
     "tile", TILES_OF["sm_100a"], ids=lambda tile: "x".join(map(str, tile.values()))
 )
 def test_groups_in_turn_meet_the_same_stages(tile):
-    """On Blackwell; of each ring. A group that has not waited for a phase takes it for the next."""
+    """This holds on Blackwell, for each ring: a group that has not waited for a phase would take it
+    for the next."""
     for fmt, slots in itertools.product(("nvfp4", "mxfp4"), (0, 2)):
         plan = cases.plan_of(replace(THIRD, **tile, fmt=fmt, slots=slots))
         assert plan.stages % plan.turns == plan.a_stages % plan.turns == 0 < plan.stages
