@@ -199,7 +199,7 @@ def test_what_cannot_be_arranged():
 
 
 def test_elements_are_those_of_the_format():
-    """The decoder's own: bits of a code to 2^-126 of its value."""
+    """The decoder itself maps a code's bits to 2^-126 of its value."""
     code = torch.arange(16)
     bits = (code & 7) << 6 | code >> 3 << 15
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)

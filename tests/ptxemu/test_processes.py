@@ -1,4 +1,4 @@
-"""`Options(processes=)`: what a launch does, and all that is told of it, is that of one process."""
+"""`Options(processes=)`: a launch and its reports are those of one process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ptxemu.processes import Ranges, talk
 from tests.ptxemu.kernels import POINTER, kernel, launch
 
 GRID = 9
-# The thread's word of its CTA: in %rd3 the address in `d`, in %r1 the CTA.
+# The address of the thread's word of its CTA in `d`: %rd3, the CTA: %r1.
 PLACE = (
     POINTER + "mov.u32 %r1, %ctaid.x;\nmad.lo.u32 %r2, %r1, 32, %r0;\n"
     "mad.wide.u32 %rd3, %r2, 4, %rd1;\n"
 )
 TRIPLE = PLACE + "ld.global.u32 %r3, [%rd3];\nmul.lo.u32 %r3, %r3, 3;\nst.global.u32 [%rd3], %r3;\n"
-# every thread at its own word, and CTA 5 out of bounds behind its store
+# every thread at its own word, and CTA 5 out of bounds after its store
 STRAY = TRIPLE + (
     "setp.ne.u32 %p1, %r1, 5;\n@%p1 bra DONE;\nadd.u64 %rd4, %rd1, 1073741824;\n"
     "st.global.u32 [%rd4], %r1;\nDONE:\n"

@@ -233,7 +233,7 @@ _ACCESSES = {"st": parts.WRITE, "ld": parts.READ}
 
 
 def _in_turn(first: str, second: str) -> dict[str, Scenario]:
-    """Accesses to the same columns by one warp, and by two, which reach the same lanes."""
+    """Accesses to the same columns by one warp, and by two warps that reach the same lanes."""
     one, other = _ACCESSES[first], _ACCESSES[second]
     use = "st.shared.b32 [%mine], %r1;" if first == "ld" else ""  # or nobody needs the load
     complete = Lacks("complete", f"tcgen05.wait::{first}", first, second)
