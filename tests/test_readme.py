@@ -1,5 +1,6 @@
-"""The pages outside of packages tell the truth: their Python runs, their commands and trees exist,
-links to headings lead somewhere, and the log's index names every entry."""
+"""The pages outside of packages are true: their Python runs, their commands and trees exist, links
+to headings have targets, and the log's index names every entry.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def test_scripts_of_the_readme_exist():
 
 
 def test_python_about_compiled_kernels_runs():
-    """And names kernels; that they compile is other tests' business."""
+    """It runs, and names kernels; other tests check that these compile."""
     (program,) = PYTHON.findall(COMPILED)
     with collecting() as keys:
         exec(program, {})
@@ -83,7 +84,7 @@ def test_variables_about_compiled_kernels_exist():
 
 
 def anchor(heading: str) -> str:
-    """As GitHub makes it."""
+    """Return the anchor that GitHub makes for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 

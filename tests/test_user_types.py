@@ -1,6 +1,6 @@
-"""What mypy says of a user's file: wrong names and types of arguments, and the types of results.
+"""mypy's messages for a user's file: wrong names and types of arguments, and the types of results.
 
-The file is checked by the settings and the cache of `make lint`, so it takes a second after that.
+The file is checked with the settings and the cache of `make lint`, so it takes a second after that.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory) -> dict[str, list[str]]:
-    """Map each line of the user's file to what mypy says of it."""
+    """Map each line of the user's file to mypy's message."""
     lines = [*(f"reveal_type({call})" for call in TYPES), *WRONG]
     path = tmp_path_factory.mktemp("user") / "user.py"
     path.write_text(HEAD + "".join(f"    {line}\n" for line in lines), encoding="utf-8")
     settings = ["--config-file", str(ROOT / "pyproject.toml"), "--no-error-summary"]
     with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(ROOT)  # whose packages it then sees, and whose cache
+        patched.chdir(ROOT)  # so that mypy sees its packages, and its cache
         found, failed, _ = api.run([*settings, str(path)])
     assert not failed
     text: dict[str, list[str]] = {line: [] for line in lines}

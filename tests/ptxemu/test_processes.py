@@ -43,7 +43,7 @@ ALONE = {
 
 
 def told(body: str, processes: int, **how: object) -> tuple[object, ...]:
-    """(memory, what is told of the launch, its report or the error), without what may differ."""
+    """Return (memory, report of the launch or its error), without parts that may differ."""
     memory = np.arange(1, 32 * (GRID + 1) + 1, dtype=np.uint32)
     memory[GRID + 1 :] *= body != CHAIN
     if body == CHAIN:
@@ -61,7 +61,7 @@ def told(body: str, processes: int, **how: object) -> tuple[object, ...]:
 
 
 def _relative(finding: ptxemu.Finding, base: int) -> ptxemu.Finding:
-    """The finding with addresses from the memory on."""
+    """Return the finding with addresses relative to the memory."""
     accesses = [replace(a, first=a.first - base, last=a.last - base) for a in finding.accesses]
     message = re.sub(r"0x\w+", lambda found: f"{int(found[0], 16) - base:#x}", finding.message)
     return replace(finding, accesses=tuple(accesses), message=message)
@@ -121,7 +121,7 @@ def test_where_processes_cannot_help(how, why):
 
 
 def test_no_process_is_left(monkeypatch):
-    """Of those that it forks; other tests of this process may have children of their own."""
+    """Only processes that the launch forks count; other tests may have children in this process."""
     fork, forked = os.fork, []
 
     def noted() -> int:

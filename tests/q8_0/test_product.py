@@ -1,5 +1,6 @@
 """Many tokens times the weights in the emulator, under its checker: the bits of the definition, in
-both layouts, wherever tiles end."""
+both layouts, for any end of tiles.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +31,13 @@ pytestmark = pytest.mark.usefixtures("poisoned_outputs", "largest_tiles")
 
 
 def activations(tokens: int, cols: int, *, calm: bool = True) -> Activations:
-    """Quants over all of int8, also -128, which nothing here makes; scales as the weights have."""
+    """Quants over all of int8, including -128, which no quantiser here makes; scales like the
+    weights'."""
     return Activations(*Matrix(tokens, cols, calm=calm).parts())
 
 
 def check(case: Matrix, tokens: int, out: str = "fp32", bias=None, **options) -> torch.Tensor:
-    """The bits of the definition by both layouts, and those of fp64 within the tolerance."""
+    """Compare the bits with the definition for both layouts, and with fp64 within the tolerance."""
     both, x, dtype = case.both(), activations(tokens, case.cols, calm=case.calm), DTYPES[out]
     with checked():
         found = [product(weights, x, bias, out_dtype=dtype, **options) for weights in both.values()]
@@ -49,8 +51,8 @@ def check(case: Matrix, tokens: int, out: str = "fp32", bias=None, **options) ->
     return found[0]
 
 
-# (case, tokens): one block of everything; tiles that begin anew where others end, in rows and in
-# tokens; blocks that begin at multiples of 16 bytes, eight at a time.
+# (case, tokens): one block of everything; tiles that begin where others end, in rows and in tokens;
+# blocks that begin at multiples of 16 bytes, eight at a time.
 SIZES = [
     (Matrix(1, 32), 1),
     (Matrix(40, 32 * 5, place="dense"), 17),
@@ -70,7 +72,7 @@ def test_bits(case, tokens, arch):
 @pytest.mark.parametrize("out", DTYPES)
 @pytest.mark.parametrize("rows", [24, 27])
 def test_results(rows, out):
-    """Rows of the result by vectors of 16 bytes, and element by element."""
+    """Rows of the result are stored by 16-byte vectors, or element by element."""
     check(Matrix(rows, 64), 9, out, arch="sm_90a")
 
 
@@ -84,8 +86,8 @@ def test_results(rows, out):
     ids=str,
 )
 def test_a_bias(case, tokens, out):
-    """Added before the sum is rounded, wherever tiles begin, and nothing that lies beside it; its
-    address may be any."""
+    """The bias is added before the sum is rounded, for any tiles, without reading beyond it, at any
+    address."""
     bias = hostile_bias(case.rows, DTYPES[out])
     y = check(case, tokens, out, bias, arch="sm_90a")
     operands = case.both()[SOA], activations(tokens, case.cols)
@@ -94,7 +96,8 @@ def test_a_bias(case, tokens, out):
 
 
 def hostile_bias(rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """At an odd address, between NaN, as large as the sums of `activations` with few blocks."""
+    """A bias at an odd address, between NaN, as large as the sums of `activations` with few
+    blocks."""
     wide = torch.full((rows + 2,), torch.nan, dtype=dtype)
     wide[1:-1] = torch.randn(rows, generator=torch.Generator().manual_seed(rows)) * 8
     return wide[1:-1]
@@ -102,7 +105,7 @@ def hostile_bias(rows: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_86"])
 def test_groups_of_tiles(arch, monkeypatch):
-    """Tiles of tokens in groups, of which the last one has fewer."""
+    """Tiles of tokens are grouped; the last group has fewer."""
     monkeypatch.setattr("q8_0.product.choose.WIDE_GROUP", 2)
     monkeypatch.setattr("q8_0.product.choose.TWO_CTAS", ((16, 32, 1, 4, 3),))
     monkeypatch.setattr("q8_0.product.choose.ONE_CTA", ((16, 32, 1, 4, 1),))
@@ -113,8 +116,8 @@ def test_groups_of_tiles(arch, monkeypatch):
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("place", ["dense", "apart"])
 def test_scales_that_are_no_numbers(place, arch):
-    """Zeros, infinities and NaN among the scales of both: the same bits in both layouts, and
-    numbers just where the definition has them."""
+    """Scales of both include zeros, infinities and NaN: the bits are the same in both layouts, and
+    finite exactly where the definition's are."""
     case = Matrix(20, 256, calm=False, place=place)
     y = check(case, 18, arch=arch)
     exact = definition.matvec(case.both()[SOA], activations(18, 256, calm=False))
@@ -123,7 +126,7 @@ def test_scales_that_are_no_numbers(place, arch):
 
 
 def test_an_infinite_scale_of_a_token():
-    """All of the token's results are NaN, and no other's."""
+    """All results of that token are NaN, and no others."""
     case, x = Matrix(9, 64), activations(3, 64)
     x.scales[1, 0] = torch.inf
     for weights in case.both().values():
@@ -133,7 +136,7 @@ def test_an_infinite_scale_of_a_token():
 
 
 def test_the_largest_sums():
-    """-128 x -128 in every place is 2^19 a block, and -128 x 127 the other end."""
+    """-128 x -128 everywhere is 2^19 a block, and -128 x 127 the other extreme."""
     quants = torch.full((2, 96), -128, dtype=torch.int8)
     x = quants.clone()
     x[1] = 127
@@ -144,7 +147,7 @@ def test_the_largest_sums():
 
 
 def test_bits_do_not_depend_on_the_tokens():
-    """Of one token alone, in small tiles, and among others, in large ones."""
+    """A token alone, in small tiles, has the bits that it has among others, in large tiles."""
     case, x = Matrix(136, 192, place="dense"), activations(140, 192)
     weights = case.both()[SOA]
     many = product(weights, x, arch="sm_90a")
@@ -155,7 +158,7 @@ def test_bits_do_not_depend_on_the_tokens():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_adversarial_schedule(layout):
-    """Any order of the warps gives the same."""
+    """Any order of the warps gives the same result."""
     case, x = Matrix(40, 32 * 24, place="dense"), activations(40, 32 * 24)
     weights = case.both()[layout]
     with checked(Options("adversarial", 1, check=True, limit=600.0)):
