@@ -60,7 +60,7 @@ def test_scripts_of_the_readme_exist():
 
 
 def test_python_about_compiled_kernels_runs():
-    """It runs, and names kernels; other tests check that these compile."""
+    """The program runs, and names kernels; other tests check that these compile."""
     (program,) = PYTHON.findall(COMPILED)
     with collecting() as keys:
         exec(program, {})

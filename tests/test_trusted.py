@@ -307,7 +307,7 @@ def test_nothing_is_written_where_others_may_write(tmp_path, user):
 
 
 def test_a_foreign_file_is_replaced(tmp_path, owners):
-    """In our own folder this costs one compilation."""
+    """A compilation is the only cost, in our own folder."""
     store = Store(tmp_path / "folder", 1 << 20)
     store.put_kernel("ab12", ARTIFACT)
     (file,) = files(tmp_path / "folder")

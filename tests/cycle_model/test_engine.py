@@ -262,7 +262,7 @@ def test_a_launch_takes_its_time_whatever_it_does(decoded):
 
 
 def test_the_last_of_several_waves_is_not_a_whole_one(decoded):
-    """With more CTAs than places, those of a wave compete for memory; fewer do in the last wave."""
+    """CTAs of a full wave compete for memory; fewer do in the last wave."""
     model = LaunchModel(bind(decoded), H100)
     first = model.simulated(0)
     assert model._later(0, first) == (first.cycles, first.cycles), "one wave"

@@ -68,7 +68,7 @@ def attention_case(kernel: tuple, fields: dict[str, Any]) -> Case:
 
 
 def grouped_case(config: GroupedConfig) -> GroupedCase:
-    """One expert without rows, one with a few, one with as many as the smallest tile."""
+    """Experts: without rows, with a few, and with as many as the smallest tile."""
     form = (1.0, 0.0, 10.0 if config.limit else None) if config.swiglu else None
     return GroupedCase(
         (0, 3, 8),
@@ -179,9 +179,8 @@ def cycles_of(recording: Recording) -> int:
 
 
 def test_the_problems_reach_the_tables():
-    """Only attention and products of experts have tables of configs; decodes and steps are tables
-    of problems.
-    """
+    """Attention and products of experts have tables of configs; decodes and steps have tables of
+    problems."""
     for config, call in reached():
         with collecting() as keys:
             call()

@@ -132,9 +132,8 @@ def test_the_nearest_way_may_lead_nowhere():
 
 @pytest.mark.parametrize("passed", [LOAD, "arrive"])
 def test_work_that_passed_a_landmark_counts_where_the_warp_waits(passed):
-    """Of two copies of a loop, the one without selections was executed. There the compiler moved
-    half of the exponentials after the landmark; in the other copy they stay before it.
-    """
+    """A loop has two copies; the one without selections was executed. There the compiler moved half
+    of the exponentials after the landmark; in the other copy they stay before it."""
     half, selections = ["MUFU.EX2 R4, R4"] * 32, ["FSEL R4, R5, R6, P0"] * 40
     plain = (*half, SASS[passed], *half, SASS[BARRIER], "EXIT")
     masked = (*selections, *half, *half, SASS[passed], SASS[BARRIER], "EXIT")

@@ -340,7 +340,7 @@ def test_rates():
 
 
 def test_lines_of_speed():
-    """Only times of a GPU are printed; the emulator's time is no speed."""
+    """Speed is printed for a GPU only; the emulator's time is no speed."""
     ours = report.rates([Took("decode", 2, 2, 0.5)])
     assert report.speed_lines(ours, True) == [
         "decode: 2 tokens in 1 steps, 4.0 tokens/s, 500.00 ms a step"

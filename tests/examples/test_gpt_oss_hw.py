@@ -56,7 +56,7 @@ def test_graphs_give_the_tokens_of_launches(kind):
 
 @pytest.mark.parametrize("kind", ["bf16", "mxfp4"])
 def test_a_step_does_not_wait(kind, monkeypatch):
-    """Nothing in a step reads from the GPU: torch would raise."""
+    """A step reads nothing from the GPU: torch would raise."""
     model, given = models.tiny(kind, torch.bfloat16, GPU)[0], models.prompts((21, 5, 17, 40))
     options = {"requests": 3, "graph": False}
     models.served(model, given, **options)  # compiles

@@ -33,7 +33,7 @@ KINDS = {
 
 
 def drawn(fields, pick):
-    """Lengths of keys may be 0; queries stand anywhere."""
+    """A random case. Lengths of keys may be 0; queries may have any position."""
     keys = lengths(pick)
     queries = pick.choice((1, 5, 20))
     return Case(queries, max(keys), HEADS, BATCH, kv_lens=tuple(keys), **fields)

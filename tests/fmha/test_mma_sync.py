@@ -94,13 +94,14 @@ def test_pages_of_few_rows(size, arch):
     check(case, CHECKED, FRIENDLY, arch=arch)
 
 
-GROWING = Case(130, 640, (1, 1), dims=(128, 128), amplitude=12.0)  # no maximum is the first one
+GROWING = Case(130, 640, (1, 1), dims=(128, 128), amplitude=12.0)  # maxima move between tiles
 SPLIT = dataclasses.replace(GROWING, dims=(256, 256), slices=2, tile_m=64, tile_n=16)
 LATE = Case(200, 300, (2, 1), dims=(48, 48), window=(20, 0), q_offset=100, amplitude=4.0)
 
 
 def test_a_window_hides_whole_tiles_of_late_rows():
-    """In a block's first tile the last rows see no key: (-inf) - (-inf) must not become NaN."""
+    """The last rows of a block see no key of the first tile: (-inf) - (-inf) must not become
+    NaN."""
     check(LATE, CHECKED)
 
 
@@ -237,7 +238,8 @@ def test_every_head_dim_fits(arch):
     [("sm_89", ("base", "keys")), ("sm_90a", ("base", "pingpong")), ("sm_100a", ("base", "pingp"))],
 )
 def test_options_are_those_of_the_kernel_that_serves(arch, schedules):
-    """No instruction is named: an arch served by mma.sync has its schedules and slices."""
+    """Without a named instruction, an arch whose kernel uses mma.sync has that kernel's schedules
+    and slices."""
     portable = arch == "sm_89"
     if portable:
         assert make_plan(AttentionConfig(head_dim=128, schedule="keys"), arch).layout.warps

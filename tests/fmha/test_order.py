@@ -120,7 +120,7 @@ def test_entries_are_limited_by_what_a_launch_counts(arch):
     assert f"{8 * most + 8} query blocks: {most + 1} entries x 8 heads x 1 blocks" in refusal_of(
         most + 1, 4, max_seqlen_q=1, **ctas
     )
-    assert "Give max_seqlen_q" in refusal_of(70_000, 1 << 20, **ctas)  # as long as all together
+    assert "Give max_seqlen_q" in refusal_of(70_000, 1 << 20, **ctas)  # the sum of all lengths
 
 
 @settings(max_examples=60, deadline=None)

@@ -213,7 +213,7 @@ def judged(found, exact, rounded):
 
 def test_sums_of_a_tensor_core_excuse_no_mistake(monkeypatch):
     q, k, v = inputs(1, 8, 64, (1, 1), torch.float16, (512, 512))
-    q, k = 100 * q.abs(), k.abs()  # scores grow with every product, and so does what is cut off
+    q, k = 100 * q.abs(), k.abs()  # scores grow with every product, as do truncation errors
     exact = reference.definition(q, k, v)
     right = reference.rounded(q, k, v, aligned_sums=True)
     assert judged(right, exact, right) == (True, True)

@@ -50,7 +50,7 @@ def test_every_pair_of_values(case):
     check(case, CHECKED, FRIENDLY)
 
 
-GROWING = Case(130, 640, (1, 1), dims=(128, 128), amplitude=12.0)  # no maximum is the first one
+GROWING = Case(130, 640, (1, 1), dims=(128, 128), amplitude=12.0)  # maxima move between tiles
 
 
 @pytest.mark.parametrize("config", [{"tile_m": 64}, {}, {"schedule": "base"}])
@@ -77,7 +77,7 @@ def test_ctas_share_what_they_fetch(case):
 
 @pytest.mark.parametrize("polynomial", [0, 16])
 def test_weights_beyond_fp32_ask_for_the_maximum(polynomial):
-    """With the polynomial, too, where an exponent that overflows into the sign looks like a small
+    """The polynomial is included: an exponent that overflows into the sign looks like a small
     weight."""
     check(dataclasses.replace(GROWING, amplitude=300.0, polynomial=polynomial), CHECKED)
 

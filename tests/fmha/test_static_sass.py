@@ -108,7 +108,8 @@ def test_softmax_loops(cubin, kernel, mask):
 
 
 def check_correction(figures: _softmax_sass.Static, layout: Layout) -> None:
-    """One loop over tiles corrects O of all query tiles; the code around it ends a block."""
+    """The correction has one loop over tiles, for O of all query tiles; the code around it ends a
+    block."""
     work = min(figures.others.values(), key=lambda opcodes: opcodes["LDTM"])
     chunks = layout.q_tiles * layout.config.v_dim // layout.halves // CORRECTION_CHUNK
     assert work == {"LDTM": chunks, "STTM": chunks}

@@ -197,7 +197,7 @@ def test_long_shares_in_e4m3_take_steps_of_32_keys(keys, group, head_dim, fp8, s
 
 
 def test_wishes_of_warps_and_steps_suit_each_other():
-    """With 128 dims sixteen warps cannot hold scores of 32 keys: 6 spills. Steps of 16, if
+    """Sixteen warps cannot hold scores of 32 keys with 128 dims: 6 spills. Steps of 16, if
     requested, are the default ones."""
     target, given = Target("emulate", "sm_90a"), {}
     for head_dim in (64, 128):

@@ -71,7 +71,7 @@ def test_not_with_the_first_keys_of_a_window():
 
 
 def test_a_row_that_looks_before_it_is_noticed(changed):
-    """In the tile with the first key no score before that key may count."""
+    """Scores before the first key must not count in that key's tile."""
     words = "seen & inside", "seen"
     changed(split, [stream], "row_sees", words)
     case = CASES[0]

@@ -107,7 +107,7 @@ INVARIANT = Case((700, 77, 300, 0, 128), (8, 2), 2, head_dim=64, batch_invariant
 @each_arch
 def test_an_entry_does_not_know_its_batch(arch, monkeypatch):
     """Alone, in another order, or with longer entries: the bits are the same for one max_kv_len."""
-    small = dataclasses.replace(MACHINES[arch], sms=16)  # which a batch fills with fewer CTAs each
+    small = dataclasses.replace(MACHINES[arch], sms=16)  # a batch leaves fewer CTAs per entry
     monkeypatch.setitem(MACHINES, arch, small)
     q, k, v = INVARIANT.inputs()
     options = INVARIANT.options() | INVARIANT.launch_options(arch) | {"max_kv_len": 730}
@@ -175,7 +175,7 @@ def test_extreme_sinks(arch, sink, heads):
 
 @each_arch
 def test_keys_may_be_values_and_heads_may_come_last(arch):
-    """One tensor for K and V, with tokens before heads; q is a slice of a wider one."""
+    """K and V are one tensor, with tokens before heads; q is a slice of a wider one."""
     generator = torch.Generator().manual_seed(0)
     wide = torch.randn((2, 3, 24, 64), generator=generator).bfloat16()
     cache = torch.randn((2, 200, 2, 64), generator=generator).bfloat16()

@@ -1,4 +1,5 @@
-"""The same cases on a GPU of compute capability 9.0 or 10.x, and properties that only a GPU shows.
+"""Problems of the emulator's tests on a GPU of compute capability 9.0 or 10.x, and properties that
+only a GPU shows.
 
 Run with --hw: results, plans, streams, equal bits, and graphs that are captured once and replayed
 at other lengths. `scripts/soak.py gqa` runs thousands of random problems.

@@ -154,7 +154,7 @@ def test_elements_of_q_may_be_far_apart(monkeypatch):
 
 
 def test_an_entry_does_not_know_its_batch():
-    """Its parts depend on the keys alone; the number of parts does not depend on the GPU."""
+    """The parts of an entry depend on its keys alone; their number does not depend on the GPU."""
     case = Case((1100, 77, 600, 0), (8, 2), 2, head_dim=64, batch_invariant=True)
     q, k, v = case.inputs()
     options = case.options() | case.launch_options(ADA) | {"max_kv_len": 1130}
@@ -235,7 +235,7 @@ def test_what_is_chosen_has_no_cluster(arch):
 
 
 def test_two_grids_share_sms_with_pdl():
-    """If each CTA has an SM to itself, CTAs of the next grid run on SMs that have become free."""
+    """CTAs of the next grid run on SMs that have become free, if each CTA has an SM to itself."""
     config = chosen(BLACKWELL, pdl=True, kv_ready_before_pdl=True)
     assert (config.alone, config.early) == (True, False)
     assert 2 * (Plan90(config, BLACKWELL).smem_bytes + 1024) > hw.smem_bytes_per_sm(BLACKWELL)
@@ -287,7 +287,7 @@ def test_refusals_name_value_and_limit(arch, fields, error, words, no_compile):
 
 @pytest.mark.parametrize(("arch", "warps", "stages"), [(ADA, 4, 5), ("sm_80", 8, 4)])
 def test_shared_memory_ends_where_the_check_says(arch, warps, stages, monkeypatch):
-    """One more slot, 4 KB per warp, is refused here; without the check the emulator refuses it."""
+    """A further slot, 4 KB per warp, is refused here; without the check the emulator refuses it."""
     case = Case((40,), (8, 1), cluster=1, tuning=(("stages", stages), ("warps", warps)))
     cases.check(case, arch, CHECKED)
     more = replace(case, tuning=(("stages", stages + 1), ("warps", warps)))

@@ -119,8 +119,8 @@ def test_products_of_e4m3_round_q_and_p():
 
 
 def test_ties_of_q_fall_as_the_kernel_multiplies():
-    """With top = 49 / 16, 448 / top is 1024 / 7, so that sevenths are half-way between two e4m3
-    numbers; the rounded factor, not the quotient, decides which one results."""
+    """Let top be 49 / 16: 448 / top is 1024 / 7, so that sevenths are half-way between two e4m3
+    numbers. The rounded factor, not the quotient, decides which one results."""
     row = torch.arange(-784, 785, 7) / 256.0
     factor = np.float32(448) * (np.float32(1) / np.float32(49 / 16))
     expected = torch.from_numpy(row.numpy() * factor).to(E4M3).double() * (49 / 16 / 448)

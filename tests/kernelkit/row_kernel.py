@@ -51,7 +51,7 @@ class RowKernel:
         numbers: cute.Tensor,
         results: cute.Tensor,
     ) -> None:
-        """One thread, one row."""
+        """Each thread processes one row."""
         block, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         row = block * THREADS + thread

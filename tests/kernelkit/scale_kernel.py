@@ -22,7 +22,7 @@ THREADS = 128
 
 @cute.kernel
 def scale_kernel(x: cute.Tensor, y: cute.Tensor, factor: Float32) -> None:
-    """One row per CTA; threads stride over the columns."""
+    """Each CTA scales one row; threads stride over the columns."""
     row, _, _ = cute.arch.block_idx()
     thread, _, _ = cute.arch.thread_idx()
     columns = cute.size(x, mode=[1])

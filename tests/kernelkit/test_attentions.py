@@ -22,7 +22,7 @@ WINDOW = 9
 
 @dataclass(frozen=True)
 class Family:
-    """One of the two attentions.
+    """Public functions of an attention.
 
     causal: value of `causal` to pass with the window pair (n, 0).
     names: names of arguments in other libraries, and the hints for them.

@@ -110,7 +110,8 @@ def prepare(compiled: Recorded, *tensors: torch.Tensor) -> PreparedLaunch:
 
 
 def test_a_recorded_launch_knows_its_memory(monkeypatch):
-    """It does not search all objects of the process, which takes longer than many a launch."""
+    """The launch does not search all objects of the process, which takes longer than many a
+    launch."""
 
     def look() -> None:
         raise AssertionError("all that it touched is known")

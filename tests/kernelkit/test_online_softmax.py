@@ -84,7 +84,7 @@ def finish_with_sink(_scores, _integers, numbers):
 
 
 def kept_by(apply, bounds: torch.Tensor) -> torch.Tensor:
-    """Which scores survived, bool [rows, COLUMNS]; the surviving ones are unchanged."""
+    """Return a mask of surviving scores, bool [rows, COLUMNS]; surviving scores are unchanged."""
     scores = torch.arange(COLUMNS).float().expand(len(bounds), -1)
     after, _ = run(apply, scores, torch.zeros(1, 1), bounds)
     assert torch.equal(after[after != -INF], scores[after != -INF])
@@ -164,7 +164,7 @@ def test_what_a_row_refers_to_moves_with_its_shift():
 
 
 def test_first_keys_of_a_row_shrink_nothing_that_is_summed():
-    """For any maximum the factor is finite."""
+    """The factor is finite for any maximum."""
     scores = torch.full((4, COLUMNS), -INF)
     scores[1:, 3] = torch.tensor([-5.0, -1e5, 1e5])
     _, results = run(refer, scores, rows_of((-INF, 1.0, 0.0)))

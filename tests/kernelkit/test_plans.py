@@ -129,7 +129,7 @@ def test_tensor_memory():
     plan = TmemPlan((s, p, o))
     plan.check()
     assert plan.allocated == 256  # 192 columns, rounded up to a power of two
-    assert TmemPlan((replace(o, begin=0, columns=1),)).allocated == 32  # the least that alloc gives
+    assert TmemPlan((replace(o, begin=0, columns=1),)).allocated == 32  # least allocation
     assert plan["P"].end == 128
 
 

@@ -68,7 +68,7 @@ def compiled(threads: int = 256):
 
 @pytest.fixture
 def traces(monkeypatch) -> list[str]:
-    """For each trace 'compiled', or 'found' if the traced code was known."""
+    """Events of each trace: 'compiled', or 'found' if the traced code was known."""
     seen = []
 
     def traced(*arguments):
@@ -117,7 +117,7 @@ def test_a_patched_kernel_shares_no_key(cache, traces, monkeypatch):
         forget(patch)
         real = checksum_kernel.load_bytes
         patch.setattr(checksum_kernel, "load_bytes", lambda *a, **k: real(*a, **k))
-        same = compiled()  # does the same by another name: the traced code is that of the plain one
+        same = compiled()  # another name for the same function: the traced code is equal
         assert pristine.patched("kvcache.movement.checksum_kernel") != []
         assert not files(cache, "configs")
     with monkeypatch.context() as patch:
@@ -282,7 +282,7 @@ def test_sums_are_right_from_disk(warm, monkeypatch):
 
 
 def test_a_kernel_of_a_config_that_is_no_more_is_listed(warm):
-    """As after an update: the key has a field that the class lacks."""
+    """The state is that after an update: the key has a field that the class lacks."""
     (row,) = warm.listed()
     assert row["title"].startswith("kvcache.movement.checksum_kernel ChecksumConfig()")
     (path,) = (warm.folder / "configs").glob("*/*.json")

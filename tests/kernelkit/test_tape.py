@@ -120,7 +120,7 @@ def test_an_address_is_aligned_as_the_first_one_was(first, fitting):
 
 
 def test_what_is_written_stays_as_far_from_the_others():
-    """If a result overlapped an input, it keeps its distance; otherwise it must only stay apart."""
+    """A result that overlapped an input keeps its distance; others only have to stay apart."""
 
     def into(x, y):
         return (scaled(x, 2.0, y),)

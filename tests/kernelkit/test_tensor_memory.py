@@ -107,7 +107,7 @@ def test_tensor_memory_of_a_pair_is_allocated_where_the_peer_is_known_to_run(nam
 
 @pytest.mark.parametrize("name", ["grouped pair", "scores"])
 def test_descriptors_of_scale_factors(name):
-    """For every copy to tensor memory, all of the descriptor except the address is a constant."""
+    """Descriptors of copies to tensor memory are constants, except for the address."""
     found = instructions(name)
     copied = [re.search(r"(%rd\d+);", line)[1] for line in found if line.startswith("tcgen05.cp")]
     assert copied

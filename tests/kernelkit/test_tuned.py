@@ -179,7 +179,7 @@ def test_a_choice_is_what_is_compiled(name, arch):
 
 @pytest.mark.parametrize("name", ARCHS)
 def test_what_is_stored_for_a_shape_is_found_by_its_call(name, monkeypatch):
-    """It is found by the text of its problem, in a process whose tensors are on a GPU."""
+    """The choice is found by the text of its problem, in a process whose tensors are on a GPU."""
     arch = ARCHS[name][-1]
     rules, found = asked(name, arch, {})
     about = tune.subject(name)
@@ -284,7 +284,7 @@ WARM = {
 
 @pytest.mark.parametrize("name", WARM)
 def test_a_warm_up_finds_what_was_measured(name, monkeypatch):
-    """It finds those of the requested sizes, and no others."""
+    """The warm-up finds choices of the requested sizes, and no others."""
     module, sizes = WARM[name]
     choice, text, keys = other_choice(name, "sm_90a")
     about = tune.subject(name)

@@ -330,7 +330,7 @@ def test_swa_entries(spy):
 
 
 def test_what_attention_does_not_take():
-    """One HCA entry per block of 128 tokens is less than a page; only fmha has 512 columns."""
+    """A block of 128 tokens has one HCA entry, less than a page; only fmha has 512 columns."""
     shadow = Shadow(Cache(V4, Sizes(2, states=1)))
     q, one = random_queries(1, 4, 512), torch.ones(1, 1, dtype=torch.int32)
     hca, csa = (shadow.cache.pages(name, 0, BF16, LATENT) for name in ("hca", "csa"))

@@ -303,7 +303,7 @@ def test_buffers_of_a_step_are_plain_tensors():
 
 
 def test_a_step_that_is_abandoned_twice_takes_no_checkpoint_of_others():
-    """Its slots may have been handed out again by then."""
+    """The step's slots may have been handed out again by then."""
     layout = Layout("ring", 4, (STREAM,), (Ring("r", RECORD, 4, 1),))
     manager = Manager(layout, Sizes(8, 2, checkpoints=1))
     request = manager.admit("first", [1, 2, 3, 4, 5]).request

@@ -53,7 +53,7 @@ def test_bytes_and_sets_of_a_rotation():
     for length in (1024, 8192, 65536):
         small = Problem(1, length, 64, 8, 128, "bf16")
         assert small.sets(cache) >= 2
-        assert (small.sets(cache) - 1) * small.nbytes > 2 * cache  # of the others, between two uses
+        assert (small.sets(cache) - 1) * small.nbytes > 2 * cache  # read between two uses of a set
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "e4m3"])

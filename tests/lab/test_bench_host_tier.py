@@ -14,7 +14,7 @@ def test_without_a_gpu_there_is_no_bus(monkeypatch, printed):
 
 
 def test_copy_engines_leave_decode_alone(printed):
-    """For this reason `kvcache.memory.storage` does not use its own kernel over the bus."""
+    """This is why `kvcache.memory.storage` does not use its own kernel over the bus."""
     path = ROOT / "results" / "kvcache_tier_h100.json"
     rows = [row for row in read_rows(path) if row["kind"] == "tier"]
     slowdown = {(row["way"], row["direction"]): row["slowdown"] for row in rows}

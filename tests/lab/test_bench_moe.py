@@ -46,7 +46,7 @@ def gpt_oss() -> Model:
 
 @pytest.mark.parametrize("fmt", ["mxfp4", "nvfp4"])
 def test_weights_are_those_that_are_packed(fmt):
-    """They are exact, and products of standard normal numbers stay about as large."""
+    """Values are exact, and products of standard normal numbers stay about as large."""
     model = small("qwen3-30b-a3b", fmt)
     plain = [values(w, fmt) for w in (model.w13, model.w2)]
     for mine, packed in zip(plain, unpack(pack_quantised(model.w13, model.w2, fmt)), strict=True):
@@ -98,7 +98,7 @@ def test_ours_and_torch_agree(name, fmt):
 
 
 def test_ours_in_e4m3_is_as_far_off_as_said(gpt_oss):
-    """Its error exceeds the limit of bf16 peers, and is within its own limit; products are
+    """The error in e4m3 exceeds the limit of bf16 peers, and is within its own limit; products are
     refused."""
     tokens, where = tokens_of(gpt_oss, 5, "random"), {"backend": "emulate", "arch": "sm_90a"}
     coarse = Ours(gpt_oss, "e4m3", **where)

@@ -85,7 +85,7 @@ def test_bytes_of_quantising(name):
 
 
 def test_bytes_of_copies():
-    """One token: eight experts have one row each."""
+    """A single token: eight experts have one row each."""
     problem = problem_of("quantise", GATHERED, tokens=1)
     arguments = problem.draw(0, "cpu")
     x, scale, rows = arguments

@@ -404,7 +404,8 @@ def steps_that(verdict: str, *names: str) -> list[dict]:
 
 
 def test_the_table_of_what_ran_where():
-    """It counts steps that ran, leaves out those that did not, and says that no B200 was used."""
+    """The table counts steps that ran, leaves out those that did not, and says that no B200 was
+    used."""
     rows = steps_that("passed", "kernels.fmha-128", "kernels.gqa-1", "random.fmha")
     rows += steps_that("wrong", "kernels.gqa-2") + steps_that(SKIPPED, "kernels.gqa-4")
     here = {"gpu": {"name": "NVIDIA H200"}, "emulated": False, "arch": "sm_90a"}

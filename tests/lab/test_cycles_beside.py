@@ -116,7 +116,7 @@ def test_every_step_that_is_timed_on_a_gpu_can_be_modelled():
 
 
 def test_a_launch_that_goes_where_another_has_counted_is_run_whole(tmp_path, monkeypatch):
-    """With only a few clusters the permutation would leave the remaining counts unchanged."""
+    """A few clusters of the permutation would leave the remaining counts unchanged."""
     seen = []
     monkeypatch.setattr(beside, "_bound", lambda make, limit, clusters: seen.append(clusters) or ())
     permutation = {**ROW, "step": "permutation", "name": "256 experts, 8", "peer": "moe"}

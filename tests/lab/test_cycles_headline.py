@@ -60,7 +60,7 @@ def test_flops_are_those_that_benchmarks_count():
 
 
 def test_speeds_are_compared_with_the_same_parameters():
-    """From the ranges alone the ratio would be 8 / 10 .. 12 / 4."""
+    """The ratio would be 8 / 10 .. 12 / 4 from the ranges alone."""
     found = headline.figures([10, 12, 8], 4e7, ours=[5, 10, 4])
     assert (found["us"], found["low_us"], found["high_us"]) == (10, 8, 12)
     assert (found["ratio"], found["low_ratio"], found["high_ratio"]) == (2, 1.2, 2)
@@ -176,7 +176,7 @@ class _Persistent:
 
 @pytest.mark.parametrize("of_head", [32, 128, 512])
 def test_tiles_of_a_persistent_kernel_that_are_not_recorded_are_counted(monkeypatch, of_head):
-    """One KV head may have more tiles than there are places."""
+    """A single KV head may have more tiles than there are places."""
     monkeypatch.setattr(sample, "bind", lambda recording: recording)
 
     def record(batch, kv_heads, queries, clusters):

@@ -79,8 +79,8 @@ def test_more_than_three_fitted_scalars_are_refused(tmp_path, capsys):
 
 
 def test_clusters_are_spread_over_a_grid_without_its_period():
-    """In this grid 8 sections have 64 blocks of 8 heads, the longest first: the sample's mean is
-    that of all."""
+    """The grid has 8 sections of 64 blocks of 8 heads, the longest first: the sample's mean is that
+    of all."""
     total, blocks = 4096, 64
     work = [blocks - number % 512 // 8 for number in range(total)]
     first, beside, *others = peers.spread(total, 24)

@@ -180,7 +180,7 @@ def test_tensors_without_memory_give_the_config_of_real_ones(flags, arch):
 
 
 def test_shares_of_a_window_with_first_keys(sharing):
-    """Of 9000 keys the last 602 and the first 300, in tiles of 128: tiles 65 to 70, and 0 to 2."""
+    """The last 602 of 9000 keys and the first 300, in tiles of 128: tiles 65 to 70, and 0 to 2."""
     rows = sharing(
         "--batch 3 --kv-len 9000,100,0 --q-len 2 --window 600 --sink-tokens 300 --cluster 2 "
         "--warps 8"

@@ -164,7 +164,7 @@ def test_what_is_chosen_and_what_would_be(printed):
 
 
 def test_in_e4m3_and_with_shares_of_k(printed):
-    """One token with one expert: 23 tiles of 128 rows, 45 units of K."""
+    """A single token with one expert: 23 tiles of 128 rows, 45 units of K."""
     text = printed(f"explain.py {FP8} --model gpt-oss-120b --experts 1 --top-k 1 --tokens 1")
     rows = rows_of(text, "The walk over tiles")
     assert rows["product"] == "1 x [5760, 2880] in mxfp4 by [1, 2880] in e4m3"
@@ -183,7 +183,7 @@ def test_in_e4m3_and_with_shares_of_k(printed):
 @needs_tools
 @pytest.mark.usefixtures("whole_ptxas")
 def test_figures_of_the_main_loop(written, tmp_path):
-    """For 16 of K and 64 rows each thread has eight elements: four products of pairs."""
+    """Each thread has eight elements for 16 of K and 64 rows: four products of pairs."""
     out, found = written(f"dump.py {ON_HOPPER} --teams 2 --parts 1", "--out", tmp_path / "files")
     assert (found["product"], found["config"]["teams"], found["spills"]) == ("w13", 2, 0)
     assert found["loop"]["HGMMA"] == 1

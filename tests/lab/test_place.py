@@ -1,4 +1,4 @@
-"""Where commands run their kernels: the local GPU, or the emulator."""
+"""Choice of the place where commands run their kernels: the local GPU, or the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From measured rows to parameters: rules, the table of an H200, and the model that loads it."""
+"""Parameters from measured rows: rules, the table of an H200, and the model that loads it."""
 
 from __future__ import annotations
 

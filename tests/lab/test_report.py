@@ -159,7 +159,7 @@ def test_a_page_says_of_every_file_what_it_is_of_and_whether_it_is_modelled():
     text = perform.html(named(["decode", "attention-b200", "moe-b200"]))
     assert "NVIDIA H100 80GB HBM3, 2026-11-21; made by <code>python scripts/bench.py gqa" in text
     assert '<img src="decode_h100.png"' in text
-    assert text.count('<span class="modelled">modelled</span> ') == 3  # of what the word means, too
+    assert text.count('<span class="modelled">modelled</span> ') == 3  # one in the definition
     assert text.count('<span class="published">published</span>') == 6
     assert "Tables of flash-attention pull request 2605" in text  # the source of points
     assert "<td>2194 </td>" not in text
@@ -281,7 +281,7 @@ def test_a_far_point_of_decode_stands_at_the_edge_with_its_factor(figure):
 
 
 def test_the_fastest_that_others_published_stands_beside(figure):
-    """It is for the same GPU and problem, with the name of its source."""
+    """The published result is for the same GPU and problem, with the name of its source."""
     row = {"gpu": "a GPU", "batch": "1", "keys": "1024", "us": "13.0", "source": "engine 1.2 fa3"}
     others = [
         row | {"us": "14.0"},
@@ -456,7 +456,7 @@ def test_pictures_of_docs_are_of_the_results_of_today(section):
 
 
 def test_the_whole_report(run, tmp_path):
-    """Its pictures are those of docs/; another matplotlib may draw letters slightly differently."""
+    """Pictures are those of docs/; another matplotlib may draw letters slightly differently."""
     assert run("report.py --out", tmp_path).returncode == 0
     text = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert {*re.findall(r'<img src="([^"]+)"', text)} == {p.name for p in tmp_path.glob("*.png")}

@@ -82,7 +82,7 @@ def test_the_checker_is_the_emulators():
 
 
 def test_attention_takes_every_kind_of_flag(printed):
-    """One launch with many compatible options."""
+    """A single launch has many compatible options."""
     flags = "--shape 2,3,40,4,2 --window 20, --sink-tokens 3 --q-offset 30 --sinks --softcap 4"
     more = "--page-size 16 --kv-lens 40,33 --varlen q --rope-dim 8 --out-dtype fp32 --pdl"
     out = printed(f"run.py fmha {flags} {more} --backend emulate")

@@ -65,7 +65,7 @@ def subcommands() -> list[tuple[str, str]]:
         (script, name)
         for script, names in named.items()
         for name in names
-        if name not in steps.STEPS or name == "append"  # one of them, which are alike
+        if name not in steps.STEPS or name == "append"  # steps are alike: one is enough
     ]
 
 

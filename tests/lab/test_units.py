@@ -62,7 +62,7 @@ def test_kernels_run_and_end(name):
 
 
 def test_names_differ():
-    """Nothing is measured twice, and any two points differ in something."""
+    """No point is measured twice, and any two points differ in something."""
     groups = set()
     for arch in ARCHS:
         found = list(benchmarks_of(GROUPS, arch))
@@ -114,7 +114,7 @@ MULTIPLIED = [
     ],
 )
 def test_kernels_of_blackwell_are_right(name, variant):
-    """They end, the checker reports nothing, and D is the product of ones."""
+    """The kernels end, the checker reports nothing, and D is the product of ones."""
     assert worker.wrong(_of_blackwell(name, **variant), BLACKWELL) is None
 
 

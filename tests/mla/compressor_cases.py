@@ -124,7 +124,7 @@ class Runner:
                 self.hits[name], tokens = admission.hit, tokens[admission.hit :]
             new[name] = tokens
         parts = [self.numbers(t, len(self.histories[name])) for name, t in new.items()]
-        wide = torch.cat([torch.cat(part, 1) for part in parts])  # side by side: rows lie apart
+        wide = torch.cat([torch.cat(part, 1) for part in parts])  # so rows are not contiguous
         values, scores = wide[:, : self.columns], wide[:, self.columns :]
         with (
             self.cache.step({self.requests[name]: t for name, t in new.items()}) as step,
@@ -294,7 +294,7 @@ def padding(tables: Tables, tokens: int, more: int = 3) -> Tables:
 
 
 def copied(job: Job) -> Job:
-    """The same job over copies of its pools."""
+    """Copy a job with its pools."""
     tail, out = (
         dataclasses.replace(rows, pool=around(rows.pool).clone()[:, BESIDE:-BESIDE])
         for rows in (job.tail, job.out)

@@ -52,7 +52,7 @@ def test_decode(poisoned_outputs):
 
 @pytest.mark.parametrize("wrong", [{"window": 127}, {"window": 129}, {"sinks": False}], ids=str)
 def test_a_wrong_reference_is_noticed(wrong, monkeypatch):
-    """One key more or less, or a missing sink, changes the verdict."""
+    """A key more or less, or a missing sink, changes the verdict."""
     model = Model(FP8)
     a = model.admit("a", 290)
     assert_good(model.step({a: 1}, ["csa"]))

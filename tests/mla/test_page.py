@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def test_the_program_runs_and_is_right():
-    """Its last token is compared with one softmax over the contents of the cache."""
+    """The program's last token is compared with one softmax over the contents of the cache."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict = {}
     torch.manual_seed(0)

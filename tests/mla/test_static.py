@@ -54,7 +54,7 @@ WARP = [
     ids=str,
 )
 def test_no_config_spills(config, arch, tmp_path):
-    """As many CTAs find their registers on an SM."""
+    """Registers suffice for the assumed number of CTAs on an SM."""
     if config in COMPRESSORS:
         compiled = compile_compressor(config, arch)
     else:

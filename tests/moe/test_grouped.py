@@ -84,7 +84,7 @@ def test_an_adversarial_schedule_gives_the_same_bits(seed):
 
 @pytest.mark.parametrize("granularity", [8, 16, 64])
 def test_every_granularity_gives_the_same_bits(granularity):
-    """The same logical weights are packed differently: only their order differs."""
+    """Packings of the same logical weights differ only in their order."""
     case = Case((5, 129), 128, 128, granularity=32)
     torch.manual_seed(0)
     x, _ = case.inputs()
@@ -144,7 +144,7 @@ def test_a_bias_is_never_dropped_nor_moved(case):
 
 
 @pytest.mark.parametrize("change", [
-    ("bias_at(affine, first + begin)", "bias_at(affine, begin)"),  # of the first subtile for all
+    ("bias_at(affine, first + begin)", "bias_at(affine, begin)"),  # the first subtile's for all
     ("@exists ld", "ld"),  # reads past the last column, too
     ("(bias[index], bias[index + 1])", "(bias[0], bias[1])"),
     ("setp.gt", "setp.le"),
@@ -181,7 +181,7 @@ def test_scale_factors_of_no_column_are_0(tile_rows):
 
 
 def test_a_bias_in_rows_of_a_larger_tensor():
-    """Its rows need not be contiguous."""
+    """Rows of a bias need not be contiguous."""
     case = PLAIN_BIASED
     expected, _ = cases.run(case)
     wide = torch.full((2, 80), float("nan"))[:, 4:76]
@@ -195,8 +195,8 @@ W4A8 = Case((3, 0, 130), 320, 96, "mxfp4", 16, FORMS["gpt-oss"], "fp32", x_fmt="
 @pytest.mark.parametrize("k", [128, 192, 256, 448, 2880])
 @pytest.mark.parametrize("tile", [16, 128, 256])
 def test_mixed_formats_have_windows_up_to_the_end_of_k(tile, k):
-    """With K in odd steps of 64 the last window begins a step early; bytes after w are not
-    allocated."""
+    """The last window begins a step early if K is an odd number of steps of 64; bytes after w are
+    not allocated."""
     check(replace(W4A8, k=k, counts=(3, 0, 16), tile_rows=tile))
 
 

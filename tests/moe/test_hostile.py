@@ -114,7 +114,7 @@ EPILOGUES = list(product(FORMATS, (16, 32, 64, 128, 256)))
 @pytest.mark.parametrize(("out", "tile_rows"), EPILOGUES)
 def test_the_epilogue_quantises_as_the_reference(out, tile_rows, monkeypatch):
     """The result is equal to the bit, for any sums and any given global scale."""
-    monkeypatch.setattr("moe.arguments.check_scale", lambda *_: None)  # as on a GPU: unread
+    monkeypatch.setattr("moe.arguments.check_scale", lambda *_: None)  # unread, as on a GPU
     x, w, offsets = rows_of("nvfp4")
     tiles = {"tile_rows": tile_rows, "most_rows": int(offsets.diff().max())}
     with checked():

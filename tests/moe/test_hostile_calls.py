@@ -297,7 +297,7 @@ def test_a_scale_may_be_any_number(scale):
 
 
 def test_scales_of_a_layer_are_looked_at():
-    """They are checked in the middle of the layer, after the kernels that need none."""
+    """Scales are checked in the middle of the layer, after the kernels that need none."""
     for field in ("x", "h"):
         for value in (NAN, 0.0, -1.0, INF):
             refused(layer(scales=Scales(**{field: fp32(value)})), "scale")

@@ -120,7 +120,8 @@ def test_shared_experts_beside_the_reference():
     ("mxfp8", Scales()), ("nvfp4", Scales()), ("nvfp4", Scales("token", "tensor")),
 ], ids=["mxfp8", "nvfp4", "nvfp4-tensor"])  # fmt: skip
 def test_the_sum_over_ranks_is_the_layer(fmt, scales):
-    """If scales do not depend on the rank, only the rounding of each rank's output differs."""
+    """The only difference is the rounding of each rank's output, if scales do not depend on the
+    rank."""
     whole = run(packed(fmt), scales=scales)
     parts = [run(packed(fmt, *rank), expert_range=rank, scales=scales) for rank in RANKS]
     total = sum(part.double() for part in parts)

@@ -195,7 +195,7 @@ def stands_still(case: Case) -> bool:
 
 
 def test_who_computes_frees_a_stage_when_it_has_the_next_one(monkeypatch):
-    """So two stages of the ring are never in flight."""
+    """Therefore two stages of the ring are never in flight."""
     plan = cases.plan_of(GATHERED)
     assert plan.stages < 23 / 2
     assert plan.ahead == plan.stages - plan.lag - 1

@@ -223,7 +223,7 @@ def test_no_token_is_foreign():
 
 
 def test_all_tokens_choose_one_expert():
-    """That expert has more rows than a tile, and no other has any."""
+    """The chosen expert has more rows than a tile, and no other has any."""
     logits = LOGITS.clone()
     logits[:, 3] += 100.0
     experts, router = packed(), Router(1)

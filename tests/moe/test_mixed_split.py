@@ -135,7 +135,7 @@ def chosen(counts: tuple[int, ...], columns: int, k: int, **given) -> MixedConfi
 
 
 def test_products_of_models():
-    """For one token: a single expert of gpt-oss, the second product of Mixtral, of gpt-oss-120b."""
+    """A single token: one expert of gpt-oss, the second product of Mixtral, of gpt-oss-120b."""
     assert chosen((1,), 2880, 2880).split == 4
     assert chosen((1, 1), 4096, 14336).split == 2
     assert chosen((1, 1, 1, 1), 2880, 2880).split == 1

@@ -134,7 +134,7 @@ def _nothing_known(monkeypatch):
 @needs_tools
 @pytest.mark.usefixtures("_nothing_known")
 def test_too_few_registers_serialise(monkeypatch, tmp_path):
-    """With two widths each has registers for weights: `OTHERS` keeps no more registers free than
+    """Each of two widths has registers for weights: `OTHERS` keeps no more registers free than
     necessary."""
     config = with_tile(FIRST, (128, 3, 1, 1))
     assert len(make_plan(config).widths) == 1

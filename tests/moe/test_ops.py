@@ -260,7 +260,7 @@ def test_the_host_never_waits_for_the_linear_layer_of_a_router(tokens, launches)
 
 @pytest.mark.parametrize(("fmt", "top_k"), [("nvfp4", 2), ("mxfp8", 1)])
 def test_nothing_is_computed_between_the_launches(fmt, top_k, launches):
-    """With known scales, and the inverse of the scale of h, a plan only launches kernels."""
+    """A plan only launches kernels, given known scales and the inverse of the scale of h."""
     seen = set()
 
     class Computed(TorchDispatchMode):

@@ -229,7 +229,7 @@ def test_an_inverse_needs_what_it_inverts():
 @pytest.mark.usefixtures("no_compile")
 @pytest.mark.parametrize("scaling", ["token", "given", "rows"])
 def test_no_rows(scaling):
-    """Nothing is launched; a given global scale is returned, with its inverse."""
+    """No kernel is launched; a given global scale is returned, with its inverse."""
     for case in (
         Quantisation("nvfp4", 0, 64, scaling=scaling),
         Quantisation("nvfp4", 0, 64, "fp16", scaling),
@@ -318,7 +318,7 @@ def test_blocks_of_fp32(arch, fmt):
 
 @each_arch
 def test_global_scale_of_extremes(arch):
-    """With zeros, subnormals, infinities and NaN, encode and decode are those of the reference."""
+    """Zeros, subnormals, infinities and NaN give the reference's encode and decode scales."""
     x = torch.zeros(6, 528, dtype=torch.bfloat16)
     x[1, 7], x[2, 527], x[3, 512], x[4, 511], x[5, 1] = 1e-39, -3e38, math.inf, math.nan, -5.0
     for global_scale in ("tensor", "token"):

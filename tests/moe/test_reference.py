@@ -38,7 +38,7 @@ MAGNITUDES = (
     *(TINY, 3 * TINY, 2.0**-128, 2.0**-127, 2.0**-126, 6 * 2.0**-127, 448 * 2.0**-127, 1e-30),
     *(2.0**-12, 2.0**-10, 0.3, 0.5, 1.0, 2.9, 5.0, 6.0, 7.0, 447.0, 448.0, 464.0, 2688.0, 65504.0),
     *(1e30, 2.0**126, 6 * 2.0**124, BF16_MAX, FLT_MAX, INF),
-    float.fromhex("0x1.c7fffep-2"),  # divided by 6 its e4m3 is another than times fp32(1/6)
+    float.fromhex("0x1.c7fffep-2"),  # its e4m3 differs between / 6 and * fp32(1/6)
 )
 SCALES = (0.0, TINY, 1e-30, 2.0**-10, 1 / 3, 1.0, 2688.0, 2.0**20, 3e38, FLT_MAX, NAN)
 
@@ -461,7 +461,7 @@ def test_every_option_expert_by_expert(options, top_k):
 
 
 def test_softmax_of_the_chosen_alone():
-    """As in gpt-oss and Mixtral: the sum over all experts cancels, except for its rounding."""
+    """gpt-oss and Mixtral: the sum over all experts cancels, except for its rounding."""
     logits = 4 * torch.randn(60, 32, generator=torch.Generator().manual_seed(1))
     _, weights = route(logits, 4)
     alone = logits.topk(4, dim=-1).values.double().softmax(-1)
@@ -524,7 +524,7 @@ def test_permutation_slot_by_slot(tokens, experts, top_k):
 
 
 def test_combine_adds_choice_by_choice():
-    """In fp32, 1 is lost next to 2^25 unless it is added after that cancels: the order shows."""
+    """1 is lost next to 2^25 in fp32, unless it is added after that cancels: the order shows."""
     y = torch.tensor([[2.0**25], [1.0], [-(2.0**25)]])
     weights = torch.ones(2, 3)
     row_of_slot = torch.tensor([0, 1, 2, 0, 2, 1]).int()

@@ -178,7 +178,7 @@ def test_the_launch_in_front_may_write_what_is_not_ready():
 
 
 def test_what_is_behind_may_begin_early():
-    """Its results are those of a launch that waits for this one."""
+    """The next launch's results are those of a launch that waits for this one."""
     x, layer = GPT_OSS.exact(5)
     with checked():
         _, weights = route_tokens(x, layer, GPT_OSS.router())

@@ -170,7 +170,7 @@ def test_softmax_of_the_chosen_alone():
 
 
 def test_a_logit_bias_decides_where_logits_do_not():
-    """It is added before scores: it may exclude an expert, or compensate for a logit."""
+    """The bias is added before scores: it may exclude an expert, or compensate for a logit."""
     bias = torch.zeros(64)
     bias[5], bias[6], bias[7] = 1.0, -math.inf, -math.inf
     logits = torch.zeros(2, 64, dtype=torch.bfloat16)
@@ -246,7 +246,7 @@ RANGES = {
 @each_arch
 @pytest.mark.parametrize("name", RANGES)
 def test_rows_of_some_experts_alone(name, arch, monkeypatch):
-    """In one launch, and in two."""
+    """The permutation has one launch, or two."""
     *shape, expert_range = RANGES[name]
     ids, experts = random_ids(*shape), shape[2]
     check_permutation(ids, experts, arch, expert_range=expert_range)
@@ -464,14 +464,14 @@ def test_combine_more(arch, case):
 
 @each_arch
 def test_a_cta_walks_over_a_token(arch, monkeypatch):
-    """With many tokens each has one CTA, for any hidden size."""
+    """Each of many tokens has one CTA, for any hidden size."""
     monkeypatch.setattr("moe.routing.config.TOKENS_THAT_FILL", 3)
     assert combine_columns(3, 300) == 1
     check_combine(Sum(3, 8, 2400), arch)
 
 
 def test_order_of_choices():
-    """In this order 1 + 2 ** -30 - 1 is 0, in others 2 ** -30."""
+    """1 + 2 ** -30 - 1 is 0 in this order, and 2 ** -30 in others."""
     y = torch.tensor([[1.0], [2.0**-30], [-1.0]]).expand(3, 4).contiguous()
     weights = torch.ones(3, 3)
     orders = torch.tensor([[0, 1, 2], [0, 2, 1], [1, 0, 2]], dtype=torch.int32)
@@ -503,7 +503,7 @@ def test_slots_without_rows_add_nothing(weighted):
 
 
 def test_nan_and_inf_arrive():
-    """They arrive even with a weight of 0, and reach no other column or token."""
+    """NaN and infinity arrive even with a weight of 0, and reach no other column or token."""
     y = torch.ones(4, 8)
     y[1, 3], y[2, 5] = math.nan, math.inf
     weights = torch.tensor([[1.0, 0.0], [2.0, 1.0]])

@@ -159,7 +159,8 @@ def test_rows_behind_two_gigabytes():
 
 @pytest.mark.parametrize("tokens", [4, 3000])
 def test_captured_in_a_graph(tokens):
-    """From logits to combined rows; replays with new contents give the same bits as before."""
+    """Routing from logits to combined rows: replays with new contents give the same bits as
+    before."""
     logits, _ = build(Routing(tokens, 256, 8, "bf16", hostile=False), "cuda")
     y = torch.randn(tokens * 8, 512, device="cuda").bfloat16()
 

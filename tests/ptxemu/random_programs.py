@@ -135,7 +135,8 @@ class Generator:
         self.write(f"{end}:")
 
     def loop(self, depth: int) -> None:
-        """One to four trips, by the low bits of a register: lanes leave at different times."""
+        """Write a loop of one to four trips, by the low bits of a register: lanes leave at
+        different times."""
         leave = self.condition() if self.rng.random() < 0.3 else None
         counter, limit = f"%c{self.counters}", f"%l{self.counters}"
         self.counters += 1

@@ -28,7 +28,11 @@ _OPS = {
 
 
 class SparseGemm:
-    """The kernel. kept: stored elements of a row of A; k: all of them."""
+    """The kernel.
+
+    kept: stored elements of a row of A.
+    k: all of its elements.
+    """
 
     def __init__(self, ab_type: type[cutlass.Numeric]) -> None:
         self.type = ab_type
@@ -70,7 +74,7 @@ class SparseGemm:
         a_layout: cute.ComposedLayout,
         b_layout: cute.ComposedLayout,
     ) -> None:
-        """One thread per row of A and of D."""
+        """Each thread has a row of A and of D."""
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = SmemAllocator()

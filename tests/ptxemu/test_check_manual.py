@@ -317,7 +317,7 @@ def test_a_launch_has_no_more_registers_than_it_took(given: int, asked: int):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_fifth_warp_may_ask_for_registers_alone(strict: bool):
-    """As in CUTLASS's GEMM for GeForce."""
+    """CUTLASS's GEMM for GeForce does this."""
     text = kernel("setmaxnreg.dec.sync.aligned.u32 40;")
     found = launch_kernel(text, block=(160,), strict=strict, check=True).findings
     notes = ["setmaxnreg in a warpgroup of 1 warps, not 4"] if strict else []

@@ -103,7 +103,7 @@ WAIT = "griddepcontrol.wait;"
 
 @pytest.mark.parametrize("end", ["", WAIT], ids=["never", "at its end"])
 def test_who_waits_for_a_launch_waits_for_those_that_it_waited_for(end: str) -> None:
-    """Of three launches the second overlaps the first; the third reads what the first wrote."""
+    """The second of three launches overlaps the first; the third reads what the first wrote."""
     cells = [aligned_copy(np.zeros(4, np.uint32)) for _ in range(5)]
     found: list[Finding] = []
     launches = ((0, 1, WAIT, ""), (0, 2, "", end), (1, 3, WAIT, ""))
@@ -117,7 +117,7 @@ def test_who_waits_for_a_launch_waits_for_those_that_it_waited_for(end: str) -> 
 
 
 def test_a_launch_without_a_checker_is_the_one_before_the_next() -> None:
-    """Its accesses are unknown; those of earlier launches have long completed."""
+    """Accesses of such a launch are unknown; those of earlier launches have long completed."""
     scenario = SCENARIOS["griddepcontrol.wait"]
     launch(scenario, _loaded("griddepcontrol.wait"), "round-robin")
     assert ptxemu.module.memory_before.get() is not None

@@ -210,7 +210,7 @@ ARRIVE = "mbarrier.arrive.shared.b64 _, [%r2];\n"
 STORE, KEEP = "st.shared.b32 [%r9], %r5;\n", "st.shared.b32 [%r9+4], %r5;\n"
 BRANCH = "setp.eq.u32 %p0, %r8, 0;\n@%p0 bra L;\n"
 
-CASES = {  # body, and how many loads may be under way at the last arrival; all need %r5 at the end
+CASES = {  # body, most loads in flight at the last arrival; all use %r5 at the end
     "nothing": ("", 0),
     "a load": (LOAD, 1),
     "a wait": (LOAD + WAIT, 0),

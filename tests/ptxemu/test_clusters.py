@@ -277,7 +277,7 @@ def findings(signal: str, wait: str, policy: str, seed: int) -> list[str]:
 @pytest.mark.parametrize("policy", ["round-robin", "random", "adversarial"])
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_a_signal_into_an_exited_cta_is_found(signal: str, policy: str) -> None:
-    """With the wait no schedule has findings; without it at least one of four does."""
+    """No schedule has findings with the wait; without it at least one of four does."""
     assert not any(findings(signal, WAIT, policy, seed) for seed in range(4))
     found = [findings(signal, "", policy, seed) for seed in range(4)]
     assert ["exited"] in found

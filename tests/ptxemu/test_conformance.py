@@ -179,7 +179,7 @@ def test_all_sums_are_those_of_the_gpu() -> None:
 
 @pytest.mark.hw
 def test_the_gpu_at_hand_agrees() -> None:
-    """One in ON_GPU cases, elementwise ones included, bit for bit or within the bound."""
+    """Every ON_GPU-th case, elementwise ones included, agrees bit for bit or within the bound."""
     found = Campaign()
     cases = list(everything.cases(_record()["refused_for_this_gpu"]))
     for case in cases[::ON_GPU]:

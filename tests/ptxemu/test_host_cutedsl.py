@@ -186,7 +186,7 @@ def test_tvm_ffi_checks_its_arguments(ffi, vectors):
 
 
 def test_tvm_ffi_by_its_handle(ffi, vectors, tmp_path):
-    """As other languages call it; libraries that keep their exports work without it."""
+    """Other languages call it this way; libraries that keep their exports work without it."""
     import tvm_ffi
 
     requests = []

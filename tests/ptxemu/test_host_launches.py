@@ -171,7 +171,7 @@ def test_shared_memory_that_no_cta_has():
 
 
 def test_what_the_host_sets_is_kept_for_the_kernel():
-    """It is kept by name: host code may request the kernel twice. Other kernels get no
+    """The setting is kept by name: host code may request the kernel twice. Other kernels get no
     permission."""
     names = [ctypes.create_string_buffer(name) for name in (b"copy", b"copy", b"nothing")]
     symbols, launches = RuntimeSymbols(PTX), []

@@ -122,7 +122,7 @@ def test_all_programs_of_an_entry_share_an_analysis(folder: Path) -> None:
 
 
 def generated(program: Program) -> list[object]:
-    """All that is known of generated code, but that of the lines of no instruction."""
+    """Everything known about generated code, except the line numbers without instructions."""
     codes = {key: found.__code__ for key, found in program.versions.items()}
     sites = {file: [i and program.site_of[id(i)] for i in of] for file, of in program.lines.items()}
     words = sorted(words.tobytes() for words in program.frame._words) if program.frame else None

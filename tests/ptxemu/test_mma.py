@@ -38,7 +38,7 @@ class Cta:
 
 @dataclass
 class Case:
-    """One MMA with random operands in shared memory."""
+    """An MMA with random operands in shared memory."""
 
     kind: str = "f16"
     a_format: str = "bf16"

@@ -114,7 +114,7 @@ def test_primitives_are_their_expressions_often() -> None:
 
 @native
 def test_a_wrong_bit_is_noticed(monkeypatch, tmp_path) -> None:
-    """In this library one primitive flips the last bit of its result."""
+    """The changed library has one primitive that flips the last bit of its result."""
     import llvmlite.binding as llvm
 
     key = "arith.fma_f32", ("F32", "F32", "F32")

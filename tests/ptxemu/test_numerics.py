@@ -91,7 +91,7 @@ def test_f32_ftz_threshold(a, b, c, rounding, kept):
 
 
 def test_payloads_of_f64_nans():
-    """As on an H100: the second operand's NaN, made quiet; a narrower one supplies its upper
+    """The second operand's NaN, made quiet, as on an H100; a narrower one supplies its upper
     bits."""
     first, second = np.array([0x7FF0000000000045, 0xFFF8000000000123], dtype=np.uint64).view("f8")
     for fn in (arith.add_f64, arith.mul_f64):
@@ -261,7 +261,7 @@ def test_powers_of_two_are_exact():
 
 
 def test_a_quotient_beyond_the_range_of_its_divisor():
-    """From 2^126 on the result is zero; infinity is an exception."""
+    """The result is zero from 2^126 on; infinity is an exception."""
     got = approx.div_approx(np.float32([1, -1, inf, nan, 0]), np.float32(2.0**127))
     np.testing.assert_array_equal(got.view(np.uint32), [0, 1 << 31, 0x7FFFFFFF, 0x7FFFFFFF, 0])
     assert approx.div_approx(1.0, np.float32(2.0**126)) == 2.0**-126

@@ -276,7 +276,7 @@ def test_it_is_a_syntax_error(text, words):
 
 
 def test_the_limits_themselves_are_read():
-    """One register of an entry holds the carry."""
+    """An entry uses one register for the carry."""
     Module(hostile(f".reg .b32 %r<{MOST_REGISTERS - 1}>;", f".global .b8 x[{MOST_BYTES}];"))
     scopes = MOST_NESTED - 1  # the kernel's own braces count
     Module(hostile("{" * scopes + "}" * scopes))

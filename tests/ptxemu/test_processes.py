@@ -121,7 +121,7 @@ def test_where_processes_cannot_help(how, why):
 
 
 def test_no_process_is_left(monkeypatch):
-    """Only processes that the launch forks count; other tests may have children in this process."""
+    """Processes that the launch forks count; other tests may have children in this process."""
     fork, forked = os.fork, []
 
     def noted() -> int:

@@ -73,7 +73,7 @@ def put_factors(tmem: Tmem, column: int, codes: np.ndarray, first: int, parts: i
 
 @dataclass
 class Case:
-    """One MMA: random operands in shared memory, random scale factors in tensor memory."""
+    """An MMA with random operands in shared memory and random scale factors in tensor memory."""
 
     kind: str = "mxf4nvf4"
     blocks: int = 4
@@ -202,7 +202,7 @@ def test_where_half_of_the_lanes_has_half_of_the_rows_of_b(n, row, lanes, column
     ("row", "lane", "column"), [(0, 0, 0), (31, 31, 0), (32, 0, 1), (63, 31, 1)]
 )
 def test_where_the_rows_of_a_are(row, lane, column):
-    """They are in the same place of all quarters, also if a CTA has 64 rows."""
+    """Rows of A are in the same place of all quarters, also if a CTA has 64 of them."""
     case = Case("mxf8f6f4", 1, "ue8m0", 3, 1, "e4m3", "e4m3", ctas=2, rows=64, n=32)
     case.run()
     before = case.d()
@@ -379,7 +379,7 @@ UNDEFINED = {
 
 @pytest.mark.parametrize(("lane", "column"), UNDEFINED)
 def test_undefined_copies_of_rows(lane, column):
-    """One undefined copy is enough, among those that are read."""
+    """A single undefined copy is enough, among those that are read."""
     codes = TensorCodes()
     codes.suspects = -1
     codes.cells[...] = 0

@@ -112,7 +112,7 @@ WAIT:
 
 @dataclass
 class Variant:
-    """One program.
+    """A program's parameters.
 
     m: rows over all CTAs.
     lane: first lane of those that 64 rows use.
@@ -293,7 +293,8 @@ class Variant:
     # -- the program ------------------------------------------------------------------------------
 
     def mma(self, step: int, descriptors: tuple[int, int]) -> str:
-        """One MMA; %r6 and %r7: D and the columns after it, %rd10: the image's address / 16."""
+        """Return an MMA; %r6 and %r7: D and the columns after it, %rd10: the image's address
+        / 16."""
         lane = self.lane << 16
         meta = _META + (0 if self.kind in ("f16", "tf32") else 2 * step)
         a = f"[%r7+{_A + _A_COLUMNS * step + lane}]" if self.a_in_tmem else "%rd11"

@@ -506,7 +506,7 @@ def test_forms_that_are_not_here(form, message):
 
 @pytest.mark.parametrize(("form", "whole"), [(form, form == FORMS[0]) for form in FORMS])
 def test_cells_that_a_copy_leaves_out_stay_undefined(form, whole):
-    """For example, four rows of defined data do not make a column defined."""
+    """Four rows of defined data, for example, do not make a column defined."""
     report, *_ = launch_fill(copy_of(form), 1, "round-robin", "tcgen05.st")
     assert [f.check for f in report.findings] == ([] if whole else ["uninitialised"])
 

@@ -79,7 +79,7 @@ def test_a_right_program_is_not_reported(variant: Sparse, policy: str) -> None:
 
 
 def test_b_is_read_to_its_end() -> None:
-    """In one operation a row of B has 64 bytes, twice as many as in a dense one."""
+    """A row of B has 64 bytes in one operation, twice as many as in a dense one."""
     last = program(EIGHT).program.text.count("mma_async.sp")
     written = f"setp.eq.u32 %p2, %thread, 0; @%p2 st.shared.b32 [s+{64 * 128 + 60}], 0; {WAIT}"
     _, found, _ = run(EIGHT, (WAIT, written), check=True)
@@ -110,7 +110,8 @@ WHO = "setp.eq.u32 %p2, {}; " + UNDEFINED
      (replace(PLAIN, selector=1), 3, True), (EIGHT, 3, True)],
 )  # fmt: skip
 def test_undefined_metadata(variant: Sparse, lane: int, reported: bool) -> None:
-    """It matters in lanes whose metadata count, and is reported even if the MMA is refused."""
+    """Undefined metadata matter in lanes whose metadata count, and are reported even if the MMA is
+    refused."""
     who = WHO.format(f"%thread, {lane}")
     out, found, error = run(
         variant,

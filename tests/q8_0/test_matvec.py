@@ -166,7 +166,7 @@ def test_inner_sums_are_exact():
 
 
 def test_configs_fill_the_gpu():
-    """For down, up and qkv of a layer: as many warps as fit all SMs at once, or half of these,
+    """Down, up and qkv of a layer have as many warps as fit all SMs at once, or half of these,
     unless the rows alone make more; every CTA has whole rows."""
     for rows, cols in ((8192, 2048), (2048, 8192), (6144, 2048), (1, 32), (128256, 4096)):
         for tokens, dtype in ((1, "bf16"), (2, "bf16"), (16, "q8_1"), (16, "fp32")):

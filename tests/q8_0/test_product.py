@@ -168,7 +168,7 @@ def test_adversarial_schedule(layout):
 
 @pytest.mark.parametrize("columns", [27, 32])
 def test_out(columns):
-    """Written where it lies, and nothing beside it."""
+    """Results are written in place; memory around them stays unchanged."""
     case, x = Matrix(24, 64), activations(5, 64)
     wide = torch.full((5, columns), 7.0, dtype=torch.bfloat16)
     out = wide[:, 1:25] if columns == 27 else wide[:, :24]
@@ -206,7 +206,7 @@ def test_what_is_chosen_fits(layout, arch, aligned):
 
 
 def test_blocks_are_clamped_in_small_tiles_alone():
-    """Neither few tokens nor few rows are in a tile of 128, where clamped rows would be spilled."""
+    """No tile of 128 has few tokens or few rows: its clamped rows would be spilled."""
     for sizes in (Sizes(100, 8192, 2048), Sizes(2048, 100, 2048)):
         for layout, tokens in ((INTERLEAVED, 64), (SOA, 128)):
             config = choose(layout, "bf16", sizes, "sm_90a", aligned=True, vector=True)
@@ -234,12 +234,12 @@ def test_many_tokens_have_large_tiles():
 def test_the_gpu_decides_how_sums_are_added():
     for arch in ARCHITECTURES:
         config = choose(SOA, "bf16", Sizes(2048, 8192, 2048), arch, aligned=True, vector=True)
-        pairs = arch in ("sm_100a", "sm_103a")  # what has fma.f32x2
+        pairs = arch in ("sm_100a", "sm_103a")  # architectures with fma.f32x2
         assert (config.adding == PAIRS) == pairs
 
 
 def test_places_decide_of_the_kernel():
-    """Aligned blocks need rows, an address and a stride that are."""
+    """Aligned blocks need aligned rows, address and stride."""
     out = torch.empty(4, 8)
     for place, aligned in (("dense", True), ("apart", False)):
         weights = Matrix(8, 256, place=place).both()[INTERLEAVED]
@@ -256,8 +256,8 @@ def test_places_decide_of_the_kernel():
 
 
 def test_the_definition_rounds_once():
-    """Where fp64's sum lies half-way between two fp32 numbers and the exact one does not, to either
-    side; and anywhere."""
+    """Cases are sums that are half-way between two fp32 numbers in fp64 while the exact one is on
+    either side; and random ones."""
     x, y = 14_245_331.0, 603.0  # as many bits as t and d_w have; the product is 2^33 + 1
     rows = [(x, y, 2.0**57), (-x, y, 2.0**57 + 2.0**35), (x, y, 1.0), (3.0, 2.0**-20, 1.0)]
     generator = torch.Generator().manual_seed(1)
@@ -273,7 +273,7 @@ def test_the_definition_rounds_once():
 
 
 def _neighbours(number: float) -> list[float]:
-    """The fp32 numbers beside one."""
+    """Return the two neighbouring fp32 numbers."""
     one = torch.tensor(number)
     return [torch.nextafter(one, torch.tensor(end)).item() for end in (-torch.inf, torch.inf)]
 
@@ -326,7 +326,7 @@ def test_refused(call, words, no_compile):
 
 
 def test_too_many_columns(no_compile):
-    """A limit of the kernel."""
+    """The limit is the kernel's."""
     cols = MOST_COLS + 32
     x = Activations(torch.empty(1, cols, dtype=torch.int8), torch.empty(1, cols // 32).half())
     refused(times(empty(1, cols, SOA), x), "4194336 columns, limit 4194304")
@@ -348,7 +348,7 @@ def test_the_operator_is_what_torch_thinks():
 
 
 def test_compiled():
-    """A graph of torch.compile has the operator whole."""
+    """The operator is one node in a graph of torch.compile."""
     weights, x = Matrix(8, 64, place="dense").both()[SOA], activations(3, 64)
 
     def doubled(data: torch.Tensor, quants: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -360,7 +360,7 @@ def test_compiled():
 
 
 def test_options_of_a_context():
-    """The architecture of the emulator's context."""
+    """The context sets the emulated architecture."""
     weights, x = Matrix(8, 64, place="dense").both()[SOA], activations(3, 64)
     with emulation(arch="sm_87") as active:
         product(weights, x)

@@ -75,8 +75,8 @@ def test_the_loop(layout, arch, tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_nothing_is_spilled(layout, arch, tmp_path):
-    """For any tile, full or not, with and without a bias; for interleaved weights also if blocks
-    begin at any address."""
+    """Any tile is tried, full or not, with and without a bias; interleaved weights also with blocks
+    at any address."""
     for tokens, bias in (
         (2048, True),
         (2048, False),

@@ -62,7 +62,7 @@ def test_addresses_of_every_width(width):
 
 
 def test_one_row_at_an_odd_stride():
-    """For a single row the stride does not matter."""
+    """The stride of a single row does not matter."""
     case = Matrix(1, 64, False, "dense")
     both = case.both()
     inner = torch.zeros(1, interleaved_bytes(64) + 1, dtype=torch.uint8)[:, :-1]

@@ -22,7 +22,7 @@ _now = ""
 
 
 def _note(config: Hashable, arch: str, source: str | Callable) -> Any:
-    """Stand in for `compile_once`; the kernel takes any arguments and does nothing."""
+    """Stand in for `compile_once`; the kernel accepts any arguments and does nothing."""
     kernel = f"{source if isinstance(source, str) else source.__qualname__} {config!r} {arch}"
     if kernel not in _seen:
         _seen.add(kernel)

@@ -55,7 +55,7 @@ def test_logits(name, side):
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("name", MODELS)
 def test_generate(name, kind, side):
-    """With a static cache inductor compiles decoding into CUDA graphs."""
+    """Inductor compiles decoding with a static cache into CUDA graphs."""
     given = on_device(decisive(tiny(name, torch.float32), SIZES, side))
     model, found = tiny(name, torch.bfloat16).to(DEVICE), {}
     for attention in ("eager", NAME):

@@ -78,7 +78,7 @@ def test_a_compiled_forward(name, fullgraph, side):
 @pytest.mark.parametrize("side", ["", "left"])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_generate_compiles_decoding(name, side):
-    """As on a GPU with a static cache, decoding is one graph, to which masks come as arguments."""
+    """Decoding is one graph, as on a GPU with a static cache; masks come as arguments."""
     model, given = tiny(name, torch.bfloat16), decisive(tiny(name, torch.float32), SIZES, side)
     model.set_attn_implementation(NAME)
     plain = generated(model, given)

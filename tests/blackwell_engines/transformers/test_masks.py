@@ -117,9 +117,8 @@ def test_other_functions_are_refused(function):
 
 
 def test_a_window_of_one_side_is_refused():
-    """In kernels a row without a right edge sees all keys up to the block of queries, none after
-    it.
-    """
+    """A row without a right edge sees all keys up to the block of queries in kernels, none after
+    it."""
     function = masking_utils.sliding_window_overlay(4)
     assert sides_of(function) == (3, None)
     with pytest.raises(NotImplementedError, match="window of 4 keys to the left"):

@@ -1,4 +1,4 @@
-"""One cache, driven step by step, for tests with expected results."""
+"""Helpers that drive one cache step by step, for tests with expected results."""
 
 from __future__ import annotations
 

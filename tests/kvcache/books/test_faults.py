@@ -328,7 +328,7 @@ def test_policies_and_arguments_without_sense():
     ],
 )
 def test_check_notices(spoil):
-    """One internal table at a time is corrupted."""
+    """Each case corrupts one internal table."""
     manager = Manager(SPARSE, Sizes(8, 3, 2), policy=Policy(every=1))
     request = manager.admit("one", tokens(9)).request
     manager.append({request: tokens(8)})

@@ -110,7 +110,7 @@ def test_what_others_rely_on_stays_when_its_maker_goes_on(name, computed):
 
 
 def test_a_request_replaces_the_newest_checkpoint_of_its_own_alone():
-    """Its own checkpoint was evicted, and another request made the same one again."""
+    """The request's own checkpoint was evicted, and another request made the same one again."""
     driver = cache("window", policy=Policy(prompt_end=False), sizes=Sizes(40, 4, 2))
     size, prompt = driver.layout.block_tokens, tokens(5)
     first = served(driver, prompt)
@@ -141,7 +141,7 @@ def test_salts_and_tokens_are_told_apart():
 
 @pytest.mark.parametrize("name", case_names())
 def test_who_does_not_use_the_cache_computes_everything(name):
-    """Its blocks equal those of others, which remain the ones that are found."""
+    """The request's blocks equal those of others, which remain the ones that are found."""
     driver = cache(name, policy=EVERY_BLOCK)
     size = driver.layout.block_tokens
     prompt = tokens(3 * size + 1)

@@ -200,7 +200,7 @@ def test_a_step_can_be_taken_back(layout, position, data):
 
 @pytest.mark.parametrize("draft", [2, 5])
 def test_rows_are_the_fewest_that_can_be_taken_back(draft):
-    """With one row fewer, the step would overwrite rows that the window still needs."""
+    """A ring with one row fewer would overwrite rows that the window still needs."""
     ring, tail = Ring("r", records.BF16_512, 16, 1), Tail("t", 4, 8, 1, overlap=2)
     online = Tail("o", 16, 8, 1, online=True)
     assert [a.rows(draft) for a in (ring, tail, online)] == [15 + draft, 7 + draft, 1 + draft]

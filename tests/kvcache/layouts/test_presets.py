@@ -138,7 +138,7 @@ def preset_as(name, **options):
 
 
 def test_three_draft_layers_behind_a_config_that_says_one():
-    """As in DeepSeek-V4's releases with DSpark: the list decides."""
+    """The list decides, as in DeepSeek-V4's releases with DSpark."""
     config = {**PRO, "compress_ratios": [*PRO["compress_ratios"], 0, 0]}
     assert from_config(config, Options(mtp=3)).find("swa").copies == 64
 

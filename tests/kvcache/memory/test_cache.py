@@ -101,7 +101,7 @@ def test_a_life(layout, device):
 
 
 def every_hit(layout, shares, **options):
-    """For any cached prefix of a prompt, the rows of the whole are those without a hit."""
+    """Check that the rows of a whole prompt do not depend on the cached prefix."""
     prompt, size = ids(4 * layout.block_tokens + 3), layout.block_tokens
     for shared in shares:
         shadow = new(layout, policy=Policy(every=1), **options)

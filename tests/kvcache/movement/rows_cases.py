@@ -202,7 +202,7 @@ MORE_SIZES = ((1, 1, 1, 16, 0), (33, 3, 11, 16, 2), (64, 2, 128, 96, 9), (300, 4
 
 
 def more_cases(kind: type[Movement], record: Record, dtype: str = "bf16") -> list[Movement]:
-    """One token and many, pools of one slot and of many, with and without holes."""
+    """Cases with one token and many, pools of one slot and of many, with and without holes."""
     return [kind(record, *sizes, dtype=dtype, seed=seed) for seed, sizes in enumerate(MORE_SIZES)]
 
 

@@ -191,7 +191,7 @@ def of_layers(pool):
 
 
 def test_layers_whose_rows_are_alone_have_one_tape():
-    """As on a GPU, the tape of one layer's call serves the other layers: it writes their bytes, and
+    """The tape of one layer's call serves the other layers, as on a GPU: it writes their bytes, and
     no others. Overlapping rows are still refused."""
     pool, slots = poisoned(5, 6 * (7 * 96 + 80)), torch.tensor([34, -1, 0, 20, 8, 9])
     expected, x = like(pool), torch.randint(0, 256, (3, 2, len(slots), 96), dtype=torch.uint8)

@@ -91,7 +91,7 @@ def everything(made):
     st.integers(0, 64),
 )
 def test_no_division_of_the_memory_has_room_for_more(layout, pairs, requests, sixteenths):
-    """With the memory for `requests`, and slightly more, no division has room for one more
+    """Given the memory for `requests`, and slightly more, no division has room for one more
     request."""
     mix = Mix(tuple(t for t, _ in pairs), tuple(w for _, w in pairs))
 
