@@ -25,7 +25,8 @@ PAGE = 128  # keys of a page of a workspace: those of a tile of `fmha`
 
 Arrays = Mapping[str, torch.Tensor]
 
-# Of a step with T tokens of B requests, what is looked at here; slots: of the tokens in a ring.
+# Tables that are checked here, for a step with T tokens of B requests; slots: of the tokens in a
+# ring.
 OF_TOKENS: Shapes = {"positions": (LONG, ("T",)), "slots": (LONG, ("T",))}
 OF_REQUESTS: Shapes = {
     "starts": (INT, ("B",)),
@@ -142,7 +143,8 @@ class EntryPages:
 
 
 def _check_numbers(seen: TokenWindow | ChunkWindow) -> None:
-    """TypeError or ValueError for a window that is no number of tokens, or larger than its ring."""
+    """Raise TypeError or ValueError if the window is no number of tokens, or larger than its
+    ring."""
     set_whole(seen, "window", "rows")
     whole("window", seen.window, 1, whole("rows", seen.rows, 1))
     if isinstance(seen, ChunkWindow):
@@ -194,7 +196,7 @@ def _token_window(
 def _chunk_window(
     arrays: Arrays, slots: torch.Tensor, shape: tuple[int, int], longest: int, context: int
 ) -> ChunkWindow:
-    """shape: window and rows."""
+    """Return the keys of a step with any number of tokens. shape: window and rows."""
     window, rows = shape
     starts, ends = arrays["starts"].long(), arrays["lengths"].long()
     first_token, rings = arrays["cu_tokens"][:-1].long(), arrays["state_slots"].long()
@@ -278,7 +280,7 @@ def chunk_pages(tokens: int, requests: int, window: int) -> int:
 
 
 def pages_of(entries: np.ndarray) -> int:
-    """Count the pages of requests with so many entries; see `Step.entries`."""
+    """Count the pages of requests with these numbers of entries; see `Step.entries`."""
     return int((-(-entries // PAGE)).sum())
 
 
@@ -301,8 +303,8 @@ class _Pages:
 
 
 def _pages(begins: torch.Tensor, ends: torch.Tensor, most: int, columns: int) -> _Pages:
-    """Lay keys out in `most` pages. ValueError for more pages, where the values are in the memory
-    of this machine."""
+    """Lay keys out in `most` pages. Raise ValueError if they need more, and the values are in host
+    memory."""
     device = begins.device
     first = torch.div(begins, PAGE, rounding_mode="floor")
     behind = torch.div(ends + PAGE - 1, PAGE, rounding_mode="floor")

@@ -64,7 +64,7 @@ def test_text_that_is_no_key_is_refused(text):
 @pytest.mark.parametrize("config", [
     {"class": "os:system", "fields": {"command": "exit 7"}},
     {"class": "subprocess:Popen", "fields": {"args": "true"}},
-    {"class": "kernelkit.compile.aot:os.system", "fields": {"command": "exit 7"}},  # by way of ours
+    {"class": "kernelkit.compile.aot:os.system", "fields": {"command": "exit 7"}},  # via our module
     {"class": "kernelkit.compile.aot:KernelKey.to_text", "fields": {}},
     {"class": "kernelkit.compile.aot:load", "fields": {"folder": "/"}},  # ours, but not a class
     {"class": "kernelkit.compile.aot:Path", "fields": {}},
