@@ -19,7 +19,7 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Token:
-    """One token and all that its attention reads.
+    """Inputs of the attention of one token.
 
     q: bf16 [H, 512], at `position`.
     near, far: bf16 [n, 512], visible entries of window and past; far is None without a past.
