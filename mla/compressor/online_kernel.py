@@ -149,7 +149,8 @@ class Walk(Clusters):
         for turn in cutlass.range_constexpr(-(-config.ratio // config.threads)):
             row = cutlass.min(begin + turn * config.threads + thread, token)
             kept_in = cutlass.max(kept_in, int64_at(tables.tail_rows, row))
-        cute.arch.sync_warp()  # loads stay before it: behind rows they would come as late as those
+        # It keeps the loads before it: issued after the rows, they would complete as late as these.
+        cute.arch.sync_warp()
         # Assume that all rows of the window are of this step, as they nearly always are.
         count = Int32(config.staged) if exists and begun else Int32(0)
         self.stage(scope, begin, count)
@@ -349,7 +350,8 @@ class Walk(Clusters):
                 if batch == known:
                     cute.arch.cp_async_wait_group(config.batches - 1 - known)
                     self.add_apes(scope, known)
-            if batch == config.batches - 1:  # before, ptxas would wait for these with the ape
+            # If these loads came earlier, ptxas would wait for them together with the ape.
+            if batch == config.batches - 1:
                 self.load_end(scope, end, token + count - 1, tokens.position)
             begin = batch * config.batch_turns * config.lines
             stop = cutlass.min(count, Int32(begin + config.batch_turns * config.lines))

@@ -131,7 +131,8 @@ class Windows(Clusters):
         entry = checked_entry(entry, params.entries.count)
         writes = exists and cutlass.min(position, Int32(config.rows - 1)) <= history.known
         parts = self.pooled(sCells, apes, group, history)
-        if cutlass.const_expr(config.groups > 1):  # one warp's, and all have too few registers
+        # Only one warp needs the norm; with several groups no warp has registers for it earlier.
+        if cutlass.const_expr(config.groups > 1):
             norm = load_norm(config, params, column, begin)
         values = self.joined(parts, sCells, lane)
         squares = self.all_squares(exchange, values, part)
