@@ -86,8 +86,7 @@ Past = Selected | Every
 
 @dataclass(frozen=True)
 class StepView:
-    """Keys visible to the tokens of a step, in the ring and in the streams attended over
-    completely."""
+    """Keys visible to a step's tokens, in the ring and in the streams attended over completely."""
 
     window: TokenWindow | ChunkWindow
     pages: Mapping[str, EntryPages]

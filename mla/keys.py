@@ -26,8 +26,10 @@ Place = dict[str, Any]  # backend and arch
 
 @dataclass(frozen=True)
 class OwnKeys:
-    """Keys of tokens that have their own entries: the first lengths[t] of row t of entries, int64
-    [T, n]."""
+    """Keys of tokens with entries of their own.
+
+    Token t reads the first lengths[t] entries of its row of `entries`, int64 [T, n].
+    """
 
     rows: Rows
     entries: torch.Tensor
@@ -44,8 +46,8 @@ class OwnKeys:
 
 @dataclass(frozen=True)
 class PagedKeys:
-    """Keys in pages [pages, rows, 1, 512]; row t of the table, int32 [T, columns], lists the pages
-    of t."""
+    """Keys in pages [pages, rows, 1, 512]; row t of `table`, int32 [T, columns], has the pages of
+    t."""
 
     pages: torch.Tensor
     table: torch.Tensor
@@ -60,15 +62,13 @@ class PagedKeys:
 
 @dataclass(frozen=True)
 class ChunkKeys:
-    """Keys of requests in pages, ordered by position; the positions determine which tokens see
-    them."""
+    """Keys of requests in pages; positions determine which tokens see a key."""
 
     pages: torch.Tensor
     window: ChunkWindow
 
     def attend(self, q: torch.Tensor, group: slice, options: dict[str, Any]) -> Part:
-        """Attend with the tokens of `group`; a request takes part with those of its tokens in the
-        group."""
+        """Attend with the tokens of `group`; a request takes part with its tokens in the group."""
         mine, count = self.window, group.stop - group.start
         first = mine.cu_tokens[:-1]
         found = attention(

@@ -143,8 +143,7 @@ class EntryPages:
 
 
 def _check_numbers(seen: TokenWindow | ChunkWindow) -> None:
-    """Raise TypeError or ValueError if the window is no number of tokens, or larger than its
-    ring."""
+    """Raise TypeError or ValueError if the window is no number, or larger than its ring."""
     set_whole(seen, "window", "rows")
     whole("window", seen.window, 1, whole("rows", seen.rows, 1))
     if isinstance(seen, ChunkWindow):
@@ -303,8 +302,11 @@ class _Pages:
 
 
 def _pages(begins: torch.Tensor, ends: torch.Tensor, most: int, columns: int) -> _Pages:
-    """Lay keys out in `most` pages. Raise ValueError if they need more, and the values are in host
-    memory."""
+    """Lay keys out in `most` pages.
+
+    Raises:
+        ValueError: if they need more pages, and the values are in host memory.
+    """
     device = begins.device
     first = torch.div(begins, PAGE, rounding_mode="floor")
     behind = torch.div(ends + PAGE - 1, PAGE, rounding_mode="floor")

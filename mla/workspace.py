@@ -25,8 +25,7 @@ STATISTICS = 1  # LSE
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory that a call needs: BF16 entries and bytes shared by all its tokens, and those of each
-    token."""
+    """Memory that a call needs: entries and bytes shared by all its tokens, and those per token."""
 
     rows: int
     bytes: int
@@ -44,13 +43,13 @@ class Workspace:
         return self.token_rows * ROW_BYTES + self.token_bytes
 
     def size(self, tokens: int) -> int:
-        """Return the number of bytes for launches of so many tokens."""
+        """Return the number of bytes, if `tokens` tokens are in a launch."""
         tokens = whole("tokens", tokens)
         return self.shared + tokens * self.each
 
     def at_once(self, limit: int, tokens: int) -> int:
-        """Return the number of tokens of a launch within `limit` bytes; ValueError if one does not
-        fit."""
+        """Return the number of tokens of a launch within `limit` bytes; ValueError below one
+        token."""
         limit, tokens = whole("limit", limit), whole("tokens", tokens)
         if limit < self.size(1):
             raise ValueError(

@@ -175,7 +175,7 @@ def _group(item: pytest.Item) -> str:
 
 
 def _release_free_memory() -> None:
-    """Return the free pages that malloc holds to the system; glibc alone has a call for it."""
+    """Return the free pages that malloc holds to the system; only glibc has a call for it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

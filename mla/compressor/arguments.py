@@ -170,8 +170,7 @@ def check(job: Job) -> None:
 
 
 def _check_apart(job: Job) -> None:
-    """Raise ValueError for memory that is both read and written, and for rows or entries written
-    twice."""
+    """Raise ValueError for memory both read and written, and for rows or entries written twice."""
     tables = job.tables.named
     read = {"values": job.values, "scores": job.scores, "cos": job.cos, "sin": job.sin} | tables
     read |= {"ape": job.compressor.ape, "weight": job.compressor.weight}

@@ -140,8 +140,7 @@ class WindowConfig(EntryConfig):
         return self.threads // self.row_threads
 
     def clusters(self, ends: int, saved: int) -> tuple[int, int]:
-        """Return the number of clusters with windows, and of all clusters, for these ends and rows
-        to save."""
+        """Return (clusters with windows, all clusters) for these ends and rows to save."""
         windows = -(-ends // self.windows)
         return windows, windows + -(-saved // (self.saved_rows * self.slices))
 

@@ -164,8 +164,7 @@ def request_of(tables: StepTables, index: Int32) -> Request:
 def tail_cell(
     config: cutlass.Constexpr[EntryConfig], tail: TailSlots, place: SlotRow, column: Int32
 ) -> Cell:
-    """Return the cell of a row of the tail from `column` on; a slot has its values before its
-    scores."""
+    """Return the cell of a tail row from `column` on; in a slot values come before scores."""
     row_bytes = config.columns * 4
     values = tail.address + place.slot * tail.slot_stride + place.row * row_bytes
     values += Int64(column) * 4
@@ -337,8 +336,7 @@ def _store_key(
     angles: cute.Tensor,
     entry: Int32,
 ) -> None:
-    """Store one key of a warp, given 4 elements per lane; its lower half stores 8 elements per
-    lane."""
+    """Store one key of a warp from 4 elements per lane; each lane of the lower half stores 8."""
     lane = cute.arch.lane_idx()
     piece = cute.make_rmem_tensor(PIECE, Float32)
     for index in cutlass.range_constexpr(PIECE):

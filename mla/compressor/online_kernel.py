@@ -179,8 +179,10 @@ class Walk(Clusters):
     def ranges(
         self, params: CompressParams, owner: Int32, token: Int32, is_end: Boolean
     ) -> tuple[Range, Range]:
-        """Return the tokens of a window that `run` walks, and those after it. token: the window's
-        end."""
+        """Return the tokens of a window that `run` walks, and those after it.
+
+        token: the window's end.
+        """
         config, rows, ratio = self.config, Int32(params.tail.rows), Int32(self.config.ratio)
         request = self.request(params, owner)
         first, tokens, start = request.first, request.tokens, request.start
@@ -322,8 +324,8 @@ class Walk(Clusters):
 
     @cute.jit
     def add_apes(self, scope: Scope, batch: cutlass.Constexpr[int]) -> None:
-        """Add the ape terms to the scores of a batch that a thread has loaded; other threads walk
-        them."""
+        """Add the ape terms to the scores of a batch that this thread loaded; other threads walk
+        it."""
         config, sRows, apes = self.config, scope.sRows, scope.apes
         begin = batch * config.batch_turns
         for turn in cutlass.range_constexpr(begin, min(begin + config.batch_turns, config.turns)):
@@ -337,8 +339,10 @@ class Walk(Clusters):
 
     @cute.jit
     def walk(self, scope: Scope, end: End, tokens: Range, state: State) -> State:
-        """Return the state after staged tokens of one window, from the state before them; fills
-        `end`."""
+        """Return the state after staged tokens of one window, from the state before them.
+
+        The walk also fills `end`.
+        """
         config, sRows, tail = self.config, scope.sRows, scope.params.tail
         token, count = tokens.token, tokens.count
         thread, _, _ = cute.arch.thread_idx()

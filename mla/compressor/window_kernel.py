@@ -264,7 +264,7 @@ class Windows(Clusters):
 
     @cute.jit
     def load_apes(self, params: CompressParams, group: Int32, column: Int32) -> list[cute.Tensor]:
-        """Return the ape terms for a thread's rows that are in the step; scores in the tail include
+        """Return the ape terms for a thread's rows in the step; scores in the tail include
         theirs."""
         apes = []
         for index in cutlass.range_constexpr(self.config.group_rows):
@@ -338,8 +338,7 @@ class Windows(Clusters):
 
     @cute.jit
     def follow(self, window: Window, history: History) -> None:
-        """Replace the cells of the tail that a thread read by later tokens of this step, if there
-        are any."""
+        """Replace the cells of the tail that a thread read by later tokens of this step, if any."""
         config, params = self.config, window.params
         rows = Int32(params.tail.rows)
         after = history.tokens - 1 - history.in_step  # tokens of the request after the window
@@ -359,8 +358,8 @@ class Windows(Clusters):
 
     @cute.jit
     def replace(self, window: Window, aheads: cute.Tensor) -> None:
-        """Replace cells of the tail by those of tokens `aheads` after the last row, through
-        sCells."""
+        """Replace cells of the tail, through sCells, by those of tokens `aheads` after the last
+        row."""
         config, params, sCells = self.config, window.params, window.sCells
         tail = params.tail
         rows, apes = cute.make_rmem_tensor(config.group_rows, Int32), []
@@ -384,8 +383,7 @@ class Windows(Clusters):
 
     @cute.jit
     def all_squares(self, exchange: Exchange | None, values: cute.Tensor, part: Int32) -> Float32:
-        """Return the sum of squares over all channels of a window, in every thread that needs
-        it."""
+        """Return the sum of squares over all channels of a window to all threads that need it."""
         config = self.config
         thread, _, _ = cute.arch.thread_idx()
         squares = sum_of_squares(values, min(config.lanes, WARP_THREADS))

@@ -56,8 +56,7 @@ FORMATS = {
 
 
 def index_format(record: str) -> IndexFormat:
-    """Return the IndexFormat of a record; raise NotImplementedError if no index key has that
-    record."""
+    """Return the IndexFormat of a record, or raise NotImplementedError."""
     if record not in FORMATS:
         raise NotImplementedError(f"record {record}: index keys are of {[*FORMATS]}")
     return FORMATS[record]

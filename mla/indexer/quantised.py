@@ -105,8 +105,7 @@ def dequantised(data: torch.Tensor, scales: torch.Tensor, record: Record) -> tor
 
 
 def scale_values(scales: torch.Tensor, record: Record) -> torch.Tensor:
-    """Return fp32 [..., groups] of the scale bytes [..., scale_bytes] of a record that has
-    scales."""
+    """Convert scale bytes [..., scale_bytes] of a record with scales to fp32 [..., groups]."""
     if index_format(record.name).scale_size > 1:
         return scales.contiguous().view(torch.float32)
     ones = torch.ones(scales.shape, dtype=torch.float64, device=scales.device)

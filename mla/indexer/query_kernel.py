@@ -90,8 +90,8 @@ class Query(TableKernel):
 
     @cute.jit
     def load_angles(self, params: QueryParams, token: Uint32, lane: Int32) -> cute.Tensor:
-        """Load the cosines and then the sines of the lane's pairs; zeros if the lane is not
-        rotated."""
+        """Load the cosines and then the sines of the lane's pairs; zeros in lanes without
+        rotation."""
         angles = zeros(2 * PAIRS, Float32)
         if lane >= ROPE_LANE:
             tables = params.angles

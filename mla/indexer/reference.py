@@ -92,8 +92,7 @@ def select(
 def numbers_for_gather(
     candidates: torch.Tensor, row: int, tables: tuple[torch.Tensor, torch.Tensor, int]
 ) -> torch.Tensor:
-    """Return the entry numbers for `gather` of candidates of a row; -1 for those not in the block
-    table."""
+    """Return a row's candidates as numbers for `gather`; -1 for those not in the block table."""
     owners, block_tables, size = tables
     blocks = block_tables[int(owners[row])].long()
     pages = candidates // size

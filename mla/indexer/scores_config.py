@@ -21,7 +21,7 @@ KEYS = 128  # keys in a tile
 COLUMNS = 128  # heads x tokens of a CTA, at most
 HEADS = (16, 32, 64, 128)
 RECORDS = {record.name: record for record in (INDEXER_FP4, INDEXER_FP8, INDEXER_BF16)}
-PAGE_UNIT = 8  # the rows of a page are a multiple of it; lanes read so many neighbours together
+PAGE_UNIT = 8  # the rows of a page are a multiple of it; lanes read this many together
 CHUNK_BYTES = 16
 LANE_ELEMENTS = WIDTH // 4  # elements of a row that a lane has
 LANE_WORDS = LANE_ELEMENTS // 2  # in bf16
@@ -29,8 +29,8 @@ WARP_KEYS = 32
 HEADS_OF_MMA = 8
 STEPS = 4  # steps along K, two MMAs each
 WAVES = 8  # numbers of waves that are tried, from the smallest on
-# CTAs that share an SM: so many fit without a spill of registers. With one token of at least
-# NARROW_HEADS heads, a CTA needs fewer registers.
+# CTAs that share an SM: the number that fits without a spill of registers. With one token of at
+# least NARROW_HEADS heads, a CTA needs fewer registers.
 CTAS_PER_SM = {"indexer_fp4": 3, "indexer_fp8": 3, "indexer_bf16": 2}
 NARROW = {("indexer_fp4", "sm_90a"), ("indexer_fp4", "sm_100a"), ("indexer_fp8", "sm_90a")}
 NARROW_HEADS, NARROW_CTAS = 32, 4
@@ -134,8 +134,7 @@ def tokens_for(heads: int, longest: int) -> int:
 
 
 def box_for(rows: int) -> int:
-    """Return the largest box of rows that always lies in one page (of `rows` rows) and in one
-    tile."""
+    """Return the largest box of rows that always lies in one page of `rows` rows and one tile."""
     return gcd(rows, KEYS)
 
 

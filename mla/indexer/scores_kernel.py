@@ -302,8 +302,7 @@ class WarpScores:
 
     @cute.jit
     def products(self, held: Held, token: Int32, words: list) -> cute.Tensor:
-        """Return, for each row of the lane, the weighted sum of the products in the lane's own
-        columns."""
+        """Return, for each row of the lane, the weighted sum of products in the lane's columns."""
         config, lane, dtype = self.config, cute.arch.lane_idx(), DTYPES[self.form.element]
         sums = cute.make_rmem_tensor(ROWS, Float32)
         sums.fill(0.0)

@@ -74,8 +74,7 @@ class Keys:
     def steps_of(
         self, share: Share, listed: Int32, is_list: cutlass.Constexpr[bool]
     ) -> tuple[Int32, Int32]:
-        """Return the warp's first step and its last step plus 1, of its list or of its
-        candidates."""
+        """Return (first step, last step plus 1) of the warp, in its list or its candidates."""
         if cutlass.const_expr(is_list):
             return Int32(0), (listed + WARP_THREADS - 1) // WARP_THREADS
         return share.first, share.end
@@ -137,8 +136,7 @@ class Keys:
     def number_of(
         self, shared: Shared, step: Int32, listed: Int32, is_list: cutlass.Constexpr[bool]
     ) -> Int32:
-        """Return the number, within the CTA's share, of a lane's first key; the arguments are as in
-        `read`."""
+        """Return the number, in the CTA's share, of a lane's first key; see `read`."""
         number = self.vector_of(step) * self.config.vector
         if cutlass.const_expr(is_list):
             number = Int32(0)
@@ -243,8 +241,7 @@ class Counts:
 
     @cute.jit
     def meet(self) -> None:
-        """Wait for all threads of the cluster, and make visible what they wrote to shared
-        memory."""
+        """Wait for all threads of the cluster, and publish what they wrote to shared memory."""
         cute.arch.sync_threads()
         if cutlass.const_expr(self.config.cluster > 1):
             thread, _, _ = cute.arch.thread_idx()

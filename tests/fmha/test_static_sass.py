@@ -31,7 +31,7 @@ MASKS = (ONE_SIDED, TWO_SIDED, SINK_TOKENS, SOFTCAP)
 
 MUFU_DISTANCE = 8  # cycles from one exponential to the next: the unit's rate
 LATEST_STATISTICS, LATEST_READY = 0.50, 0.94  # shares of the cycles of a tile
-ROW_SUM = 60  # of its 65 packed additions, at least so many after the arrival that signals P
+ROW_SUM = 60  # of its 65 packed additions, the minimum after the arrival that signals P
 ONE_HOT_BLOCK = (20, 60)  # instructions and stalls of `refer` for huge scores
 CORRECTION_CHUNK = 16  # columns of O that a correction warp loads and stores at a time
 

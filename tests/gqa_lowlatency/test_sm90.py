@@ -1,4 +1,4 @@
-"""Features of the Hopper kernel alone: Q in fp16 with keys in e4m3, and steps of 32 keys."""
+"""Features that only the Hopper kernel has: Q in fp16 with keys in e4m3, and steps of 32 keys."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def test_the_host_of_attention_never_waits_for_the_gpu(kind, of_attention):
 @pytest.mark.parametrize("kind", KINDS_OF_DECODE)
 @pytest.mark.parametrize("kv_dtype", [BF16, E4M3])
 def test_the_host_of_decode_never_waits_for_the_gpu(kind, kv_dtype, of_decode):
-    scaled = kv_dtype == E4M3  # by k_scale alone
+    scaled = kv_dtype == E4M3  # only by k_scale
     with FakeTensorMode():
         inputs, tables = problem(kind, "cuda", kv_dtype=kv_dtype)
         given = {**tables, "sinks": torch.empty(4, device="cuda"), "window_left": 5, "softcap": 3.0}

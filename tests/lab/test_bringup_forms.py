@@ -243,8 +243,10 @@ def test_clusters_that_not_every_gpu_has_are_asked_for(ctas: int, asked: bool) -
 
 
 class Here:
-    """A stand-in for a process, which calls at once; the GPU's outputs are `gpu` of the right
-    ones."""
+    """A stand-in for a process that calls functions directly.
+
+    `gpu` makes the GPU's outputs from the right ones.
+    """
 
     def __init__(self, gpu=None) -> None:
         self.gpu = gpu

@@ -126,8 +126,7 @@ def test_a_launch_that_goes_where_another_has_counted_is_run_whole(tmp_path, mon
 
 
 def test_what_is_partly_torchs_is_not_modelled(tmp_path):
-    """Above 64 tokens torch multiplies by the router's weight, so a model of our launch alone is no
-    time."""
+    """Above 64 tokens torch computes the router's product, which no model of our launch has."""
     row = {**ROW, "step": "route_tokens", "name": "32 experts, 4", "peer": "moe"}
     rows = [{**row, "tokens": tokens} for tokens in (64, 65)]
     ours, partly = measured_in(saved(tmp_path / "rows.json", *rows))

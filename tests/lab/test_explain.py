@@ -132,7 +132,7 @@ def test_the_same_on_blackwell(explain, sharing):
     assert rows["owners"] == "8 of 16 CTAs finish O, 1 of its 8 columns each"
     assert rows["1 x 8,192 keys"] == "64 tiles; CTA 0: 4 (0..3); CTA 15: 4 (60..63)"
     assert rows["CTAs of an SM"].startswith("1 by shared memory, 16 by tensor memory; 1 by ")
-    assert "row_scales" not in explain(LLAMA, "sm_100a")  # used for e4m3 alone
+    assert "row_scales" not in explain(LLAMA, "sm_100a")  # used for e4m3 only
     assert "row_scales" in explain(f"{LLAMA} --kv-dtype e4m3", "sm_100a")
 
 

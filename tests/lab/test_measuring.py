@@ -135,8 +135,7 @@ def test_the_profiled_name_is_in_the_symbol_of_the_kernel(arch):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_profiled_kernel_knows_its_lines_of_python(arch, tmp_path, whole_ptxas):
-    """Runs in a fresh process, since the DSL reads the setting for line info when it is
-    imported."""
+    """The test runs in a fresh process, since the DSL reads the setting when it is imported."""
     flags = ("--head-dim", "64", "--arch", arch, "--out", str(tmp_path))
     name, _, value = LINE_INFO.partition("=")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), name: value}

@@ -71,7 +71,7 @@ def test_many_tiles(monkeypatch, arch):
     [*((record, "sm_90a", "warp") for record in FORMATS), ("indexer_fp4", "sm_100a", "tcgen05")],
 )
 def test_bits_do_not_depend_on_neighbours(record, arch, kernel):
-    """Tokens have equal bits alone and in groups with others."""
+    """Tokens have equal bits in a call of their own and in groups with others."""
     alone, grouped = (
         check_scores(Scored(record, MIXED, 32, longest=longest), arch=arch, kernel=kernel)
         for longest in (1, 3)

@@ -184,7 +184,7 @@ ARRIVE = "mbarrier.arrive.shared.b64 %rd1, [%r3], %r4;"
     [
         (f"{STORE}\nadd.s32 %r5, %r5, 1;\n{ARRIVE}", True),
         (f"{STORE}\nadd.s32 %r1, %r1, 4;\n{ARRIVE}", False),  # its address changes
-        (f"{STORE}\n{ARRIVE.replace('%r3', '%r5')}\n{ARRIVE}", True),  # the first of them alone
+        (f"{STORE}\n{ARRIVE.replace('%r3', '%r5')}\n{ARRIVE}", True),  # only the first of them
         (f"@%p1 bra L;\n{STORE}\nL:\n{ARRIVE}", False),  # not for every lane
         (f"{STORE}\n@%p1 bra L;\nadd.s32 %r5, %r5, 1;\nL:\n{ARRIVE}", True),
         (f"L:\n{STORE}\n@%p1 bra L;\n{ARRIVE}", False),  # not as often

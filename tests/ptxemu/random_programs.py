@@ -38,8 +38,7 @@ def _written(opcode: str, *operands: str) -> str:
 
 
 class Generator:
-    """Draws statements and writes them. `rng` decides everything, so a seed identifies a
-    program."""
+    """Writer of random statements. `rng` decides everything, so a seed identifies a program."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -374,8 +374,7 @@ def test_undefined_scale_factors_and_copies(name: str, line: str, instead: str) 
 
 @pytest.mark.parametrize(("stored", "shows"), [(2, True), (3, False), (4, False)])
 def test_padding_of_operands_may_be_undefined(stored: int, shows: bool) -> None:
-    """A in shared memory has so many defined words in 16 bytes: two for e2m1, then three for
-    e3m2."""
+    """A has two defined words in 16 bytes of shared memory for e2m1, and three for e3m2."""
     mma_program = read(FOLDER / "narrow_a_mma.ptx")
     text = mma_program.text.replace("[%r6], [%r14], %rd11", "[%r6], %rd10, %rd11")
     text = "\n".join(line for line in text.split("\n") if "tcgen05.cp" not in line)

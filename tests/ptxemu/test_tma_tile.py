@@ -388,7 +388,7 @@ def test_four_rows_are_stored(coordinates: tuple[int, ...], swizzle: str, policy
 
 
 def test_without_a_wait_the_load_is_a_race() -> None:
-    """The checker knows the shared memory of the four rows."""
+    """The checker tracks the shared memory of all four rows that the load writes."""
     tensor, out = numbered(), aligned_copy(np.zeros(BYTES, np.uint8))
     body = gather()
     start = body.index("W:")

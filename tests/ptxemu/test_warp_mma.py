@@ -106,8 +106,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_wrong_map_of_a_fragment_is_noticed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`fragments`, which follows the manual's figures, notices it on the inputs of
-    `test_products`."""
+    """`fragments` follows the manual's figures and notices it on the inputs of `test_products`."""
     case = SHAPES[shape]
     right = fragments.multiplied(opcode_of(case), operands_of(case)).ravel()
     for name, (function, change) in WRONG.items():

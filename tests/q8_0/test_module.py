@@ -39,7 +39,7 @@ def test_forward(layout, activations):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_more_tokens_go_to_the_product(layout, monkeypatch):
-    """The product is in int8, whatever few tokens use, and one launch with the bias included."""
+    """The product is in int8, whatever arithmetic few tokens use, in one launch with the bias."""
     asked = []
 
     def noted(*args, **options):

@@ -147,7 +147,7 @@ def test_the_largest_sums():
 
 
 def test_bits_do_not_depend_on_the_tokens():
-    """A token alone, in small tiles, has the bits that it has among others, in large tiles."""
+    """A token has the same bits by itself, in small tiles, and among others, in large tiles."""
     case, x = Matrix(136, 192, place="dense"), activations(140, 192)
     weights = case.both()[SOA]
     many = product(weights, x, arch="sm_90a")

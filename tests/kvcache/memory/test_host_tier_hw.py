@@ -36,7 +36,7 @@ BLOCKS = (4, 50)  # of a request
 ROUNDS = 1000  # number of offloads and fetches
 STEPS = 4 * ROUNDS  # at most, so that an error in the test ends
 QUEUED = 30_000_000  # cycles of work on the main stream that is unfinished when a request leaves
-COMPARED = 40  # one step of so many, against fp64
+COMPARED = 40  # one step in 40 is compared with fp64
 
 
 @dataclass
@@ -190,7 +190,7 @@ def test_a_thousand_rounds_beside_decode():
 
 
 def test_without_the_deferral_bytes_are_lost():
-    """Shows that the test above notices errors; a GPU with other work may miss the moment."""
+    """This shows that the test above notices errors; a GPU with other work may miss the moment."""
     runs = (Engine(seed, deferred=False).run(ROUNDS // 5) for seed in range(6))
     assert any(counts.wrong.item() for counts in runs)
 
