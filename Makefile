@@ -55,7 +55,7 @@ wheel: $(STAMP)  ## wheel and sdist of this version, into out/dist
 	rm -rf out/dist
 	$(BIN)/python -m build --quiet --no-isolation --outdir out/dist .
 
-smoke: wheel  ## that wheel in an empty environment: its files, entry points, the READMEs' examples
+smoke: wheel  ## that wheel in an empty environment: its files, entry points, the pages' examples
 	$(BIN)/python scripts/smoke.py out/dist/*.whl
 
 clean:  ## remove the environment, the caches and out/

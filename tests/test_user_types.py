@@ -54,6 +54,8 @@ TYPES = {
     "q8_0.matvec(weights, x, out_dtype=torch.float32)": OUT,
     "kvcache.append_rows((rows, x), None, x)": "None",
     "kvcache.gather(rows, x, x)": "None",
+    "kvcache.page_table(x, x, x, 16, max_pages=4)": LSE,
+    "kvcache.page_slots(x, x, 16, entries=x)": OUT,
 }
 WRONG = [
     "fmha.attention(x, x, x, casual=True)",

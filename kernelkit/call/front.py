@@ -332,12 +332,25 @@ def _fields(kind: type) -> Callable[[Any], Iterable[Any]] | None:
 
 
 def _asked(function: Callable, hints: Mapping[str, str], args: tuple, options: dict) -> Any:
-    """Call the function; for a wrong name raise an error with the right one."""
+    """Call the function; for a wrong name raise an error with the right one, and for arguments that
+    are given by position and should not be, one with the names of the others."""
     try:
         return function(*args, **options)
     except TypeError:
         require_names(function, options, hints)
+        _require_positions(function, args)
         raise
+
+
+def _require_positions(function: Callable, args: tuple) -> None:
+    """Raise TypeError for more arguments by position than a function has."""
+    parameters = inspect.signature(function).parameters.values()
+    own = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(own):
+        raise TypeError(
+            f"{function.__name__} has {len(args)} arguments by position: it takes "
+            f"{', '.join(own)}, and all others by name"
+        )
 
 
 # ---- options

@@ -43,6 +43,12 @@ LEFT_OUT = {
 }
 
 
+def has_examples(page: PurePosixPath) -> bool:
+    """Whether the Python of a page runs: READMEs of the repository and of packages, and guides."""
+    is_readme = page.name == "README.md" and page.parts[0] in {*PACKAGES, "README.md"}
+    return is_readme or page.match("docs/from_*.md")
+
+
 @dataclass(frozen=True)
 class Example:
     """Python of a page. line: of the page, where its first line stands."""
@@ -60,9 +66,9 @@ class Example:
 
 
 def examples() -> Iterator[Example]:
-    """All but those left out, page by page."""
+    """Yield all but those left out, page by page."""
     for page in files(".md"):
-        if page.name == "README.md" and page.parts[0] in {*PACKAGES, "README.md"}:
+        if has_examples(page):
             text = (ROOT / page).read_text(encoding="utf-8")
             for number, match in enumerate(_PYTHON.finditer(text), start=1):
                 if (str(page), number) not in LEFT_OUT:

@@ -170,16 +170,15 @@ def test_names_of_other_libraries_are_answered(family, name):
         assert words in str(refused.value)
 
 
-def test_minus_one_of_a_pair_is_unbounded(family):
-    """-1 means unbounded, as in FlashAttention."""
+def test_minus_one_is_unbounded(family):
+    """-1 means unbounded in a pair, as in FlashAttention, and as FlashInfer's `window_left`."""
     inputs, options = problem("dense")
-    wanted = family.attend(
-        *inputs, **(options | given(causal=False, window=(WINDOW, None), sinks=None))
-    )
-    found = family.attend(
-        *inputs, **(options | given(causal=False, window=(WINDOW, -1), sinks=None))
-    )
-    assert same(found, wanted)
+    for unbounded, minus_one in (((WINDOW, None), (WINDOW, -1)), (None, -1)):
+        wanted, found = (
+            family.attend(*inputs, **(options | given(causal=False, window=window, sinks=None)))
+            for window in (unbounded, minus_one)
+        )
+        assert same(found, wanted)
     with pytest.raises(ValueError, match="window left -2"):
         family.attend(*inputs, **(options | {"window": (-2, 0)}))
 

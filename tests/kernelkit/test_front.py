@@ -460,3 +460,8 @@ def test_a_wrong_name_is_answered_with_the_right_one():
             public(1, **{name: 2})
     with pytest.raises(TypeError, match="x is None"):
         public(None, window=1)
+
+
+def test_arguments_by_position_are_answered_with_their_names():
+    with pytest.raises(TypeError, match="public has 3 arguments by position: it takes x, and all"):
+        public(1, 2, 3)

@@ -20,8 +20,9 @@ EXAMPLES = list(perform.examples())
 
 
 def test_every_example_runs_or_has_a_reason():
-    readmes = [ROOT / "README.md", *(p for name in PACKAGES for p in (ROOT / name).rglob("*.md"))]
-    blocks = sum(p.read_text(encoding="utf-8").count("\n```python\n") for p in readmes)
+    pages = [ROOT / "README.md", *(p for name in PACKAGES for p in (ROOT / name).rglob("*.md"))]
+    pages += (ROOT / "docs").glob("from_*.md")
+    blocks = sum(p.read_text(encoding="utf-8").count("\n```python\n") for p in pages)
     assert blocks == len(EXAMPLES) + len(perform.LEFT_OUT)
     assert all((ROOT / page).is_file() for page, _ in perform.LEFT_OUT)
 

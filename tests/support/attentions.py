@@ -116,7 +116,7 @@ REFUSED: dict[str, Refusal] = {
     "window of text": ((Q, K, V), {"window": "4"}, TypeError, "window '4': keys before"),
     "window of truth": ((Q, K, V), {"window": True}, TypeError, "window True: keys before"),
     "window of floats": ((Q, K, V), {"window": (1.5, 0)}, TypeError, "window_left is 1.5"),
-    "window negative": ((Q, K, V), {"window": -1}, ValueError, "window left -1"),
+    "window negative": ((Q, K, V), {"window": -2}, ValueError, "window left -2"),
     "window negative behind": ((Q, K, V), {"window": (3, -2)}, ValueError, "window right -2"),
     "sink tokens alone": ((Q, K, V), {"sink_tokens": 4}, ValueError, "without a left window"),
     "sink tokens": ((Q, K, V), {"sink_tokens": -4, "window": 3}, ValueError, "sink_tokens -4"),

@@ -382,6 +382,18 @@ def _pages() -> Given:
             "v": bf16(3, 2, 64), "slots": torch.tensor([1, 17, -1])}  # fmt: skip
 
 
+def _page_table() -> Given:
+    return {"indptr": torch.tensor([0, 2, 2, 5], dtype=INT),
+            "indices": torch.tensor([4, 1, 0, 7, 3], dtype=INT),
+            "last_page_len": torch.tensor([16, 0, 3], dtype=INT), "page_size": 16,
+            "max_pages": 4}  # fmt: skip
+
+
+def _page_slots() -> Given:
+    return {"table": torch.tensor([[4, 1], [0, -1]], dtype=INT), "page_size": 16,
+            "positions": torch.tensor([31, 2, -1]), "entries": torch.tensor([0, 1, 1])}  # fmt: skip
+
+
 def _fp8_pages() -> Given:
     pages = {name: _pages()[name].to(torch.float8_e4m3fn) for name in ("k_pages", "v_pages")}
     return _pages() | pages | {"k_scale": positive(1), "v_scale": positive(1)}
@@ -489,6 +501,8 @@ CACHE_BASES = (
     Base("append_pages", kvcache.append_pages, _pages, ("k_pages", "v_pages")),
     Base("append_pages in e4m3", kvcache.append_pages, _fp8_pages, ("k_pages", "v_pages")),
     Base("gather_pages", kvcache.gather_pages, _pages, ("k", "v")),
+    Base("page_table", kvcache.page_table, _page_table),
+    Base("page_slots", kvcache.page_slots, _page_slots),
     Base("append_rows", kvcache.append_rows, _append_rows, ("first/0/pool",)),
     Base("append_swa", kvcache.append_swa, _append_swa, ("rows/pool",)),
     Base("gather", kvcache.gather, _gather, ("out",)),
