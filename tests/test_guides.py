@@ -1,8 +1,7 @@
-"""The guides for users of other libraries tell the truth: each converted call gives what the call
-that it replaces gives, by a definition of that library in torch.
+"""The guides for users of other libraries are true: converted calls give the original results.
 
-A guide shows a call as ```text and, after it, what it becomes as ```python. The latter makes all
-tensors. Both are executed here, the former over `tests.support.originals`.
+A guide shows a call as ```text and, after it, the converted call as ```python. The latter makes all
+tensors. Both are executed here, the former with the definitions in `tests.support.originals`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ INT = torch.int32
 
 @pytest.fixture
 def libraries(monkeypatch):
-    """Modules of the other libraries, by our definitions."""
+    """Install modules of the other libraries that hold our definitions."""
     for name, module in originals.MODULES.items():
         for end in [match.start() for match in re.finditer(r"\.", name)]:
             monkeypatch.setitem(sys.modules, name[:end], type(module)(name[:end]))
@@ -40,7 +39,7 @@ def libraries(monkeypatch):
 
 
 def close(found, wanted):
-    """Within what 16 bits of the result, or three of e4m3's weights, leave."""
+    """Return whether the error fits 16-bit results, or e4m3 weights with three mantissa bits."""
     assert found.shape == wanted.shape
     found, wanted = found.double(), wanted.double()
     empty = wanted == -math.inf
@@ -61,7 +60,7 @@ def test_a_converted_call_gives_what_the_call_gave(name, libraries):
     exec(theirs, there)
     computed = {key for key, x in here.items() if there[key] is not given.get(key, x)}
     assert computed >= here.keys() & {"out", "lse"} or computed == {"kv_lens"}
-    for key, x in here.items():  # caches are written alike
+    for key, x in here.items():  # both calls write the same to the caches
         assert close(x, there[key]) if key in computed else torch.equal(x, there[key]), key
 
 
@@ -75,7 +74,7 @@ def test_every_call_of_a_guide_is_paired():
         assert pairs == text.count("\n```python\n") == text.count("\n```text\n") > 0
 
 
-# ---- what the guides say in words
+# ---- statements of the guides in words
 
 
 def bf16(*shape):
@@ -110,7 +109,7 @@ def test_single_calls_of_flashinfer_and_a_cache_without_pages():
 
 
 def test_rows_that_are_not_used_keep_the_place_of_the_others():
-    """`seqused_q` of FlashAttention 3: the last used row is aligned with the last key."""
+    """The last used row is aligned with the last key, as by `seqused_q` of FlashAttention 3."""
     q, k, v = bf16(2, 9, 4, 64), bf16(2, 30, 2, 64), bf16(2, 30, 2, 64)
     kv_lens, used = torch.tensor([30, 12], dtype=INT), torch.tensor([9, 4], dtype=INT)
     found = fmha.attention(q, k, v, causal=True, kv_lens=kv_lens, q_offset=kv_lens - used)
@@ -121,7 +120,7 @@ def test_rows_that_are_not_used_keep_the_place_of_the_others():
 
 
 def test_padding_on_the_left_is_not_seen():
-    """`cache_leftpad` of FlashAttention."""
+    """The keys before `first_keys` are not seen, as by `cache_leftpad` of FlashAttention."""
     q, k, v = bf16(2, 8, 64), bf16(2, 40, 2, 64), bf16(2, 40, 2, 64)
     kv_lens, first = torch.tensor([40, 17], dtype=INT), torch.tensor([3, 16], dtype=INT)
     found = gqa_lowlatency.decode(q, k, v, kv_lens=kv_lens, first_keys=first)
@@ -132,7 +131,7 @@ def test_padding_on_the_left_is_not_seen():
 
 
 def test_parts_of_flash_attention_are_merged_as_a_stack():
-    """`flash_attn_combine`, whose LSE is [parts, B, S, H]."""
+    """The result is that of `flash_attn_combine`, whose LSE is [parts, B, S, H]."""
     q, k, v = bf16(1, 5, 4, 64), bf16(1, 24, 2, 64), bf16(1, 24, 2, 64)
     parts = [
         originals.flash_attn_func(q, k[:, part::3], v[:, part::3], return_attn_probs=True)

@@ -1,5 +1,4 @@
-"""The language of docstrings and pages keeps its rules; each rule fails on what it was written
-against."""
+"""The language of docstrings and pages follows its rules; each rule fails on an example."""
 
 from __future__ import annotations
 

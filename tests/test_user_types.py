@@ -1,5 +1,5 @@
-"""What mypy and pyright say of a user's file: wrong names and types of arguments, and the types of
-results.
+"""Messages of mypy and pyright for a user's file: wrong names and types of arguments, and the types
+of results.
 
 mypy uses the settings and the cache of `make lint`, so it takes a second after that.
 """
@@ -127,7 +127,7 @@ def pyright(path: Path) -> Iterator[tuple[int, str]]:
 
 @pytest.fixture(scope="module", params=[mypy, pyright], ids=lambda checker: checker.__name__)
 def said(request, tmp_path_factory) -> dict[str, list[str]]:
-    """Map each line of the user's file to what a type checker says of it."""
+    """Map each line of the user's file to a type checker's messages."""
     lines = [*(f"reveal_type({call})" for call in TYPES), *WRONG]
     path = tmp_path_factory.mktemp("user") / "user.py"
     path.write_text(HEAD + "".join(f"    {line}\n" for line in lines), encoding="utf-8")

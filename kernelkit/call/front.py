@@ -253,11 +253,15 @@ _PLAIN = frozenset({bool, int, str, type(None), torch.dtype})
 
 def fronted(hints: Mapping[str, str] = _NONE) -> Callable[[Function], Function]:
     """Decorator of a public function that checks and arranges the arguments of one call of an
-    operator, does nothing else with tensors, and returns results of it. hints: names that users of
-    other libraries will try -> the name here, which the answer to a wrong name is.
+    operator, does nothing else with tensors, and returns the operator's results.
 
-    A call on a GPU whose options and layouts were seen before, with plain values, tensors, and
-    sequences and dataclasses of such, goes past the function and the operator.
+    A GPU call skips the function and the operator if a call with the same options and layouts was
+    seen before. Its arguments have to be plain values, tensors, or sequences and dataclasses of
+    such.
+
+    Args:
+        hints: name that users of other libraries will try -> the name here; the error for a wrong
+            name shows it.
     """
 
     def around(function: Function) -> Function:

@@ -1,4 +1,6 @@
-"""`decode` refuses bad input before anything compiles, and decides empty problems alone."""
+"""`decode` refuses bad input before anything compiles, and answers empty problems without a
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def test_scales_are_fp32_whatever_the_default_dtype_is(no_compile):
 
 
 def test_pages_that_no_token_sees_may_be_given_back(no_compile):
-    """Behind the length, and in front of the window."""
+    """These are pages after the length, and before the window."""
     q, options = pages([-7, 9, 3, 5], lengths=(47,))
     with pytest.raises(AssertionError, match="compiled"):
         decode(*q, window=12, **options)

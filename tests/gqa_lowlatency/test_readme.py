@@ -1,4 +1,4 @@
-"""gqa_lowlatency/README.md tells the truth: its examples run and are right, its command works."""
+"""gqa_lowlatency/README.md is true: its examples run and are right, its command works."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_examples_run_and_the_last_one_merges():
 
 def test_the_command_is_spelt_as_the_script_takes_it(run):
     (command,) = re.findall(r"^    python (scripts/run_gqa.*)$", README, re.MULTILINE)
-    command = command.replace("scripts/run_gqa.py", "run.py gqa")  # which is what it does
+    command = command.replace("scripts/run_gqa.py", "run.py gqa")  # the script runs this command
     result = run(command, "--D", "96")  # refused before anything is emulated
     assert result.stderr.startswith("refused: head_dim 96")
 

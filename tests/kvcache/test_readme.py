@@ -1,4 +1,4 @@
-"""kvcache/README.md tells the truth: its example runs, its figures are those of the results."""
+"""kvcache/README.md is true: its example runs, its figures are those of the results."""
 
 from __future__ import annotations
 

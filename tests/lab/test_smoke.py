@@ -1,4 +1,4 @@
-"""The smoke test of a wheel notices what it is there for; the wheel itself is `make smoke`'s."""
+"""The smoke test of a wheel notices faults; `make smoke` tests the wheel itself."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_wheel_that_lacks_a_file_or_has_another_is_noticed(tmp_path):
 
 
 def reports_of(programs: dict[str, str], folder: Path, jobs: int) -> dict[str, str]:
-    """What `run_all` says of each, in a process that has nothing to lose by a fork."""
+    """Reports of `run_all` on each program, in a process that may safely fork."""
     for name, text in programs.items():
         (folder / f"{name}.py").write_text(text)
     code = (

@@ -1,5 +1,6 @@
-"""`fused_moe` with choices that an engine has made: the bits of the routed layer, and the right sum
-where slots are of no expert, of one elsewhere, or of one twice."""
+"""`fused_moe` with choices made by an engine: the bits of the routed layer, and the right sum for
+slots without an expert, with a foreign expert, or with an expert twice.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def test_the_bits_of_the_routed_layer(form, count):
 
 
 def test_slots_without_an_expert_and_an_expert_twice(form):
-    """A token without any expert gives zeros; an expert that is chosen twice counts twice."""
+    """A token without an expert gives zeros; an expert that is chosen twice counts twice."""
     experts, options = form
     x, _ = tokens()
     ids = torch.tensor([[0, 5], [-1, 2], [-1, -1], [3, 3], [5, -1]], dtype=torch.int32)

@@ -1,7 +1,7 @@
 """Functions of FlashAttention, FlashInfer and vLLM as their documentation defines them, in fp64.
 
-The arguments are those of the libraries; what a call of the guides does not use is left out.
-`MODULES` has the modules that call sites import.
+The arguments are those of the libraries, except those that no call in the guides uses. `MODULES`
+has the modules that call sites import.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ Results = tuple[torch.Tensor, torch.Tensor]
 
 
 def _entry(q, k, v, scale, causal, window, softcap) -> Results:
-    """O [n_q, H, D] and LSE [n_q, H] in natural log, of an entry; aligned at the bottom right."""
+    """Return O [n_q, H, D] and LSE [n_q, H] (natural log) of an entry.
+
+    Causal masks and windows are aligned at the bottom right.
+    """
     n_q, n_k, group = len(q), len(k), q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k)
@@ -38,7 +41,7 @@ def _entry(q, k, v, scale, causal, window, softcap) -> Results:
 
 
 def _paged(cache: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
-    """Rows of the pages, [length, heads, D]."""
+    """Return the first `length` rows of the pages, [length, heads, D]."""
     size = cache.shape[1]
     return cache[pages[: -(-length // size)].long()].flatten(0, 1)[:length]
 
@@ -50,7 +53,7 @@ def flash_attn_func(
     q, k, v, *, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
     return_attn_probs=False, q_descale=None, k_descale=None, v_descale=None,
 ):  # fmt: skip
-    """Dense entries; of FlashAttention 3 the factors [B, Hkv] of e4m3, too."""
+    """Attend over dense entries; the factors [B, Hkv] of e4m3 are those of FlashAttention 3."""
     group, found = q.shape[2] // k.shape[2], []
     for entry, tensors in enumerate(zip(q, k, v, strict=True)):
         factors = [
@@ -70,7 +73,7 @@ def flash_attn_varlen_func(
     softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, return_attn_probs=False,
     block_table=None,
 ):  # fmt: skip
-    """Packed queries; keys packed, or in pages. LSE [H, T]."""
+    """Attend with packed queries over keys that are packed or in pages; LSE is [H, T]."""
     assert max_seqlen_q >= cu_seqlens_q.diff().max()
     assert max_seqlen_k >= cu_seqlens_k.diff().max()
     found = []
@@ -90,7 +93,8 @@ def flash_attn_with_kvcache(
     block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
     num_splits=0, return_softmax_lse=False,
 ):  # fmt: skip
-    """New keys are written behind `cache_seqlens` of the cache, in place. LSE [B, H, S]."""
+    """Write new keys to the cache from `cache_seqlens` on, in place, and attend; LSE is [B,
+    H, S]."""
     assert num_splits >= 0
     table = block_table
     if table is None:
@@ -116,7 +120,7 @@ def get_seq_lens(kv_indptr, kv_last_page_len, page_size):
 
 
 def get_batch_indices_positions(append_indptr, seq_lens, nnz):
-    """The last tokens of each entry."""
+    """Return entries and positions of the last tokens of each entry."""
     indices, positions = [], []
     for entry, count in enumerate(append_indptr.diff().tolist()):
         length = int(seq_lens[entry])
@@ -127,7 +131,7 @@ def get_batch_indices_positions(append_indptr, seq_lens, nnz):
 
 
 def _caches(kv_cache, layout):
-    """K and V, [pages, page_size, heads, D]."""
+    """Return K and V, [pages, page_size, heads, D]."""
     both = kv_cache.unbind(1) if isinstance(kv_cache, torch.Tensor) else kv_cache
     return [x.transpose(1, 2) if layout == "HND" else x for x in both]
 
@@ -145,7 +149,7 @@ def append_paged_kv_cache(
 
 
 class _Wrapper:
-    """plan and run of both wrappers."""
+    """The plan and run methods that both wrappers share."""
 
     def __init__(self, workspace, kv_layout="NHD", use_tensor_cores=False):
         self.layout = kv_layout
@@ -153,13 +157,13 @@ class _Wrapper:
     def _plan(
         self, qo_indptr, lists, sizes, causal, window_left=-1, logits_soft_cap=None, **options: Any
     ):
-        """Keep all of it; `sizes` are heads, KV heads, head dim and page size."""
+        """Keep all arguments; `sizes` are heads, KV heads, head dim and page size."""
         self.qo_indptr, self.lists, self.sizes = qo_indptr, lists, sizes
         self.dtype = options.get("q_data_type", torch.float16)
         self.options = options.get("sm_scale"), causal, (window_left, -1), logits_soft_cap
 
     def run(self, q, kv_cache, return_lse=False):
-        """O [T, H, D], LSE [T, H]."""
+        """Return O [T, H, D] and, if asked for, LSE [T, H]."""
         caches, (indptr, indices, last) = _caches(kv_cache, self.layout), self.lists
         kv_heads, head_dim = caches[0].shape[2:]
         assert self.sizes == (q.shape[1], kv_heads, head_dim, caches[0].shape[1])
@@ -196,7 +200,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
 
 
 def merge_states(v, s):
-    """Merge v [T, n, H, D] and s [T, n, H], of base 2."""
+    """Merge v [T, n, H, D] and s [T, n, H], LSE of base 2."""
     total = torch.logsumexp(s.double() * math.log(2), 1) / math.log(2)
     weights = torch.exp2(s.double() - total[:, None])
     return (weights[..., None] * v.double()).sum(1), total
@@ -212,7 +216,11 @@ def merge_state(v_a, s_a, v_b, s_b):
 def fused_experts(
     hidden_states, w1, w2, topk_weights, topk_ids, global_num_experts=-1, expert_map=None
 ):
-    """silu_and_mul of gate, the first half of w1's rows, and up; an expert of -1 adds nothing."""
+    """Compute the layer of experts: silu(gate) * up, where gate is the first half of the rows of
+    w1.
+
+    An expert of -1 adds nothing.
+    """
     assert global_num_experts in (-1, len(w1) if expert_map is None else len(expert_map))
     x, out = hidden_states.double(), torch.zeros(hidden_states.shape, dtype=torch.float64)
     for token, slots in enumerate(zip(topk_ids.tolist(), topk_weights.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""Page lists of FlashInfer become tables, and positions slots, as naive loops do it."""
+"""Page lists of FlashInfer become tables, and positions become slots, compared with naive loops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ints(*values):
 
 
 def naive(indptr, indices, last, page_size, width):
-    """Entry by entry, page by page."""
+    """Build the table and the lengths entry by entry."""
     table, lengths = [], []
     for entry, rows in enumerate(last):
         pages = indices[indptr[entry] : indptr[entry + 1]]
@@ -28,7 +28,7 @@ def naive(indptr, indices, last, page_size, width):
 
 
 def drawn(seed):
-    """Page lists of a few entries, some without pages, and more indices than are used."""
+    """Draw page lists of a few entries, some without pages, and more indices than are used."""
     draw = random.Random(seed)
     page_size, batch = draw.choice((1, 3, 16)), draw.randint(1, 6)
     counts = [draw.choice((0, 1, 2, 5)) for _ in range(batch)]
@@ -106,7 +106,7 @@ def test_slots_of_a_naive_loop(seed):
 
 
 def test_slots_of_some_tokens_of_every_entry():
-    """A cache without pages is one whose pages are as long as it is."""
+    """A cache without pages is treated as one page for each entry."""
     table, positions = ints(3, 0)[:, None], torch.tensor([[4, 5], [0, -1]])
     assert page_slots(table, positions, 10).tolist() == [34, 35, 0, -1]
 
@@ -134,12 +134,12 @@ def test_slots_that_are_refused(changes, error, words):
 
 
 def moved(device, indptr, indices, last, page_size):
-    """Page lists on a device."""
+    """Return page lists on a device."""
     return *(ints(*each).to(device) for each in (indptr, indices, last)), page_size
 
 
 def test_the_host_reads_nothing_that_is_not_on_the_cpu():
-    """Tensors on 'meta' have nothing to read."""
+    """Tensors on 'meta' have no values that could be read."""
     indptr, indices, last, page_size = drawn(3)
     table, lengths = page_table(*moved("meta", indptr, indices, last, page_size), max_pages=5)
     assert (table.shape, lengths.shape) == ((len(last), 5), (len(last),))

@@ -1,4 +1,4 @@
-"""A right call of every public function that takes arguments, for hostile ones to be made of."""
+"""A right call of every public function with arguments, from which hostile calls are made."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _without(given: Given, *names: str) -> Given:
 
 
 def _planned(plan: Plan, given: Given) -> Any:
-    """The results of a plan for the tensors that it was made with."""
+    """Run a plan for the tensors that it was made with."""
     moves = ("q", "k", "v", "kv_lens", "q_offset", "first_keys", "cu_seqlens_q", "cu_seqlens_k",
              "page_table")  # fmt: skip
     tensors = {name: given.get(name) for name in moves}
@@ -129,7 +129,7 @@ def _view(tokens: int) -> StepView:
 
 
 def _pool(slots: int, size: int) -> torch.Tensor:
-    """Bytes that are numbers of bfloat16."""
+    """Random bytes that are finite as bfloat16."""
     return bf16(slots, size // 2).view(torch.uint8)
 
 
@@ -291,7 +291,7 @@ def _warming_moe() -> Given:
 
 
 def _planned_moe(plan: InPlacePlan, _: Given) -> Any:
-    """The result of a plan for the tensors that it was made with."""
+    """Run a plan for the tensors that it was made with."""
     return plan()
 
 
@@ -314,7 +314,7 @@ FOLDER = tempfile.TemporaryDirectory(prefix="hostile-")  # removed when the proc
 
 @functools.cache
 def _folder(name: str) -> Path:
-    """A checkpoint: of gpt-oss, or of experts with tensors of their own."""
+    """Write a checkpoint: of gpt-oss, or with separate tensors of each expert."""
     path = Path(FOLDER.name) / name
     path.mkdir()
     if name == "gpt-oss":
