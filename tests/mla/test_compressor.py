@@ -231,5 +231,6 @@ def test_what_is_not_finite_stays_in_its_channel_or_entry(kind):
     run(job)
     mine, theirs = (x.out.data()[written(x)].view(torch.bfloat16) for x in (job, clean))
     assert mine[0].isnan().all()
-    apart = setup.tail.overlap  # the last token of a window also counts in the next entry
-    assert torch.equal(mine[apart:], theirs[apart:]) or setup.kind == "csa"
+    apart = setup.tail.overlap  # with 2 a window's last token also counts in the next entry
+    assert len(mine) > apart
+    assert torch.equal(mine[apart:], theirs[apart:])
