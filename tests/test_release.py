@@ -1,4 +1,4 @@
-"""What is released says the same everywhere: versions, packages that are installed and typed."""
+"""Released data agree everywhere: versions, packages that are installed and typed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import re
 
 import pytest
 
-from lab.house.repository import LINK
-from lab.house.source import OLD_NAMES, PACKAGES, ROOT
+from lab.house.source import LINK, OLD_NAMES, PACKAGES, ROOT
 from lab.tools.common import EXTRA_OF
 
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -97,8 +96,9 @@ def metadata_of_extra(name: str) -> set[str]:
 
 
 def test_requirements_that_are_pinned_lie_in_their_ranges():
-    """`constraints.txt` has a version of each, so that what it installs is what is declared."""
-    from packaging.requirements import Requirement  # of pytest
+    """`constraints.txt` has a version of each, so that the installed packages are those
+    declared."""
+    from packaging.requirements import Requirement  # comes with pytest
 
     (declared,) = re.findall(r"^dependencies = \[\n(.*?)^\]", PROJECT, re.M | re.DOTALL)
     pins = re.findall(r"^(\S+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)
