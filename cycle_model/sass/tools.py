@@ -13,7 +13,10 @@ from typing import Any
 from cycle_model.sass.flow import SPILLS, Control, Function, Instruction, is_serialised, kinds_of
 
 TOOLS = ("cuobjdump", "nvdisasm")
-HOW_TO_GET_TOOLS = "not found: cuobjdump, nvdisasm; `pip install '.[sass]'` brings both"
+HOW_TO_GET_TOOLS = (
+    "not found: cuobjdump, nvdisasm; both are in the extra sass: "
+    "pip install 'blackwell-kernels[sass]', or '.[sass]' in a checkout"
+)
 RESOURCES = re.compile(r"\bREG:(\d+)\s+STACK:(\d+)")
 
 
