@@ -20,7 +20,7 @@ REFUSALS = (TypeError, ValueError, NotImplementedError)
 GPU, UNKNOWN = "GPU", "sm_75"
 GPUS = (*ARCHITECTURES, UNKNOWN)
 # What differs between two errors of one limit: numbers, and names of dtypes and architectures.
-_VALUES = re.compile(r"sm_\d+a?|torch\.\w+|\b(?:bf16|fp16|fp32|e4m3)\b|-?\d[\d.e+-]*")
+_VALUES = re.compile(r"sm_\d+a?|torch\.\w+|\b(?:bf16|fp16|fp32|e4m3|nvfp4|mxfp4|mxfp8)\b|-?\d[\d.e+-]*")
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Space:
 
     name: the function, as the page calls it.
     factors: factor -> values; the first is the default.
-    table: factors whose combinations are all asked; the GPU is the first. The last one is asked
-        of the first and the last value of the one before it, for each kernel.
+    table: factors whose combinations are all asked; the GPU is the first. Where more than a few
+        values of the last but one run on a kernel, the last one is asked of the first and the last
+        of these.
     contexts: factors of the table that options may depend on.
     call: makes the call of a row; raises what the function raises.
     wrong: runs an accepted row in the emulator; returns what is out of tolerance.

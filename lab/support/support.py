@@ -11,6 +11,7 @@ from lab.support.space import GPU, GPUS, Row, Space, Verdict, boxes
 
 ASKED_OF = ("sm_100a", "sm_90a", "sm_120a")  # one GPU for each set of kernels
 YES = "yes"
+MOST_ASKED = 6
 KERNELS, OPTIONS, TOGETHER = "kernels", "options", "together"
 Point = tuple[str, ...]
 
@@ -117,17 +118,23 @@ def _kernels(space: Space, support: Support) -> Iterator[tuple[Point, str]]:
         yield (*values, default), result
         alike.setdefault((*values[:-1], result), []).append(values[-1])
     for (*values, result), lasts in alike.items():
+        asked: Sequence[str] = lasts
+        if len(samples) > MOST_ASKED:
+            asked = [] if result in support.notes else _ends(lasts)
         for sample in samples:
-            results = {last: result for last in lasts}
-            if result not in support.notes:
-                ends = {last: found(*values, last, sample) for last in (lasts[0], lasts[-1])}
-                same = len({*ends.values()}) == 1
-                results = {
-                    last: ends[lasts[0]] if same else found(*values, last, sample)
-                    for last in lasts
-                }
-            for last, result_of_sample in results.items():
-                yield (*values, last, sample), result_of_sample
+            results = {found(*values, last, sample) for last in asked} or {result}
+            for last in lasts:
+                same = len(results) == 1
+                each = next(iter(results)) if same else found(*values, last, sample)
+                yield (*values, last, sample), each
+
+
+def _ends(values: Sequence[str]) -> Sequence[str]:
+    """A few values, or the smallest and the largest of more, by their first number."""
+    if len(values) <= MOST_ASKED:
+        return values
+    first = {value: int(value.partition("/")[0]) for value in values}
+    return min(values, key=first.__getitem__), max(values, key=first.__getitem__)
 
 
 def _option(
