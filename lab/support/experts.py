@@ -67,7 +67,7 @@ GROUPS = {
 BIASES = {"none": (), "bias": ("bias",), "logit_bias": ("logit_bias",)}
 OF_ROUTERS = ("scoring", "groups", "shared", "router bias")
 KNOWN = {"x": 500.0, "h": 300.0}
-EXPERTS, RANK = 20, (3, 7)
+EXPERTS, RANK = 16, (3, 7)
 ROUNDING = {"bf16": 8e-3, "e4m3": 2.0**-6}  # of h, of the rows of both products and of y
 
 
@@ -228,7 +228,7 @@ SPACE = Space(
         GPU: GPUS,
         "experts": tuple(FORMATS),
         "x": tuple(DTYPES),
-        "hidden": ("256", "128", "96", "64", "48", "40"),
+        "hidden": ("128", "256", "96", "64", "48", "40"),
         "intermediate": ("128", "96", "64", "32", "48", "40"),
         "granularity": ("32", "8", "16", "64", "12"),
         "bias": ("no", "yes"),

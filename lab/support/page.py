@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from lab.support.support import ASKED_OF, KERNELS, OPTIONS, TOGETHER, Rule, Support
+from lab.support.ask import ASKED_OF, KERNELS, OPTIONS, TOGETHER, Rule, Support
 
 HEAD = """\
 # What is supported
@@ -29,10 +29,10 @@ sm_75 stands for every GPU without kernels.
 ANY, ALL_BUT, BETWEEN = "any", "all but ", "; "
 LEAST_RUN, MOST_LEFT_OUT = 4, 3
 _RUN = re.compile(r"(\d+)-(\d+) step (\d+)")
-_NOTE = re.compile(r"(\d+)\. (.+)")
 _NUMBER = re.compile(r"no \[(\d+)\]")
 TITLES = {KERNELS: "Kernels", OPTIONS: "Options", TOGETHER: "Not together"}
-RUNS, ARGUMENT, VALUE, WITH, ASKED, LIMITS = "runs", "argument", "value", "with", "Asked", "Limits"
+RUNS, ARGUMENT, VALUE, WITH = "runs", "argument", "value", "with"
+ASKED, LIMITS, NUMBER, BAR = "Asked", "Limits", "limit", "\\|"
 
 
 def page(found: Mapping[str, Support]) -> str:
@@ -51,7 +51,7 @@ def section(name: str, support: Support) -> str:
     asked = [(factor, BETWEEN.join(values)) for factor, values in support.factors.items()]
     lines += ["", f"**{ASKED}**", "", *_rows([(ARGUMENT, "values"), *asked])]
     lines += ["", f"**{LIMITS}**", ""]
-    lines += [f"{number}. {text}" for number, text in support.notes.items()]
+    lines += _rows([(NUMBER, "error", "its text"), *map(_error, support.notes.items())])
     return "\n".join((*lines, ""))
 
 
@@ -72,8 +72,14 @@ def _table(kind: str, rules: Sequence[Rule], support: Support) -> list[str]:
 
 def _rows(cells: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table in Markdown; the first row is its head."""
-    lines = [f"| {' | '.join(row)} |" for row in cells]
+    lines = [f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |" for row in cells]
     return [lines[0], "|" + "---|" * len(cells[0]), *lines[1:]]
+
+
+def _error(note: tuple[str, str]) -> tuple[str, ...]:
+    """The cells of a note: its number, the error's name and text."""
+    number, text = note
+    return (number, *text.split(": ", 1))
 
 
 def read(text: str) -> dict[str, Support]:
@@ -85,8 +91,7 @@ def read(text: str) -> dict[str, Support]:
         parts = {title.partition("**")[0]: title.partition("**")[2] for title in titles}
         factors = {row[0]: row[1].split(BETWEEN) for row in _cells(parts[ASKED])[1:]}
         support = Support(factors)
-        matches = map(_NOTE.fullmatch, parts[LIMITS].splitlines())
-        support.notes = {match[1]: match[2] for match in matches if match}
+        support.notes = {row[0]: f"{row[1]}: {row[2]}" for row in _cells(parts[LIMITS])[1:]}
         for kind, title in TITLES.items():
             if title in parts:
                 support.rules[kind] = _rules(_cells(parts[title]), factors)
@@ -97,7 +102,8 @@ def read(text: str) -> dict[str, Support]:
 def _cells(text: str) -> list[list[str]]:
     """The cells of a table, its head included."""
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines]
+    return [[cell.replace(BAR, "|") for cell in row] for row in rows]
 
 
 def _rules(cells: Sequence[Sequence[str]], factors: Mapping[str, Sequence[str]]) -> list[Rule]:

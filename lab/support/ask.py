@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernelkit.compile.arch import written_for
-from lab.support.space import GPU, GPUS, Row, Space, Verdict, boxes
+from lab.support.space import GPU, GPUS, Row, Space, Verdict, boxes, limit_of
 
 ASKED_OF = ("sm_100a", "sm_90a", "sm_120a")  # one GPU for each set of kernels
 YES = "yes"
@@ -49,12 +49,16 @@ class Support:
         """Return the kernel, or the number of the refusal's limit, which becomes a note."""
         if verdict.accepted:
             return verdict.kernel
-        for number, text in self.notes.items():
-            if Verdict("", text).limit == verdict.limit:
-                return number
-        number = str(len(self.notes) + 1)
-        self.notes[number] = verdict.refusal
+        number = self.number_of(verdict)
+        if number is None:
+            number = str(len(self.notes) + 1)
+            self.notes[number] = verdict.refusal
         return number
+
+    def number_of(self, verdict: Verdict) -> str | None:
+        """Return the number of a refusal's limit, None for one without a note."""
+        found = (n for n, text in self.notes.items() if limit_of(text) == verdict.limit)
+        return next(found, None)
 
     def add(self, section: str, names: Sequence[str], points: Mapping[Point, str]) -> None:
         """Add the rules of points, which have a value for each of the factors `names`."""
