@@ -11,7 +11,7 @@ from lab.support.space import GPU, GPUS, Row, Space, Verdict, boxes, limit_of
 
 ASKED_OF = ("sm_100a", "sm_90a", "sm_120a")  # one GPU for each set of kernels
 YES = "yes"
-MOST_ASKED = 6
+MOST_ASKED = 6  # values of which all are asked, where more are sampled
 KERNELS, OPTIONS, TOGETHER = "kernels", "options", "together"
 Point = tuple[str, ...]
 
@@ -34,8 +34,12 @@ class Rule:
 
 @dataclass
 class Support:
-    """What one function accepts: its factors, rules by section, and notes by number."""
+    """What one function accepts: its factors, rules by section, and notes by number.
 
+    A note is the text of a refusal. about: see `Space`.
+    """
+
+    about: str
     factors: Mapping[str, Sequence[str]]
     rules: dict[str, list[Rule]] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
@@ -74,9 +78,7 @@ class Support:
 
         kept: factors at the beginning of `names` for which that is not done.
         """
-        for place, name in enumerate(names):
-            if place < kept:
-                continue
+        for place in range(kept, len(names)):
             without: dict[Point, set[str]] = {}
             for point, result in points.items():
                 without.setdefault((*point[:place], *point[place + 1 :]), set()).add(result)
@@ -84,14 +86,14 @@ class Support:
                 points = {
                     (*rest[:place], value, *rest[place:]): result
                     for rest, (result,) in without.items()
-                    for value in self.factors[name]
+                    for value in self.factors[names[place]]
                 }
         return dict(points)
 
 
 def ask(space: Space) -> Support:
     """Ask a function about its space."""
-    support = Support(space.factors)
+    support = Support(space.about, space.factors)
     support.add(KERNELS, space.table, dict(_kernels(space, support)))
     values = itertools.product(*(space.factors[name] for name in space.contexts))
     rows = [space.default | dict(zip(space.contexts, each, strict=True)) for each in values]

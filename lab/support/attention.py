@@ -105,7 +105,7 @@ def case_of(row: Row) -> Call:
 def call(row: Row) -> Any:
     """Make the call of a row, with tensors that nobody fills."""
     case = case_of(row)
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"return_lse": row["result"] == "O + LSE"}
     if case.page_size and case.k_lens:
         case = replace(case, k_lens=None)
         changes["cu_seqlens_k"] = torch.tensor([0, STORED[0], sum(STORED)], dtype=torch.int32)
@@ -136,6 +136,10 @@ def wrong(row: Row) -> list[str]:
 
 SPACE = Space(
     "fmha.attention",
+    "dtype is that of q, k and v, or of q x (k and v). A head dim is D, or D/Dv where they differ. "
+    "Lengths `as needed` are kv_lens with pages, and nothing otherwise. rope is the number of "
+    "columns that are turned back, instructions is `config.instructions`. The calls have two "
+    "entries of 5 queries and 44 keys.",
     {
         GPU: GPUS,
         "instructions": ("chosen", "mma.sync"),

@@ -63,6 +63,8 @@ def _wrong_appending(row: Row) -> list[str]:
 
 APPEND = Space(
     "kvcache.append_rows",
+    "dtype is that of the tokens, whose bytes are written as they are. second is another pair of "
+    "rows and tokens.",
     {
         GPU: GPUS,
         "dtype": ("bf16", "fp16", "fp32", "e4m3", "uint8"),
@@ -101,6 +103,8 @@ def _wrong_gathering(row: Row) -> list[str]:
 
 GATHER = Space(
     "kvcache.gather",
+    "record is what the rows hold: plain bytes, or entries of a DeepSeek layer. columns are more of "
+    "them than a record has.",
     {
         GPU: GPUS,
         "record": tuple(RECORDS),

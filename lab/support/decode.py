@@ -36,7 +36,7 @@ MASKS: dict[str, dict[str, Any]] = {
     "causal=False + window=(30, 3)": {"causal": False, "window": (30, 3)},
 }
 SOFTCAPS = {"none": 0.0, "30": 30.0, "5000": 5000.0}
-SCALES = {"none": "none", "a number": "one", "fp32 [Hkv]": "heads"}
+SCALES = {"none": "none", "fp32 [1]": "one", "fp32 [Hkv]": "heads"}
 HEADS = {"8 of 2": (8, 2), "2 of 2": (2, 2), "40 of 1": (40, 1), "3 of 2": (3, 2)}
 FLAT = "1 + q [B, Hq, D]"
 PDL = {"no": {}, "yes": {"pdl": True}, "yes + kv_ready_before_pdl": {"pdl": True, "kv_ready_before_pdl": True},
@@ -86,8 +86,8 @@ def _arguments(case: Case, row: Row) -> dict[str, Any]:
     if "max_kv_len" in row[LENGTHS]:
         given["max_kv_len"] = 1 << 20 if "> S" in row[LENGTHS] else LENS[0]
     if row["scales"] != "none":
-        scale = torch.ones(case.heads[1]) if row["scales"] == "fp32 [Hkv]" else 0.5
-        given |= {"k_scale": scale, "v_scale": scale} if "k_scale" not in given else {}
+        scale = torch.ones(case.heads[1] if row["scales"] == "fp32 [Hkv]" else 1)
+        given = {"k_scale": scale, "v_scale": scale} | given
     return given
 
 
@@ -114,7 +114,7 @@ def call(row: Row) -> Any:
 def wrong(row: Row) -> list[str]:
     """Run an accepted row in the emulator; return what is out of tolerance."""
     case = case_of(row)
-    given = _arguments(case, row) | {"return_lse": True} | case.options()
+    given = _arguments(case, row) | {"return_lse": True}
     with emulation(Options(policy="round-robin", limit=PATIENCE)) as active:
         results = decode(*case.inputs(), **given)
     found = [render(report) for report in active.reports if report.findings]
@@ -123,6 +123,9 @@ def wrong(row: Row) -> list[str]:
 
 SPACE = Space(
     "gqa_lowlatency.decode",
+    "dtype is that of q, k and v, or of q x (k and v). Lengths `as needed` are kv_lens with pages, "
+    "and nothing otherwise. heads are query heads of KV heads, cluster is `config.cluster`. The "
+    "calls have two entries of 200 keys.",
     {
         GPU: GPUS,
         "dtype": tuple(KINDS),

@@ -224,6 +224,9 @@ def _definition(row: Row, given: Given, rounding: dict[str, Any]) -> torch.Tenso
 
 SPACE = Space(
     "moe.fused_moe",
+    "experts are the format of the weights, whether `arrange` made them, and `activations` if it is "
+    "given. hidden, intermediate and granularity are sizes for `pack`, top_k to router bias fields "
+    "of `Router`. The calls have 16 experts.",
     {
         GPU: GPUS,
         "experts": tuple(FORMATS),

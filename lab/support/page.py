@@ -4,30 +4,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
 
+from kernelkit.compile.arch import written_for
+from lab.house.size import MARKDOWN_COLUMNS
 from lab.support.ask import ASKED_OF, KERNELS, OPTIONS, TOGETHER, Rule, Support
+from lab.support.space import GPU, GPUS
 
 HEAD = """\
 # What is supported
 
-What each function accepts, and which limit refuses the rest. `python scripts/house.py support --write` makes this page:
-it calls the functions with small tensors, compiles nothing, and asks their own checks. `tests/lab/test_support.py`
-reads the page again, and holds it against random calls.
+This page lists what each function accepts, and the limit that refuses the rest. `python scripts/house.py support
+--write` makes it: it calls the functions with small tensors, compiles nothing, and asks their own checks.
+`tests/lab/test_support.py` reads the page, makes 2,000 random calls, and compares.
+
+| GPU | for example |
+|---|---|
+| sm_100a, sm_103a | B200, B300 |
+| sm_90a | H100, H200 |
+| sm_80, sm_86, sm_87, sm_89 | A100, RTX 30, Jetson Orin, RTX 40 and L40S |
+| sm_120a, sm_121a | RTX 50 and RTX PRO 6000, DGX Spark |
+| sm_75 | stands for every GPU without kernels |
 
 How to read a section:
 
-- **Kernels**: the kernel that runs for a GPU and its main arguments, or the number of the limit that refuses them. Page
-  sizes were asked of the first and the last head dim of each kernel.
-- **Options**: values of one further argument, each with all others at their defaults.
+- **Kernels**: the kernel that runs for a GPU and the main arguments, or the number of the limit that refuses them. If
+  many head dims have the same kernel, page sizes were asked of the smallest and the largest.
+- **Options**: values of one further argument, all others at their defaults.
 - **Not together**: pairs of values that are refused, though each is accepted without the other. They were asked on
-  {asked}, and count for all GPUs that these kernels serve.
-- **Asked**: all arguments and values, the default first. What is not listed there was not asked.
-- **Limits**: the error's own text, with the values of one such call. All limits are checked before anything compiles.
+  {asked}, and hold for all GPUs that the same kernels serve.
+- **Asked**: all arguments and values, the default first. A value that is not listed was not asked.
+- **Limits**: the text of the error, with the values of one such call.
 
-sm_75 stands for every GPU without kernels.
+Folders of kernels by function: `sm100` uses tcgen05, `sm90` wgmma, and `portable` mma.sync.
 """
 ANY, ALL_BUT, BETWEEN = "any", "all but ", "; "
-LEAST_RUN, MOST_LEFT_OUT = 4, 3
+LEAST_RUN, MOST_LEFT_OUT = 5, 3
 _RUN = re.compile(r"(\d+)-(\d+) step (\d+)")
 _NUMBER = re.compile(r"no \[(\d+)\]")
 TITLES = {KERNELS: "Kernels", OPTIONS: "Options", TOGETHER: "Not together"}
@@ -38,12 +50,27 @@ ASKED, LIMITS, NUMBER, BAR = "Asked", "Limits", "limit", "\\|"
 def page(found: Mapping[str, Support]) -> str:
     """Return the text of docs/support.md."""
     head = HEAD.format(asked=", ".join(ASKED_OF))
-    return "\n".join((head, *(section(name, each) for name, each in found.items())))
+    parts = (section(name, each) for name, each in found.items())
+    return "\n".join((head, *_rows(_summary(found)), "", *parts))
+
+
+def _summary(found: Mapping[str, Support]) -> list[tuple[str, ...]]:
+    """Which kernels each function has, for every set of GPUs that they serve."""
+    served = {of: [gpu for gpu in GPUS if written_for(gpu) == written_for(of)] for of in ASKED_OF}
+    rows = [("function", *(", ".join(gpus) for gpus in served.values()))]
+    for name, support in found.items():
+        rules = [rule for rule in support.rules[KERNELS] if rule.result not in support.notes]
+        kernels = (
+            dict.fromkeys(rule.result for rule in rules if rule.where[GPU].intersection(gpus))
+            for gpus in served.values()
+        )
+        rows.append((f"`{name}`", *(", ".join(each) or "-" for each in kernels)))
+    return rows
 
 
 def section(name: str, support: Support) -> str:
     """Return the part of the page about one function."""
-    lines = [f"## `{name}`"]
+    lines = [f"## `{name}`", "", *wrap(support.about, MARKDOWN_COLUMNS)]
     for kind, title in TITLES.items():
         rules = sorted(support.rules.get(kind, ()), key=lambda rule: rule.result in support.notes)
         if rules:
@@ -60,7 +87,7 @@ def _table(kind: str, rules: Sequence[Rule], support: Support) -> list[str]:
     named = {KERNELS: 0, OPTIONS: 1, TOGETHER: 2}[kind]  # factors that a row names itself
     others = [*rules[0].where][named:]
     pairs = [ARGUMENT, VALUE, WITH, VALUE][: 2 * named]
-    rows = [(*pairs, *others, RUNS)]
+    rows = [(*pairs, *others, RUNS if kind == KERNELS else "accepted")]
     for rule in rules:
         cells = []
         for place, (name, values) in enumerate(rule.where.items()):
@@ -87,10 +114,10 @@ def read(text: str) -> dict[str, Support]:
     found = {}
     for part in text.split("\n## `")[1:]:
         name, _, body = part.partition("`\n")
-        titles = body.split("\n**")[1:]
+        about, *titles = body.split("\n**")
         parts = {title.partition("**")[0]: title.partition("**")[2] for title in titles}
         factors = {row[0]: row[1].split(BETWEEN) for row in _cells(parts[ASKED])[1:]}
-        support = Support(factors)
+        support = Support(" ".join(about.split()), factors)
         support.notes = {row[0]: f"{row[1]}: {row[2]}" for row in _cells(parts[LIMITS])[1:]}
         for kind, title in TITLES.items():
             if title in parts:
@@ -131,7 +158,7 @@ def values_text(values: Iterable[str], every: Sequence[str]) -> str:
     left_out = [value for value in every if value not in chosen]
     if len(left_out) <= MOST_LEFT_OUT < len(chosen):
         return ALL_BUT + BETWEEN.join(left_out)
-    words: list[str] = [value for value in every if value in chosen and not value.isdigit()]
+    words: list[str] = []
     numbers = sorted(int(value) for value in chosen if value.isdigit())
     while numbers:
         count = _run(numbers)
@@ -141,7 +168,8 @@ def values_text(values: Iterable[str], every: Sequence[str]) -> str:
             count = 1
             words.append(str(numbers[0]))
         numbers = numbers[count:]
-    return BETWEEN.join(words)
+    others = (value for value in every if value in chosen and not value.isdigit())
+    return BETWEEN.join((*words, *others))
 
 
 def _run(numbers: Sequence[int]) -> int:

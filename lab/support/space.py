@@ -18,9 +18,12 @@ from kernelkit.compile.keys import KernelKey
 Row = Mapping[str, str]  # factor -> value
 REFUSALS = (TypeError, ValueError, NotImplementedError)
 GPU, UNKNOWN = "GPU", "sm_75"
-GPUS = (*ARCHITECTURES, UNKNOWN)
-# What differs between two errors of one limit: numbers, and names of dtypes and architectures.
-_VALUES = re.compile(r"sm_\d+a?|torch\.\w+|\b(?:bf16|fp16|fp32|e4m3|nvfp4|mxfp4|mxfp8)\b|-?\d[\d.e+-]*")
+OWN = ("sm_100a", "sm_103a", "sm_90a")  # the GPUs with kernels of their own come first
+GPUS = (*OWN, *(arch for arch in ARCHITECTURES if arch not in OWN), UNKNOWN)
+# What differs between two errors of one limit: names of architectures, dtypes and formats, numbers.
+_VALUES = re.compile(
+    r"sm_\d+a?|torch\.\w+|\b(?:bf16|fp16|fp32|e4m3|nvfp4|mxfp4|mxfp8)\b|-?\d[\d.e+-]*"
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Space:
     """The calls of a function that are asked.
 
     name: the function, as the page calls it.
+    about: what the values mean, in a sentence or two.
     factors: factor -> values; the first is the default.
     table: factors whose combinations are all asked; the GPU is the first. Where more than a few
         values of the last but one run on a kernel, the last one is asked of the first and the last
@@ -39,6 +43,7 @@ class Space:
     """
 
     name: str
+    about: str
     factors: Mapping[str, Sequence[str]]
     table: tuple[str, ...]
     contexts: tuple[str, ...]

@@ -168,6 +168,8 @@ def _wrong(row: Row) -> list[str]:
 
 CACHED = Space(
     "mla.cached_attention",
+    "record is that of the window and of the past: bf16_512, fp8_584 or fp8_656. One request has 13 "
+    "tokens before a step. Up to 3 new tokens are decoded, 5 are a chunk.",
     {
         GPU: GPUS,
         "record": ("bf16", "fp8", "fp8_656"),
@@ -213,6 +215,7 @@ def _wrong_selecting(row: Row) -> list[str]:
 
 SELECT = Space(
     "mla.select",
+    "scores is their dtype, for two tokens.",
     {
         GPU: GPUS,
         "scores": ("fp32", "bf16", "fp16"),

@@ -75,6 +75,7 @@ _OPTIONS = {
 }
 MATVEC = Space(
     "q8_0.matvec",
+    "x is the dtype of the tokens, or what `quantise` makes of them.",
     {GPU: GPUS, "layout": LAYOUTS, "x": KINDS, **_OPTIONS},
     (GPU, "layout", "x"),
     (GPU, "x"),
@@ -83,6 +84,7 @@ MATVEC = Space(
 )
 PRODUCT = Space(
     "q8_0.product.launch.product",
+    "`Q8Linear` uses it for more than 16 tokens.",
     {GPU: GPUS, "layout": LAYOUTS, "x": ("Activations", "bf16"), **_OPTIONS},
     (GPU, "layout", "x"),
     (GPU, "x"),
@@ -118,6 +120,7 @@ def _wrong_converting(row: Row) -> list[str]:
 
 CONVERT = Space(
     "q8_0.quantise, q8_0.dequantise, q8_0.repack",
+    "dtype is that of x for `quantise`, and of the result for `dequantise`.",
     {
         GPU: GPUS,
         "function": ("quantise", "dequantise", "repack"),
