@@ -1,4 +1,4 @@
-"""Ask for everything that a page says of a function, as rules: where they hold, and what follows."""
+"""Ask a function for everything that its page has, as rules: where they hold, what follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of `kvcache.append_rows` and `kvcache.gather`, whose bytes are those of their definition."""
+"""Calls of `kvcache.append_rows` and `kvcache.gather`; the definition gives the same bytes."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def _wrong_gathering(row: Row) -> list[str]:
 
 GATHER = Space(
     "kvcache.gather",
-    "record is what the rows hold: plain bytes, or entries of a DeepSeek layer. columns are more of "
-    "them than a record has.",
+    "record is what the rows hold: bytes, or entries of a DeepSeek layer. columns is how many "
+    "out has beyond those of a record.",
     {
         GPU: GPUS,
         "record": tuple(RECORDS),

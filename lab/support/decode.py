@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gqa_lowlatency import DecodeConfig, decode
+from gqa_lowlatency import decode
 from gqa_lowlatency.config import HEAD_DIMS, MAX_Q_TOKENS
 from kernelkit.call.launch import emulation
 from lab.problems.attention import PATIENCE, SPARE_PAGES
@@ -39,8 +39,12 @@ SOFTCAPS = {"none": 0.0, "30": 30.0, "5000": 5000.0}
 SCALES = {"none": "none", "fp32 [1]": "one", "fp32 [Hkv]": "heads"}
 HEADS = {"8 of 2": (8, 2), "2 of 2": (2, 2), "40 of 1": (40, 1), "3 of 2": (3, 2)}
 FLAT = "1 + q [B, Hq, D]"
-PDL = {"no": {}, "yes": {"pdl": True}, "yes + kv_ready_before_pdl": {"pdl": True, "kv_ready_before_pdl": True},
-       "kv_ready_before_pdl": {"kv_ready_before_pdl": True}}  # fmt: skip
+PDL = {
+    "no": {},
+    "yes": {"pdl": True},
+    "yes + kv_ready_before_pdl": {"pdl": True, "kv_ready_before_pdl": True},
+    "kv_ready_before_pdl": {"kv_ready_before_pdl": True},
+}
 LENGTHS = "lengths of keys"
 MORE = "kv_lens + max_kv_len > S"
 LENS, STORED = (200, 17), 237
@@ -129,8 +133,10 @@ SPACE = Space(
     {
         GPU: GPUS,
         "dtype": tuple(KINDS),
-        "head dim": ("128", *(str(d) for d in HEAD_DIMS if d != 128), "32", "80", "96", "192", "512"),
-        "page size": ("none", "1", "2", "3", "4", "8", "16", "24", "32", "64", "128", "256", "1024"),
+        "head dim": (
+            "128", *(str(d) for d in HEAD_DIMS if d != 128), "32", "80", "96", "192", "512",
+        ),
+        "page size": ("none", *map(str, (1, 2, 3, 4, 8, 16, 24, 32, 64, 128, 256, 1024))),
         "tokens": ("1", FLAT, *map(str, range(2, MAX_Q_TOKENS + 1)), "0", "9"),
         LENGTHS: ("as needed", "kv_lens", "kv_lens + max_kv_len", "none", MORE),
         "mask": tuple(MASKS),

@@ -207,7 +207,8 @@ def wrong(row: Row) -> list[str]:
         rounded = {"fmt": activations or fmt, **scales}
         own = ((_definition(row, given, rounded).double() - exact).norm() / norm).item()
         limit = EXTRA * own + torch.finfo(given.x.dtype).eps
-    return found if apart <= limit else [*found, f"{apart:.2e} apart in the norm, limit {limit:.2e}"]
+    wrong_norm = [f"{apart:.2e} apart in the norm, limit {limit:.2e}"] if apart > limit else []
+    return found + wrong_norm
 
 
 def _definition(row: Row, given: Given, rounding: dict[str, Any]) -> torch.Tensor:
@@ -224,7 +225,7 @@ def _definition(row: Row, given: Given, rounding: dict[str, Any]) -> torch.Tenso
 
 SPACE = Space(
     "moe.fused_moe",
-    "experts are the format of the weights, whether `arrange` made them, and `activations` if it is "
+    "experts is the format of the weights, whether `arrange` made them, and `activations` if it is "
     "given. hidden, intermediate and granularity are sizes for `pack`, top_k to router bias fields "
     "of `Router`. The calls have 16 experts.",
     {

@@ -14,9 +14,10 @@ from lab.support.space import GPU, GPUS
 HEAD = """\
 # What is supported
 
-This page lists what each function accepts, and the limit that refuses the rest. `python scripts/house.py support
---write` makes it: it calls the functions with small tensors, compiles nothing, and asks their own checks.
-`tests/lab/test_support.py` reads the page, makes 2,000 random calls, and compares.
+This page lists what each function accepts, and the limit that refuses the rest.
+`python scripts/house.py support --write` makes it: it calls the functions with small tensors,
+compiles nothing, and asks their own checks. `tests/lab/test_support.py` reads the page, makes 2,000
+random calls, and compares.
 
 | GPU | for example |
 |---|---|
@@ -28,15 +29,16 @@ This page lists what each function accepts, and the limit that refuses the rest.
 
 How to read a section:
 
-- **Kernels**: the kernel that runs for a GPU and the main arguments, or the number of the limit that refuses them. If
-  many head dims have the same kernel, page sizes were asked of the smallest and the largest.
+- **Kernels**: the kernel that runs for a GPU and the main arguments, or the number of the limit
+  that refuses them. If many head dims have the same kernel, page sizes were asked of the smallest
+  and the largest.
 - **Options**: values of one further argument, all others at their defaults.
-- **Not together**: pairs of values that are refused, though each is accepted without the other. They were asked on
-  {asked}, and hold for all GPUs that the same kernels serve.
+- **Not together**: pairs of values that are refused, though each is accepted without the other.
+  They were asked on {asked}, and hold for all GPUs that the same kernels serve.
 - **Asked**: all arguments and values, the default first. A value that is not listed was not asked.
 - **Limits**: the text of the error, with the values of one such call.
 
-Folders of kernels by function: `sm100` uses tcgen05, `sm90` wgmma, and `portable` mma.sync.
+Folders of kernels: `sm100` uses tcgen05, `sm90` wgmma, and `portable` mma.sync.
 """
 ANY, ALL_BUT, BETWEEN = "any", "all but ", "; "
 LEAST_RUN, MOST_LEFT_OUT = 5, 3

@@ -1,7 +1,7 @@
 """Ask a function's own checks which combinations of its arguments it accepts.
 
-A `Space` has factors, such as the GPU or the page size, with the values that are asked. A call has a
-value of every factor. Nothing is compiled: the call itself is made while kernels are collected.
+A `Space` has factors, such as the GPU or the page size, with the values that are asked. A call has
+a value of every factor. Nothing is compiled: the call is made while kernels are only collected.
 """
 
 from __future__ import annotations
