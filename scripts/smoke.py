@@ -1,13 +1,14 @@
-"""Is a wheel complete? It is installed where nothing is, and the examples of the READMEs run there.
+"""Is a wheel complete? It is installed where nothing is, and the examples of the pages run there.
 
     python -m build --no-isolation --outdir out/dist . && python scripts/smoke.py out/dist/*.whl
 
 `make smoke` is these two commands. Held are: that the wheel has the files of the packages and no
 other; that pip finds nothing amiss with what it declares; that each package is the installed one,
 has the wheel's version and is typed; that the entry points of pytest, vLLM and SGLang load; that
-the commands of the packages run; and every example in Python of README.md and of the packages'
-READMEs, in an empty folder without the repository. What fails is named by page and line, with its
-output. Exit code 1 where something fails. pip gets constraints.txt, and its index as it is set up.
+the commands of the packages run; and every example in Python of README.md, of the packages' READMEs
+and of docs/from_*.md, in an empty folder without the repository. What fails is named by page and
+line, with its output. Exit code 1 where something fails. pip gets constraints.txt, and its index as
+it is set up.
 """
 
 from __future__ import annotations

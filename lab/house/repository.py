@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import PurePosixPath
 
 from lab.house.size import MARKDOWN_COLUMNS, PACKAGE_README_LINES
-from lab.house.source import PACKAGES, ROOT, Finding, Source
+from lab.house.source import LINK, PACKAGES, ROOT, Finding, Source
 from lab.house.tiers import MATRIX, TABLE, table
 from lab.tools.command import Command
 from ptxemu.host.command_line import output_file
@@ -72,6 +72,11 @@ HOUSE = {
         "Prints docs/support.md: what every function accepts, asked of its own checks.\n\n"
         "Compiles nothing, and takes a minute. Exit code 1 where the page that is kept differs.",
     ),
+    "links": _command(
+        "links",
+        "Checks the links of the site in out/site, which `make docs` builds.\n\n"
+        "Exit code 1 where a link leads nowhere, or where a page loads from another host.",
+    ),
     "lines": _command(
         "lines", "Counts lines by package, and names the longest files and functions."
     ),
@@ -80,7 +85,6 @@ HOUSE = {
 
 PROGRAMS = PurePosixPath("tests/ptxemu/ptx")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|work|root|Users|opt|mnt)/[\w.]")
-LINK = re.compile(r"\]\((?!\w+:|#)([^)#]+)")
 
 
 def no_machine_paths(path: PurePosixPath, text: str) -> Iterator[Finding]:

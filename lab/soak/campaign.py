@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -138,8 +139,10 @@ Results = tuple[torch.Tensor, ...]
 
 
 class Trial(ABC):
-    """A problem, its tensors, and the results of the first call. differs: what is said where
-    `repeats` is false."""
+    """A problem, its tensors, and the results of the first call.
+
+    differs: message if `repeats` is false.
+    """
 
     differs: ClassVar[str] = "bits differ from run to run"
 
@@ -421,7 +424,9 @@ class Soak:
         return " ".join(words)
 
 
-def perform(family: Family, options: argparse.Namespace) -> int:
+def perform(options: argparse.Namespace) -> int:
+    """Run the campaign of a family: `FAMILY` of the module that the options name."""
+    family: Family = import_module(f"lab.soak.{options.subject}").FAMILY
     try:
         place = choose_place(options, family.archs)
     except ValueError as refused:

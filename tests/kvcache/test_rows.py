@@ -1,11 +1,11 @@
-"""An entry's bytes do not depend on other entries, whatever stands in one of them."""
+"""An entry's bytes do not depend on other entries, whatever those contain."""
 
 from __future__ import annotations
 
-from lab.soak.rows import perform
+from lab.soak.rows import family
 from tests.support.rows import changed, each_kind
 
-SUBJECTS = [each for each in perform.SUBJECTS if each.name.startswith("kvcache")]
+SUBJECTS = [each for each in family.SUBJECTS if each.name.startswith("kvcache")]
 
 
 @each_kind(SUBJECTS)

@@ -1,11 +1,11 @@
-"""A token's result does not depend on other tokens, whatever stands in one of them."""
+"""A token's result does not depend on other tokens, whatever those contain."""
 
 from __future__ import annotations
 
-from lab.soak.rows import perform
+from lab.soak.rows import family
 from tests.support.rows import changed, each_kind
 
-SUBJECTS = [each for each in perform.SUBJECTS if each.name.startswith("q8_0")]
+SUBJECTS = [each for each in family.SUBJECTS if each.name.startswith("q8_0")]
 
 
 @each_kind(SUBJECTS)
