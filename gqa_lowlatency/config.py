@@ -197,7 +197,7 @@ class DecodeConfig(Tuning, Asked):
         if self.sink_tokens and not self.left:
             raise ValueError("sink_tokens without a window: every row sees the first keys")
         if self.sink_tokens and self.first:
-            raise NotImplementedError("sink_tokens with first_keys: none, or a first key of 0")
+            raise NotImplementedError("sink_tokens with first_keys: pass only one of them")
         if self.stages < 0:
             raise ValueError(f"stages {self.stages}: at least 0, which chooses")
         if self.page_size and not self.lens:

@@ -93,7 +93,7 @@ class MixedArguments:
 
     @property
     def kernel_arch(self) -> str:
-        """Architecture that the kernel is written for: sm_100a on an sm_103a GPU."""
+        """Architecture that the target's kernel and its tiles are written for."""
         return written_for(self.target.arch)
 
     @property
