@@ -138,7 +138,7 @@ SPACE = Space(
     "fmha.attention",
     "dtype is that of q, k and v, or of q x (k and v). A head dim is D, or D/Dv where they differ. "
     "Lengths `as needed` are kv_lens with pages, and nothing otherwise. rope is the number of "
-    "columns that are turned back, instructions is `config.instructions`. The calls have two "
+    "columns that are rotated back, instructions is `config.instructions`. The calls have two "
     "entries of 5 queries and 44 keys.",
     {
         GPU: GPUS,
