@@ -104,10 +104,9 @@ def bench_of(options: argparse.Namespace) -> Bench:
 
 def perform(options: argparse.Namespace) -> int:
     bench = bench_of(options)
+    if options.show:
+        return show_again(bench)
     try:
-        if options.show:
-            show_again(bench)
-            return 0
         if getattr(options, "markdown", False):
             raise ValueError("--markdown without --show: it is of the file of an earlier run")
         problems = bench.problems()
@@ -147,22 +146,23 @@ def timed(bench: Bench, problems: Sequence[Any], head: dict[str, Any]) -> list[d
     return [*rows, {"kind": "after", "gpu": setting().get("gpu")}]
 
 
-def show_again(bench: Bench) -> None:
-    """Print the tables of the file of an earlier run. Raises ValueError if it has none."""
+def show_again(bench: Bench) -> int:
+    """Print the tables of the file of an earlier run."""
     options, selects = bench.options, sorted(bench.selects)
     if others := sorted(options.given - OUTPUT - {*selects}):
-        raise ValueError(f"--show with --{others[0].replace('_', '-')}: a file is shown as it is")
+        return refuse(f"--show with --{others[0].replace('_', '-')}: a file is shown as it is")
     head, *found = read_rows(options.show)
     rows = [row for row in found if row["kind"] in (bench.kind, *bench.more) and bench.has(row)]
     if not (times := _times(bench, rows)):
         chosen = " with this " + " or ".join(f"--{name}" for name in selects) if selects else ""
-        raise ValueError(f"{options.show}: it has no times{chosen}")
+        return refuse(f"{options.show}: no times{chosen}")
     if getattr(options, "markdown", False):
         print(bench.markdown(times))
     else:
         show(bench, times)
         tell(bench, head, rows)
     draw(bench, head, rows)
+    return 0
 
 
 def show(bench: Bench, rows: Sequence[dict]) -> None:

@@ -118,9 +118,7 @@ class LayerProblem(Problem):
     def call(self, given: Given, where: dict[str, Any]) -> Results:
         kind = self.kind
         options: Given = {"activation": kind.form, "expert_range": kind.rank}
-        options |= {"tile_rows": kind.tile_rows}
-        if (kind.x, kind.w) == ("mxfp8", "mxfp4"):
-            options["activations"] = "mxfp8"
+        options |= {"tile_rows": kind.tile_rows, "activations": kind.x}
         router = Router(kind.top_k, kind.scoring, shared=kind.shared)
         return (fused_moe(**given, router=router, **options, **where),)
 
