@@ -269,11 +269,13 @@ class Layout(Tiles):
         if config.tile_m:
             raise NotImplementedError(f"tile_m {config.tile_m}: 0, a query tile has {TILE_M} rows")
         if config.ctas:
-            raise NotImplementedError(f"ctas {config.ctas}: 0, here the head dim says it")
+            raise NotImplementedError(f"ctas {config.ctas}: 0, the head dim determines it")
         if config.k_is_v:
-            raise NotImplementedError("k_is_v: False, here V is loaded by itself")
+            raise NotImplementedError("k_is_v: False, here V is loaded separately")
         if config.tile_n and config.tile_n not in self.tiles_n:
-            raise NotImplementedError(f"tile_n {config.tile_n}: one of {self.tiles_n}, 0 chooses")
+            raise NotImplementedError(
+                f"tile_n {config.tile_n}: one of {self.tiles_n}, 0 for automatic"
+            )
         if self.q_tiles == 2 and (self.ctas, self.k_pieces, self.v_pieces) != (1, 1, 1):
             raise ValueError(
                 f"schedule 'pingpong' at head_dim {config.head_dim}: two query tiles would take "
@@ -283,8 +285,8 @@ class Layout(Tiles):
             )
         if self.ctas == 2 and self.tile_n != TILE_N[-1]:
             raise ValueError(
-                f"tile_n {self.tile_n} at head_dim {config.head_dim}: 128, of which each CTA of a "
-                "pair has half"
+                f"tile_n {self.tile_n} at head_dim {config.head_dim}: 128, each CTA of a pair has "
+                "half of it"
             )
         _, v_stages = self.stages
         if v_stages < self.v_pieces:

@@ -217,10 +217,10 @@ class Plan90:
             raise NotImplementedError(f"max_columns {self.config.max_columns}: one of {COLUMNS}")
         if self.warps not in WARP_COUNTS:
             raise NotImplementedError(
-                f"warps {self.config.warps}: one of {WARP_COUNTS}, 0: {WARPS}"
+                f"warps {self.config.warps}: one of {WARP_COUNTS}, 0 for {WARPS}"
             )
         if self.slots < MIN_SLOTS:
-            raise ValueError(f"stages {self.slots}: at least {MIN_SLOTS}, K and V of a step")
+            raise ValueError(f"stages {self.slots}: at least {MIN_SLOTS}, for K and V of a step")
         limit = MAX_ELEMENTS * 8 // max(self.warps, 8)
         if self.config.columns * self.config.head_dim > limit:
             raise NotImplementedError(
@@ -238,7 +238,7 @@ class Plan90:
         config, arch = self.config, self.arch
         if config.cluster > 1:
             raise NotImplementedError(
-                f"cluster {config.cluster} on {arch}: 1, and CTAs share keys through `parts`"
+                f"cluster {config.cluster} on {arch}: 1; use `parts` to split keys over CTAs"
             )
         if config.pdl:
             require_pdl(arch)

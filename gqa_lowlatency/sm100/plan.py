@@ -226,13 +226,15 @@ class Plan100:
             )
         if self.stages < MIN_STAGES:
             raise ValueError(
-                f"a ring of {self.stages} pieces of {self.piece_bytes} bytes beside "
-                f"{SmemPlan(self.fixed).bytes} of Q, P and the mailbox of {config.cluster} CTAs "
-                f"with {config.owner_ctas} owners: at least {MIN_STAGES} in "
-                f"{hw.SMEM_BYTES_PER_CTA}; more owners need less"
+                f"{self.stages} stages of {self.piece_bytes} bytes: at least {MIN_STAGES}, in "
+                f"{hw.SMEM_BYTES_PER_CTA} bytes next to {SmemPlan(self.fixed).bytes} of Q, P and "
+                f"the mailbox of {config.cluster} CTAs with {config.owner_ctas} owners; more "
+                "owners need a smaller mailbox"
             )
         if self.edges.barrier_bytes > BARRIER_BYTES:
-            raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers, room {BARRIER_BYTES}")
+            raise ValueError(
+                f"{self.edges.barrier_bytes} bytes of mbarriers, limit {BARRIER_BYTES}"
+            )
         ROLES.check()
         BARRIERS.check()
         self.edges.check()
@@ -249,7 +251,7 @@ class Plan100:
         ctas = hw.SMEM_BYTES_PER_SM // (self.smem.bytes + hw.SMEM_RESERVED_BYTES)
         if ctas * self.tmem.allocated > hw.TMEM_COLUMNS:
             raise ValueError(
-                f"{ctas} CTAs of {self.smem.bytes} bytes find room on an SM, and each allocates "
+                f"{ctas} CTAs of {self.smem.bytes} bytes fit on an SM, and each allocates "
                 f"{self.tmem.allocated} TMEM columns of {hw.TMEM_COLUMNS}"
             )
 

@@ -60,7 +60,7 @@ def test_keys_of_prompts_are_gathered_where_no_kernel_reads_them(
 @pytest.mark.parametrize(
     ("shape", "page_size", "arch", "match"),
     [
-        (LayerShape(head_dim=128, kv_dtype=E4M3), 16, "sm_89", "K and V in e4m3 by mma.sync"),
+        (LayerShape(head_dim=128, kv_dtype=E4M3), 16, "sm_89", "K and V in e4m3 with mma.sync"),
         (
             LayerShape(head_dim=64, kv_dtype=E4M3),
             1,
