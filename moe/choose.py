@@ -65,8 +65,8 @@ def check_tile_rows(tile_rows: int, most_rows: int) -> None:
     unsupported."""
     if tile_rows in FEW and most_rows > tile_rows:
         raise ValueError(
-            f"tile_rows {tile_rows}: an expert may have {most_rows} rows (most_rows), and tiles of "
-            f"{FEW} rows take one to an expert"
+            f"tile_rows {tile_rows}: an expert may have {most_rows} rows (most_rows), but gets "
+            f"only one tile if tile_rows is one of {FEW}"
         )
 
 

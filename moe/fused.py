@@ -137,7 +137,7 @@ class Layer:
         require_rank("x", x, "[T, H]")
         require_rank(name, table, sizes)
         if x.dtype not in DTYPE_NAMES or x.dtype == torch.float32:
-            raise NotImplementedError(f"x is {x.dtype}: bfloat16 or float16")
+            raise NotImplementedError(f"x is {x.dtype}, expected bfloat16 or float16")
         check_form(self.activation)
         self.router.check_slots()
         self._check_own()
@@ -150,7 +150,7 @@ class Layer:
         if tuple(table.shape) != fits or x.shape[1] != experts.hidden:
             wanted = sizes.replace("E", str(routed)).replace("H", str(experts.hidden))
             raise ValueError(
-                f"x {tuple(x.shape)} and {name} {tuple(table.shape)}: [T, "
+                f"x {tuple(x.shape)} and {name} {tuple(table.shape)}, expected [T, "
                 f"{experts.hidden}] and {wanted} for these experts"
             )
 
@@ -158,19 +158,19 @@ class Layer:
         """TypeError or ValueError for choices that are none."""
         ids, weights = chosen.ids, chosen.weights
         if ids.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"chosen.ids is {ids.dtype}: int32 or int64")
+            raise ValueError(f"chosen.ids is {ids.dtype}, expected int32 or int64")
         require_tensors(**{"x": self.x, "chosen.weights": weights})
         if not weights.is_floating_point() or weights.shape != ids.shape:
             raise ValueError(
-                f"chosen.weights is {weights.dtype} {tuple(weights.shape)}: floating point, and "
-                f"{tuple(ids.shape)} as chosen.ids"
+                f"chosen.weights is {weights.dtype} {tuple(weights.shape)}, expected floating "
+                f"point {tuple(ids.shape)}, as chosen.ids"
             )
         if self.is_partial and chosen.experts is None:
-            raise ValueError("chosen.experts is None: with expert_range the number of all experts")
+            raise ValueError("chosen.experts is None: expert_range needs the number of all experts")
         if not self.is_partial and chosen.experts not in (None, self.experts.experts):
             raise ValueError(
-                f"chosen.experts {chosen.experts}, but {self.experts.experts} are packed: without "
-                "expert_range all are"
+                f"chosen.experts {chosen.experts}, but {self.experts.experts} are packed: all have "
+                "to be, or give expert_range"
             )
 
     def _check_own(self) -> None:
@@ -180,7 +180,7 @@ class Layer:
         if self.fmt != fmt and (self.fmt, fmt) not in MIXED:
             raise NotImplementedError(
                 f"activations {self.activations!r} with weights in {fmt}: None for "
-                f"the same, or one of (activations, weights) {MIXED}"
+                f"the same format, or one of (activations, weights) {MIXED}"
             )
         if self.tile_rows is not None:
             GroupedConfig(tile_rows=self.tile_rows).check_values()
@@ -193,7 +193,9 @@ class Layer:
             return
         check_expert_range(first, end, self.total)
         if end - first != self.experts.experts:
-            raise ValueError(f"expert_range ({first}, {end}): {self.experts.experts} are packed")
+            raise ValueError(
+                f"expert_range ({first}, {end}), but {self.experts.experts} are packed"
+            )
 
     def _check_scales(self) -> None:
         """Raise TypeError or ValueError for an invalid scale of this format."""
@@ -204,7 +206,7 @@ class Layer:
             scale = getattr(self.scales, name)
             if scale is not None and not has_global:
                 raise ValueError(
-                    f"scales.{name} with {self.fmt}, which has no global scale: None for it"
+                    f"scales.{name} with {self.fmt}, which has no global scale: pass None"
                 )
             if isinstance(scale, torch.Tensor):
                 require_table(f"scales.{name}", scale, torch.float32, (1,))
@@ -289,7 +291,7 @@ def routing_fields(
     """
     if isinstance(given, Chosen):
         if router is not None:
-            raise ValueError("router with Chosen: None, since the choices are made")
+            raise ValueError("router with Chosen, which holds the choices: pass router=None")
         require_type("chosen.ids", given.ids, torch.Tensor)
         require_rank("chosen.ids", given.ids, "[T, k]")
         return {"router_logits": None, "chosen": given, "router": Router(given.ids.shape[1])}

@@ -58,5 +58,5 @@ FORMATS = {
 def index_format(record: str) -> IndexFormat:
     """NotImplementedError for a record that no index key has."""
     if record not in FORMATS:
-        raise NotImplementedError(f"record {record}: index keys are of {[*FORMATS]}")
+        raise NotImplementedError(f"record {record}: index keys are in one of {[*FORMATS]}")
     return FORMATS[record]

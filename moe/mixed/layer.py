@@ -34,10 +34,12 @@ class MixedLayer(Layer):
         self.experts.w13.check()
         self.experts.w2.check()
         if self.x.dtype != torch.bfloat16:
-            raise NotImplementedError(f"x is {self.x.dtype}: bfloat16, with arranged experts")
+            raise NotImplementedError(
+                f"x is {self.x.dtype}, expected bfloat16 with arranged experts"
+            )
         if self.activations is not None:
             raise NotImplementedError(
-                f"activations {self.activations!r} with arranged experts: None, which is bfloat16"
+                f"activations {self.activations!r} with arranged experts: None, for bfloat16"
             )
         if any(value is not None for value in vars(self.scales).values()):
             raise ValueError("scales with arranged experts: activations are not quantised")

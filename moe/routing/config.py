@@ -139,11 +139,11 @@ class RouteConfig:
             raise ValueError(f"shared {self.shared}: at least 0")
         if self.slots > MAX_TOP_K:
             raise NotImplementedError(
-                f"shared {self.shared} beside top_k {self.top_k}: {MAX_TOP_K} experts of a token"
+                f"shared {self.shared} with top_k {self.top_k}: at most {MAX_TOP_K} per token"
             )
         if self.experts + self.shared > MAX_EXPERTS:
             raise NotImplementedError(
-                f"shared {self.shared} beside {self.experts} experts: {MAX_EXPERTS} together"
+                f"shared {self.shared} with {self.experts} experts: at most {MAX_EXPERTS} in all"
             )
 
 

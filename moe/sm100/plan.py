@@ -263,7 +263,9 @@ class GroupedPlan:
         self.smem.check()
         self.tmem.check()
         if self.edges.barrier_bytes > BARRIER_BYTES:
-            raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers > {BARRIER_BYTES}")
+            raise ValueError(
+                f"{self.edges.barrier_bytes} bytes of mbarriers, limit {BARRIER_BYTES}"
+            )
 
 
 def make_plan(config: GroupedConfig) -> GroupedPlan:

@@ -118,7 +118,9 @@ class ScoresPlan:
         self.smem.check()
         self.tmem.check()
         if self.edges.barrier_bytes > BARRIER_BYTES:
-            raise ValueError(f"{self.edges.barrier_bytes} bytes of mbarriers > {BARRIER_BYTES}")
+            raise ValueError(
+                f"{self.edges.barrier_bytes} bytes of mbarriers, limit {BARRIER_BYTES}"
+            )
 
 
 def make_plan(config: BlockScaledConfig) -> ScoresPlan:
