@@ -149,4 +149,4 @@ def check_options(problem: Problem, config: MatvecConfig | BatchConfig) -> None:
     for choice in choices(problem, ""):
         if all(getattr(config, name) == value for name, value in choice.items()):
             return
-    raise ValueError(f"{config}: none of the choices of its problem")
+    raise ValueError(f"{config} is not among the choices for its problem")

@@ -109,7 +109,7 @@ def run_repack(given: Repacked) -> tuple[torch.Tensor]:
     weights.require_place()
     require_layout(given.layout)
     if given.layout == weights.layout:
-        raise ValueError(f"layout {given.layout!r}: the weights are in it already")
+        raise ValueError(f"layout {given.layout!r}: the weights have it already")
     target = choose_target(weights.data.device, given.backend, given.arch, ARCHS)
     made = empty(weights.rows, weights.cols, given.layout, weights.data.device)
     to_soa = given.layout == SOA

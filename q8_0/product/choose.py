@@ -159,7 +159,7 @@ def fitting(config: ProductConfig, arch: str) -> ProductConfig:
             found = replace(config, ctas_per_sm=ctas, stages=stages)
             if found.smem_bytes <= room:
                 return found
-    raise ValueError(f"{config}: {config.smem_bytes} bytes do not fit an SM of {arch}")
+    raise ValueError(f"{config}: {config.smem_bytes} bytes of shared memory do not fit on {arch}")
 
 
 def group_of(tokens: int, tile: int) -> tuple[int, int]:
@@ -208,7 +208,7 @@ def measured(config: ProductConfig, sizes: Sizes, arch: str, device: torch.devic
     def check(other: ProductConfig) -> None:
         shape = {name: getattr(other, name) for name in OPTIONS}
         if shape not in choices(problem_of(config, sizes), arch):
-            raise ValueError(f"{shape}: none of the shapes of its problem")
+            raise ValueError(f"{shape} is not among the shapes for its problem")
 
     def asked(_: ProductConfig) -> Problem:
         return problem_of(config, sizes)
