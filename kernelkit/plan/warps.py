@@ -94,7 +94,7 @@ class RolePlan:
         for registers in set(per_warp):
             if registers not in hw.SETMAXNREG:
                 raise ValueError(
-                    f"{registers} registers: setmaxnreg takes a multiple of {hw.SETMAXNREG.step} "
+                    f"{registers} registers: setmaxnreg needs a multiple of {hw.SETMAXNREG.step} "
                     f"from {hw.SETMAXNREG[0]} to {hw.SETMAXNREG[-1]}"
                 )
         # Who asks for more waits for what others give back: all there is is what the launch took.

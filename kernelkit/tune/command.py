@@ -64,7 +64,7 @@ def run(given: argparse.Namespace) -> int:
     shapes += about.known if given.known else ()
     shapes += [about.draw(order) for _ in range(given.random)]
     if not shapes:
-        raise ValueError("no shape: give --shape, which may be empty, --known or --random")
+        raise ValueError("no shape: pass --shape (may be empty), --known or --random")
     found = tune(
         given.operator,
         shapes,
@@ -89,7 +89,7 @@ def shape_of(kind: type, words: Sequence[str]) -> Any:
     for word in words:
         name, _, text = word.partition("=")
         if name not in plain:
-            raise ValueError(f"{word!r}: a shape says {', '.join(plain)}")
+            raise ValueError(f"{word!r}: a shape consists of {', '.join(plain)}")
         values[name] = _value(word, text, type(plain[name]))
     return kind(**values)
 
@@ -98,7 +98,7 @@ def _value(word: str, text: str, kind: type) -> Any:
     if kind is bool:
         known = {"true": True, "1": True, "false": False, "0": False}
         if text.lower() not in known:
-            raise ValueError(f"{word!r}: true or false")
+            raise ValueError(f"{word!r}: expected true or false")
         return known[text.lower()]
     try:
         return kind(text)

@@ -198,7 +198,7 @@ FULL = ["full_attention"] * 36
     ({**LLAMA, "num_attention_heads": 5}, "hidden_size 96 is not a multiple of num_att.* 5"),
     ({**GPT, "layer_types": FULL[1:]}, "layer_types has 35 entries, num_hidden_layers is 36"),
     ({**GPT, "layer_types": "full"}, "layer_types is 'full', expected a list of strings"),
-    ({**GPT, "layer_types": [*FULL[1:], "mamba"]}, r"layer_types\[35\] is 'mamba', expected one of"),
+    ({**GPT, "layer_types": [*FULL[1:], "mamba"]}, r"layer_types\[35\] is 'mamba', expected one"),
     ({**GPT, "layer_types": ["sliding_attention"] * 36}, "all 36 layer_types are sliding"),
     (without(GPT, "sliding_window"), "sliding_window is missing"),
     (without(GPT, "layer_types"), "sliding_window is 128, but neither layer_types nor"),
