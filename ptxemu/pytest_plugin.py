@@ -129,7 +129,9 @@ def _asked(
     numbers = [seeds] if isinstance(seeds, int) else [*([0] if seeds is None else seeds)]
     unknown = [name for name in names if name not in POLICIES]
     if unknown or not all(isinstance(number, int) for number in numbers) or not numbers:
-        raise ValueError(f"policies={policies!r}, seeds={seeds!r}; of {', '.join(POLICIES)}; int")
+        raise ValueError(
+            f"policies={policies!r}, seeds={seeds!r}; must be of {', '.join(POLICIES)}, and ints"
+        )
     named = policies is not None or seeds is not None
     return Wish(tuple(schedules(names, numbers)) if named else (), check or strict, strict)
 

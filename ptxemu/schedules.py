@@ -39,7 +39,9 @@ def policies(text: str) -> list[str]:
     names = text.split(",")
     unknown = [name for name in names if name not in POLICIES]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: of {', '.join(POLICIES)}")
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(unknown)}: must be some of {', '.join(POLICIES)}"
+        )
     return names
 
 

@@ -369,8 +369,8 @@ def require_writable(**tensors: torch.Tensor) -> None:
         end = begin + reach(tensor)
         if any(begin < last and first < end for first, last in protected):
             raise ValueError(
-                f"{name} is in memory that is mapped read-only, but is an output. Give a copy, or map "
-                "the file for writing: np.memmap(..., mode='r+'), or 'c' for a private copy"
+                f"{name} is in memory that is mapped read-only, but is an output. Give a copy, or "
+                "map the file for writing: np.memmap(..., mode='r+'), or 'c' for a private copy"
             )
 
 

@@ -88,7 +88,7 @@ def main(words: list[str] | None, program: str | None = None) -> int:
     options = subjects.parse(parser, words)
     asked = options.against or options.against_arguments is not None
     if options.reference and (asked or options.at):
-        parser.error("--reference stands alone: no --against, no --against-arguments, no --at")
+        parser.error("--reference excludes --against, --against-arguments and --at")
 
     from ptxemu.host.emulator import Emulator
     from ptxemu.host.gpu_machine import machine_with_gpu
@@ -116,7 +116,7 @@ def _compared(options: argparse.Namespace) -> int:
             raise subjects.Refused(f"reference {options.reference}: {judgement.error}")
         if judgement.launches and not judgement.judged and not failure:
             raise subjects.Refused(
-                f"no launch has tensors by the names of the parameters of {options.reference}; "
+                f"no launch has tensors named like the parameters of {options.reference}; "
                 f"there are: {', '.join(judgement.known) or 'none'}"
             )
     else:

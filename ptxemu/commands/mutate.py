@@ -84,7 +84,7 @@ def main(words: list[str] | None, program: str | None = None) -> int:
     parser = arguments_of(program)
     options = parse(parser, words)
     if options.jobs < 1:
-        parser.error(f"--jobs {options.jobs}; at least 1")
+        parser.error(f"--jobs {options.jobs}; must be at least 1")
 
     from ptxemu.commands.workers import first_run
 

@@ -94,7 +94,7 @@ def inspection_of(arguments: argparse.Namespace) -> Inspect | None:
     from ptxemu.request import Inspect, Stop
 
     if bool(arguments.dump) != bool(arguments.at):
-        raise ValueError("--dump and --at belong together: what, and where")
+        raise ValueError("--dump and --at must be given together: what, and where")
     stops = tuple(
         Stop(
             at=at,
