@@ -102,9 +102,12 @@ def test_a_version_that_does_not_know_a_fact(fact):
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"act_fn": ACT2FN["gelu"]}, "Qwen3MoeExperts has another activation than SwiGLU"),
-        ({"has_gate": False}, "no gate beside up"),
-        ({"has_post_expert_norm": True}, "a norm behind every expert"),
+        (
+            {"act_fn": ACT2FN["gelu"]},
+            "Qwen3MoeExperts has an unknown activation: supported are SwiGLU",
+        ),
+        ({"has_gate": False}, "no gate next to up"),
+        ({"has_post_expert_norm": True}, "a norm after every expert"),
         ({"_is_expert_parallel": True}, "experts on other ranks"),
     ],
 )
