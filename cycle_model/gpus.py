@@ -177,8 +177,8 @@ GB300 = replace(
 # -m lab.bringup.rates results/units_h200.json --json cycle_model/parameters/h200.json` writes, so
 # that a newer run takes its place as one file. What rows do not give stands below, and what they
 # gave in graphs of another kind than those by which kernels are timed: there an empty launch takes
-# 0.18 us more (notes/log.md, notes/launch_states.py). What an H200's rows do not give it has from
-# an H100.
+# 0.18 us more (notes/device_runs.md, notes/launch_states.py). What an H200's rows do not give it
+# has from an H100.
 
 
 _MEASURED = Path(__file__).with_name("parameters")

@@ -3,7 +3,7 @@
 Blocks of a section are computed longest first. With more heads the CTAs end more evenly; with
 fewer, more of K and V is still in L2 when it is read again. L2 hits save power as well as time.
 The clock of an H200 is limited by its power: causal attention of 64 heads of 4k keys took 8 %
-longer with all heads in one section than with those that L2 holds (notes/log.md).
+longer with all heads in one section than with those that L2 holds (notes/fmha_hopper.md).
 """
 
 from __future__ import annotations

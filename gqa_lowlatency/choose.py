@@ -453,9 +453,9 @@ def _residents(config: DecodeConfig, arch: str) -> int:
     """Return how many CTAs fit on an SM by shared memory."""
     if arch != "sm_90a":
         return 1
-    from gqa_lowlatency.portable.plan import Plan90
+    from gqa_lowlatency.portable.plan import PortablePlan
 
-    needed = Plan90(config).smem_bytes + hw.SMEM_RESERVED_BYTES
+    needed = PortablePlan(config).smem_bytes + hw.SMEM_RESERVED_BYTES
     return max(1, hw.SMEM_BYTES_PER_SM // needed)
 
 

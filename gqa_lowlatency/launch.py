@@ -103,9 +103,9 @@ def check_config(config: DecodeConfig, arch: str) -> None:
             raise NotImplementedError(f"step {config.step} on {arch}: 0, a step is one tile")
         make_plan(config)
         return
-    from gqa_lowlatency.portable.plan import Plan90
+    from gqa_lowlatency.portable.plan import PortablePlan
 
-    Plan90(config, arch).check()
+    PortablePlan(config, arch).check()
 
 
 def compile_for(config: DecodeConfig, arch: str) -> CompiledKernel | None:

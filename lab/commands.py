@@ -28,7 +28,7 @@ def _checked(add: Add, parser: argparse.ArgumentParser) -> None:
 
 
 def _of(subject: str, add: Add, parser: argparse.ArgumentParser) -> None:
-    """Flags of a verb that asks a family of `lab.problems.family.NAMES`."""
+    """Flags of a verb that knows no family, and the name of its module."""
     add(parser)
     parser.set_defaults(subject=subject)
 
@@ -341,11 +341,14 @@ Published elsewhere: compressors in CuTe DSL, C4 10.0 us with one token, 9.8 wit
 }
 
 
+def _bench(subject: str, add: Add, about: str, example: str) -> Command:
+    return Command("lab.bench.perform", partial(_of, subject, add), about, example)
+
+
 def _steps(family: str, what: str, example: str) -> Command:
     about = f"{what}, beside torch and a copy of as many bytes.\n\n{OF_ROWS}"
     about += PUBLISHED.get(family, "")
-    add = partial(steps.add_bench, family)
-    return Command("lab.bench.steps", add, about, example)
+    return _bench("steps", partial(steps.add_bench, family), about, example)
 
 
 def _moe_bench(parser: argparse.ArgumentParser) -> None:
@@ -354,8 +357,8 @@ def _moe_bench(parser: argparse.ArgumentParser) -> None:
 
 
 BENCH = {
-    "fmha": Command(
-        "lab.bench.fmha",
+    "fmha": _bench(
+        "fmha",
         bench.add_fmha,
         """Attention beside FlashAttention-4 and -2, cuDNN, FlashInfer, or static figures.
 
@@ -376,8 +379,8 @@ Static figures are what ptxas made of a config: registers, spills, the SASS of t
 kind, and where in the loop statistics and P are published. They need `pip install '.[sass]'`.""",
         "--rows gpt-oss gqa --peers fmha fa4 --json out/fmha.json",
     ),
-    "gqa": Command(
-        "lab.bench.gqa",
+    "gqa": _bench(
+        "gqa",
         bench.add_gqa,
         f"""Decode attention beside torch and FlashInfer: latency, or static figures without a GPU.
 
@@ -388,8 +391,8 @@ which is measured first.""",
         '--batch 1 8 64 --kv-len 1k 8k 64k --peers decode "torch cudnn"',
     ),
     "merge": _steps("merge", "The merge of attention results", "--rows 128 8k --names stack"),
-    "moe": Command(
-        "lab.bench.moe",
+    "moe": _bench(
+        "moe",
         _moe_bench,
         f"""The steps around a MoE layer's products beside torch; with --model whole layers.
 
@@ -415,8 +418,8 @@ scale factor, whatever a peer reads.""",
         "What a layer of DeepSeek-V4 does with its cache",
         "--rows 1 32 128 --steps compress --names C4",
     ),
-    "q8_0": Command(
-        "lab.bench.q8_0",
+    "q8_0": _bench(
+        "q8_0",
         q8_0.add_bench,
         """Kernels that read weights in Q8_0, in both layouts, beside a copy, a read and torch.
 
@@ -499,6 +502,10 @@ PYTHONPATH=scripts:. is the same command.""",
 }
 
 
+def _soak(subject: str, add: Add, about: str, example: str) -> Command:
+    return Command("lab.soak.campaign", partial(_of, subject, add), about, example)
+
+
 SOAK = {
     "kvcache": Command(
         "lab.soak.random_caches",
@@ -512,8 +519,8 @@ operations are made as few as still fail, and stored. Exit code 0: nothing faile
 """,
         "--operations 50k --layout sparse --seed 7",
     ),
-    "fmha": Command(
-        "lab.soak.attention",
+    "fmha": _soak(
+        "attention",
         partial(soak.add_campaign, soak.OF_ATTENTION),
         """Random attention problems on the GPU at hand, each twice, against fp64 on the same GPU.
 
@@ -529,8 +536,8 @@ failed; 1: something did; 2: refused.
 """,
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_fmha.json",
     ),
-    "gqa": Command(
-        "lab.soak.decode",
+    "gqa": _soak(
+        "decode",
         partial(soak.add_campaign, soak.OF_DECODE),
         """Random decode steps on the GPU at hand, each twice, against fp64 on the same GPU.
 
@@ -547,8 +554,8 @@ run, the second time under an adversarial schedule. Exit code 0: nothing failed;
 """,
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_gqa.json",
     ),
-    "moe": Command(
-        "lab.soak.moe",
+    "moe": _soak(
+        "moe",
         partial(soak.add_campaign, soak.OF_EXPERTS),
         """Random products and layers of experts in four bits, on the Hopper GPU at hand.
 
@@ -565,8 +572,8 @@ under an adversarial schedule. Exit code 0: nothing failed; 1: something did; 2:
 """,
         "--configs 60 --problems 3000 --minutes 8 --json out/soak_moe.json",
     ),
-    "rows": Command(
-        "lab.soak.rows.perform",
+    "rows": _soak(
+        "rows.family",
         soak.add_rows,
         """A row's result does not depend on other rows: random calls of every family, each twice.
 

@@ -4,7 +4,7 @@
 
 On a GPU: the time from an empty launch to the next in a graph of the driver, before and after one
 thing that a process may do, each thing in a process of its own. On an H200 none of those below made
-any difference; the last one nobody has run yet (notes/log.md, 2026-11-28).
+any difference; the last one nobody has run yet (notes/device_runs.md, 2026-11-28).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ kept: list[object] = []
 
 
 def microseconds(gpu: Gpu) -> float:
-    """Of a launch in a graph of the driver."""
+    """Time of a launch in a graph of the driver."""
     timed = Timed("launch", "launch_exit", {}, "graph", 1, body="", launches=MAX_LAUNCHES)
     return timed.measure(gpu, REPEATS)["value"]
 

@@ -1,5 +1,5 @@
 """The pages outside of packages tell the truth: their Python runs, their commands and trees exist,
-links to headings lead somewhere, and the log's index names every entry."""
+links to headings lead somewhere, and the index of notes/ has every page and its newest entry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from lab.house.source import PACKAGES, ROOT, files
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)")
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
-LOG = PurePosixPath("notes/log.md")
+NOTES = PurePosixPath("notes")
+ENTRY = re.compile(r"^## (\d{4}-\d\d-\d\d) · (.+)$", re.MULTILINE)
+INDEXED = re.compile(r"^\| \[\w+\]\((\w+\.md)\) \|.*\| (\S+) \|$", re.MULTILINE)
 
 
 def text_of(page: PurePosixPath | str) -> str:
@@ -40,8 +42,8 @@ def test_commands_of_the_readme_are_targets():
 
 
 def test_tree_of_the_readme_exists():
-    drawn = set(re.findall(r"^    (\w[\w./]*/|notes/log\.md) ", README, re.MULTILINE))
-    assert {"tests/", "scripts/", "notes/log.md"} <= drawn
+    drawn = set(re.findall(r"^    (\w[\w./]*/) ", README, re.MULTILINE))
+    assert {"tests/", "scripts/", "notes/"} <= drawn
     missing = [name for name in drawn if not (ROOT / name).exists()]
     assert not missing
     undrawn = [name for name in PACKAGES if (ROOT / name).is_dir() and f"{name}/" not in drawn]
@@ -101,8 +103,23 @@ def test_links_to_headings_lead_somewhere():
     assert not lost
 
 
-def test_the_index_of_the_log_names_every_entry_once():
-    entries = [anchor(heading) for heading in headings(LOG) if heading[:2] == "20"]
-    indexed = [name for _, name in LINK.findall(text_of(LOG))]
-    assert len(entries) == len(set(entries))
-    assert sorted(entries) == sorted(indexed)
+def pages_of_notes() -> list[PurePosixPath]:
+    return [page for page in files(".md") if page.parent == NOTES]
+
+
+def test_the_index_of_the_notes_has_every_page_and_its_newest_entry():
+    newest = {}
+    for page in pages_of_notes():
+        if entries := ENTRY.findall(text_of(page)):
+            dates = [date for date, _ in entries]
+            assert dates == sorted(dates, reverse=True), page
+            assert len(entries) == len(set(entries)), page
+            newest[page.name] = dates[0]
+    rows = INDEXED.findall(text_of(NOTES / "README.md"))
+    assert sorted(rows) == sorted(newest.items())
+
+
+def test_headings_of_the_notes_fit_a_line_of_80():
+    for page in pages_of_notes():
+        long = [line for line in text_of(page).splitlines() if line[:3] == "## " and len(line) > 80]
+        assert not long, page

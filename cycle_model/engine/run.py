@@ -1,6 +1,6 @@
 """The loop over cycles. Each scheduler issues one instruction per cycle: of the warp that issued
-last as long as it may, else of the youngest that may, as measured on an H200 (notes/log.md,
-2026-11-24). Cycles in which nothing can happen are passed over."""
+last as long as it may, else of the youngest that may, as measured on an H200
+(notes/cycle_model.md, 2026-11-24). Cycles in which nothing can happen are passed over."""
 
 from __future__ import annotations
 

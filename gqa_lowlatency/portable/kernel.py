@@ -15,7 +15,7 @@ from cutlass.memory import SmemAllocator
 from gqa_lowlatency.config import DecodeConfig
 from gqa_lowlatency.kernel_arguments import KernelArguments
 from gqa_lowlatency.portable.merge_warps import leave_partial, send_sum
-from gqa_lowlatency.portable.plan import Plan90
+from gqa_lowlatency.portable.plan import PortablePlan
 from gqa_lowlatency.portable.stream import Stream, stream_keys
 from gqa_lowlatency.shared import mailbox
 from gqa_lowlatency.shared.args import Scalars, Tables, Tensors
@@ -24,12 +24,12 @@ from gqa_lowlatency.shared.signature import example_arguments
 from gqa_lowlatency.shared.split import locate
 
 
-class DecodeSm90:
+class DecodePortable:
     """Host function and kernel of one config."""
 
     def __init__(self, config: DecodeConfig, arch: str) -> None:
         self.config = config
-        self.plan = Plan90(config, arch)
+        self.plan = PortablePlan(config, arch)
 
     @cute.jit
     def __call__(self, given: KernelArguments, stream: CUstream) -> None:
@@ -93,4 +93,4 @@ class DecodeSm90:
 
 def host_function(config: DecodeConfig, arch: str) -> tuple:
     """Return the function to compile for `config`, and example arguments."""
-    return DecodeSm90(config, arch), *example_arguments(config)
+    return DecodePortable(config, arch), *example_arguments(config)

@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from gqa_lowlatency.portable.plan import PAD, Plan90
+from gqa_lowlatency.portable.plan import PAD, PortablePlan
 from gqa_lowlatency.portable.products import dims_of
 from gqa_lowlatency.portable.stream import Found
 from gqa_lowlatency.shared import mailbox
@@ -13,7 +13,7 @@ from kernelkit.device.shared_words import load, store
 
 
 @cute.jit
-def leave_partial(plan: Plan90, ring: Int32, found: Found) -> None:
+def leave_partial(plan: PortablePlan, ring: Int32, found: Found) -> None:
     """Over the warp's own ring: O [column][head_dim + PAD], then (maximum, sum) of each column."""
     config = plan.config
     lane = cute.arch.lane_idx()
@@ -41,7 +41,7 @@ def leave_partial(plan: Plan90, ring: Int32, found: Found) -> None:
 
 
 @cute.jit
-def send_sum(plan: Plan90, smem: Int32, box: mailbox.Mailbox, rank: Int32) -> None:
+def send_sum(plan: PortablePlan, smem: Int32, box: mailbox.Mailbox, rank: Int32) -> None:
     """Add the partial results in the order of warps; four elements of O a thread and turn."""
     config = plan.config
     thread, _, _ = cute.arch.thread_idx()

@@ -34,7 +34,7 @@ WITHOUT_E4M3 = ("sm_80", "sm_86", "sm_87")  # PTX ISA, cvt: e4m3x2 needs sm_89
 
 
 @dataclass(frozen=True)
-class Plan90:
+class PortablePlan:
     """Plan of the mma.sync kernel.
 
     The ring of a warp has slots for the keys of a step, K and V alternately, and finally its

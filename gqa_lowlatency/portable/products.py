@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.portable.plan import Plan90
+from gqa_lowlatency.portable.plan import PortablePlan
 from gqa_lowlatency.portable.queries import Queries, query_address
 from kernelkit.device import warp_mma
 from kernelkit.device.boxes import turn
@@ -31,14 +31,14 @@ def dims_of(config: DecodeConfig, step: cutlass.Constexpr, half: cutlass.Constex
 
 
 @cute.jit
-def chunk_offset(plan: Plan90, row: Int32, chunk: Int32) -> Int32:
+def chunk_offset(plan: PortablePlan, row: Int32, chunk: Int32) -> Int32:
     """Return the offset of a 16-byte chunk of a key in its slot; eight rows cover all banks."""
     moved = turn(row, min(plan.row_bytes, hw.SMEM_LINE_BYTES))
     return row * plan.row_bytes + (chunk ^ moved) * warp_mma.CHUNK_BYTES
 
 
 @cute.jit
-def score(plan: Plan90, slot: Int32, queries: Queries, scores: cute.Tensor) -> None:
+def score(plan: PortablePlan, slot: Int32, queries: Queries, scores: cute.Tensor) -> None:
     """Compute scores (4, columns / 8) = 16 keys x Q^T. slot: address of K."""
     config, lane = plan.config, cute.arch.lane_idx()
     scores.fill(0.0)
@@ -57,7 +57,7 @@ def score(plan: Plan90, slot: Int32, queries: Queries, scores: cute.Tensor) -> N
 
 @cute.jit
 def add_keys(
-    plan: Plan90,
+    plan: PortablePlan,
     a: tuple[Uint32, ...],
     step: cutlass.Constexpr,
     queries: Queries,
@@ -73,7 +73,7 @@ def add_keys(
 
 
 @cute.jit
-def accumulate(plan: Plan90, slot: Int32, weights: cute.Tensor, o: cute.Tensor) -> None:
+def accumulate(plan: PortablePlan, slot: Int32, weights: cute.Tensor, o: cute.Tensor) -> None:
     """Add V^T P to O^T, with P rounded to the dtype of the product. slot: address of V."""
     config, lane = plan.config, cute.arch.lane_idx()
     p = cute.make_rmem_tensor((2, config.columns // 8), Uint32)
@@ -101,7 +101,11 @@ def accumulate(plan: Plan90, slot: Int32, weights: cute.Tensor, o: cute.Tensor) 
 
 @cute.jit
 def add_values(
-    plan: Plan90, a: tuple[Uint32, ...], step: cutlass.Constexpr, p: cute.Tensor, o: cute.Tensor
+    plan: PortablePlan,
+    a: tuple[Uint32, ...],
+    step: cutlass.Constexpr,
+    p: cute.Tensor,
+    o: cute.Tensor,
 ) -> None:
     """Add P to 16 dims of O^T, for all columns. a: fragment of V^T."""
     for tile in cutlass.range_constexpr(plan.config.columns // 8):

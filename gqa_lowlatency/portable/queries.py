@@ -14,7 +14,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.portable.plan import Plan90
+from gqa_lowlatency.portable.plan import PortablePlan
 from gqa_lowlatency.shared.args import Place, Scalars, Tables, Tensors
 from kernelkit.device import warp_mma
 from kernelkit.device.online_softmax import bounded_factor
@@ -45,7 +45,7 @@ def query_words(config: DecodeConfig, step: cutlass.Constexpr, lane: Int32) -> t
 
 @cute.jit
 def query_address(
-    plan: Plan90, base: Int32, step: cutlass.Constexpr, tile: cutlass.Constexpr
+    plan: PortablePlan, base: Int32, step: cutlass.Constexpr, tile: cutlass.Constexpr
 ) -> Int32:
     """Return the address of this lane's two words of a fragment of Q in shared memory."""
     fragment = step * (plan.config.columns // 8) + tile
@@ -54,7 +54,7 @@ def query_address(
 
 @cute.jit
 def fragments(
-    plan: Plan90,
+    plan: PortablePlan,
     place: Place,
     tensors: Tensors,
     address: Int32,
@@ -77,7 +77,7 @@ def fragments(
 
 @cute.jit
 def load_queries(
-    plan: Plan90, place: Place, tensors: Tensors, address: Int32
+    plan: PortablePlan, place: Place, tensors: Tensors, address: Int32
 ) -> cute.Tensor | None:
     """Load B fragments of Q^T, words (2, head_dim / 16, columns / 8), zeros for missing rows.
 
@@ -106,7 +106,7 @@ def load_queries(
 
 
 @cute.jit
-def load_rows(plan: Plan90, place: Place, tensors: Tensors) -> cute.Tensor:
+def load_rows(plan: PortablePlan, place: Place, tensors: Tensors) -> cute.Tensor:
     """Load Q in bf16 for e4m3 keys: whole rows in the registers of each warp."""
     config, lane = plan.config, cute.arch.lane_idx()
     words = cute.make_rmem_tensor((2, config.head_dim // 16, config.columns // 8), Uint32)
@@ -122,7 +122,7 @@ def load_rows(plan: Plan90, place: Place, tensors: Tensors) -> cute.Tensor:
 
 @cute.jit
 def scale_rows(
-    plan: Plan90, words: cute.Tensor, address: Int32
+    plan: PortablePlan, words: cute.Tensor, address: Int32
 ) -> tuple[cute.Tensor | None, cute.Tensor]:
     """(fragments in fp16 or None as from `load_queries`, by what this lane's columns were divided).
 
@@ -154,7 +154,7 @@ def scale_rows(
 
 
 @cute.jit
-def _exponent(plan: Plan90, words: cute.Tensor) -> Uint32:
+def _exponent(plan: PortablePlan, words: cute.Tensor) -> Uint32:
     """Biased, of the largest of the bf16 elements of a row, which four lanes share; infinite and
     NaN ones are the largest."""
     top = words[0] & Uint32(0x7FFF7FFF)
@@ -167,7 +167,7 @@ def _exponent(plan: Plan90, words: cute.Tensor) -> Uint32:
 
 
 @cute.jit
-def _max_of_halves(plan: Plan90, first: Uint32, second: Uint32) -> Uint32:
+def _max_of_halves(plan: PortablePlan, first: Uint32, second: Uint32) -> Uint32:
     """The larger of each two bf16 without a sign, NaN the largest: as integers, which takes compute
     capability 9.0, or as they are. Both leave the same exponent."""
     name = "max.NaN.bf16x2" if plan.portable else "max.u16x2"
@@ -200,7 +200,7 @@ def factor_of(config: DecodeConfig, place: Place, tables: Tables, scalars: Scala
 
 
 @cute.jit
-def factors_of(plan: Plan90, factor: Float32, powers: cute.Tensor | None) -> cute.Tensor:
+def factors_of(plan: PortablePlan, factor: Float32, powers: cute.Tensor | None) -> cute.Tensor:
     """Return the factors of this lane's columns, (2, columns / 8).
 
     powers: divisors of the rows of Q from `scale_rows`, or None.

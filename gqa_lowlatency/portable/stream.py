@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.portable.plan import Plan90
+from gqa_lowlatency.portable.plan import PortablePlan
 from gqa_lowlatency.portable.products import (
     accumulate,
     chunk_offset,
@@ -50,7 +50,7 @@ class Found:
 
 
 @cute.jit
-def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
+def stream_keys(plan: PortablePlan, work: Stream, share: Share) -> Found:
     """Process all keys of this warp."""
     config, slots = plan.config, plan.slots
     tiles = config.columns // 8
@@ -109,25 +109,25 @@ def stream_keys(plan: Plan90, work: Stream, share: Share) -> Found:
 
 
 @cute.jit
-def first_key(plan: Plan90, share: Share, step: Int32) -> Int32:
+def first_key(plan: PortablePlan, share: Share, step: Int32) -> Int32:
     """Return the first of this warp's keys in its step-th tile."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     return tile_start(share, share.begin + step, plan.tile) + warp * plan.keys
 
 
 @cute.jit
-def following(plan: Plan90, slot: Int32) -> Int32:
+def following(plan: PortablePlan, slot: Int32) -> Int32:
     return Int32(0) if slot == plan.slots - 1 else slot + 1
 
 
 @cute.jit
-def previous(plan: Plan90, slot: Int32) -> Int32:
+def previous(plan: PortablePlan, slot: Int32) -> Int32:
     return Int32(plan.slots - 1) if slot == 0 else slot - 1
 
 
 @cute.jit
 def fetch(
-    plan: Plan90,
+    plan: PortablePlan,
     work: Stream,
     share: Share,
     step: Int32,
@@ -166,7 +166,7 @@ def fetch(
 
 
 @cute.jit
-def page_of(plan: Plan90, work: Stream, share: Share, step: Int32) -> Int32:
+def page_of(plan: PortablePlan, work: Stream, share: Share, step: Int32) -> Int32:
     """Return the page that holds a step's keys, looked up a step before it is needed."""
     page, pages = Int32(0), work.tables.pages
     if cutlass.const_expr(pages is not None and plan.page_holds_step):
@@ -195,7 +195,7 @@ def line_of(
 
 @cute.jit
 def exponentiate(
-    plan: Plan90,
+    plan: PortablePlan,
     work: Stream,
     share: Share,
     key: Int32,

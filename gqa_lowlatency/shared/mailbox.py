@@ -150,9 +150,8 @@ def merged_in_turn(
     """Merge like `merged`, one rank after the other, for Hopper with dependent launches.
 
     Measured on an H100: one entry of 8k keys in L2 takes 7.5 us, with `merged` 9.9 us, with both
-        loops
-    below in one 8.7 us. The cause is not known (notes/log.md, 2026-11-26). Without PDL `merged` is
-    faster.
+    loops below in one 8.7 us. The cause is not known (notes/decode.md, 2026-11-26). Without PDL
+    `merged` is faster.
     """
     top, total = -Float32.inf, Float32(0.0)
     for rank in cutlass.range_constexpr(config.cluster):

@@ -4,7 +4,7 @@ A config class may have `label`: the begin of the name, and the fields that it a
 other fields that differ from their default follow, in the order of the fields.
 
 ptxas generates different machine code for a kernel whose name has the word `cutlass`
-(notes/log.md), and the DSL's names have it. So our names end with it, unless a config has a
+(notes/compilers.md), and the DSL's names have it. So our names end with it, unless a config has a
 `cutlass_word` that is False.
 """
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -30,16 +32,15 @@ from lab.bench.fmha_tables import (
     TIMES,
     footnotes,
     markdown,
-    noted,
     ranked,
     summary,
 )
+from lab.bench.perform import Bench
 from lab.flags.bench import OWN_DIMS
-from lab.measure.timing import heading, reason_of, setting
+from lab.measure.timing import reason_of
 from lab.measure.turns import HOW, Contestant, figures, flush_buffer, meter, take_turns
-from lab.report.attention import draw_any as draw
-from lab.report.documents import measured
-from lab.tools.common import progress_bar, read_rows, refuse, save_rows
+from lab.report.attention import draw_any
+from lab.report.documents import Document
 from lab.tools.place import why_not_here
 from lab.tools.tables import show, table
 from lab.verbs.dump import rows_of
@@ -84,8 +85,6 @@ def check(problem: Problem) -> None:
 
 def check_wishes(options: argparse.Namespace, problems: Sequence[tuple[str, Problem]]) -> None:
     """ValueError for flags that leave nothing to be done."""
-    if options.markdown:
-        raise ValueError("--markdown without --show: it is of the file of an earlier run")
     if not options.timing and options.static is False:
         raise ValueError("--no-timing with --no-static: nothing is left")
     if options.timing and not problems and not options.static:
@@ -133,65 +132,7 @@ def time_problem(problem: Problem, rows: list[dict], rounds: int, *, flush: bool
     return ranked(rows)
 
 
-def time_all(
-    options: argparse.Namespace, problems: Sequence[tuple[str, Problem]], head: dict
-) -> list[dict]:
-    """Rows of all problems; whoever stops a run keeps in --json what there is."""
-    rows: list[dict] = []
-    console = Console(stderr=True)
-    with progress_bar(console) as bar:
-        task = bar.add_task("", total=len(problems))
-        for name, problem in problems:
-            bar.update(task, description=str(problem))
-            gc.collect()
-            torch.cuda.empty_cache()
-            same = {"kind": "time", "rows": name, "problem": str(problem)}
-            same |= {**dataclasses.asdict(problem), "flop": problem.flop}
-            blank = [{**same, "peer": peer} for peer in options.peers or PEERS]
-            rows += time_problem(problem, blank, options.rounds, flush=options.flush)
-            if options.json:
-                save_rows(options.json, [head, *rows])
-            bar.advance(task)
-    return rows
-
-
-# -- told -----------------------------------------------------------------------------------------
-
-
-def tell(rows: Sequence[dict], title: str) -> None:
-    """Every figure, then a line per problem, then why there are holes."""
-    notes = footnotes(rows)
-    lines = [noted(row, notes) for row in rows]
-    for row, before in zip(lines[1:], rows, strict=False):
-        row |= {"problem": ""} if row["problem"] == before["problem"] else {}
-    show(*table(title, TIMES, lines))
-    show(*summary(rows))
-    for reason, number in notes.items():
-        print(f"[{number}] {reason}")
-
-
-def title_of(head: dict) -> str:
-    gpu = head.get("gpu", {}).get("name", "no GPU")
-    return f"{gpu}, {head['date']}, {head['order']}"
-
-
-def show_again(options: argparse.Namespace) -> int:
-    """Tables of the file of an earlier run."""
-    others = sorted(options.given - {"show", "peers", "markdown", "plot"})
-    if others:
-        return refuse(f"--show with --{others[0].replace('_', '-')}: a file is shown as it is")
-    head, *found = read_rows(options.show)
-    rows = [row for row in found if row["kind"] == "time"]
-    rows = [row for row in rows if not options.peers or row["peer"] in options.peers]
-    if not rows:
-        return refuse(f"{options.show}: no times in it of {', '.join(options.peers or PEERS)}")
-    if options.markdown:
-        print(markdown(rows))
-    else:
-        tell(rows, title_of(head))
-    if options.plot:
-        draw(options.plot, measured(head, rows))
-    return 0
+# -- the command ----------------------------------------------------------------------------------
 
 
 def without_gpu(problems: Sequence[tuple[str, Problem]], peers: Sequence[str]) -> None:
@@ -202,45 +143,80 @@ def without_gpu(problems: Sequence[tuple[str, Problem]], peers: Sequence[str]) -
     show(*table("would be timed", PROBLEMS, rows))
 
 
-def static_rows(options: argparse.Namespace) -> list[dict]:
-    """Show a table of what ptxas made of our kernels, and return its rows."""
-    if not tools_found():
-        print(HOW_TO_GET_TOOLS)
-        return []
-    rows = rows_of(fmha_tables.grid(options), Console(stderr=True))
-    show(*table("", fmha_tables.STATIC, fmha_tables.lines_of(rows)))
-    return [{"kind": "static", **row} for row in rows]
+class Attention(Bench):
+    """Attention beside its peers, and what ptxas made of it."""
 
+    kind = "time"
+    selects = ("peers",)
 
-def perform(options: argparse.Namespace) -> int:
-    if options.show:
-        return show_again(options)
-    problems, peers = list(problems_of(options)), options.peers or [*PEERS]
-    try:
-        check_wishes(options, problems)
-        for _, problem in problems:
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__(options)
+        self.peers = options.peers or [*PEERS]
+
+    @property
+    def wants_times(self) -> bool:
+        return self.options.timing
+
+    @property
+    def wants_static(self) -> bool | None:
+        return self.options.static
+
+    def problems(self) -> list[tuple[str, Problem]]:
+        found = list(problems_of(self.options))
+        check_wishes(self.options, found)
+        for _, problem in found:
             check(problem)
-    except ValueError as error:
-        return refuse(error)
-    here = torch.cuda.is_available()
-    order = f"{options.rounds} rounds, {'cold L2' if options.flush else 'L2 as it is'}"
-    head = heading(inputs=INPUTS, timing=HOW, order=order, flush=options.flush)
-    rows: list[dict] = []
-    if options.timing and here:
-        head |= {"cudnn": torch.backends.cudnn.version(), "clock_and_power": meter() or "unknown"}
-        if OURS in peers and why_not_here(ARCHS):
+        return found
+
+    def setting(self) -> dict[str, Any]:
+        flush = self.options.flush
+        order = f"{self.options.rounds} rounds, {'cold L2' if flush else 'L2 as it is'}"
+        return {"inputs": INPUTS, "timing": HOW, "order": order, "flush": flush}
+
+    def machine(self) -> dict[str, Any]:
+        if OURS in self.peers and why_not_here(ARCHS):
             print(f"fmha is not timed: {why_not_here(ARCHS)}")
-        rows = time_all(options, problems, head)
-        tell(rows, title_of(head))
-        if options.plot and rows:
-            draw(options.plot, measured(head, rows))
-        rows.append({"kind": "after", "gpu": setting().get("gpu")})
-    elif options.timing:
-        without_gpu(problems, peers)
-    wanted = options.static if options.static is not None else not rows
-    found = static_rows(options) if wanted else []
-    if options.json:
-        save_rows(options.json, [head, *found, *rows])
-    if options.plot and found and not rows:
-        fmha_tables.draw(options.plot, found)
-    return 0
+        return {"cudnn": torch.backends.cudnn.version(), "clock_and_power": meter() or "unknown"}
+
+    def rows(self, problem: tuple[str, Problem]) -> list[dict]:
+        name, sizes = problem
+        same = {"rows": name, "problem": str(sizes), **dataclasses.asdict(sizes)}
+        rows = [{**same, "flop": sizes.flop, "peer": peer} for peer in self.peers]
+        return time_problem(sizes, rows, self.options.rounds, flush=self.options.flush)
+
+    def untimed(self, problems: Sequence[tuple[str, Problem]]) -> None:
+        without_gpu(problems, self.peers)
+
+    def static(self, problems: Sequence[tuple[str, Problem]]) -> list[dict]:
+        if not tools_found():
+            print(HOW_TO_GET_TOOLS)
+            return []
+        rows = rows_of(fmha_tables.grid(self.options), Console(stderr=True))
+        show(*table("", fmha_tables.STATIC, fmha_tables.lines_of(rows)))
+        timed = self.wants_times and torch.cuda.is_available()
+        if self.options.plot and rows and not timed:
+            fmha_tables.draw(self.options.plot, rows)
+        return [{"kind": "static", **row} for row in rows]
+
+    def show(self, rows: Sequence[dict]) -> None:
+        show(*table(rows[0]["problem"], TIMES, rows))
+
+    def tell(self, rows: Sequence[dict]) -> None:
+        show(*summary(rows))
+        for reason, number in footnotes(rows).items():
+            print(f"[{number}] {reason}")
+
+    def subject(self, row: Mapping[str, Any]) -> tuple[str, str]:
+        return row["rows"], row["problem"]
+
+    def has(self, row: Mapping[str, Any]) -> bool:
+        return row["peer"] in self.peers
+
+    def markdown(self, rows: Sequence[dict]) -> str:
+        return markdown(rows)
+
+    def draw(self, path: Path, document: Document) -> None:
+        draw_any(path, document)
+
+
+BENCH = Attention

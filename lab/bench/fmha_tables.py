@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 TIMES = (
-    ("problem", "{problem}"), ("peer", "{peer}"), ("us", "{us:.1f}"), ("TFLOP/s", "{tflops:.0f}"),
+    ("peer", "{peer}"), ("us", "{us:.1f}"), ("TFLOP/s", "{tflops:.0f}"),
     ("of best peer", "{of_best:.2f}"), ("spread", "{spread:.1%}"), ("SM MHz", "{sm_mhz:.0f}"),
     ("W", "{watts:.0f}"), ("max difference", "{max_difference:.1e}"),
 )  # fmt: skip

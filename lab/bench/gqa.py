@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,27 +28,25 @@ from lab.bench.gqa_peers import (
     reference,
     tuned,
 )
+from lab.bench.perform import Bench
 from lab.measure.timing import (
     WHEN,
     Sample,
     calls,
     cold_and_warm,
-    heading,
     measure,
     replay,
-    setting,
     spreads,
 )
 from lab.problems.gqa import cta_of
 from lab.report.attention import draw_decode
-from lab.report.documents import measured
-from lab.tools.common import read_rows, refuse, save_rows
+from lab.report.documents import Document
 from lab.tools.groups import spelt
 from lab.tools.tables import Table, show, table
 from lab.tools.tables import markdown as markdown_of
 
 
-def title_of(row: dict) -> str:
+def title_of(row: Mapping[str, Any]) -> str:
     heads = f"{row['q_heads']} query heads, {row['kv_heads']} KV heads of {row['head_dim']}"
     return f"batch {row['batch']}, {row['kv_len']} keys, {heads}, {row['dtype']}"
 
@@ -167,27 +166,6 @@ def with_bandwidth(row: dict, bandwidth: float) -> dict:
     return row
 
 
-def time_all(problems: Iterable[Problem], peers: dict[str, Peer], bandwidth: float) -> list[dict]:
-    """Rows of all problems; each is shown when it is done."""
-    rows: list[dict] = []
-    for problem in problems:
-        gc.collect()
-        torch.cuda.empty_cache()
-        cache = torch.cuda.get_device_properties().L2_cache_size
-        try:
-            sets = allocate(problem, cache, torch.cuda.mem_get_info()[0], "cuda")
-        except ValueError as refusal:
-            sizes = dataclasses.asdict(problem)
-            rows += [{**sizes, "peer": name, "refused": str(refusal)} for name in peers]
-            continue
-        found = rows_of(problem, peers, cold_and_warm, sets=sets)
-        found = [with_bandwidth(row, bandwidth) for row in found]
-        del sets
-        show(*latency_table(found))
-        rows += found
-    return rows
-
-
 def host_rows(problem: Problem) -> list[dict]:
     """Return the host time of eager calls; the GPU time of this problem is short."""
     inputs = [problem.inputs("cuda")]
@@ -234,63 +212,79 @@ def problems_of(options: argparse.Namespace) -> list[Problem]:
     return found
 
 
-def show_again(options: argparse.Namespace) -> None:
-    """Tables of the file of an earlier run."""
-    found = read_rows(options.show)
-    gpu = found[0].get("gpu", {}).get("name", "no GPU")
-    print(f"{gpu}, {found[0]['date']}, cold / warm microseconds")
-    rows = [row for row in found if row["kind"] == "latency"]
-    rows = [row for row in rows if not options.peers or row["peer"] in options.peers]
-    if options.markdown:
-        print(markdown(rows, list(dict.fromkeys(row["peer"] for row in rows))))
-    else:
-        for _, group in itertools.groupby(rows, key=lambda row: (row["batch"], row["kv_len"])):
-            show(*latency_table(list(group)))
-    if options.plot:
-        draw_decode(options.plot, measured(found[0], rows))
+class Decode(Bench):
+    """Decode attention beside torch and FlashInfer. `once` takes the host time of eager calls, if
+    the flags do not choose peers."""
 
+    kind = "latency"
+    more = ("host",)
+    selects = ("peers",)
+    no_gpu = NO_GPU
 
-def on_gpu(options: argparse.Namespace, problems: Sequence[Problem]) -> tuple[dict, list[dict]]:
-    """(what was found out of the machine, rows)."""
-    everything = not (options.peers or options.tune)
-    host = host_rows(problems[0]) if options.host or everything else []
-    if host:
-        show(*table(f"host, {title_of(host[0])}", HOST, host))
-    called = [{"kind": "host", **row} for row in host]
-    if options.host:
-        return {}, called
-    peers = {name: PEERS[name] for name in options.peers or PEERS}
-    for wanted in options.tune:
-        peers["decode " + ",".join(f"{name}={n}" for name, n in wanted.items())] = tuned(**wanted)
-    bandwidth = read_bandwidth()
-    print(f"{torch.cuda.get_device_name()}: a read moves {bandwidth * 1e-12:.2f} TB/s")
-    rows = time_all(problems, peers, bandwidth)
-    if options.plot:
-        draw_decode(options.plot, measured(heading(inputs=INPUTS), rows))
-    machine = {
-        "read_tbs": bandwidth * 1e-12,
-        "l2_bytes": torch.cuda.get_device_properties().L2_cache_size,
-    }
-    return machine, [*({"kind": "latency", **row} for row in rows), *called]
+    def problems(self) -> Sequence[Problem]:
+        return problems_of(self.options)
 
+    def setting(self) -> dict[str, Any]:
+        return {"inputs": INPUTS}
 
-def perform(options: argparse.Namespace) -> int:
-    if options.show:
-        show_again(options)
-        return 0
-    try:
-        problems = problems_of(options)
-    except ValueError as error:
-        return refuse(error)
-    head = heading(inputs=INPUTS)
-    if torch.cuda.is_available():
-        machine, rows = on_gpu(options, problems)
-        rows.append({"kind": "after", "gpu": setting().get("gpu")})
-        head |= machine
-    else:
-        print(NO_GPU)
+    def machine(self) -> dict[str, Any]:
+        if self.options.host:
+            return {}
+        self.bandwidth = read_bandwidth()
+        print(f"a read moves {self.bandwidth * 1e-12:.2f} TB/s")
+        cache = torch.cuda.get_device_properties().L2_cache_size
+        return {"read_tbs": self.bandwidth * 1e-12, "l2_bytes": cache}
+
+    def once(self, problems: Sequence[Problem]) -> list[dict]:
+        if not self.options.host and (self.options.peers or self.options.tune):
+            return []
+        return [{"kind": "host", **row} for row in host_rows(problems[0])]
+
+    @cached_property
+    def peers(self) -> dict[str, Peer]:
+        """Peers by name, with those of --tune."""
+        found = {name: PEERS[name] for name in self.options.peers or PEERS}
+        for wanted in self.options.tune:
+            name = "decode " + ",".join(f"{field}={n}" for field, n in wanted.items())
+            found[name] = tuned(**wanted)
+        return found
+
+    def rows(self, problem: Problem) -> list[dict]:
+        if self.options.host:
+            return []
+        cache = torch.cuda.get_device_properties().L2_cache_size
+        try:
+            sets = allocate(problem, cache, torch.cuda.mem_get_info()[0], "cuda")
+        except ValueError as refusal:
+            sizes = dataclasses.asdict(problem)
+            return [{**sizes, "peer": name, "refused": str(refusal)} for name in self.peers]
+        found = rows_of(problem, self.peers, cold_and_warm, sets=sets)
+        return [with_bandwidth(row, self.bandwidth) for row in found]
+
+    def static(self, problems: Sequence[Problem]) -> list[dict]:
         rows = [{"kind": "static", **row} for row in static_rows(problems)]
         show(*table("static figures", STATIC, rows))
-    if options.json:
-        save_rows(options.json, [head, *rows])
-    return 0
+        return rows
+
+    def show(self, rows: Sequence[dict]) -> None:
+        show(*latency_table(rows))
+
+    def tell(self, rows: Sequence[dict]) -> None:
+        host = [row for row in rows if row["kind"] == "host"]
+        if host:
+            show(*table(f"host, {title_of(host[0])}", HOST, host))
+
+    def subject(self, row: Mapping[str, Any]) -> str:
+        return title_of(row)
+
+    def has(self, row: Mapping[str, Any]) -> bool:
+        return not self.options.peers or row["peer"] in self.options.peers
+
+    def markdown(self, rows: Sequence[dict]) -> str:
+        return markdown(rows, [*dict.fromkeys(row["peer"] for row in rows)])
+
+    def draw(self, path: Path, document: Document) -> None:
+        draw_decode(path, document)
+
+
+BENCH = Decode

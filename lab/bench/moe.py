@@ -7,24 +7,25 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from lab.bench import steps
 from lab.bench.gqa import read_bandwidth
 from lab.bench.gqa_peers import error_of
 from lab.bench.moe_peers import LAYER, MAX_ERROR, OURS, OURS_E4M3, PEERS, W2, W13, Launch
+from lab.bench.perform import Bench
 from lab.flags.moe import MODEL_TOKENS, OF_MODELS
-from lab.measure.timing import capture, heading, reason_of, replay, setting, spreads
+from lab.measure.timing import capture, reason_of, replay, spreads
 from lab.measure.turns import HOW, Contestant, figures, flush_buffer, meter, take_turns
 from lab.problems.moe_models import WEIGHT_BYTES, Model, Tokens, model_of, tokens_of
-from lab.report.documents import measured
+from lab.report.documents import Document
 from lab.report.moe import draw
-from lab.tools.common import progress_bar, read_rows, refuse, save_rows
+from lab.tools.common import read_rows
 from lab.tools.place import why_not_here
 from lab.tools.tables import Table, show, table
 from lab.tools.tables import markdown as markdown_of
@@ -40,7 +41,7 @@ TIMES = (
 SUBJECT = ("model", "fmt", "part", "routing")
 
 
-def title_of(row: dict) -> str:
+def title_of(row: Mapping[str, Any]) -> str:
     """Title of the problem of a row."""
     name, fmt, part, routing = (row[field] for field in SUBJECT)
     rows = f"{row['experts']} experts have rows, {row['most_rows']} at most"
@@ -282,29 +283,6 @@ def host_us(launch: Launch) -> float:
     return statistics.median(samples)
 
 
-def time_all(options: argparse.Namespace, head: dict) -> list[dict]:
-    """Rows of everything that is asked for; whoever stops a run keeps in --json what there is."""
-    rows: list[dict] = []
-    grid = [*itertools.product(options.routing, options.rows, options.parts)]
-    with progress_bar(Console(stderr=True)) as bar:
-        task = bar.add_task("", total=len(options.model) * len(grid))
-        for name in options.model:
-            bar.update(task, description=f"{name}, weights")
-            gc.collect()
-            torch.cuda.empty_cache()
-            model = model_of(name, options.format, "cuda")
-            peers, weights = made(model, options.peers or [*PEERS])
-            rows += weights
-            for routing, count, part in grid:
-                bar.update(task, description=f"{name}, {routing}, {count} tokens, {part}")
-                rows += time_part(part, tokens_of(model, count, routing), peers, options)
-                if options.json:
-                    save_rows(options.json, [head, *rows])
-                bar.advance(task)
-            del model, peers
-    return rows
-
-
 # -- told -----------------------------------------------------------------------------------------
 
 WEIGHTS = (
@@ -318,38 +296,9 @@ PROBLEMS = (
 )  # fmt: skip
 
 
-def tell(rows: Sequence[dict], head: dict) -> None:
-    """Print the time of laying out weights, every figure, and a line per problem."""
-    weights = [row for row in rows if row["kind"] == "weights"]
-    timed = [row for row in rows if row["kind"] == "layer"]
-    if weights:
-        show(*table("weights laid out for their peer", WEIGHTS, weights))
-    for _, group in itertools.groupby(timed, key=title_of):
-        lines = [*group]
-        show(*table(title_of(lines[0]), TIMES, lines))
-    show(*summary(timed))
-    print(f"{head.get('gpu', {}).get('name', 'no GPU')}, {head['date']}, {head['order']}")
-
-
-def show_again(options: argparse.Namespace) -> int:
-    """Tables of the file of an earlier run."""
-    head, *rows = read_rows(options.show)
-    wanted = {"peer": options.peers, "model": options.model}
-    for field, names in wanted.items():
-        rows = [row for row in rows if not names or row.get(field) in names]
-    timed = [row for row in rows if row["kind"] == "layer"]
-    if not timed:
-        return refuse(f"{options.show}: no times of layers in it of what is asked for")
-    print(markdown(timed)) if options.markdown else tell(rows, head)
-    if options.plot:
-        draw(options.plot, measured(head, timed))
-    return 0
-
-
 def without_gpu(options: argparse.Namespace) -> list[dict]:
     """Return figures that follow from sizes alone, for routing with equally many rows per
     expert."""
-    print(f"{OURS} is not timed: {why_not_here(ARCHS)}")
     rows = []
     for name, count, part in itertools.product(options.model, options.rows, options.parts):
         layer = of_model(name)
@@ -366,30 +315,90 @@ def without_gpu(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
-def perform(options: argparse.Namespace) -> int:
-    if options.show and any(row["kind"] == "layer" for row in read_rows(options.show)):
-        return show_again(options)
-    given, others = options.given, OF_STEPS if options.model else OF_MODELS
-    if wrong := sorted(given & {*others}):
-        return refuse(f"--{wrong[0]}: {'not' if options.model else 'only'} with --model")
-    if not options.model or options.show:
-        return steps.perform(options)
-    if options.markdown:
-        return refuse("--markdown without --show: it is of the file of an earlier run")
-    if "rows" not in given:
-        options.rows = MODEL_TOKENS
-    order = f"{options.rounds} rounds, {'cold L2' if options.flush else 'L2 as it is'}"
-    head = heading(inputs=INPUTS, timing=HOW, order=order, flush=options.flush)
-    if torch.cuda.is_available():
-        options.machine = rates()
-        head |= {**options.machine, "clock_and_power": meter() or "unknown"}
-        rows = time_all(options, head)
-        tell(rows, head)
-        if options.plot:
-            draw(options.plot, measured(head, rows))
-        rows.append({"kind": "after", "gpu": setting().get("gpu")})
-    else:
-        rows = without_gpu(options)
-    if options.json:
-        save_rows(options.json, [head, *rows])
-    return 0
+class Layers(Bench):
+    """Layers of models beside peers, which have weights of one model at a time."""
+
+    kind = "layer"
+    more = ("weights",)
+    selects = ("peers", "model")
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__(options)
+        self.model: Model | None = None
+
+    def problems(self) -> list[tuple[str, str, int, str]]:
+        """(model, routing, tokens, part) of each problem."""
+        if wrong := sorted(self.options.given & {*OF_STEPS}):
+            raise ValueError(f"--{wrong[0]}: not with --model")
+        if "rows" not in self.options.given:
+            self.options.rows = MODEL_TOKENS
+        asked = self.options
+        return [*itertools.product(asked.model, asked.routing, asked.rows, asked.parts)]
+
+    def setting(self) -> dict[str, Any]:
+        flush = self.options.flush
+        order = f"{self.options.rounds} rounds, {'cold L2' if flush else 'L2 as it is'}"
+        return {"inputs": INPUTS, "timing": HOW, "order": order, "flush": flush}
+
+    def machine(self) -> dict[str, Any]:
+        self.options.machine = rates()
+        return {**self.options.machine, "clock_and_power": meter() or "unknown"}
+
+    def rows(self, problem: tuple[str, str, int, str]) -> list[dict]:
+        name, routing, count, part = problem
+        weights = []
+        if self.model is None or self.model.name != name:
+            self.model = self.peers = None
+            _settled()
+            self.model = model_of(name, self.options.format, "cuda")
+            self.peers, weights = made(self.model, self.options.peers or [*PEERS])
+        tokens = tokens_of(self.model, count, routing)
+        return [*weights, *time_part(part, tokens, self.peers, self.options)]
+
+    def untimed(self, problems: Sequence[tuple[str, str, int, str]]) -> None:
+        print(f"{OURS} is not timed: {why_not_here(ARCHS)}")
+
+    def static(self, problems: Sequence[tuple[str, str, int, str]]) -> list[dict]:
+        return without_gpu(self.options)
+
+    def show(self, rows: Sequence[dict]) -> None:
+        show(*table(title_of(rows[0]), TIMES, rows))
+
+    def tell(self, rows: Sequence[dict]) -> None:
+        weights = [row for row in rows if row["kind"] == "weights"]
+        if weights:
+            show(*table("weights laid out for their peer", WEIGHTS, weights))
+        show(*summary([row for row in rows if row["kind"] == self.kind]))
+
+    def subject(self, row: Mapping[str, Any]) -> str:
+        return title_of(row)
+
+    def has(self, row: Mapping[str, Any]) -> bool:
+        wanted = {"peer": self.options.peers, "model": self.options.model}
+        return all(not names or row[field] in names for field, names in wanted.items())
+
+    def markdown(self, rows: Sequence[dict]) -> str:
+        return markdown(rows)
+
+    def draw(self, path: Path, document: Document) -> None:
+        draw(path, document)
+
+
+class Steps(steps.Steps):
+    """Steps of a layer of experts."""
+
+    def problems(self) -> Sequence[steps.Problem]:
+        if wrong := sorted(self.options.given & {*OF_MODELS}):
+            raise ValueError(f"--{wrong[0]}: only with --model")
+        return super().problems()
+
+
+def chosen(options: argparse.Namespace) -> Bench:
+    """Layers with --model and for a file of layers, otherwise steps."""
+    if options.show:
+        layers = any(row["kind"] == Layers.kind for row in read_rows(options.show))
+        return (Layers if layers else Steps)(options)
+    return (Layers if options.model else Steps)(options)
+
+
+BENCH = chosen

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import gc
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from kernelkit.compile.arch import ARCH_OF_CAPABILITY
+from lab.bench.perform import Bench
 from lab.bench.steps import Call, copies
-from lab.measure.timing import heading, measure, replay, sets_here, setting
+from lab.measure.timing import measure, replay, sets_here
 from lab.problems.q8_0 import OURS, Calls, Inputs, Problem, check, problems_of
-from lab.tools.common import read_rows, save_rows
 from lab.tools.tables import show, table
 from q8_0 import reference
 
@@ -101,42 +99,32 @@ def _is_cold(problem: Problem) -> bool:
     return sets_here(problem.weight_bytes) * problem.weight_bytes > cache
 
 
-def time_all(problems: Sequence[Problem]) -> list[dict]:
-    """Rows of all problems; each is shown when it is done."""
-    rows: list[dict] = []
-    for problem in problems:
-        gc.collect()
-        torch.cuda.empty_cache()
+class Products(Bench):
+    """Kernels that read Q8_0."""
+
+    kind = "q8_0"
+    no_gpu = NO_GPU
+
+    def problems(self) -> Sequence[Problem]:
+        return [*problems_of(self.options)]
+
+    def setting(self) -> dict[str, Any]:
+        return {"inputs": "uniform quants, x standard normal"}
+
+    def rows(self, problem: Problem) -> list[dict]:
         nbytes = problem.nbytes if problem.operation == "quantise" else problem.weight_bytes
-        found = rows_of(problem, sets_here(nbytes))
-        show(*table(str(problem), COLUMNS, found))
-        rows += found
-    return rows
+        return rows_of(problem, sets_here(nbytes))
 
-
-def show_again(options: argparse.Namespace) -> None:
-    """The tables of an earlier run's file."""
-    head, *found = read_rows(options.show)
-    print(f"{head.get('gpu', {}).get('name', 'no GPU')}, {head['date']}")
-    rows = [row for row in found if row["kind"] == "q8_0"]
-    for name, group in itertools.groupby(rows, key=lambda row: row["problem"]):
-        show(*table(name, COLUMNS, group))
-
-
-def perform(options: argparse.Namespace) -> int:
-    """Returns the exit code."""
-    if options.show:
-        show_again(options)
-        return 0
-    problems, head = [*problems_of(options)], heading(inputs="uniform quants, x standard normal")
-    if torch.cuda.is_available():
-        print(torch.cuda.get_device_name())
-        rows = [{"kind": "q8_0", **row} for row in time_all(problems)]
-        rows.append({"kind": "after", "gpu": setting().get("gpu")})
-    else:
-        print(NO_GPU)
+    def static(self, problems: Sequence[Problem]) -> list[dict]:
         rows = [{"kind": "static", **problem.sizes} for problem in problems]
         show(*table("static figures", STATIC, rows))
-    if options.json:
-        save_rows(options.json, [head, *rows])
-    return 0
+        return rows
+
+    def show(self, rows: Sequence[dict]) -> None:
+        show(*table(rows[0]["problem"], COLUMNS, rows))
+
+    def subject(self, row: Mapping[str, Any]) -> str:
+        return row["problem"]
+
+
+BENCH = Products

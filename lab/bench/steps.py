@@ -3,19 +3,18 @@ copy of as many bytes."""
 
 from __future__ import annotations
 
-import argparse
-import gc
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from lab.measure.timing import MAX_SETS, Sample, heading, measure, replay, setting
+from lab.bench.perform import Bench
+from lab.measure.timing import MAX_SETS, Sample, measure, replay
 from lab.problems.steps import Arguments, Outputs, Problem, problems_of
-from lab.report.documents import measured
+from lab.report.documents import Document
 from lab.report.steps import draw_steps
-from lab.tools.common import read_rows, refuse, save_rows
 from lab.tools.tables import Table, markdown, show, table
 
 COPY = "copy"  # the peer that moves as many bytes and does nothing else
@@ -77,18 +76,6 @@ def rows_of(
     return rows
 
 
-def time_all(problems: Iterable[Problem]) -> list[dict]:
-    """Rows of all problems; each is shown when it is done."""
-    rows: list[dict] = []
-    for problem in problems:
-        gc.collect()
-        torch.cuda.empty_cache()
-        found = rows_of(problem, torch.cuda.get_device_properties().L2_cache_size)
-        show(*step_table(found))
-        rows += found
-    return rows
-
-
 # -- tables and pictures --------------------------------------------------------------------------
 
 
@@ -138,44 +125,43 @@ def _us(row: dict) -> str:
 # -- the command ----------------------------------------------------------------------------------
 
 
-def show_again(options: argparse.Namespace) -> None:
-    """Show the rows of an earlier run's file that the options select."""
-    head, *found = read_rows(options.show)
-    rows = [row for row in found if row["kind"] == "step" and row["step"] in options.steps]
-    if options.names:
-        rows = [row for row in rows if any(name in row["name"] for name in options.names)]
-    print(f"{head.get('gpu', {}).get('name', 'no GPU')}, {head['date']}, microseconds")
-    if options.markdown:
-        print(page_table(rows))
-    else:
-        keys = ("step", "name", "tokens")
-        for _, group in itertools.groupby(rows, key=lambda row: [row[key] for key in keys]):
-            show(*step_table([*group]))
-    if options.plot:
-        draw_steps(options.plot, measured(head, rows))
+class Steps(Bench):
+    """Steps of one of the families of `lab.flags.steps`."""
 
+    kind = "step"
+    selects = ("steps", "names")
+    no_gpu = NO_GPU
 
-def perform(options: argparse.Namespace) -> int:
-    if options.show:
-        show_again(options)
-        return 0
-    try:
-        problems = problems_of(
-            options.family, options.steps, options.rows, options.hidden, options.names
-        )
-    except ValueError as error:
-        return refuse(error)
-    head = heading(inputs=INPUTS, hidden=options.hidden)
-    if torch.cuda.is_available():
-        print(torch.cuda.get_device_name())
-        rows = [{"kind": "step", **row} for row in time_all(problems)]
-        if options.plot:
-            draw_steps(options.plot, measured(head, rows))
-        rows.append({"kind": "after", "gpu": setting().get("gpu")})
-    else:
-        print(NO_GPU)
+    def problems(self) -> Sequence[Problem]:
+        asked = self.options
+        return [*problems_of(asked.family, asked.steps, asked.rows, asked.hidden, asked.names)]
+
+    def setting(self) -> dict[str, Any]:
+        return {"inputs": INPUTS, "hidden": self.options.hidden}
+
+    def rows(self, problem: Problem) -> list[dict]:
+        return rows_of(problem, torch.cuda.get_device_properties().L2_cache_size)
+
+    def static(self, problems: Sequence[Problem]) -> list[dict]:
         rows = [{"kind": "static", **problem.sizes} for problem in problems]
         show(*table("static figures", STATIC, rows))
-    if options.json:
-        save_rows(options.json, [head, *rows])
-    return 0
+        return rows
+
+    def show(self, rows: Sequence[dict]) -> None:
+        show(*step_table(rows))
+
+    def subject(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return row["step"], row["name"], row["tokens"]
+
+    def has(self, row: Mapping[str, Any]) -> bool:
+        names = self.options.names or [""]
+        return row["step"] in self.options.steps and any(name in row["name"] for name in names)
+
+    def markdown(self, rows: Sequence[dict]) -> str:
+        return page_table(rows)
+
+    def draw(self, path: Path, document: Document) -> None:
+        draw_steps(path, document)
+
+
+BENCH = Steps

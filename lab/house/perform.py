@@ -209,7 +209,4 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("package_readme_length", "kernelkit/README.md"): (
         "the handbook of all packages: glossary, anatomy, rules of the DSL and how to add things"
     ),
-    ("markdown_line_length", "notes/log.md"): (
-        "entries stay as they were written, and links of the index are as long as their headings"
-    ),
 }

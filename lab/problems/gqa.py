@@ -22,7 +22,7 @@ from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.choose import TILE, choose_config, clusters_per_head, machine_of
 from gqa_lowlatency.config import COLUMNS, HEAD_DIMS, TUNABLE, DecodeConfig
 from gqa_lowlatency.launch import ARCHS, checked_decision, compile_for, has_keys, make_workspace
-from gqa_lowlatency.portable.plan import Plan90
+from gqa_lowlatency.portable.plan import PortablePlan
 from gqa_lowlatency.sm100 import plan as sm100
 from gqa_lowlatency.split import Reach, reach, share
 from kernelkit.call.launch import Target
@@ -252,7 +252,7 @@ class Cta:
 
     tile: keys that it processes at a time."""
 
-    plan: Plan90 | sm100.Plan100
+    plan: PortablePlan | sm100.Plan100
     tile: int
     threads: int
     stages: int
@@ -264,7 +264,7 @@ def cta_of(config: DecodeConfig, arch: str) -> Cta:
     if written_for(arch) == "sm_100a":
         wide = sm100.Plan100(config)
         return Cta(wide, sm100.TILE, sm100.ROLES.threads, wide.stages, wide.smem.bytes)
-    plan = Plan90(config, arch)
+    plan = PortablePlan(config, arch)
     return Cta(plan, plan.tile, plan.threads, plan.slots, plan.smem_bytes)
 
 
@@ -328,7 +328,7 @@ def explain(launch: Launch) -> Iterator[str]:
         yield "\nNo keys: no launch."
         return
     plan = launch.cta.plan
-    of_a_cta = of_hopper(plan) if isinstance(plan, Plan90) else parts_of(plan, sm100.ROLES)
+    of_a_cta = of_hopper(plan) if isinstance(plan, PortablePlan) else parts_of(plan, sm100.ROLES)
     yield from lines_of((sharing(launch), *of_a_cta))
 
 
@@ -464,7 +464,7 @@ def residents(cta: Cta, arch: str) -> str:
     return f"{by}; {fewest} by registers, if a thread takes at most {most}"
 
 
-def of_hopper(plan: Plan90) -> tuple[Section, ...]:
+def of_hopper(plan: PortablePlan) -> tuple[Section, ...]:
     """Describe a CTA's resources: all of its warps do the same, each for its keys."""
     queries = "shared memory, read again for every step" if plan.queries_in_smem else "registers"
     warps = [
@@ -477,7 +477,7 @@ def of_hopper(plan: Plan90) -> tuple[Section, ...]:
     return (f"Warps: {plan.warps}, {plan.threads} threads", warps), hopper_smem(plan)
 
 
-def hopper_smem(plan: Plan90) -> Section:
+def hopper_smem(plan: PortablePlan) -> Section:
     """A row per range."""
     config = plan.config
     words = {

@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -290,4 +289,3 @@ FAMILY = Family(
     FEATURES,
     {"O": "output", "LSE": "lse"},
 )
-perform = partial(campaign.perform, FAMILY)

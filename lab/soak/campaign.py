@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -421,7 +422,9 @@ class Soak:
         return " ".join(words)
 
 
-def perform(family: Family, options: argparse.Namespace) -> int:
+def perform(options: argparse.Namespace) -> int:
+    """Run the campaign of a family: `FAMILY` of the module that the options name."""
+    family: Family = import_module(f"lab.soak.{options.subject}").FAMILY
     try:
         place = choose_place(options, family.archs)
     except ValueError as refused:

@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -242,4 +241,3 @@ FAMILY = Family(
     FEATURES,
     {"O": "output", "LSE": "lse"},
 )
-perform = partial(campaign.perform, FAMILY)

@@ -6,7 +6,6 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -304,4 +303,3 @@ FAMILY = Family(
     FEATURES,
     {"O": "output"},
 )
-perform = partial(campaign.perform, FAMILY)

@@ -81,7 +81,7 @@ def given(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> frozen
     """The names of the options that the command line has, by default or not."""
     blank = argparse.Namespace(**{action.dest: None for action in parser._actions})
     found = vars(parser.parse_args(argv, blank))
-    return frozenset(name for name, value in found.items() if value is not None)
+    return frozenset(action.dest for action in parser._actions if found[action.dest] is not None)
 
 
 def main_of(

@@ -36,7 +36,7 @@ HALF = 16  # bits of a packed count, and what lies below an expert in a word of 
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Choices:
     """Experts of slots: ids (R,) int32. first: first expert of a range; None for all."""
 
     ids: cute.Tensor
@@ -55,7 +55,7 @@ class Run:
 
 @cute.jit
 def experts_of(
-    config: PermutationConfig, chosen: Chosen, first: Int32, step: cutlass.Constexpr[int]
+    config: PermutationConfig, chosen: Choices, first: Int32, step: cutlass.Constexpr[int]
 ) -> cute.Tensor:
     """Return the experts of a lane's slots in a round, `step` apart, relative to the first expert
     that has rows. A slot without a row has expert E. All loads are in flight together."""
@@ -105,12 +105,12 @@ class Count:
         """Launch the kernel.
 
         Args:
-            ids, first: the fields of `Chosen`.
+            ids, first: the fields of `Choices`.
             counts: int32, `words` of each chunk.
             rounds: rounds of a chunk.
         """
         chunks = cute.size(counts) // self.config.words
-        self.kernel(Chosen(ids, first), counts, rounds).launch(
+        self.kernel(Choices(ids, first), counts, rounds).launch(
             grid=(chunks, 1, 1),
             block=(self.config.threads, 1, 1),
             stream=stream,
@@ -118,7 +118,7 @@ class Count:
         )
 
     @cute.kernel
-    def kernel(self, chosen: Chosen, counts: cute.Tensor, rounds: Int32) -> None:
+    def kernel(self, chosen: Choices, counts: cute.Tensor, rounds: Int32) -> None:
         """Grid (chunks,); see `__call__`."""
         config = self.config
         chunk, _, _ = cute.arch.block_idx()
@@ -169,11 +169,11 @@ class Scatter:
         """Launch the kernel.
 
         Args:
-            ids, first: the fields of `Chosen`.
+            ids, first: the fields of `Choices`.
             counts: result of `Count`; None for one chunk of one round.
             outputs: offsets (E + 1,), slot_of_row (R,), row_of_slot (R,), all int32.
         """
-        self.kernel(Chosen(ids, first), counts, *outputs, rounds).launch(
+        self.kernel(Choices(ids, first), counts, *outputs, rounds).launch(
             grid=(chunks, 1, 1),
             block=(self.config.threads, 1, 1),
             stream=stream,
@@ -183,7 +183,7 @@ class Scatter:
     @cute.kernel
     def kernel(
         self,
-        chosen: Chosen,
+        chosen: Choices,
         counts: cute.Tensor | None,
         gOffsets: cute.Tensor,
         gSlotOfRow: cute.Tensor,
@@ -233,7 +233,7 @@ class Scatter:
                 self.write_sorted(sSorted, sDeltas, run, gSlotOfRow)
 
     @cute.jit
-    def rank(self, chosen: Chosen, part: Int32, sRuns: cute.Tensor) -> Run:
+    def rank(self, chosen: Choices, part: Int32, sRuns: cute.Tensor) -> Run:
         """Return the run of this warp in a round, and write its counts by expert to a row of sRuns.
         part: number of the round, over all chunks."""
         config = self.config
@@ -347,7 +347,7 @@ class Scatter:
     @cute.jit
     def scatter(
         self,
-        chosen: Chosen,
+        chosen: Choices,
         run: Run,
         sRuns: cute.Tensor,
         sDeltas: cute.Tensor | None,

@@ -271,7 +271,7 @@ class Cta:
     def check_register_pool(self) -> None:
         """A warp that asks for registers waits until others have given them back, and all there are
         is what the launch took: of the file an equal part for each thread, a multiple of eight. An
-        H200 waits for ever where the counts add up to more (notes/log.md, 2026-11-26)."""
+        H200 waits for ever where the counts add up to more (notes/compilers.md, 2026-11-26)."""
         counts = [warp.register_counts[-1] for warp in self.warps if warp.register_counts]
         threads = len(self.warps) * WARP_LANES
         at_launch = min(MAX_REGISTERS, REGISTER_FILE // threads // 8 * 8)

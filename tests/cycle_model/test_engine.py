@@ -100,7 +100,7 @@ def test_a_warp_is_there_until_what_it_asked_for_has_come():
 
 def test_greedy_then_the_youngest():
     """Measured on an H200: a warp keeps its scheduler as long as it can issue; then the youngest
-    of the others has it (notes/log.md, 2026-11-24)."""
+    of the others has it (notes/cycle_model.md, 2026-11-24)."""
     result = simulated(function_of(*[("FFMA", Control(stall=1))] * 20), warps=3)
     order = order_of(result)
     turns = [order[0], *(b for a, b in pairwise(order) if a != b)]

@@ -10,13 +10,13 @@ import torch
 from fmha import attention
 from kernelkit.call.tensors import DTYPES
 from lab.problems.attention import Case
-from lab.soak.rows import perform
+from lab.soak.rows import family
 from lab.soak.rows.attend import AttentionProblem, Kind
-from lab.soak.rows.perform import Trial
+from lab.soak.rows.family import Trial
 from lab.tools.place import Place
 from tests.support.rows import changed, each_kind
 
-SUBJECTS = [each for each in perform.SUBJECTS if each.name == "fmha.attention"]
+SUBJECTS = [each for each in family.SUBJECTS if each.name == "fmha.attention"]
 TILES = Case(16, 300, dtype="fp16", rescale_log2=4.0, amplitude=2.0)  # of which maxima lag
 
 

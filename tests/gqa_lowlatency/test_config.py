@@ -24,7 +24,7 @@ from gqa_lowlatency.choose import (
 )
 from gqa_lowlatency.config import CLUSTERS, COLUMNS, HEAD_DIMS, MAX_Q_TOKENS, DecodeConfig
 from gqa_lowlatency.launch import check_config
-from gqa_lowlatency.portable.plan import Plan90
+from gqa_lowlatency.portable.plan import PortablePlan
 from gqa_lowlatency.sm100.plan import make_plan
 from kernelkit.call.launch import Target
 
@@ -267,13 +267,13 @@ def test_two_grids_share_sms_where_one_leaves_half_of_them(arch, ctas, most, alo
 def test_the_depth_of_a_ring_of_hopper():
     """bf16 of 128 columns: 4 KB for 16 keys of K or V; 8 columns of 8 CTAs are 4 KB of mailbox."""
     config = DecodeConfig(cluster=8)
-    assert [Plan90(replace(config, warps=w)).slots for w in (4, 8, 16)] == [6, 3, 2]
+    assert [PortablePlan(replace(config, warps=w)).slots for w in (4, 8, 16)] == [6, 3, 2]
     wide = replace(config, alone=True)
-    assert [Plan90(replace(wide, warps=w)).slots for w in (4, 8, 16)] == [8, 4, 2]
+    assert [PortablePlan(replace(wide, warps=w)).slots for w in (4, 8, 16)] == [8, 4, 2]
     shallow = replace(wide, stages=2, pdl=True)  # deep enough or not, no two are on an SM
-    assert 113 * 1024 < Plan90(shallow).smem_bytes <= 114 * 1024
-    assert Plan90(replace(shallow, pdl=False)).smem_bytes < 80 * 1024
-    assert Plan90(replace(config, stages=5)).slots == 5
+    assert 113 * 1024 < PortablePlan(shallow).smem_bytes <= 114 * 1024
+    assert PortablePlan(replace(shallow, pdl=False)).smem_bytes < 80 * 1024
+    assert PortablePlan(replace(config, stages=5)).slots == 5
     with pytest.raises(ValueError, match="stages 1: at least 2"):
         check_config(replace(config, stages=1), "sm_90a")
     with pytest.raises(ValueError, match="bytes of shared memory, limit 232448"):

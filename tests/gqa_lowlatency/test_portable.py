@@ -25,7 +25,7 @@ from gqa_lowlatency.choose import (
 from gqa_lowlatency.config import HEAD_DIMS, DecodeConfig
 from gqa_lowlatency.launch import check_config
 from gqa_lowlatency.portable import kernel
-from gqa_lowlatency.portable.plan import WITHOUT_E4M3, Plan90
+from gqa_lowlatency.portable.plan import WITHOUT_E4M3, PortablePlan
 from gqa_lowlatency.shared import finish
 from kernelkit.call.launch import Target
 from kernelkit.plan import hw
@@ -236,7 +236,7 @@ def test_two_grids_share_sms_with_pdl():
     """Where each CTA has an SM for itself the next grid's stand on SMs that are free again."""
     config = chosen(BLACKWELL, pdl=True, kv_ready_before_pdl=True)
     assert (config.alone, config.early) == (True, False)
-    assert 2 * (Plan90(config, BLACKWELL).smem_bytes + 1024) > hw.smem_bytes_per_sm(BLACKWELL)
+    assert 2 * (PortablePlan(config, BLACKWELL).smem_bytes + 1024) > hw.smem_bytes_per_sm(BLACKWELL)
 
 
 # -- what a GPU holds and lacks -------------------------------------------------------------------
@@ -255,10 +255,10 @@ def test_what_is_chosen_fits(arch, head_dim):
             head_dim, group=rows, kv_dtype=kv_dtype, max_columns=columns, alone=bool(alone)
         )
         check_config(config, arch)
-        plan = Plan90(config, arch)
+        plan = PortablePlan(config, arch)
         assert plan.smem_bytes <= hw.smem_bytes_per_cta(arch)
         assert plan.warps in (4, 8)
-        more = Plan90(replace(config, warps=8), arch)
+        more = PortablePlan(replace(config, warps=8), arch)
         assert plan.warps == 8 or more.smem_bytes > hw.smem_bytes_per_cta(arch)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from gqa_lowlatency import DecodeConfig, reference
 from gqa_lowlatency.config import COLUMNS, HEAD_DIMS, MAX_Q_TOKENS, TUNABLE
-from gqa_lowlatency.portable.plan import Plan90
+from gqa_lowlatency.portable.plan import PortablePlan
 from lab.house.source import ROOT
 
 README = (ROOT / "gqa_lowlatency" / "README.md").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def test_numbers_of_the_text():
     assert f"1 to {MAX_Q_TOKENS} query tokens" in README
     assert f"{', '.join(map(str, COLUMNS[:-1]))} or {COLUMNS[-1]} columns" in README
     assert f"`config=DecodeConfig({', '.join(f'{name}=' for name in TUNABLE)})`" in README
-    assert f"{Plan90(DecodeConfig()).warps}, each streams 16 keys" in README
+    assert f"{PortablePlan(DecodeConfig()).warps}, each streams 16 keys" in README
 
 
 def test_the_table_is_that_of_the_results(printed):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lab.soak.rows import perform
+from lab.soak.rows import family
 from tests.support.rows import changed, each_kind
 
-SUBJECTS = [each for each in perform.SUBJECTS if each.name == "gqa_lowlatency.decode"]
+SUBJECTS = [each for each in family.SUBJECTS if each.name == "gqa_lowlatency.decode"]
 
 
 @each_kind(SUBJECTS)

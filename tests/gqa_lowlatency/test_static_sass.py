@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.usefixtures("whole_ptxas"),
 ]
 # arch, head_dim, query heads of a KV head; most cycles of a step or tile; cycles from one
-# exponential to the next, where 8 would be enough (notes/log.md, 2026-11-24). What stands behind a
+# exponential to the next, where 8 would be enough (notes/cycle_model.md, 2026-11-24). Code after a
 # loop moves its cycles by up to 4 %; maxima of three instructions cost 4 to 30 % more than these.
 BOUNDS = (
     ("sm_90a", 64, 8, 500, 10),

@@ -15,6 +15,7 @@ import torch
 from cycle_model.sass.tools import HOW_TO_GET_TOOLS, tools_found
 from fmha.launch import ARCHS
 from lab.bench import fmha, fmha_peers
+from lab.bench import perform as bench
 from lab.bench.fmha_peers import OURS, PEERS, ROWS, Problem, compared, inputs_of
 from lab.bench.fmha_tables import ranked, summary
 from lab.commands import BENCH
@@ -413,8 +414,9 @@ def test_a_run_from_end_to_end(written, gpu, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(fmha, "flush_buffer", lambda: gpu)
     monkeypatch.setattr(fmha, "meter", lambda: "simulated")
-    monkeypatch.setattr(fmha, "heading", lambda **more: {**HEAD, **more})
-    monkeypatch.setattr(fmha, "setting", lambda: {"gpu": {"name": "a GPU"}})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(bench, "heading", lambda **more: {**HEAD, **more})
+    monkeypatch.setattr(bench, "setting", lambda: {"gpu": {"name": "a GPU"}})
     monkeypatch.setattr(fmha, "why_not_here", lambda archs: None)
     monkeypatch.setattr(turns, "CALLS", (2, 3))
     monkeypatch.setitem(sys.modules, "flashinfer", None)

@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernelkit.tune import stopwatch
 from lab.bench import gqa, gqa_peers
+from lab.bench import perform as bench
 from lab.bench.gqa import latency_table
 from lab.bench.gqa_peers import CALLS, DTYPES, OURS, PEERS, Problem
 from lab.measure import timing
@@ -254,12 +255,13 @@ def test_a_file_is_shown_again(problem, printed, tmp_path):
         save_rows(tmp_path / name, [head, *rows])
         assert read_rows(tmp_path / name) == [head, *rows]
         again = ("--show", tmp_path / name, "--plot", tmp_path / "a.png")
-        assert "torch cudnn" in printed("bench.py gqa", *again)
+        shown = printed("bench.py gqa", *again)
+        assert "torch cudnn" in shown
+        assert "a GPU, 2026-11-21" in shown
         assert (tmp_path / "a.png").exists()
     json.loads((tmp_path / "gqa.json").read_text())
     flags = "bench.py gqa --markdown --peers decode flex --show"
-    title, heads, _, first, *others = printed(flags, tmp_path / "gqa.json").splitlines()
-    assert "a GPU, 2026-11-21" in title
+    heads, _, first, *others = printed(flags, tmp_path / "gqa.json").splitlines()
     assert heads == "| batch x keys | floor | decode | flex |"
     assert first == "| 1 x 1k | 0.34 | 1.02 / 0.51 | - |"
     assert len(others) == 3
@@ -301,13 +303,11 @@ def pretended(monkeypatch):
     """The benchmark on a GPU of 64 KB of L2, with the host's memory, whose launches take 4 us."""
     inputs = Problem.inputs
     monkeypatch.setattr(Problem, "inputs", lambda self, device, seed=0: inputs(self, "cpu", seed))
-    for name, fake in {
-        "read_bandwidth": lambda: 2e12,
-        "setting": lambda: {"gpu": {"name": "pretended"}},
-        "heading": lambda **more: {"kind": "setting", **more},
-        "CALLS": {"torch flash": PEERS["torch flash"]},
-    }.items():
-        monkeypatch.setattr(gqa, name, fake)
+    monkeypatch.setattr(gqa, "read_bandwidth", lambda: 2e12)
+    monkeypatch.setattr(gqa, "CALLS", {"torch flash": PEERS["torch flash"]})
+    monkeypatch.setattr(bench, "setting", lambda: {"gpu": {"name": "pretended"}})
+    head = {"kind": "setting", "date": "2026-11-29"}
+    monkeypatch.setattr(bench, "heading", lambda **more: {**head, **more})
     monkeypatch.setattr(timing, "replay", lambda launches: lambda: 4.0)
     monkeypatch.setattr(timing, "HOST_CALLS", 2)
     for name, fake in {

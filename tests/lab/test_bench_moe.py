@@ -347,7 +347,7 @@ def test_a_file_is_shown_again(printed, run, tmp_path):
     assert (tmp_path / "a" / "moe.png").stat().st_size > 1000
     assert "| moe | **2.0** |" in printed("bench.py moe --markdown --show", file)
     assert "triton" not in printed("bench.py moe --peers moe --show", file)
-    assert "no times of layers in it" in run("bench.py moe --peers torch --show", file).stderr
+    assert "it has no times with this" in run("bench.py moe --peers torch --show", file).stderr
 
 
 def test_without_a_gpu_sizes_are_said(written):

@@ -263,7 +263,7 @@ def test_shown_again(printed, tmp_path):
     save_rows(file, [head, *rows, {"kind": "after"}])
     assert json.loads(file.read_text())[0] == head
     shown = printed("bench.py moe --steps quantise --show", file)
-    assert shown.startswith("Some GPU, 2026-01-02")
+    assert shown.splitlines()[-1] == "Some GPU, 2026-01-02"
     assert "mxfp8, 1 row," in shown
     assert "256 experts" not in shown
     page = printed("bench.py moe --markdown --names 256 --show", file)
@@ -273,8 +273,7 @@ def test_shown_again(printed, tmp_path):
 def test_the_file_of_a_gpu_is_shown(printed):
     file = ROOT / "results" / "kvcache_h100.json"
     lines = printed("bench.py kvcache --markdown --steps append --show", file).splitlines()
-    assert lines[0].startswith("NVIDIA H100")
-    assert lines[1].startswith("| step | 1 | 128 | 2048 | 8192 | 32768 |")
+    assert lines[0].startswith("| step | 1 | 128 | 2048 | 8192 | 32768 |")
     assert sum("append" in line for line in lines) == 4
 
 

@@ -11,7 +11,7 @@ import pytest
 from cycle_model.sass import tools as sass
 from cycle_model.sass.tools import parse
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.portable.plan import Plan90
+from gqa_lowlatency.portable.plan import PortablePlan
 from lab.commands import DUMP
 from lab.problems import gqa
 from lab.problems import moe_plan as moe
@@ -82,7 +82,7 @@ def test_figures_of_a_step_on_hopper(dumped, tmp_path, kv_dtype):
     assert found["sass"]["HMMA"] == loop["HMMA"]  # one loop in the kernel
     assert sum(found["sass"].values()) == found["instructions"]
     assert (found["stack"], found["spills"], loop["spills"]) == (0, 0, 0)
-    assert found["smem_bytes"] == Plan90(DecodeConfig(**found["config"])).smem_bytes
+    assert found["smem_bytes"] == PortablePlan(DecodeConfig(**found["config"])).smem_bytes
     assert out.startswith("gqa_lowlatency for sm_90a: head_dim 64, bf16, ")
     assert f"{found['registers']} registers, 0 bytes of stack, 0 spills, " in out
     assert "Loop over keys, per warp and step of 16 keys: " in out

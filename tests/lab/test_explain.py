@@ -13,7 +13,7 @@ from gqa_lowlatency import choose, launch
 from gqa_lowlatency.api import fields_of
 from gqa_lowlatency.arguments import Arguments
 from gqa_lowlatency.config import DecodeConfig
-from gqa_lowlatency.portable.plan import Plan90
+from gqa_lowlatency.portable.plan import PortablePlan
 from gqa_lowlatency.sm100 import plan as decode_plan
 from lab.commands import EXPLAIN
 from lab.problems import gqa as decode_cases
@@ -152,7 +152,7 @@ def test_the_same_without_clusters(explain, sharing):
 ])  # fmt: skip
 def test_shared_memory_of_hopper_is_that_of_the_plan(explain, flags):
     text = explain(flags)
-    plan = Plan90(decode_cases.settled(case_of(flags, "sm_90a"))[1])
+    plan = PortablePlan(decode_cases.settled(case_of(flags, "sm_90a"))[1])
     found = re.findall(r"\[ *([\d,]+), *([\d,]+)\)  (\w+)", text)
     ranges = {n: tuple(int(x.replace(",", "")) for x in (b, e)) for b, e, n in found}
     assert f"Shared memory: {plan.smem_bytes:,} of" in text

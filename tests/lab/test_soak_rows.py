@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lab.soak import campaign
-from lab.soak.rows import perform as subjects
-from lab.soak.rows.perform import FEATURES, Draws, Trial
+from lab.soak.rows import family as subjects
+from lab.soak.rows.family import FEATURES, Draws, Trial
 from lab.soak.rows.subject import CONTENTS, moved, spoil
 
 ITERABLE = (list, tuple, type({}.values()))

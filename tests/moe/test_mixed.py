@@ -14,7 +14,7 @@ import torch
 
 from kernelkit.compile import compiler as kernel_compile
 from kernelkit.compile import store
-from lab.mutation.campaign import SUBJECTS
+from lab.mutation.subjects import SUBJECTS
 from lab.problems import mixed_gemm as cases
 from lab.problems.grouped_gemm import CHECKED, PATIENCE
 from lab.problems.mixed_gemm import Case, arguments_of

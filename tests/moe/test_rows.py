@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.soak.rows import perform
-from lab.soak.rows.perform import Draws
+from lab.soak.rows import family
+from lab.soak.rows.family import Draws
 from tests.support.rows import changed, changed_of, each_kind
 
-SUBJECTS = [each for each in perform.SUBJECTS if each.name.startswith("moe")]
+SUBJECTS = [each for each in family.SUBJECTS if each.name.startswith("moe")]
 
 
 @each_kind(SUBJECTS)

@@ -11,8 +11,6 @@ from rich.console import Console
 
 from lab.mutation import campaign, subject
 from lab.mutation.campaign import (
-    CATEGORIES,
-    REASONS,
     Record,
     Records,
     counts,
@@ -22,6 +20,7 @@ from lab.mutation.campaign import (
     within_contract,
 )
 from lab.mutation.subject import SCHEDULES, WRONG_BITS, Subject
+from lab.mutation.subjects import CATEGORIES, REASONS
 from ptxemu.mutation.rerun import BROKEN, CHECKER, DEADLOCK, UNNOTICED, Verdict
 
 

@@ -12,7 +12,7 @@ from itertools import islice
 import pytest
 
 from lab.problems.draws import Kernel
-from lab.soak.rows.perform import Draws, Trial
+from lab.soak.rows.family import Draws, Trial
 from lab.soak.rows.subject import Subject
 from lab.tools.place import Place
 

@@ -652,7 +652,7 @@ UNRULED = {
     "issue_uniform": "nothing but the compiler issues uniform instructions",
     "latency_plain": "of instructions that stand in no list",
     "latency_uniform": "nothing but the compiler issues uniform instructions",
-    "special_queue": "read off kernels, see notes/log.md",
+    "special_queue": "read off kernels, see notes/cycle_model.md",
     "operands_read": "until a scoreboard of operands is free: no instruction tells it apart",
     "mma_issue": "only its sum with the latency of a commit is measured, which is in that one",
     "sms_that_share": "read off how the rate of L2 grows with readers that are apart: 132 / 8",

@@ -148,7 +148,8 @@ def measured(bench: Bench, benchmark: Benchmark | Timed) -> tuple[dict, bool]:
 
 def time_a_graph_of_torch(gpu: Gpu) -> object:
     """A graph of launches, captured and timed by torch as those are by which kernels are timed.
-    Keep it: in it, and in all of the process behind it, a launch took 0.18 us more (notes/log.md).
+    Keep it: in it, and in all of the process behind it, a launch took 0.18 us more
+    (notes/device_runs.md).
     ImportError and RuntimeError where there is no torch for this GPU."""
     import torch
 

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -133,4 +132,3 @@ class Trial(campaign.Trial):
 
 
 FAMILY = Family("rows", ARCHS, Draws, SIZES, Trial, FEATURES, {})
-perform = partial(campaign.perform, FAMILY)
