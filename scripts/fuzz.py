@@ -1,8 +1,8 @@
-"""Damaged files of every kind that is read here: each has to be read, or refused by a named error.
+"""Damaged files of every kind that this repository reads: each must be read or raise a named error.
 
     python scripts/fuzz.py gguf ptx --count 200 --seed 1
 
-Exit code 1 where a file raised anything else, took too long, or took too much memory.
+Exit code 1: a file raised another error, took too long, or needed too much memory.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """What the flags ask for; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "kinds", nargs="*", metavar="KIND", help="these alone; a wrong name lists all"
+        "kinds", nargs="*", metavar="KIND", help="only these kinds; a wrong name lists all"
     )
-    parser.add_argument("--count", type=int, default=20_000, help="files of each kind")
-    parser.add_argument("--seed", type=int, default=0, help="of the first file")
+    parser.add_argument("--count", type=int, default=20_000, help="number of files of each kind")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first file")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts")
     given = parser.parse_args(argv)
 

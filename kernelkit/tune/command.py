@@ -25,28 +25,30 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("operator", help="what to tune, such as decode; a wrong name lists them")
+    parser.add_argument("operator", help="operator to tune, such as decode; a wrong name lists all")
     parser.add_argument(
         "--shape", action="append", nargs="*", default=[], metavar="NAME=VALUE",
-        help="a call; names that are left out are as by default (--shapes); may be repeated",
+        help="shape of a call; other names have their defaults (--shapes); may be repeated",
     )  # fmt: skip
-    parser.add_argument("--shapes", action="store_true", help="print the names, and stop")
-    parser.add_argument("--random", type=int, default=0, metavar="N", help="and N shapes at random")
     parser.add_argument(
-        "--known", action="store_true", help="and those of models that come measured with us"
+        "--shapes", action="store_true", help="print the names of a shape, and stop"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of these")
+    parser.add_argument(
+        "--random", type=int, default=0, metavar="N", help="also tune N random shapes"
+    )
+    parser.add_argument("--known", action="store_true", help="also tune the shapes of known models")
+    parser.add_argument("--seed", type=int, default=0, help="seed for --random")
     parser.add_argument(
         "--exhaustive", action="store_true",
-        help="sample every candidate to the end, too, and say how far the answer is from the best",
+        help="also sample every candidate to the end, and compare the result with the best",
     )  # fmt: skip
-    parser.add_argument("--dry", action="store_true", help="keep nothing")
-    parser.add_argument("--device", default=None, help="cuda:0 and so on; the current one")
+    parser.add_argument("--dry", action="store_true", help="do not save the result")
+    parser.add_argument("--device", default=None, help="cuda:0 and so on; default: the current one")
     parser.add_argument(
         "--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2),
-        help="processes that compile, half of the CPUs by default",
+        help="processes that compile; default: half of the CPUs",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="all times, as JSON")
+    parser.add_argument("--json", action="store_true", help="print all times as JSON")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -118,7 +120,7 @@ def lines(outcome: Outcome, *, exhaustive: bool) -> list[str]:
         words = " ".join(f"{name}={value}" for name, value in choice.items()) or "(rules)"
         found.append(f"  {time.us:10.2f} us +-{time.error:5.1%} of {time.samples:3}  {words}")
     if outcome.refused:
-        found.append(f"  {len(outcome.refused)} candidates do not fit, or were wrong")
+        found.append(f"  {len(outcome.refused)} candidates do not fit, or gave wrong results")
     if exhaustive:
-        found.append(f"  {outcome.excess:.1%} slower than the fastest of all")
+        found.append(f"  {outcome.excess:.1%} slower than the fastest candidate")
     return found

@@ -99,7 +99,7 @@ def main_of(
         return 0 if words else 2
     name = words.pop(0) if not default or (words and not words[0].startswith("-")) else default
     if name not in commands:
-        print(f"{script}: {name!r} is none of {', '.join(commands)}", file=sys.stderr)
+        print(f"{script}: {name!r} is not one of {', '.join(commands)}", file=sys.stderr)
         return 2
     return commands[name].main(f"{script} {name}", words)
 
