@@ -53,12 +53,12 @@ def _roles(layout: Layout) -> RolePlan:
     first = 4 * teams
     return RolePlan(
         (
-            Role("softmax", 0, first, "S -> P, row statistics: a row a thread", scores, teams),
-            Role("correction", first, 4, "rescale and convert O: a row a thread", corrects),
+            Role("softmax", 0, first, "S -> P, row statistics: one row per thread", scores, teams),
+            Role("correction", first, 4, "rescale and convert O: one row per thread", corrects),
             Role("mma", first + 4, 1, "S = Q K^T and O += P V on the tensor core", issues),
-            Role("load_qk", first + 5, 1, "Q and pieces of K by TMA", issues),
-            Role("load_v", first + 6, 1, "pieces of V by TMA", issues),
-            Role("store", first + 7, 1, "panels of O by TMA", issues),
+            Role("load_qk", first + 5, 1, "load Q and pieces of K by TMA", issues),
+            Role("load_v", first + 6, 1, "load pieces of V by TMA", issues),
+            Role("store", first + 7, 1, "store panels of O by TMA", issues),
         )
     )
 
@@ -74,7 +74,7 @@ def _barriers(layout: Layout, roles: RolePlan) -> tuple[NamedBarrier, ...]:
     if layout.halves == 2:
         found.append(
             NamedBarrier(
-                "halves", softmax, 2 * hw.WARP_THREADS, "both halves of 32 rows left a number",
+                "halves", softmax, 2 * hw.WARP_THREADS, "both halves of 32 rows stored a number",
                 count=layout.rows // hw.WARP_THREADS,
             )
         )  # fmt: skip

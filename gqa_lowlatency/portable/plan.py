@@ -115,7 +115,7 @@ class PortablePlan:
     @cached_property
     def barriers(self) -> BarrierPlan:
         """Named barriers."""
-        meaning = "an owner's sums are in the workspace, or the number of parts is told"
+        meaning = "an owner's sums are in the workspace, or the number of parts is known"
         return BarrierPlan(
             self.roles, (NamedBarrier("finish", ("stream",), self.threads, meaning),)
         )

@@ -33,12 +33,10 @@ MIN_BOX_BYTES = 128  # TMA writes to multiples of that in shared memory
 
 ROLES = RolePlan(
     (
-        Role(
-            "epilogue", 0, 4, "softmax, correction of O, reduction of the cluster: a key a thread"
-        ),
+        Role("epilogue", 0, 4, "softmax, correct O, reduce over the cluster: one key per thread"),
         Role("mma", 4, 1, "S = K Q^T and O^T += V^T P on the tensor core"),
-        Role("load_kv", 5, 1, "K and V pieces by TMA"),
-        Role("load_q", 6, 1, "rows of Q by cp.async"),
+        Role("load_kv", 5, 1, "load pieces of K and V by TMA"),
+        Role("load_q", 6, 1, "load rows of Q by cp.async"),
     )
 )
 BARRIERS = BarrierPlan(
@@ -46,9 +44,9 @@ BARRIERS = BarrierPlan(
     tuple(
         NamedBarrier(name, ("epilogue",), ROLES["epilogue"].threads, meaning)
         for name, meaning in (
-            ("columns", "each warp left its part of every column"),
-            ("done", "tensor memory is read, an own mailbox is filled"),
-            ("finish", "an owner's sums are in the workspace, or the number of parts is told"),
+            ("columns", "each warp stored its part of every column"),
+            ("done", "tensor memory is read, the own mailbox is filled"),
+            ("finish", "an owner's sums are in the workspace, or the number of parts is known"),
         )
     ),
 )
@@ -201,7 +199,7 @@ class Plan100:
             Edge("q", "load_q", "mma", 1, threads, "rows of Q", **once),
             Edge("s", "mma", "epilogue", 1, Signal.UMMA, "S tile", freed_by="taken"),
             Edge("taken", "epilogue", "mma", 1, threads, "S in registers", freed_by="s"),
-            Edge("p", "epilogue", "mma", 1, threads, "P, and O to add to", freed_by="o"),
+            Edge("p", "epilogue", "mma", 1, threads, "P, and O to accumulate into", freed_by="o"),
             Edge("o", "mma", "epilogue", 1, Signal.UMMA, "O with V^T P added", freed_by="p"),
         )  # fmt: skip
         return EdgePlan(ROLES, edges)

@@ -37,10 +37,10 @@ ACC_ALIGN = 16
 
 ROLES = RolePlan(
     (
-        Role("epilogue", 0, 4, "global scale, SwiGLU, output: a row a thread"),
+        Role("epilogue", 0, 4, "global scale, SwiGLU, output: one row per thread"),
         Role("mma", 4, 1, "scale factors to tensor memory, then D += A B on the tensor core"),
-        Role("load", 5, 1, "x, w and their scale factors by TMA"),
-        Role("scheduler", 6, 1, "the walk over tiles, from offsets on the device"),
+        Role("load", 5, 1, "load x, w and their scale factors by TMA"),
+        Role("scheduler", 6, 1, "assign tiles, from offsets on the device"),
     )
 )
 
@@ -236,7 +236,9 @@ class GroupedPlan:
                 *((begin,) if shared else ()),
                 TmemRange("acc1", self.n, self.n - shared, "accumulator, fp32"),
                 TmemRange("x_scales", x_scales, columns, "scale factors of x"),
-                TmemRange("w_scales", x_scales + columns, self.w_blocks * columns, "of w"),
+                TmemRange(
+                    "w_scales", x_scales + columns, self.w_blocks * columns, "scale factors of w"
+                ),
             )
         )
 
