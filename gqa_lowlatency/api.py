@@ -24,7 +24,7 @@ from kernelkit.call.tape import Results
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-SCALES = {"k_scale": "k", "v_scale": "k"}  # and whose heads they have
+SCALES = {"k_scale": "k", "v_scale": "k"}  # scale -> the input with as many heads
 
 
 OTHER_NAMES = SHARED_NAMES | {

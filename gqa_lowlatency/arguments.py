@@ -24,7 +24,7 @@ from kernelkit.call.tensors import (
 )
 from kernelkit.plan.limits import MAX_POSITION
 
-MAX_PARTS = 64  # clusters of a KV head, whose sums the last of them adds up
+MAX_PARTS = 64  # clusters of a KV head; the last one to finish adds up their sums
 
 
 @dataclass(frozen=True)

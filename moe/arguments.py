@@ -238,7 +238,7 @@ class Arguments:
     def check(self) -> None:
         """Raise TypeError, ValueError or NotImplementedError, naming the value and the limit."""
         check_form(self.activation)
-        self._check_operands()  # first: the config is that of x
+        self._check_operands()  # first, since the config depends on x
         self._check_scale_factors()
         config = self.config
         self._check_columns(config)
@@ -354,7 +354,7 @@ class Arguments:
             shape = tuple(self.w.data.shape[:2]) if name == "bias" else (1,)
             require_table(name, tensor, torch.float32, shape)
         if self.bias is not None:
-            require_tma("bias", self.bias)  # what threads load is aligned as for TMA
+            require_tma("bias", self.bias)  # loads of threads need the same alignment as TMA
         if self.encode_scale is not None:
             check_scale("encode_scale", self.encode_scale)
 
@@ -400,8 +400,8 @@ def out_name(out: torch.dtype | str) -> str:
     return out
 
 
-# ---- Tables of rows and of experts, and scales, looked at in the memory of this machine. On a GPU
-# nobody reads them back: they are taken as they are.
+# ---- Checks of values of tables and scales in host memory. On a GPU they are not read back, and
+# not checked.
 
 
 def check_range(name: str, tensor: torch.Tensor, end: int, limit: str, *, begin: int = 0) -> None:

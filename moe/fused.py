@@ -72,7 +72,7 @@ class Layer:
     end_expert: int | None = None  # None: all experts are here
     activations: str | None = None  # format of x and h; None: that of the weights
     linear: RouterLinear | None = None  # computes the logits, if there are none
-    chosen: Chosen | None = None  # in place of both; the router then has top_k alone
+    chosen: Chosen | None = None  # instead of both; the router then only has top_k
 
     @property
     def where(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Layer:
         """Raise TypeError, ValueError or NotImplementedError for tokens that do not fit the
         experts."""
         x, experts = self.x, self.experts
-        # The tensor whose shape has the number of experts, or of choices: name, tensor, shape.
+        # Name, tensor and shape of the tensor with the number of experts, or of choices.
         named, sizes = ("router_logits", self.router_logits), "[T, E]"
         if self.linear is not None:
             named, sizes = ("linear.weight", self.linear.weight), "[E, H]"

@@ -35,7 +35,7 @@ KEY_STEP = 16  # keys of the B operands that one ldmatrix reads
 PAD_BYTES = 16
 SLICES = (1, 2, 4)
 WIDTHS = (16, 32, 48, 64, 80, 96, 112, 128)  # keys of a tile
-HELD_DIMS = 64  # columns of Q that registers hold beside S, P and O
+HELD_DIMS = 64  # columns of Q that fit in registers next to S, P and O
 MIN_STAGES = 2  # key tiles in shared memory: one is read while the next one comes
 
 

@@ -42,12 +42,12 @@ def plan_unchecked(config: AttentionConfig, arch: str) -> Plan:
     return Plan(config, layout, roles, edges, smem, layout.tmem, barriers)
 
 
-# Registers of a thread by query tiles: for softmax, for correction, and for issuing warps.
+# Number of query tiles -> registers of a thread of softmax, of correction, of issuing warps.
 REGISTERS = {1: (232, 168, 104), 2: (192, 80, 48)}
 
 
 def _roles(layout: Layout) -> RolePlan:
-    # Whole warpgroups: registers move from those that issue to those that compute.
+    # Whole warpgroups: issuing warps give registers to computing ones.
     teams = layout.q_tiles
     scores, corrects, issues = REGISTERS[teams]
     first = 4 * teams
@@ -120,7 +120,7 @@ def _edges(config: AttentionConfig, layout: Layout) -> tuple[Edge, ...]:
             )
         )  # fmt: skip
     if config.ragged_keys:
-        # Who corrects O zeroes rows past a length in it, so it signals them, not the MMA warp.
+        # The correction zeroes V rows past a length, so this edge ends there and not at the MMA.
         tail_bytes = layout.v_pieces * layout.v_bytes
         edges.append(
             Edge(

@@ -114,7 +114,9 @@ class Layout(Tiles):
         free = self.registers.get(self.teams, (0,))[0] - other - self.o_columns // 2
         step = ROWS if self.sharers > 1 or config.is_fp8 else 1  # P or transposed V: whole panels
         p_over_s = config.is_fp8 and not shape.over_s and shape.before_s == self.o_parts
-        bits = 32 + (0 if p_over_s else 8 * config.io_bytes)  # of an element of S and one of P
+        bits = 32 + (
+            0 if p_over_s else 8 * config.io_bytes
+        )  # of an element of S, and of P if separate
         return tuple(
             keys
             for keys in WIDTHS
@@ -333,7 +335,7 @@ class Layout(Tiles):
                 ROWS * tiles for tiles in REGISTERS if tiles * self.sharers in self.registers
             )
             raise NotImplementedError(f"tile_m {config.tile_m}: one of {heights}, 0 for automatic")
-        least = 2 * self.k_pieces  # of K that is V: one warpgroup's tile beside the other's
+        least = 2 * self.k_pieces  # if V is K: a tile of each warpgroup
         if config.k_is_v and (0 < config.k_stages < least or config.v_stages):
             raise ValueError(
                 f"k_stages {config.k_stages} and v_stages {config.v_stages} with k_is_v: one ring "

@@ -21,12 +21,12 @@ from kernelkit.plan.warps import Role, RolePlan
 KEYS = 16  # the M of a warp's products
 WARPS = 8
 FEWER_WARPS = 4  # if shared memory does not hold the rings of 8
-MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 a thread, of at most 255
+MAX_ELEMENTS = 4096  # of O in the registers of a warp: 128 per thread, of at most 255
 MAX_ELEMENTS_OF_TWO = 8192  # of O in all warps of a CTA, if two CTAs fit on an SM
 SMEM_OF_ONE = 150 * 1024  # of a CTA; more was not faster
 MIN_SLOTS, MAX_SLOTS = 2, 8
 BARRIER_BYTES = 16  # the mailbox's mbarrier, then the flag of `shared/finish.py`
-PAD = 4  # fp32 between the columns of partial results: no two lanes write one bank
+PAD = 4  # fp32 between columns of partial results: no two lanes write to one bank
 # Parts whose sums are loaded at once without clusters. A KV head then has tens of parts, and one
 # load after the other would take longer than their keys.
 PARTS_AHEAD = 8

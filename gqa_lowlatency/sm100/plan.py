@@ -21,7 +21,7 @@ from kernelkit.plan.smem import SmemBuffer, SmemPlan
 from kernelkit.plan.tmem import TmemPlan, TmemRange
 from kernelkit.plan.warps import Role, RolePlan
 
-TILE = 128  # keys of a tile: the M of S, a thread each in the softmax
+TILE = 128  # keys of a tile: the M of S; one thread per key in the softmax
 PIECE = 128  # columns of the head in a piece, and the M of O^T
 P_BIAS_LOG2 = 8  # log2 factor of weights in e4m3, whose largest number is 448
 MIN_STAGES = 3  # K of the next tile, and K and V of this one
@@ -29,7 +29,7 @@ IN_FLIGHT_BYTES = 8_000_000 // hw.SMS  # an SM's part of 8 TB/s (B200) during 1 
 BESIDE_COLUMNS = 32  # with 64, scores and sums fill the 128 registers of a thread of two CTAs
 BARRIER_BYTES = 512  # reserved for mbarriers, whose number depends on the depth of the ring
 MAILBOX_BARRIER_BYTES = 16  # the mailbox's mbarrier, then the flag of `shared/finish.py`
-MIN_BOX_BYTES = 128  # TMA writes to multiples of that in shared memory
+MIN_BOX_BYTES = 128  # TMA writes to multiples of this in shared memory
 
 ROLES = RolePlan(
     (

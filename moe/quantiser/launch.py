@@ -201,7 +201,9 @@ def _given_scale(
         return ("given" if len(global_scale) == 1 else "given rows"), global_scale
     if global_scale == "token":  # each CTA finds the scales of its rows
         return "token", None
-    offsets = given.offsets if given.rows is None else None  # of the rows of x themselves
+    offsets = (
+        given.offsets if given.rows is None else None
+    )  # offsets of the rows of x, not of gathered rows
     return "tensor", _amaxes(given.x, offsets, target)
 
 

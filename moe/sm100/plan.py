@@ -31,8 +31,8 @@ GROUP_ATOMS = 4
 BARRIER_BYTES = 512
 PIECE_BYTES = 64  # bytes of a row of the output that a warp stores together
 PAD = 4  # fp32 after a row of the transposed accumulator: columns use all banks
-# Columns: accumulators of 256 that share columns begin at multiples of it. The manual has no rule;
-# no kernel known to run on hardware begins one of that size at a smaller multiple.
+# Columns: accumulators of 256 that share columns begin at multiples of this. The manual has no
+# rule; no kernel known to run on hardware uses a smaller multiple for this size.
 ACC_ALIGN = 16
 
 ROLES = RolePlan(

@@ -32,7 +32,7 @@ from moe.mixed.plan import (
 MOST_WIDTHS = 3
 MOST_A_STAGES = 4
 MOST_TEAMS = 4
-MANY = 128  # rows of a tile, from which products take longer than their weights
+MANY = 128  # rows of a tile from which products take longer than converting weights
 
 
 @dataclass(frozen=True)

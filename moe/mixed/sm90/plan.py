@@ -25,7 +25,7 @@ from moe.mixed.plan import (
 )
 
 LEAST = 8  # rows of a tile
-MOST_WIDTHS = 2  # each has a box of x, and every TMA copy takes about 90 cycles
+MOST_WIDTHS = 2  # each needs a box of x, and every TMA copy takes about 90 cycles
 EARLY = 8  # registers of a thread for 64 rows of weights: factors, biases, and some to spare
 
 
