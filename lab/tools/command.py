@@ -56,7 +56,9 @@ class Command:
             if getattr(options, "show", None) is None:
                 raise
             words = f"{type(error).__name__}: {error}"
-            return refuse(f"{options.show}: not what this command writes with --json ({words})")
+            return refuse(
+                f"{options.show}: not a file that this command writes with --json ({words})"
+            )
         except MemoryError as error:
             return refuse(f"not enough memory: {error or 'of this machine'}")
         except RuntimeError as error:  # of torch, on the CPU and on a GPU
@@ -73,7 +75,7 @@ class Command:
         for action in parser._actions:  # argparse makes no value of `--flag=--`
             value = getattr(options, action.dest, None)
             if action.nargs is None and value == [] != action.default:
-                parser.error(f"argument {'/'.join(action.option_strings)}: '--' is no value")
+                parser.error(f"argument {'/'.join(action.option_strings)}: '--' is not a value")
         return self.perform(options)
 
 

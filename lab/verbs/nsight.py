@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = shutil.which(options.tool)
     if options.print or not found:
         if not found:
-            print(f"{options.tool} is not on the PATH here; to be run where it is:")
+            print(f"{options.tool} is not on the PATH here; run this where it is:")
         print(shlex.join(command))
         _say_how_to_read(options)
         return 0
@@ -263,7 +263,7 @@ def slim(exports: Sequence[Path], day: str, notes: Sequence[str] = ()) -> str:
     found = [launch for export in exports for launch in launches(export)]
     gpus = sorted({launch[GPU][0] for launch in found})
     if len(gpus) != 1:
-        raise ValueError(f"reports of one GPU are wanted, not of {', '.join(gpus) or 'none'}")
+        raise ValueError(f"expected reports of one GPU, not of {', '.join(gpus) or 'none'}")
     out = StringIO()
     out.writelines(f"# {note}\n" for note in (f"gpu: {gpus[0]}", f"date: {day}", *notes))
     lines = csv.writer(out, lineterminator="\n")
@@ -281,7 +281,7 @@ def launches(export: Path) -> list[dict[str, tuple[str, str]]]:
     missing = {GPU, *WORDS, *METRICS} - {*names}
     if missing:
         raise ValueError(
-            f"{export} lacks {min(missing)}: not of `--page raw --csv`, or few sections"
+            f"{export} lacks {min(missing)}: not made with `--page raw --csv`, or too few sections"
         )
     places = {name: names.index(name) for name in (GPU, *WORDS, *METRICS)}
     return [
