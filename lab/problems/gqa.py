@@ -558,7 +558,7 @@ def grid_of(options: argparse.Namespace) -> Grid:
     """The case in every architecture, dtype of keys, head dim and number of columns."""
     case = case_of(options)
     cells = [cell_of(*one) for one in cases_of(case)]
-    return Grid(cells, FIGURES, {"case": f"{case}, but for what a row names"})
+    return Grid(cells, FIGURES, {"case": f"{case}, except what a row names"})
 
 
 FAMILY = Family(

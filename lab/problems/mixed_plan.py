@@ -195,7 +195,7 @@ def subject_of(arch: str, config: MixedConfig) -> Subject:
 
 def print_loop(found: dict[str, Any]) -> None:
     print_kinds(f"Main loop, per warp and {found['unit']}", found["loop"])
-    print(f"{found['turn']} of K a turn")
+    print(f"{found['turn']} of K per iteration")
 
 
 FIGURES = (

@@ -165,7 +165,7 @@ def subject_of(config: GroupedConfig) -> Subject:
 
 def print_epilogue(found: dict[str, Any]) -> None:
     print_kinds(f"Epilogue, per warp and {found['unit']}", found["epilogue"])
-    print(f"{found['loaded']} columns a turn; beside that {found['around']} for every tile")
+    print(f"{found['loaded']} columns per iteration, and {found['around']} more per tile")
 
 
 FIGURES = (

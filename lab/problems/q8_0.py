@@ -50,7 +50,7 @@ COLUMNS = (
     ("warp-instr.", "{instructions:,}"), ("seconds", "{seconds:.1f}"), ("error", "{error:.1e}"),
     ("", lambda row: row["wrong"] or "ok"),
 )  # fmt: skip
-ERROR = "error: the largest one of a product over its largest result, beside fp64; limit 3.9e-03"
+ERROR = "error: largest error of a product over its largest result, against fp64; limit 3.9e-03"
 ADDING = {
     "apart": "one by one, each independent of the one before",
     "near": "one by one, few at a time",
@@ -162,7 +162,7 @@ def some_of(options: argparse.Namespace) -> list[Problem]:
         blocks_of(problem.cols)
     if not found:
         asked = " ".join(options.operations)
-        raise ValueError(f"no problem of {asked}: up to {MOST_TOKENS} tokens are no product's")
+        raise ValueError(f"no problem of {asked}: a product needs more than {MOST_TOKENS} tokens")
     return found
 
 

@@ -89,7 +89,7 @@ def test_what_is_tolerated(monkeypatch, run, share, code):
 
 @pytest.mark.parametrize(("flags", "words"), [
     ("run.py moe --activations bf16 --format mxfp8", "--format mxfp8: nvfp4 or mxfp4 with"),
-    ("run.py moe --activations bf16 --amax", "--amax True: with --activations bf16 nothing"),
+    ("run.py moe --activations bf16 --amax", "--amax True: with --activations bf16 only"),
     ("run.py moe --activations bf16 --h-scale 3", "--h-scale 3.0: with --activations bf16"),
     ("run.py moe --activations e4m3", "--format nvfp4: mxfp4 with --activations e4m3"),
     (f"run.py {FP8} --h-scale token", "--h-scale token: with --activations e4m3 each token has"),
