@@ -37,7 +37,7 @@ from q8_0.params import DequantiseParams, MatvecParams, QuantiseParams, RepackPa
 from q8_0.weights import Weights, empty
 
 ARCHS = ("sm_100a", "sm_90a", PORTABLE)
-MOST_FLAT = 1 << 33  # fewer weights than that are taken as one row: 32 bits count pieces of 4
+MOST_FLAT = 1 << 33  # fewer weights than this are processed as one row: 32 bits count pieces of 4
 MOST_CTAS = (1 << 31) - 1
 # The module of `q8_0` that has the kernel of a config.
 KERNELS = {

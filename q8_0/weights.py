@@ -59,7 +59,7 @@ class Weights:
             raise ValueError(f"layout {self.layout!r}: one of {LAYOUTS}")
         sizes = (*self.data.shape, self.rows, self.cols)
         if any(isinstance(size, torch.SymInt) for size in sizes):
-            return  # a tracer's, on whose sizes no check could decide
+            return  # a tracer's: its sizes are symbolic and cannot be checked
         if not 1 <= self.rows <= MAX_SIZE:
             raise ValueError(f"rows {self.rows}: from 1 to {MAX_SIZE}")
         blocks_of(self.cols)

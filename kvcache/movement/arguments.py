@@ -243,7 +243,7 @@ class CopySlots:
                 require_apart({"source": source}, {"target": target})
                 return
         elif self.segments is not None:
-            return  # of one slot parts may be read and others written
+            return  # a slot may have parts that are read and others that are written
         both = torch.isin(pairs[:, 0], pairs[:, 1]) & (pairs[:, 0] != pairs[:, 1])
         if both.any():
             slot = int(pairs[both][0, 0])
@@ -392,8 +392,8 @@ def check_positions(positions: torch.Tensor, angles: int) -> None:
     check_range("positions", positions, (0, angles), f"the tables have 0 to {angles - 1}")
 
 
-# ---- What is written, no other part of the same launch may read or write: memory that overlaps, by
-# addresses, and numbers that occur twice, by what tables on the CPU hold
+# ---- Memory that a launch writes may not be read or written by another part of it. Checked are
+# overlaps of addresses, and numbers that occur twice in tables on the CPU.
 
 
 @dataclass(frozen=True)

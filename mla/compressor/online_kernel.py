@@ -56,9 +56,11 @@ class Scope:
     params: CompressParams
     part: Int32
     sRows: cute.Tensor  # fp32 (values or scores, row, channel)
-    sKept: cute.Tensor  # int32 (row), the row of the tail that takes the state after a token, or -1
+    sKept: (
+        cute.Tensor
+    )  # int32 (row), the row of the tail that receives the state after a token, or -1
     sValues: cute.Tensor  # fp32 (channel), pooled
-    apes: cute.Tensor  # fp32 (VECTOR, turn), what is added to the scores that a thread brings
+    apes: cute.Tensor  # fp32 (VECTOR, iteration), added to the scores that a thread loads
     exchange: Exchange
 
 

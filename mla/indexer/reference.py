@@ -69,7 +69,7 @@ def select(
     chosen = counts.clamp(0, scores.shape[1]).clamp(max=k).to(torch.int32)
     for row, count in enumerate(counts.clamp(0, scores.shape[1]).tolist()):
         values = scores[row, :count].double()
-        # By what counts less first: stable sorts keep the order of candidates among equals.
+        # Least significant key first: stable sorts keep the order of equal candidates.
         order = values.nan_to_num(-torch.inf, torch.inf, -torch.inf).argsort(
             descending=True, stable=True
         )

@@ -29,8 +29,8 @@ WARP_KEYS = 32
 HEADS_OF_MMA = 8
 STEPS = 4  # of K, two MMAs each
 WAVES = 8  # of CTAs, that are looked at beyond the fewest
-# CTAs that share an SM: what the registers of a thread come to without a spill. One token of a CTA
-# takes fewer of them, if it has NARROW_HEADS.
+# CTAs that share an SM, limited by registers without spills. A CTA with one token of NARROW_HEADS
+# heads needs fewer registers.
 CTAS_PER_SM = {"indexer_fp4": 3, "indexer_fp8": 3, "indexer_bf16": 2}
 NARROW = {("indexer_fp4", "sm_90a"), ("indexer_fp4", "sm_100a"), ("indexer_fp8", "sm_90a")}
 NARROW_HEADS, NARROW_CTAS = 32, 4
